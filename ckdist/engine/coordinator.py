@@ -19,7 +19,7 @@ import zmq
 
 from ckdist.engine.engine import Engine, Output
 from ckdist.engine.messages import MAX_MESSAGE_BYTES, decode, encode, pack_scores
-from ckdist.engine.request import MAX_ID_CHARS, parse_submit
+from ckdist.engine.request import MAX_ID_CHARS, EmbedRequest, parse_embed, parse_submit
 from ckdist.engine.scheduler import EngineBusy
 from ckdist.engine.socket_directory import SOCKET
 from ckdist.errors import CkdistError, CommError, ConfigError, EngineError, RequestError, UserError
@@ -196,7 +196,7 @@ class Coordinator:
             if not isinstance(request_id, str) or len(request_id) > MAX_ID_CHARS:
                 request_id = None
             match message["op"]:
-                case "submit":
+                case "submit" | "embed":
                     self._submit(peer, message)
                 case "abort":
                     if request_id is None:
@@ -210,7 +210,7 @@ class Coordinator:
                     self._abandon(peer)
                 case op:
                     raise RequestError(
-                        f"unknown op {op[:40]!r}; the known ones are hello, submit, abort and drain", "op"
+                        f"unknown op {op[:40]!r}; the known ones are hello, submit, embed, abort and drain", "op"
                     )
         except EngineBusy as error:
             self._send_error(peer, request_id, str(error), error.field, 429)
@@ -228,7 +228,7 @@ class Coordinator:
 
     def _submit(self, peer: bytes, message: dict[str, Any]) -> None:
         """Queues a request. Raises RequestError or EngineBusy where that cannot be."""
-        request = parse_submit(message)
+        request = parse_embed(message) if message["op"] == "embed" else parse_submit(message)
         if self._engine is None or self.state != "ready" or self._drain_requested:
             what = (
                 "is still loading; try again when /health says ready"
@@ -239,7 +239,10 @@ class Coordinator:
         elif peer not in self._peers:
             raise RequestError(f"{MAX_PEERS} clients are connected, of at most {MAX_PEERS}; close one")
         else:
-            self._engine.add((peer, request.id), request.prompt, request.params)
+            if isinstance(request, EmbedRequest):
+                self._engine.embed((peer, request.id), request.prompt, request.pooling)
+            else:
+                self._engine.add((peer, request.id), request.prompt, request.params)
 
     def _enter(self, state: str, error: str | None = None) -> None:
         """Goes to a state, and tells every peer."""
@@ -279,6 +282,11 @@ class Coordinator:
         peer, request_id = _peer_and_id(output.id)
         if output.error is not None:
             self._send_error(peer, request_id, output.error, None, output.error_status)
+            return
+        if output.embedding is not None:
+            vector = output.embedding.astype("<f4").tobytes()
+            counts = {"prompt_tokens": output.prompt_tokens, "cached_tokens": output.cached_tokens}
+            self._send(peer, encode({"op": "embedding", "id": request_id, "vector": vector, **counts}))
             return
         message = {
             "op": "tokens", "id": request_id, "tokens": output.tokens, "logprobs": output.logprobs,

@@ -28,7 +28,7 @@ from ckdist.errors import ConfigError
 from ckdist.layout import Dim, Layout
 from ckdist.mesh import Mesh
 from ckdist.models.blocks.moe import is_expert
-from ckdist.models.decoder import forward
+from ckdist.models.decoder import forward, hidden_rows
 from ckdist.models.spec import ModelSpec
 from ckdist.native import CData
 from ckdist.overrides import metadata_overrides
@@ -37,7 +37,7 @@ from ckdist.planning.flops import FlopCounts, flops_of, total_flops
 from ckdist.planning.layouts import layouts_for
 from ckdist.planning.measured_cost import key_of
 from ckdist.planning.memory import WeightBytes, gigabytes
-from ckdist.planning.plan import Plan, make_plan
+from ckdist.planning.plan import Plan, make_plan, step_tokens
 from ckdist.planning.prefill import PrefillChoice, choose_prefill
 from ckdist.program.executable import Executable, ExecutionPlan
 from ckdist.program.lower import lower, stored_dims
@@ -165,7 +165,9 @@ class Model:
     def _labels(self) -> Labels:
         """By plan of the executable: what a batch with prompts is called, and its steps' names and layers."""
         names = ["prefill"] if self.world.size == 1 else ["prefill by tensors", "prefill by tokens"]
-        return list(zip(names, self.executable.labels, strict=False))
+        names = names[: self.executable.plans]
+        hidden = [f"hidden states, {name}" for name in names] if self.executable.has_logits else []
+        return list(zip([*names, *hidden], self.executable.labels, strict=True))
 
 
 def load_model(
@@ -192,10 +194,13 @@ def load_model(
     layouts = prefill, decode, mesh = layouts_for(config, world, spec)
     adapter = Adapter(pathlib.Path(config.lora)) if config.lora else None
     tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
-    program = trace(forward, spec, decode, mesh, tracer)
+    by_layout = [decode] if prefill is decode else [decode, prefill]
+    hidden_programs = [trace(hidden_rows, spec, layout, mesh, tracer) for layout in by_layout]
+    programs = [trace(forward, spec, layout, mesh, tracer) for layout in by_layout] if spec.generates else []
+    program, token_program = [*(programs or hidden_programs), None][:2]
+    assert program is not None  # of one layout at least
     if adapter:
         adapter.check(program)
-    token_program = trace(forward, spec, prefill, mesh, tracer) if prefill is not decode else None
     agree(world, "program", program.digest())
     agree(world, "set of flags or version", repr(_settings(config)))
     tracing = (
@@ -203,7 +208,8 @@ def load_model(
         if config.trace
         else None
     )
-    shard = plan_and_open(Traced(checkpoint, layouts, adapter, program, token_program), config, world)
+    traced = Traced(checkpoint, layouts, adapter, program, token_program, hidden_programs if programs else [])
+    shard = plan_and_open(traced, config, world)
     with tracing.span(native.lib.ckdist_trace_load) if tracing else contextlib.nullcontext():
         loader = shard.loader
         fill(loader) if fill else fill_shard(loader, config, world, progress, tracing and tracing.handle)
@@ -230,13 +236,17 @@ def _settings(config: EngineConfig) -> list[object]:
 
 @dataclass(frozen=True)
 class Traced:
-    """A model's programs: decode's, and prefill's where that shards tokens; `layouts`: of prefill, of decode, mesh."""
+    """A model's programs: decode's, and prefill's where that shards tokens; `layouts`: of prefill, of decode, mesh.
+
+    `hidden_programs`: those that make hidden states, by layout; of an encoder all do, and there are none beside.
+    """
 
     checkpoint: Checkpoint
     layouts: tuple[Layout, Layout, Mesh]
     adapter: Adapter | None
     program: Program
     token_program: Program | None
+    hidden_programs: list[Program]
 
 
 @dataclass(frozen=True)
@@ -250,6 +260,7 @@ class Shard:
     weight_bytes: int
     plan: Plan
     plans: list[ExecutionPlan]
+    hidden_plans: list[ExecutionPlan]
     shards: HostShards | None
 
 
@@ -258,44 +269,53 @@ def plan_and_open(traced: Traced, config: EngineConfig, world: World) -> Shard:
 
     A collective call. CapacityError where weights or cache do not fit.
     """
-    checkpoint, layouts, adapter, program, token_program = (
+    checkpoint, adapter, program, token_program = (
         traced.checkpoint,
-        traced.layouts,
         traced.adapter,
         traced.program,
         traced.token_program,
     )
-    mesh = layouts[2]
+    mesh = traced.layouts[2]
     loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
-    max_tokens = min(config.ubatch_size, config.batch_size)
+    max_tokens = step_tokens(config, checkpoint.spec)
     lowered = lower_for(loader, program, mesh, max_tokens)
     matrices, vectors = plan_shard(loader, lowered, adapter)
     check_quantize(loader, lowered)
     weight_bytes = loader.planned_bytes + (adapter.bytes if adapter else 0)
     of_experts = dict.fromkeys(h for key, h in zip(lowered.matrices, matrices, strict=True) if is_expert(key.name))
     experts = sum(BY_NUMBER[h.type].row_bytes(h.rows * h.cols) for h in of_experts)
-    plan = make_plan(config, checkpoint.spec, world, WeightBytes(weight_bytes, experts), layouts)
+    plan = make_plan(config, checkpoint.spec, world, WeightBytes(weight_bytes, experts), traced.layouts)
     plan.placement.enter()
     bind_memory(plan.placement)
     loader.open(shared=token_program is not None)
-    plans, shards = [ExecutionPlan(lowered, [m.address for m in matrices], [v.address for v in vectors])], None
+    shards = None
     if token_program is not None:
         handles = {k: m for k, m in zip(lowered.matrices, matrices, strict=True) if isinstance(m, MatrixHandle)}
         shards = HostShards(world, loader, handles, dict(zip(lowered.vectors, vectors, strict=True)))
-        by_token = lower_for(loader, token_program, mesh, max_tokens, stored_dims(token_program, program))
-        plans.append(
-            ExecutionPlan(
-                by_token,
-                [
-                    adapter.matrix(key.name, key.rows, key.columns).address
-                    if adapter and is_low_rank(key.name)
-                    else shards.matrix(key)
-                    for key in by_token.matrices
-                ],
-                [shards.vector(*key) for key in by_token.vectors],
-            )
-        )
-    return Shard(traced, loader, lowered, matrices, weight_bytes, plan, plans, shards)
+    own = dict(zip(lowered.matrices, (m.address for m in matrices), strict=True))
+    own_vectors = dict(zip(lowered.vectors, (v.address for v in vectors), strict=True))
+
+    def plan_of(one: Program) -> ExecutionPlan:
+        """Of a program that reads the weights of `lowered`."""
+        if one is program:
+            return ExecutionPlan(lowered, [m.address for m in matrices], [v.address for v in vectors])
+        if shards is None or one.inputs[0].dims[0].axis is None:
+            steps = lower_for(loader, one, mesh, max_tokens)
+            return ExecutionPlan(steps, [own[k] for k in steps.matrices], [own_vectors[k] for k in steps.vectors])
+        steps = lower_for(loader, one, mesh, max_tokens, stored_dims(one, program))
+        addresses = [
+            adapter.matrix(key.name, key.rows, key.columns).address
+            if adapter and is_low_rank(key.name)
+            else shards.matrix(key)
+            for key in steps.matrices
+        ]
+        return ExecutionPlan(steps, addresses, [shards.vector(*key) for key in steps.vectors])
+
+    plans = [plan_of(one) for one in (program, token_program) if one is not None]
+    hidden_plans = [plan_of(one) for one in traced.hidden_programs]
+    if not checkpoint.spec.generates:
+        plans, hidden_plans = [], plans
+    return Shard(traced, loader, lowered, matrices, weight_bytes, plan, plans, hidden_plans, shards)
 
 
 def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | None, measure: bool) -> Model:
@@ -316,6 +336,7 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
         plan.placement.cpus,
         plan.spins,
         loader.handle,
+        shard.hidden_plans,
     )
     if world.rank == 0:
         log.debug("%s", plan)

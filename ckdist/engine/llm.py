@@ -15,6 +15,7 @@ from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.text import TextStream, check_stop
 from ckdist.errors import EngineError, RequestError
 from ckdist.hub.resolve import resolve
+from ckdist.weights.pooling import stored_pooling
 
 
 @dataclass
@@ -65,6 +66,7 @@ class LLM:
             leave()
             raise SystemExit(0)
         self._attach(*make_engine(model), leave)
+        self.pooling = stored_pooling(model.checkpoint)
 
     @classmethod
     def from_engine(cls, engine: Engine, tokenizer: TextTokenizer, close: Callable[[], None] | None = None) -> "LLM":
@@ -80,7 +82,7 @@ class LLM:
     def _attach(self, engine: Engine, tokenizer: TextTokenizer, close: Callable[[], None] | None) -> None:
         """Takes what a constructor has made."""
         self.engine, self.tokenizer, self._close = engine, tokenizer, close
-        self._next_id = 0
+        self._next_id, self.pooling = 0, "last"
 
     def generate(
         self,
@@ -118,6 +120,36 @@ class LLM:
         for _, piece in self._run(iter([(prompt, sampling or SamplingParams(), Completion())]), check_stop(stop)):
             if piece:
                 yield piece
+
+    def embed(
+        self, prompts: Sequence[str] | Sequence[Sequence[int]], pooling: str | None = None, normalise: bool = True
+    ) -> np.ndarray:
+        """A vector for each prompt: float32 (prompts, hidden), of length 1 unless `normalise` is off.
+
+        pooling: mean, last or cls; None: what the model's files say, else the mean of an encoder's hidden states and
+        the last one of a decoder's. Raises RequestError.
+        """
+        vectors, row_of = list[np.ndarray | None]([None] * len(prompts)), dict[Hashable, int]()
+        todo = iter(enumerate(prompts))
+        try:
+            while True:
+                while self.engine.has_queue_room and (item := next(todo, None)) is not None:
+                    index, prompt = item
+                    ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+                    self.engine.embed(self._next_id, ids, pooling or self.pooling)
+                    row_of[self._next_id] = index
+                    self._next_id += 1
+                if not row_of:
+                    break
+                for output in self.engine.step():
+                    if output.embedding is None:
+                        raise EngineError(output.error or "a prompt has no embedding")
+                    vectors[row_of.pop(output.id)] = output.embedding
+        finally:
+            for key in row_of:
+                self.engine.abort(key)
+        stacked = np.array(vectors, np.float32).reshape(len(prompts), -1)  # (prompts, hidden)
+        return stacked / np.linalg.norm(stacked, axis=1, keepdims=True) if normalise else stacked
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
         """The logits after every token: float32 (tokens, vocab)."""

@@ -1,4 +1,4 @@
-"""What a decoder is, in numbers: read from `config.json` or GGUF metadata, used by the forward and the planner.
+"""What a decoder or an encoder is, in numbers: read from `config.json` or GGUF metadata, used by the forward and the planner.
 
 A model is a tuple of layers, each described by itself. It says nothing about where weights lie or how work is sharded.
 """
@@ -49,7 +49,8 @@ class Attention:
 
     `rope` names one of the model's rotations, None: the layer rotates nothing. `window`: positions that a token sees,
     0: all. `qk_norm`: "head", each head is normed alone; "row", all heads of a token together; "": neither. `gated`:
-    what comes out of a head is multiplied by the sigmoid of a gate.
+    what comes out of a head is multiplied by the sigmoid of a gate. `bidirectional`: a token sees those behind it as
+    well, of a window as many as before it.
     """
 
     num_heads: int
@@ -64,6 +65,7 @@ class Attention:
     o_bias: bool = False
     qk_norm: str = ""
     gated: bool = False
+    bidirectional: bool = False
 
     @property
     def value_width(self) -> int:
@@ -148,11 +150,12 @@ class LatentAttention:
 
 @dataclass(frozen=True)
 class DenseFfn:
-    """Gated feed-forward: down(activation(gate x) * up x)."""
+    """Gated feed-forward: down(activation(gate x) * up x); where it is not `gated`, down(activation(up x))."""
 
     intermediate_size: int
-    activation: str = "silu"  # silu, gelu_tanh
+    activation: str = "silu"  # silu, gelu, gelu_tanh
     bias: bool = False
+    gated: bool = True
 
 
 @dataclass(frozen=True)
@@ -176,13 +179,15 @@ class MoeFfn:
 class Norms:
     """The norms of a layer by their Hugging Face names, None where there is none.
 
-    Before: of what the part reads. After: of what it adds to the residual stream.
+    Before: of what the part reads; `replaces_stream`: what is added to the residual stream is added to that norm
+    (post-norm models: their norm behind a part is the one before the next). After: of what a part adds to the stream.
     """
 
     before_mixer: str | None = "input_layernorm"
     after_mixer: str | None = None
     before_ffn: str | None = "post_attention_layernorm"
     after_ffn: str | None = None
+    replaces_stream: tuple[bool, bool] = (False, False)  # before the mixer, before the ffn
 
 
 @dataclass(frozen=True)
@@ -204,9 +209,11 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One decoder-only transformer. Weights carry Hugging Face names.
+    """One transformer without cross-attention. Weights carry Hugging Face names.
 
-    `ropes` are the rotations that layers name. `logit_scale` is on logits, before `logit_soft_cap` (0: none).
+    `ropes` are the rotations that layers name. `logit_scale` is on logits, before `logit_soft_cap` (0: none). `norm`:
+    "rms", "layer" (layer norm), "layer_bias" (with biases). `positions` embeddings of positions are added to those of
+    tokens, the first of them that of row `first_position`; `token_types`: of these the first is added as well.
     """
 
     family: str
@@ -220,6 +227,15 @@ class ModelSpec:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_soft_cap: float = 0.0
+    norm: str = "rms"
+    positions: int = 0  # rows of the table; 0: there is none
+    first_position: int = 0
+    token_types: int = 0
+
+    @property
+    def generates(self) -> bool:
+        """Whether it predicts the next token: no layer sees those behind one."""
+        return not any(isinstance(layer.mixer, Attention) and layer.mixer.bidirectional for layer in self.layers)
 
     def at_context(self, context_length: int) -> "ModelSpec":
         """The model in contexts of so many tokens: its rotations may depend on that."""

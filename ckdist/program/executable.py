@@ -80,7 +80,7 @@ def _types(key_type: str, value_type: str) -> tuple[int, int]:
 
 class Executable:
     """Programs bound to this rank's weights, cache and threads: what decodes, and, unless that does it all, what
-    prefills.
+    prefills; and the same that make hidden states in place of logits. An encoder has these alone.
 
     Both have the same cache, in the layout of decode, so a sequence goes from one to the other by running
     the next step. Steps with prompts of at least `prefill_from` tokens run the second. `threads` run decode,
@@ -99,6 +99,7 @@ class Executable:
         cpus: Sequence[int],
         spins: int,
         loader: native.CData | None = None,
+        hidden_plans: Sequence[ExecutionPlan] = (),
     ):
         self.spec, self.config, self.communicator = spec, config, communicator
         self.max_tokens, self.max_sequences = config.max_tokens, config.max_sequences
@@ -109,9 +110,11 @@ class Executable:
         )
         self.state_slots = config.state_slots
         self.threads, self.threads_batch = threads, threads_batch
-        self.plans = len(plans)
+        self.plans = max(len(plans), len(hidden_plans))
+        self._first_hidden, plans = len(plans), [*plans, *hidden_plans]
+        self.has_logits, self.has_hidden = bool(self._first_hidden), bool(hidden_plans)
         self.prefill_from = 0
-        self.prefill_tokens = [0] * len(plans)  # of steps with prompts, by plan
+        self.prefill_tokens = [0] * self.plans  # of steps with prompts, by plan
         self.layer_steps = [plan.lowered.layer_steps for plan in plans]
         self.labels = [plan.lowered.labels() for plan in plans]
         self._keep: list[Any] = [communicator, loader]
@@ -124,6 +127,7 @@ class Executable:
         self.failed = False  # in a step: the other ranks have given up as well
         self._message, self._message_address, self._header = np.zeros(0, np.int32), native.ffi.NULL, native.ffi.NULL
         self._logits: np.ndarray | None = None  # (max_tokens, vocab): where the ranks gather them
+        self._hidden: np.ndarray | None = None  # (max_tokens, hidden)
 
     def _array(self, values: Sequence[Any], dtype: str) -> native.CData:
         """A C array that lives as long as this does."""
@@ -177,6 +181,7 @@ class Executable:
                 "max_outputs": config.max_tokens,
                 "context_length": config.context_length,
                 "vocab": spec.vocab_size,
+                "hidden": spec.hidden_size * self.has_hidden,
                 "exchange_floats": max(plan.lowered.exchange_floats for plan in plans),
                 "layers": len(layers),
                 "attention": self._array(layers, "struct ckdist_layer_attention"),
@@ -236,20 +241,28 @@ class Executable:
         }
 
     def run(self, batch: Batch) -> np.ndarray:
-        """Runs one step on all ranks, from rank 0; float32 (selected, vocab) logits, valid until the next run.
+        """Runs one step on all ranks, from rank 0; float32 (selected, vocab) logits, or (selected, hidden) hidden
+        states, valid until the next run.
 
         Raises CommError when a rank died or stalled, naming it and the step.
         """
         tokens, prompts = len(batch.token_ids), len(batch.token_ids) > len(batch.chunks)
         plan = self.plans - 1 if prompts and tokens >= self.prefill_from else DECODE
         self.prefill_tokens[plan] += prompts * tokens
+        if batch.hidden:
+            selected = self._run(batch, self._first_hidden + plan)
+            if self._hidden is None:
+                self._hidden = self._rows(native.lib.ckdist_executable_hidden(self._handle), self.spec.hidden_size)
+            return self._hidden[:selected]
         selected = self._run(batch, plan)
         if self._logits is None:
-            buffer = native.ffi.buffer(
-                native.lib.ckdist_executable_logits(self._handle), self.max_tokens * self.vocab_size * 4
-            )
-            self._logits = np.frombuffer(buffer, np.float32).reshape(self.max_tokens, self.vocab_size)
+            self._logits = self._rows(native.lib.ckdist_executable_logits(self._handle), self.vocab_size)
         return self._logits[:selected]
+
+    def _rows(self, address: native.CData, width: int) -> np.ndarray:
+        """The native float32 (max_tokens, width) at an address, which stays where it is."""
+        buffer = native.ffi.buffer(address, self.max_tokens * width * 4)
+        return np.frombuffer(buffer, np.float32).reshape(self.max_tokens, width)
 
     def run_layer(self, batch: Batch, plan: int) -> None:
         """Runs a step to the end of the first layer, to see how long that takes; the batch's blocks then hold

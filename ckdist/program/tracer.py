@@ -124,6 +124,16 @@ class Tracer(Emitter):
         """Over the last dimension, or per head where `w` has one head's size."""
         return self._emit("rms_norm", (x,), (w,), names=["norm"], eps=eps)
 
+    def layer_norm(self, x: Value, w: Weight, bias: Weight | None, eps: float) -> Value:
+        """Over the last dimension."""
+        return self._emit("layer_norm", (x,), (w, bias), names=["norm"], eps=eps)
+
+    def embed_positions(self, ids: Value, table: Weight, types: Weight | None, first: int) -> Value:
+        """(tokens,) ids -> (tokens, hidden): the row of each token's position, which is `first` at the beginning, and
+        the first row of `types`.
+        """
+        return self._emit("embed_positions", (ids,), (table, types), names=["positions"], first=first)
+
     def rms_norm_heads(self, q: Value, k: Value, q_weight: Weight, k_weight: Weight, eps: float) -> tuple[Value, Value]:
         """Queries and keys, each normed over all heads of a token, whose squares are summed over ranks."""
         squares = self.reduce(self._emit("sum_squares", (q, k), names=["squares"]))
@@ -172,9 +182,16 @@ class Tracer(Emitter):
         """Rotates every head from its dimension `first` on; `table` is "global" or "local"."""
         return self._emit("rope", (x,), table=table, first=first) if first else self._emit("rope", (x,), table=table)
 
-    def attend(self, q: Value, k: Value, v: Value, *, layer: int, scale: float, soft_cap: float, window: int) -> Value:
-        """Causal attention of layer `layer` over its cache, which k and v extend."""
-        return self._emit("attend", (q, k, v), names=["o"], layer=layer, scale=scale, soft_cap=soft_cap, window=window)
+    def attend(
+        self, q: Value, k: Value, v: Value, *, layer: int, scale: float, soft_cap: float, window: int,
+        bidirectional: bool = False,
+    ) -> Value:  # fmt: skip
+        """Causal attention of layer `layer` over its cache, which k and v extend; `bidirectional`: of a sequence whose
+        tokens are all in the step.
+        """
+        scores = {"scale": scale, "soft_cap": soft_cap, "window": window}
+        both = {"bidirectional": True} if bidirectional else {}
+        return self._emit("attend", (q, k, v), names=["o"], layer=layer, **scores, **both)
 
     def short_conv(
         self, q: Value, k: Value, v: Value, kernels: Sequence[Weight], *, layer: int
@@ -207,6 +224,14 @@ class Tracer(Emitter):
     def gated(self, gate: Value, up: Value, function: str) -> Value:
         """function(gate) * up."""
         return self._emit("gated", (gate, up), names=["act"], function=function)
+
+    def activate(self, x: Value, function: str) -> Value:
+        """function(x)."""
+        return self._emit("activate", (x,), names=["act"], function=function)
+
+    def output_rows(self, x: Value) -> Value:
+        """Says that these rows leave the program."""
+        return self._emit("output_rows", (x,), names=["rows"])
 
     def route(
         self, logits: Sequence[Value], correction: Weight | None, routing: Routing, shared: bool
@@ -278,9 +303,14 @@ class TrainingTracer(Tracer):
         """Nothing, as `to_heads`."""
         return o
 
-    def attend(self, q: Value, k: Value, v: Value, *, layer: int, scale: float, soft_cap: float, window: int) -> Value:
-        """Causal attention within each of the batch's sequences."""
+    def attend(
+        self, q: Value, k: Value, v: Value, *, layer: int, scale: float, soft_cap: float, window: int,
+        bidirectional: bool = False,
+    ) -> Value:  # fmt: skip
+        """Causal attention within each of the batch's sequences. ConfigError for another one."""
         del layer  # there is no cache to choose
+        if bidirectional:
+            raise ConfigError("encoders can be served, not trained: choose another model")
         names = ["o", "lse"]
         return self.emit("attend_packed", (q, k, v), names=names, scale=scale, soft_cap=soft_cap, window=window)[0]
 

@@ -43,7 +43,8 @@ def attention(g: Tracer, x: Value, a: Attention, path: str, layer: int, eps: flo
         k = g.rms_norm(k, w("k_norm.weight", head), eps)
     if a.rope is not None:
         q, k = g.rope(q, a.rope), g.rope(k, a.rope)
-    o = g.attend(q, k, v, layer=layer, scale=a.scale, soft_cap=a.soft_cap, window=a.window)
+    scores = {"scale": a.scale, "soft_cap": a.soft_cap, "window": a.window}
+    o = g.attend(q, k, v, layer=layer, **scores, bidirectional=a.bidirectional)
     o_bias = (w("o_proj.bias", hidden),) if a.o_bias else ()
     o = g.to_tokens(o, out)
     for gate in gates:

@@ -10,7 +10,7 @@ import numpy as np
 from ckdist.models.fields import Fields
 from ckdist.models.spec import ModelSpec
 
-_LAYER = re.compile(r"(blk|model\.layers)\.(0|[1-9]\d{0,3})\.(.+)\.(weight|bias)")
+_LAYER = re.compile(r"(blk|model\.layers|encoder\.layers?|layers)\.(0|[1-9]\d{0,3})\.(.+)\.(weight|bias)")
 _ANY = re.compile(r"(blk|model\.layers)\.(0|[1-9]\d{0,3})\.(.+)")
 _EXPERT = re.compile(r"(.+\.experts)\.(0|[1-9]\d{0,4})\.(.+)")
 
@@ -48,11 +48,13 @@ class TensorNames:
     exact: Mapping[str, str] = field(default_factory=dict)  # as `layer`, with the end of the name
     minus_exp: tuple[str, ...] = ()  # weights of which minus the exponential is stored
     by_head: tuple[str, ...] = ()  # parts of which a matrix is stored for each head, in a stack
+    next_layer: Mapping[str, str] = field(default_factory=dict)  # as `layer`, of weights of the layer behind
+    outer: str = ""  # what a name may begin with: the part of the file that is the model
     kv_b: str = ""  # the part whose tensor has of each head the rows that make its keys, and behind them its values
 
     def weights_of(self, stored: str) -> tuple[str, ...]:
         """The weights in a stored tensor; none where the forward does not read it."""
-        name = _text_part(stored) if self.own_names else stored
+        name = _text_part(stored) if self.own_names else stored.removeprefix(self.outer)
         match = _LAYER.fullmatch(name)
         whole = _ANY.fullmatch(name)
         if whole and whole[1] == self.prefix and whole[3] in self.exact:
@@ -61,9 +63,11 @@ class TensorNames:
             parts = self.layer.get(match[3])
             if parts is not None:
                 return tuple(f"model.layers.{match[2]}.{part}.{match[4]}" for part in _several(parts))
+            if match[3] in self.next_layer:
+                return (f"model.layers.{int(match[2]) + 1}.{self.next_layer[match[3]]}.{match[4]}",)
         elif not self.own_names:
             stem, _, kind = name.rpartition(".")
-            return (f"{self.top[stem]}.{kind}",) if stem in self.top and kind == "weight" else ()
+            return (f"{self.top[stem]}.{kind}",) if stem in self.top else ()
         return (name,) if self.own_names else ()
 
     def stored(self, weights: Iterable[str]) -> dict[str, tuple[str, ...]]:

@@ -38,6 +38,7 @@ Inference::Inference(const ckdist_program& that, Communicator& communicator, Rep
   make_lists();
   make_workers();
   reserve_exchange();
+  hidden_.resize(size_t(program.max_outputs * program.hidden));
 }
 
 void Inference::make_cache() {
@@ -126,10 +127,12 @@ void Inference::make_workers() {
 void Inference::reserve_exchange() {
   StepSizes sizes{};
   sizes.partial_floats = program.exchange_floats;
-  sizes.logit_rows = program.max_outputs, sizes.vocab = program.vocab;
   for (const ckdist_value* v = plans_[0].values; v != plans_[0].values + plans_[0].value_count;
        v++)  // the same in every plan
-    if (v->place == ckdist_place_logits) sizes.first_column = v->offset, sizes.columns = v->width;
+    if (v->place == ckdist_place_logits) {
+      sizes.logit_rows = program.max_outputs, sizes.vocab = program.vocab;
+      sizes.first_column = v->offset, sizes.columns = v->width;
+    }
   sizes.batch_ints = BatchView::kHeader + program.max_tokens + 3 * program.max_sequences +
                      program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs +
                      4 * program.max_sequences;
@@ -148,6 +151,7 @@ float* Inference::floats(int index, int64_t* stride) {
     return ranks->host_partial(int(v.offset), (v.selected ? batch.selected : batch.tokens) * v.width) +
            (v.selected ? first_selected : first_token) * v.width;
   if (v.place == ckdist_place_logits) return ranks->logits(stride);
+  if (v.place == ckdist_place_hidden) return hidden_.data();
   return reinterpret_cast<float*>(arena_->data() + v.offset);
 }
 
@@ -166,6 +170,7 @@ void Inference::give_up(const char* reason) {
 void Inference::finish(int thread, int index, int out, int64_t rows) {
   const ckdist_value& v = value(out);
   if (v.place == ckdist_place_logits) meet(thread, index, true, [&](Idle) { gather(rows, index); });
+  else if (v.place == ckdist_place_hidden) meet(thread, index, true, [&](Idle) { gather(0, index); });
   else if (v.place == ckdist_place_sums)
     meet(thread, index, true, [&](Idle idle) {
       ranks->all_reduce_hosts(int(v.offset), (v.selected ? batch.selected : batch.tokens) * v.width, index, idle);

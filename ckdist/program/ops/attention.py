@@ -131,15 +131,18 @@ class Heads:
         if self.attrs["soft_cap"]:
             scores = self.attrs["soft_cap"] * np.tanh(scores / self.attrs["soft_cap"])
         positions, own = np.arange(len(k))[None], first + np.arange(len(q))[:, None]
-        visible = positions <= own
-        if self.attrs["window"]:
-            visible &= positions > own - self.attrs["window"]
+        both, window = self.attrs.get("bidirectional", False), self.attrs["window"]
+        visible = (positions <= own) | both
+        if window:
+            visible &= (positions > own - window) & (positions < own + window)
         return np.where(visible, scores, -np.inf)
 
 
 @op("attend", infer_attend)
 def attend(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Causal grouped-query attention over the cache, which the call extends. Vaswani et al. 2017, arXiv:1706.03762."""
+    """Grouped-query attention over the cache, which the call extends, causal unless it is `bidirectional`. Vaswani et
+    al. 2017, arXiv:1706.03762.
+    """
     heads = Heads(context, attrs)
     q, k, v = (heads.split(inputs, i) for i in range(3))  # (tokens, heads, head_dim)
     k_all, v_all = context.extend_cache(attrs["layer"], k, v)  # (positions, kv_heads, head_dim)
@@ -189,6 +192,7 @@ def lower_attend(lowering: "Lowering", group: "Group") -> None:
         layer=attrs["layer"],
         rope_table=ROPE_TABLES[rope.attrs["table"]] if rope else NO_ROPE,
         window=attrs["window"],
+        bidirectional=attrs.get("bidirectional", False),
         eps=next((norm.attrs["eps"] for norm in (q_norm, over_heads) if norm), 0.0),
         scale=attrs["scale"],
         soft_cap=attrs["soft_cap"],

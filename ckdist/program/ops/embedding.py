@@ -1,4 +1,4 @@
-"""embed and its gradient."""
+"""embed and its gradient, and embeddings of positions."""
 
 from typing import TYPE_CHECKING
 
@@ -9,6 +9,7 @@ from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, lower, op, vjp, whole
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
+from ckdist.program.step import ABSENT, MatrixIndex
 
 if TYPE_CHECKING:  # which import the ops
     from ckdist.program.emitter import Emitter
@@ -49,12 +50,48 @@ def lower_embed(lowering: "Lowering", group: "Group") -> None:
     lowering.emit(
         "embed",
         out=lowering.at[out.name],
+        added=MatrixIndex(ABSENT),
         table=lowering.matrix([MatrixKey(table.name, rows, columns) for rows in pieces]),
         first_row=pieces[0][0],
         scale=scale.attrs["factor"] if scale else 1.0,
     )
     if scale:
         lowering.stands_for(scale.outputs[0], out)
+
+
+def infer_embed_positions(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """(tokens, hidden), whole."""
+    return [((inputs[0].dims[0], weights[0].dims[1]), None)]
+
+
+@op("embed_positions", infer_embed_positions)
+def embed_positions(
+    context: RankContext, inputs: Arrays, weights: list[np.ndarray | None], attrs: Attrs
+) -> list[np.ndarray]:
+    """The row of each token's position, counted from `first` on, with the first row of another table where there is
+    one.
+    """
+    ids, (table, types), begin = inputs[0], weights, context.first_token
+    assert table is not None  # the second table alone may be absent
+    rows = table[context.positions[begin : begin + len(ids)] + attrs["first"]]
+    return [rows if types is None else rows + types[0]]
+
+
+@lower("embed_positions", "inference")
+def lower_embed_positions(lowering: "Lowering", group: "Group") -> None:
+    """A step like that of `embed`."""
+    (table, types), (out,) = group.instr.weights, group.instr.outputs
+    whole_table = lambda w: lowering.matrix([MatrixKey(w.name, *((0, dim.elements) for dim in w.dims))])
+    (lowering.at[out.name],) = lowering.results([out])
+    lowering.emit(
+        "embed",
+        out=lowering.at[out.name],
+        by_position=True,
+        table=whole_table(table),
+        added=whole_table(types).first if types else MatrixIndex(ABSENT),
+        first_row=-group.instr.attrs["first"],
+        scale=1.0,
+    )
 
 
 @lower("embed", "training")

@@ -15,6 +15,7 @@ constexpr int kLatentTile = 16;
 struct AttentionFields {
   int32_t layer, q, out, window;
   float scale, soft_cap;
+  bool bidirectional = false;
 };
 
 // `Derived` has `AttentionFields attention() const`.
@@ -111,6 +112,8 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     task.scale = of.scale;
     task.soft_cap = of.soft_cap;
     task.window = of.window;
+    if (of.bidirectional)
+      task.context = r.batch.chunks[item.sequence].first_position + r.batch.chunks[item.sequence].tokens;
     return task;
   }
 

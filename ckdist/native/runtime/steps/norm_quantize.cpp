@@ -35,8 +35,8 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
     if (gate != nullptr) k.gated(GateFunction::sigmoid, gate, s, y.width, room), s = room;
     int64_t stride;
     if (step.sum >= 0 && keep) std::copy(s, s + y.width, r.floats(step.sum, &stride) + out_row * y.width);
-    if (step.norm >= 0) k.rms_norm(s, r.vector(step.norm), step.eps, y.width, room), s = room;
-    if (step.factor != 1.f) s = scaled(s, step.factor, y.width, room);
+    s = normed(r, step, s, y.width, room);
+    if (step.normed >= 0 && keep) std::copy(s, s + y.width, r.floats(step.normed, &stride) + out_row * y.width);
     each_shard([&](int, const ckdist_value& a, uint8_t* base, const float* part) { quantize(a, part, base, out_row); },
                s);
   }
