@@ -65,10 +65,10 @@ def hidden(g: Tracer, ids: Value, spec: ModelSpec, rows: Rows = every) -> Value:
     `rows` chooses those that the last layer makes.
     """
     x = g.scale(g.reduce(g.embed(ids, table(g, spec, EMBEDDING))), spec.embedding_scale)
-    if spec.positions:
-        rows_of = lambda name, count: g.weight(name, Dim("positions", count), x.dims[-1])
-        types = rows_of(TOKEN_TYPES, spec.token_types) if spec.token_types else None
-        x = g.add(g.embed_positions(ids, rows_of(POSITIONS, spec.positions), types, spec.first_position), x)
+    if spec.positions or spec.token_types:
+        rows_of = lambda name, count: g.weight(name, Dim("positions", count), x.dims[-1]) if count else None
+        positions, types = rows_of(POSITIONS, spec.positions), rows_of(TOKEN_TYPES, spec.token_types)
+        x = g.add(g.embed_positions(ids, positions, types, spec.first_position), x)
     x, norms = g.boundary(x), RowNorm(spec.norm, spec.norm_eps)
     for i, layer in enumerate(spec.layers):
         x = g.boundary(block(g, x, layer, i, norms, rows if i == len(spec.layers) - 1 else every))
@@ -84,7 +84,7 @@ def final_norm(g: Tracer, x: Value, spec: ModelSpec) -> Value:
     """The norm behind the last layer: in a post-norm model that with which another one would begin. x: (rows,
     hidden).
     """
-    post_norm = spec.layers[-1].norms.replaces_stream[0]
+    post_norm = spec.layers[-1].norms.replaces_stream[1]
     path = f"model.layers.{len(spec.layers)}.input_layernorm" if post_norm else "model.norm"
     return RowNorm(spec.norm, spec.norm_eps)(g, x, path)
 

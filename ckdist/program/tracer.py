@@ -128,9 +128,9 @@ class Tracer(Emitter):
         """Over the last dimension."""
         return self._emit("layer_norm", (x,), (w, bias), names=["norm"], eps=eps)
 
-    def embed_positions(self, ids: Value, table: Weight, types: Weight | None, first: int) -> Value:
+    def embed_positions(self, ids: Value, table: Weight | None, types: Weight | None, first: int) -> Value:
         """(tokens,) ids -> (tokens, hidden): the row of each token's position, which is `first` at the beginning, and
-        the first row of `types`.
+        the first row of `types`; one of both may be absent.
         """
         return self._emit("embed_positions", (ids,), (table, types), names=["positions"], first=first)
 

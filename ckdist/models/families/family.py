@@ -40,6 +40,7 @@ class TensorNames:
     top: Mapping[str, str] = field(default_factory=dict)
     layer: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     prefix: str = "model.layers"  # before a layer's number
+    other_prefix: str = ""  # the same in files of another writer
     own_names: bool = True
     interleaved: tuple[str, ...] = ()  # parts whose heads are stored for the rotation of neighbours, not of halves
     norm_less_one: bool = False  # norms multiply by one more than what is stored,
@@ -59,7 +60,7 @@ class TensorNames:
         whole = _ANY.fullmatch(name)
         if whole and whole[1] == self.prefix and whole[3] in self.exact:
             return (f"model.layers.{whole[2]}.{self.exact[whole[3]]}",)
-        if match and match[1] == self.prefix:
+        if match and match[1] in (self.prefix, self.other_prefix):
             parts = self.layer.get(match[3])
             if parts is not None:
                 return tuple(f"model.layers.{match[2]}.{part}.{match[4]}" for part in _several(parts))

@@ -85,11 +85,14 @@ struct ckdist_value {
   int64_t stride;   /* training: bytes from row to row */
 };
 
-/* out = scale * rows of the table's shards; zeros for ids of another rank's part of the vocabulary. by_position: a
-   token's row is that of its position. added: the first row of this matrix is added to each; -1: none */
+/* Which row of a table a token has. */
+enum ckdist_embed_by { ckdist_embed_by_id, ckdist_embed_by_position, ckdist_embed_by_nothing /* the first */ };
+
+/* out = scale * rows of the table's shards; zeros for ids of another rank's part of the vocabulary. by: enum
+   ckdist_embed_by; added: the first row of this matrix is added to each; -1: none */
 struct ckdist_embed_step {
   struct ckdist_step step;
-  int32_t out, by_position, added;
+  int32_t out, by, added;
   struct ckdist_span table; /* matrices */
   int64_t first_row;        /* of the vocabulary, that the first shard has */
   float scale;

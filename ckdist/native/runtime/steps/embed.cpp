@@ -9,7 +9,9 @@ struct Embed : StepRun<Inference, ckdist_embed_step> {
     return step.added < 0 ? 0 : r.value(step.out).width * int64_t{sizeof(float)};
   }
 
-  int64_t position_of(int64_t token) const {
+  int64_t row_of(int64_t token) const {
+    if (step.by == ckdist_embed_by_id) return r.batch.token_ids[token];
+    if (step.by == ckdist_embed_by_nothing) return 0;
     const BatchView::Chunk* chunk = r.batch.chunks;
     for (; token >= chunk->tokens; chunk++) token -= chunk->tokens;
     return chunk->first_position + token;
@@ -22,7 +24,7 @@ struct Embed : StepRun<Inference, ckdist_embed_step> {
     for (int64_t t = own.begin; t < own.end; t++) {
       float* const row = out + t * stride;
       const int64_t token = r.first_token + t;
-      int64_t id = (step.by_position ? position_of(token) : r.batch.token_ids[token]) - step.first_row;
+      int64_t id = row_of(token) - step.first_row;
       int shard = step.table.first;
       for (const int last = shard + step.table.count - 1; shard < last && id >= r.matrix(shard).rows; shard++)
         id -= r.matrix(shard).rows;
