@@ -22,6 +22,7 @@ from ckdist.engine.launch import BUNDLED, load_model, make_engine
 from ckdist.engine.socket_directory import socket_directory
 from ckdist.errors import EngineError
 from ckdist.hub.resolve import resolve
+from ckdist.weights.pooling import stored_pooling
 from ckdist.serve.origins import is_loopback
 from ckdist.serve.process import HttpProcess, listen
 
@@ -40,14 +41,17 @@ def model_name(config: ServeConfig) -> str:
     return pathlib.Path(config.model).stem if pathlib.Path(config.model).exists() else config.model.removeprefix("hf:")
 
 
-def curl_line(url: str, config: ServeConfig, chats: bool) -> str:
-    """A line to try the server with: a question to a model that `chats`, else a text to go on with."""
+def curl_line(url: str, config: ServeConfig, chats: bool, generates: bool = True) -> str:
+    """A line to try the server with: a question to a model that `chats`, else a text to go on with, or to embed."""
     key = ' -H "Authorization: Bearer $API_KEY"' if config.api_key or config.api_key_file else ""
     path, body = "completions", {"prompt": "def main(", "max_tokens": 32}
     if chats:
         question = "Explain in two sentences why the sky is blue."
         path, body = "chat/completions", {"messages": [{"role": "user", "content": question}], "max_tokens": 128}
-    body = json.dumps({**body, "temperature": 0})
+    body = {**body, "temperature": 0}
+    if not generates:
+        path, body = "embeddings", {"input": "the sky is blue"}
+    body = json.dumps(body)
     return f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'"
 
 
@@ -83,7 +87,7 @@ def work(config: ServeConfig, world: World) -> int:
     """
     for number in DRAIN_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    model = load_model(config, world)
+    model = load_model(config, world, encoders=True)
     start_lines("", model)
     model.placement_map()
     model.executable.work()
@@ -118,7 +122,7 @@ def run(config: ServeConfig) -> int:
 
         for number in DRAIN_SIGNALS:
             signal.signal(number, drain)
-        model = load_model(config, world, progress=True)
+        model = load_model(config, world, progress=True, encoders=True)
         with dismissing(model, world):
             engine, tokenizer = make_engine(model, config.max_queue + config.parallel)
             if engine.grammars is not None and tokenizer.eos_token_ids:
@@ -128,7 +132,8 @@ def run(config: ServeConfig) -> int:
         for line in advice[:1]:
             log.warning("%s", line)
         http.wait_loaded(TOKENIZER_SECONDS)
-        curl = curl_line(http.url, config, tokenizer.chat_template is not None)
+        pooling = stored_pooling(model.checkpoint) if config.pooling == "auto" else config.pooling
+        curl = curl_line(http.url, config, tokenizer.chat_template is not None, model.spec.generates)
         print(*lines, f"serving {name} at {http.url}  try: {curl}", sep="\n", flush=True)
         if line := stop_line():
             print(line, flush=True)
@@ -145,7 +150,7 @@ def run(config: ServeConfig) -> int:
                 coordinator.request_drain()
 
         with model.traced():
-            coordinator.run(engine, check_peers=watch)
+            coordinator.run(engine, check_peers=watch, facts={"pooling": pooling, "generates": model.spec.generates})
         http.stop(config.drain_timeout)
         model.close()
     world.close()

@@ -12,7 +12,7 @@ import pathlib
 import stat
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import zmq
@@ -82,15 +82,18 @@ class Coordinator:
         """Finish what was accepted, take nothing new, then end `run`. May be called from a signal handler."""
         self._drain_requested = True
 
-    def run(self, engine: Engine, check_peers: Callable[[], None] | None = None) -> None:
-        """Serves until drained. check_peers: called while idle, raises when another rank is lost.
+    def run(
+        self, engine: Engine, check_peers: Callable[[], None] | None = None, facts: Mapping[str, Any] | None = None
+    ) -> None:
+        """Serves until drained. check_peers: called while idle, raises when another rank is lost. facts: further ones
+        of the model, which its status has.
 
         Raises EngineError when a rank is lost or the engine breaks, ModelFileError when weights cannot be read any
         more; by then every client has been told.
         """
         with self._lock:
             self._engine = engine
-            self._model = {**self._model, "vocab_size": engine.vocab_size, "context_length": engine.max_positions}
+            self._model = {**self._model, **(facts or {}), "vocab_size": engine.vocab_size, "context_length": engine.max_positions}
             try:
                 self._enter("ready")
                 while self._turn(engine, check_peers):

@@ -176,11 +176,13 @@ def load_model(
     progress: bool = False,
     measure: bool = False,
     fill: Callable[[ShardLoader], object] | None = None,
+    encoders: bool = False,
 ) -> Model:
     """This rank's part of the model at `config.model` (None: the bundled one), ready to run.
 
     `measure`: what prefill costs token-parallel is measured, even if it was before. `fill(loader)`: packs its weights,
-    or begins to, once they are planned on every rank; None: as --repack says.
+    or begins to, once they are planned on every rank; None: as --repack says. `encoders`: one will do, which makes no
+    text.
 
     Raises ModelFileError, ArchitectureError, CapacityError or ConfigError for what the user can mend, CommError where
     ranks disagree.
@@ -191,6 +193,11 @@ def load_model(
     for note in checkpoint.notes if world.rank == 0 else ():
         log.warning("%s: %s", checkpoint.path.name, note)
     spec = checkpoint.spec
+    if not (spec.generates or encoders):
+        raise ConfigError(
+            f"{checkpoint.path} is an encoder ({spec.family}), which makes no text: "
+            "`ckdist serve` it and ask /v1/embeddings, or use LLM(...).embed"
+        )
     layouts = prefill, decode, mesh = layouts_for(config, world, spec)
     adapter = Adapter(pathlib.Path(config.lora)) if config.lora else None
     tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer

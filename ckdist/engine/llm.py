@@ -54,7 +54,8 @@ class LLM:
         """
         world = start_world()
         settings = present_names(EngineConfig, settings)
-        model = load_model(EngineConfig(model=resolve(None if path is None else str(path), world), **settings), world)
+        config = EngineConfig(model=resolve(None if path is None else str(path), world), **settings)
+        model = load_model(config, world, encoders=True)
 
         def leave() -> None:
             """Ends this rank, together with the others."""

@@ -11,12 +11,20 @@ from starlette.routing import BaseRoute, Route
 from ckdist.errors import CkdistError
 from ckdist.serve.access import Access
 from ckdist.serve.answer import ClientGone, problem_answer
-from ckdist.serve.paths import absent, anthropic, llama_server, openai, status, tokens
+from ckdist.serve.paths import absent, anthropic, embeddings, llama_server, openai, status, tokens
 from ckdist.serve.paths.path import PathNames
 from ckdist.serve.problems import Problem
 from ckdist.serve.service import Service
 
-PATHS = (*status.PATHS, *openai.PATHS, *anthropic.PATHS, *llama_server.PATHS, *tokens.PATHS, *absent.PATHS)
+PATHS = (
+    *status.PATHS,
+    *openai.PATHS,
+    *anthropic.PATHS,
+    *llama_server.PATHS,
+    *embeddings.PATHS,
+    *tokens.PATHS,
+    *absent.PATHS,
+)
 CODES = {404: "unknown_url", 405: "method_not_supported"}
 
 

@@ -1,5 +1,5 @@
 """One entry for every kind of request: bytes of a body in, a `Prepared` for the engine or a finished JSON answer
-out.
+out, or texts that are to become vectors.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,7 @@ from ckdist.serve.requests import anthropic, responses
 from ckdist.serve.requests.answer_form import answer_form, answer_grammar
 from ckdist.serve.requests.chat import ChatRequest, parse_chat
 from ckdist.serve.requests.completion import encode_prompt, parse_completion, prompt_text
+from ckdist.serve.requests.embedding import EmbeddingWork, embedding, llama_embedding, rerank, score
 from ckdist.serve.requests.json_body import parse_object
 from ckdist.serve.requests.llama_completion import parse_llama_completion
 from ckdist.serve.requests.prepared import ModelFacts, Prepared
@@ -18,7 +19,9 @@ from ckdist.serve.requests.tokens import detokenize, tokenize, tokenizer_facts
 from ckdist.tokens.tokenizer import Tokenizer
 
 
-def prepare(kind: str, body: bytes, tokenizer: Tokenizer, facts: ModelFacts) -> Prepared | dict[str, Any]:
+def prepare(
+    kind: str, body: bytes, tokenizer: Tokenizer, facts: ModelFacts
+) -> Prepared | EmbeddingWork | dict[str, Any]:
     """What the request of this kind (a key of `KINDS`) comes to. RequestError or Problem for what cannot be meant."""
     return KINDS[kind](parse_object(body), tokenizer, facts)
 
@@ -83,13 +86,17 @@ def _rendered(request: ChatRequest, tokenizer: Tokenizer) -> str:
     )
 
 
-KINDS: dict[str, Callable[[dict[str, Any], Tokenizer, ModelFacts], Prepared | dict[str, Any]]] = {
+KINDS: dict[str, Callable[[dict[str, Any], Tokenizer, ModelFacts], Prepared | EmbeddingWork | dict[str, Any]]] = {
     "chat": chat,
     "messages": messages,
     "count_tokens": count_tokens,
     "response": response,
     "completion": completion,
     "llama_completion": llama_completion,
+    "embedding": embedding,
+    "llama_embedding": llama_embedding,
+    "rerank": rerank,
+    "score": score,
     "apply_template": apply_template,
     "tokenize": tokenize,
     "detokenize": detokenize,
