@@ -22,9 +22,9 @@ from ckdist.engine.launch import BUNDLED, load_model, make_engine
 from ckdist.engine.socket_directory import socket_directory
 from ckdist.errors import EngineError
 from ckdist.hub.resolve import resolve
-from ckdist.weights.pooling import stored_pooling
 from ckdist.serve.origins import is_loopback
 from ckdist.serve.process import HttpProcess, listen
+from ckdist.weights.pooling import stored_pooling
 
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the last is passed on by mpirun, which goes on itself
 DRAINED_VARIABLE = "CKDIST_DRAINED"  # set by launch/drained, under which mpirun can be sent SIGTERM
@@ -150,7 +150,8 @@ def run(config: ServeConfig) -> int:
                 coordinator.request_drain()
 
         with model.traced():
-            coordinator.run(engine, check_peers=watch, facts={"pooling": pooling, "generates": model.spec.generates})
+            facts = {"pooling": pooling, "sequences": model.plan.cache.max_sequences}
+            coordinator.run(engine, check_peers=watch, facts=facts)
         http.stop(config.drain_timeout)
         model.close()
     world.close()

@@ -93,7 +93,12 @@ class Coordinator:
         """
         with self._lock:
             self._engine = engine
-            self._model = {**self._model, **(facts or {}), "vocab_size": engine.vocab_size, "context_length": engine.max_positions}
+            self._model = {
+                **self._model,
+                **(facts or {}),
+                "vocab_size": engine.vocab_size,
+                "context_length": engine.max_positions,
+            }
             try:
                 self._enter("ready")
                 while self._turn(engine, check_peers):
@@ -241,11 +246,10 @@ class Coordinator:
             self._send_error(peer, request.id, f"the server {what}", None, 503)
         elif peer not in self._peers:
             raise RequestError(f"{MAX_PEERS} clients are connected, of at most {MAX_PEERS}; close one")
+        elif isinstance(request, EmbedRequest):
+            self._engine.embed((peer, request.id), request.prompt, request.pooling)
         else:
-            if isinstance(request, EmbedRequest):
-                self._engine.embed((peer, request.id), request.prompt, request.pooling)
-            else:
-                self._engine.add((peer, request.id), request.prompt, request.params)
+            self._engine.add((peer, request.id), request.prompt, request.params)
 
     def _enter(self, state: str, error: str | None = None) -> None:
         """Goes to a state, and tells every peer."""

@@ -130,7 +130,7 @@ class LLM:
         pooling: mean, last or cls; None: what the model's files say, else the mean of an encoder's hidden states and
         the last one of a decoder's. Raises RequestError.
         """
-        vectors, row_of = list[np.ndarray | None]([None] * len(prompts)), dict[Hashable, int]()
+        vectors, row_of = dict[int, np.ndarray](), dict[Hashable, int]()
         todo = iter(enumerate(prompts))
         try:
             while True:
@@ -149,7 +149,8 @@ class LLM:
         finally:
             for key in row_of:
                 self.engine.abort(key)
-        stacked = np.array(vectors, np.float32).reshape(len(prompts), -1)  # (prompts, hidden)
+        rows = [vectors[index] for index in range(len(prompts))]
+        stacked = np.stack(rows) if rows else np.empty((0, 0), np.float32)  # (prompts, hidden)
         return stacked / np.linalg.norm(stacked, axis=1, keepdims=True) if normalise else stacked
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:

@@ -23,7 +23,7 @@ from ckdist.program.tracer import Tracer, TrainingTracer, trace
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
 POSITIONS = "model.embed_positions.weight"
-TOKEN_TYPES = "model.embed_types.weight"
+TYPES = "model.embed_types.weight"
 
 
 def block(g: Tracer, x: Value, spec: LayerSpec, layer: int, norms: RowNorm, rows: Rows = every) -> Value:
@@ -67,7 +67,7 @@ def hidden(g: Tracer, ids: Value, spec: ModelSpec, rows: Rows = every) -> Value:
     x = g.scale(g.reduce(g.embed(ids, table(g, spec, EMBEDDING))), spec.embedding_scale)
     if spec.positions or spec.token_types:
         rows_of = lambda name, count: g.weight(name, Dim("positions", count), x.dims[-1]) if count else None
-        positions, types = rows_of(POSITIONS, spec.positions), rows_of(TOKEN_TYPES, spec.token_types)
+        positions, types = rows_of(POSITIONS, spec.positions), rows_of(TYPES, spec.token_types)
         x = g.add(g.embed_positions(ids, positions, types, spec.first_position), x)
     x, norms = g.boundary(x), RowNorm(spec.norm, spec.norm_eps)
     for i, layer in enumerate(spec.layers):

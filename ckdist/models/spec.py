@@ -1,4 +1,4 @@
-"""What a decoder or an encoder is, in numbers: read from `config.json` or GGUF metadata, used by the forward and the planner.
+"""What a decoder or an encoder is, in numbers: read from `config.json` or GGUF metadata, used by forward and planner.
 
 A model is a tuple of layers, each described by itself. It says nothing about where weights lie or how work is sharded.
 """

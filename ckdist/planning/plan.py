@@ -139,12 +139,13 @@ def make_plan(
         )
     # All sequences at full length, if memory allows; what is given with --kv-memory is used whole.
     total = most if config.kv_memory else min(config.parallel * context, max(context, int(most * KV_SHARE)), most)
-    most_tokens = step_tokens(config, spec)
+    most_tokens, sequences = step_tokens(config, spec), config.parallel
     if not spec.generates:  # of a step's sequences alone, which leave nothing behind
-        total = min(total, max(context, most_tokens) + config.parallel * BLOCK_TOKENS)
+        sequences = max(sequences, most_tokens // BLOCK_TOKENS)
+        total = min(total, most_tokens + sequences * BLOCK_TOKENS)
     context = min(context, total)
     blocks = -(-total // BLOCK_TOKENS)
-    cache = CacheConfig(most_tokens, config.parallel, context, blocks, types["k"], types["v"], slots)
+    cache = CacheConfig(most_tokens, sequences, context, blocks, types["k"], types["v"], slots)
     spins = SPINS_CROWDED if crowded else SPINS
     return Plan(mesh, prefill, layout, cache, threads, threads_batch, spins, placement, max(0, free))
 

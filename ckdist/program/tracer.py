@@ -44,7 +44,7 @@ class Tracer(Emitter):
         self,
         op: str,
         inputs: Sequence[Value],
-        weights: Sequence[Weight] = (),
+        weights: Sequence[Weight | None] = (),
         names: Sequence[str] | None = None,
         **attrs: Any,
     ) -> Value:
@@ -189,9 +189,10 @@ class Tracer(Emitter):
         """Causal attention of layer `layer` over its cache, which k and v extend; `bidirectional`: of a sequence whose
         tokens are all in the step.
         """
-        scores = {"scale": scale, "soft_cap": soft_cap, "window": window}
-        both = {"bidirectional": True} if bidirectional else {}
-        return self._emit("attend", (q, k, v), names=["o"], layer=layer, **scores, **both)
+        attrs: dict[str, Any] = {"scale": scale, "soft_cap": soft_cap, "window": window}
+        if bidirectional:
+            attrs["bidirectional"] = True
+        return self._emit("attend", (q, k, v), (), ["o"], layer=layer, **attrs)
 
     def short_conv(
         self, q: Value, k: Value, v: Value, kernels: Sequence[Weight], *, layer: int

@@ -41,7 +41,7 @@ async def ranking(run: EmbeddingRun, source: Source) -> list[bytes]:
 
 
 async def scores(run: EmbeddingRun, source: Source) -> list[bytes]:
-    """vLLM's list of scores."""
+    """The scores in a list, as vLLM has them."""
     vectors, count = await run.vectors(), run.work.queries
     products = (vectors[:count] * vectors[count:]).sum(axis=1)
     data = [{"index": i, "object": "score", "score": product} for i, product in enumerate(products.tolist())]

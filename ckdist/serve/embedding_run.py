@@ -1,4 +1,4 @@
-"""One HTTP request's vectors: its prompts go to the engine a few at a time, and their vectors come back in any order."""
+"""One HTTP request's vectors: its prompts go to the engine a few at a time, and vectors come back in any order."""
 
 from typing import Any
 
@@ -15,11 +15,10 @@ from ckdist.serve.requests.embedding import EmbeddingWork
 class EmbeddingRun:
     """`vectors` may be awaited once."""
 
-    def __init__(self, client: EngineClient, metrics: Metrics, work: EmbeddingWork, at_once: int, max_sequences: int):
-        """`at_once`: how many of the prompts are with the engine; `max_sequences`: of all requests."""
+    def __init__(self, client: EngineClient, metrics: Metrics, work: EmbeddingWork, max_sequences: int):
+        """`max_sequences`: of all requests."""
         self.work, self.prompt_tokens = work, 0
-        self._client, self._metrics = client, metrics
-        self._at_once, self._max_sequences = at_once, max_sequences
+        self._client, self._metrics, self._max_sequences = client, metrics, max_sequences
         self._generation = client.generation()
 
     @property
@@ -48,10 +47,10 @@ class EmbeddingRun:
 
     def _submit(self, generation: Generation, begun: int) -> int:
         """Gives the engine further prompts, as far as there is room; how many it has had."""
-        pooling = self._client.model.get("pooling")
-        if not isinstance(pooling, str):
-            raise EngineError("rank 0 has not said how hidden states become a vector (pooling)")
-        while begun < len(self.work.prompts) and generation.running < self._at_once:
+        pooling, sequences = (self._client.model.get(name) for name in ("pooling", "sequences"))
+        if not isinstance(pooling, str) or type(sequences) is not int:
+            raise EngineError("rank 0 has not said how it embeds (pooling, sequences)")
+        while begun < len(self.work.prompts) and generation.running < 2 * sequences:  # of a step, and of the next one
             if self._client.active >= self._max_sequences:
                 if generation.running:
                     break

@@ -135,7 +135,7 @@ class Service:
         assert isinstance(work, EmbeddingWork), f"{kind} asks for no vectors"
         self._report(work.ignored)
         settings = self.settings
-        run = EmbeddingRun(self.client, self.metrics, work, 2 * settings.parallel, settings.max_sequences)
+        run = EmbeddingRun(self.client, self.metrics, work, settings.max_sequences)
         answer = form(run, self.source)
         return await while_connected(request.receive, answer, lambda: run.progress_at, settings.timeout)
 

@@ -20,8 +20,8 @@ def stored_pooling(checkpoint: Checkpoint) -> str:
     """
     usual = "last" if checkpoint.spec.generates else "mean"
     if checkpoint.format == "gguf":
-        name = f"{checkpoint.metadata['general.architecture']}.pooling_type"
-        return GGUF_NUMBERS.get(checkpoint.metadata.get(name), usual)
+        number = checkpoint.metadata.get(f"{checkpoint.metadata['general.architecture']}.pooling_type")
+        return GGUF_NUMBERS.get(number, usual) if isinstance(number, int) else usual
     path = checkpoint.folder.joinpath(*FOLDER_FILE)
     if not path.is_file():
         return usual

@@ -71,7 +71,9 @@ def test_rope_rotates_halves(isa, rng, head_dim):
 @pytest.mark.parametrize("biased", [False, True])
 def test_layer_norm(isa, rng, n, biased):
     x, weight, bias, out = (np.asarray(rng.normal(size=n) * 3 + 5, F32) for _ in range(4))
-    call("layer_norm", isa, floats(x), floats(weight), floats(bias) if biased else native.ffi.NULL, 1e-5, n, floats(out))
+    call(
+        "layer_norm", isa, floats(x), floats(weight), floats(bias) if biased else native.ffi.NULL, 1e-5, n, floats(out)
+    )
     centred = x.astype(float) - x.astype(float).mean()
     want = centred / np.sqrt((centred**2).mean() + 1e-5) * weight + bias * biased
     np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-4)

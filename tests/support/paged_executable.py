@@ -15,7 +15,8 @@ from ckdist.program.batch import BLOCK_TOKENS, Batch
 class PagedExecutable:
     """Its hidden states are its logits.
 
-    `state_slots`: layers keep states, which are the tokens that they have seen; logits are then of these."""
+    `state_slots`: layers keep states, which are the tokens that they have seen; logits are then of these.
+    """
 
     def __init__(self, num_blocks=64, max_tokens=32, max_sequences=8, vocab_size=50, context_length=512, state_slots=0):
         self.state_slots = state_slots

@@ -56,7 +56,13 @@ struct ckdist_span {
   int32_t first, count;
 };
 
-enum ckdist_gate { ckdist_gate_none = -1, ckdist_gate_silu = 0, ckdist_gate_gelu_tanh = 1, ckdist_gate_sigmoid = 2, ckdist_gate_gelu = 3 };
+enum ckdist_gate {
+  ckdist_gate_none = -1,
+  ckdist_gate_silu = 0,
+  ckdist_gate_gelu_tanh = 1,
+  ckdist_gate_sigmoid = 2,
+  ckdist_gate_gelu = 3
+};
 enum ckdist_rope_table { ckdist_rope_none = -1, ckdist_rope_global = 0, ckdist_rope_local = 1 };
 enum ckdist_activation_format { ckdist_activation_f32, ckdist_activation_bf16, ckdist_activation_q8 };
 
@@ -136,10 +142,10 @@ struct ckdist_linear_step {
   struct ckdist_step step;
   int32_t count;
   const struct ckdist_product* products;
-  int32_t summed; /* the shards are of the columns, and their products are added in their order */
-  int32_t gate;   /* enum ckdist_gate: of two products, the first's out = gate(it) * the second's */
+  int32_t summed;     /* the shards are of the columns, and their products are added in their order */
+  int32_t gate;       /* enum ckdist_gate: of two products, the first's out = gate(it) * the second's */
   int32_t activation; /* enum ckdist_gate, of each element of the results */
-  float soft_cap; /* on the results; 0: none */
+  float soft_cap;     /* on the results; 0: none */
 };
 
 /* Norms and rotates q and k, stores k and v in the cache, out = attention. */

@@ -47,9 +47,9 @@ struct AttentionTask {
   int64_t q_token_stride, q_head_stride;
   float* out;  // (tokens, heads, value_width), likewise
   int64_t out_token_stride, out_head_stride;
-  float scale;     // scores are scale * q.k
-  float soft_cap;  // 0: none; else cap * tanh(score / cap)
-  int64_t window;  // 0: all; else only positions > own - window, and < own + window
+  float scale;      // scores are scale * q.k
+  float soft_cap;   // 0: none; else cap * tanh(score / cap)
+  int64_t window;   // 0: all; else only positions > own - window, and < own + window
   int64_t context;  // of bidirectional attention: tokens of the sequence; 0: causal
 
   CacheShape cache() const { return {key_type, value_type, key_width, value_width, latent}; }

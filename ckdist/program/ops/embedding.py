@@ -20,7 +20,7 @@ from ckdist.program.ops.op import (
     vjp,
     whole,
 )
-from ckdist.program.program import Instr, Value
+from ckdist.program.program import Instr, Value, Weight
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, MatrixIndex
 
@@ -75,7 +75,8 @@ def lower_embed(lowering: "Lowering", group: "Group") -> None:
 
 def infer_embed_positions(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """(tokens, hidden), whole."""
-    (hidden,) = {w.dims[1] for w in weights if w is not None}
+    tables: tuple[Weight | None, ...] = weights  # either may be absent
+    (hidden,) = {w.dims[1] for w in tables if w is not None}
     return [((inputs[0].dims[0], hidden), None)]
 
 
