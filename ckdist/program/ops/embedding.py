@@ -95,7 +95,9 @@ def embed_positions(
 @lower("embed_positions", "inference")
 def lower_embed_positions(lowering: "Lowering", group: "Group") -> None:
     """A step like that of `embed`."""
-    (positions, types), (out,) = group.instr.weights, group.instr.outputs
+    positions: Weight | None = group.instr.weights[0]
+    types: Weight | None = group.instr.weights[1]
+    (out,) = group.instr.outputs
     table, added = (positions, types) if positions else (types, None)
     assert table is not None  # as `infer` has found
     whole_table = lambda w: lowering.matrix([MatrixKey(w.name, *((0, dim.elements) for dim in w.dims))])
