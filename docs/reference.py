@@ -19,7 +19,7 @@ from ckdist.cli.arguments import parser_for
 from ckdist.cli.main import COMMANDS
 from ckdist.engine.llm import LLM
 from ckdist.serve.metrics import Metrics
-from ckdist.serve.paths import absent, anthropic, llama_server, openai, status, tokens
+from ckdist.serve.paths import absent, anthropic, embeddings, llama_server, openai, status, tokens
 from ckdist.serve.problems import TYPES
 from ckdist.serve.requests.names import INERT, NEUTRAL
 from ckdist.serve.requests.params import MAX_TOKENS_NAMES
@@ -33,6 +33,7 @@ HEAD = "<!-- Written by docs/reference.py from the code. -->\n\n"
 READERS = {"_schema": "object, string", "_text": "string", "_choices": "list", "_tools": "list"}
 # Variables of the environment that the code reads; a test holds these against the code.
 VARIABLES = {
+    "CKDIST_CONNECTIONS": "set by `ckdist launch`: the sockets that a rank has inherited",
     "CKDIST_DRAINED": "set by `launch/drained`, under which SIGTERM to mpirun drains",
     "CKDIST_INTERFACE": "network interface that carries the ranks, by its name, where a host has several",
     "CKDIST_ISA": "level of instructions to use, as `avx2`; one that the CPU lacks is an error",
@@ -183,6 +184,7 @@ def endpoints() -> str:
         "OpenAI's": openai,
         "Anthropic's": anthropic,
         "llama-server's": llama_server,
+        "Embeddings": embeddings,
         "Tokens and templates": tokens,
         "Status": status,
     }

@@ -30,6 +30,7 @@ from ckdist.engine.launch import Model
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
+from ckdist.mesh import WHOLE
 from ckdist.planning.memory import cache_bytes_per_block, gigabytes
 from ckdist.program.batch import BLOCK_TOKENS
 from ckdist.program.executable import DECODE, PREFILL
@@ -219,7 +220,7 @@ class ModelBench:
         plan = self.model.plan
         types = {"k": plan.cache.key_type, "v": plan.cache.value_type}
         block = cache_bytes_per_block(self.model.spec, plan.decode, plan.mesh, types)
-        return self.model.world.size * block / BLOCK_TOKENS
+        return plan.mesh.size(WHOLE) * block / BLOCK_TOKENS  # each stage has its layers' alone
 
     def rows(self) -> list[dict[str, Any]]:
         """A row for each prompt length and generated length that was asked for, at each depth."""

@@ -45,7 +45,9 @@ def start_lines(name: str, model: Model) -> tuple[list[str], list[str]]:
     where = f"1 rank × {threads}{batch}"
     if world.size > 1:
         transport = model.executable.communicator.transport
-        where = f"{world.size} ranks × {threads}{batch} on {hosts} host{'s' * (hosts > 1)} ({transport})"
+        stages = model.executable.stages
+        divided = f" in {stages.count} stages" if stages is not None else ""
+        where = f"{world.size} ranks × {threads}{batch}{divided} on {hosts} host{'s' * (hosts > 1)} ({transport})"
     isa = native.isa()
     tokens = plan.cache.num_blocks * BLOCK_TOKENS
     states = f" and {plan.cache.state_slots} states of sequences" if plan.cache.state_slots else ""

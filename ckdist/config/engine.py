@@ -130,6 +130,19 @@ class EngineConfig:
         choices=("auto", "mpi", "verbs", "tcp"),
         help="between hosts, shared memory being inside; auto: the fastest that works",
     )
+    pipeline_parallel_size: int = option(
+        1,
+        "-pp",
+        "--pipeline-parallel-size",
+        parse=integer,
+        low=1,
+        high=1024,
+        metavar="N",
+        help=(
+            "stages that the layers are divided into, one after the other on as many groups of ranks; 1: every rank "
+            "has a part of every layer"
+        ),
+    )
     prefill: str = option(
         "auto",
         "--prefill",

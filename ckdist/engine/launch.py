@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import psutil
 
 from ckdist import __version__, native
-from ckdist.comm.communicator import open_communicator
 from ckdist.comm.host_name import machine_name
 from ckdist.comm.protocol import World
 from ckdist.comm.world import agree, together
@@ -23,27 +22,27 @@ from ckdist.engine.dry_breakers import DryBreakers
 from ckdist.engine.engine import Engine
 from ckdist.engine.grammars import Grammars
 from ckdist.engine.sampler import Sampler
+from ckdist.engine.stages import Traced, layers_of_stages, open_communicators, tell_stages, trace_stage
 from ckdist.engine.trace import Labels, Trace
 from ckdist.errors import ConfigError
-from ckdist.layout import Dim, Layout
+from ckdist.layout import Dim
 from ckdist.mesh import Mesh
 from ckdist.models.blocks.moe import is_expert
-from ckdist.models.decoder import forward, hidden_rows
 from ckdist.models.spec import ModelSpec
 from ckdist.native import CData
 from ckdist.overrides import metadata_overrides
 from ckdist.planning.cost import LayerModel, rank_places
 from ckdist.planning.flops import FlopCounts, flops_of, total_flops
-from ckdist.planning.layouts import layouts_for
 from ckdist.planning.measured_cost import key_of
 from ckdist.planning.memory import WeightBytes, gigabytes
 from ckdist.planning.plan import Plan, make_plan, step_tokens
 from ckdist.planning.prefill import PrefillChoice, choose_prefill
+from ckdist.planning.stages import stage_rank
 from ckdist.program.executable import Executable, ExecutionPlan
 from ckdist.program.lower import lower, stored_dims
 from ckdist.program.lowered import Lowered
 from ckdist.program.program import Program
-from ckdist.program.tracer import Tracer, trace
+from ckdist.program.tracer import Tracer
 from ckdist.tokens.confined import load_tried
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.topology import bind_memory, default_threads, huge_pages, is_bound, sample_pages
@@ -54,10 +53,10 @@ from ckdist.weights.dtypes import BY_NUMBER
 from ckdist.weights.handles import MatrixHandle, VectorHandle
 from ckdist.weights.host_shards import HostShards
 from ckdist.weights.loader import ShardLoader
+from ckdist.weights.packed_type import packed_type, weight_cost
 
 log = logging.getLogger(__name__)
 
-ARENA_BYTES = 64 << 20  # of the communicator's shared memory: the replay's buffers are its own
 BUNDLED = pathlib.Path(__file__).parent.parent / "models" / "bundled"
 
 
@@ -149,6 +148,8 @@ class Model:
         if self.trace is not None:
             self.trace.save(self._labels())
         self.executable.close()
+        if self.executable.stages is not None:
+            self.executable.stages.communicator.close()
         self.executable.communicator.close()
         self.loader.close()
 
@@ -192,33 +193,24 @@ def load_model(
     )
     for note in checkpoint.notes if world.rank == 0 else ():
         log.warning("%s: %s", checkpoint.path.name, note)
-    spec = checkpoint.spec
-    if not (spec.generates or encoders):
+    if not (checkpoint.spec.generates or encoders):
         raise ConfigError(
-            f"{checkpoint.path} is an encoder ({spec.family}), which makes no text: "
+            f"{checkpoint.path} is an encoder ({checkpoint.spec.family}), which makes no text: "
             "`ckdist serve` it and ask /v1/embeddings, or use LLM(...).embed"
         )
-    layouts = prefill, decode, mesh = layouts_for(config, world, spec)
+    agree(world, "set of flags or version", repr(_settings(config)))
     adapter = Adapter(pathlib.Path(config.lora)) if config.lora else None
     tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
-    by_layout = [decode] if prefill is decode else [decode, prefill]
-    hidden_programs = [trace(hidden_rows, spec, layout, mesh, tracer) for layout in by_layout]
-    programs = [trace(forward, spec, layout, mesh, tracer) for layout in by_layout] if spec.generates else []
-    program, token_program = [*(programs or hidden_programs), None][:2]
-    assert program is not None  # of one layout at least
-    if adapter:
-        adapter.check(program)
-    agree(world, "program", program.digest())
-    agree(world, "set of flags or version", repr(_settings(config)))
+    loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
+    rank = stage_rank(world, layers_of_stages(config, world, loader, tracer))
+    traced = trace_stage(config, world, rank, checkpoint, adapter, tracer)
     tracing = (
         Trace(config.trace, world, max(config.threads or default_threads(world), config.threads_batch))
         if config.trace
         else None
     )
-    traced = Traced(checkpoint, layouts, adapter, program, token_program, hidden_programs if programs else [])
-    shard = plan_and_open(traced, config, world)
+    shard = plan_and_open(traced, loader, config, world)
     with tracing.span(native.lib.ckdist_trace_load) if tracing else contextlib.nullcontext():
-        loader = shard.loader
         fill(loader) if fill else fill_shard(loader, config, world, progress, tracing and tracing.handle)
     return start(shard, config, world, tracing, measure)
 
@@ -234,26 +226,12 @@ def _settings(config: EngineConfig) -> list[object]:
         config.parallel,
         config.cache_type_k,
         config.cache_type_v,
+        config.pipeline_parallel_size,
         config.prefill,
         config.experts,
         config.repack,
         bool(config.trace),
     ]
-
-
-@dataclass(frozen=True)
-class Traced:
-    """A model's programs: decode's, and prefill's where that shards tokens; `layouts`: of prefill, of decode, mesh.
-
-    `hidden_programs`: those that make hidden states, by layout; of an encoder all do, and there are none beside.
-    """
-
-    checkpoint: Checkpoint
-    layouts: tuple[Layout, Layout, Mesh]
-    adapter: Adapter | None
-    program: Program
-    token_program: Program | None
-    hidden_programs: list[Program]
 
 
 @dataclass(frozen=True)
@@ -271,34 +249,28 @@ class Shard:
     shards: HostShards | None
 
 
-def plan_and_open(traced: Traced, config: EngineConfig, world: World) -> Shard:
+def plan_and_open(traced: Traced, loader: ShardLoader, config: EngineConfig, world: World) -> Shard:
     """Lowers the programs, plans weights and cache, and opens this rank's arena where its threads run.
 
     A collective call. CapacityError where weights or cache do not fit.
     """
-    checkpoint, adapter, program, token_program = (
-        traced.checkpoint,
-        traced.adapter,
-        traced.program,
-        traced.token_program,
-    )
-    mesh = traced.layouts[2]
-    loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
+    checkpoint, adapter = traced.checkpoint, traced.adapter
+    program, token_program, mesh = traced.program, traced.token_program, traced.layouts[2]
     max_tokens = step_tokens(config, checkpoint.spec)
     lowered = lower_for(loader, program, mesh, max_tokens)
     matrices, vectors = plan_shard(loader, lowered, adapter)
-    check_quantize(loader, lowered)
+    check_quantize(loader, lowered, world)
     weight_bytes = loader.planned_bytes + (adapter.bytes if adapter else 0)
     of_experts = dict.fromkeys(h for key, h in zip(lowered.matrices, matrices, strict=True) if is_expert(key.name))
     experts = sum(BY_NUMBER[h.type].row_bytes(h.rows * h.cols) for h in of_experts)
-    plan = make_plan(config, checkpoint.spec, world, WeightBytes(weight_bytes, experts), traced.layouts)
+    plan = make_plan(config, traced.spec, world, WeightBytes(weight_bytes, experts), traced.layouts)
     plan.placement.enter()
     bind_memory(plan.placement)
     loader.open(shared=token_program is not None)
     shards = None
     if token_program is not None:
         handles = {k: m for k, m in zip(lowered.matrices, matrices, strict=True) if isinstance(m, MatrixHandle)}
-        shards = HostShards(world, loader, handles, dict(zip(lowered.vectors, vectors, strict=True)))
+        shards = HostShards(traced.rank.world, loader, handles, dict(zip(lowered.vectors, vectors, strict=True)))
     own = dict(zip(lowered.matrices, (m.address for m in matrices), strict=True))
     own_vectors = dict(zip(lowered.vectors, (v.address for v in vectors), strict=True))
 
@@ -330,9 +302,7 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
     traced, loader, plan, lowered = shard.traced, shard.loader, shard.plan, shard.lowered
     program, token_program = traced.program, traced.token_program
     spec = traced.checkpoint.spec
-    communicator = open_communicator(
-        world, config.transport, timeout=config.comm_timeout, spins=plan.spins, arena_bytes=ARENA_BYTES
-    )
+    communicator, stages = open_communicators(config, world, traced, plan)
     executable = Executable(
         shard.plans,
         spec.at_context(plan.cache.context_length),
@@ -343,15 +313,20 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
         plan.placement.cpus,
         plan.spins,
         loader.handle,
+        stages,
         shard.hidden_plans,
     )
+    tell_stages(world, traced.rank, shard.weight_bytes)
     if world.rank == 0:
-        log.debug("%s", plan)
+        log.debug("%s%s", "each stage: " if stages else "", plan)
     with tracing.span(native.lib.ckdist_trace_choose) if tracing else contextlib.nullcontext():
         types = [packed_type(loader, name) for name, *_ in lowered.matrices if "layers.0." in name]
-        costs = layer_models(world, plan, loader, [program, token_program]) if token_program is not None else []
+        group = traced.rank.world
+        costs = layer_models(group, plan, loader, [program, token_program]) if token_program is not None else []
         key = lambda: key_of(world, plan, executable, program.digest(), types)
-        choice = choose_prefill(config, world, executable, costs, key, loader.held, measure, plan.crowded)
+        why = "it is not measured with stages" if stages else "threads share cores" if plan.crowded else ""
+        anew = measure and stages is None
+        choice = choose_prefill(config, world, executable, costs, key, loader.held, anew, why)
     if world.rank == 0 and world.size > 1:
         log.debug("prefill: %s", choice.reason)
         log.debug("%s", choice.details)
@@ -393,15 +368,8 @@ def lower_for(
 def layer_models(world: World, plan: Plan, loader: ShardLoader, programs: list[Program]) -> list[LayerModel]:
     """What this rank's layer of each program is predicted to cost; a collective call."""
     places = rank_places(world, plan.placement, plan.threads_batch)
-    isa = native.isa()
-
-    def weight(name: str) -> tuple[float, int]:
-        """Bytes per element of a matrix, and the activation format that it is multiplied with."""
-        number = packed_type(loader, name)
-        block = native.lib.ckdist_type_block_bytes(number) / native.lib.ckdist_type_block_elements(number)
-        return block, native.lib.ckdist_activation_format(native.ffi.NULL, number)
-
-    return [LayerModel(program, plan.mesh, places, isa, weight) for program in programs]
+    weight = functools.partial(weight_cost, loader)
+    return [LayerModel(program, plan.mesh, places, native.isa(), weight) for program in programs]
 
 
 def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer]:
@@ -435,24 +403,20 @@ def loading_threads(config: EngineConfig, world: World) -> int:
     return min(max(config.threads or 0, config.threads_batch or 0), os.cpu_count() or 1) or default_threads(world)
 
 
-def check_quantize(loader: ShardLoader, lowered: Lowered) -> None:
-    """ConfigError when --quantize would change no weight: they are quantised already, or no row is made of whole
-    blocks.
+def check_quantize(loader: ShardLoader, lowered: Lowered, world: World) -> None:
+    """ConfigError when --quantize would change no weight on any rank: they are quantised already, or no row is made of
+    whole blocks. A collective call.
     """
     names = [key.name for key in lowered.matrices if not is_low_rank(key.name)]
     sources = {name: loader.checkpoint.tensors[name] for name in names}
-    if loader.quantize is None or any(loader.type_of(name) != source.type for name, source in sources.items()):
+    changes = any(loader.type_of(name) != source.type for name, source in sources.items())
+    if loader.quantize is None or any(world.gather(changes)):
         return
     types = ", ".join(sorted({BY_NUMBER[source.type].name for source in sources.values()}))
     raise ConfigError(
         f"--quantize {loader.quantize} changes nothing in {loader.checkpoint.path}, whose matrices are {types}: "
         "it packs rows of F32, F16 or BF16 that its blocks divide; leave it out"
     )
-
-
-def packed_type(loader: ShardLoader, name: str) -> int:
-    """The ggml number of the type that matrix `name` of a program is multiplied in."""
-    return PackedMatrix.type if is_low_rank(name) else loader.type_of(name)
 
 
 def plan_shard(

@@ -103,13 +103,13 @@ class Trace:
         """Gathers all ranks' lanes and writes the file on rank 0; a collective call that a lost rank only delays."""
         if not self._written:
             self._written = True
-            self._write(self.world.collect(self._lanes(), GATHER_SECONDS), labels)
+            self._write(self.world.collect(self._lanes(labels), GATHER_SECONDS))
 
     def save_own(self, labels: Labels) -> None:
         """Writes what rank 0 has itself: of a job that failed, whose ranks may be gone."""
         if not self._written and self.world.rank == 0:
             self._written = True
-            self._write([self._lanes()] + [None] * (self.world.size - 1), labels)
+            self._write([self._lanes(labels)] + [None] * (self.world.size - 1))
 
     def _check(self) -> None:
         """ConfigError where the file cannot be written."""
@@ -129,7 +129,7 @@ class Trace:
         """The file's name until it is whole."""
         return self.path.with_name(f"{self.path.name}.tmp")
 
-    def _lanes(self) -> dict[str, Any]:
+    def _lanes(self, labels: Labels) -> dict[str, Any]:
         """This rank's, as msgpack takes them."""
         lanes, room, dropped = [], np.empty(LANE_EVENTS[1], EVENT), ffi.new("int64_t *")
         for i in range(lib.ckdist_trace_lanes(self.handle)):
@@ -137,15 +137,15 @@ class Trace:
             lanes.append(
                 [ffi.string(lib.ckdist_trace_lane_name(self.handle, i)).decode(), dropped[0], room[:count].tobytes()]
             )
-        return {"lanes": lanes, "clock": self.clock, "error": self.clock_error}
+        return {"lanes": lanes, "clock": self.clock, "error": self.clock_error, "labels": labels}
 
-    def _write(self, ranks: list[dict[str, Any] | None] | None, labels: Labels) -> None:
+    def _write(self, ranks: list[dict[str, Any] | None] | None) -> None:
         """A trace is worth no failure of what was traced: where it cannot be written that is said, and no more."""
         if self.world.rank != 0 or ranks is None:
             return
         try:
             with open(self._temporary, "w", encoding="ascii", buffering=1 << 20) as file:
-                file.writelines(_text(ranks, self.world.hosts, labels))
+                file.writelines(_text(ranks, self.world.hosts))
             self._temporary.replace(self.path)
         except OSError as error:
             log.warning("the trace could not be written to %s: %s", self.path, error.strerror or error)
@@ -174,24 +174,24 @@ def clock_offset(world: World) -> tuple[int, int]:
     return (0, 0) if world.hosts[world.rank] == world.hosts[0] else (offset, error)
 
 
-def _text(ranks: list[dict[str, Any] | None], hosts: Sequence[str], labels: Labels) -> Iterator[str]:
+def _text(ranks: list[dict[str, Any] | None], hosts: Sequence[str]) -> Iterator[str]:
     """The file, line by line: the JSON object of the Trace Event Format.
 
     Times are microseconds since the first event.
     """
     lanes = [
-        (rank, number, name, dropped, np.frombuffer(data, EVENT), own["clock"])
+        (rank, number, name, dropped, np.frombuffer(data, EVENT), own["clock"], own["labels"])
         for rank, own in enumerate(ranks)
         if own is not None
         for number, (name, dropped, data) in enumerate(own["lanes"])
     ]
-    first = min((int(events["begin"].min()) + clock for *_, events, clock in lanes if len(events)), default=0)
+    first = min((int(events["begin"].min()) + clock for *_, events, clock, _ in lanes if len(events)), default=0)
     yield '{"displayTimeUnit":"ns","traceEvents":['
     for rank, host in enumerate(hosts):
         name = json.dumps(f"rank {rank} ({host.split('/')[0]})")
         yield f'{"," if rank else ""}\n{{"ph":"M","pid":{rank},"name":"process_name","args":{{"name":{name}}}}}'
         yield f',\n{{"ph":"M","pid":{rank},"name":"process_sort_index","args":{{"sort_index":{rank}}}}}'
-    for rank, number, name, _, events, clock in lanes:
+    for rank, number, name, _, events, clock, labels in lanes:
         yield f',\n{{"ph":"M","pid":{rank},"tid":{number},"name":"thread_name","args":{{"name":{json.dumps(name)}}}}}'
         yield from _events(rank, number, events, first - clock, labels)
     about = {

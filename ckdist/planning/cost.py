@@ -93,6 +93,14 @@ class LayerModel:
         """Of one layer of a step with `tokens` tokens of one prompt and no context before them."""
         return self._mean(lambda layer: sum(self._seconds(instr, tokens) for instr in layer))
 
+    def seconds_between_boundaries(self, program: Program, tokens: int) -> list[float]:
+        """Of the instructions up to a program's first boundary, from each boundary to the next, and behind the last."""
+        ends, found = {v.name for v in program.boundaries}, [0.0]
+        for instr in program.instrs:
+            found[-1] += self._seconds(instr, tokens)
+            found += [0.0] * any(v.name in ends for v in instr.outputs)
+        return found
+
     def relative(self, tokens: int) -> float:
         """How many times longer than the first layer a layer takes, in the mean."""
         first = sum(self._seconds(instr, tokens) for instr in self.layers[0][0])

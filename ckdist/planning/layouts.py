@@ -67,6 +67,8 @@ def _layouts(config: EngineConfig, world: "World", spec: ModelSpec | None) -> tu
             apart = f"{spec.family} norms all heads of a token together, whose sums go over hosts"
         elif not apart and spec is not None and any(isinstance(layer.mixer, LatentAttention) for layer in spec.layers):
             apart = f"{spec.family} has latent attention, of which every host caches all tokens"
+        elif not apart and config.pipeline_parallel_size > 1:
+            apart = "a stage is on several hosts"
     elif config.transport != "auto":
         apart = f"--transport {config.transport} is used instead of it"
     if apart and config.prefill == "token":

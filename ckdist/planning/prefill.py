@@ -16,7 +16,7 @@ from ckdist.config import EngineConfig
 from ckdist.planning.cost import LayerModel
 from ckdist.planning.measured_cost import LayerCosts, load_costs, measure, save_costs, sizes_of
 from ckdist.planning.paired_test import NOISY, UNSEEN
-from ckdist.program.executable import DECODE, PREFILL, Executable
+from ckdist.program.executable import DECODE, PREFILL, Executable, StageRanks
 
 # Of the time: what 600 pairs show nine times in ten where each run varies by a half (`paired_test.pairs_for`).
 WORTH_MEASURING = 0.1
@@ -68,17 +68,17 @@ def choose_prefill(
     key_of: Callable[[], dict[str, Any]],
     held: Callable[[], AbstractContextManager[Any]],
     anew: bool = False,
-    crowded: bool = False,
+    unmeasured: str = "",
 ) -> PrefillChoice:
     """Sets the executable's `prefill_from`; a collective call, before anything is in the cache.
 
     `models`: this rank's, of the executable's plans. What is kept for `key_of()` (as of `measured_cost`) comes first;
     then sizes for which the models predict too little are not asked about, and the others are measured, or with `anew`
-    all are. Within `held()` this rank does nothing beside. `crowded`: threads share cores, wait for one another as the
-    system pleases, and are measured with `anew` alone.
+    all are. Within `held()` this rank does nothing beside. `unmeasured`: why nothing is measured without `anew`, as
+    where threads share cores and wait for one another as the system pleases; "": it may be.
     """
     if executable.plans == 1:
-        return PrefillChoice(sys.maxsize, _only_tensor(config, world))
+        return PrefillChoice(sys.maxsize, _only_tensor(config, world, executable.stages))
     if config.prefill == "token":
         executable.prefill_from = 0
         return PrefillChoice(0, "token-parallel, as --prefill says")
@@ -86,7 +86,7 @@ def choose_prefill(
     key = key_of()
     costs = load_costs(key) if world.rank == 0 and not anew else None
     kept = costs is not None
-    asked = dict.fromkeys(gains) if anew else {} if crowded else promising(gains)
+    asked = dict.fromkeys(gains) if anew else {} if unmeasured else promising(gains)
     if world.broadcast(not kept and bool(asked)):
         with held():
             if world.rank:
@@ -100,7 +100,7 @@ def choose_prefill(
     )
     measured = LayerCosts(*map(_tuples, fields)) if fields else None
     weights_moved = max(world.gather(models[PREFILL].weights_moved()))
-    choice = choose(gains, measured, world.broadcast(kept), crowded, weights_moved)
+    choice = choose(gains, measured, world.broadcast(kept), unmeasured, weights_moved)
     choice = replace(choice, relative=max(world.gather(models[PREFILL].relative(max(gains)))))
     executable.prefill_from = choice.from_tokens
     return choice
@@ -131,7 +131,7 @@ def choose(
     gains: dict[int, float],
     costs: LayerCosts | None,
     kept: bool,
-    crowded: bool = False,
+    unmeasured: str = "",
     weights_moved: float = 0.0,
 ) -> PrefillChoice:
     """As the measurement says; without one tensor-parallel.
@@ -143,7 +143,7 @@ def choose(
     if costs is None:
         doubt = ", too little to measure" if 0 < gains[largest] < WORTH_MEASURING else ""
         predicted_gain = f"predicted: token-parallel {percent(gains[largest])} at {largest}{doubt}"
-        why = "threads share cores" if crowded else predicted_gain
+        why = unmeasured or predicted_gain
         details = f"prefill: token-parallel is predicted to be {predicted}; nothing is measured"
         return PrefillChoice(sys.maxsize, f"tensor-parallel ({why})", details)
     from_tokens, gain = costs.from_tokens, 1 - costs.ratios[-1][1]
@@ -174,10 +174,12 @@ def percent(gain: float) -> str:
     return f"{abs(gain) * 100:.0f} % {'slower' if gain < 0 else 'faster'}"
 
 
-def _only_tensor(config: EngineConfig, world: World) -> str:
+def _only_tensor(config: EngineConfig, world: World, stages: StageRanks | None) -> str:
     """Why there is nothing to choose."""
     if world.size == 1:
         return "on one rank"
+    if stages is not None and stages.communicator.size == 1:
+        return "in stages of one rank each"
     if config.prefill == "tensor":
         return "tensor-parallel, as --prefill says"
     return "tensor-parallel (token-parallel needs ranks that share memory, evenly over hosts)"

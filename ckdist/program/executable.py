@@ -1,5 +1,6 @@
 """The executor of lowered programs that serve, seen from Python: rank 0 runs batches, the others work until stopped."""
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:  # a program is bound to ranks without what opens their commun
 KV_TYPES = native.numbers("ckdist_cache_type", "ckdist_cache_")
 _PLACES = native.numbers("ckdist_place", "ckdist_place_")
 _ROPE_ROWS = 4096  # that are computed at a time, so that a long context costs little more than its tables
+_ALIGNMENT = 1 << 16  # bytes that the communicator's arena may lose to one array
 _HEADER = native.ffi.sizeof("struct ckdist_batch_header") // 4  # ints of a batch's message before its arrays
 DECODE, PREFILL = 0, 1  # execution plans
 
@@ -47,6 +49,25 @@ class ExecutionPlan:
     lowered: Lowered
     matrices: list[int]
     vectors: list[int]
+
+
+@dataclass(frozen=True)
+class StageRanks:
+    """Whom a rank meets in a job of several stages: `communicator` has the ranks of its own; `previous` and `next` are
+    the ranks of the job that it receives rows of `hidden` floats from and sends them to, -1 where there is none.
+    `count`: stages, which work on as many batches at once.
+    """
+
+    communicator: "Communicator"
+    count: int
+    previous: int
+    next: int
+    hidden: int
+
+    @staticmethod
+    def arena_bytes(count: int, ranks: int, max_tokens: int, hidden: int) -> int:
+        """Of the job's communicator, that rows on their way to the next of `count` stages of `ranks` ranks take."""
+        return 0 if count == 1 else count * (4 * -(-max_tokens // ranks) * hidden + _ALIGNMENT)
 
 
 @dataclass(frozen=True)
@@ -78,9 +99,25 @@ def _types(key_type: str, value_type: str) -> tuple[int, int]:
     return KV_TYPES[key_type], KV_TYPES[value_type]
 
 
+class _Message:
+    """A batch as it is published: a header and arrays, int32."""
+
+    def __init__(self) -> None:
+        self.grow(_HEADER)
+
+    def grow(self, size: int) -> None:
+        """Makes room for so many ints."""
+        self.ints = np.zeros(size, np.int32)
+        self.address = native.pointer(self.ints, "int32_t *")
+        self.header = native.ffi.cast("struct ckdist_batch_header *", self.address)
+
+
 class Executable:
     """Programs bound to this rank's weights, cache and threads: what decodes, and, unless that does it all, what
     prefills; and the same that make hidden states in place of logits. An encoder has these alone.
+
+    Rank 0 publishes a batch to all ranks, and runs its own part of it when it collects the logits; `run` does both.
+    Where ranks are in several `stages`, as many batches may be on their way.
 
     Both have the same cache, in the layout of decode, so a sequence goes from one to the other by running
     the next step. Steps with prompts of at least `prefill_from` tokens run the second. `threads` run decode,
@@ -99,9 +136,11 @@ class Executable:
         cpus: Sequence[int],
         spins: int,
         loader: native.CData | None = None,
+        stages: StageRanks | None = None,
         hidden_plans: Sequence[ExecutionPlan] = (),
     ):
-        self.spec, self.config, self.communicator = spec, config, communicator
+        self.spec, self.config, self.communicator, self.stages = spec, config, communicator, stages
+        self.in_flight = 1 if stages is None else stages.count
         self.max_tokens, self.max_sequences = config.max_tokens, config.max_sequences
         self.num_blocks, self.context_length, self.vocab_size = (
             config.num_blocks,
@@ -117,15 +156,20 @@ class Executable:
         self.prefill_tokens = [0] * self.plans  # of steps with prompts, by plan
         self.layer_steps = [plan.lowered.layer_steps for plan in plans]
         self.labels = [plan.lowered.labels() for plan in plans]
-        self._keep: list[Any] = [communicator, loader]
+        stage = communicator if stages is None else stages.communicator
+        self._keep: list[Any] = [communicator, stage, loader]
         self._loader = native.ffi.NULL if loader is None else loader
         self.pool = ThreadPool(max(threads, threads_batch), cpus, spins)
         program = self._program(plans)
         out = native.ffi.new("struct ckdist_executable **")
-        native.check(native.lib.ckdist_executable_new(program, communicator.handle, self.pool.handle, out))
+        native.check(
+            native.lib.ckdist_executable_new(program, communicator.handle, stage.handle, self.pool.handle, out)
+        )
         self._handle = out[0]
         self.failed = False  # in a step: the other ranks have given up as well
-        self._message, self._message_address, self._header = np.zeros(0, np.int32), native.ffi.NULL, native.ffi.NULL
+        self._messages = deque(_Message() for _ in range(self.in_flight))  # the one that is free first
+        # of each batch that is on its way: its rows, and whether they are hidden states
+        self._published: deque[tuple[int, bool]] = deque()
         self._logits: np.ndarray | None = None  # (max_tokens, vocab): where the ranks gather them
         self._hidden: np.ndarray | None = None  # (max_tokens, hidden)
 
@@ -190,8 +234,20 @@ class Executable:
                 "blocks": config.num_blocks,
                 "ropes": ropes,
                 "loader": self._loader,
+                "in_flight": self.in_flight,
+                **self._stage(),
             },
         )
+
+    def _stage(self) -> dict[str, Any]:
+        """The fields of a `struct ckdist_program` that say whom a stage receives from and sends to."""
+        if self.stages is None:
+            return {"previous": -1, "next": -1}
+        rows, stages = -(-self.max_tokens // self.stages.communicator.size), self.stages
+        places = [self.communicator.allocate((rows, stages.hidden)) for _ in range(self.in_flight)]
+        self._keep.append(places)
+        addresses = self._array([native.pointer(place, "float *") for place in places], "float *")
+        return {"previous": stages.previous, "next": stages.next, "outgoing": addresses}
 
     def _state(self, s: LayerState | None) -> dict[str, Any]:
         """The fields of a `struct ckdist_layer_state`; none of a layer that keeps no state."""
@@ -244,17 +300,29 @@ class Executable:
         """Runs one step on all ranks, from rank 0; float32 (selected, vocab) logits, or (selected, hidden) hidden
         states, valid until the next run.
 
-        Raises CommError when a rank died or stalled, naming it and the step.
+        Nothing else is on its way. Raises CommError when a rank died or stalled, naming it and the step.
         """
+        self.publish(batch)
+        return self.collect()
+
+    def publish(self, batch: Batch) -> None:
+        """Gives all ranks a step, from rank 0. At most `in_flight` steps are on their way."""
         tokens, prompts = len(batch.token_ids), len(batch.token_ids) > len(batch.chunks)
         plan = self.plans - 1 if prompts and tokens >= self.prefill_from else DECODE
         self.prefill_tokens[plan] += prompts * tokens
-        if batch.hidden:
-            selected = self._run(batch, self._first_hidden + plan)
+        self._publish(batch, self._first_hidden + plan if batch.hidden else plan)
+
+    def collect(self) -> np.ndarray:
+        """Rank 0's part of the oldest step on its way; float32 (selected, vocab) logits, or (selected, hidden) hidden
+        states, valid until the next call.
+
+        Raises CommError when a rank died or stalled, naming it and the step.
+        """
+        selected, hidden = self._collect()
+        if hidden:
             if self._hidden is None:
                 self._hidden = self._rows(native.lib.ckdist_executable_hidden(self._handle), self.spec.hidden_size)
             return self._hidden[:selected]
-        selected = self._run(batch, plan)
         if self._logits is None:
             self._logits = self._rows(native.lib.ckdist_executable_logits(self._handle), self.vocab_size)
         return self._logits[:selected]
@@ -268,32 +336,43 @@ class Executable:
         """Runs a step to the end of the first layer, to see how long that takes; the batch's blocks then hold
         nothing of use.
         """
-        self._run(batch, plan, self.layer_steps[plan])
+        self._publish(batch, plan, self.layer_steps[plan])
+        self._collect()
 
-    def _run(self, batch: Batch, plan: int, steps: int = 0) -> int:
-        """Publishes and runs a plan, or its first `steps` steps unless 0; returns the number of rows of logits."""
+    def _publish(self, batch: Batch, plan: int, steps: int = 0) -> None:
+        """Publishes a plan, or its first `steps` steps unless 0."""
         tokens, sequences, selected = len(batch.token_ids), len(batch.chunks), len(batch.logits_indices)
         states = () if batch.states is None else (batch.states.reshape(-1),)
         size = _HEADER + tokens + 3 * sequences + len(batch.block_tables) + 4 * sequences * len(states) + selected
-        if len(self._message) < size:
-            self._message = np.zeros(2 * size, np.int32)
-            self._message_address = native.pointer(self._message, "int32_t *")
-            self._header = native.ffi.cast("struct ckdist_batch_header *", self._message_address)
+        message = self._messages[0]
+        if len(message.ints) < size:
+            message.grow(2 * size)
         # One call of numpy: between two steps the caches hold weights, and every line of code that runs is fetched
         # anew.
-        header = self._header
+        header = message.header
         header.tokens, header.sequences, header.selected = tokens, sequences, selected
         header.blocks, header.plan, header.steps = len(batch.block_tables), plan, steps
         header.states = sequences * len(states)
         header.threads = self.threads if tokens == sequences else self.threads_batch
         np.concatenate(
             (batch.token_ids, batch.chunks.reshape(-1), batch.block_tables, *states, batch.logits_indices),
-            out=self._message[_HEADER:size],
+            out=message.ints[_HEADER:size],
         )
-        status = native.lib.ckdist_executable_run(self._handle, self._message_address, size)
+        self._check(native.lib.ckdist_executable_publish(self._handle, message.address, size))
+        self._messages.rotate(-1)
+        self._published.append((selected, batch.hidden))
+
+    def _collect(self) -> tuple[int, bool]:
+        """Runs rank 0's part of the oldest step on its way; returns how many rows it has, and whether these are hidden
+        states.
+        """
+        self._check(native.lib.ckdist_executable_run(self._handle))
+        return self._published.popleft()
+
+    def _check(self, status: int) -> None:
+        """Raises the error of a step."""
         self.failed |= status < 0
         native.check(status)
-        return selected
 
     def work(self) -> None:
         """Ranks other than 0: runs every batch that rank 0 publishes; returns when rank 0 stops."""
@@ -342,6 +421,7 @@ __all__ = [
     "CacheConfig",
     "Executable",
     "ExecutionPlan",
+    "StageRanks",
     "StepStats",
     "block_bytes",
 ]

@@ -118,6 +118,11 @@ def gathered_rows(graph: Graph, gather: Instr) -> dict[str, Instr]:
     return residual(graph, gather.inputs[0]) if gather.inputs[0].dims[0].axis else {}
 
 
+def sent_rows(graph: Graph, send: Instr) -> dict[str, Instr]:
+    """The residual that a stage sends."""
+    return residual(graph, send.inputs[0])
+
+
 def rotated_attention(graph: Graph, attend: Instr) -> dict[str, Instr]:
     """The rotation of an attention's queries and keys, and their norms (of latent keys, of a part); either may be
     absent.
@@ -164,6 +169,7 @@ PATTERNS: dict[str, Callable[[Graph, Instr], dict[str, Instr]]] = {
     "attend": rotated_attention,
     "delta_rule": delta_rule_with_its_parts,
     "attend_latent": rotated_attention,
+    "send": sent_rows,
 }
 
 

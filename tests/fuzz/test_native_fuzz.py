@@ -149,9 +149,9 @@ def loaded():
 
 def send(model, message) -> None:
     array = np.array(message, np.int32)
-    native.check(
-        native.lib.ckdist_executable_run(model.executable._handle, native.pointer(array, "int32_t *"), len(array))
-    )
+    handle = model.executable._handle
+    native.check(native.lib.ckdist_executable_publish(handle, native.pointer(array, "int32_t *"), len(array)))
+    native.check(native.lib.ckdist_executable_run(handle))
 
 
 HOSTILE = st.sampled_from(

@@ -173,6 +173,20 @@ def test_bfloat16_in_tiles(tiles, rows, cols):
         y, worked = in_tiles(tiles, "BF16", packed, rows, cols, prepared[:tokens])
         assert worked > 0 and worked % tokens == 0
         assert_same_bits(y, whole[:tokens])
+    prepared.view(np.uint16)[:, (cols + 15) // 16 * 16 :] = 0x7FC0  # NaN: no product reads them
+    assert_same_bits(in_tiles(tiles, "BF16", packed, rows, cols, prepared)[0], whole)
+
+
+@pytest.mark.parametrize("name", ["BF16", "F8_E4M3", "Q4_K", "Q6_K"])
+def test_the_model_has_the_bits_of_the_hardware(tiles, name):
+    if lacks := native.isas().get("amx", "a compiler that knows it"):
+        pytest.skip(f"level amx: this CPU lacks {lacks}")
+    rows, cols = 50, 1024
+    packed = pack("amx", name, random_rows(name, rows, cols)[0], rows, cols)
+    x = np.random.default_rng(2).normal(size=(40, cols)).astype(np.float32)
+    prepared = prepare("amx", activation_format("amx", name), x)
+    y, _ = in_tiles(tiles, name, packed, rows, cols, prepared)
+    assert_same_bits(y, multiply("amx", name, packed, rows, cols, prepared))
 
 
 @pytest.mark.parametrize("rows, cols", [(37, 96), (16, 32), (50, 224), (40, 4352)])

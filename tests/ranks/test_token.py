@@ -14,57 +14,19 @@ from ckdist.config import EngineConfig
 from ckdist.engine.engine import Engine
 from ckdist.engine.launch import load_model
 from ckdist.engine.sampler import Sampler
-from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
 from ckdist.layout import TENSOR, TOKEN, TOKEN_IN_HOSTS
 from ckdist.planning.layouts import layouts_for
-from ckdist.program.batch import Batch
 from tests.support import thread_ranks
 from tests.support.paths import GOLDEN
 from tests.support.programs.replay import build
+from tests.support.situations import driven, situations, texts
 from tests.support.specs import FAMILIES, PIECES
 from tests.support.thread_ranks import run_threads
 
 MODELS = sorted(path.parent for path in GOLDEN.glob("*/config.json"))
 MIXTURES = [folder for folder in MODELS if "num_experts_per_tok" in (folder / "config.json").read_text()]
-
-
-def driven(world, executable, body):
-    """What `body(executable)` gives on rank 0, while the other ranks work."""
-    if world.rank:
-        executable.work()
-        return None
-    result = body(executable)
-    executable.stop()
-    return result
-
-
-def situations(executable) -> list[np.ndarray]:
-    """Logits of a prompt in chunks, of decoding, of several prompts beside a decoding sequence and a reused prefix,
-    of two tokens.
-    """
-    sequence, logits = SingleSequence(executable), []
-    logits.append(sequence.feed(np.arange(40)))
-    logits += [sequence.feed([token]).copy() for token in (3, 4, 5)]
-    # 32 positions of the first sequence are the third's too
-    runs = np.array([[5, 0, 1], [1, 43, 3], [2, 32, 3], [6, 10, 1]], np.int32)
-    tables = np.array([8, *(0, 1, 2), *(0, 1, 9), 8], np.int32)
-    ids = np.arange(50, 64, dtype=np.int32)
-    logits.append(executable.run(Batch(ids[:8], runs[:3], tables[:7], np.array([4, 5, 7], np.int32))).copy())
-    logits.append(
-        executable.run(
-            Batch(
-                ids[8:],
-                runs[[0, 1]] * 0 + [[3, 5, 1], [3, 34, 3]],
-                np.array([8, 0, 1, 9], np.int32),
-                np.array([0, 5], np.int32),
-            )
-        ).copy()
-    )
-    sequence.length = 0
-    logits.append(sequence.feed([7, 8]))
-    return logits
 
 
 def both_ways(executable):
@@ -159,25 +121,6 @@ def test_bytes_moved_are_those_of_the_formula(ranks, tokens):
     assert by_token == (layers * columns - a.num_heads * a.head_dim) * tokens * (ranks - 1) * 4 // ranks
     if tokens > 2:  # so few rows are prepared by every thread for itself
         assert by_tensor == (2 * layers - 1) * tokens * ranks * (ranks - 1) * spec.hidden_size * 4
-
-
-def texts(engine) -> tuple[list[list[int]], dict]:
-    """Greedy text of prompts, some at once, some with a prefix that is in the cache by then; and the engine's
-    counters.
-    """
-    rng = np.random.default_rng(0)
-    prompts = [rng.integers(3, 180, n).tolist() for n in (50, 1, 2, 37)]
-    prompts += [[*prompts[0][:40], 9, 8, 7], prompts[0]]
-    found = {}
-    for ids in ((0, 1, 2), (3, 4), (5,)):
-        for i in ids:
-            engine.add(i, prompts[i], SamplingParams(max_tokens=8, temperature=0, ignore_eos=True))
-        while engine.has_work:
-            for output in engine.step():
-                found.setdefault(output.id, []).extend(output.tokens)
-    # 48 tokens of the last prompt; and 32 of the one before, but where a state per sequence has no snapshot there
-    assert engine.stats()["cached_tokens_total"] >= 48 + (0 if "state_slots" in engine.stats() else 32)
-    return [found[i] for i in range(len(prompts))], engine.stats()
 
 
 def generated(world, folder, prefill: str, transport: str = "auto", experts: str = "tensor"):

@@ -61,6 +61,10 @@ struct ckdist_program {
   int64_t blocks;
   struct ckdist_rope ropes[4];
   struct ckdist_loader* loader; /* of matrices that are not all packed, filling; null: all are */
+  /* The stages of a job's ranks; one: 0, -1, -1. */
+  int32_t in_flight;      /* batches that are published before the first of them has run on rank 0, at most */
+  int32_t previous, next; /* ranks of the job that rows come from and go to; -1: none */
+  float* const* outgoing; /* (in_flight,) places for rows on their way to `next` */
 };
 
 struct ckdist_executable;
@@ -85,13 +89,17 @@ struct ckdist_state_slots {
 enum { ckdist_block_tokens = 16 }; /* positions of one block of the cache */
 
 /* The program's arrays must outlive the executable. */
-CKDIST_EXPORT int ckdist_executable_new(const struct ckdist_program* program, struct ckdist_communicator* communicator,
-                                        struct ckdist_pool* pool, struct ckdist_executable** out);
+/* `job`: of all ranks; `stage`: of those of this rank's stage, the same where there is one. */
+CKDIST_EXPORT int ckdist_executable_new(const struct ckdist_program* program, struct ckdist_communicator* job,
+                                        struct ckdist_communicator* stage, struct ckdist_pool* pool,
+                                        struct ckdist_executable** out);
 CKDIST_EXPORT void ckdist_executable_free(struct ckdist_executable* executable);
 
-/* Runs one batch on all ranks; called on rank 0. message: struct ckdist_batch_header, then the arrays of Batch in their
-   order, int32. */
-CKDIST_EXPORT int ckdist_executable_run(struct ckdist_executable* executable, const int32_t* message, int64_t ints);
+/* Rank 0: gives all ranks a batch. message: struct ckdist_batch_header, then the arrays of Batch in their order, int32;
+   it stays as it is until the batch has run. */
+CKDIST_EXPORT int ckdist_executable_publish(struct ckdist_executable* executable, const int32_t* message, int64_t ints);
+/* Rank 0: runs its own part of the oldest batch that was published and has not run. */
+CKDIST_EXPORT int ckdist_executable_run(struct ckdist_executable* executable);
 /* The other ranks: runs every batch that rank 0 publishes until it asks to stop. */
 CKDIST_EXPORT int ckdist_executable_work(struct ckdist_executable* executable);
 /* Rank 0: lets the others return from ckdist_executable_work. */

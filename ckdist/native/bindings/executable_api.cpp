@@ -16,16 +16,19 @@ struct ckdist_executable : Inference {
 
 extern "C" {
 
-int ckdist_executable_new(const ckdist_program* program, ckdist_communicator* communicator, ckdist_pool* pool,
-                          ckdist_executable** out) {
+int ckdist_executable_new(const ckdist_program* program, ckdist_communicator* job, ckdist_communicator* stage,
+                          ckdist_pool* pool, ckdist_executable** out) {
   return guard([&] {
     Repacker* const repacker = program->loader ? program->loader->loader.repacker() : nullptr;
-    *out = new ckdist_executable(*program, *communicator->communicator, repacker, pool->pool);
+    *out = new ckdist_executable(*program, *job->communicator, *stage->communicator, repacker, pool->pool);
   });
 }
 void ckdist_executable_free(ckdist_executable* executable) { delete executable; }
-int ckdist_executable_run(ckdist_executable* executable, const int32_t* message, int64_t ints) {
-  return guard([&] { executable->run(message, ints); });
+int ckdist_executable_publish(ckdist_executable* executable, const int32_t* message, int64_t ints) {
+  return guard([&] { executable->publish(message, ints); });
+}
+int ckdist_executable_run(ckdist_executable* executable) {
+  return guard([&] { executable->run(); });
 }
 int ckdist_executable_work(ckdist_executable* executable) {
   return guard([&] { executable->work(); });

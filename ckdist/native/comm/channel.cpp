@@ -52,7 +52,7 @@ bool Channel::test(Pending& pending) {
 }
 
 uint64_t Channel::moved(int peer) const {
-  return transport_->moved.load(std::memory_order_relaxed) + detector_->moved(names_[peer]);
+  return transport_->moved.load(std::memory_order_relaxed) + detector_->moved(detector_->blame(names_[peer]));
 }
 
 // In their order: `test` makes progress on all of them.

@@ -29,13 +29,15 @@ int smallest_host(const Order& order) {
 
 struct StepCommunicator::Mailbox {
   alignas(64) ShmFlag batches;  // published
-  int64_t ints;                 // of the last
   struct alignas(64) Taken : ShmFlag {};
-  static int64_t bytes(int ranks, int64_t ints) {
-    return int64_t(sizeof(Mailbox)) + ranks * int64_t(sizeof(Taken)) + ints * 4;
+  static int64_t bytes(int ranks, const StepSizes& sizes) {
+    return int64_t(sizeof(Mailbox)) + ranks * int64_t(sizeof(Taken)) + sizes.batches * (1 + sizes.batch_ints) * 4;
   }
   Taken& taken(int i) { return reinterpret_cast<Taken*>(this + 1)[i]; }
-  int32_t* batch(int ranks) { return reinterpret_cast<int32_t*>(&taken(ranks)); }
+  // Batches lie here by turns: its length, then the batch.
+  int32_t* batch(int ranks, uint32_t number, const StepSizes& sizes) {
+    return reinterpret_cast<int32_t*>(&taken(ranks)) + number % sizes.batches * (1 + sizes.batch_ints);
+  }
 };
 
 struct StepCommunicator::Layout {
@@ -55,7 +57,7 @@ struct StepCommunicator::Layout {
     slices = local * hosts * slice;
     folded = many && local > 1 ? value : 0;
     logits = padded(sizes.logit_rows * sizes.vocab);
-    mailbox = padded(Mailbox::bytes(local, sizes.batch_ints) / 4 + 1);
+    mailbox = padded(Mailbox::bytes(local, sizes) / 4 + 1);
   }
 };
 
@@ -77,7 +79,9 @@ StepCommunicator::StepCommunicator(Parts parts, Segment memory, const StepSizes&
       grace_ns_(host_count_ > 1 ? 2 * peer_grace_ns(parts_.channel->timeout_ns()) : 0),
       memory_(std::move(memory)),
       sizes_(sizes),
-      batch_(size_t(sizes.batch_ints)) {
+      batch_(size_t(std::max(kHeadInts, 1 + sizes.batch_ints))) {
+  if (sizes.batches < 1) fail(Status::native, "%lld batches; at least one is published", (long long)sizes.batches);
+  if (rank == 0 && host_count_ > 1) outgoing_.assign(size_t(sizes.batches), {batch_, {}});
   for (int r = 0; r < size; r++) {
     const auto [first, count] = parts_.columns[r];
     if (first < 0 || count < 0 || first > sizes.vocab || count > sizes.vocab - first)
@@ -137,15 +141,20 @@ void StepCommunicator::publish(const int32_t* batch, int64_t ints) {
     fail(Status::native, "a batch of %lld ints is larger than the %lld reserved", (long long)ints,
          (long long)sizes_.batch_ints);
   step_ = 0;
-  put_into_mailbox(batch, ints);
-  const int64_t first = std::min(ints, kHeadInts - 1);
-  head_[0] = int32_t(ints);
-  if (ints) std::memcpy(head_ + 1, batch, size_t(first * 4));
-  for (int h = 1; h < host_count_; h++) {
-    begin_send(leader(h), kHead, head_, sizeof head_);
-    begin_send(leader(h), kBody, batch + first, (ints - first) * 4);
+  if (host_count_ > 1) {
+    Outgoing& out = outgoing_[batches_ % outgoing_.size()];
+    out.ints[0] = int32_t(ints);
+    if (ints) std::memcpy(&out.ints[1], batch, size_t(ints * 4));
+    for (int h = 1; h < host_count_; h++) {
+      out.messages.push_back(parts_.channel->isend(leader(h), kHead, out.ints.data(), kHeadInts * 4));
+      if (const int64_t more = 1 + ints - kHeadInts; more > 0)
+        out.messages.push_back(parts_.channel->isend(leader(h), kBody, &out.ints[kHeadInts], more * 4));
+    }
   }
-  wait();
+  put_into_mailbox(batch, ints);
+  // The next batch takes the place of the oldest one. No other comes behind the last one, so all go now.
+  const size_t count = outgoing_.size(), awaited = ints == 0 ? count : std::min<size_t>(count, 1);
+  for (size_t i = 0; i < awaited; i++) parts_.channel->wait(outgoing_[(batches_ + i) % count].messages, call());
 }
 
 // A host's leader hears from rank 0, the others from it.
@@ -153,24 +162,25 @@ const int32_t* StepCommunicator::receive(int64_t* ints) {
   if (local_rank != 0) return take_from_mailbox(ints);
   wait_for_batch();
   step_ = 0;
-  *ints = head_[0];
+  *ints = batch_[0];
   if (*ints < 0 || *ints > sizes_.batch_ints)
-    fail(Status::comm, "rank 0 announced a batch of %d ints; at most %lld are taken", head_[0],
+    fail(Status::comm, "rank 0 announced a batch of %d ints; at most %lld are taken", batch_[0],
          (long long)sizes_.batch_ints);
-  const int64_t first = std::min(*ints, kHeadInts - 1);
-  std::memcpy(batch_.data(), head_ + 1, size_t(first * 4));
-  begin_receive(0, kBody, batch_.data() + first, (*ints - first) * 4);
+  begin_receive(0, kBody, batch_.data() + kHeadInts, (1 + *ints - kHeadInts) * 4);
   wait();
-  put_into_mailbox(batch_.data(), *ints);
-  return batch_.data();
+  put_into_mailbox(&batch_[1], *ints);
+  return &batch_[1];
 }
 
 void StepCommunicator::put_into_mailbox(const int32_t* batch, int64_t ints) {
+  const uint32_t number = batches_++;
   if (local_size == 1) return;
-  for (int i = 1; i < local_size; i++) parts_.rendezvous->await(mailbox_->taken(i), batches_, i);  // it holds one batch
-  if (ints) std::memcpy(mailbox_->batch(local_size), batch, size_t(ints * 4));
-  mailbox_->ints = ints;
-  mailbox_->batches.raise(++batches_);
+  for (int i = 1; i < local_size; i++)  // the slowest one makes room
+    parts_.rendezvous->await(mailbox_->taken(i), batches_ - uint32_t(sizes_.batches), i);
+  int32_t* const place = mailbox_->batch(local_size, number, sizes_);
+  place[0] = int32_t(ints);
+  if (ints) std::memcpy(place + 1, batch, size_t(ints * 4));
+  mailbox_->batches.raise(batches_);
 }
 
 const int32_t* StepCommunicator::take_from_mailbox(int64_t* ints) {
@@ -178,8 +188,9 @@ const int32_t* StepCommunicator::take_from_mailbox(int64_t* ints) {
   parts_.rendezvous->name_call(call());
   parts_.rendezvous->await(mailbox_->batches, ++batches_, 0, ShmRendezvous::kForever);
   step_ = 0;
-  *ints = mailbox_->ints;
-  std::memcpy(batch_.data(), mailbox_->batch(local_size), size_t(*ints * 4));
+  const int32_t* const place = mailbox_->batch(local_size, batches_ - 1, sizes_);
+  *ints = place[0];
+  std::memcpy(batch_.data(), place + 1, size_t(*ints * 4));
   mailbox_->taken(local_rank).raise(batches_);
   return batch_.data();
 }
@@ -187,7 +198,7 @@ const int32_t* StepCommunicator::take_from_mailbox(int64_t* ints) {
 void StepCommunicator::wait_for_batch() {
   Channel& channel = *parts_.channel;
   step_ = kBetween;
-  Channel::Pending head = channel.irecv(0, kHead, head_, sizeof head_);
+  Channel::Pending head = channel.irecv(0, kHead, batch_.data(), kHeadInts * 4);
   Waited waited;
   while (!channel.test(head)) {
     const int64_t ns = waited.ns();
@@ -329,5 +340,7 @@ void StepCommunicator::recv(int peer, void* data, int64_t bytes, int step) {
   Channel::Pending message = irecv(peer, data, bytes);
   wait(message, step);
 }
+
+void StepCommunicator::count_step() { parts_.channel->transport()->steps.fetch_add(1, std::memory_order_relaxed); }
 
 }  // namespace ckdist

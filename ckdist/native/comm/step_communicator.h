@@ -31,6 +31,7 @@ struct StepSizes {
   int64_t logit_rows, vocab;      // of the gathered logits, at most
   int64_t first_column, columns;  // of the logits that this rank computes
   int64_t batch_ints;             // of one batch, at most
+  int64_t batches = 1;            // that are published before a rank has received the first of them, at most
 };
 
 class StepCommunicator {
@@ -57,7 +58,8 @@ class StepCommunicator {
   const int local_rank, local_size;  // among the ranks that share memory with this one
 
   // Rank 0 gives every other rank one batch; the others wait for it without burning a core, and have it until they
-  // receive the next. Batches may follow one another at once. An empty batch is the last one.
+  // receive the next. Batches may follow one another at once; who publishes more than the ranks have room for waits.
+  // An empty batch is the last one.
   void publish(const int32_t* batch, int64_t ints);
   const int32_t* receive(int64_t* ints);
 
@@ -92,6 +94,8 @@ class StepCommunicator {
   void wait(Channel::Pending& message, int step);
   void send(int peer, const void* data, int64_t bytes, int step);
   void recv(int peer, void* data, int64_t bytes, int step);
+  // This rank is alive and has made a step: who waits for it goes on waiting.
+  void count_step();
 
   // On any buffers, over all ranks: all_gather, reduce_scatter, all_to_all, barrier. Nothing is allocated once a call
   // of the size was made, where `in` is not `out`.
@@ -99,11 +103,15 @@ class StepCommunicator {
 
  private:
   static constexpr int64_t kRowsAtOnce = 64;  // rows of logits under way from each rank
-  static constexpr int64_t kHeadInts = 256;   // a batch's first message: its length, then the batch or its beginning
+  static constexpr int64_t kHeadInts = 256;   // of a batch's first message
   enum Tag : int { kHead, kBody, kSum, kSlice, kTotal, kLogits, kMessage };
   static constexpr int kStart = -1, kBetween = -2;  // steps that are none
   struct Mailbox;                                   // through which a host's leader passes batches on
   struct Layout;                                    // floats of every buffer
+  struct Outgoing {                                 // a batch on its way to other hosts
+    std::vector<int32_t> ints;                      // its length, then the batch
+    std::vector<Channel::Pending> messages;
+  };
 
   CallName call() const;
   int leader(int host) const { return hosts()[host][0]; }
@@ -144,9 +152,9 @@ class StepCommunicator {
   bool reduced_[kSlots] = {};  // the value is in total_
   float* logits_ = nullptr;    // (rows, vocab): on rank 0's host everything, elsewhere the ranks' own columns
   Mailbox* mailbox_ = nullptr;
-  uint32_t batches_ = 0;        // published, or received
-  int32_t head_[kHeadInts];     // a batch's first message
-  std::vector<int32_t> batch_;  // that this rank has
+  uint32_t batches_ = 0;            // published, or received
+  std::vector<Outgoing> outgoing_;  // by turns; of rank 0
+  std::vector<int32_t> batch_;      // that this rank has: its length, then the batch
 };
 
 }  // namespace ckdist

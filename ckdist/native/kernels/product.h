@@ -24,7 +24,7 @@ struct ProductKernel {
   Type tiles;  // what tiles hold: Type::bf16 where rows of bfloat16 are multiplied as they are, else Type::f32; such
                // rows are widened on the way
   // y[t * y_stride + row] = dot(matrix[row], x[t]), or += where `add`, for the rows of tiles [tile_begin, tile_end),
-  // row 0 being the first of tile 0. x: rows of x_stride bytes, finite up to the next multiple of 32 columns.
+  // row 0 being the first of tile 0. x: rows of x_stride bytes, finite up to the next multiple of 16 columns.
   void (*multiply)(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride,
                    int64_t tokens, float* y, int64_t y_stride, bool add);
   // The same of all tiles, plus bias and residual, to `out`; zeros for the rows that the last tile lacks. `sums`: room

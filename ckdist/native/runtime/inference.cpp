@@ -21,13 +21,16 @@ int step_counters(const ckdist_step& step) {
 }
 }  // namespace
 
-Inference::Inference(const ckdist_program& that, Communicator& communicator, Repacker* repacker,
+Inference::Inference(const ckdist_program& that, Communicator& job, Communicator& stage, Repacker* repacker,
                      std::shared_ptr<Pool> pool)
     : Executor(std::move(pool)),
       program(that),
-      communicator(communicator),
+      communicator(job),
       kernels(ckdist::kernels()),
       states(that),
+      stage_(stage),
+      in_flight_(size_t(std::max(that.in_flight, 1))),
+      outgoing_(in_flight_.size()),
       plans_(that.plans, that.plans + that.plan_count),
       repacker_(repacker && !repacker->finished() ? repacker : nullptr),
       workers_(threads()) {
@@ -127,16 +130,21 @@ void Inference::make_workers() {
 void Inference::reserve_exchange() {
   StepSizes sizes{};
   sizes.partial_floats = program.exchange_floats;
+  sizes.vocab = program.vocab;
   for (const ckdist_value* v = plans_[0].values; v != plans_[0].values + plans_[0].value_count;
        v++)  // the same in every plan
-    if (v->place == ckdist_place_logits) {
-      sizes.logit_rows = program.max_outputs, sizes.vocab = program.vocab;
-      sizes.first_column = v->offset, sizes.columns = v->width;
-    }
+    if (v->place == ckdist_place_logits)
+      sizes.first_column = v->offset, sizes.columns = v->width, sizes.logit_rows = program.max_outputs;
   sizes.batch_ints = BatchView::kHeader + program.max_tokens + 3 * program.max_sequences +
                      program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs +
                      4 * program.max_sequences;
-  ranks = communicator.steps(sizes);
+  sizes.batches = int64_t(in_flight_.size());
+  ranks = stage_.steps(sizes);
+  if (&stage_ != &communicator) {
+    StepSizes batches{};
+    batches.batch_ints = sizes.batch_ints, batches.batches = sizes.batches;
+    job_ = communicator.steps(batches);
+  }
   for (int slot = 0; slot < kSlots; slot++) {
     peers_[slot].resize(kMaxRanks);
     ranks->peers(slot, peers_[slot].data());
@@ -155,22 +163,24 @@ float* Inference::floats(int index, int64_t* stride) {
   return reinterpret_cast<float*>(arena_->data() + v.offset);
 }
 
-// The end of every batch: nobody sees what was computed from a file that had changed by then.
-void Inference::gather(int64_t rows, int step) {
+// Nobody sees what was computed from a file that had changed by then.
+void Inference::end_batch(int64_t rows, int step) {
   if (packing) repacker_->check();
   ranks->gather_logits(rows, step);
 }
 
 // Where a file has changed, that is why, whichever rank noticed first: then this throws.
 void Inference::give_up(const char* reason) {
+  stage_.abandon(reason);
   communicator.abandon(reason);
   if (repacker_ && !repacker_->finished()) repacker_->check();
 }
 
 void Inference::finish(int thread, int index, int out, int64_t rows) {
+  if (thread == 0) everyone().count_step();
   const ckdist_value& v = value(out);
-  if (v.place == ckdist_place_logits) meet(thread, index, true, [&](Idle) { gather(rows, index); });
-  else if (v.place == ckdist_place_hidden) meet(thread, index, true, [&](Idle) { gather(0, index); });
+  if (v.place == ckdist_place_logits) meet(thread, index, true, [&](Idle) { end_batch(rows, index); });
+  else if (v.place == ckdist_place_hidden) meet(thread, index, true, [&](Idle) { end_batch(0, index); });
   else if (v.place == ckdist_place_sums)
     meet(thread, index, true, [&](Idle idle) {
       ranks->all_reduce_hosts(int(v.offset), (v.selected ? batch.selected : batch.tokens) * v.width, index, idle);
@@ -180,20 +190,43 @@ void Inference::finish(int thread, int index, int out, int64_t rows) {
   else meet(thread, index, true, [&](Idle idle) { ranks->all_reduce(int(v.offset), rows * v.width, index, idle); });
 }
 
-void Inference::run(const int32_t* message, int64_t ints) {
+void Inference::send_rows(int64_t floats) {
+  if (floats > 0) outgoing_[turn()] = everyone().isend(program.next, outgoing(), floats * 4);
+}
+
+void Inference::receive_rows(float* rows, int64_t floats, int step) {
+  if (floats > 0) everyone().recv(program.previous, rows, floats * 4, step);
+}
+
+BatchView Inference::accepted(const int32_t* message, int64_t ints) {
   const BatchView those = BatchView::parse(message, ints, program.max_tokens, program.max_sequences,
                                            program.max_outputs, program.context_length, program.blocks, program.vocab);
   if (those.plan < 0 || those.plan >= int(plans_.size()) || those.steps < 0 ||
       those.steps > plans_[those.plan].step_count)
     fail(Status::native, "a batch asks for %d steps of plan %d of %zu", those.steps, those.plan, plans_.size());
-  states.check(those);
-  if (ranks->size > 1 && ranks->rank == 0) {
-    TraceLane* const lane = this->lane(0);
-    const int64_t begin = lane ? now_ns() : 0;
-    ranks->publish(message, ints);
-    if (lane)
-      lane->add(ckdist_trace_publish, begin, now_ns(), int32_t(those.tokens), int32_t(those.sequences), those.plan);
-  }
+  states.accept(those);
+  return those;
+}
+
+void Inference::publish(const int32_t* message, int64_t ints) {
+  if (published_ - runs_ >= in_flight_.size())
+    fail(Status::native, "%zu batches are under way, of at most as many", in_flight_.size());
+  const BatchView those = accepted(message, ints);
+  in_flight_[published_++ % in_flight_.size()] = those;
+  if (communicator.size == 1) return;
+  TraceLane* const lane = this->lane(0);
+  const int64_t begin = lane ? now_ns() : 0;
+  everyone().publish(message, ints);
+  if (lane)
+    lane->add(ckdist_trace_publish, begin, now_ns(), int32_t(those.tokens), int32_t(those.sequences), those.plan);
+}
+
+void Inference::run() {
+  if (published_ == runs_) fail(Status::native, "no batch was published that has not run");
+  run(in_flight_[turn()]);
+}
+
+void Inference::run(const BatchView& those) {
   begin(those);
   const int64_t start = now_ns();
   packing = repacker_ && !repacker_->finished();
@@ -204,6 +237,8 @@ void Inference::run(const int32_t* message, int64_t ints) {
     repacker_->begin_step(plan_bytes_[batch.plan] / (prompts ? 1 : kKeptShare));
   }
   try {
+    Channel::Pending sent = std::exchange(outgoing_[turn()], Channel::Pending{0, 0});  // what lay in the place of rows
+    if (sent.request) everyone().wait(sent, 0);
     pool_->run(active_, [this](int thread) { replay(thread); });
     if (packing) repacker_->end_step();
   } catch (const std::exception& e) {
@@ -212,14 +247,13 @@ void Inference::run(const int32_t* message, int64_t ints) {
   }
   stats_.total += double(now_ns() - start) * 1e-9;
   stats_.runs++;
+  runs_++;
   for (Worker& w : workers_) stats_.moved += std::exchange(w.moved, 0);
 }
 
 // What steps ask of the batch.
 void Inference::begin(const BatchView& those) {
   batch = those;
-  states.begin(batch);
-  runs_++;
   plan = &plans_[batch.plan];
   list_ = &lists_[batch.plan];
   first_token = plan->tokens_sharded ? first_token_of(ranks->local_rank) : 0;
@@ -239,9 +273,9 @@ void Inference::work() {
   try {
     for (;;) {
       int64_t ints = 0;
-      const int32_t* message = ranks->receive(&ints);
+      const int32_t* message = everyone().receive(&ints);
       if (ints == 0) return;
-      run(message, ints);
+      run(accepted(message, ints));
     }
   } catch (const std::exception& e) {
     give_up(e.what());
@@ -250,7 +284,7 @@ void Inference::work() {
 }
 
 void Inference::stop() {
-  if (ranks->size > 1) ranks->publish(nullptr, 0);
+  if (communicator.size > 1) everyone().publish(nullptr, 0);
 }
 
 ckdist_step_stats Inference::stats(bool reset) {
@@ -263,7 +297,7 @@ void Inference::replay(int thread) {
   const int steps = batch.steps > 0 ? batch.steps : batch.selected > 0 ? plan->step_count : token_steps_[batch.plan];
   const int64_t begin = lane(thread) ? now_ns() : 0;
   walk(thread, steps);
-  if (steps < plan->step_count) meet(thread, steps - 1, true, [&](Idle) { gather(0, steps); });  // as every batch ends
+  if (steps < plan->step_count) meet(thread, steps - 1, true, [&](Idle) { end_batch(0, steps); });
   if (lane(thread)) trace_batch(thread, begin);
 }
 

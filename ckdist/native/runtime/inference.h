@@ -24,10 +24,13 @@ struct Range {
 
 class Inference : public Executor {
  public:
-  // `repacker`: of matrices that are not all packed yet; null where all are.
-  Inference(const ckdist_program& program, Communicator& communicator, Repacker* repacker, std::shared_ptr<Pool> pool);
+  // `stage`: of the ranks of this rank's stage, `job` itself where there is one. `repacker`: of matrices that are not
+  // all packed yet; null where all are.
+  Inference(const ckdist_program& program, Communicator& job, Communicator& stage, Repacker* repacker,
+            std::shared_ptr<Pool> pool);
 
-  void run(const int32_t* message, int64_t ints);
+  void publish(const int32_t* message, int64_t ints);
+  void run();
   void work();
   void stop();
   const float* logits() { return ranks->gathered(); }
@@ -46,8 +49,8 @@ class Inference : public Executor {
 
   // Of the job and the program.
   const ckdist_program program;
-  Communicator& communicator;
-  std::unique_ptr<StepCommunicator> ranks;
+  Communicator& communicator;               // of the job
+  std::unique_ptr<StepCommunicator> ranks;  // of the stage
   const Kernels& kernels;
   // What the rank has of one layer's attention and cache.
   struct Layer {
@@ -98,6 +101,17 @@ class Inference : public Executor {
     return thread == active() || n < kThreadRows * active() ? n * thread / active() : n * thread / active() / 16 * 16;
   }
   Range rows_of(int thread, int64_t n) const { return {row_begin(thread, n), row_begin(thread + 1, n)}; }
+
+  // Of rows that go from stage to stage those that this rank sends, or receives: of its local tokens where tokens are
+  // sharded, else of the batch's tokens, shared out among the ranks of the stage.
+  Range stage_rows() const {
+    const auto begin = [&](int rank) { return (batch.tokens * rank + ranks->size - 1) / ranks->size; };
+    return plan->tokens_sharded ? Range{0, local_tokens} : Range{begin(ranks->rank), begin(ranks->rank + 1)};
+  }
+  float* outgoing() const { return program.outgoing[turn()]; }  // where rows to be sent are put
+  void send_rows(int64_t floats);
+  void receive_rows(float* rows, int64_t floats, int step);
+  void end_batch(int64_t rows, int step);  // all steps are done; of the logits, or no, rows
 
   const ckdist_value& value(int index) const { return plan->values[index]; }
   float* floats(int value, int64_t* stride);               // row 0 of a float value, and the floats from row to row
@@ -179,12 +193,20 @@ class Inference : public Executor {
   void make_cache();
   void make_workers();
   void reserve_exchange();
+  BatchView accepted(const int32_t* message, int64_t ints);
+  void run(const BatchView& batch);
   void begin(const BatchView& batch);
   void replay(int thread);
   void trace_batch(int thread, int64_t begin);
-  void gather(int64_t rows, int step);
   void give_up(const char* reason);
+  StepCommunicator& everyone() const { return job_ ? *job_ : *ranks; }
+  size_t turn() const { return runs_ % in_flight_.size(); }
 
+  Communicator& stage_;
+  std::unique_ptr<StepCommunicator> job_;  // of all ranks; null where these are the stage's
+  std::vector<BatchView> in_flight_;       // by turns: published, and not run yet
+  uint32_t published_ = 0;
+  std::vector<Channel::Pending> outgoing_;  // by turns: rows on their way to the next stage
   std::vector<ckdist_execution_plan> plans_;
   std::vector<StepList> lists_;
   Repacker* const repacker_;

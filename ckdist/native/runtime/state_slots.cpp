@@ -84,7 +84,8 @@ void StateSlots::check(const BatchView& batch) const {
   }
 }
 
-void StateSlots::begin(const BatchView& batch) {
+void StateSlots::accept(const BatchView& batch) {
+  check(batch);
   for (int64_t s = 0; s < batch.sequences && batch.states != nullptr; s++) {
     const ckdist_state_slots& slots = batch.states[s];
     positions_[slots.out] = batch.chunks[s].first_position + batch.chunks[s].tokens;

@@ -37,14 +37,15 @@ class StateSlots {
   // Turns the convolutions' weights, (channels, taps) in the file, into rows of channels.
   void read_kernels(const ckdist_execution_plan& plan);
 
-  // Throws unless every chunk goes on from a state of the tokens before it, and none writes what another one uses.
-  void check(const BatchView& batch) const;
-  // The step runs: from now on slots hold what it leaves.
-  void begin(const BatchView& batch);
+  // The next batch, which runs behind all that were accepted before: from now on slots hold what it leaves. Throws
+  // unless every chunk goes on from a state of the tokens before it, and none writes what another one uses.
+  void accept(const BatchView& batch);
 
   std::vector<Layer> layers;
 
  private:
+  void check(const BatchView& batch) const;
+
   const int64_t slots_;
   int64_t bytes_ = 0;
   std::vector<int32_t> positions_;  // (slots,) tokens behind which the slot is; -1: it holds nothing

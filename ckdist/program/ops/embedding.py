@@ -6,6 +6,7 @@ import numpy as np
 
 from ckdist import native
 from ckdist.errors import LayoutError
+from ckdist.layout import Dim
 from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.op import (
     Arrays,
@@ -75,9 +76,13 @@ def lower_embed(lowering: "Lowering", group: "Group") -> None:
 
 def infer_embed_positions(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """(tokens, hidden), whole."""
-    tables: tuple[Weight | None, ...] = weights  # either may be absent
-    (hidden,) = {w.dims[1] for w in tables if w is not None}
-    return [((inputs[0].dims[0], hidden), None)]
+    return [((inputs[0].dims[0], _columns(*weights)), None)]
+
+
+def _columns(*tables: Weight | None) -> Dim:
+    """Those of the tables, of which one may be absent."""
+    (columns,) = {table.dims[1] for table in tables if table is not None}
+    return columns
 
 
 @op("embed_positions", infer_embed_positions)

@@ -19,7 +19,7 @@ ENCODERS = sorted(path.parent for path in GOLDEN.glob("encoders/*/config.json"))
 def on_rank_0(world, model, check, **settings) -> None:
     """Runs `check(engine)` on rank 0 while the other ranks work for it."""
     fields = {"cache_type_k": "f32", "cache_type_v": "f32", "threads": 1, "prefill": "token", **settings}
-    loaded = load_model(EngineConfig(model=str(model), **fields), world)
+    loaded = load_model(EngineConfig(model=str(model), **fields), world, encoders=True)
     try:
         if world.rank == 0:
             check(Engine(loaded.executable, Sampler(loaded.spec.vocab_size)))

@@ -83,7 +83,7 @@ void FailureDetector::tell(Kind kind, const char* text) {
   Frame frame{kMagic,
               uint16_t(kind),
               uint16_t(std::min<size_t>(std::strlen(text), kMaxText)),
-              transport_->moved.load(std::memory_order_relaxed),
+              transport_->signs(),
               waits_for_.load(std::memory_order_relaxed),
               0,
               {}};

@@ -6,8 +6,8 @@
 //
 // Ranks of this host send heartbeats through the rendezvous's memory, others over a connection that carries nothing
 // else (so no data is in the way), or over the transport where it has heartbeats. A heartbeat tells how many bytes the
-// rank has moved: a rank that waits for one whose bytes flow goes on waiting. It also tells for whom the rank waits:
-// the rank that is named as lost is the one at the end of such a chain.
+// rank has moved and how many steps it has made: a rank that waits for one that gets on goes on waiting. It also tells
+// for whom the rank waits: the rank that is named as lost is the one at the end of such a chain.
 #pragma once
 #include <atomic>
 #include <memory>

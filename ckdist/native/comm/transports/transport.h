@@ -70,8 +70,9 @@ class Transport {
   virtual void send_heartbeat(int, const void*, int64_t) {}
   virtual int64_t receive_heartbeat(int, void*, int64_t) { return 0; }
 
-  // Bytes sent and received so far, without heartbeats. While they grow, no wait is too long.
-  std::atomic<uint64_t> moved{0};
+  // Bytes sent and received so far, without heartbeats, and steps made. While they grow, no wait is too long.
+  std::atomic<uint64_t> moved{0}, steps{0};
+  uint64_t signs() const { return moved.load(std::memory_order_relaxed) + steps.load(std::memory_order_relaxed); }
   void add_moved(int64_t bytes) {
     moved.store(moved.load(std::memory_order_relaxed) + uint64_t(bytes), std::memory_order_relaxed);
   }

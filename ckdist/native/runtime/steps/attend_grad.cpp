@@ -138,13 +138,10 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
     query_gradients(item, b, from, end, part, at);
   }
 
-  // dq = ds k. A product may read 32 columns at a time.
+  // dq = ds k.
   void query_gradients(const Item& item, const Block& b, int64_t from, int64_t end, int64_t part, int64_t at) {
     const Space& s = item.s;
     const int64_t bytes = r.scratch_bytes(), d_row = round16(key_width);
-    if ((end - from) % 32)
-      for (int64_t t = 0; t < part; ++t)
-        std::fill_n(s.ds + t * item.ds_stride + (end - b.low) * bytes, 16 * bytes, uint8_t{0});
     Matrix m = r.matrix(key_width, item.n, s.k_transposed);
     m.cols = end - from, m.tiles += from * r.column_bytes();
     fetch_to_write(key_head(step.dq, at, b.head), part, key_width);

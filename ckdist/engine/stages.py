@@ -1,0 +1,129 @@
+"""A rank's stage: which layers it has, their programs, and whom it meets.
+
+Every function here is called by all ranks of a world together.
+"""
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ckdist import native
+from ckdist.comm.communicator import Communicator, open_communicator
+from ckdist.comm.protocol import World
+from ckdist.comm.world import agree
+from ckdist.config import EngineConfig
+from ckdist.errors import ConfigError
+from ckdist.layout import SINGLE, Layout, Range
+from ckdist.mesh import Mesh
+from ckdist.models.decoder import forward, hidden_rows, main_forward
+from ckdist.models.spec import ModelSpec
+from ckdist.planning.layouts import layouts_for
+from ckdist.planning.plan import Plan
+from ckdist.planning.stages import StageRank, check_stages, divide_layers, stage_lines
+from ckdist.program.executable import StageRanks
+from ckdist.program.program import Program
+from ckdist.program.tracer import Tracer, trace
+from ckdist.weights.adapter import Adapter
+from ckdist.weights.checkpoint import Checkpoint
+from ckdist.weights.loader import ShardLoader
+from ckdist.weights.packed_type import weight_cost
+
+log = logging.getLogger(__name__)
+
+ARENA_BYTES = 64 << 20  # of the communicator's shared memory: the replay's buffers are its own
+
+
+@dataclass(frozen=True)
+class Traced:
+    """This rank's part of a model as programs: decode's, and prefill's where that shards tokens; `layouts`: of prefill,
+    of decode, mesh. `hidden_programs`: those that make hidden states in place of logits, by layout; none of an encoder,
+    of which all do, and where there are several stages.
+    """
+
+    checkpoint: Checkpoint
+    rank: StageRank
+    layouts: tuple[Layout, Layout, Mesh]
+    adapter: Adapter | None
+    program: Program
+    token_program: Program | None
+    hidden_programs: list[Program]
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model with the layers of this rank's stage."""
+        spec, (begin, end) = self.checkpoint.spec, self.rank.stage.layers
+        return dataclasses.replace(spec, layers=spec.layers[begin:end])
+
+
+def layers_of_stages(
+    config: EngineConfig, world: World, loader: ShardLoader, tracer: Callable[[Layout, Mesh], Tracer]
+) -> list[Range]:
+    """The layers of each stage, the same on every rank; a collective call. ConfigError where there cannot be so many
+    stages.
+    """
+    spec, count = loader.checkpoint.spec, config.pipeline_parallel_size
+    check_stages(count, world.size, len(spec.layers))
+    if count == 1:
+        return [(0, len(spec.layers))]
+    if not spec.generates:
+        raise ConfigError(
+            f"{spec.family} is an encoder, which has no stages: leave --pipeline-parallel-size {count} out"
+        )
+    program = trace(forward, spec, SINGLE, Mesh(), tracer)
+    agree(world, "model", program.digest())  # each stage compares but its own part
+    max_tokens = min(config.ubatch_size, config.batch_size)
+    layers = divide_layers(program, count, max_tokens, native.isa(), functools.partial(weight_cost, loader))
+    return [(begin, end) for begin, end in world.broadcast(layers)]
+
+
+def trace_stage(
+    config: EngineConfig,
+    world: World,
+    rank: StageRank,
+    checkpoint: Checkpoint,
+    adapter: Adapter | None,
+    tracer: Callable[[Layout, Mesh], Tracer],
+) -> Traced:
+    """The programs of this rank's stage; a collective call. CommError where ranks of a stage have different ones."""
+    spec, stage = checkpoint.spec, rank.stage
+    prefill, decode, mesh = layouts_for(config, rank.world, spec)
+    if not all(world.gather(prefill is not decode)):  # every stage has the same plans
+        prefill = decode
+    main, layouts = main_forward(spec), [decode] if prefill is decode else [decode, prefill]
+    program = trace(main, spec, decode, mesh, tracer)
+    if adapter:
+        adapter.check(program)
+    program = stage.program(program, mesh)
+    by_token = stage.program(trace(main, spec, prefill, mesh, tracer), mesh) if prefill is not decode else None
+    agree(rank.world, "program", program.digest())
+    hidden = layouts if stage.count == 1 and spec.generates else []
+    hidden_programs = [trace(hidden_rows, spec, layout, mesh, tracer) for layout in hidden]
+    return Traced(checkpoint, rank, (prefill, decode, mesh), adapter, program, by_token, hidden_programs)
+
+
+def open_communicators(
+    config: EngineConfig, world: World, traced: Traced, plan: Plan
+) -> tuple[Communicator, StageRanks | None]:
+    """The communicator of the job, and where there are several stages whom this rank meets in them; a collective
+    call.
+    """
+    rank, hidden = traced.rank, traced.spec.hidden_size
+    rows = StageRanks.arena_bytes(rank.stage.count, rank.world.size, plan.cache.max_tokens, hidden)
+    communicator = open_communicator(
+        world, config.transport, timeout=config.comm_timeout, spins=plan.spins, arena_bytes=ARENA_BYTES + rows
+    )
+    if rank.stage.count == 1:
+        return communicator, None
+    own = communicator.split(color=rank.stage.number)
+    assert own is not None  # of a color that is not negative
+    return communicator, StageRanks(own, rank.stage.count, rank.previous, rank.next, hidden)
+
+
+def tell_stages(world: World, rank: StageRank, weight_bytes: int) -> None:
+    """Says what each stage has, where there are several; a collective call."""
+    rows = world.gather([rank.stage.number, *rank.stage.layers, weight_bytes])
+    if world.rank == 0 and rank.stage.count > 1:
+        for line in stage_lines(rows):
+            log.debug("%s", line)

@@ -1,0 +1,120 @@
+"""Which ranks are which stage of a model, and which layers a stage has.
+
+The mesh of a job is pp x tp, hosts outermost: neighbours are one stage, mostly of one host. Rank 0 schedules and
+samples, so its stage is the last: logits are made where tokens are chosen, and a token needs no way of its own, for the
+next batch carries it to the first stage. Batches go from rank 0 to all ranks, rows from each stage to the next one:
+
+    ranks 0, 1    last stage        rows from ranks 4, 5
+    ranks 2, 3    first stage       rows to ranks 4, 5
+    ranks 4, 5    second stage      rows from ranks 2, 3, and to ranks 0, 1
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
+
+from ckdist.comm.group_world import GroupWorld
+from ckdist.comm.protocol import World
+from ckdist.errors import ConfigError
+from ckdist.layout import Range
+from ckdist.mesh import Mesh
+from ckdist.planning.cost import LayerModel, RankPlace
+from ckdist.planning.memory import gigabytes
+from ckdist.program.program import Program
+from ckdist.program.stages import Stage
+
+
+@dataclass(frozen=True)
+class StageRank:
+    """A rank's place in the stages of a job: its stage, the ranks of that as a `world`, and the ranks of the job that
+    send it rows and receive them from it; -1: none.
+    """
+
+    stage: Stage
+    world: World
+    previous: int = -1
+    next: int = -1
+
+
+def stage_rank(world: World, layers: Sequence[Range]) -> StageRank:
+    """Of this rank, in a job with a stage for each of `layers`, in their order."""
+    count = len(layers)
+    if count == 1:
+        return StageRank(Stage(0, 1, layers[0]), world)
+    mesh = Mesh.of_job(world.size, world.rank, dp=1, pp=count, tp=world.size // count)
+    number = (mesh.index("pp") - 1) % count
+    peers = [place.rank for place in mesh.along("pp")]  # of the same place in each stage
+    stage, at = Stage(number, count, layers[number]), mesh.index("pp")
+    return StageRank(
+        stage,
+        GroupWorld(world, mesh.group("tp")),
+        -1 if stage.first else peers[at - 1],
+        -1 if stage.last else peers[(at + 1) % count],
+    )
+
+
+def check_stages(count: int, ranks: int, layers: int) -> None:
+    """ConfigError where so many stages cannot be made of the ranks, or of the layers."""
+    flag = f"--pipeline-parallel-size {count}"
+    if count > layers:
+        raise ConfigError(f"{flag} is more than the {layers} layers of the model: each stage has at least one layer")
+    if ranks % count:
+        raise ConfigError(f"{flag} does not divide {ranks} rank{'s' * (ranks > 1)}: start a multiple of {count} ranks")
+
+
+def divide_layers(
+    program: Program, count: int, max_tokens: int, isa: str, weight: Callable[[str], tuple[float, int]]
+) -> list[Range]:
+    """The layers of each of `count` stages of a program of one rank, so that the slowest has the least to do.
+
+    What a layer, the embedding and the head cost is their share of a decoded token and of a prompt's step of
+    `max_tokens` tokens, by the cost model of `ckdist.planning.cost`; `weight` as there.
+    """
+    model = LayerModel(program, Mesh(), [RankPlace("", 0, 0, 1, {})], isa, weight)
+    shares = [0.0] * (len(program.boundaries) + 1)
+    for tokens in (1, max_tokens):
+        seconds = model.seconds_between_boundaries(program, tokens)
+        shares = [share + each / sum(seconds) for share, each in zip(shares, seconds, strict=True)]
+    embedding, *layers, head = shares
+    layers[0] += embedding
+    layers[-1] += head
+    return even_slices(layers, count)
+
+
+def even_slices(costs: Sequence[float], count: int) -> list[Range]:
+    """`count` contiguous slices of `costs`, none empty, whose largest sum is least; of these the most even ones."""
+    sums = [sum(costs[:i]) for i in range(len(costs) + 1)]
+
+    @cache
+    def best(begin: int, slices: int) -> tuple[float, float, tuple[int, ...]]:
+        """Of the costs from `begin` on: the largest sum, the sum of squares, and where slices end."""
+        if slices == 1:
+            own = sums[-1] - sums[begin]
+            return own, own * own, (len(costs),)
+        found = []
+        for end in range(begin + 1, len(costs) - slices + 2):
+            own, (largest, squares, ends) = sums[end] - sums[begin], best(end, slices - 1)
+            found.append((max(own, largest), own * own + squares, (end, *ends)))
+        return min(found)
+
+    return list(pairwise((0, *best(0, count)[2])))
+
+
+def stage_lines(ranks: Sequence[tuple[int, int, int, int]]) -> list[str]:
+    """A line for each stage: what it has, and on which ranks. `ranks`: number, first layer, end and bytes of weights of
+    each rank's stage, in their order.
+    """
+    count, lines = max(number for number, *_ in ranks) + 1, []
+    for number in range(count):
+        own = [rank for rank, (other, *_) in enumerate(ranks) if other == number]
+        _, begin, end, _ = ranks[own[0]]
+        layers = f"layer {begin}" if end == begin + 1 else f"layers {begin} to {end - 1}"
+        parts = [*(["embedding"] if number == 0 else []), layers, *(["head"] if number == count - 1 else [])]
+        names = f"rank{'s' * (len(own) > 1)} {', '.join(map(str, own))}"
+        size = gigabytes(sum(ranks[rank][3] for rank in own))
+        lines.append(f"stage {number} of {count}: {', '.join(parts)}, {size} of weights on {names}")
+    return lines
+
+
+__all__ = ["StageRank", "check_stages", "divide_layers", "even_slices", "stage_lines", "stage_rank"]

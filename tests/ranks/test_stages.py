@@ -1,0 +1,231 @@
+"""Layers divided over stages: the bits of one stage in every situation, over shared memory and transports; which layers
+a stage has; and what is refused.
+"""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+from ckdist.comm.world import SingleWorld
+from ckdist.config import EngineConfig
+from ckdist.engine.engine import Engine
+from ckdist.engine.launch import load_model
+from ckdist.engine.sampler import Sampler
+from ckdist.engine.sampling import SamplingParams
+from ckdist.errors import CommError, ConfigError
+from ckdist.layout import SINGLE, TENSOR
+from ckdist.mesh import Mesh
+from ckdist.models.decoder import forward
+from ckdist.planning.stages import even_slices, stage_rank
+from ckdist.program.interpreter import Interpreter
+from ckdist.program.stages import Stage
+from ckdist.program.tracer import trace
+from ckdist.weights.adapter import MODULES, Lora, save_adapter
+from ckdist.weights.checkpoint import open_checkpoint
+from tests.support.paths import GOLDEN
+from tests.support.situations import driven, situations, texts
+from tests.support.specs import FAMILIES, PIECES, spec, weights_of
+from tests.support.thread_ranks import run_threads
+
+MODELS = sorted(path.parent for path in GOLDEN.glob("*/config.json"))
+LAYERS = {folder: len(open_checkpoint(folder).spec.layers) for folder in MODELS}
+
+
+def loaded(world, path, stages: int, **more):
+    settings = {"threads": 1, "ubatch_size": 32, "ctx_size": 96, "comm_timeout": 20.0, "cache_type_k": "f32"}
+    return load_model(EngineConfig(model=str(path), pipeline_parallel_size=stages, **settings | more), world)
+
+
+def run(ranks, path, stages: int, body, **more):
+    """What `body(model)` gives on rank 0; `ranks`: how many, or the host of each."""
+
+    def rank(world):
+        model = loaded(world, path, stages, **more)
+        result = driven(world, model.executable, lambda _: body(model))
+        model.executable.close()
+        return result
+
+    return rank(SingleWorld()) if ranks == 1 else run_threads(ranks, rank)[0]
+
+
+def generated(model):
+    return texts(Engine(model.executable, Sampler(model.spec.vocab_size)))[0]
+
+
+def logits(model):
+    return situations(model.executable)
+
+
+@pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
+def test_one_text_on_every_stage(folder):
+    """As many stages as there are layers, up to three: uneven ones where there are four layers."""
+    assert run(min(3, LAYERS[folder]), folder, min(3, LAYERS[folder]), generated) == run(1, folder, 1, generated)
+
+
+@pytest.mark.parametrize("prefill", ["token", "tensor"])
+@pytest.mark.parametrize("name", ["gemma2", "qwen2moe", "olmo2", "deepseek_v2"])
+def test_bits_with_tensors_inside_stages(name, prefill):
+    """Two ranks in each of two stages, of two and one layers in two of the models."""
+    expected = run(2, GOLDEN / name, 1, logits, prefill=prefill)
+    for a, b in zip(run(4, GOLDEN / name, 2, logits, prefill=prefill), expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "ranks, stages, transport",
+    [
+        (["one", "two"], 2, "tcp"),
+        (2, 2, "tcp"),
+        (["one", "two", "one"], 3, "tcp"),
+        (["one", "one", "two", "two"], 2, "tcp"),
+        (["one", "two", "three", "four"], 2, "tcp"),
+        (["one", "one", "one", "two"], 2, "tcp"),
+        (5, 1, "auto"),
+    ],
+)
+def test_bits_over_transports(ranks, stages, transport):
+    """A stage on a host, stages that share one, and stages over several."""
+    count = ranks if isinstance(ranks, int) else len(ranks)
+    expected = run(count // stages, GOLDEN / "gemma2", 1, logits)
+    for a, b in zip(run(ranks, GOLDEN / "gemma2", stages, logits, transport=transport), expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["Q8_0.gguf", "Q4_K_M.gguf", "BF16.gguf"])
+def test_quantised_types_and_an_adapter(name, tmp_path):
+    path = GOLDEN / "gguf" / name
+    checkpoint, rng = open_checkpoint(path), np.random.default_rng(1)
+    shapes = {n: w.shape for n, w in checkpoint.tensors.items() if n.split(".")[-2] in MODULES}
+    factors = {}
+    for weight, (rows, columns) in shapes.items():
+        stem = weight.removesuffix(".weight")
+        factors[f"{stem}.lora_A.weight"] = rng.standard_normal((4, columns)).astype(np.float32)
+        factors[f"{stem}.lora_B.weight"] = 0.1 * rng.standard_normal((rows, 4)).astype(np.float32)
+    save_adapter(tmp_path, Lora(4, 8.0, tuple(MODULES)), "base", factors)
+    plain = run(1, path, 1, logits)
+    for more in ({}, {"lora": str(tmp_path)}):
+        expected = run(1, path, 1, logits, **more)
+        for a, b in zip(run(2, path, 2, logits, **more), expected, strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert not np.array_equal(expected[0], plain[0])
+
+
+def test_preemption_and_cancel():
+    """Six sequences on a cache for three, one of which is cancelled: the others' texts are those of one stage."""
+
+    def body(model):
+        engine, found = Engine(model.executable, Sampler(model.spec.vocab_size)), {}
+        for i in range(6):
+            engine.add(i, [i + 3] * 20, SamplingParams(max_tokens=40, temperature=1, seed=i, ignore_eos=True))
+        steps = 0
+        while engine.has_work:
+            for output in engine.step():
+                found.setdefault(output.id, []).extend(output.tokens)
+            if (steps := steps + 1) == 12:
+                engine.abort(2)
+        del found[2]
+        return found, engine.stats()["preemptions_total"]
+
+    small = {"kv_memory": 1 << 16}  # of a stage: twelve blocks
+    expected, _ = run(1, GOLDEN / "llama3", 1, body)
+    found, preemptions = run(2, GOLDEN / "llama3", 2, body, **small)
+    assert found == expected and preemptions > 0
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *PIECES])
+def test_the_interpreter_of_each_stage(family):
+    """The definition of stages: what each sends is what the next receives, and the last gives the whole's logits."""
+    s = spec(**{**FAMILIES, **PIECES}[family])
+    for layout, mesh in ((SINGLE, Mesh()), (TENSOR, Mesh({"tp": 3}))):
+        whole = trace(forward, s, layout, mesh)
+        weights, ids = weights_of(whole), np.arange(7)
+        expected = Interpreter(whole, s, mesh, weights.get).run(ids)
+        received = None
+        for number, layer in enumerate(range(len(s.layers))):
+            stage = Stage(number, len(s.layers), (layer, layer + 1))
+            interpreter = Interpreter(stage.program(whole, mesh), s, mesh, weights.get)
+            for context in interpreter.contexts:
+                context.received = received
+            received = interpreter.run(ids)
+        np.testing.assert_array_equal(received, expected)
+
+
+def test_the_text_of_a_stage():
+    whole = trace(forward, spec(), TENSOR, Mesh({"tp": 2}))
+    first, last = (Stage(i, 2, (i, i + 1)).program(whole, Mesh({"tp": 2})) for i in range(2))
+    assert "%sent: f32[tokens, hidden=64] = send(%x.1, to=1)" in str(first)
+    assert "%x.1.rows: f32[tokens, hidden=64] partial(tp) = recv(%ids, axis=tp, stage=0)" in str(last)
+    names = lambda program: {w.name for w in program.weights}
+    assert names(first).isdisjoint(names(last)) and names(first) | names(last) == names(whole)
+
+
+def test_layers_are_divided_by_what_they_cost():
+    rng = np.random.default_rng(0)
+    for count, stages in itertools.product((1, 4, 7), (1, 2, 3, 4)):
+        if stages > count:
+            continue
+        costs = rng.integers(1, 20, count).tolist()
+        ends = [(*cut, count) for cut in itertools.combinations(range(1, count), stages - 1)]
+        sums = [[sum(costs[a:b]) for a, b in itertools.pairwise((0, *e))] for e in ends]
+        found = [sum(costs[a:b]) for a, b in even_slices(costs, stages)]
+        assert len(found) == stages and max(found) == min(map(max, sums))
+    assert even_slices([1.0] * 7, 3) in ([(0, 2), (2, 4), (4, 7)], [(0, 2), (2, 5), (5, 7)], [(0, 3), (3, 5), (5, 7)])
+
+
+def test_rank_0_has_the_last_stage():
+    def rank(world):
+        place = stage_rank(world, [(0, 2), (2, 3), (3, 5)])
+        return place.stage.number, place.world.rank, place.world.size, place.previous, place.next
+
+    assert run_threads(6, rank) == [
+        (2, 0, 2, 4, -1),
+        (2, 1, 2, 5, -1),
+        (0, 0, 2, -1, 4),
+        (0, 1, 2, -1, 5),
+        (1, 0, 2, 2, 0),
+        (1, 1, 2, 3, 1),
+    ]
+
+
+def test_each_stage_has_its_own_layers_alone(caplog):
+    caplog.set_level("DEBUG")
+
+    def rank(world):
+        model = loaded(world, GOLDEN / "qwen3next", 3)
+        driven(world, model.executable, lambda _: None)
+        layers = {int(m[1]) for key in model.executable.labels[0] if (m := re.match(r"(\d+)$", str(key[1])))}
+        sizes = model.weight_bytes, model.executable.kv_bytes
+        model.executable.close()
+        return sorted(layers), *sizes
+
+    last, first, second = run_threads(3, rank)
+    assert sorted(first[0] + second[0] + last[0]) == [0, 1, 2, 3]
+    one = loaded(SingleWorld(), GOLDEN / "qwen3next", 1)
+    assert sum(size for _, size, _ in (first, second, last)) < 1.2 * one.weight_bytes
+    assert max(kv for *_, kv in (first, second, last)) < one.executable.kv_bytes
+    one.close()
+    assert re.search(r"stage 0 of 3: embedding, layers? 0.*on rank 1\n", caplog.text)
+    assert re.search(r"stage 2 of 3: layer.*head.*on rank 0\n", caplog.text)
+
+
+@pytest.mark.parametrize(
+    "ranks, stages, error",
+    [
+        (3, 2, "--pipeline-parallel-size 2 does not divide 3 ranks: start a multiple of 2 ranks"),
+        (1, 2, "--pipeline-parallel-size 2 does not divide 1 rank: start a multiple of 2 ranks"),
+        (4, 4, "--pipeline-parallel-size 4 is more than the 2 layers of the model: each stage has at least one layer"),
+    ],
+)
+def test_stages_that_cannot_be(ranks, stages, error):
+    with pytest.raises(ConfigError, match=error):
+        run(ranks, GOLDEN / "llama3", stages, generated)
+
+
+def test_another_model_on_a_stage_is_refused():
+    def rank(world):
+        loaded(world, GOLDEN / ("llama3" if world.rank else "llama2"), 2)
+
+    with pytest.raises(CommError, match="rank 1 has a different model"):
+        run_threads(2, rank)
