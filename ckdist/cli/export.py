@@ -13,17 +13,19 @@ from ckdist import native
 from ckdist.config import ExportCommand
 from ckdist.errors import ConfigError, EngineError
 from ckdist.hub.resolve import resolve
-from ckdist.models.blocks.moe import is_router
+from ckdist.models.blocks.moe import is_expert, is_router
 from ckdist.models.decoder import EMBEDDING, OUTPUT
 from ckdist.models.registry import family
 from ckdist.progress import ProgressBar
 from ckdist.tokens.to_gguf import tokenizer_metadata
 from ckdist.weights import dtypes
-from ckdist.weights.checkpoint import TensorSource, head_dim, heads_of, num_heads, open_checkpoint
+from ckdist.weights.checkpoint import TensorSource, head_dim, heads_of, num_experts, num_heads, open_checkpoint
 from ckdist.weights.dequantize import read_rows, read_tensor
 from ckdist.weights.gguf_writer import GgufTensorToWrite, write_gguf
+from ckdist.weights.mxfp4 import block_rows, is_mxfp4
 
 FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "q4_k": 14, "bf16": 32}  # general.file_type
+MXFP4_FILE = 38  # the same of files whose experts are MXFP4
 TYPES = {"f32": dtypes.F32, "f16": dtypes.F16, "bf16": dtypes.BF16, "q8_0": dtypes.Q8_0, "q4_k": dtypes.Q4_K}
 
 CHUNK_FLOATS = 1 << 20  # of a tensor in memory at once, about: many times larger are the tensors of large models
@@ -88,8 +90,12 @@ def tensor_data(
         if arrangement.change and not source.matrices:
             yield stored(_interleaved(_changed(name, source, arrangement), arrangement.head_rows), kind)
         else:
-            for values in _chunks(source, arrangement.head_rows or 1):
-                yield stored(_interleaved(values, arrangement.head_rows), kind)
+            for matrix, begin, end in _chunks(source, arrangement.head_rows or 1):
+                if kind is dtypes.MXFP4:
+                    yield block_rows(source, begin, end, matrix)
+                else:
+                    values = read_rows(source, begin, end, matrix)
+                    yield stored(_interleaved(values, arrangement.head_rows), kind)
 
 
 def _changed(name: str, source: TensorSource, arrangement: Arrangement) -> np.ndarray:
@@ -98,14 +104,18 @@ def _changed(name: str, source: TensorSource, arrangement: Arrangement) -> np.nd
     return arrangement.change(name, values) if arrangement.change else values
 
 
-def _chunks(source: TensorSource, unit: int) -> Iterator[np.ndarray]:
-    """A weight as float32 (rows, ...), a multiple of `unit` rows at a time; of a stack a matrix behind another."""
+def _chunks(source: TensorSource, unit: int) -> Iterator[tuple[int, int, int]]:
+    """A weight as (matrix, begin, end), a multiple of `unit` rows at a time, of what is transposed whole heads; of a
+    stack a matrix behind another.
+    """
     matrices, rows = source.shape[:2] if source.matrices else (1, source.shape[0])
     columns = source.shape[-1] if len(source.shape) > 1 else 1
+    if source.part and source.part.transposed:
+        unit = source.part.head_rows
     at_once = max(1, CHUNK_FLOATS // columns // unit) * unit
     for matrix in range(matrices):
         for begin in range(0, rows, at_once):
-            yield read_rows(source, begin, min(begin + at_once, rows), matrix)
+            yield matrix, begin, min(begin + at_once, rows)
 
 
 def _interleaved(values: np.ndarray, head_rows: int) -> np.ndarray:
@@ -118,6 +128,8 @@ def _interleaved(values: np.ndarray, head_rows: int) -> np.ndarray:
 
 def export_gguf(source: str, target: str, type_name: str, progress: bool = False, name: str | None = None) -> int:
     """Writes the folder `source` as the file `target`; its size. `name`: the model's (default: the folder's).
+
+    What lies as MXFP4 stays so, bit for bit, whatever the type of the others.
 
     Raises ConfigError and ModelFileError for what the user can mend.
     """
@@ -152,6 +164,10 @@ def export_gguf(source: str, target: str, type_name: str, progress: bool = False
             heads = num_heads(spec, parts[0])
             shape = (heads, shape[0] // heads, shape[1])
         kind = type_of(parts[0], sources[0][1].shape if len(sources[0][1].shape) == 1 else shape, TYPES[type_name])
+        if is_expert(parts[0]) and len(shape) == 1:  # biases: a row for each expert
+            shape = (count := num_experts(spec, parts[0]), shape[0] // count)
+        if all(is_mxfp4(source) for _, source in sources):
+            kind, metadata["general.file_type"] = dtypes.MXFP4, MXFP4_FILE
         tensors.append(
             GgufTensorToWrite(written, kind, shape, functools.partial(tensor_data, sources, kind, arrangement))
         )

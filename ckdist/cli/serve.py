@@ -19,6 +19,7 @@ from ckdist.comm.world import start_world, together
 from ckdist.config import ServeConfig
 from ckdist.engine.coordinator import Coordinator
 from ckdist.engine.launch import BUNDLED, load_model, make_engine
+from ckdist.engine.rank_reports import RankReports
 from ckdist.engine.socket_directory import socket_directory
 from ckdist.errors import EngineError
 from ckdist.hub.resolve import resolve
@@ -90,6 +91,7 @@ def work(config: ServeConfig, world: World) -> int:
     model = load_model(config, world, encoders=True)
     start_lines("", model)
     model.placement_map()
+    RankReports(model)
     model.executable.work()
     model.close()
     world.close()
@@ -131,6 +133,7 @@ def run(config: ServeConfig) -> int:
         log.debug("%s", model.placement_map())
         for line in advice[:1]:
             log.warning("%s", line)
+        ranks = RankReports(model)
         http.wait_loaded(TOKENIZER_SECONDS)
         pooling = stored_pooling(model.checkpoint) if config.pooling == "auto" else config.pooling
         curl = curl_line(http.url, config, tokenizer.chat_template is not None, model.spec.generates)
@@ -151,7 +154,7 @@ def run(config: ServeConfig) -> int:
 
         with model.traced():
             facts = {"pooling": pooling, "sequences": model.plan.cache.max_sequences}
-            coordinator.run(engine, check_peers=watch, facts=facts)
+            coordinator.run(engine, check_peers=watch, ranks=ranks, facts=facts)
         http.stop(config.drain_timeout)
         model.close()
     world.close()

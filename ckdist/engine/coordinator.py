@@ -18,7 +18,8 @@ from typing import Any
 import zmq
 
 from ckdist.engine.engine import Engine, Output
-from ckdist.engine.messages import MAX_MESSAGE_BYTES, decode, encode, pack_scores
+from ckdist.engine.messages import MAX_MESSAGE_BYTES, WATCH_SECONDS, decode, encode, pack_scores
+from ckdist.engine.rank_reports import RankReports
 from ckdist.engine.request import MAX_ID_CHARS, EmbedRequest, parse_embed, parse_submit
 from ckdist.engine.scheduler import EngineBusy
 from ckdist.engine.socket_directory import SOCKET
@@ -60,6 +61,9 @@ class Coordinator:
         self.state, self.error = "loading", None
         self._model, self._step_limit, self._drain_seconds = model, step_limit, drain_seconds
         self._engine: Engine | None = None
+        self._ranks: RankReports | None = None
+        self._watched_until = 0.0
+        self._last_report = 0.0
         self._peers: set[bytes] = set()
         self._drain_requested = False
         self._drain_end = float("inf")
@@ -83,22 +87,19 @@ class Coordinator:
         self._drain_requested = True
 
     def run(
-        self, engine: Engine, check_peers: Callable[[], None] | None = None, facts: Mapping[str, Any] | None = None
-    ) -> None:
-        """Serves until drained. check_peers: called while idle, raises when another rank is lost. facts: further ones
-        of the model, which its status has.
+        self, engine: Engine, check_peers: Callable[[], None] | None = None, ranks: RankReports | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        """Serves until drained. check_peers: called while idle, raises when another rank is lost. ranks: what is told
+        of every rank while somebody looks. facts: further ones of the model, which its status has.
 
         Raises EngineError when a rank is lost or the engine breaks, ModelFileError when weights cannot be read any
         more; by then every client has been told.
         """
         with self._lock:
-            self._engine = engine
-            self._model = {
-                **self._model,
-                **(facts or {}),
-                "vocab_size": engine.vocab_size,
-                "context_length": engine.max_positions,
-            }
+            self._engine, self._ranks = engine, ranks
+            sizes = {"vocab_size": engine.vocab_size, "context_length": engine.max_positions}
+            self._model = {**self._model, **(facts or {}), **sizes}
             try:
                 self._enter("ready")
                 while self._turn(engine, check_peers):
@@ -148,12 +149,20 @@ class Coordinator:
                 self._send_output(output)
             if engine.lane is not None:
                 engine.lane.add(lib.ckdist_trace_send, begin, time.monotonic_ns(), len(outputs))
+        self._ask_ranks()
         self._beat()
         if self.state == "draining":
             if time.monotonic() > self._drain_end:
                 self._fail_requests("the server is shutting down; send the request to another one", 503)
             return engine.has_work
         return True
+
+    def _ask_ranks(self) -> None:
+        """Refreshes what is told of every rank, when it is due and somebody looks."""
+        now = time.monotonic()
+        if self._ranks is not None and now < self._watched_until and now - self._last_report >= BEAT_SECONDS:
+            self._last_report = now
+            self._ranks.refresh()
 
     def _step(self, engine: Engine) -> list[Output]:
         """One step, during which the thread may have the socket."""
@@ -214,11 +223,13 @@ class Coordinator:
                         self._send_output(output)
                 case "drain":
                     self._drain_requested = True
+                case "watch":
+                    self._watched_until = time.monotonic() + WATCH_SECONDS
                 case "hello":
                     self._abandon(peer)
                 case op:
                     raise RequestError(
-                        f"unknown op {op[:40]!r}; the known ones are hello, submit, embed, abort and drain", "op"
+                        f"unknown op {op[:40]!r}; the known ones are hello, submit, embed, abort, watch and drain", "op"
                     )
         except EngineBusy as error:
             self._send_error(peer, request_id, str(error), error.field, 429)
@@ -268,7 +279,17 @@ class Coordinator:
     def _status(self) -> bytes:
         """The status message."""
         stats = self._engine.stats() if self._engine is not None else {}
-        return encode({"op": "status", "state": self.state, "error": self.error, "model": self._model, "stats": stats})
+        is_watched = self._ranks is not None and time.monotonic() < self._watched_until
+        status = {
+            "op": "status",
+            "state": self.state,
+            "error": self.error,
+            "model": self._model,
+            "stats": stats,
+            "ranks": self._ranks.rows() if self._ranks is not None and is_watched else [],
+            "clock": time.monotonic(),
+        }
+        return encode(status)
 
     def _fail(self, error: CkdistError) -> None:
         """Ends everything with an error: 503 where a rank is lost, else 500."""

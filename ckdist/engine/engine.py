@@ -142,7 +142,9 @@ class Engine:
         if pooling not in POOLINGS:
             raise RequestError(f"pooling {pooling[:40]!r} is not known: use one of {', '.join(POOLINGS)}", "pooling")
         if not self.executable.has_hidden:
-            raise RequestError("a model in several stages gives no embeddings; leave --pipeline-parallel-size out", "model")
+            raise RequestError(
+                "a model in several stages gives no embeddings; leave --pipeline-parallel-size out", "model"
+            )
         ids = self._check_prompt(id, prompt, False)
         now = time.monotonic()
         self._queue(Sequence(id, ids, NO_SAMPLING, 0, len(ids), now, pooling=Pooling(pooling)))

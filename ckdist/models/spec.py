@@ -49,8 +49,9 @@ class Attention:
 
     `rope` names one of the model's rotations, None: the layer rotates nothing. `window`: positions that a token sees,
     0: all. `qk_norm`: "head", each head is normed alone; "row", all heads of a token together; "": neither. `gated`:
-    what comes out of a head is multiplied by the sigmoid of a gate. `bidirectional`: a token sees those behind it as
-    well, of a window as many as before it.
+    what comes out of a head is multiplied by the sigmoid of a gate. `sinks`: each head has a learned score that counts
+    in its softmax's sum and has no value. `bidirectional`: a token sees those behind it as well, of a window as many as
+    before it.
     """
 
     num_heads: int
@@ -65,6 +66,7 @@ class Attention:
     o_bias: bool = False
     qk_norm: str = ""
     gated: bool = False
+    sinks: bool = False
     bidirectional: bool = False
 
     @property
@@ -153,7 +155,7 @@ class DenseFfn:
     """Gated feed-forward: down(activation(gate x) * up x); where it is not `gated`, down(activation(up x))."""
 
     intermediate_size: int
-    activation: str = "silu"  # silu, gelu, gelu_tanh
+    activation: str = "silu"  # silu, gelu, gelu_tanh, clamped_swiglu
     bias: bool = False
     gated: bool = True
 
@@ -163,7 +165,8 @@ class MoeFfn:
     """Mixture of experts, each a gated feed-forward of `intermediate_size`, of which a token takes `routing.used`.
 
     `correction_bias`: a bias that counts in the choice alone. `shared_size`: intermediate size of the experts that
-    every token takes, together, 0: there are none; `shared_gate`: their result is times sigmoid(w x).
+    every token takes, together, 0: there are none; `shared_gate`: their result is times sigmoid(w x). `bias`: of the
+    router and of the chosen experts.
     """
 
     num_experts: int
@@ -173,6 +176,7 @@ class MoeFfn:
     correction_bias: bool = False
     shared_size: int = 0
     shared_gate: bool = False
+    bias: bool = False
 
 
 @dataclass(frozen=True)

@@ -369,7 +369,7 @@ def _multiply(reader: Instr, value: Value) -> list[Weight]:
     if reader.op == "low_rank":
         weights = weights[::2]
     elif reader.op == "experts":
-        weights = tuple(w for i, w in enumerate(weights) if i % 3 < 2)
+        weights = tuple(w for i, w in enumerate(weights) if i % 3 < 2)  # of biases none, which are vectors
     return [w for w in weights if w is not None and len(w.dims) > 1] if value == reader.inputs[0] else []
 
 

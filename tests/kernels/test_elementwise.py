@@ -80,22 +80,36 @@ def test_layer_norm(isa, rng, n, biased):
 
 
 @pytest.mark.parametrize("n", LENGTHS)
-@pytest.mark.parametrize("function", [0, 1, 3])
+@pytest.mark.parametrize("function", [0, 1, 4])
 def test_gated(isa, rng, n, function):
     gate = (rng.normal(size=n) * 4).astype(F32)
     up = rng.normal(size=n).astype(F32)
     g = gate.astype(float)
     f = g / (1 + np.exp(-g)) if function == 0 else 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)))
-    if function == 3:
+    if function == 4:
         f = 0.5 * g * (1 + np.vectorize(math.erf)(g / np.sqrt(2)))
     out = np.empty(n, F32)
     call("gated", isa, function, floats(gate), floats(up), n, floats(out))
     np.testing.assert_allclose(out, f * up, rtol=2e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("n", LENGTHS)
+def test_clamped_swiglu(isa, rng, n):
+    """Against what PyTorch's clamp, sigmoid and products mean, in float64."""
+    gate, up = (rng.normal(size=(2, n)) * 6).astype(F32)
+    g, u = np.minimum(gate.astype(float), 7), np.clip(up.astype(float), -7, 7)
+    out = np.empty(n, F32)
+    call("gated", isa, 3, floats(gate), floats(up), n, floats(out))
+    np.testing.assert_allclose(out, (u + 1) * g / (1 + np.exp(-1.702 * g)), rtol=2e-6, atol=1e-6)
+    out = np.empty(4, F32)
+    far = [np.array(x, F32) for x in ([-3e38, 3e38, np.nan, 1], [1, 3e38, 1, np.nan])]
+    call("gated", isa, 3, floats(far[0]), floats(far[1]), 4, floats(out))
+    np.testing.assert_allclose(out, [0, 56 / (1 + np.exp(-1.702 * 7)), np.nan, np.nan], rtol=1e-6)
+
+
 def test_gated_far_out_and_nan(isa):
     gate = np.array([-200, -90, 90, 200, np.nan, 0, -0.0, 3e38], F32)
-    for function in (0, 1, 3):
+    for function in (0, 1, 4):
         out = np.empty(8, F32)
         call("gated", isa, function, floats(gate), floats(np.ones(8, F32)), 8, floats(out))
         np.testing.assert_array_equal(out, np.array([0, 0, 90, 200, np.nan, 0, 0, 3e38], F32))

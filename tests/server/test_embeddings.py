@@ -36,7 +36,9 @@ def test_the_client(served, http):
     client = openai.OpenAI(base_url=f"{served[1].url}/v1", api_key="none", max_retries=0)
     texts = [f"text {i}" for i in range(40)]  # more than may wait at once
     made = client.embeddings.create(model="m", input=texts)
-    assert [item.index for item in made.data] == list(range(40)) and made.usage.prompt_tokens == sum(len(tokens_of(http, text)) for text in texts)
+    assert [item.index for item in made.data] == list(range(40)) and made.usage.prompt_tokens == sum(
+        len(tokens_of(http, text)) for text in texts
+    )
     for text, item in zip(texts, made.data, strict=True):
         np.testing.assert_allclose(item.embedding, expected(tokens_of(http, text)), rtol=1e-6)
     plain = client.embeddings.create(model="m", input=[5, 6, 6], encoding_format="float", dimensions=7)
@@ -50,7 +52,9 @@ def test_shapes(http):
     np.testing.assert_allclose(decoded, expected([6, 7]), rtol=1e-6)
     own = http.post("/embedding", json={"content": [[5, 5]], "embd_normalize": -1}).json()
     assert own == [{"index": 0, "embedding": [vector_of([5, 5]).tolist()]}]
-    ranked = http.post("/rerank", json={"query": "aaa", "documents": ["bcd", "aaa", {"text": "aab"}], "top_n": 2}).json()
+    ranked = http.post(
+        "/rerank", json={"query": "aaa", "documents": ["bcd", "aaa", {"text": "aab"}], "top_n": 2}
+    ).json()
     assert [result["index"] for result in ranked["results"]] == [1, 2]
     assert ranked["results"][0]["relevance_score"] == pytest.approx(1, abs=1e-6)
     shown = http.post("/v1/rerank", json={"query": "a", "documents": ["b"], "return_documents": True}).json()

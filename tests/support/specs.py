@@ -52,7 +52,7 @@ FAMILIES = {
     },
 }
 # What no family above has: norms after, norms over all heads of a token, layers without rotation, multipliers, a part
-# of a head rotated in neighbours, layers that differ in heads and widths, experts.
+# of a head rotated in neighbours, layers that differ in heads and widths, experts, sinks, biases.
 PIECES = {
     "norms_after": {
         "layer": {"norms": Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")},
@@ -79,6 +79,11 @@ PIECES = {
                 shared_gate=True,
             )
         }
+    },
+    "sinks_and_biases": {
+        "mixer": {"sinks": True, "qkv_bias": True, "o_bias": True},
+        "changes": ({"window": 5}, {}),
+        "layer": {"ffn": MoeFfn(5, 72, Routing(2), "clamped_swiglu", bias=True)},
     },
 }
 # Layers that keep a state of every sequence, gates behind attention, and latent attention.

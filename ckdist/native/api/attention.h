@@ -32,6 +32,7 @@ struct ckdist_attention_task {
   float scale, soft_cap; /* soft_cap 0: none */
   int64_t window;        /* 0: all */
   int64_t context;       /* tokens that every query sees, as far as the window reaches; 0: causal */
+  const float* sinks;    /* (heads,): a score of each head that has no value; null: none */
 };
 
 /* Cosines and sines, (positions, dims / 2): the first dims of a head are rotated. */

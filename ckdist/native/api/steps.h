@@ -69,7 +69,8 @@ enum ckdist_gate {
   ckdist_gate_silu = 0,
   ckdist_gate_gelu_tanh = 1,
   ckdist_gate_sigmoid = 2,
-  ckdist_gate_gelu = 3
+  ckdist_gate_clamped_swiglu = 3,
+  ckdist_gate_gelu = 4
 };
 enum ckdist_rope_table { ckdist_rope_none = -1, ckdist_rope_global = 0, ckdist_rope_local = 1 };
 enum ckdist_activation_format { ckdist_activation_f32, ckdist_activation_bf16, ckdist_activation_q8 };
@@ -163,6 +164,7 @@ struct ckdist_attend_step {
   int32_t rotated;        /* where rotated queries go; -1: they stay in q */
   int32_t q_norm, k_norm; /* vectors of a head's width, or where there are squares of all local heads */
   int32_t squares;        /* value: of sum_squares, where all heads of a token are normed together */
+  int32_t sinks;          /* vector of local heads: a score of each that has no value */
   int32_t layer, rope_table, window;
   int32_t bidirectional; /* a token sees all of its sequence, whose tokens are all in the batch */
   float eps, scale, soft_cap;
@@ -210,6 +212,11 @@ struct ckdist_expert_set {
   struct ckdist_span down;        /* matrices: shards of the columns, whose products are added in their order */
   int32_t joined;                 /* value: gate * up, shard beside shard; the rows of an expert follow one another */
   struct ckdist_span activations; /* the same for each shard, as down reads it */
+  /* Vectors, of each expert that is here `bias_width` floats, of which the shards' begin with bias_column, and
+     as many as `out` is wide. The shard `biased` adds that of down to its products. */
+  int32_t gate_bias, up_bias, down_bias;
+  int32_t biased;
+  int64_t bias_width, bias_column;
 };
 
 /* Chooses experts by logits, out = the sum of what they make of each token. */

@@ -54,6 +54,7 @@ AttentionTask checked_task(const ckdist_attention_task& t) {
   if (t.context != 0 && t.context < t.first_position + t.tokens)
     fail(Status::config, "a context of %lld tokens ends before the queries do", static_cast<long long>(t.context));
   task.context = t.context;
+  task.sinks = t.sinks;
   return task;
 }
 

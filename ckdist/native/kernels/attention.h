@@ -47,9 +47,11 @@ struct AttentionTask {
   int64_t q_token_stride, q_head_stride;
   float* out;  // (tokens, heads, value_width), likewise
   int64_t out_token_stride, out_head_stride;
-  float scale;      // scores are scale * q.k
-  float soft_cap;   // 0: none; else cap * tanh(score / cap)
-  int64_t window;   // 0: all; else only positions > own - window, and < own + window
+  float scale;     // scores are scale * q.k
+  float soft_cap;  // 0: none; else cap * tanh(score / cap)
+  int64_t window;  // 0: all; else only positions > own - window, and < own + window
+  const float*
+      sinks;        // (heads,): a score of each head that has no value; null: none. Xiao et al. 2023, arXiv:2309.17453
   int64_t context;  // of bidirectional attention: tokens of the sequence; 0: causal
 
   CacheShape cache() const { return {key_type, value_type, key_width, value_width, latent}; }

@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kStepBytes = kTileRowBytes;                    // of a token's columns that one product takes
 constexpr int kWeightBytes = kTileMostRows * kTileRowBytes;  // of a tile's weights that it takes
-constexpr int kBlockBytes = 16 << 10;  // of activations: they stay in the L1 cache
+constexpr int kBlockBytes = 16 << 10;                        // of activations: they stay in the L1 cache
 constexpr int kGroupPairs = 16, kGroupStrips = 4;  // 512 rows of weights by 128 tokens, whose sums stay in the L2 cache
 
 // Rows of bfloat16, `stride` bytes apart; `blocks`: of 16 columns that each has.

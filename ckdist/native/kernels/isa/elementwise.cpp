@@ -107,6 +107,10 @@ CKDIST_INLINE void with_function(GateFunction function, Body&& body) {
 }
 
 void gated(GateFunction function, const float* gate, const float* up, int64_t n, float* out) {
+  if (function == GateFunction::clamped_swiglu)
+    return each(n, [&](int64_t i, int lanes) {
+      store_lanes(out + i, clamped_swiglu(load_lanes(gate + i, lanes), load_lanes(up + i, lanes)), lanes);
+    });
   with_function(function, [&](auto f) {
     each(n, [&](int64_t i, int lanes) {
       store_lanes(out + i, f(load_lanes(gate + i, lanes)) * load_lanes(up + i, lanes), lanes);

@@ -15,6 +15,7 @@ constexpr int kLatentTile = 16;
 struct AttentionFields {
   int32_t layer, q, out, window;
   float scale, soft_cap;
+  const float* sinks;  // of local heads; null: none
   bool bidirectional = false;
 };
 
@@ -114,6 +115,7 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     task.window = of.window;
     if (of.bidirectional)
       task.context = r.batch.chunks[item.sequence].first_position + r.batch.chunks[item.sequence].tokens;
+    task.sinks = of.sinks ? of.sinks + head : nullptr;
     return task;
   }
 

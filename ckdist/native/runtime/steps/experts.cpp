@@ -65,6 +65,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
       number = r.step_number(index);
       few = n <= Inference::kFewRows;
       group();
+      if (thread == 0) r.count_experts(bytes_read());
       each_piece(up_cost(), 0, [&](int64_t from, int64_t to) { multiply_up(from, to); });
       const int64_t tiles = down_tiles();
       if (down_cost() > 0)
@@ -123,6 +124,18 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
   const Set& set_of(const ExpertRows& g) const { return step.sets[g.set]; }
   // Tiles of one expert in a stack.
   int64_t tiles_each(const Set& set, int32_t matrix) const { return r.matrix(matrix).tile_count() / set.count; }
+  // Of all experts that rows have chosen.
+  int64_t bytes_read() const {
+    int64_t bytes = 0;
+    const auto add = [&](const Set& set, ckdist_span span) {
+      for (int m = span.first; m < span.first + span.count; m++) bytes += tiles_each(set, m) * r.matrix(m).tile_bytes;
+    };
+    for (int64_t i = 0; i < *grouping.count; i++) {
+      const Set& set = set_of(grouping.groups[i]);
+      add(set, set.gate), add(set, set.up), add(set, set.down);
+    }
+    return bytes;
+  }
   static int64_t rows_cost(const ExpertRows& g) { return std::max(g.rows, kLeastRows); }
   int64_t up_tile_cost(const ExpertRows& g, int shard) const {
     const Set& set = set_of(g);
@@ -196,8 +209,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
   // joined = gate * up for tiles of shard s of one expert, whose first row is column `column`.
   void join(const ExpertRows& g, int s, int64_t column, Range tiles) {
     const Set& set = set_of(g);
-    const int64_t width = r.value(set.activations.first + s).floats;  // of the shard
-    const bool same = set.gate_x == set.up_x;                         // one format
+    const bool same = set.gate_x == set.up_x;  // one format
     const int64_t x_stride = Inference::activation_stride(r.value(set.gate_x));
     const int64_t most = g.set == 1 ? g.rows : std::max<int64_t>(kGatheredBytes / x_stride, 1);
     int64_t stride;
@@ -214,15 +226,16 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
         for (int64_t at = chunk.begin; at < chunk.end; at += rows_each) {
           const Range block = {at, std::min(at + rows_each, chunk.end)};
           const uint8_t* const block_x = same ? x + (at - chunk.begin) * x_stride : inputs(g, set.gate_x, block);
-          join_block(g, s, some, block_x, block, joined + at * stride, stride, width);
+          join_block(g, s, column, some, block_x, block, joined + at * stride, stride);
         }
       }
     }
   }
 
-  void join_block(const ExpertRows& g, int s, Range tiles, const uint8_t* x, Range rows, float* joined, int64_t stride,
-                  int64_t width) {
+  void join_block(const ExpertRows& g, int s, int64_t column, Range tiles, const uint8_t* x, Range rows, float* joined,
+                  int64_t stride) {
     const Set& set = set_of(g);
+    const int64_t width = r.value(set.activations.first + s).floats;  // of the shard
     const int64_t from = tiles.begin * kTileRows, columns = std::min(tiles.end * kTileRows, width) - from,
                   scratch_stride = (tiles.end - tiles.begin) * kTileRows, count = rows.end - rows.begin;
     const int64_t x_stride = Inference::activation_stride(r.value(set.gate_x));
@@ -230,6 +243,9 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     product(g, set.gate.first + s, tiles, x, x_stride, count, gate, scratch_stride);
     if (set.up_x != set.gate_x) x = inputs(g, set.up_x, rows);
     product(g, set.up.first + s, tiles, x, Inference::activation_stride(r.value(set.up_x)), count, up, scratch_stride);
+    const int64_t bias = g.expert * set.bias_width + set.bias_column + column + from;
+    add_bias(set.gate_bias, bias, columns, count, gate, scratch_stride);
+    add_bias(set.up_bias, bias, columns, count, up, scratch_stride);
     for (int64_t row = 0; row < count; row++)
       r.kernels.elementwise.gated(GateFunction(step.gate), gate + row * scratch_stride, up + row * scratch_stride,
                                   columns, joined + row * stride + from);
@@ -244,6 +260,12 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
                   r.kernels.linear[int(part.type)].multiply(part, 0, part.tile_count(), x, x_stride, rows,
                                                             y + (first - before - tiles.begin) * kTileRows, stride);
                 });
+  }
+
+  // rows[..] += the `columns` floats from `at` on of a vector, where there is one.
+  void add_bias(int32_t vector, int64_t at, int64_t columns, int64_t count, float* rows, int64_t stride) {
+    for (int64_t row = 0; vector >= 0 && row < count; row++)
+      r.kernels.elementwise.add(r.vector(vector) + at, columns, rows + row * stride);
   }
 
   // What the down projection of an expert reads.
@@ -295,6 +317,9 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     for (int64_t row = 0; row < g.rows; row += rows_each) {
       const int64_t count = std::min(rows_each, g.rows - row);
       product(g, set.down.first + s, tiles, in + row * x_stride, x_stride, count, own.scratch, width);
+      if (s == set.biased)
+        add_bias(set.down_bias, g.expert * r.value(step.out).width + tiles.begin * kTileRows, columns, count,
+                 own.scratch, width);
       for (int64_t i = 0; i < count; i++) {
         const int64_t token = g.set == 1 ? row + i : grouping.tokens[g.first + row + i];
         const float share = g.set == 1 ? all[token] : grouping.shares[g.first + row + i];
