@@ -18,7 +18,7 @@ from ckdist.comm.protocol import World
 from ckdist.comm.world import start_world, together
 from ckdist.config import ServeConfig
 from ckdist.engine.coordinator import Coordinator
-from ckdist.engine.launch import BUNDLED, load_model, make_engine
+from ckdist.engine.launch import BUNDLED, Model, load_model, make_engine
 from ckdist.engine.rank_reports import RankReports
 from ckdist.engine.socket_directory import socket_directory
 from ckdist.errors import EngineError
@@ -54,6 +54,12 @@ def curl_line(url: str, config: ServeConfig, chats: bool, generates: bool = True
         path, body = "embeddings", {"input": "the sky is blue"}
     body = json.dumps(body)
     return f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'"
+
+
+def embedding_facts(config: ServeConfig, model: Model) -> dict[str, str | int]:
+    """What the HTTP process has to know in order to embed: the pooling, and how many texts go into a step."""
+    pooling = stored_pooling(model.checkpoint) if config.pooling == "auto" else config.pooling
+    return {"pooling": pooling, "sequences": model.plan.cache.max_sequences}
 
 
 def open_line(config: ServeConfig, listener: socket.socket) -> str | None:
@@ -135,7 +141,6 @@ def run(config: ServeConfig) -> int:
             log.warning("%s", line)
         ranks = RankReports(model)
         http.wait_loaded(TOKENIZER_SECONDS)
-        pooling = stored_pooling(model.checkpoint) if config.pooling == "auto" else config.pooling
         curl = curl_line(http.url, config, tokenizer.chat_template is not None, model.spec.generates)
         print(*lines, f"serving {name} at {http.url}  try: {curl}", sep="\n", flush=True)
         if line := stop_line():
@@ -153,8 +158,7 @@ def run(config: ServeConfig) -> int:
                 coordinator.request_drain()
 
         with model.traced():
-            facts = {"pooling": pooling, "sequences": model.plan.cache.max_sequences}
-            coordinator.run(engine, check_peers=watch, ranks=ranks, facts=facts)
+            coordinator.run(engine, check_peers=watch, ranks=ranks, facts=embedding_facts(config, model))
         http.stop(config.drain_timeout)
         model.close()
     world.close()

@@ -1,4 +1,4 @@
-"""layer_norm: what encoders have in place of rms_norm. It has no step of its own: whoever reads it computes it."""
+"""layer_norm: what encoders have in place of rms_norm. It has no step of its own: what reads it computes it."""
 
 import numpy as np
 
