@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ckdist import native
 from ckdist.comm.communicator import Communicator, open_communicator
 from ckdist.comm.protocol import World
+from ckdist.comm.transports.link import Link, measured_link
 from ckdist.comm.world import agree
 from ckdist.config import EngineConfig
 from ckdist.errors import ConfigError
@@ -19,7 +20,7 @@ from ckdist.layout import SINGLE, Layout, Range
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward, hidden_rows, main_forward
 from ckdist.models.spec import ModelSpec
-from ckdist.planning.layouts import layouts_for
+from ckdist.planning.layouts import NOMINAL_LINK, layouts_for, places_experts
 from ckdist.planning.plan import Plan
 from ckdist.planning.stages import StageRank, check_stages, divide_layers, stage_lines
 from ckdist.program.executable import StageRanks
@@ -38,8 +39,8 @@ ARENA_BYTES = 64 << 20  # of the communicator's shared memory: the replay's buff
 @dataclass(frozen=True)
 class Traced:
     """This rank's part of a model as programs: decode's, and prefill's where that shards tokens; `layouts`: of prefill,
-    of decode, mesh. `hidden_programs`: those that make hidden states in place of logits, by layout; none of an encoder,
-    of which all do, and where there are several stages.
+    of decode, mesh. `link`: between hosts. `hidden_programs`: those that make hidden states in place of logits, by
+    layout; none of an encoder, of which all do, and where there are several stages.
     """
 
     checkpoint: Checkpoint
@@ -48,6 +49,7 @@ class Traced:
     adapter: Adapter | None
     program: Program
     token_program: Program | None
+    link: Link
     hidden_programs: list[Program]
 
     @property
@@ -88,7 +90,9 @@ def trace_stage(
 ) -> Traced:
     """The programs of this rank's stage; a collective call. CommError where ranks of a stage have different ones."""
     spec, stage = checkpoint.spec, rank.stage
-    prefill, decode, mesh = layouts_for(config, rank.world, spec)
+    placed = config.experts != "tensor" and stage.count == 1 and places_experts(world, spec)
+    link = measured_link(world, config.transport, config.comm_timeout) if placed else NOMINAL_LINK
+    prefill, decode, mesh = layouts_for(config, rank.world, spec, link)
     if not all(world.gather(prefill is not decode)):  # every stage has the same plans
         prefill = decode
     main, layouts = main_forward(spec), [decode] if prefill is decode else [decode, prefill]
@@ -100,7 +104,7 @@ def trace_stage(
     agree(rank.world, "program", program.digest())
     hidden = layouts if stage.count == 1 and spec.generates else []
     hidden_programs = [trace(hidden_rows, spec, layout, mesh, tracer) for layout in hidden]
-    return Traced(checkpoint, rank, (prefill, decode, mesh), adapter, program, by_token, hidden_programs)
+    return Traced(checkpoint, rank, (prefill, decode, mesh), adapter, program, by_token, link, hidden_programs)
 
 
 def open_communicators(

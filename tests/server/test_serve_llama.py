@@ -265,7 +265,6 @@ def test_paths_have_all_their_names(http, begin, end):
     "path",
     [
         "/pooling",
-        "/infill",
         "/v1/batches",
         "/v1/files",
         "/api/chat",

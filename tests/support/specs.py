@@ -23,7 +23,19 @@ def rope(dims=16, **more):
     return RopeSpec((1e4 ** (-np.arange(0, dims, 2) / dims)).astype(np.float32), **more)
 
 
-def spec(heads=6, kv_heads=3, head_dim=16, ffn=176, vocab=100, mixer=None, layer=None, changes=None, first=(), **more):
+def spec(
+    heads=6,
+    kv_heads=3,
+    head_dim=16,
+    ffn=176,
+    vocab=100,
+    hidden=64,
+    mixer=None,
+    layer=None,
+    changes=None,
+    first=(),
+    **more,
+):
     """Two layers; `mixer` and `layer` are further fields of both, `changes` of each layer's mixer. `first`: mixers of
     layers before these.
     """
@@ -34,7 +46,9 @@ def spec(heads=6, kv_heads=3, head_dim=16, ffn=176, vocab=100, mixer=None, layer
     if "activation" in more:
         fields["ffn"] = DenseFfn(ffn, more.pop("activation"))
     layers = tuple(LayerSpec(a, **fields) for a in (*first, *changed))
-    return ModelSpec("qwen3", vocab, 64, layers, {"global": rope(head_dim), **more.pop("ropes", {})}, 1e-6, 512, **more)
+    return ModelSpec(
+        "qwen3", vocab, hidden, layers, {"global": rope(head_dim), **more.pop("ropes", {})}, 1e-6, 512, **more
+    )
 
 
 FAMILIES = {

@@ -52,8 +52,9 @@ enum ckdist_step_kind {
 };
 
 /* The rows that a step works on: the batch's tokens, or its tokens whose logits are wanted. Where tokens are sharded a
-   rank has its own tokens; of the others it has all, or those among its own tokens. */
-enum ckdist_rows { ckdist_rows_tokens, ckdist_rows_selected, ckdist_rows_local_selected };
+   rank has its own tokens; of the others it has all, or those among its own tokens. host: of a rank's tokens those that
+   its host has, where hosts share them out. */
+enum ckdist_rows { ckdist_rows_tokens, ckdist_rows_selected, ckdist_rows_local_selected, ckdist_rows_host };
 
 struct ckdist_step {
   int32_t kind, rows;
@@ -92,6 +93,7 @@ struct ckdist_value {
   int32_t place;    /* enum ckdist_place */
   int32_t format;   /* enum ckdist_activation_format, of activations */
   int32_t selected; /* it has selected rows alone; else a step of selected rows finds them at their tokens */
+  int32_t sum;      /* a value that gets the sums over the hosts, of the rows that this host has; or -1 */
   int64_t width;    /* floats from row to row; activations: columns of the matrices that read them */
   int64_t offset;   /* arena: bytes; slot and what is read there: its index; logits: the first column */
   int64_t lead;     /* columns before the value's own */
@@ -125,6 +127,7 @@ struct ckdist_norm_quantize_step {
   int32_t centred;
   int32_t sum, normed;
   struct ckdist_span activations[3];
+  int32_t gather, gather_sum; /* of rows that hosts share out: every host gets all activations; the sum as well */
 };
 
 /* out = factor * norm(r) of the selected rows, both as of norm_quantize. */
@@ -228,6 +231,8 @@ struct ckdist_experts_step {
   int32_t gate; /* enum ckdist_gate */
   int32_t count;
   const struct ckdist_expert_set* sets; /* the chosen, and then those that all tokens take */
+  const int32_t* host_experts;          /* (hosts + 1,) the first expert of each, where hosts share rows out */
+  int32_t layer;                        /* whose rows by expert are counted */
   int32_t out;
 };
 

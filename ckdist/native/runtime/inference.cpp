@@ -38,9 +38,9 @@ Inference::Inference(const ckdist_program& that, Communicator& job, Communicator
     fail(Status::native, "%d plans; one to %d are possible", program.plan_count, kMaxPlans);
   arena_.emplace(program.arena_bytes, "activations");
   make_cache();
+  reserve_exchange();
   make_lists();
   make_workers();
-  reserve_exchange();
   hidden_.resize(size_t(program.max_outputs * program.hidden));
 }
 
@@ -91,8 +91,8 @@ void Inference::make_lists() {
     lists_.emplace_back(those.steps, those.step_count, int(p));
     if (p == 0) traffic_.read_plan(*this);
     token_steps_[p] = 0;
-    while (token_steps_[p] < those.step_count && those.steps[token_steps_[p]]->rows == ckdist_rows_tokens)
-      token_steps_[p]++;
+    const auto of_tokens = [](int32_t rows) { return rows == ckdist_rows_tokens || rows == ckdist_rows_host; };
+    while (token_steps_[p] < those.step_count && of_tokens(those.steps[token_steps_[p]]->rows)) token_steps_[p]++;
     reserve(lists_.back());
     for (const ckdist_step* step : lists_.back().steps) counters = std::max(counters, step_counters(*step));
   }
@@ -140,6 +140,7 @@ void Inference::reserve_exchange() {
                      program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs +
                      4 * program.max_sequences;
   sizes.batches = int64_t(in_flight_.size());
+  sizes.counters = int64_t{program.layers} * program.experts;
   ranks = stage_.steps(sizes);
   if (&stage_ != &communicator) {
     StepSizes batches{};
@@ -150,6 +151,12 @@ void Inference::reserve_exchange() {
     peers_[slot].resize(kMaxRanks);
     ranks->peers(slot, peers_[slot].data());
   }
+  int64_t row_bytes = 0;
+  for (const ckdist_execution_plan& those : plans_)
+    for (const ckdist_value* v = those.values; those.host_rows && v != those.values + those.value_count; v++)
+      row_bytes = std::max({row_bytes, v->place == ckdist_place_activations ? activation_stride(*v) : 0,
+                            v->place == ckdist_place_arena ? v->width * 4 : 0});
+  if (row_bytes > 0) host_rows = std::make_unique<RowExchange>(*ranks, program.max_tokens, round_up(row_bytes, 64));
 }
 
 float* Inference::floats(int index, int64_t* stride) {
@@ -178,9 +185,14 @@ void Inference::give_up(const char* reason) {
 }
 
 void Inference::finish(int thread, int index, int out, int64_t rows) {
-  if (thread == 0) everyone().count_step();
+  count_step(thread);
   const ckdist_value& v = value(out);
-  if (v.place == ckdist_place_logits) meet(thread, index, true, [&](Idle) { end_batch(rows, index); });
+  if (plan->host_rows && v.sum >= 0)
+    meet(thread, index, true, [&](Idle) {
+      int64_t stride;
+      host_rows->reduce_scatter(floats(out, &stride), floats(v.sum, &stride), v.width, index);
+    });
+  else if (v.place == ckdist_place_logits) meet(thread, index, true, [&](Idle) { end_batch(rows, index); });
   else if (v.place == ckdist_place_hidden) meet(thread, index, true, [&](Idle) { end_batch(0, index); });
   else if (v.place == ckdist_place_sums)
     meet(thread, index, true, [&](Idle idle) {
@@ -272,6 +284,7 @@ void Inference::begin(const BatchView& those) {
   first_selected = std::lower_bound(selected, selected + batch.selected, first_token) - selected;
   local_selected =
       std::lower_bound(selected, selected + batch.selected, first_token + local_tokens) - selected - first_selected;
+  if (plan->host_rows) host_rows->begin(local_tokens);
   active_ = std::min(std::max(batch.threads, 1), threads());
   for (Thread& thread : threads_) thread.ahead.step = -1;
   const int owners = batch.tokens > batch.sequences || batch.tokens >= kThreadRows ? active_ : 1;
@@ -318,9 +331,17 @@ void Inference::reports(ckdist_step_stats* out) {
 
 ckdist_step_stats Inference::stats(bool reset) {
   ckdist_step_stats s = stats_;
+  s.sent = ranks->sent() - sent_before_;
   s.packed = repacker_ ? repacker_->ready_bytes() : -1;
-  if (reset) stats_ = {};
+  if (reset) stats_ = {}, sent_before_ = ranks->sent();
   return s;
+}
+
+void Inference::expert_rows(int64_t* out) const {
+  const int64_t count = int64_t{program.layers} * program.experts;
+  std::fill(out, out + count, 0);
+  for (int rank = 0; rank < ranks->local_size; rank++)
+    for (int64_t i = 0; i < count; i++) out[i] += ranks->counters(rank)[i];
 }
 
 void Inference::replay(int thread) {

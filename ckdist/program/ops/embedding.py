@@ -71,7 +71,7 @@ def lower_embed(lowering: "Lowering", group: "Group") -> None:
         scale=scale.attrs["factor"] if scale else 1.0,
     )
     if scale:
-        lowering.stands_for(scale.outputs[0], out)
+        lowering.stands_for(scale.outputs[0], scale.inputs[0])
 
 
 def infer_embed_positions(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:

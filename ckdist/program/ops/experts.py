@@ -10,7 +10,7 @@ from ckdist import native
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.mesh import HOST, LOCAL, WHOLE
-from ckdist.program.lowered import MatrixKey
+from ckdist.program.lowered import MatrixKey, layer_of
 from ckdist.program.ops.elementwise import GATES, gated
 from ckdist.program.ops.op import Arrays, Attrs, Inferred, Values, Weights, lower, op, summed_over, unsharded, whole
 from ckdist.program.program import Instr, Weight
@@ -161,9 +161,11 @@ def lower_experts(lowering: "Lowering", group: "Group") -> None:
     sets += [_set(lowering, instr, weights[3:], rows) | NO_BIAS] if len(weights) > 3 else []
     (out,) = lowering.results([instr.outputs[0]])
     lowering.at[instr.outputs[0].name] = out
+    layer = layer_of(weights[0].name) or 0
+    lowering.experts[layer] = weights[0].dims[0].count
     lowering.emit(
         "experts",
-        x.rows,
+        lowering.rows_of(x),
         logits=logits,
         switches=switch[0] if switch else ValueIndex(ABSENT),
         correction=lowering.vector(routed.weights[0]),
@@ -171,7 +173,9 @@ def lower_experts(lowering: "Lowering", group: "Group") -> None:
         gate=GATES[instr.attrs["function"]],
         count=len(sets),
         sets=sets,
+        layer=layer,
         out=out,
+        **({"host_experts": _host_experts(lowering, weights[0].dims[0])} if lowering.host_rows else {}),
     )
 
 
@@ -194,6 +198,14 @@ def _bias_fields(lowering: "Lowering", ffn: Dim, biases: Sequence[Weight]) -> di
         "bias_width": ffn.elements,
         "bias_column": lowering.shares(ffn)[0][0],
     }
+
+
+def _host_experts(lowering: "Lowering", experts: Dim) -> list[int]:
+    """The first expert of each host, and behind the last; none where every host has all."""
+    if experts.axis is None:
+        return []
+    held = [experts.share(mesh) for mesh in lowering.mesh.along(experts.axis)]
+    return [*(begin for begin, _ in held), held[-1][1]]
 
 
 def _set(lowering: "Lowering", instr: Instr, weights: list[Weight], rows: int) -> dict[str, Any]:

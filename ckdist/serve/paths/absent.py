@@ -13,7 +13,6 @@ METHODS = ("GET", "POST", "PUT", "DELETE")
 NAMES = {
     "/pooling": "use /v1/embeddings",
     "/classify": "texts are not classified",
-    "/infill": "there is no infill; put the model's own tokens for it into the prompt of /v1/completions",
     "/v1/responses/{name:path}": "answers are not kept",
     "/v1/batches": "send the requests one by one; they share steps",
     "/v1/batches/{name:path}": "send the requests one by one; they share steps",

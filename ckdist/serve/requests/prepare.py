@@ -11,6 +11,7 @@ from ckdist.serve.requests.answer_form import answer_form, answer_grammar
 from ckdist.serve.requests.chat import ChatRequest, parse_chat
 from ckdist.serve.requests.completion import encode_prompt, parse_completion, prompt_text
 from ckdist.serve.requests.embedding import EmbeddingWork, embedding, llama_embedding, rerank, score
+from ckdist.serve.requests.infill import infill_tokens, read_gap
 from ckdist.serve.requests.json_body import parse_object
 from ckdist.serve.requests.llama_completion import parse_llama_completion
 from ckdist.serve.requests.prepared import ModelFacts, Prepared
@@ -75,6 +76,12 @@ def llama_completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFac
     return replace(prepared, token_ids=prepared.token_ids or prepared.stream)  # the pieces of a stream always have them
 
 
+def infill(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
+    """A body of llama-server's /infill, ready for the engine."""
+    gap, others = read_gap(body)
+    return llama_completion({**others, "prompt": infill_tokens(gap, tokenizer, facts)}, tokenizer, facts)
+
+
 def apply_template(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
     """llama-server's /apply-template: the chat as the text that the model would continue."""
     return {"prompt": _rendered(parse_chat(body, tokenizer, facts), tokenizer)}
@@ -93,6 +100,7 @@ KINDS: dict[str, Callable[[dict[str, Any], Tokenizer, ModelFacts], Prepared | Em
     "response": response,
     "completion": completion,
     "llama_completion": llama_completion,
+    "infill": infill,
     "embedding": embedding,
     "llama_embedding": llama_embedding,
     "rerank": rerank,

@@ -23,6 +23,7 @@ FIELDS = {
     "count_tokens": "messages",
     "response": "input",
     "completion": "prompt",
+    "infill": "input_prefix",
     "embedding": "input",
     "llama_embedding": "content",
     "rerank": "documents",
