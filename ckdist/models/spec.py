@@ -218,6 +218,7 @@ class ModelSpec:
     `ropes` are the rotations that layers name. `logit_scale` is on logits, before `logit_soft_cap` (0: none). `norm`:
     "rms", "layer" (layer norm), "layer_bias" (with biases). `positions` embeddings of positions are added to those of
     tokens, the first of them that of row `first_position`; `token_types`: of these the first is added as well.
+    `balance_coefficient`: of the load-balancing loss of experts in training, 0: there is none.
     """
 
     family: str
@@ -235,6 +236,7 @@ class ModelSpec:
     positions: int = 0  # rows of the table; 0: there is none
     first_position: int = 0
     token_types: int = 0
+    balance_coefficient: float = field(default=0.0, compare=False)
 
     @property
     def generates(self) -> bool:

@@ -18,7 +18,7 @@ MARKS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma, GLM
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, SantaCoder
     ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
-    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # DeepSeek
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001 - DeepSeek
     ("<|fim▁begin|>", "<|fim▁hole|>", "<|fim▁end|>"),
     ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
     ("<PRE>", "<SUF>", "<MID>"),
