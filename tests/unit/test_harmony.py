@@ -16,7 +16,7 @@ from ckdist.tokens.folder import load_tokenizer
 from ckdist.tokens.grammar import check_grammar, json_schema_grammar, quoted
 from ckdist.tokens.harmony import MARKS, harmony_grammar, is_harmony
 from ckdist.tokens.tool_format import ToolFormat
-from tests.unit.test_tool_formats import SCHEMAS, TYPES, always, read, written
+from tests.support.answers import SCHEMAS, TYPES, always, read, written
 
 TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m.role }}{% if m.role == 'assistant' %}<|channel|>final{% endif %}<|message|>"
