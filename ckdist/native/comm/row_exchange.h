@@ -59,7 +59,7 @@ class RowExchange {
   int64_t count_of(int host, int place) const { return first_of(host, place + 1) - first_of(host, place); }
   // Where in a list of host `host` those rows of `owner` begin that the rank of a place carries.
   int32_t at(const Lists& lists, int host, int owner, int place) const;
-  // Where the rank of a place leaves what all ranks of the host read after a meeting.
+  // Where the rank of a place leaves what all ranks of the host read after a barrier.
   uint8_t* passed_on(int place) const { return places_ > 1 ? ranks_.rows(turn_, place) : received_; }
   // This host's sum of rows from `row` on: where it lies, or in `room`.
   const float* summand(Partial in, int64_t row, int64_t rows, int64_t width, float* room) const;
