@@ -30,6 +30,7 @@ def hosts():
         ("deepseek_v2", 1, "expert", {"tensor", "dispatch"}),  # latent attention, experts that all tokens share
         ("deepseek_v2", 2, "expert", {"tensor"}),
         ("qwen35moe", 1, "expert", {"tensor", "dispatch"}),  # linear attention
+        ("gptoss", 1, "expert", {"tensor", "dispatch"}),  # biases
     ],
 )
 def test_tokens_are_those_of_one_process(hosts, model, each, experts, ways):

@@ -27,7 +27,7 @@ def with_executable(hosts, family, threads, body, chunk=16, **numbers):
     return run_threads(list(hosts), rank)[0]
 
 
-@pytest.mark.parametrize("family", ["experts", "experts_in_groups"])
+@pytest.mark.parametrize("family", ["experts", "experts_in_groups", "sinks_and_biases"])
 @pytest.mark.parametrize(
     "hosts, threads, numbers",
     [
