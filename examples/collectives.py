@@ -37,6 +37,7 @@ def main() -> None:
     written = shelf[2:4].tolist()
     comm.barrier()
     read = window.get(np.empty(2, np.int64), (rank + 1) % size, offset=16).wait()  # what this rank has put there
+    comm.barrier()  # nobody leaves while its memory is read
 
     lines = [
         f"all_reduce {total.tolist()}  all_gather {parts.tolist()}",

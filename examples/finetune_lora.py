@@ -45,7 +45,7 @@ def main() -> None:
     args = parser.parse_args()
     args.output.mkdir(exist_ok=True)
     write_chats(args.output / "chats.jsonl")
-    sizes = {"max_length": 256, "per_device_train_batch_size": 4, "max_steps": args.steps, "learning_rate": 2e-3}
+    sizes = {"max_length": 64, "per_device_train_batch_size": 4, "max_steps": args.steps, "learning_rate": 2e-3}
     files = {"output_dir": str(args.output), "train_file": (str(args.output / "chats.jsonl"),), "logging_steps": 1}
     print(f"before: {answer(args.model, None)}")
     losses = []
