@@ -43,8 +43,20 @@ class StepExecutable(Protocol):
         """Most positions of one sequence."""
         ...
 
+    @property
+    def has_logits(self) -> bool:
+        """Whether it makes logits; an encoder does not."""
+        ...
+
+    @property
+    def has_hidden(self) -> bool:
+        """Whether it makes hidden states."""
+        ...
+
     def run(self, batch: Batch, /) -> np.ndarray:
-        """Runs one step; float32 (outputs, vocab) logits, valid until the next. Raises EngineError."""
+        """Runs one step; float32 (outputs, vocab) logits or (outputs, hidden) hidden states, valid until the next.
+        Raises EngineError.
+        """
         ...
 
 

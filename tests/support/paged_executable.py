@@ -13,13 +13,17 @@ from ckdist.program.batch import BLOCK_TOKENS, Batch
 
 
 class PagedExecutable:
-    """`state_slots`: layers keep states, which are the tokens that they have seen; logits are then of these."""
+    """Its hidden states are its logits.
+
+    `state_slots`: layers keep states, which are the tokens that they have seen; logits are then of these.
+    """
 
     def __init__(self, num_blocks=64, max_tokens=32, max_sequences=8, vocab_size=50, context_length=512, state_slots=0):
         self.state_slots = state_slots
         self.states: list[list[int]] = [[] for _ in range(state_slots)]
         self.num_blocks, self.max_tokens, self.max_sequences = num_blocks, max_tokens, max_sequences
         self.vocab_size, self.context_length = vocab_size, context_length
+        self.has_logits = self.has_hidden = True
         self.cache = np.full((num_blocks, BLOCK_TOKENS), -1, np.int32)
         self.batches: list[list[tuple[int, int]]] = []  # of each step: tokens and first position of its runs
         self.outputs: list[int] = []
