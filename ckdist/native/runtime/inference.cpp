@@ -137,11 +137,10 @@ void Inference::reserve_exchange() {
   sizes.batch_ints = BatchView::kHeader + program.max_tokens + 3 * program.max_sequences +
                      program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs +
                      4 * program.max_sequences;
-  sizes.batches = int64_t(in_flight_.size());
   ranks = stage_.steps(sizes);
   if (&stage_ != &communicator) {
     StepSizes batches{};
-    batches.batch_ints = sizes.batch_ints, batches.batches = sizes.batches;
+    batches.batch_ints = sizes.batch_ints, batches.batches = int64_t(in_flight_.size());
     job_ = communicator.steps(batches);
   }
   for (int slot = 0; slot < kSlots; slot++) {
@@ -174,8 +173,15 @@ void Inference::give_up(const char* reason) {
   if (repacker_ && !repacker_->finished()) repacker_->check();
 }
 
+// Peers see that a step was made, and rows that were sent go on.
+void Inference::show_progress() {
+  everyone().count_step();
+  for (Channel::Pending& sent : outgoing_)
+    if (sent.request) everyone().test(sent);
+}
+
 void Inference::finish(int thread, int index, int out, int64_t rows) {
-  if (thread == 0) everyone().count_step();
+  if (thread == 0) show_progress();
   const ckdist_value& v = value(out);
   if (v.place == ckdist_place_logits) meet(thread, index, true, [&](Idle) { end_batch(rows, index); });
   else if (v.place == ckdist_place_sums)
@@ -270,7 +276,7 @@ void Inference::work() {
   try {
     for (;;) {
       int64_t ints = 0;
-      const int32_t* message = everyone().receive(&ints);
+      const int32_t* message = everyone().receive(&ints, &outgoing_);
       if (ints == 0) return;
       run(accepted(message, ints));
     }

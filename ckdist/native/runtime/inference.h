@@ -198,6 +198,7 @@ class Inference : public Executor {
   void replay(int thread);
   void trace_batch(int thread, int64_t begin);
   void give_up(const char* reason);
+  void show_progress();
   StepCommunicator& everyone() const { return job_ ? *job_ : *ranks; }
   size_t turn() const { return runs_ % in_flight_.size(); }
 
@@ -205,7 +206,7 @@ class Inference : public Executor {
   std::unique_ptr<StepCommunicator> job_;  // of all ranks; null where these are the stage's
   std::vector<BatchView> in_flight_;       // by turns: published, and not run yet
   uint32_t published_ = 0;
-  std::vector<Channel::Pending> outgoing_;  // by turns: rows on their way to the next stage
+  std::vector<Channel::Pending> outgoing_;  // by turns: rows on their way to the next stage, which need progress
   std::vector<ckdist_execution_plan> plans_;
   std::vector<StepList> lists_;
   Repacker* const repacker_;
