@@ -33,6 +33,7 @@ HEAD = "<!-- Written by docs/reference.py from the code. -->\n\n"
 READERS = {"_schema": "object, string", "_text": "string", "_choices": "list", "_tools": "list"}
 # Variables of the environment that the code reads; a test holds these against the code.
 VARIABLES = {
+    "CKDIST_CONNECTIONS": "set by `ckdist launch`: the sockets that a rank has inherited",
     "CKDIST_DRAINED": "set by `launch/drained`, under which SIGTERM to mpirun drains",
     "CKDIST_INTERFACE": "network interface that carries the ranks, by its name, where a host has several",
     "CKDIST_ISA": "level of instructions to use, as `avx2`; one that the CPU lacks is an error",

@@ -22,12 +22,13 @@ class CommandParser(argparse.ArgumentParser):
     """argparse that raises ConfigError, one line, where it would print and exit.
 
     `arguments`: what the command takes, in order; `flags`: those of them that have a flag, by each of its spellings,
-    former ones too.
+    former ones too; `rest`: the one that takes all words from the first that is no flag.
     """
 
     def __init__(self, **settings: Any) -> None:
         self.arguments: list[argparse.Action] = []
         self.flags: dict[str, argparse.Action] = {}
+        self.rest: argparse.Action | None = None
         super().__init__(**settings)
 
     def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
@@ -64,7 +65,9 @@ def parser_for(config_class: type, prog: str) -> CommandParser:
         if meta["repeat"]:
             settings["action"] = "append"
             settings["default"] = None
-        if meta["flags"][0].startswith("-"):
+        if meta["rest"]:
+            parser.rest = parser.add_argument(meta["flags"][0], nargs="...", **{**settings, "default": []})
+        elif meta["flags"][0].startswith("-"):
             action = parser.add_argument(*meta["flags"], dest=item.name, **settings)
             if meta["former"]:
                 parser.flags[meta["former"]] = action
@@ -81,23 +84,30 @@ def parse_arguments(config_class: type[Config], arguments: Sequence[str], prog: 
     """
     parser = parser_for(config_class, prog)
     try:
-        values = vars(parser.parse_args(_pair(parser, arguments)))
+        paired, rest = _pair(parser, arguments)
+        values = vars(parser.parse_args(paired))
         for item in fields(config_class):
             if item.metadata["repeat"]:
                 default: Any = item.default
                 values[item.name] = tuple(values[item.name] or default)
+            if item.metadata["rest"]:
+                values[item.name] = tuple(rest)
         return config_class(**values)
     except ConfigError as error:
         raise ConfigError(_one_line(str(error))) from None
 
 
-def _pair(parser: CommandParser, arguments: Sequence[str]) -> list[str]:
-    """`arguments` with every flag in its long form and its value attached: `-c 4096` becomes `--ctx-size=4096`."""
+def _pair(parser: CommandParser, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """`arguments` with every flag in its long form and its value attached: `-c 4096` becomes `--ctx-size=4096`; and the
+    words that `parser.rest` takes.
+    """
     actions = parser.flags
     words, paired = list(arguments), []
     while words:
         word = words.pop(0)
         flag, equals, value = word.partition("=") if word.startswith("--") else (word, "", "")
+        if parser.rest is not None and (word == "--" or not word.startswith("-")):
+            return paired, words if word == "--" else [word, *words]
         if not word.startswith("-") or word == "-":
             paired.append(word)
             continue
@@ -114,7 +124,7 @@ def _pair(parser: CommandParser, arguments: Sequence[str]) -> list[str]:
                 raise ConfigError(f"{flag} needs a value; see {parser.prog} --help")
             value = words.pop(0)
         paired.append(f"{action.option_strings[-1]}={value}")
-    return paired
+    return paired, []
 
 
 def _nearest(flag: str, known: Iterable[str]) -> str:

@@ -25,6 +25,7 @@ COMMANDS = {
     "pull": (config.PullCommand, "fetch a model by its name"),
     "list": (config.ListCommand, "show the models that have names, and which are here"),
     "train": (config.TrainCommand, "train a model, from nothing or on from one"),
+    "launch": (config.LaunchCommand, "start a command as several ranks, here or on several hosts, without MPI"),
     "export": (config.ExportCommand, "write a trained folder as a GGUF file"),
     "bench": (config.BenchConfig, "measure prefill and decode, or the machine itself"),
     "doctor": (config.DoctorConfig, "show this machine, what works on it, how fast it is, and what to change"),
@@ -38,7 +39,9 @@ def usage() -> str:
     lines = [
         f"ckdist {__version__}: serve and train large language models on CPU servers",
         "",
-        "usage: [mpirun -n RANKS] ckdist COMMAND [flags]",
+        "usage: ckdist COMMAND [flags]",
+        "       ckdist launch -n RANKS ckdist COMMAND [flags]",
+        "       mpirun -n RANKS ckdist COMMAND [flags]",
         "",
     ]
     lines += [f"  {name:<12s}{text}" for name, (_, text) in COMMANDS.items()]

@@ -1,8 +1,9 @@
 """How the processes of one job find each other: who this rank is, who shares its host, and small messages at start-up.
 
-mpi4py starts the world under any MPI launcher; without one, RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT do
-(`tcp_world`); without these the world has one rank. What is exchanged here is msgpack, never pickle. The traffic of
-every step goes through a native communicator (`ckdist.comm.communicator`), not through this.
+Ranks that `ckdist launch` started have inherited their connections (`launched_world`). mpi4py starts the world under
+any MPI launcher; without one, RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT do (`tcp_world`); without these the world
+has one rank. What is exchanged here is msgpack, never pickle. The traffic of every step goes through a native
+communicator (`ckdist.comm.communicator`), not through this.
 """
 
 import contextlib
@@ -21,15 +22,16 @@ import numpy as np
 from ckdist.comm.bootstrap import tcp_world
 from ckdist.comm.bootstrap.connection import HEARTBEAT_SECONDS, BootstrapConnection
 from ckdist.comm.bootstrap.handshake import SECRET_VARIABLE, read_secret
+from ckdist.comm.bootstrap.launched_world import LaunchedWorld, is_launched
+from ckdist.comm.bootstrap.launchers import MPI_VARIABLES
 from ckdist.comm.bootstrap.sockets import connect_ranks
+from ckdist.comm.bootstrap.star_world import packed
 from ckdist.comm.host_name import host_name
 from ckdist.comm.protocol import World
 from ckdist.errors import CkdistError, CommError, ConfigError, UserError
 
 log = logging.getLogger(__name__)
 
-# Set by the launchers of Open MPI, MPICH and Intel MPI, and by Slurm's and others' PMIx.
-LAUNCHER_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
 WATCH_SECONDS = 10.0  # until ranks that MPI has joined have reached one another beside it, too
 COLLECT_TAG = 77
 
@@ -116,7 +118,7 @@ class MpiWorld:
 
     def broadcast(self, value: Any = None) -> Any:
         """Rank 0's msgpack-able value, on every rank."""
-        data = np.frombuffer(tcp_world.packed(value), np.uint8) if self.rank == 0 else None
+        data = np.frombuffer(packed(value), np.uint8) if self.rank == 0 else None
         size = np.array([0 if data is None else data.size], np.int64)
         self._complete(self.comm.Ibcast(size))
         buffer = np.empty(int(size[0]), np.uint8) if data is None else data.copy()
@@ -125,7 +127,7 @@ class MpiWorld:
 
     def gather_all(self, value: Any) -> list[Any]:
         """Every rank's msgpack-able value, on every rank, in rank order."""
-        data = np.frombuffer(tcp_world.packed(value), np.uint8)
+        data = np.frombuffer(packed(value), np.uint8)
         sizes = np.empty(self.size, np.int64)
         self._complete(self.comm.Iallgather(np.array([data.size], np.int64), sizes))
         joined = np.empty(int(sizes.sum()), np.uint8)
@@ -144,7 +146,7 @@ class MpiWorld:
         deadline = time.monotonic() + seconds
         if self.rank:
             # MPI may read it for longer than is waited here
-            self._collected = np.frombuffer(tcp_world.packed(value), np.uint8)
+            self._collected = np.frombuffer(packed(value), np.uint8)
             with contextlib.suppress(CommError):  # a lost rank changes nothing: this is the end
                 self._complete(self.comm.Isend(self._collected, 0, COLLECT_TAG), deadline)
             return None
@@ -200,9 +202,12 @@ def _leave_tcp_alone() -> None:
 def start_world() -> World:
     """The world this process was started in.
 
-    An MPI launcher comes first: its ranks have what RANK and the like would tell.
+    Connections that ckdist's own launcher has made come first, then an MPI launcher: its ranks have what RANK and the
+    like would tell.
     """
-    if not any(name in os.environ for name in LAUNCHER_VARIABLES):
+    if is_launched():
+        return LaunchedWorld()
+    if not any(name in os.environ for name in MPI_VARIABLES):
         return tcp_world.TcpWorld.from_environment(log=log.warning) if tcp_world.is_started() else SingleWorld()
     try:
         return MpiWorld()

@@ -25,6 +25,9 @@ from ckdist.config.engine import (
     QUANTIZE_TYPES,
     EngineConfig,
 )
+from ckdist.config.launch import (
+    LaunchCommand,
+)
 from ckdist.config.options import (
     BYTE_UNITS,
     byte_size,
@@ -66,6 +69,7 @@ __all__ = [
     "EngineConfig",
     "ExportCommand",
     "GenerateConfig",
+    "LaunchCommand",
     "ListCommand",
     "PerplexityConfig",
     "PullCommand",

@@ -62,12 +62,14 @@ def option(
     repeat: bool = False,
     secret: bool = False,
     former: str | None = None,
+    rest: bool = False,
 ) -> Any:
     """A dataclass field with its flags, the last of them the long one; a name without dashes is a positional argument.
 
     `low` and `high` bound the value (or each of a list) and are allowed themselves. A bool field is a switch. `repeat`
     collects every use of the flag in a tuple. A `secret` does not appear in the configuration's repr. `former`: the
-    flag's name in the last release, which is still understood and not shown.
+    flag's name in the last release, which is still understood and not shown. `rest`: a positional argument that takes
+    the first word that is no flag and all that follow, as they are.
     """
     metadata = {
         "flags": flags,
@@ -79,6 +81,7 @@ def option(
         "metavar": metavar,
         "repeat": repeat,
         "former": former,
+        "rest": rest,
     }
     return field(default=default, repr=not secret, metadata=metadata)
 

@@ -81,7 +81,7 @@ def _used(step: Step, matrix: MatrixIndex) -> float:
     """The part of a stack that one token takes; all of other matrices."""
     for one in step.fields.get("sets", ())[:1]:
         if any(matrix in one[part].indices() for part in ("gate", "up", "down")):
-            return min(1.0, step.fields["used"] / max(1, one["count"]))
+            return min(1.0, step.fields["routing"]["used"] / max(1, one["count"]))
     return 1.0
 
 

@@ -31,9 +31,14 @@ def training_bytes(
     frozen = [i for i, (_, parts) in enumerate(lowered.packs) if all(map(is_frozen, parts))]
 
     def workspace(step: Step) -> int:
-        """Of a step: what it packs, and of the loss the gradients by the logits of some tokens."""
+        """Of a step: what it packs, of the loss the gradients by the logits of some tokens, and of experts their rows
+        with what is summed of them.
+        """
         packs = step.operands(PackIndex)
         logits = 0
+        if step.kind.startswith("grouped_experts"):
+            used, ffn = (lowered.values[step.fields[name]].width for name in ("chosen", "gate"))
+            return 4 * tokens * used * (2 + padded(ffn) // TILE)
         if step.kind == "cross_entropy":
             vocab = lowered.parameters[lowered.packs[packs[0]][1][0]].rows
             logits = min(LOGIT_BYTES, tokens * padded(vocab) * operand_bytes)

@@ -91,14 +91,17 @@ class _Backward:
         Contributions that are partial alike are added first.
         """
         parts = self.contributions.pop(of, [])
-        if len({p.partial for p in parts}) > 1:
-            parts = [self.g.whole(p) for p in parts]
-        total = None
-        for part in parts:
-            total = (
-                part if total is None else self.g.emit("add", (total, part), names=[part.name.rpartition(".")[0]])[0]
-            )
-        return total and self.g.whole(total)
+        if len(alike := dict.fromkeys(p.partial for p in parts)) > 1:
+            sums = (self._sum([p for p in parts if p.partial == axes]) for axes in alike)
+            parts = [self.g.whole(total) for total in sums]
+        return self.g.whole(self._sum(parts)) if parts else None
+
+    def _sum(self, parts: Sequence[Value]) -> Value:
+        """Of one or more values that are partial alike."""
+        total, *more = parts
+        for part in more:
+            (total,) = self.g.emit("add", (total, part), names=[part.name.rpartition(".")[0]])
+        return total
 
     # Recomputation
 

@@ -11,6 +11,7 @@ so that nothing is converted on the way into one. What is added up over the laye
 floats. Gradients that one product reads lie side by side.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,19 +28,22 @@ UNPLACED = -1  # a value of a row, before the step that makes it
 ALIGNMENT = 16  # floats between the beginnings of parameters: a cache line
 BUCKET_BYTES = 1 << 20  # a shorter stretch of gradients waits for its neighbours
 FLOAT_RESULTS = {"embed", "scale", "add", "cross_entropy_grad", "low_rank"}  # ops of which every value is in floats,
-FLOAT_READERS = {"scale", "add", "embed_grad", "all_reduce"}  # and ops that read floats; low_rank what it adds to
-PRODUCTS = ("weight_grad", "cross_entropy")  # kinds of steps that can overwrite a gradient
+# and results that no product reads as they are;
+NO_OPERANDS = {"attend_packed": (1,), "route": (0, 1), "grouped_experts": (0,), "grouped_experts_grad": (0, 1)}
+FLOAT_READERS = {"scale", "add", "embed_grad", "all_reduce", "route", "route_grad"}  # low_rank reads what it adds to
+PRODUCTS = ("weight_grad", "cross_entropy", "grouped_experts_grad")  # kinds of steps that can overwrite a gradient
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A weight's place: `offset` floats into the arenas. A vector has one row."""
+    """A weight's place: `offset` floats into the arenas. A vector has one row, a stack those of all its `matrices`."""
 
     name: str
     offset: int
     rows: int
     columns: int
     stored: bool = False  # it is frozen, and multiplied as its file has it: it has no place
+    matrices: int = 1
 
     @property
     def end(self) -> int:
@@ -49,13 +53,14 @@ class Parameter:
 
 @dataclass
 class PlacedValue:
-    """`width` elements a token, with room for `room` of them in a row of `stride` bytes; the first is at `offset` in
-    the arena.
+    """`width` elements a row, with room for `room` of them in `stride` bytes; the first is at `offset` in the arena. A
+    token has `rows` of them.
     """
 
     width: int
     room: int
     operand: bool
+    rows: int = 1
     stride: int = 0
     offset: int = 0
 
@@ -116,10 +121,12 @@ class TrainingLowering:
         self.places: list[Parameter] = []
         offset = 0
         for weight in dict.fromkeys((*wrt, *weights)):
-            shape = [d.local(mesh) for d in weight.dims]
-            rows, columns = shape if len(shape) == 2 else (1, shape[0])
+            *rows, columns = (d.local(mesh) for d in weight.dims)
             self.parameters[weight] = ParameterIndex(len(self.places))
-            self.places.append(Parameter(weight.name, offset, rows, columns, weight.name in stored))
+            place = Parameter(
+                weight.name, offset, math.prod(rows), columns, weight.name in stored, math.prod(rows[:-1])
+            )
+            self.places.append(place)
             offset = -(-self.places[-1].end // ALIGNMENT) * ALIGNMENT
         self.wrt = list(dict.fromkeys(wrt))
         self.emitted: list[Step] = []
@@ -234,13 +241,13 @@ class TrainingLowering:
 
     def output(self, value: Value) -> ValueIndex:
         """The place of a value that the next step makes, in its row."""
-        names, width = self.names, value.dims[-1].local(self.mesh)
+        names, width, rows = self.names, value.dims[-1].local(self.mesh), value.dims[0].width
         if value in names.beside:
             row, at = names.beside[value]
             names.at[value] = ValueIndex(self._place(width, True))
             row[at] = names.at[value]
         else:
-            names.at[value] = self.alone(width, self._is_operand(value, names.makers[value]))
+            names.at[value] = self.alone(width, self._is_operand(value, names.makers[value]), rows)
         return names.at[value]
 
     def side_by_side(self, values: Sequence[Value]) -> list[ValueIndex]:
@@ -255,10 +262,15 @@ class TrainingLowering:
                 self.emit("convert", x=source, out=made)
         return row
 
-    def alone(self, width: int, operand: bool) -> ValueIndex:
-        """A new value in a row of its own."""
-        self.rows.append([self._place(width, operand)])
+    def alone(self, width: int, operand: bool, rows: int = 1) -> ValueIndex:
+        """A new value in a row of its own, of which a token has so many."""
+        self.rows.append([self._place(width, operand, rows)])
         return ValueIndex(self.rows[-1][0])
+
+    def like(self, index: ValueIndex) -> ValueIndex:
+        """A new value of the form of another."""
+        placed = self.placed[index]
+        return self.alone(placed.width, placed.operand, placed.rows)
 
     def parameter(self, weight: Weight | None) -> ParameterIndex:
         """A weight's index; ABSENT where there is none."""
@@ -280,14 +292,14 @@ class TrainingLowering:
         self.begun.add(parameter)
         return fresh
 
-    def _place(self, width: int, operand: bool) -> int:
-        """A new value of `width` elements a token; returns its index."""
-        self.placed.append(PlacedValue(width, -(-width // 16) * 16, operand))
+    def _place(self, width: int, operand: bool, rows: int = 1) -> int:
+        """A new value of `width` elements a row; returns its index."""
+        self.placed.append(PlacedValue(width, -(-width // 16) * 16, operand, rows))
         return len(self.placed) - 1
 
     def _is_operand(self, value: Value, made_by: Instr) -> bool:
         """Whether a value's rows stand as products read them."""
-        if made_by.op == "attend_packed" and value is made_by.outputs[1]:
+        if any(value is made_by.outputs[place] for place in NO_OPERANDS.get(made_by.op, ())):
             return False
         floats = made_by.op in FLOAT_RESULTS or any(
             r.op in FLOAT_READERS or (r.op == "low_rank" and value in r.inputs[1:])
@@ -338,7 +350,8 @@ class TrainingLowering:
             for v in values:
                 # no multiple of a large power of two, or rows share sets of the caches
                 v.stride = (-(-used // ALIGN) | 1) * ALIGN
-        offsets, total = first_fit(uses, lambda r: max_tokens * self.placed[self.rows[r][0]].stride)
+        head = lambda row: self.placed[self.rows[row][0]]
+        offsets, total = first_fit(uses, lambda row: max_tokens * head(row).rows * head(row).stride)
         for r, begin in offsets.items():
             offset = begin
             for v in self.rows[r]:

@@ -265,6 +265,10 @@ class TrainingTracer(Tracer):
     Where tokens are sharded, they are so between sequences.
     """
 
+    def __init__(self, layout: Layout, mesh: Mesh, low_rank: LowRank | None = None):
+        super().__init__(layout, mesh, low_rank)
+        self._switches: dict[Value, Value] = {}  # shares -> logits of the switch of the experts that all tokens take
+
     def rms_norm_heads(self, q: Value, k: Value, q_weight: Weight, k_weight: Weight, eps: float) -> tuple[Value, Value]:
         """As two norms, each over a whole row: a rank has all heads of its tokens."""
         return self.rms_norm(q, q_weight, eps), self.rms_norm(k, k_weight, eps)
@@ -293,6 +297,32 @@ class TrainingTracer(Tracer):
     def short_conv(self, *_: Any, **__: Any) -> tuple[Value, Value, Value]:
         """ConfigError: there are no gradients of linear attention."""
         raise ConfigError(NOT_TRAINED)
+
+    def route(
+        self, logits: Sequence[Value], correction: Weight | None, routing: Routing, shared: bool
+    ) -> tuple[Value, Value]:
+        """The experts that each token takes, and with what share each."""
+        del shared  # the experts that all tokens take are computed by themselves
+        router, *switch = logits
+        chosen, shares = super().route([router], correction, routing, False)
+        self._switches.update((shares, x) for x in switch)
+        return chosen, shares
+
+    def experts(self, x: Value, chosen: Value, shares: Value, weights: Sequence[Weight], function: str) -> Value:
+        """As of every tracer; the experts that all tokens take are linears, and those that are chosen keep what their
+        gradients read.
+        """
+        gate, up, down, *shared = weights
+        chosen_sum = self.emit(
+            "grouped_experts", (x, chosen, shares), (gate, up, down), ["moe", "gate", "up"], function=function
+        )[0]
+        if not shared:
+            return chosen_sum
+        a, b = self.linear(x, *shared[:2], names=["gate", "up"])
+        y = self.linear(self.gated(a, b, function), shared[2], names=["shared"])
+        if shares in self._switches:
+            y = self._emit("switched", (y, self._switches[shares]))
+        return self.add(chosen_sum, y)
 
     def to_heads_latent(self, q: Value, kv: Value) -> tuple[Value, Value]:
         """Nothing, as `to_heads`."""

@@ -5,17 +5,14 @@ Native code that loops holds no lock that a Python thread could wait for, so onl
 whose default is to end the process, or by refusing memory.
 """
 
-import ctypes
-import os
 import resource
 import signal
 from dataclasses import dataclass
 
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS = 1, 4, 38
+from ckdist.prctl import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, prctl
+
 UNLIMITED = resource.RLIM_INFINITY
 MAX_FILES = 16
-
-_prctl = ctypes.CDLL(None, use_errno=True).prctl
 
 
 @dataclass(frozen=True)
@@ -63,17 +60,10 @@ class Confinement:
             _lower(kind, UNLIMITED)
 
 
-def die_with_parent(parent: int) -> None:
-    """This process is killed when the thread that started it ends; it must have started it as process `parent`."""
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
-
-
 def give_up_privileges() -> None:
     """No file can grow, nothing dumps core, and nobody of the same user can look into this process."""
-    _prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-    _prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
+    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     for kind in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
         resource.setrlimit(kind, (0, 0))
 

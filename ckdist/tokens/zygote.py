@@ -18,9 +18,10 @@ from dataclasses import asdict
 from typing import Any
 
 from ckdist.errors import UserError
+from ckdist.prctl import die_with_parent
 from ckdist.tokens import frames
 from ckdist.tokens.chat import ChatTemplate, with_template
-from ckdist.tokens.limits import Confinement, Limits, die_with_parent, give_up_privileges, start_nothing
+from ckdist.tokens.limits import Confinement, Limits, give_up_privileges, start_nothing
 from ckdist.tokens.probe import REMEDY, probe
 from ckdist.tokens.source import tokenizer_of
 from ckdist.tokens.tokenizer import Tokenizer

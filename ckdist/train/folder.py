@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
-from ckdist.models.registry import family
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.train.checkpoint import sync_folder, write_synced
 from ckdist.train.data.cache import end_of_text
 from ckdist.train.model import TrainedModel, architecture_name
+from ckdist.train.stored_tensors import stored_tensors
 from ckdist.weights.safetensors import SINGLE_FILE
 from ckdist.weights.safetensors_writer import TensorToWrite, as_stored, write_safetensors
 
@@ -45,25 +45,14 @@ def write_folder(
         if source.is_file() and (out / name).resolve() != source.resolve():
             shutil.copyfile(source, out / f"{name}.tmp")
             (out / f"{name}.tmp").replace(out / name)
+    frozen = {w.name: model.load(w.name) for w in model.program.weights if w.name not in parameters}
     dtype = _TYPES[save_dtype]
     tensors = [
-        TensorToWrite(
-            stored,
-            dtype,
-            (sum(parameters[name].shape[0] for name in names), *parameters[names[0]].shape[1:]),
-            lambda names=names: as_stored(_stored(model, {name: parameters[name] for name in names}), dtype),
-        )
-        for stored, names in family(model.spec.family).safetensors.stored(parameters).items()
+        TensorToWrite(t.name, dtype, t.shape, lambda t=t: as_stored(t.values(), dtype))
+        for t in stored_tensors(model.spec, {**parameters, **frozen})
     ]
     write_safetensors(out / f"{SINGLE_FILE}.tmp", tensors, {"format": "pt"})
     (out / f"{SINGLE_FILE}.tmp").replace(out / SINGLE_FILE)
     write_synced(out / "config.json.tmp", (json.dumps(config, indent=2) + "\n").encode())
     (out / "config.json.tmp").replace(out / "config.json")
     sync_folder(out)
-
-
-def _stored(model: TrainedModel, weights: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Weights as a file of their family has them: one, or the rows of several one below the other."""
-    names = family(model.spec.family).safetensors
-    arrays = [array - np.float32(1) if names.adds_one(name) else array for name, array in weights.items()]
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)

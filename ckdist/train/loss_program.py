@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from ckdist.errors import ConfigError
 from ckdist.layout import TRAINING
 from ckdist.mesh import Mesh
+from ckdist.models.blocks.moe import is_correction
 from ckdist.models.decoder import loss as loss_of
 from ckdist.models.spec import ModelSpec
 from ckdist.program.autodiff import backward
@@ -40,6 +41,11 @@ def trace_model(spec: ModelSpec, mesh: Mesh, tracer: Callable[..., TrainingTrace
     return trace_loss(loss_of, spec, TRAINING, mesh, tracer)
 
 
+def trainable(program: Program) -> tuple[Weight, ...]:
+    """The weights that a loss has gradients by, in the order of first use."""
+    return tuple(w for w in program.weights if not is_correction(w.name))
+
+
 def lower_model(
     spec: ModelSpec,
     max_tokens: int,
@@ -67,7 +73,7 @@ def lower_model(
     if unknown:
         raise ConfigError(f"{unknown[0]} cannot be trained: the model has no such weight")
     shards = Shards(program.weights, place)
-    wrt = tuple(weights[name] for name in (weights if trained is None else trained))
+    wrt = trainable(program) if trained is None else tuple(weights[name] for name in trained)
     both = backward(program, program.outputs[0], wrt, recompute)
     lowered = lower_training(program, both, wrt, place, max_tokens, OPERAND_BYTES[dtype], stored)
     return LossProgram(spec, max_tokens, dtype, both, lowered, wrt, shards)

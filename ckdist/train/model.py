@@ -19,7 +19,7 @@ from ckdist.layout import SINGLE
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import loss
 from ckdist.models.registry import family, spec_from_config
-from ckdist.models.spec import ModelSpec, MoeFfn
+from ckdist.models.spec import ModelSpec
 from ckdist.program.program import Program, Weight
 from ckdist.program.tracer import TrainingTracer, trace_loss
 from ckdist.tokens.confined import load_tried
@@ -30,7 +30,7 @@ from ckdist.train.checkpoint import write_synced
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.documents import BadLine, find_files, read_documents
 from ckdist.train.initial import initial_matrix, initial_weight
-from ckdist.train.loss_program import LossProgram, lower_model, trace_model
+from ckdist.train.loss_program import LossProgram, lower_model, trace_model, trainable
 from ckdist.train.shards import Shards
 from ckdist.train.tokenizer import tokenizer_config, train_tokenizer
 from ckdist.weights.adapter import Lora
@@ -123,7 +123,9 @@ class TrainedModel:
             if step.op == "embed":
                 continue
             count = target_tokens if step.op == "cross_entropy" else tokens
-            matrices = [w for w in step.weights if w is not None and len(w.dims) == 2]
+            if step.op == "grouped_experts":  # of each stack a token takes a few
+                count *= step.inputs[1].dims[-1].count / step.weight(0).dims[0].count
+            matrices = [w for w in step.weights if w is not None and len(w.dims) > 1]
             total += count * sum((6 if w in trained else 4) * math.prod(shape_of(w)) for w in matrices)
         return total
 
@@ -145,8 +147,6 @@ def open_model(config: TrainConfig) -> TrainedModel:
         else {"max_position_embeddings": config.max_length, "model_type": "llama", **config.model_config}
     )
     spec = checkpoint.spec if checkpoint else spec_from_config(values, "model_config")
-    if any(isinstance(layer.ffn, MoeFfn) for layer in spec.layers):
-        raise ConfigError(f"{spec.family} has experts, which cannot be trained yet: take a model without")
     spec = spec.at_context(config.max_length)
     if config.max_length > spec.max_position:
         raise ConfigError(
@@ -155,7 +155,7 @@ def open_model(config: TrainConfig) -> TrainedModel:
     lora = Lora(config.lora_r, config.lora_alpha, config.lora_target_modules) if config.lora_r else None
     tracer = functools.partial(TrainingTracer, low_rank=lora.low_rank()) if lora else TrainingTracer
     program = trace_loss(loss, spec, SINGLE, Mesh({"dp": 1}), tracer)
-    weights = tuple(w for w in program.weights if not lora or ".lora_" in w.name)
+    weights = tuple(w for w in trainable(program) if not lora or ".lora_" in w.name)
     shapes = {w.name: shape_of(w) for w in program.weights}
     std = float(values.get("initializer_range", INITIALIZER_RANGE))
 

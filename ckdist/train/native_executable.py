@@ -22,6 +22,7 @@ from ckdist.train.ranks import TrainingRanks
 from ckdist.weights.handles import MatrixHandle
 
 _KINDS = native.numbers("ckdist_step_kind", "ckdist_step_")
+READERS = ("lookup", "grouped_experts", "grouped_experts_grad")  # kinds of steps that read matrices as they lie
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class TrainingBytes:
 def _once_read(lowered: LoweredTraining) -> list[tuple[int, int]]:
     """Whole pages, as bytes [begin, end), of the matrices that are not trained and that only packing reads."""
     steps = (*lowered.steps, *lowered.loss_steps)
-    read = {int(p) for step in steps if step.kind == "lookup" for p in step.operands(ParameterIndex)}
+    read = {int(p) for step in steps if step.kind in READERS for p in step.operands(ParameterIndex)}
     for _, side in lowered.packs:
         if any(lowered.parameters[q].offset < lowered.trained_floats for q in side):
             read |= set(side)
@@ -143,7 +144,8 @@ class NativeExecutable:
         """The fields of a struct ckdist_training_parameter."""
         address = self._stored[p.name].address if p.stored else 0
         matrix = native.ffi.cast("void *", address)
-        return {"offset": p.offset, "rows": p.rows, "cols": p.columns, "matrix": matrix, "cleared": cleared}
+        shape = {"offset": p.offset, "rows": p.rows, "cols": p.columns, "matrices": p.matrices}
+        return {**shape, "matrix": matrix, "cleared": cleared}
 
     @staticmethod
     def _value(v: PlacedValue) -> dict[str, int]:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from ckdist.comm.bootstrap.handshake import job_secret
-from ckdist.comm.bootstrap.tcp_world import TcpWorld
+from ckdist.comm.bootstrap.star_world import StarWorld
 from ckdist.comm.protocol import World
 from ckdist.comm.world import MpiWorld
 from ckdist.errors import CommError, ConfigError
@@ -30,7 +30,7 @@ def share_source(world: World, source: BatchSource | None) -> BatchSource | None
         return source
     if not world.broadcast(source is not None):
         return None  # then nothing needs a key
-    if not isinstance(world, (MpiWorld, TcpWorld)):
+    if not isinstance(world, (MpiWorld, StarWorld)):
         raise CommError("a batch source is shared by ranks of the same launcher or with the job's secret alone")
     key, data, problem = _key(world), None, None
     if world.rank == 0:

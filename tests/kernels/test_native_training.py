@@ -15,13 +15,15 @@ from ckdist.errors import ConfigError
 from ckdist.layout import DATA
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import loss as loss_of
+from ckdist.models.spec import MoeFfn
 from ckdist.planning.training import training_bytes
 from ckdist.program.autodiff import backward
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.pool import ThreadPool
+from ckdist.program.routing import Routing
 from ckdist.program.tracer import trace_loss
 from ckdist.train.batch import PackedBatch
-from ckdist.train.loss_program import lower_model
+from ckdist.train.loss_program import lower_model, trainable
 from ckdist.train.native_executable import NativeExecutable
 from tests.support.golden_training import FAMILIES, batches, golden, model, split
 from tests.support.levels import each
@@ -40,9 +42,20 @@ def reference(spec, weights, batch):
     """Loss and gradients in float64."""
     mesh = Mesh({"dp": 1})
     program = trace_loss(loss_of, spec, DATA, mesh)
-    gradients = backward(program, program.outputs[0], program.weights)
+    gradients = backward(program, program.outputs[0], trainable(program))
     loss, *values = Interpreter(gradients, spec, mesh, weights.__getitem__, np.float64).run_packed([batch])[0]
-    return loss, dict(zip((w.name for w in program.weights), values, strict=True))
+    return loss, dict(zip((w.name for w in trainable(program)), values, strict=True))
+
+
+def without_choice(spec, dtype):
+    """In bfloat16 every token takes all experts: which it takes of two that are alike is a matter of rounding."""
+    if dtype == "float32":
+        return spec
+    every = lambda f: replace(f, routing=replace(f.routing, used=f.num_experts, groups=1, top_groups=1))
+    return replace(
+        spec,
+        layers=tuple(replace(x, ffn=every(x.ffn)) if isinstance(x.ffn, MoeFfn) else x for x in spec.layers),
+    )
 
 
 def errors(gradients, expected) -> dict[str, float]:
@@ -53,6 +66,7 @@ def errors(gradients, expected) -> dict[str, float]:
 
 
 def check(spec, weights, batch, dtype="float32", **more) -> None:
+    spec = without_choice(spec, dtype)
     loss, gradients = reference(spec, weights, batch)
     e = executable(spec, len(batch.token_ids), weights.__getitem__, dtype=dtype, pool=ThreadPool(2), **more)
     assert e.forward_backward(batch) == pytest.approx(loss, rel=LOSS_ERROR[dtype])
@@ -89,11 +103,12 @@ def random_batch(lengths, vocab, seed=1, targets=0.8) -> PackedBatch:
 def test_golden_models(family, dtype):
     spec, weights = model(family)
     check(spec, weights, batches()[0], dtype)
-    e = executable(spec, 64, weights.__getitem__, dtype=dtype)
-    assert e.loss(batches()[0]) == pytest.approx(
-        float(golden(family)["loss"]), rel={"float32": 1e-5}.get(dtype, LOSS_ERROR[dtype])
-    )
-    e.close()
+    if without_choice(spec, dtype) == spec:
+        e = executable(spec, 64, weights.__getitem__, dtype=dtype)
+        assert e.loss(batches()[0]) == pytest.approx(
+            float(golden(family)["loss"]), rel={"float32": 1e-5}.get(dtype, LOSS_ERROR[dtype])
+        )
+        e.close()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -103,7 +118,8 @@ def test_golden_models(family, dtype):
     [
         {},
         {"changes": ({"window": 21}, {}), "mixer": {"soft_cap": 3.0}, "logit_soft_cap": 4.0},
-        *(PIECES[name] for name in ("norms_after", "multipliers", "no_rope")),
+        *(PIECES[name] for name in ("norms_after", "multipliers", "no_rope", "experts_in_groups")),
+        {"layer": {"ffn": MoeFfn(5, 21, Routing(2), "gelu_tanh")}},
     ],
 )
 def test_odd_shapes(lengths, more, dtype):
@@ -135,8 +151,9 @@ def test_logits_in_chunks():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_threads_and_repetition_change_no_bit(dtype):
-    spec, weights = random_model(mixer={"soft_cap": 3.0})
+@pytest.mark.parametrize("more", [{"mixer": {"soft_cap": 3.0}}, {"layer": {"ffn": MoeFfn(7, 100, Routing(3))}}])
+def test_threads_and_repetition_change_no_bit(dtype, more):
+    spec, weights = random_model(**more)
     batch = random_batch([131, 17, 30], 51)
     results = []
     for threads in (1, 2, 3):
@@ -233,7 +250,7 @@ def test_planned_memory_is_what_is_taken(trained):
 # What a mesh adds to the error of one rank: sums in another order.
 @pytest.mark.parametrize("dp, tp", [(2, 2), (1, 3), (2, 3), (1, 2)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("piece", ["plain", "unequal", "soft_cap", "qwen3"])
+@pytest.mark.parametrize("piece", ["plain", "unequal", "soft_cap", "qwen3", "experts"])
 def test_meshes(dp, tp, dtype, piece):
     """Every rank has its shard of the whole gradients, the same bits as its peers of other replicas; weights that all
     ranks hold have the same bits on all. Twice, to the same bits.
@@ -244,8 +261,9 @@ def test_meshes(dp, tp, dtype, piece):
         "unequal": PIECES["unequal"],
         "soft_cap": {"mixer": {"soft_cap": 3.0}, "logit_soft_cap": 4.0},
         "qwen3": {"mixer": {"qk_norm": "head"}},
+        "experts": {"layer": {"ffn": MoeFfn(5, 70, Routing(2), shared_size=100, shared_gate=True)}},
     }
-    spec = small_spec(**{**heads, **kinds[piece]})
+    spec = without_choice(small_spec(**{**heads, **kinds[piece]}), dtype)
     rng = np.random.default_rng(7)
     program = trace_loss(loss_of, spec, DATA, Mesh({"dp": 1}))
     weights = {

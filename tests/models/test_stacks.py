@@ -10,6 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from ckdist.errors import ModelFileError
 from ckdist.native import ffi
+from ckdist.train.stored_tensors import stored_tensors
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.loader import ShardLoader
@@ -53,6 +54,19 @@ def test_one_tensor_with_gate_and_up_is_the_same_model(tmp_path):
     one, other = open_checkpoint(FOLDER), open_checkpoint(tmp_path / "m")
     for name, source in one.tensors.items():
         np.testing.assert_array_equal(read_tensor(source), read_tensor(other.tensors[name]), err_msg=name)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3moe", "qwen2moe", "deepseek_v2", "deepseek_v3", "glm4moe"])
+def test_weights_go_back_to_files_as_they_came(family):
+    """Names, shapes and values: stacks expert by expert, biases of choices, both parts of kv_b."""
+    checkpoint = open_checkpoint(GOLDEN / family)
+    weights = {name: read_tensor(source) for name, source in checkpoint.tensors.items()}
+    written = {t.name: t for t in stored_tensors(checkpoint.spec, weights)}
+    stored = load_file(GOLDEN / family / "model.safetensors")
+    assert set(written) == set(stored)
+    for name, array in stored.items():
+        assert written[name].shape == array.shape
+        np.testing.assert_allclose(written[name].values(), array.astype(np.float32), atol=1e-6, err_msg=name)
 
 
 @pytest.mark.parametrize(

@@ -412,7 +412,7 @@ import numpy as np
 import ckdist
 from ckdist.train.batch import PackedBatch
 from ckdist.train.config import load_config
-from ckdist.comm.world import LAUNCHER_VARIABLES
+from ckdist.comm.bootstrap.launchers import MPI_VARIABLES
 import os
 first = os.environ["OMPI_COMM_WORLD_RANK"] == "0"
 

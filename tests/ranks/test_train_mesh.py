@@ -13,6 +13,8 @@ from ckdist.errors import ConfigError
 from ckdist.train import checkpoint as saved
 from ckdist.train.checkpoint import SavedTensors
 from ckdist.train.trainer import train
+from ckdist.weights.checkpoint import open_checkpoint
+from ckdist.weights.dequantize import read_tensor
 from tests.support.launcher import run_ranks
 from tests.support.thread_ranks import free_port, run_threads
 from tests.support.tiny_training import MODEL, config, toml
@@ -26,8 +28,8 @@ ROWS = 6  # of a step, whatever the mesh
 def wide(folder: pathlib.Path, dp: int = 1, tp: int = 1, **fields):
     """A configuration of the same training on any mesh."""
     folder.mkdir(exist_ok=True)
-    batch = {"per_device_train_batch_size": ROWS // dp, "tensor_parallel_size": tp}
-    return config(folder, model_config=WIDE, eval_steps=4, save_dtype="float32", **batch | fields)
+    batch = {"per_device_train_batch_size": ROWS // dp, "tensor_parallel_size": tp, "model_config": WIDE}
+    return config(folder, eval_steps=4, save_dtype="float32", **batch | fields)
 
 
 def curve(c, ranks: int, **more) -> list:
@@ -91,6 +93,24 @@ def test_one_ranks_curve_on_any_mesh(alone, tmp_path, dp, tp, fields):
             assert found[tensor].shape == array.shape
             atol = 2e-4 * max(np.abs(array).max(), 1e-12)
             np.testing.assert_allclose(found[tensor], array, atol=atol, rtol=1e-3, err_msg=f"{name}: {tensor}")
+
+
+EXPERTS = {**WIDE, "model_type": "qwen3_moe", "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
+
+
+@pytest.mark.parametrize(
+    "dp, tp, fields", [(2, 1, {"zero_stage": 1}), (1, 2, {}), (2, 2, {"activation_checkpointing": True})]
+)
+def test_experts_on_any_mesh(tmp_path, dp, tp, fields):
+    """One rank's curve, and a model whose files have the weights of the checkpoint."""
+    train(wide(tmp_path / "alone", model_config=EXPERTS), world=SingleWorld())
+    c = wide(tmp_path / "mesh", dp, tp, model_config=EXPERTS, **fields)
+    curve(c, dp * tp)
+    out = pathlib.Path(c.output_dir)
+    assert_same_curve(metrics(out), metrics(tmp_path / "alone" / "out"))
+    found = open_checkpoint(out / "model").tensors
+    for name, array in tensors(out / f"checkpoint-8/{saved.WEIGHTS}").items():
+        np.testing.assert_array_equal(read_tensor(found[name]), array, err_msg=name)
 
 
 def test_going_on_in_the_same_and_in_another_mesh(alone, tmp_path):

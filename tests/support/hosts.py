@@ -114,11 +114,11 @@ class Hosts(contextlib.AbstractContextManager):
         if self.directory:
             shutil.rmtree(self.directory, ignore_errors=True)
 
-    def processes(self) -> list[psutil.Process]:
-        """Everything that runs in the namespaces now."""
+    def processes(self, *hosts: int) -> list[psutil.Process]:
+        """Everything that runs on some hosts, or on all, now."""
         pids = [
             int(pid)
-            for namespace in self.namespaces
+            for namespace in ([self.namespaces[host] for host in hosts] or self.namespaces)
             for pid in run("ip", "netns", "pids", namespace, check=False).split()
         ]
         found = []
@@ -126,6 +126,10 @@ class Hosts(contextlib.AbstractContextManager):
             with contextlib.suppress(psutil.Error):
                 found.append(psutil.Process(pid))
         return found
+
+    def ranks_named(self, name: str) -> list[psutil.Process]:
+        """The processes whose program has this name."""
+        return [p for p in self.processes() if p.name() == name]
 
     def ranks(self) -> dict[int, psutil.Process]:
         """The processes of the job's ranks, by rank."""

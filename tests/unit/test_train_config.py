@@ -5,7 +5,6 @@ import tomllib
 
 from ckdist.errors import ConfigError
 from ckdist.train.config import TrainConfig, load_config
-from ckdist.train.model import open_model
 from tests.support.paths import ROOT
 
 
@@ -57,12 +56,3 @@ def test_the_example_is_a_configuration():
         config.model_config["vocab_size"]
         == tomllib.loads((ROOT / "examples" / "train_tiny.toml").read_text())["model_config"]["vocab_size"]
     )
-
-
-@pytest.mark.parametrize("fields", [{}, {"lora_r": 4}])
-def test_experts_cannot_be_trained_yet(fields):
-    config = TrainConfig(
-        output_dir="out", train_file=("a.txt",), model_name_or_path=str(ROOT / "tests/golden/mixtral"), **fields
-    )
-    with pytest.raises(ConfigError, match="mixtral has experts, which cannot be trained yet: take a model without"):
-        open_model(config)

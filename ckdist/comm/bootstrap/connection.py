@@ -38,9 +38,10 @@ class BootstrapConnection:
         self.end: str | None = None  # why nothing more comes
         self.heard = time.monotonic() + quiet
         self._sending, self._closed = threading.Lock(), False
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in KEEP_ALIVE.items():
-            connection.setsockopt(socket.IPPROTO_TCP, name, value)
+        if connection.family != socket.AF_UNIX:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in KEEP_ALIVE.items():
+                connection.setsockopt(socket.IPPROTO_TCP, name, value)
         connection.settimeout(SEND_SECONDS)
         self._thread = threading.Thread(target=self._run, daemon=True, name=f"ckdist-bootstrap-{peer}")
         self._thread.start()

@@ -6,20 +6,15 @@ exchanged here is small msgpack at start-up, with capped sizes (`connection`); t
 Who shares a host is found out by the host's boot, so LOCAL_RANK is not needed.
 """
 
-import contextlib
 import fcntl
 import os
 import socket
 import struct
 import time
-from collections.abc import Collection
-from typing import Any
 
-import msgpack
-
-from ckdist.comm.bootstrap.connection import BootstrapConnection, receive
+from ckdist.comm.bootstrap.connection import BootstrapConnection
 from ckdist.comm.bootstrap.handshake import Listener, Purpose, connect, read_secret
-from ckdist.comm.host_name import host_name
+from ckdist.comm.bootstrap.star_world import StarWorld
 from ckdist.comm.protocol import Log
 from ckdist.errors import CommError, ConfigError
 
@@ -29,9 +24,6 @@ TIMEOUT_VARIABLE = "CKDIST_START_TIMEOUT"
 AGENT_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"
 MAX_RANKS = 256
 START_SECONDS = 120.0  # until all ranks have come
-# until a rank that has come, and shows that it lives, says the next thing: it may load a large model from a slow disk
-# meanwhile
-LOAD_SECONDS = 3600.0
 _SIOCGIFADDR = 0x8915
 
 
@@ -82,7 +74,7 @@ def _environment() -> tuple[int, int, str, int]:
     return int(values["RANK"]), int(values["WORLD_SIZE"]), values["MASTER_ADDR"], int(values["MASTER_PORT"]) + beside
 
 
-def _start_seconds() -> float:
+def start_seconds() -> float:
     """How long ranks wait for one another; ConfigError where the variable is not a number of seconds."""
     text = os.environ.get(TIMEOUT_VARIABLE) or str(START_SECONDS)
     try:
@@ -94,15 +86,8 @@ def _start_seconds() -> float:
     return seconds
 
 
-def packed(value: Any) -> bytes:
-    """`value` as msgpack."""
-    data = msgpack.packb(value)
-    assert data is not None  # as with every Packer that flushes itself
-    return data
-
-
-class TcpWorld:
-    """A job's ranks over TCP; the interface of MpiWorld."""
+class TcpWorld(StarWorld):
+    """A job's ranks over TCP."""
 
     def __init__(
         self,
@@ -129,12 +114,11 @@ class TcpWorld:
             )
         if not 0 < port < 65536:
             raise ConfigError(f"MASTER_PORT ({port}) must be from 1 to 65535")
-        self.rank, self.size, self.secret = rank, size, secret
+        super().__init__(rank, size, secret)
         own = address_of(interface) if interface else ""
-        self._connections: dict[int, BootstrapConnection] = {}
         if rank == 0:
             self.address = own or _resolve(master)
-            self._assemble(port, timeout, log)
+            self._assemble(port, secret, timeout, log)
         else:
             connection = connect((master, port), Purpose(b"boot", rank, 0, size), secret, timeout, own)
             self.address = connection.getsockname()[0]
@@ -142,13 +126,11 @@ class TcpWorld:
             (problem,) = self._receive([0], timeout + 10)
             if problem:
                 raise ConfigError(str(problem)) if "WORLD_SIZE" in str(problem) else CommError(str(problem))
-        self.hosts = tuple(self.gather(host or host_name()))
-        same = [r for r, name in enumerate(self.hosts) if name == self.hosts[rank]]
-        self.local_rank, self.local_size = same.index(rank), len(same)
+        self.find_hosts(host)
 
-    def _assemble(self, port: int, timeout: float, log: Log | None) -> None:
+    def _assemble(self, port: int, secret: bytes, timeout: float, log: Log | None) -> None:
         """Rank 0 takes the others as they come, and tells those who came when it cannot go on."""
-        listener = Listener(self.address, port, 0, self.secret, log=log)
+        listener = Listener(self.address, port, 0, secret, log=log)
         deadline, problem, came_so_far = time.monotonic() + timeout, None, {}
         try:
             while len(came_so_far) < self.size - 1 and not problem:
@@ -189,76 +171,4 @@ class TcpWorld:
         """The world that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe, with the secret that
         CKDIST_JOB_SECRET_FILE names.
         """
-        return cls(*_environment(), read_secret(), os.environ.get(INTERFACE_VARIABLE), _start_seconds(), log=log)
-
-    def broadcast(self, value: Any = None) -> Any:
-        """Rank 0's msgpack-able value, on every rank."""
-        if self.rank == 0:
-            for peer in self._connections:
-                self._send(peer, value)
-            return value
-        return self._receive([0])[0]
-
-    def gather_all(self, value: Any) -> list[Any]:
-        """Every rank's msgpack-able value, on every rank, in rank order."""
-        if self.rank == 0:
-            values = [value, *self._receive(range(1, self.size))]
-            self.broadcast(values)
-            return values
-        self._send(0, value)
-        (values,) = self._receive([0])
-        if not isinstance(values, list) or len(values) != self.size:
-            raise CommError(
-                f"rank 0 sent something other than the values of {self.size} ranks: "
-                "start all ranks with the same version"
-            )
-        return values
-
-    gather = gather_all
-
-    def collect(self, value: Any, seconds: float) -> list[Any] | None:
-        """On rank 0 every rank's msgpack-able value, None for a rank whose has not come within `seconds`; others get
-        nothing.
-        """
-        if self.rank:
-            with contextlib.suppress(CommError):
-                self._send(0, value)
-            return None
-        deadline, values = time.monotonic() + seconds, [value]
-        for peer in range(1, self.size):
-            try:
-                (data,) = receive({peer: self._connections[peer]}, max(0.0, deadline - time.monotonic()))
-                values.append(msgpack.unpackb(data))
-            except (CommError, ValueError, msgpack.UnpackException):
-                values.append(None)
-        return values
-
-    def close(self) -> None:
-        """Ends the connections to the other ranks."""
-        for connection in self._connections.values():
-            connection.close()
-
-    def _send(self, peer: int, value: Any) -> None:
-        """Sends a msgpack-able value; CommError where the peer is lost."""
-        try:
-            self._connections[peer].send(packed(value))
-        except OSError as error:
-            raise CommError(f"rank {peer} was lost at start-up: {error}") from None
-
-    def _receive(self, peers: Collection[int], seconds: float = LOAD_SECONDS) -> list[Any]:
-        """The next value of each. When one is lost, rank 0 tells those who wait for it."""
-        try:
-            return [
-                msgpack.unpackb(data, strict_map_key=False)
-                for data in receive({peer: self._connections[peer] for peer in peers}, seconds)
-            ]
-        except (ValueError, msgpack.UnpackException):
-            error = CommError(
-                f"one of ranks {', '.join(map(str, peers))} sent something that is not msgpack at start-up"
-            )
-        except CommError as problem:
-            error = problem
-        for connection in self._connections.values() if self.rank == 0 else ():
-            with contextlib.suppress(OSError):
-                connection.send(str(error).encode(), last=True)
-        raise error
+        return cls(*_environment(), read_secret(), os.environ.get(INTERFACE_VARIABLE), start_seconds(), log=log)

@@ -7,11 +7,17 @@ from ckdist.program.tracer import Tracer
 
 ROUTER = "gate.weight"
 SHARED_GATE = "shared_expert_gate.weight"
+CORRECTION = "gate.e_score_correction.bias"
 
 
 def is_router(name: str) -> bool:
     """Whether a weight chooses experts: it is computed with in float32, and never quantised."""
     return name.endswith((f".mlp.{ROUTER}", f".mlp.{SHARED_GATE}"))
+
+
+def is_correction(name: str) -> bool:
+    """Whether a weight counts in the choice of experts alone: it has no gradient."""
+    return name.endswith(f".mlp.{CORRECTION}")
 
 
 def is_expert(name: str) -> bool:
@@ -25,7 +31,7 @@ def moe_ffn(g: Tracer, x: Value, f: MoeFfn, path: str) -> Value:
     hidden, router = x.dims[-1], w(ROUTER, Dim("experts", f.num_experts), x.dims[-1])
     routers = (router, w(SHARED_GATE, Dim("switch", 1), hidden)) if f.shared_gate else (router,)
     logits = g.linears(x, routers, names=["router", "switch"][: len(routers)])
-    correction = w("gate.e_score_correction.bias", router.dims[0]) if f.correction_bias else None
+    correction = w(CORRECTION, router.dims[0]) if f.correction_bias else None
     chosen, shares = g.route(logits, correction, f.routing, shared=f.shared_size > 0)
     experts, ffn = g.sharding.experts(f.num_experts), g.sharding.expert_ffn(f.intermediate_size)
     gate, up = (w(f"experts.{name}.weight", experts, ffn, hidden) for name in ("gate_proj", "up_proj"))

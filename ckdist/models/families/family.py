@@ -29,6 +29,12 @@ def stack_of(stored: str) -> tuple[str, int | None]:
     return f"{stored}.weight" if _STACK.fullmatch(stored) else stored, None
 
 
+def _with_correction(name: str) -> str:
+    """A name in which `stack_of` finds the bias of a choice, as files have it."""
+    stem = name.removesuffix(".bias")
+    return f"{stem}_bias" if name != stem and f"{stem}_bias".endswith(_CORRECTION) else name
+
+
 @dataclass(frozen=True)
 class TensorNames:
     """How files of one format name and store a family's weights, which elsewhere have the names of Hugging Face.
@@ -83,7 +89,15 @@ class TensorNames:
                 )
             else:
                 found[f"{tops.get(stem, stem)}.{kind}"] = (weight,)
-        return found
+        return {_with_correction(name): of for name, of in found.items()}
+
+    def stored_matrix(self, weight: str, index: int) -> str:
+        """The stored name of one matrix of a stack, where each has a tensor: the way back of `stack_of`."""
+        match = _LAYER.fullmatch(weight)
+        assert match  # stacks are in layers
+        alone = {part: name for name, part in self.layer.items() if isinstance(part, str)}
+        experts, _, part = alone.get(match[3], match[3]).rpartition(".")
+        return f"{self.prefix}.{match[2]}.{experts}.{index}.{part}.{match[4]}"
 
     def is_kv_b(self, stored: str) -> bool:
         """Whether a stored tensor has of each head the rows of its keys and of its values."""

@@ -41,6 +41,12 @@ enum ckdist_step_kind {
   ckdist_step_embed_grad,
   ckdist_step_reduce_gradients,
   ckdist_step_all_reduce,
+  ckdist_step_route,
+  ckdist_step_route_grad,
+  ckdist_step_grouped_experts,
+  ckdist_step_grouped_experts_grad,
+  ckdist_step_switched,
+  ckdist_step_switched_grad,
   ckdist_step_kinds
 };
 
@@ -164,6 +170,13 @@ struct ckdist_delta_rule_step {
 
 enum ckdist_scores { ckdist_scores_softmax, ckdist_scores_sigmoid };
 
+/* How experts are chosen: Routing in program/routing.py. */
+struct ckdist_routing {
+  int32_t used, scores; /* enum ckdist_scores */
+  int32_t renormalise, groups, top_groups, group_scores;
+  float scale;
+};
+
 /* Experts of one shape: stacks of matrices, of which a shard of the intermediate size has a part of each. */
 struct ckdist_expert_set {
   int32_t first, count;           /* experts that are here; 0 and 1 of a set that all tokens take */
@@ -174,13 +187,12 @@ struct ckdist_expert_set {
   struct ckdist_span activations; /* the same for each shard, as down reads it */
 };
 
-/* Chooses experts by logits (see Routing in program/routing.py), out = the sum of what they make of each token. */
+/* Chooses experts by logits, out = the sum of what they make of each token. */
 struct ckdist_experts_step {
   struct ckdist_step step;
   int32_t logits, switches; /* switches: of the set that all tokens take; -1: its share is 1 */
   int32_t correction;       /* vector */
-  int32_t used, scores, renormalise, groups, top_groups, group_scores;
-  float scale;
+  struct ckdist_routing routing;
   int32_t gate; /* enum ckdist_gate */
   int32_t count;
   const struct ckdist_expert_set* sets; /* the chosen, and then those that all tokens take */
@@ -354,6 +366,44 @@ struct ckdist_reduce_gradients_step {
 struct ckdist_all_reduce_step {
   struct ckdist_step step;
   int32_t x;
+};
+
+/* chosen = the experts of each token, int32 where others have floats; shares = theirs. */
+struct ckdist_route_step {
+  struct ckdist_step step;
+  int32_t logits, correction, chosen, shares; /* correction: a parameter */
+  struct ckdist_routing routing;
+};
+struct ckdist_route_grad_step {
+  struct ckdist_step step;
+  int32_t logits, chosen, d_shares, d_logits;
+  struct ckdist_routing routing;
+};
+
+/* out = the sum of what its experts make of each token, times their shares. The weights are stacks of so many experts;
+   gate, up and joined have `used` rows of each token, an expert's behind those of the one before it. */
+struct ckdist_grouped_experts_step {
+  struct ckdist_step step;
+  int32_t x, chosen, shares, out, gate, up, joined;
+  int32_t gate_weight, up_weight, down_weight, experts;
+  int32_t function; /* enum ckdist_gate */
+};
+struct ckdist_grouped_experts_grad_step {
+  struct ckdist_step step;
+  int32_t x, chosen, shares, gate, up, dy, dx, d_shares, d_gate, d_up, joined;
+  int32_t gate_weight, up_weight, down_weight, experts;
+  int32_t function; /* enum ckdist_gate */
+  int32_t gate_gradient, up_gradient, down_gradient, fresh;
+};
+
+/* out = x times the sigmoid of `by`, one number of each token */
+struct ckdist_switched_step {
+  struct ckdist_step step;
+  int32_t x, by, out;
+};
+struct ckdist_switched_grad_step {
+  struct ckdist_step step;
+  int32_t x, by, dy, dx, d_by;
 };
 
 #ifdef __cplusplus

@@ -13,6 +13,7 @@ extern "C" {
 
 struct ckdist_training_parameter {
   int64_t offset, rows, cols; /* floats in the arenas of parameters and of gradients; rows is 1 of a vector */
+  int64_t matrices;           /* of a stack, whose rows are those of all; else 1 */
   const void* matrix;         /* struct ckdist_matrix of one that is frozen as its file has it; null: it is in the arena
                                */
   int32_t cleared;            /* no product overwrites its gradient: it begins with zeros */

@@ -163,6 +163,20 @@ void Training::gather_over_tensor(const void* own, int64_t n, void* all) const {
   tensor_->run([&](Collectives& c) { c.all_gather(own, all, bytes.data()); });
 }
 
+const float* Training::parameter_rows(int index, int64_t begin, int64_t n, float* buffer) const {
+  const ckdist_training_parameter& w = shape(index);
+  const Weight* const packed = packed_parameter(index);
+  if (!packed) return parameter(index) + begin * w.cols;
+  const Matrix& m = packed->matrix;
+  const int64_t each = w.rows / w.matrices, tiles = (each + kTileRows - 1) / kTileRows;  // of a matrix
+  for (int64_t row = begin; row < begin + n; ++row) {
+    const int64_t tile = row / each * tiles + row % each / kTileRows;
+    kernels.linear[int(m.type)].unpack_row(m.tiles + tile * m.tile_bytes, int(row % each % kTileRows), w.cols,
+                                           buffer + (row - begin) * w.cols);
+  }
+  return buffer;
+}
+
 void Training::store(int index, int64_t token, int64_t column, const float* x, int64_t n) const {
   const ckdist_value& v = value(index);
   const int64_t end = column + n == v.width ? v.room : column + n;

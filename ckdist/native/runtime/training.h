@@ -101,6 +101,8 @@ class Training : public Executor {
   const ckdist_training_parameter& shape(int index) const { return program.parameters[index]; }
   const Weight* packed_parameter(int index) const { return static_cast<const Weight*>(shape(index).matrix); }
   const float* parameter(int index) const { return program.parameter_arena + shape(index).offset; }
+  // Rows [begin, begin + n) of a matrix: where they lie, or unpacked into `buffer`, n times its columns.
+  const float* parameter_rows(int index, int64_t begin, int64_t n, float* buffer) const;
   float* gradient(int index) const { return program.gradient_arena + shape(index).offset; }
   const ckdist_training_pack& pack(int index) const { return program.packs[index]; }
   const Matrix& packed(int index) const { return packed_[index]; }  // without tiles where each step packs it

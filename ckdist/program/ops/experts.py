@@ -72,6 +72,12 @@ def scores_of(logits: np.ndarray, kind: str) -> np.ndarray:
     return terms / terms.sum(axis=-1, keepdims=True)
 
 
+def routing(attrs: Attrs) -> dict[str, Any]:
+    """The fields of a `struct ckdist_routing`, from the attributes of a route."""
+    names = ("used", "renormalise", "groups", "top_groups", "group_scores", "scale")
+    return {**{name: attrs[name] for name in names}, "scores": SCORES[attrs["scores"]]}
+
+
 @lower("route", "inference")
 def lower_route(lowering: "Lowering", group: "Group") -> None:
     """No step: experts are chosen by the step that computes them."""
@@ -133,15 +139,13 @@ def lower_experts(lowering: "Lowering", group: "Group") -> None:
     sets += [_set(lowering, instr, weights[3:], rows)] if len(weights) > 3 else []
     (out,) = lowering.results([instr.outputs[0]])
     lowering.at[instr.outputs[0].name] = out
-    names = ("used", "renormalise", "groups", "top_groups", "group_scores", "scale")
     lowering.emit(
         "experts",
         x.rows,
         logits=logits,
         switches=switch[0] if switch else ValueIndex(ABSENT),
         correction=lowering.vector(routed.weights[0]),
-        scores=SCORES[routed.attrs["scores"]],
-        **{name: routed.attrs[name] for name in names},
+        routing=routing(routed.attrs),
         gate=GATES[instr.attrs["function"]],
         count=len(sets),
         sets=sets,

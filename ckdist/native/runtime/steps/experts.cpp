@@ -38,8 +38,8 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     it.scratch = c.floats(kScratchFloats);
     it.sums =
         step.sets[0].gate.count > 1 ? c.floats(r.program.max_tokens * sum_columns(r.program.max_tokens)) : nullptr;
-    it.logits = c.floats(r.value(step.logits).width * 2 + 2 * step.groups);
-    it.choice = Choice::carve(c, Inference::kReplicatedRows, step.used);
+    it.logits = c.floats(r.value(step.logits).width * 2 + 2 * step.routing.groups);
+    it.choice = Choice::carve(c, Inference::kReplicatedRows, step.routing.used);
     it.grouping = Grouping::carve(c, Inference::kReplicatedRows, step);
     return it;
   }
@@ -50,7 +50,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
   }
   static int64_t workspace_bytes(const Inference& r, const Fields& step) {
     Carver c;
-    Choice::carve(c, r.program.max_tokens, step.used);
+    Choice::carve(c, r.program.max_tokens, step.routing.used);
     Grouping::carve(c, r.program.max_tokens, step);
     return c.used;
   }
@@ -89,7 +89,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
       return;
     }
     Carver c{r.workspace()};
-    const Choice choice = Choice::carve(c, r.program.max_tokens, step.used);
+    const Choice choice = Choice::carve(c, r.program.max_tokens, step.routing.used);
     grouping = Grouping::carve(c, r.program.max_tokens, step);
     all = choice.all;
     const Range rows = r.rows_of(thread, n);
@@ -101,8 +101,8 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     int64_t stride;
     const float* const logits = r.floats(step.logits, &stride) + row * r.value(step.logits).width;
     const float* const correction = step.correction >= 0 ? r.vector(step.correction) : nullptr;
-    choose_experts(r.kernels, step, logits, stride, correction, own.logits, choice.experts + row * step.used,
-                   choice.shares + row * step.used);
+    choose_experts(r.kernels, step.routing, logits, stride, correction, own.logits,
+                   choice.experts + row * step.routing.used, choice.shares + row * step.routing.used);
     choice.all[row] = 1.f;
     if (step.switches >= 0) {
       const float x = r.floats(step.switches, &stride)[row * r.value(step.switches).width];

@@ -73,17 +73,8 @@ struct PackItem {
     }
   }
 
-  // Rows [begin, begin + n) of a parameter in float32: where they lie, or unpacked.
   const float* rows(int32_t w, int64_t begin, int64_t n) {
-    const int64_t cols = r.shape(w).cols;
-    const Weight* const packed = r.packed_parameter(w);
-    if (!packed) return r.parameter(w) + begin * cols;
-    const Matrix& m = packed->matrix;
-    float* const out = reinterpret_cast<float*>(r.memory(thread));
-    for (int64_t row = begin; row < begin + n; ++row)
-      r.kernels.linear[int(m.type)].unpack_row(m.tiles + row / kTileRows * m.tile_bytes, int(row % kTileRows), cols,
-                                               out + (row - begin) * cols);
-    return out;
+    return r.parameter_rows(w, begin, n, reinterpret_cast<float*>(r.memory(thread)));
   }
 };
 

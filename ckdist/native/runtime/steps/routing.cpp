@@ -19,55 +19,60 @@ void each_largest(float* x, int64_t n, int count, Visit&& visit) {
 }
 
 // Leaves the experts of the best groups; the others become kNever.
-void keep_best_groups(const ckdist_experts_step& step, float* choice, int64_t experts, float* room) {
-  const int64_t size = experts / step.groups;
+void keep_best_groups(const ckdist_routing& routing, float* choice, int64_t experts, float* room) {
+  const int64_t size = experts / routing.groups;
   constexpr int kMost = 8;  // scores of a group that count
   float* const best = room;
-  for (int g = 0; g < step.groups; g++) {
+  for (int g = 0; g < routing.groups; g++) {
     float top[kMost];
-    const int count = int(std::min<int64_t>({step.group_scores, kMost, size}));
+    const int count = int(std::min<int64_t>({routing.group_scores, kMost, size}));
     std::partial_sort_copy(choice + g * size, choice + (g + 1) * size, top, top + count, std::greater<float>());
     best[g] = 0.f;
     for (int i = 0; i < count; i++) best[g] += top[i];
   }
-  float* const kept = room + step.groups;
-  std::fill(kept, kept + step.groups, 0.f);
-  each_largest(best, step.groups, step.top_groups, [&](int64_t g) { kept[g] = 1.f; });
-  for (int g = 0; g < step.groups; g++)
+  float* const kept = room + routing.groups;
+  std::fill(kept, kept + routing.groups, 0.f);
+  each_largest(best, routing.groups, routing.top_groups, [&](int64_t g) { kept[g] = 1.f; });
+  for (int g = 0; g < routing.groups; g++)
     if (kept[g] == 0.f) std::fill(choice + g * size, choice + (g + 1) * size, kNever);
 }
 
 }  // namespace
 
-void choose_experts(const Kernels& kernels, const ckdist_experts_step& step, const float* logits, int64_t experts,
-                    const float* correction, float* room, int32_t* chosen, float* shares) {
+void router_scores(const Kernels& kernels, const ckdist_routing& routing, const float* logits, int64_t experts,
+                   float* scores) {
   const ElementwiseKernel& k = kernels.elementwise;
-  float *const scores = room, *const choice = room + experts, *const groups = choice + experts;
-  if (step.scores == ckdist_scores_sigmoid) {
+  if (routing.scores == ckdist_scores_sigmoid) {
     k.sum_exp(logits, experts, 0.f, -1.f, scores);
     for (int64_t e = 0; e < experts; e++) scores[e] = 1.f / (1.f + scores[e]);
   } else {
     const double sum = k.sum_exp(logits, experts, *std::max_element(logits, logits + experts), 1.f, scores);
     for (int64_t e = 0; e < experts; e++) scores[e] = float(scores[e] / sum);
   }
+}
+
+void choose_experts(const Kernels& kernels, const ckdist_routing& routing, const float* logits, int64_t experts,
+                    const float* correction, float* room, int32_t* chosen, float* shares) {
+  float *const scores = room, *const choice = room + experts, *const groups = choice + experts;
+  router_scores(kernels, routing, logits, experts, scores);
   for (int64_t e = 0; e < experts; e++) choice[e] = correction ? scores[e] + correction[e] : scores[e];
   for (int64_t e = 0; e < experts; e++)
     if (!(choice[e] > kNever)) choice[e] = std::numeric_limits<float>::lowest();  // of a damaged file
-  if (step.groups > 1) keep_best_groups(step, choice, experts, groups);
+  if (routing.groups > 1) keep_best_groups(routing, choice, experts, groups);
   float sum = 0.f;
   int slot = 0;
-  each_largest(choice, experts, step.used, [&](int64_t e) {
+  each_largest(choice, experts, routing.used, [&](int64_t e) {
     chosen[slot] = int32_t(e), shares[slot] = scores[e];
     sum += shares[slot++];
   });
-  const float factor = step.renormalise ? step.scale / (sum + 1e-20f) : step.scale;
-  for (int i = 0; i < step.used; i++) shares[i] *= factor;
+  const float factor = routing.renormalise ? routing.scale / (sum + 1e-20f) : routing.scale;
+  for (int i = 0; i < routing.used; i++) shares[i] *= factor;
 }
 
 void Grouping::make(const ckdist_experts_step& step, const Choice& choice, int64_t rows) {
   const ckdist_expert_set& set = step.sets[0];
   std::fill(starts, starts + set.count + 1, 0);
-  const int64_t slots = rows * step.used;
+  const int64_t slots = rows * step.routing.used;
   for (int64_t i = 0; i < slots; i++) {
     const int64_t e = choice.experts[i] - set.first;
     if (e >= 0 && e < set.count) starts[e + 1]++;
@@ -81,7 +86,7 @@ void Grouping::make(const ckdist_experts_step& step, const Choice& choice, int64
     const int64_t e = choice.experts[i] - set.first;
     if (e < 0 || e >= set.count) continue;
     const int32_t at = starts[e]++;
-    tokens[at] = int32_t(i / step.used), shares[at] = choice.shares[i];
+    tokens[at] = int32_t(i / step.routing.used), shares[at] = choice.shares[i];
   }
   if (step.count > 1) groups[n++] = {1, 0, 0, rows};
   *count = n;

@@ -35,8 +35,8 @@ struct Grouping {
     const int64_t experts = step.sets[0].count + 2;
     Grouping g;
     g.groups = reinterpret_cast<ExpertRows*>(c.bytes(experts * int64_t{sizeof(ExpertRows)}));
-    g.tokens = reinterpret_cast<int32_t*>(c.bytes(rows * step.used * 4));
-    g.shares = c.floats(rows * step.used);
+    g.tokens = reinterpret_cast<int32_t*>(c.bytes(rows * step.routing.used * 4));
+    g.shares = c.floats(rows * step.routing.used);
     g.starts = reinterpret_cast<int32_t*>(c.bytes(experts * 4));
     g.count = reinterpret_cast<int64_t*>(c.bytes(8));
     return g;
@@ -44,9 +44,12 @@ struct Grouping {
   void make(const ckdist_experts_step& step, const Choice& choice, int64_t rows);
 };
 
-// Chooses the experts of one row by its logits, (experts,). `room`: so many floats, twice. The definition is `route` in
-// program/ops/experts.py.
-void choose_experts(const Kernels& kernels, const ckdist_experts_step& step, const float* logits, int64_t experts,
+// The scores of one row's logits, (experts,).
+void router_scores(const Kernels& kernels, const ckdist_routing& routing, const float* logits, int64_t experts,
+                   float* scores);
+// Chooses the experts of one row by its logits, (experts,). `room`: so many floats, twice, and two for each group. The
+// definition is `route` in program/ops/experts.py.
+void choose_experts(const Kernels& kernels, const ckdist_routing& routing, const float* logits, int64_t experts,
                     const float* correction, float* room, int32_t* chosen, float* shares);
 
 }  // namespace ckdist

@@ -1,0 +1,41 @@
+"""`ckdist launch -n N COMMAND`: the ranks of a job without MPI."""
+
+import os
+import pathlib
+
+from ckdist.config import LaunchCommand
+from ckdist.errors import ConfigError
+from ckdist.launcher.hosts import Host, parse_hosts, place_ranks, read_hostfile
+from ckdist.launcher.job import Job
+from ckdist.launcher.output import Output
+from ckdist.launcher.supervisor import Policy, Supervisor
+
+
+def hosts_of(command: LaunchCommand) -> tuple[Host, ...]:
+    """The hosts that a command names; this one where it names none."""
+    if command.hostfile is not None:
+        return read_hostfile(command.hostfile)
+    return parse_hosts(command.hosts) if command.hosts is not None else (Host("localhost"),)
+
+
+def forwarded(names: tuple[str, ...]) -> dict[str, str]:
+    """The variables that ranks on other hosts get: `names`, as NAME or NAME=VALUE, and ckdist's own.
+
+    ConfigError for a name that is not set here.
+    """
+    result = {name: value for name, value in os.environ.items() if name.startswith("CKDIST_")}
+    for text in names:
+        name, given, value = text.partition("=")
+        if not given and name not in os.environ:
+            raise ConfigError(f"-x {name}: that variable is not set here; write -x {name}=VALUE")
+        result[name] = value if given else os.environ[name]
+    return result
+
+
+def run(command: LaunchCommand) -> int:
+    """Runs the job; its exit code."""
+    hosts = hosts_of(command)
+    size = sum(map(len, place_ranks(command.ranks, hosts).values()))
+    job = Job(command.command, size, str(pathlib.Path.cwd()), forwarded(command.env))
+    policy = Policy(command.restarts, command.min_ranks, command.stop_timeout)
+    return Supervisor(job, hosts, policy, Output(not command.no_prefix), command.agent).run()

@@ -1,0 +1,61 @@
+"""The ranks of a job that ckdist itself started (`ckdist.launcher`).
+
+Each has inherited the socket that joins it with rank 0, whether that ends in rank 0 or in what carries it to rank 0's
+host. Nothing listens, and who holds an end is a rank of the job, so no secret is needed. CKDIST_CONNECTIONS names the
+sockets by their descriptors, and by their inodes, which a process that did not inherit them cannot have.
+"""
+
+import contextlib
+import os
+import socket
+from collections.abc import Mapping
+
+from ckdist.comm.bootstrap.connection import BootstrapConnection
+from ckdist.comm.bootstrap.star_world import StarWorld
+from ckdist.comm.bootstrap.tcp_world import start_seconds
+from ckdist.errors import ConfigError
+
+CONNECTIONS_VARIABLE = "CKDIST_CONNECTIONS"
+
+
+def is_launched() -> bool:
+    """Did ckdist start this process, as one of several ranks?"""
+    return bool(os.environ.get(CONNECTIONS_VARIABLE))
+
+
+def describe(descriptors: Mapping[int, int]) -> str:
+    """The variable's text for a rank that inherits `descriptors`, by the rank that they lead to."""
+    return ",".join(f"{peer}={fd}:{os.fstat(fd).st_ino}" for peer, fd in descriptors.items())
+
+
+def inherited(text: str) -> dict[int, socket.socket]:
+    """The sockets that `text` describes, by the rank that they lead to. ConfigError where one is not there."""
+    found: dict[int, socket.socket] = {}
+    for part in text.split(","):
+        with contextlib.suppress(ValueError, OSError):
+            peer, _, place = part.partition("=")
+            fd, _, inode = place.partition(":")
+            if os.fstat(int(fd)).st_ino == int(inode):
+                os.set_inheritable(int(fd), False)
+                found[int(peer)] = socket.socket(fileno=int(fd))
+                continue
+        raise ConfigError(
+            f"{CONNECTIONS_VARIABLE} ({part}) names no connection of this process: a rank starts its world once, and "
+            "what it starts itself must be started without that variable"
+        )
+    return found
+
+
+class LaunchedWorld(StarWorld):
+    """A job's ranks over the connections that they have inherited."""
+
+    def __init__(self) -> None:
+        """Joins the job; a collective call. ConfigError where the environment is not a rank's."""
+        sockets = inherited(os.environ[CONNECTIONS_VARIABLE])
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        if sorted(sockets) != (list(range(1, size)) if rank == 0 else [0]):
+            raise ConfigError(f"rank {rank} of {size} has connections to ranks {', '.join(map(str, sorted(sockets)))}")
+        super().__init__(rank, size, None)
+        patience = start_seconds()  # the others may still be starting
+        self._connections = {peer: BootstrapConnection(peer, sockets[peer], quiet=patience) for peer in sorted(sockets)}
+        self.find_hosts()

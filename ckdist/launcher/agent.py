@@ -1,0 +1,115 @@
+"""`python -m ckdist.launcher.agent`: starts the ranks of one host for a supervisor on another.
+
+It is told what to do on standard input, and tells what happens on standard output (`frames`). When its input ends, as
+when the supervisor or the connection to it is lost, it ends its ranks and itself.
+"""
+
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from ckdist import __version__
+from ckdist.errors import CommError
+from ckdist.launcher.channel import Channel
+from ckdist.launcher.children import Children
+from ckdist.launcher.event_loop import EventLoop
+from ckdist.launcher.frames import GREETING, FrameReader, packed
+from ckdist.launcher.job import Job
+from ckdist.launcher.local_ranks import LocalRanks, StartError
+
+IDLE_SECONDS = 120.0  # until a job must have come
+FLUSH_SECONDS = 10.0  # until the last messages must have gone out
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+class Agent:
+    """One host's end of the connection to the supervisor."""
+
+    def __init__(self, reader: int, writer: int) -> None:
+        """`reader`, `writer`: descriptors, which are this object's from here on."""
+        self.loop, self.children = EventLoop(), Children()
+        self.ranks = LocalRanks(self.loop, self.children, self)
+        self.frames = FrameReader()
+        self.started = self.leaving = False
+        self.channel = Channel(self.loop, reader, writer, self._take)
+
+    def line(self, rank: int, stream: int, text: bytes) -> None:
+        """A rank's line."""
+        self.channel.send(packed("line", rank, stream, text))
+
+    def carry(self, peer: int, data: bytes) -> None:
+        """A connection's bytes."""
+        self.channel.send(packed("carry", peer, data))
+
+    def ended(self, rank: int, code: int) -> None:
+        """A rank's end."""
+        self.channel.send(packed("ended", rank, code))
+
+    def run(self) -> int:
+        """Until the job or the supervisor has ended; 0."""
+        handlers = dict.fromkeys(ENDING, self._leave)
+        with self.loop.signals({signal.SIGCHLD: lambda _: self.children.reap(), **handlers}):
+            self.channel.send(GREETING + packed("hello", __version__))
+            deadline = time.monotonic() + IDLE_SECONDS
+            while not self.leaving and not (self.started and self.ranks.done):
+                self.loop.turn(time.monotonic() + 60)
+                if not self.started and time.monotonic() > deadline:
+                    break
+            self.ranks.close()
+            self.channel.send(packed("done"))
+            deadline = time.monotonic() + FLUSH_SECONDS
+            while self.channel.writes and self.loop.turn(deadline):
+                pass
+        return 0
+
+    def _leave(self, *_: object) -> None:
+        self.leaving = True
+
+    def _take(self, data: bytes) -> None:
+        """What the supervisor says."""
+        if not data:
+            self._leave()
+            return
+        try:
+            for message in self.frames.add(data):
+                self._obey(message)
+        except (CommError, TypeError, ValueError, KeyError) as error:
+            self._fail(f"the supervisor said what is not understood: {error}", 1)
+
+    def _obey(self, message: list[Any]) -> None:
+        word, *parts = message
+        if word == "start":
+            job, first, count = parts
+            self.started = True
+            try:
+                self.ranks.start(Job.from_dict(job), range(first, first + count))
+            except StartError as error:
+                self._fail(str(error), error.code)
+        elif word == "carry":
+            self.ranks.send(*parts)
+        elif word == "signal":
+            self.ranks.signal(*parts)
+        elif word == "kill":
+            self._leave()
+        else:
+            self._fail(f"the supervisor said {word!r}, which this version does not know", 1)
+
+    def _fail(self, text: str, code: int) -> None:
+        self.channel.send(packed("failed", text, code))
+        self._leave()
+
+
+def main() -> int:
+    """Runs the agent on standard input and output, which no rank shares."""
+    reader, writer = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    os.close(null)
+    return Agent(reader, writer).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

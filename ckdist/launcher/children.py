@@ -1,0 +1,115 @@
+"""The processes below this one: started so that none outlives it, waited for so that none stays a zombie."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+import psutil
+
+from ckdist.launcher.event_loop import EventLoop
+from ckdist.prctl import adopt_orphans, die_with_parent
+
+NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes of a command that cannot be started, as in a shell
+POLL_SECONDS = 0.05
+LEAVE_SECONDS = 5.0  # in which what ranks have left behind may end by itself after SIGTERM
+
+
+@dataclass
+class Child:
+    """A process that was started here. `code`: as subprocess has it, None while it runs."""
+
+    process: "subprocess.Popen[bytes]"
+    leads_group: bool  # signals go to all processes of its group
+    ended: Callable[["Child"], object]
+    code: int | None = field(default=None)
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self.process.pid
+
+    def signal(self, number: int) -> None:
+        """Sends a signal, unless it has ended."""
+        if self.code is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                (os.killpg if self.leads_group else os.kill)(self.pid, number)
+
+
+class Children:
+    """Starts processes and learns of their ends. `reap` is to be called at SIGCHLD; one object in a process."""
+
+    def __init__(self) -> None:
+        adopt_orphans()
+        self._running: dict[int, Child] = {}
+
+    def start(
+        self,
+        words: Sequence[str],
+        ended: Callable[[Child], object],
+        *,
+        environment: Mapping[str, str] | None = None,
+        folder: str | None = None,
+        streams: Sequence[int | IO[Any] | None] = (None, None, None),
+        descriptors: Sequence[int] = (),
+        own_group: bool = True,
+        at_our_end: int = signal.SIGKILL,
+    ) -> Child:
+        """Starts `words`; `ended(child)` is called by `reap`. It gets the signal `at_our_end` when this process ends.
+
+        `streams`: standard input, output and error; `descriptors` are inherited beside them; `own_group`: in a session
+        of its own, which a terminal's Ctrl-C does not reach. OSError where the command cannot be started.
+        """
+        parent = os.getpid()
+        process = subprocess.Popen(
+            list(words),
+            env=environment,
+            cwd=folder,
+            stdin=streams[0],
+            stdout=streams[1],
+            stderr=streams[2],
+            pass_fds=tuple(descriptors),
+            start_new_session=own_group,
+            preexec_fn=lambda: die_with_parent(parent, at_our_end),  # noqa: PLW1509, this process has one thread
+        )
+        child = self._running[process.pid] = Child(process, own_group, ended)
+        return child
+
+    def reap(self) -> None:
+        """Waits for every process that has ended, those that were adopted too."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            child = self._running.pop(pid, None)
+            if child is not None:
+                child.code = child.process.returncode = os.waitstatus_to_exitcode(status)
+                child.ended(child)
+
+    def orphans(self) -> list[psutil.Process]:
+        """What ended children have left behind, with all that is below it."""
+        found: list[psutil.Process] = []
+        for process in psutil.Process().children():
+            if process.pid not in self._running:
+                with contextlib.suppress(psutil.Error):
+                    found += [process, *process.children(recursive=True)]
+        return found
+
+    def end_orphans(self, loop: EventLoop, seconds: float = LEAVE_SECONDS) -> None:
+        """Tells what was left behind to end, and kills what has not ended `seconds` later. Returns when all is gone."""
+        self.reap()
+        for number, patience in ((signal.SIGTERM, seconds), (signal.SIGKILL, seconds)):
+            for process in self.orphans():
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(number)
+            deadline = time.monotonic() + patience
+            while self.orphans() and time.monotonic() < deadline:
+                loop.turn(min(deadline, time.monotonic() + POLL_SECONDS))
+                self.reap()

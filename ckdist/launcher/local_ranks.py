@@ -1,0 +1,177 @@
+"""The ranks of one host: started here, their output read, the ends of their connections kept that lead elsewhere.
+
+Rank 0 has a connection to every other rank. One between two ranks of this host is a pair of sockets that both inherit.
+Of one that leads to another host a rank inherits one end; what comes out of the other is handed on (`Events.carry`).
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ckdist.errors import ConfigError
+from ckdist.launcher.channel import Channel
+from ckdist.launcher.children import NOT_EXECUTABLE, NOT_FOUND, Child, Children
+from ckdist.launcher.event_loop import EventLoop
+from ckdist.launcher.job import Job
+
+LONGEST_LINE = 1 << 16
+KILL_SECONDS = 10.0  # until the kernel has ended a rank that is killed
+OUTPUT_SECONDS = 2.0  # until the last output of ranks that have ended has been read
+
+
+class Events(Protocol):
+    """What a host's ranks do, as told to the supervisor."""
+
+    def line(self, rank: int, stream: int, text: bytes) -> None:
+        """A rank has written a line to standard output (1) or error (2)."""
+        ...
+
+    def carry(self, peer: int, data: bytes) -> None:
+        """What goes to the other end of the connection between rank 0 and rank `peer`; b"": it has ended."""
+        ...
+
+    def ended(self, rank: int, code: int) -> None:
+        """A rank has ended; `code` is negative where a signal has ended it."""
+        ...
+
+
+class StartError(ConfigError):
+    """A command that cannot be started; `code` is the exit code of a shell that is told to."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Lines:
+    """Cuts what a rank writes into lines; a very long one, or the last without an end, is a line as well."""
+
+    def __init__(self, take: Callable[[bytes], object]) -> None:
+        self._take, self._rest = take, b""
+
+    def add(self, data: bytes) -> None:
+        """More of what was written; b"": that was all."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._take(line)
+        if self._rest and (not data or len(self._rest) > LONGEST_LINE):
+            self._take(self._rest)
+            self._rest = b""
+
+
+class LocalRanks:
+    """Some ranks of a job, as processes of this host."""
+
+    ready = True  # as a host that is reached
+
+    def __init__(self, loop: EventLoop, children: Children, events: Events) -> None:
+        self._loop, self._children, self._events = loop, children, events
+        self._ranks: dict[int, Child] = {}
+        self._links: dict[int, Channel] = {}
+        self._outputs: list[Channel] = []
+
+    @property
+    def done(self) -> bool:
+        """Whether no rank runs."""
+        return all(child.code is not None for child in self._ranks.values())
+
+    def start(self, job: Job, ranks: range) -> None:
+        """Starts these ranks. StartError where the command cannot be started; some may run by then."""
+        if not os.path.isdir(job.folder):  # noqa: PTH112, it came as text
+            raise StartError(f"{socket.gethostname()} has no folder {job.folder}: start where all hosts have it", 2)
+        ends: dict[int, dict[int, socket.socket]] = {rank: {} for rank in ranks}  # rank -> peer -> its end
+        for other in range(1, job.size):
+            pair = socket.socketpair()
+            for own, peer, end in ((0, other, pair[0]), (other, 0, pair[1])):
+                if own in ends:
+                    ends[own][peer] = end
+                elif peer in ends:
+                    self._links[other] = self._link(other, end)
+                else:
+                    end.close()
+        try:
+            for rank in ranks:
+                self._start_rank(job, rank, ranks, {peer: end.fileno() for peer, end in ends[rank].items()})
+        finally:
+            for end in (end for pairs in ends.values() for end in pairs.values()):
+                end.close()
+
+    def send(self, peer: int, data: bytes) -> None:
+        """What has come from the other end of a connection that leads elsewhere; b"": it has ended."""
+        link = self._links.get(peer)
+        if link is None:
+            return
+        if data:
+            link.send(data)
+        else:
+            link.end()
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to every rank."""
+        for child in self._ranks.values():
+            child.signal(number)
+
+    def kill(self) -> None:
+        """Ends every rank at once."""
+        self.signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Ends what still runs and what was left behind, and reads the last of the output."""
+        self.kill()
+        deadline = time.monotonic() + KILL_SECONDS
+        while not self.done and self._loop.turn(deadline):
+            pass
+        self._children.end_orphans(self._loop)
+        deadline = time.monotonic() + OUTPUT_SECONDS
+        while any(channel.reads for channel in self._outputs) and self._loop.turn(deadline):
+            pass
+        for channel in (*self._outputs, *self._links.values()):
+            channel.close()
+
+    def _link(self, other: int, end: socket.socket) -> Channel:
+        """The end of the connection to rank `other` that no rank of this host has."""
+        fd = end.detach()
+        return Channel(self._loop, fd, os.dup(fd), lambda data: self._events.carry(other, data))
+
+    def _start_rank(self, job: Job, rank: int, ranks: range, descriptors: dict[int, int]) -> None:
+        """One rank, and what reads its output."""
+        environment = job.rank_environment(rank, ranks.start, len(ranks), descriptors)
+        pipes: list[tuple[int, int]] = [os.pipe(), os.pipe()] if job.captured else []
+        terminal = rank == 0 and not (job.captured and os.isatty(0))
+        streams = (None if terminal else subprocess.DEVNULL, *(pipes[i][1] if pipes else None for i in range(2)))
+        try:
+            self._ranks[rank] = self._children.start(
+                job.command,
+                lambda child: self._events.ended(rank, child.code or 0),
+                environment=environment,
+                folder=job.folder,
+                streams=streams,
+                descriptors=tuple(descriptors.values()),
+                own_group=job.captured or rank > 0,  # a terminal's Ctrl-C reaches rank 0, which shares it
+            )
+        except OSError as error:
+            for reading, _ in pipes:
+                os.close(reading)
+            raise _refused(job.command, error) from None
+        finally:
+            for _, writing in pipes:
+                os.close(writing)
+        for stream, (reading, _) in enumerate(pipes, 1):
+            self._read_output(rank, stream, reading)
+
+    def _read_output(self, rank: int, stream: int, fd: int) -> None:
+        lines = Lines(lambda text: self._events.line(rank, stream, text))
+        self._outputs.append(Channel(self._loop, fd, None, lines.add))
+
+
+def _refused(command: Sequence[str], error: OSError) -> StartError:
+    """Why a command could not be started."""
+    if isinstance(error, FileNotFoundError):
+        return StartError(
+            f"{socket.gethostname()} has no command {command[0]!r}: give its path, or mend PATH", NOT_FOUND
+        )
+    return StartError(f"{command[0]} cannot be started: {error.strerror}", NOT_EXECUTABLE)

@@ -1,0 +1,164 @@
+"""The ranks of another host, seen from the supervisor: the agent that starts them there, and what is said with it."""
+
+import os
+import pathlib
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from ckdist import __version__
+from ckdist.errors import CommError, ConfigError
+from ckdist.launcher.channel import Channel
+from ckdist.launcher.children import Child, Children
+from ckdist.launcher.event_loop import EventLoop
+from ckdist.launcher.frames import GREETING, FrameReader, packed
+from ckdist.launcher.job import Job
+from ckdist.launcher.local_ranks import Events, Lines
+
+# Runs a command on a host: {host} is the host, {command} the command quoted for a shell; without {command} its words
+# follow as they are.
+SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3 {host} {command}"
+CLOSE_SECONDS = 10.0  # until an agent has ended its ranks and itself
+
+
+class HostEvents(Events, Protocol):
+    """What the supervisor learns of a host beside its ranks' doings."""
+
+    def said(self, text: bytes) -> None:
+        """What brings commands to the host, as ssh, has written a line."""
+        ...
+
+    def lost(self, reason: str, code: int, reached: bool) -> None:
+        """The host's ranks cannot be started or reached. `code`: of the job, if that is its end. `reached`: its agent
+        was there.
+        """
+        ...
+
+
+def agent_words(template: str, host: str) -> list[str]:
+    """The words that start the agent on `host`. ConfigError for a template that is none."""
+    root = str(pathlib.Path(__file__).parents[2])
+    path = os.pathsep.join(dict.fromkeys([root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
+    command = ["env", f"PYTHONPATH={path}", sys.executable, "-m", "ckdist.launcher.agent"]
+    try:
+        words = shlex.split(template)
+    except ValueError as error:
+        raise ConfigError(f"--agent ({template}) cannot be read: {error}") from None
+    if not any("{host}" in word for word in words):
+        raise ConfigError(f"--agent ({template}) must have {{host}} in it, as 'ssh {{host}} {{command}}'")
+    quoted = shlex.join(command)
+    filled = [word.replace("{host}", host).replace("{command}", quoted) for word in words]
+    return filled if any("{command}" in word for word in words) else [*filled, *command]
+
+
+class RemoteRanks:
+    """Some ranks of a job on another host. `ready` once the agent has said that it is there."""
+
+    def __init__(
+        self, loop: EventLoop, children: Children, events: HostEvents, host: str, words: Sequence[str]
+    ) -> None:
+        """Starts the agent by `words`. ConfigError where these cannot be started."""
+        self._loop, self._events, self.host, self._words = loop, events, host, words
+        self.ready = self.done = self._closing = False
+        self._last = ""  # that was written beside the messages
+        inward, outward, errors = os.pipe(), os.pipe(), os.pipe()
+        ours = (inward[0], outward[1], errors[0])
+        try:
+            self._agent = children.start(
+                words,
+                self._agent_ended,
+                streams=(outward[0], inward[1], errors[1]),
+                at_our_end=signal.SIGTERM,
+            )
+        except OSError as error:
+            for fd in ours:
+                os.close(fd)
+            raise ConfigError(f"{words[0]}, which reaches {host}, cannot be started: {error.strerror}") from None
+        finally:
+            for fd in (inward[1], outward[0], errors[1]):
+                os.close(fd)
+        self._frames = FrameReader(GREETING)
+        self._channel = Channel(loop, inward[0], outward[1], self._take)
+        self._errors = Channel(loop, errors[0], None, Lines(self._wrote).add)
+
+    def start(self, job: Job, ranks: range) -> None:
+        """Starts these ranks there; what goes wrong is told to `events.lost`."""
+        self._channel.send(packed("start", job.as_dict(), ranks.start, len(ranks)))
+
+    def send(self, peer: int, data: bytes) -> None:
+        """What has come from the other end of the connection between rank 0 and `peer`; b"": it has ended."""
+        self._channel.send(packed("carry", peer, data))
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to every rank there."""
+        self._channel.send(packed("signal", number))
+
+    def kill(self) -> None:
+        """Has the agent end its ranks at once."""
+        self._closing = True
+        self._channel.send(packed("kill"))
+
+    def close(self) -> None:
+        """Has the agent end its ranks and itself; what does not, is left to its own end of the connection."""
+        self.kill()
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while self._agent.code is None and self._loop.turn(deadline):
+            pass
+        self._agent.signal(signal.SIGKILL)
+        while self._errors.reads and self._loop.turn(deadline):
+            pass
+        self._channel.close()
+        self._errors.close()
+
+    def _wrote(self, line: bytes) -> None:
+        self._last = line.decode(errors="replace").strip() or self._last
+        if self.ready:
+            self._events.said(line)
+
+    def _take(self, data: bytes) -> None:
+        """What the agent says."""
+        try:
+            for message in self._frames.add(data) if data else ():
+                self._hear(*message)
+        except (CommError, TypeError) as error:
+            self._lose(f"{self.host} does not speak as its agent should: {error}", 1)
+        if not data:
+            self._end()
+
+    def _hear(self, word: str, *parts: object) -> None:
+        if word == "hello":
+            self.ready = parts == (__version__,)
+            if not self.ready:
+                self._lose(f"{self.host} has ckdist {parts[0]}, and this host {__version__}: install the same", 2)
+        elif word == "failed":
+            text, code = parts
+            self._lose(str(text), code if isinstance(code, int) else 1)
+        elif word == "done":
+            self.done = True
+        elif word in ("line", "carry", "ended"):
+            getattr(self._events, word)(*parts)
+        else:
+            raise CommError(f"{word!r} is no word of this version's")
+
+    def _lose(self, reason: str, code: int) -> None:
+        if not self.done and not self._closing:
+            self.done = True
+            self._events.lost(reason, code, self.ready)
+
+    def _agent_ended(self, _: Child) -> None:
+        self._channel.read_all()
+        self._end()
+
+    def _end(self) -> None:
+        """The host is lost once the agent, or what leads to it, has ended, and its last message has been read."""
+        child = self._agent
+        if child.code is None or self._channel.reads:
+            return
+        self._errors.read_all()
+        how = f"signal {-child.code}" if child.code < 0 else f"code {child.code}"
+        what = "was lost" if self.ready else "cannot be reached"
+        said = f": {self._last}" if self._last else ""
+        self._lose(f"host {self.host} {what}, {self._words[0]} ended with {how}{said}", 1)

@@ -1,0 +1,59 @@
+"""A model's weights as the safetensors files of its family have them: by their stored names, stacks expert by expert,
+what makes keys and values of a latent vector in one tensor.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from ckdist.models.families.family import TensorNames
+from ckdist.models.registry import family
+from ckdist.models.spec import LatentAttention, ModelSpec
+
+
+class StoredTensor(NamedTuple):
+    """`values()` makes the float32 array when it is its turn."""
+
+    name: str
+    shape: tuple[int, ...]
+    values: Callable[[], np.ndarray]
+
+
+def stored_tensors(spec: ModelSpec, weights: Mapping[str, np.ndarray]) -> Iterator[StoredTensor]:
+    """All of `weights`, whole, by their names in the program."""
+    names = family(spec.family).safetensors
+    stacks = {name: stack for name, stack in weights.items() if stack.ndim > 2}
+    for name, stack in stacks.items():
+        for index, matrix in enumerate(stack):
+            yield StoredTensor(names.stored_matrix(name, index), matrix.shape, lambda matrix=matrix: matrix)
+    for stored, parts in names.stored(name for name in weights if name not in stacks).items():
+        arrays = [weights[part] for part in parts]
+        if names.is_kv_b(stored):
+            shape = (sum(array.size for array in arrays) // arrays[1].shape[1], arrays[1].shape[1])
+            heads = _heads(spec, parts[0])
+            yield StoredTensor(stored, shape, lambda arrays=arrays, heads=heads: _kv_b(heads, *arrays))
+        else:
+            shape = (sum(array.shape[0] for array in arrays), *arrays[0].shape[1:])
+            of_parts = list(zip(parts, arrays, strict=True))
+            yield StoredTensor(stored, shape, lambda of_parts=of_parts: _rows(names, of_parts))
+
+
+def _rows(names: TensorNames, parts: list[tuple[str, np.ndarray]]) -> np.ndarray:
+    """One weight, or the rows of several one below the other."""
+    arrays = [array - np.float32(1) if names.adds_one(name) else array for name, array in parts]
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _heads(spec: ModelSpec, weight: str) -> int:
+    """Heads of the latent attention that a weight is of."""
+    mixer = spec.layers[int(weight.split(".")[2])].mixer
+    assert isinstance(mixer, LatentAttention)  # it alone has such weights
+    return mixer.num_heads
+
+
+def _kv_b(heads: int, k_b: np.ndarray, v_b: np.ndarray) -> np.ndarray:
+    """Of each head the rows of its keys, (nope, rank), and then those of its values."""
+    rank = v_b.shape[1]
+    keys, values = k_b.reshape(heads, rank, -1).swapaxes(1, 2), v_b.reshape(heads, -1, rank)
+    return np.concatenate([keys, values], axis=1).reshape(-1, rank)

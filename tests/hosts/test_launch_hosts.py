@@ -1,0 +1,108 @@
+"""`ckdist launch` over two hosts (network namespaces), whose agents a template starts: numbers, ends and losses."""
+
+import contextlib
+import json
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.hosts import Hosts, why_not
+from tests.support.launched import launch, launched
+from tests.support.launcher import run_ranks
+from tests.support.paths import ROOT
+from tests.support.served import wait_for
+from tests.support.tiny_training import toml
+
+pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}")
+
+AGENT = f"{ROOT}/launch/netns-agent {{host}} {{command}}"
+GENERATE = ("generate", "-p", "def main(", "-n", "12", "--temp", "0", "-t", "1", "--json")
+
+
+@pytest.fixture
+def hosts():
+    with Hosts() as hosts:
+        yield hosts
+
+
+def words(hosts: Hosts, *flags: str) -> tuple[str, ...]:
+    """The flags that name both hosts."""
+    return ("--hosts", ",".join(hosts.addresses), "--agent", AGENT, *flags)
+
+
+def env(hosts: Hosts) -> dict[str, str]:
+    return {"CKDIST_NETNS": str(hosts.table)}
+
+
+@contextlib.contextmanager
+def running(hosts: Hosts, *flags: str) -> Iterator:
+    with launched(*words(hosts), *flags, env=env(hosts)) as job:
+        yield job
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_same_text_as_one_process(hosts, ranks):
+    alone = run_ranks(1, "-m", "ckdist.cli.main", *GENERATE)
+    before = hosts.carried()
+    done = launch(*words(hosts, "-n", str(ranks), "--no-prefix"), "ckdist", *GENERATE, env=env(hosts))
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["token_ids"] == json.loads(alone.stdout)["token_ids"]
+    assert hosts.carried() - before > 10_000 and hosts.wait_empty(3) == []
+
+
+def test_ranks_of_a_hostfile_and_their_environment(hosts, tmp_path):
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text(f"# two hosts\n{hosts.addresses[0]} slots=1\n{hosts.addresses[1]}:2\n")
+    shell = "echo $RANK $LOCAL_RANK $(hostname) $CKDIST_TOLD $GIVEN; echo err >&2; exit $((RANK == 2 ? 5 : 0))"
+    flags = ("--hostfile", str(hostfile), "--agent", AGENT, "-x", "GIVEN=a b")
+    done = launch(*flags, "bash", "-c", shell, env={**env(hosts), "CKDIST_TOLD": "yes"})
+    first, second = hosts.namespaces
+    assert sorted(done.stdout.splitlines()) == [
+        f"[0] 0 0 {first} yes a b", f"[1] 1 0 {second} yes a b", f"[2] 2 1 {second} yes a b"
+    ]  # fmt: skip
+    assert done.returncode == 5
+    assert f"ckdist: rank 2 of 3 on {hosts.addresses[1]} ended with code 5" in done.stderr.splitlines()
+
+
+def test_words_of_the_command_follow_a_template_without_it(hosts):
+    done = launch(
+        *("-n", "2", "--hosts", ",".join(hosts.namespaces), "--agent", "ip netns exec {host}"),
+        *("bash", "-c", "ip -br -4 addr | grep -o 10.77.[0-9.]*"),
+    )
+    assert sorted(line.split()[-1] for line in done.stdout.splitlines()) == sorted(hosts.addresses), done.stderr
+
+
+def test_a_host_that_cannot_be_reached(hosts):
+    flags = ("-n", "2", "--hosts", f"{hosts.addresses[0]},nowhere", "--agent", AGENT)
+    done = launch(*flags, "--restarts", "1", "echo", "x", env=env(hosts))
+    assert done.returncode == 1 and done.stdout == ""
+    first, last = done.stderr.splitlines()
+    reason = (
+        f"host nowhere cannot be reached, {ROOT}/launch/netns-agent ended with code 255: netns-agent: {hosts.table} "
+    )
+    assert first == f"ckdist: {reason}has no host nowhere; all ranks start again in 1 s (restart 1 of 1)"
+    assert last.endswith("has no host nowhere, after 1 restarts")
+    fewer = launch(*flags, "--min-ranks", "1", "echo", "x", env=env(hosts))
+    assert fewer.returncode == 0 and fewer.stdout == "[0] x\n" and "going on with 1 of 2 ranks" in fewer.stderr
+
+
+def test_no_rank_outlives_a_killed_supervisor(hosts):
+    with running(hosts, "-n", "2", "sleep", "100") as job:
+        wait_for(lambda: len(hosts.ranks_named("sleep")) == 2)
+        job.send_signal(signal.SIGKILL)
+        wait_for(lambda: not hosts.processes(), 10)
+
+
+def test_a_training_goes_on_with_fewer_ranks(hosts, tmp_path):
+    """One host goes for good: its agent is killed, and nothing can be started there any more."""
+    path = toml(tmp_path, per_device_train_batch_size=3, max_steps=1500, save_steps=50, logging_steps=50)
+    with running(hosts, "-n", "2", "--restarts", "2", "--min-ranks", "1", "ckdist", "train", str(path)) as job:
+        wait_for(lambda: list((tmp_path / "out").glob("checkpoint-*")), 60)
+        hosts.table.write_text(f"{hosts.addresses[0]} {hosts.namespaces[0]}\n")
+        (agent,) = [p for p in hosts.processes(1) if p.cmdline()[1:3] == ["-m", "ckdist.launcher.agent"]]
+        agent.kill()
+        said = job.stdout.read()
+        assert job.wait(60) == 0, said
+    assert f"host {hosts.addresses[1]} was lost" in said and "going on with 1 of 2 ranks" in said, said
+    assert (tmp_path / "out" / "model" / "model.safetensors").exists()

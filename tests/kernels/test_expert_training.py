@@ -1,0 +1,89 @@
+"""Native training of experts against PyTorch: gradients, and losses over steps of AdamW, on any mesh."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ckdist.comm.communicator import open_communicator
+from ckdist.program.pool import ThreadPool
+from tests.support.golden_training import AdamW, batches, golden, gradient_errors, model, split
+from tests.support.thread_ranks import run_threads
+from tests.support.training_executable import executable
+
+FAMILIES = ["mixtral", "qwen3moe"]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_of_pytorch(family, recompute):
+    (spec, weights), expected = model(family), golden(family)
+    e = executable(spec, 64, weights.__getitem__, pool=ThreadPool(2), recompute=recompute)
+    assert e.forward_backward(batches()[0]) == pytest.approx(expected["loss"], rel=1e-6)
+    errors = gradient_errors(expected, dict(e.gradients))
+    assert max(errors.values()) < 1e-5, errors
+    e.close()
+
+
+@pytest.mark.parametrize("dp, tp", [(1, 1), (2, 1), (1, 2)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_losses_of_pytorch_over_steps(family, dp, tp):
+    """Twice, to the same bits."""
+    spec, weights = model(family)
+    expected = golden(family)["losses"]
+
+    def body(world):
+        communicator = open_communicator(world, arena_bytes=1 << 26, timeout=60)
+        found = []
+        for _ in range(2):
+            e = executable(spec, 64, weights.__getitem__, pool=ThreadPool(2), communicator=communicator, tp=tp)
+            optimizer, losses = AdamW(dict(e.parameters)), []
+            for number in range(len(expected)):
+                batch = batches()[number % len(batches())]
+                e.zero_grad()
+                losses.append(e.forward_backward(split(batch, dp)[e.ranks.mesh.index("dp")]))
+                targets = np.float32(np.count_nonzero(batch.targets >= 0))
+                optimizer.step({name: gradient / targets for name, gradient in e.gradients.items()})
+            found.append((losses, e.parameters.flat.copy()))
+            communicator.barrier()
+            e.close()
+        assert found[0][0] == found[1][0] and np.array_equal(found[0][1], found[1][1])
+        return found[0][0]
+
+    replicas = run_threads(dp * tp, body)[::tp]
+    targets = [np.count_nonzero(b.targets >= 0) for b in batches()]
+    means = [sum(of) / targets[n % len(targets)] for n, of in enumerate(zip(*replicas, strict=True))]
+    np.testing.assert_allclose(means, expected, rtol=1e-5)
+
+
+def test_frozen_experts_are_read_at_every_step():
+    """Their pages stay, and gradients flow through them."""
+    spec, weights = model("mixtral")
+    whole, part = (
+        executable(spec, 64, weights.__getitem__, trained=trained)
+        for trained in (None, ["model.layers.0.self_attn.q_proj.weight"])
+    )
+    for _ in range(2):
+        for e in (whole, part):
+            e.zero_grad()
+            e.forward_backward(batches()[1])
+        np.testing.assert_allclose(
+            part.gradients.flat, whole.gradients["model.layers.0.self_attn.q_proj.weight"].ravel(), atol=1e-5
+        )
+    whole.close(), part.close()
+
+
+def test_experts_that_nobody_takes_have_no_gradient():
+    """Where another batch left one: it is overwritten."""
+    spec, weights = model("qwen3moe")
+    sparse = replace(batches()[0], token_ids=np.full(64, 5, np.int32))
+    e = executable(spec, 64, weights.__getitem__)
+    e.forward_backward(batches()[0])
+    e.zero_grad()
+    e.forward_backward(sparse)
+    empty = executable(spec, 64, weights.__getitem__)
+    empty.forward_backward(sparse)
+    assert np.array_equal(e.gradients.flat, empty.gradients.flat)
+    name = next(n for n in e.gradients if ".experts.gate_proj" in n)
+    assert any(not np.any(matrix) for matrix in e.gradients[name]) and np.any(e.gradients[name])
+    e.close(), empty.close()

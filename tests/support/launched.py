@@ -1,0 +1,59 @@
+"""Jobs under `ckdist launch`."""
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+
+from tests.support.launcher import environment
+from tests.support.paths import ROOT
+
+LAUNCH = (sys.executable, "-m", "ckdist.cli.main", "launch")
+
+
+def launch(*words: str, timeout: float = 60, **more) -> subprocess.CompletedProcess:
+    """`ckdist launch words...`, to its end."""
+    env = {**environment(), **more.pop("env", {})}
+    return subprocess.run([*LAUNCH, *words], env=env, capture_output=True, text=True, timeout=timeout, cwd=ROOT, **more)
+
+
+@contextlib.contextmanager
+def launched(*words: str, **more) -> Iterator[subprocess.Popen]:
+    """`ckdist launch words...` while the `with` lasts; its standard error goes with its output."""
+    job = subprocess.Popen(
+        [*LAUNCH, *words],
+        env={**environment(), **more.pop("env", {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=ROOT,
+        **more,
+    )
+    try:
+        yield job
+    finally:
+        job.kill()
+        job.stdout.close()
+        job.wait()
+
+
+def ranks_of(job: subprocess.Popen) -> dict[int, psutil.Process]:
+    """The processes that are the job's ranks on this host."""
+    found = {}
+    with contextlib.suppress(psutil.Error):
+        for process in psutil.Process(job.pid).children():
+            with contextlib.suppress(psutil.Error, KeyError):
+                found[int(process.environ()["RANK"])] = process
+    return found
+
+
+def wait_ended(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Those that have not ended in time; a zombie has not."""
+    end = time.monotonic() + seconds
+    while (left := [p for p in processes if p.is_running()]) and time.monotonic() < end:
+        time.sleep(0.02)
+    return left
