@@ -127,7 +127,7 @@ class Scheduler:
         return Step(self._builder.build(), self._chunks) if self._chunks else None
 
     def commit(self, step: Step) -> None:
-        """The step is issued: for all later ones its positions are in the cache, and blocks that it fills can be shared."""
+        """The step is issued: for all later ones its positions are in the cache, and blocks that it fills are known."""
         for sequence, first, tokens, _, _ in step.chunks:
             sequence.computed = computed = first + tokens
             while (sequence.shared_blocks + 1) * BLOCK_TOKENS <= computed:
@@ -307,8 +307,8 @@ class Scheduler:
 
 
 def step_tokens(max_tokens: int, max_sequences: int, in_flight: int) -> int:
-    """Tokens that a step takes of prompts, at most: fewer where several steps are under way, so that a prompt has pieces
-    for all stages, and the first and last of them, at which some stages idle, are short.
+    """Tokens that a step takes of prompts, at most: fewer where several steps are under way, so that a prompt has
+    pieces for all stages, and the first and last of them, at which some stages idle, are short.
     """
     if in_flight == 1:
         return max_tokens

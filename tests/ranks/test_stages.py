@@ -12,8 +12,10 @@ from ckdist.comm.world import SingleWorld
 from ckdist.config import EngineConfig
 from ckdist.engine.engine import Engine
 from ckdist.engine.launch import load_model
+from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.single import SingleSequence
 from ckdist.errors import CommError, ConfigError
 from ckdist.layout import SINGLE, TENSOR
 from ckdist.mesh import Mesh
@@ -110,6 +112,19 @@ def test_quantised_types_and_an_adapter(name, tmp_path):
         for a, b in zip(run(2, path, 2, logits, **more), expected, strict=True):
             np.testing.assert_array_equal(a, b)
     assert not np.array_equal(expected[0], plain[0])
+
+
+def test_sequences_in_lockstep_and_a_prompt_in_pieces():
+    """What `ckdist bench` drives: five sequences in two steps that are under way at once, and a prompt's chunks."""
+
+    def body(model):
+        ids = np.random.default_rng(0).integers(0, 100, (4, 5))
+        prompt = SingleSequence(model.executable).feed(np.arange(90))
+        batch = LockstepSequences(model.executable, 5)
+        batch.fill(np.arange(20))
+        return np.concatenate([prompt, *(part.copy() for part in batch.run(ids))])
+
+    np.testing.assert_array_equal(run(2, GOLDEN / "qwen3next", 2, body), run(1, GOLDEN / "qwen3next", 1, body))
 
 
 def test_preemption_and_cancel():
