@@ -19,7 +19,7 @@ from ckdist.cli.arguments import parser_for
 from ckdist.cli.main import COMMANDS
 from ckdist.engine.llm import LLM
 from ckdist.serve.metrics import Metrics
-from ckdist.serve.paths import absent, anthropic, llama_server, openai, status, tokens
+from ckdist.serve.paths import absent, anthropic, llama_server, openai, page, status, tokens
 from ckdist.serve.problems import TYPES
 from ckdist.serve.requests.names import INERT, NEUTRAL
 from ckdist.serve.requests.params import MAX_TOKENS_NAMES
@@ -186,6 +186,7 @@ def endpoints() -> str:
         "llama-server's": llama_server,
         "Tokens and templates": tokens,
         "Status": status,
+        "The page": page,
     }
     text = "# Paths\n\nEvery path is there with and without `/v1`, and with a slash at its end. GET has HEAD too.\n"
     for title, module in groups.items():

@@ -22,6 +22,8 @@ WANTED = (
     "models/bundled/tokenizer.json",
     "models/bundled/README.md",
     "cli/main.py",
+    "serve/page/index.html",
+    "serve/page/app.js",
     "py.typed",
 )
 UNWANTED = (
@@ -61,6 +63,8 @@ def check_contents(wheel: pathlib.Path) -> None:
     assert any(name.startswith("ckdist/models/bundled/model") for name in names), f"{wheel.name} has no bundled weights"
     for name in names:
         assert not any(part in name for part in UNWANTED), f"{wheel.name} has {name}"
+    page = [info.file_size for info in zipfile.ZipFile(wheel).infolist() if "/serve/page/" in info.filename]
+    assert sum(page) < 150_000, f"the page has {sum(page)} bytes"
     assert wheel.stat().st_size < 32 << 20, f"{wheel.name} has {wheel.stat().st_size} bytes"
 
 

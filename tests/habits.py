@@ -25,7 +25,23 @@ RECORD = ROOT / "tests" / "habits.json"
 COLUMNS = 120
 FUNCTION_LINES = 60
 GENERATED = ("constraints.txt",)  # `make lock` writes each requirement on one line, however long
-TEXT = (".py", ".cpp", ".h", ".md", ".toml", ".yml", ".yaml", ".txt", ".mk", ".cmake", ".sh", "")
+TEXT = (
+    ".py",
+    ".cpp",
+    ".h",
+    ".md",
+    ".toml",
+    ".yml",
+    ".yaml",
+    ".txt",
+    ".mk",
+    ".cmake",
+    ".sh",
+    ".js",
+    ".css",
+    ".html",
+    "",
+)
 DATA = ("tests/golden/", "tests/native/golden/", "LICENSE", "ckdist/models/bundled/")
 NATIVE = (".cpp", ".h")
 

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any
 
 from ckdist import native
-from ckdist.cli.node_speed import read_bandwidth
 from ckdist.cli.rows import write_rows
 from ckdist.comm.protocol import World
 from ckdist.comm.world import start_world
@@ -18,6 +17,7 @@ from ckdist.config import BenchConfig
 from ckdist.planning.plan import SPINS
 from ckdist.topology import default_threads, place
 from ckdist.topology.arithmetic import ARITHMETIC, arithmetic_rate
+from ckdist.topology.bandwidth import read_bandwidth
 from ckdist.topology.instructions import reason
 
 

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,24 +18,12 @@ import numpy as np
 from ckdist import native
 from ckdist.errors import CkdistError
 from ckdist.topology import Machine, this_machine
+from ckdist.topology.bandwidth import REPEATS, read_bandwidth, read_size
 from ckdist.topology.placement import threads_first
 
 GEMM_TYPES = {"BF16": 30, "F32": 0, "Q8_0": 8}
 GEMM_ROWS, GEMM_COLS, GEMM_TOKENS = 512, 2048, 256
 GEMM_SECONDS = 0.3
-LEAST_READ, MOST_READ = 128 << 20, 2 << 30  # bytes of one measurement
-REPEATS = 3
-READ_BYTES = 256 << 20  # per thread; far beyond most caches
-
-
-def read_bandwidth(threads: int, cpus: Sequence[int] = (), repeats: int = 5, bytes_each: int = READ_BYTES) -> float:
-    """Bytes per second that `threads` threads of this process read from memory together, the best of `repeats`
-    passes.
-    """
-    out = native.ffi.new("double *")
-    pinned = native.ffi.new("int32_t[]", list(cpus)) if len(cpus) >= threads else native.ffi.NULL
-    native.check(native.lib.ckdist_read_bandwidth(threads, pinned, bytes_each, repeats, out))
-    return out[0]
 
 
 def node_cpus(machine: Machine) -> dict[int, list[int]]:
@@ -53,8 +41,7 @@ def read_node(machine: Machine, cpus: list[int], memory: int) -> float:
 
     CapacityError where it has no room for the test.
     """
-    caches = len({machine.by_number[cpu].l3 for cpu in cpus}) * machine.l3_bytes
-    size = min(max(LEAST_READ, 4 * caches), MOST_READ, native.lib.ckdist_available_memory() // 4)
+    size = read_size(machine, cpus)
     nodes = [memory] if len(machine.nodes) > 1 else []
     native.check(native.lib.ckdist_place_memory(nodes, len(nodes), 1))
     return read_bandwidth(len(cpus), cpus, REPEATS, size // len(cpus))

@@ -19,6 +19,7 @@ from ckdist.comm.world import start_world, together
 from ckdist.config import ServeConfig
 from ckdist.engine.coordinator import Coordinator
 from ckdist.engine.launch import BUNDLED, load_model, make_engine
+from ckdist.engine.rank_reports import RankReports
 from ckdist.engine.socket_directory import socket_directory
 from ckdist.errors import EngineError
 from ckdist.hub.resolve import resolve
@@ -86,6 +87,7 @@ def work(config: ServeConfig, world: World) -> int:
     model = load_model(config, world)
     start_lines("", model)
     model.placement_map()
+    RankReports(model)
     model.executable.work()
     model.close()
     world.close()
@@ -127,6 +129,7 @@ def run(config: ServeConfig) -> int:
         log.debug("%s", model.placement_map())
         for line in advice[:1]:
             log.warning("%s", line)
+        ranks = RankReports(model)
         http.wait_loaded(TOKENIZER_SECONDS)
         curl = curl_line(http.url, config, tokenizer.chat_template is not None)
         print(*lines, f"serving {name} at {http.url}  try: {curl}", sep="\n", flush=True)
@@ -145,7 +148,7 @@ def run(config: ServeConfig) -> int:
                 coordinator.request_drain()
 
         with model.traced():
-            coordinator.run(engine, check_peers=watch)
+            coordinator.run(engine, check_peers=watch, ranks=ranks)
         http.stop(config.drain_timeout)
         model.close()
     world.close()

@@ -62,6 +62,7 @@ class ServeConfig(EngineConfig):
     strict_fields: bool = option(
         False, "--strict-fields", help="refuse requests with a field that is not known, instead of ignoring it"
     )
+    no_webui: bool = option(False, "--no-webui", help="serve the API alone, without the page at /")
     timeout: float = option(
         600.0,
         "--timeout",

@@ -18,7 +18,8 @@ from typing import Any
 import zmq
 
 from ckdist.engine.engine import Engine, Output
-from ckdist.engine.messages import MAX_MESSAGE_BYTES, decode, encode, pack_scores
+from ckdist.engine.messages import MAX_MESSAGE_BYTES, WATCH_SECONDS, decode, encode, pack_scores
+from ckdist.engine.rank_reports import RankReports
 from ckdist.engine.request import MAX_ID_CHARS, parse_submit
 from ckdist.engine.scheduler import EngineBusy
 from ckdist.engine.socket_directory import SOCKET
@@ -60,6 +61,9 @@ class Coordinator:
         self.state, self.error = "loading", None
         self._model, self._step_limit, self._drain_seconds = model, step_limit, drain_seconds
         self._engine: Engine | None = None
+        self._ranks: RankReports | None = None
+        self._watched_until = 0.0
+        self._last_report = 0.0
         self._peers: set[bytes] = set()
         self._drain_requested = False
         self._drain_end = float("inf")
@@ -82,14 +86,17 @@ class Coordinator:
         """Finish what was accepted, take nothing new, then end `run`. May be called from a signal handler."""
         self._drain_requested = True
 
-    def run(self, engine: Engine, check_peers: Callable[[], None] | None = None) -> None:
-        """Serves until drained. check_peers: called while idle, raises when another rank is lost.
+    def run(
+        self, engine: Engine, check_peers: Callable[[], None] | None = None, ranks: RankReports | None = None
+    ) -> None:
+        """Serves until drained. check_peers: called while idle, raises when another rank is lost. ranks: what is told
+        of every rank while somebody looks.
 
         Raises EngineError when a rank is lost or the engine breaks, ModelFileError when weights cannot be read any
         more; by then every client has been told.
         """
         with self._lock:
-            self._engine = engine
+            self._engine, self._ranks = engine, ranks
             self._model = {**self._model, "vocab_size": engine.vocab_size, "context_length": engine.max_positions}
             try:
                 self._enter("ready")
@@ -140,12 +147,20 @@ class Coordinator:
                 self._send_output(output)
             if engine.lane is not None:
                 engine.lane.add(lib.ckdist_trace_send, begin, time.monotonic_ns(), len(outputs))
+        self._ask_ranks()
         self._beat()
         if self.state == "draining":
             if time.monotonic() > self._drain_end:
                 self._fail_requests("the server is shutting down; send the request to another one", 503)
             return engine.has_work
         return True
+
+    def _ask_ranks(self) -> None:
+        """Refreshes what is told of every rank, when it is due and somebody looks."""
+        now = time.monotonic()
+        if self._ranks is not None and now < self._watched_until and now - self._last_report >= BEAT_SECONDS:
+            self._last_report = now
+            self._ranks.refresh()
 
     def _step(self, engine: Engine) -> list[Output]:
         """One step, during which the thread may have the socket."""
@@ -206,11 +221,13 @@ class Coordinator:
                         self._send_output(output)
                 case "drain":
                     self._drain_requested = True
+                case "watch":
+                    self._watched_until = time.monotonic() + WATCH_SECONDS
                 case "hello":
                     self._abandon(peer)
                 case op:
                     raise RequestError(
-                        f"unknown op {op[:40]!r}; the known ones are hello, submit, abort and drain", "op"
+                        f"unknown op {op[:40]!r}; the known ones are hello, submit, abort, watch and drain", "op"
                     )
         except EngineBusy as error:
             self._send_error(peer, request_id, str(error), error.field, 429)
@@ -258,7 +275,17 @@ class Coordinator:
     def _status(self) -> bytes:
         """The status message."""
         stats = self._engine.stats() if self._engine is not None else {}
-        return encode({"op": "status", "state": self.state, "error": self.error, "model": self._model, "stats": stats})
+        is_watched = self._ranks is not None and time.monotonic() < self._watched_until
+        status = {
+            "op": "status",
+            "state": self.state,
+            "error": self.error,
+            "model": self._model,
+            "stats": stats,
+            "ranks": self._ranks.rows() if self._ranks is not None and is_watched else [],
+            "clock": time.monotonic(),
+        }
+        return encode(status)
 
     def _fail(self, error: CkdistError) -> None:
         """Ends everything with an error: 503 where a rank is lost, else 500."""

@@ -4,10 +4,12 @@ To rank 0 (DEALER -> ROUTER), `op` is one of
     submit   id, prompt (token ids as int32 bytes, little-endian), sampling (the fields of SamplingParams)
     hello    -                        the first message of a process: what its name has asked for before ends
     abort    id
+    watch    -                        somebody looks at the machine: for WATCH_SECONDS the status has `ranks`
     drain    -                        finish what runs, take nothing new, then end
 From rank 0
     status   state ("loading" | "ready" | "draining" | "failed"), error (str or null), model (map;
-             vocab_size and context_length once ready), stats (map of numbers);
+             vocab_size and context_length once ready), stats (map of numbers), ranks (a map for each, while
+             somebody looks, else none), clock (seconds, when stats were read);
              sent on every change and at least once a second: its absence for `STALE_SECONDS` means the engine is stuck
     tokens   id, tokens (new token ids), logprobs (one entry per token, or null),
              finish_reason (null | "stop" | "length" | "abort"), prompt_tokens, cached_tokens,
@@ -24,6 +26,7 @@ import msgpack
 
 MAX_MESSAGE_BYTES = 64 << 20
 STALE_SECONDS = 5.0
+WATCH_SECONDS = 3.0  # after the last message that somebody looks
 
 
 def encode(message: dict[str, Any]) -> bytes:

@@ -14,7 +14,6 @@ import json
 import math
 import os
 import pathlib
-import resource
 import statistics
 import sys
 import time
@@ -33,6 +32,7 @@ from ckdist.planning.plan import Plan
 from ckdist.program.batch import BLOCK_TOKENS, Batch, own_slots
 from ckdist.program.executable import DECODE, PREFILL, Executable
 from ckdist.topology import this_machine
+from ckdist.topology.binding import times_preempted
 
 LEAST_TOKENS = 8  # of a step that is worth asking about
 MOST_SIZES = 24
@@ -123,12 +123,12 @@ def _measure_size(
     took, moved, every, logs = ([], []), [0, 0], [], []
     began, verdict = clock(), None
     while verdict is None:
-        before = _preempted()
+        before = times_preempted()
         for phase in (DECODE, PREFILL) if len(every) % 2 else (PREFILL, DECODE):
             one, moved[phase] = _layer(executable, prompt, phase)
             took[phase].append(one)
         every.append(math.log(took[PREFILL][-1] / took[DECODE][-1]))
-        undisturbed = _preempted() == before
+        undisturbed = times_preempted() == before
         if undisturbed:
             logs.append(every[-1])
         spent = clock() - began
@@ -139,11 +139,6 @@ def _measure_size(
             verdict = look(logs, len(logs) == LOOKS[-1], gain, most)
     ratios = tuple(math.exp(value) for value in median_within(logs or every))
     return size, *map(statistics.median, took), *moved, ratios, len(logs), verdict
-
-
-def _preempted() -> int:
-    """How often a thread of this process has lost its core to another one, so far."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def largest_step(executable: Executable) -> int:

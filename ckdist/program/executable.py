@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,14 +75,25 @@ class StepStats:
     """Seconds of this rank's first thread: in all steps, waiting at its own barriers, and in exchanges with other
     ranks.
 
-    `moved`: bytes that this rank read of other ranks' memory, where ranks share it.
+    `moved`: bytes that this rank read of other ranks' memory, where ranks share it. Of steps without prompts:
+    `decode` seconds, `decode_runs`, and `decode_read` bytes of weights and cache. `packed`: bytes of this rank's
+    weights that are packed; -1 where all are from the start.
     """
 
     total: float
     barrier: float
     exchange: float
+    decode: float
     runs: int
     moved: int
+    decode_runs: int
+    decode_read: int
+    packed: int
+
+
+def _step_stats(of: native.CData) -> StepStats:
+    """A native `struct ckdist_step_stats`."""
+    return StepStats(*(getattr(of, field.name) for field in fields(StepStats)))
 
 
 def block_bytes(key_type: str, value_type: str, key_width: int, value_width: int, latent: bool = False) -> int:
@@ -374,7 +385,16 @@ class Executable:
         """What was measured since the start or the last `reset`."""
         out = native.ffi.new("struct ckdist_step_stats *")
         native.lib.ckdist_executable_stats(self._handle, out, reset)
-        return StepStats(out.total, out.barrier, out.exchange, out.runs, out.moved)
+        return _step_stats(out)
+
+    def reports(self) -> list[StepStats]:
+        """Rank 0, between two batches: what every rank has measured since its last reset, in rank order.
+
+        CommError when a rank died or stalled.
+        """
+        out = native.ffi.new("struct ckdist_step_stats[]", self.communicator.size)
+        native.check(native.lib.ckdist_executable_reports(self._handle, out))
+        return [_step_stats(out[rank]) for rank in range(self.communicator.size)]
 
     def trace(self, handle: native.CData) -> None:
         """From now on every thread writes what it does to the native trace `handle`, which outlives this."""

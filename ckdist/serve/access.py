@@ -9,12 +9,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ckdist.serve.answer import problem_answer
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.origins import Origins, is_preflight
+from ckdist.serve.paths import page
 from ckdist.serve.paths.path import PathNames
 from ckdist.serve.problems import Problem
 from ckdist.serve.settings import HttpSettings
 
-OPEN_PATHS = ("/health", "/ping")
-EVER_ANSWERED = (*OPEN_PATHS, "/metrics")  # however many requests are under way
+OPEN_PATHS = ("/health", "/ping", *(path.name for path in page.PATHS))
+EVER_ANSWERED = ("/health", "/ping", "/metrics")  # however many requests are under way
 
 
 class Access:

@@ -11,7 +11,7 @@ from starlette.routing import BaseRoute, Route
 from ckdist.errors import CkdistError
 from ckdist.serve.access import Access
 from ckdist.serve.answer import ClientGone, problem_answer
-from ckdist.serve.paths import absent, anthropic, llama_server, openai, status, tokens
+from ckdist.serve.paths import absent, anthropic, llama_server, openai, page, status, tokens
 from ckdist.serve.paths.path import PathNames
 from ckdist.serve.problems import Problem
 from ckdist.serve.service import Service
@@ -22,14 +22,15 @@ CODES = {404: "unknown_url", 405: "method_not_supported"}
 
 def create_app(service: Service) -> Access:
     """The ASGI application over `service`."""
+    paths = (*PATHS, *page.PATHS) if service.settings.webui else PATHS
     routes: list[BaseRoute] = [
-        Route(path.name, partial(path.handle, service), methods=list(path.methods)) for path in PATHS
+        Route(path.name, partial(path.handle, service), methods=list(path.methods)) for path in paths
     ]
     app = FastAPI(
         title="ckdist", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, routes=routes
     )
     _add_error_answers(app)
-    return Access(app, service.settings, service.metrics, PathNames(path.name for path in PATHS))
+    return Access(app, service.settings, service.metrics, PathNames(path.name for path in paths))
 
 
 def _add_error_answers(app: FastAPI) -> None:

@@ -100,13 +100,16 @@ class Generation:
 class EngineClient:
     """Connects on `start`, ends on `close`; both on a running event loop.
 
-    `model` and `stats` are rank 0's last maps. `on_state` is called with the new state whenever it changes.
+    `model` and `stats` are rank 0's last maps, `clock` its seconds when it made them, `ranks` a map for each rank while
+    somebody looks (`watch`). `on_state` is called with the new state whenever it changes.
     """
 
     def __init__(self, endpoint: str, stale_seconds: float = messages.STALE_SECONDS):
         self.endpoint, self.stale_seconds = endpoint, stale_seconds
         self.model: dict[str, Any] = {}
         self.stats: dict[str, float | str] = {}
+        self.ranks: list[dict[str, Any]] = []
+        self.clock = 0.0
         self.error: str | None = None
         self.on_state: Callable[[str], None] = lambda _: None
         self._reported = "loading"
@@ -170,6 +173,10 @@ class EngineClient:
     def generation(self) -> Generation:
         """A new one, without sequences."""
         return Generation(self)
+
+    def watch(self) -> None:
+        """Tell rank 0 that somebody looks at the machine, for the next WATCH_SECONDS."""
+        self._send({"op": "watch"})
 
     def drain(self) -> None:
         """Ask rank 0 to finish what runs and take nothing new."""
@@ -238,6 +245,7 @@ class EngineClient:
                 raise ValueError(f"unknown state {message['state']!r}")
             self._reported, self.error = message["state"], message.get("error")
             self.model, self.stats = message.get("model") or {}, message.get("stats") or {}
+            self.ranks, self.clock = message.get("ranks") or [], message.get("clock") or 0.0
             self._announce()
         elif op == "error":
             generation = self._generations.pop(message["id"], None)

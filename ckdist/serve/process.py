@@ -106,6 +106,7 @@ class HttpProcess:
             timeout=config.timeout,
             drain_timeout=config.drain_timeout,
             strict_fields=config.strict_fields,
+            webui=not config.no_webui,
             adapter=pathlib.Path(os.path.abspath(config.lora)).name if config.lora else None,  # noqa: PTH100 - no links
             verbose=config.verbose,
         )

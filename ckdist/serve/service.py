@@ -18,6 +18,7 @@ from ckdist.serve.answer import END_OF_STREAM, EventStream, LongAnswer, while_co
 from ckdist.serve.body import read_body
 from ckdist.serve.encoding import to_json_in_turns
 from ckdist.serve.engine_client import EngineClient
+from ckdist.serve.machine import Machine
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.openai_answer import Source
 from ckdist.serve.problems import Problem
@@ -54,6 +55,7 @@ class Service:
         self.tokenizer: Vocabulary | None = None
         self.draining = False
         self.created = int(time.time())
+        self.machine = Machine(client, lambda: self._machine_facts, lambda: self.state)
         self.metrics = Metrics(settings.model_name, lambda: self.state, lambda: client.active, lambda: client.stats)
         self._ignored: set[str] = set()
 
@@ -105,6 +107,12 @@ class Service:
     def known_model(self) -> dict[str, Any]:
         """What rank 0 has said of the model, of the things that clients may know."""
         return {name: self.client.model[name] for name in MODEL_FACTS if name in self.client.model}
+
+    @property
+    def _machine_facts(self) -> dict[str, Any]:
+        settings = self.settings
+        most = {"most_running": settings.parallel, "most_waiting": settings.max_sequences - settings.parallel}
+        return {"model": {"id": settings.model_name, **self.known_model}, **most}
 
     @property
     def source(self) -> Source:

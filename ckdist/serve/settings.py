@@ -39,6 +39,7 @@ class HttpSettings:
     first_request: float = 5.0  # how long a new one may be
     linger: float = 3.0  # how long 503 is answered after rank 0 has died
     strict_fields: bool = False
+    webui: bool = True  # the page at /
     adapter: str | None = None  # name of the LoRA adapter that the model was loaded with
     heartbeat: int = -1  # descriptor of the pipe on which rank 0 hears that this process lives; -1: it does not listen
     verbose: bool = False

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -52,6 +53,11 @@ class Binding:
 
 
 @functools.lru_cache(maxsize=1)
+def times_preempted() -> int:
+    """How often a thread of this process has lost its core to another one, so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
 def own_cpus() -> tuple[int, ...]:
     """The CPUs this process was given; asked once, before any of its threads is pinned."""
     return tuple(sorted(os.sched_getaffinity(0)))

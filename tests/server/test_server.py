@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import json
 import os
 import re
 import signal
@@ -124,6 +125,25 @@ def test_chat(client):
     )
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == whole.choices[0].message.content
     assert whole.choices[0].finish_reason in ("stop", "length")
+
+
+def test_the_machine_tells_what_every_rank_did(server, client):
+    """A completion of 24 tokens is 23 steps without prompts, each of which reads the rank's weights once."""
+    with httpx.stream("GET", server.url + "/v1/machine", timeout=20) as answer:
+        events = (json.loads(line.removeprefix("data: ")) for line in answer.iter_lines() if line)
+        before = next(e["ranks"] for e in events if e["ranks"] and "steps_total" in e["ranks"][0])
+        complete(client, "A prompt of no other test's.", extra_body={"ignore_eos": True})
+        wanted = before[0]["decode_steps_total"] + 23
+        after = next(e["ranks"] for e in events if e["ranks"][0]["decode_steps_total"] >= wanted)
+    assert [rank["rank"] for rank in after] == [0, 1] and len({rank["steps_total"] for rank in after}) == 1
+    for old, new in zip(before, after, strict=True):
+        since = {name: new[name] - old[name] for name in new if name.endswith("_total")}
+        assert since["decode_steps_total"] == 23
+        assert 0 < since["wait_seconds_total"] + since["exchange_seconds_total"] < since["step_seconds_total"]
+        assert 0 < since["decode_seconds_total"] <= since["step_seconds_total"]
+        read = since["decode_read_bytes_total"] / 23
+        assert 0.5 * new["weights_bytes"] < read < new["weights_bytes"] + new["cache_bytes"]
+        assert new["bandwidth"] is None or new["bandwidth"] > 1e8
 
 
 def test_eight_clients_get_what_they_would_get_alone(client):

@@ -33,6 +33,8 @@ class FakeEngine:
         self.drained = False
         self.said: list[dict] = []
         self.stats: dict = {}
+        self.ranks: list[dict] = []
+        self.watched = 0  # how often it was told that somebody looks
         self._running: dict[str, dict] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -79,6 +81,8 @@ class FakeEngine:
                         "error": self.error,
                         "model": self.model,
                         "stats": self.stats,
+                        "ranks": self.ranks,
+                        "clock": status_at,
                     },
                 )
             while socket.poll(0 if self._running and not self.silent else 10):
@@ -109,6 +113,8 @@ class FakeEngine:
         elif message["op"] == "abort":
             self.aborted.append(message["id"])
             self._running.pop(message["id"], None)
+        elif message["op"] == "watch":
+            self.watched += 1
         elif message["op"] == "drain":
             self.drained = True
 

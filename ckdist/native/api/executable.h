@@ -108,13 +108,17 @@ CKDIST_EXPORT int64_t ckdist_executable_kv_bytes(struct ckdist_executable* execu
 CKDIST_EXPORT const void* ckdist_executable_kv(struct ckdist_executable* executable);
 
 /* Seconds of thread 0 since the last reset: in steps, waiting at barriers inside the rank, and in exchanges with other
-   ranks. moved: bytes that this rank's threads read of other ranks' memory, between the layers' parts. */
+   ranks. moved: bytes that this rank's threads read of other ranks' memory, between the layers' parts. Of steps without
+   prompts: seconds, how many there were, and the bytes of weights and cache that they read. packed: bytes of this
+   rank's weights that are packed; -1 where all are from the start. */
 struct ckdist_step_stats {
-  double total, barrier, exchange;
-  int64_t runs, moved;
+  double total, barrier, exchange, decode;
+  int64_t runs, moved, decode_runs, decode_read, packed;
 };
 CKDIST_EXPORT void ckdist_executable_stats(struct ckdist_executable* executable, struct ckdist_step_stats* out,
                                            int32_t reset);
+/* Rank 0, between two batches: the stats of every rank, (ranks,). */
+CKDIST_EXPORT int ckdist_executable_reports(struct ckdist_executable* executable, struct ckdist_step_stats* out);
 
 /* From now on every thread writes what it does to a lane of its own ("thread 0"). Not while a batch runs; the trace
  * outlives the executable. */

@@ -42,6 +42,9 @@ int64_t ckdist_executable_kv_bytes(ckdist_executable* executable) { return execu
 void ckdist_executable_stats(ckdist_executable* executable, ckdist_step_stats* out, int32_t reset) {
   *out = executable->stats(reset);
 }
+int ckdist_executable_reports(ckdist_executable* executable, ckdist_step_stats* out) {
+  return guard([&] { executable->reports(out); });
+}
 int ckdist_executable_trace(ckdist_executable* executable, ckdist_trace* trace) {
   return guard([&] { executable->trace(*trace); });
 }

@@ -88,6 +88,7 @@ void Inference::make_lists() {
     plan = &those;  // kinds ask for their values
     most_steps_ = std::max(most_steps_, those.step_count);
     lists_.emplace_back(those.steps, those.step_count, int(p));
+    if (p == 0) traffic_.read_plan(*this);
     token_steps_[p] = 0;
     while (token_steps_[p] < those.step_count && those.steps[token_steps_[p]]->rows == ckdist_rows_tokens)
       token_steps_[p]++;
@@ -248,10 +249,19 @@ void Inference::run(const BatchView& those) {
     give_up(e.what());
     throw;
   }
-  stats_.total += double(now_ns() - start) * 1e-9;
+  count_step(double(now_ns() - start) * 1e-9);
+}
+
+void Inference::count_step(double seconds) {
+  stats_.total += seconds;
   stats_.runs++;
   runs_++;
   for (Worker& w : workers_) stats_.moved += std::exchange(w.moved, 0);
+  const int64_t experts = std::exchange(experts_read_, 0);
+  if (batch.tokens != batch.sequences || batch.steps > 0) return;
+  stats_.decode += seconds;
+  stats_.decode_runs++;
+  stats_.decode_read += traffic_.bytes(batch) + experts;
 }
 
 // What steps ask of the batch.
@@ -278,7 +288,12 @@ void Inference::work() {
       int64_t ints = 0;
       const int32_t* message = everyone().receive(&ints, &outgoing_);
       if (ints == 0) return;
-      run(accepted(message, ints));
+      if (ints == kReportInts) {
+        const ckdist_step_stats own = stats(false);
+        everyone().send(0, &own, sizeof own, 0);
+      } else {
+        run(accepted(message, ints));
+      }
     }
   } catch (const std::exception& e) {
     give_up(e.what());
@@ -290,8 +305,23 @@ void Inference::stop() {
   if (communicator.size > 1) everyone().publish(nullptr, 0);
 }
 
+void Inference::reports(ckdist_step_stats* out) {
+  if (published_ != runs_) fail(Status::native, "%u batches are under way; ask when none is", published_ - runs_);
+  out[0] = stats(false);
+  if (communicator.size == 1) return;
+  try {
+    const int32_t question[kReportInts] = {};
+    everyone().publish(question, kReportInts);
+    for (int rank = 1; rank < communicator.size; rank++) everyone().recv(rank, &out[rank], sizeof out[rank], 0);
+  } catch (const std::exception& e) {
+    give_up(e.what());
+    throw;
+  }
+}
+
 ckdist_step_stats Inference::stats(bool reset) {
-  const ckdist_step_stats s = stats_;
+  ckdist_step_stats s = stats_;
+  s.packed = repacker_ ? repacker_->ready_bytes() : -1;
   if (reset) stats_ = {};
   return s;
 }

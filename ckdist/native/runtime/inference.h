@@ -15,6 +15,7 @@
 #include "runtime/executor.h"
 #include "runtime/repacker.h"
 #include "runtime/state_slots.h"
+#include "runtime/traffic.h"
 
 namespace ckdist {
 
@@ -33,6 +34,8 @@ class Inference : public Executor {
   void run();
   void work();
   void stop();
+  // Rank 0, while no batch is in flight: what stats() gives on every rank.
+  void reports(ckdist_step_stats* out);
   const float* logits() { return ranks->gathered(); }
   const uint8_t* kv_data() const { return kv_arena_->data(); }
   int64_t kv_bytes() const { return kv_bytes_; }
@@ -135,6 +138,8 @@ class Inference : public Executor {
   uint8_t* slice(int thread) { return workers_[thread].slice; }  // room for a slice that was not packed yet
   CopyEngine& engine(int thread) { return *workers_[thread].engine; }
   void count_moved(int thread, int64_t bytes) { workers_[thread].moved += bytes; }
+  // Bytes of the experts that a step chose; of its first thread.
+  void count_experts(int64_t bytes) { experts_read_ += bytes; }
 
   // Of activations that only the threads of one step write and read: row 0.
   uint8_t* step_activations(int index) { return arena_->data() + value(index).offset; }
@@ -195,12 +200,15 @@ class Inference : public Executor {
   BatchView accepted(const int32_t* message, int64_t ints);
   void run(const BatchView& batch);
   void begin(const BatchView& batch);
+  void count_step(double seconds);
   void replay(int thread);
   void trace_batch(int thread, int64_t begin);
   void give_up(const char* reason);
   void show_progress();
   StepCommunicator& everyone() const { return job_ ? *job_ : *ranks; }
   size_t turn() const { return runs_ % in_flight_.size(); }
+
+  static constexpr int64_t kReportInts = 1;  // of a message that asks for stats; a batch is longer
 
   Communicator& stage_;
   std::unique_ptr<StepCommunicator> job_;  // of all ranks; null where these are the stage's
@@ -221,6 +229,8 @@ class Inference : public Executor {
   std::vector<const float*> peers_[kSlots];           // the slots of the ranks that share memory
   std::unique_ptr<std::atomic<int64_t>[]> counters_;  // (threads, most_steps): next item of each step that shares work
                                                       // out dynamically, of all or of a thread's
+  Traffic traffic_;                                   // of plan 0, which decodes
+  int64_t experts_read_ = 0;                          // bytes, in this batch
   int64_t prefilled_ = 0;  // when the batch before ended, where that was a token-parallel prefill
 };
 

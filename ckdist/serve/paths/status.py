@@ -5,9 +5,11 @@ from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from ckdist import __version__
-from ckdist.serve.answer import json_answer
+from ckdist.serve.answer import EventStream, json_answer
 from ckdist.serve.paths.path import Path
 from ckdist.serve.service import Service
+
+NO_END = b""  # the stream ends with its last event
 
 
 async def health(service: Service, request: Request) -> Response:
@@ -21,6 +23,13 @@ async def metrics(service: Service, request: Request) -> Response:
     return Response(service.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
+async def machine(service: Service, request: Request) -> Response:
+    """The machine at work, as server-sent events, two a second: the state, rank 0's counters, and of every rank its
+    place, memory, measured bandwidth and counters.
+    """
+    return EventStream(service.machine.events(), lambda: 0.0, service.settings.silence, NO_END)
+
+
 async def version(service: Service, request: Request) -> Response:
     """This program's version."""
     return json_answer({"version": __version__})
@@ -30,5 +39,6 @@ PATHS = (
     Path("/health", health),
     Path("/ping", health, ("GET", "POST")),
     Path("/metrics", metrics),
+    Path("/v1/machine", machine),
     Path("/version", version),
 )

@@ -12,8 +12,8 @@ namespace {
 constexpr int kChunkBlocks = 32;  // of two tiles, expanded: a part of the L2 cache
 
 // Adds `blocks` expanded blocks of up to two tiles to y, or begins it.
-inline void float8_tiles(const TileStrip& strip, const uint8_t (*expanded)[kChunkBlocks * kExpandedFloat8],
-                         int64_t blocks, bool begins) {
+inline void float8_tiles(const TileStrip& strip, const uint8_t* x, int64_t x_stride,
+                         const uint8_t (*expanded)[kChunkBlocks * kExpandedFloat8], int64_t blocks, bool begins) {
   constexpr int depth = kTileRowBytes / 2;  // columns of a product
   alignas(64) float sums[kSumsTiles * kTileSums], products[kSumsTiles * kTileSums];
   for (int s = 0; s < strip.strips(); ++s)
@@ -25,12 +25,11 @@ inline void float8_tiles(const TileStrip& strip, const uint8_t (*expanded)[kChun
         _mm512_store_ps(sums + (2 * s + tile) * kTileSums + t * kTileRows,
                         begins ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(rows, y));
       }
-  const uint8_t* x = strip.x;
   for (int64_t b = 0; b < blocks; ++b) {
     const uint8_t *first = expanded[0] + b * kExpandedFloat8, *second = expanded[1] + b * kExpandedFloat8;
     zero_sums(strip.strips());
     for (int at = kExpandedScales; at < kExpandedFloat8; at += depth / 2 * kPairLine, x += kTileRowBytes)
-      add_products<false>(strip, x, strip.x_stride, first + at, second + at);
+      add_products<false>(strip, x, x_stride, first + at, second + at);
     store_tiles(strip, products);
     for (int tile = 0; tile < strip.tile_count; ++tile) {
       const __m512 scale = _mm512_loadu_ps(tile ? second : first);
@@ -48,8 +47,7 @@ void multiply_float8_in_tiles(const Matrix& matrix, int64_t tile_begin, int64_t 
                               int64_t x_stride, int64_t tokens, float* y, int64_t y_stride) {
   alignas(64) uint8_t expanded[2][kChunkBlocks * kExpandedFloat8];
   const int64_t blocks = (matrix.cols + kFloat8Layout.columns - 1) / kFloat8Layout.columns;
-  TileStrip strip;
-  strip.x_stride = x_stride;
+  TileStrip strip{};
   strip.y_stride = y_stride;
   int configured = 0;
   for (int64_t tile = tile_begin; tile < tile_end; tile += 2) {
@@ -65,9 +63,9 @@ void multiply_float8_in_tiles(const Matrix& matrix, int64_t tile_begin, int64_t 
       for (int64_t token = 0; token < tokens; token += kTokensAtOnce) {
         strip.tokens = static_cast<int>(tokens - token < kTokensAtOnce ? tokens - token : kTokensAtOnce);
         if (strip.tokens != configured) configure(configured = strip.tokens, kTileRowBytes);
-        strip.x = x + token * x_stride + begin * kFloat8Layout.columns * kColumnBytes;
         strip.y = y + token * y_stride + tile * kTileRows;
-        float8_tiles(strip, expanded, count, begin == 0);
+        float8_tiles(strip, x + token * x_stride + begin * kFloat8Layout.columns * kColumnBytes, x_stride, expanded,
+                     count, begin == 0);
       }
     }
   }

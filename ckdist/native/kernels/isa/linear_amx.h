@@ -8,13 +8,10 @@
 // keep it at that, blocks are expanded to signed codes and float scales on the way, once for all 32 tokens, and sums of
 // up to 128 columns are scaled with totals in registers. Results are bit for bit those of AVX-512, which takes the
 // fewest tokens: whole numbers are exact, floats are added in its order.
-//
-// bfloat16: tiles for every number of tokens, 32 columns deep, since their order of additions is their own.
 #pragma once
 #include <cstring>
 
-#include "kernels/isa/linear_avx512.h"
-#include "kernels/isa/tile.h"
+#include "kernels/isa/bf16_tiles.h"
 
 namespace ckdist {
 
@@ -25,107 +22,21 @@ extern const KernelTable byte_kernels;
 namespace CKDIST_ISA {
 namespace {
 
-constexpr int kStripTokens = kTileMostRows, kTokensAtOnce = 2 * kStripTokens;
-constexpr int kSumsTiles = 4;                        // tile of sums: 2 * strip of tokens + tile of weights
-constexpr int kActivationTile = 4, kWeightTile = 6;  // the first of two each
-constexpr int kTileSums = kStripTokens * kTileRows;
 constexpr int kProductBytes = 16 << 10;  // of int32 sums that wait for their scales, a part of the L1 cache
 
 constexpr int64_t kTilesFrom = 4;  // tokens from which tiles multiply bytes
 
-// Up to two tiles of weights against up to two strips of tokens.
-struct TileStrip {
+// Up to two tiles of weights of bytes against up to two strips of tokens.
+struct ByteStrip : TileStrip {
   const uint8_t* tiles;
   int64_t tile_bytes;
-  int tile_count;
-  int rows;  // of the tiles that exist
   int64_t blocks;
   const uint8_t* x;    // row of the first token
   int64_t x_stride;    // in bytes
   int64_t padded;      // columns of such a row
   ExpandBlock expand;  // of types that are packed as they are stored, and the bytes of such a block
   int block_bytes;
-  int tokens;
-  float* y;  // (tokens, rows) through y_stride
-  int64_t y_stride;
-
-  int strips() const { return tokens > kStripTokens ? 2 : 1; }
-  int strip_tokens(int strip) const {
-    return strip ? tokens - kStripTokens : tokens < kStripTokens ? tokens : kStripTokens;
-  }
 };
-
-// `depth`: bytes of activations that one product takes, and so four times the rows of weights.
-inline void configure(int tokens, int depth) {
-  TileShapes shapes;
-  for (int strip = 0; strip < 2; ++strip) {
-    const int left = tokens - strip * kStripTokens;
-    const int rows = left < 0 ? 0 : left < kStripTokens ? left : kStripTokens;
-    shapes.set(2 * strip, rows, kTileRowBytes);
-    shapes.set(2 * strip + 1, rows, kTileRowBytes);
-    shapes.set(kActivationTile + strip, rows, depth);
-    shapes.set(kWeightTile + strip, depth / 4, kTileRowBytes);
-  }
-  tile_configure(shapes);
-}
-
-inline void zero_sums(int strips) {
-  tile_zero<0>();
-  tile_zero<1>();
-  if (strips > 1) {
-    tile_zero<2>();
-    tile_zero<3>();
-  }
-}
-
-template <bool bytes, int sum, int a, int b>
-inline void tile_dot() {
-  if constexpr (bytes) tile_dot_bytes<sum, a, b>();
-  else tile_dot_bf16<sum, a, b>();
-}
-
-template <bool bytes>
-inline void add_products(const TileStrip& strip, const uint8_t* x, int64_t x_stride, const void* first,
-                         const void* second) {
-  constexpr int a = kActivationTile, b = kWeightTile;
-  const bool pair = strip.tile_count > 1;
-  tile_load<b>(first, kTileRowBytes);
-  tile_load<a>(x, x_stride);
-  tile_dot<bytes, 0, a, b>();
-  if (pair) {
-    tile_load<b + 1>(second, kTileRowBytes);
-    tile_dot<bytes, 1, a, b + 1>();
-  }
-  if (strip.strips() > 1) {
-    tile_load<a + 1>(x + kStripTokens * x_stride, x_stride);
-    tile_dot<bytes, 2, a + 1, b>();
-    if (pair) tile_dot<bytes, 3, a + 1, b + 1>();
-  }
-}
-
-// To [tile of sums][token][row] of 32 bits.
-inline void store_tiles(const TileStrip& strip, void* to) {
-  uint8_t* out = static_cast<uint8_t*>(to);
-  constexpr int bytes = 4 * kTileSums;
-  tile_store<0>(out, kTileRowBytes);
-  if (strip.tile_count > 1) tile_store<1>(out + bytes, kTileRowBytes);
-  if (strip.strips() > 1) {
-    tile_store<2>(out + 2 * bytes, kTileRowBytes);
-    if (strip.tile_count > 1) tile_store<3>(out + 3 * bytes, kTileRowBytes);
-  }
-}
-
-inline void write_sums(const TileStrip& strip, const float* sums) {
-  for (int s = 0; s < strip.strips(); ++s)
-    for (int tile = 0; tile < strip.tile_count; ++tile) {
-      const int left = strip.rows - tile * kTileRows;
-      const __mmask16 rows = static_cast<__mmask16>(left < kTileRows ? (1u << left) - 1 : 0xffffu);
-      const float* from = sums + (2 * s + tile) * kTileSums;
-      float* y = strip.y + s * kStripTokens * strip.y_stride + tile * kTileRows;
-      for (int t = 0; t < strip.strip_tokens(s); ++t)
-        _mm512_mask_storeu_ps(y + t * strip.y_stride, rows, _mm512_loadu_ps(from + t * kTileRows));
-    }
-}
 
 // A block of a packed tile as tiles and scaling read it: signed codes without offset, and scales and minima in float32
 // whatever they count (but minima of bytes, which stay where they are).
@@ -220,7 +131,7 @@ void add_scaled(const ExpandedBlock<type>& expanded, const Block<type>& block, i
 }
 
 template <Type type>
-void byte_strip(const TileStrip& strip) {
+void byte_strip(const ByteStrip& strip) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int together = groups_together<type>(), parts = layout.parts();
   static_assert(together > 0 && layout.columns / kGroupColumns % together == 0, "a block is scaled in equal parts");
@@ -264,37 +175,13 @@ void byte_strip(const TileStrip& strip) {
   write_sums(strip, sums);
 }
 
-inline void bf16_strip(const TileStrip& strip) {
-  constexpr int tile_bytes = kTileMostRows * kTileRowBytes, half = tile_bytes / 2;  // 32 columns; blocks are of 16
-  const uint8_t *first = strip.tiles, *second = first + (strip.tile_count - 1) * strip.tile_bytes, *x = strip.x;
-  zero_sums(strip.strips());
-  for (int64_t step = 0; step < strip.blocks / 2; ++step, first += tile_bytes, second += tile_bytes, x += kTileRowBytes)
-    add_products<false>(strip, x, strip.x_stride, first, second);
-  if (strip.blocks % 2) {  // columns that do not exist are zero on both sides: zero times what memory holds may be NaN
-    alignas(64) uint8_t ends[2][tile_bytes] = {}, rows[kTokensAtOnce * kTileRowBytes] = {};
-    std::memcpy(ends[0], first, half);
-    std::memcpy(ends[1], second, half);
-    for (int t = 0; t < strip.tokens; ++t)
-      std::memcpy(rows + t * kTileRowBytes, x + t * strip.x_stride, kTileRowBytes / 2);
-    add_products<false>(strip, rows, kTileRowBytes, ends[0], ends[1]);
-  }
-  alignas(64) float sums[kSumsTiles * kTileSums];
-  store_tiles(strip, sums);
-  write_sums(strip, sums);
-}
-
 template <Type type>
-void multiply_in_tiles(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride,
-                       int64_t tokens, float* y, int64_t y_stride) {
+void multiply_bytes(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride,
+                    int64_t tokens, float* y, int64_t y_stride) {
   constexpr BlockLayout layout = layout_of(type);
-  if constexpr (layout.columns > 0) {
-    if (tokens < kTilesFrom)
-      return avx512_vnni::byte_kernels.of[static_cast<int>(type)].multiply(matrix, tile_begin, tile_end, x, x_stride,
-                                                                           tokens, y, y_stride);
-  }
-  TileStrip strip;
+  ByteStrip strip{};
   strip.tile_bytes = matrix.tile_bytes;
-  strip.blocks = (matrix.cols + Product<type>::kBlockColumns - 1) / Product<type>::kBlockColumns;
+  strip.blocks = (matrix.cols + layout.columns - 1) / layout.columns;
   strip.x_stride = x_stride;
   strip.padded = ActivationRow::padded(matrix.cols);
   strip.y_stride = y_stride;
@@ -307,8 +194,7 @@ void multiply_in_tiles(const Matrix& matrix, int64_t tile_begin, int64_t tile_en
     const int64_t end = begin + tile_block < tile_end ? begin + tile_block : tile_end;
     for (int64_t token = 0; token < tokens; token += kTokensAtOnce) {
       strip.tokens = static_cast<int>(tokens - token < kTokensAtOnce ? tokens - token : kTokensAtOnce);
-      if (strip.tokens != configured)
-        configure(configured = strip.tokens, layout.columns ? layout.unit() : kTileRowBytes);
+      if (strip.tokens != configured) configure(configured = strip.tokens, layout.unit());
       strip.x = x + token * x_stride;
       for (int64_t tile = begin; tile < end; tile += 2) {
         const int64_t rows = matrix.rows - tile * kTileRows;
@@ -316,12 +202,24 @@ void multiply_in_tiles(const Matrix& matrix, int64_t tile_begin, int64_t tile_en
         strip.tile_count = end - tile > 1 ? 2 : 1;
         strip.rows = static_cast<int>(rows < strip.tile_count * kTileRows ? rows : strip.tile_count * kTileRows);
         strip.y = y + token * y_stride + tile * kTileRows;
-        if constexpr (layout.columns > 0) byte_strip<form_of(type)>(strip);
-        else bf16_strip(strip);
+        byte_strip<form_of(type)>(strip);
       }
     }
   }
   if (configured) tile_release();
+}
+
+template <Type type>
+void multiply_in_tiles(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride,
+                       int64_t tokens, float* y, int64_t y_stride) {
+  if constexpr (type == Type::bf16) {
+    multiply_bf16<false>(matrix, tile_begin, tile_end, ActivationRows{x, x_stride, (matrix.cols + 15) / 16}, tokens, y,
+                         y_stride);
+  } else {
+    const auto product =
+        tokens < kTilesFrom ? avx512_vnni::byte_kernels.of[static_cast<int>(type)].multiply : multiply_bytes<type>;
+    product(matrix, tile_begin, tile_end, x, x_stride, tokens, y, y_stride);
+  }
 }
 
 }  // namespace

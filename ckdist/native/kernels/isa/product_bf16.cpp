@@ -1,6 +1,7 @@
-// Training's products in bfloat16. They ask for its dot product; tiles take them as they take those of inference, and
-// vectors without either multiply what they widen.
-#if defined(__AVX2__) && !defined(__AMX_BF16__)
+// Training's products in bfloat16: of tiles, of its dot product, or, of vectors without either, of what they widen.
+#if defined(__AMX_BF16__)
+#include "kernels/isa/product_amx.h"
+#elif defined(__AVX2__)
 #include "kernels/isa/product_panels.h"
 #else
 #include "kernels/isa/product_blocks.h"
@@ -9,7 +10,9 @@
 namespace ckdist {
 namespace CKDIST_ISA {
 
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
+extern const ProductKernel bf16_product = {Type::bf16, multiply_columns, produce_columns, outer_columns};
+#elif defined(__AVX512BF16__)
 extern const ProductKernel bf16_product = product_kernel<Form::bf16>();
 #else
 extern const ProductKernel bf16_product = product_kernel<Form::widened>();

@@ -72,11 +72,7 @@ void produce(const Matrix& matrix, const uint8_t* x, int64_t x_stride, int64_t t
              const ProductOutput& out) {
   const int64_t tiles = matrix.tile_count(), stride = (tiles + 1) * kTileRows;
   multiply<form>(matrix, 0, tiles, x, x_stride, tokens, sums, stride, false);
-  for (int64_t t = 0; t < tokens; ++t)
-    for (int64_t tile = 0; tile < tiles; ++tile) {
-      const int rows = static_cast<int>(least(kTileRows, matrix.rows - tile * kTileRows));
-      finish(out, t, tile * kTileRows, rows, load_n(sums + t * stride + tile * kTileRows, rows));
-    }
+  finish_rows(matrix, tokens, sums, stride, out);
 }
 
 template <Form form>

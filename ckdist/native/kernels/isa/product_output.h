@@ -12,7 +12,7 @@ namespace {
 enum class Form { f32, bf16, widened };
 
 template <Form form>
-constexpr int kWordBytes = form == Form::widened ? 2 : 4;  // of a row's columns that one step multiplies
+constexpr int kFormBytes = form == Form::widened ? 2 : 4;  // of a row's columns that one step multiplies
 template <Form form>
 constexpr Type kTiles = form == Form::bf16 ? Type::bf16 : Type::f32;
 template <Form form>
@@ -30,11 +30,21 @@ constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 // `lanes` sums of a token, from `column` on.
 CKDIST_INLINE void finish(const ProductOutput& out, int64_t token, int64_t column, int lanes, Vec sum) {
-  if (out.bias) sum = sum + load(out.bias + column);
+  if (out.bias) sum = sum + CKDIST_VECTORS::load(out.bias + column);
   if (out.residual) sum = sum + load_n(out.residual + token * out.residual_stride + column, lanes);
   uint8_t* const row = out.at + token * out.stride;
   if (out.narrow) store_bf16(reinterpret_cast<uint16_t*>(row) + column, sum);
   else store(reinterpret_cast<float*>(row) + column, sum);
+}
+
+// All sums of `tokens` tokens, `stride` floats apart.
+CKDIST_INLINE void finish_rows(const Matrix& matrix, int64_t tokens, const float* sums, int64_t stride,
+                               const ProductOutput& out) {
+  for (int64_t t = 0; t < tokens; ++t)
+    for (int64_t row = 0; row < matrix.rows; row += kTileRows) {
+      const int rows = static_cast<int>(least(kTileRows, matrix.rows - row));
+      finish(out, t, row, rows, load_n(sums + t * stride + row, rows));
+    }
 }
 
 }  // namespace

@@ -119,7 +119,7 @@ struct PanelRows {
 template <Form form>
 CKDIST_INLINE PanelRows panel_rows(const uint8_t* x, int64_t x_stride, int64_t word, int64_t words, int size,
                                    bool first, float* wide) {
-  x += kWordBytes<form> * word;
+  x += kFormBytes<form> * word;
   if constexpr (form != Form::widened) return {x, x_stride};
   if (first) widen_rows(x, x_stride, kPanelSizes[size], words, wide, kWideRow);
   return {reinterpret_cast<const uint8_t*>(wide), 4 * kWideRow};
@@ -138,7 +138,7 @@ void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const 
                                                                                                       token * x_stride;
                  const PanelRows rows = panel_rows<form>(row, x_stride, word, words, size, tile == tile_begin, wide);
                  const Ahead next = next_rows(row + kPanelTokens * x_stride, x_stride,
-                                              word ? 0 : kWordBytes<form> * all, tile - tile_begin, words, from);
+                                              word ? 0 : kFormBytes<form> * all, tile - tile_begin, words, from);
                  panel_of<form, 4, Sum>(some, size)(
                      from, matrix.tile_bytes, rows.at, rows.stride, words, last,
                      Sum{y + token * y_stride + tile * kTileRows, y_stride, add || word > 0, next});
@@ -157,8 +157,8 @@ void produce(const Matrix& matrix, const uint8_t* x, int64_t x_stride, int64_t t
       const uint8_t *const from = matrix.tiles + tile * matrix.tile_bytes + 64 * word, *const row =
                                                                                            x + token * x_stride;
       const PanelRows rows = panel_rows<form>(row, x_stride, word, words, size, tile == 0, wide);
-      const Ahead next = next_rows(row + kPanelTokens * x_stride + kWordBytes<form> * word, x_stride,
-                                   word ? 0 : kWordBytes<form> * all, tile, words, from);
+      const Ahead next = next_rows(row + kPanelTokens * x_stride + kFormBytes<form> * word, x_stride,
+                                   word ? 0 : kFormBytes<form> * all, tile, words, from);
       float* const at = sums + token * stride + tile * kTileRows;
       if (word + words < all)
         panel_of<form, 4, Sum>(some, size)(from, matrix.tile_bytes, rows.at, rows.stride, words, kTileRows,

@@ -65,6 +65,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
       number = r.step_number(index);
       few = n <= Inference::kFewRows;
       group();
+      if (thread == 0) r.count_experts(bytes_read());
       each_piece(up_cost(), 0, [&](int64_t from, int64_t to) { multiply_up(from, to); });
       const int64_t tiles = down_tiles();
       if (down_cost() > 0)
@@ -123,6 +124,18 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
   const Set& set_of(const ExpertRows& g) const { return step.sets[g.set]; }
   // Tiles of one expert in a stack.
   int64_t tiles_each(const Set& set, int32_t matrix) const { return r.matrix(matrix).tile_count() / set.count; }
+  // Of all experts that rows have chosen.
+  int64_t bytes_read() const {
+    int64_t bytes = 0;
+    const auto add = [&](const Set& set, ckdist_span span) {
+      for (int m = span.first; m < span.first + span.count; m++) bytes += tiles_each(set, m) * r.matrix(m).tile_bytes;
+    };
+    for (int64_t i = 0; i < *grouping.count; i++) {
+      const Set& set = set_of(grouping.groups[i]);
+      add(set, set.gate), add(set, set.up), add(set, set.down);
+    }
+    return bytes;
+  }
   static int64_t rows_cost(const ExpertRows& g) { return std::max(g.rows, kLeastRows); }
   int64_t up_tile_cost(const ExpertRows& g, int shard) const {
     const Set& set = set_of(g);

@@ -1,0 +1,140 @@
+// Products of bfloat16 with AMX, for inference and training: tiles for every number of tokens, 32 columns deep, since
+// their order of additions is their own.
+//
+// The columns of up to 32 tokens are copied to tiles that lie one after another, as many columns at a time as stay in
+// the L1 cache: in place, rows a power of two apart would share few sets of it. Tiles of weights pass by them from the
+// L2 cache, two at a time. Between two blocks of columns the sums wait in memory, so that they are added in the order
+// of the columns whatever the blocks are. Private to isa/.
+#pragma once
+#include <cstring>
+
+#include "kernels/isa/tile_strip.h"
+
+namespace ckdist {
+namespace CKDIST_ISA {
+namespace {
+
+constexpr int kStepBytes = kTileRowBytes;                    // of a token's columns that one product takes
+constexpr int kWeightBytes = kTileMostRows * kTileRowBytes;  // of a tile's weights that it takes
+constexpr int kBlockBytes = 16 << 10;                        // of activations: they stay in the L1 cache
+constexpr int kGroupPairs = 16, kGroupStrips = 4;  // 512 rows of weights by 128 tokens, whose sums stay in the L2 cache
+
+// Rows of bfloat16, `stride` bytes apart; `blocks`: of 16 columns that each has.
+struct ActivationRows {
+  const uint8_t* at;
+  int64_t stride, blocks;
+
+  // Steps [first, first + steps) of `tokens` rows from `token` on, to [step][token][32 columns].
+  void copy(int64_t token, int tokens, int64_t first, int64_t steps, uint8_t* to) const {
+    const int64_t whole = blocks / 2 - first < steps ? blocks / 2 - first : steps;
+    for (int t = 0; t < tokens; ++t) {
+      const uint8_t* from = at + (token + t) * stride + first * kStepBytes;
+      uint8_t* out = to + t * kStepBytes;
+      for (int64_t s = 0; s < whole; ++s, from += kStepBytes, out += tokens * kStepBytes)
+        _mm512_store_si512(out, _mm512_loadu_si512(from));
+      if (whole < steps) _mm512_store_si512(out, _mm512_zextsi256_si512(_mm256_loadu_si256((const __m256i*)from)));
+    }
+  }
+};
+
+// The same of rows that are packed as weights are: tile i has rows 16 i to 16 i + 15, its words (pairs of columns) as
+// [word][16 rows].
+struct PackedRows {
+  const uint8_t* tiles;
+  int64_t tile_bytes, blocks;
+
+  void copy(int64_t token, int tokens, int64_t first, int64_t steps, uint8_t* to) const {
+    const int64_t words = blocks * 8;
+    for (int strip = 0; strip < tokens; strip += kTileRows) {
+      const int rows = tokens - strip < kTileRows ? tokens - strip : kTileRows;
+      const float* from = reinterpret_cast<const float*>(tiles + (token + strip) / kTileRows * tile_bytes);
+      for (int64_t s = 0; s < steps; ++s) {
+        Vec block[kLanes];
+        for (int i = 0; i < kLanes; ++i) {
+          const int64_t word = (first + s) * kLanes + i;
+          block[i] = {word < words ? _mm512_loadu_ps(from + word * kTileRows) : _mm512_setzero_ps()};
+        }
+        transpose(block);
+        uint8_t* out = to + (s * tokens + strip) * kStepBytes;
+        for (int t = 0; t < rows; ++t) _mm512_store_ps(reinterpret_cast<float*>(out + t * kStepBytes), block[t].v);
+      }
+    }
+  }
+};
+
+// Up to 512 rows of weights by up to 128 tokens.
+struct Bf16Group {
+  const Matrix& matrix;
+  int64_t tile_begin, tile_end, token, tokens;
+  float* y;  // of the first token and row 0 of the matrix
+  int64_t y_stride;
+
+  int64_t blocks() const { return (matrix.cols + 15) / 16; }
+  int64_t steps() const { return (blocks() + 1) / 2; }
+};
+
+// Steps [first, first + steps) of the columns of two tiles, over the sums in the tiles. x: [step][token][32 columns].
+inline void bf16_steps(const TileStrip& strip, const uint8_t* tiles, int64_t tile_bytes, int64_t blocks, int64_t first,
+                       int64_t steps, const uint8_t* x) {
+  const uint8_t *one = tiles + first * kWeightBytes, *two = one + (strip.tile_count - 1) * tile_bytes;
+  const int64_t whole = blocks / 2 - first < steps ? blocks / 2 - first : steps;
+  for (int64_t s = 0; s < whole; ++s, one += kWeightBytes, two += kWeightBytes, x += strip.tokens * kStepBytes)
+    add_products<false>(strip, x, kStepBytes, one, two);
+  if (whole == steps) return;
+  alignas(64) uint8_t ends[2][kWeightBytes] = {};  // columns that do not exist are zero on both sides
+  std::memcpy(ends[0], one, kWeightBytes / 2);
+  std::memcpy(ends[1], two, kWeightBytes / 2);
+  add_products<false>(strip, x, kStepBytes, ends[0], ends[1]);
+}
+
+template <bool add, class Rows>
+void bf16_group(const Bf16Group& group, const Rows& rows, int& configured) {
+  alignas(64) float sums[kGroupStrips][kGroupPairs][kSumsTiles * kTileSums];
+  alignas(64) uint8_t x[kBlockBytes];
+  const int widest = static_cast<int>(group.tokens < kTokensAtOnce ? group.tokens : kTokensAtOnce);
+  const int64_t block = kBlockBytes / (widest * kStepBytes), all = group.steps();
+  int64_t first = 0;
+  do {
+    const int64_t steps = all - first < block ? all - first : block;
+    for (int64_t token = 0; token < group.tokens; token += kTokensAtOnce) {
+      TileStrip strip{};
+      strip.tokens = static_cast<int>(group.tokens - token < kTokensAtOnce ? group.tokens - token : kTokensAtOnce);
+      if (strip.tokens != configured) configure(configured = strip.tokens, kTileRowBytes);
+      rows.copy(group.token + token, strip.tokens, first, steps, x);
+      for (int64_t tile = group.tile_begin; tile < group.tile_end; tile += 2) {
+        float* const wait = sums[token / kTokensAtOnce][(tile - group.tile_begin) / 2];
+        const int64_t left = group.matrix.rows - tile * kTileRows;
+        strip.tile_count = group.tile_end - tile > 1 ? 2 : 1;
+        strip.rows = static_cast<int>(left < strip.tile_count * kTileRows ? left : strip.tile_count * kTileRows);
+        if (first) load_tiles(strip, wait);
+        else zero_sums(strip.strips());
+        bf16_steps(strip, group.matrix.tiles + tile * group.matrix.tile_bytes, group.matrix.tile_bytes, group.blocks(),
+                   first, steps, x);
+        store_tiles(strip, wait);
+        if (first + steps < all) continue;
+        strip.y = group.y + (group.token + token) * group.y_stride + tile * kTileRows;
+        strip.y_stride = group.y_stride;
+        write_sums<add>(strip, wait);
+      }
+    }
+    first += steps;
+  } while (first < all);
+}
+
+// y[t * y_stride + row] = dot(matrix[row], rows[t]), or += where `add`, for the rows of tiles [tile_begin, tile_end).
+template <bool add, class Rows>
+void multiply_bf16(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const Rows& rows, int64_t tokens,
+                   float* y, int64_t y_stride) {
+  int configured = 0;
+  constexpr int64_t tiles = 2 * kGroupPairs, group_tokens = kGroupStrips * kTokensAtOnce;
+  for (int64_t tile = tile_begin; tile < tile_end; tile += tiles)
+    for (int64_t token = 0; token < tokens; token += group_tokens)
+      bf16_group<add>({matrix, tile, tile_end - tile < tiles ? tile_end : tile + tiles, token,
+                       tokens - token < group_tokens ? tokens - token : group_tokens, y, y_stride},
+                      rows, configured);
+  if (configured) tile_release();
+}
+
+}  // namespace
+}  // namespace CKDIST_ISA
+}  // namespace ckdist

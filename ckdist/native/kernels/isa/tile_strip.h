@@ -1,0 +1,121 @@
+// A step of products with AMX: up to 32 tokens by up to 32 rows of weights, as two by two tiles of sums over two tiles
+// of activations and two of weights. Private to isa/.
+#pragma once
+#include "kernels/isa/linear_avx512.h"
+#include "kernels/isa/tile.h"
+
+namespace ckdist {
+namespace CKDIST_ISA {
+namespace {
+
+constexpr int kStripTokens = kTileMostRows, kTokensAtOnce = 2 * kStripTokens;
+constexpr int kSumsTiles = 4;                        // tile of sums: 2 * strip of tokens + tile of weights
+constexpr int kActivationTile = 4, kWeightTile = 6;  // the first of two each
+constexpr int kTileSums = kStripTokens * kTileRows;
+
+// How many tokens and tiles of weights there are, and where their sums go.
+struct TileStrip {
+  int tokens, tile_count;
+  int rows;  // of the tiles that exist
+  float* y;  // (tokens, rows) through y_stride
+  int64_t y_stride;
+
+  int strips() const { return tokens > kStripTokens ? 2 : 1; }
+  int strip_tokens(int strip) const {
+    return strip ? tokens - kStripTokens : tokens < kStripTokens ? tokens : kStripTokens;
+  }
+};
+
+// `depth`: bytes of activations that one product takes, and so four times the rows of weights.
+inline void configure(int tokens, int depth) {
+  TileShapes shapes;
+  for (int strip = 0; strip < 2; ++strip) {
+    const int left = tokens - strip * kStripTokens;
+    const int rows = left < 0 ? 0 : left < kStripTokens ? left : kStripTokens;
+    shapes.set(2 * strip, rows, kTileRowBytes);
+    shapes.set(2 * strip + 1, rows, kTileRowBytes);
+    shapes.set(kActivationTile + strip, rows, depth);
+    shapes.set(kWeightTile + strip, depth / 4, kTileRowBytes);
+  }
+  tile_configure(shapes);
+}
+
+inline void zero_sums(int strips) {
+  tile_zero<0>();
+  tile_zero<1>();
+  if (strips > 1) {
+    tile_zero<2>();
+    tile_zero<3>();
+  }
+}
+
+template <bool bytes, int sum, int a, int b>
+inline void tile_dot() {
+  if constexpr (bytes) tile_dot_bytes<sum, a, b>();
+  else tile_dot_bf16<sum, a, b>();
+}
+
+// x: the activations of the first token, those of the next x_stride bytes on.
+template <bool bytes>
+inline void add_products(const TileStrip& strip, const uint8_t* x, int64_t x_stride, const void* first,
+                         const void* second) {
+  constexpr int a = kActivationTile, b = kWeightTile;
+  const bool pair = strip.tile_count > 1;
+  tile_load<b>(first, kTileRowBytes);
+  tile_load<a>(x, x_stride);
+  tile_dot<bytes, 0, a, b>();
+  if (pair) {
+    tile_load<b + 1>(second, kTileRowBytes);
+    tile_dot<bytes, 1, a, b + 1>();
+  }
+  if (strip.strips() > 1) {
+    tile_load<a + 1>(x + kStripTokens * x_stride, x_stride);
+    tile_dot<bytes, 2, a + 1, b>();
+    if (pair) tile_dot<bytes, 3, a + 1, b + 1>();
+  }
+}
+
+// From [tile of sums][token][row] of 32 bits.
+inline void load_tiles(const TileStrip& strip, const void* from) {
+  const uint8_t* in = static_cast<const uint8_t*>(from);
+  constexpr int bytes = 4 * kTileSums;
+  tile_load<0>(in, kTileRowBytes);
+  if (strip.tile_count > 1) tile_load<1>(in + bytes, kTileRowBytes);
+  if (strip.strips() > 1) {
+    tile_load<2>(in + 2 * bytes, kTileRowBytes);
+    if (strip.tile_count > 1) tile_load<3>(in + 3 * bytes, kTileRowBytes);
+  }
+}
+
+// To the same.
+inline void store_tiles(const TileStrip& strip, void* to) {
+  uint8_t* out = static_cast<uint8_t*>(to);
+  constexpr int bytes = 4 * kTileSums;
+  tile_store<0>(out, kTileRowBytes);
+  if (strip.tile_count > 1) tile_store<1>(out + bytes, kTileRowBytes);
+  if (strip.strips() > 1) {
+    tile_store<2>(out + 2 * bytes, kTileRowBytes);
+    if (strip.tile_count > 1) tile_store<3>(out + 3 * bytes, kTileRowBytes);
+  }
+}
+
+// To y, or added to it.
+template <bool add = false>
+inline void write_sums(const TileStrip& strip, const float* sums) {
+  for (int s = 0; s < strip.strips(); ++s)
+    for (int tile = 0; tile < strip.tile_count; ++tile) {
+      const int left = strip.rows - tile * kTileRows;
+      const __mmask16 rows = static_cast<__mmask16>(left < kTileRows ? (1u << left) - 1 : 0xffffu);
+      const float* from = sums + (2 * s + tile) * kTileSums;
+      float* y = strip.y + s * kStripTokens * strip.y_stride + tile * kTileRows;
+      for (int t = 0; t < strip.strip_tokens(s); ++t, from += kTileRows, y += strip.y_stride) {
+        __m512 sum = _mm512_load_ps(from);
+        if constexpr (add) sum = _mm512_add_ps(_mm512_maskz_loadu_ps(rows, y), sum);
+        _mm512_mask_storeu_ps(y, rows, sum);
+      }
+    }
+}
+
+}  // namespace
+}  // namespace CKDIST_ISA
+}  // namespace ckdist

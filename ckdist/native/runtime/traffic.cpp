@@ -1,0 +1,51 @@
+#include "runtime/traffic.h"
+
+#include <algorithm>
+
+#include "runtime/inference.h"
+
+namespace ckdist {
+
+void Traffic::read_plan(const Inference& inference) {
+  for (int i = 0; i < inference.plan->step_count; i++) {
+    const ckdist_step* const step = inference.plan->steps[i];
+    if (step->kind == ckdist_step_linear) {
+      const auto& linear = reinterpret_cast<const ckdist_linear_step&>(*step);
+      for (const ckdist_product* p = linear.products; p != linear.products + linear.count; p++) {
+        add_matrices(inference, p->weight);
+        add_matrices(inference, p->low_weight);
+      }
+    } else if (step->kind == ckdist_step_linear_heads) {
+      add_matrices(inference, reinterpret_cast<const ckdist_linear_heads_step&>(*step).weight);
+    } else if (step->kind == ckdist_step_attend) {
+      const auto& attend = reinterpret_cast<const ckdist_attend_step&>(*step);
+      add_cache(inference, attend.layer, attend.window);
+    } else if (step->kind == ckdist_step_attend_latent) {
+      add_cache(inference, reinterpret_cast<const ckdist_attend_latent_step&>(*step).layer, 0);
+    }
+  }
+}
+
+void Traffic::add_matrices(const Inference& inference, ckdist_span span) {
+  for (int m = span.first; m < span.first + span.count; m++)
+    weights_ += inference.matrix(m).tile_count() * inference.matrix(m).tile_bytes;
+}
+
+void Traffic::add_cache(const Inference& inference, int layer, int64_t window) {
+  const int64_t bytes = inference.layers[layer].block_bytes / ckdist_block_tokens;
+  const auto known = std::find_if(caches_.begin(), caches_.end(), [=](const Cache& c) { return c.window == window; });
+  if (known != caches_.end()) known->bytes += bytes;
+  else caches_.push_back({window, bytes});
+}
+
+int64_t Traffic::bytes(const BatchView& batch) const {
+  int64_t total = weights_;
+  for (const Cache& cache : caches_)
+    for (int64_t s = 0; s < batch.sequences; s++) {
+      const int64_t positions = int64_t{batch.chunks[s].first_position} + 1;
+      total += cache.bytes * (cache.window > 0 ? std::min(cache.window, positions) : positions);
+    }
+  return total;
+}
+
+}  // namespace ckdist

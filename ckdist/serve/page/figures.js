@@ -1,0 +1,61 @@
+// Numbers as people read them, and what a machine did between two of its events.
+
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const fine = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
+
+export function count(number) {
+  return whole.format(number);
+}
+
+// Three figures or so.
+export function rate(number) {
+  if (number === 0) return "0";
+  return number < 100 ? fine.format(number) : whole.format(number);
+}
+
+export function bytes(number) {
+  if (number >= 1e9) return `${fine.format(number / 1e9)} GB`;
+  return number >= 1e6 ? `${whole.format(number / 1e6)} MB` : `${whole.format(number / 1e3)} kB`;
+}
+
+export function share(part, all) {
+  return all > 0 ? `${whole.format((100 * part) / all)} %` : "–";
+}
+
+export function milliseconds(seconds) {
+  const ms = seconds * 1e3;
+  return ms < 10 ? ms.toFixed(2) : ms < 100 ? ms.toFixed(1) : ms.toFixed(0);
+}
+
+// Tokens of a second, between two events: of steps with prompts, and generated ones.
+export function speeds(before, now) {
+  const seconds = now.clock - before.clock;
+  const prompts = ({ stats }) =>
+    (stats.prefill_by_token_tokens_total ?? 0) + (stats.prefill_by_tensor_tokens_total ?? 0);
+  const per = (read) => (seconds > 0 ? Math.max(0, read(now) - read(before)) / seconds : 0);
+  return { prefill: per(prompts), decode: per(({ stats }) => stats.generated_tokens_total ?? 0) };
+}
+
+// What one rank did between two events; null where it did no step. Seconds are of a step.
+export function stepsOf(before, now) {
+  const since = (name) => now[name] - before[name];
+  const steps = since("steps_total");
+  if (!(steps > 0)) return null;
+  const seconds = since("step_seconds_total") / steps;
+  const wait = since("wait_seconds_total") / steps, exchange = since("exchange_seconds_total") / steps;
+  const decode = since("decode_seconds_total");
+  return {
+    seconds, wait, exchange, compute: Math.max(0, seconds - wait - exchange),
+    read: decode > 0 ? since("decode_read_bytes_total") / decode : null,
+  };
+}
+
+const CLEARLY = 1.03; // times the quickest, from which on a rank is called the slowest
+
+// The number of the rank that the others wait for; -1 where none stands out.
+export function slowestOf(steps) {
+  if (steps.length < 2 || steps.some((step) => step === null)) return -1;
+  const own = steps.map(({ seconds, exchange }) => seconds - exchange);
+  const most = Math.max(...own);
+  return most > CLEARLY * Math.min(...own) ? own.indexOf(most) : -1;
+}

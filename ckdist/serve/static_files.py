@@ -1,0 +1,64 @@
+"""The web page's files, as they lie in `ckdist/serve/page`: read once, sent with headers that let nothing else in.
+
+They hold no secret, so they are sent to everybody; what the page shows comes from paths that ask for a key.
+"""
+
+import functools
+import hashlib
+import pathlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fastapi.responses import Response
+
+FOLDER = pathlib.Path(__file__).parent / "page"
+INDEX = "index.html"
+MEDIA_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+# Nothing inline, nothing from elsewhere, in no frame; and no script can make HTML of a text (trusted types).
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+HEADERS = {
+    "Cache-Control": "no-cache",  # asked for again each time, and then mostly a 304
+    "Content-Security-Policy": POLICY,
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+@dataclass(frozen=True)
+class StaticFile:
+    """One file: its bytes, their media type, and a digest of them."""
+
+    body: bytes
+    media_type: str
+    etag: str
+
+    def answer(self, headers: Mapping[str, str]) -> Response:
+        """The file, or 304 where the client has it; `headers` are the request's."""
+        own = {**HEADERS, "ETag": self.etag}
+        if headers.get("if-none-match") == self.etag:
+            return Response(status_code=304, headers=own)
+        return Response(self.body, 200, own, self.media_type)
+
+
+@functools.cache
+def static_files() -> Mapping[str, StaticFile]:
+    """Every file of the page by its name. OSError where they cannot be read."""
+    files = {}
+    for path in FOLDER.iterdir():
+        if path.suffix in MEDIA_TYPES:
+            body = path.read_bytes()
+            etag = f'"{hashlib.blake2b(body, digest_size=12).hexdigest()}"'
+            files[path.name] = StaticFile(body, MEDIA_TYPES[path.suffix], etag)
+    return files

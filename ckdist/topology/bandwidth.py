@@ -1,0 +1,82 @@
+"""How fast memory can be read: by some threads of one process, and by all ranks of a job at once.
+
+The latter is measured once for each machine and placement, and kept in the user's cache.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Sequence
+
+from ckdist import native
+from ckdist.comm.host_name import machine_name
+from ckdist.comm.protocol import World
+from ckdist.comm.thresholds import cache_folder
+from ckdist.errors import CkdistError
+from ckdist.topology.binding import times_preempted
+from ckdist.topology.machine import Machine, this_machine
+from ckdist.topology.placement import Placement
+
+READ_BYTES = 256 << 20  # per thread; far beyond most caches
+LEAST_READ, MOST_READ = 128 << 20, 2 << 30  # bytes of one measurement
+REPEATS = 3
+
+
+def read_bandwidth(threads: int, cpus: Sequence[int] = (), repeats: int = 5, bytes_each: int = READ_BYTES) -> float:
+    """Bytes per second that `threads` threads of this process read from memory together, the best of `repeats`
+    passes.
+    """
+    out = native.ffi.new("double *")
+    pinned = native.ffi.new("int32_t[]", list(cpus)) if len(cpus) >= threads else native.ffi.NULL
+    native.check(native.lib.ckdist_read_bandwidth(threads, pinned, bytes_each, repeats, out))
+    return out[0]
+
+
+def read_size(machine: Machine, cpus: Sequence[int]) -> int:
+    """Bytes that say how fast `cpus` read memory and not their caches, as far as there is room for them."""
+    caches = len({machine.by_number[cpu].l3 for cpu in cpus}) * machine.l3_bytes
+    return min(max(LEAST_READ, 4 * caches), MOST_READ, native.lib.ckdist_available_memory() // 4)
+
+
+def rank_bandwidths(world: World, placement: Placement, threads: int) -> list[float | None]:
+    """Bytes per second that each rank reads from its memory while all others do so; a collective call.
+
+    None for a rank whose threads have no CPUs of their own, or that has no room to measure.
+    """
+    where = world.gather([machine_name(world.hosts[world.rank]), list(placement.cpus), list(placement.memory)])
+    key = json.dumps([this_machine().model, world.rank, threads, where])
+    known = world.gather(_kept(key))
+    if None not in known or not all(cpus for _, cpus, _ in where):
+        return known if None not in known else [None] * world.size
+    measured = None
+    with contextlib.suppress(CkdistError):  # it is worth no failure of the job
+        cpus, before = placement.cpus[:threads], times_preempted()
+        measured = read_bandwidth(threads, cpus, REPEATS, read_size(this_machine(), cpus) // threads)
+        if times_preempted() == before:  # else the next start measures again
+            _keep(key, measured)
+    return world.gather(measured)
+
+
+def _path(key: str) -> pathlib.Path:
+    """RuntimeError where a user has no home."""
+    return cache_folder() / "bandwidth" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def _kept(key: str) -> float | None:
+    """What was measured before; None where nothing was, or what is there makes no sense."""
+    try:
+        found = json.loads(_path(key).read_text(encoding="utf-8"))
+        return found["bandwidth"] if found["key"] == key and 0 < found["bandwidth"] < float("inf") else None
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError):
+        return None
+
+
+def _keep(key: str, bandwidth: float) -> None:
+    with contextlib.suppress(OSError, RuntimeError):  # a cache that cannot be written is none
+        path = _path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps({"key": key, "bandwidth": bandwidth}), encoding="utf-8")
+        temporary.replace(path)
