@@ -91,7 +91,8 @@ class Engine:
             executable.in_flight,
         )  # fmt: skip
         self._sequences: dict[Hashable, Sequence] = {}
-        self._in_flight: deque[Step] = deque()  # issued and not collected, the oldest first
+        self._in_flight: deque[tuple[Step, int]] = deque()  # issued, when, and not collected; the oldest first
+        self._sampled = 0  # when the last one was done with, in ns
         self._collected: list[Output] = []  # outside of `step`, which gives them
         self._requests = self._prompt_tokens = self._generated_tokens = self._cached_tokens = 0
         self._step_seconds, self._first_token_seconds = Histogram(STEP_SECONDS), Histogram(FIRST_TOKEN_SECONDS)
@@ -167,19 +168,20 @@ class Engine:
         step = self.scheduler.schedule()
         if step is None:
             return False
+        scheduled = time.monotonic_ns()
         if self.lane is not None:
             size = len(step.batch.token_ids), len(step.batch.chunks)
-            self.lane.add(lib.ckdist_trace_schedule, begin, time.monotonic_ns(), *size)
+            self.lane.add(lib.ckdist_trace_schedule, begin, scheduled, *size)
         self.executable.publish(step.batch)
         self.scheduler.commit(step)
         for chunk in step.chunks:
             chunk.sequence.in_flight += 1
-        self._in_flight.append(step)
+        self._in_flight.append((step, scheduled))
         return True
 
     def _collect(self) -> list[Output]:
         """What the oldest batch brings."""
-        step, begin = self._in_flight.popleft(), time.monotonic_ns()
+        step, issued = self._in_flight.popleft()
         masks = self._begin_masks(step.chunks)
         logits = self.executable.collect()  # (outputs, vocab)
         ran = time.monotonic_ns()
@@ -188,10 +190,11 @@ class Engine:
         for chunk in step.chunks:
             chunk.sequence.in_flight -= 1
         outputs = self._outputs(step.chunks, logits)
+        begin, self._sampled = max(issued, self._sampled), time.monotonic_ns()
         if self.lane is not None:
             tokens = sum(chunk.tokens for chunk in step.chunks)
             self.lane.add(lib.ckdist_trace_run, begin, ran, tokens, len(step.chunks))
-            self.lane.add(lib.ckdist_trace_sample, ran, time.monotonic_ns(), len(outputs))
+            self.lane.add(lib.ckdist_trace_sample, ran, self._sampled, len(outputs))
         return outputs
 
     def _collect_all(self) -> None:
