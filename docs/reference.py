@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
 from typing import Any
 
+import numpy as np
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 from ckdist import errors
 from ckdist.cli.arguments import parser_for
 from ckdist.cli.main import COMMANDS
+from ckdist.engine.expert_load import dispatch_stats, expert_stats
 from ckdist.engine.llm import LLM
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.paths import absent, anthropic, llama_server, openai, page, status, tokens
@@ -44,6 +46,7 @@ VARIABLES = {
     "MASTER_ADDR": "host of rank 0, for a start without MPI",
     "MASTER_PORT": "port of rank 0",
     "NO_COLOR": "any value switches colours off",
+    "NOTIFY_SOCKET": "set by systemd for `Type=notify`: where `ckdist serve` says that it is ready",
     "RANK": "number of this rank, from 0",
     "WORLD_SIZE": "number of ranks",
     "XDG_CACHE_HOME": "folder of what was measured once (default: `~/.cache`)",
@@ -202,9 +205,9 @@ def endpoints() -> str:
 
 
 def metrics() -> str:
-    """Every metric, read from a registry with the numbers of a real engine."""
+    """Every metric, read from a registry with the numbers of a real engine, and those of models with experts."""
     with LLM(threads=1, ctx_size=256, repack="off") as llm:
-        stats = llm.engine.stats()
+        stats = llm.engine.stats() | expert_stats({0: np.ones(1)}) | dispatch_stats(0, 0)
     registry = Metrics("model", lambda: "ready", lambda: 0, lambda: stats)
     rows: dict[str, tuple[str, str, str]] = {}
     for line in registry.render().decode().splitlines():

@@ -13,17 +13,27 @@ from ckdist import native
 from ckdist.config import ExportCommand
 from ckdist.errors import ConfigError, EngineError
 from ckdist.hub.resolve import resolve
-from ckdist.models.blocks.moe import is_router
+from ckdist.models.blocks.moe import is_expert, is_router
 from ckdist.models.decoder import EMBEDDING, OUTPUT
 from ckdist.models.registry import family
 from ckdist.progress import ProgressBar
 from ckdist.tokens.to_gguf import tokenizer_metadata
 from ckdist.weights import dtypes
-from ckdist.weights.checkpoint import TensorSource, head_dim, heads_of, num_heads, open_checkpoint
+from ckdist.weights.checkpoint import (
+    Checkpoint,
+    TensorSource,
+    head_dim,
+    heads_of,
+    num_experts,
+    num_heads,
+    open_checkpoint,
+)
 from ckdist.weights.dequantize import read_rows, read_tensor
 from ckdist.weights.gguf_writer import GgufTensorToWrite, write_gguf
+from ckdist.weights.mxfp4 import block_rows, is_mxfp4
 
 FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "q4_k": 14, "bf16": 32}  # general.file_type
+MXFP4_FILE = 38  # the same of files whose experts are MXFP4
 TYPES = {"f32": dtypes.F32, "f16": dtypes.F16, "bf16": dtypes.BF16, "q8_0": dtypes.Q8_0, "q4_k": dtypes.Q4_K}
 
 CHUNK_FLOATS = 1 << 20  # of a tensor in memory at once, about: many times larger are the tensors of large models
@@ -88,8 +98,12 @@ def tensor_data(
         if arrangement.change and not source.matrices:
             yield stored(_interleaved(_changed(name, source, arrangement), arrangement.head_rows), kind)
         else:
-            for values in _chunks(source, arrangement.head_rows or 1):
-                yield stored(_interleaved(values, arrangement.head_rows), kind)
+            for matrix, begin, end in _chunks(source, arrangement.head_rows or 1):
+                if kind is dtypes.MXFP4:
+                    yield block_rows(source, begin, end, matrix)
+                else:
+                    values = read_rows(source, begin, end, matrix)
+                    yield stored(_interleaved(values, arrangement.head_rows), kind)
 
 
 def _changed(name: str, source: TensorSource, arrangement: Arrangement) -> np.ndarray:
@@ -98,14 +112,18 @@ def _changed(name: str, source: TensorSource, arrangement: Arrangement) -> np.nd
     return arrangement.change(name, values) if arrangement.change else values
 
 
-def _chunks(source: TensorSource, unit: int) -> Iterator[np.ndarray]:
-    """A weight as float32 (rows, ...), a multiple of `unit` rows at a time; of a stack a matrix behind another."""
+def _chunks(source: TensorSource, unit: int) -> Iterator[tuple[int, int, int]]:
+    """A weight as (matrix, begin, end), a multiple of `unit` rows at a time, of what is transposed whole heads; of a
+    stack a matrix behind another.
+    """
     matrices, rows = source.shape[:2] if source.matrices else (1, source.shape[0])
     columns = source.shape[-1] if len(source.shape) > 1 else 1
+    if source.part and source.part.transposed:
+        unit = source.part.head_rows
     at_once = max(1, CHUNK_FLOATS // columns // unit) * unit
     for matrix in range(matrices):
         for begin in range(0, rows, at_once):
-            yield read_rows(source, begin, min(begin + at_once, rows), matrix)
+            yield matrix, begin, min(begin + at_once, rows)
 
 
 def _interleaved(values: np.ndarray, head_rows: int) -> np.ndarray:
@@ -116,22 +134,9 @@ def _interleaved(values: np.ndarray, head_rows: int) -> np.ndarray:
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(values.shape)
 
 
-def export_gguf(source: str, target: str, type_name: str, progress: bool = False, name: str | None = None) -> int:
-    """Writes the folder `source` as the file `target`; its size. `name`: the model's (default: the folder's).
-
-    Raises ConfigError and ModelFileError for what the user can mend.
-    """
-    checkpoint = open_checkpoint(source)
-    if checkpoint.format != "safetensors":
-        raise ConfigError(f"{source} is a GGUF already: give a folder with safetensors")
-    spec, path = checkpoint.spec, pathlib.Path(target)
-    if path.is_dir():
-        raise ConfigError(f"{target} is a folder: name the file to write, as {path / 'model.gguf'}")
-    form = family(spec.family).to_gguf(spec, str(source))
-    metadata = dict(form.metadata) | {"general.name": name or pathlib.Path(source).resolve().name}
-    metadata |= {"general.file_type": FILE_TYPES[type_name], "general.quantization_version": 2}
-    metadata |= tokenizer_metadata(pathlib.Path(source), spec.vocab_size)
-    tensors = []
+def _tensors(checkpoint: Checkpoint, wanted: dtypes.TensorType) -> list[GgufTensorToWrite]:
+    """The tensors of a file that has the model's weights, its matrices of the `wanted` type."""
+    tensors, spec = [], checkpoint.spec
     names, values_change = family(spec.family).gguf_names, family(spec.family).gguf_values
     weights = [weight for weight in checkpoint.tensors if weight != OUTPUT or not spec.tie_embeddings]
     for written, parts in names.stored(weights).items():
@@ -151,10 +156,37 @@ def export_gguf(source: str, target: str, type_name: str, progress: bool = False
         if names.is_by_head(parts[0]):
             heads = num_heads(spec, parts[0])
             shape = (heads, shape[0] // heads, shape[1])
-        kind = type_of(parts[0], sources[0][1].shape if len(sources[0][1].shape) == 1 else shape, TYPES[type_name])
+        kind = type_of(parts[0], sources[0][1].shape if len(sources[0][1].shape) == 1 else shape, wanted)
+        if is_expert(parts[0]) and len(shape) == 1:  # biases: a row for each expert
+            shape = (count := num_experts(spec, parts[0]), shape[0] // count)
+        if all(is_mxfp4(source) for _, source in sources):
+            kind = dtypes.MXFP4
         tensors.append(
             GgufTensorToWrite(written, kind, shape, functools.partial(tensor_data, sources, kind, arrangement))
         )
+    return tensors
+
+
+def export_gguf(source: str, target: str, type_name: str, progress: bool = False, name: str | None = None) -> int:
+    """Writes the folder `source` as the file `target`; its size. `name`: the model's (default: the folder's).
+
+    What lies as MXFP4 stays so, bit for bit, whatever the type of the others.
+
+    Raises ConfigError and ModelFileError for what the user can mend.
+    """
+    checkpoint = open_checkpoint(source)
+    if checkpoint.format != "safetensors":
+        raise ConfigError(f"{source} is a GGUF already: give a folder with safetensors")
+    spec, path = checkpoint.spec, pathlib.Path(target)
+    if path.is_dir():
+        raise ConfigError(f"{target} is a folder: name the file to write, as {path / 'model.gguf'}")
+    form = family(spec.family).to_gguf(spec, str(source))
+    metadata = dict(form.metadata) | {"general.name": name or pathlib.Path(source).resolve().name}
+    metadata |= {"general.file_type": FILE_TYPES[type_name], "general.quantization_version": 2}
+    metadata |= tokenizer_metadata(pathlib.Path(source), spec.vocab_size)
+    tensors = _tensors(checkpoint, TYPES[type_name])
+    if any(tensor.type is dtypes.MXFP4 for tensor in tensors):
+        metadata["general.file_type"] = MXFP4_FILE
     tensors += [
         GgufTensorToWrite(written, dtypes.F32, values.shape, lambda values=values: [values.view(np.uint8)])
         for written, values in form.vectors.items()

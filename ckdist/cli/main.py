@@ -85,7 +85,10 @@ def run(arguments: list[str], rank: int | None) -> int:
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     command = importlib.import_module(f"ckdist.cli.{arguments[0]}")
     native.isa()  # a CKDIST_ISA that this CPU lacks is told before anything starts
-    return command.run(settings)
+    from ckdist.cli.local_ranks import run_ranks
+
+    ranks = run_ranks(settings, arguments)
+    return command.run(settings) if ranks is None else ranks
 
 
 def main(arguments: list[str] | None = None) -> int:

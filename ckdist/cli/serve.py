@@ -23,6 +23,7 @@ from ckdist.engine.rank_reports import RankReports
 from ckdist.engine.socket_directory import socket_directory
 from ckdist.errors import EngineError
 from ckdist.hub.resolve import resolve
+from ckdist.serve.notify import notify
 from ckdist.serve.origins import is_loopback
 from ckdist.serve.process import HttpProcess, listen
 
@@ -133,6 +134,7 @@ def run(config: ServeConfig) -> int:
         http.wait_loaded(TOKENIZER_SECONDS)
         curl = curl_line(http.url, config, tokenizer.chat_template is not None)
         print(*lines, f"serving {name} at {http.url}  try: {curl}", sep="\n", flush=True)
+        notify("READY=1", f"STATUS=serving {name} at {http.url}")
         if line := stop_line():
             print(line, flush=True)
 

@@ -13,8 +13,7 @@ def run(command: TrainCommand) -> int:
     """Trains; 0, or 130 where a signal has ended it."""
     if command.file is None:
         raise ConfigError("which configuration? ckdist train CONFIG.toml, as examples/train_tiny.toml")
-    size = command.tensor_parallel_size
-    config = load_config(command.file, (*command.set, *([f"tensor_parallel_size={size}"] if size else [])))
+    config = load_config(command.file, command.overrides)
     begun: list[StepReport] = []
     stopping: list[int] = []  # the signal that was sent
 

@@ -32,7 +32,17 @@ class TrainCommand:
         None, "-tp", "--tensor-parallel-size", parse=integer, low=1, high=1 << 16,
         help="ranks that share each replica's weights (default: as the file says, or 1)",
     )  # fmt: skip
+    data_parallel_size: int | None = option(
+        None, "-dp", "--data-parallel-size", parse=integer, low=1, high=1 << 16,
+        help="replicas, started on this host where no launcher has (default: as the file says, or what was started)",
+    )  # fmt: skip
     verbose: bool = option(False, "-v", "--verbose", help="log more")
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """What goes on top of the file, as `field=value`."""
+        sizes = {"tensor_parallel_size": self.tensor_parallel_size, "data_parallel_size": self.data_parallel_size}
+        return (*self.set, *(f"{name}={size}" for name, size in sizes.items() if size is not None))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 
-from ckdist.config.options import byte_size, check_field, integer, option, real
+from ckdist.config.options import byte_size, check_field, integer, integer_or_auto, option, real
 from ckdist.errors import ConfigError
 from ckdist.overrides import metadata_overrides
 
@@ -130,6 +130,19 @@ class EngineConfig:
         choices=("auto", "mpi", "verbs", "tcp"),
         help="between hosts, shared memory being inside; auto: the fastest that works",
     )
+    tensor_parallel_size: int = option(
+        0,
+        "-tp",
+        "--tensor-parallel-size",
+        parse=integer_or_auto,
+        low=0,
+        high=256,
+        metavar="N",
+        help=(
+            "ranks that share each layer, started on this host where no launcher has; 0 or auto: those that were "
+            "started, or one for each NUMA node"
+        ),
+    )
     pipeline_parallel_size: int = option(
         1,
         "-pp",
@@ -157,8 +170,8 @@ class EngineConfig:
         "--experts",
         choices=("auto", "tensor", "expert"),
         help=(
-            "what several hosts divide of experts: each of them, or whole ones; auto: what lets the busiest host read "
-            "less"
+            "what several hosts divide of experts: each of them, or whole ones, to which rows go; auto: what is "
+            "predicted to take less time"
         ),
     )
     repack: str = option(

@@ -40,6 +40,11 @@ def byte_size(text: str) -> int:
     return int(float(match[1]) * BYTE_UNITS[match[2].upper()])
 
 
+def integer_or_auto(text: str) -> int:
+    """A whole number, or `auto`, which is 0."""
+    return 0 if text == "auto" else integer(text)
+
+
 def integer_list(text: str) -> tuple[int, ...]:
     """`512,1024` as (512, 1024)."""
     return tuple(integer(part.strip()) for part in text.split(","))

@@ -197,8 +197,8 @@ class Engine:
             self.lane.add(lib.ckdist_trace_sample, ran, self._sampled, len(outputs))
         return outputs
 
-    def _collect_all(self) -> None:
-        """Collects what is under way, for the next `step` to give."""
+    def collect_all(self) -> None:
+        """Leaves nothing under way; what it brings the next `step` gives. Raises EngineError as that."""
         while self._in_flight:
             self._collected += self._collect()
 
@@ -237,7 +237,7 @@ class Engine:
             return None
         output = self._output(sequence, [], None, "abort")
         if not self._sequences:
-            self._collect_all()  # nobody may ask for another step, and no rank is to wait for one
+            self.collect_all()  # nobody may ask for another step, and no rank is to wait for one
         return output
 
     def stats(self) -> dict[str, float | str]:
@@ -301,7 +301,7 @@ class Engine:
                 runs = np.array([[len(tokens), first, blocks]], np.int32)
                 every = np.arange(len(tokens), dtype=np.int32)
                 states = None if own is None else np.array([own.row(first)], np.int32)
-                self._collect_all()
+                self.collect_all()
                 yield self.executable.run(Batch(tokens, runs, np.array(table[:blocks], np.int32), every, states))
         finally:
             if self.states is not None and own is not None:

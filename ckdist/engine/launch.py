@@ -8,6 +8,7 @@ import functools
 import logging
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -16,10 +17,13 @@ import psutil
 from ckdist import __version__, native
 from ckdist.comm.host_name import machine_name
 from ckdist.comm.protocol import World
+from ckdist.comm.thresholds import load_thresholds
+from ckdist.comm.transports.link import Link
 from ckdist.comm.world import agree, together
 from ckdist.config import EngineConfig
 from ckdist.engine.dry_breakers import DryBreakers
 from ckdist.engine.engine import Engine
+from ckdist.engine.expert_load import dispatch_stats, expert_stats
 from ckdist.engine.grammars import Grammars
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.stages import Traced, layers_of_stages, open_communicators, tell_stages, trace_stage
@@ -32,7 +36,9 @@ from ckdist.models.spec import ModelSpec
 from ckdist.native import CData
 from ckdist.overrides import metadata_overrides
 from ckdist.planning.cost import LayerModel, rank_places
+from ckdist.planning.expert_placement import dispatch_from
 from ckdist.planning.flops import FlopCounts, flops_of, total_flops
+from ckdist.planning.layouts import can_dispatch
 from ckdist.planning.measured_cost import key_of
 from ckdist.planning.memory import WeightBytes, gigabytes
 from ckdist.planning.plan import Plan, make_plan
@@ -166,7 +172,8 @@ class Model:
     def _labels(self) -> Labels:
         """By plan of the executable: what a batch with prompts is called, and its steps' names and layers."""
         names = ["prefill"] if self.world.size == 1 else ["prefill by tensors", "prefill by tokens"]
-        return list(zip(names, self.executable.labels, strict=False))
+        names = [*names[: self.executable.plans], *("rows by host" for _ in self.executable.dispatching)]
+        return list(zip(names, self.executable.labels, strict=True))
 
 
 def load_model(
@@ -258,10 +265,12 @@ def plan_and_open(traced: Traced, loader: ShardLoader, config: EngineConfig, wor
     bind_memory(plan.placement)
     loader.open(shared=token_program is not None)
     plans, shards = [ExecutionPlan(lowered, [m.address for m in matrices], [v.address for v in vectors])], None
+    stored = None
     if token_program is not None:
         handles = {k: m for k, m in zip(lowered.matrices, matrices, strict=True) if isinstance(m, MatrixHandle)}
         shards = HostShards(traced.rank.world, loader, handles, dict(zip(lowered.vectors, vectors, strict=True)))
-        by_token = lower_for(loader, token_program, mesh, max_tokens, stored_dims(token_program, program))
+        stored = stored_dims(token_program, program)
+        by_token = lower_for(loader, token_program, mesh, max_tokens, stored)
         plans.append(
             ExecutionPlan(
                 by_token,
@@ -274,7 +283,17 @@ def plan_and_open(traced: Traced, loader: ShardLoader, config: EngineConfig, wor
                 [shards.vector(*key) for key in by_token.vectors],
             )
         )
+    if traced.rank.stage.count == 1 and can_dispatch(world, layouts[0]):
+        by_host = lower_for(loader, token_program or program, mesh, max_tokens, stored, host_rows=True)
+        plans.append(over_the_weights_of(plans[-1], by_host))
     return Shard(traced, loader, lowered, matrices, weight_bytes, plan, plans, shards)
+
+
+def over_the_weights_of(plan: ExecutionPlan, lowered: Lowered) -> ExecutionPlan:
+    """Another lowering of a plan's program, over the same weights."""
+    matrices = dict(zip(plan.lowered.matrices, plan.matrices, strict=True))
+    vectors = dict(zip(plan.lowered.vectors, plan.vectors, strict=True))
+    return ExecutionPlan(lowered, [matrices[k] for k in lowered.matrices], [vectors[k] for k in lowered.vectors])
 
 
 def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | None, measure: bool) -> Model:
@@ -306,6 +325,8 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
         why = "it is not measured with stages" if stages else "threads share cores" if plan.crowded else ""
         anew = measure and stages is None
         choice = choose_prefill(config, world, executable, costs, key, loader.held, anew, why)
+    if executable.dispatching:
+        executable.dispatch_from = choose_dispatch(world, spec, loader, plan, traced.link)
     if world.rank == 0 and world.size > 1:
         log.debug("prefill: %s", choice.reason)
         log.debug("%s", choice.details)
@@ -330,8 +351,28 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
     )
 
 
+def choose_dispatch(world: World, spec: ModelSpec, loader: ShardLoader, plan: Plan, link: Link) -> int:
+    """From how many tokens in a step on rows go to the hosts that have their experts. A collective call."""
+    names = [name for name in loader.checkpoint.tensors if is_expert(name)]
+    number = native.lib.ckdist_activation_format(native.ffi.NULL, packed_type(loader, names[0]))
+    each = native.check(native.lib.ckdist_activation_bytes(number, spec.hidden_size)) / spec.hidden_size
+    direct_bytes = world.broadcast(load_thresholds().transport_direct_bytes)
+    found = dispatch_from(spec, len(set(world.hosts)), link, plan.cache.max_tokens, direct_bytes, each)
+    if world.rank == 0:
+        how = (
+            "are summed over all hosts in every step" if found is None else f"are sent from {found} tokens in a step on"
+        )
+        log.debug("experts: rows for the hosts that have their experts %s; %s", how, link)
+    return sys.maxsize if found is None else found
+
+
 def lower_for(
-    loader: ShardLoader, program: Program, mesh: Mesh, max_tokens: int, stored: Mapping[Dim, Dim] | None = None
+    loader: ShardLoader,
+    program: Program,
+    mesh: Mesh,
+    max_tokens: int,
+    stored: Mapping[Dim, Dim] | None = None,
+    host_rows: bool = False,
 ) -> Lowered:
     """The program's steps for weights as the loader packs them."""
     return lower(
@@ -341,6 +382,7 @@ def lower_for(
         block_columns=lambda name: native.lib.ckdist_type_undivided_columns(packed_type(loader, name)),
         max_tokens=max_tokens,
         stored=stored,
+        host_rows=host_rows,
     )
 
 
@@ -354,7 +396,13 @@ def layer_models(world: World, plan: Plan, loader: ShardLoader, programs: list[P
 def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer]:
     """Rank 0's engine over a loaded model, and the model's tokenizer."""
     tokenizer = load_tried(model.checkpoint.path, model.checkpoint.overrides)
-    stats = lambda: {**model.prefill.stats(model.executable), **model.loader.filled.stats()}
+    executable = model.executable
+    stats = lambda: {
+        **model.prefill.stats(executable),
+        **model.loader.filled.stats(),
+        **expert_stats(executable.expert_rows()),
+        **(dispatch_stats(executable.dispatch_from, executable.dispatched_tokens) if executable.dispatching else {}),
+    }
     lane = model.trace and model.trace.main
     engine = Engine(
         model.executable, Sampler(model.spec.vocab_size), tokenizer.eos_token_ids,

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from ckdist import native
 from ckdist.comm.communicator import Communicator, open_communicator
 from ckdist.comm.protocol import World
+from ckdist.comm.transports.link import Link, measured_link
 from ckdist.comm.world import agree
 from ckdist.config import EngineConfig
 from ckdist.layout import SINGLE, Layout, Range
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward
 from ckdist.models.spec import ModelSpec
-from ckdist.planning.layouts import layouts_for
+from ckdist.planning.layouts import NOMINAL_LINK, layouts_for, places_experts
 from ckdist.planning.plan import Plan
 from ckdist.planning.stages import StageRank, check_stages, divide_layers, stage_lines
 from ckdist.program.executable import StageRanks
@@ -37,7 +38,7 @@ ARENA_BYTES = 64 << 20  # of the communicator's shared memory: the replay's buff
 @dataclass(frozen=True)
 class Traced:
     """This rank's part of a model as programs: decode's, and prefill's where that shards tokens; `layouts`: of prefill,
-    of decode, mesh.
+    of decode, mesh. `link`: between hosts.
     """
 
     checkpoint: Checkpoint
@@ -46,6 +47,7 @@ class Traced:
     adapter: Adapter | None
     program: Program
     token_program: Program | None
+    link: Link
 
     @property
     def spec(self) -> ModelSpec:
@@ -81,7 +83,9 @@ def trace_stage(
 ) -> Traced:
     """The programs of this rank's stage; a collective call. CommError where ranks of a stage have different ones."""
     spec, stage = checkpoint.spec, rank.stage
-    prefill, decode, mesh = layouts_for(config, rank.world, spec)
+    placed = config.experts != "tensor" and stage.count == 1 and places_experts(world, spec)
+    link = measured_link(world, config.transport, config.comm_timeout) if placed else NOMINAL_LINK
+    prefill, decode, mesh = layouts_for(config, rank.world, spec, link)
     if not all(world.gather(prefill is not decode)):  # every stage has the same plans
         prefill = decode
     program = trace(forward, spec, decode, mesh, tracer)
@@ -90,7 +94,7 @@ def trace_stage(
     program = stage.program(program, mesh)
     by_token = stage.program(trace(forward, spec, prefill, mesh, tracer), mesh) if prefill is not decode else None
     agree(rank.world, "program", program.digest())
-    return Traced(checkpoint, rank, (prefill, decode, mesh), adapter, program, by_token)
+    return Traced(checkpoint, rank, (prefill, decode, mesh), adapter, program, by_token, link)
 
 
 def open_communicators(

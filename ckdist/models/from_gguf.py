@@ -153,10 +153,12 @@ def rotation(
     partial: bool = False,
     interleaved: bool = False,
     longrope: bool = False,
+    truncate: bool = True,
 ) -> RopeSpec:
     """The rotation of full layers.
 
     `partial`: it may rotate a part of a head. `longrope`: factors for short and for long contexts may be there.
+    `truncate`: YaRN blends between whole dimensions.
     """
     f = header.fields
     theta = f.number("rope.freq_base", theta, low=1.0)
@@ -178,7 +180,7 @@ def rotation(
         frequencies = rope.linear(frequencies, factor)
     elif kind == "yarn":
         fast, slow = f.number("rope.scaling.yarn_beta_fast", 32.0), f.number("rope.scaling.yarn_beta_slow", 1.0)
-        frequencies = rope.yarn(frequencies, theta, factor, original, fast, slow)
+        frequencies = rope.yarn(frequencies, theta, factor, original, fast, slow, truncate)
         magnitude *= rope.yarn_magnitude(factor)
     elif kind != "none":
         raise rope.unknown_scaling(f.where, kind)

@@ -49,7 +49,8 @@ class Attention:
 
     `rope` names one of the model's rotations, None: the layer rotates nothing. `window`: positions that a token sees,
     0: all. `qk_norm`: "head", each head is normed alone; "row", all heads of a token together; "": neither. `gated`:
-    what comes out of a head is multiplied by the sigmoid of a gate.
+    what comes out of a head is multiplied by the sigmoid of a gate. `sinks`: each head has a learned score that counts
+    in its softmax's sum and has no value.
     """
 
     num_heads: int
@@ -64,6 +65,7 @@ class Attention:
     o_bias: bool = False
     qk_norm: str = ""
     gated: bool = False
+    sinks: bool = False
 
     @property
     def value_width(self) -> int:
@@ -151,7 +153,7 @@ class DenseFfn:
     """Gated feed-forward: down(activation(gate x) * up x)."""
 
     intermediate_size: int
-    activation: str = "silu"  # silu, gelu_tanh
+    activation: str = "silu"  # silu, gelu_tanh, clamped_swiglu
     bias: bool = False
 
 
@@ -160,7 +162,8 @@ class MoeFfn:
     """Mixture of experts, each a gated feed-forward of `intermediate_size`, of which a token takes `routing.used`.
 
     `correction_bias`: a bias that counts in the choice alone. `shared_size`: intermediate size of the experts that
-    every token takes, together, 0: there are none; `shared_gate`: their result is times sigmoid(w x).
+    every token takes, together, 0: there are none; `shared_gate`: their result is times sigmoid(w x). `bias`: of the
+    router and of the chosen experts.
     """
 
     num_experts: int
@@ -170,6 +173,7 @@ class MoeFfn:
     correction_bias: bool = False
     shared_size: int = 0
     shared_gate: bool = False
+    bias: bool = False
 
 
 @dataclass(frozen=True)

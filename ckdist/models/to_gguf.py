@@ -12,16 +12,22 @@ from ckdist.models.spec import Attention, ModelSpec, MoeFfn, RopeSpec
 
 
 def dense(
-    architecture: str, spec: ModelSpec, where: str, more: Mapping[str, Any] | None = None, factors: bool = False
+    architecture: str,
+    spec: ModelSpec,
+    where: str,
+    more: Mapping[str, Any] | None = None,
+    factors: bool = False,
+    truncate: bool = True,
 ) -> GgufForm:
     """A decoder whose layers have the same sizes; `more` are further values.
 
-    `factors`: readers take a factor for each frequency. ArchitectureError, beginning with `where`, for what GGUF's
+    `factors`: readers take a factor for each frequency. `truncate`: in their YaRN, between whole dimensions.
+    ArchitectureError, beginning with `where`, for what GGUF's
     readers cannot be told.
     """
     first = next((layer for layer in spec.layers if isinstance(layer.mixer, Attention)), spec.layers[0])
     mixer, ffn = first.attention, spec.layers[0].ffn
-    rotation, vectors = _rotation(spec, architecture, where, factors)
+    rotation, vectors = _rotation(spec, architecture, where, factors, truncate)
     values = {
         "block_count": len(spec.layers),
         "context_length": spec.max_position,
@@ -87,7 +93,7 @@ def refuse_windows(spec: ModelSpec, where: str, what: str, remedy: str) -> None:
 
 
 def _rotation(
-    spec: ModelSpec, architecture: str, where: str, factors: bool
+    spec: ModelSpec, architecture: str, where: str, factors: bool, truncate: bool
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """How frequencies differ from plain ones: by YaRN's fields, by one factor, or by one for each."""
     r = spec.ropes["global"]
@@ -97,7 +103,7 @@ def _rotation(
         keys = {"rope.scaling.original_context_length": r.original_context, "rope.scaling.attn_factor": r.magnitude}
         return keys, {"rope_factors_short.weight": of(r), "rope_factors_long.weight": of(r.long)}
     if (r.scaling.get("rope_type") or r.scaling.get("type")) == "yarn":
-        return _yarn(spec, r, where), {}
+        return _yarn(spec, r, where, truncate), {}
     ratios = plain / r.inverse_frequencies.astype(np.float64)
     if np.allclose(ratios, 1.0, rtol=1e-5):
         return {}, {}
@@ -108,15 +114,15 @@ def _rotation(
     return {}, {"rope_freqs.weight": of(r)}
 
 
-def _yarn(spec: ModelSpec, r: RopeSpec, where: str) -> dict[str, Any]:
+def _yarn(spec: ModelSpec, r: RopeSpec, where: str, truncate: bool) -> dict[str, Any]:
     """YaRN by its own fields; its magnitude is that of the factor times attn_factor."""
     original = int(r.scaling.get("original_max_position_embeddings") or spec.max_position)
     factor = float(r.scaling.get("factor") or spec.max_position / original)
     fast, slow = float(r.scaling.get("beta_fast") or 32.0), float(r.scaling.get("beta_slow") or 1.0)
-    expected = rope.yarn(rope.plain(r.dims, r.theta), r.theta, factor, original, fast, slow)
+    expected = rope.yarn(rope.plain(r.dims, r.theta), r.theta, factor, original, fast, slow, truncate)
     if not np.allclose(expected, r.inverse_frequencies, rtol=1e-5):
         raise ArchitectureError(
-            f"{where}: a YaRN rotation that does not round to whole dimensions (truncate: false) has no GGUF form"
+            f"{where}: a YaRN rotation of {spec.family} with truncate {str(not truncate).lower()} has no GGUF form"
         )
     keys = {
         "type": "yarn",

@@ -8,26 +8,45 @@ tokens on is chosen later (`prefill`).
 import logging
 from typing import TYPE_CHECKING
 
+from ckdist.comm.thresholds import Thresholds
+from ckdist.comm.transports.link import Link
 from ckdist.config import EngineConfig
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, TENSOR, TOKEN, TOKEN_IN_HOSTS, Layout, with_whole_experts
 from ckdist.mesh import HOST, LOCAL, WHOLE, Mesh
 from ckdist.models.spec import Attention, LatentAttention, ModelSpec, MoeFfn
-from ckdist.planning.expert_placement import prefers_whole_experts
+from ckdist.planning.cost import WIRE, WIRE_SECONDS
+from ckdist.planning.expert_placement import ExpertPlacement, choose_placement
 
 if TYPE_CHECKING:
     from ckdist.comm.protocol import World
 
 log = logging.getLogger(__name__)
 
+NOMINAL_LINK = Link(WIRE_SECONDS, WIRE)
 
-def layouts_for(config: EngineConfig, world: "World", spec: ModelSpec | None = None) -> tuple[Layout, Layout, Mesh]:
+
+def layouts_for(
+    config: EngineConfig, world: "World", spec: ModelSpec | None = None, link: Link = NOMINAL_LINK
+) -> tuple[Layout, Layout, Mesh]:
     """The layouts of prefill and decode of a model; every rank takes part in both. None: of one that any layout suits.
 
-    ConfigError where --prefill token is impossible.
+    `link`: between hosts, by which `--experts auto` chooses. ConfigError where --prefill token is impossible, or
+    --tensor-parallel-size is not the number of ranks.
     """
+    if config.tensor_parallel_size not in (0, world.size):
+        stages = " in each stage" if config.pipeline_parallel_size > 1 else ""
+        raise ConfigError(
+            f"--tensor-parallel-size {config.tensor_parallel_size} needs as many ranks{stages}, and there are "
+            f"{world.size}: start as many, or leave the flag out"
+        )
     prefill, decode, mesh = _layouts(config, world, spec)
-    if not _whole_experts(config, world, spec):
+    if spec is None or not places_experts(world, spec):
+        return prefill, decode, mesh
+    placement = _placement(config, world, spec, link, prefill)
+    if world.rank == 0:
+        log.debug("experts: %s", placement.reason)
+    if not placement.whole:
         return prefill, decode, mesh
     in_hosts = not _apart(world)
     if in_hosts:
@@ -36,14 +55,30 @@ def layouts_for(config: EngineConfig, world: "World", spec: ModelSpec | None = N
     return by_experts if prefill is decode else with_whole_experts(prefill, in_hosts), by_experts, mesh
 
 
-def _whole_experts(config: EngineConfig, world: "World", spec: ModelSpec | None) -> bool:
-    """Whether hosts have whole experts."""
-    hosts = len(set(world.hosts))
-    if spec is None or hosts == 1 or config.experts == "tensor":
-        return False
-    if config.experts == "auto":
-        return prefers_whole_experts(spec, world.size, hosts)
-    return any(isinstance(layer.ffn, MoeFfn) for layer in spec.layers)
+def places_experts(world: "World", spec: ModelSpec) -> bool:
+    """Whether there is a choice where experts live: there are some, and several hosts."""
+    return len(set(world.hosts)) > 1 and any(isinstance(layer.ffn, MoeFfn) for layer in spec.layers)
+
+
+def can_dispatch(world: "World", prefill: Layout) -> bool:
+    """Whether rows may go to the hosts that have their experts, where these are whole."""
+    return "experts" in prefill.sharded_by and _has_own_rows(world, prefill)
+
+
+def _has_own_rows(world: "World", prefill: Layout) -> bool:
+    """Whether no other rank of its host has a rank's rows."""
+    return world.size == len(set(world.hosts)) or "tokens" in prefill.sharded_by
+
+
+def _placement(config: EngineConfig, world: "World", spec: ModelSpec, link: Link, prefill: Layout) -> ExpertPlacement:
+    """Whether hosts have whole experts, as --experts says or as `link` suggests."""
+    if config.experts != "auto":
+        named = {"tensor": "slices of every expert on every rank", "expert": "whole experts on each host"}
+        return ExpertPlacement(config.experts == "expert", f"{named[config.experts]}, as --experts says")
+    rows = min(config.ubatch_size, config.batch_size)
+    direct_bytes = Thresholds().transport_direct_bytes
+    own_rows = config.pipeline_parallel_size == 1 and _has_own_rows(world, prefill)
+    return choose_placement(spec, world.size, len(set(world.hosts)), link, rows, direct_bytes, own_rows)
 
 
 def _mesh_of_hosts(world: "World") -> Mesh:

@@ -1,5 +1,6 @@
 """The executor of lowered programs that serve, seen from Python: rank 0 runs batches, the others work until stopped."""
 
+import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -75,9 +76,9 @@ class StepStats:
     """Seconds of this rank's first thread: in all steps, waiting at its own barriers, and in exchanges with other
     ranks.
 
-    `moved`: bytes that this rank read of other ranks' memory, where ranks share it. Of steps without prompts:
-    `decode` seconds, `decode_runs`, and `decode_read` bytes of weights and cache. `packed`: bytes of this rank's
-    weights that are packed; -1 where all are from the start.
+    `moved`: bytes that this rank read of other ranks' memory, where ranks share it; `sent`: to other hosts. Of steps
+    without prompts: `decode` seconds, `decode_runs`, and `decode_read` bytes of weights and cache. `packed`: bytes of
+    this rank's weights that are packed; -1 where all are from the start.
     """
 
     total: float
@@ -86,6 +87,7 @@ class StepStats:
     decode: float
     runs: int
     moved: int
+    sent: int
     decode_runs: int
     decode_read: int
     packed: int
@@ -131,7 +133,8 @@ class Executable:
     Where ranks are in several `stages`, as many batches may be on their way.
 
     Both have the same cache, in the layout of decode, so a sequence goes from one to the other by running
-    the next step. Steps with prompts of at least `prefill_from` tokens run the second. `threads` run decode,
+    the next step. Steps with prompts of at least `prefill_from` tokens run the second. A further plan of either's
+    program in which hosts share rows out is run in its place from `dispatch_from` tokens on. `threads` run decode,
     `threads_batch` steps with prompts. `cpus` pins them, one each, unless empty. `loader`: the native one of matrices
     that are not all packed yet.
     """
@@ -159,11 +162,18 @@ class Executable:
         )
         self.state_slots = config.state_slots
         self.threads, self.threads_batch = threads, threads_batch
-        self.plans = len(plans)
-        self.prefill_from = 0
-        self.prefill_tokens = [0] * len(plans)  # of steps with prompts, by plan
+        self.plans = sum(not plan.lowered.host_rows for plan in plans)  # decode's, and prefill's
+        self.dispatching = {  # a plan -> the one in which hosts share its rows out
+            [plan.lowered.tokens_sharded for plan in plans].index(other.lowered.tokens_sharded): number
+            for number, other in enumerate(plans)
+            if other.lowered.host_rows
+        }
+        self.prefill_from, self.dispatch_from = 0, sys.maxsize
+        self.prefill_tokens = [0] * self.plans  # of steps with prompts, by plan
+        self.dispatched_tokens = 0  # of steps in which hosts shared rows out
         self.layer_steps = [plan.lowered.layer_steps for plan in plans]
         self.labels = [plan.lowered.labels() for plan in plans]
+        self.experts = plans[-1].lowered.experts
         stage = communicator if stages is None else stages.communicator
         self._keep: list[Any] = [communicator, stage, loader]
         self._loader = native.ffi.NULL if loader is None else loader
@@ -197,6 +207,7 @@ class Executable:
                 "offset": b.offset,
                 "lead": b.lead,
                 "floats": b.floats,
+                "sum": b.sum,
             }
             for b in lowered.buffers
         ]
@@ -210,13 +221,15 @@ class Executable:
             "vectors": self._array([ffi.cast("float *", v) for v in plan.vectors], "const float *"),
             "vector_count": len(plan.vectors),
             "tokens_sharded": lowered.tokens_sharded,
+            "host_rows": lowered.host_rows,
         }
 
     def _program(self, plans: Sequence[ExecutionPlan]) -> native.CData:
         """The `struct ckdist_program *` of the plans; what it points to lives as long as this does."""
         ffi, spec, config = native.ffi, self.spec, self.config
         lowered = plans[-1].lowered
-        count = max([*lowered.attention, *lowered.states]) + 1
+        count = max([*lowered.attention, *lowered.states, *lowered.experts]) + 1
+        self._expert_rows_shape = (count, max(lowered.experts.values(), default=0))
         layers = [self._layer(lowered.attention.get(layer)) for layer in range(count)]
         states = [self._state(lowered.states.get(layer)) for layer in range(count)]
         ropes = [self._rope(spec.ropes.get(table)) for table in ROPE_TABLES]
@@ -235,6 +248,7 @@ class Executable:
                 "layers": len(layers),
                 "attention": self._array(layers, "struct ckdist_layer_attention"),
                 "states": self._array(states, "struct ckdist_layer_state"),
+                "experts": max(lowered.experts.values(), default=0),
                 "state_slots": config.state_slots,
                 "blocks": config.num_blocks,
                 "ropes": ropes,
@@ -339,6 +353,9 @@ class Executable:
     def _publish(self, batch: Batch, plan: int, steps: int = 0) -> None:
         """Publishes a plan, or its first `steps` steps unless 0."""
         tokens, sequences, selected = len(batch.token_ids), len(batch.chunks), len(batch.logits_indices)
+        if tokens >= self.dispatch_from and plan in self.dispatching:
+            plan = self.dispatching[plan]
+            self.dispatched_tokens += tokens
         states = () if batch.states is None else (batch.states.reshape(-1),)
         size = _HEADER + tokens + 3 * sequences + len(batch.block_tables) + 4 * sequences * len(states) + selected
         message = self._messages[0]
@@ -386,6 +403,13 @@ class Executable:
         out = native.ffi.new("struct ckdist_step_stats *")
         native.lib.ckdist_executable_stats(self._handle, out, reset)
         return _step_stats(out)
+
+    def expert_rows(self) -> dict[int, np.ndarray]:
+        """By layer that has experts how many rows each had so far, int64 (experts,); on rank 0 those of all tokens."""
+        out = np.zeros(self._expert_rows_shape, np.int64)
+        if self.experts:
+            native.lib.ckdist_executable_expert_rows(self._handle, native.pointer(out, "int64_t *"))
+        return {layer: out[layer, :count] for layer, count in self.experts.items()}
 
     def reports(self) -> list[StepStats]:
         """Rank 0, between two batches: what every rank has measured since its last reset, in rank order.

@@ -9,6 +9,10 @@ Where tokens are sharded, a whole matrix is read through the shards that the ran
 side where its rows are sharded, as a sum of products, in the order of the ranks, where its columns are. The sum's order
 and the products are those of TENSOR, so both give the same bits. An all_to_all becomes no step either: queries, keys
 and values are read where their tokens' rank wrote them, outputs of attention where their heads' rank did.
+
+Where hosts share rows out (`host_rows`), an all_reduce over them becomes a reduce_scatter: each host has the sums of
+some rows, norms and routes these alone, and gives the activations to the others before products that need all rows. To
+experts rows go that have some there. The program is the same, and so are the bits.
 """
 
 import itertools
@@ -58,8 +62,12 @@ class Lowering:
         block_columns: Callable[[str], int],
         max_tokens: int,
         stored: Mapping[Dim, Dim],
+        host_rows: bool,
     ):
         self.program, self.mesh, self.max_tokens, self.stored = program, mesh, max_tokens, stored
+        self.host_rows = host_rows
+        self.of_hosts: set[ValueIndex] = set()  # buffers that have the rows of this host alone
+        self.by_host: set[str] = set()  # values whose activations are of these
         self.formats, self.block_columns = formats, block_columns
         axis = program.inputs[0].dims[0].axis
         self.peers = mesh.along(axis) if axis else [mesh]  # that share the tokens
@@ -75,6 +83,7 @@ class Lowering:
         self.slots = 0
         self.attention: dict[int, LayerAttention] = {}
         self.states: dict[int, LayerState] = {}
+        self.experts: dict[int, int] = {}
         self.key_places: tuple[int, ...] = ()  # of the layer at hand
         self.exchange_floats = 1
 
@@ -99,6 +108,8 @@ class Lowering:
             self.states,
             layer_steps,
             len(self.peers) > 1,
+            self.host_rows,
+            self.experts,
         )
 
     def _lower(self, group: Group) -> None:
@@ -145,6 +156,10 @@ class Lowering:
         """That `value` has here at most."""
         return self.max_tokens if value.rows == "selected" else self.local_tokens
 
+    def rows_of(self, value: Value) -> str:
+        """The rows of a step that multiplies `value`."""
+        return "host" if value.name in self.by_host else value.rows
+
     def next_slot(self) -> None:
         """What is exchanged next goes to another slot."""
         self.slots += 1
@@ -156,6 +171,10 @@ class Lowering:
         selected = first.selected
         widths = [v.dims[-1].local(self.mesh) for v in values]
         readers = [self.graph.reader(v) for v in values]
+        if first.partial and self.host_rows and not selected:
+            total = self.buffer("arena", widths[0], rows=rows)
+            self.of_hosts.add(total)
+            return [self.buffer("arena", widths[0], rows=rows, sum=total)]
         if first.partial and len(self.peers) > 1:  # over hosts, whose ranks share the tokens
             place = {"offset": self.slots % SLOTS, "rows": self.max_tokens}
             results = [self.buffer("sums", widths[0], **place, selected=selected)]
@@ -277,15 +296,21 @@ class Lowering:
             source = self.residual(stream)
         lies = self.buffers[source.y].place == "arena" and source.x == ABSENT and source.post_norm == ABSENT
         again = any(reader.op in ("add", "select_rows") for reader in self.graph.readers(stream))
-        if again and not lies:
+        by_host, selects = source.y in self.of_hosts, self._selects(stream)
+        if again and (not lies or (by_host and selects)):
             selected = value.selected
             sum_ = self.buffer("arena", self.buffers[source.y].width, rows=self.local_tokens, selected=selected)
             self.at[self.source(stream).name] = sum_
+            if by_host and not selects:
+                self.of_hosts.add(sum_)
+        gather = by_host and not all(self._routes(reader) for reader in self.graph.readers(value))
+        if by_host and not gather:
+            self.by_host.add(value.name)
         activations = self._quantized(value)
         self.prepared[value.name] = activations
         self.emit(
             "norm_quantize",
-            value.rows,
+            "host" if by_host else value.rows,
             **source.fields(),
             norm=self.vector(norm.weights[0]) if norm else VectorIndex(ABSENT),
             eps=norm.attrs["eps"] if norm else 0.0,
@@ -293,7 +318,20 @@ class Lowering:
             gate=self.place_of(gate.inputs[0]) if gate is not None else ValueIndex(ABSENT),
             sum=sum_,
             activations=[activations.get(number, NO_SPAN) for number in range(3)],
+            gather=gather,
+            gather_sum=gather and by_host and selects and sum_ != ABSENT,
         )
+
+    def _selects(self, stream: Value) -> bool:
+        """Whether rows of the residual stream are selected from here on, so that every host needs all."""
+        return any(reader.op == "select_rows" for reader in self.graph.readers(stream))
+
+    def _routes(self, reader: Instr) -> bool:
+        """Whether a reader needs the rows of this host alone: experts, to which rows go, and what chooses them."""
+        if reader.op == "experts":
+            return reader.weight(0).dims[0].axis is not None
+        readers = [other for v in reader.outputs for other in self.graph.readers(v)]
+        return reader.op == "linear" and bool(readers) and all(other.op == "route" for other in readers)
 
     def _quantized(self, value: Value) -> dict[int, Span]:
         """Buffers for `value` as its readers' matrices read it, by format: whole blocks of their types."""
@@ -329,7 +367,8 @@ class Lowering:
         uses, time = [], 0
         for step in self.steps:
             places = ("arena", "activations")
-            uses += [(time, int(b)) for b in step.operands(ValueIndex) if self.buffers[b].place in places]
+            used = [int(b) for b in step.operands(ValueIndex) if self.buffers[b].place in places]
+            uses += [(time, b) for b in (*used, *(self.buffers[b].sum for b in used)) if b != ABSENT]
             time += step.kind != "norm_quantize"
         offsets, total = first_fit(uses, lambda b: self._bytes(self.buffers[b]))
         for b, offset in offsets.items():
@@ -351,7 +390,7 @@ def _multiply(reader: Instr, value: Value) -> list[Weight]:
     if reader.op == "low_rank":
         weights = weights[::2]
     elif reader.op == "experts":
-        weights = tuple(w for i, w in enumerate(weights) if i % 3 < 2)
+        weights = tuple(w for i, w in enumerate(weights) if i % 3 < 2)  # of biases none, which are vectors
     return [w for w in weights if w is not None and len(w.dims) > 1] if value == reader.inputs[0] else []
 
 
@@ -381,13 +420,16 @@ def lower(
     block_columns: Callable[[str], int],
     max_tokens: int,
     stored: Mapping[Dim, Dim] | None = None,
+    host_rows: bool = False,
 ) -> Lowered:
     """The steps of this rank.
 
     `stored`, for a program whose tokens are sharded: its weights' dimensions as they are sharded in the ranks' memory.
+    `host_rows`: the hosts share out the rows of a rank, of which each has as many ranks, and other ranks of a host have
+    other rows.
 
     `formats(weight name)` is the activation format (of `enum ckdist_activation_format`) that its kernel reads,
     `block_columns(weight name)` the columns of one of its blocks. Raises LayoutError for a program that the executor
     has no step for.
     """
-    return Lowering(program, mesh, formats, block_columns, max_tokens, stored or {}).run()
+    return Lowering(program, mesh, formats, block_columns, max_tokens, stored or {}, host_rows).run()

@@ -1,13 +1,13 @@
 """What lowering makes of a program that serves: the executor's steps, and the buffers and weights they work on."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
 from ckdist.layout import Range, even_ranges
 from ckdist.mesh import Mesh
 from ckdist.program.program import Instr
-from ckdist.program.step import MatrixIndex, Step, VectorIndex
+from ckdist.program.step import ABSENT, MatrixIndex, Step, VectorIndex
 
 RANK_UNIT = 16  # low ranks are computed in whole tiles, and the next matrix reads them at the beginning of a cache line
 SLOTS = 2  # partial values alternate between this many exchange buffers
@@ -32,7 +32,8 @@ class Buffer:
 
     `width` in floats from row to row (activations: columns of the matrix), `lead` columns before the value's own,
     `floats` (of activations) those that it takes from its source, `rows` how many there are at most. `selected`: its
-    rows are those whose logits are wanted, not tokens.
+    rows are those whose logits are wanted, not tokens. `sum`: the buffer that gets the sums over the hosts, of the rows
+    that this host has.
     """
 
     place: str
@@ -43,6 +44,7 @@ class Buffer:
     floats: int = 0
     rows: int = 0
     selected: bool = False
+    sum: int = ABSENT
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,12 @@ class LayerAttention:
     latent: bool = (
         False  # its "kv-heads" are groups of heads that all read one cached vector, whose beginning is the value
     )
+
+
+def layer_of(weight: str) -> int | None:
+    """The layer of a weight, by its name; None before the first and after the last."""
+    found = re.search(r"layers\.(\d+)\.", weight)
+    return int(found[1]) if found else None
 
 
 def layer_attention(attend: Instr, mesh: Mesh) -> LayerAttention:
@@ -102,7 +110,8 @@ class Lowered:
     rank's, or where tokens are sharded any rank's. `exchange_floats`: what a slot holds at most, on any rank.
     `attention[layer]`: what a layer caches of tokens, `states[layer]`: of sequences; a layer has one of both.
     `layer_steps`: the steps up to the end of the first layer. `tokens_sharded`: every rank has its range of a step's
-    tokens.
+    tokens. `host_rows`: hosts share out a rank's tokens between the products that need all of them.
+    `experts[layer]`: how many a layer has.
     """
 
     steps: list[Step]
@@ -115,6 +124,8 @@ class Lowered:
     states: dict[int, LayerState]
     layer_steps: int
     tokens_sharded: bool
+    host_rows: bool = False
+    experts: dict[int, int] = field(default_factory=dict)
 
     def labels(self) -> list[tuple[str, int | None]]:
         """For each step its kind with what it multiplies by, and its layer, None before the first and after the
@@ -125,7 +136,7 @@ class Lowered:
         for s in self.steps:
             weights = [self.matrices[i][0] for i in s.operands(MatrixIndex)]
             norms = [self.vectors[i][0] for i in s.operands(VectorIndex)]
-            layers = [int(m[1]) for name in weights + norms if (m := re.search(r"layers\.(\d+)\.", name))]
+            layers = [number for name in weights + norms if (number := layer_of(name)) is not None]
             layer = s.fields.get("layer", layers[-1] if layers else None if weights or norms else layer)
             parts = dict.fromkeys(name.removesuffix(".weight").rpartition(".")[2] for name in weights)
             found.append((" ".join([s.kind, *parts]), layer))
@@ -142,4 +153,5 @@ def _text(buffer: Buffer) -> str:
     if buffer.place not in ("arena", "activations"):
         numbers["offset"] = buffer.offset
     shown = [f"{name}={number}" for name, number in numbers.items() if number]
-    return " ".join([buffer.place, *shown, *(["selected"] if buffer.selected else [])])
+    more = [*(["selected"] if buffer.selected else []), *([f"sum=v{buffer.sum}"] if buffer.sum != ABSENT else [])]
+    return " ".join([buffer.place, *shown, *more])

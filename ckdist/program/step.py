@@ -76,7 +76,7 @@ NO_SPAN = Span(Index(0), 0)
 class Step:
     """`fields` are those of `struct ckdist_<kind>_step`, by name; a list stands for a pointer to so many.
 
-    `rows`: tokens, selected or local_selected, as in `enum ckdist_rows`.
+    `rows`: tokens, selected, local_selected or host, as in `enum ckdist_rows`.
     """
 
     kind: str

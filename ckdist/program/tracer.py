@@ -17,7 +17,9 @@ from ckdist.program.program import Program, Value, Weight
 from ckdist.program.routing import Routing
 
 Spec = TypeVar("Spec")
-NOT_TRAINED = "models with linear attention or gated attention can be served, not trained: choose another model"
+NOT_TRAINED = (
+    "models with linear attention, gated attention or attention sinks can be served, not trained: choose another model"
+)
 
 
 @dataclass(frozen=True)
@@ -172,9 +174,23 @@ class Tracer(Emitter):
         """Rotates every head from its dimension `first` on; `table` is "global" or "local"."""
         return self._emit("rope", (x,), table=table, first=first) if first else self._emit("rope", (x,), table=table)
 
-    def attend(self, q: Value, k: Value, v: Value, *, layer: int, scale: float, soft_cap: float, window: int) -> Value:
-        """Causal attention of layer `layer` over its cache, which k and v extend."""
-        return self._emit("attend", (q, k, v), names=["o"], layer=layer, scale=scale, soft_cap=soft_cap, window=window)
+    def attend(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        sinks: Weight | None = None,
+        *,
+        layer: int,
+        scale: float,
+        soft_cap: float,
+        window: int,
+    ) -> Value:
+        """Causal attention of layer `layer` over its cache, which k and v extend. `sinks`: of each head a score that
+        has no value.
+        """
+        attrs = {"layer": layer, "scale": scale, "soft_cap": soft_cap, "window": window}
+        return self._emit("attend", (q, k, v), () if sinks is None else (sinks,), names=["o"], **attrs)
 
     def short_conv(
         self, q: Value, k: Value, v: Value, kernels: Sequence[Weight], *, layer: int
@@ -219,12 +235,23 @@ class Tracer(Emitter):
         )
         return chosen, shares
 
-    def experts(self, x: Value, chosen: Value, shares: Value, weights: Sequence[Weight], function: str) -> Value:
+    def experts(
+        self,
+        x: Value,
+        chosen: Value,
+        shares: Value,
+        weights: Sequence[Weight],
+        function: str,
+        biases: Sequence[Weight] = (),
+    ) -> Value:
         """The sum of what a token's experts make of it, each times its share; partial where their sizes are sharded.
 
-        `weights`: stacks of gate, up and down, then those of the experts that all tokens take.
+        `weights`: stacks of gate, up and down, then those of the experts that all tokens take. `biases`: none, or of
+        the chosen experts' gate, up and down.
         """
-        return self._emit("experts", (x, chosen, shares), weights, names=["moe"], function=function)
+        biased = {"biased": True} if biases else {}
+        operands = (x, chosen, shares)
+        return self._emit("experts", operands, (*weights, *biases), names=["moe"], function=function, **biased)
 
     def add(self, x: Value, y: Value) -> Value:
         """The sum of two values of the same dimensions."""
@@ -282,9 +309,22 @@ class TrainingTracer(Tracer):
         """Nothing, as `to_heads`."""
         return o
 
-    def attend(self, q: Value, k: Value, v: Value, *, layer: int, scale: float, soft_cap: float, window: int) -> Value:
-        """Causal attention within each of the batch's sequences."""
+    def attend(
+        self,
+        q: Value,
+        k: Value,
+        v: Value,
+        sinks: Weight | None = None,
+        *,
+        layer: int,
+        scale: float,
+        soft_cap: float,
+        window: int,
+    ) -> Value:
+        """Causal attention within each of the batch's sequences. ConfigError for sinks."""
         del layer  # there is no cache to choose
+        if sinks is not None:
+            raise ConfigError(NOT_TRAINED)
         names = ["o", "lse"]
         return self.emit("attend_packed", (q, k, v), names=names, scale=scale, soft_cap=soft_cap, window=window)[0]
 
@@ -308,10 +348,20 @@ class TrainingTracer(Tracer):
         self._switches.update((shares, x) for x in switch)
         return chosen, shares
 
-    def experts(self, x: Value, chosen: Value, shares: Value, weights: Sequence[Weight], function: str) -> Value:
+    def experts(
+        self,
+        x: Value,
+        chosen: Value,
+        shares: Value,
+        weights: Sequence[Weight],
+        function: str,
+        biases: Sequence[Weight] = (),
+    ) -> Value:
         """As of every tracer; the experts that all tokens take are linears, and those that are chosen keep what their
-        gradients read.
+        gradients read. ConfigError for biases.
         """
+        if biases:
+            raise ConfigError(NOT_TRAINED)
         gate, up, down, *shared = weights
         chosen_sum = self.emit(
             "grouped_experts", (x, chosen, shares), (gate, up, down), ["moe", "gate", "up"], function=function

@@ -23,6 +23,7 @@ TOKENS = tuple(1 << power for power in range(18))
 TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 NAME = re.compile(r"[a-z][a-z0-9_.]{0,80}")
 MAX_LABEL = 1000  # characters
+LABELLED = re.compile(r"(\w+)\.([a-z]+)\.(\w+)")
 BUCKET = re.compile(r"(\w+)_le_([0-9.]+)")
 COUNTED_HERE = (
     "requests_total",
@@ -34,6 +35,12 @@ MEANINGS = {  # of rank 0's numbers, which another version of it may have more o
     "blocks": "Blocks of the KV cache, of 16 tokens each",
     "blocks_cached": "Blocks that no sequence uses and that hold the beginning of an earlier prompt",
     "blocks_used": "Blocks that sequences use",
+    "expert_busiest": "The expert of a layer that had the most rows",
+    "expert_busiest_rows": "How many rows that expert had",
+    "expert_dispatch_from": "Tokens in a step from which rows go to the hosts that have their experts; 0: never",
+    "expert_dispatch_tokens_total": "Tokens of steps in which rows went to the hosts that have their experts",
+    "expert_imbalance": "Rows of a layer's busiest expert over the mean of its experts",
+    "expert_rows_total": "Rows that experts had, over all layers: a token takes several in each",
     "first_token_seconds": "From the arrival of a request at rank 0 to its first token",
     "preemptions_total": "Sequences that gave their blocks to others and were computed again later",
     "prefill_by_tensor_layer_bytes": "Bytes that a rank moves for one layer of a large prompt, dividing the matrices",
@@ -142,8 +149,8 @@ class Metrics(Collector):
 
 
 def _families(stats: dict[str, Any]) -> Iterator[Metric]:
-    """Rank 0's numbers: `X_total` counts, `X_le_BOUND` with `X_sum` and `X_count` are a histogram, others are gauges;
-    and its texts, `X_info`.
+    """Rank 0's numbers: `X_total` counts, `X_le_BOUND` with `X_sum` and `X_count` are a histogram, others are gauges,
+    `X.LABEL.VALUE` one with a label; and its texts, `X_info`.
     """
     numbers = {
         name: value
@@ -164,11 +171,17 @@ def _families(stats: dict[str, Any]) -> Iterator[Metric]:
             yield InfoMetricFamily(
                 f"ckdist_{name.removesuffix('_info')}", _meaning(name), value={"reason": value[:MAX_LABEL]}
             )
+    labelled: dict[tuple[str, str], GaugeMetricFamily] = {}
     for name, value in numbers.items():
-        if name.endswith("_total"):
+        if match := LABELLED.fullmatch(name):
+            base, label, of = match.groups()
+            gauge = GaugeMetricFamily(f"ckdist_{base}", _meaning(base), labels=[label])
+            labelled.setdefault((base, label), gauge).add_metric([of], value)
+        elif name.endswith("_total"):
             yield CounterMetricFamily(f"ckdist_{name.removesuffix('_total')}", _meaning(name), value=value)
         elif "." not in name:
             yield GaugeMetricFamily(f"ckdist_{name}", _meaning(name), value=value)
+    yield from labelled.values()
 
 
 def _meaning(name: str) -> str:

@@ -131,7 +131,7 @@ def _nodes(tree: Tree, machine: Machine) -> Iterator[Advice]:
         yield Advice(
             f"{kind}memory is in {len(own)} nodes",
             "one rank on each reads its own",
-            f"mpirun -n {len(own)} --bind-to none ckdist serve",
+            f"ckdist serve -tp {len(own)}",
         )
         if tree.number("proc/sys/kernel/numa_balancing"):
             yield Advice(

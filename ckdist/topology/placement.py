@@ -231,5 +231,5 @@ def _note(machine: Machine, masks: list[tuple[int, ...]], everyone: list[tuple[i
     own = [node for node in machine.nodes if node.cpus]
     if len(own) > len(masks):
         ranks = "one rank" if len(masks) == 1 else f"{len(masks)} ranks"
-        return f"{ranks} for {len(own)} NUMA nodes: memory is spread over several; mpirun -n {len(own)} keeps it local"
+        return f"{ranks} for {len(own)} NUMA nodes: memory is spread over several; -tp {len(own)} keeps it local"
     return ""

@@ -16,7 +16,7 @@ from ckdist.errors import ConfigError, ModelFileError
 from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
 from ckdist.models.families.family import TensorNames, stack_of
 from ckdist.models.registry import family, spec_from_config, spec_from_gguf
-from ckdist.models.spec import GatedDeltaNet, LatentAttention, ModelSpec
+from ckdist.models.spec import GatedDeltaNet, LatentAttention, ModelSpec, MoeFfn
 from ckdist.overrides import FLAG
 from ckdist.weights import dtypes
 from ckdist.weights.gguf import MAGIC, GgufModel, read_gguf
@@ -34,7 +34,8 @@ SAFETENSORS_TYPES = {"F32": dtypes.F32, "F16": dtypes.F16, "BF16": dtypes.BF16}
 class HeadPart:
     """Of each head's `stored` rows those from `first` on, `rows` of them; `transposed`: these are the weight's columns.
 
-    The tensor has rows of `columns`. Transposed, head h's row c has elements [h * stored + first + j][c].
+    The tensor has rows of `columns`. Transposed, row c of head h has the elements
+    [h * stored + first + j][c * every + lane]. Of a stack so of each of its matrices.
     """
 
     stored: int
@@ -42,6 +43,13 @@ class HeadPart:
     rows: int
     columns: int
     transposed: bool = False
+    every: int = 1
+    lane: int = 0
+
+    @property
+    def head_rows(self) -> int:
+        """Of the weight, that come of one head."""
+        return self.columns // self.every if self.transposed else self.rows
 
 
 @dataclass(frozen=True)
@@ -80,8 +88,8 @@ class TensorSource:
         """Of what lies at the offset: the whole tensor, where the weight is a part of its heads."""
         if self.part is None:
             return self.shape
-        heads = int(np.prod(self.shape, dtype=np.int64)) // (self.part.rows * self.part.columns)
-        return heads * self.part.stored, self.part.columns
+        rows = self.shape[0 if len(self.shape) < 3 else 1]
+        return *self.shape[:-2], rows // self.part.head_rows * self.part.stored, self.part.columns
 
     @property
     def places(self) -> tuple[tuple[pathlib.Path, int], ...]:
@@ -257,7 +265,12 @@ def _sources(
                 f"{tensor.file}: tensor {weights[0]!r} has dtype {tensor.dtype}; the known ones are {known}"
             )
         known = found if index is None else {w: s[index] for w, s in stacks.items() if index in s}
-        for source in _weights_in(tensor, weights, shapes):
+        transposed = tensor.scales is None and names.is_transposed(name)
+        if transposed or names.is_alternating(name):
+            sources = _weights_by_turns(tensor, weights, shapes, transposed)
+        else:
+            sources = _weights_in(tensor, weights, shapes)
+        for source in sources:
             weight = source.name
             if weight in known or (index is not None and weight in found):
                 raise ModelFileError(f"{tensor.file}: {tensor.name!r} and another tensor are both {weight!r}")
@@ -300,6 +313,38 @@ def _weights_in(
         part = scales and replace(scales, first_row=scales.first_row + begin)
         found.append(TensorSource(weight, tensor.type, shape, tensor.file, offsets[0], matrices=stack, scales=part))
     return found
+
+
+def _weights_by_turns(
+    tensor: StoredWeights, weights: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]], transposed: bool
+) -> list[TensorSource]:
+    """The weights whose rows a tensor has by turns, in every matrix of a stack; `transposed`: whose columns, and its
+    rows are inputs.
+    """
+    count, shape = len(weights), shapes[weights[0]]
+    *stack, rows, columns = shape if len(shape) > 1 else (*shape, 1)
+    needed = (*stack, columns, count * rows) if transposed else (*stack, count * rows, columns)
+    if tensor.shape != (needed if len(shape) > 1 else (count * rows,)):
+        raise ModelFileError(
+            f"{tensor.file}: tensor {tensor.name!r} has shape {tensor.shape}, but the model needs "
+            f"{math.prod(needed)} elements of {', '.join(weights)}: {needed}"
+        )
+    elements, scales = math.prod(needed[-2:]), tensor.scales
+    matrix_bytes = scales.code_bytes(elements) if scales else dtypes.BY_NUMBER[tensor.type].row_bytes(elements)
+    offsets = [tensor.offset + matrix * matrix_bytes for matrix in range(math.prod(stack))]
+    places = tuple((tensor.file, offset) for offset in offsets) if stack else ()
+    parts = (
+        HeadPart(columns, 0, columns, count * rows, True, count, lane)
+        if transposed
+        else HeadPart(count, lane, 1, columns)
+        for lane in range(count)
+    )
+    return [
+        TensorSource(
+            weight, tensor.type, shapes[weight], tensor.file, tensor.offset, matrices=places, part=part, scales=scales
+        )
+        for weight, part in zip(weights, parts, strict=True)
+    ]
 
 
 def _stacked(weight: str, matrices: Mapping[int, TensorSource], shape: tuple[int, ...]) -> TensorSource:
@@ -385,6 +430,13 @@ def num_heads(spec: ModelSpec, weight: str) -> int:
     mixer = spec.layers[int(weight.split(".")[2])].mixer
     assert isinstance(mixer, LatentAttention)  # only its forward reads such weights
     return mixer.num_heads
+
+
+def num_experts(spec: ModelSpec, weight: str) -> int:
+    """The experts of a layer that has some."""
+    ffn = spec.layers[int(weight.split(".")[2])].ffn
+    assert isinstance(ffn, MoeFfn)  # only its forward reads such weights
+    return ffn.num_experts
 
 
 def _notes(spec: ModelSpec, unread: list[str], predicting_layers: Any, where: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 from ckdist.errors import ModelFileError
 from ckdist.native import check, lib, pointer
 from ckdist.weights import dtypes
-from ckdist.weights.checkpoint import TensorSource
+from ckdist.weights.checkpoint import HeadPart, TensorSource
 from ckdist.weights.scales import E4M3_VALUES, Place
 
 FP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # twice those of E2M1
@@ -35,20 +35,21 @@ def read_tensor(source: TensorSource) -> np.ndarray:
 
     Raises ModelFileError when a file has become shorter or cannot be read.
     """
-    if source.part:
-        return _head_part(source)
     if not source.matrices:
         return read_rows(source, 0, source.shape[0])
     return np.stack([read_rows(source, 0, source.shape[1], matrix) for matrix in range(source.shape[0])])
 
 
-def _head_part(source: TensorSource) -> np.ndarray:
-    """A weight that is a part of each head's rows in a tensor."""
-    part = source.part
-    assert part is not None
-    values = read_tensor(replace(source, shape=source.stored_shape, part=None))
+def _part_rows(source: TensorSource, part: HeadPart, begin: int, end: int, matrix: int) -> np.ndarray:
+    """Rows [begin, end) of a weight that is a part of each head's rows in a tensor, of which it reads whole heads."""
+    first, last = begin // part.head_rows, -(-end // part.head_rows)
+    whole = replace(source, shape=source.stored_shape, part=None)
+    values = read_rows(whole, first * part.stored, last * part.stored, matrix)
     heads = values.reshape(-1, part.stored, part.columns)[:, part.first : part.first + part.rows]
-    return (heads.swapaxes(1, 2) if part.transposed else heads).reshape(source.shape)
+    if part.transposed:
+        heads = heads.swapaxes(1, 2)[:, part.lane :: part.every]
+    rows = heads.reshape(-1, *source.shape[1:][-1:])
+    return rows[begin - first * part.head_rows : end - first * part.head_rows]
 
 
 def read_rows(source: TensorSource, begin: int, end: int, matrix: int = 0) -> np.ndarray:
@@ -57,7 +58,7 @@ def read_rows(source: TensorSource, begin: int, end: int, matrix: int = 0) -> np
     Raises as `read_tensor`.
     """
     if source.part:
-        return _head_part(source)[begin:end]
+        return _part_rows(source, source.part, begin, end, matrix)
     row_shape = source.shape[-1:] if len(source.shape) > 1 else ()
     order = np.arange(begin, end) if source.row_order is None else source.row_order[begin:end]
     low, high = (int(order.min()), int(order.max()) + 1) if len(order) else (begin, begin)
@@ -66,7 +67,7 @@ def read_rows(source: TensorSource, begin: int, end: int, matrix: int = 0) -> np
 
     def read(place: Place, count: int) -> np.ndarray:
         """uint8 (count,) of a file."""
-        return _stored_bytes(source.name, *place, count)
+        return stored_bytes(source.name, *place, count)
 
     path, offset = source.places[matrix]
     data = read((path, offset + low * row_bytes), (high - low) * row_bytes)
@@ -84,7 +85,7 @@ def read_rows(source: TensorSource, begin: int, end: int, matrix: int = 0) -> np
     return values + np.float32(1) if source.plus_one else values
 
 
-def _stored_bytes(name: str, path: pathlib.Path, offset: int, count: int) -> np.ndarray:
+def stored_bytes(name: str, path: pathlib.Path, offset: int, count: int) -> np.ndarray:
     """uint8 (count,) of a file, of the tensor `name`."""
     try:
         with open(path, "rb") as file:

@@ -175,6 +175,7 @@ class ShardLoader:
         plan = ffi.new("struct ckdist_vector_plan *", {
             "name": name_bytes, "file": self._files[source.file],
             "source_type": source.type, "head_rows": source.head_rows,
+            "stored": source.part.stored if source.part else 0, "lane": source.part.first if source.part else 0,
             "plus_one": source.plus_one, "minus_exp": source.minus_exp,
             "offset": source.offset, "size": size, "begin": begin, "end": end,
         })  # fmt: skip

@@ -84,7 +84,9 @@ class TestAdvice:
 
     def test_nodes(self, tmp_path):
         text = self.advice(tmp_path, LAYOUTS["SNC-2"][0], proc__sys__kernel__numa_balancing="1")
-        assert "SNC-2: memory is in 4 nodes" in text and "mpirun -n 4" in text and "kernel.numa_balancing=0" in text
+        assert (
+            "SNC-2: memory is in 4 nodes" in text and "ckdist serve -tp 4" in text and "kernel.numa_balancing=0" in text
+        )
 
     def test_cpus(self, tmp_path):
         text = self.advice(tmp_path, dataclasses.replace(LAYOUTS["offline cores"][0], allowed="0,4-12"))

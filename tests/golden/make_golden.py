@@ -172,6 +172,15 @@ CONFIGS = {
         "num_experts_per_tok": 3, "scoring_func": "sigmoid", "hidden_act": "silu", "tie_word_embeddings": False,
         "pad_token_id": 0,
     },
+    "gptoss": {
+        "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "vocab_size": 242, "intermediate_size": 36,
+        "num_hidden_layers": 2, "num_attention_heads": 6, "num_key_value_heads": 2, "rms_norm_eps": 1e-5,
+        "rope_theta": 150000.0, "sliding_window": 12, "num_local_experts": 5, "num_experts_per_tok": 2,
+        "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "beta_fast": 32.0,
+                         "beta_slow": 1.0, "truncate": False},
+        "swiglu_limit": 7.0, "hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": True,
+        "pad_token_id": 0,
+    },
     # Latent attention: queries of one matrix and of two, YaRN's part in the scale.
     "deepseek_v2": {
         "architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2", "vocab_size": 243,
@@ -255,6 +264,10 @@ def randomise(model, generator: torch.Generator) -> None:
             parameter.copy_(0.7 * noise)
         elif "norm" in name:  # Gemma multiplies by 1 + weight
             parameter.copy_(0.25 * noise + (gemma_norm(name) if gemma else 1.0))
+        elif name.endswith("sinks"):
+            parameter.copy_(noise)
+        elif name.endswith("experts.gate_up_proj"):  # wide enough for clamped gates to bite
+            parameter.copy_(noise * (4.0 / math.sqrt(model.config.hidden_size)))
         elif name.endswith("bias"):
             parameter.copy_(0.7 * noise)
         elif "embed_tokens" in name:

@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import numpy as np
@@ -17,7 +16,7 @@ import pytest
 
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
-from tests.support.hosts import Hosts, why_not
+from tests.support.hosts import Hosts, start, why_not
 from tests.support.launcher import environment, run_ranks
 from tests.support.paths import ROOT
 from tests.support.served import write_tokenizer
@@ -43,42 +42,6 @@ print(httpx.post(url + "/v1/completions", json=body, timeout=10).text)
 def hosts():
     with Hosts() as hosts:
         yield hosts
-
-
-class Output:
-    """What a job prints, line by line as it comes."""
-
-    def __init__(self, *processes: subprocess.Popen):
-        self.processes, self.process, self.lines = processes, processes[0], []
-        self.threads = [threading.Thread(target=self.read, args=(p,), daemon=True) for p in processes]
-        for thread in self.threads:
-            thread.start()
-
-    def read(self, process: subprocess.Popen) -> None:
-        self.lines.extend(iter(process.stdout.readline, ""))
-
-    def wait(self, seconds: float) -> list[int]:
-        """The exit codes, once all output has been read."""
-        codes = [process.wait(seconds) for process in self.processes]
-        for thread in self.threads:
-            thread.join(5)
-        return codes
-
-    def wait_for(self, pattern: str, count: int = 1, seconds: float = 60) -> str:
-        """The first match of `pattern`, once it has come `count` times."""
-        end = time.monotonic() + seconds
-        while len(found := re.findall(pattern, self.text())) < count:
-            assert time.monotonic() < end, f"no {count} of {pattern!r} within {seconds} s in:\n{self.text()}"
-            time.sleep(0.02)
-        return found[0]
-
-    def text(self) -> str:
-        return "".join(self.lines)
-
-
-def start(hosts, launcher: str, each: int, *words: str) -> Output:
-    """The job under mpirun, or its ranks without a launcher."""
-    return Output(*([hosts.start(each, *words)] if launcher == "mpirun" else hosts.torchrun(each, *words)))
 
 
 @pytest.mark.parametrize("launcher, each", [("mpirun", 1), ("mpirun", 2), ("torchrun", 2)])

@@ -56,6 +56,7 @@ class Settings:
     scale: float = 0.1
     soft_cap: float = 0.0
     window: int = 0
+    sinks: tuple[float, ...] = ()  # of each head
 
 
 def attend(cache, q, first, settings, spans=0):
@@ -73,6 +74,8 @@ def attend(cache, q, first, settings, spans=0):
     task.q, task.q_token_stride, task.q_head_stride = floats(q), heads * head_dim, head_dim
     task.out, task.out_token_stride, task.out_head_stride = floats(out), heads * width, width
     task.scale, task.soft_cap, task.window = settings.scale, settings.soft_cap, settings.window
+    sinks = np.array(settings.sinks, F32)
+    task.sinks = floats(sinks) if settings.sinks else native.ffi.NULL
     size = native.check(native.lib.ckdist_attention_scratch_bytes(cache.isa, cache.shape, tokens, heads))
     scratch = np.full(size + 64, 0xFF, np.uint8)  # NaN patterns: nothing may be read before it is written
     start = -scratch.ctypes.data % 64
@@ -93,8 +96,11 @@ def reference(k, v, q, first, settings):
         scores = q[t] @ k[low : position + 1].T * settings.scale  # (heads, seen)
         if settings.soft_cap:
             scores = settings.soft_cap * np.tanh(scores / settings.soft_cap)
+        if settings.sinks:
+            scores = np.concatenate([scores, np.array(settings.sinks)[:, None]], axis=1)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
-        out[t] = weights / weights.sum(-1, keepdims=True) @ v[low : position + 1]
+        weights /= weights.sum(-1, keepdims=True)
+        out[t] = weights[:, : position + 1 - low] @ v[low : position + 1]
     return out
 
 
@@ -172,6 +178,23 @@ def test_soft_cap_and_window(isa, kv_type, settings, tokens):
     out = attend(Cache(isa, kv_type, k, v), q, 210 - tokens, settings)
     want = reference(rounded(kv_type, k), rounded(kv_type, v), q, 210 - tokens, settings)
     np.testing.assert_allclose(out, want, atol=TOLERANCE[kv_type])
+
+
+@pytest.mark.parametrize("tokens, heads", [(1, 3), (1, 8), (20, 3)])
+@pytest.mark.parametrize("window", [0, 40])
+def test_sinks(isa, kv_type, tokens, heads, window):
+    """Below all scores, among them, above them, and so far above that nothing else counts."""
+    positions = 530
+    k, v, q = random_case(64, positions, tokens, heads)
+    settings = Settings(window=window, sinks=(-300.0, 5.0, 14.0, 300.0, *[1.0] * 4)[:heads])
+    cache = Cache(isa, kv_type, k, v)
+    out = attend(cache, q, positions - tokens, settings)
+    want = reference(rounded(kv_type, k), rounded(kv_type, v), q, positions - tokens, settings)
+    np.testing.assert_allclose(out, want, atol=TOLERANCE[kv_type])
+    without = reference(k, v, q, positions - tokens, Settings(window=window))
+    assert np.abs(want[:, 2]).max() < 0.5 * np.abs(without).max()
+    np.testing.assert_array_equal(attend(cache, q[-1:].copy(), positions - 1, settings)[0], out[-1])
+    np.testing.assert_array_equal(attend(cache, q, positions - tokens, settings, 1), out)
 
 
 @pytest.mark.parametrize("head_dim", [72, 128])

@@ -77,6 +77,20 @@ def test_gated(isa, rng, n, function):
     np.testing.assert_allclose(out, f * up, rtol=2e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("n", LENGTHS)
+def test_clamped_swiglu(isa, rng, n):
+    """Against what PyTorch's clamp, sigmoid and products mean, in float64."""
+    gate, up = (rng.normal(size=(2, n)) * 6).astype(F32)
+    g, u = np.minimum(gate.astype(float), 7), np.clip(up.astype(float), -7, 7)
+    out = np.empty(n, F32)
+    call("gated", isa, 3, floats(gate), floats(up), n, floats(out))
+    np.testing.assert_allclose(out, (u + 1) * g / (1 + np.exp(-1.702 * g)), rtol=2e-6, atol=1e-6)
+    out = np.empty(4, F32)
+    far = [np.array(x, F32) for x in ([-3e38, 3e38, np.nan, 1], [1, 3e38, 1, np.nan])]
+    call("gated", isa, 3, floats(far[0]), floats(far[1]), 4, floats(out))
+    np.testing.assert_allclose(out, [0, 56 / (1 + np.exp(-1.702 * 7)), np.nan, np.nan], rtol=1e-6)
+
+
 def test_gated_far_out_and_nan(isa):
     gate = np.array([-200, -90, 90, 200, np.nan, 0, -0.0, 3e38], F32)
     for function in (0, 1):

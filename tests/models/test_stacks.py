@@ -22,11 +22,14 @@ DOWN = "model.layers.0.mlp.experts.down_proj.weight"
 STORED = "model.layers.0.mlp.experts.{}.{}_proj.weight"
 
 
-def test_parts_of_a_stack_are_packed_as_they_are_stored():
-    """Rows, columns and matrices of a stack, each of which begins with a tile of its own."""
-    checkpoint = open_checkpoint(FOLDER)
+@pytest.mark.parametrize("family, last", [("qwen3moe", 7), ("gptoss", 4)])
+def test_parts_of_a_stack_are_packed_as_they_are_stored(family, last):
+    """Rows, columns and matrices of a stack, each of which begins with a tile of its own; of gpt-oss they lie by turns,
+    and transposed.
+    """
+    checkpoint = open_checkpoint(GOLDEN / family)
     loader = ShardLoader(checkpoint, 2)
-    parts = [(GATE, (3, 36), (0, 64), None), (DOWN, (0, 64), (32, 36), (2, 7))]
+    parts = [(GATE, (3, 36), (0, 64), None), (GATE, (1, 2), (16, 48), (0, 2)), (DOWN, (0, 64), (32, 36), (2, last))]
     handles = [loader.add_matrix(name, [rows], columns, stack) for name, rows, columns, stack in parts]
     loader.load(progress=False)
     for handle, (name, rows, columns, stack) in zip(handles, parts, strict=True):

@@ -20,7 +20,7 @@ def test_replay_with_ranks_as_threads(family, ranks, threads):
     assert run_threads(ranks, lambda world: check(world, family, "auto", threads, 16))[0] < 5e-7
 
 
-@pytest.mark.parametrize("family", ["experts", "experts_in_groups"])
+@pytest.mark.parametrize("family", ["experts", "experts_in_groups", "sinks_and_biases"])
 @pytest.mark.parametrize("hosts", [["one", "two"], ["one", "two", "two"], ["one", "one", "two", "two"]])
 def test_hosts_with_whole_experts(family, hosts):
     """One rank each, unequal numbers, and two each, of which each has slices of its host's experts."""

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import psutil
@@ -270,3 +271,39 @@ class Hosts(contextlib.AbstractContextManager):
         while (left := self.ranks()) and time.monotonic() < end:
             time.sleep(0.05)
         return [f"rank {r}: {' '.join(p.cmdline())}" for r, p in left.items()]
+
+
+class Output:
+    """What a job prints, line by line as it comes."""
+
+    def __init__(self, *processes: subprocess.Popen):
+        self.processes, self.process, self.lines = processes, processes[0], []
+        self.threads = [threading.Thread(target=self.read, args=(p,), daemon=True) for p in processes]
+        for thread in self.threads:
+            thread.start()
+
+    def read(self, process: subprocess.Popen) -> None:
+        self.lines.extend(iter(process.stdout.readline, ""))
+
+    def wait(self, seconds: float) -> list[int]:
+        """The exit codes, once all output has been read."""
+        codes = [process.wait(seconds) for process in self.processes]
+        for thread in self.threads:
+            thread.join(5)
+        return codes
+
+    def wait_for(self, pattern: str, count: int = 1, seconds: float = 60) -> str:
+        """The first match of `pattern`, once it has come `count` times."""
+        end = time.monotonic() + seconds
+        while len(found := re.findall(pattern, self.text())) < count:
+            assert time.monotonic() < end, f"no {count} of {pattern!r} within {seconds} s in:\n{self.text()}"
+            time.sleep(0.02)
+        return found[0]
+
+    def text(self) -> str:
+        return "".join(self.lines)
+
+
+def start(hosts, launcher: str, each: int, *words: str) -> Output:
+    """The job under mpirun, or its ranks without a launcher."""
+    return Output(*([hosts.start(each, *words)] if launcher == "mpirun" else hosts.torchrun(each, *words)))

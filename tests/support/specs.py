@@ -23,7 +23,19 @@ def rope(dims=16, **more):
     return RopeSpec((1e4 ** (-np.arange(0, dims, 2) / dims)).astype(np.float32), **more)
 
 
-def spec(heads=6, kv_heads=3, head_dim=16, ffn=176, vocab=100, mixer=None, layer=None, changes=None, first=(), **more):
+def spec(
+    heads=6,
+    kv_heads=3,
+    head_dim=16,
+    ffn=176,
+    vocab=100,
+    hidden=64,
+    mixer=None,
+    layer=None,
+    changes=None,
+    first=(),
+    **more,
+):
     """Two layers; `mixer` and `layer` are further fields of both, `changes` of each layer's mixer. `first`: mixers of
     layers before these.
     """
@@ -34,7 +46,9 @@ def spec(heads=6, kv_heads=3, head_dim=16, ffn=176, vocab=100, mixer=None, layer
     if "activation" in more:
         fields["ffn"] = DenseFfn(ffn, more.pop("activation"))
     layers = tuple(LayerSpec(a, **fields) for a in (*first, *changed))
-    return ModelSpec("qwen3", vocab, 64, layers, {"global": rope(head_dim), **more.pop("ropes", {})}, 1e-6, 512, **more)
+    return ModelSpec(
+        "qwen3", vocab, hidden, layers, {"global": rope(head_dim), **more.pop("ropes", {})}, 1e-6, 512, **more
+    )
 
 
 FAMILIES = {
@@ -52,7 +66,7 @@ FAMILIES = {
     },
 }
 # What no family above has: norms after, norms over all heads of a token, layers without rotation, multipliers, a part
-# of a head rotated in neighbours, layers that differ in heads and widths, experts.
+# of a head rotated in neighbours, layers that differ in heads and widths, experts, sinks, biases.
 PIECES = {
     "norms_after": {
         "layer": {"norms": Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")},
@@ -79,6 +93,11 @@ PIECES = {
                 shared_gate=True,
             )
         }
+    },
+    "sinks_and_biases": {
+        "mixer": {"sinks": True, "qkv_bias": True, "o_bias": True},
+        "changes": ({"window": 5}, {}),
+        "layer": {"ffn": MoeFfn(5, 72, Routing(2), "clamped_swiglu", bias=True)},
     },
 }
 # Layers that keep a state of every sequence, gates behind attention, and latent attention.

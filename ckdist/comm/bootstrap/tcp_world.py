@@ -1,5 +1,5 @@
 """The ranks of a job that was started without MPI: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets
-them.
+them, or what Slurm tells instead (`slurm`).
 
 Rank 0 listens at the master's address; the others connect to it and prove the job's secret (`handshake`). What is
 exchanged here is small msgpack at start-up, with capped sizes (`connection`); the traffic of every step goes elsewhere.
@@ -14,6 +14,7 @@ import time
 
 from ckdist.comm.bootstrap.connection import BootstrapConnection
 from ckdist.comm.bootstrap.handshake import Listener, Purpose, connect, read_secret
+from ckdist.comm.bootstrap.slurm import step_variables
 from ckdist.comm.bootstrap.star_world import StarWorld
 from ckdist.comm.protocol import Log
 from ckdist.errors import CommError, ConfigError
@@ -27,10 +28,17 @@ START_SECONDS = 120.0  # until all ranks have come
 _SIOCGIFADDR = 0x8915
 
 
+def told() -> dict[str, str]:
+    """What the environment says of VARIABLES, or else Slurm of a task of srun; "" where neither does."""
+    step = step_variables(os.environ)
+    return {name: os.environ.get(name) or step.get(name, "") for name in VARIABLES}
+
+
 def is_started() -> bool:
-    """Did a torchrun-style launcher start this process, as one of several? ConfigError when it told only a part."""
-    missing = [name for name in VARIABLES if not os.environ.get(name)]
-    if missing and any(os.environ.get(name) for name in VARIABLES[:2]):
+    """Did srun or a torchrun-style launcher start this process, as one of several? ConfigError when it told a part."""
+    given = told()
+    missing = [name for name in VARIABLES if not given[name]]
+    if missing and any(given[name] for name in VARIABLES[:2]):
         raise ConfigError(
             f"{', '.join(missing)} missing beside {', '.join(n for n in VARIABLES if n not in missing)}: "
             f"set all of {', '.join(VARIABLES)} on every rank, or none"
@@ -65,7 +73,7 @@ def _resolve(name: str) -> str:
 
 def _environment() -> tuple[int, int, str, int]:
     """Rank, size, and rank 0's address and port, as the launcher says; ConfigError for what is no number."""
-    values = {name: os.environ.get(name, "") for name in VARIABLES}
+    values = told()
     for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
         if not values[name].isdigit() or len(values[name]) > 6:
             raise ConfigError(f"{name} ({values[name]!r}) must be a whole number")

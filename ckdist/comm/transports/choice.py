@@ -65,7 +65,7 @@ def choose_transport(
         raise ConfigError(problem) if isinstance(error, ConfigError) else CommError(problem)
     times: dict[str, list[float]] = {}
     for name, handle in opened.items() if len(opened) > 1 else ():
-        slowest, error = _everywhere(world, functools.partial(_measure, world, handle))
+        slowest, error = _everywhere(world, functools.partial(exchange_seconds, world, handle))
         if slowest is not None:
             times[name] = slowest
         elif error is not None:
@@ -135,7 +135,7 @@ def _open(world: World, name: str, timeout: float, interface: str | None, lanes:
     return open_transport(world, name, interface or os.environ.get(INTERFACE_VARIABLE), lanes, timeout, log)
 
 
-def _measure(world: World, handle: CData) -> list[float]:
+def exchange_seconds(world: World, handle: CData) -> list[float]:
     """Seconds of a small and of a large exchange of rank 0 with other hosts' first ranks, the slowest of each; zeros
     elsewhere.
     """

@@ -1,5 +1,7 @@
 """The mixture of experts: a router, experts of which each token takes a few, and experts that every token takes."""
 
+from dataclasses import replace
+
 from ckdist.layout import Dim
 from ckdist.models.spec import MoeFfn
 from ckdist.program.program import Value
@@ -30,7 +32,8 @@ def moe_ffn(g: Tracer, x: Value, f: MoeFfn, path: str) -> Value:
     w = lambda name, *dims: g.weight(f"{path}.{name}", *dims)
     hidden, router = x.dims[-1], w(ROUTER, Dim("experts", f.num_experts), x.dims[-1])
     routers = (router, w(SHARED_GATE, Dim("switch", 1), hidden)) if f.shared_gate else (router,)
-    logits = g.linears(x, routers, names=["router", "switch"][: len(routers)])
+    biases = [w("gate.bias", router.dims[0])] if f.bias else []
+    logits = g.linears(x, routers, biases, names=["router", "switch"][: len(routers)])
     correction = w(CORRECTION, router.dims[0]) if f.correction_bias else None
     chosen, shares = g.route(logits, correction, f.routing, shared=f.shared_size > 0)
     experts, ffn = g.sharding.experts(f.num_experts), g.sharding.expert_ffn(f.intermediate_size)
@@ -40,4 +43,6 @@ def moe_ffn(g: Tracer, x: Value, f: MoeFfn, path: str) -> Value:
         shared = g.sharding.ffn(f.shared_size)
         weights += [w(f"shared_expert.{name}.weight", shared, hidden) for name in ("gate_proj", "up_proj")]
         weights.append(w("shared_expert.down_proj.weight", hidden, shared))
-    return g.reduce(g.experts(x, chosen, shares, weights, f.activation))
+    widths = (("gate_proj", ffn), ("up_proj", ffn), ("down_proj", hidden))
+    of_experts = [w(f"experts.{name}.bias", replace(experts, width=dim.elements)) for name, dim in widths if f.bias]
+    return g.reduce(g.experts(x, chosen, shares, weights, f.activation, of_experts))

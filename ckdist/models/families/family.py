@@ -15,7 +15,7 @@ _ANY = re.compile(r"(blk|model\.layers)\.(0|[1-9]\d{0,3})\.(.+)")
 _EXPERT = re.compile(r"(.+\.experts)\.(0|[1-9]\d{0,4})\.(.+)")
 
 
-_STACK = re.compile(r".+\.experts\.(gate_up_proj|down_proj)")
+_STACK = re.compile(r"(.+\.experts\.(?:gate_up_proj|down_proj))(_bias)?")
 _CORRECTION = "e_score_correction_bias"
 
 
@@ -26,7 +26,8 @@ def stack_of(stored: str) -> tuple[str, int | None]:
         return f"{match[1]}.{match[3]}", int(match[2])
     if stored.endswith(f".{_CORRECTION}"):
         return f"{stored.removesuffix('_bias')}.bias", None
-    return f"{stored}.weight" if _STACK.fullmatch(stored) else stored, None
+    stack = _STACK.fullmatch(stored)
+    return f"{stack[1]}.{'bias' if stack[2] else 'weight'}" if stack else stored, None
 
 
 def _with_correction(name: str) -> str:
@@ -54,6 +55,8 @@ class TensorNames:
     exact: Mapping[str, str] = field(default_factory=dict)  # as `layer`, with the end of the name
     minus_exp: tuple[str, ...] = ()  # weights of which minus the exponential is stored
     by_head: tuple[str, ...] = ()  # parts of which a matrix is stored for each head, in a stack
+    alternating: tuple[str, ...] = ()  # stored parts whose rows are by turns those of each of their weights
+    transposed: tuple[str, ...] = ()  # stored stacks whose matrices have inputs as rows, where they are floats
     kv_b: str = ""  # the part whose tensor has of each head the rows that make its keys, and behind them its values
 
     def weights_of(self, stored: str) -> tuple[str, ...]:
@@ -119,6 +122,14 @@ class TensorNames:
     def is_joined(self, stored: str) -> bool:
         """Whether a stored tensor has of each head the rows of every one of its weights."""
         return stored.rpartition(".")[0].endswith(self.joined) if self.joined else False
+
+    def is_alternating(self, stored: str) -> bool:
+        """Whether the rows of a stored tensor are by turns those of each of its weights."""
+        return stored.rpartition(".")[0].endswith(self.alternating) if self.alternating else False
+
+    def is_transposed(self, stored: str) -> bool:
+        """Whether the rows of a stored tensor of floats are the columns of its weights."""
+        return stored.endswith(tuple(f"{part}.weight" for part in self.transposed)) if self.transposed else False
 
     def is_minus_exp(self, weight: str) -> bool:
         """Whether a weight is the logarithm of minus what is stored."""

@@ -31,6 +31,7 @@ struct ckdist_attention_task {
   int64_t out_token_stride, out_head_stride;
   float scale, soft_cap; /* soft_cap 0: none */
   int64_t window;        /* 0: all */
+  const float* sinks;    /* (heads,): a score of each head that has no value; null: none */
 };
 
 /* Cosines and sines, (positions, dims / 2): the first dims of a head are rotated. */

@@ -24,6 +24,8 @@ struct ckdist_execution_plan {
   /* Every rank of a host has a range [ceil(tokens * rank / size), ceil(tokens * (rank + 1) / size)) of a batch's
      tokens, counted among the host's ranks. */
   int32_t tokens_sharded;
+  /* Between products that need all of a rank's tokens, the hosts share these out: comm/row_exchange.h. */
+  int32_t host_rows;
 };
 
 /* Attention of one layer on this rank, and what of its tokens it caches. */
@@ -56,6 +58,7 @@ struct ckdist_program {
   int32_t layers;
   const struct ckdist_layer_attention* attention; /* (layers,); no heads in all: the layer has none */
   const struct ckdist_layer_state* states;        /* (layers,) */
+  int32_t experts;                                /* of a layer at most; 0: no layer has any */
   int64_t state_slots; /* that hold all layers' states of a sequence each; 0: no layer has any */
   int64_t blocks;
   struct ckdist_rope ropes[4];
@@ -108,17 +111,21 @@ CKDIST_EXPORT int64_t ckdist_executable_kv_bytes(struct ckdist_executable* execu
 CKDIST_EXPORT const void* ckdist_executable_kv(struct ckdist_executable* executable);
 
 /* Seconds of thread 0 since the last reset: in steps, waiting at barriers inside the rank, and in exchanges with other
-   ranks. moved: bytes that this rank's threads read of other ranks' memory, between the layers' parts. Of steps without
-   prompts: seconds, how many there were, and the bytes of weights and cache that they read. packed: bytes of this
-   rank's weights that are packed; -1 where all are from the start. */
+   ranks. moved: bytes that this rank's threads read of other ranks' memory, between the layers' parts; sent: bytes that
+   it sent to other hosts. Of steps without prompts: seconds, how many there were, and the bytes of weights and cache
+   that they read. packed: bytes of this rank's weights that are packed; -1 where all are from the start. */
 struct ckdist_step_stats {
   double total, barrier, exchange, decode;
-  int64_t runs, moved, decode_runs, decode_read, packed;
+  int64_t runs, moved, sent, decode_runs, decode_read, packed;
 };
 CKDIST_EXPORT void ckdist_executable_stats(struct ckdist_executable* executable, struct ckdist_step_stats* out,
                                            int32_t reset);
 /* Rank 0, between two batches: the stats of every rank, (ranks,). */
 CKDIST_EXPORT int ckdist_executable_reports(struct ckdist_executable* executable, struct ckdist_step_stats* out);
+
+/* (layers, experts): how many rows each expert had so far, of all tokens that this rank's host computed. Not while a
+   batch runs. */
+CKDIST_EXPORT void ckdist_executable_expert_rows(const struct ckdist_executable* executable, int64_t* out);
 
 /* From now on every thread writes what it does to a lane of its own ("thread 0"). Not while a batch runs; the trace
  * outlives the executable. */

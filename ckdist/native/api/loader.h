@@ -17,11 +17,13 @@ struct ckdist_matrix {
 };
 
 /* Of a tensor of rows of `columns`, which has `stored` of them for each head: of each head `rows` from `first` on.
-   transposed: these are the matrix's columns, and a head's columns its rows. */
+   transposed: these are the matrix's columns, and a head's columns its rows; of `every` columns that of number `lane`.
+   Of a stack so of each of its matrices. */
 struct ckdist_head_part {
   int64_t stored; /* 0: the matrix is the tensor */
   int64_t first, rows, columns;
   int32_t transposed;
+  int64_t every, lane; /* 1 and 0: all columns */
 };
 
 /* How scales lie that stand in tensors of their own, beside a matrix's codes. */
@@ -52,8 +54,8 @@ struct ckdist_matrix_plan {
                              that is transposed */
   int32_t head_rows; /* > 0: row j of the first half of each head of this many rows is stored at 2 j, of the second at 2
                         j + 1 */
-  int64_t rows, cols;                 /* of a whole matrix, or of the whole part of its heads */
-  struct ckdist_head_part part;       /* not of a stack */
+  int64_t rows, cols; /* of a whole matrix, or of the whole part of its heads */
+  struct ckdist_head_part part;
   const struct ckdist_scales* scales; /* of codes alone, of which source_type is made; or null */
   int64_t col_begin, col_end;
   const int64_t* row_ranges; /* (range_count, 2): begin, end */
@@ -70,7 +72,9 @@ struct ckdist_vector_plan {
   int32_t plus_one;  /* add 1 to every element */
   int32_t minus_exp; /* minus the exponential of every element is stored */
   int64_t offset;
-  int64_t size; /* of the whole vector */
+  int64_t size;   /* of the whole vector */
+  int64_t stored; /* > 0: of so many elements of the tensor the vector has one, that of number `lane` */
+  int64_t lane;
   int64_t begin, end;
 };
 

@@ -51,8 +51,9 @@ enum ckdist_step_kind {
 };
 
 /* The rows that a step works on: the batch's tokens, or its tokens whose logits are wanted. Where tokens are sharded a
-   rank has its own tokens; of the others it has all, or those among its own tokens. */
-enum ckdist_rows { ckdist_rows_tokens, ckdist_rows_selected, ckdist_rows_local_selected };
+   rank has its own tokens; of the others it has all, or those among its own tokens. host: of a rank's tokens those that
+   its host has, where hosts share them out. */
+enum ckdist_rows { ckdist_rows_tokens, ckdist_rows_selected, ckdist_rows_local_selected, ckdist_rows_host };
 
 struct ckdist_step {
   int32_t kind, rows;
@@ -63,7 +64,13 @@ struct ckdist_span {
   int32_t first, count;
 };
 
-enum ckdist_gate { ckdist_gate_none = -1, ckdist_gate_silu = 0, ckdist_gate_gelu_tanh = 1, ckdist_gate_sigmoid = 2 };
+enum ckdist_gate {
+  ckdist_gate_none = -1,
+  ckdist_gate_silu = 0,
+  ckdist_gate_gelu_tanh = 1,
+  ckdist_gate_sigmoid = 2,
+  ckdist_gate_clamped_swiglu = 3
+};
 enum ckdist_rope_table { ckdist_rope_none = -1, ckdist_rope_global = 0, ckdist_rope_local = 1 };
 enum ckdist_activation_format { ckdist_activation_f32, ckdist_activation_bf16, ckdist_activation_q8 };
 
@@ -83,6 +90,7 @@ struct ckdist_value {
   int32_t place;    /* enum ckdist_place */
   int32_t format;   /* enum ckdist_activation_format, of activations */
   int32_t selected; /* it has selected rows alone; else a step of selected rows finds them at their tokens */
+  int32_t sum;      /* a value that gets the sums over the hosts, of the rows that this host has; or -1 */
   int64_t width;    /* floats from row to row; activations: columns of the matrices that read them */
   int64_t offset;   /* arena: bytes; slot and what is read there: its index; logits: the first column */
   int64_t lead;     /* columns before the value's own */
@@ -110,6 +118,7 @@ struct ckdist_norm_quantize_step {
   float post_eps, eps, post_factor, factor;
   int32_t sum;
   struct ckdist_span activations[3];
+  int32_t gather, gather_sum; /* of rows that hosts share out: every host gets all activations; the sum as well */
 };
 
 /* One matrix of a linear step: out = x times weight + bias (+ low times low_weight). */
@@ -139,6 +148,7 @@ struct ckdist_attend_step {
   int32_t rotated;        /* where rotated queries go; -1: they stay in q */
   int32_t q_norm, k_norm; /* vectors of a head's width, or where there are squares of all local heads */
   int32_t squares;        /* value: of sum_squares, where all heads of a token are normed together */
+  int32_t sinks;          /* vector of local heads: a score of each that has no value */
   int32_t layer, rope_table, window;
   float eps, scale, soft_cap;
 };
@@ -185,6 +195,11 @@ struct ckdist_expert_set {
   struct ckdist_span down;        /* matrices: shards of the columns, whose products are added in their order */
   int32_t joined;                 /* value: gate * up, shard beside shard; the rows of an expert follow one another */
   struct ckdist_span activations; /* the same for each shard, as down reads it */
+  /* Vectors, of each expert that is here `bias_width` floats, of which the shards' begin with bias_column, and
+     as many as `out` is wide. The shard `biased` adds that of down to its products. */
+  int32_t gate_bias, up_bias, down_bias;
+  int32_t biased;
+  int64_t bias_width, bias_column;
 };
 
 /* Chooses experts by logits, out = the sum of what they make of each token. */
@@ -196,6 +211,8 @@ struct ckdist_experts_step {
   int32_t gate; /* enum ckdist_gate */
   int32_t count;
   const struct ckdist_expert_set* sets; /* the chosen, and then those that all tokens take */
+  const int32_t* host_experts;          /* (hosts + 1,) the first expert of each, where hosts share rows out */
+  int32_t layer;                        /* whose rows by expert are counted */
   int32_t out;
 };
 

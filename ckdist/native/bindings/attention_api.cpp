@@ -51,6 +51,7 @@ AttentionTask checked_task(const ckdist_attention_task& t) {
   task.scale = t.scale;
   task.soft_cap = t.soft_cap;
   task.window = t.window;
+  task.sinks = t.sinks;
   return task;
 }
 

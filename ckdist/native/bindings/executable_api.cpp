@@ -42,6 +42,7 @@ int64_t ckdist_executable_kv_bytes(ckdist_executable* executable) { return execu
 void ckdist_executable_stats(ckdist_executable* executable, ckdist_step_stats* out, int32_t reset) {
   *out = executable->stats(reset);
 }
+void ckdist_executable_expert_rows(const ckdist_executable* executable, int64_t* out) { executable->expert_rows(out); }
 int ckdist_executable_reports(ckdist_executable* executable, ckdist_step_stats* out) {
   return guard([&] { executable->reports(out); });
 }

@@ -42,7 +42,7 @@ struct StepCommunicator::Mailbox {
 
 struct StepCommunicator::Layout {
   int64_t value, kept, slice;  // floats of a value; of one that every host keeps; of one rank's slice
-  int64_t partials, sums, totals, slices, folded, logits, mailbox;
+  int64_t partials, sums, totals, slices, folded, logits, counters, mailbox;
   int64_t floats() const { return partials + sums + totals + slices + folded + logits; }  // that the transport moves
 
   Layout(const Order& order, int rank, const Thresholds& thresholds, const StepSizes& sizes) {
@@ -57,6 +57,7 @@ struct StepCommunicator::Layout {
     slices = local * hosts * slice;
     folded = many && local > 1 ? value : 0;
     logits = padded(sizes.logit_rows * sizes.vocab);
+    counters = padded(local * sizes.counters * 2);
     mailbox = padded(Mailbox::bytes(local, sizes) / 4 + 1);
   }
 };
@@ -64,7 +65,7 @@ struct StepCommunicator::Layout {
 int64_t StepCommunicator::memory_bytes(const Order& order, int rank, const Thresholds& thresholds,
                                        const StepSizes& sizes) {
   const Layout layout(order, rank, thresholds, sizes);
-  return (layout.floats() + layout.mailbox) * 4;
+  return (layout.floats() + layout.counters + layout.mailbox) * 4;
 }
 
 StepCommunicator::StepCommunicator(Parts parts, Segment memory, const StepSizes& sizes)
@@ -98,6 +99,7 @@ StepCommunicator::StepCommunicator(Parts parts, Segment memory, const StepSizes&
   slices_ = take(layout.slices) + local_rank * host_count_ * slice_floats_;
   folded_ = take(layout.folded);
   logits_ = take(layout.logits);
+  counters_ = reinterpret_cast<int64_t*>(take(layout.counters));
   mailbox_ = reinterpret_cast<Mailbox*>(at);
   if (host_count_ > 1) registered_ = parts_.channel->register_memory(memory_.data(), layout.floats() * 4);
   std::memset(partial(0), 0, size_t(kSlots * padded_ * 4));  // first touch by the owner
@@ -125,7 +127,9 @@ void StepCommunicator::meet(int step, int64_t grace_ns, Idle idle) {
 }
 
 void StepCommunicator::begin_send(int peer, Tag tag, const void* data, int64_t bytes) {
-  if (bytes > 0) pending_.push_back(parts_.channel->isend(peer, tag, data, bytes));
+  if (bytes <= 0) return;
+  sent_ += bytes;
+  pending_.push_back(parts_.channel->isend(peer, tag, data, bytes));
 }
 
 void StepCommunicator::begin_receive(int peer, Tag tag, void* data, int64_t bytes) {
@@ -298,6 +302,13 @@ void StepCommunicator::add_slices(int slot, int64_t begin, int64_t end, bool fol
   wait();
 }
 
+void StepCommunicator::fold_hosts(float* out, const float* const* parts, int64_t floats) const {
+  const void* of_hosts[kMaxRanks];
+  for (int h = 0; h < host_count_; h++) of_hosts[h] = parts[h];
+  void* const to = out;
+  parts_.order.fold_hosts(Element::f32, ReduceOp::sum, &to, 1, of_hosts, floats);
+}
+
 // ---- logits
 
 float* StepCommunicator::logits(int64_t* stride) {
@@ -324,6 +335,7 @@ void StepCommunicator::gather_logits(int64_t rows, int step) {
 // ---- messages
 
 Channel::Pending StepCommunicator::isend(int peer, const void* data, int64_t bytes) {
+  if (parts_.order.host_of(peer) != host_) sent_ += bytes;
   return parts_.channel->isend(peer, kMessage, data, bytes);
 }
 

@@ -31,6 +31,7 @@ struct StepSizes {
   int64_t logit_rows, vocab;      // of the gathered logits, at most
   int64_t first_column, columns;  // of the logits that this rank computes
   int64_t batch_ints;             // of one batch, at most
+  int64_t counters = 0;           // of each rank
   int64_t batches = 1;            // that are published before a rank has received the first of them, at most
 };
 
@@ -99,6 +100,17 @@ class StepCommunicator {
   // This rank is alive and has made a step: who waits for it goes on waiting.
   void count_step();
 
+  // The hosts, in the order in which their values are added: this rank's, how many there are, and which rank of another
+  // has this one's place. fold_hosts: `out` = the sum of a part of each.
+  int host() const { return host_; }
+  int host_count() const { return host_count_; }
+  int same_place(int host) const { return hosts()[host][local_rank]; }
+  void fold_hosts(float* out, const float* const* parts, int64_t floats) const;
+  // Zeros at first, for what the ranks of this host count: read between batches, written in them by their own rank.
+  int64_t* counters(int local_rank) const { return counters_ + local_rank * sizes_.counters; }
+  // Bytes that this rank has sent to other hosts.
+  int64_t sent() const { return sent_; }
+
   // On any buffers, over all ranks: all_gather, reduce_scatter, all_to_all, barrier. Nothing is allocated once a call
   // of the size was made, where `in` is not `out`.
   Collectives& collectives() { return *parts_.collectives; }
@@ -119,7 +131,6 @@ class StepCommunicator {
   int leader(int host) const { return hosts()[host][0]; }
   const std::vector<std::vector<int>>& hosts() const { return parts_.order.hosts(); }
   int other(int k) const { return (host_ + k) % host_count_; }  // the k-th host after this one
-  int same_place(int host) const { return hosts()[host][local_rank]; }
   float* part(int slot, int index) const { return partials_ + (index * kSlots + slot) * padded_; }
   float* sum(int slot, int host) const;  // a host's sum, where this host's ranks read it
   bool large(int64_t floats) const;      // too large to go whole to every host
@@ -143,6 +154,7 @@ class StepCommunicator {
   StepSizes sizes_;
   std::vector<Channel::Pending> pending_, later_;
   int step_ = kStart;
+  int64_t sent_ = 0;
 
   int64_t padded_ = 0, kept_floats_ = 0, slice_floats_ = 0;
   bool registered_ = false;    // the transport was told of the memory
@@ -153,6 +165,7 @@ class StepCommunicator {
   float* slices_ = nullptr;    // (hosts, slice_floats_): this rank's slice of the hosts' sums
   bool reduced_[kSlots] = {};  // the value is in total_
   float* logits_ = nullptr;    // (rows, vocab): on rank 0's host everything, elsewhere the ranks' own columns
+  int64_t* counters_ = nullptr;
   Mailbox* mailbox_ = nullptr;
   uint32_t batches_ = 0;            // published, or received
   std::vector<Outgoing> outgoing_;  // by turns; of rank 0

@@ -49,6 +49,8 @@ struct AttentionTask {
   float scale;     // scores are scale * q.k
   float soft_cap;  // 0: none; else cap * tanh(score / cap)
   int64_t window;  // 0: all; else only positions > own - window
+  const float*
+      sinks;  // (heads,): a score of each head that has no value; null: none. Xiao et al. 2023, arXiv:2309.17453
 
   CacheShape cache() const { return {key_type, value_type, key_width, value_width, latent}; }
   int64_t end() const { return first_position + tokens; }

@@ -6,7 +6,7 @@
 
 namespace ckdist {
 
-enum class GateFunction : int32_t { silu = 0, gelu_tanh = 1, sigmoid = 2 };
+enum class GateFunction : int32_t { silu = 0, gelu_tanh = 1, sigmoid = 2, clamped_swiglu = 3 };
 
 struct ElementwiseKernel {
   // out[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i]. out may be x. Zhang & Sennrich 2019, arXiv:1910.07467.
@@ -23,7 +23,7 @@ struct ElementwiseKernel {
   float (*sum_squares)(const float* x, int64_t n);
   // out[i] = x[i] * factor * weight[i]. out may be x.
   void (*scale_weighted)(const float* x, float factor, const float* weight, int64_t n, float* out);
-  // out[i] = f(gate[i]) * up[i]. out may be gate.
+  // out[i] = f(gate[i]) * up[i]; clamped_swiglu: see isa/gate.h. out may be gate.
   void (*gated)(GateFunction function, const float* gate, const float* up, int64_t n, float* out);
   // x[i] = cap * tanh(x[i] / cap)
   void (*soft_cap)(float* x, float cap, int64_t n);

@@ -38,9 +38,9 @@ Inference::Inference(const ckdist_program& that, Communicator& job, Communicator
     fail(Status::native, "%d plans; one to %d are possible", program.plan_count, kMaxPlans);
   arena_.emplace(program.arena_bytes, "activations");
   make_cache();
+  reserve_exchange();
   make_lists();
   make_workers();
-  reserve_exchange();
 }
 
 void Inference::make_cache() {
@@ -90,8 +90,8 @@ void Inference::make_lists() {
     lists_.emplace_back(those.steps, those.step_count, int(p));
     if (p == 0) traffic_.read_plan(*this);
     token_steps_[p] = 0;
-    while (token_steps_[p] < those.step_count && those.steps[token_steps_[p]]->rows == ckdist_rows_tokens)
-      token_steps_[p]++;
+    const auto of_tokens = [](int32_t rows) { return rows == ckdist_rows_tokens || rows == ckdist_rows_host; };
+    while (token_steps_[p] < those.step_count && of_tokens(those.steps[token_steps_[p]]->rows)) token_steps_[p]++;
     reserve(lists_.back());
     for (const ckdist_step* step : lists_.back().steps) counters = std::max(counters, step_counters(*step));
   }
@@ -138,6 +138,7 @@ void Inference::reserve_exchange() {
   sizes.batch_ints = BatchView::kHeader + program.max_tokens + 3 * program.max_sequences +
                      program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs +
                      4 * program.max_sequences;
+  sizes.counters = int64_t{program.layers} * program.experts;
   ranks = stage_.steps(sizes);
   if (&stage_ != &communicator) {
     StepSizes batches{};
@@ -148,6 +149,12 @@ void Inference::reserve_exchange() {
     peers_[slot].resize(kMaxRanks);
     ranks->peers(slot, peers_[slot].data());
   }
+  int64_t row_bytes = 0;
+  for (const ckdist_execution_plan& those : plans_)
+    for (const ckdist_value* v = those.values; those.host_rows && v != those.values + those.value_count; v++)
+      row_bytes = std::max({row_bytes, v->place == ckdist_place_activations ? activation_stride(*v) : 0,
+                            v->place == ckdist_place_arena ? v->width * 4 : 0});
+  if (row_bytes > 0) host_rows = std::make_unique<RowExchange>(*ranks, program.max_tokens, round_up(row_bytes, 64));
 }
 
 float* Inference::floats(int index, int64_t* stride) {
@@ -175,16 +182,22 @@ void Inference::give_up(const char* reason) {
 }
 
 // Peers see that a step was made, and rows that were sent go on.
-void Inference::show_progress() {
+void Inference::count_step(int thread) {
+  if (thread != 0) return;
   everyone().count_step();
   for (Channel::Pending& sent : outgoing_)
     if (sent.request) everyone().test(sent);
 }
 
 void Inference::finish(int thread, int index, int out, int64_t rows) {
-  if (thread == 0) show_progress();
+  count_step(thread);
   const ckdist_value& v = value(out);
-  if (v.place == ckdist_place_logits) meet(thread, index, true, [&](Idle) { end_batch(rows, index); });
+  if (plan->host_rows && v.sum >= 0)
+    meet(thread, index, true, [&](Idle) {
+      int64_t stride;
+      host_rows->reduce_scatter(floats(out, &stride), floats(v.sum, &stride), v.width, index);
+    });
+  else if (v.place == ckdist_place_logits) meet(thread, index, true, [&](Idle) { end_batch(rows, index); });
   else if (v.place == ckdist_place_sums)
     meet(thread, index, true, [&](Idle idle) {
       ranks->all_reduce_hosts(int(v.offset), (v.selected ? batch.selected : batch.tokens) * v.width, index, idle);
@@ -275,6 +288,7 @@ void Inference::begin(const BatchView& those) {
   first_selected = std::lower_bound(selected, selected + batch.selected, first_token) - selected;
   local_selected =
       std::lower_bound(selected, selected + batch.selected, first_token + local_tokens) - selected - first_selected;
+  if (plan->host_rows) host_rows->begin(local_tokens);
   active_ = std::min(std::max(batch.threads, 1), threads());
   for (Thread& thread : threads_) thread.ahead.step = -1;
   const int owners = batch.tokens > batch.sequences || batch.tokens >= kThreadRows ? active_ : 1;
@@ -321,9 +335,17 @@ void Inference::reports(ckdist_step_stats* out) {
 
 ckdist_step_stats Inference::stats(bool reset) {
   ckdist_step_stats s = stats_;
+  s.sent = ranks->sent() - sent_before_;
   s.packed = repacker_ ? repacker_->ready_bytes() : -1;
-  if (reset) stats_ = {};
+  if (reset) stats_ = {}, sent_before_ = ranks->sent();
   return s;
+}
+
+void Inference::expert_rows(int64_t* out) const {
+  const int64_t count = int64_t{program.layers} * program.experts;
+  std::fill(out, out + count, 0);
+  for (int rank = 0; rank < ranks->local_size; rank++)
+    for (int64_t i = 0; i < count; i++) out[i] += ranks->counters(rank)[i];
 }
 
 void Inference::replay(int thread) {

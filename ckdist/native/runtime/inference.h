@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/communicator.h"
+#include "comm/row_exchange.h"
 #include "kernels/kernels.h"
 #include "runtime/batch.h"
 #include "runtime/executor.h"
@@ -40,6 +41,8 @@ class Inference : public Executor {
   const uint8_t* kv_data() const { return kv_arena_->data(); }
   int64_t kv_bytes() const { return kv_bytes_; }
   ckdist_step_stats stats(bool reset);
+  void count_step(int thread);           // who waits for this rank goes on waiting
+  void expert_rows(int64_t* out) const;  // (layers, experts), of this host
 
   // Batches of at most this many rows are quantized by every thread for itself, which saves a barrier; larger ones once
   // for all.
@@ -69,6 +72,7 @@ class Inference : public Executor {
   };
   std::vector<Layer> layers;
   StateSlots states;
+  std::unique_ptr<RowExchange> host_rows;  // of plans in which hosts share rows out
 
   // Of the batch.
   BatchView batch;
@@ -84,19 +88,26 @@ class Inference : public Executor {
 
   int64_t rows(const ckdist_step& step) const {
     return step.rows == ckdist_rows_tokens     ? local_tokens
+           : step.rows == ckdist_rows_host     ? host_rows->count(ranks->host())
            : step.rows == ckdist_rows_selected ? batch.selected
                                                : local_selected;
+  }
+  // Where values have row 0 of a step.
+  int64_t first_row(const ckdist_step& step) const {
+    return step.rows == ckdist_rows_host ? host_rows->first(ranks->host()) : 0;
   }
   // The row among local tokens, or all, of row r of a step.
   int64_t token_row(const ckdist_step& step, int64_t r) const {
     return step.rows == ckdist_rows_tokens     ? r
+           : step.rows == ckdist_rows_host     ? first_row(step) + r
            : step.rows == ckdist_rows_selected ? batch.selected_tokens[r]
                                                : batch.selected_tokens[first_selected + r] - first_token;
   }
   // Every thread makes the activations of all rows for itself. Sharded rows are for several shards.
   bool replicated(const ckdist_step& step) const {
     return rows(step) <= kReplicatedRows &&
-           (step.rows == ckdist_rows_selected || (step.rows == ckdist_rows_tokens && !plan->tokens_sharded));
+           (step.rows == ckdist_rows_selected ||
+            (step.rows == ckdist_rows_tokens && !plan->tokens_sharded && !plan->host_rows));
   }
   // Of n rows those of a thread: where there are many, in the units of products.
   int64_t row_begin(int thread, int64_t n) const {
@@ -129,7 +140,8 @@ class Inference : public Executor {
   // Row 0 of activations, as norm_quantize left them for steps of the same rows.
   uint8_t* activations(int thread, const ckdist_step& step, int index) {
     const ckdist_value& a = value(index);
-    return replicated(step) ? workers_[thread].activations[a.format] : arena_->data() + a.offset;
+    if (replicated(step)) return workers_[thread].activations[a.format];
+    return arena_->data() + a.offset + first_row(step) * activation_stride(a);
   }
   const Weight& weight(int index) const { return *static_cast<const Weight*>(plan->matrices[index]); }
   const Matrix& matrix(int index) const { return weight(index).matrix; }
@@ -141,7 +153,8 @@ class Inference : public Executor {
   // Bytes of the experts that a step chose; of its first thread.
   void count_experts(int64_t bytes) { experts_read_ += bytes; }
 
-  // Of activations that only the threads of one step write and read: row 0.
+  // The row of a value in the arena or of activations that stands for the first of a rank's tokens, or for whatever the
+  // threads of one step say.
   uint8_t* step_activations(int index) { return arena_->data() + value(index).offset; }
 
   // Counts from 0 in every step, for what threads of a step tell one another; `which` is below what its kind asked for.
@@ -164,6 +177,13 @@ class Inference : public Executor {
   };
   Counter& counter(int which) { return step_counters_[which]; }
   uint32_t step_number(int index) const { return runs_ * uint32_t(most_steps_) + uint32_t(index) + 1; }
+
+  // Rows by expert of a layer, where this rank is one that counts them: ranks of a host with the same rows leave it to
+  // the first.
+  int64_t* expert_counters(int layer) const {
+    if (!plan->tokens_sharded && ranks->local_rank != 0) return nullptr;
+    return ranks->counters(ranks->local_rank) + int64_t{layer} * program.experts;
+  }
 
   // The next item of a step whose items go to whichever thread is free.
   int64_t next_item(int index) { return counters_[index].fetch_add(1); }
@@ -204,7 +224,6 @@ class Inference : public Executor {
   void replay(int thread);
   void trace_batch(int thread, int64_t begin);
   void give_up(const char* reason);
-  void show_progress();
   StepCommunicator& everyone() const { return job_ ? *job_ : *ranks; }
   size_t turn() const { return runs_ % in_flight_.size(); }
 
@@ -229,6 +248,7 @@ class Inference : public Executor {
   std::vector<const float*> peers_[kSlots];           // the slots of the ranks that share memory
   std::unique_ptr<std::atomic<int64_t>[]> counters_;  // (threads, most_steps): next item of each step that shares work
                                                       // out dynamically, of all or of a thread's
+  int64_t sent_before_ = 0;                           // bytes to other hosts, when counts were reset
   Traffic traffic_;                                   // of plan 0, which decodes
   int64_t experts_read_ = 0;                          // bytes, in this batch
   int64_t prefilled_ = 0;  // when the batch before ended, where that was a token-parallel prefill

@@ -52,12 +52,14 @@ void Source::check() const {
   if (head_rows < 0 || head_rows % 2 || (head_rows && rows % head_rows))
     fail(Status::native, "%s has %" PRId64 " rows, which heads of %" PRId64 " do not divide", name.c_str(), rows,
          head_rows);
-  if (part.stored && (part.first < 0 || part.rows <= 0 || part.first + part.rows > part.stored || places.size() != 1 ||
-                      rows * cols % (part.rows * part.columns)))
+  if (part.stored &&
+      (part.first < 0 || part.rows <= 0 || part.first + part.rows > part.stored || part.every < 1 || part.lane < 0 ||
+       part.lane >= part.every || part.columns % part.every || rows * part.every * cols % (part.rows * part.columns)))
     fail(Status::native, "%s takes rows [%" PRId64 ", %" PRId64 ") of %" PRId64 " of each head", name.c_str(),
          part.first, part.first + part.rows, part.stored);
   const int64_t stored_cols = part.stored ? part.columns : cols;
-  const int64_t stored_rows = part.stored ? rows * cols / (part.rows * part.columns) * part.stored : rows;
+  const int64_t heads = part.stored ? rows * part.every * cols / (part.rows * part.columns) : 0;
+  const int64_t stored_rows = part.stored ? heads * part.stored : rows;
   if (is_joined()) scales.check(name.c_str(), type, stored_rows, stored_cols, places.size());
   for (const FilePlace& place : places) {
     int64_t all, end;
@@ -103,11 +105,10 @@ StoredMatrix::StoredMatrix(Source source, Type packed_type, std::vector<RowRange
            name, source_.rows);
     rows_each_ += range.end - range.begin;
   }
-  if (transposed && (col_begin || col_end != source_.cols))
-    fail(Status::native, "%s is transposed as it is packed, and its columns cannot be divided", name);
   row_bytes_ = source_.bytes(source_.part.stored ? source_.part.columns : source_.cols);
-  segment_begin_ = source_.bytes(col_begin);
-  segment_bytes_ = transposed ? (col_end * source_.bytes(256) + 255) / 256 : source_.bytes(col_end - col_begin);
+  segment_begin_ = transposed ? 0 : source_.bytes(col_begin);
+  segment_bytes_ =
+      transposed ? ((col_end - col_begin) * source_.bytes(256) + 255) / 256 : source_.bytes(col_end - col_begin);
   col_begin_ = col_begin;
   pack_ = kernel->pack;
   tile_bytes_ = kernel->tile_bytes;
@@ -122,12 +123,14 @@ int64_t StoredMatrix::stored_row(int64_t row) const {
   row += range->begin;
   const HeadPart& part = source_.part;
   if (!part.stored) return interleaved(row, source_.head_rows);
-  return part.transposed ? row : row / part.rows * part.stored + part.first + row % part.rows;
+  if (part.transposed) return row * part.every + part.lane;
+  return row / part.rows * part.stored + part.first + row % part.rows;
 }
 
 // Rows [row, row + count) of a part that is transposed, in float32: (count, cols).
-void StoredMatrix::gather(int64_t row, int count, float* out) const {
+void StoredMatrix::gather(int64_t matrix, int64_t row, int count, float* out) const {
   const HeadPart& part = source_.part;
+  const int64_t cols = shape_.cols;
   const TypeTraits& traits = type_traits(source_.type);
   const LinearKernel& kernel = kernels().linear[static_cast<int>(source_.type)];
   alignas(64) uint8_t tile[kColumnPad * kTileRows * sizeof(float) * 2];
@@ -137,22 +140,24 @@ void StoredMatrix::gather(int64_t row, int count, float* out) const {
     const int64_t begin = column / traits.block_elements * traits.block_elements;
     const int64_t size = std::min<int64_t>(std::max(traits.block_elements, kTileRows), part.columns - begin);
     n = 1;
-    while (i + n < count && stored_row(row + i + n) == at + n && column + n < begin + size) n++;
-    for (int64_t j = 0; j < part.rows; ++j) {
-      const uint8_t* const stored = source_.file().data() + source_.offset() +
-                                    (head * part.stored + part.first + j) * row_bytes_ + source_.bytes(begin);
+    while (i + n < count && stored_row(row + i + n) == at + n * part.every && column + n * part.every < begin + size)
+      n++;
+    const int64_t span = (n - 1) * part.every + 1;
+    for (int64_t j = 0; j < cols; ++j) {
+      const int64_t stored_at = head * part.stored + part.first + col_begin_ + j;
+      const uint8_t* const stored = source_.places[matrix].data() + stored_at * row_bytes_ + source_.bytes(begin);
       if (source_.is_joined()) {
-        join(0, head * part.stored + part.first + j, begin, size, tile);
+        join(matrix, stored_at, begin, size, tile);
         dequantize_row_of(source_.type)(tile, size, block);
-        std::memmove(block, block + column - begin, n * sizeof(float));
+        std::memmove(block, block + column - begin, span * sizeof(float));
       } else if (is_float(source_.type)) {
-        to_float(source_.type, stored + bytes_of(source_.type, column - begin), n, block);
+        to_float(source_.type, stored + bytes_of(source_.type, column - begin), span, block);
       } else {
         kernel.pack(&stored, 1, size, tile);
         kernel.unpack_row(tile, 0, size, block);
-        std::memmove(block, block + column - begin, n * sizeof(float));
+        std::memmove(block, block + column - begin, span * sizeof(float));
       }
-      for (int k = 0; k < n; ++k) out[(i + k) * part.rows + j] = block[k];
+      for (int k = 0; k < n; ++k) out[(i + k) * cols + j] = block[k * part.every];
     }
   }
 }
@@ -172,7 +177,7 @@ void StoredMatrix::pack(int64_t begin, int64_t end, uint8_t* out, Rows* scratch)
     const FilePlace& place = source_.places[matrix];
     const int rows_here = static_cast<int>(std::min<int64_t>(kTileRows, rows_each_ - first));
     if (transposed) {
-      gather(first, rows_here, scratch->floats.data());
+      gather(matrix, first, rows_here, scratch->floats.data());
     } else if (source_.is_joined() && !quantize_) {
       pack_joined(matrix, first, rows_here, out);
       continue;
@@ -247,14 +252,15 @@ void StoredMatrix::will_need(int64_t begin, int64_t end) const {
     const int64_t last = std::min((next - before) * kTileRows, rows_each_);
     int64_t low = INT64_MAX, high = 0;
     for (int64_t row = (tile - before) * kTileRows; row < last; ++row) {
-      int64_t stored = stored_row(row);
-      if (part.transposed) stored = stored / part.columns * part.stored + part.first;
-      low = std::min(low, stored), high = std::max(high, stored);
+      int64_t stored = stored_row(row), more = 0;
+      if (part.transposed)
+        stored = stored / part.columns * part.stored + part.first + col_begin_, more = shape_.cols - 1;
+      low = std::min(low, stored), high = std::max(high, stored + more);
     }
     const FilePlace& place = source_.places[matrix];
     if (low <= high)
       place.file->will_need(place.offset + low * row_bytes_ + segment_begin_,
-                            (high - low) * row_bytes_ + segment_bytes_);
+                            (high - low) * row_bytes_ + (part.transposed ? row_bytes_ : segment_bytes_));
   }
 }
 
@@ -273,7 +279,9 @@ int64_t StoredVector::stored_bytes() const { return bytes_of(source.type, end - 
 void StoredVector::read(float* out) const {
   const int64_t item = bytes_of(source.type, 1);
   for (int64_t i = begin; i < end; ++i, ++out) {
-    to_float(source.type, source.file().data() + source.offset() + interleaved(i, source.head_rows) * item, 1, out);
+    const int64_t at =
+        source.part.stored ? i * source.part.stored + source.part.first : interleaved(i, source.head_rows);
+    to_float(source.type, source.file().data() + source.offset() + at * item, 1, out);
     if (plus_one) *out += 1.0f;
     if (!minus_exp) continue;
     if (!(*out < 0))

@@ -16,9 +16,10 @@ namespace ckdist {
 struct HeadPart {
   int64_t stored, first, rows, columns;  // stored = 0: the matrix is the tensor
   bool transposed;
+  int64_t every, lane;
 };
 
-// A whole tensor in its file, or a part of its heads, or a stack of matrices of one shape, each of which has a place of
+// A tensor in its file, or a part of its heads; or a stack of such matrices of one shape, each of which has a place of
 // its own.
 struct Source {
   std::string name;
@@ -80,7 +81,7 @@ class StoredMatrix {
   void read_floats(int64_t matrix, int64_t row, float* out) const;
   int64_t count() const { return static_cast<int64_t>(source_.places.size()); }
   int64_t tiles_each() const { return (rows_each_ + kTileRows - 1) / kTileRows; }
-  void gather(int64_t row, int count, float* out) const;
+  void gather(int64_t matrix, int64_t row, int count, float* out) const;
 
   Source source_;
   std::vector<RowRange> rows_;

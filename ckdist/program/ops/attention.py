@@ -100,6 +100,8 @@ def infer_attend(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
         raise LayoutError(f"attend: queries [{heads}], keys [{kv_heads}] and values [{v.dims[-1]}] do not fit together")
     if heads.count % kv_heads.count:
         raise LayoutError(f"attend: num_heads ({heads.size}) is not a multiple of num_kv_heads ({kv_heads.size})")
+    if any(w.dims != (replace(heads, width=1),) for w in weights):
+        raise LayoutError(f"attend: queries [{heads}] have a sink for each head, not {weights[0]}")
     if heads.axis != kv_heads.axis:
         raise LayoutError(
             f"attend: heads are sharded over {heads.axis}, kv_heads over {kv_heads.axis}; shard both or neither"
@@ -139,15 +141,21 @@ class Heads:
 
 @op("attend", infer_attend)
 def attend(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Causal grouped-query attention over the cache, which the call extends. Vaswani et al. 2017, arXiv:1706.03762."""
+    """Causal grouped-query attention over the cache, which the call extends. Vaswani et al. 2017, arXiv:1706.03762.
+
+    A weight is of sinks, (heads,): a score of each head that counts in the sum and has no value. Xiao et al. 2023,
+    arXiv:2309.17453, and as gpt-oss learns them, OpenAI 2025, arXiv:2508.10925.
+    """
     heads = Heads(context, attrs)
     q, k, v = (heads.split(inputs, i) for i in range(3))  # (tokens, heads, head_dim)
     k_all, v_all = context.extend_cache(attrs["layer"], k, v)  # (positions, kv_heads, head_dim)
     out = np.zeros((*q.shape[:2], v.shape[2]), q.dtype)
     for h, kv in enumerate(heads.kv_heads):
         scores = heads.scores(q[:, h], k_all[:, kv], len(k_all) - len(q))
+        for sinks in weights:  # one more score, behind those of the positions
+            scores = np.concatenate([scores, np.full((len(q), 1), sinks[h], scores.dtype)], axis=1)
         p = np.exp(scores - scores.max(axis=-1, keepdims=True))
-        out[:, h] = p / p.sum(axis=-1, keepdims=True) @ v_all[:, kv]
+        out[:, h] = (p / p.sum(axis=-1, keepdims=True))[:, : len(k_all)] @ v_all[:, kv]
     return [out.reshape(len(out), -1)]
 
 
@@ -185,6 +193,7 @@ def lower_attend(lowering: "Lowering", group: "Group") -> None:
         rotated=rotated,
         q_norm=norms[0],
         k_norm=norms[1],
+        sinks=lowering.vector(instr.weights[0] if instr.weights else None),
         squares=lowering.place_of(over_heads.inputs[2]) if over_heads else ValueIndex(ABSENT),
         layer=attrs["layer"],
         rope_table=ROPE_TABLES[rope.attrs["table"]] if rope else NO_ROPE,

@@ -26,6 +26,7 @@ from ckdist.program.ops.op import (
 )
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
+from ckdist.program.step import ABSENT, ValueIndex
 
 if TYPE_CHECKING:  # which import the ops
     from ckdist.program.emitter import Emitter
@@ -50,8 +51,13 @@ def all_reduce(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Att
 
 @lower("all_reduce", "inference")
 def lower_all_reduce(lowering: "Lowering", group: "Group") -> None:
-    """No step: the ranks' summands are read in place."""
-    lowering.stands_for(group.instr.outputs[0], group.instr.inputs[0])
+    """No step: the ranks' summands are read in place, or the step that makes this rank's puts the sum elsewhere."""
+    (value,), (out,) = group.instr.inputs, group.instr.outputs
+    place = lowering.at.get(lowering.source(value).name)
+    if place is not None and (total_at := lowering.buffers[place].sum) != ABSENT:
+        lowering.at[out.name] = ValueIndex(total_at)
+    else:
+        lowering.stands_for(out, value)
 
 
 @lower("all_reduce", "training")

@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # which import the ops
 GATES = native.numbers("ckdist_gate", "ckdist_gate_")
 # sqrt(2 / pi) and the factor of the cube in the tanh form of GELU
 GELU_SCALE, GELU_CUBIC = 0.7978845608028654, 0.044715
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0  # of clamped_swiglu, as kernels/isa/gate.h has them
 
 
 @op("scale", unchanged)
@@ -76,8 +77,14 @@ def soft_cap_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 
 @op("gated", unchanged_whole("gated"))
 def gated(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """f(gate) * up with f SiLU, the tanh form of GELU, or the sigmoid. Shazeer 2020, arXiv:2002.05202."""
+    """f(gate) * up with f SiLU, the tanh form of GELU, or the sigmoid. Shazeer 2020, arXiv:2002.05202.
+
+    clamped_swiglu: g * sigmoid(1.702 g) * (u + 1), of g at most 7 and u from -7 to 7. OpenAI 2025, arXiv:2508.10925.
+    """
     gate, up = inputs
+    if attrs["function"] == "clamped_swiglu":
+        g, u = np.minimum(gate, np.float32(SWIGLU_LIMIT)), np.clip(up, np.float32(-SWIGLU_LIMIT), SWIGLU_LIMIT)
+        return [g / (1 + np.exp(np.float32(-SWIGLU_ALPHA) * g)) * (u + 1)]
     if attrs["function"] == "silu":
         return [gate / (1 + np.exp(-gate)) * up]
     if attrs["function"] == "sigmoid":

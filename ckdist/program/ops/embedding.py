@@ -54,7 +54,7 @@ def lower_embed(lowering: "Lowering", group: "Group") -> None:
         scale=scale.attrs["factor"] if scale else 1.0,
     )
     if scale:
-        lowering.stands_for(scale.outputs[0], out)
+        lowering.stands_for(scale.outputs[0], scale.inputs[0])
 
 
 @lower("embed", "training")

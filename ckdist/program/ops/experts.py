@@ -1,6 +1,8 @@
 """route, which chooses experts for each token, and experts, which computes what they make of it."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -8,16 +10,18 @@ from ckdist import native
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.mesh import HOST, LOCAL, WHOLE
-from ckdist.program.lowered import MatrixKey
+from ckdist.program.lowered import MatrixKey, layer_of
 from ckdist.program.ops.elementwise import GATES, gated
 from ckdist.program.ops.op import Arrays, Attrs, Inferred, Values, Weights, lower, op, summed_over, unsharded, whole
 from ckdist.program.program import Instr, Weight
 from ckdist.program.rank_context import RankContext
-from ckdist.program.step import ABSENT, Span, ValueIndex
+from ckdist.program.step import ABSENT, Span, ValueIndex, VectorIndex
 
 if TYPE_CHECKING:  # which import the ops
     from ckdist.program.fusion import Group
     from ckdist.program.lower import Lowering
+
+Part = TypeVar("Part", Weight, np.ndarray)  # of an instruction's weights, or its arrays
 
 SCORES = native.numbers("ckdist_scores", "ckdist_scores_")
 
@@ -89,8 +93,9 @@ def infer_experts(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     whole("experts", *inputs)
     unsharded("experts", x)
     partial = set()
-    for at in range(0, len(weights), 3):
-        gate, up, down = weights[at : at + 3]
+    matrices, biases = split_weights(weights, attrs)
+    for at in range(0, len(matrices), 3):
+        gate, up, down = matrices[at : at + 3]
         fits = gate.dims == up.dims and gate.dims[-1] == x.dims[-1] and down.dims[-2] == x.dims[-1]
         if not fits or down.dims[-1] != gate.dims[-2]:
             raise LayoutError(f"experts: {gate}, {up} and {down} do not lead from [{x.dims[-1]}] back there")
@@ -98,30 +103,47 @@ def infer_experts(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
         partial.add((WHOLE,) if over_both else summed_over(*gate.dims[:-1]))
     if len(partial) > 1:
         raise LayoutError(f"experts: {', '.join(map(str, weights))} are not sharded alike")
+    for matrix, bias in zip(matrices, biases, strict=False):
+        if bias.dims != (replace(matrix.dims[0], width=matrix.dims[1].elements),):
+            raise LayoutError(f"experts: {bias} is no bias of {matrix}: it needs all rows of each of the same experts")
     return [(x.dims, partial.pop())]
+
+
+def split_weights(weights: Sequence[Part], attrs: Attrs) -> tuple[list[Part], list[Part]]:
+    """The matrices, and the biases of the chosen experts' gate, up and down, where these are `biased`."""
+    count = len(weights) - (3 if attrs.get("biased") else 0)
+    return list(weights[:count]), list(weights[count:])
 
 
 @op("experts", infer_experts)
 def experts(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """For each token the sum over its experts e of share_e * down_e(f(gate_e x) * up_e x), in the order of experts, and
     then that of the experts that all tokens take. Fedus et al. 2021, arXiv:2101.03961.
+
+    Biases, (experts * rows of a matrix,), are of the chosen experts; where the result is partial over shards of their
+    size, the first rank adds that of down.
     """
     x, chosen, shares = inputs
-    gate, up, down, *shared = weights
-    first = context.share(attrs["weights"][0].dims[0])[0]
+    (gate, up, down, *shared), biases = split_weights(weights, attrs)
+    experts_dim, ffn = attrs["weights"][0].dims[:2]
+    first, (begin, end) = context.share(experts_dim)[0], context.share(ffn)
     out = np.zeros_like(x)
     for e in range(len(gate)):
         rows, slots = np.nonzero(chosen == first + e)
-        out[rows] += shares[rows, slots, None] * _expert(context, x[rows], [gate[e], up[e], down[e]], attrs)
+        own = [bias.reshape(len(gate), -1)[e] for bias in biases]
+        if own:
+            own = [own[0][begin:end], own[1][begin:end], own[2] * np.float32(context.adds_bias(ffn))]
+        out[rows] += shares[rows, slots, None] * _expert(context, x[rows], [gate[e], up[e], down[e]], own, attrs)
     if shared:
-        out += shares[:, -1:] * _expert(context, x, shared, attrs)
+        out += shares[:, -1:] * _expert(context, x, shared, [], attrs)
     return [out]
 
 
-def _expert(context: RankContext, x: np.ndarray, weights: Arrays, attrs: Attrs) -> np.ndarray:
-    """What one makes of x: (rows, hidden) -> the same."""
+def _expert(context: RankContext, x: np.ndarray, weights: Arrays, biases: Arrays, attrs: Attrs) -> np.ndarray:
+    """What one makes of x: (rows, hidden) -> the same. `biases`: of gate, up and down, or none."""
     gate, up, down = weights
-    return gated(context, [x @ gate.T, x @ up.T], [], attrs)[0] @ down.T
+    of_gate, of_up, of_down = biases or [np.float32(0)] * 3
+    return gated(context, [x @ gate.T + of_gate, x @ up.T + of_up], [], attrs)[0] @ down.T + of_down
 
 
 @lower("experts", "inference")
@@ -133,15 +155,17 @@ def lower_experts(lowering: "Lowering", group: "Group") -> None:
     if routed is None:
         raise LayoutError(f"cannot lower %{chosen.name}: experts are chosen by a route")
     logits, *switch = (lowering.place_of(v) for v in routed.inputs)
-    weights = [instr.weight(index) for index in range(len(instr.weights))]
+    weights, biases = split_weights([instr.weight(index) for index in range(len(instr.weights))], instr.attrs)
     used, rows = routed.attrs["used"], lowering.most_rows(x)
-    sets = [_set(lowering, instr, weights[:3], rows * used)]
-    sets += [_set(lowering, instr, weights[3:], rows)] if len(weights) > 3 else []
+    sets = [_set(lowering, instr, weights[:3], rows * used) | _bias_fields(lowering, weights[0].dims[-2], biases)]
+    sets += [_set(lowering, instr, weights[3:], rows) | NO_BIAS] if len(weights) > 3 else []
     (out,) = lowering.results([instr.outputs[0]])
     lowering.at[instr.outputs[0].name] = out
+    layer = layer_of(weights[0].name) or 0
+    lowering.experts[layer] = weights[0].dims[0].count
     lowering.emit(
         "experts",
-        x.rows,
+        lowering.rows_of(x),
         logits=logits,
         switches=switch[0] if switch else ValueIndex(ABSENT),
         correction=lowering.vector(routed.weights[0]),
@@ -149,8 +173,39 @@ def lower_experts(lowering: "Lowering", group: "Group") -> None:
         gate=GATES[instr.attrs["function"]],
         count=len(sets),
         sets=sets,
+        layer=layer,
         out=out,
+        **({"host_experts": _host_experts(lowering, weights[0].dims[0])} if lowering.host_rows else {}),
     )
+
+
+NO_BIAS = {**dict.fromkeys(("gate_bias", "up_bias", "down_bias"), VectorIndex(ABSENT)), "biased": ABSENT}
+
+
+def _bias_fields(lowering: "Lowering", ffn: Dim, biases: Sequence[Weight]) -> dict[str, Any]:
+    """The fields of a set's biases: which of the shards of `ffn` has that of down is the first, on the rank that has
+    it.
+    """
+    if not biases:
+        return NO_BIAS
+    first = ffn.axis is None or lowering.mesh.index(ffn.axis) == 0
+    gate, up, down = map(lowering.vector, biases)
+    return {
+        "gate_bias": gate,
+        "up_bias": up,
+        "down_bias": down if first else VectorIndex(ABSENT),
+        "biased": 0 if first else ABSENT,
+        "bias_width": ffn.elements,
+        "bias_column": lowering.shares(ffn)[0][0],
+    }
+
+
+def _host_experts(lowering: "Lowering", experts: Dim) -> list[int]:
+    """The first expert of each host, and behind the last; none where every host has all."""
+    if experts.axis is None:
+        return []
+    held = [experts.share(mesh) for mesh in lowering.mesh.along(experts.axis)]
+    return [*(begin for begin, _ in held), held[-1][1]]
 
 
 def _set(lowering: "Lowering", instr: Instr, weights: list[Weight], rows: int) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def lower_linear(lowering: "Lowering", group: "Group") -> None:
         )
     lowering.emit(
         "linear",
-        x.rows,
+        lowering.rows_of(x),
         count=len(products),
         products=products,
         summed=summed,

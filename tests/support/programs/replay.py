@@ -10,7 +10,7 @@ from ckdist.comm.world import start_world
 from ckdist.config import EngineConfig
 from ckdist.engine.single import SingleSequence
 from ckdist.models.decoder import forward
-from ckdist.planning.layouts import layouts_for
+from ckdist.planning.layouts import can_dispatch, layouts_for
 from ckdist.program.executable import CacheConfig, Executable, ExecutionPlan
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.lower import lower, stored_dims
@@ -54,9 +54,9 @@ def part_of(weight: np.ndarray, key) -> np.ndarray:
     return matrices[..., slice(*key.rows), slice(*key.columns)]
 
 
-def phase_of(program, mesh, weights, chunk: int, stored=None):
+def phase_of(program, mesh, weights, chunk: int, stored=None, host_rows=False):
     """A phase over packed copies of its weights, and what must stay alive with it."""
-    lowered = lower(program, mesh, lambda name: 0, lambda name: 1, chunk, stored)
+    lowered = lower(program, mesh, lambda name: 0, lambda name: 1, chunk, stored, host_rows)
     keep = [packed(np.ascontiguousarray(part_of(weights[key.name], key))) for key in lowered.matrices]
     vectors = [np.ascontiguousarray(weights[name][begin:end]) for name, (begin, end) in lowered.vectors]
     return ExecutionPlan(lowered, [int(ffi.cast("intptr_t", m)) for m, _ in keep], [v.ctypes.data for v in vectors]), (
@@ -71,7 +71,8 @@ def build(
     """The spec, mesh, program and weights of a random model, its executable on this rank, and what must stay alive with
     that.
 
-    Ranks that share memory have a second phase, in which tokens are sharded.
+    Ranks that share memory have a second phase, in which tokens are sharded; where experts are dispatched there is one
+    more.
     """
     s = spec(**{**FAMILIES, **PIECES, **LINEAR}[family], **numbers)
     prefill, layout, mesh = layouts_for(EngineConfig(transport=transport, experts=experts), world, s)
@@ -81,6 +82,9 @@ def build(
     if prefill is not layout:
         tokens = trace(forward, s, prefill, mesh)
         phases.append(phase_of(tokens, mesh, weights, chunk, stored_dims(tokens, program)))
+    if experts == "expert" and can_dispatch(world, prefill):
+        last = (tokens, stored_dims(tokens, program)) if prefill is not layout else (program, None)
+        phases.append(phase_of(last[0], mesh, weights, chunk, last[1], host_rows=True))
     communicator = open_communicator(world, transport, timeout=10.0, spins=20, arena_bytes=ARENA_BYTES)
     key_type, _, value_type = kv_type.partition("/")
     slots = 9 if any(phase.lowered.states for phase, _ in phases) else 0

@@ -15,6 +15,7 @@ Shape shape_of(const AttentionTask& task) {
   shape.group = integers ? group_of(task.value_type, task.value_width) : task.value_width;
   shape.width = round_lanes(task.value_width);
   shape.by_lane = integers && shape.queries > kFew;
+  shape.whole = integers ? 65536.0f : 1.0f;
   return shape;
 }
 
@@ -61,6 +62,21 @@ void merge_part(const Shape& shape, const SpanPart& part, const SpanPart& state,
   }
 }
 
+namespace {
+
+// One over the sum of weights, for the sixteen queries from `at` on. A sink is a score of which no value is added.
+Vec inverse_sum(const AttentionTask& task, const Shape& shape, const SpanPart& state, int64_t at) {
+  Vec sum = load(state.sum + at);
+  if (task.sinks) {
+    float sinks[kLanes] = {};
+    for (int64_t i = 0; i < kLanes && at + i < shape.queries; ++i) sinks[i] = task.sinks[(at + i) % task.heads];
+    sum = fma(exp(load(sinks) - load(state.largest + at)), set(shape.whole), sum);
+  }
+  return set(1.0f) / sum;
+}
+
+}  // namespace
+
 void finish(const AttentionTask& task, const Shape& shape, const SpanPart& state) {
   const auto row_of = [&](int64_t row) {
     return task.out + row / task.heads * task.out_token_stride + row % task.heads * task.out_head_stride;
@@ -70,9 +86,11 @@ void finish(const AttentionTask& task, const Shape& shape, const SpanPart& state
   };
   // Adding 0 leaves one zero: +0.
   if (!shape.by_lane) {
+    float inverses[kLanes];
     for (int64_t row = 0; row < shape.queries; ++row) {
+      if (row % kLanes == 0) store(inverses, inverse_sum(task, shape, state, row));
       float* out = row_of(row);
-      const Vec inverse = set(1.0f / state.sum[row]);
+      const Vec inverse = set(inverses[row % kLanes]);
       for (int i = 0; i < task.value_width; i += kLanes)
         store_n(out + i, load(state.values + row * shape.width + i) * inverse + set(0.0f), lanes_from(i));
     }
@@ -83,7 +101,7 @@ void finish(const AttentionTask& task, const Shape& shape, const SpanPart& state
     float *out[kLanes], *next[kLanes];
     for (int r = 0; r < rows; ++r)
       out[r] = row_of(at + r), next[r] = row_of(at + kLanes + r < shape.queries ? at + kLanes + r : at + r);
-    const Vec inverse = set(1.0f) / load(state.sum + at);
+    const Vec inverse = inverse_sum(task, shape, state, at);
     for (int i = 0; i < task.value_width; i += kLanes) {
       Vec tile[kLanes];
       for (int j = 0; j < kLanes; ++j)

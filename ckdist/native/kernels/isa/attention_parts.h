@@ -20,6 +20,7 @@ struct Shape {
   int columns, group;      // of values; group: those that share a unit
   int64_t width;           // columns in whole Vecs
   bool by_lane;            // values are (Vecs of queries, columns, 16), else (queries, width)
+  float whole;             // the weight of the largest score, as sums have it
 
   int groups() const { return columns / group; }
   int64_t values() const { return by_lane ? lanes * columns : queries * width; }
@@ -29,7 +30,7 @@ struct Shape {
 // Of a span, or of all spans so far; each in lanes that are queries, but for values.
 struct SpanPart {
   float* largest;  // (lanes,)
-  float* sum;      // (lanes,) of weights, exp(score - largest) times a constant
+  float* sum;      // (lanes,) of weights, exp(score - largest) times Shape::whole
   float* unit;     // (groups, lanes): of values; a weighted sum is value * unit
   float* values;   // as Shape says
 
@@ -46,7 +47,7 @@ void clear(const Shape& shape, const SpanPart& state);
 // of scratch.
 void merge_part(const Shape& shape, const SpanPart& part, const SpanPart& state, float* factors, int64_t first,
                 int64_t last);
-// out = values / sum
+// out = values / sum, to which the task's sinks add
 void finish(const AttentionTask& task, const Shape& shape, const SpanPart& state);
 
 }  // namespace CKDIST_VECTORS

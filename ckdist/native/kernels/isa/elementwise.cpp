@@ -87,6 +87,10 @@ void gated(GateFunction function, const float* gate, const float* up, int64_t n,
     each(n, [&](int64_t i, int lanes) {
       store_lanes(out + i, sigmoid(load_lanes(gate + i, lanes)) * load_lanes(up + i, lanes), lanes);
     });
+  else if (function == GateFunction::clamped_swiglu)
+    each(n, [&](int64_t i, int lanes) {
+      store_lanes(out + i, clamped_swiglu(load_lanes(gate + i, lanes), load_lanes(up + i, lanes)), lanes);
+    });
   else
     each(n, [&](int64_t i, int lanes) {
       store_lanes(out + i, gelu_tanh(load_lanes(gate + i, lanes)) * load_lanes(up + i, lanes), lanes);

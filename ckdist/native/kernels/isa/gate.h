@@ -15,5 +15,12 @@ CKDIST_INLINE Vec gelu_tanh(Vec x) {
   return fma(half, tanh(inner), half);
 }
 
+// g sigmoid(1.702 g) (u + 1), with g = min(gate, 7) and u = up from -7 to 7. OpenAI 2025, gpt-oss model card,
+// arXiv:2508.10925, section 2.
+CKDIST_INLINE Vec clamped_swiglu(Vec gate, Vec up) {
+  const Vec limit = set(7.0f), g = min(limit, gate), u = max(set(-7.0f), min(limit, up));
+  return g * sigmoid(set(1.702f) * g) * (u + set(1.0f));
+}
+
 }  // namespace CKDIST_VECTORS
 }  // namespace ckdist

@@ -24,7 +24,9 @@ namespace {
 
 constexpr int kProductBytes = 16 << 10;  // of int32 sums that wait for their scales, a part of the L1 cache
 
-constexpr int64_t kTilesFrom = 4;  // tokens from which tiles multiply bytes
+// Tokens from which tiles multiply bytes faster than vectors do.
+template <Type type>
+constexpr int64_t kTilesFrom = layout_of(type).parts() > 1 ? 24 : 10;
 
 // Up to two tiles of weights of bytes against up to two strips of tokens.
 struct ByteStrip : TileStrip {
@@ -216,8 +218,8 @@ void multiply_in_tiles(const Matrix& matrix, int64_t tile_begin, int64_t tile_en
     multiply_bf16<false>(matrix, tile_begin, tile_end, ActivationRows{x, x_stride, (matrix.cols + 15) / 16}, tokens, y,
                          y_stride);
   } else {
-    const auto product =
-        tokens < kTilesFrom ? avx512_vnni::byte_kernels.of[static_cast<int>(type)].multiply : multiply_bytes<type>;
+    const auto product = tokens < kTilesFrom<type> ? avx512_vnni::byte_kernels.of[static_cast<int>(type)].multiply
+                                                   : multiply_bytes<type>;
     product(matrix, tile_begin, tile_end, x, x_stride, tokens, y, y_stride);
   }
 }

@@ -11,7 +11,8 @@ constexpr int64_t kTokensAhead = 2;  // whose heads are fetched while one's are 
 struct Attend : AttentionRun<Attend, ckdist_attend_step> {
   AttentionFields attention() const {
     const int32_t q = step.rotated >= 0 ? step.rotated : step.q;
-    return {step.layer, q, step.out, step.window, step.scale, step.soft_cap};
+    const float* const sinks = step.sinks >= 0 ? r.vector(step.sinks) : nullptr;
+    return {step.layer, q, step.out, step.window, step.scale, step.soft_cap, sinks};
   }
 
   // Of a thread: what the kernel wants, a rotated key, and the squares of a token's heads.

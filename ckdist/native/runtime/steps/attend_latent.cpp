@@ -9,7 +9,7 @@ namespace ckdist {
 namespace {
 
 struct AttendLatent : AttentionRun<AttendLatent, ckdist_attend_latent_step> {
-  AttentionFields attention() const { return {step.layer, step.q, step.out, 0, step.scale, 0.f}; }
+  AttentionFields attention() const { return {step.layer, step.q, step.out, 0, step.scale, 0.f, nullptr}; }
 
   // Of a thread: what the kernel wants, and a key.
   struct Room {

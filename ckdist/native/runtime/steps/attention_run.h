@@ -15,6 +15,7 @@ constexpr int kLatentTile = 16;
 struct AttentionFields {
   int32_t layer, q, out, window;
   float scale, soft_cap;
+  const float* sinks;  // of local heads; null: none
 };
 
 // `Derived` has `AttentionFields attention() const`.
@@ -111,6 +112,7 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     task.scale = of.scale;
     task.soft_cap = of.soft_cap;
     task.window = of.window;
+    task.sinks = of.sinks ? of.sinks + head : nullptr;
     return task;
   }
 

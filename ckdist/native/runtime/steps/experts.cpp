@@ -28,6 +28,21 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     Choice choice;  // of few rows, which every thread makes for itself
     Grouping grouping;
   };
+  // Where hosts share rows out: those that go to the hosts that have their experts, and those that come from others.
+  struct Travels {
+    RowExchange::Lists to, from;
+
+    static Travels carve(Carver& c, const Inference& r, const Fields& step) {
+      if (step.step.rows != ckdist_rows_host) return {};
+      const int hosts = r.ranks->host_count();
+      const auto list = [&]() -> RowExchange::Lists {
+        int32_t* const rows = reinterpret_cast<int32_t*>(c.bytes(RowExchange::most(r.program.max_tokens, hosts) * 4));
+        return {rows, reinterpret_cast<int32_t*>(c.bytes((hosts + 1) * 4))};
+      };
+      const RowExchange::Lists to = list();
+      return {to, list()};
+    }
+  };
   static Room room(Carver& c, const Inference& r, const Fields& step) {
     Room it{};
     int64_t row = 0;
@@ -52,13 +67,15 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     Carver c;
     Choice::carve(c, r.program.max_tokens, step.routing.used);
     Grouping::carve(c, r.program.max_tokens, step);
+    Travels::carve(c, r, step);
     return c.used;
   }
   // Columns of the output at a time where the ranks' shards are added.
   static int64_t sum_columns(int64_t rows) { return rows > 64 ? 128 : 1024; }
 
   void run() {
-    n = r.rows(step.step);
+    shared_out = step.step.rows == ckdist_rows_host;
+    n = shared_out ? r.local_tokens : r.rows(step.step);  // those that come from other hosts, too
     if (n > 0) {
       Carver c{r.memory(thread)};
       own = room(c, r, step);
@@ -76,38 +93,99 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
         });
       else clear();
     }
-    r.finish(thread, index, step.out, n);
+    if (!shared_out) return r.finish(thread, index, step.out, n);
+    r.count_step(thread);
+    r.meet(thread, index, true, [&](Idle) { combine(); });
   }
 
  private:
   // Which rows each expert has.
   void group() {
-    if (n <= Inference::kReplicatedRows) {
-      grouping = own.grouping;
-      for (int64_t row = 0; row < n; row++) choose(own.choice, row);
-      grouping.make(step, own.choice, n);
-      all = own.choice.all;
+    if (n <= Inference::kReplicatedRows && !shared_out) {
+      choice = own.choice, grouping = own.grouping;
+      for (int64_t row = 0; row < n; row++) choose(row);
+      grouping.make(step, choice, n);
+      if (thread == 0) count_rows();
       return;
     }
     Carver c{r.workspace()};
-    const Choice choice = Choice::carve(c, r.program.max_tokens, step.routing.used);
+    choice = Choice::carve(c, r.program.max_tokens, step.routing.used);
     grouping = Grouping::carve(c, r.program.max_tokens, step);
-    all = choice.all;
-    const Range rows = r.rows_of(thread, n);
-    for (int64_t row = rows.begin; row < rows.end; row++) choose(choice, row);
-    r.meet(thread, index, false, [&](Idle) { grouping.make(step, choice, n); });
+    travels = Travels::carve(c, r, step);
+    const int64_t first = r.first_row(step.step);
+    const Range rows = r.rows_of(thread, r.rows(step.step));
+    for (int64_t row = first + rows.begin; row < first + rows.end; row++) choose(row);
+    r.meet(thread, index, shared_out, [&](Idle) {
+      if (shared_out) dispatch();
+      grouping.make(step, choice, n);
+      count_rows();
+    });
   }
 
-  void choose(const Choice& choice, int64_t row) {
+  void count_rows() const {
+    int64_t* const counters = r.expert_counters(step.layer);
+    for (int64_t row = 0; counters != nullptr && row < n; row++)
+      for (int slot = 0; slot < step.routing.used; slot++) counters[choice.experts(row)[slot]]++;
+  }
+
+  // Hosts tell one another which experts their rows take; then rows go to the hosts that have these.
+  void dispatch() {
+    RowExchange& hosts = *r.host_rows;
+    hosts.all_gather(reinterpret_cast<uint8_t*>(choice.rows), Choice::width(step.routing.used) * 4, index);
+    const int here = r.ranks->host();
+    list_rows(travels.to, [&](int host) { return host == here ? -1 : here; }, [](int host) { return host; });
+    list_rows(travels.from, [&](int host) { return host == here ? -1 : host; }, [&](int) { return here; });
+    for (int i = 0; i < 2 * step.count; i++)
+      if (const int x = input(i); first_use(i))
+        hosts.dispatch(travels.to, travels.from, r.step_activations(x), Inference::activation_stride(r.value(x)),
+                       index);
+  }
+
+  // By host the rows of host whose(host) of which experts_of(host) has an expert; none where whose(host) is none.
+  template <class Whose, class ExpertsOf>
+  void list_rows(const RowExchange::Lists& lists, Whose&& whose, ExpertsOf&& experts_of) const {
+    int32_t count = 0;
+    for (int h = 0; h < r.ranks->host_count(); h++) {
+      lists.starts[h] = count;
+      const int owner = whose(h);
+      if (owner < 0) continue;
+      const int64_t begin = r.host_rows->first(owner), end = begin + r.host_rows->count(owner);
+      for (int64_t row = begin; row < end; row++)
+        if (takes(row, experts_of(h))) lists.rows[count++] = int32_t(row);
+    }
+    lists.starts[r.ranks->host_count()] = count;
+  }
+  // Whether a host has experts that a row takes; of those that all rows take every host has a part.
+  bool takes(int64_t row, int host) const {
+    const int32_t *const experts = choice.experts(row), *const held = step.host_experts + host;
+    return step.count > 1 ||
+           std::any_of(experts, experts + step.routing.used, [&](int32_t e) { return e >= held[0] && e < held[1]; });
+  }
+  // The sets' activations, two of each, of which some or all may be the same.
+  int input(int i) const { return i % 2 == 0 ? step.sets[i / 2].gate_x : step.sets[i / 2].up_x; }
+  bool first_use(int i) const {
+    for (int before = 0; before < i; before++)
+      if (input(before) == input(i)) return false;
+    return true;
+  }
+
+  void combine() {
+    int64_t stride;
+    const float* const in = r.floats(step.out, &stride);
+    float* const out = r.floats(r.value(step.out).sum, &stride);
+    if (n > 0) r.host_rows->combine(travels.to, travels.from, in, out, stride, index);
+  }
+
+  void choose(int64_t row) {
     int64_t stride;
     const float* const logits = r.floats(step.logits, &stride) + row * r.value(step.logits).width;
     const float* const correction = step.correction >= 0 ? r.vector(step.correction) : nullptr;
-    choose_experts(r.kernels, step.routing, logits, stride, correction, own.logits,
-                   choice.experts + row * step.routing.used, choice.shares + row * step.routing.used);
-    choice.all[row] = 1.f;
+    choose_experts(r.kernels, step.routing, logits, stride, correction, own.logits, choice.experts(row),
+                   choice.shares(row));
+    choice.all(row) = 1.f;
     if (step.switches >= 0) {
       const float x = r.floats(step.switches, &stride)[row * r.value(step.switches).width];
-      choice.all[row] = 1.f / (1.f + std::exp(-x));
+      choice.all(row) = 1.f / (1.f + std::exp(-x));
     }
   }
 
@@ -196,7 +274,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
   // The rows of an expert side by side: where they lie, or gathered.
   const uint8_t* inputs(const ExpertRows& g, int x, Range rows) {
     const int64_t stride = Inference::activation_stride(r.value(x));
-    const uint8_t* const from = r.activations(thread, step.step, x);
+    const uint8_t* const from = shared_out ? r.step_activations(x) : r.activations(thread, step.step, x);
     if (g.set == 1) return from + rows.begin * stride;
     const int32_t* const tokens = grouping.tokens + g.first;
     if (rows.end - rows.begin == 1) return from + tokens[rows.begin] * stride;
@@ -209,8 +287,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
   // joined = gate * up for tiles of shard s of one expert, whose first row is column `column`.
   void join(const ExpertRows& g, int s, int64_t column, Range tiles) {
     const Set& set = set_of(g);
-    const int64_t width = r.value(set.activations.first + s).floats;  // of the shard
-    const bool same = set.gate_x == set.up_x;                         // one format
+    const bool same = set.gate_x == set.up_x;  // one format
     const int64_t x_stride = Inference::activation_stride(r.value(set.gate_x));
     const int64_t most = g.set == 1 ? g.rows : std::max<int64_t>(kGatheredBytes / x_stride, 1);
     int64_t stride;
@@ -227,15 +304,16 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
         for (int64_t at = chunk.begin; at < chunk.end; at += rows_each) {
           const Range block = {at, std::min(at + rows_each, chunk.end)};
           const uint8_t* const block_x = same ? x + (at - chunk.begin) * x_stride : inputs(g, set.gate_x, block);
-          join_block(g, s, some, block_x, block, joined + at * stride, stride, width);
+          join_block(g, s, column, some, block_x, block, joined + at * stride, stride);
         }
       }
     }
   }
 
-  void join_block(const ExpertRows& g, int s, Range tiles, const uint8_t* x, Range rows, float* joined, int64_t stride,
-                  int64_t width) {
+  void join_block(const ExpertRows& g, int s, int64_t column, Range tiles, const uint8_t* x, Range rows, float* joined,
+                  int64_t stride) {
     const Set& set = set_of(g);
+    const int64_t width = r.value(set.activations.first + s).floats;  // of the shard
     const int64_t from = tiles.begin * kTileRows, columns = std::min(tiles.end * kTileRows, width) - from,
                   scratch_stride = (tiles.end - tiles.begin) * kTileRows, count = rows.end - rows.begin;
     const int64_t x_stride = Inference::activation_stride(r.value(set.gate_x));
@@ -243,6 +321,9 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     product(g, set.gate.first + s, tiles, x, x_stride, count, gate, scratch_stride);
     if (set.up_x != set.gate_x) x = inputs(g, set.up_x, rows);
     product(g, set.up.first + s, tiles, x, Inference::activation_stride(r.value(set.up_x)), count, up, scratch_stride);
+    const int64_t bias = g.expert * set.bias_width + set.bias_column + column + from;
+    add_bias(set.gate_bias, bias, columns, count, gate, scratch_stride);
+    add_bias(set.up_bias, bias, columns, count, up, scratch_stride);
     for (int64_t row = 0; row < count; row++)
       r.kernels.elementwise.gated(GateFunction(step.gate), gate + row * scratch_stride, up + row * scratch_stride,
                                   columns, joined + row * stride + from);
@@ -257,6 +338,12 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
                   r.kernels.linear[int(part.type)].multiply(part, 0, part.tile_count(), x, x_stride, rows,
                                                             y + (first - before - tiles.begin) * kTileRows, stride);
                 });
+  }
+
+  // rows[..] += the `columns` floats from `at` on of a vector, where there is one.
+  void add_bias(int32_t vector, int64_t at, int64_t columns, int64_t count, float* rows, int64_t stride) {
+    for (int64_t row = 0; vector >= 0 && row < count; row++)
+      r.kernels.elementwise.add(r.vector(vector) + at, columns, rows + row * stride);
   }
 
   // What the down projection of an expert reads.
@@ -308,9 +395,12 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     for (int64_t row = 0; row < g.rows; row += rows_each) {
       const int64_t count = std::min(rows_each, g.rows - row);
       product(g, set.down.first + s, tiles, in + row * x_stride, x_stride, count, own.scratch, width);
+      if (s == set.biased)
+        add_bias(set.down_bias, g.expert * r.value(step.out).width + tiles.begin * kTileRows, columns, count,
+                 own.scratch, width);
       for (int64_t i = 0; i < count; i++) {
         const int64_t token = g.set == 1 ? row + i : grouping.tokens[g.first + row + i];
-        const float share = g.set == 1 ? all[token] : grouping.shares[g.first + row + i];
+        const float share = g.set == 1 ? choice.all(token) : grouping.shares[g.first + row + i];
         r.kernels.elementwise.add_scaled(own.scratch + i * width, share, columns, y + token * y_stride);
       }
     }
@@ -325,11 +415,12 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
 
  public:
   int64_t n = 0;
-  bool few = false;
+  bool few = false, shared_out = false;
   uint32_t number = 0;
   Room own{};
+  Choice choice{};
   Grouping grouping{};
-  const float* all = nullptr;  // share of the set that all rows take
+  Travels travels{};
 };
 
 const RegisteredKind<Experts> kKind(ckdist_step_experts);

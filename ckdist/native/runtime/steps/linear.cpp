@@ -132,7 +132,7 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     const Weight& weight = r.weight(p.weight.first + s);
     const int64_t from = tiles.begin * kTileRows, to = std::min(tiles.end * kTileRows, weight.matrix.rows);
     int64_t stride;
-    float* const y = r.floats(p.out, &stride) + rows.begin * stride + column + from;
+    float* const y = r.floats(p.out, &stride) + (r.first_row(step.step) + rows.begin) * stride + column + from;
     product(weight, p.x.first, tiles, rows, y, stride);
     if (p.bias >= 0) add_bias(r.vector(p.bias + s) + from, to - from, rows, y, stride);
     if (p.low.count > 0) add_low(r.matrix(p.low_weight.first + s), p.low.first, tiles, rows, y, stride);

@@ -19,7 +19,20 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
     }
     const Range own = r.rows_of(thread, n);
     for (int64_t row = own.begin; row < own.end; row++) make_row(row, true);
-    r.meet(thread, index);
+    if (step.gather) r.meet(thread, index, true, [&](Idle) { gather(); });
+    else r.meet(thread, index);
+  }
+
+  // Every host gets the rows that others made.
+  void gather() const {
+    for (const ckdist_span& shards : step.activations)
+      for (int c = 0; c < shards.count; c++) {
+        const ckdist_value& a = r.value(shards.first + c);
+        r.host_rows->all_gather(r.step_activations(shards.first + c), Inference::activation_stride(a), index);
+      }
+    if (!step.gather_sum) return;
+    const int64_t row_bytes = r.value(step.sum).width * int64_t{sizeof(float)};
+    r.host_rows->all_gather(r.step_activations(step.sum), row_bytes, index);
   }
 
   void make_row(int64_t out_row, bool keep) {
@@ -34,7 +47,8 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
         out_row, in_row);
     if (gate != nullptr) k.gated(GateFunction::sigmoid, gate, s, y.width, room), s = room;
     int64_t stride;
-    if (step.sum >= 0 && keep) std::copy(s, s + y.width, r.floats(step.sum, &stride) + out_row * y.width);
+    if (step.sum >= 0 && keep)
+      std::copy(s, s + y.width, r.floats(step.sum, &stride) + (r.first_row(step.step) + out_row) * y.width);
     if (step.norm >= 0) k.rms_norm(s, r.vector(step.norm), step.eps, y.width, room), s = room;
     if (step.factor != 1.f) s = scaled(s, step.factor, y.width, room);
     each_shard([&](int, const ckdist_value& a, uint8_t* base, const float* part) { quantize(a, part, base, out_row); },

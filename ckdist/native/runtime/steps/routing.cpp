@@ -72,22 +72,23 @@ void choose_experts(const Kernels& kernels, const ckdist_routing& routing, const
 void Grouping::make(const ckdist_experts_step& step, const Choice& choice, int64_t rows) {
   const ckdist_expert_set& set = step.sets[0];
   std::fill(starts, starts + set.count + 1, 0);
-  const int64_t slots = rows * step.routing.used;
-  for (int64_t i = 0; i < slots; i++) {
-    const int64_t e = choice.experts[i] - set.first;
-    if (e >= 0 && e < set.count) starts[e + 1]++;
-  }
+  const auto each_slot = [&](auto&& visit) {  // visit(row, slot, expert) where the expert is here
+    for (int64_t row = 0; row < rows; row++)
+      for (int slot = 0; slot < step.routing.used; slot++) {
+        const int64_t e = choice.experts(row)[slot] - set.first;
+        if (e >= 0 && e < set.count) visit(row, slot, e);
+      }
+  };
+  each_slot([&](int64_t, int, int64_t e) { starts[e + 1]++; });
   int64_t n = 0;
   for (int32_t e = 0; e < set.count; e++) {
     if (starts[e + 1] > 0) groups[n++] = {0, e, starts[e], starts[e + 1]};
     starts[e + 1] += starts[e];
   }
-  for (int64_t i = 0; i < slots; i++) {
-    const int64_t e = choice.experts[i] - set.first;
-    if (e < 0 || e >= set.count) continue;
+  each_slot([&](int64_t row, int slot, int64_t e) {
     const int32_t at = starts[e]++;
-    tokens[at] = int32_t(i / step.routing.used), shares[at] = choice.shares[i];
-  }
+    tokens[at] = int32_t(row), shares[at] = choice.shares(row)[slot];
+  });
   if (step.count > 1) groups[n++] = {1, 0, 0, rows};
   *count = n;
 }

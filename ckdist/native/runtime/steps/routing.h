@@ -6,15 +6,15 @@ namespace ckdist {
 
 // Of each row: `used` experts and their shares, and that of the set that all rows take.
 struct Choice {
-  int32_t* experts;  // (rows, used)
-  float* shares;     // (rows, used)
-  float* all;        // (rows,)
+  float* rows;  // (rows, width(used)): experts, shares, the share of all
+  int used;
 
-  static Choice carve(Carver& c, int64_t rows, int used) {
-    int32_t* const experts = reinterpret_cast<int32_t*>(c.bytes(rows * used * 4));
-    float* const shares = c.floats(rows * used);
-    return {experts, shares, c.floats(rows)};
-  }
+  static int64_t width(int used) { return 2 * used + 1; }
+  int32_t* experts(int64_t row) const { return reinterpret_cast<int32_t*>(rows + row * width(used)); }
+  float* shares(int64_t row) const { return rows + row * width(used) + used; }
+  float& all(int64_t row) const { return rows[row * width(used) + 2 * used]; }
+
+  static Choice carve(Carver& c, int64_t rows, int used) { return {c.floats(rows * width(used)), used}; }
 };
 
 // An expert with rows of the step, or the set that all rows take.

@@ -1,0 +1,61 @@
+"""Commands that start the ranks of their model themselves: `ckdist serve -tp 2`, without a launcher.
+
+The process that was started becomes the supervisor (`ckdist.launcher`) of the same command as several ranks, of which
+rank 0 has the terminal.
+"""
+
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from ckdist.comm.bootstrap.launchers import is_rank
+from ckdist.config import BenchConfig, ChatConfig, EngineConfig, TrainCommand
+from ckdist.launcher.hosts import MAX_RANKS, Host
+from ckdist.launcher.job import Job
+from ckdist.launcher.output import Output
+from ckdist.launcher.supervisor import Policy, Supervisor
+from ckdist.topology import Machine, this_machine
+
+STOP_SECONDS = 86400.0  # what was told to end bounds that itself, as --drain-timeout does
+
+
+def nodes_in_use(machine: Machine) -> int:
+    """How many NUMA nodes have CPUs that this process may use: one at least."""
+    usable = set(machine.binding.cpus)
+    return max(1, sum(bool(usable & set(node.cpus)) for node in machine.nodes))
+
+
+def wanted_ranks(settings: object) -> int:
+    """How many ranks a command asks for. ConfigError for a training whose configuration cannot be read."""
+    if isinstance(settings, TrainCommand):
+        return _of_training(settings)
+    runs_model = isinstance(settings, EngineConfig)
+    if isinstance(settings, BenchConfig):
+        runs_model = settings.target == "model"
+    if isinstance(settings, ChatConfig):
+        runs_model = settings.url is None
+    if not runs_model or not isinstance(settings, EngineConfig):
+        return 1
+    stages = settings.pipeline_parallel_size
+    return stages * (settings.tensor_parallel_size or max(1, min(nodes_in_use(this_machine()), MAX_RANKS) // stages))
+
+
+def _of_training(command: TrainCommand) -> int:
+    """The ranks of a training's mesh, of one replica where nobody says how many: batches depend on that."""
+    from ckdist.train.config import load_config
+
+    if command.file is None:
+        return 1
+    config = load_config(command.file, command.overrides)
+    return max(1, config.data_parallel_size) * config.tensor_parallel_size
+
+
+def run_ranks(settings: object, arguments: Sequence[str]) -> int | None:
+    """Runs `ckdist arguments...` as the ranks that `settings` ask for; the exit code. None where one rank is asked for,
+    or this process is a rank already: then the command is to be run here.
+    """
+    if is_rank() or (count := wanted_ranks(settings)) == 1:
+        return None
+    words = (sys.executable, "-m", "ckdist.cli.main", *arguments)
+    job = Job(words, count, str(pathlib.Path.cwd()), captured=False)
+    return Supervisor(job, [Host("localhost", count)], Policy(stop_seconds=STOP_SECONDS), Output()).run()

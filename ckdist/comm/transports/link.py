@@ -1,0 +1,46 @@
+"""What a message between hosts costs, measured before anything is loaded: for choices that every rank makes alike."""
+
+from dataclasses import dataclass
+
+from ckdist import native
+from ckdist.comm.protocol import World
+from ckdist.comm.transports.choice import LARGE, SMALL, choose_transport, exchange_seconds
+
+LEAST_SECONDS = 1e-6  # of a message: clocks and queues make shorter ones look free
+
+
+@dataclass(frozen=True)
+class Link:
+    """`seconds` of a message whatever its size, and the `rate` in bytes per second of what it brings."""
+
+    seconds: float
+    rate: float
+
+    def message(self, count: float) -> float:
+        """Seconds of a message of `count` bytes."""
+        return self.seconds + count / self.rate
+
+    @staticmethod
+    def of_exchanges(small: float, large: float) -> "Link":
+        """From the seconds of exchanges of `SMALL` and `LARGE` bytes."""
+        rate = (LARGE[0] - SMALL[0]) / max(large - small, LEAST_SECONDS)
+        return Link(max(small - SMALL[0] / rate, LEAST_SECONDS), rate)
+
+    def __str__(self) -> str:
+        return f"{self.seconds * 1e6:.0f} µs and {self.rate / 1e9:.2f} GB/s between hosts"
+
+
+def measured_link(world: World, transport: str, timeout: float) -> Link:
+    """Of the slowest of some hosts with rank 0, over the transport that steps will take. A collective call.
+
+    ConfigError or CommError where nothing joins the hosts.
+    """
+    chosen = choose_transport(world, transport, timeout)
+    try:
+        small, large = world.broadcast(exchange_seconds(world, chosen.handle))
+        return Link.of_exchanges(small, large)
+    finally:
+        native.ffi.release(chosen.handle)
+
+
+__all__ = ["Link", "measured_link"]

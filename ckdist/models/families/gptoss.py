@@ -1,0 +1,102 @@
+"""gpt-oss: experts with biases and a clamped gate, sinks in attention, every other layer sliding.
+
+Its files have the experts' gate and up row by row by turns: as published in MXFP4, or as floats with inputs as rows.
+"""
+
+from dataclasses import replace
+
+from ckdist.errors import ArchitectureError
+from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models.families import family
+from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.fields import Fields
+from ckdist.models.from_config import Sizes
+from ckdist.models.spec import Attention, LayerSpec, ModelSpec, MoeFfn, RopeSpec
+from ckdist.program.ops.elementwise import SWIGLU_ALPHA, SWIGLU_LIMIT
+from ckdist.program.routing import Routing
+
+NAME = "gpt-oss"
+DEFAULTS = from_config.ConfigDefaults(max_position=131072, head_dim=64, norm_eps=1e-5)
+ROUTING = Routing(used=4)
+THETA = 150000.0
+YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}  # if absent
+ACTIVATION = "clamped_swiglu"
+PERIOD = 2  # of which the last layer does not slide
+
+
+def model(
+    n: Sizes, attention: Attention, ffn: MoeFfn, window: int, sliding: list[bool], rotation: RopeSpec, tied: bool
+) -> ModelSpec:
+    """The layers that slide see `window` positions."""
+    layers = [LayerSpec(replace(attention, window=window * slides), ffn) for slides in sliding]
+    return n.model(NAME, layers, {"global": rotation}, tied)
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """From config.json."""
+    n = from_config.sizes(f, DEFAULTS)
+    for name, known in (("swiglu_alpha", SWIGLU_ALPHA), ("swiglu_limit", SWIGLU_LIMIT)):
+        if f.number(name, known) != known:
+            raise f.error(name, f.values[name], f"{known:g}")
+    biased = f.flag("attention_bias", True)
+    attention = Attention(
+        n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=biased, o_bias=biased, sinks=True
+    )
+    experts = from_config.experts(f, "num_local_experts", "intermediate_size", ROUTING, bias=True)
+    window = from_config.window(f, 128)
+    otherwise = [(i + 1) % PERIOD != 0 for i in range(n.num_layers)]
+    sliding = from_config.sliding_layers(f, n.num_layers, otherwise)
+    if not (f.has("rope_parameters") or f.has("rope_scaling")):
+        f = Fields({**f.values, "rope_scaling": YARN}, f.where, f.prefix)
+    rotation = from_config.rotations(f, n, THETA)["global"]
+    ffn = replace(experts, activation=ACTIVATION)
+    return model(n, attention, ffn, window, sliding, rotation, from_config.tied(f, outer))
+
+
+def gguf(header: GgufHeader) -> ModelSpec:
+    """From GGUF metadata, whose YaRN is this family's: what it blends does not begin and end at whole dimensions."""
+    n = from_gguf.sizes(header)
+    attention = replace(from_gguf.attention(header, n), sinks=True)
+    experts = replace(from_gguf.experts(header, ROUTING), activation=ACTIVATION, bias=True)
+    window = header.fields.integer("attention.sliding_window", low=0)
+    sliding = from_gguf.sliding_layers(header.fields, n.num_layers, PERIOD)
+    rotation = from_gguf.rotation(header, n, THETA, truncate=False)
+    return model(n, attention, experts, window, sliding, rotation, from_gguf.tied(header))
+
+
+def export(spec: ModelSpec, where: str) -> GgufForm:
+    """As GGUF metadata. ArchitectureError where other layers slide than its readers take for granted."""
+    windows = {layer.attention.window for layer in spec.layers} - {0}
+    if len(windows) != 1 or any(
+        (layer.attention.window > 0) == ((i + 1) % PERIOD == 0) for i, layer in enumerate(spec.layers)
+    ):
+        raise ArchitectureError(f"{where}: gpt-oss whose layers do not slide by turns has no GGUF form")
+    more = {"attention.sliding_window": windows.pop(), **to_gguf.experts(spec, where)}
+    return to_gguf.dense(NAME, spec, where, more, truncate=False)
+
+
+EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+FAMILY = Family(
+    name=NAME,
+    architectures=("GptOssForCausalLM",),
+    model_types=("gpt_oss",),
+    gguf=NAME,
+    from_config=config,
+    from_gguf=gguf,
+    to_gguf=export,
+    safetensors=replace(
+        family.SAFETENSORS_EXPERTS,
+        layer={**family.SAFETENSORS_EXPERTS.layer, "mlp.router": "mlp.gate"},
+        alternating=EXPERTS[:1],
+        transposed=EXPERTS,
+    ),
+    gguf_names=replace(
+        family.GGUF_EXPERTS,
+        layer={
+            **{name: part for name, part in family.GGUF_EXPERTS.layer.items() if name != "ffn_norm"},
+            "post_attention_norm": "post_attention_layernorm",
+        },
+        exact={"attn_sinks.weight": "self_attn.sinks"},
+    ),
+    ignored=family.ROTATIONS,
+)

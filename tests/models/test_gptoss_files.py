@@ -1,0 +1,195 @@
+"""gpt-oss in files: gate and up by turns, experts in MXFP4 or as floats with inputs as rows, and what is wrong."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from ckdist.cli.export import export_gguf
+from ckdist.comm.world import SingleWorld
+from ckdist.config import EngineConfig
+from ckdist.engine.launch import load_model
+from ckdist.engine.single import SingleSequence
+from ckdist.errors import ModelFileError
+from ckdist.models.decoder import weight_shapes
+from ckdist.models.families import gptoss
+from ckdist.models.registry import spec_from_config
+from ckdist.weights.checkpoint import open_checkpoint
+from ckdist.weights.dequantize import read_rows, read_tensor
+from tests.support.paths import GOLDEN
+
+FOLDER = GOLDEN / "gptoss"
+EXPERTS = "model.layers.{}.mlp.experts."
+GATE_UP = "model.layers.1.mlp.experts.gate_up_proj"
+
+
+def test_floats_are_read_as_transformers_means_them():
+    checkpoint, stored = open_checkpoint(FOLDER), load_file(FOLDER / "model.safetensors")
+    for layer in range(2):
+        path = EXPERTS.format(layer)
+        gate_up, bias, down = (stored[path + name] for name in ("gate_up_proj", "gate_up_proj_bias", "down_proj"))
+        for lane, name in enumerate(("gate", "up")):
+            weight, of_weight = (checkpoint.tensors[f"{path}{name}_proj.{kind}"] for kind in ("weight", "bias"))
+            np.testing.assert_array_equal(read_tensor(weight), gate_up[:, :, lane::2].swapaxes(1, 2))
+            np.testing.assert_array_equal(read_rows(weight, 5, 9, 3), gate_up[3, :, lane::2].T[5:9])
+            np.testing.assert_array_equal(read_tensor(of_weight), bias[:, lane::2].reshape(-1))
+        np.testing.assert_array_equal(read_tensor(checkpoint.tensors[path + "down_proj.weight"]), down.swapaxes(1, 2))
+
+
+def test_a_config_without_them_has_the_published_numbers():
+    spec = spec_from_config(
+        {"model_type": "gpt_oss", "num_hidden_layers": 4, "num_local_experts": 8, "vocab_size": 300,
+         "hidden_size": 64, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}, "config"
+    )  # fmt: skip
+    assert [layer.attention.window for layer in spec.layers] == [128, 0, 128, 0]
+    assert all(
+        layer.attention.sinks and layer.attention.o_bias and layer.ffn.routing.used == 4 for layer in spec.layers
+    )
+    rope = spec.ropes["global"]
+    assert rope.theta == gptoss.THETA and rope.magnitude == pytest.approx(0.1 * np.log(32) + 1)
+
+
+@pytest.mark.parametrize(
+    "change, config, message",
+    [
+        ({GATE_UP: (5, 72, 64)}, {}, r"has shape \(5, 72, 64\), but the model needs .*: \(5, 64, 72\)"),
+        ({GATE_UP: (5, 64)}, {}, r"has shape \(5, 64\), but the model needs .*: \(5, 64, 72\)"),
+        ({GATE_UP: None}, {}, r"'.*gate_proj.weight' of shape \(5, 36, 64\) is missing"),
+        ({GATE_UP + "_bias": (5, 70)}, {}, r"has shape \(350,\), but the model needs 360 elements"),
+        ({GATE_UP + "_bias": None}, {}, r"'.*gate_proj.bias' of shape \(180,\) is missing"),
+        ({"model.layers.0.self_attn.sinks": (5,)}, {}, r"has shape \(5,\), but the model needs \(6,\)"),
+        ({"model.layers.0.self_attn.sinks": None}, {}, r"'.*self_attn.sinks' of shape \(6,\) is missing"),
+        ({}, {"num_local_experts": 6}, r"but the model needs .*: \(6, 36, 64\)"),
+        ({}, {"num_experts_per_tok": 6}, "a token takes 6 experts, but there are 5"),
+        ({}, {"swiglu_limit": 8.0}, "swiglu_limit is 8.0; it must be 7"),
+        ({}, {"swiglu_alpha": "x"}, "swiglu_alpha is 'x'; it must be a number"),
+        ({}, {"layer_types": ["sliding_attention"]}, "layer_types is .*; it must be a list of 2"),
+    ],
+)
+def test_what_does_not_fit(tmp_path, change, config, message):
+    folder = tmp_path / "m"
+    shutil.copytree(FOLDER, folder, copy_function=shutil.copyfile)
+    tensors = load_file(FOLDER / "model.safetensors")
+    for name, shape in change.items():
+        tensors.pop(name)
+        if shape:
+            tensors[name] = np.zeros(shape, np.float32)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(json.loads((FOLDER / "config.json").read_text()) | config))
+    with pytest.raises(ModelFileError, match=message) as error:
+        open_checkpoint(folder)
+    assert "\n" not in str(error.value) and re.match(str(tmp_path), str(error.value))
+
+
+SIZES = {
+    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "vocab_size": 96, "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "sliding_window": 20, "num_local_experts": 3, "num_experts_per_tok": 3, "max_position_embeddings": 512,
+}  # fmt: skip
+MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
+
+
+def fp4(rng, rows, columns):
+    """Blocks and scales of three matrices as they are published, and their values, (matrices, rows, columns)."""
+    blocks = rng.integers(0, 256, (3, rows, columns // 32, 16), np.uint8)
+    scales = rng.integers(121, 125, (3, rows, columns // 32), np.uint8)
+    magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    values = np.concatenate([magnitudes, -magnitudes])[
+        np.stack([blocks & 15, blocks >> 4], -1).reshape(3, rows, -1, 32)
+    ]
+    values = values * 2.0 ** (scales.astype(int)[..., None] - 127)
+    return blocks, scales, values.reshape(3, rows, columns).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """A folder with experts in MXFP4, and one with their values as floats."""
+    rng, folder = np.random.default_rng(3), tmp_path_factory.mktemp("gptoss")
+    shapes = weight_shapes(spec_from_config(SIZES, "config"))
+    plain = {
+        name.replace(".mlp.gate.", ".mlp.router."): (rng.standard_normal(shape) * 0.25).astype(np.float32)
+        for name, shape in shapes.items() if ".experts." not in name
+    }  # fmt: skip
+    packed = dict(plain)
+    for layer in range(2):
+        for name, rows, columns in (("gate_up_proj", 192, 64), ("down_proj", 64, 96)):
+            path = EXPERTS.format(layer) + name
+            packed[path + "_blocks"], packed[path + "_scales"], values = fp4(rng, rows, columns)
+            plain[path] = np.ascontiguousarray(values.swapaxes(1, 2))
+            plain[path + "_bias"] = packed[path + "_bias"] = rng.standard_normal((3, rows)).astype(np.float32)
+    for name, tensors, more in (("packed", packed, MXFP4), ("plain", plain, {})):
+        (folder / name).mkdir()
+        save_file(tensors, folder / name / "model.safetensors")
+        (folder / name / "config.json").write_text(json.dumps(SIZES | more))
+    return folder
+
+
+def logits_of(path, world=None) -> np.ndarray:
+    """Of a prompt and of a token after it: (41, vocab)."""
+    config = EngineConfig(model=str(path), cache_type_k="f32", cache_type_v="f32", threads=1, ubatch_size=48)
+    model = load_model(config, world or SingleWorld())
+    sequence = SingleSequence(model.executable)
+    logits = np.concatenate([sequence.feed(np.arange(40) * 7 % 96).copy(), sequence.feed([3])])
+    model.close()
+    return logits
+
+
+def test_blocks_mean_their_values(published):
+    packed, plain = (open_checkpoint(published / name) for name in ("packed", "plain"))
+    for name, source in packed.tensors.items():
+        np.testing.assert_array_equal(read_tensor(source), read_tensor(plain.tensors[name]), err_msg=name)
+    logits, expected = logits_of(published / "packed"), logits_of(published / "plain")
+    assert np.abs(logits - expected).max() < 0.02 * np.abs(expected).max()  # activations of 8 bits
+
+
+def test_blocks_stay_as_they_are_in_gguf(published, tmp_path, monkeypatch):
+    monkeypatch.setattr("ckdist.cli.export.tokenizer_metadata", lambda *_: {})
+    monkeypatch.setattr("ckdist.cli.export.CHUNK_FLOATS", 640)  # ten rows of gate and up, six of down
+    path = tmp_path / "m.gguf"
+    export_gguf(str(published / "packed"), str(path), "f32")
+    before, after = open_checkpoint(published / "packed"), open_checkpoint(path)
+    for name, source in before.tensors.items():
+        np.testing.assert_array_equal(read_tensor(after.tensors[name]), read_tensor(source), err_msg=name)
+    np.testing.assert_array_equal(logits_of(path), logits_of(published / "packed"))
+    gguf = pytest.importorskip("gguf")
+    reader = gguf.GGUFReader(path)
+    assert reader.fields["general.architecture"].contents() == "gpt-oss"
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    assert tensors["blk.0.ffn_up_exps.bias"].shape.tolist() == [96, 3]
+    for name, weight in (("ffn_gate_exps", "gate_proj"), ("ffn_up_exps", "up_proj"), ("ffn_down_exps", "down_proj")):
+        tensor = tensors[f"blk.1.{name}.weight"]
+        assert tensor.tensor_type == gguf.GGMLQuantizationType.MXFP4
+        values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
+        np.testing.assert_array_equal(values, read_tensor(before.tensors[EXPERTS.format(1) + weight + ".weight"]))
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"_scales": None}, "has no '.*gate_up_proj_scales', without which its codes mean nothing"),
+        ({"_scales": (3, 192, 3)}, r"has shape \(3, 192, 3\), but .* needs \(3, 192, 2\)"),
+        ({"_blocks": (3, 192, 2, 8)}, r"is U8 \(3, 192, 2, 8\); it must be U8 \(…, out, in / 32, 16\)"),
+        ({"_blocks": (3, 190, 2, 16), "_scales": (3, 190, 2)}, r"\(3, 190, 64\), but .* needs .*: \(3, 192, 64\)"),
+        ({"_blocks": (2, 192, 2, 16), "_scales": (2, 192, 2)}, r"\(2, 192, 64\), but .* needs .*: \(3, 192, 64\)"),
+        ({"_scales": "255"}, "exponent of 255: it is damaged"),
+    ],
+)
+def test_damaged_blocks(published, tmp_path, monkeypatch, change, message):
+    monkeypatch.setattr("ckdist.cli.export.tokenizer_metadata", lambda *_: {})
+    tensors = load_file(published / "packed" / "model.safetensors")
+    for part, shape in change.items():
+        old = tensors.pop(GATE_UP + part)
+        if shape == "255":
+            tensors[GATE_UP + part] = np.where(np.arange(2) == 1, np.uint8(255), old)
+        elif shape:
+            tensors[GATE_UP + part] = np.full(shape, 121, np.uint8)
+    save_file(tensors, tmp_path / "model.safetensors")
+    shutil.copyfile(published / "packed" / "config.json", tmp_path / "config.json")
+    with pytest.raises(ModelFileError, match=message) as error:
+        export_gguf(str(tmp_path), str(tmp_path / "m.gguf"), "f32")
+    assert "\n" not in str(error.value)
+    with pytest.raises(ModelFileError):
+        logits_of(tmp_path)
