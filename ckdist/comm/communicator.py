@@ -72,6 +72,7 @@ class Communicator:
         self._windows = 0
         self.rank, self.size = lib.ckdist_communicator_rank(handle), lib.ckdist_communicator_size(handle)
         self.transport = ffi.string(lib.ckdist_communicator_transport(handle)).decode()
+        self.exchange_times: tuple[float, float] | None = None  # as of `ChosenTransport`, between hosts
 
     @property
     def handle(self) -> CData:
@@ -426,7 +427,9 @@ def open_communicator(
     family: weakref.WeakSet[Communicator] = weakref.WeakSet()
     if chosen and chosen.name == "mpi" and has_mpi(world):
         before_mpi_ends(world, lambda: [c.close() for c in list(family)])
-    return Communicator(ffi.gc(out[0], lib.ckdist_communicator_free), family)
+    made = Communicator(ffi.gc(out[0], lib.ckdist_communicator_free), family)
+    made.exchange_times = chosen.times if chosen else None
+    return made
 
 
 def _share(world: World, local: list[int], arena_bytes: int, spins: int, timeout: float) -> tuple[CData, CData]:
