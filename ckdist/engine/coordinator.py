@@ -159,7 +159,7 @@ class Coordinator:
         """Refreshes what is told of every rank, when it is due and somebody looks."""
         now = time.monotonic()
         if self._ranks is not None and now < self._watched_until and now - self._last_report >= BEAT_SECONDS:
-            self._last_report = now
+            self._last_report, self._last_beat = now, 0.0  # the status tells it at once
             engine.collect_all()
             self._ranks.refresh()
 

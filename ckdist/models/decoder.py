@@ -79,9 +79,14 @@ def forward(g: Tracer, ids: Value, spec: ModelSpec) -> Value:
 
 
 def loss(g: TrainingTracer, ids: Value, targets: Value, spec: ModelSpec) -> Value:
-    """(tokens,) ids and targets, -1 where there is none -> the sum of the tokens' losses, over all ranks."""
+    """(tokens,) ids and targets, -1 where there is none -> the sum of the tokens' losses, over all ranks, with what
+    balances the choice of experts.
+    """
     x = final_norm(g, hidden(g, ids, spec), spec)
-    return g.reduce(g.cross_entropy(x, targets, head(g, spec), spec.logit_soft_cap))
+    total = g.cross_entropy(x, targets, head(g, spec), spec.logit_soft_cap)
+    if spec.balance_coefficient:
+        total = g.add(total, g.balance_loss(targets, spec.balance_coefficient))
+    return g.reduce(total)
 
 
 def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

@@ -105,6 +105,14 @@ def experts(f: Fields, count: str, size: str, routing: Routing, **more: Any) -> 
     )
 
 
+def balance(f: Fields, coefficient: float = 0.001) -> dict[str, float]:
+    """The coefficient of the load-balancing loss, as a field of a ModelSpec; where the file gives none `coefficient`.
+    None where routers' logits are no output.
+    """
+    given = f.number("router_aux_loss_coef", coefficient, low=0.0, high=1e6)
+    return {"balance_coefficient": given} if f.flag("output_router_logits") else {}
+
+
 def window(f: Fields, absent: int = 4096) -> int:
     """Positions that sliding layers see; 0: none slides. A null means none, an absent field `absent`."""
     return f.integer("sliding_window", 0 if "sliding_window" in f.values else absent, low=0, high=limits.MAX_POSITION)

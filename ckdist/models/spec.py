@@ -211,6 +211,7 @@ class ModelSpec:
     """One decoder-only transformer. Weights carry Hugging Face names.
 
     `ropes` are the rotations that layers name. `logit_scale` is on logits, before `logit_soft_cap` (0: none).
+    `balance_coefficient`: of the load-balancing loss of experts in training, 0: there is none.
     """
 
     family: str
@@ -224,6 +225,7 @@ class ModelSpec:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_soft_cap: float = 0.0
+    balance_coefficient: float = field(default=0.0, compare=False)
 
     def at_context(self, context_length: int) -> "ModelSpec":
         """The model in contexts of so many tokens: its rotations may depend on that."""

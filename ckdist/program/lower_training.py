@@ -24,14 +24,28 @@ from ckdist.program.program import Instr, Program, Value, Weight
 from ckdist.program.step import ABSENT, GradientIndex, PackIndex, ParameterIndex, Step, ValueIndex
 
 ALIGN = 64
+TILE = 16  # columns that products read at once
 UNPLACED = -1  # a value of a row, before the step that makes it
 ALIGNMENT = 16  # floats between the beginnings of parameters: a cache line
 BUCKET_BYTES = 1 << 20  # a shorter stretch of gradients waits for its neighbours
 FLOAT_RESULTS = {"embed", "scale", "add", "cross_entropy_grad", "low_rank"}  # ops of which every value is in floats,
 # and results that no product reads as they are;
 NO_OPERANDS = {"attend_packed": (1,), "route": (0, 1), "grouped_experts": (0,), "grouped_experts_grad": (0, 1)}
-FLOAT_READERS = {"scale", "add", "embed_grad", "all_reduce", "route", "route_grad"}  # low_rank reads what it adds to
-PRODUCTS = ("weight_grad", "cross_entropy", "grouped_experts_grad")  # kinds of steps that can overwrite a gradient
+FLOAT_READERS = {
+    "scale",
+    "add",
+    "embed_grad",
+    "all_reduce",
+    "route",
+    "route_grad",
+    "balance_loss_grad",
+}  # low_rank reads what it adds to
+PRODUCTS = (
+    "weight_grad",
+    "cross_entropy",
+    "grouped_experts_grad",
+    "latent_keys_weight_grad",
+)  # kinds of steps that can overwrite a gradient
 
 
 @dataclass(frozen=True)
@@ -208,6 +222,10 @@ class TrainingLowering:
         """A value as it is."""
         return self.names.at[value]
 
+    def width(self, index: ValueIndex) -> int:
+        """Elements of a row."""
+        return self.placed[index].width
+
     def stands_for(self, value: Value, source: Value) -> None:
         """Says that `value` is read where `source` lies."""
         self.names.at[value] = self.names.at[source]
@@ -235,7 +253,7 @@ class TrainingLowering:
         """The same value where it is an operand, else a new one that a step converts."""
         if self.placed[index].operand:
             return index
-        made = self.alone(self.placed[index].width, True)
+        made = self.like(index, True)
         self.emit("convert", x=index, out=made)
         return made
 
@@ -247,7 +265,9 @@ class TrainingLowering:
             names.at[value] = ValueIndex(self._place(width, True))
             row[at] = names.at[value]
         else:
-            names.at[value] = self.alone(width, self._is_operand(value, names.makers[value]), rows)
+            head = value.dims[-1].width  # products read whole tiles of the last one too
+            room = width - head + -(-head // TILE) * TILE if head > 1 else 0
+            names.at[value] = self.alone(width, self._is_operand(value, names.makers[value]), rows, room)
         return names.at[value]
 
     def side_by_side(self, values: Sequence[Value]) -> list[ValueIndex]:
@@ -262,15 +282,15 @@ class TrainingLowering:
                 self.emit("convert", x=source, out=made)
         return row
 
-    def alone(self, width: int, operand: bool, rows: int = 1) -> ValueIndex:
-        """A new value in a row of its own, of which a token has so many."""
-        self.rows.append([self._place(width, operand, rows)])
+    def alone(self, width: int, operand: bool, rows: int = 1, room: int = 0) -> ValueIndex:
+        """A new value in a row of its own, of which a token has so many, with room for as many elements or more."""
+        self.rows.append([self._place(width, operand, rows, room)])
         return ValueIndex(self.rows[-1][0])
 
-    def like(self, index: ValueIndex) -> ValueIndex:
-        """A new value of the form of another."""
+    def like(self, index: ValueIndex, operand: bool) -> ValueIndex:
+        """A new value of another's size."""
         placed = self.placed[index]
-        return self.alone(placed.width, placed.operand, placed.rows)
+        return self.alone(placed.width, operand, placed.rows, placed.room)
 
     def parameter(self, weight: Weight | None) -> ParameterIndex:
         """A weight's index; ABSENT where there is none."""
@@ -292,9 +312,9 @@ class TrainingLowering:
         self.begun.add(parameter)
         return fresh
 
-    def _place(self, width: int, operand: bool, rows: int = 1) -> int:
+    def _place(self, width: int, operand: bool, rows: int = 1, room: int = 0) -> int:
         """A new value of `width` elements a row; returns its index."""
-        self.placed.append(PlacedValue(width, -(-width // 16) * 16, operand, rows))
+        self.placed.append(PlacedValue(width, -(-max(width, room) // TILE) * TILE, operand, rows))
         return len(self.placed) - 1
 
     def _is_operand(self, value: Value, made_by: Instr) -> bool:

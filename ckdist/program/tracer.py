@@ -30,6 +30,17 @@ class LowRank:
     scale: float
 
 
+@dataclass(frozen=True)
+class LatentWeights:
+    """Of latent attention: the norm of the latent vector, (rank,), and of each head the matrices of its keys, (rank,
+    nope), and values, (values, rank).
+    """
+
+    norm: Weight
+    keys: Weight
+    values: Weight
+
+
 class Tracer(Emitter):
     """`g` in a forward. `g.sharding` makes the named dimensions under the layout.
 
@@ -216,9 +227,18 @@ class Tracer(Emitter):
         """rms_norm of every head times SiLU of its gate."""
         return self._emit("gated_norm", (x, gate), (w,), names=["o"], eps=eps)
 
-    def attend_latent(self, q: Value, k: Value, *, layer: int, scale: float, value_width: int) -> Value:
-        """Causal attention of layer `layer` over its cache, which k extends; k's first elements are the values."""
-        return self._emit("attend_latent", (q, k), names=["o"], layer=layer, scale=scale, value_width=value_width)
+    def attend_latent(
+        self, q: Value, kv: Value, w: LatentWeights, *, layer: int, rope: str | None, scale: float, eps: float
+    ) -> Value:
+        """Causal attention of layer `layer` over its cache, which `kv` extends, in the absorbed form: heads read what
+        is cached. A head of q is its part that is not rotated and then the other; kv a latent vector and a rotated key.
+        """
+        rank = w.keys.dims[0].width
+        q, k = self.linear_heads(q, w.keys), self.norm_latent(kv, w.norm, eps)
+        if rope is not None:
+            q, k = (self.rope(value, rope, first=rank) for value in (q, k))
+        o = self._emit("attend_latent", (q, k), names=["o"], layer=layer, scale=scale, value_width=rank)
+        return self.linear_heads(o, w.values)
 
     def gated(self, gate: Value, up: Value, function: str) -> Value:
         """function(gate) * up."""
@@ -295,6 +315,7 @@ class TrainingTracer(Tracer):
     def __init__(self, layout: Layout, mesh: Mesh, low_rank: LowRank | None = None):
         super().__init__(layout, mesh, low_rank)
         self._switches: dict[Value, Value] = {}  # shares -> logits of the switch of the experts that all tokens take
+        self._routed: list[Value] = []  # logits and chosen experts of the layers so far, by turns
 
     def rms_norm_heads(self, q: Value, k: Value, q_weight: Weight, k_weight: Weight, eps: float) -> tuple[Value, Value]:
         """As two norms, each over a whole row: a rank has all heads of its tokens."""
@@ -346,6 +367,7 @@ class TrainingTracer(Tracer):
         router, *switch = logits
         chosen, shares = super().route([router], correction, routing, False)
         self._switches.update((shares, x) for x in switch)
+        self._routed += [router, chosen]
         return chosen, shares
 
     def experts(
@@ -378,10 +400,19 @@ class TrainingTracer(Tracer):
         """Nothing, as `to_heads`."""
         return q, kv
 
-    def attend_latent(self, q: Value, k: Value, *, layer: int, scale: float, value_width: int) -> Value:
-        """Causal attention within each of the batch's sequences; keys and values are those of one kv-head."""
-        v = self._emit("latent_values", (k,), names=["values"], width=value_width)
-        return self.attend(q, k, v, layer=layer, scale=scale, soft_cap=0.0, window=0)
+    def attend_latent(
+        self, q: Value, kv: Value, w: LatentWeights, *, layer: int, rope: str | None, scale: float, eps: float
+    ) -> Value:
+        """Causal attention within each of the batch's sequences, in the expanded form: keys and values of every head
+        are made of the latent vectors.
+        """
+        (rank, nope), k = (w.keys.dims[0].width, w.keys.dims[1].elements), self.norm_latent(kv, w.norm, eps)
+        if rope is not None:
+            q, k = self.rope(q, rope, first=nope), self.rope(k, rope, first=rank)
+        keys = self._emit("latent_keys", (k,), (w.keys,), names=["keys"])
+        latent = self._emit("latent_values", (k,), names=["latent"], dim=w.values.dims[1])
+        values = self.linear(latent, w.values, names=["values"])
+        return self.attend(q, keys, values, layer=layer, scale=scale, soft_cap=0.0, window=0)
 
     def cross_entropy(self, x: Value, targets: Value, head: Weight, soft_cap: float) -> Value:
         """The sum of the losses of soft_cap(x @ head.T) over the tokens with a target.
@@ -389,6 +420,10 @@ class TrainingTracer(Tracer):
         Partial where tokens are sharded.
         """
         return self.emit("cross_entropy", (x, targets), (head,), ["loss", "lse"], soft_cap=soft_cap)[0]
+
+    def balance_loss(self, targets: Value, coefficient: float) -> Value:
+        """What the choices of all layers so far add to the sum of the losses. Partial where tokens are sharded."""
+        return self._emit("balance_loss", (targets, *self._routed), names=["balance"], coefficient=coefficient)
 
 
 def trace(
@@ -423,4 +458,4 @@ def trace_loss(
     return Program((ids, targets), (loss(g, ids, targets, spec),), tuple(g.instrs), tuple(g.boundaries))
 
 
-__all__ = ["Dim", "LowRank", "Tracer", "TrainingTracer", "trace", "trace_loss"]
+__all__ = ["Dim", "LatentWeights", "LowRank", "Tracer", "TrainingTracer", "trace", "trace_loss"]

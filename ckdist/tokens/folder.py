@@ -20,6 +20,8 @@ MAX_VOCAB = 4 << 20
 
 # Classes that put BOS before a text even where `tokenizer.json` says nothing of it.
 BOS_BY_DEFAULT = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer")
+# Where one of these ends a text, the other does: it ends a call of a tool.
+ENDS_OF_MESSAGES = ("<|return|>", "<|call|>")
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
@@ -40,6 +42,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     eos = _ids(generation.get("eos_token_id")) | _ids(model.get("eos_token_id"))
     if named["eos_token"]:
         eos |= _ids(backend.token_to_id(named["eos_token"]))
+    ends = frozenset(filter(None, map(backend.token_to_id, ENDS_OF_MESSAGES)))
+    eos |= ends if eos & ends else frozenset()  # some folders name one alone
     prefix, suffix = _special_ids_around(backend)
     prefix = _with(prefix, bos, _rule(config, "add_bos_token"), at_end=False)
     suffix = _with(suffix, _first_id(backend, named["eos_token"]), _rule(config, "add_eos_token"), at_end=True)

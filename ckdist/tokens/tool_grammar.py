@@ -71,11 +71,16 @@ class ToolGrammar:
         return rule if required else f"{rule}?"
 
     def _json(self, schema: dict[str, Any], name: str) -> str:
-        options = {**SEPARATORS, "lenient": name not in self._strict}
-        return "%json " + json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
+        return json_rule(schema, name in self._strict)
 
     def _parts(self, text: str) -> str:
         return self._literal(text) if text else '""'
+
+
+def json_rule(schema: dict[str, Any], strict: bool) -> str:
+    """JSON by a schema, as Lark; `strict`: it may hold no keyword that is not known."""
+    options = {**SEPARATORS, "lenient": not strict}
+    return "%json " + json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
 
 
 def with_thought(start: str, rules: list[str], thought_end: str | None, literal: Literal) -> str:

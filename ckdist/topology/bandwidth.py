@@ -22,6 +22,7 @@ from ckdist.topology.placement import Placement
 READ_BYTES = 256 << 20  # per thread; far beyond most caches
 LEAST_READ, MOST_READ = 128 << 20, 2 << 30  # bytes of one measurement
 REPEATS = 3
+PASSES = 8  # of what is kept: the best counts, so that a moment of quiet is enough
 
 
 def read_bandwidth(threads: int, cpus: Sequence[int] = (), repeats: int = 5, bytes_each: int = READ_BYTES) -> float:
@@ -53,7 +54,7 @@ def rank_bandwidths(world: World, placement: Placement, threads: int) -> list[fl
     measured = None
     with contextlib.suppress(CkdistError):  # it is worth no failure of the job
         cpus, before = placement.cpus[:threads], times_preempted()
-        measured = read_bandwidth(threads, cpus, REPEATS, read_size(this_machine(), cpus) // threads)
+        measured = read_bandwidth(threads, cpus, PASSES, read_size(this_machine(), cpus) // threads)
         if times_preempted() == before:  # else the next start measures again
             _keep(key, measured)
     return world.gather(measured)

@@ -93,6 +93,10 @@ class TrainConfig:
     )
     min_lr_ratio: float = setting(0.0, "part of learning_rate that linear, cosine and wsd end at", low=0, high=1)
 
+    router_aux_loss_coef: float = setting(
+        -1.0, "of the loss that balances experts; 0: none; -1: as the model's config says", low=-1, high=1e6
+    )
+
     bf16: bool = setting(
         True, "multiply in bfloat16 (sums, weights and the optimizer's state stay float32); false: all in float32"
     )

@@ -11,11 +11,14 @@ class TrainingExecutable(Protocol):
 
     Parameters and gradients are float32 by Hugging Face names, each in one arena, laid out alike.
 
-    Gradients are of the SUM of the losses of all tokens with a target, over the batches since `zero_grad`.
+    Gradients are of the SUM of the losses of all tokens with a target, over the batches since `zero_grad`, with the
+    load-balancing loss where the model has a coefficient of it. `balance`: of the last `forward_backward`, that loss
+    times the targets, without the coefficient.
     """
 
     parameters: Arena
     gradients: Arena
+    balance: float
 
     def forward_backward(self, batch: PackedBatch, reduce: bool) -> float:
         """This rank's sum of losses; its gradients are added to `gradients`.

@@ -8,7 +8,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ckdist.layout import SINGLE
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import loss
 from ckdist.models.registry import family, spec_from_config
-from ckdist.models.spec import ModelSpec
+from ckdist.models.spec import ModelSpec, MoeFfn
 from ckdist.program.program import Program, Weight
 from ckdist.program.tracer import TrainingTracer, trace_loss
 from ckdist.tokens.confined import load_tried
@@ -93,7 +93,7 @@ class TrainedModel:
             if len(weight.dims) == 1 or name in trained or ".lora_" in name:
                 continue
             kind = BY_NUMBER[self.checkpoint.tensors[name].type]
-            whole_blocks = all(edge % kind.block_elements == 0 for edge in weight.dims[1].span(shards.mesh))
+            whole_blocks = all(edge % kind.block_elements == 0 for edge in weight.dims[-1].span(shards.mesh))
             if kind not in FLOATS and whole_blocks:
                 found.append(name)
         return found
@@ -107,7 +107,7 @@ class TrainedModel:
             return {}
         loader, handles = ShardLoader(self.checkpoint, threads), {}
         for name in names:
-            rows, columns = (dim.span(shards.mesh) for dim in shards.weights[name].dims)
+            rows, columns = (dim.span(shards.mesh) for dim in shards.weights[name].dims[-2:])
             handles[name] = loader.add_matrix(name, [rows], columns)
         loader.load(progress=False)
         return handles
@@ -147,7 +147,7 @@ def open_model(config: TrainConfig) -> TrainedModel:
         else {"max_position_embeddings": config.max_length, "model_type": "llama", **config.model_config}
     )
     spec = checkpoint.spec if checkpoint else spec_from_config(values, "model_config")
-    spec = spec.at_context(config.max_length)
+    spec = balanced(spec.at_context(config.max_length), config.router_aux_loss_coef)
     if config.max_length > spec.max_position:
         raise ConfigError(
             f"max_length ({config.max_length}) is more than the {spec.max_position} positions of the model"
@@ -156,6 +156,11 @@ def open_model(config: TrainConfig) -> TrainedModel:
     tracer = functools.partial(TrainingTracer, low_rank=lora.low_rank()) if lora else TrainingTracer
     program = trace_loss(loss, spec, SINGLE, Mesh({"dp": 1}), tracer)
     weights = tuple(w for w in trainable(program) if not lora or ".lora_" in w.name)
+    if lora and not weights:
+        raise ConfigError(
+            f"lora_target_modules ({', '.join(lora.targets)}) names no layer of {spec.family} that can have matrices; "
+            "experts cannot"
+        )
     shapes = {w.name: shape_of(w) for w in program.weights}
     std = float(values.get("initializer_range", INITIALIZER_RANGE))
 
@@ -171,6 +176,21 @@ def open_model(config: TrainConfig) -> TrainedModel:
         config.tokenizer_name or (config.model_name_or_path if checkpoint else Path(config.output_dir) / "tokenizer")
     )
     return TrainedModel(spec, values, program, weights, load, lora, tracer, checkpoint, folder)
+
+
+def balanced(spec: ModelSpec, coefficient: float) -> ModelSpec:
+    """The model with this coefficient of the load-balancing loss; below 0: with its own.
+
+    ConfigError where its layers do not choose experts by a softmax.
+    """
+    spec = spec if coefficient < 0 else replace(spec, balance_coefficient=coefficient)
+    choices = [layer.ffn.routing for layer in spec.layers if isinstance(layer.ffn, MoeFfn)]
+    if spec.balance_coefficient and not (choices and all(choice.scores == "softmax" for choice in choices)):
+        raise ConfigError(
+            f"router_aux_loss_coef ({spec.balance_coefficient:g}) is for experts that a softmax chooses, "
+            f"and {spec.family} has none: set it to 0"
+        )
+    return spec
 
 
 def open_tokenizer(config: TrainConfig, model: TrainedModel, make: bool) -> Tokenizer:

@@ -22,7 +22,8 @@ from ckdist.train.ranks import TrainingRanks
 from ckdist.weights.handles import MatrixHandle
 
 _KINDS = native.numbers("ckdist_step_kind", "ckdist_step_")
-READERS = ("lookup", "grouped_experts", "grouped_experts_grad")  # kinds of steps that read matrices as they lie
+# Kinds of steps that read matrices as they lie.
+READERS = ("lookup", "grouped_experts", "grouped_experts_grad", "latent_keys", "latent_keys_grad")
 
 
 @dataclass(frozen=True)
@@ -97,6 +98,7 @@ class NativeExecutable:
         native.check(native.lib.ckdist_training_new(self._native(lowered), data, tensor, self.pool.handle, out))
         self._handle = out[0]
         self._cleared = False  # what the gradients hold does not count
+        self.balance = 0.0
 
     def _array(self, values: Sequence[Any], dtype: str) -> CData:
         """A native array, kept alive."""
@@ -201,13 +203,14 @@ class NativeExecutable:
             "struct ckdist_training_batch *",
             [*(native.pointer(a, "int32_t *") for a in (ids, targets, starts)), len(ids), len(starts) - 1],
         )
-        out = native.ffi.new("double *")
+        out = native.ffi.new("double[2]")
         native.check(native.lib.ckdist_training_run(self._handle, given, gradients, self._cleared, reduce, out))
         if self._pages is not None:
             for begin, end in self._frozen:  # they are packed for good: their pages go back
                 self._pages.madvise(mmap.MADV_DONTNEED, begin, end - begin)
         self._frozen = []
         self._cleared = self._cleared and not gradients
+        self.balance = out[1]
         return out[0]
 
     def zero_grad(self) -> None:

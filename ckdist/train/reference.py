@@ -7,7 +7,7 @@ import numpy as np
 from ckdist.comm.communicator import Communicator
 from ckdist.mesh import Mesh
 from ckdist.models.spec import ModelSpec
-from ckdist.program.autodiff import backward
+from ckdist.program.autodiff import backward, needed
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.program import Program, Weight
 from ckdist.train.arena import Arena, shape_of
@@ -35,9 +35,14 @@ class ReferenceExecutable:
         source = lambda name: self.parameters[name] if name in self.parameters else load(name)
         self._forward = Interpreter(program, spec, mesh, source)
         self._backward = Interpreter(backward(program, program.outputs[0], wrt, recompute), spec, mesh, source)
-        self._communicator = communicator
+        self._communicator, self.balance = communicator, 0.0
+        self._coefficient, self._balance = spec.balance_coefficient, None
+        balances = [instr.outputs for instr in program.instrs if instr.op == "balance_loss"]
+        if balances:
+            of_balance = Program(program.inputs, balances[0], needed(program.instrs, balances[0]))
+            self._balance = Interpreter(of_balance, spec, mesh, source)
         # the interpreter copied them: the optimizer writes to the arena
-        for interpreter in (self._forward, self._backward):
+        for interpreter in filter(None, (self._forward, self._backward, self._balance)):
             for weight in interpreter.weights[0]:
                 if weight.name in self.parameters:
                     interpreter.weights[0][weight] = self.parameters[weight.name]
@@ -49,11 +54,17 @@ class ReferenceExecutable:
             view[...] += gradient
         if reduce and self._communicator is not None:
             self._communicator.all_reduce(self.gradients.flat, out=self.gradients.flat)
-        return float(loss)
+        added = self._added(batch)
+        self.balance = added / self._coefficient if added else 0.0
+        return float(loss) - added
 
     def loss(self, batch: PackedBatch) -> float:
         """This rank's sum of losses."""
-        return float(self._forward.run_packed([batch])[0][0])
+        return float(self._forward.run_packed([batch])[0][0]) - self._added(batch)
+
+    def _added(self, batch: PackedBatch) -> float:
+        """What the load-balancing loss adds to the program's."""
+        return float(self._balance.run_packed([batch])[0][0]) if self._balance else 0.0
 
     def zero_grad(self) -> None:
         """Sets the gradients to zero."""

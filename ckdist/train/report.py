@@ -22,7 +22,7 @@ METRICS, PICTURE = "metrics.jsonl", "loss.svg"
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step, of all ranks. `loss` is the mean over the tokens with a target.
+    """One step, of all ranks. `loss` is the mean over the tokens with a target, of the cross-entropy alone.
 
     `peak_fraction` is of the measured arithmetic, 0 where it was not measured.
     """
@@ -42,6 +42,7 @@ class StepReport:
     gflops: float
     peak_fraction: float
     eval_loss: float | None = None
+    aux_loss: float | None = None  # that balances experts, without its coefficient; not in `loss`
 
 
 class Report:
@@ -89,14 +90,15 @@ class Report:
             self.say(f"{METRICS} has no line of step {r.step}: {error.strerror}")
         if not self._bar.shown:
             peak = f" {r.peak_fraction:.1%} of peak" if r.peak_fraction else ""
-            ahead = f" eval loss {r.eval_loss:.4f}" if r.eval_loss is not None else ""
+            more = (("aux", r.aux_loss), ("eval", r.eval_loss))
+            ahead = "".join(f" {name} loss {value:.4f}" for name, value in more if value is not None)
             log.info(
                 "step %d of %d loss %.4f%s lr %.2e norm %.3f %s %.1f GFLOP/s%s",
                 r.step, r.steps, r.loss, ahead, r.learning_rate, r.grad_norm, _speed(r), r.gflops, peak,
             )  # fmt: skip
         if self._board is not None:
             speeds = ("tokens_per_second", "target_tokens_per_second", "gflops")
-            for name in ("loss", "eval_loss", "learning_rate", "grad_norm", *speeds):
+            for name in ("loss", "aux_loss", "eval_loss", "learning_rate", "grad_norm", *speeds):
                 if (value := getattr(r, name)) is not None and math.isfinite(value):
                     self._board.add_scalar(f"train/{name}", value, r.step)
 

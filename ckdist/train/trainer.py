@@ -333,12 +333,14 @@ class Trainer:
         began = time.perf_counter()
         batches = self.batches.take()
         self.executable.zero_grad()
-        loss, tokens, every = 0.0, 0, 0
+        loss, balance, tokens, every = 0.0, 0.0, 0, 0
         for index, batch in enumerate(batches):
             loss += self.executable.forward_backward(batch, reduce=index == len(batches) - 1)
+            balance += self.executable.balance
             tokens += int((batch.targets >= 0).sum())
             every += batch.tokens_to_learn_from()
-        loss, tokens, every, stops = self.ranks.sum_replicas(loss, tokens, every, self._stops(should_stop))
+        sums = loss, balance, tokens, every, self._stops(should_stop)
+        loss, balance, tokens, every, stops = self.ranks.sum_replicas(*sums)
         rate = self.schedule.rate(self.state.step)
         result = self.optimizer.step(rate, tokens)
         self._advance(int(tokens), result.skipped)
@@ -348,6 +350,7 @@ class Trainer:
             self.state.step, self.state.steps, self._epoch(), loss / max(tokens, 1), rate, result.grad_norm,
             result.skipped, int(tokens), int(every), seconds, every / seconds, tokens / seconds, gflops,
             gflops * 1e9 / self.peak if self.peak else 0.0,
+            aux_loss=balance / max(tokens, 1) if self.model.spec.balance_coefficient else None,
         )  # fmt: skip
         return report, bool(stops)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ckdist.errors import ConfigError, ModelFileError
+from ckdist.models.blocks.moe import is_of_mixture
 from ckdist.native import check, ffi, lib
 from ckdist.program.program import Program
 from ckdist.program.tracer import LowRank
@@ -22,7 +23,8 @@ from ckdist.weights.json_file import read_json_object
 from ckdist.weights.safetensors import StoredTensor, read_safetensors
 from ckdist.weights.safetensors_writer import TensorToWrite, write_safetensors
 
-MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa")
+MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", *LATENT)
 CACHE_LINE = 64
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
@@ -63,8 +65,11 @@ class Lora:
         return self.alpha / self.rank
 
     def low_rank(self) -> LowRank:
-        """What is added to every linear layer of these last names."""
-        return LowRank(lambda stem: self.rank if stem.rpartition(".")[2] in self.targets else 0, self.scale)
+        """What is added to every linear layer of these last names, but to no expert's: serving computes all experts of
+        a layer in one step, which has no place for it.
+        """
+        has = lambda stem: stem.rpartition(".")[2] in self.targets and not is_of_mixture(stem)
+        return LowRank(lambda stem: self.rank if has(stem) else 0, self.scale)
 
 
 def load_adapter(folder: Path) -> tuple[Lora, dict[str, np.ndarray]]:
@@ -174,6 +179,10 @@ class Adapter:
         """ModelFileError unless `program` has all of the adapter's layers, in its sizes."""
         dims = {w.name: tuple(d.elements for d in w.dims) for w in program.weights}
         for name, tensor in self._tensors.items():
+            if is_of_mixture(name):
+                raise ModelFileError(
+                    f"{self.folder} has {name}, and experts cannot have matrices of LoRA: train one without"
+                )
             if name not in dims:
                 raise ModelFileError(
                     f"{self.folder} has {name}, and the model has no such layer: it was trained on another model"

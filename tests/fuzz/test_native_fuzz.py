@@ -106,7 +106,8 @@ def _numbers(name) -> list[tuple[str, int, str]]:
 
 @settings(max_examples=EXAMPLES, **FUZZ)
 @given(
-    st.sampled_from(["llama3", "gemma3", "qwen3", "mistral", "qwen2moe", "glm4moe", "minimax_m2", "mixtral"]), st.data()
+    st.sampled_from(["llama3", "gemma3", "qwen3", "mistral", "qwen2moe", "glm4moe", "minimax_m2", "mixtral", "gptoss"]),
+    st.data(),
 )
 def test_damaged_folders_are_refused_or_run(tmp_path, family, data):
     """One field of config.json becomes another number, or a few bytes of the weights change."""

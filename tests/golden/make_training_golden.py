@@ -10,12 +10,17 @@ tests/golden/training holds
                    norm/NAME  float64 (): Frobenius norm of the gradient of that sum by weight NAME
                    rows/NAME, columns/NAME  float32: gradient @ sketch(columns) and sketch(rows) @ gradient, where sketch(n) = cos(0 .. n - 1);
                    for a norm or a bias rows/NAME is the gradient itself
+    FAMILY_balanced.npz  the same of routers and embeddings, where to the sum of losses the load-balancing loss of all of
+                   batch 0 is added, times its coefficient and the number of targets
+                   balance    float64 (): that loss
+                   coefficient float64 ()
     optimizer.json AdamW's numbers; no decay of norms and biases
 Every sequence goes through the model alone, so that packing is not part of the reference. In float32 PyTorch's own gradients are up to
 1.4e-5 (relative) from these, which would be all that a test allows; angles of rotations alone are float32, as the models define them.
 """
 
 import argparse
+import importlib
 import json
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,8 +31,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi4", "olmo2", "olmo3", "granite", "smollm3", "glm4", "deepseek_dense"]
-EXPERTS = ["mixtral", "qwen3moe"]  # their training has no native steps yet
+EXPERTS = ["mixtral", "qwen3moe", "deepseek_v3"]
 FAMILIES += EXPERTS
+BALANCED = {"mixtral": 0.02, "qwen3moe": 0.3}  # coefficient of the load-balancing loss
 FUSED = {"self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"), "mlp.gate_up_proj": ("gate_proj", "up_proj")}
 GOLDEN = Path(__file__).parent
 OUT = GOLDEN / "training"
@@ -72,18 +78,23 @@ def in_float64(family: str):
     return model
 
 
-def loss_sum(model, batches, index: int) -> torch.Tensor:
+def loss_sum(model, batches, index: int, routed: list | None = None) -> torch.Tensor:
+    """The sum of losses; `routed` gets the router's logits of every layer, sequence by sequence."""
     total = 0.0
     for begin, end in zip(batches["starts"][index, :-1], batches["starts"][index, 1:]):
         ids, targets = (torch.from_numpy(batches[name][index, begin:end]).long() for name in ("token_ids", "targets"))
         with computing_in(torch.float64):
-            logits = model(ids[None], use_cache=False).logits[0]
+            out = model(ids[None], use_cache=False, **({} if routed is None else {"output_router_logits": True}))
+        logits = out.logits[0]
+        if routed is not None and (targets >= 0).any():  # sequences without a target are no part of a batch
+            routed.append(out.router_logits)
         total = total + torch.nn.functional.cross_entropy(logits, targets, ignore_index=-1, reduction="sum")
     return total
 
 
 def split(name: str, gradient: np.ndarray, config) -> dict[str, np.ndarray]:
     """A tensor that stacks several matrices as these, by their own names."""
+    name = name.replace("shared_experts", "shared_expert")
     if name.endswith("experts.gate_up_proj"):
         gate, up = np.split(gradient, 2, axis=1)
         stem = name.removesuffix("gate_up_proj")
@@ -112,12 +123,10 @@ def _flat(stack: np.ndarray) -> np.ndarray:
     return stack.reshape(-1, stack.shape[2])
 
 
-def write_family(family: str, batches) -> None:
-    model = in_float64(family)
+def gradients(model) -> dict[str, np.ndarray]:
+    """What the last backward left, as norms and sketches."""
+    golden = {}
     parameters = dict(model.named_parameters())  # tied ones stand there once
-    loss = loss_sum(model, batches, 0)
-    loss.backward()
-    golden = {"loss": loss.item()}
     stored = {name: parameter.grad.numpy() for name, parameter in parameters.items()}
     for name, gradient in (part for name, g in stored.items() for part in split(name, g, model.config).items()):
         golden[f"norm/{name}"] = np.linalg.norm(gradient)
@@ -126,6 +135,30 @@ def write_family(family: str, batches) -> None:
         else:
             golden[f"rows/{name}"] = (gradient @ np.cos(np.arange(gradient.shape[1]))).astype(np.float32)
             golden[f"columns/{name}"] = (np.cos(np.arange(gradient.shape[0])) @ gradient).astype(np.float32)
+    return golden
+
+
+def write_balanced(family: str, batches) -> None:
+    module = importlib.import_module(in_float64(family).__module__)
+    model, routed, coefficient = in_float64(family), [], BALANCED[family]
+    loss = loss_sum(model, batches, 0, routed)
+    layers = tuple(torch.cat(parts) for parts in zip(*routed))
+    with computing_in(torch.float64):
+        experts = layers[0].shape[1]
+        balance = module.load_balancing_loss_func(layers, experts, model.config.num_experts_per_tok)
+    (loss + coefficient * int((batches["targets"][0] >= 0).sum()) * balance).backward()
+    kept = lambda name: ".mlp.gate." in name or "embed_tokens" in name
+    golden = {name: gradient for name, gradient in gradients(model).items() if kept(name)}
+    golden |= {"loss": loss.item(), "balance": balance.item(), "coefficient": coefficient}
+    np.savez_compressed(OUT / f"{family}_balanced.npz", **golden)
+
+
+def write_family(family: str, batches) -> None:
+    model = in_float64(family)
+    loss = loss_sum(model, batches, 0)
+    loss.backward()
+    golden = {"loss": loss.item(), **gradients(model)}
+    parameters = dict(model.named_parameters())
     decayed = [p for p in parameters.values() if p.ndim > 1]
     others = [p for p in parameters.values() if p.ndim == 1]
     decay = OPTIMIZER["weight_decay"]
@@ -154,6 +187,8 @@ def main() -> None:
     (OUT / "optimizer.json").write_text(json.dumps(OPTIMIZER | versions, indent=2) + "\n")
     for family in parser.parse_args().families:
         write_family(family, batches)
+        if family in BALANCED:
+            write_balanced(family, batches)
 
 
 if __name__ == "__main__":

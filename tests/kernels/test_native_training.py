@@ -27,7 +27,7 @@ from ckdist.train.loss_program import lower_model, trainable
 from ckdist.train.native_executable import NativeExecutable
 from tests.support.golden_training import FAMILIES, batches, golden, model, split
 from tests.support.levels import each
-from tests.support.specs import PIECES
+from tests.support.specs import LINEAR, PIECES
 from tests.support.specs import spec as small_spec
 from tests.support.thread_ranks import run_threads
 from tests.support.training_executable import executable
@@ -129,9 +129,10 @@ def test_odd_shapes(lengths, more, dtype):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("recompute", [False, True])
-def test_layers_that_differ(dtype, recompute):
-    """In heads, in the widths of keys and values, and in the feed-forward."""
-    spec = small_spec(**PIECES["unequal"])
+@pytest.mark.parametrize("piece", [PIECES["unequal"], LINEAR["latent"]])
+def test_layers_that_differ(piece, dtype, recompute):
+    """In heads, in the widths of keys and values, and in the feed-forward; some have latent attention."""
+    spec = small_spec(**piece)
     rng = np.random.default_rng(3)
     program = trace_loss(loss_of, spec, DATA, Mesh({"dp": 1}))
     weights = {w.name: 0.2 * rng.standard_normal([d.elements for d in w.dims]) for w in program.weights}
@@ -250,7 +251,7 @@ def test_planned_memory_is_what_is_taken(trained):
 # What a mesh adds to the error of one rank: sums in another order.
 @pytest.mark.parametrize("dp, tp", [(2, 2), (1, 3), (2, 3), (1, 2)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("piece", ["plain", "unequal", "soft_cap", "qwen3", "experts"])
+@pytest.mark.parametrize("piece", ["plain", "unequal", "soft_cap", "qwen3", "experts", "latent"])
 def test_meshes(dp, tp, dtype, piece):
     """Every rank has its shard of the whole gradients, the same bits as its peers of other replicas; weights that all
     ranks hold have the same bits on all. Twice, to the same bits.
@@ -261,6 +262,10 @@ def test_meshes(dp, tp, dtype, piece):
         "unequal": PIECES["unequal"],
         "soft_cap": {"mixer": {"soft_cap": 3.0}, "logit_soft_cap": 4.0},
         "qwen3": {"mixer": {"qk_norm": "head"}},
+        "latent": {
+            **LINEAR["latent"],
+            "layer": {"ffn": MoeFfn(8, 100, Routing(3, "sigmoid", scale=2.5, groups=4, top_groups=2), shared_size=70)},
+        },
         "experts": {"layer": {"ffn": MoeFfn(5, 70, Routing(2), shared_size=100, shared_gate=True)}},
     }
     spec = without_choice(small_spec(**{**heads, **kinds[piece]}), dtype)

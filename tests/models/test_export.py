@@ -30,6 +30,7 @@ from ckdist.tokens.to_gguf import PROBES, tokenizer_metadata
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.gguf_writer import write_gguf
+from tests.support.byte_vocabulary import byte_vocabulary
 from tests.support.paths import GOLDEN
 
 # Of prompts whose greedy tokens are no near ties: the engines round activations differently, which moves logits by some
@@ -270,17 +271,6 @@ NEW = {
         "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 64, "linear_value_head_dim": 64,
     },
 }  # fmt: skip
-
-
-def byte_vocabulary(folder, size):
-    """A vocabulary of bytes and nothing else, which llama.cpp loads."""
-    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
-    tokens += [f"▁{i}" for i in range(size - len(tokens))]
-    kinds = [2, 3, 3, *[6] * 256, *[1] * (size - 259)]
-    return {
-        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.scores": [0.0] * size,
-        "tokenizer.ggml.token_type": kinds, "tokenizer.ggml.bos_token_id": 1, "tokenizer.ggml.eos_token_id": 2,
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize("family", NEW)

@@ -19,7 +19,10 @@ from ckdist.models.families import gptoss
 from ckdist.models.registry import spec_from_config
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_rows, read_tensor
+from tests.support.byte_vocabulary import byte_vocabulary
 from tests.support.paths import GOLDEN
+from tests.support.situations import driven
+from tests.support.thread_ranks import run_threads
 
 FOLDER = GOLDEN / "gptoss"
 EXPERTS = "model.layers.{}.mlp.experts."
@@ -85,10 +88,11 @@ def test_what_does_not_fit(tmp_path, change, config, message):
 
 
 SIZES = {
-    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "vocab_size": 96, "hidden_size": 64,
+    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "vocab_size": 300, "hidden_size": 64,
     "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
     "sliding_window": 20, "num_local_experts": 3, "num_experts_per_tok": 3, "max_position_embeddings": 512,
 }  # fmt: skip
+IDS = np.arange(40) * 7 % 290 + 4
 MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
 
 
@@ -127,13 +131,18 @@ def published(tmp_path_factory):
     return folder
 
 
-def logits_of(path, world=None) -> np.ndarray:
-    """Of a prompt and of a token after it: (41, vocab)."""
-    config = EngineConfig(model=str(path), cache_type_k="f32", cache_type_v="f32", threads=1, ubatch_size=48)
-    model = load_model(config, world or SingleWorld())
-    sequence = SingleSequence(model.executable)
-    logits = np.concatenate([sequence.feed(np.arange(40) * 7 % 96).copy(), sequence.feed([3])])
-    model.close()
+def logits_of(path, world=None, **more) -> np.ndarray:
+    """Of a prompt and of a token after it: (41, vocab); None on ranks other than 0."""
+    config = EngineConfig(model=str(path), cache_type_k="f32", cache_type_v="f32", threads=1, ubatch_size=48, **more)
+    world = world or SingleWorld()
+    model = load_model(config, world)
+
+    def both(executable):
+        sequence = SingleSequence(executable)
+        return np.concatenate([sequence.feed(IDS).copy(), sequence.feed([3])])
+
+    logits = driven(world, model.executable, both)
+    model.executable.close()
     return logits
 
 
@@ -143,10 +152,27 @@ def test_blocks_mean_their_values(published):
         np.testing.assert_array_equal(read_tensor(source), read_tensor(plain.tensors[name]), err_msg=name)
     logits, expected = logits_of(published / "packed"), logits_of(published / "plain")
     assert np.abs(logits - expected).max() < 0.02 * np.abs(expected).max()  # activations of 8 bits
+    np.testing.assert_array_equal(logits, logits_of(published / "packed", repack="off"))
+    for name in ("packed", "plain"):
+        quantised = logits_of(published / name, quantize="q8_0")
+        assert np.sqrt(np.mean((quantised - expected) ** 2)) < 0.05 * np.sqrt(np.mean(expected**2))
+
+
+@pytest.mark.parametrize(
+    "hosts, experts", [("aa", "tensor"), ("aaa", "tensor"), ("aaaaa", "tensor"), ("ab", "tensor"), ("abb", "expert")]
+)
+def test_blocks_on_several_ranks(published, hosts, experts):
+    """96 columns of down are three blocks, which five ranks cannot share."""
+    one = logits_of(published / "packed")
+    run = lambda world: logits_of(
+        published / "packed", world, experts=experts, transport="auto" if "b" not in hosts else "tcp"
+    )
+    found = run_threads(list(hosts), run)[0]
+    assert np.abs(found - one).max() < 1e-4 * np.abs(one).max()
 
 
 def test_blocks_stay_as_they_are_in_gguf(published, tmp_path, monkeypatch):
-    monkeypatch.setattr("ckdist.cli.export.tokenizer_metadata", lambda *_: {})
+    monkeypatch.setattr("ckdist.cli.export.tokenizer_metadata", byte_vocabulary)
     monkeypatch.setattr("ckdist.cli.export.CHUNK_FLOATS", 640)  # ten rows of gate and up, six of down
     path = tmp_path / "m.gguf"
     export_gguf(str(published / "packed"), str(path), "f32")
@@ -164,6 +190,11 @@ def test_blocks_stay_as_they_are_in_gguf(published, tmp_path, monkeypatch):
         assert tensor.tensor_type == gguf.GGMLQuantizationType.MXFP4
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         np.testing.assert_array_equal(values, read_tensor(before.tensors[EXPERTS.format(1) + weight + ".weight"]))
+    llama_cpp = pytest.importorskip("llama_cpp")
+    peer = llama_cpp.Llama(str(path), n_ctx=512, n_threads=1, verbose=False, logits_all=True)
+    peer.eval(IDS.tolist())
+    expected = logits_of(path)[: len(IDS)]
+    np.testing.assert_allclose(peer.scores[: len(IDS)], expected, atol=0.02 * np.abs(expected).max())
 
 
 @pytest.mark.parametrize(

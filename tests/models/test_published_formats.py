@@ -26,7 +26,9 @@ from ckdist.weights.safetensors import read_safetensors
 from tests.models.test_loader import unpacked
 from tests.support.checkpoints import WEIGHT, checkpoint_of
 from tests.support.paths import GOLDEN
-from tests.support.published import CONFIG, FORMS, MIXTURE, write_published, write_tensors
+from tests.support.published import CONFIG, FORMS, MIXTURE, write_latent, write_published, write_tensors
+from tests.support.situations import driven
+from tests.support.thread_ranks import run_threads
 
 FILES = sorted((GOLDEN / "formats").glob("*.safetensors"))
 METHODS = {"fp8": FORMS["fp8-block"], "int4": FORMS["int4-32"], "mxfp4": {"quant_method": "mxfp4"}}
@@ -69,12 +71,13 @@ def test_values_are_those_of_the_packages_that_define_them(path):
     assert digest(np.array(found)) == digest(np.array(packed)) == VALUES[path.stem]
 
 
-def logits(folder, **more) -> np.ndarray:
-    """Of some tokens, by one rank."""
+def logits(folder, world=None, **more) -> np.ndarray:
+    """Of some tokens, by one rank, or on rank 0 of a world."""
     config = EngineConfig(model=str(folder), threads=2, ctx_size=64, cache_type_k="f32", cache_type_v="f32", **more)
-    model = load_model(config, start_world())
+    model = load_model(config, world or start_world())
+    feed = lambda executable: SingleSequence(executable).feed(np.arange(40) % model.spec.vocab_size)
     try:
-        return SingleSequence(model.executable).feed(np.arange(40) % model.spec.vocab_size)
+        return driven(world, model.executable, feed) if world else feed(model.executable)
     finally:
         model.close()
 
@@ -89,6 +92,22 @@ def test_a_quantised_model_has_the_logits_of_its_values(tmp_path, form, config):
     np.testing.assert_array_equal(ours, logits(tmp_path / "quantised", repack="off"))
     requantised = logits(tmp_path / "quantised", quantize="q8_0")
     assert np.sqrt(np.mean((requantised - plain) ** 2)) < 0.05 * np.sqrt(np.mean(plain**2))
+
+
+@pytest.mark.parametrize("form", ["fp8-block", "int4-32"])
+def test_latent_attention_of_quantised_matrices(tmp_path, form):
+    """Every projection in blocks of 8-bit floats as of DeepSeek-V3, and experts of 4 bits as of Kimi-K2.5."""
+    write_latent(tmp_path, form)
+    ours, plain = logits(tmp_path / "quantised"), logits(tmp_path / "plain")
+    rms = np.sqrt(np.mean((ours - plain) ** 2)) / np.sqrt(np.mean(plain**2))
+    assert rms < (0.01 if form.startswith("fp8") else 0.03)  # activations of bfloat16, or of 8 bits
+    np.testing.assert_array_equal(ours, logits(tmp_path / "quantised", repack="off"))
+    before, after = (open_checkpoint(tmp_path / kind).tensors for kind in ("plain", "quantised"))
+    for name, source in before.items():
+        np.testing.assert_array_equal(read_tensor(after[name]), read_tensor(source), err_msg=name)
+    for ranks in (2, 3):  # which no block of 128 columns divides evenly
+        shared = run_threads(ranks, lambda world: logits(tmp_path / "quantised", world))[0]
+        assert np.sqrt(np.mean((shared - ours) ** 2)) < 0.01 * np.sqrt(np.mean(ours**2))
 
 
 def test_export_holds_a_few_rows_at_a_time(tmp_path):

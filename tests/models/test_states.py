@@ -5,14 +5,12 @@ import pytest
 
 from ckdist.comm.world import SingleWorld
 from ckdist.config import EngineConfig
-from ckdist.engine.engine import Engine
 from ckdist.engine.launch import load_model
-from ckdist.engine.sampler import Sampler
-from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import CapacityError, NativeError
 from ckdist.program.batch import Batch
 from tests.support.paths import GOLDEN
+from tests.support.situations import answers
 
 BLOCK_BYTES = 4096  # of the golden model: one layer with two kv-heads of 16, in float32
 
@@ -27,19 +25,6 @@ def loaded():
     model = load_model(config, SingleWorld())
     yield model
     model.close()
-
-
-def answers(executable, requests, prefix_reuse: bool) -> tuple[list, Engine]:
-    """Of each request its tokens and their log probabilities, two requests arriving per step."""
-    engine, found = Engine(executable, Sampler(executable.vocab_size), prefix_reuse=prefix_reuse), {}
-    waiting = list(enumerate(requests))
-    while waiting or engine.has_work:
-        for id, (prompt, tokens) in waiting[:2]:
-            engine.add(id, prompt, SamplingParams(max_tokens=tokens, temperature=0.0, logprobs=2))
-        waiting = waiting[2:]
-        for output in engine.step():
-            found.setdefault(output.id, []).extend(zip(output.tokens, output.logprobs or [], strict=True))
-    return [found[id] for id in range(len(requests))], engine
 
 
 @pytest.mark.parametrize("seed", range(4))

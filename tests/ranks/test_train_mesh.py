@@ -50,8 +50,8 @@ def assert_same_curve(found: list[dict], expected: list[dict]) -> None:
         assert other["tokens"] == one["tokens"]
         assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
         assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
-        if "eval_loss" in one:
-            assert other["eval_loss"] == pytest.approx(one["eval_loss"], rel=1e-5)
+        for name in {"aux_loss", "eval_loss"} & set(one):
+            assert other[name] == pytest.approx(one[name], rel=1e-5)
 
 
 def metrics(out: pathlib.Path) -> list[dict]:
@@ -102,12 +102,16 @@ EXPERTS = {**WIDE, "model_type": "qwen3_moe", "num_experts": 5, "num_experts_per
     "dp, tp, fields", [(2, 1, {"zero_stage": 1}), (1, 2, {}), (2, 2, {"activation_checkpointing": True})]
 )
 def test_experts_on_any_mesh(tmp_path, dp, tp, fields):
-    """One rank's curve, and a model whose files have the weights of the checkpoint."""
-    train(wide(tmp_path / "alone", model_config=EXPERTS), world=SingleWorld())
-    c = wide(tmp_path / "mesh", dp, tp, model_config=EXPERTS, **fields)
+    """One rank's curve, and a model whose files have the weights of the checkpoint. The loss that balances experts is
+    of a replica's tokens, so replicas are without it.
+    """
+    model = {**EXPERTS, "output_router_logits": dp == 1, "router_aux_loss_coef": 0.1}
+    train(wide(tmp_path / "alone", model_config=model), world=SingleWorld())
+    c = wide(tmp_path / "mesh", dp, tp, model_config=model, **fields)
     curve(c, dp * tp)
     out = pathlib.Path(c.output_dir)
     assert_same_curve(metrics(out), metrics(tmp_path / "alone" / "out"))
+    assert all(("aux_loss" in line) == (dp == 1) for line in metrics(out))
     found = open_checkpoint(out / "model").tensors
     for name, array in tensors(out / f"checkpoint-8/{saved.WEIGHTS}").items():
         np.testing.assert_array_equal(read_tensor(found[name]), array, err_msg=name)

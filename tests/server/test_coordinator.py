@@ -32,6 +32,18 @@ class SlowExecutable(PagedExecutable):
         return super().run(batch)
 
 
+class Ranks:
+    """What RankReports is to a coordinator: counts how often the ranks are asked."""
+
+    asked = 0
+
+    def refresh(self):
+        self.asked += 1
+
+    def rows(self):
+        return [{"rank": 0, "steps_total": self.asked}]
+
+
 class Server:
     """A coordinator that runs in a thread, and a client of it."""
 
@@ -44,6 +56,7 @@ class Server:
         self.socket = self.connect(HTTP_ROUTING_ID)
         self.raised = None
         self.lost = None
+        self.ranks = Ranks()
         self.thread = threading.Thread(target=self.run)
 
     def connect(self, name=None):
@@ -55,7 +68,7 @@ class Server:
 
     def run(self):
         try:
-            self.coordinator.run(self.engine, self.check_peers)
+            self.coordinator.run(self.engine, self.check_peers, self.ranks)
         except EngineError as error:
             self.raised = error
 
@@ -342,6 +355,17 @@ def test_a_broken_engine_tells_everyone_and_ends(server, error, status):
 def test_a_rank_lost_while_idle_is_noticed(server):
     server.lost = CommError("rank 1 was lost")
     assert "rank 1 was lost" in server.state("failed")["error"]
+
+
+def test_ranks_are_asked_only_while_somebody_looks(server, monkeypatch):
+    monkeypatch.setattr(coordinator, "WATCH_SECONDS", 1.2)
+    assert server.receive(lambda m: m["op"] == "status")["ranks"] == [] and server.ranks.asked == 0
+    server.send(op="watch")
+    server.receive(lambda m: m["op"] == "status" and m["ranks"] and m["ranks"][0]["steps_total"] > 1)
+    last = server.receive(lambda m: m["op"] == "status" and not m["ranks"])
+    asked = server.ranks.asked
+    later = server.receive(lambda m: m["op"] == "status" and m["clock"] > last["clock"] + 0.9)
+    assert later["ranks"] == [] and server.ranks.asked == asked <= 4
 
 
 def test_sleeps_while_idle(server):

@@ -81,7 +81,7 @@ def served(browser):
 @pytest.fixture
 def engine(served):
     yield served[0]
-    served[0].delay, served[0].ranks = 0.0, []
+    served[0].delay, served[0].ranks, served[0].more_stats = 0.0, [], {}
 
 
 @pytest.fixture
@@ -279,15 +279,20 @@ def test_the_machine_beside_the_chat(page, engine):
             for i, (alone, wait) in enumerate(own)
         ]  # fmt: skip
 
+    loads = {0: (5, 1.5), 1: (7, 3.0)}
+    engine.more_stats = {f"expert_busiest.layer.{layer}": expert for layer, (expert, _) in loads.items()} | {
+        f"expert_imbalance.layer.{layer}": times for layer, (_, times) in loads.items()
+    }
     for step in range(100, 1000, 100):
         engine.ranks = ranks(step)
         page.wait_for_timeout(300)
     first, second = page.locator(".ranks > li").all()
-    assert "node 0 · 8 threads on CPUs 0-7" in first.inner_text() and "2.1 GB of weights" in first.inner_text()
+    assert "node 0" in first.inner_text() and "8 threads on CPUs 0-7 · 2.1 GB weights" in first.inner_text()
     assert "25.0 of 40.0 GB/s" in first.inner_text() and "8.00 ms" in first.inner_text()
     assert "compute 4.00 · wait 1.00 · exchange 3.00" in first.inner_text()
     assert second.locator(".slowest").is_visible() and not first.locator(".slowest").is_visible()
-    assert "of 8 running, 3 waiting" in page.inner_text("#machine") and "2 of 8 blocks" in page.inner_text("#machine")
+    assert "of 8 running, 3 waiting" in page.inner_text("#machine") and "2 used" in page.inner_text("#machine")
+    assert "3.0 times the mean, in layer 1" in page.inner_text("#machine")
     page.click("#open-machine")
     assert not page.is_visible("#machine")
     page.reload()

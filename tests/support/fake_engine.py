@@ -33,6 +33,7 @@ class FakeEngine:
         self.drained = False
         self.said: list[dict] = []
         self.stats: dict = {}
+        self.more_stats: dict = {}
         self.ranks: list[dict] = []
         self.watched = 0  # how often it was told that somebody looks
         self._running: dict[str, dict] = {}
@@ -72,6 +73,7 @@ class FakeEngine:
                     "step_seconds_sum": 0.4,
                     "step_seconds_count": 2,
                     "prefill_choice_info": 'because "so"\n',
+                    **self.more_stats,
                 }
                 self._send(
                     socket,

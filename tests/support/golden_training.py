@@ -14,9 +14,11 @@ from tests.support.paths import GOLDEN
 FAMILIES = [
     "llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3",
     "phi4", "olmo2", "olmo3", "granite", "smollm3", "glm4", "mixtral", "qwen3moe",
+    "deepseek_dense",
 ]  # fmt: skip
-# Whose training has no native steps: the interpreter alone runs it.
-INTERPRETED = ["deepseek_dense"]
+# A model whose first layer makes rounding large: PyTorch's own gradients in float32 are 1.4e-5 from those in float64.
+# In bfloat16 it says nothing.
+FLOAT32_ERROR = {"deepseek_v3": 3e-5}
 OPTIMIZER = json.loads((GOLDEN / "training" / "optimizer.json").read_text())
 
 
@@ -84,8 +86,8 @@ class AdamW:
         """Updates the weights in place."""
         self.steps += 1
         rate, (beta1, beta2) = OPTIMIZER["lr"], OPTIMIZER["betas"]
-        for name, w in self.weights.items():
-            g, mean, square = gradients[name], self.mean[name], self.square[name]
+        for name, g in gradients.items():
+            w, mean, square = self.weights[name], self.mean[name], self.square[name]
             mean += (1 - beta1) * (g - mean)
             square += (1 - beta2) * (g * g - square)
             if w.ndim > 1:

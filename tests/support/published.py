@@ -124,9 +124,74 @@ def write_published(folder, form: str, config: dict = CONFIG) -> None:
         else:
             stored[name] = stored_bf16(array)
         values[name] = array
+    _write_both(folder, config, FORMS[form], stored, values)
+
+
+def _write_both(folder, config: dict, quantization: dict, stored: dict[str, Tensor], values: dict) -> None:
+    """The quantised model, and its values."""
     for kind in ("quantised", "plain"):
         (folder / kind).mkdir(parents=True)
     write_tensors(folder / "quantised" / "model.safetensors", stored)
     save_file(values, folder / "plain" / "model.safetensors")
-    (folder / "quantised" / "config.json").write_text(json.dumps(config | {"quantization_config": FORMS[form]}))
+    (folder / "quantised" / "config.json").write_text(json.dumps(config | {"quantization_config": quantization}))
     (folder / "plain" / "config.json").write_text(json.dumps(config))
+
+
+LATENT = {  # all experts are taken here too
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "hidden_size": 256,
+    "intermediate_size": 416, "num_hidden_layers": 2, "num_attention_heads": 3, "num_key_value_heads": 3,
+    "q_lora_rank": 160, "kv_lora_rank": 128, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 96,
+    "first_k_dense_replace": 1, "n_routed_experts": 4, "num_experts_per_tok": 4, "n_group": 1, "topk_group": 1,
+    "n_shared_experts": 1, "moe_intermediate_size": 160, "norm_topk_prob": True, "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc", "routed_scaling_factor": 2.5, "vocab_size": 96, "tie_word_embeddings": False,
+    "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "max_position_embeddings": 512, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+def latent_shapes() -> dict[str, tuple[int, ...]]:
+    """Name -> shape of the tensors of `LATENT`, as DeepSeek publishes them."""
+    found = {"model.embed_tokens": (96, 256), "model.norm": (256,), "lm_head": (96, 256)}
+    mlp = lambda path, size: (
+        {f"{path}.{part}_proj": (size, 256) for part in ("gate", "up")} | {f"{path}.down_proj": (256, size)}
+    )
+    for layer in range(2):
+        path = f"model.layers.{layer}"
+        found |= {f"{path}.input_layernorm": (256,), f"{path}.post_attention_layernorm": (256,)}
+        of_attention = {
+            "q_a_proj": (160, 256), "q_a_layernorm": (160,), "q_b_proj": (3 * 96, 160),
+            "kv_a_proj_with_mqa": (160, 256), "kv_a_layernorm": (128,), "kv_b_proj": (3 * 160, 128),
+            "o_proj": (256, 288),
+        }  # fmt: skip
+        found |= {f"{path}.self_attn.{name}": shape for name, shape in of_attention.items()}
+        if layer == 0:
+            found |= mlp(f"{path}.mlp", 416)
+            continue
+        found |= {f"{path}.mlp.gate": (4, 256)} | mlp(f"{path}.mlp.shared_experts", 160)
+        for expert in range(4):
+            found |= mlp(f"{path}.mlp.experts.{expert}", 160)
+    return {f"{name}.weight": shape for name, shape in found.items()} | {
+        "model.layers.1.mlp.gate.e_score_correction_bias": (4,)
+    }
+
+
+def write_latent(folder, form: str) -> None:
+    """As `write_published`, with latent attention: DeepSeek-V3's form, where every projection is quantised, and of
+    Kimi-K2.5, where experts are and the model stands in a multimodal one.
+    """
+    rng, kimi = np.random.default_rng(0), form.startswith("int4")
+    prefix = "language_model." if kimi else ""
+    stored, values = {}, {}
+    for name, shape in latent_shapes().items():
+        array = bf16(np.ones(shape) if len(shape) == 1 else rng.standard_normal(shape) / 16)
+        if ".mlp.experts." in name or ("_proj" in name and not kimi):
+            tensors, array = quantised(form, prefix + name, array)
+            stored |= tensors
+        else:
+            stored[prefix + name] = stored_bf16(array)
+        values[prefix + name] = array
+    config, quantization = LATENT, FORMS[form]
+    if kimi:
+        outer = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25"}
+        config = outer | {"text_config": LATENT | {"architectures": ["KimiK2ForCausalLM"], "model_type": "kimi_k2"}}
+        quantization = quantization | {"ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*"]}
+    _write_both(folder, config, quantization, stored, values)

@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from ckdist.engine.engine import Engine
+from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.single import SingleSequence
 from ckdist.program.batch import Batch
@@ -61,3 +63,16 @@ def texts(engine) -> tuple[list[list[int]], dict]:
     # 48 tokens of the last prompt; and 32 of the one before, but where a state per sequence has no snapshot there
     assert engine.stats()["cached_tokens_total"] >= 48 + (0 if "state_slots" in engine.stats() else 32)
     return [found[i] for i in range(len(prompts))], engine.stats()
+
+
+def answers(executable, requests, prefix_reuse: bool) -> tuple[list, Engine]:
+    """Of each request its tokens and their log probabilities, two requests arriving per step."""
+    engine, found = Engine(executable, Sampler(executable.vocab_size), prefix_reuse=prefix_reuse), {}
+    waiting = list(enumerate(requests))
+    while waiting or engine.has_work:
+        for id, (prompt, tokens) in waiting[:2]:
+            engine.add(id, prompt, SamplingParams(max_tokens=tokens, temperature=0.0, logprobs=2))
+        waiting = waiting[2:]
+        for output in engine.step():
+            found.setdefault(output.id, []).extend(zip(output.tokens, output.logprobs or [], strict=True))
+    return [found[id] for id in range(len(requests))], engine

@@ -1,11 +1,16 @@
 """The configuration of a training: TOML, --set, and what is said of mistakes."""
 
+import json
+
 import pytest
 import tomllib
 
 from ckdist.errors import ConfigError
+from ckdist.models.registry import spec_from_config
 from ckdist.train.config import TrainConfig, load_config
-from tests.support.paths import ROOT
+from ckdist.train.model import balanced
+from ckdist.weights.checkpoint import open_checkpoint
+from tests.support.paths import GOLDEN, ROOT
 
 
 def write(tmp_path, text: str) -> str:
@@ -56,3 +61,26 @@ def test_the_example_is_a_configuration():
         config.model_config["vocab_size"]
         == tomllib.loads((ROOT / "examples" / "train_tiny.toml").read_text())["model_config"]["vocab_size"]
     )
+
+
+@pytest.mark.parametrize(
+    "family, given, found",
+    [("mixtral", 0.5, 0.5), ("mixtral", -1.0, 0.0), ("deepseek_v3", 0.0, 0.0), ("llama3", -1.0, 0.0)],
+)
+def test_the_coefficient_of_the_loss_that_balances_experts(family, given, found):
+    assert balanced(open_checkpoint(GOLDEN / family).spec, given).balance_coefficient == found
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "llama3"])
+def test_nothing_to_balance(family):
+    message = r"router_aux_loss_coef \(0.5\) is for experts that a softmax chooses, and \w+ has none: set it to 0"
+    with pytest.raises(ConfigError, match=message):
+        balanced(open_checkpoint(GOLDEN / family).spec, 0.5)
+
+
+def test_the_models_own_coefficient():
+    """It counts where routers' logits are an output, as in transformers."""
+    values = json.loads((GOLDEN / "mixtral" / "config.json").read_text()) | {"router_aux_loss_coef": 0.02}
+    for output, found in ((True, 0.02), (False, 0.0)):
+        spec = spec_from_config({**values, "output_router_logits": output}, "config.json")
+        assert spec.balance_coefficient == found

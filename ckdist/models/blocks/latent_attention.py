@@ -1,4 +1,4 @@
-"""Multi-head latent attention in the absorbed form: every head reads the same cached vector of a token."""
+"""Multi-head latent attention: every head's keys and values are made of the same vector of a token."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ from ckdist.layout import Dim
 from ckdist.models.blocks.attention import Rows, every
 from ckdist.models.spec import LatentAttention
 from ckdist.program.program import Value
-from ckdist.program.tracer import Tracer
+from ckdist.program.tracer import LatentWeights, Tracer
 
 
 def latent_attention(
@@ -31,12 +31,8 @@ def latent_attention(
     q, kv = g.to_heads_latent(q, kv)
     own = q.dims[-1]  # where tokens were sharded, the heads are now
     k_b = w("k_b_proj", replace(own, width=a.kv_lora_rank), Dim("nope", a.nope_dim))
-    q = g.linear_heads(q, k_b)  # (tokens, heads * (kv_lora_rank + rope_dim))
-    k = g.norm_latent(kv, w("kv_a_layernorm", rank), a.norm_eps or eps)
-    if a.rope is not None:
-        q, k = (g.rope(value, a.rope, first=a.kv_lora_rank) for value in (q, k))
-    o = g.attend_latent(q, k, layer=layer, scale=a.scale, value_width=a.kv_lora_rank)
-    o = g.linear_heads(o, w("v_b_proj", replace(own, width=a.v_dim), rank))  # (tokens, heads * v_dim)
+    latent = LatentWeights(w("kv_a_layernorm", rank), k_b, w("v_b_proj", replace(own, width=a.v_dim), rank))
+    o = g.attend_latent(q, kv, latent, layer=layer, rope=a.rope, scale=a.scale, eps=a.norm_eps or eps)
     out = replace(heads, width=a.v_dim)  # of o_proj's columns
     o = rows(g.to_tokens(o, out))
     return g.reduce(g.linear(o, w("o_proj", hidden, out), names=["attn"]))

@@ -22,6 +22,11 @@ def is_correction(name: str) -> bool:
     return name.endswith(f".mlp.{CORRECTION}")
 
 
+def is_of_mixture(name: str) -> bool:
+    """Whether a weight or a linear layer is of experts, chosen ones or those that every token takes."""
+    return ".mlp.experts." in name or ".mlp.shared_expert." in name
+
+
 def is_expert(name: str) -> bool:
     """Whether a weight is a stack of experts."""
     return ".mlp.experts." in name

@@ -23,7 +23,9 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     ffn = from_config.experts(f, "num_local_experts", "intermediate_size", ROUTING, correction_bias=True)
     rotated = f.integer("rotary_dim", n.head_dim, high=limits.MAX_HEAD_DIM)
     ropes = from_config.rotations(f, n, theta=5e6, partial=min(1.0, rotated / n.head_dim))
-    return n.model(NAME, [LayerSpec(attention, ffn)] * n.num_layers, ropes, from_config.tied(f, outer))
+    return n.model(
+        NAME, [LayerSpec(attention, ffn)] * n.num_layers, ropes, from_config.tied(f, outer), **from_config.balance(f)
+    )
 
 
 def gguf(header: GgufHeader) -> ModelSpec:

@@ -19,7 +19,9 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, window=window)
     ffn = from_config.experts(f, "num_local_experts", "intermediate_size", Routing(used=2))
     ropes = from_config.rotations(f, n, theta=1e6)
-    return n.model(NAME, [LayerSpec(attention, ffn)] * n.num_layers, ropes, from_config.tied(f, outer))
+    return n.model(
+        NAME, [LayerSpec(attention, ffn)] * n.num_layers, ropes, from_config.tied(f, outer), **from_config.balance(f)
+    )
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:

@@ -21,7 +21,13 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         raise f.error("clip_qkv", f.values["clip_qkv"], "null: clipped queries, keys and values are not supported")
     routing = Routing(ROUTING.used, renormalise=f.flag("norm_topk_prob"))
     layer = LayerSpec(olmo2.attention(f, n), from_config.experts(f, "num_experts", "intermediate_size", routing))
-    return n.model(NAME, [layer] * n.num_layers, from_config.rotations(f, n), from_config.tied(f, outer))
+    return n.model(
+        NAME,
+        [layer] * n.num_layers,
+        from_config.rotations(f, n),
+        from_config.tied(f, outer),
+        **from_config.balance(f, 0.01),
+    )
 
 
 def gguf(header: GgufHeader) -> ModelSpec:

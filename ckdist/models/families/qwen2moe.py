@@ -28,7 +28,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         shared_gate=True,
     )
     layers = [LayerSpec(attention, ffn if sparse else dense) for sparse in qwen3moe.sparse_layers(f, n.num_layers)]
-    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
+    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer), **from_config.balance(f))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:

@@ -38,7 +38,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     routing = Routing(ROUTING.used, renormalise=f.flag("norm_topk_prob"))
     ffn = from_config.experts(f, "num_experts", "moe_intermediate_size", routing) if any(sparse) else dense
     layers = [LayerSpec(attention, ffn if has_experts else dense) for has_experts in sparse]
-    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
+    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer), **from_config.balance(f))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:

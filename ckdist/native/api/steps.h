@@ -47,6 +47,10 @@ enum ckdist_step_kind {
   ckdist_step_grouped_experts_grad,
   ckdist_step_switched,
   ckdist_step_switched_grad,
+  ckdist_step_latent_keys,
+  ckdist_step_latent_keys_grad,
+  ckdist_step_latent_keys_weight_grad,
+  ckdist_step_balance_loss,
   ckdist_step_kinds
 };
 
@@ -260,7 +264,7 @@ struct ckdist_lookup_step {
   int64_t first_row;
 };
 
-/* out = x */
+/* out = x: as many elements as both have, and zeros behind them */
 struct ckdist_convert_step {
   struct ckdist_step step;
   int32_t x, out;
@@ -277,11 +281,11 @@ struct ckdist_add_step {
   int32_t x, y, out;
 };
 
-/* Over `size` elements each. */
+/* Over `size` elements each, of the first `normed` ones; the others are copied. */
 struct ckdist_rms_norm_step {
   struct ckdist_step step;
   int32_t x, out, weight;
-  int64_t size;
+  int64_t size, normed;
   float eps;
 };
 
@@ -289,7 +293,7 @@ struct ckdist_rms_norm_step {
 struct ckdist_rms_norm_grad_step {
   struct ckdist_step step;
   int32_t x, dy, residual, dx, weight, weight_grad;
-  int64_t size;
+  int64_t size, normed;
   float eps;
 };
 
@@ -328,10 +332,10 @@ struct ckdist_bias_grad_step {
   const struct ckdist_gradient* gradients;
 };
 
-/* Of heads of `width` elements. */
+/* Of heads of `width` elements, of which those from `first` on are rotated. */
 struct ckdist_rope_step {
   struct ckdist_step step;
-  int32_t x, out, table, back, width;
+  int32_t x, out, table, back, width, first;
 };
 
 /* Within packed sequences; also the log of the sum of exp(score), (tokens, heads). */
@@ -421,6 +425,35 @@ struct ckdist_switched_step {
 struct ckdist_switched_grad_step {
   struct ckdist_step step;
   int32_t x, by, dy, dx, d_by;
+};
+
+/* Of each head out = the first `rank` elements of x times its matrix, (rank, columns), and behind that the others of x;
+   the gradients of x and of the matrices. */
+struct ckdist_latent_keys_step {
+  struct ckdist_step step;
+  int32_t x, out, weight;
+  int64_t rank;
+};
+struct ckdist_latent_keys_grad_step {
+  struct ckdist_step step;
+  int32_t dy, dx, weight;
+  int64_t rank;
+};
+struct ckdist_latent_keys_weight_grad_step {
+  struct ckdist_step step;
+  int32_t x, dy, gradient, fresh;
+  int64_t rank;
+};
+
+/* The load-balancing loss of all layers, and its gradient by their logits, times the coefficient and the targets. */
+struct ckdist_balanced {
+  int32_t logits, chosen, d_logits;
+};
+struct ckdist_balance_loss_step {
+  struct ckdist_step step;
+  int32_t count;
+  const struct ckdist_balanced* layers;
+  float coefficient;
 };
 
 #ifdef __cplusplus

@@ -59,10 +59,10 @@ CKDIST_EXPORT int ckdist_training_new(const struct ckdist_training_program* prog
                                       struct ckdist_communicator* tensor, struct ckdist_pool* pool,
                                       struct ckdist_training** out);
 CKDIST_EXPORT void ckdist_training_free(struct ckdist_training* training);
-/* The sum of the losses; with `backward` also gradients, all-reduced with `reduce`. `clear`: what the gradients held
- * does not count. */
+/* losses: their sum, and with `backward` the load-balancing loss times the targets (0 where there is none), (2,); with
+ * `backward` also gradients, all-reduced with `reduce`. `clear`: what the gradients held does not count. */
 CKDIST_EXPORT int ckdist_training_run(struct ckdist_training* training, const struct ckdist_training_batch* batch,
-                                      int32_t backward, int32_t clear, int32_t reduce, double* loss);
+                                      int32_t backward, int32_t clear, int32_t reduce, double* losses);
 /* Seconds of the last run by kind of step, and in the last place those of packing; of the first thread.
    (ckdist_step_kinds + 1,) */
 CKDIST_EXPORT void ckdist_training_times(struct ckdist_training* training, double* out);

@@ -21,8 +21,11 @@ int ckdist_training_new(const ckdist_training_program* program, ckdist_communica
 }
 void ckdist_training_free(ckdist_training* training) { delete training; }
 int ckdist_training_run(ckdist_training* training, const ckdist_training_batch* batch, int32_t backward, int32_t clear,
-                        int32_t reduce, double* loss) {
-  return guard([&] { *loss = training->run(*batch, backward, clear, reduce); });
+                        int32_t reduce, double* losses) {
+  return guard([&] {
+    losses[0] = training->run(*batch, backward, clear, reduce);
+    losses[1] = training->balance;
+  });
 }
 void ckdist_training_times(ckdist_training* training, double* out) {
   for (const double seconds : training->times()) *out++ = seconds;

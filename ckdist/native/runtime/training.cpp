@@ -106,6 +106,7 @@ void Training::take(const ckdist_training_batch& b) {
     std::iota(batch.learned.begin(), batch.learned.end(), 0);
   }
   std::fill_n(losses.begin(), batch.tokens, 0.0);
+  balance = 0;
 }
 
 double Training::run(const ckdist_training_batch& those, bool backward, bool clear, bool reduce) {

@@ -57,6 +57,7 @@ class Training : public Executor {
   const ProductKernel& scratch_product;
   Batch batch;
   std::vector<double> losses;  // of the tokens
+  double balance = 0;          // the load-balancing loss times the targets
 
   // Of tokens whose logits are computed the i-th; whether these are all.
   int64_t learned(int64_t i) const { return all_learned() ? i : batch.learned[i]; }

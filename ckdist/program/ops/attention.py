@@ -52,8 +52,8 @@ def lower_rope(lowering: "TrainingLowering", instr: Instr) -> None:
 def _rotation(lowering: "TrainingLowering", instr: Instr, back: bool) -> None:
     """A step that rotates, or rotates back."""
     x, table = lowering.value(instr.inputs[0]), ROPE_TABLES[instr.attrs["table"]]
-    width = instr.inputs[0].dims[-1].width
-    lowering.emit("rope", x=x, out=lowering.output(instr.outputs[0]), table=table, back=back, width=width)
+    fields = {"width": instr.inputs[0].dims[-1].width, "first": instr.attrs.get("first", 0)}
+    lowering.emit("rope", x=x, out=lowering.output(instr.outputs[0]), table=table, back=back, **fields)
 
 
 @vjp("rope")

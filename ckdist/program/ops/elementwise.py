@@ -152,9 +152,9 @@ def add(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> 
 
 @lower("add", "training")
 def lower_add(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step; none for gradients of weights, or where the step of an operand adds the other."""
+    """One step; none for losses and gradients of weights, or where the step of an operand adds the other."""
     (out,) = instr.outputs
-    if out in lowering.names.of_weight or lowering.is_fused(instr):
+    if not out.dims or out in lowering.names.of_weight or lowering.is_fused(instr):
         return
     x, y = map(lowering.value, instr.inputs)
     lowering.emit("add", x=x, y=y, out=lowering.output(out))

@@ -192,7 +192,14 @@ def lower_grouped_experts(lowering: "TrainingLowering", instr: Instr) -> None:
     """One step."""
     fields = _experts(lowering, instr)
     out, gate, up = map(lowering.output, instr.outputs)
-    lowering.emit("grouped_experts", **fields, out=out, gate=gate, up=up, joined=lowering.like(gate))
+    lowering.emit(
+        "grouped_experts",
+        **fields,
+        out=out,
+        gate=gate,
+        up=up,
+        joined=lowering.like(gate, lowering.placed[gate].operand),
+    )
 
 
 @lower("grouped_experts_grad", "training")
@@ -212,9 +219,9 @@ def lower_grouped_experts_grad(lowering: "TrainingLowering", instr: Instr) -> No
         dy=dy,
         dx=lowering.output(dx),
         d_shares=lowering.output(d_shares),
-        d_gate=lowering.like(gate),
-        d_up=lowering.like(gate),
-        joined=lowering.like(gate),
+        d_gate=lowering.like(gate, lowering.placed[gate].operand),
+        d_up=lowering.like(gate, lowering.placed[gate].operand),
+        joined=lowering.like(gate, lowering.placed[gate].operand),
         **{
             f"{name}_gradient": GradientIndex(ABSENT) if of is None else lowering.gradient(of)
             for name, of in zip(STACKS, gradients, strict=True)

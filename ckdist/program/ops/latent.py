@@ -1,4 +1,4 @@
-"""Latent attention: the norm of what is cached, attention over it, and the gradients of what training uses.
+"""Latent attention: the norm of what is cached, with its gradient, and attention over it.
 
 A token's key is its latent vector and, behind it, a rotated part that all heads share; its value is the latent vector.
 DeepSeek-AI 2024, arXiv:2405.04434, section 2.1, in the absorbed form.
@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.layout import Dim
 from ckdist.program.lowered import latent_attention
 from ckdist.program.ops.attention import NO_ROPE, ROPE_TABLES
-from ckdist.program.ops.norm import inverse_rms
+from ckdist.program.ops.norm import inverse_rms, lower_norm_grad
 from ckdist.program.ops.op import (
     Arrays,
     Attrs,
@@ -35,6 +34,7 @@ if TYPE_CHECKING:  # which import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
     from ckdist.program.lower import Lowering
+    from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_norm_latent(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -73,6 +73,14 @@ def infer_norm_latent_grad(inputs: Values, weights: Weights, attrs: Attrs) -> In
     return [*outputs, (w.dims, x.dims[0].axis)] if attrs["weight_grad"] else outputs
 
 
+@lower("norm_latent", "training")
+def lower_training_norm_latent(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step."""
+    x, w = lowering.value(instr.inputs[0]), instr.weight(0)
+    n, out = w.dims[0].elements, lowering.output(instr.outputs[0])
+    lowering.emit("rms_norm", x=x, out=out, weight=lowering.parameter(w), size=n, normed=n, eps=instr.attrs["eps"])
+
+
 @op("norm_latent_grad", infer_norm_latent_grad)
 def norm_latent_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """As rms_norm_grad of the first elements; the gradient of the others as it is."""
@@ -84,6 +92,12 @@ def norm_latent_grad(context: RankContext, inputs: Arrays, weights: Arrays, attr
     dx = r * (dn - normed * np.mean(dn * normed, axis=-1, keepdims=True))
     whole_dx = np.concatenate([dx, dy[:, n:]], axis=-1)
     return [whole_dx, (dy[:, :n] * normed).sum(axis=0)] if attrs["weight_grad"] else [whole_dx]
+
+
+@lower("norm_latent_grad", "training")
+def lower_norm_latent_grad(lowering: "TrainingLowering", instr: Instr) -> None:
+    """One step, which adds the gradient by the weight to its place."""
+    lower_norm_grad(lowering, instr, instr.weight(0).dims[0].elements)
 
 
 def infer_attend_latent(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -143,35 +157,3 @@ def lower_attend_latent(lowering: "Lowering", group: "Group") -> None:
         scale=instr.attrs["scale"],
     )
     lowering.attention[instr.attrs["layer"]] = latent_attention(instr, lowering.mesh)
-
-
-def infer_latent_values(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The first elements of the keys."""
-    (k,) = inputs
-    whole("latent_values", k)
-    return [((k.dims[0], replace(k.dims[-1], width=attrs["width"])), None)]
-
-
-@op("latent_values", infer_latent_values)
-def latent_values(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """The first `width` elements of the keys: the values."""
-    return [inputs[0][:, : attrs["width"]]]
-
-
-@vjp("latent_values")
-def latent_values_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
-    """Zeros behind the gradient."""
-    return [*g.emit("latent_values_grad", (grads[0],), names=["d_values"], dim=instr.inputs[0].dims[-1])]
-
-
-def infer_latent_values_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As the keys."""
-    whole("latent_values_grad", *inputs)
-    return [((inputs[0].dims[0], attrs["dim"]), None)]
-
-
-@op("latent_values_grad", infer_latent_values_grad)
-def latent_values_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """The gradient with zeros behind it."""
-    dim: Dim = attrs["dim"]
-    return [np.pad(inputs[0], ((0, 0), (0, dim.elements - inputs[0].shape[1])))]

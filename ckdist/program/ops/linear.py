@@ -153,10 +153,25 @@ def linear_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool])
     emit("linear_weight_grad", instr.inputs, 1)
     emit("bias_grad", (), 1 + count)
     if wanted[0]:
-        (results[0],) = g.emit(
-            "linear_grad", tuple(outputs.values()), tuple(instr.weight(i) for i in outputs), ["d_linear"]
-        )
+        results[0] = _input_gradient(g, instr, outputs)
     return results
+
+
+def _input_gradient(g: "Emitter", instr: Instr, outputs: dict[int, Value]) -> Value:
+    """The gradient of the input by those of outputs: one instruction, or where some matrices' rows are sharded and
+    others' are not, one for each kind, of which the sum is whole.
+    """
+    by_axis: dict[str | None, list[int]] = {}
+    for i in outputs:
+        by_axis.setdefault(instr.weight(i).dims[0].axis, []).append(i)
+    parts = []
+    for some in by_axis.values():
+        operands = tuple(outputs[i] for i in some), tuple(instr.weight(i) for i in some)
+        parts += g.emit("linear_grad", *operands, ["d_linear"])
+    total, *more = parts if len(parts) == 1 else [g.whole(part) for part in parts]
+    for part in more:
+        (total,) = g.emit("add", (total, part), names=["d_linear"])
+    return total
 
 
 def infer_linear_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -165,6 +180,8 @@ def infer_linear_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
     for dy, w in zip(inputs, weights, strict=True):
         if dy.dims[-1] != w.dims[0]:
             raise LayoutError(f"linear_grad: %{dy.name} ends in [{dy.dims[-1]}], {w} writes [{w.dims[0]}]")
+    if len({w.dims[0].axis for w in weights}) > 1:
+        raise LayoutError(f"linear_grad needs rows that are sharded alike: {', '.join(map(str, weights))}")
     return [((*inputs[0].dims[:-1], weights[0].dims[1]), weights[0].dims[0].axis)]
 
 

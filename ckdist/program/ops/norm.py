@@ -62,7 +62,8 @@ def lower_rms_norm(lowering: "TrainingLowering", instr: Instr) -> None:
     """One step."""
     (x,), w = map(lowering.value, instr.inputs), instr.weight(0)
     out, size = lowering.output(instr.outputs[0]), w.dims[0].elements
-    lowering.emit("rms_norm", x=x, out=out, weight=lowering.parameter(w), size=size, eps=instr.attrs["eps"])
+    fields = {"size": size, "normed": lowering.width(out), "eps": instr.attrs["eps"]}
+    lowering.emit("rms_norm", x=x, out=out, weight=lowering.parameter(w), **fields)
 
 
 @vjp("rms_norm")
@@ -101,6 +102,11 @@ def rms_norm_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 @lower("rms_norm_grad", "training")
 def lower_rms_norm_grad(lowering: "TrainingLowering", instr: Instr) -> None:
     """One step, which adds the gradient by the weight to its place."""
+    lower_norm_grad(lowering, instr, lowering.width(lowering.value(instr.inputs[0])))
+
+
+def lower_norm_grad(lowering: "TrainingLowering", instr: Instr, normed: int) -> None:
+    """The step of the gradient of a norm of the first `normed` elements of a row."""
     (x, dy), w = map(lowering.value, instr.inputs), instr.weight(0)
     gradient = GradientIndex(ABSENT)
     for d_weight in instr.outputs[1:]:
@@ -115,6 +121,7 @@ def lower_rms_norm_grad(lowering: "TrainingLowering", instr: Instr) -> None:
         weight=lowering.parameter(w),
         weight_grad=gradient,
         size=w.dims[0].elements,
+        normed=normed,
         eps=instr.attrs["eps"],
     )
 

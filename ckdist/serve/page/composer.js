@@ -59,8 +59,9 @@ export class Composer {
     button.classList.toggle("stop", busy);
   }
 
+  // On a screen that is touched this would open the keyboard over the conversation.
   focus() {
-    this.field.focus();
+    if (matchMedia("(hover: hover)").matches) this.field.focus();
   }
 
   fit() {

@@ -27,13 +27,15 @@ export function milliseconds(seconds) {
   return ms < 10 ? ms.toFixed(2) : ms < 100 ? ms.toFixed(1) : ms.toFixed(0);
 }
 
-// Tokens of a second, between two events: of steps with prompts, and generated ones.
+// Tokens of a second, between two events: of prompts, by the time of the steps that had them (0: there was none, or
+// the ranks have not told yet), and generated ones, by the clock.
 export function speeds(before, now) {
-  const seconds = now.clock - before.clock;
-  const prompts = ({ stats }) =>
-    (stats.prefill_by_token_tokens_total ?? 0) + (stats.prefill_by_tensor_tokens_total ?? 0);
-  const per = (read) => (seconds > 0 ? Math.max(0, read(now) - read(before)) / seconds : 0);
-  return { prefill: per(prompts), decode: per(({ stats }) => stats.generated_tokens_total ?? 0) };
+  const since = (read) => read(now) - read(before);
+  const prompts = since(({ stats }) => stats.prefill_by_token_tokens_total + stats.prefill_by_tensor_tokens_total);
+  const busy = since(({ ranks: [first] }) => first?.step_seconds_total - first?.decode_seconds_total);
+  const made = since(({ stats }) => stats.generated_tokens_total), seconds = since(({ clock }) => clock);
+  const per = (tokens, time) => (tokens > 0 && time > 0 ? tokens / time : 0);
+  return { prefill: per(prompts, busy), decode: per(made, seconds) };
 }
 
 // What one rank did between two events; null where it did no step. Seconds are of a step.
@@ -58,4 +60,12 @@ export function slowestOf(steps) {
   const own = steps.map(({ seconds, exchange }) => seconds - exchange);
   const most = Math.max(...own);
   return most > CLEARLY * Math.min(...own) ? own.indexOf(most) : -1;
+}
+
+// Of each layer with experts: how many times the mean its busiest expert has had, and which that is.
+export function expertLoads(stats) {
+  const names = Object.keys(stats).filter((name) => name.startsWith("expert_imbalance.layer."));
+  const layers = names.map((name) => Number(name.slice(name.lastIndexOf(".") + 1))).sort((a, b) => a - b);
+  return layers.map((layer) =>
+    ({ layer, expert: stats[`expert_busiest.layer.${layer}`], times: stats[`expert_imbalance.layer.${layer}`] }));
 }

@@ -1,7 +1,7 @@
 // The machine at work: speeds, requests, the cache, and every rank.
 
 import { drawing, element } from "./dom.js";
-import { bytes, count, rate, share, slowestOf, speeds, stepsOf } from "./figures.js";
+import { bytes, count, expertLoads, rate, share, slowestOf, speeds, stepsOf } from "./figures.js";
 import { RankView } from "./rank_view.js";
 
 const KEPT = 120; // events: a minute
@@ -14,15 +14,17 @@ export class MachineView {
     this.curves = { prefill: [], decode: [] };
     this.ranks = [];
     this.shown = false;
-    this.prefill = speedTile("Prefill", "tokens of prompts computed in a second");
-    this.decode = speedTile("Decode", "tokens generated in a second, of all requests together");
+    this.prefill = speedTile("Prefill", "Tokens of prompts in a second of their steps; paler: when it last did");
+    this.decode = speedTile("Decode", "Tokens generated in a second, of all requests; paler: when it last did");
     this.packing = meter("Weights packed", "packing");
     this.requests = line("Requests");
-    this.cache = meter("Cache in use", "cache");
+    this.cache = meter("Cache blocks", "cache");
     this.hits = line("Prompts found in the cache");
     this.list = element("ol", { class: "ranks" });
     this.experts = element("div", { class: "experts", role: "img" });
-    this.expertsSection = element("section", { hidden: true }, element("h3", {}, "Experts"), this.experts);
+    this.busiest = line("Busiest expert");
+    this.expertsSection = element("section", { hidden: true }, element("h3", {}, "Experts"),
+      element("dl", { class: "lines" }, this.busiest.node), this.experts);
     this.body = element("div", {}, element("div", { class: "tiles" }, this.prefill.node, this.decode.node),
       this.packing.node, element("dl", { class: "lines" }, this.requests.node, this.hits.node), this.cache.node,
       element("h3", {}, "Ranks"), this.list, legend(), this.expertsSection);
@@ -60,7 +62,7 @@ export class MachineView {
       `${count(stats.requests_waiting ?? 0)} waiting`);
     const { blocks = 0, blocks_used: used = 0, blocks_cached: idle = 0 } = stats;
     this.cache.draw([used / blocks || 0, idle / blocks || 0],
-      `${count(used)} of ${count(blocks)} blocks, ${count(idle)} kept`);
+      `${count(used)} used, ${count(idle)} reusable, of ${count(blocks)}`);
     this.hits.draw(share(stats.cached_tokens_total ?? 0, stats.prompt_tokens_total ?? 0));
     this.drawRanks(event);
     this.drawExperts(event);
@@ -78,20 +80,19 @@ export class MachineView {
     this.ranks.forEach((view, i) => view.draw(ranks[i], steps[i], i === slowest, several));
   }
 
-  // Rows that each expert was chosen for since the start, where the ranks count them.
-  drawExperts({ ranks }) {
-    const loads = ranks.find((rank) => rank.expert_rows)?.expert_rows ?? [];
+  // How unevenly each layer's experts are used since the start, where the model has some.
+  drawExperts({ stats }) {
+    const loads = expertLoads(stats);
     this.expertsSection.hidden = !loads.length;
     if (!loads.length) return;
-    const most = Math.max(1, ...loads);
+    const worst = loads.reduce((a, b) => (a.times > b.times ? a : b));
+    this.busiest.draw(`${rate(worst.times)} times the mean, in layer ${worst.layer}`);
     while (this.experts.children.length < loads.length) this.experts.append(element("span"));
-    loads.forEach((load, i) => {
-      this.experts.children[i].style.setProperty("--load", load / most);
-      this.experts.children[i].title = `Expert ${i}: ${count(load)} tokens`;
+    loads.forEach(({ layer, expert, times }, i) => {
+      this.experts.children[i].style.setProperty("--load", times / worst.times);
+      this.experts.children[i].title = `Layer ${layer}: expert ${expert} has ${rate(times)} times the mean`;
     });
-    const mean = loads.reduce((sum, load) => sum + load, 0) / loads.length;
-    this.experts.setAttribute("aria-label", `${loads.length} experts; the busiest has ${rate(most / (mean || 1))} ` +
-      "times the mean");
+    this.experts.setAttribute("aria-label", `Load of the busiest expert in each of ${loads.length} layers`);
   }
 }
 
@@ -103,7 +104,9 @@ function speedTile(name, title) {
   const node = element("div", { class: "tile", title }, element("p", { class: "name" }, name),
     element("p", {}, value, element("span", { class: "unit" }, " tokens/s")), curve);
   const draw = (values) => {
-    value.textContent = rate(values.at(-1) ?? 0);
+    const last = values.findLast((speed) => speed > 0) ?? 0;
+    value.textContent = rate(last);
+    node.classList.toggle("resting", values.at(-1) === 0);
     const most = Math.max(1, ...values);
     const points = values.map((v, i) => {
       const x = WIDTH - (values.length - 1 - i) * (WIDTH / (KEPT - 1)), y = HEIGHT - 2 - (v / most) * (HEIGHT - 4);

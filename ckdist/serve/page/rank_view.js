@@ -34,10 +34,9 @@ export class RankView {
     const threads = rank.threads === 1 ? "1 thread" : `${rank.threads} threads`;
     const nodes = /[-,]/.test(rank.nodes) ? `nodes ${rank.nodes}` : `node ${rank.nodes}`;
     const cpus = /[-,]/.test(rank.cpus) ? `CPUs ${rank.cpus}` : `CPU ${rank.cpus}`;
-    const place = [nodes, `${threads} on ${cpus}`, several ? rank.host : null];
-    this.place.textContent = place.filter(Boolean).join(" · ");
-    this.memory.textContent = `${bytes(rank.weights_bytes)} of weights, ${bytes(rank.cache_bytes)} of cache` +
-      packedText(rank);
+    this.place.textContent = several ? `${nodes} of ${rank.host}` : nodes;
+    const sizes = `${bytes(rank.weights_bytes)} weights${packedText(rank)}, ${bytes(rank.cache_bytes)} cache`;
+    this.memory.textContent = `${threads} on ${cpus} · ${sizes}`;
     this.drawReading(rank.bandwidth);
     this.drawStep();
   }
@@ -69,5 +68,5 @@ export class RankView {
 }
 
 function packedText({ packed_bytes: packed, packing_bytes: all }) {
-  return packed === null || packed === undefined || packed >= all ? "" : `, ${share(packed, all)} packed`;
+  return packed === null || packed === undefined || packed >= all ? "" : ` (${share(packed, all)} packed)`;
 }

@@ -3,6 +3,7 @@
 from ckdist.serve.parsers.calls import CallReader
 from ckdist.serve.parsers.delta import AnswerParser, Delta
 from ckdist.serve.parsers.form import AnswerForm
+from ckdist.serve.parsers.harmony import HarmonyParser
 from ckdist.serve.parsers.kimi import KimiCallReader
 from ckdist.serve.parsers.llama3 import PythonTagCallReader
 from ckdist.serve.parsers.marked import MarkedParser
@@ -13,6 +14,8 @@ CALL_READERS = {"kimi": KimiCallReader, "llama3": PythonTagCallReader}
 
 def parser_of(form: AnswerForm) -> AnswerParser:
     """A new parser for one choice. A form whose `calls.kind` is of a parser of its own gets that."""
+    if form.channels is not None:
+        return HarmonyParser(form)
     reader, deltas, calls = TextReader(), list[Delta](), None
     if form.calls is not None:
         kind = CALL_READERS.get(form.calls.kind, CallReader)

@@ -28,3 +28,27 @@ class AnswerParser(Protocol):
     def flush(self) -> list[Delta]:
         """The rest, when the answer has ended."""
         ...
+
+
+def joined(deltas: list[Delta]) -> list[Delta]:
+    """Neighbours of one kind as one."""
+    found: list[Delta] = []
+    for delta in deltas:
+        last = found[-1] if found else None
+        if (
+            last is not None
+            and delta.name is None
+            and last.call == delta.call
+            and bool(last.reasoning) == bool(delta.reasoning)
+        ):
+            found[-1] = Delta(
+                last.content + delta.content,
+                last.reasoning + delta.reasoning,
+                last.call,
+                last.name,
+                last.arguments + delta.arguments,
+                last.id,
+            )
+        else:
+            found.append(delta)
+    return found

@@ -13,6 +13,7 @@ class AnswerForm:
     """`think`: the marks around reasoning, none where there is no such thing; `in_thought`: the prompt ends with the
     first. `calls`: how tools are called; None where the request has no tools. `types`: of each tool, JSON's type of
     each parameter. `most_calls`: later calls are left out. `markers`: special tokens that the parser must see.
+    `channels`: what the prompt has of an answer in harmony's channels; None where there are none.
     """
 
     think: tuple[str, str] | None = None
@@ -21,6 +22,7 @@ class AnswerForm:
     types: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
     most_calls: int | None = None
     markers: tuple[int, ...] = ()
+    channels: str | None = None
 
     @classmethod
     def from_map(cls, fields: dict[str, Any]) -> AnswerForm:
@@ -33,4 +35,5 @@ class AnswerForm:
             types=fields["types"],
             most_calls=fields["most_calls"],
             markers=tuple(fields["markers"]),
+            channels=fields["channels"],
         )

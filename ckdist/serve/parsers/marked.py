@@ -1,7 +1,7 @@
 """An answer with reasoning between two marks, text, and calls behind a mark."""
 
 from ckdist.serve.parsers.calls import CallReader
-from ckdist.serve.parsers.delta import Delta
+from ckdist.serve.parsers.delta import Delta, joined
 from ckdist.serve.parsers.reader import SPACE, NotAsExpected, Parsing, TextReader
 
 ERRORS = (NotAsExpected, ValueError, RecursionError)  # the latter of JSON that is none
@@ -44,7 +44,7 @@ class MarkedParser:
 
     def _go_on(self) -> list[Delta]:
         next(self._parsing, None)
-        deltas = _joined(self._deltas)
+        deltas = joined(self._deltas)
         self._deltas.clear()
         if self._most_calls is not None:
             deltas = [delta for delta in deltas if delta.call is None or delta.call < self._most_calls]
@@ -122,27 +122,3 @@ class _Recorder:
                 begin = 0  # more has been fed
         finally:
             self.text += reader.text[begin : reader.at]
-
-
-def _joined(deltas: list[Delta]) -> list[Delta]:
-    """Neighbours of one kind as one."""
-    joined: list[Delta] = []
-    for delta in deltas:
-        last = joined[-1] if joined else None
-        if (
-            last is not None
-            and delta.name is None
-            and last.call == delta.call
-            and bool(last.reasoning) == bool(delta.reasoning)
-        ):
-            joined[-1] = Delta(
-                last.content + delta.content,
-                last.reasoning + delta.reasoning,
-                last.call,
-                last.name,
-                last.arguments + delta.arguments,
-                last.id,
-            )
-        else:
-            joined.append(delta)
-    return joined

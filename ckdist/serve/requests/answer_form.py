@@ -8,9 +8,10 @@ from ckdist.serve.parsers.form import AnswerForm
 from ckdist.serve.requests.tools import Tools
 from ckdist.tokens.chat import ChatTemplate
 from ckdist.tokens.grammar import check_grammar, quoted
+from ckdist.tokens.harmony import CHANNEL, END, MARKS, MESSAGE, begun, harmony_grammar, is_harmony
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.tokens.tool_format import ToolFormat
-from ckdist.tokens.tool_grammar import ANSWER, ToolGrammar, with_answer, with_thought
+from ckdist.tokens.tool_grammar import ANSWER, Literal, ToolGrammar, with_answer, with_thought
 
 # Text in a template's source: the format that comparing its prompts does not show.
 NAMED = {
@@ -41,6 +42,8 @@ def answer_form(tokenizer: Tokenizer, prompt: str, tools: Tools, split_reasoning
     source = template.sources[name]
     think = next((marks for marks in THOUGHTS if marks[0] in source or marks[1] in source), None)
     think = think if split_reasoning else None
+    if is_harmony(source):
+        return _in_channels(tokenizer, prompt, tools, split_reasoning)
     calls = tool_format(template, name) if tools.given else None
     if calls is None and think is None:
         return None
@@ -52,6 +55,18 @@ def answer_form(tokenizer: Tokenizer, prompt: str, tools: Tools, split_reasoning
         most_calls=None if tools.parallel else 1,
     )
     return dataclasses.replace(form, markers=_markers(tokenizer, form))
+
+
+def _in_channels(tokenizer: Tokenizer, prompt: str, tools: Tools, split_reasoning: bool) -> AnswerForm:
+    """Of an answer in harmony's channels, which always is taken apart."""
+    return AnswerForm(
+        think=(f"{CHANNEL}analysis{MESSAGE}", END) if split_reasoning else None,
+        calls=ToolFormat("harmony") if tools.given else None,
+        types=tools.types,
+        most_calls=None if tools.parallel else 1,
+        markers=tuple(sorted(token for token, text in _special_texts(tokenizer) if text in MARKS)),
+        channels=begun(prompt),
+    )
 
 
 def tool_format(template: ChatTemplate, name: str) -> ToolFormat:
@@ -67,6 +82,8 @@ def answer_grammar(tokenizer: Tokenizer, form: AnswerForm | None, tools: Tools, 
     """The grammar of the whole answer: `structure` is that of its text; None where the model is free."""
     if form is None:
         return structure
+    if form.channels is not None:
+        return _grammar_in_channels(tokenizer, form, tools, structure)
     thought_end = form.think[1] if form.think is not None and form.in_thought else None
     literal = lambda text: _literal(tokenizer, text)
     if form.calls is not None and (tools.must_call or structure is not None):
@@ -80,6 +97,23 @@ def answer_grammar(tokenizer: Tokenizer, form: AnswerForm | None, tools: Tools, 
     if structure is None or thought_end is None:
         return structure
     return with_answer(with_thought(f"@{ANSWER}", [], thought_end, literal), structure)
+
+
+def _grammar_in_channels(tokenizer: Tokenizer, form: AnswerForm, tools: Tools, structure: str | None) -> str | None:
+    """As `answer_grammar`; where the prompt has begun a message, the answer is its text alone."""
+    must_call = form.calls is not None and tools.must_call
+    if (structure is None and not must_call) or (form.channels or "").endswith(MESSAGE):
+        return structure
+    schemas = tools.schemas if form.calls is not None else {}
+    answers = structure is not None and not must_call
+
+    def grammar(literal: Literal) -> str:
+        """With marks as this writes them."""
+        lark = harmony_grammar(literal, schemas, tools.strict, answers)
+        return with_answer(lark, structure) if answers and structure is not None else lark
+
+    check_grammar(grammar(quoted), "tools" if form.calls is not None else "response_format")  # which knows bytes alone
+    return grammar(lambda text: _literal(tokenizer, text))
 
 
 def _markers(tokenizer: Tokenizer, form: AnswerForm) -> tuple[int, ...]:

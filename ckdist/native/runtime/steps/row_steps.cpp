@@ -29,7 +29,11 @@ struct Lookup : TrainingRun<ckdist_lookup_step> {
 
 struct Convert : TrainingRun<ckdist_convert_step> {
   void run() {
-    each_token([&](int64_t t) { r.store(step.out, t, 0, r.read(step.x, t, row_buffer(0)), r.width(step.out)); });
+    const int64_t copied = std::min(r.width(step.x), r.width(step.out)), zeros = r.width(step.out) - copied;
+    each_token([&](int64_t t) {
+      r.store(step.out, t, 0, r.read(step.x, t, row_buffer(0)), copied);
+      if (zeros) std::fill_n(row_buffer(1), zeros, 0.f), r.store(step.out, t, copied, row_buffer(1), zeros);
+    });
   }
 };
 
@@ -58,22 +62,36 @@ struct RmsNorm : TrainingRun<ckdist_rms_norm_step> {
     each_token([&](int64_t t) {
       float* const out = r.write(step.out, t, row_buffer(3));
       const float* const x = r.read(step.x, t, row_buffer(0));
-      for (int64_t at = 0; at < r.width(step.out); at += step.size)
+      for (int64_t at = 0; at < step.normed; at += step.size)
         r.kernels.elementwise.rms_norm(x + at, r.parameter(step.weight), step.eps, step.size, out + at);
+      std::copy(x + step.normed, x + r.width(step.out), out + step.normed);
       r.written(step.out, t, out);
     });
   }
 };
 
+using Angles = ckdist::Rope;
+
 struct Rope : TrainingRun<ckdist_rope_step> {
   void run() {
+    const ckdist_rope& rope = r.program.ropes[step.table];
     each_token([&](int64_t t) {
-      const ckdist_rope& rope = r.program.ropes[step.table];
       const int64_t at = r.batch.positions[t] * (rope.dims / 2);
-      r.kernels.row.rope(r.row(step.x, t), {rope.cos + at, rope.sin + at, rope.dims, rope.interleaved != 0}, step.back,
-                         step.width, r.width(step.out), r.row(step.out, t));
+      const Angles angles{rope.cos + at, rope.sin + at, rope.dims, rope.interleaved != 0};
+      const Row x = r.row(step.x, t), out = r.row(step.out, t);
+      if (step.first == 0) r.kernels.row.rope(x, angles, step.back, step.width, r.width(step.out), out);
+      else
+        for (int64_t head = 0; head < r.width(step.out); head += step.width) rotate_end(x, angles, head, out);
       r.pad(step.out, t);
     });
+  }
+
+  // The head that begins at an element: the first elements as they are, the others as a head by themselves.
+  void rotate_end(Row x, const Angles& angles, int64_t head, Row out) const {
+    const int64_t n = step.width - step.first, end = head + step.first;
+    const auto part = [](Row row, int64_t at) { return Row{row.at + at * (row.narrow ? 2 : 4), row.narrow}; };
+    r.kernels.row.scale(part(x, head), 1.f, step.first, part(out, head));
+    r.kernels.row.rope(part(x, end), angles, step.back, n, n, part(out, end));
   }
 };
 

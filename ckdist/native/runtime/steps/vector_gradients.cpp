@@ -46,8 +46,9 @@ struct RmsNormGrad : VectorGradient<ckdist_rms_norm_grad_step> {
         const float* const x = r.read(step.x, t, row_buffer(0));
         const float* const dy = r.read(step.dy, t, row_buffer(1));
         float* const dx = r.write(step.dx, t, row_buffer(2));
-        for (int64_t at = 0; at < row; at += step.size)
+        for (int64_t at = 0; at < step.normed; at += step.size)
           r.kernels.gradient.rms_norm(x + at, dy + at, r.parameter(step.weight), step.eps, step.size, dx + at, dw);
+        std::copy(dy + step.normed, dy + row, dx + step.normed);
         if (step.residual >= 0) r.kernels.elementwise.add(r.read(step.residual, t, row_buffer(3)), row, dx);
         r.written(step.dx, t, dx);
       }

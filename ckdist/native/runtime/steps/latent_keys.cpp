@@ -1,0 +1,182 @@
+// Keys of every head from latent vectors, in training, and what goes back through them. A head's matrix is packed by
+// who multiplies with it; sums over heads are made in the order of heads.
+#include <algorithm>
+
+#include "runtime/steps/part_products.h"
+
+namespace ckdist {
+namespace {
+
+constexpr int64_t kRows = PartProducts::kRows;
+constexpr int64_t kChunk = 256;                              // tokens of an item
+constexpr int64_t kRankRows = 4 * PartProducts::kOuterRows;  // of a head's gradient, of an item
+
+int64_t parts_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
+int64_t tiles_of(int64_t n) { return parts_of(n, kTileRows); }
+
+// Of a head: elements that its matrix makes, and those with the others behind them.
+struct HeadSizes {
+  int64_t heads, columns, width;
+};
+HeadSizes sizes_of(const Training& r, int32_t weight, int64_t rank, int64_t row) {
+  const int64_t heads = r.shape(weight).rows / rank;
+  return {heads, r.shape(weight).cols, row / heads};
+}
+
+struct LatentKeys : TrainingRun<ckdist_latent_keys_step> {
+  struct Room {
+    uint8_t* tiles;
+    float *y, *unpacked;
+  };
+  static Room room(Carver& c, const Training& r, const Fields& step) {
+    const int64_t columns = r.shape(step.weight).cols;
+    uint8_t* const tiles = c.bytes(tiles_of(columns) * r.tile_bytes(step.rank));
+    float* const y = c.floats(kRows * tiles_of(columns) * kTileRows);
+    return {tiles, y, c.floats(PartProducts::unpacked_floats(r, step.weight))};
+  }
+  static int64_t thread_bytes(const Training& r, const Fields& step) {
+    Carver c;
+    room(c, r, step);
+    return c.used;
+  }
+
+  void run() {
+    const HeadSizes of = sizes_of(r, step.weight, step.rank, r.width(step.out));
+    parallel_for(of.heads * parts_of(r.batch.tokens, kChunk),
+                 [&](int64_t item) { head(of, item % of.heads, item / of.heads * kChunk); });
+  }
+
+  void head(const HeadSizes& of, int64_t head, int64_t first) const {
+    Carver c{r.memory(thread)};
+    const Room own = room(c, r, step);
+    const Matrix keys = PartProducts(r, own.unpacked)
+                            .pack_transposed({step.weight, head * step.rank, step.rank, 0, of.columns}, own.tiles);
+    const int64_t end = std::min(first + kChunk, r.batch.tokens), stride = tiles_of(of.columns) * kTileRows;
+    for (int64_t t = first; t < end; t += kRows) {
+      const int64_t rows = std::min(kRows, end - t);
+      const Operand x = r.operand(step.x, t);
+      r.product.multiply(keys, 0, keys.tile_count(), x.at, x.stride, rows, own.y, stride, false);
+      for (int64_t i = 0; i < rows; ++i) {
+        r.store(step.out, t + i, head * of.width, own.y + i * stride, of.columns);
+        std::copy_n(x.row(i) + step.rank * r.element_bytes(), (of.width - of.columns) * r.element_bytes(),
+                    r.operand(step.out, t + i).at + (head * of.width + of.columns) * r.element_bytes());
+        if (head + 1 == of.heads) r.pad(step.out, t + i);
+      }
+    }
+  }
+};
+
+struct LatentKeysGrad : TrainingRun<ckdist_latent_keys_grad_step> {
+  struct Room {
+    uint8_t* tiles;
+    float *sums, *widened, *unpacked;
+  };
+  static int64_t item_tiles(const Training& r, const Fields& step) {
+    return PartProducts::item_tiles(r, step.rank, r.shape(step.weight).cols, 1);
+  }
+  static Room room(Carver& c, const Training& r, const Fields& step) {
+    const int64_t tiles = item_tiles(r, step), behind = r.width(step.dx) - step.rank;
+    uint8_t* const packed = c.bytes(tiles * r.tile_bytes(r.shape(step.weight).cols));
+    float *const sums = c.floats(kChunk * tiles * kTileRows), *const widened = c.floats(2 * behind);
+    return {packed, sums, widened, c.floats(PartProducts::unpacked_floats(r, step.weight))};
+  }
+  static int64_t thread_bytes(const Training& r, const Fields& step) {
+    Carver c;
+    room(c, r, step);
+    return c.used;
+  }
+
+  void run() {
+    const int64_t columns = item_tiles(r, step) * kTileRows, slices = parts_of(step.rank, columns);
+    parallel_for((slices + 1) * parts_of(r.batch.tokens, kChunk), [&](int64_t item) {
+      const int64_t slice = item % (slices + 1), first = item / (slices + 1) * kChunk,
+                    tokens = std::min(kChunk, r.batch.tokens - first), begin = slice * columns;
+      if (slice == slices) sum_behind(first, tokens);
+      else sum_heads(first, tokens, begin, std::min(columns, step.rank - begin));
+    });
+  }
+
+  // Elements [begin, begin + n) of the latent vectors' gradients.
+  void sum_heads(int64_t first, int64_t tokens, int64_t begin, int64_t n) const {
+    Carver c{r.memory(thread)};
+    const Room own = room(c, r, step);
+    const HeadSizes of = sizes_of(r, step.weight, step.rank, r.width(step.dy));
+    const int64_t stride = tiles_of(n) * kTileRows;
+    for (int64_t head = 0; head < of.heads; ++head) {
+      const Matrix part =
+          PartProducts(r, own.unpacked).pack({step.weight, head * step.rank + begin, n, 0, of.columns}, own.tiles);
+      const Operand dy = r.head_of(step.dy, first, head, of.width);
+      r.product.multiply(part, 0, part.tile_count(), dy.at, dy.stride, tokens, own.sums, stride, head > 0);
+    }
+    for (int64_t t = 0; t < tokens; ++t) r.store(step.dx, first + t, begin, own.sums + t * stride, n);
+  }
+
+  // What all heads share.
+  void sum_behind(int64_t first, int64_t tokens) const {
+    Carver c{r.memory(thread)};
+    const Room own = room(c, r, step);
+    const HeadSizes of = sizes_of(r, step.weight, step.rank, r.width(step.dy));
+    const int64_t behind = of.width - of.columns;
+    float *const sum = own.widened, *const part = sum + behind;
+    for (int64_t t = first; t < first + tokens && behind > 0; ++t) {
+      std::fill_n(sum, behind, 0.f);
+      for (int64_t head = 0; head < of.heads; ++head) {
+        const uint8_t* const x = r.head_of(step.dy, t, head, of.width).at + of.columns * r.element_bytes();
+        if (r.narrow(step.dy)) r.packing.widen(x, behind, part);
+        else std::copy_n(reinterpret_cast<const float*>(x), behind, part);
+        r.kernels.elementwise.add(part, behind, sum);
+      }
+      r.store(step.dx, t, step.rank, sum, behind);
+    }
+  }
+};
+
+struct LatentKeysWeightGrad : TrainingRun<ckdist_latent_keys_weight_grad_step> {
+  struct Room {
+    uint8_t *dy, *x;
+  };
+  static Room room(Carver& c, const Training& r, const Fields& step) {
+    const int64_t columns = r.shape(step.gradient).cols;
+    uint8_t *const dy = c.bytes(PartProducts::transposed_bytes(r, columns)), *const x =
+                                                                                 c.bytes(PartProducts::transposed_bytes(
+                                                                                     r, PartProducts::kOuterRows));
+    return {dy, x};
+  }
+  static int64_t thread_bytes(const Training& r, const Fields& step) {
+    Carver c;
+    room(c, r, step);
+    return c.used;
+  }
+
+  void run() {
+    const HeadSizes of = sizes_of(r, step.gradient, step.rank, r.width(step.dy));
+    parallel_for(of.heads * parts_of(step.rank, kRankRows), [&](int64_t item) {
+      const int64_t begin = item / of.heads * kRankRows;
+      add(of, item % of.heads, begin, std::min(begin + kRankRows, step.rank));
+    });
+  }
+
+  // Rows [begin, end) of a head's gradient.
+  void add(const HeadSizes& of, int64_t head, int64_t begin, int64_t end) const {
+    Carver c{r.memory(thread)};
+    const Room own = room(c, r, step);
+    const PartProducts parts(r, nullptr);
+    for (int64_t t = 0; t < r.batch.tokens; t += kOuterColumns) {
+      const int64_t tokens = std::min(kOuterColumns, r.batch.tokens - t);
+      const Matrix dy = parts.transpose(step.dy, nullptr, t, tokens, head * of.width, of.columns, own.dy, nullptr);
+      for (int64_t row = begin; row < end; row += PartProducts::kOuterRows) {
+        const int64_t rows = std::min(PartProducts::kOuterRows, end - row);
+        const Matrix x = parts.transpose(step.x, nullptr, t, tokens, row, rows, own.x, nullptr);
+        parts.outer(x, dy, r.gradient(step.gradient) + (head * step.rank + row) * of.columns, of.columns,
+                    t > 0 || r.adds(step.fresh));
+      }
+    }
+  }
+};
+
+const RegisteredKind<LatentKeys> kForward(ckdist_step_latent_keys);
+const RegisteredKind<LatentKeysGrad> kBackward(ckdist_step_latent_keys_grad);
+const RegisteredKind<LatentKeysWeightGrad> kWeights(ckdist_step_latent_keys_weight_grad);
+
+}  // namespace
+}  // namespace ckdist

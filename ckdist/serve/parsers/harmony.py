@@ -1,0 +1,129 @@
+"""OpenAI's harmony format: messages in channels. What stands in `analysis` is reasoning, a message to a tool is a call,
+the others are content.
+"""
+
+import re
+from collections.abc import Callable
+
+from ckdist.serve.parsers.delta import Delta, joined
+from ckdist.serve.parsers.form import AnswerForm
+from ckdist.serve.parsers.reader import NotAsExpected, Parsing, TextReader
+from ckdist.tokens.harmony import CALL, CHANNEL, END, FUNCTIONS, MARKS, MESSAGE, RETURN, START
+
+MAX_HEADER = 1024  # characters
+SPEAKER = re.compile(rf"\s*(?:{re.escape(START)})?\s*([^\s<]*)")
+RECIPIENT = re.compile(r"\bto=([^\s<]{1,256})")
+IN_CHANNEL = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
+APART = "\n\n"  # messages of one kind
+
+
+class HarmonyParser:
+    """A text without any mark is content; what is said in another's name is left out."""
+
+    def __init__(self, form: AnswerForm):
+        """`form.channels` is what the prompt has of the answer."""
+        self._form, self._reader, self._deltas = form, TextReader(), list[Delta]()
+        self._calls, self._said = 0, {"content": False, "reasoning": False}
+        self._reader.feed(form.channels or "")
+        self._parsing = self._answer()
+        next(self._parsing, None)
+
+    def step(self, text: str) -> list[Delta]:
+        """As of AnswerParser."""
+        self._reader.feed(text)
+        return self._go_on()
+
+    def flush(self) -> list[Delta]:
+        """As of AnswerParser."""
+        self._reader.feed("")
+        self._reader.ended = True
+        return self._go_on()
+
+    def _go_on(self) -> list[Delta]:
+        next(self._parsing, None)
+        deltas, most = joined(self._deltas), self._form.most_calls
+        self._deltas.clear()
+        return [delta for delta in deltas if most is None or delta.call is None or delta.call < most]
+
+    def _answer(self) -> Parsing[None]:
+        reader = self._reader
+        while not reader.ended or reader.left:
+            parts = list[str]()
+            try:
+                found = yield from reader.until((MESSAGE,), _at_most(MAX_HEADER, parts))
+            except NotAsExpected:
+                found = None
+            if found is None:
+                text, give = "".join(parts), self._give("content")
+                give("" if any(mark in text for mark in MARKS) else text)
+                yield from reader.until((), give)
+                return
+            yield from self._message("".join(parts))
+
+    def _message(self, header: str) -> Parsing[None]:
+        """What follows a header, up to its end."""
+        tool = self._tool(header)
+        if tool is not None:
+            self._deltas.append(Delta(call=self._calls, name=tool))
+            self._calls += 1
+            yield from self._reader.space()
+        found = yield from self._reader.until((END, CALL, RETURN, START), self._sink(header, tool))
+        if tool is not None and not self._arguments_came:
+            self._deltas.append(Delta(call=self._calls - 1, arguments="{}"))
+        if found == START:
+            self._reader.at -= len(START)  # it begins the next header
+
+    def _tool(self, header: str) -> str | None:
+        """The tool that a message is for; None where the request has no such."""
+        to = RECIPIENT.search(header)
+        if to is None or self._form.calls is None or not self._is_own(header):
+            return None
+        name = to[1].removeprefix(FUNCTIONS)
+        return name if name != to[1] or name in self._form.types else None
+
+    def _sink(self, header: str, tool: str | None) -> Callable[[str], None]:
+        """Where the text of a message goes."""
+        if tool is not None:
+            self._arguments_came = False
+            return self._arguments
+        if not self._is_own(header):
+            return lambda _: None
+        channel = IN_CHANNEL.search(header)
+        thinks = (channel is not None and channel[1] == "analysis") or RECIPIENT.search(header) is not None
+        return self._give("reasoning" if thinks and self._form.think is not None else "content")
+
+    def _is_own(self, header: str) -> bool:
+        """Whether the assistant says it. The prompt has its name in front of the first message."""
+        speaker = SPEAKER.match(header)
+        return speaker is None or speaker[1] in ("", "assistant") or speaker[1].startswith("to=")
+
+    def _arguments(self, text: str) -> None:
+        self._arguments_came = True
+        self._deltas.append(Delta(call=self._calls - 1, arguments=text))
+
+    def _give(self, kind: str) -> Callable[[str], None]:
+        """Of a message: what is said before it in the same kind stands apart."""
+        begins = True
+
+        def give(text: str) -> None:
+            """Some of it."""
+            nonlocal begins
+            if not text:
+                return
+            apart = APART if begins and self._said[kind] else ""
+            begins, self._said[kind] = False, True
+            self._deltas.append(Delta(reasoning=apart + text) if kind == "reasoning" else Delta(content=apart + text))
+
+        return give
+
+
+def _at_most(most: int, parts: list[str]) -> Callable[[str], None]:
+    """Keeps texts of so many characters in all. Raises NotAsExpected for more."""
+
+    def give(text: str) -> None:
+        """Some of it."""
+        if sum(map(len, parts)) + len(text) > most:
+            raise NotAsExpected("a header")  # the text is read again
+        parts.append(text)
+
+    return give

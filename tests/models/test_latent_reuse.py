@@ -1,0 +1,51 @@
+"""Latent attention through the engine: whatever is reused, cut into chunks or preempted, answers have the same bits."""
+
+import numpy as np
+import pytest
+
+from ckdist.comm.world import SingleWorld
+from ckdist.config import EngineConfig
+from ckdist.engine.launch import load_model
+from tests.support.paths import GOLDEN
+from tests.support.situations import answers
+
+CROWDED = {  # bytes of cache for one sequence of 336 tokens and some of another
+    ("deepseek_v2", "f32"): 300 << 10,
+    ("deepseek_v3", "i16"): 120 << 10,
+    ("deepseek_v3", "q8_0"): 64 << 10,
+}
+
+
+def load(model: str, cache: str, ubatch: int, kv_memory: int):
+    """A golden model with so much cache."""
+    config = EngineConfig(
+        model=str(GOLDEN / model), cache_type_k=cache, cache_type_v=cache, threads=2, ubatch_size=ubatch, ctx_size=336,
+        parallel=8, kv_memory=kv_memory,
+    )  # fmt: skip
+    return load_model(config, SingleWorld())
+
+
+@pytest.fixture(scope="module", params=CROWDED, ids="-".join)
+def models(request):
+    """One that reuses, preempts and computes prompts in chunks of 24; and one that has room for each, at once."""
+    crowded, roomy = load(*request.param, 24, CROWDED[request.param]), load(*request.param, 336, 4 << 20)
+    yield crowded.executable, roomy.executable
+    crowded.close()
+    roomy.close()
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_same_bits_as_alone_anew_and_at_once(models, seed):
+    crowded, roomy = models
+    rng = np.random.default_rng(seed)
+    common, requests = rng.integers(3, 200, 250).tolist(), []
+    for _ in range(10):
+        kept = int(rng.integers(100, 250))
+        requests.append(([*common[:kept], *rng.integers(3, 200, int(rng.integers(1, 20))).tolist()], 40))
+    together, engine = answers(crowded, requests, True)
+    assert engine.scheduler.preemptions > 0 and engine.stats()["cached_tokens_total"] > 0
+    assert max(len(prompt) for prompt, _ in requests) > 2 * crowded.max_tokens
+    for request, answer in zip(requests, together, strict=True):
+        found, alone = answers(roomy, [request], False)
+        assert alone.scheduler.preemptions == alone.stats()["cached_tokens_total"] == 0
+        assert found == [answer]
