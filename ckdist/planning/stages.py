@@ -108,8 +108,8 @@ def exchange_line(program: Program, hosts: int, link: Link) -> str:
     sums, rows = sum(instr.op == "all_reduce" for instr in program.instrs), hosts - 1
     return (
         f"a decoded token takes {sums} sums over {hosts} hosts, {sums * message:.2f} ms by the link that was measured; "
-        f"with -pp {hosts} it takes {rows} row{'s' * (rows > 1)}, {rows * message:.2f} ms, and hosts work on it one after "
-        "the other"
+        f"with -pp {hosts} it takes {rows} row{'s' * (rows > 1)}, {rows * message:.2f} ms, and hosts work on it "
+        "one after the other"
     )
 
 
