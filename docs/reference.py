@@ -21,7 +21,7 @@ from ckdist.cli.main import COMMANDS
 from ckdist.engine.expert_load import dispatch_stats, expert_stats
 from ckdist.engine.llm import LLM
 from ckdist.serve.metrics import Metrics
-from ckdist.serve.paths import absent, anthropic, llama_server, openai, page, status, tokens
+from ckdist.serve.paths import absent, anthropic, embeddings, llama_server, openai, page, status, tokens
 from ckdist.serve.problems import TYPES
 from ckdist.serve.requests.names import INERT, NEUTRAL
 from ckdist.serve.requests.params import MAX_TOKENS_NAMES
@@ -187,6 +187,7 @@ def endpoints() -> str:
         "OpenAI's": openai,
         "Anthropic's": anthropic,
         "llama-server's": llama_server,
+        "Embeddings": embeddings,
         "Tokens and templates": tokens,
         "Status": status,
         "The page": page,

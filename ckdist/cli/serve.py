@@ -18,7 +18,7 @@ from ckdist.comm.protocol import World
 from ckdist.comm.world import start_world, together
 from ckdist.config import ServeConfig
 from ckdist.engine.coordinator import Coordinator
-from ckdist.engine.launch import BUNDLED, load_model, make_engine
+from ckdist.engine.launch import BUNDLED, Model, load_model, make_engine
 from ckdist.engine.rank_reports import RankReports
 from ckdist.engine.socket_directory import socket_directory
 from ckdist.errors import EngineError
@@ -26,6 +26,7 @@ from ckdist.hub.resolve import resolve
 from ckdist.serve.notify import notify
 from ckdist.serve.origins import is_loopback
 from ckdist.serve.process import HttpProcess, listen
+from ckdist.weights.pooling import stored_pooling
 
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the last is passed on by mpirun, which goes on itself
 DRAINED_VARIABLE = "CKDIST_DRAINED"  # set by launch/drained, under which mpirun can be sent SIGTERM
@@ -42,15 +43,24 @@ def model_name(config: ServeConfig) -> str:
     return pathlib.Path(config.model).stem if pathlib.Path(config.model).exists() else config.model.removeprefix("hf:")
 
 
-def curl_line(url: str, config: ServeConfig, chats: bool) -> str:
-    """A line to try the server with: a question to a model that `chats`, else a text to go on with."""
+def curl_line(url: str, config: ServeConfig, chats: bool, generates: bool = True) -> str:
+    """A line to try the server with: a question to a model that `chats`, else a text to go on with, or to embed."""
     key = ' -H "Authorization: Bearer $API_KEY"' if config.api_key or config.api_key_file else ""
     path, body = "completions", {"prompt": "def main(", "max_tokens": 32}
     if chats:
         question = "Explain in two sentences why the sky is blue."
         path, body = "chat/completions", {"messages": [{"role": "user", "content": question}], "max_tokens": 128}
-    body = json.dumps({**body, "temperature": 0})
+    body = {**body, "temperature": 0}
+    if not generates:
+        path, body = "embeddings", {"input": "the sky is blue"}
+    body = json.dumps(body)
     return f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'"
+
+
+def embedding_facts(config: ServeConfig, model: Model) -> dict[str, str | int]:
+    """What the HTTP process has to know in order to embed: the pooling, and how many texts go into a step."""
+    pooling = stored_pooling(model.checkpoint) if config.pooling == "auto" else config.pooling
+    return {"pooling": pooling, "sequences": model.plan.cache.max_sequences}
 
 
 def open_line(config: ServeConfig, listener: socket.socket) -> str | None:
@@ -85,7 +95,7 @@ def work(config: ServeConfig, world: World) -> int:
     """
     for number in DRAIN_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    model = load_model(config, world)
+    model = load_model(config, world, encoders=True)
     start_lines("", model)
     model.placement_map()
     RankReports(model)
@@ -121,7 +131,7 @@ def run(config: ServeConfig) -> int:
 
         for number in DRAIN_SIGNALS:
             signal.signal(number, drain)
-        model = load_model(config, world, progress=True)
+        model = load_model(config, world, progress=True, encoders=True)
         with dismissing(model, world):
             engine, tokenizer = make_engine(model, config.max_queue + config.parallel)
             if engine.grammars is not None and tokenizer.eos_token_ids:
@@ -132,7 +142,7 @@ def run(config: ServeConfig) -> int:
             log.warning("%s", line)
         ranks = RankReports(model)
         http.wait_loaded(TOKENIZER_SECONDS)
-        curl = curl_line(http.url, config, tokenizer.chat_template is not None)
+        curl = curl_line(http.url, config, tokenizer.chat_template is not None, model.spec.generates)
         print(*lines, f"serving {name} at {http.url}  try: {curl}", sep="\n", flush=True)
         notify("READY=1", f"STATUS=serving {name} at {http.url}")
         if line := stop_line():
@@ -150,7 +160,7 @@ def run(config: ServeConfig) -> int:
                 coordinator.request_drain()
 
         with model.traced():
-            coordinator.run(engine, check_peers=watch, ranks=ranks)
+            coordinator.run(engine, check_peers=watch, ranks=ranks, facts=embedding_facts(config, model))
         http.stop(config.drain_timeout)
         model.close()
     world.close()

@@ -59,6 +59,12 @@ class ServeConfig(EngineConfig):
     max_body: int = option(
         8 << 20, "--max-body", parse=byte_size, low=1 << 10, high=1 << 30, metavar="SIZE", help="largest request body"
     )
+    pooling: str = option(
+        "auto",
+        "--pooling",
+        choices=("auto", "mean", "last", "cls"),
+        help="how hidden states become an embedding (auto: as the model's files say)",
+    )
     strict_fields: bool = option(
         False, "--strict-fields", help="refuse requests with a field that is not known, instead of ignoring it"
     )

@@ -42,8 +42,8 @@ class BatchBuilder:
             self._state_rows.append(sequence.state_slots.row(first))
         self.tokens, self._blocks, self.outputs = end, block + blocks, self.outputs + outputs
 
-    def build(self) -> Batch:
-        """The step's Batch."""
+    def build(self, hidden: bool = False) -> Batch:
+        """The step's Batch; `hidden`: hidden states are wanted in place of logits."""
         runs = self._runs[: len(self._rows)]
         runs[:] = self._rows
         states = None if self._states is None else self._states[: len(self._rows)]
@@ -55,4 +55,5 @@ class BatchBuilder:
             self._block_tables[: self._blocks],
             self._logits_indices[: self.outputs],
             states,
+            hidden,
         )

@@ -12,7 +12,7 @@ import pathlib
 import stat
 import threading
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import zmq
@@ -20,7 +20,7 @@ import zmq
 from ckdist.engine.engine import Engine, Output
 from ckdist.engine.messages import MAX_MESSAGE_BYTES, WATCH_SECONDS, decode, encode, pack_scores
 from ckdist.engine.rank_reports import RankReports
-from ckdist.engine.request import MAX_ID_CHARS, parse_submit
+from ckdist.engine.request import MAX_ID_CHARS, EmbedRequest, parse_embed, parse_submit
 from ckdist.engine.scheduler import EngineBusy
 from ckdist.engine.socket_directory import SOCKET
 from ckdist.errors import CkdistError, CommError, ConfigError, EngineError, RequestError, UserError
@@ -87,17 +87,19 @@ class Coordinator:
         self._drain_requested = True
 
     def run(
-        self, engine: Engine, check_peers: Callable[[], None] | None = None, ranks: RankReports | None = None
-    ) -> None:
+        self, engine: Engine, check_peers: Callable[[], None] | None = None, ranks: RankReports | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:  # fmt: skip
         """Serves until drained. check_peers: called while idle, raises when another rank is lost. ranks: what is told
-        of every rank while somebody looks.
+        of every rank while somebody looks. facts: further ones of the model, which its status has.
 
         Raises EngineError when a rank is lost or the engine breaks, ModelFileError when weights cannot be read any
         more; by then every client has been told.
         """
         with self._lock:
             self._engine, self._ranks = engine, ranks
-            self._model = {**self._model, "vocab_size": engine.vocab_size, "context_length": engine.max_positions}
+            sizes = {"vocab_size": engine.vocab_size, "context_length": engine.max_positions}
+            self._model = {**self._model, **(facts or {}), **sizes}
             try:
                 self._enter("ready")
                 while self._turn(engine, check_peers):
@@ -212,7 +214,7 @@ class Coordinator:
             if not isinstance(request_id, str) or len(request_id) > MAX_ID_CHARS:
                 request_id = None
             match message["op"]:
-                case "submit":
+                case "submit" | "embed":
                     self._submit(peer, message)
                 case "abort":
                     if request_id is None:
@@ -228,7 +230,7 @@ class Coordinator:
                     self._abandon(peer)
                 case op:
                     raise RequestError(
-                        f"unknown op {op[:40]!r}; the known ones are hello, submit, abort, watch and drain", "op"
+                        f"unknown op {op[:40]!r}; the known ones are hello, submit, embed, abort, watch and drain", "op"
                     )
         except EngineBusy as error:
             self._send_error(peer, request_id, str(error), error.field, 429)
@@ -246,7 +248,7 @@ class Coordinator:
 
     def _submit(self, peer: bytes, message: dict[str, Any]) -> None:
         """Queues a request. Raises RequestError or EngineBusy where that cannot be."""
-        request = parse_submit(message)
+        request = parse_embed(message) if message["op"] == "embed" else parse_submit(message)
         if self._engine is None or self.state != "ready" or self._drain_requested:
             what = (
                 "is still loading; try again when /health says ready"
@@ -256,6 +258,8 @@ class Coordinator:
             self._send_error(peer, request.id, f"the server {what}", None, 503)
         elif peer not in self._peers:
             raise RequestError(f"{MAX_PEERS} clients are connected, of at most {MAX_PEERS}; close one")
+        elif isinstance(request, EmbedRequest):
+            self._engine.embed((peer, request.id), request.prompt, request.pooling)
         else:
             self._engine.add((peer, request.id), request.prompt, request.params)
 
@@ -307,6 +311,11 @@ class Coordinator:
         peer, request_id = _peer_and_id(output.id)
         if output.error is not None:
             self._send_error(peer, request_id, output.error, None, output.error_status)
+            return
+        if output.embedding is not None:
+            vector = output.embedding.astype("<f4").tobytes()
+            counts = {"prompt_tokens": output.prompt_tokens, "cached_tokens": output.cached_tokens}
+            self._send(peer, encode({"op": "embedding", "id": request_id, "vector": vector, **counts}))
             return
         message = {
             "op": "tokens", "id": request_id, "tokens": output.tokens, "logprobs": output.logprobs,

@@ -19,6 +19,7 @@ from ckdist.engine.constraint import Constraint
 from ckdist.engine.dry_breakers import DryBreakers
 from ckdist.engine.grammars import Grammars, Masks
 from ckdist.engine.histogram import Histogram
+from ckdist.engine.pooling import POOLINGS, Pooling
 from ckdist.engine.protocol import StepExecutable, TokenSampler
 from ckdist.engine.request import Tokens, check_prompt, check_sampling
 from ckdist.engine.sampler import Sample, SampleRow
@@ -33,6 +34,7 @@ from ckdist.native import lib
 from ckdist.program.batch import BLOCK_TOKENS, Batch
 
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+NO_SAMPLING = SamplingParams(max_tokens=0)
 FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0)
 
 
@@ -55,6 +57,7 @@ class Output:
     error: str | None = None  # what went wrong with this sequence alone
     error_status: int = 500  # of HTTP; 400 where the request is at fault
     stop_token: int | None = None  # of `stop_token_ids`, which ended the sequence; None for EOS
+    embedding: np.ndarray | None = None  # float32 (hidden,), of a prompt that was to be embedded
 
 
 class Engine:
@@ -88,7 +91,7 @@ class Engine:
         self.scheduler = Scheduler(
             self.pool, executable.max_tokens, executable.max_sequences, self.max_positions,
             min(max_outputs or executable.max_tokens, executable.max_tokens), max_waiting, prefix_reuse,
-            executable.in_flight,
+            executable.in_flight, whole_prompts=not executable.has_logits,
         )  # fmt: skip
         self._sequences: dict[Hashable, Sequence] = {}
         self._in_flight: deque[tuple[Step, int]] = deque()  # issued, when, and not collected; the oldest first
@@ -117,17 +120,10 @@ class Engine:
 
         Raises RequestError for wrong fields or a prompt that cannot fit, EngineBusy when the queue is full.
         """
-        if id in self._sequences:
-            raise RequestError("a request with this id is running; choose another id", "id")
+        if not self.executable.has_logits:
+            raise RequestError("the model is an encoder, which makes no text; ask it for embeddings", "model")
         check_sampling(params, self.vocab_size)
-        most = self.max_positions - (params.max_tokens > 0)
-        if len(prompt) > most:
-            raise RequestError(
-                f"prompt of {len(prompt)} tokens does not fit {self._room}, "
-                f"which takes {most} and the output; shorten the prompt or raise --ctx-size",
-                "prompt",
-            )
-        ids = check_prompt(prompt, self.vocab_size)
+        ids = self._check_prompt(id, prompt, params.max_tokens > 0)
         seed = secrets.randbits(63) if params.seed is None else params.seed % 2**64
         self.scheduler.check_room()
         breakers = self._dry_breakers if "dry" in params.active_samplers else None
@@ -138,12 +134,44 @@ class Engine:
         state = sampling_state(params, self.eos_token_ids, self.vocab_size, self._dry_breakers, self.grammars)
         capacity = min(len(ids) + params.max_tokens, self.max_positions)
         sequence = Sequence(id, ids, params, seed, capacity, time.monotonic(), state)
-        self.scheduler.add(sequence)
-        self._sequences[id] = sequence
+        self._queue(sequence)
         if state is not None and state.constraint is not None:
             self._compiling.append(sequence)
+
+    def embed(self, id: Hashable, prompt: Tokens, pooling: str) -> None:
+        """Queues a prompt whose hidden states behind the last norm become one vector, the `embedding` of its Output.
+
+        Raises RequestError for a wrong `pooling` or a prompt that cannot fit, EngineBusy when the queue is full.
+        """
+        if pooling not in POOLINGS:
+            raise RequestError(f"pooling {pooling[:40]!r} is not known: use one of {', '.join(POOLINGS)}", "pooling")
+        if not self.executable.has_hidden:
+            raise RequestError(
+                "a model in several stages gives no embeddings; leave --pipeline-parallel-size out", "model"
+            )
+        ids = self._check_prompt(id, prompt, False)
+        now = time.monotonic()
+        self._queue(Sequence(id, ids, NO_SAMPLING, 0, len(ids), now, pooling=Pooling(pooling)))
+
+    def _check_prompt(self, id: Hashable, prompt: Tokens, continues: bool) -> np.ndarray:
+        """The prompt as int32 (tokens,). RequestError for what is wrong, or leaves no room for what follows."""
+        if id in self._sequences:
+            raise RequestError("a request with this id is running; choose another id", "id")
+        most = self.max_positions - continues
+        if len(prompt) > most:
+            raise RequestError(
+                f"prompt of {len(prompt)} tokens does not fit {self._room}, "
+                f"which takes {most} and the output; shorten the prompt or raise --ctx-size",
+                "prompt",
+            )
+        return check_prompt(prompt, self.vocab_size)
+
+    def _queue(self, sequence: Sequence) -> None:
+        """Gives a sequence to the scheduler. Raises EngineBusy when the queue is full."""
+        self.scheduler.add(sequence)
+        self._sequences[sequence.id] = sequence
         self._requests += 1
-        self._prompt_tokens += len(ids)
+        self._prompt_tokens += len(sequence.prompt)
 
     def step(self) -> list[Output]:
         """Issues as many batches as may be under way, and gives what the oldest one brings.
@@ -189,7 +217,8 @@ class Engine:
             self.grammars.finish_masks(masks)
         for chunk in step.chunks:
             chunk.sequence.in_flight -= 1
-        outputs = self._outputs(step.chunks, logits)
+        make = self._pooled if step.batch.hidden else self._outputs
+        outputs = make(step.chunks, logits)
         begin, self._sampled = max(issued, self._sampled), time.monotonic_ns()
         if self.lane is not None:
             tokens = sum(chunk.tokens for chunk in step.chunks)
@@ -334,6 +363,24 @@ class Engine:
             self._advance_grammars(sequences, samples)
             for sequence, sample in zip(sequences, samples, strict=True):
                 outputs.append(self._extend(sequence, sample))
+        return outputs
+
+    def _pooled(self, chunks: list[SequenceChunk], rows: np.ndarray) -> list[Output]:
+        """What a step's hidden states, float32 (outputs, hidden), bring for its sequences."""
+        outputs: list[Output] = []
+        for chunk in chunks:
+            sequence = chunk.sequence
+            pooling = sequence.pooling
+            assert pooling is not None  # of a step that makes hidden states
+            if chunk.rows:
+                pooling.take(rows[chunk.row : chunk.row + chunk.rows])
+                sequence.scored = min(chunk.first + chunk.tokens, len(sequence.prompt) - 1)
+            if chunk.samples:
+                vector = pooling.vector()
+                if np.isfinite(vector).all():
+                    outputs.append(replace(self._output(sequence, [], None, "stop"), embedding=vector))
+                else:
+                    outputs.append(self._failed(sequence, "the model's hidden states are not finite numbers", 500))
         return outputs
 
     def _advance_grammars(self, sequences: list[Sequence], samples: Iterable[Sample | CkdistError]) -> None:

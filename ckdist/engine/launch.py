@@ -41,7 +41,7 @@ from ckdist.planning.flops import FlopCounts, flops_of, total_flops
 from ckdist.planning.layouts import can_dispatch
 from ckdist.planning.measured_cost import key_of
 from ckdist.planning.memory import WeightBytes, gigabytes
-from ckdist.planning.plan import Plan, make_plan
+from ckdist.planning.plan import Plan, make_plan, step_tokens
 from ckdist.planning.prefill import PrefillChoice, choose_prefill
 from ckdist.planning.stages import stage_rank
 from ckdist.program.executable import Executable, ExecutionPlan
@@ -172,8 +172,10 @@ class Model:
     def _labels(self) -> Labels:
         """By plan of the executable: what a batch with prompts is called, and its steps' names and layers."""
         names = ["prefill"] if self.world.size == 1 else ["prefill by tensors", "prefill by tokens"]
-        names = [*names[: self.executable.plans], *("rows by host" for _ in self.executable.dispatching)]
-        return list(zip(names, self.executable.labels, strict=True))
+        names = names[: self.executable.plans]
+        hidden = [f"hidden states, {name}" for name in names] if self.executable.has_logits else []
+        by_host = ("rows by host" for _ in self.executable.dispatching)
+        return list(zip([*names, *by_host, *hidden], self.executable.labels, strict=True))
 
 
 def load_model(
@@ -182,11 +184,13 @@ def load_model(
     progress: bool = False,
     measure: bool = False,
     fill: Callable[[ShardLoader], object] | None = None,
+    encoders: bool = False,
 ) -> Model:
     """This rank's part of the model at `config.model` (None: the bundled one), ready to run.
 
     `measure`: what prefill costs token-parallel is measured, even if it was before. `fill(loader)`: packs its weights,
-    or begins to, once they are planned on every rank; None: as --repack says.
+    or begins to, once they are planned on every rank; None: as --repack says. `encoders`: one will do, which makes no
+    text.
 
     Raises ModelFileError, ArchitectureError, CapacityError or ConfigError for what the user can mend, CommError where
     ranks disagree.
@@ -196,6 +200,11 @@ def load_model(
     )
     for note in checkpoint.notes if world.rank == 0 else ():
         log.warning("%s: %s", checkpoint.path.name, note)
+    if not (checkpoint.spec.generates or encoders):
+        raise ConfigError(
+            f"{checkpoint.path} is an encoder ({checkpoint.spec.family}), which makes no text: "
+            "`ckdist serve` it and ask /v1/embeddings, or use LLM(...).embed"
+        )
     agree(world, "set of flags or version", repr(_settings(config)))
     adapter = Adapter(pathlib.Path(config.lora)) if config.lora else None
     tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
@@ -243,6 +252,7 @@ class Shard:
     weight_bytes: int
     plan: Plan
     plans: list[ExecutionPlan]
+    hidden_plans: list[ExecutionPlan]
     shards: HostShards | None
 
 
@@ -251,42 +261,49 @@ def plan_and_open(traced: Traced, loader: ShardLoader, config: EngineConfig, wor
 
     A collective call. CapacityError where weights or cache do not fit.
     """
-    layouts, adapter, program, token_program = traced.layouts, traced.adapter, traced.program, traced.token_program
-    mesh = layouts[2]
-    max_tokens = min(config.ubatch_size, config.batch_size)
+    checkpoint, adapter = traced.checkpoint, traced.adapter
+    program, token_program, mesh = traced.program, traced.token_program, traced.layouts[2]
+    max_tokens = step_tokens(config, checkpoint.spec)
     lowered = lower_for(loader, program, mesh, max_tokens)
     matrices, vectors = plan_shard(loader, lowered, adapter)
     check_quantize(loader, lowered, world)
     weight_bytes = loader.planned_bytes + (adapter.bytes if adapter else 0)
     of_experts = dict.fromkeys(h for key, h in zip(lowered.matrices, matrices, strict=True) if is_expert(key.name))
     experts = sum(BY_NUMBER[h.type].row_bytes(h.rows * h.cols) for h in of_experts)
-    plan = make_plan(config, traced.spec, world, WeightBytes(weight_bytes, experts), layouts)
+    plan = make_plan(config, traced.spec, world, WeightBytes(weight_bytes, experts), traced.layouts)
     plan.placement.enter()
     bind_memory(plan.placement)
     loader.open(shared=token_program is not None)
-    plans, shards = [ExecutionPlan(lowered, [m.address for m in matrices], [v.address for v in vectors])], None
-    stored = None
+    shards = None
     if token_program is not None:
         handles = {k: m for k, m in zip(lowered.matrices, matrices, strict=True) if isinstance(m, MatrixHandle)}
         shards = HostShards(traced.rank.world, loader, handles, dict(zip(lowered.vectors, vectors, strict=True)))
-        stored = stored_dims(token_program, program)
-        by_token = lower_for(loader, token_program, mesh, max_tokens, stored)
-        plans.append(
-            ExecutionPlan(
-                by_token,
-                [
-                    adapter.matrix(key.name, key.rows, key.columns).address
-                    if adapter and is_low_rank(key.name)
-                    else shards.matrix(key)
-                    for key in by_token.matrices
-                ],
-                [shards.vector(*key) for key in by_token.vectors],
-            )
-        )
-    if traced.rank.stage.count == 1 and can_dispatch(world, layouts[0]):
+    own = ExecutionPlan(lowered, [m.address for m in matrices], [v.address for v in vectors])
+
+    def plan_of(one: Program) -> ExecutionPlan:
+        """Of a program that reads the weights of `lowered`."""
+        if one is program:
+            return own
+        if shards is None or one.inputs[0].dims[0].axis is None:
+            return over_the_weights_of(own, lower_for(loader, one, mesh, max_tokens))
+        steps = lower_for(loader, one, mesh, max_tokens, stored_dims(one, program))
+        addresses = [
+            adapter.matrix(key.name, key.rows, key.columns).address
+            if adapter and is_low_rank(key.name)
+            else shards.matrix(key)
+            for key in steps.matrices
+        ]
+        return ExecutionPlan(steps, addresses, [shards.vector(*key) for key in steps.vectors])
+
+    plans = [plan_of(one) for one in (program, token_program) if one is not None]
+    if traced.rank.stage.count == 1 and can_dispatch(world, traced.layouts[0]):
+        stored = None if token_program is None else stored_dims(token_program, program)
         by_host = lower_for(loader, token_program or program, mesh, max_tokens, stored, host_rows=True)
         plans.append(over_the_weights_of(plans[-1], by_host))
-    return Shard(traced, loader, lowered, matrices, weight_bytes, plan, plans, shards)
+    hidden_plans = [plan_of(one) for one in traced.hidden_programs]
+    if not checkpoint.spec.generates:
+        plans, hidden_plans = [], plans
+    return Shard(traced, loader, lowered, matrices, weight_bytes, plan, plans, hidden_plans, shards)
 
 
 def over_the_weights_of(plan: ExecutionPlan, lowered: Lowered) -> ExecutionPlan:
@@ -313,6 +330,7 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
         plan.spins,
         loader.handle,
         stages,
+        shard.hidden_plans,
     )
     tell_stages(world, traced, communicator, shard.weight_bytes)
     if world.rank == 0:

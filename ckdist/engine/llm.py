@@ -15,6 +15,7 @@ from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.text import TextStream, check_stop
 from ckdist.errors import EngineError, RequestError
 from ckdist.hub.resolve import resolve
+from ckdist.weights.pooling import stored_pooling
 
 
 @dataclass
@@ -53,7 +54,8 @@ class LLM:
         """
         world = start_world()
         settings = present_names(EngineConfig, settings)
-        model = load_model(EngineConfig(model=resolve(None if path is None else str(path), world), **settings), world)
+        config = EngineConfig(model=resolve(None if path is None else str(path), world), **settings)
+        model = load_model(config, world, encoders=True)
 
         def leave() -> None:
             """Ends this rank, together with the others."""
@@ -65,6 +67,7 @@ class LLM:
             leave()
             raise SystemExit(0)
         self._attach(*make_engine(model), leave)
+        self.pooling = stored_pooling(model.checkpoint)
 
     @classmethod
     def from_engine(cls, engine: Engine, tokenizer: TextTokenizer, close: Callable[[], None] | None = None) -> "LLM":
@@ -80,7 +83,7 @@ class LLM:
     def _attach(self, engine: Engine, tokenizer: TextTokenizer, close: Callable[[], None] | None) -> None:
         """Takes what a constructor has made."""
         self.engine, self.tokenizer, self._close = engine, tokenizer, close
-        self._next_id = 0
+        self._next_id, self.pooling = 0, "last"
 
     def generate(
         self,
@@ -118,6 +121,37 @@ class LLM:
         for _, piece in self._run(iter([(prompt, sampling or SamplingParams(), Completion())]), check_stop(stop)):
             if piece:
                 yield piece
+
+    def embed(
+        self, prompts: Sequence[str] | Sequence[Sequence[int]], pooling: str | None = None, normalise: bool = True
+    ) -> np.ndarray:
+        """A vector for each prompt: float32 (prompts, hidden), of length 1 unless `normalise` is off.
+
+        pooling: mean, last or cls; None: what the model's files say, else the mean of an encoder's hidden states and
+        the last one of a decoder's. Raises RequestError.
+        """
+        vectors, row_of = dict[int, np.ndarray](), dict[Hashable, int]()
+        todo = iter(enumerate(prompts))
+        try:
+            while True:
+                while self.engine.has_queue_room and (item := next(todo, None)) is not None:
+                    index, prompt = item
+                    ids = self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+                    self.engine.embed(self._next_id, ids, pooling or self.pooling)
+                    row_of[self._next_id] = index
+                    self._next_id += 1
+                if not row_of:
+                    break
+                for output in self.engine.step():
+                    if output.embedding is None:
+                        raise EngineError(output.error or "a prompt has no embedding")
+                    vectors[row_of.pop(output.id)] = output.embedding
+        finally:
+            for key in row_of:
+                self.engine.abort(key)
+        rows = [vectors[index] for index in range(len(prompts))]
+        stacked = np.stack(rows) if rows else np.empty((0, 0), np.float32)  # (prompts, hidden)
+        return stacked / np.linalg.norm(stacked, axis=1, keepdims=True) if normalise else stacked
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
         """The logits after every token: float32 (tokens, vocab)."""

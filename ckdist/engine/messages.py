@@ -3,6 +3,7 @@
 To rank 0 (DEALER -> ROUTER), `op` is one of
     submit   id, prompt (token ids as int32 bytes, little-endian), sampling (the fields of SamplingParams)
     hello    -                        the first message of a process: what its name has asked for before ends
+    embed    id, prompt (as above), pooling (of `ckdist.engine.pooling`)
     abort    id
     watch    -                        somebody looks at the machine: for WATCH_SECONDS the status has `ranks`
     drain    -                        finish what runs, take nothing new, then end
@@ -15,6 +16,7 @@ From rank 0
              finish_reason (null | "stop" | "length" | "abort"), prompt_tokens, cached_tokens,
              prompt_logprobs (once, with the first tokens, or null), stop_token (of stop_token_ids, or null)
              A logprobs entry is [chosen_logprob, [[token, logprob], ...]]; prompt_logprobs is a map: see `pack_scores`.
+    embedding id, vector (float32 bytes, little-endian), prompt_tokens, cached_tokens
     error    id, message, field (str or null), status (an HTTP status: 400, 429, 500, 503)
 The stop token itself (EOS or a stop id) is not among `tokens`. Stop strings are the HTTP process's business: it aborts.
 """

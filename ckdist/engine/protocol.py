@@ -44,6 +44,16 @@ class StepExecutable(Protocol):
         ...
 
     @property
+    def has_logits(self) -> bool:
+        """Whether it makes logits; an encoder does not."""
+        ...
+
+    @property
+    def has_hidden(self) -> bool:
+        """Whether it makes hidden states."""
+        ...
+
+    @property
     def in_flight(self) -> int:
         """How many steps may be issued before the first of them is collected."""
         ...
@@ -53,7 +63,9 @@ class StepExecutable(Protocol):
         ...
 
     def collect(self) -> np.ndarray:
-        """Of the oldest step: float32 (outputs, vocab) logits, valid until the next call. Raises EngineError."""
+        """Of the oldest step: float32 (outputs, vocab) logits or (outputs, hidden) hidden states, valid until the next
+        call. Raises EngineError.
+        """
         ...
 
     def run(self, batch: Batch, /) -> np.ndarray:

@@ -33,13 +33,38 @@ class Request:
     params: SamplingParams
 
 
-def parse_submit(message: Mapping[str, Any]) -> Request:
-    """The request in a `submit` message. Raises RequestError that names the field."""
-    key, prompt, sampling = message.get("id"), message.get("prompt"), message.get("sampling", {})
+@dataclass(frozen=True)
+class EmbedRequest:
+    """What `parse_embed` found, checked as far as a `Request` is."""
+
+    id: str
+    prompt: np.ndarray  # int32 (tokens,)
+    pooling: str
+
+
+def parse_embed(message: Mapping[str, Any]) -> EmbedRequest:
+    """The request in an `embed` message. Raises RequestError that names the field."""
+    key, prompt = _key_and_prompt(message)
+    pooling = message.get("pooling")
+    if not isinstance(pooling, str):
+        raise RequestError("pooling must be a string", "pooling")
+    return EmbedRequest(key, prompt, pooling)
+
+
+def _key_and_prompt(message: Mapping[str, Any]) -> tuple[str, np.ndarray]:
+    """What every request has."""
+    key, prompt = message.get("id"), message.get("prompt")
     if not isinstance(key, str) or not 1 <= len(key) <= MAX_ID_CHARS:
         raise RequestError(f"id must be a string of 1 to {MAX_ID_CHARS} characters", "id")
     if not isinstance(prompt, bytes) or len(prompt) % 4:
         raise RequestError("prompt must be token ids as int32 bytes", "prompt")
+    return key, np.frombuffer(prompt, "<i4")
+
+
+def parse_submit(message: Mapping[str, Any]) -> Request:
+    """The request in a `submit` message. Raises RequestError that names the field."""
+    key, prompt = _key_and_prompt(message)
+    sampling = message.get("sampling", {})
     if not isinstance(sampling, dict):
         raise RequestError("sampling must be a map", "sampling")
     known = {field.name for field in fields(SamplingParams)}
@@ -51,7 +76,7 @@ def parse_submit(message: Mapping[str, Any]) -> Request:
     for name in ("stop_token_ids", "dry_sequence_breakers", "samplers"):
         if isinstance(sampling.get(name), list):
             sampling = {**sampling, name: tuple(sampling[name])}
-    return Request(key, np.frombuffer(prompt, "<i4"), SamplingParams(**sampling))
+    return Request(key, prompt, SamplingParams(**sampling))
 
 
 def check_prompt(prompt: Tokens, vocab_size: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 It knows nothing of logits or text. Each step takes, within its budgets of tokens and outputs, first one token for every
 decoding sequence, then chunks of prompts, both oldest first; so a long prompt never stalls the sequences that run.
+Steps that make logits and steps that make hidden states take turns where both are wanted.
 When the blocks run out, the latest arrival gives its own back and is recomputed later, output included.
 
 Ranks run steps in the order in which they were issued, so what was issued counts as computed by all that is issued
@@ -70,19 +71,24 @@ class Scheduler:
         max_waiting: int,
         prefix_reuse: bool = True,
         in_flight: int = 1,
+        whole_prompts: bool = False,
     ) -> None:
         """Of one step: `max_tokens`, `max_outputs`. Of one sequence: `max_positions`.
 
         `max_waiting`: length of the queue. `in_flight`: steps that are issued before the first has run, at most.
+        `whole_prompts`: of an encoder, a sequence is computed in one step and leaves nothing behind; `max_positions` is
+        then at most `max_tokens`.
         """
         self.in_flight = in_flight
         max_tokens = step_tokens(max_tokens, max_sequences, in_flight)
         self.pool, self.max_tokens, self.max_outputs, self.max_waiting = pool, max_tokens, max_outputs, max_waiting
         self.max_sequences = min(max_sequences, max_tokens, max_outputs)  # so that a step can decode all that runs
-        self.prefix_reuse = prefix_reuse
+        self.prefix_reuse, self.whole_prompts = prefix_reuse and not whole_prompts, whole_prompts
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self._pooled = 0  # of those that run, how many want hidden states
+        self._hidden = False  # what the last step made
         states = pool.states is not None
         self._builder = BatchBuilder(max_tokens, self.max_sequences, max_outputs, max_positions, states)
         self._chunks: list[SequenceChunk] = []
@@ -105,9 +111,11 @@ class Scheduler:
         """The next step, or None when there is nothing to do."""
         self._builder.clear()
         self._chunks = []
-        prompts = False
+        prompts, hidden = False, self._next_is_hidden()
         decoding = -(-len(self.running) // self.in_flight)  # at most: the other steps have as many
         for sequence in tuple(self.running):
+            if (sequence.pooling is not None) is not hidden:
+                continue
             if (
                 sequence.state is not State.RUNNING
                 or sequence.computed == sequence.length
@@ -120,17 +128,28 @@ class Scheduler:
                 self._take(sequence)
         if prompts:
             for sequence in self.running:
-                if sequence.length - sequence.computed > 1:
+                if sequence.length - sequence.computed > 1 and (sequence.pooling is not None) is hidden:
                     self._take(sequence)
         while self.waiting and self._builder.tokens < self.max_tokens and self._admit(self.waiting[0]):
-            self._take(self.running[-1])
-        return Step(self._builder.build(), self._chunks) if self._chunks else None
+            if (self.running[-1].pooling is not None) is hidden:
+                self._take(self.running[-1])
+        return Step(self._builder.build(hidden), self._chunks) if self._chunks else None
+
+    def _next_is_hidden(self) -> bool:
+        """Whether the next step makes hidden states: what runs wants them, or it is their turn."""
+        if not self.running:
+            self._hidden = bool(self.waiting) and self.waiting[0].pooling is not None
+        elif 0 < self._pooled < len(self.running):
+            self._hidden = not self._hidden
+        else:
+            self._hidden = self._pooled > 0
+        return self._hidden
 
     def commit(self, step: Step) -> None:
         """The step is issued: for all later ones its positions are in the cache, and blocks that it fills are known."""
         for sequence, first, tokens, _, _ in step.chunks:
             sequence.computed = computed = first + tokens
-            while (sequence.shared_blocks + 1) * BLOCK_TOKENS <= computed:
+            while (sequence.shared_blocks + 1) * BLOCK_TOKENS <= computed and not self.whole_prompts:
                 self._share_block(sequence)
             if sequence.state_slots is not None:
                 self._keep_state(sequence, sequence.state_slots, decoded=tokens == 1)
@@ -139,6 +158,7 @@ class Scheduler:
         """Ends a sequence, wherever it is, and frees what it holds."""
         if sequence.state is State.RUNNING:
             self.running.remove(sequence)
+            self._pooled -= sequence.pooling is not None
             self._release(sequence)
         elif sequence.state is State.WAITING:
             self.waiting.remove(sequence)
@@ -157,6 +177,8 @@ class Scheduler:
             rows = int(first + tokens == sequence.length)
             if rows > outputs:
                 tokens, rows = tokens - 1, 0
+        if self.whole_prompts and tokens < sequence.length:
+            return  # in the next step it comes before those that arrived later
         if tokens > 0:
             if sequence.state_slots is not None:
                 self._save_state(sequence, sequence.state_slots, first, tokens)
@@ -175,6 +197,7 @@ class Scheduler:
     def _preempt(self) -> Sequence:
         """Sends the latest arrival back to the head of the queue, with its output but without blocks."""
         victim = self.running.pop()
+        self._pooled -= victim.pooling is not None
         self._release(victim)
         victim.state = State.WAITING
         self.waiting.appendleft(victim)
@@ -219,6 +242,7 @@ class Scheduler:
         sequence.state = State.RUNNING
         self.waiting.popleft()
         self.running.append(sequence)
+        self._pooled += sequence.pooling is not None
         return True
 
     def _append_block(self, sequence: Sequence) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ckdist.engine.pooling import Pooling
 from ckdist.engine.request import Tokens
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.sampling_state import SamplingState
@@ -31,7 +32,8 @@ class Sequence:
     first `shared_blocks` of these are full and known to the pool, for others to reuse. `scored` counts the prompt
     positions whose logits need not be asked for (again): all but the last where no prompt logprobs are wanted.
     `sampling_state` is None where its parameters need none (any more). `in_flight` counts the steps with a chunk of it
-    that are issued and whose results have not come.
+    that are issued and whose results have not come. With a `pooling` hidden states are wanted in place of logits, and
+    nothing is sampled.
     """
 
     __slots__ = (
@@ -44,6 +46,7 @@ class Sequence:
         "length",
         "num_blocks",
         "params",
+        "pooling",
         "prompt",
         "prompt_logprobs",
         "sampling_state",
@@ -57,11 +60,11 @@ class Sequence:
 
     def __init__(
         self, id: Hashable, prompt: Tokens, params: SamplingParams, seed: int, capacity: int, arrival: float,
-        sampling_state: SamplingState | None = None,
+        sampling_state: SamplingState | None = None, pooling: Pooling | None = None,
     ) -> None:  # fmt: skip
         """`capacity`: the most tokens, prompt and output together, that it may ever have."""
         self.id, self.params, self.seed, self.arrival = id, params, seed, arrival
-        self.sampling_state = sampling_state
+        self.sampling_state, self.pooling = sampling_state, pooling
         self.state = State.WAITING
         self.tokens = np.empty(capacity, np.int32)  # (capacity,) prompt, then output
         self.tokens[: len(prompt)] = prompt
@@ -74,7 +77,7 @@ class Sequence:
         self.state_slots: SequenceState | None = None  # while it runs, where layers keep states
         self.cached_tokens: int | None = None  # prompt tokens found in the cache when it was first admitted
         scores = params.prompt_logprobs is not None
-        self.scored = 0 if scores else len(prompt) - 1
+        self.scored = 0 if scores or (pooling is not None and pooling.needs_all) else len(prompt) - 1
         self.prompt_logprobs: list[Any] | None = [None] if scores else None  # nothing comes before the first token
 
     def append(self, token: int) -> None:
@@ -94,7 +97,7 @@ class Sequence:
 
     @property
     def scoring(self) -> bool:
-        """Whether prompt logprobs are still to be computed."""
+        """Whether prompt logprobs, or the hidden states of all tokens, are still to be computed."""
         return self.scored < len(self.prompt) - 1
 
     @property

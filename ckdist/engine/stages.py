@@ -15,9 +15,10 @@ from ckdist.comm.protocol import World
 from ckdist.comm.transports.link import Link, measured_link
 from ckdist.comm.world import agree
 from ckdist.config import EngineConfig
+from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, Layout, Range
 from ckdist.mesh import Mesh
-from ckdist.models.decoder import forward
+from ckdist.models.decoder import forward, hidden_rows, main_forward
 from ckdist.models.spec import ModelSpec
 from ckdist.planning.layouts import NOMINAL_LINK, layouts_for, places_experts
 from ckdist.planning.plan import Plan
@@ -38,7 +39,8 @@ ARENA_BYTES = 64 << 20  # of the communicator's shared memory: the replay's buff
 @dataclass(frozen=True)
 class Traced:
     """This rank's part of a model as programs: decode's, and prefill's where that shards tokens; `layouts`: of prefill,
-    of decode, mesh. `link`: between hosts.
+    of decode, mesh. `link`: between hosts. `hidden_programs`: those that make hidden states in place of logits, by
+    layout; none of an encoder, of which all do, and where there are several stages.
     """
 
     checkpoint: Checkpoint
@@ -48,6 +50,7 @@ class Traced:
     program: Program
     token_program: Program | None
     link: Link
+    hidden_programs: list[Program]
 
     @property
     def spec(self) -> ModelSpec:
@@ -66,6 +69,10 @@ def layers_of_stages(
     check_stages(count, world.size, len(spec.layers))
     if count == 1:
         return [(0, len(spec.layers))]
+    if not spec.generates:
+        raise ConfigError(
+            f"{spec.family} is an encoder, which has no stages: leave --pipeline-parallel-size {count} out"
+        )
     program = trace(forward, spec, SINGLE, Mesh(), tracer)
     agree(world, "model", program.digest())  # each stage compares but its own part
     max_tokens = min(config.ubatch_size, config.batch_size)
@@ -88,13 +95,16 @@ def trace_stage(
     prefill, decode, mesh = layouts_for(config, rank.world, spec, link)
     if not all(world.gather(prefill is not decode)):  # every stage has the same plans
         prefill = decode
-    program = trace(forward, spec, decode, mesh, tracer)
+    main, layouts = main_forward(spec), [decode] if prefill is decode else [decode, prefill]
+    program = trace(main, spec, decode, mesh, tracer)
     if adapter:
         adapter.check(program)
     program = stage.program(program, mesh)
-    by_token = stage.program(trace(forward, spec, prefill, mesh, tracer), mesh) if prefill is not decode else None
+    by_token = stage.program(trace(main, spec, prefill, mesh, tracer), mesh) if prefill is not decode else None
     agree(rank.world, "program", program.digest())
-    return Traced(checkpoint, rank, (prefill, decode, mesh), adapter, program, by_token, link)
+    hidden = layouts if stage.count == 1 and spec.generates else []
+    hidden_programs = [trace(hidden_rows, spec, layout, mesh, tracer) for layout in hidden]
+    return Traced(checkpoint, rank, (prefill, decode, mesh), adapter, program, by_token, link, hidden_programs)
 
 
 def open_communicators(

@@ -1,4 +1,4 @@
-"""What a decoder is, in numbers: read from `config.json` or GGUF metadata, used by the forward and the planner.
+"""What a decoder or an encoder is, in numbers: read from `config.json` or GGUF metadata, used by forward and planner.
 
 A model is a tuple of layers, each described by itself. It says nothing about where weights lie or how work is sharded.
 """
@@ -50,7 +50,8 @@ class Attention:
     `rope` names one of the model's rotations, None: the layer rotates nothing. `window`: positions that a token sees,
     0: all. `qk_norm`: "head", each head is normed alone; "row", all heads of a token together; "": neither. `gated`:
     what comes out of a head is multiplied by the sigmoid of a gate. `sinks`: each head has a learned score that counts
-    in its softmax's sum and has no value.
+    in its softmax's sum and has no value. `bidirectional`: a token sees those behind it as well, of a window as many as
+    before it.
     """
 
     num_heads: int
@@ -66,6 +67,7 @@ class Attention:
     qk_norm: str = ""
     gated: bool = False
     sinks: bool = False
+    bidirectional: bool = False
 
     @property
     def value_width(self) -> int:
@@ -150,11 +152,12 @@ class LatentAttention:
 
 @dataclass(frozen=True)
 class DenseFfn:
-    """Gated feed-forward: down(activation(gate x) * up x)."""
+    """Gated feed-forward: down(activation(gate x) * up x); where it is not `gated`, down(activation(up x))."""
 
     intermediate_size: int
-    activation: str = "silu"  # silu, gelu_tanh, clamped_swiglu
+    activation: str = "silu"  # silu, gelu, gelu_tanh, clamped_swiglu
     bias: bool = False
+    gated: bool = True
 
 
 @dataclass(frozen=True)
@@ -180,13 +183,15 @@ class MoeFfn:
 class Norms:
     """The norms of a layer by their Hugging Face names, None where there is none.
 
-    Before: of what the part reads. After: of what it adds to the residual stream.
+    Before: of what the part reads; `replaces_stream`: what is added to the residual stream is added to that norm
+    (post-norm models: their norm behind a part is the one before the next). After: of what a part adds to the stream.
     """
 
     before_mixer: str | None = "input_layernorm"
     after_mixer: str | None = None
     before_ffn: str | None = "post_attention_layernorm"
     after_ffn: str | None = None
+    replaces_stream: tuple[bool, bool] = (False, False)  # before the mixer, before the ffn
 
 
 @dataclass(frozen=True)
@@ -208,9 +213,11 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One decoder-only transformer. Weights carry Hugging Face names.
+    """One transformer without cross-attention. Weights carry Hugging Face names.
 
-    `ropes` are the rotations that layers name. `logit_scale` is on logits, before `logit_soft_cap` (0: none).
+    `ropes` are the rotations that layers name. `logit_scale` is on logits, before `logit_soft_cap` (0: none). `norm`:
+    "rms", "layer" (layer norm), "layer_bias" (with biases). `positions` embeddings of positions are added to those of
+    tokens, the first of them that of row `first_position`; `token_types`: of these the first is added as well.
     `balance_coefficient`: of the load-balancing loss of experts in training, 0: there is none.
     """
 
@@ -225,7 +232,16 @@ class ModelSpec:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_soft_cap: float = 0.0
+    norm: str = "rms"
+    positions: int = 0  # rows of the table; 0: there is none
+    first_position: int = 0
+    token_types: int = 0
     balance_coefficient: float = field(default=0.0, compare=False)
+
+    @property
+    def generates(self) -> bool:
+        """Whether it predicts the next token: no layer sees those behind one."""
+        return not any(isinstance(layer.mixer, Attention) and layer.mixer.bidirectional for layer in self.layers)
 
     def at_context(self, context_length: int) -> "ModelSpec":
         """The model in contexts of so many tokens: its rotations may depend on that."""

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ckdist.comm.protocol import World
 
 DEFAULT_CONTEXT = 8192  # tokens of one sequence, where the model allows more and the user did not say
+ENCODER_CONTEXT = 2048  # the same of an encoder, whose buffers are for all of a sequence
 KV_SHARE = 0.5  # of the memory left beside the weights that the caches of several sequences may take unasked
 STATE_SHARE = 0.25  # of that memory for states of sequences beside those of sequences that run,
 STATES_EACH = 4  # and how many of them there are for each of these at most
@@ -73,13 +74,19 @@ class Plan:
 
 def _context(config: EngineConfig, spec: ModelSpec) -> int:
     """Positions of one sequence that are wanted. CapacityError for more than the model has."""
-    context = config.ctx_size or min(spec.max_position, DEFAULT_CONTEXT)
+    context = config.ctx_size or min(spec.max_position, DEFAULT_CONTEXT if spec.generates else ENCODER_CONTEXT)
     if context > spec.max_position:
         raise CapacityError(
             f"--ctx-size {context} is more than the {spec.max_position} positions of the model: "
             f"--ctx-size {spec.max_position} is its longest"
         )
     return context
+
+
+def step_tokens(config: EngineConfig, spec: ModelSpec) -> int:
+    """Most tokens of a step. An encoder's sequences are each computed in one."""
+    most = min(config.ubatch_size, config.batch_size)
+    return most if spec.generates else max(most, config.ctx_size or min(spec.max_position, ENCODER_CONTEXT))
 
 
 def _remedy(longest: int, per_block: int) -> str:
@@ -132,10 +139,13 @@ def make_plan(
         )
     # All sequences at full length, if memory allows; what is given with --kv-memory is used whole.
     total = most if config.kv_memory else min(config.parallel * context, max(context, int(most * KV_SHARE)), most)
+    most_tokens, sequences = step_tokens(config, spec), config.parallel
+    if not spec.generates:  # of a step's sequences alone, which leave nothing behind
+        sequences = max(sequences, most_tokens // BLOCK_TOKENS)
+        total = min(total, most_tokens + sequences * BLOCK_TOKENS)
     context = min(context, total)
     blocks = -(-total // BLOCK_TOKENS)
-    most_tokens = min(config.ubatch_size, config.batch_size)
-    cache = CacheConfig(most_tokens, config.parallel, context, blocks, types["k"], types["v"], slots)
+    cache = CacheConfig(most_tokens, sequences, context, blocks, types["k"], types["v"], slots)
     spins = SPINS_CROWDED if crowded else SPINS
     return Plan(mesh, prefill, layout, cache, threads, threads_batch, spins, placement, max(0, free))
 

@@ -23,6 +23,7 @@ class Batch:
     logits_indices: np.ndarray  # int32 (selected,): indices into token_ids whose logits are wanted, ascending
     # int32 (sequences, 4), as struct ckdist_state_slots; None where no layer keeps a state
     states: np.ndarray | None = None
+    hidden: bool = False  # hidden states are wanted in place of logits
 
 
 def own_slots(slots: int, sequences: range, length: int) -> np.ndarray | None:

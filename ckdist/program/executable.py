@@ -127,7 +127,7 @@ class _Message:
 
 class Executable:
     """Programs bound to this rank's weights, cache and threads: what decodes, and, unless that does it all, what
-    prefills.
+    prefills; and the same that make hidden states in place of logits. An encoder has these alone.
 
     Rank 0 publishes a batch to all ranks, and runs its own part of it when it collects the logits; `run` does both.
     Where ranks are in several `stages`, as many batches may be on their way.
@@ -151,6 +151,7 @@ class Executable:
         spins: int,
         loader: native.CData | None = None,
         stages: StageRanks | None = None,
+        hidden_plans: Sequence[ExecutionPlan] = (),
     ):
         self.spec, self.config, self.communicator, self.stages = spec, config, communicator, stages
         self.in_flight = 1 if stages is None else stages.count
@@ -162,12 +163,15 @@ class Executable:
         )
         self.state_slots = config.state_slots
         self.threads, self.threads_batch = threads, threads_batch
-        self.plans = sum(not plan.lowered.host_rows for plan in plans)  # decode's, and prefill's
+        self.has_logits, self.has_hidden = bool(plans), bool(hidden_plans)
+        # decode's, and prefill's
+        self.plans = sum(not plan.lowered.host_rows for plan in plans or hidden_plans)
         self.dispatching = {  # a plan -> the one in which hosts share its rows out
             [plan.lowered.tokens_sharded for plan in plans].index(other.lowered.tokens_sharded): number
             for number, other in enumerate(plans)
             if other.lowered.host_rows
         }
+        self._first_hidden, plans = len(plans), [*plans, *hidden_plans]
         self.prefill_from, self.dispatch_from = 0, sys.maxsize
         self.prefill_tokens = [0] * self.plans  # of steps with prompts, by plan
         self.dispatched_tokens = 0  # of steps in which hosts shared rows out
@@ -186,8 +190,10 @@ class Executable:
         self._handle = out[0]
         self.failed = False  # in a step: the other ranks have given up as well
         self._messages = deque(_Message() for _ in range(self.in_flight))  # the one that is free first
-        self._published: deque[int] = deque()  # rows of logits of each batch that is on its way
+        # of each batch that is on its way: its rows, and whether they are hidden states
+        self._published: deque[tuple[int, bool]] = deque()
         self._logits: np.ndarray | None = None  # (max_tokens, vocab): where the ranks gather them
+        self._hidden: np.ndarray | None = None  # (max_tokens, hidden)
 
     def _array(self, values: Sequence[Any], dtype: str) -> native.CData:
         """A C array that lives as long as this does."""
@@ -244,6 +250,7 @@ class Executable:
                 "max_outputs": config.max_tokens,
                 "context_length": config.context_length,
                 "vocab": spec.vocab_size,
+                "hidden": spec.hidden_size * self.has_hidden,
                 "exchange_floats": max(plan.lowered.exchange_floats for plan in plans),
                 "layers": len(layers),
                 "attention": self._array(layers, "struct ckdist_layer_attention"),
@@ -316,7 +323,8 @@ class Executable:
         }
 
     def run(self, batch: Batch) -> np.ndarray:
-        """Runs one step on all ranks, from rank 0; float32 (selected, vocab) logits, valid until the next run.
+        """Runs one step on all ranks, from rank 0; float32 (selected, vocab) logits, or (selected, hidden) hidden
+        states, valid until the next run.
 
         Nothing else is on its way. Raises CommError when a rank died or stalled, naming it and the step.
         """
@@ -328,20 +336,27 @@ class Executable:
         tokens, prompts = len(batch.token_ids), len(batch.token_ids) > len(batch.chunks)
         plan = self.plans - 1 if prompts and tokens >= self.prefill_from else DECODE
         self.prefill_tokens[plan] += prompts * tokens
-        self._publish(batch, plan)
+        self._publish(batch, self._first_hidden + plan if batch.hidden else plan)
 
     def collect(self) -> np.ndarray:
-        """Rank 0's part of the oldest step on its way; float32 (selected, vocab) logits, valid until the next call.
+        """Rank 0's part of the oldest step on its way; float32 (selected, vocab) logits, or (selected, hidden) hidden
+        states, valid until the next call.
 
         Raises CommError when a rank died or stalled, naming it and the step.
         """
-        selected = self._collect()
+        selected, hidden = self._collect()
+        if hidden:
+            if self._hidden is None:
+                self._hidden = self._rows(native.lib.ckdist_executable_hidden(self._handle), self.spec.hidden_size)
+            return self._hidden[:selected]
         if self._logits is None:
-            buffer = native.ffi.buffer(
-                native.lib.ckdist_executable_logits(self._handle), self.max_tokens * self.vocab_size * 4
-            )
-            self._logits = np.frombuffer(buffer, np.float32).reshape(self.max_tokens, self.vocab_size)
+            self._logits = self._rows(native.lib.ckdist_executable_logits(self._handle), self.vocab_size)
         return self._logits[:selected]
+
+    def _rows(self, address: native.CData, width: int) -> np.ndarray:
+        """The native float32 (max_tokens, width) at an address, which stays where it is."""
+        buffer = native.ffi.buffer(address, self.max_tokens * width * 4)
+        return np.frombuffer(buffer, np.float32).reshape(self.max_tokens, width)
 
     def run_layer(self, batch: Batch, plan: int) -> None:
         """Runs a step to the end of the first layer, to see how long that takes; the batch's blocks then hold
@@ -374,10 +389,12 @@ class Executable:
         )
         self._check(native.lib.ckdist_executable_publish(self._handle, message.address, size))
         self._messages.rotate(-1)
-        self._published.append(selected)
+        self._published.append((selected, batch.hidden))
 
-    def _collect(self) -> int:
-        """Runs rank 0's part of the oldest step on its way; returns the number of its rows of logits."""
+    def _collect(self) -> tuple[int, bool]:
+        """Runs rank 0's part of the oldest step on its way; returns how many rows it has, and whether these are hidden
+        states.
+        """
         self._check(native.lib.ckdist_executable_run(self._handle))
         return self._published.popleft()
 

@@ -71,13 +71,18 @@ def linear_with_what_follows(graph: Graph, linear: Instr) -> dict[str, Instr]:
         adapted = dict(zip((v.name for v in reader.inputs[1:]), reader.outputs, strict=True))
         value = adapted.get(value.name, value)
     reader = graph.reader(value)
-    if reader is not None and reader.op in ("gated", "soft_cap"):
+    if reader is not None and reader.op in ("gated", "soft_cap", "activate"):
         parts[reader.op] = reader
     return parts
 
 
+def output_with_its_norm(graph: Graph, output: Instr) -> dict[str, Instr]:
+    """The norm of the rows that leave the program, with the residual behind it."""
+    return normed(graph, output.inputs[0])
+
+
 def normed(graph: Graph, value: Value) -> dict[str, Instr]:
-    """`value` = factor * rms_norm(x + post_factor * rms_norm(y)), of which any part may be absent.
+    """`value` = factor * norm(x + post_factor * rms_norm(y)), of which any part may be absent.
 
     Or y * sigmoid(gate).
     """
@@ -86,7 +91,7 @@ def normed(graph: Graph, value: Value) -> dict[str, Instr]:
     if gate is not None and gate.attrs["function"] == "sigmoid":
         return {"out_gate": gate}
     scale = graph.maker(graph.source(value), "scale")
-    if norm := graph.maker(graph.source(scale.inputs[0] if scale else value), "rms_norm"):
+    if norm := graph.maker(graph.source(scale.inputs[0] if scale else value), "rms_norm", "layer_norm"):
         parts["norm"] = norm
         if scale:
             parts["factor"] = scale
@@ -159,6 +164,7 @@ def norm_over_heads(graph: Graph, value: Value) -> Instr | None:
 PATTERNS: dict[str, Callable[[Graph, Instr], dict[str, Instr]]] = {
     "embed": scaled_embedding,
     "linear": linear_with_what_follows,
+    "output_rows": output_with_its_norm,
     "all_gather": gathered_rows,
     "attend": rotated_attention,
     "delta_rule": delta_rule_with_its_parts,

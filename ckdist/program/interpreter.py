@@ -63,7 +63,7 @@ class Interpreter:
         axis, inputs = self.program.inputs[0].dims[0].axis, []
         for context in self.contexts:
             begin, end = context.rows(axis, len(ids))
-            context.positions = self.length + np.arange(len(ids))
+            context.positions, context.first_token = self.length + np.arange(len(ids)), begin
             context.logits_indices = wanted[(wanted >= begin) & (wanted < end)] - begin
             inputs.append([ids[begin:end]])
         self.length += len(ids)

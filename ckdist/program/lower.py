@@ -284,16 +284,32 @@ class Lowering:
             self._norm_quantize(value)
         return self.prepared[value.name][self.formats(name)]
 
-    def _norm_quantize(self, value: Value) -> None:
-        """Emits the step that makes the activations of `value`, and keeps the residual where that is read again."""
+    def normed(self, value: Value) -> tuple[Residual, dict[str, Any]]:
+        """What `value` is the norm of, and that norm, as fields of a step; without one what there is of the residual,
+        or where the value lies.
+        """
         parts = normed(self.graph, value)
-        norm, sum_ = parts.get("norm"), ValueIndex(ABSENT)
-        stream = norm.inputs[0] if norm else value
-        gate = parts.get("out_gate")
+        norm, gate = parts.get("norm"), parts.get("out_gate")
         if gate is not None or not parts:
             source = Residual(ValueIndex(ABSENT), self.place_of(gate.inputs[1] if gate is not None else value))
         else:
-            source = self.residual(stream)
+            source = self.residual(norm.inputs[0] if norm else value)
+        centred = norm is not None and norm.op == "layer_norm"
+        return source, {
+            "norm": self.vector(norm.weights[0]) if norm else VectorIndex(ABSENT),
+            "norm_bias": self.vector(norm.weights[1]) if norm and centred else VectorIndex(ABSENT),
+            "eps": norm.attrs["eps"] if norm else 0.0,
+            "factor": parts["factor"].attrs["factor"] if "factor" in parts else 1.0,
+            "centred": centred,
+        }
+
+    def _norm_quantize(self, value: Value) -> None:
+        """Emits the step that makes the activations of `value`, and keeps the residual where that is read again."""
+        parts = normed(self.graph, value)
+        norm, sum_, kept = parts.get("norm"), ValueIndex(ABSENT), ValueIndex(ABSENT)
+        stream = norm.inputs[0] if norm else value
+        gate = parts.get("out_gate")
+        source, numbers = self.normed(value)
         lies = self.buffers[source.y].place == "arena" and source.x == ABSENT and source.post_norm == ABSENT
         again = any(reader.op in ("add", "select_rows") for reader in self.graph.readers(stream))
         by_host, selects = source.y in self.of_hosts, self._selects(stream)
@@ -303,6 +319,9 @@ class Lowering:
             self.at[self.source(stream).name] = sum_
             if by_host and not selects:
                 self.of_hosts.add(sum_)
+        if norm and any(reader.op in ("add", "select_rows") for reader in self.graph.readers(value)):
+            kept = self.buffer("arena", self.buffers[source.y].width, rows=self.local_tokens, selected=value.selected)
+            self.at[self.source(value).name] = kept
         gather = by_host and not all(self._routes(reader) for reader in self.graph.readers(value))
         if by_host and not gather:
             self.by_host.add(value.name)
@@ -312,11 +331,10 @@ class Lowering:
             "norm_quantize",
             "host" if by_host else value.rows,
             **source.fields(),
-            norm=self.vector(norm.weights[0]) if norm else VectorIndex(ABSENT),
-            eps=norm.attrs["eps"] if norm else 0.0,
-            factor=parts["factor"].attrs["factor"] if "factor" in parts else 1.0,
+            **numbers,
             gate=self.place_of(gate.inputs[0]) if gate is not None else ValueIndex(ABSENT),
             sum=sum_,
+            normed=kept,
             activations=[activations.get(number, NO_SPAN) for number in range(3)],
             gather=gather,
             gather_sum=gather and by_host and selects and sum_ != ABSENT,

@@ -26,11 +26,16 @@ class Rotation(Protocol):
 
 
 class ModelShape(Protocol):
-    """A decoder: its vocabulary and its rotations."""
+    """A decoder or encoder: its vocabulary, its width and its rotations."""
 
     @property
     def vocab_size(self) -> int:
         """Rows of the embeddings."""
+        ...
+
+    @property
+    def hidden_size(self) -> int:
+        """Elements of a hidden state."""
         ...
 
     @property

@@ -17,6 +17,7 @@ class RankContext:
         self.cache: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # layer -> K, V: (positions, kv_heads, head_dim)
         self.states: dict[tuple[int, str], np.ndarray] = {}  # (layer, name) -> what a sequence keeps beside its tokens
         self.positions = np.zeros(0, np.int_)  # of the step's tokens in their sequences
+        self.first_token = 0  # of the step's tokens this rank's first, where they are sharded
         self.logits_indices = np.zeros(0, np.int_)  # of the step's tokens, whose logits are wanted
         self.received = np.zeros((0, 0), np.float32)  # (tokens, hidden) of the previous stage
         self.starts = np.zeros(1, np.int32)  # where the packed sequences begin, and where the last one ends

@@ -57,7 +57,7 @@ class Tracer(Emitter):
         self,
         op: str,
         inputs: Sequence[Value],
-        weights: Sequence[Weight] = (),
+        weights: Sequence[Weight | None] = (),
         names: Sequence[str] | None = None,
         **attrs: Any,
     ) -> Value:
@@ -137,6 +137,16 @@ class Tracer(Emitter):
         """Over the last dimension, or per head where `w` has one head's size."""
         return self._emit("rms_norm", (x,), (w,), names=["norm"], eps=eps)
 
+    def layer_norm(self, x: Value, w: Weight, bias: Weight | None, eps: float) -> Value:
+        """Over the last dimension."""
+        return self._emit("layer_norm", (x,), (w, bias), names=["norm"], eps=eps)
+
+    def embed_positions(self, ids: Value, table: Weight | None, types: Weight | None, first: int) -> Value:
+        """(tokens,) ids -> (tokens, hidden): the row of each token's position, which is `first` at the beginning, and
+        the first row of `types`; one of both may be absent.
+        """
+        return self._emit("embed_positions", (ids,), (table, types), names=["positions"], first=first)
+
     def rms_norm_heads(self, q: Value, k: Value, q_weight: Weight, k_weight: Weight, eps: float) -> tuple[Value, Value]:
         """Queries and keys, each normed over all heads of a token, whose squares are summed over ranks."""
         squares = self.reduce(self._emit("sum_squares", (q, k), names=["squares"]))
@@ -196,12 +206,15 @@ class Tracer(Emitter):
         scale: float,
         soft_cap: float,
         window: int,
+        bidirectional: bool = False,
     ) -> Value:
         """Causal attention of layer `layer` over its cache, which k and v extend. `sinks`: of each head a score that
-        has no value.
+        has no value. `bidirectional`: of a sequence whose tokens are all in the step.
         """
-        attrs = {"layer": layer, "scale": scale, "soft_cap": soft_cap, "window": window}
-        return self._emit("attend", (q, k, v), () if sinks is None else (sinks,), names=["o"], **attrs)
+        attrs: dict[str, Any] = {"layer": layer, "scale": scale, "soft_cap": soft_cap, "window": window}
+        if bidirectional:
+            attrs["bidirectional"] = True
+        return self._emit("attend", (q, k, v), () if sinks is None else (sinks,), ["o"], **attrs)
 
     def short_conv(
         self, q: Value, k: Value, v: Value, kernels: Sequence[Weight], *, layer: int
@@ -243,6 +256,14 @@ class Tracer(Emitter):
     def gated(self, gate: Value, up: Value, function: str) -> Value:
         """function(gate) * up."""
         return self._emit("gated", (gate, up), names=["act"], function=function)
+
+    def activate(self, x: Value, function: str) -> Value:
+        """function(x)."""
+        return self._emit("activate", (x,), names=["act"], function=function)
+
+    def output_rows(self, x: Value) -> Value:
+        """Says that these rows leave the program."""
+        return self._emit("output_rows", (x,), names=["rows"])
 
     def route(
         self, logits: Sequence[Value], correction: Weight | None, routing: Routing, shared: bool
@@ -341,11 +362,14 @@ class TrainingTracer(Tracer):
         scale: float,
         soft_cap: float,
         window: int,
+        bidirectional: bool = False,
     ) -> Value:
-        """Causal attention within each of the batch's sequences. ConfigError for sinks."""
+        """Causal attention within each of the batch's sequences. ConfigError for sinks, and for another one."""
         del layer  # there is no cache to choose
         if sinks is not None:
             raise ConfigError(NOT_TRAINED)
+        if bidirectional:
+            raise ConfigError("encoders can be served, not trained: choose another model")
         names = ["o", "lse"]
         return self.emit("attend_packed", (q, k, v), names=names, scale=scale, soft_cap=soft_cap, window=window)[0]
 

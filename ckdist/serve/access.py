@@ -47,7 +47,7 @@ class Access:
 
         known, path = self.names.resolve(scope["path"]) or (scope["path"], "other")
         scope = {**scope, "path": known}
-        answer = self._answer(scope["method"], path, headers)
+        answer = self._answer(scope["method"], path, known, headers)
         self.under_way += 1
         try:
             await (answer or self.app)(scope, receive, watch)
@@ -56,12 +56,14 @@ class Access:
             self.metrics.requests.labels(path, str(status)).inc()
             self.metrics.request_seconds.labels(path).observe(time.monotonic() - begun)
 
-    def _answer(self, method: str, path: str, headers: dict[bytes, bytes]) -> Response | None:
-        """The answer to what the application does not get to see; None for all else."""
+    def _answer(self, method: str, path: str, known: str, headers: dict[bytes, bytes]) -> Response | None:
+        """The answer to what the application does not get to see; None for all else. `path` is a name of the table,
+        `known` the path itself.
+        """
         if b"content-length" in headers and b"transfer-encoding" in headers:
             # A proxy in front may read the other of the two, and then takes a part of the body for a request.
             problem = Problem(400, "Content-Length and Transfer-Encoding contradict one another; send one of them")
-            return problem_answer(problem, {"Connection": "close"})
+            return problem_answer(problem, known, {"Connection": "close"})
         if is_preflight(method, headers):
             return self.origins.preflight(headers)
         problem = self.origins.refusal(method, headers)
@@ -73,7 +75,7 @@ class Access:
             problem = Problem(
                 429, f"{self.under_way} requests are under way, of at most {self.max_requests}; try again later"
             )
-        return None if problem is None else problem_answer(problem)
+        return None if problem is None else problem_answer(problem, known)
 
     def _holds_key(self, headers: dict[bytes, bytes]) -> bool:
         kind, _, key = headers.get(b"authorization", b"").partition(b" ")

@@ -13,7 +13,7 @@ from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ckdist.serve.encoding import Turns, to_json, to_json_in_turns
-from ckdist.serve.problems import Problem
+from ckdist.serve.problems import ANTHROPIC, Problem
 
 CHECK_SECONDS = 1.0
 PART_BYTES = 256 << 10
@@ -63,10 +63,16 @@ class LongAnswer(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def problem_answer(problem: Problem, more_headers: Mapping[str, str] | None = None) -> Response:
-    """`problem` in OpenAI's shape, with the headers that belong to its status."""
+def problem_answer(problem: Problem, path: str, more_headers: Mapping[str, str] | None = None) -> Response:
+    """`problem` in the shape that belongs to the path, with the headers that belong to its status."""
     headers = {**PROBLEM_HEADERS.get(problem.status, {}), **(more_headers or {})}
-    return json_answer(problem.body(), problem.status, headers)
+    return json_answer(problem.body_for(path), problem.status, headers)
+
+
+def problem_event(problem: Problem, path: str) -> bytes:
+    """The same as the last event of a stream."""
+    name = b"event: error\n" if path.startswith(ANTHROPIC) else b""
+    return name + event(problem.body_for(path))
 
 
 def event(content: dict[str, Any]) -> bytes:
@@ -141,9 +147,9 @@ class EventStream(Response):
             if problem.status == 500:
                 log.error("a stream has failed", exc_info=error)
             if not self._started:
-                await problem_answer(problem)(scope, receive, send)
+                await problem_answer(problem, scope["path"])(scope, receive, send)
             else:
-                last = send({"type": "http.response.body", "body": event(problem.body()), "more_body": False})
+                last = send({"type": "http.response.body", "body": problem_event(problem, scope["path"])})
                 with suppress(asyncio.TimeoutError):  # a client that does not read is not waited for
                     await asyncio.wait_for(last, CHECK_SECONDS)
 

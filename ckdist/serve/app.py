@@ -11,12 +11,20 @@ from starlette.routing import BaseRoute, Route
 from ckdist.errors import CkdistError
 from ckdist.serve.access import Access
 from ckdist.serve.answer import ClientGone, problem_answer
-from ckdist.serve.paths import absent, anthropic, llama_server, openai, page, status, tokens
+from ckdist.serve.paths import absent, anthropic, embeddings, llama_server, openai, page, status, tokens
 from ckdist.serve.paths.path import PathNames
 from ckdist.serve.problems import Problem
 from ckdist.serve.service import Service
 
-PATHS = (*status.PATHS, *openai.PATHS, *anthropic.PATHS, *llama_server.PATHS, *tokens.PATHS, *absent.PATHS)
+PATHS = (
+    *status.PATHS,
+    *openai.PATHS,
+    *anthropic.PATHS,
+    *llama_server.PATHS,
+    *embeddings.PATHS,
+    *tokens.PATHS,
+    *absent.PATHS,
+)
 CODES = {404: "unknown_url", 405: "method_not_supported"}
 
 
@@ -34,14 +42,15 @@ def create_app(service: Service) -> Access:
 
 
 def _add_error_answers(app: FastAPI) -> None:
-    async def refuse(_request: Request, error: Exception) -> Response:
+    async def refuse(request: Request, error: Exception) -> Response:
         """An error of the tree as its answer, another as 500."""
-        return problem_answer(Problem.of(error))
+        return problem_answer(Problem.of(error), request.url.path)
 
     async def refuse_path(request: Request, error: HTTPException) -> Response:
         """A path or method that there is not."""
         message = f"{request.method} {request.url.path[:200]!r}: {error.detail}"
-        return problem_answer(Problem(error.status_code, message, code=CODES.get(error.status_code)), error.headers)
+        problem = Problem(error.status_code, message, code=CODES.get(error.status_code))
+        return problem_answer(problem, request.url.path, error.headers)
 
     async def nobody_listens(_request: Request, _error: Exception) -> Response:
         """What the metrics count; nobody gets it."""

@@ -54,7 +54,11 @@ class Generation:
 
     def submit(self, number: int, prompt: bytes, sampling: SamplingParams) -> None:
         """Start sequence `number`. Problem 503 when the engine takes nothing."""
-        self._ids[self._client.submit(self, prompt, sampling)] = number
+        self._ids[self._client.submit(self, {"op": "submit", "prompt": prompt, "sampling": asdict(sampling)})] = number
+
+    def embed(self, number: int, prompt: bytes, pooling: str) -> None:
+        """Ask for the vector of prompt `number`. Problem 503 when the engine takes nothing."""
+        self._ids[self._client.submit(self, {"op": "embed", "prompt": prompt, "pooling": pooling})] = number
 
     def abort(self, number: int) -> None:
         """End sequence `number`; its messages that are still on the way are dropped."""
@@ -63,7 +67,8 @@ class Generation:
             self._client.abort(sequence_id)
 
     async def next(self) -> list[tuple[int, dict[str, Any]]]:
-        """All `tokens` messages that have arrived since the last call, at least one, each with its sequence's number.
+        """All messages of `tokens`, or of vectors, that have arrived since the last call, at least one, each with its
+        sequence's number.
 
         Problem when the engine refused a sequence, failed or fell silent.
         """
@@ -78,9 +83,9 @@ class Generation:
         return arrived
 
     def deliver(self, sequence_id: str, message: dict[str, Any]) -> None:
-        """A `tokens` message of one of the sequences, from the client."""
+        """A message of one of the sequences, from the client: tokens, or its vector."""
         number = self._ids[sequence_id]
-        if message["finish_reason"] is not None:
+        if message["op"] == "embedding" or message["finish_reason"] is not None:
             del self._ids[sequence_id]
         self._arrived.append((number, message))
         self._wake()
@@ -189,13 +194,15 @@ class EngineClient:
         self._lost = reason
         self._announce()
 
-    def submit(self, generation: Generation, prompt: bytes, sampling: SamplingParams) -> str:
-        """Starts a sequence for `generation`; its id. Problem 503 when the engine takes nothing."""
+    def submit(self, generation: Generation, message: dict[str, Any]) -> str:
+        """Starts a sequence for `generation`, of a message without its id; the id. Problem 503 when the engine takes
+        nothing.
+        """
         problem = self.unavailable()
         if problem is not None:
             raise problem
         sequence_id = secrets.token_hex(8)
-        if not self._send({"op": "submit", "id": sequence_id, "prompt": prompt, "sampling": asdict(sampling)}):
+        if not self._send({**message, "id": sequence_id}):
             raise Problem(503, f"the engine has not read the last {MAX_UNSENT} messages; try again later")
         self._generations[sequence_id] = generation
         return sequence_id
@@ -240,6 +247,12 @@ class EngineClient:
             if message["finish_reason"] is not None:
                 del self._generations[message["id"]]
             generation.deliver(message["id"], message)
+        elif op == "embedding":
+            generation = self._generations.pop(message["id"], None)
+            if generation is not None:
+                if not isinstance(message["vector"], bytes) or not message["vector"]:
+                    raise ValueError(f"the vector of sequence {message['id']} is malformed")
+                generation.deliver(message["id"], message)
         elif op == "status":
             if message["state"] not in STATES:
                 raise ValueError(f"unknown state {message['state']!r}")

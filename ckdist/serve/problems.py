@@ -1,4 +1,4 @@
-"""Answers that are not 200: one exception, and the JSON shape in which OpenAI's clients expect it."""
+"""Answers that are not 200: one exception, and the JSON shapes in which OpenAI's and Anthropic's clients expect it."""
 
 from typing import Any
 
@@ -9,6 +9,16 @@ TYPES = {
     404: "not_found_error",
     408: "timeout_error",
     429: "rate_limit_error",
+}
+ANTHROPIC = "/v1/messages"  # what its paths begin with
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
 }
 CODES = {429: "rate_limit_exceeded"}
 
@@ -49,6 +59,13 @@ class Problem(CkdistError):  # noqa: N818 - RFC 9457's word
     def to_map(self) -> dict[str, Any]:
         """For another process, as msgpack takes it; `Problem(**map)` is the same one."""
         return dict(vars(self))
+
+    def body_for(self, path: str) -> dict[str, Any]:
+        """The answer's JSON on this path: Anthropic's error object on its own, on all others OpenAI's."""
+        if not path.startswith(ANTHROPIC):
+            return self.body()
+        kind = ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
 
     def body(self) -> dict[str, Any]:
         """The answer's JSON: OpenAI's error object."""

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Protocol
 
 from fastapi import Request
@@ -16,12 +16,14 @@ from ckdist import __version__
 from ckdist.errors import EngineError
 from ckdist.serve.answer import END_OF_STREAM, EventStream, LongAnswer, while_connected
 from ckdist.serve.body import read_body
+from ckdist.serve.embedding_run import EmbeddingRun
 from ckdist.serve.encoding import to_json_in_turns
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.machine import Machine
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.openai_answer import Source
 from ckdist.serve.problems import Problem
+from ckdist.serve.requests.embedding import EmbeddingWork
 from ckdist.serve.requests.prepared import ModelFacts, Prepared
 from ckdist.serve.run import Run
 from ckdist.serve.settings import HttpSettings
@@ -130,10 +132,24 @@ class Service:
     async def finished(self, kind: str, request: Request, body: bytes | None = None) -> list[bytes]:
         """The answer to the request's body, or to the one given, as JSON in parts; `kind` is one without the engine."""
         parts = await self._text_work(kind, request, body)
-        assert not isinstance(parts, Prepared), f"{kind} needs the engine"
+        assert isinstance(parts, list), f"{kind} needs the engine"
         return parts
 
-    async def _text_work(self, kind: str, request: Request, body: bytes | None) -> Prepared | list[bytes]:
+    async def embed(
+        self, request: Request, kind: str, form: Callable[[EmbeddingRun, Source], Awaitable[list[bytes]]]
+    ) -> list[bytes]:
+        """The answer to a request of this kind, as JSON in parts: what `form` makes of its vectors."""
+        work = await self._text_work(kind, request, None)
+        assert isinstance(work, EmbeddingWork), f"{kind} asks for no vectors"
+        self._report(work.ignored)
+        settings = self.settings
+        run = EmbeddingRun(self.client, self.metrics, work, settings.max_sequences)
+        answer = form(run, self.source)
+        return await while_connected(request.receive, answer, lambda: run.progress_at, settings.timeout)
+
+    async def _text_work(
+        self, kind: str, request: Request, body: bytes | None
+    ) -> Prepared | EmbeddingWork | list[bytes]:
         self.check_ready()
         if body is None:
             body = await read_body(request, self.settings.max_body)

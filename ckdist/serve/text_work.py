@@ -17,6 +17,7 @@ from typing import Any
 from ckdist.errors import EngineError
 from ckdist.serve.encoding import Turns
 from ckdist.serve.problems import Problem
+from ckdist.serve.requests.embedding import EmbeddingWork
 from ckdist.serve.requests.prepared import ModelFacts, Prepared
 from ckdist.serve.requests.task import MAX_ANSWER, too_much
 from ckdist.serve.settings import LOG_FORMAT
@@ -113,7 +114,7 @@ class TextWork:
         if self._zygote is not None:
             self._zygote.close()
 
-    async def prepare(self, kind: str, body: bytes, facts: ModelFacts) -> Prepared | list[bytes]:
+    async def prepare(self, kind: str, body: bytes, facts: ModelFacts) -> Prepared | EmbeddingWork | list[bytes]:
         """What `ckdist.serve.requests.prepare.prepare` makes of it, a finished answer as JSON in parts. Raises what it
         raises as Problem; Problem 429 when too much waits already. A caller that is cancelled leaves no work that was
         not begun, and no long one.
@@ -142,6 +143,8 @@ class TextWork:
             raise
         if "prepared" in head:
             return Prepared.from_map(head["prepared"])
+        if "embedding" in head:
+            return EmbeddingWork.from_map(head["embedding"])
         if "problem" in head:
             raise Problem(**head["problem"])
         if "failed" in head:

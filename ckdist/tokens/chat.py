@@ -16,6 +16,7 @@ from jinja2 import Template
 from jinja2.exceptions import TemplateError
 
 from ckdist.errors import ModelFileError, RequestError
+from ckdist.tokens.harmony import adapted, described, is_harmony
 from ckdist.tokens.sandbox import ChatEnvironment
 from ckdist.tokens.tool_format import HERMES, ToolFormat, find_tool_format
 from ckdist.tokens.traits import Message, Traits, adapt, find_traits, joined_text
@@ -98,6 +99,8 @@ class ChatTemplate:
             messages, tools = _with_tools_text(messages, tools), None
         messages = adapt(messages, self.traits(name))
         tools = list(tools) if tools else None
+        if is_harmony(self.sources[name]):
+            messages, tools = adapted(messages), described(tools) if tools else None
         if continues and by_assistant and not messages[-1].get("tool_calls"):
             return self._continued(name, messages, tools, variables)
         return self._render(name, messages, add_generation_prompt, tools, variables)

@@ -10,7 +10,14 @@ import tokenizers
 
 from ckdist.errors import ModelFileError
 from ckdist.tokens.chat import ChatTemplate
-from ckdist.tokens.pieces import SPACE, byte_level_bytes, sentencepiece_bytes, text_bytes
+from ckdist.tokens.pieces import (
+    CONTINUES,
+    SPACE,
+    byte_level_bytes,
+    sentencepiece_bytes,
+    text_bytes,
+    wordpiece_bytes,
+)
 from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_TOKENIZER_BYTES = 256 << 20
@@ -161,8 +168,12 @@ def _pieces(backend: tokenizers.Tokenizer, path: Path) -> tuple[list[bytes], boo
     """
     steps = _decoder_steps(json.loads(backend.decoder.__getstate__())) if backend.decoder is not None else []
     kinds = {step.get("type") for step in steps}
+    wordpiece = next((step for step in steps if step.get("type") == "WordPiece"), None)
     if "ByteLevel" in kinds:
         to_bytes, strips = byte_level_bytes, False
+    elif wordpiece is not None:
+        mark = str(wordpiece.get("prefix") or CONTINUES)
+        to_bytes, strips = (lambda piece: wordpiece_bytes(piece, mark)), True
     elif "ByteFallback" in kinds or "Metaspace" in kinds or any(step.get("content") == " " for step in steps):
         to_bytes = (
             sentencepiece_bytes if "ByteFallback" in kinds else lambda piece: text_bytes(piece.replace(SPACE, " "))
@@ -174,7 +185,8 @@ def _pieces(backend: tokenizers.Tokenizer, path: Path) -> tuple[list[bytes], boo
         )
     else:
         raise ModelFileError(
-            f"{path} has a decoder of {sorted(map(str, kinds)) or 'no kind'}; known: ByteLevel, ByteFallback, Metaspace"
+            f"{path} has a decoder of {sorted(map(str, kinds)) or 'no kind'}; known: ByteLevel, ByteFallback, "
+            "Metaspace, WordPiece"
         )
     vocab = backend.get_vocab(with_added_tokens=True)
     size = max(vocab.values(), default=-1) + 1

@@ -1,5 +1,5 @@
-"""OpenAI's harmony format: an answer is messages, each in a channel of the model's. Its marks, what a prompt has of an
-answer, and the grammar of an answer.
+"""OpenAI's harmony format: an answer is messages, each in a channel of the model's. Its marks, and what its templates
+want.
 
     <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>
     <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>
@@ -7,7 +7,8 @@ answer, and the grammar of an answer.
 Source: https://github.com/openai/harmony/blob/main/docs/format.md.
 """
 
-from ckdist.tokens.tool_grammar import ANSWER, Literal, Schemas, json_rule
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -26,20 +27,18 @@ def begun(prompt: str) -> str:
     return prompt.rpartition(ASSISTANT)[2]
 
 
-def harmony_grammar(literal: Literal, schemas: Schemas, strict: frozenset[str], answers: bool) -> str:
-    """Lark of an answer that calls one of the tools, whose parameters have these `schemas`; where it `answers`, it
-    may follow the grammar ANSWER in the final channel instead. Analysis may come first.
+def adapted(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Messages as its templates take them: beside a call not both a text and a thought, which become one thought."""
+    refused = lambda m: all(m.get(part) for part in ("tool_calls", "content", "thinking"))
+    return [_with_one_thought(message) if refused(message) else message for message in messages]
 
-    `literal`: a text as Lark. `strict`: the tools whose schemas may hold no keyword that is not known.
-    """
-    thought = f"{literal(f'{CHANNEL}analysis{MESSAGE}')} /(?s:.*)/ {literal(END + ASSISTANT)}"
-    rules, ways = [f"thought: {thought}"], []
-    for index, (name, schema) in enumerate(schemas.items()):
-        header = literal(f"{CHANNEL}commentary to={FUNCTIONS}{name} {CONSTRAIN}json{MESSAGE}")
-        rules.append(f"call_{index}: {header} {json_rule(schema, name in strict)}")
-        ways.append(f"call_{index}")
-    if answers:
-        typed = f"({literal(' ' + CONSTRAIN + 'json')})?"
-        rules.append(f"final: {literal(f'{CHANNEL}final')} {typed} {literal(MESSAGE)} @{ANSWER}")
-        ways.append("final")
-    return "\n".join([f"start: thought? ({' | '.join(ways)})", *rules])
+
+def described(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Tools, each with a description, be it empty, without which its templates fail."""
+    return [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools]
+
+
+def _with_one_thought(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message["content"]
+    text = content if isinstance(content, str) else "\n".join(part["text"] for part in content)
+    return {**message, "content": "", "thinking": f"{message['thinking']}\n\n{text}"}

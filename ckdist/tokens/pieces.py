@@ -5,6 +5,7 @@ tokens.
 import re
 
 SPACE = "\u2581"  # ▁, SentencePiece's visible space
+CONTINUES = "##"  # before a WordPiece token that goes on with a word
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -30,6 +31,11 @@ def sentencepiece_bytes(piece: str) -> bytes:
     """A SentencePiece token in bytes."""
     byte = BYTE_TOKEN.fullmatch(piece)
     return bytes([int(byte[1], 16)]) if byte else text_bytes(piece.replace(SPACE, " "))
+
+
+def wordpiece_bytes(piece: str, mark: str = CONTINUES) -> bytes:
+    """A WordPiece token in bytes: one that begins a word has the space before it."""
+    return text_bytes(piece.removeprefix(mark) if piece.startswith(mark) else f" {piece}")
 
 
 def text_bytes(text: str) -> bytes:

@@ -56,6 +56,7 @@ class Settings:
     scale: float = 0.1
     soft_cap: float = 0.0
     window: int = 0
+    context: int = 0
     sinks: tuple[float, ...] = ()  # of each head
 
 
@@ -74,6 +75,7 @@ def attend(cache, q, first, settings, spans=0):
     task.q, task.q_token_stride, task.q_head_stride = floats(q), heads * head_dim, head_dim
     task.out, task.out_token_stride, task.out_head_stride = floats(out), heads * width, width
     task.scale, task.soft_cap, task.window = settings.scale, settings.soft_cap, settings.window
+    task.context = settings.context
     sinks = np.array(settings.sinks, F32)
     task.sinks = floats(sinks) if settings.sinks else native.ffi.NULL
     size = native.check(native.lib.ckdist_attention_scratch_bytes(cache.isa, cache.shape, tokens, heads))
@@ -93,14 +95,15 @@ def reference(k, v, q, first, settings):
     for t in range(q.shape[0]):
         position = first + t
         low = max(0, position + 1 - settings.window) if settings.window else 0
-        scores = q[t] @ k[low : position + 1].T * settings.scale  # (heads, seen)
+        high = min(settings.context, position + (settings.window or len(k))) if settings.context else position + 1
+        scores = q[t] @ k[low:high].T * settings.scale  # (heads, seen)
         if settings.soft_cap:
             scores = settings.soft_cap * np.tanh(scores / settings.soft_cap)
         if settings.sinks:
             scores = np.concatenate([scores, np.array(settings.sinks)[:, None]], axis=1)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
-        out[t] = weights[:, : position + 1 - low] @ v[low : position + 1]
+        out[t] = weights[:, : high - low] @ v[low:high]
     return out
 
 
@@ -133,6 +136,18 @@ def test_agrees_with_reference(isa, kv_type, head_dim, tokens, heads, positions)
     out = attend(Cache(isa, kv_type, k, v), q, positions - tokens, settings)
     want = reference(rounded(kv_type, k), rounded(kv_type, v), q, positions - tokens, settings)
     np.testing.assert_allclose(out, want, atol=TOLERANCE[kv_type])
+
+
+@pytest.mark.parametrize("tokens, heads, first", [(32, 1, 288), (7, 2, 0), (1, 3, 299)])
+@pytest.mark.parametrize("window", [0, 20, 270])
+def test_bidirectional(isa, kv_type, tokens, heads, first, window):
+    k, v, q = random_case(64, 530, tokens, heads)
+    settings = Settings(scale=1 / 8, window=window, context=530)
+    cache = Cache(isa, kv_type, k, v)
+    out = attend(cache, q, first, settings)
+    want = reference(rounded(kv_type, k), rounded(kv_type, v), q, first, settings)
+    np.testing.assert_allclose(out, want, atol=TOLERANCE[kv_type])
+    np.testing.assert_array_equal(attend(cache, q, first, settings, spans=1), out)
 
 
 MIXED = ["i16/q8_0", "q8_0/i16", "q8_0/f16", "f16/q8_0", "i16/f32", "bf16/i16", "f32/bf16", "f16/f32"]

@@ -1,5 +1,7 @@
 """Row-wise kernels of every ISA against float64 numpy, over lengths that end in every part of a vector."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -66,12 +68,26 @@ def test_rope_rotates_halves(isa, rng, head_dim):
 
 
 @pytest.mark.parametrize("n", LENGTHS)
-@pytest.mark.parametrize("function", [0, 1])
+@pytest.mark.parametrize("biased", [False, True])
+def test_layer_norm(isa, rng, n, biased):
+    x, weight, bias, out = (np.asarray(rng.normal(size=n) * 3 + 5, F32) for _ in range(4))
+    call(
+        "layer_norm", isa, floats(x), floats(weight), floats(bias) if biased else native.ffi.NULL, 1e-5, n, floats(out)
+    )
+    centred = x.astype(float) - x.astype(float).mean()
+    want = centred / np.sqrt((centred**2).mean() + 1e-5) * weight + bias * biased
+    np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("function", [0, 1, 4])
 def test_gated(isa, rng, n, function):
     gate = (rng.normal(size=n) * 4).astype(F32)
     up = rng.normal(size=n).astype(F32)
     g = gate.astype(float)
     f = g / (1 + np.exp(-g)) if function == 0 else 0.5 * g * (1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3)))
+    if function == 4:
+        f = 0.5 * g * (1 + np.vectorize(math.erf)(g / np.sqrt(2)))
     out = np.empty(n, F32)
     call("gated", isa, function, floats(gate), floats(up), n, floats(out))
     np.testing.assert_allclose(out, f * up, rtol=2e-6, atol=1e-6)
@@ -93,7 +109,7 @@ def test_clamped_swiglu(isa, rng, n):
 
 def test_gated_far_out_and_nan(isa):
     gate = np.array([-200, -90, 90, 200, np.nan, 0, -0.0, 3e38], F32)
-    for function in (0, 1):
+    for function in (0, 1, 4):
         out = np.empty(8, F32)
         call("gated", isa, function, floats(gate), floats(np.ones(8, F32)), 8, floats(out))
         np.testing.assert_array_equal(out, np.array([0, 0, 90, 200, np.nan, 0, 0, 3e38], F32))

@@ -90,7 +90,8 @@ def test_history_and_choices_of_messages(served, claude):
 def test_wrong_messages_are_errors_in_anthropics_shape(served, body, message):
     answer = httpx.post(f"{served[1].url}/v1/messages", json=body)
     assert answer.status_code == 400 and answer.json()["type"] == "error"
-    assert message in answer.json()["error"]["message"]
+    assert answer.json()["error"].keys() == {"type", "message"}
+    assert answer.json()["error"]["type"] == "invalid_request_error" and message in answer.json()["error"]["message"]
 
 
 def test_responses_whole(client):

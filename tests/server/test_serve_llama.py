@@ -264,12 +264,7 @@ def test_paths_have_all_their_names(http, begin, end):
 @pytest.mark.parametrize(
     "path",
     [
-        "/v1/embeddings",
-        "/embeddings",
-        "/embedding",
-        "/rerank",
-        "/v1/rerank",
-        "/infill",
+        "/pooling",
         "/v1/batches",
         "/v1/files",
         "/api/chat",

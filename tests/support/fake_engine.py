@@ -6,6 +6,7 @@ The output of prompt p is p repeated from its start, one token per message; toke
 import threading
 import time
 
+import numpy as np
 import zmq
 
 from ckdist.engine import messages
@@ -22,7 +23,13 @@ class FakeEngine:
     def __init__(self, endpoint: str, vocab_size: int, context_length: int = CONTEXT):
         self.endpoint, self.model = (
             endpoint,
-            {"context_length": context_length, "vocab_size": vocab_size, "architecture": "fake"},
+            {
+                "context_length": context_length,
+                "vocab_size": vocab_size,
+                "architecture": "fake",
+                "pooling": "mean",
+                "sequences": 4,
+            },
         )
         self.state, self.error = "ready", None
         self.silent = False
@@ -112,6 +119,12 @@ class FakeEngine:
                 )
             else:
                 self._running[message["id"]] = {**message, "given": 0}
+        elif message["op"] == "embed":
+            prompt = list(memoryview(message["prompt"]).cast("i"))
+            self.submitted.append({**message, "prompt": prompt})
+            counts = {"prompt_tokens": len(prompt), "cached_tokens": 0}
+            vector = vector_of(prompt).tobytes()
+            self._send(socket, {"op": "embedding", "id": message["id"], "vector": vector, **counts})
         elif message["op"] == "abort":
             self.aborted.append(message["id"])
             self._running.pop(message["id"], None)
@@ -145,6 +158,11 @@ class FakeEngine:
         sequence["given"] += 1
         if finish is not None:
             del self._running[sequence["id"]]
+
+
+def vector_of(prompt: list[int]) -> np.ndarray:
+    """Float32 (8,): how often each token, modulo 8, is there."""
+    return np.bincount(np.array(prompt) % 8, minlength=8).astype("<f4")
 
 
 def score(token: int, top: int) -> list:

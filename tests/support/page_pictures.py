@@ -14,7 +14,7 @@ QUESTIONS = (
     "Give me a list of three tips for writing clear emails.",
     "Write a Python function that says whether a number is even.",
 )
-GROWN_MS = 1800  # until the second answer is shown in the middle
+GROWN_MS = 3000  # until the second answer is shown in the middle
 SIZES = (1440, 360)
 
 

@@ -14,7 +14,10 @@ from ckdist.program.batch import BLOCK_TOKENS, Batch
 
 
 class PagedExecutable:
-    """`state_slots`: layers keep states, which are the tokens that they have seen; logits are then of these."""
+    """Its hidden states are its logits.
+
+    `state_slots`: layers keep states, which are the tokens that they have seen; logits are then of these.
+    """
 
     def __init__(
         self,
@@ -32,6 +35,7 @@ class PagedExecutable:
         self.states: list[list[int]] = [[] for _ in range(state_slots)]
         self.num_blocks, self.max_tokens, self.max_sequences = num_blocks, max_tokens, max_sequences
         self.vocab_size, self.context_length = vocab_size, context_length
+        self.has_logits = self.has_hidden = True
         self.cache = np.full((num_blocks, BLOCK_TOKENS), -1, np.int32)
         self.batches: list[list[tuple[int, int]]] = []  # of each step: tokens and first position of its runs
         self.outputs: list[int] = []

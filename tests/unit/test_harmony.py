@@ -14,13 +14,17 @@ from ckdist.serve.requests.answer_form import answer_form, answer_grammar
 from ckdist.serve.requests.tools import Tools
 from ckdist.tokens.folder import load_tokenizer
 from ckdist.tokens.grammar import check_grammar, json_schema_grammar, quoted
-from ckdist.tokens.harmony import MARKS, harmony_grammar, is_harmony
+from ckdist.tokens.harmony import MARKS, is_harmony
+from ckdist.tokens.harmony_grammar import harmony_grammar
 from ckdist.tokens.tool_format import ToolFormat
 from tests.support.answers import SCHEMAS, TYPES, always, read, written
 
 TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m.role }}{% if m.role == 'assistant' %}<|channel|>final{% endif %}<|message|>"
-    "{{ m.content }}<|end|>{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{{ m.content }}<|end|>{% if m.tool_calls %}{% if m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}"
+    "{{ m.thinking }}{% endif %}{% for c in m.tool_calls or [] %}<|start|>assistant to=functions.{{ c.function.name }}"
+    "<|channel|>commentary json<|message|>{{ c.function.arguments | tojson }}<|call|>{% endfor %}{% endfor %}"
+    "{% for t in tools or [] %}{{ '// ' + t.function.description }}{{ t.function.name }}{% endfor %}"
     "{% if false %}<|start|>assistant<|channel|>final<|message|>{% endif %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
@@ -69,7 +73,7 @@ def test_without_tools_and_without_reasoning_of_its_own_all_is_content():
 
 
 def test_a_message_that_the_prompt_has_begun_and_calls_that_are_too_many():
-    assert always(AnswerForm(("a", "b"), channels="<|channel|>final<|message|>"), "es.") == ("es.", "", [])
+    assert always(AnswerForm(("a", "b"), channels="<|channel|>final<|message|>Y"), "es.") == ("es.", "", [])
     assert always(AnswerForm(("a", "b"), channels="<|channel|>analysis<|message|>"), "Hm<|end|>")[1] == "Hm"
     one = AnswerForm(None, False, ToolFormat("harmony"), TYPES, 1, channels="")
     assert len(always(one, CASES["word before two calls"][0])[2]) == 1
@@ -112,6 +116,14 @@ def test_the_form_is_found_by_the_template(tokenizer):
     assert AnswerForm.from_map(vars(form) | {"calls": vars(form.calls)}) == form
     begun = answer_form(tokenizer, "…<|start|>assistant<|channel|>final<|message|>Y", Tools(), False)
     assert begun is not None and begun.channels == "<|channel|>final<|message|>Y" and begun.think is begun.calls is None
+
+
+def test_what_templates_would_fail_on(tokenizer):
+    """A text and a thought beside a call, and a tool without a description."""
+    calls = [{"id": "a", "type": "function", "function": {"name": "get", "arguments": "{}"}}]
+    said = {"role": "assistant", "content": "I look.", "thinking": "Hm.", "tool_calls": calls}
+    prompt = tokenizer.chat_template.render([{"role": "user", "content": "q"}, said], tools=list(TOOLS.given))
+    assert "Hm.\n\nI look." in prompt and "// " in prompt
 
 
 def follows(tokenizer, grammar: str, text: str) -> bool:

@@ -44,7 +44,8 @@ def attention(g: Tracer, x: Value, a: Attention, path: str, layer: int, eps: flo
     if a.rope is not None:
         q, k = g.rope(q, a.rope), g.rope(k, a.rope)
     sinks = w("sinks", replace(q.dims[-1], width=1)) if a.sinks else None
-    o = g.attend(q, k, v, sinks, layer=layer, scale=a.scale, soft_cap=a.soft_cap, window=a.window)
+    scores = {"scale": a.scale, "soft_cap": a.soft_cap, "window": a.window}
+    o = g.attend(q, k, v, sinks, layer=layer, **scores, bidirectional=a.bidirectional)
     o_bias = (w("o_proj.bias", hidden),) if a.o_bias else ()
     o = g.to_tokens(o, out)
     for gate in gates:

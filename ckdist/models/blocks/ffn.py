@@ -1,4 +1,4 @@
-"""The gated feed-forward."""
+"""The feed-forward, gated or not."""
 
 from ckdist.models.spec import DenseFfn
 from ckdist.program.program import Value
@@ -9,10 +9,14 @@ def dense_ffn(g: Tracer, x: Value, f: DenseFfn, path: str) -> Value:
     """x: (tokens, hidden), normalised -> the same. `path` is what the names of the weights begin with."""
     w = lambda name, *dims: g.weight(f"{path}.{name}", *dims)
     ffn, hidden = g.sharding.ffn(f.intermediate_size), x.dims[-1]
-    bias = (w("gate_proj.bias", ffn), w("up_proj.bias", ffn)) if f.bias else ()
-    gate, up = g.linear(
-        x, w("gate_proj.weight", ffn, hidden), w("up_proj.weight", ffn, hidden), bias=bias, names=["gate", "up"]
-    )
     down_bias = (w("down_proj.bias", hidden),) if f.bias else ()
-    act = g.gated(gate, up, f.activation)
+    if f.gated:
+        bias = (w("gate_proj.bias", ffn), w("up_proj.bias", ffn)) if f.bias else ()
+        gate, up = g.linear(
+            x, w("gate_proj.weight", ffn, hidden), w("up_proj.weight", ffn, hidden), bias=bias, names=["gate", "up"]
+        )
+        act = g.gated(gate, up, f.activation)
+    else:
+        bias = (w("up_proj.bias", ffn),) if f.bias else ()
+        act = g.activate(g.linear(x, w("up_proj.weight", ffn, hidden), bias=bias, names=["up"]), f.activation)
     return g.reduce(g.linear(act, w("down_proj.weight", hidden, ffn), bias=down_bias, names=["mlp"]))

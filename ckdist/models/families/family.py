@@ -10,7 +10,7 @@ import numpy as np
 from ckdist.models.fields import Fields
 from ckdist.models.spec import ModelSpec
 
-_LAYER = re.compile(r"(blk|model\.layers)\.(0|[1-9]\d{0,3})\.(.+)\.(weight|bias)")
+_LAYER = re.compile(r"(blk|model\.layers|encoder\.layers?|layers)\.(0|[1-9]\d{0,3})\.(.+)\.(weight|bias)")
 _ANY = re.compile(r"(blk|model\.layers)\.(0|[1-9]\d{0,3})\.(.+)")
 _EXPERT = re.compile(r"(.+\.experts)\.(0|[1-9]\d{0,4})\.(.+)")
 
@@ -47,6 +47,7 @@ class TensorNames:
     top: Mapping[str, str] = field(default_factory=dict)
     layer: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     prefix: str = "model.layers"  # before a layer's number
+    other_prefix: str = ""  # the same in files of another writer
     own_names: bool = True
     interleaved: tuple[str, ...] = ()  # parts whose heads are stored for the rotation of neighbours, not of halves
     norm_less_one: bool = False  # norms multiply by one more than what is stored,
@@ -55,24 +56,28 @@ class TensorNames:
     exact: Mapping[str, str] = field(default_factory=dict)  # as `layer`, with the end of the name
     minus_exp: tuple[str, ...] = ()  # weights of which minus the exponential is stored
     by_head: tuple[str, ...] = ()  # parts of which a matrix is stored for each head, in a stack
+    next_layer: Mapping[str, str] = field(default_factory=dict)  # as `layer`, of weights of the layer behind
+    outer: str = ""  # what a name may begin with: the part of the file that is the model
     alternating: tuple[str, ...] = ()  # stored parts whose rows are by turns those of each of their weights
     transposed: tuple[str, ...] = ()  # stored stacks whose matrices have inputs as rows, where they are floats
     kv_b: str = ""  # the part whose tensor has of each head the rows that make its keys, and behind them its values
 
     def weights_of(self, stored: str) -> tuple[str, ...]:
         """The weights in a stored tensor; none where the forward does not read it."""
-        name = _text_part(stored) if self.own_names else stored
+        name = _text_part(stored) if self.own_names else stored.removeprefix(self.outer)
         match = _LAYER.fullmatch(name)
         whole = _ANY.fullmatch(name)
         if whole and whole[1] == self.prefix and whole[3] in self.exact:
             return (f"model.layers.{whole[2]}.{self.exact[whole[3]]}",)
-        if match and match[1] == self.prefix:
+        if match and match[1] in (self.prefix, self.other_prefix):
             parts = self.layer.get(match[3])
             if parts is not None:
                 return tuple(f"model.layers.{match[2]}.{part}.{match[4]}" for part in _several(parts))
+            if match[3] in self.next_layer:
+                return (f"model.layers.{int(match[2]) + 1}.{self.next_layer[match[3]]}.{match[4]}",)
         elif not self.own_names:
             stem, _, kind = name.rpartition(".")
-            return (f"{self.top[stem]}.{kind}",) if stem in self.top and kind == "weight" else ()
+            return (f"{self.top[stem]}.{kind}",) if stem in self.top else ()
         return (name,) if self.own_names else ()
 
     def stored(self, weights: Iterable[str]) -> dict[str, tuple[str, ...]]:

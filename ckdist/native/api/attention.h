@@ -31,6 +31,7 @@ struct ckdist_attention_task {
   int64_t out_token_stride, out_head_stride;
   float scale, soft_cap; /* soft_cap 0: none */
   int64_t window;        /* 0: all */
+  int64_t context;       /* tokens that every query sees, as far as the window reaches; 0: causal */
   const float* sinks;    /* (heads,): a score of each head that has no value; null: none */
 };
 

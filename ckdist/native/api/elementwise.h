@@ -9,11 +9,13 @@ extern "C" {
    chosen at load. */
 CKDIST_EXPORT int32_t ckdist_rms_norm(const char* isa, const float* x, const float* weight, float eps, int64_t n,
                                       float* out);
+CKDIST_EXPORT int32_t ckdist_layer_norm(const char* isa, const float* x, const float* weight, const float* bias,
+                                        float eps, int64_t n, float* out);
 CKDIST_EXPORT int32_t ckdist_sum_parts(const char* isa, const float* x, const float* const* parts, int32_t count,
                                        int64_t n, float* out);
 CKDIST_EXPORT int32_t ckdist_rope(const char* isa, const float* x, const float* cos, const float* sin, int64_t head_dim,
                                   float* out);
-/* function: 0 silu, 1 gelu_tanh, 2 sigmoid */
+/* function: enum ckdist_gate */
 CKDIST_EXPORT int32_t ckdist_gated(const char* isa, int32_t function, const float* gate, const float* up, int64_t n,
                                    float* out);
 CKDIST_EXPORT int32_t ckdist_soft_cap(const char* isa, float* x, float cap, int64_t n);

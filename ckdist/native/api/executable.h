@@ -53,6 +53,7 @@ struct ckdist_program {
   int64_t arena_bytes; /* of the largest plan */
   int64_t max_tokens, max_sequences, max_outputs, context_length;
   int64_t vocab;           /* of all ranks */
+  int64_t hidden;          /* floats of a row of hidden states; 0: no plan has them */
   int64_t exchange_floats; /* of one value that other ranks read, the same on every rank */
   /* attention */
   int32_t layers;
@@ -107,6 +108,8 @@ CKDIST_EXPORT int ckdist_executable_work(struct ckdist_executable* executable);
 /* Rank 0: lets the others return from ckdist_executable_work. */
 CKDIST_EXPORT int ckdist_executable_stop(struct ckdist_executable* executable);
 CKDIST_EXPORT const float* ckdist_executable_logits(struct ckdist_executable* executable);
+/* (max_outputs, hidden): the rows of the last batch of a plan that makes hidden states. */
+CKDIST_EXPORT const float* ckdist_executable_hidden(struct ckdist_executable* executable);
 CKDIST_EXPORT int64_t ckdist_executable_kv_bytes(struct ckdist_executable* executable);
 CKDIST_EXPORT const void* ckdist_executable_kv(struct ckdist_executable* executable);
 

@@ -20,6 +20,7 @@ enum ckdist_step_kind {
   ckdist_step_experts,
   ckdist_step_linear_heads,
   ckdist_step_attend_latent,
+  ckdist_step_output_rows,
   ckdist_step_recv,
   ckdist_step_send,
   ckdist_step_lookup, /* training */
@@ -73,7 +74,8 @@ enum ckdist_gate {
   ckdist_gate_silu = 0,
   ckdist_gate_gelu_tanh = 1,
   ckdist_gate_sigmoid = 2,
-  ckdist_gate_clamped_swiglu = 3
+  ckdist_gate_clamped_swiglu = 3,
+  ckdist_gate_gelu = 4
 };
 enum ckdist_rope_table { ckdist_rope_none = -1, ckdist_rope_global = 0, ckdist_rope_local = 1 };
 enum ckdist_activation_format { ckdist_activation_f32, ckdist_activation_bf16, ckdist_activation_q8 };
@@ -83,6 +85,7 @@ enum ckdist_place {
   ckdist_place_arena,
   ckdist_place_slot, /* what other ranks read: this rank's summand, or its rows */
   ckdist_place_logits,
+  ckdist_place_hidden,      /* selected rows of hidden states, which every rank makes */
   ckdist_place_activations, /* rows as products read them */
   ckdist_place_tokens,      /* all tokens' rows, each in the slot of the rank that has the token */
   ckdist_place_columns,     /* local tokens' rows, of which each rank's columns are in its slot */
@@ -103,26 +106,41 @@ struct ckdist_value {
   int64_t stride;   /* training: bytes from row to row */
 };
 
-/* out = scale * rows of the table's shards; zeros for ids of another rank's part of the vocabulary */
+/* Which row of a table a token has. */
+enum ckdist_embed_by { ckdist_embed_by_id, ckdist_embed_by_position, ckdist_embed_by_nothing /* the first */ };
+
+/* out = scale * rows of the table's shards; zeros for ids of another rank's part of the vocabulary. by: enum
+   ckdist_embed_by; added: the first row of this matrix is added to each; -1: none */
 struct ckdist_embed_step {
   struct ckdist_step step;
-  int32_t out;
+  int32_t out, by, added;
   struct ckdist_span table; /* matrices */
   int64_t first_row;        /* of the vocabulary, that the first shard has */
   float scale;
 };
 
 /* r = x + post_factor * rms_norm(sum of y's summands), without what is absent; sum = r; activations = factor *
-   rms_norm(r), as products read them. activations: values by format, as many as shards of the columns, each of which
-   takes the next floats. gate: a value; y is multiplied by its sigmoid, and nothing but y is there. */
+   norm(r), as products read them. norm: rms_norm, or with `centred` the layer norm, plus norm_bias. normed = norm(r) in
+   floats. activations: values by format, as many as shards of the columns, each of which takes the next floats. gate: a
+   value; y is multiplied by its sigmoid, and nothing but y is there. */
 struct ckdist_norm_quantize_step {
   struct ckdist_step step;
   int32_t x, y, gate;
-  int32_t post_norm, norm; /* vectors */
+  int32_t post_norm, norm, norm_bias; /* vectors */
   float post_eps, eps, post_factor, factor;
-  int32_t sum;
+  int32_t centred;
+  int32_t sum, normed;
   struct ckdist_span activations[3];
   int32_t gather, gather_sum; /* of rows that hosts share out: every host gets all activations; the sum as well */
+};
+
+/* out = factor * norm(r) of the selected rows, both as of norm_quantize. */
+struct ckdist_output_rows_step {
+  struct ckdist_step step;
+  int32_t x, y;
+  int32_t post_norm, norm, norm_bias; /* vectors */
+  float post_eps, eps, post_factor, factor;
+  int32_t centred, out;
 };
 
 /* One matrix of a linear step: out = x times weight + bias (+ low times low_weight). */
@@ -140,9 +158,10 @@ struct ckdist_linear_step {
   struct ckdist_step step;
   int32_t count;
   const struct ckdist_product* products;
-  int32_t summed; /* the shards are of the columns, and their products are added in their order */
-  int32_t gate;   /* enum ckdist_gate: of two products, the first's out = gate(it) * the second's */
-  float soft_cap; /* on the results; 0: none */
+  int32_t summed;     /* the shards are of the columns, and their products are added in their order */
+  int32_t gate;       /* enum ckdist_gate: of two products, the first's out = gate(it) * the second's */
+  int32_t activation; /* enum ckdist_gate, of each element of the results */
+  float soft_cap;     /* on the results; 0: none */
 };
 
 /* Norms and rotates q and k, stores k and v in the cache, out = attention. */
@@ -154,6 +173,7 @@ struct ckdist_attend_step {
   int32_t squares;        /* value: of sum_squares, where all heads of a token are normed together */
   int32_t sinks;          /* vector of local heads: a score of each that has no value */
   int32_t layer, rope_table, window;
+  int32_t bidirectional; /* a token sees all of its sequence, whose tokens are all in the batch */
   float eps, scale, soft_cap;
 };
 

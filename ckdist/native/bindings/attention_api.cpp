@@ -28,7 +28,7 @@ CacheShape checked_shape(const ckdist_cache_shape& cache) {
 }
 
 AttentionTask checked_task(const ckdist_attention_task& t) {
-  AttentionTask task;
+  AttentionTask task{};
   const CacheShape cache = checked_shape(t.cache);
   task.key_type = cache.key_type, task.value_type = cache.value_type;
   task.key_width = cache.key_width, task.value_width = cache.value_width, task.latent = cache.latent;
@@ -51,6 +51,9 @@ AttentionTask checked_task(const ckdist_attention_task& t) {
   task.scale = t.scale;
   task.soft_cap = t.soft_cap;
   task.window = t.window;
+  if (t.context != 0 && t.context < t.first_position + t.tokens)
+    fail(Status::config, "a context of %lld tokens ends before the queries do", static_cast<long long>(t.context));
+  task.context = t.context;
   task.sinks = t.sinks;
   return task;
 }

@@ -10,6 +10,10 @@ extern "C" {
 int32_t ckdist_rms_norm(const char* isa, const float* x, const float* weight, float eps, int64_t n, float* out) {
   return guard([&] { kernels_by_name(isa).elementwise.rms_norm(x, weight, eps, n, out); });
 }
+int32_t ckdist_layer_norm(const char* isa, const float* x, const float* weight, const float* bias, float eps, int64_t n,
+                          float* out) {
+  return guard([&] { kernels_by_name(isa).elementwise.layer_norm(x, weight, bias, eps, n, out); });
+}
 
 int32_t ckdist_sum_parts(const char* isa, const float* x, const float* const* parts, int32_t count, int64_t n,
                          float* out) {
@@ -25,9 +29,10 @@ int32_t ckdist_rope(const char* isa, const float* x, const float* cos, const flo
 
 int32_t ckdist_gated(const char* isa, int32_t function, const float* gate, const float* up, int64_t n, float* out) {
   return guard([&] {
-    if (function < 0 || function > 3)
+    if (function < 0 || function > 4)
       fail(Status::config,
-           "gate function %d is not known; use 0 (silu), 1 (gelu_tanh), 2 (sigmoid) or 3 (clamped_swiglu)", function);
+           "gate function %d is not known; use 0 (silu), 1 (gelu_tanh), 2 (sigmoid), 3 (clamped_swiglu) or 4 (gelu)",
+           function);
     kernels_by_name(isa).elementwise.gated(static_cast<GateFunction>(function), gate, up, n, out);
   });
 }

@@ -37,6 +37,7 @@ int ckdist_executable_stop(ckdist_executable* executable) {
   return guard([&] { executable->stop(); });
 }
 const float* ckdist_executable_logits(ckdist_executable* executable) { return executable->logits(); }
+const float* ckdist_executable_hidden(ckdist_executable* executable) { return executable->hidden(); }
 const void* ckdist_executable_kv(ckdist_executable* executable) { return executable->kv_data(); }
 int64_t ckdist_executable_kv_bytes(ckdist_executable* executable) { return executable->kv_bytes(); }
 void ckdist_executable_stats(ckdist_executable* executable, ckdist_step_stats* out, int32_t reset) {

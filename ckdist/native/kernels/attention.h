@@ -29,7 +29,8 @@ struct CacheShape {
 };
 
 // Consecutive query tokens of one sequence against that sequence's cache, for the query heads that share one kv-head.
-// The task's own keys are in the cache already. Query i stands at first_position + i and sees positions <= its own.
+// The task's own keys are in the cache already. Query i stands at first_position + i and sees positions <= its own, or
+// where attention is bidirectional those of the whole sequence.
 struct AttentionTask {
   KvType key_type, value_type;
   int key_width, value_width;  // floats of a head's query and key, and of its value and output
@@ -48,13 +49,21 @@ struct AttentionTask {
   int64_t out_token_stride, out_head_stride;
   float scale;     // scores are scale * q.k
   float soft_cap;  // 0: none; else cap * tanh(score / cap)
-  int64_t window;  // 0: all; else only positions > own - window
+  int64_t window;  // 0: all; else only positions > own - window, and < own + window
   const float*
-      sinks;  // (heads,): a score of each head that has no value; null: none. Xiao et al. 2023, arXiv:2309.17453
+      sinks;        // (heads,): a score of each head that has no value; null: none. Xiao et al. 2023, arXiv:2309.17453
+  int64_t context;  // of bidirectional attention: tokens of the sequence; 0: causal
 
   CacheShape cache() const { return {key_type, value_type, key_width, value_width, latent}; }
-  int64_t end() const { return first_position + tokens; }
-  int64_t begin() const { return window > 0 && first_position >= window ? first_position + 1 - window : 0; }
+  // Positions [from, to) that the query at a position sees.
+  int64_t from(int64_t position) const { return window > 0 && position >= window ? position + 1 - window : 0; }
+  int64_t to(int64_t position) const {
+    if (context == 0) return position + 1;
+    return window > 0 && position + window < context ? position + window : context;
+  }
+  // Those that any query sees.
+  int64_t begin() const { return from(first_position); }
+  int64_t end() const { return to(first_position + tokens - 1); }
   int64_t first_span() const { return begin() / kSpan; }
   int64_t last_span() const { return (end() + kSpan - 1) / kSpan; }  // one past the last
 };

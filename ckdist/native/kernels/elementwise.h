@@ -6,7 +6,7 @@
 
 namespace ckdist {
 
-enum class GateFunction : int32_t { silu = 0, gelu_tanh = 1, sigmoid = 2, clamped_swiglu = 3 };
+enum class GateFunction : int32_t { silu = 0, gelu_tanh = 1, sigmoid = 2, clamped_swiglu = 3, gelu = 4 };
 
 struct ElementwiseKernel {
   // out[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i]. out may be x. Zhang & Sennrich 2019, arXiv:1910.07467.
@@ -25,6 +25,11 @@ struct ElementwiseKernel {
   void (*scale_weighted)(const float* x, float factor, const float* weight, int64_t n, float* out);
   // out[i] = f(gate[i]) * up[i]; clamped_swiglu: see isa/gate.h. out may be gate.
   void (*gated)(GateFunction function, const float* gate, const float* up, int64_t n, float* out);
+  // x[i] = f(x[i])
+  void (*activate)(GateFunction function, float* x, int64_t n);
+  // out[i] = (x[i] - mean) / sqrt(variance + eps) * weight[i] (+ bias[i], unless null). out may be x. Ba et al. 2016,
+  // arXiv:1607.06450.
+  void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int64_t n, float* out);
   // x[i] = cap * tanh(x[i] / cap)
   void (*soft_cap)(float* x, float cap, int64_t n);
   // One ActivationRow from `n` floats that stand at columns [lead, lead + n) of `cols` columns; zeros elsewhere,

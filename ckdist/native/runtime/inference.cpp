@@ -41,6 +41,7 @@ Inference::Inference(const ckdist_program& that, Communicator& job, Communicator
   reserve_exchange();
   make_lists();
   make_workers();
+  hidden_.resize(size_t(program.max_outputs * program.hidden));
 }
 
 void Inference::make_cache() {
@@ -165,6 +166,7 @@ float* Inference::floats(int index, int64_t* stride) {
     return ranks->host_partial(int(v.offset), (v.selected ? batch.selected : batch.tokens) * v.width) +
            (v.selected ? first_selected : first_token) * v.width;
   if (v.place == ckdist_place_logits) return ranks->logits(stride);
+  if (v.place == ckdist_place_hidden) return hidden_.data();
   return reinterpret_cast<float*>(arena_->data() + v.offset);
 }
 
@@ -198,6 +200,7 @@ void Inference::finish(int thread, int index, int out, int64_t rows) {
       host_rows->reduce_scatter(floats(out, &stride), floats(v.sum, &stride), v.width, index);
     });
   else if (v.place == ckdist_place_logits) meet(thread, index, true, [&](Idle) { end_batch(rows, index); });
+  else if (v.place == ckdist_place_hidden) meet(thread, index, true, [&](Idle) { end_batch(0, index); });
   else if (v.place == ckdist_place_sums)
     meet(thread, index, true, [&](Idle idle) {
       ranks->all_reduce_hosts(int(v.offset), (v.selected ? batch.selected : batch.tokens) * v.width, index, idle);

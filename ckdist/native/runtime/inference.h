@@ -38,6 +38,7 @@ class Inference : public Executor {
   // Rank 0, while no batch is in flight: what stats() gives on every rank.
   void reports(ckdist_step_stats* out);
   const float* logits() { return ranks->gathered(); }
+  const float* hidden() const { return hidden_.data(); }
   const uint8_t* kv_data() const { return kv_arena_->data(); }
   int64_t kv_bytes() const { return kv_bytes_; }
   ckdist_step_stats stats(bool reset);
@@ -245,6 +246,7 @@ class Inference : public Executor {
   int64_t kv_bytes_ = 0;
   std::optional<Arena> arena_, kv_arena_, worker_arena_;
   std::vector<Worker> workers_;
+  std::vector<float> hidden_;                         // (max_outputs, hidden)
   std::vector<const float*> peers_[kSlots];           // the slots of the ranks that share memory
   std::unique_ptr<std::atomic<int64_t>[]> counters_;  // (threads, most_steps): next item of each step that shares work
                                                       // out dynamically, of all or of a thread's

@@ -133,15 +133,17 @@ class Heads:
         if self.attrs["soft_cap"]:
             scores = self.attrs["soft_cap"] * np.tanh(scores / self.attrs["soft_cap"])
         positions, own = np.arange(len(k))[None], first + np.arange(len(q))[:, None]
-        visible = positions <= own
-        if self.attrs["window"]:
-            visible &= positions > own - self.attrs["window"]
+        both, window = self.attrs.get("bidirectional", False), self.attrs["window"]
+        visible = (positions <= own) | both
+        if window:
+            visible &= (positions > own - window) & (positions < own + window)
         return np.where(visible, scores, -np.inf)
 
 
 @op("attend", infer_attend)
 def attend(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Causal grouped-query attention over the cache, which the call extends. Vaswani et al. 2017, arXiv:1706.03762.
+    """Grouped-query attention over the cache, which the call extends, causal unless it is `bidirectional`. Vaswani et
+    al. 2017, arXiv:1706.03762.
 
     A weight is of sinks, (heads,): a score of each head that counts in the sum and has no value. Xiao et al. 2023,
     arXiv:2309.17453, and as gpt-oss learns them, OpenAI 2025, arXiv:2508.10925.
@@ -198,6 +200,7 @@ def lower_attend(lowering: "Lowering", group: "Group") -> None:
         layer=attrs["layer"],
         rope_table=ROPE_TABLES[rope.attrs["table"]] if rope else NO_ROPE,
         window=attrs["window"],
+        bidirectional=attrs.get("bidirectional", False),
         eps=next((norm.attrs["eps"] for norm in (q_norm, over_heads) if norm), 0.0),
         scale=attrs["scale"],
         soft_cap=attrs["soft_cap"],

@@ -1,5 +1,6 @@
 """Ops that work element by element or row by row: scale, soft_cap, gated, add, select_rows, and their gradients."""
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -75,9 +76,26 @@ def soft_cap_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
     return [dy * (1 - (y / np.float32(attrs["cap"])) ** 2)]
 
 
+@op("activate", unchanged_whole("activate"))
+def activate(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """f(x): a gate of nothing. Its step is that of the linear that makes x."""
+    return [_function(inputs[0], attrs["function"])]
+
+
+def _function(x: np.ndarray, name: str) -> np.ndarray:
+    """SiLU, the sigmoid, GELU or its form with tanh. Hendrycks & Gimpel 2016, arXiv:1606.08415."""
+    if name == "silu":
+        return x / (1 + np.exp(-x))
+    if name == "sigmoid":
+        return 1 / (1 + np.exp(-x))
+    if name == "gelu":
+        return 0.5 * x * (1 + np.vectorize(math.erf, otypes=[x.dtype])(x / np.sqrt(np.float32(2))))
+    return 0.5 * x * (1 + np.tanh(np.float32(GELU_SCALE) * (x + np.float32(GELU_CUBIC) * x**3)))
+
+
 @op("gated", unchanged_whole("gated"))
 def gated(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """f(gate) * up with f SiLU, the tanh form of GELU, or the sigmoid. Shazeer 2020, arXiv:2002.05202.
+    """f(gate) * up with f SiLU, GELU, its form with tanh, or the sigmoid. Shazeer 2020, arXiv:2002.05202.
 
     clamped_swiglu: g * sigmoid(1.702 g) * (u + 1), of g at most 7 and u from -7 to 7. OpenAI 2025, arXiv:2508.10925.
     """
@@ -85,11 +103,7 @@ def gated(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
     if attrs["function"] == "clamped_swiglu":
         g, u = np.minimum(gate, np.float32(SWIGLU_LIMIT)), np.clip(up, np.float32(-SWIGLU_LIMIT), SWIGLU_LIMIT)
         return [g / (1 + np.exp(np.float32(-SWIGLU_ALPHA) * g)) * (u + 1)]
-    if attrs["function"] == "silu":
-        return [gate / (1 + np.exp(-gate)) * up]
-    if attrs["function"] == "sigmoid":
-        return [up / (1 + np.exp(-gate))]
-    return [0.5 * gate * (1 + np.tanh(np.float32(GELU_SCALE) * (gate + np.float32(GELU_CUBIC) * gate**3))) * up]
+    return [_function(gate, attrs["function"]) * up]
 
 
 @lower("gated", "training")

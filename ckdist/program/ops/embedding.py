@@ -1,14 +1,29 @@
-"""embed and its gradient."""
+"""embed and its gradient, and embeddings of positions."""
 
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ckdist import native
 from ckdist.errors import LayoutError
+from ckdist.layout import Dim
 from ckdist.program.lowered import MatrixKey
-from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, lower, op, vjp, whole
-from ckdist.program.program import Instr, Value
+from ckdist.program.ops.op import (
+    Arrays,
+    Attrs,
+    Gradients,
+    Inferred,
+    Values,
+    Weights,
+    lower,
+    op,
+    total,
+    vjp,
+    whole,
+)
+from ckdist.program.program import Instr, Value, Weight
 from ckdist.program.rank_context import RankContext
+from ckdist.program.step import ABSENT, MatrixIndex
 
 if TYPE_CHECKING:  # which import the ops
     from ckdist.program.emitter import Emitter
@@ -49,12 +64,58 @@ def lower_embed(lowering: "Lowering", group: "Group") -> None:
     lowering.emit(
         "embed",
         out=lowering.at[out.name],
+        by=False,
+        added=MatrixIndex(ABSENT),
         table=lowering.matrix([MatrixKey(table.name, rows, columns) for rows in pieces]),
         first_row=pieces[0][0],
         scale=scale.attrs["factor"] if scale else 1.0,
     )
     if scale:
         lowering.stands_for(scale.outputs[0], scale.inputs[0])
+
+
+def infer_embed_positions(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """(tokens, hidden), whole."""
+    return [((inputs[0].dims[0], _columns(*weights)), None)]
+
+
+def _columns(*tables: Weight | None) -> Dim:
+    """Those of the tables, of which one may be absent."""
+    (columns,) = {table.dims[1] for table in tables if table is not None}
+    return columns
+
+
+@op("embed_positions", infer_embed_positions)
+def embed_positions(
+    context: RankContext, inputs: Arrays, weights: list[np.ndarray | None], attrs: Attrs
+) -> list[np.ndarray]:
+    """The row of each token's position, counted from `first` on, and the first row of another table; one may be
+    absent.
+    """
+    ids, (table, types), begin = inputs[0], weights, context.first_token
+    rows = [] if table is None else [table[context.positions[begin : begin + len(ids)] + attrs["first"]]]
+    return [total([*rows, *([] if types is None else [np.tile(types[0], (len(ids), 1))])])]
+
+
+@lower("embed_positions", "inference")
+def lower_embed_positions(lowering: "Lowering", group: "Group") -> None:
+    """A step like that of `embed`."""
+    positions: Weight | None = group.instr.weights[0]
+    types: Weight | None = group.instr.weights[1]
+    (out,) = group.instr.outputs
+    table, added = (positions, types) if positions else (types, None)
+    assert table is not None  # as `infer` has found
+    whole_table = lambda w: lowering.matrix([MatrixKey(w.name, *((0, dim.elements) for dim in w.dims))])
+    (lowering.at[out.name],) = lowering.results([out])
+    lowering.emit(
+        "embed",
+        out=lowering.at[out.name],
+        by=native.lib.ckdist_embed_by_position if positions else native.lib.ckdist_embed_by_nothing,
+        table=whole_table(table),
+        added=whole_table(added).first if added else MatrixIndex(ABSENT),
+        first_row=-group.instr.attrs["first"] if positions else 0,
+        scale=1.0,
+    )
 
 
 @lower("embed", "training")

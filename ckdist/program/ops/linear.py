@@ -58,6 +58,7 @@ def lower_linear(lowering: "Lowering", group: "Group") -> None:
     input.
     """
     instr, low_rank, gated, cap = group.instr, group["low_rank"], group["gated"], group["soft_cap"]
+    activate = group["activate"]
     x, in_dim = instr.inputs[0], instr.matrices[0].dims[1]
     columns = lowering.columns(x)
     summed = len(columns) > 1  # shards of a whole matrix whose columns are sharded
@@ -92,6 +93,7 @@ def lower_linear(lowering: "Lowering", group: "Group") -> None:
         products=products,
         summed=summed,
         gate=GATES[gated.attrs["function"] if gated else "none"],
+        activation=GATES[activate.attrs["function"] if activate else "none"],
         soft_cap=cap.attrs["cap"] if cap else 0.0,
     )
 
@@ -101,7 +103,7 @@ def _results(lowering: "Lowering", group: "Group") -> list[ValueIndex]:
     instr, low_rank = group.instr, group["low_rank"]
     adapted = dict(zip((v.name for v in low_rank.inputs[1:]), low_rank.outputs, strict=True)) if low_rank else {}
     values = [adapted.get(v.name, v) for v in instr.outputs]
-    follows = group["gated"] or group["soft_cap"]
+    follows = group["gated"] or group["soft_cap"] or group["activate"]
     last = follows.outputs[0] if follows else values[0]
     reader = lowering.graph.reader(last)
     if reader is None or reader.op == "all_gather":

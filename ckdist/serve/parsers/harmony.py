@@ -23,10 +23,11 @@ class HarmonyParser:
     def __init__(self, form: AnswerForm):
         """`form.channels` is what the prompt has of the answer."""
         self._form, self._reader, self._deltas = form, TextReader(), list[Delta]()
-        self._calls, self._said = 0, {"content": False, "reasoning": False}
+        self._calls, self._arguments_came, self._said = 0, False, {"content": False, "reasoning": False}
         self._reader.feed(form.channels or "")
         self._parsing = self._answer()
         next(self._parsing, None)
+        self._deltas.clear()  # what the prompt has said
 
     def step(self, text: str) -> list[Delta]:
         """As of AnswerParser."""

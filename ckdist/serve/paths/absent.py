@@ -11,15 +11,8 @@ from ckdist.serve.service import Service
 
 METHODS = ("GET", "POST", "PUT", "DELETE")
 NAMES = {
-    "/v1/embeddings": "embeddings are not computed",
-    "/embedding": "embeddings are not computed",
-    "/v1/rerank": "documents are not ranked",
-    "/v1/reranking": "documents are not ranked",
-    "/v2/rerank": "documents are not ranked",
-    "/score": "texts are not scored; use echo with logprobs in /v1/completions",
-    "/pooling": "embeddings are not computed",
+    "/pooling": "use /v1/embeddings",
     "/classify": "texts are not classified",
-    "/infill": "there is no infill; put the model's own tokens for it into the prompt of /v1/completions",
     "/v1/responses/{name:path}": "answers are not kept",
     "/v1/batches": "send the requests one by one; they share steps",
     "/v1/batches/{name:path}": "send the requests one by one; they share steps",

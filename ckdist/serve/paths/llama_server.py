@@ -23,6 +23,11 @@ async def completion(service: Service, request: Request) -> Response:
     return await service.answer(request, prepared, LlamaCompletionAnswer, NO_END)
 
 
+async def infill(service: Service, request: Request) -> Response:
+    """What fills the gap between two texts, by a model that was trained for that."""
+    return await service.answer(request, await service.prepare("infill", request), LlamaCompletionAnswer, NO_END)
+
+
 async def props(service: Service, request: Request) -> Response:
     """What the server was started with. The model's path stays private: its name stands there."""
     service.check_ready()
@@ -67,6 +72,7 @@ async def change_lora_adapters(service: Service, request: Request) -> Response:
 PATHS = (
     Path("/completion", completion, ("POST",)),
     Path("/completions", completion, ("POST",)),
+    Path("/infill", infill, ("POST",)),
     Path("/props", props),
     Path("/slots", slots),
     Path("/lora-adapters", lora_adapters),

@@ -8,7 +8,8 @@ from ckdist.serve.parsers.form import AnswerForm
 from ckdist.serve.requests.tools import Tools
 from ckdist.tokens.chat import ChatTemplate
 from ckdist.tokens.grammar import check_grammar, quoted
-from ckdist.tokens.harmony import CHANNEL, END, MARKS, MESSAGE, begun, harmony_grammar, is_harmony
+from ckdist.tokens.harmony import CHANNEL, END, MARKS, MESSAGE, begun, is_harmony
+from ckdist.tokens.harmony_grammar import harmony_grammar
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.tokens.tool_format import ToolFormat
 from ckdist.tokens.tool_grammar import ANSWER, Literal, ToolGrammar, with_answer, with_thought
@@ -102,7 +103,7 @@ def answer_grammar(tokenizer: Tokenizer, form: AnswerForm | None, tools: Tools, 
 def _grammar_in_channels(tokenizer: Tokenizer, form: AnswerForm, tools: Tools, structure: str | None) -> str | None:
     """As `answer_grammar`; where the prompt has begun a message, the answer is its text alone."""
     must_call = form.calls is not None and tools.must_call
-    if (structure is None and not must_call) or (form.channels or "").endswith(MESSAGE):
+    if (structure is None and not must_call) or MESSAGE in (form.channels or ""):
         return structure
     schemas = tools.schemas if form.calls is not None else {}
     answers = structure is not None and not must_call

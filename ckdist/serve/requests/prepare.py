@@ -1,5 +1,5 @@
 """One entry for every kind of request: bytes of a body in, a `Prepared` for the engine or a finished JSON answer
-out.
+out, or texts that are to become vectors.
 """
 
 from collections.abc import Callable
@@ -10,6 +10,8 @@ from ckdist.serve.requests import anthropic, responses
 from ckdist.serve.requests.answer_form import answer_form, answer_grammar
 from ckdist.serve.requests.chat import ChatRequest, parse_chat
 from ckdist.serve.requests.completion import encode_prompt, parse_completion, prompt_text
+from ckdist.serve.requests.embedding import EmbeddingWork, embedding, llama_embedding, rerank, score
+from ckdist.serve.requests.infill import infill_tokens, read_gap
 from ckdist.serve.requests.json_body import parse_object
 from ckdist.serve.requests.llama_completion import parse_llama_completion
 from ckdist.serve.requests.prepared import ModelFacts, Prepared
@@ -18,7 +20,9 @@ from ckdist.serve.requests.tokens import detokenize, tokenize, tokenizer_facts
 from ckdist.tokens.tokenizer import Tokenizer
 
 
-def prepare(kind: str, body: bytes, tokenizer: Tokenizer, facts: ModelFacts) -> Prepared | dict[str, Any]:
+def prepare(
+    kind: str, body: bytes, tokenizer: Tokenizer, facts: ModelFacts
+) -> Prepared | EmbeddingWork | dict[str, Any]:
     """What the request of this kind (a key of `KINDS`) comes to. RequestError or Problem for what cannot be meant."""
     return KINDS[kind](parse_object(body), tokenizer, facts)
 
@@ -72,6 +76,12 @@ def llama_completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFac
     return replace(prepared, token_ids=prepared.token_ids or prepared.stream)  # the pieces of a stream always have them
 
 
+def infill(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
+    """A body of llama-server's /infill, ready for the engine."""
+    gap, others = read_gap(body)
+    return llama_completion({**others, "prompt": infill_tokens(gap, tokenizer, facts)}, tokenizer, facts)
+
+
 def apply_template(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
     """llama-server's /apply-template: the chat as the text that the model would continue."""
     return {"prompt": _rendered(parse_chat(body, tokenizer, facts), tokenizer)}
@@ -83,13 +93,18 @@ def _rendered(request: ChatRequest, tokenizer: Tokenizer) -> str:
     )
 
 
-KINDS: dict[str, Callable[[dict[str, Any], Tokenizer, ModelFacts], Prepared | dict[str, Any]]] = {
+KINDS: dict[str, Callable[[dict[str, Any], Tokenizer, ModelFacts], Prepared | EmbeddingWork | dict[str, Any]]] = {
     "chat": chat,
     "messages": messages,
     "count_tokens": count_tokens,
     "response": response,
     "completion": completion,
     "llama_completion": llama_completion,
+    "infill": infill,
+    "embedding": embedding,
+    "llama_embedding": llama_embedding,
+    "rerank": rerank,
+    "score": score,
     "apply_template": apply_template,
     "tokenize": tokenize,
     "detokenize": detokenize,

@@ -25,12 +25,17 @@ def tokenise(tokenizer: Tokenizer, text: str, add_special: bool, facts: ModelFac
     """The ids of `text`. RequestError, without any work, for one that has more bytes than any text that fits the
     context.
     """
+    check_length(tokenizer, text, facts, field)
+    return tokenizer.encode(text, add_special=add_special)
+
+
+def check_length(tokenizer: Tokenizer, text: str, facts: ModelFacts, field: str) -> None:
+    """RequestError, without any work, where `text` has more bytes than any text that fits the context."""
     most = tokenizer.most_bytes_per_token
     if most is not None and len(text) > facts.context_length:
         size = len(text.encode("utf-8", "surrogatepass"))
         if size > most * facts.context_length:
             raise too_long(-(-size // most), facts.context_length, facts.context_length, field, "at least ")
-    return tokenizer.encode(text, add_special=add_special)
 
 
 def fit_output(prompt: list[int], max_tokens: int | None, context_length: int, field: str) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 from ckdist.errors import CkdistError, RequestError
 from ckdist.serve.encoding import to_json
 from ckdist.serve.problems import Problem
+from ckdist.serve.requests.embedding import EmbeddingWork
 from ckdist.serve.requests.prepare import prepare
 from ckdist.serve.requests.prepared import ModelFacts, Prepared
 from ckdist.tokens.tokenizer import Tokenizer
@@ -22,19 +23,26 @@ FIELDS = {
     "count_tokens": "messages",
     "response": "input",
     "completion": "prompt",
+    "infill": "input_prefix",
+    "embedding": "input",
+    "llama_embedding": "content",
+    "rerank": "documents",
+    "score": "text_2",
     "tokenize": "content",
     "detokenize": "tokens",
 }  # where a kind of request has its text
 
 
 def run(tokenizer: Tokenizer, head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-    """`head` has kind and facts. The answer's map has one of prepared (a `Prepared` as a map), problem, or json (the
-    body is an answer).
+    """`head` has kind and facts. The answer's map has one of prepared (a `Prepared` as a map), embedding (an
+    `EmbeddingWork`), problem, or json (the body is an answer).
     """
     try:
         result = prepare(head["kind"], body, tokenizer, ModelFacts(*head["facts"]))
         if isinstance(result, Prepared):
             return {"prepared": result.to_map()}, b""
+        if isinstance(result, EmbeddingWork):
+            return {"embedding": result.to_map()}, b""
         answer = to_json(result)
         if len(answer) > MAX_ANSWER:
             raise RequestError(

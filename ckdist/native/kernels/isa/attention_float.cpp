@@ -200,8 +200,7 @@ void attend_group(const AttentionTask& task, const Workspace& work, const SpanPa
   bool seen = false;
   for (int r = 0; r < R; ++r) {
     const int64_t position = task.first_position + (row + r) / task.heads;
-    const int64_t from = task.window > 0 ? position + 1 - task.window - start : 0;
-    const int64_t to = position + 1 - start;
+    const int64_t from = task.from(position) - start, to = task.to(position) - start;
     low[r] = static_cast<int>(from < 0 ? 0 : from > kChunk ? kChunk : from);
     high[r] = static_cast<int>(to < 0 ? 0 : to > kChunk ? kChunk : to);
     seen = seen || low[r] < high[r];

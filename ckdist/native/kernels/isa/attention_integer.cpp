@@ -233,7 +233,7 @@ Span open_span(const AttentionTask& task, const Shape& shape, const Workspace& w
 // The first position of the span that the query in `row` sees, and one past its last.
 CKDIST_INLINE void seen(const AttentionTask& task, int64_t start, int64_t row, int* low, int* high) {
   const int64_t position = task.first_position + row / task.heads;
-  const int64_t from = task.window > 0 ? position + 1 - task.window - start : 0, to = position + 1 - start;
+  const int64_t from = task.from(position) - start, to = task.to(position) - start;
   *low = static_cast<int>(from < 0 ? 0 : from > kSpan ? kSpan : from);
   *high = static_cast<int>(to < 0 ? 0 : to > kSpan ? kSpan : to);
 }

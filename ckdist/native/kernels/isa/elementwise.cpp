@@ -50,6 +50,25 @@ void rms_norm(const float* x, const float* weight, float eps, int64_t n, float* 
   scale_weighted(x, 1.0f / __builtin_sqrtf(sum_squares(x, n) / static_cast<float>(n) + eps), weight, n, out);
 }
 
+float sum(const float* x, int64_t n) {
+  Vec parts[kStreams] = {set(0), set(0), set(0), set(0)};
+  int64_t i = 0;
+  for (; n - i >= kStreams * kLanes; i += kStreams * kLanes)
+    for (int s = 0; s < kStreams; ++s) parts[s] = parts[s] + load(x + i + s * kLanes);
+  for (; i < n; i += kLanes) parts[0] = parts[0] + load_lanes(x + i, lanes_left(n, i));
+  return reduce_sum((parts[0] + parts[1]) + (parts[2] + parts[3]));
+}
+
+void layer_norm(const float* x, const float* weight, const float* bias, float eps, int64_t n, float* out) {
+  const Vec mean = set(sum(x, n) / static_cast<float>(n));
+  each(n, [&](int64_t i, int lanes) { store_lanes(out + i, load_lanes(x + i, lanes) - mean, lanes); });
+  rms_norm(out, weight, eps, n, out);
+  if (bias)
+    each(n, [&](int64_t i, int lanes) {
+      store_lanes(out + i, load_lanes(out + i, lanes) + load_lanes(bias + i, lanes), lanes);
+    });
+}
+
 void sum_parts(const float* x, const float* const* parts, int count, int64_t n, float* out) {
   const float* first = x ? x : parts[0];
   const int from = x ? 0 : 1;
@@ -78,23 +97,31 @@ void rope(const float* x, const float* cos, const float* sin, int64_t n, float* 
   });
 }
 
+// Calls body(f) with the function.
+template <class Body>
+CKDIST_INLINE void with_function(GateFunction function, Body&& body) {
+  if (function == GateFunction::silu) body([](Vec x) { return silu(x); });
+  else if (function == GateFunction::sigmoid) body([](Vec x) { return sigmoid(x); });
+  else if (function == GateFunction::gelu) body([](Vec x) { return gelu(x); });
+  else body([](Vec x) { return gelu_tanh(x); });
+}
+
 void gated(GateFunction function, const float* gate, const float* up, int64_t n, float* out) {
-  if (function == GateFunction::silu)
-    each(n, [&](int64_t i, int lanes) {
-      store_lanes(out + i, silu(load_lanes(gate + i, lanes)) * load_lanes(up + i, lanes), lanes);
-    });
-  else if (function == GateFunction::sigmoid)
-    each(n, [&](int64_t i, int lanes) {
-      store_lanes(out + i, sigmoid(load_lanes(gate + i, lanes)) * load_lanes(up + i, lanes), lanes);
-    });
-  else if (function == GateFunction::clamped_swiglu)
-    each(n, [&](int64_t i, int lanes) {
+  if (function == GateFunction::clamped_swiglu)
+    return each(n, [&](int64_t i, int lanes) {
       store_lanes(out + i, clamped_swiglu(load_lanes(gate + i, lanes), load_lanes(up + i, lanes)), lanes);
     });
-  else
+  with_function(function, [&](auto f) {
     each(n, [&](int64_t i, int lanes) {
-      store_lanes(out + i, gelu_tanh(load_lanes(gate + i, lanes)) * load_lanes(up + i, lanes), lanes);
+      store_lanes(out + i, f(load_lanes(gate + i, lanes)) * load_lanes(up + i, lanes), lanes);
     });
+  });
+}
+
+void activate(GateFunction function, float* x, int64_t n) {
+  with_function(function, [&](auto f) {
+    each(n, [&](int64_t i, int lanes) { store_lanes(x + i, f(load_lanes(x + i, lanes)), lanes); });
+  });
 }
 
 void soft_cap(float* x, float cap, int64_t n) {
@@ -181,7 +208,7 @@ double sum_at_least(const float* x, const float* terms, int64_t n, float thresho
 }  // namespace
 
 extern const ElementwiseKernel elementwise_kernel = {
-    rms_norm, sum_parts,           rope, rope_pairs, sum_squares, scale_weighted, gated,
+    rms_norm, sum_parts,           rope, rope_pairs, sum_squares, scale_weighted, gated,       activate, layer_norm,
     soft_cap, prepare_activations, add,  add_scaled, maxima,      sum_exp,        sum_at_least};
 
 }  // namespace CKDIST_ISA

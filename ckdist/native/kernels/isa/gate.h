@@ -15,6 +15,21 @@ CKDIST_INLINE Vec gelu_tanh(Vec x) {
   return fma(half, tanh(inner), half);
 }
 
+// 0.5 x (1 + erf(x / sqrt(2))), with erf |z| = 1 - t P(t) exp(-z^2), t = 1 / (1 + p |z|), within 1.5e-7. Abramowitz &
+// Stegun 1964, 7.1.26.
+CKDIST_INLINE Vec gelu(Vec x) {
+  const Vec z = abs(x) * set(0.70710678f);
+  const Vec t = set(1.0f) / fma(z, set(0.3275911f), set(1.0f));
+  Vec p = set(1.061405429f);
+  p = fma(p, t, set(-1.453152027f));
+  p = fma(p, t, set(1.421413741f));
+  p = fma(p, t, set(-0.284496736f));
+  p = fma(p, t, set(0.254829592f));
+  const Vec erf = copy_sign(fnma(p * t, exp(set(0.0f) - z * z), set(1.0f)), x);
+  const Vec half = set(0.5f) * x;
+  return fma(half, erf, half);
+}
+
 // g sigmoid(1.702 g) (u + 1), with g = min(gate, 7) and u = up from -7 to 7. OpenAI 2025, gpt-oss model card,
 // arXiv:2508.10925, section 2.
 CKDIST_INLINE Vec clamped_swiglu(Vec gate, Vec up) {

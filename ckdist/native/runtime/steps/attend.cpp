@@ -12,7 +12,7 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
   AttentionFields attention() const {
     const int32_t q = step.rotated >= 0 ? step.rotated : step.q;
     const float* const sinks = step.sinks >= 0 ? r.vector(step.sinks) : nullptr;
-    return {step.layer, q, step.out, step.window, step.scale, step.soft_cap, sinks};
+    return {step.layer, q, step.out, step.window, step.scale, step.soft_cap, sinks, step.bidirectional != 0};
   }
 
   // Of a thread: what the kernel wants, a rotated key, and the squares of a token's heads.

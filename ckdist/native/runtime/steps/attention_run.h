@@ -16,6 +16,7 @@ struct AttentionFields {
   int32_t layer, q, out, window;
   float scale, soft_cap;
   const float* sinks;  // of local heads; null: none
+  bool bidirectional = false;
 };
 
 // `Derived` has `AttentionFields attention() const`.
@@ -112,6 +113,8 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     task.scale = of.scale;
     task.soft_cap = of.soft_cap;
     task.window = of.window;
+    if (of.bidirectional)
+      task.context = r.batch.chunks[item.sequence].first_position + r.batch.chunks[item.sequence].tokens;
     task.sinks = of.sinks ? of.sinks + head : nullptr;
     return task;
   }

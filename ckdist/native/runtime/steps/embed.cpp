@@ -5,13 +5,26 @@ namespace ckdist {
 namespace {
 
 struct Embed : StepRun<Inference, ckdist_embed_step> {
+  static int64_t thread_bytes(const Inference& r, const Fields& step) {
+    return step.added < 0 ? 0 : r.value(step.out).width * int64_t{sizeof(float)};
+  }
+
+  int64_t row_of(int64_t token) const {
+    if (step.by == ckdist_embed_by_id) return r.batch.token_ids[token];
+    if (step.by == ckdist_embed_by_nothing) return 0;
+    const BatchView::Chunk* chunk = r.batch.chunks;
+    for (; token >= chunk->tokens; chunk++) token -= chunk->tokens;
+    return chunk->first_position + token;
+  }
+
   void run() {
     int64_t stride;
     float* const out = r.floats(step.out, &stride);  // (tokens, hidden)
     const Range own = r.rows_of(thread, r.local_tokens);
     for (int64_t t = own.begin; t < own.end; t++) {
       float* const row = out + t * stride;
-      int64_t id = r.batch.token_ids[r.first_token + t] - step.first_row;
+      const int64_t token = r.first_token + t;
+      int64_t id = row_of(token) - step.first_row;
       int shard = step.table.first;
       for (const int last = shard + step.table.count - 1; shard < last && id >= r.matrix(shard).rows; shard++)
         id -= r.matrix(shard).rows;
@@ -22,6 +35,11 @@ struct Embed : StepRun<Inference, ckdist_embed_step> {
       unpack_row(r, thread, r.weight(shard), id, row);
       if (step.scale != 1.f)
         for (int64_t c = 0; c < stride; c++) row[c] *= step.scale;
+      if (step.added >= 0) {
+        float* const added = reinterpret_cast<float*>(r.memory(thread));
+        unpack_row(r, thread, r.weight(step.added), 0, added);
+        r.kernels.elementwise.add(added, stride, row);
+      }
     }
     r.finish(thread, index, step.out, r.local_tokens);
   }

@@ -139,6 +139,9 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     if (step.soft_cap != 0.f)
       for (int64_t t = 0; t < rows.end - rows.begin; t++)
         r.kernels.elementwise.soft_cap(y + t * stride, step.soft_cap, to - from);
+    if (step.activation != ckdist_gate_none)
+      for (int64_t t = 0; t < rows.end - rows.begin; t++)
+        r.kernels.elementwise.activate(GateFunction(step.activation), y + t * stride, to - from);
   }
 
   void add_bias(const float* bias, int64_t n, Range rows, float* y, int64_t stride) const {

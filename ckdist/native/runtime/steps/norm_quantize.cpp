@@ -47,10 +47,10 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
         out_row, in_row);
     if (gate != nullptr) k.gated(GateFunction::sigmoid, gate, s, y.width, room), s = room;
     int64_t stride;
-    if (step.sum >= 0 && keep)
-      std::copy(s, s + y.width, r.floats(step.sum, &stride) + (r.first_row(step.step) + out_row) * y.width);
-    if (step.norm >= 0) k.rms_norm(s, r.vector(step.norm), step.eps, y.width, room), s = room;
-    if (step.factor != 1.f) s = scaled(s, step.factor, y.width, room);
+    const int64_t place = (r.first_row(step.step) + out_row) * y.width;  // of the row among those that are kept
+    if (step.sum >= 0 && keep) std::copy(s, s + y.width, r.floats(step.sum, &stride) + place);
+    s = normed(r, step, s, y.width, room);
+    if (step.normed >= 0 && keep) std::copy(s, s + y.width, r.floats(step.normed, &stride) + place);
     each_shard([&](int, const ckdist_value& a, uint8_t* base, const float* part) { quantize(a, part, base, out_row); },
                s);
   }

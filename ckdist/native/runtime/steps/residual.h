@@ -1,4 +1,4 @@
-// Rows of the residual stream: x + factor * rms_norm(sum of the ranks' summands).
+// Rows of the residual stream: x + factor * rms_norm(sum of the ranks' summands), and their norms.
 #pragma once
 #include "runtime/inference.h"
 
@@ -8,6 +8,19 @@ namespace ckdist {
 inline const float* scaled(const float* x, float factor, int64_t n, float* row) {
   for (int64_t i = 0; i < n; i++) row[i] = x[i] * factor;
   return row;
+}
+
+// factor * norm(s) of n floats by the fields of a step, in `row` where that is not `s` itself; `row` may be s.
+template <class Fields>
+const float* normed(const Inference& r, const Fields& step, const float* s, int64_t n, float* row) {
+  const ElementwiseKernel& k = r.kernels.elementwise;
+  if (step.norm >= 0 && step.centred) {
+    k.layer_norm(s, r.vector(step.norm), step.norm_bias < 0 ? nullptr : r.vector(step.norm_bias), step.eps, n, row);
+    s = row;
+  } else if (step.norm >= 0) {
+    k.rms_norm(s, r.vector(step.norm), step.eps, n, row), s = row;
+  }
+  return step.factor != 1.f ? scaled(s, step.factor, n, row) : s;
 }
 
 // Reads rows of one step. `row`: room for one.

@@ -1,0 +1,79 @@
+"""ModernBERT (Warner et al. 2024, arXiv:2412.13663): an encoder with rotated positions, gated feed-forwards, norms
+before each part, and windows in most layers.
+"""
+
+from ckdist.models import from_config
+from ckdist.models.families import bert
+from ckdist.models.families.family import Family, TensorNames
+from ckdist.models.fields import Fields
+from ckdist.models.rope import RopeShape, from_fields
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms, RopeSpec
+
+NAME = "modernbert"
+FIRST_NORMS = Norms(replaces_stream=(True, False))  # that of the embeddings is the first layer's
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """From config.json."""
+    del outer  # encoders of text alone
+    n = from_config.sizes(f, from_config.ConfigDefaults(max_position=8192))
+    bias, period = f.flag("attention_bias"), f.integer("global_attn_every_n_layers", 3)
+    sliding = from_config.sliding_layers(f, n.num_layers, [bool(i % period) for i in range(n.num_layers)])
+    reach = f.integer("local_attention", 128, low=2) // 2  # tokens before and behind one that it sees
+    ffn = DenseFfn(n.intermediate_size, bert.function(f, "hidden_activation", "gelu"), f.flag("mlp_bias"))
+    layers = tuple(
+        LayerSpec(
+            Attention(
+                n.num_heads, n.num_heads, n.head_dim, n.head_dim**-0.5, rope="local" if slides else "global",
+                window=(reach + 1) * slides, qkv_bias=bias, o_bias=bias, bidirectional=True,
+            ),
+            ffn,
+            Norms() if i else FIRST_NORMS,
+        )
+        for i, slides in enumerate(sliding)
+    )  # fmt: skip
+    eps, norm = f.number("norm_eps", 1e-5, high=1.0), "layer_bias" if f.flag("norm_bias") else "layer"
+    sizes = n.vocab_size, n.hidden_size
+    return ModelSpec(NAME, *sizes, layers, _rotations(f, n.head_dim, n.max_position), eps, n.max_position, norm=norm)
+
+
+def _rotations(f: Fields, head_dim: int, max_position: int) -> dict[str, RopeSpec]:
+    """Of full and of sliding layers."""
+    parameters, found = f.sub("rope_parameters"), {}
+    kinds = {"global": ("full_attention", 160000.0), "local": ("sliding_attention", 10000.0)}
+    for name, (kind, theta) in kinds.items():
+        shape = RopeShape(head_dim, max_position, f.number(f"{name}_rope_theta", theta, low=1.0), 1.0, False)
+        found[name] = from_fields(parameters.sub(kind), shape, f)
+    return found
+
+
+NAMES = TensorNames(
+    top={
+        "embeddings.tok_embeddings": "model.embed_tokens",
+        "embeddings.norm": "model.layers.0.input_layernorm",
+        "final_norm": "model.norm",
+    },
+    layer={
+        "attn_norm": "input_layernorm",
+        "attn.Wqkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "attn.Wo": "self_attn.o_proj",
+        "mlp_norm": "post_attention_layernorm",
+        "mlp.Wi": ("mlp.gate_proj", "mlp.up_proj"),
+        "mlp.Wo": "mlp.down_proj",
+    },
+    prefix="layers",
+    own_names=False,
+    outer="model.",
+)
+FAMILY = Family(
+    name=NAME,
+    architectures=("ModernBertModel", "ModernBertForMaskedLM"),
+    model_types=(NAME,),
+    gguf="modern-bert",
+    from_config=config,
+    from_gguf=None,
+    to_gguf=bert.export,
+    safetensors=NAMES,
+    gguf_names=NAMES,
+    ignored=(r"(head|decoder|classifier)\..+",),
+)

@@ -1,0 +1,29 @@
+"""layer_norm: what encoders have in place of rms_norm. It has no step of its own: what reads it computes it."""
+
+import numpy as np
+
+from ckdist.errors import LayoutError
+from ckdist.program.ops.op import Attrs, Inferred, Values, Weights, op, unsharded, whole
+from ckdist.program.rank_context import RankContext
+
+
+def infer_layer_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As x; LayoutError where the weight has another size."""
+    x, w = inputs[0], weights[0]
+    whole("layer_norm", x)
+    unsharded("layer_norm", x)
+    if w.dims[-1].elements != x.dims[-1].elements:
+        raise LayoutError(f"layer_norm of {x.dims[-1].elements} elements has a weight of {w.dims[-1].elements}: {w}")
+    return [(x.dims, None)]
+
+
+@op("layer_norm", infer_layer_norm)
+def layer_norm(
+    context: RankContext, inputs: list[np.ndarray], weights: list[np.ndarray | None], attrs: Attrs
+) -> list[np.ndarray]:
+    """(x - mean(x)) / sqrt(var(x) + eps) * w (+ b). Ba et al. 2016, arXiv:1607.06450."""
+    (x,), (w, bias) = inputs, weights
+    assert w is not None  # the bias alone may be absent
+    centred = x - x.mean(axis=-1, keepdims=True)
+    y = centred / np.sqrt((centred * centred).mean(axis=-1, keepdims=True) + np.float32(attrs["eps"])) * w
+    return [y if bias is None else y + bias]

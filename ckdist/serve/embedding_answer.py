@@ -1,0 +1,66 @@
+"""The answers that vectors make, as JSON in parts: as they are, or as cosines between texts."""
+
+import base64
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from ckdist.serve.embedding_run import EmbeddingRun
+from ckdist.serve.encoding import Turns, to_json
+from ckdist.serve.openai_answer import Source, new_head
+
+
+async def embeddings(run: EmbeddingRun, source: Source) -> list[bytes]:
+    """OpenAI's list of embeddings."""
+    vectors = await run.vectors()
+    form = _base64 if run.work.base64 else _floats
+    data = ({"object": "embedding", "index": i, "embedding": form(vector)} for i, vector in enumerate(vectors))
+    begin = to_json({"object": "list", "model": source.model, "usage": run.usage()})[:-1] + b',"data":['
+    return await _list(begin, data, b"]}")
+
+
+async def llama_embeddings(run: EmbeddingRun, source: Source) -> list[bytes]:
+    """llama-server's own: of each input a list of one vector."""
+    del source  # which it does not name
+    vectors = await run.vectors()
+    return await _list(b"[", ({"index": i, "embedding": [_floats(v)]} for i, v in enumerate(vectors)), b"]")
+
+
+async def ranking(run: EmbeddingRun, source: Source) -> list[bytes]:
+    """The documents of /v1/rerank, the most similar first."""
+    vectors = await run.vectors()
+    scores = vectors[1:] @ vectors[0]
+    order = np.argsort(-scores, kind="stable")[: run.work.best]
+    texts = run.work.texts
+    results = [
+        {"index": i, "relevance_score": float(scores[i]), **({"document": {"text": texts[i]}} if texts else {})}
+        for i in order.tolist()
+    ]
+    return [to_json({**new_head("list", "rerank", source), "results": results, "usage": run.usage()})]
+
+
+async def scores(run: EmbeddingRun, source: Source) -> list[bytes]:
+    """The scores in a list, as vLLM has them."""
+    vectors, count = await run.vectors(), run.work.queries
+    products = (vectors[:count] * vectors[count:]).sum(axis=1)
+    data = [{"index": i, "object": "score", "score": product} for i, product in enumerate(products.tolist())]
+    return [to_json({**new_head("list", "score", source), "data": data, "usage": run.usage()})]
+
+
+async def _list(begin: bytes, items: Iterable[dict[str, Any]], end: bytes) -> list[bytes]:
+    """A list of long items between what stands around it, in turns with the event loop's other work."""
+    turns, parts = Turns(), [begin]
+    for item in items:
+        parts.append((b"," if len(parts) > 1 else b"") + to_json(item))
+        await turns.end()
+    return [*parts, end]
+
+
+def _floats(vector: np.ndarray) -> list[float]:
+    return vector.tolist()
+
+
+def _base64(vector: np.ndarray) -> str:
+    """The float32 numbers, little-endian, as OpenAI's clients read them."""
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")

@@ -1,0 +1,75 @@
+"""One HTTP request's vectors: its prompts go to the engine a few at a time, and vectors come back in any order."""
+
+from typing import Any
+
+import numpy as np
+
+from ckdist.errors import EngineError
+from ckdist.serve.encoding import Turns
+from ckdist.serve.engine_client import EngineClient, Generation
+from ckdist.serve.metrics import Metrics
+from ckdist.serve.problems import Problem
+from ckdist.serve.requests.embedding import EmbeddingWork
+
+
+class EmbeddingRun:
+    """`vectors` may be awaited once."""
+
+    def __init__(self, client: EngineClient, metrics: Metrics, work: EmbeddingWork, max_sequences: int):
+        """`max_sequences`: of all requests."""
+        self.work, self.prompt_tokens = work, 0
+        self._client, self._metrics, self._max_sequences = client, metrics, max_sequences
+        self._generation = client.generation()
+
+    @property
+    def progress_at(self) -> float:
+        """When the last vectors came, in seconds of time.monotonic."""
+        return self._generation.progress_at
+
+    async def vectors(self) -> np.ndarray:
+        """Float32 (prompts, dimensions), as the request wants them. Problem 400 where it wants more dimensions than
+        there are, 429 where there is no room for a first prompt.
+        """
+        count, begun, turns = len(self.work.prompts), 0, Turns()
+        found: list[np.ndarray | None] = [None] * count
+        with self._generation as generation:
+            while begun < count or generation.running:
+                begun = self._submit(generation, begun)
+                for number, message in await generation.next():
+                    found[number] = np.frombuffer(message["vector"], "<f4")
+                    self._count(message)
+                    await turns.end()
+        return self._finished(np.array(found, np.float32))
+
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's usage object."""
+        return {"prompt_tokens": self.prompt_tokens, "total_tokens": self.prompt_tokens}
+
+    def _submit(self, generation: Generation, begun: int) -> int:
+        """Gives the engine further prompts, as far as there is room; how many it has had."""
+        pooling, sequences = (self._client.model.get(name) for name in ("pooling", "sequences"))
+        if not isinstance(pooling, str) or type(sequences) is not int:
+            raise EngineError("rank 0 has not said how it embeds (pooling, sequences)")
+        while begun < len(self.work.prompts) and generation.running < 2 * sequences:  # of a step, and of the next one
+            if self._client.active >= self._max_sequences:
+                if generation.running:
+                    break
+                raise Problem(429, f"{self._client.active} sequences run or wait, of at most {self._max_sequences}")
+            generation.embed(begun, self.work.prompts[begun], pooling)
+            begun += 1
+        return begun
+
+    def _count(self, message: dict[str, Any]) -> None:
+        self.prompt_tokens += message["prompt_tokens"]
+        self._metrics.prompt_tokens.inc(message["prompt_tokens"])
+        self._metrics.cached_tokens.inc(message["cached_tokens"])
+
+    def _finished(self, vectors: np.ndarray) -> np.ndarray:
+        """As many dimensions as are wanted, of length 1 unless nothing is to be changed."""
+        wanted, there = self.work.dimensions, vectors.shape[1]
+        if wanted > there:
+            raise Problem(400, f"dimensions ({wanted}) is more than the {there} of this model", "dimensions")
+        vectors = vectors[:, : wanted or there]
+        if not self.work.normalise:
+            return vectors
+        return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), np.float32(1e-12))

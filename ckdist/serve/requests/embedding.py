@@ -1,0 +1,174 @@
+"""What bodies of /v1/embeddings, /embedding, /v1/rerank and /score ask for: texts or token ids, each to become a
+vector.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ckdist.errors import RequestError
+from ckdist.serve.requests.fields import Fields, check_token_ids
+from ckdist.serve.requests.json_body import kind_of
+from ckdist.serve.requests.names import INERT, NEUTRAL
+from ckdist.serve.requests.prepared import ModelFacts, pack_tokens
+from ckdist.serve.requests.prompt import tokenise, too_long
+from ckdist.tokens.tokenizer import Tokenizer
+
+MAX_INPUTS = 2048  # as OpenAI's
+MAX_DIMENSIONS = 1 << 20
+NO_NORM, EUCLIDEAN = -1, 2  # llama-server's embd_normalize
+OF_PROMPTS = {name: neutral for name, neutral in NEUTRAL.items() if name != "truncate_prompt_tokens"}
+
+Input = str | tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class EmbeddingWork:
+    """`prompts` as those of a `Prepared`. `dimensions`: so many first elements of a vector are wanted, 0: all.
+
+    Of texts that are compared the first `queries` are one side. `best`: how many of the others are wanted, and `texts`
+    these as they were given, where the answer holds them.
+    """
+
+    prompts: list[bytes]
+    base64: bool = False
+    dimensions: int = 0
+    normalise: bool = True
+    queries: int = 0
+    best: int = 0
+    texts: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+
+    def to_map(self) -> dict[str, Any]:
+        """For another process, as msgpack takes it."""
+        return asdict(self)
+
+    @classmethod
+    def from_map(cls, values: dict[str, Any]) -> EmbeddingWork:
+        """The way back of `to_map`."""
+        return cls(**{**values, "texts": tuple(values["texts"]), "ignored": tuple(values["ignored"])})
+
+
+def embedding(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> EmbeddingWork:
+    """A body of /v1/embeddings."""
+    fields = Fields(body)
+    inputs = _inputs(fields, ("input",), facts)
+    form = fields.text("encoding_format", "float")
+    if form not in ("float", "base64"):
+        raise RequestError(f"encoding_format ({form[:32]!r}) must be float or base64", "encoding_format")
+    dimensions = fields.integer("dimensions", 0, 1, MAX_DIMENSIONS)
+    return _work(fields, inputs, tokenizer, facts, "input", base64=form == "base64", dimensions=dimensions)
+
+
+def llama_embedding(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> EmbeddingWork:
+    """A body of llama-server's /embedding."""
+    fields = Fields(body)
+    inputs = _inputs(fields, ("content", "input", "prompt"), facts)
+    norm = fields.integer("embd_normalize", EUCLIDEAN, NO_NORM, 1 << 16)
+    if norm not in (NO_NORM, EUCLIDEAN):
+        message = f"embd_normalize ({norm}) is not supported; {EUCLIDEAN} divides by the length, {NO_NORM} does nothing"
+        raise RequestError(message, "embd_normalize", "unsupported_value")
+    return _work(fields, inputs, tokenizer, facts, "content", normalise=norm == EUCLIDEAN)
+
+
+def rerank(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> EmbeddingWork:
+    """A body of /v1/rerank: a query and documents."""
+    fields = Fields(body)
+    query = fields.text("query")
+    if not query:
+        raise RequestError("query is needed: a string", "query", "missing_required_parameter")
+    documents = [_document(item) for item in _list(fields, "documents")]
+    best = fields.integer("top_n", len(documents), 1, 1 << 31)
+    returned = tuple(documents) if fields.switch("return_documents") else ()
+    inputs = (query, *documents)
+    return _work(fields, inputs, tokenizer, facts, "documents", queries=1, best=best, texts=returned)
+
+
+def score(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> EmbeddingWork:
+    """A body of vLLM's /score: a text, or several, and as many that each is compared with; one with each of many."""
+    fields = Fields(body)
+    sides = [_side(fields, name) for name in ("text_1", "text_2")]
+    first, second = map(len, sides)
+    if first not in (1, second):
+        message = f"text_1 has {first} texts and text_2 has {second}; give one, or as many"
+        raise RequestError(message, "text_1", "invalid_value")
+    return _work(fields, (*sides[0], *sides[1]), tokenizer, facts, "text_2", queries=first)
+
+
+def _side(fields: Fields, name: str) -> list[str]:
+    value = fields.value(name, str, list)
+    texts = [value] if isinstance(value, str) else value
+    if not texts:
+        raise RequestError(f"{name} is needed: a string or a list of strings", name, "missing_required_parameter")
+    return [_document(item, name) for item in texts]
+
+
+def _list(fields: Fields, name: str) -> list[Any]:
+    found = fields.value(name, list)
+    if not found:
+        raise RequestError(f"{name} is needed: a list of strings", name, "missing_required_parameter")
+    return found
+
+
+def _document(item: Any, name: str = "documents") -> str:
+    """One text; an object may hold it as `text`."""
+    text = item.get("text") if isinstance(item, dict) else item
+    if not isinstance(text, str):
+        raise RequestError(f"{name} must hold strings, not {kind_of(item)}", name, "invalid_type")
+    return text
+
+
+def _inputs(fields: Fields, names: tuple[str, ...], facts: ModelFacts) -> tuple[Input, ...]:
+    """One text, a list of texts, token ids, or a list of lists of them."""
+    name, given = names[0], fields.value(names, str, list)
+    if isinstance(given, str):
+        return (given,)
+    if not given:
+        message = f"{name} is needed: a string, a list of strings, token ids, or a list of token id lists"
+        raise RequestError(message, name, "missing_required_parameter")
+    if any(type(part) is int for part in given):
+        return (check_token_ids(given, name, facts.vocab_size),)
+    return tuple(_input(item, f"{name}[{index}]", facts) for index, item in enumerate(given[: MAX_INPUTS + 1]))
+
+
+def _input(item: Any, name: str, facts: ModelFacts) -> Input:
+    if isinstance(item, str):
+        return item
+    if isinstance(item, list):
+        return check_token_ids(item, name, facts.vocab_size)
+    message = f"{name} must be a string or a list of token ids, not {kind_of(item)}"
+    raise RequestError(message, name.partition("[")[0], "invalid_type")
+
+
+def _work(
+    fields: Fields, inputs: tuple[Input, ...], tokenizer: Tokenizer, facts: ModelFacts, field: str, **more: Any
+) -> EmbeddingWork:
+    """The inputs as token ids. RequestError for too many, and for one that does not fit the context."""
+    if len(inputs) > MAX_INPUTS:
+        raise RequestError(f"{field} has more than {MAX_INPUTS} texts; send them in several requests", field)
+    limit = fields.integer("truncate_prompt_tokens", 0, -1, 1 << 31)
+    cut = facts.context_length if limit == -1 else min(limit, facts.context_length)
+    add_special = fields.switch("add_special_tokens", True)
+    ignored = fields.finish(OF_PROMPTS, INERT, facts.strict_fields)
+    prompts = [pack_tokens(_tokens(item, tokenizer, facts, field, cut, add_special)) for item in inputs]
+    return EmbeddingWork(prompts, ignored=ignored, **more)
+
+
+def _tokens(item: Input, tokenizer: Tokenizer, facts: ModelFacts, field: str, cut: int, special: bool) -> list[int]:
+    """The ids of one input; `cut`: of a longer one so many are kept, those that stand around a text among them, 0: it
+    is refused.
+    """
+    if not isinstance(item, str):
+        tokens = list(item[:cut]) if cut else list(item)
+    elif cut:
+        prefix, suffix = (tokenizer.prefix, tokenizer.suffix) if special else ((), ())
+        text = tokenizer.encode(item, add_special=False)
+        tokens = [*prefix, *text[: max(0, cut - len(prefix) - len(suffix))], *suffix]
+    else:
+        tokens = tokenise(tokenizer, item, special, facts, field)
+    if not tokens:
+        raise RequestError(f"{field} has an empty text; give at least one token", field, "invalid_value")
+    if len(tokens) > facts.context_length:
+        raise too_long(len(tokens), facts.context_length, facts.context_length, field)
+    return tokens

@@ -1,0 +1,90 @@
+"""llama-server's /infill: what stands before and behind a gap, put around the vocabulary's own tokens for that.
+
+Bavarian et al. 2022, arXiv:2207.14255.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ckdist.errors import RequestError
+from ckdist.serve.requests.fields import Fields
+from ckdist.serve.requests.prepared import ModelFacts
+from ckdist.serve.requests.prompt import check_length
+from ckdist.tokens.tokenizer import Tokenizer
+
+MAX_FILES = 256
+# What stands before the text in front of the gap, before the text behind it, and before what fills it, as models write.
+MARKS = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma, GLM
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, SantaCoder
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),
+    ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),  # noqa: RUF001 - DeepSeek
+    ("<|fim▁begin|>", "<|fim▁hole|>", "<|fim▁end|>"),
+    ("▁<PRE>", "▁<SUF>", "▁<MID>"),  # Code Llama
+    ("<PRE>", "<SUF>", "<MID>"),
+)
+FILE_MARKS = ("<|file_sep|>", "<file_sep>", "<|file_separator|>", "<reponame>")  # before another file
+
+
+@dataclass(frozen=True)
+class Gap:
+    """`begin` is the beginning of what fills the gap; `files` are others that belong to it, name and text each."""
+
+    before: str
+    behind: str
+    begin: str
+    files: tuple[tuple[str, str], ...]
+
+
+def read_gap(body: dict[str, Any]) -> tuple[Gap, dict[str, Any]]:
+    """The gap, and the other fields of a body of /infill. RequestError where there is none."""
+    fields = Fields(body)
+    before, behind = (fields.text(name) for name in ("input_prefix", "input_suffix"))
+    for name, text in (("input_prefix", before), ("input_suffix", behind)):
+        if text is None:
+            raise RequestError(f"{name} is needed: a string, which may be empty", name, "missing_required_parameter")
+    files = fields.value("input_extra", list) or []
+    if len(files) > MAX_FILES:
+        raise RequestError(f"input_extra has {len(files)} files; at most {MAX_FILES} are read", "input_extra")
+    gap = Gap(before or "", behind or "", fields.text("prompt", ""), tuple(map(_file, files)))
+    own = ("input_prefix", "input_suffix", "input_extra", "prompt")
+    return gap, {name: value for name, value in body.items() if name not in own}
+
+
+def infill_tokens(gap: Gap, tokenizer: Tokenizer, facts: ModelFacts) -> list[int]:
+    """The prompt of a gap: other files, what is before, what is behind, and the beginning of what fills it.
+
+    RequestError where the vocabulary has no tokens for it.
+    """
+    before, behind, middle = _marks(tokenizer)
+    plain = lambda text: tokenizer.encode(text, add_special=False, parse_special=False)
+    bos = tokenizer.bos_token_id if tokenizer.bos_token_id in tokenizer.prefix else None
+    separator = next((token for name in FILE_MARKS if (token := _token(tokenizer, name)) is not None), None)
+    check_length(tokenizer, "".join([*(text for _, text in gap.files), gap.before, gap.behind]), facts, "input_prefix")
+    files = list[int]()
+    for name, text in gap.files:
+        files += [*([] if separator is None else [separator]), *plain(f"{name}\n{text}\n")]
+    texts = [before, *plain(gap.before), behind, *plain(gap.behind), middle, *plain(gap.begin)]
+    return [*([] if bos is None else [bos]), *files, *texts]
+
+
+def _file(item: Any) -> tuple[str, str]:
+    """The name and the text of another file."""
+    name, text = (item.get("filename", "tmp"), item.get("text")) if isinstance(item, dict) else (None, None)
+    if not isinstance(name, str) or not isinstance(text, str):
+        message = "input_extra must hold objects with `text` and, if there is one, `filename`, which are strings"
+        raise RequestError(message, "input_extra", "invalid_type")
+    return name, text
+
+
+def _marks(tokenizer: Tokenizer) -> tuple[int, int, int]:
+    for names in MARKS:
+        found = [token for name in names if (token := _token(tokenizer, name)) is not None]
+        if len(found) == len(names):
+            return found[0], found[1], found[2]
+    message = "this model's vocabulary has no tokens for infill; use /completion, or a model that was trained for it"
+    raise RequestError(message, "input_prefix", "unsupported_parameter")
+
+
+def _token(tokenizer: Tokenizer, name: str) -> int | None:
+    return tokenizer.backend.token_to_id(name)

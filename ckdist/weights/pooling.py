@@ -1,0 +1,33 @@
+"""How a model's files say that its hidden states become one vector: as sentence-transformers and GGUF write it."""
+
+from ckdist.errors import ModelFileError
+from ckdist.weights.checkpoint import Checkpoint
+from ckdist.weights.json_file import read_json_object
+
+FOLDER_FILE = ("1_Pooling", "config.json")
+FOLDER_FLAGS = {
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_lasttoken": "last",
+}
+GGUF_NUMBERS = {1: "mean", 2: "cls", 3: "last"}
+
+
+def stored_pooling(checkpoint: Checkpoint) -> str:
+    """Mean, cls or last; where the files say nothing the mean of an encoder, and a decoder's last hidden state.
+
+    ModelFileError for a pooling of another kind.
+    """
+    usual = "last" if checkpoint.spec.generates else "mean"
+    if checkpoint.format == "gguf":
+        number = checkpoint.metadata.get(f"{checkpoint.metadata['general.architecture']}.pooling_type")
+        return GGUF_NUMBERS.get(number, usual) if isinstance(number, int) else usual
+    path = checkpoint.folder.joinpath(*FOLDER_FILE)
+    if not path.is_file():
+        return usual
+    config = read_json_object(path)
+    wanted = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]
+    if len(wanted) == 1 and wanted[0] in FOLDER_FLAGS:
+        return FOLDER_FLAGS[wanted[0]]
+    known = ", ".join(FOLDER_FLAGS)
+    raise ModelFileError(f"{path} asks for {' and '.join(wanted)[:200] or 'no pooling'}; one of {known} is known")

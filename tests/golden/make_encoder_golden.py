@@ -1,0 +1,90 @@
+"""Makes the golden encoders: a tiny random model per family and its hidden states, computed by transformers in float32.
+
+    pip install ckdist[golden] && python tests/golden/make_encoder_golden.py
+
+Each folder tests/golden/encoders/FAMILY holds
+    config.json, model.safetensors   the model, weights float32
+    ids.npy                          int32 (64,)
+    hidden.npy                       float32 (64, hidden), `last_hidden_state`
+Head counts and ffn widths are such that shards over 2 and 3 ranks come out uneven.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoModel
+
+OUT = Path(__file__).parent / "encoders"
+TOKENS = 64
+COMMON = {
+    "vocab_size": 101,
+    "hidden_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "intermediate_size": 88,
+    "torch_dtype": "float32",
+}
+CONFIGS = {
+    "bert": {"model_type": "bert", "max_position_embeddings": 96, "hidden_act": "gelu", "architectures": ["BertModel"]},
+    "roberta": {
+        "model_type": "xlm-roberta",
+        "max_position_embeddings": 98,
+        "pad_token_id": 1,
+        "type_vocab_size": 1,
+        "layer_norm_eps": 1e-5,
+        "architectures": ["XLMRobertaModel"],
+    },
+    "nomic_bert": {
+        "model_type": "nomic_bert",
+        "max_position_embeddings": 96,
+        "architectures": ["NomicBertModel"],
+    },
+    "modernbert": {
+        "model_type": "modernbert",
+        "max_position_embeddings": 96,
+        "local_attention": 24,
+        "global_attn_every_n_layers": 2,
+        "num_hidden_layers": 3,
+        **{f"{name}_token_id": 0 for name in ("bos", "eos", "cls", "sep")},
+        "pad_token_id": 0,
+        "architectures": ["ModernBertModel"],
+    },
+}
+
+
+def make(name: str, fields: dict) -> None:
+    """Writes one folder."""
+    given = {**COMMON, **fields}
+    kind = given.pop("model_type")
+    config = AutoConfig.for_model(kind, **{k: v for k, v in given.items() if k != "torch_dtype"})
+    config._attn_implementation = "eager"
+    torch.manual_seed(7)
+    model = AutoModel.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for key, tensor in model.named_parameters():
+            spread = 0.5 if tensor.ndim == 1 else 1.5 / tensor.shape[-1] ** 0.5
+            center = 1.0 if "norm" in key.lower() and key.endswith("weight") else 0.0
+            tensor.copy_(center + spread * torch.randn_like(tensor))
+        ids = np.random.default_rng(3).integers(2, COMMON["vocab_size"], TOKENS, dtype=np.int32)
+        hidden = model(input_ids=torch.from_numpy(ids).long()[None]).last_hidden_state[0].numpy()
+    folder = OUT / name
+    folder.mkdir(parents=True, exist_ok=True)
+    written = {"model_type": kind, **given}
+    (folder / "config.json").write_text(json.dumps(written, indent=2, sort_keys=True) + "\n")
+    tensors = {key: tensor.contiguous() for key, tensor in model.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    np.save(folder / "ids.npy", ids)
+    np.save(folder / "hidden.npy", hidden.astype(np.float32))
+    print(name, transformers.__version__, sorted(tensors)[:4], np.abs(hidden).max())
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=list(CONFIGS))
+    for chosen in parser.parse_args().names:
+        make(chosen, CONFIGS[chosen])
