@@ -19,7 +19,7 @@ def main() -> None:
     # Sums have the same bits on every rank, transport and run.
     total = comm.all_reduce(np.full(4, rank + 0.5, np.float32))
     parts = comm.all_gather(np.array([rank * rank]))
-    share = comm.reduce_scatter(np.arange(2.0 * size))  # this rank's two elements of the sum
+    share = comm.reduce_scatter(np.arange(2 * size, dtype=np.float32))  # this rank's two elements of the sum
     swapped = comm.all_to_all(np.array([10 * rank + to for to in range(size)]))
 
     # A message to the right, while the one from the left is on its way.
@@ -36,12 +36,13 @@ def main() -> None:
     window.wait(1)
     written = shelf[2:4].tolist()
     comm.barrier()
-    read = window.get(np.empty(2, np.int64), 0, offset=16).wait()  # what rank size - 1 wrote to rank 0
+    read = window.get(np.empty(2, np.int64), (rank + 1) % size, offset=16).wait()  # what this rank has put there
+    comm.barrier()  # nobody leaves while its memory is read
 
     lines = [
         f"all_reduce {total.tolist()}  all_gather {parts.tolist()}",
         f"reduce_scatter {share.tolist()}  all_to_all {swapped.tolist()}",
-        f"from the left {left.tolist()}  put to me {written}  got from rank 0 {read.tolist()}",
+        f"from the left {left.tolist()}  put to me {written}  got back {read.tolist()}",
     ]
     print("\n".join(lines), flush=True)
     comm.close()

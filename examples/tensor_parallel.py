@@ -21,8 +21,8 @@ PROMPT = "def main("
 def first_layer(layout: Layout, ranks: int) -> list[str]:
     """The instructions of the first layer, as rank 0 runs them."""
     program = trace(forward, open_checkpoint(BUNDLED).spec, layout, Mesh({"tp": ranks}))
-    lines = str(program).splitlines()
-    return [line.strip() for line in lines if "layers.0." in line or "all_reduce" in line][:14]
+    text, _, _ = str(program).partition("@model.layers.1.")
+    return [line.strip()[:110] for line in text.splitlines() if "layers.0." in line or "all_reduce" in line]
 
 
 def main() -> None:

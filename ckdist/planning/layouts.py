@@ -43,7 +43,7 @@ def layouts_for(
     prefill, decode, mesh = _layouts(config, world, spec)
     if spec is None or not places_experts(world, spec):
         return prefill, decode, mesh
-    placement = _placement(config, world, spec, link, prefill)
+    placement = _placement(config, world, spec, link)
     if world.rank == 0:
         log.debug("experts: %s", placement.reason)
     if not placement.whole:
@@ -62,23 +62,23 @@ def places_experts(world: "World", spec: ModelSpec) -> bool:
 
 def can_dispatch(world: "World", prefill: Layout) -> bool:
     """Whether rows may go to the hosts that have their experts, where these are whole."""
-    return "experts" in prefill.sharded_by and _has_own_rows(world, prefill)
+    return "experts" in prefill.sharded_by and _are_alike(world)
 
 
-def _has_own_rows(world: "World", prefill: Layout) -> bool:
-    """Whether no other rank of its host has a rank's rows."""
-    return world.size == len(set(world.hosts)) or "tokens" in prefill.sharded_by
+def _are_alike(world: "World") -> bool:
+    """Whether every host has a rank for each of another's."""
+    return world.size == len(set(world.hosts)) or not _apart(world)
 
 
-def _placement(config: EngineConfig, world: "World", spec: ModelSpec, link: Link, prefill: Layout) -> ExpertPlacement:
+def _placement(config: EngineConfig, world: "World", spec: ModelSpec, link: Link) -> ExpertPlacement:
     """Whether hosts have whole experts, as --experts says or as `link` suggests."""
     if config.experts != "auto":
         named = {"tensor": "slices of every expert on every rank", "expert": "whole experts on each host"}
         return ExpertPlacement(config.experts == "expert", f"{named[config.experts]}, as --experts says")
     rows = min(config.ubatch_size, config.batch_size)
     direct_bytes = Thresholds().transport_direct_bytes
-    own_rows = config.pipeline_parallel_size == 1 and _has_own_rows(world, prefill)
-    return choose_placement(spec, world.size, len(set(world.hosts)), link, rows, direct_bytes, own_rows)
+    dispatches = config.pipeline_parallel_size == 1 and _are_alike(world)
+    return choose_placement(spec, world.size, len(set(world.hosts)), link, rows, direct_bytes, dispatches)
 
 
 def _mesh_of_hosts(world: "World") -> Mesh:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # a program is bound to ranks without what opens their commun
     from ckdist.comm.communicator import Communicator
 
 KV_TYPES = native.numbers("ckdist_cache_type", "ckdist_cache_")
+_HOST_ROWS = native.numbers("ckdist_host_rows", "ckdist_host_rows_")
 _PLACES = native.numbers("ckdist_place", "ckdist_place_")
 _ROPE_ROWS = 4096  # that are computed at a time, so that a long context costs little more than its tables
 _ALIGNMENT = 1 << 16  # bytes that the communicator's arena may lose to one array
@@ -165,11 +166,11 @@ class Executable:
         self.threads, self.threads_batch = threads, threads_batch
         self.has_logits, self.has_hidden = bool(plans), bool(hidden_plans)
         # decode's, and prefill's
-        self.plans = sum(not plan.lowered.host_rows for plan in plans or hidden_plans)
+        self.plans = sum(plan.lowered.host_rows == "none" for plan in plans or hidden_plans)
         self.dispatching = {  # a plan -> the one in which hosts share its rows out
             [plan.lowered.tokens_sharded for plan in plans].index(other.lowered.tokens_sharded): number
             for number, other in enumerate(plans)
-            if other.lowered.host_rows
+            if other.lowered.host_rows != "none"
         }
         self._first_hidden, plans = len(plans), [*plans, *hidden_plans]
         self.prefill_from, self.dispatch_from = 0, sys.maxsize
@@ -227,7 +228,7 @@ class Executable:
             "vectors": self._array([ffi.cast("float *", v) for v in plan.vectors], "const float *"),
             "vector_count": len(plan.vectors),
             "tokens_sharded": lowered.tokens_sharded,
-            "host_rows": lowered.host_rows,
+            "host_rows": _HOST_ROWS[lowered.host_rows],
         }
 
     def _program(self, plans: Sequence[ExecutionPlan]) -> native.CData:

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from ckdist import native
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim, Range
-from ckdist.mesh import Mesh
+from ckdist.mesh import LOCAL, Mesh
 from ckdist.program.arena import first_fit
 from ckdist.program.fusion import Graph, Group, fuse, normed, residual
 from ckdist.program.lowered import SLOTS, Buffer, LayerAttention, LayerState, Lowered, MatrixKey, VectorKey
@@ -108,7 +108,7 @@ class Lowering:
             self.states,
             layer_steps,
             len(self.peers) > 1,
-            self.host_rows,
+            self._host_rows(),
             self.experts,
         )
 
@@ -174,7 +174,12 @@ class Lowering:
         if first.partial and self.host_rows and not selected:
             total = self.buffer("arena", widths[0], rows=rows)
             self.of_hosts.add(total)
-            return [self.buffer("arena", widths[0], rows=rows, sum=total)]
+            if self._host_rows() == "own":
+                return [self.buffer("arena", widths[0], rows=rows, sum=total)]
+            part = self.slot(widths[0], rows)
+            self.buffers[part] = replace(self.buffers[part], sum=total)
+            self.next_slot()
+            return [part]
         if first.partial and len(self.peers) > 1:  # over hosts, whose ranks share the tokens
             place = {"offset": self.slots % SLOTS, "rows": self.max_tokens}
             results = [self.buffer("sums", widths[0], **place, selected=selected)]
@@ -197,6 +202,12 @@ class Lowering:
             return [self.buffer("arena", width, rows=rows, selected=selected) for width in widths]
         self.next_slot()
         return results
+
+    def _host_rows(self) -> str:
+        """Which ranks share rows out over hosts: as in `enum ckdist_host_rows`."""
+        if not self.host_rows:
+            return "none"
+        return "alike" if LOCAL in self.mesh.axes and len(self.peers) == 1 else "own"
 
     def _is_shared(self, exchange: Instr) -> bool:
         """Whether several linears make what is exchanged."""
@@ -385,8 +396,9 @@ class Lowering:
         uses, time = [], 0
         for step in self.steps:
             places = ("arena", "activations")
-            used = [int(b) for b in step.operands(ValueIndex) if self.buffers[b].place in places]
-            uses += [(time, b) for b in (*used, *(self.buffers[b].sum for b in used)) if b != ABSENT]
+            used = [int(b) for b in step.operands(ValueIndex)]
+            used += [self.buffers[b].sum for b in used]
+            uses += [(time, b) for b in used if b != ABSENT and self.buffers[b].place in places]
             time += step.kind != "norm_quantize"
         offsets, total = first_fit(uses, lambda b: self._bytes(self.buffers[b]))
         for b, offset in offsets.items():
@@ -443,8 +455,7 @@ def lower(
     """The steps of this rank.
 
     `stored`, for a program whose tokens are sharded: its weights' dimensions as they are sharded in the ranks' memory.
-    `host_rows`: the hosts share out the rows of a rank, of which each has as many ranks, and other ranks of a host have
-    other rows.
+    `host_rows`: the hosts share out the rows of a rank; each has as many ranks.
 
     `formats(weight name)` is the activation format (of `enum ckdist_activation_format`) that its kernel reads,
     `block_columns(weight name)` the columns of one of its blocks. Raises LayoutError for a program that the executor

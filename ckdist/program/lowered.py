@@ -110,7 +110,7 @@ class Lowered:
     rank's, or where tokens are sharded any rank's. `exchange_floats`: what a slot holds at most, on any rank.
     `attention[layer]`: what a layer caches of tokens, `states[layer]`: of sequences; a layer has one of both.
     `layer_steps`: the steps up to the end of the first layer. `tokens_sharded`: every rank has its range of a step's
-    tokens. `host_rows`: hosts share out a rank's tokens between the products that need all of them.
+    tokens. `host_rows`: whether hosts share out a rank's tokens between the products that need all of them.
     `experts[layer]`: how many a layer has.
     """
 
@@ -124,7 +124,7 @@ class Lowered:
     states: dict[int, LayerState]
     layer_steps: int
     tokens_sharded: bool
-    host_rows: bool = False
+    host_rows: str = "none"
     experts: dict[int, int] = field(default_factory=dict)
 
     def labels(self) -> list[tuple[str, int | None]]:

@@ -28,7 +28,7 @@ def hosts():
         ("qwen3moe", 2, "tensor", {"tensor", "token"}),
         ("qwen3moe", 2, "expert", {"tensor", "token", "dispatch"}),
         ("deepseek_v2", 1, "expert", {"tensor", "dispatch"}),  # latent attention, experts that all tokens share
-        ("deepseek_v2", 2, "expert", {"tensor"}),
+        ("deepseek_v2", 2, "expert", {"tensor", "dispatch"}),
         ("qwen35moe", 1, "expert", {"tensor", "dispatch"}),  # linear attention
         ("gptoss", 1, "expert", {"tensor", "dispatch"}),  # biases
     ],

@@ -65,6 +65,14 @@ def test_ranks_of_a_hostfile_and_their_environment(hosts, tmp_path):
     assert f"ckdist: rank 2 of 3 on {hosts.addresses[1]} ended with code 5" in done.stderr.splitlines()
 
 
+def test_the_example_of_a_training_over_a_hostfile(hosts, tmp_path):
+    hostfile = tmp_path / "hostfile"
+    hostfile.write_text("".join(f"{address} slots=1\n" for address in hosts.addresses))
+    words = ("python", str(ROOT / "examples/train_ddp.py"), "--steps", "3", "--output", str(tmp_path / "out"))
+    done = launch("--hostfile", str(hostfile), "--agent", AGENT, "--no-prefix", *words, env=env(hosts))
+    assert done.returncode == 0 and done.stdout.startswith("step 3 on 2 ranks: loss "), done.stderr
+
+
 def test_words_of_the_command_follow_a_template_without_it(hosts):
     done = launch(
         *("-n", "2", "--hosts", ",".join(hosts.namespaces), "--agent", "ip netns exec {host}"),

@@ -9,11 +9,18 @@ from ckdist.comm.communicator import open_communicator
 from ckdist.layout import SINGLE
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import loss
+from ckdist.models.spec import LatentAttention, LayerSpec, MoeFfn
+from ckdist.program.autodiff import backward
+from ckdist.program.interpreter import Interpreter
 from ckdist.program.pool import ThreadPool
+from ckdist.program.routing import Routing
 from ckdist.program.tracer import trace_loss
+from ckdist.train.batch import PackedBatch
 from ckdist.train.loss_program import trainable
 from ckdist.train.reference import ReferenceExecutable
 from tests.support.golden_training import FLOAT32_ERROR, AdamW, batches, golden, gradient_errors, model, split
+from tests.support.specs import spec as small_spec
+from tests.support.specs import weights_of
 from tests.support.thread_ranks import run_threads
 from tests.support.training_executable import executable
 
@@ -135,3 +142,31 @@ def test_experts_that_nobody_takes_have_no_gradient():
     name = next(n for n in e.gradients if ".experts.gate_proj" in n)
     assert any(not np.any(matrix) for matrix in e.gradients[name]) and np.any(e.gradients[name])
     e.close(), empty.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_sizes_of_several_items(dtype):
+    """More tokens of an expert than are multiplied, or summed, at a time; wider matrices than an item packs."""
+    latent = LatentAttention(3, 300, 40, 16, 24, 0.2)
+    experts = MoeFfn(3, 450, Routing(3), shared_size=96)
+    spec = replace(small_spec(vocab=90), layers=(LayerSpec(latent, experts),), hidden_size=420)
+    program = trace_loss(loss, spec, SINGLE, Mesh({"dp": 1}))
+    weights = {name: 0.5 * w for name, w in weights_of(program).items()}
+    rng = np.random.default_rng(0)
+    ids, targets = (rng.integers(0, 90, 1100).astype(np.int32) for _ in range(2))
+    batch = PackedBatch(ids, targets, np.array([0, 700, 1100], np.int32))
+    gradients = backward(program, program.outputs[0], trainable(program))
+    mesh = Mesh({"dp": 1})
+    total, *expected = Interpreter(gradients, spec, mesh, weights.__getitem__, np.float64).run_packed([batch])[0]
+    e = executable(spec, 1100, weights.__getitem__, dtype=dtype, pool=ThreadPool(2))
+    assert e.forward_backward(batch) == pytest.approx(total, rel={"float32": 1e-6, "bfloat16": 2e-3}[dtype])
+    for weight, gradient in zip(trainable(program), expected, strict=True):
+        error = np.linalg.norm(e.gradients[weight.name] - gradient) / np.linalg.norm(gradient)
+        assert error < {"float32": 1e-5, "bfloat16": 0.05}[dtype], (weight.name, error)
+    first = e.gradients.flat.copy()
+    e.zero_grad()
+    e.forward_backward(batch)
+    assert np.array_equal(e.gradients.flat, first)
+    e.forward_backward(batch)
+    np.testing.assert_allclose(e.gradients.flat, 2 * first, rtol=1e-4, atol=1e-5 * np.abs(first).max())
+    e.close()

@@ -76,11 +76,11 @@ def check(spec, weights, batch, dtype="float32", **more) -> None:
     e.close()
 
 
-def random_model(seed=0, **more):
+def random_model(seed=0, hidden=29, **more):
     """(spec, weights) of odd shapes: nothing in them is a multiple of a tile."""
     rng = np.random.default_rng(seed)
     more["mixer"] = {"qkv_bias": True, **more.get("mixer", {})}
-    spec = replace(small_spec(heads=6, kv_heads=2, head_dim=12, ffn=37, vocab=51, **more), hidden_size=29)
+    spec = replace(small_spec(heads=6, kv_heads=2, head_dim=12, ffn=37, vocab=51, **more), hidden_size=hidden)
     program = trace_loss(loss_of, spec, DATA, Mesh({"dp": 1}))
     shape = lambda w: [d.elements for d in w.dims]
     weights = {
@@ -174,18 +174,18 @@ ON_A_LEVEL = """
 import sys
 import numpy as np
 from tests.kernels.test_native_training import ThreadPool, executable, random_batch, random_model
-spec, weights = random_model(mixer={"soft_cap": 3.0})
+spec, weights = random_model(hidden=int(sys.argv[3]), mixer={"soft_cap": 3.0})
 e = executable(spec, 541, weights.__getitem__, dtype=sys.argv[1], pool=ThreadPool(2))
 loss = e.forward_backward(random_batch([131, 410], 51))
 np.save(sys.argv[2], np.append(e.gradients.flat.astype(np.float64), loss))
 """
 
 
-def on_level(isa, dtype, folder):
+def on_level(isa, dtype, folder, hidden=29):
     """Gradients and, last, the loss of a model of odd shapes, in a process that has this level's instructions alone."""
     path = folder / f"{isa}-{dtype}.npy"
     subprocess.run(
-        [sys.executable, "-c", ON_A_LEVEL, dtype, str(path)],
+        [sys.executable, "-c", ON_A_LEVEL, dtype, str(path), str(hidden)],
         env={**os.environ, "CKDIST_ISA": isa},
         check=True,
         timeout=120,
@@ -201,6 +201,13 @@ def test_levels(isa, dtype, tmp_path):
         np.testing.assert_array_equal(found, on_level("avx2", dtype, tmp_path))
     assert found[-1] == pytest.approx(plain[-1], rel=LOSS_ERROR[dtype])
     assert np.linalg.norm(found - plain) / np.linalg.norm(plain[:-1]) < GRADIENT_ERROR[dtype]
+
+
+@pytest.mark.parametrize("isa", each(("avx2",)))
+def test_levels_of_many_tiles(isa, tmp_path):
+    """Parts of a gradient's columns, whose tiles are no multiple of those that a product takes at once."""
+    plain, found = (on_level(level, "float32", tmp_path, hidden=420) for level in ("baseline", isa))
+    assert np.linalg.norm(found - plain) / np.linalg.norm(plain[:-1]) < GRADIENT_ERROR["float32"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

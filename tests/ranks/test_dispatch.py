@@ -36,6 +36,9 @@ def with_executable(hosts, family, threads, body, chunk=16, **numbers):
         ("abcdefg", 1, {"heads": 4, "kv_heads": 1}),  # of 8 or 9 experts some hosts have two
         ("aabb", 1, {"heads": 8, "kv_heads": 4}),
         ("aabbcc", 2, {"heads": 6, "kv_heads": 6}),
+        ("aabb", 2, {"prefill": "tensor"}),  # ranks of a host have the same rows
+        ("aaabbb", 1, {"prefill": "tensor", "heads": 6, "kv_heads": 6}),
+        ("aabbcc", 1, {"prefill": "tensor", "heads": 6, "kv_heads": 6}),
     ],
 )
 def test_bits_are_those_of_sums_over_all_hosts(family, hosts, threads, numbers):
@@ -53,8 +56,8 @@ def test_bits_are_those_of_sums_over_all_hosts(family, hosts, threads, numbers):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("hosts", ["ab", "abcd"])
-def test_less_is_sent(hosts):
+@pytest.mark.parametrize("hosts, more", [("ab", {}), ("abcd", {}), ("aabb", {"prefill": "tensor"})])
+def test_less_is_sent(hosts, more):
     """Of a prompt, although activations for weights of float32 are no smaller than sums, and the last layer sums."""
 
     def sent(executable):
@@ -65,7 +68,7 @@ def test_less_is_sent(hosts):
             counts.append(executable.stats(reset=True).sent)
         return counts
 
-    summed, dispatched = with_executable(hosts, "experts", 1, sent, chunk=64, hidden=256, changes=[{}] * 5)
+    summed, dispatched = with_executable(hosts, "experts", 1, sent, chunk=64, hidden=256, changes=[{}] * 5, **more)
     assert 0 < dispatched < 0.95 * summed, (summed, dispatched)
 
 

@@ -117,6 +117,17 @@ def test_experts_on_any_mesh(tmp_path, dp, tp, fields):
         np.testing.assert_array_equal(read_tensor(found[name]), array, err_msg=name)
 
 
+def test_experts_under_mpirun(tmp_path):
+    """From a file, as a user trains; the loss that balances experts is in the metrics and in what is said."""
+    fields = {"router_aux_loss_coef": 0.05, "per_device_train_batch_size": ROWS}
+    train(config(tmp_path, model_config=EXPERTS, **fields), world=SingleWorld())
+    (tmp_path / "ranks").mkdir()
+    path = toml(tmp_path / "ranks", model_config=EXPERTS, **fields)
+    done = run_ranks(2, "-m", "ckdist.cli.main", "train", str(path), "--tensor-parallel-size", "2", timeout=120)
+    assert done.returncode == 0 and " aux loss " in done.stderr, done.stderr
+    assert_same_curve(metrics(tmp_path / "ranks" / "out"), metrics(tmp_path / "out"))
+
+
 def test_going_on_in_the_same_and_in_another_mesh(alone, tmp_path):
     """The same mesh gives the bits of never having stopped; another one the same curve."""
     whole, parts = (wide(tmp_path / name, 2, 2, zero_stage=1) for name in ("whole", "parts"))

@@ -11,6 +11,10 @@
 extern "C" {
 #endif
 
+/* Whether hosts share a rank's tokens out between the products that need all of them (comm/row_exchange.h): not; where
+   the ranks of a host have different tokens; where they have the same. */
+enum ckdist_host_rows { ckdist_host_rows_none, ckdist_host_rows_own, ckdist_host_rows_alike };
+
 /* One of the programs that run on the same cache, lowered for this rank. */
 struct ckdist_execution_plan {
   const struct ckdist_step* const* steps;
@@ -24,8 +28,7 @@ struct ckdist_execution_plan {
   /* Every rank of a host has a range [ceil(tokens * rank / size), ceil(tokens * (rank + 1) / size)) of a batch's
      tokens, counted among the host's ranks. */
   int32_t tokens_sharded;
-  /* Between products that need all of a rank's tokens, the hosts share these out: comm/row_exchange.h. */
-  int32_t host_rows;
+  int32_t host_rows; /* enum ckdist_host_rows */
 };
 
 /* Attention of one layer on this rank, and what of its tokens it caches. */

@@ -19,6 +19,11 @@ constexpr int64_t kLongIdleNs = 200'000'000;  // and so once it has had nothing 
 int64_t padded(int64_t floats) { return (floats + kPageFloats - 1) / kPageFloats * kPageFloats; }
 int64_t slice_begin(int64_t floats, int i, int count) { return floats * i / count; }
 
+// Rows that one rank of a host gets for all of them: its share of the other hosts' rows, or of the host's own.
+int64_t rows_bytes(const StepSizes& sizes, int hosts, int local) {
+  return (sizes.rows / local + 2 * hosts) * sizes.row_bytes;
+}
+
 int smallest_host(const Order& order) {
   int least = order.size();
   for (const auto& host : order.hosts()) least = std::min(least, int(host.size()));
@@ -42,7 +47,7 @@ struct StepCommunicator::Mailbox {
 
 struct StepCommunicator::Layout {
   int64_t value, kept, slice;  // floats of a value; of one that every host keeps; of one rank's slice
-  int64_t partials, sums, totals, slices, folded, logits, counters, mailbox;
+  int64_t partials, sums, totals, slices, folded, logits, counters, rows, mailbox;
   int64_t floats() const { return partials + sums + totals + slices + folded + logits; }  // that the transport moves
 
   Layout(const Order& order, int rank, const Thresholds& thresholds, const StepSizes& sizes) {
@@ -58,6 +63,7 @@ struct StepCommunicator::Layout {
     folded = many && local > 1 ? value : 0;
     logits = padded(sizes.logit_rows * sizes.vocab);
     counters = padded(local * sizes.counters * 2);
+    rows = several && local > 1 ? padded(2 * local * rows_bytes(sizes, hosts, local) / 4) : 0;
     mailbox = padded(Mailbox::bytes(local, sizes) / 4 + 1);
   }
 };
@@ -65,7 +71,7 @@ struct StepCommunicator::Layout {
 int64_t StepCommunicator::memory_bytes(const Order& order, int rank, const Thresholds& thresholds,
                                        const StepSizes& sizes) {
   const Layout layout(order, rank, thresholds, sizes);
-  return (layout.floats() + layout.counters + layout.mailbox) * 4;
+  return (layout.floats() + layout.counters + layout.rows + layout.mailbox) * 4;
 }
 
 StepCommunicator::StepCommunicator(Parts parts, Segment memory, const StepSizes& sizes)
@@ -100,8 +106,12 @@ StepCommunicator::StepCommunicator(Parts parts, Segment memory, const StepSizes&
   folded_ = take(layout.folded);
   logits_ = take(layout.logits);
   counters_ = reinterpret_cast<int64_t*>(take(layout.counters));
+  rows_ = reinterpret_cast<uint8_t*>(take(layout.rows));
+  rows_bytes_ = rows_bytes(sizes, host_count_, local_size);
   mailbox_ = reinterpret_cast<Mailbox*>(at);
-  if (host_count_ > 1) registered_ = parts_.channel->register_memory(memory_.data(), layout.floats() * 4);
+  if (host_count_ > 1)
+    registered_ =
+        parts_.channel->register_memory(memory_.data(), (layout.floats() + layout.counters + layout.rows) * 4);
   std::memset(partial(0), 0, size_t(kSlots * padded_ * 4));  // first touch by the owner
   pending_.reserve(size_t(size) * (kRowsAtOnce + 4));
   later_.reserve(size_t(size) * (kRowsAtOnce + 4));
@@ -273,13 +283,6 @@ void StepCommunicator::sum_hosts(int slot, int64_t floats, int step, Idle idle, 
   meet(step, grace_ns_, idle);
 }
 
-// out: of `begin` on, what this host's ranks bring to the value.
-void StepCommunicator::fold_local(int slot, int64_t begin, int64_t end, float* out) {
-  const void* parts[kMaxRanks];
-  for (int i = 0; i < local_size; i++) parts[i] = part(slot, i) + begin;
-  parts_.order.fold_host(Element::f32, ReduceOp::sum, out, parts, local_size, end - begin);
-}
-
 // Of the ranks of one local rank, each adds one slice of [begin, end) and gives it to the others.
 void StepCommunicator::add_slices(int slot, int64_t begin, int64_t end, bool folded) {
   const auto from = [&](int h) { return begin + slice_begin(end - begin, h, host_count_); };
@@ -300,6 +303,12 @@ void StepCommunicator::add_slices(int slot, int64_t begin, int64_t end, bool fol
   std::swap(pending_, later_);
   for (int k = 1; k < host_count_; k++) begin_send(same_place(other(k)), kTotal, out, bytes(host_));
   wait();
+}
+
+void StepCommunicator::fold_local(int slot, int64_t begin, int64_t end, float* out) const {
+  const void* parts[kMaxRanks];
+  for (int i = 0; i < local_size; i++) parts[i] = part(slot, i) + begin;
+  parts_.order.fold_host(Element::f32, ReduceOp::sum, out, parts, local_size, end - begin);
 }
 
 void StepCommunicator::fold_hosts(float* out, const float* const* parts, int64_t floats) const {

@@ -27,12 +27,13 @@ namespace ckdist {
 constexpr int kSlots = 2;  // of partial values; they alternate: a slot is written again after everyone passed the next
 
 struct StepSizes {
-  int64_t partial_floats;         // of one partial value, at most
-  int64_t logit_rows, vocab;      // of the gathered logits, at most
-  int64_t first_column, columns;  // of the logits that this rank computes
-  int64_t batch_ints;             // of one batch, at most
-  int64_t counters = 0;           // of each rank
-  int64_t batches = 1;            // that are published before a rank has received the first of them, at most
+  int64_t partial_floats;           // of one partial value, at most
+  int64_t logit_rows, vocab;        // of the gathered logits, at most
+  int64_t first_column, columns;    // of the logits that this rank computes
+  int64_t batch_ints;               // of one batch, at most
+  int64_t counters = 0;             // of each rank
+  int64_t rows = 0, row_bytes = 0;  // that hosts share out and whose ranks pass on to each other, at most
+  int64_t batches = 1;              // that are published before a rank has received the first of them, at most
 };
 
 class StepCommunicator {
@@ -106,10 +107,18 @@ class StepCommunicator {
   int host_count() const { return host_count_; }
   int same_place(int host) const { return hosts()[host][local_rank]; }
   void fold_hosts(float* out, const float* const* parts, int64_t floats) const;
+  // out: of floats from `begin` on of the value in `slot` what this host's ranks bring to it.
+  void fold_local(int slot, int64_t begin, int64_t end, float* out) const;
+  // Where a rank of this host leaves rows for the others; two halves, which alternate.
+  uint8_t* rows(int half, int local_rank) const { return rows_ + (half * local_size + local_rank) * rows_bytes_; }
   // Zeros at first, for what the ranks of this host count: read between batches, written in them by their own rank.
   int64_t* counters(int local_rank) const { return counters_ + local_rank * sizes_.counters; }
   // Bytes that this rank has sent to other hosts.
   int64_t sent() const { return sent_; }
+
+  // Memory that many messages will lie in, as Transport says.
+  bool register_memory(void* base, int64_t bytes) { return parts_.channel->register_memory(base, bytes); }
+  void forget_memory(void* base) { parts_.channel->forget_memory(base); }
 
   // On any buffers, over all ranks: all_gather, reduce_scatter, all_to_all, barrier. Nothing is allocated once a call
   // of the size was made, where `in` is not `out`.
@@ -143,7 +152,6 @@ class StepCommunicator {
   void wait_for_batch();
   // `folded`: this host's part stands at host_partial() already.
   void sum_hosts(int slot, int64_t floats, int step, Idle idle, bool folded);
-  void fold_local(int slot, int64_t begin, int64_t end, float* out);
   void add_slices(int slot, int64_t begin, int64_t end, bool folded);
 
   Parts parts_;
@@ -166,6 +174,8 @@ class StepCommunicator {
   bool reduced_[kSlots] = {};  // the value is in total_
   float* logits_ = nullptr;    // (rows, vocab): on rank 0's host everything, elsewhere the ranks' own columns
   int64_t* counters_ = nullptr;
+  uint8_t* rows_ = nullptr;
+  int64_t rows_bytes_ = 0;  // of one rank
   Mailbox* mailbox_ = nullptr;
   uint32_t batches_ = 0;            // published, or received
   std::vector<Outgoing> outgoing_;  // by turns; of rank 0

@@ -140,6 +140,15 @@ void Inference::reserve_exchange() {
                      program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs +
                      4 * program.max_sequences;
   sizes.counters = int64_t{program.layers} * program.experts;
+  for (const ckdist_execution_plan& those : plans_) {
+    if (!those.host_rows) continue;
+    for (const ckdist_value* v = those.values; v != those.values + those.value_count; v++) {
+      const bool prepared = v->place == ckdist_place_activations, floats = v->place == ckdist_place_arena;
+      const int64_t bytes = prepared ? activation_stride(*v) : floats ? v->width * 4 : 0;
+      sizes.row_bytes = std::max(sizes.row_bytes, round_up(bytes, 64));
+    }
+    if (those.host_rows == ckdist_host_rows_alike) sizes.rows = program.max_tokens;
+  }
   ranks = stage_.steps(sizes);
   if (&stage_ != &communicator) {
     StepSizes batches{};
@@ -150,12 +159,8 @@ void Inference::reserve_exchange() {
     peers_[slot].resize(kMaxRanks);
     ranks->peers(slot, peers_[slot].data());
   }
-  int64_t row_bytes = 0;
-  for (const ckdist_execution_plan& those : plans_)
-    for (const ckdist_value* v = those.values; those.host_rows && v != those.values + those.value_count; v++)
-      row_bytes = std::max({row_bytes, v->place == ckdist_place_activations ? activation_stride(*v) : 0,
-                            v->place == ckdist_place_arena ? v->width * 4 : 0});
-  if (row_bytes > 0) host_rows = std::make_unique<RowExchange>(*ranks, program.max_tokens, round_up(row_bytes, 64));
+  if (sizes.row_bytes > 0)
+    host_rows = std::make_unique<RowExchange>(*ranks, program.max_tokens, sizes.row_bytes, sizes.rows > 0);
 }
 
 float* Inference::floats(int index, int64_t* stride) {
@@ -197,7 +202,7 @@ void Inference::finish(int thread, int index, int out, int64_t rows) {
   if (plan->host_rows && v.sum >= 0)
     meet(thread, index, true, [&](Idle) {
       int64_t stride;
-      host_rows->reduce_scatter(floats(out, &stride), floats(v.sum, &stride), v.width, index);
+      host_rows->reduce_scatter({floats(out, &stride), int(v.offset)}, floats(v.sum, &stride), v.width, index);
     });
   else if (v.place == ckdist_place_logits) meet(thread, index, true, [&](Idle) { end_batch(rows, index); });
   else if (v.place == ckdist_place_hidden) meet(thread, index, true, [&](Idle) { end_batch(0, index); });

@@ -66,7 +66,16 @@ def phase_of(program, mesh, weights, chunk: int, stored=None, host_rows=False):
 
 
 def build(
-    world, family: str, transport: str, threads: int, chunk: int, blocks: int, kv_type: str, experts="tensor", **numbers
+    world,
+    family: str,
+    transport: str,
+    threads: int,
+    chunk: int,
+    blocks: int,
+    kv_type: str,
+    experts="tensor",
+    prefill="auto",
+    **numbers,
 ):
     """The spec, mesh, program and weights of a random model, its executable on this rank, and what must stay alive with
     that.
@@ -75,7 +84,7 @@ def build(
     more.
     """
     s = spec(**{**FAMILIES, **PIECES, **LINEAR}[family], **numbers)
-    prefill, layout, mesh = layouts_for(EngineConfig(transport=transport, experts=experts), world, s)
+    prefill, layout, mesh = layouts_for(EngineConfig(transport=transport, experts=experts, prefill=prefill), world, s)
     program = trace(forward, s, layout, mesh)
     weights = weights_of(program)
     phases = [phase_of(program, mesh, weights, chunk)]

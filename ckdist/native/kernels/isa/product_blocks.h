@@ -34,7 +34,8 @@ void multiply_block(const Matrix& part, int64_t tile_begin, int64_t tile_end, co
   alignas(64) float sums[kTokensAtOnce * row];
   for (int64_t tile = tile_begin; tile < tile_end; tile += kTilesAtOnce) {
     Matrix some = part;
-    some.rows = least(row, part.rows - tile * kTileRows), some.tiles += tile * part.tile_bytes;
+    some.rows = least(least(row, (tile_end - tile) * kTileRows), part.rows - tile * kTileRows);
+    some.tiles += tile * part.tile_bytes;
     for (int64_t token = 0; token < tokens; token += kTokensAtOnce) {
       const int64_t n = least(kTokensAtOnce, tokens - token);
       kernel.multiply(some, 0, least(kTilesAtOnce, tile_end - tile), x + token * x_stride, x_stride, n, sums, row);

@@ -171,7 +171,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
 
   void combine() {
     int64_t stride;
-    const float* const in = r.floats(step.out, &stride);
+    const RowExchange::Partial in{r.floats(step.out, &stride), int(r.value(step.out).offset)};
     float* const out = r.floats(r.value(step.out).sum, &stride);
     if (n > 0) r.host_rows->combine(travels.to, travels.from, in, out, stride, index);
   }
