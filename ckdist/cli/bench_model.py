@@ -126,8 +126,8 @@ class ModelBench:
         def run() -> None:
             """All steps, once."""
             batch.length = depth
-            for step in ids:
-                batch.step(step)
+            for _ in batch.run(ids):
+                pass
 
         return self.row(run, 0, count, depth, sequences)
 
@@ -207,10 +207,10 @@ class ModelBench:
                 chunks * work.bytes + self.kv_bytes_per_token * context, work.operations(n_prompt, 1)
             )
         # Every step reads all weights, and of each sequence what it has in the cache: half of what is generated, on
-        # average.
+        # average. A stage reads its weights once for each step that is under way, or waits.
         context = sequences * (depth + (n_gen + 1) / 2)
         return self.bounds.seconds(
-            n_gen * (work.bytes + self.kv_bytes_per_token * context),
+            n_gen * (self.executable.in_flight * work.bytes + self.kv_bytes_per_token * context),
             work.operations(n_gen * sequences, n_gen * sequences),
         )
 

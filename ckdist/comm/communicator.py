@@ -64,14 +64,17 @@ class Communicator:
     All ranks make the same collective calls in the same order. `wait=False` returns an Operation at once.
     """
 
-    def __init__(self, handle: CData, family: "weakref.WeakSet[Communicator]") -> None:
-        """`handle`: a native ckdist_communicator, which this owns."""
+    def __init__(
+        self, handle: CData, family: "weakref.WeakSet[Communicator]", times: tuple[float, float] | None = None
+    ) -> None:
+        """`handle`: a native ckdist_communicator, which this owns. `times`: between hosts, as of `ChosenTransport`."""
         self._handle, self._family = handle, family  # the communicators that were split from the same one
         family.add(self)
         self.under_way: set[Operation[Any]] = set()  # operations, which add and remove themselves
         self._windows = 0
         self.rank, self.size = lib.ckdist_communicator_rank(handle), lib.ckdist_communicator_size(handle)
         self.transport = ffi.string(lib.ckdist_communicator_transport(handle)).decode()
+        self.exchange_times = times
 
     @property
     def handle(self) -> CData:
@@ -426,7 +429,7 @@ def open_communicator(
     family: weakref.WeakSet[Communicator] = weakref.WeakSet()
     if chosen and chosen.name == "mpi" and has_mpi(world):
         before_mpi_ends(world, lambda: [c.close() for c in list(family)])
-    return Communicator(ffi.gc(out[0], lib.ckdist_communicator_free), family)
+    return Communicator(ffi.gc(out[0], lib.ckdist_communicator_free), family, chosen.times if chosen else None)
 
 
 def _share(world: World, local: list[int], arena_bytes: int, spins: int, timeout: float) -> tuple[CData, CData]:

@@ -149,7 +149,7 @@ class Coordinator:
                 self._send_output(output)
             if engine.lane is not None:
                 engine.lane.add(lib.ckdist_trace_send, begin, time.monotonic_ns(), len(outputs))
-        self._ask_ranks()
+        self._ask_ranks(engine)
         self._beat()
         if self.state == "draining":
             if time.monotonic() > self._drain_end:
@@ -157,11 +157,12 @@ class Coordinator:
             return engine.has_work
         return True
 
-    def _ask_ranks(self) -> None:
+    def _ask_ranks(self, engine: Engine) -> None:
         """Refreshes what is told of every rank, when it is due and somebody looks."""
         now = time.monotonic()
         if self._ranks is not None and now < self._watched_until and now - self._last_report >= BEAT_SECONDS:
             self._last_report, self._last_beat = now, 0.0  # the status tells it at once
+            engine.collect_all()
             self._ranks.refresh()
 
     def _step(self, engine: Engine) -> list[Output]:

@@ -6,6 +6,7 @@ nothing of text, sockets or clocks other than for its counters; it is used by on
 
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from concurrent.futures import wait
 from dataclasses import dataclass, replace
@@ -24,7 +25,7 @@ from ckdist.engine.request import Tokens, check_prompt, check_sampling
 from ckdist.engine.sampler import Sample, SampleRow
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.sampling_state import SamplingState, sampling_state
-from ckdist.engine.scheduler import EngineBusy, Scheduler, SequenceChunk
+from ckdist.engine.scheduler import EngineBusy, Scheduler, SequenceChunk, Step
 from ckdist.engine.sequence import Sequence, State
 from ckdist.engine.state_pool import SequenceState, StatePool
 from ckdist.engine.trace import Lane
@@ -60,7 +61,7 @@ class Output:
 
 
 class Engine:
-    """Continuous batching over one executable."""
+    """Continuous batching over one executable, with as many steps under way as that has stages."""
 
     def __init__(
         self, executable: StepExecutable, sampler: TokenSampler, eos_token_ids: Collection[int] = (), *,
@@ -90,16 +91,19 @@ class Engine:
         self.scheduler = Scheduler(
             self.pool, executable.max_tokens, executable.max_sequences, self.max_positions,
             min(max_outputs or executable.max_tokens, executable.max_tokens), max_waiting, prefix_reuse,
-            whole_prompts=not executable.has_logits,
+            executable.in_flight, whole_prompts=not executable.has_logits,
         )  # fmt: skip
         self._sequences: dict[Hashable, Sequence] = {}
+        self._in_flight: deque[tuple[Step, int]] = deque()  # issued, when, and not collected; the oldest first
+        self._sampled = 0  # when the last one was done with, in ns
+        self._collected: list[Output] = []  # outside of `step`, which gives them
         self._requests = self._prompt_tokens = self._generated_tokens = self._cached_tokens = 0
         self._step_seconds, self._first_token_seconds = Histogram(STEP_SECONDS), Histogram(FIRST_TOKEN_SECONDS)
 
     @property
     def has_work(self) -> bool:
-        """Whether any sequence waits or runs."""
-        return bool(self._sequences)
+        """Whether any sequence waits or runs, or what a step brought is not given yet."""
+        return bool(self._sequences or self._in_flight or self._collected)
 
     @property
     def has_queue_room(self) -> bool:
@@ -170,30 +174,62 @@ class Engine:
         self._prompt_tokens += len(sequence.prompt)
 
     def step(self) -> list[Output]:
-        """Runs one batch. Raises EngineError when a rank is lost; the sequences are then lost as well."""
-        refused = self._refuse_grammars() if self._compiling else []
+        """Issues as many batches as may be under way, and gives what the oldest one brings.
+
+        Raises EngineError when a rank is lost; the sequences are then lost as well.
+        """
+        outputs, self._collected = self._collected, []
+        outputs += self._refuse_grammars() if self._compiling else []
+        begin = time.monotonic_ns()
+        while len(self._in_flight) < self.executable.in_flight and self._issue():
+            pass
+        if not self._in_flight:
+            self._wait_for_state()
+            return outputs
+        outputs += self._collect()
+        self._step_seconds.observe((time.monotonic_ns() - begin) * 1e-9)
+        return outputs
+
+    def _issue(self) -> bool:
+        """Issues the next batch; False where there is none."""
         begin = time.monotonic_ns()
         step = self.scheduler.schedule()
         if step is None:
-            self._wait_for_state()
-            return refused
+            return False
         scheduled = time.monotonic_ns()
-        masks = self._begin_masks(step.chunks)
-        logits = self.executable.run(step.batch)  # (outputs, vocab)
-        ran = time.monotonic_ns()
-        self.scheduler.commit(step)
-        if masks is not None and self.grammars is not None:
-            self.grammars.finish_masks(masks)
-        make = self._pooled if step.batch.hidden else self._outputs
-        outputs = refused + make(step.chunks, logits)
-        end = time.monotonic_ns()
-        self._step_seconds.observe((end - begin) * 1e-9)
         if self.lane is not None:
             size = len(step.batch.token_ids), len(step.batch.chunks)
             self.lane.add(lib.ckdist_trace_schedule, begin, scheduled, *size)
-            self.lane.add(lib.ckdist_trace_run, scheduled, ran, *size)
-            self.lane.add(lib.ckdist_trace_sample, ran, end, len(outputs))
+        self.executable.publish(step.batch)
+        self.scheduler.commit(step)
+        for chunk in step.chunks:
+            chunk.sequence.in_flight += 1
+        self._in_flight.append((step, scheduled))
+        return True
+
+    def _collect(self) -> list[Output]:
+        """What the oldest batch brings."""
+        step, issued = self._in_flight.popleft()
+        masks = self._begin_masks(step.chunks)
+        logits = self.executable.collect()  # (outputs, vocab)
+        ran = time.monotonic_ns()
+        if masks is not None and self.grammars is not None:
+            self.grammars.finish_masks(masks)
+        for chunk in step.chunks:
+            chunk.sequence.in_flight -= 1
+        make = self._pooled if step.batch.hidden else self._outputs
+        outputs = make(step.chunks, logits)
+        begin, self._sampled = max(issued, self._sampled), time.monotonic_ns()
+        if self.lane is not None:
+            tokens = sum(chunk.tokens for chunk in step.chunks)
+            self.lane.add(lib.ckdist_trace_run, begin, ran, tokens, len(step.chunks))
+            self.lane.add(lib.ckdist_trace_sample, ran, self._sampled, len(outputs))
         return outputs
+
+    def collect_all(self) -> None:
+        """Leaves nothing under way; what it brings the next `step` gives. Raises EngineError as that."""
+        while self._in_flight:
+            self._collected += self._collect()
 
     def _wait_for_state(self) -> None:
         """Waits a moment for the head of the queue, where it is that which nothing can be done without."""
@@ -218,14 +254,20 @@ class Engine:
 
     def _begin_masks(self, chunks: list[SequenceChunk]) -> Masks | None:
         """Begins to find the next tokens that grammars allow, beside the step; None where there is no grammar."""
-        states = [chunk.sequence.sampling_state for chunk in chunks if chunk.samples]
+        sampled = (chunk.sequence for chunk in chunks if chunk.samples and chunk.sequence.state is not State.FINISHED)
+        states = [sequence.sampling_state for sequence in sampled]
         followed = [(s.constraint, s.banned) for s in states if s is not None and s.constraint is not None]
         return self.grammars.begin_masks(followed) if followed and self.grammars is not None else None
 
     def abort(self, id: Hashable) -> Output | None:
         """Ends a sequence and frees its blocks at once. None when there is none of that id."""
         sequence = self._sequences.get(id)
-        return None if sequence is None else self._output(sequence, [], None, "abort")
+        if sequence is None:
+            return None
+        output = self._output(sequence, [], None, "abort")
+        if not self._sequences:
+            self.collect_all()  # nobody may ask for another step, and no rank is to wait for one
+        return output
 
     def stats(self) -> dict[str, float | str]:
         """Counters since the start (`*_total`), gauges, and the buckets of `step_seconds` and `first_token_seconds`
@@ -288,6 +330,7 @@ class Engine:
                 runs = np.array([[len(tokens), first, blocks]], np.int32)
                 every = np.arange(len(tokens), dtype=np.int32)
                 states = None if own is None else np.array([own.row(first)], np.int32)
+                self.collect_all()
                 yield self.executable.run(Batch(tokens, runs, np.array(table[:blocks], np.int32), every, states))
         finally:
             if self.states is not None and own is not None:
@@ -302,6 +345,8 @@ class Engine:
         places: list[int] = []
         for chunk in chunks:
             sequence = chunk.sequence
+            if sequence.state is State.FINISHED:  # since the step was issued
+                continue
             if sequence.scoring and (error := self._score_prompt(chunk, logits)) is not None:
                 outputs.append(self._output(sequence, [], None, "error", error))
             elif chunk.samples and sequence.params.max_tokens == 0:

@@ -332,7 +332,7 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
         stages,
         shard.hidden_plans,
     )
-    tell_stages(world, traced.rank, shard.weight_bytes)
+    tell_stages(world, traced, communicator, shard.weight_bytes)
     if world.rank == 0:
         log.debug("%s%s", "each stage: " if stages else "", plan)
     with tracing.span(native.lib.ckdist_trace_choose) if tracing else contextlib.nullcontext():

@@ -1,9 +1,12 @@
-"""Several sequences of one length driven straight through an executable, one token of each per step: for benchmarks."""
+"""Several sequences of one length driven straight through an executable, token by token: for benchmarks."""
+
+from collections.abc import Iterator
 
 import numpy as np
 
 from ckdist.engine.protocol import StepExecutable
 from ckdist.errors import CapacityError
+from ckdist.layout import even_ranges
 from ckdist.program.batch import BLOCK_TOKENS, Batch, own_slots
 
 
@@ -22,8 +25,8 @@ class LockstepSequences:
             )
         self.executable, self.count = executable, count
         self.length = 0
-        self._runs = np.ones((count, 3), np.int32)  # of one token each
-        self._every = np.arange(count, dtype=np.int32)
+        # one step's each, so that all stages have work
+        self._groups = [range(*group) for group in even_ranges(count, min(count, executable.in_flight))]
         # (sequences, blocks)
         self._tables = np.arange(executable.num_blocks // count * count, dtype=np.int32).reshape(count, -1)
 
@@ -46,24 +49,34 @@ class LockstepSequences:
                 )
             self.length += len(chunk)
 
-    def step(self, token_ids: np.ndarray) -> np.ndarray:
-        """Continues every sequence by its token of int32 (count,).
+    def run(self, token_ids: np.ndarray) -> Iterator[np.ndarray]:
+        """Continues every sequence by its tokens of int32 (tokens, count), a sequence's next token when the logits
+        before it are there.
 
-        Returns float32 (count, vocab) logits, valid until the next step.
+        Gives float32 (sequences, vocab) logits, valid until the next: of each token in turn, in one part for each
+        stage that works at once.
         """
-        blocks = self._blocks(self.length + 1)
-        self._runs[:, 1:] = self.length, blocks
-        logits = self.executable.run(
-            Batch(
-                np.asarray(token_ids, np.int32),
-                self._runs,
-                self._tables[:, :blocks].reshape(-1),
-                self._every,
-                own_slots(self.executable.state_slots, range(self.count), self.length),
-            )
-        )
-        self.length += 1
-        return logits
+        under_way = 0
+        for tokens in np.asarray(token_ids, np.int32):
+            blocks = self._blocks(self.length + 1)
+            for group in self._groups:
+                if under_way == len(self._groups):
+                    yield self.executable.collect()
+                    under_way -= 1
+                self.executable.publish(self._batch(tokens, group, blocks))
+                under_way += 1
+            self.length += 1
+        for _ in range(under_way):
+            yield self.executable.collect()
+
+    def _batch(self, tokens: np.ndarray, group: range, blocks: int) -> Batch:
+        """The next token of some sequences, of int32 (count,)."""
+        runs = np.ones((len(group), 3), np.int32)  # of one token each
+        runs[:, 1:] = self.length, blocks
+        own = slice(group.start, group.stop)
+        states = own_slots(self.executable.state_slots, group, self.length)
+        tables = self._tables[own, :blocks].reshape(-1)
+        return Batch(tokens[own], runs, tables, np.arange(len(group), dtype=np.int32), states)
 
     def _blocks(self, length: int) -> int:
         """Blocks of a sequence of so many tokens; CapacityError where there are not as many."""

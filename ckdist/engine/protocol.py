@@ -53,10 +53,23 @@ class StepExecutable(Protocol):
         """Whether it makes hidden states."""
         ...
 
-    def run(self, batch: Batch, /) -> np.ndarray:
-        """Runs one step; float32 (outputs, vocab) logits or (outputs, hidden) hidden states, valid until the next.
-        Raises EngineError.
+    @property
+    def in_flight(self) -> int:
+        """How many steps may be issued before the first of them is collected."""
+        ...
+
+    def publish(self, batch: Batch, /) -> None:
+        """Issues one step. Raises EngineError."""
+        ...
+
+    def collect(self) -> np.ndarray:
+        """Of the oldest step: float32 (outputs, vocab) logits or (outputs, hidden) hidden states, valid until the next
+        call. Raises EngineError.
         """
+        ...
+
+    def run(self, batch: Batch, /) -> np.ndarray:
+        """Issues and collects one step, where no other is under way."""
         ...
 
 

@@ -4,6 +4,10 @@ It knows nothing of logits or text. Each step takes, within its budgets of token
 decoding sequence, then chunks of prompts, both oldest first; so a long prompt never stalls the sequences that run.
 Steps that make logits and steps that make hidden states take turns where both are wanted.
 When the blocks run out, the latest arrival gives its own back and is recomputed later, output included.
+
+Ranks run steps in the order in which they were issued, so what was issued counts as computed by all that is issued
+later: of a sequence only the token is awaited that its last chunk chooses. Where ranks are in stages, as many steps are
+under way, and each takes its part of the sequences and a shorter piece of prompts, so that every stage has work.
 """
 
 from collections import deque
@@ -18,6 +22,7 @@ from ckdist.program.batch import BLOCK_TOKENS, NO_SLOT, Batch
 
 # a prompt waits for a shared prefix that is being computed when it is this much longer than the known one
 MIN_AWAITED_BLOCKS = 4
+LEAST_PROMPT_TOKENS = 64  # of a step with prompts, where several steps are under way
 SNAPSHOT_TOKENS = 1024  # within a prompt a state is saved behind each whole number of these
 
 
@@ -65,13 +70,17 @@ class Scheduler:
         max_outputs: int,
         max_waiting: int,
         prefix_reuse: bool = True,
+        in_flight: int = 1,
         whole_prompts: bool = False,
     ) -> None:
         """Of one step: `max_tokens`, `max_outputs`. Of one sequence: `max_positions`.
 
-        `max_waiting`: length of the queue. `whole_prompts`: of an encoder, a sequence is computed in one step and
-        leaves nothing behind; `max_positions` is then at most `max_tokens`.
+        `max_waiting`: length of the queue. `in_flight`: steps that are issued before the first has run, at most.
+        `whole_prompts`: of an encoder, a sequence is computed in one step and leaves nothing behind; `max_positions` is
+        then at most `max_tokens`.
         """
+        self.in_flight = in_flight
+        max_tokens = step_tokens(max_tokens, max_sequences, in_flight)
         self.pool, self.max_tokens, self.max_outputs, self.max_waiting = pool, max_tokens, max_outputs, max_waiting
         self.max_sequences = min(max_sequences, max_tokens, max_outputs)  # so that a step can decode all that runs
         self.prefix_reuse, self.whole_prompts = prefix_reuse and not whole_prompts, whole_prompts
@@ -103,14 +112,19 @@ class Scheduler:
         self._builder.clear()
         self._chunks = []
         prompts, hidden = False, self._next_is_hidden()
+        decoding = -(-len(self.running) // self.in_flight)  # at most: the other steps have as many
         for sequence in tuple(self.running):
             if (sequence.pooling is not None) is not hidden:
                 continue
-            if sequence.state is not State.RUNNING or not self._extend(sequence):
+            if (
+                sequence.state is not State.RUNNING
+                or sequence.computed == sequence.length
+                or not self._extend(sequence)
+            ):
                 continue
             if sequence.length - sequence.computed > 1:  # a prompt, or tokens that a grammar has forced
                 prompts = True
-            else:
+            elif len(self._chunks) < decoding:
                 self._take(sequence)
         if prompts:
             for sequence in self.running:
@@ -132,7 +146,7 @@ class Scheduler:
         return self._hidden
 
     def commit(self, step: Step) -> None:
-        """The step has run: its positions are in the cache, and blocks that it filled can be shared."""
+        """The step is issued: for all later ones its positions are in the cache, and blocks that it fills are known."""
         for sequence, first, tokens, _, _ in step.chunks:
             sequence.computed = computed = first + tokens
             while (sequence.shared_blocks + 1) * BLOCK_TOKENS <= computed and not self.whole_prompts:
@@ -314,6 +328,15 @@ class Scheduler:
         block = int(sequence.block_table[own.position // BLOCK_TOKENS - 1])
         own.last_block = block if states.keep(own.saving, block) and decoded else -1
         own.saving, own.position = NO_SLOT, 0
+
+
+def step_tokens(max_tokens: int, max_sequences: int, in_flight: int) -> int:
+    """Tokens that a step takes of prompts, at most: fewer where several steps are under way, so that a prompt has
+    pieces for all stages, and the first and last of them, at which some stages idle, are short.
+    """
+    if in_flight == 1:
+        return max_tokens
+    return min(max_tokens, max(LEAST_PROMPT_TOKENS, max_sequences, max_tokens // (2 * in_flight)))
 
 
 def snapshot_position(first: int, tokens: int, length: int, wanted: int) -> int:

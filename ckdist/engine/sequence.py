@@ -31,8 +31,9 @@ class Sequence:
     Of its `length` tokens the first `computed` have keys and values in the blocks of `block_table[:num_blocks]`; the
     first `shared_blocks` of these are full and known to the pool, for others to reuse. `scored` counts the prompt
     positions whose logits need not be asked for (again): all but the last where no prompt logprobs are wanted.
-    `sampling_state` is None where its parameters need none (any more). With a `pooling` hidden states are wanted in
-    place of logits, and nothing is sampled.
+    `sampling_state` is None where its parameters need none (any more). `in_flight` counts the steps with a chunk of it
+    that are issued and whose results have not come. With a `pooling` hidden states are wanted in place of logits, and
+    nothing is sampled.
     """
 
     __slots__ = (
@@ -41,6 +42,7 @@ class Sequence:
         "cached_tokens",
         "computed",
         "id",
+        "in_flight",
         "length",
         "num_blocks",
         "params",
@@ -68,7 +70,7 @@ class Sequence:
         self.tokens[: len(prompt)] = prompt
         self.prompt = self.tokens[: len(prompt)]
         self.length = len(prompt)
-        self.computed = 0
+        self.computed = self.in_flight = 0
         self.block_table = np.empty(-(-capacity // BLOCK_TOKENS), np.int32)
         self.num_blocks = 0
         self.shared_blocks = 0
@@ -85,8 +87,8 @@ class Sequence:
 
     @property
     def is_ready(self) -> bool:
-        """Whether sampling has what it needs."""
-        return self.sampling_state is None or self.sampling_state.is_ready
+        """Whether it can begin (again): sampling has what it needs, and no token is awaited."""
+        return not self.in_flight and (self.sampling_state is None or self.sampling_state.is_ready)
 
     @property
     def output(self) -> np.ndarray:

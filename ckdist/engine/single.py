@@ -4,6 +4,7 @@ import numpy as np
 
 from ckdist.engine.protocol import StepExecutable
 from ckdist.engine.request import Tokens
+from ckdist.engine.scheduler import step_tokens
 from ckdist.errors import CapacityError
 from ckdist.program.batch import BLOCK_TOKENS, Batch, own_slots
 
@@ -18,7 +19,7 @@ class SingleSequence:
         self._blocks = np.arange(executable.num_blocks, dtype=np.int32)
 
     def feed(self, token_ids: Tokens, outputs: str = "all") -> np.ndarray:
-        """Continues the sequence by `token_ids` in chunks of the executable's `max_tokens`.
+        """Continues the sequence by `token_ids` in chunks, of which as many are under way as the executable allows.
 
         Returns float32 logits: (tokens, vocab) for outputs "all", (1, vocab) for "last", (0, vocab) for "none".
         Raises CapacityError when the sequence would outgrow the context.
@@ -30,9 +31,11 @@ class SingleSequence:
                 f"{self.length + len(ids)} tokens do not fit a context of {limit}: "
                 f"use --ctx-size {self.length + len(ids)} or a shorter text"
             )
-        kept, logits = [], np.zeros((0, self.executable.vocab_size), np.float32)
-        for begin in range(0, len(ids), self.executable.max_tokens):
-            chunk = ids[begin : begin + self.executable.max_tokens]
+        kept = [np.zeros((0, self.executable.vocab_size), np.float32)]
+        executable, under_way = self.executable, 0
+        most = step_tokens(executable.max_tokens, executable.max_sequences, executable.in_flight)
+        for begin in range(0, len(ids), most):
+            chunk = ids[begin : begin + most]
             last = begin + len(chunk) == len(ids)
             wanted = (
                 np.arange(len(chunk))
@@ -42,8 +45,11 @@ class SingleSequence:
             blocks = -(-(self.length + len(chunk)) // BLOCK_TOKENS)
             runs = np.array([[len(chunk), self.length, blocks]], np.int32)
             states = own_slots(self.executable.state_slots, range(1), self.length)
-            logits = self.executable.run(Batch(chunk, runs, self._blocks[:blocks], wanted.astype(np.int32), states))
-            if outputs == "all":
-                kept.append(logits.copy())
+            if under_way == executable.in_flight:
+                kept.append(executable.collect().copy())
+                under_way -= 1
+            executable.publish(Batch(chunk, runs, self._blocks[:blocks], wanted.astype(np.int32), states))
+            under_way += 1
             self.length += len(chunk)
-        return np.concatenate(kept) if kept else logits
+        kept += [executable.collect().copy() for _ in range(under_way)]
+        return np.concatenate(kept)  # chunks whose logits are not wanted have no rows

@@ -22,7 +22,7 @@ from ckdist.models.decoder import forward, hidden_rows, main_forward
 from ckdist.models.spec import ModelSpec
 from ckdist.planning.layouts import NOMINAL_LINK, layouts_for, places_experts
 from ckdist.planning.plan import Plan
-from ckdist.planning.stages import StageRank, check_stages, divide_layers, stage_lines
+from ckdist.planning.stages import StageRank, check_stages, divide_layers, exchange_line, stage_lines
 from ckdist.program.executable import StageRanks
 from ckdist.program.program import Program
 from ckdist.program.tracer import Tracer, trace
@@ -125,9 +125,13 @@ def open_communicators(
     return communicator, StageRanks(own, rank.stage.count, rank.previous, rank.next, hidden)
 
 
-def tell_stages(world: World, rank: StageRank, weight_bytes: int) -> None:
-    """Says what each stage has, where there are several; a collective call."""
-    rows = world.gather([rank.stage.number, *rank.stage.layers, weight_bytes])
-    if world.rank == 0 and rank.stage.count > 1:
-        for line in stage_lines(rows):
-            log.debug("%s", line)
+def tell_stages(world: World, traced: Traced, communicator: Communicator, weight_bytes: int) -> None:
+    """Says what each stage has, or where there is one what more would change between hosts; a collective call."""
+    stage, hosts, times = traced.rank.stage, len(set(world.hosts)), communicator.exchange_times
+    rows = world.gather([stage.number, *stage.layers, weight_bytes])
+    if world.rank != 0:
+        return
+    for line in stage_lines(rows) if stage.count > 1 else ():
+        log.debug("%s", line)
+    if stage.count == 1 and hosts > 1 and times is not None:
+        log.debug("%s", exchange_line(traced.program, hosts, Link.of_exchanges(*times)))

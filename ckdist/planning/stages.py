@@ -16,6 +16,7 @@ from itertools import pairwise
 
 from ckdist.comm.group_world import GroupWorld
 from ckdist.comm.protocol import World
+from ckdist.comm.transports.link import Link
 from ckdist.errors import ConfigError
 from ckdist.layout import Range
 from ckdist.mesh import Mesh
@@ -101,6 +102,17 @@ def even_slices(costs: Sequence[float], count: int) -> list[Range]:
     return list(pairwise((0, *best(0, count)[2])))
 
 
+def exchange_line(program: Program, hosts: int, link: Link) -> str:
+    """What hosts exchange of a decoded token in a program without stages, and what they would with a stage each."""
+    message = link.message(4 * program.boundaries[0].dims[-1].elements) * 1e3  # ms
+    sums, rows = sum(instr.op == "all_reduce" for instr in program.instrs), hosts - 1
+    return (
+        f"a decoded token takes {sums} sums over {hosts} hosts, {sums * message:.2f} ms by the link that was measured; "
+        f"with -pp {hosts} it takes {rows} row{'s' * (rows > 1)}, {rows * message:.2f} ms, and hosts work on it "
+        "one after the other"
+    )
+
+
 def stage_lines(ranks: Sequence[tuple[int, int, int, int]]) -> list[str]:
     """A line for each stage: what it has, and on which ranks. `ranks`: number, first layer, end and bytes of weights of
     each rank's stage, in their order.
@@ -117,4 +129,4 @@ def stage_lines(ranks: Sequence[tuple[int, int, int, int]]) -> list[str]:
     return lines
 
 
-__all__ = ["StageRank", "check_stages", "divide_layers", "even_slices", "stage_lines", "stage_rank"]
+__all__ = ["StageRank", "check_stages", "divide_layers", "even_slices", "exchange_line", "stage_lines", "stage_rank"]

@@ -99,7 +99,7 @@ def test_work_of_a_model():
     assert sum(model.work.per_output.values()) == 2 * spec.hidden_size * (spec.vocab_size + rest)
     lockstep, single = LockstepSequences(model.executable, 3), SingleSequence(model.executable)
     lockstep.fill(np.arange(20))
-    together = lockstep.step([5, 6, 7]).copy()
+    (together,) = (part.copy() for part in lockstep.run([[5, 6, 7]]))
     for token, logits in zip([5, 6, 7], together, strict=True):
         single.length = 0
         assert np.array_equal(single.feed([*range(20), token], outputs="last")[0], logits)

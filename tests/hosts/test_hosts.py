@@ -79,29 +79,41 @@ def test_hosts_are_told_apart(hosts):
     ], output
 
 
-def test_perplexity_equals_one_hosts(hosts):
-    words = [
-        *CKDIST,
-        "perplexity",
-        "-m",
-        str(MODEL),
-        "--token-ids",
-        ",".join(str(i % 200) for i in range(3, 200, 7)),
-        "-t",
-        "1",
-        "-ctk",
-        "f32",
-        "-ctv",
-        "f32",
-        "--json",
-    ]
-    alone = subprocess.run(
-        [sys.executable, *words], capture_output=True, text=True, timeout=30, cwd=ROOT, env=environment()
-    )
-    code, output = hosts.run(1, *words)
-    assert code == 0 and alone.returncode == 0, output + alone.stderr
-    one, two = json.loads(alone.stdout), json.loads(output.splitlines()[-1])
+def perplexity(*more: str) -> list[str]:
+    """The words of a command that scores a short text."""
+    ids = ",".join(str(i % 200) for i in range(3, 600, 7))
+    exact = ["-t", "1", "-ctk", "f32", "-ctv", "f32"]
+    return [*CKDIST, "perplexity", "-m", str(MODEL), "--token-ids", ids, *exact, "--json", *more]
+
+
+def alone(*more: str) -> dict:
+    """What one rank prints."""
+    settings = {"capture_output": True, "text": True, "timeout": 30, "cwd": ROOT, "env": environment()}
+    done = subprocess.run([sys.executable, *perplexity(*more)], **settings)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("stages", ["1", "2"])
+def test_perplexity_equals_one_hosts(hosts, stages):
+    code, output = hosts.run(1, *perplexity("-pp", stages))
+    assert code == 0, output
+    one, two = alone(), json.loads(output.splitlines()[-1])
     assert two["tokens"] == one["tokens"] and two["nll"] == pytest.approx(one["nll"], rel=1e-5)
+    assert stages == "1" or two == one, "stages have the bits of one rank"
+
+
+def test_rows_that_a_link_takes_piece_by_piece(hosts):
+    """Sockets have room for less than a chunk's rows: ranks push them on while they compute, and while they wait."""
+    for host in range(2):
+        subprocess.run(hosts.inside(host, "sysctl", "-q", "-w", "net.ipv4.tcp_wmem=4096 4096 4096"), check=True)
+    words = perplexity("-pp", "2", "-ub", "80", "--transport", "tcp")
+    output = start(hosts, "torchrun", 2, *words)
+    assert not any(output.wait(60)), output.text()
+    # the order of sums is that of two ranks
+    expected = run_ranks(2, *perplexity())
+    assert expected.returncode == 0, expected.stderr
+    assert json.loads(output.wait_for(r"\{.*\}")) == json.loads(expected.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("launcher", ["mpirun", "torchrun"])

@@ -8,17 +8,20 @@ import re
 import numpy as np
 import pytest
 
+from ckdist.comm.transports.link import Link
 from ckdist.comm.world import SingleWorld
 from ckdist.config import EngineConfig
 from ckdist.engine.engine import Engine
 from ckdist.engine.launch import load_model
+from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.single import SingleSequence
 from ckdist.errors import CommError, ConfigError
 from ckdist.layout import SINGLE, TENSOR
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward
-from ckdist.planning.stages import even_slices, stage_rank
+from ckdist.planning.stages import even_slices, exchange_line, stage_rank
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.stages import Stage
 from ckdist.program.tracer import trace
@@ -112,6 +115,19 @@ def test_quantised_types_and_an_adapter(name, tmp_path):
     assert not np.array_equal(expected[0], plain[0])
 
 
+def test_sequences_in_lockstep_and_a_prompt_in_pieces():
+    """What `ckdist bench` drives: five sequences in two steps that are under way at once, and a prompt's chunks."""
+
+    def body(model):
+        ids = np.random.default_rng(0).integers(0, 100, (4, 5))
+        prompt = SingleSequence(model.executable).feed(np.arange(90))
+        batch = LockstepSequences(model.executable, 5)
+        batch.fill(np.arange(20))
+        return np.concatenate([prompt, *(part.copy() for part in batch.run(ids))])
+
+    np.testing.assert_array_equal(run(2, GOLDEN / "qwen3next", 2, body), run(1, GOLDEN / "qwen3next", 1, body))
+
+
 def test_preemption_and_cancel():
     """Six sequences on a cache for three, one of which is cancelled: the others' texts are those of one stage."""
 
@@ -172,6 +188,13 @@ def test_layers_are_divided_by_what_they_cost():
         found = [sum(costs[a:b]) for a, b in even_slices(costs, stages)]
         assert len(found) == stages and max(found) == min(map(max, sums))
     assert even_slices([1.0] * 7, 3) in ([(0, 2), (2, 4), (4, 7)], [(0, 2), (2, 5), (5, 7)], [(0, 3), (3, 5), (5, 7)])
+
+
+def test_what_stages_would_save_between_hosts():
+    """Two layers have an embedding's sum and two each; a row of 64 floats takes 1 ms and 256 bytes at 1 MB/s."""
+    program = trace(forward, spec(), TENSOR, Mesh({"tp": 3}))
+    line = exchange_line(program, 3, Link(1e-3, 1e6))
+    assert "takes 5 sums over 3 hosts, 6.28 ms" in line and "with -pp 3 it takes 2 rows, 2.51 ms" in line
 
 
 def test_rank_0_has_the_last_stage():

@@ -304,9 +304,10 @@ def test_ranks_end_with_a_killed_mpirun():
         assert not left
 
 
+@pytest.mark.parametrize("flags", [(), ("-pp", "3", "--comm-timeout", "4")], ids=["tensors", "stages"])
 @pytest.mark.parametrize("kill", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_rank_ends_the_job_by_name(kill):
-    with serving(3) as server:
+def test_a_lost_rank_ends_the_job_by_name(kill, flags):
+    with serving(3, *flags) as server:
         client = openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=30)
         stream = iter(
             client.completions.create(
@@ -323,6 +324,27 @@ def test_a_lost_rank_ends_the_job_by_name(kill):
         assert time.monotonic() - start < 10 and code != 0
         assert "rank 2" in server.output()
         assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in server.ranks)
+
+
+def test_stages_serve_many_at_once_and_drain():
+    """Texts are those that each prompt gets alone, while one client leaves; a stream that runs is finished before the
+    job ends.
+    """
+    with serving(2, "-pp", "2") as server:
+        own = openai.OpenAI(base_url=server.url + "/v1", api_key="none")
+        expected = [complete(own, prompt) for prompt in PROMPTS]
+        ask = {"model": "any", "temperature": 0, "stream": True, "extra_body": {"ignore_eos": True}}
+        leaving = own.completions.create(prompt="x", max_tokens=900, **ask)
+        next(iter(leaving))
+        with concurrent.futures.ThreadPoolExecutor(len(PROMPTS)) as pool:
+            texts = pool.map(lambda prompt: complete(own, prompt), PROMPTS)
+            leaving.close()
+            assert list(texts) == expected
+        stream = iter(own.completions.create(prompt="x", max_tokens=60, **ask))
+        next(stream)
+        server.ranks[0].send_signal(signal.SIGTERM)
+        assert [chunk.choices[0].finish_reason for chunk in stream][-1] == "length"
+        assert server.process.wait(30) == 0, server.output()
 
 
 def test_a_port_in_use_is_one_line_and_code_2():

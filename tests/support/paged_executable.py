@@ -5,6 +5,7 @@ Any mistake in a block table, a position, a reused prefix, a chunk or a preempti
 """
 
 import zlib
+from collections import deque
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,8 +19,19 @@ class PagedExecutable:
     `state_slots`: layers keep states, which are the tokens that they have seen; logits are then of these.
     """
 
-    def __init__(self, num_blocks=64, max_tokens=32, max_sequences=8, vocab_size=50, context_length=512, state_slots=0):
-        self.state_slots = state_slots
+    def __init__(
+        self,
+        num_blocks=64,
+        max_tokens=32,
+        max_sequences=8,
+        vocab_size=50,
+        context_length=512,
+        state_slots=0,
+        in_flight=1,
+    ):
+        self.state_slots, self.in_flight = state_slots, in_flight
+        self.published: deque[np.ndarray] = deque()
+        self.most_under_way = 0
         self.states: list[list[int]] = [[] for _ in range(state_slots)]
         self.num_blocks, self.max_tokens, self.max_sequences = num_blocks, max_tokens, max_sequences
         self.vocab_size, self.context_length = vocab_size, context_length
@@ -28,6 +40,15 @@ class PagedExecutable:
         self.batches: list[list[tuple[int, int]]] = []  # of each step: tokens and first position of its runs
         self.outputs: list[int] = []
         self.failure: Exception | None = None
+
+    def publish(self, batch: Batch) -> None:
+        """Ranks run steps in the order in which they were issued, so this is what a step finds and leaves."""
+        assert len(self.published) < self.in_flight
+        self.published.append(self.run(batch))
+        self.most_under_way = max(self.most_under_way, len(self.published))
+
+    def collect(self) -> np.ndarray:
+        return self.published.popleft()
 
     def run(self, batch: Batch) -> np.ndarray:
         if self.failure is not None:

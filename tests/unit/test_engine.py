@@ -58,12 +58,13 @@ requests = st.lists(
     st.integers(1, 40),
     st.booleans(),
     st.one_of(st.none(), st.integers(0, 9)),  # slots of states beside one for each sequence
+    st.integers(1, 3),  # steps that are under way
 )
 def test_everyone_gets_what_they_would_get_alone(
-    requests, num_blocks, max_tokens, max_sequences, max_outputs, prefix_reuse, more_slots
+    requests, num_blocks, max_tokens, max_sequences, max_outputs, prefix_reuse, more_slots, in_flight
 ):
     slots = 0 if more_slots is None else max_sequences + more_slots
-    executable = PagedExecutable(num_blocks, max_tokens, max_sequences, context_length=110, state_slots=slots)
+    executable = PagedExecutable(num_blocks, max_tokens, max_sequences, 50, 110, slots, in_flight)
     engine = Engine(executable, PlainSampler(), max_outputs=max_outputs, prefix_reuse=prefix_reuse)
     prefixes = np.random.default_rng(0).integers(0, 50, (4, 60)).tolist()
     pending, outputs, want = {}, {}, {}
@@ -321,3 +322,35 @@ def test_logits_beside_what_runs_need_room():
     rows = np.concatenate([part.copy() for part in engine.logits([3, 4, 5])])
     np.testing.assert_array_equal(rows[-1], prefix_logits(np.array([3, 4, 5]), engine.vocab_size))
     assert engine.pool.available == before
+
+
+def test_two_stages_have_work_at_once():
+    """Of eight sequences each step decodes four, and while one step is under way the other four's is issued; a prompt
+    goes in pieces that follow one another.
+    """
+    executable = PagedExecutable(in_flight=2, max_tokens=512, context_length=512)
+    engine = Engine(executable, PlainSampler())
+    for i in range(8):
+        engine.add(i, [i], greedy(30))
+    while engine.has_work:
+        engine.step()
+    steps = [len(chunks) for chunks in executable.batches if all(tokens == 1 for tokens, _ in chunks)]
+    assert steps.count(4) > 0.8 * len(steps) and executable.most_under_way == 2
+    before = len(executable.batches)
+    engine.add(8, list(range(50)) * 10, greedy(1))
+    while engine.has_work:
+        engine.step()
+    assert executable.batches[before:] == [[[128, 0]], [[128, 128]], [[128, 256]], [[116, 384]]]
+
+
+def test_the_last_abort_leaves_nothing_under_way():
+    executable = PagedExecutable(in_flight=3)
+    engine = Engine(executable, PlainSampler())
+    for i in range(3):
+        engine.add(i, [i, 1], greedy(9))
+    engine.step()  # all prompts in one
+    engine.step()
+    assert len(executable.published) == 2
+    for i in range(3):
+        assert engine.abort(i).finish_reason == "abort"
+    assert not executable.published and engine.step() == [] and not engine.has_work

@@ -172,8 +172,8 @@ void StepCommunicator::publish(const int32_t* batch, int64_t ints) {
 }
 
 // A host's leader hears from rank 0, the others from it.
-const int32_t* StepCommunicator::receive(int64_t* ints) {
-  if (local_rank != 0) return take_from_mailbox(ints);
+const int32_t* StepCommunicator::receive(int64_t* ints, std::vector<Channel::Pending>* outgoing) {
+  if (local_rank != 0) return take_from_mailbox(ints, outgoing);
   wait_for_batch();
   step_ = 0;
   *ints = batch_[0];
@@ -197,10 +197,15 @@ void StepCommunicator::put_into_mailbox(const int32_t* batch, int64_t ints) {
   mailbox_->batches.raise(batches_);
 }
 
-const int32_t* StepCommunicator::take_from_mailbox(int64_t* ints) {
+const int32_t* StepCommunicator::take_from_mailbox(int64_t* ints, std::vector<Channel::Pending>* outgoing) {
   step_ = kBetween;
   parts_.rendezvous->name_call(call());
-  parts_.rendezvous->await(mailbox_->batches, ++batches_, 0, ShmRendezvous::kForever);
+  batches_++;
+  if (outgoing)  // in the rendezvous nobody looks after the transport
+    for (Channel::Pending& message : *outgoing)
+      while (!mailbox_->batches.reached(batches_) && !parts_.channel->test(message))
+        parts_.channel->idle(kBusyIdleNs, call());
+  parts_.rendezvous->await(mailbox_->batches, batches_, 0, ShmRendezvous::kForever);
   step_ = 0;
   const int32_t* const place = mailbox_->batch(local_size, batches_ - 1, sizes_);
   *ints = place[0];

@@ -62,8 +62,9 @@ class StepCommunicator {
   // Rank 0 gives every other rank one batch; the others wait for it without burning a core, and have it until they
   // receive the next. Batches may follow one another at once; who publishes more than the ranks have room for waits.
   // An empty batch is the last one.
+  // While a rank waits it sees off `outgoing` messages, which may need it to go on.
   void publish(const int32_t* batch, int64_t ints);
-  const int32_t* receive(int64_t* ints);
+  const int32_t* receive(int64_t* ints, std::vector<Channel::Pending>* outgoing = nullptr);
 
   // `step` names the place in errors; `idle` is called between polls.
 
@@ -94,6 +95,7 @@ class StepCommunicator {
   Channel::Pending isend(int peer, const void* data, int64_t bytes);
   Channel::Pending irecv(int peer, void* data, int64_t bytes);
   void wait(Channel::Pending& message, int step);
+  bool test(Channel::Pending& message) { return parts_.channel->test(message); }
   void send(int peer, const void* data, int64_t bytes, int step);
   void recv(int peer, void* data, int64_t bytes, int step);
   // This rank is alive and has made a step: who waits for it goes on waiting.
@@ -146,7 +148,7 @@ class StepCommunicator {
   void begin_receive(int peer, Tag tag, void* data, int64_t bytes);
   void wait();
   void put_into_mailbox(const int32_t* batch, int64_t ints);
-  const int32_t* take_from_mailbox(int64_t* ints);
+  const int32_t* take_from_mailbox(int64_t* ints, std::vector<Channel::Pending>* outgoing);
   void wait_for_batch();
   // `folded`: this host's part stands at host_partial() already.
   void sum_hosts(int slot, int64_t floats, int step, Idle idle, bool folded);

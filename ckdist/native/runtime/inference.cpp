@@ -139,7 +139,6 @@ void Inference::reserve_exchange() {
   sizes.batch_ints = BatchView::kHeader + program.max_tokens + 3 * program.max_sequences +
                      program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs +
                      4 * program.max_sequences;
-  sizes.batches = int64_t(in_flight_.size());
   sizes.counters = int64_t{program.layers} * program.experts;
   for (const ckdist_execution_plan& those : plans_) {
     if (!those.host_rows) continue;
@@ -153,7 +152,7 @@ void Inference::reserve_exchange() {
   ranks = stage_.steps(sizes);
   if (&stage_ != &communicator) {
     StepSizes batches{};
-    batches.batch_ints = sizes.batch_ints, batches.batches = sizes.batches;
+    batches.batch_ints = sizes.batch_ints, batches.batches = int64_t(in_flight_.size());
     job_ = communicator.steps(batches);
   }
   for (int slot = 0; slot < kSlots; slot++) {
@@ -187,6 +186,14 @@ void Inference::give_up(const char* reason) {
   stage_.abandon(reason);
   communicator.abandon(reason);
   if (repacker_ && !repacker_->finished()) repacker_->check();
+}
+
+// Peers see that a step was made, and rows that were sent go on.
+void Inference::count_step(int thread) {
+  if (thread != 0) return;
+  everyone().count_step();
+  for (Channel::Pending& sent : outgoing_)
+    if (sent.request) everyone().test(sent);
 }
 
 void Inference::finish(int thread, int index, int out, int64_t rows) {
@@ -301,7 +308,7 @@ void Inference::work() {
   try {
     for (;;) {
       int64_t ints = 0;
-      const int32_t* message = everyone().receive(&ints);
+      const int32_t* message = everyone().receive(&ints, &outgoing_);
       if (ints == 0) return;
       if (ints == kReportInts) {
         const ckdist_step_stats own = stats(false);

@@ -42,9 +42,7 @@ class Inference : public Executor {
   const uint8_t* kv_data() const { return kv_arena_->data(); }
   int64_t kv_bytes() const { return kv_bytes_; }
   ckdist_step_stats stats(bool reset);
-  void count_step(int thread) {  // who waits for this rank goes on waiting
-    if (thread == 0) everyone().count_step();
-  }
+  void count_step(int thread);           // who waits for this rank goes on waiting
   void expert_rows(int64_t* out) const;  // (layers, experts), of this host
 
   // Batches of at most this many rows are quantized by every thread for itself, which saves a barrier; larger ones once
@@ -236,7 +234,7 @@ class Inference : public Executor {
   std::unique_ptr<StepCommunicator> job_;  // of all ranks; null where these are the stage's
   std::vector<BatchView> in_flight_;       // by turns: published, and not run yet
   uint32_t published_ = 0;
-  std::vector<Channel::Pending> outgoing_;  // by turns: rows on their way to the next stage
+  std::vector<Channel::Pending> outgoing_;  // by turns: rows on their way to the next stage, which need progress
   std::vector<ckdist_execution_plan> plans_;
   std::vector<StepList> lists_;
   Repacker* const repacker_;

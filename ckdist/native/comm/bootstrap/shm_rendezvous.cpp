@@ -19,9 +19,6 @@ constexpr int64_t kServeNs = 1'000'000;    // between two looks at one-sided mes
 constexpr int64_t kPieceBytes = 16 << 10;  // of a pipe: writer and reader copy at the same time, one behind the other
 constexpr int kBellPolls = 2000;
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
-bool reached(const ShmFlag& flag, uint32_t count) {
-  return int32_t(flag.count.load(std::memory_order_acquire) - count) >= 0;
-}
 }  // namespace
 
 struct ShmRendezvous::Line {
@@ -103,9 +100,9 @@ void ShmRendezvous::check_given_up() const {
 
 template <class Idle>
 void ShmRendezvous::wait_for(ShmFlag& flag, uint32_t count, int i, int64_t grace_ns, Idle&& idle) {
-  for (int polls = 0; !reached(flag, count) && polls < spins_; polls++)
+  for (int polls = 0; !flag.reached(count) && polls < spins_; polls++)
     idle();  // from the first: without, a barrier takes a fifth longer
-  if (!reached(flag, count)) sleep_until(flag, count, i, grace_ns);
+  if (!flag.reached(count)) sleep_until(flag, count, i, grace_ns);
 }
 
 void ShmRendezvous::barrier(int64_t grace_ns, Idle idle) {
@@ -161,7 +158,7 @@ void ShmRendezvous::await(ShmFlag& flag, uint32_t count, int i, int64_t grace_ns
 }
 
 void ShmRendezvous::sleep_until(ShmFlag& flag, uint32_t count, int i, int64_t grace_ns) {
-  const auto there = [&] { return reached(flag, count); };
+  const auto there = [&] { return flag.reached(count); };
   const auto peer_moved = [&] { return detector_ ? detector_->moved(ranks_[i]) : 0; };
   Waited quiet;
   int64_t looked = 0;

@@ -25,6 +25,7 @@ class FailureDetector;
 struct ShmFlag {  // as core/futex.h's Signal, with what it announces on the same cache line
   std::atomic<uint32_t> count, sleepers;
   void raise(uint32_t count);
+  bool reached(uint32_t n) const { return int32_t(count.load(std::memory_order_acquire) - n) >= 0; }
 };
 
 class ShmRendezvous {
