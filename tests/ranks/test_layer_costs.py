@@ -231,7 +231,7 @@ def test_predictions():
 @pytest.fixture
 def own_cores(monkeypatch):
     """Nothing else runs on this process's cores, as far as a measurement can see."""
-    monkeypatch.setattr(measured_cost, "_preempted", lambda: 0)
+    monkeypatch.setattr(measured_cost, "times_preempted", lambda: 0)
 
 
 class Simulated:
@@ -336,7 +336,7 @@ def test_pairs_in_which_a_core_was_taken_away_do_not_count(monkeypatch, every, v
             executable.took *= 100
 
     monkeypatch.setattr(executable, "run_layer", preempted_layer)
-    monkeypatch.setattr(measured_cost, "_preempted", lambda: len(lost))
+    monkeypatch.setattr(measured_cost, "times_preempted", lambda: len(lost))
     found = measured_cost.measure(executable, {512: 0.1}, lambda: executable.now)
     assert (found.verdicts, found.pairs, found.certain) == ((verdict,), (pairs,), verdict == FASTER)
     assert len(executable.runs) <= 2 + 2 * (16 if every == 1 else 32)

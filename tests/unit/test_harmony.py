@@ -21,7 +21,8 @@ from tests.support.answers import SCHEMAS, TYPES, always, read, written
 
 TEMPLATE = (
     "{% for m in messages %}<|start|>{{ m.role }}{% if m.role == 'assistant' %}<|channel|>final{% endif %}<|message|>"
-    "{{ m.content }}<|end|>{% if m.tool_calls %}{% if m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}"
+    "{{ m.content }}<|end|>{% if m.tool_calls %}"
+    "{% if m.content and m.thinking %}{{ raise_exception('both') }}{% endif %}"
     "{{ m.thinking }}{% endif %}{% for c in m.tool_calls or [] %}<|start|>assistant to=functions.{{ c.function.name }}"
     "<|channel|>commentary json<|message|>{{ c.function.arguments | tojson }}<|call|>{% endfor %}{% endfor %}"
     "{% for t in tools or [] %}{{ '// ' + t.function.description }}{{ t.function.name }}{% endfor %}"
