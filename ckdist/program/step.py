@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ckdist import native
+from ckdist.errors import LayoutError
 from ckdist.native import CData
 
 ABSENT = -1  # an operand that is not there
@@ -91,7 +92,12 @@ class Step:
         """The struct; what it and its pointers lie in is added to `keep`."""
         numbers = {"kind": getattr(native.lib, f"ckdist_step_{self.kind}")}
         numbers["rows"] = getattr(native.lib, f"ckdist_rows_{self.rows}")
-        struct = native.struct(f"struct ckdist_{self.kind}_step", {"step": numbers, **_plain(self.fields)}, keep)
+        kind = f"struct ckdist_{self.kind}_step"
+        of = {name: field.type.kind for name, field in native.ffi.typeof(kind).fields if name != "step"}
+        missing = [name for name, form in of.items() if form != "pointer" and name not in self.fields]  # may be null
+        if missing:
+            raise LayoutError(f"a step {self.kind} lacks its field {missing[0]!r}")
+        struct = native.struct(kind, {"step": numbers, **_plain(self.fields)}, keep)
         return native.ffi.cast("struct ckdist_step *", struct)
 
     def __str__(self) -> str:

@@ -200,7 +200,7 @@ def test_random_messages_are_refused(loaded, message):
         ({2: 1 << 30}, "wrong length"),
         ({4: 1}, "wrong length"),
         ({4: -1}, "wrong length"),
-        ({6: 1}, "steps of plan 1 of 1"),
+        ({6: 2}, "steps of plan 2 of 2"),
         ({6: -1}, "plan -1"),
         ({7: 1 << 20}, "asks for 1048576 steps"),
         ({7: -1}, "asks for -1 steps"),

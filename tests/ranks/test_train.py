@@ -291,8 +291,8 @@ def test_a_step_that_is_not_finite_is_skipped_counted_and_told(tmp_path, caplog)
     class Broken:
         def __init__(self, *arguments):
             self.inner, self.calls = reference_executable(*arguments), 0
-            self.parameters, self.gradients, self.loss, self.zero_grad = (
-                getattr(self.inner, n) for n in ("parameters", "gradients", "loss", "zero_grad")
+            self.parameters, self.gradients, self.loss, self.balance, self.zero_grad = (
+                getattr(self.inner, n) for n in ("parameters", "gradients", "loss", "balance", "zero_grad")
             )
 
         def forward_backward(self, batch, reduce):
@@ -459,7 +459,7 @@ def test_memory_is_asked_before_loading_and_bound_as_in_serving(tmp_path, monkey
     monkeypatch.setattr("ckdist.planning.memory.free_memory", lambda ranks: 50_000)
     with pytest.raises(
         CapacityError,
-        match=r"training needs 1.8 MiB on each rank \(.* of trained weights, .*1.1 MiB of activations, "
+        match=r"training needs 1.9 MiB on each rank \(.* of trained weights, .*1.2 MiB of activations, "
         r".*48\.8 KiB are free: ",
     ):
         train(config(tmp_path), world=SingleWorld(), make_executable=made)

@@ -130,7 +130,14 @@ def lower_low_rank(lowering: "Lowering", linear: Instr, instr: Instr) -> dict[st
             )
         found[of[value.name]] = Low(Span(lows[0], len(lows)), b)
     lowering.emit(
-        "linear", x.rows, count=len(products), products=products, summed=False, gate=GATES["none"], soft_cap=0.0
+        "linear",
+        lowering.rows_of(x),
+        count=len(products),
+        products=products,
+        summed=False,
+        gate=GATES["none"],
+        activation=GATES["none"],
+        soft_cap=0.0,
     )
     return found
 
