@@ -124,8 +124,10 @@ def make_plan(
     limit = config.kv_memory or sys.maxsize
     budget = max(0, min(room - context * rope, limit))
     wanted = context if config.ctx_size or config.kv_memory else BLOCK_TOKENS
-    # blocks of one sequence
-    longest = min(room // (per_block + BLOCK_TOKENS * rope), limit // per_block if per_block else sys.maxsize)
+    # blocks of one sequence; a rank without kv-heads has none, and no rotation asks for memory in an encoder
+    each = per_block + BLOCK_TOKENS * rope
+    most_blocks = sys.maxsize // BLOCK_TOKENS
+    longest = min(room // each if each else most_blocks, limit // per_block if per_block else most_blocks)
     needed = -(-context // BLOCK_TOKENS) * per_block
     needed, there = (needed, limit) if needed > limit else (needed + context * rope, room)
     most = budget // per_block * BLOCK_TOKENS if per_block else sys.maxsize
