@@ -114,7 +114,7 @@ def test_steps_are_what_a_simulation_reads(bench, tmp_path):
     shapes = {(row["prompt_tokens"], row["decodes"], row["outputs"]) for row in rows}
     assert {(2, 0, 1), (32, 0, 1), (32, 0, 0), (0, 1, 1), (0, 3, 3)} <= shapes
     decoded = [row["decode_context"] for row in rows if row["decodes"] == 3]
-    assert max(decoded) > 2 * min(decoded) and max(decoded) <= 3 * 96
+    assert min(decoded) + 30 < max(decoded) <= 3 * 96
     cost = read_step_cost(str(path))
     assert cost.sizes == (2, 4, 8, 16, 32) and 0 < cost.seconds(StepTotals(decodes=1, decode_context=9, outputs=1)) < 1
 
