@@ -18,6 +18,7 @@ from ckdist.text_file import read_text_file
 
 MAX_FILE_BYTES = 1 << 20
 MOST_ROWS = 10_000
+MOST = 1e15  # of any number of a row
 
 
 class StepTotals(NamedTuple):
@@ -92,12 +93,14 @@ def read_step_cost(path: str) -> LinearStepCost:
 
 def _step_of(row: Any, path: str) -> tuple[StepTotals, float]:
     """A row's step and seconds."""
-    numbers = [row.get(name) for name in (*StepTotals._fields, "seconds")] if isinstance(row, Mapping) else [None]
-    if not all(type(n) in (int, float) and math.isfinite(n) and 0 <= n < 1e15 for n in numbers) or not numbers[-1]:
-        wanted = ", ".join((*StepTotals._fields, "seconds"))
-        raise ConfigError(f"--steps {path} has a row {str(row)[:60]!r}, which needs positive numbers {wanted}")
+    names = (*StepTotals._fields, "seconds")
+    numbers: list[Any] = [row.get(name) for name in names] if isinstance(row, Mapping) else [None]
+    if not all(type(n) in (int, float) and math.isfinite(n) and 0 <= n < MOST for n in numbers) or not numbers[-1]:
+        raise ConfigError(
+            f"--steps {path} has a row {str(row)[:60]!r}, which needs positive numbers {', '.join(names)}"
+        )
     *shape, seconds = numbers
-    return StepTotals(*(int(n) for n in shape)), float(seconds)
+    return StepTotals(*map(int, shape)), float(seconds)
 
 
 def fit_step_cost(steps: Sequence[tuple[StepTotals, float]]) -> LinearStepCost:

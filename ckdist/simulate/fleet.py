@@ -160,7 +160,7 @@ def _open_part(numbers: range, fleet: Fleet, parts: list[Requests], seconds: flo
 def _rows(requests: Requests) -> Iterator[tuple[float, int, int, int, int]]:
     """Arrival, prompt, output, prefix and its tokens of each."""
     columns = (getattr(requests, name).tolist() for name in requests.__dataclass_fields__)
-    return zip(*columns, strict=True)  # type: ignore[return-value]
+    return zip(*columns, strict=True)
 
 
 def _advance(replica: Replica, until: float) -> None:

@@ -42,7 +42,7 @@ class ServerShape:
     stage_hop: float = 0.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Journey:
     """A request on its way; `owner`: of a closed loop, the client that waits for it."""
 
@@ -152,11 +152,11 @@ class Replica:
         self._scheduler.commit(step)
         for chunk in step.chunks:
             chunk.sequence.in_flight += 1
-        begin, part = self.clock, seconds / self.shape.stages
+        part, hop = seconds / self.shape.stages, self.shape.stage_hop
+        done = self.clock - hop
         for stage, free in enumerate(self._stage_free):
-            self._stage_free[stage] = end = max(begin, free) + part
-            begin = end + self.shape.stage_hop
-        self._under_way.append((step, end))
+            self._stage_free[stage] = done = max(done + hop, free) + part
+        self._under_way.append((step, done))
         self.seen.busy += seconds
         return True
 

@@ -260,6 +260,7 @@ def test_traces_that_are_none(tmp_path, text, message):
 
 
 def test_a_simulation_needs_no_server():
-    code = "import sys, ckdist.simulate.fleet; print([m for m in ('zmq', 'llguidance', 'tokenizers', 'uvicorn') if m in sys.modules])"
+    heavy = "zmq", "llguidance", "tokenizers", "uvicorn"
+    code = f"import sys, ckdist.simulate.fleet; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"
