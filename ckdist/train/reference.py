@@ -50,8 +50,9 @@ class ReferenceExecutable:
     def forward(self, batch: PackedBatch, chunk: int, slot: int) -> None:
         """Nothing: the only chunk has the loss."""
 
-    def forward_backward(self, batch: PackedBatch, reduce: bool, chunk: int = 0, slot: int = 0) -> float:  # noqa: ARG002
+    def forward_backward(self, batch: PackedBatch, reduce: bool, chunk: int = 0, slot: int = 0) -> float:
         """This rank's sum of losses; its gradients are added, and with `reduce` summed over all ranks."""
+        del chunk, slot  # it has the whole model
         loss, *gradients = self._backward.run_packed([batch])[0]
         for view, gradient in zip(self.gradients.values(), gradients, strict=True):
             view[...] += gradient

@@ -60,8 +60,9 @@ class TrainingStage:
             return TrainingStage.whole(layers)
         if count * chunks > min(layers, MAX_CHUNKS):
             raise ConfigError(
-                f"pipeline_parallel_size ({count}) times virtual_pipeline_parallel_size ({chunks}) is {count * chunks}, "
-                f"and must be at most {min(layers, MAX_CHUNKS)}: each chunk has at least one of the {layers} layers"
+                f"pipeline_parallel_size ({count}) times virtual_pipeline_parallel_size ({chunks}) is "
+                f"{count * chunks}, and must be at most {min(layers, MAX_CHUNKS)}: "
+                f"each chunk has at least one of the {layers} layers"
             )
         slices = even_slices(layer_operations(program, trained), count * chunks)
         batches = batches if chunks == 1 else -(-batches // count) * count
@@ -76,7 +77,7 @@ class TrainingStage:
 
 
 def layer_operations(program: Program, trained: Collection[Weight]) -> list[float]:
-    """Operations of the matrix products of each layer for a token, forward and backward; the last has the head's too."""
+    """Operations of the matrix products of each layer for a token, forward and backward; the last has the head's."""
     ends = {boundary: layer for layer, boundary in enumerate(program.boundaries)}
     costs, layer = [0.0] * (len(program.boundaries) - 1), 0
     for instr in program.instrs:

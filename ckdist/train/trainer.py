@@ -152,15 +152,7 @@ class Trainer:
         steady = 2 * mesh.size("pp") if source is not None else 1
         program = self.model.lowered(config, mesh, max(config.gradient_accumulation_steps, steady))
         self.stage = program.stage
-        needed = training_bytes(
-            program.lowered, program.max_tokens, program.operand_bytes, *self._state_sharing(mesh), self.stage.waiting
-        )
-        needed["rows for other stages"] = 4 * program.messages * program.message_floats
-        remedy = (
-            "use a smaller batch or model, a larger tensor_parallel_size or pipeline_parallel_size, zero_stage 1 over "
-            "more ranks, or lora_r"
-        )
-        require(needed, world.local_size, remedy)
+        needed = self._needed_memory(program, mesh)
         if world.size > 1:
             self.communicator = open_communicator(
                 world,
@@ -189,17 +181,31 @@ class Trainer:
         self._resume(Path(resumed) if resumed else None)
         self.schedule = Schedule.of(config, self.state.steps)
         self.peak = self.ranks.sum(arithmetic_rate(self.threads, self.placement.cpus, PEAK_FORMATS[config.bf16]))[0]
-        lines = world.gather(memory_line(str(self.stage) if self.stage.count > 1 else f"training over {mesh}", needed))
+        self._tell_memory(mesh, needed)
         if world.rank == 0:
-            if self.stage.count > 1:
-                log.info("training over %s", mesh)
-            for first in mesh.along("pp"):
-                log.info("%s", lines[first.rank])
             self.report = Report(self.output, self.state.step, self.state.steps, config.report_to)
 
-    def _state_sharing(self, mesh: Mesh) -> tuple[int, int]:
-        """Arrays of the optimizer's state, and the replicas that share them."""
-        return len(STATES[self.config.optim]), mesh.size("dp") if self.config.zero_stage else 1
+    def _needed_memory(self, program: LossProgram, mesh: Mesh) -> dict[str, int]:
+        """Bytes by what they hold, on this rank. CapacityError where they are not free."""
+        state = len(STATES[self.config.optim]), mesh.size("dp") if self.config.zero_stage else 1
+        needed = training_bytes(
+            program.lowered, program.max_tokens, program.operand_bytes, *state, program.stage.waiting
+        )
+        needed["rows for other stages"] = 4 * program.messages * program.message_floats
+        remedy = (
+            "use a smaller batch or model, a larger tensor_parallel_size or pipeline_parallel_size, zero_stage 1 over "
+            "more ranks, or lora_r"
+        )
+        require(needed, self.world.local_size, remedy)
+        return needed
+
+    def _tell_memory(self, mesh: Mesh, needed: dict[str, int]) -> None:
+        """Says on rank 0 what the mesh is, and what each stage takes. A collective call."""
+        alone, over = self.stage.count == 1, f"training over {mesh}"
+        lines = self.world.gather(memory_line(over if alone else str(self.stage), needed))
+        if self.world.rank == 0:
+            for line in (*(() if alone else (over,)), *(lines[first.rank] for first in mesh.along("pp"))):
+                log.info("%s", line)
 
     # Data
 

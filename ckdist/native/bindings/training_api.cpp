@@ -20,8 +20,8 @@ int ckdist_training_new(const ckdist_training_program* program, ckdist_communica
   return guard([&] { *out = new ckdist_training(*program, of(data), of(tensor), of(stages), pool->pool); });
 }
 void ckdist_training_free(ckdist_training* training) { delete training; }
-int ckdist_training_run(ckdist_training* training, const ckdist_training_batch* batch,
-                        const ckdist_training_pass* pass, double* losses) {
+int ckdist_training_run(ckdist_training* training, const ckdist_training_batch* batch, const ckdist_training_pass* pass,
+                        double* losses) {
   return guard([&] {
     losses[0] = training->run(*batch, *pass);
     losses[1] = training->balance;

@@ -37,7 +37,9 @@ class Training : public Executor {
   void flush();  // returns when other stages have all that was sent
   // By kind, and in the last place of packing.
   std::array<double, ckdist_step_kinds + 1> times() const;
-  std::array<int64_t, 3> bytes() const { return {program.arena_bytes + program.kept_bytes, workspace_bytes(), frozen_bytes_}; }
+  std::array<int64_t, 3> bytes() const {
+    return {program.arena_bytes + program.kept_bytes, workspace_bytes(), frozen_bytes_};
+  }
 
   static constexpr int kRows = 16;       // tokens of one item of row-wise work
   static constexpr int kSumRows = 64;    // tokens whose contributions to a vector are added up before they meet others
