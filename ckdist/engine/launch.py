@@ -288,9 +288,7 @@ def plan_and_open(traced: Traced, loader: ShardLoader, config: EngineConfig, wor
             return over_the_weights_of(own, lower_for(loader, one, mesh, max_tokens))
         steps = lower_for(loader, one, mesh, max_tokens, stored_dims(one, program))
         addresses = [
-            adapter.matrix(key).address
-            if adapter and is_low_rank(key.name)
-            else shards.matrix(key)
+            adapter.matrix(key).address if adapter and is_low_rank(key.name) else shards.matrix(key)
             for key in steps.matrices
         ]
         return ExecutionPlan(steps, addresses, [shards.vector(*key) for key in steps.vectors])

@@ -2,8 +2,8 @@
 adapter_model.safetensors.
 
 Experts' matrices come in two forms. Of models whose experts are linears each by itself: A and B by the expert's number.
-Of models whose experts are stacks (`target_parameters`): one A, the experts' below one another, and one B, whose columns
-are by rank and then by expert; gate and up are one matrix, and have one A.
+Of models whose experts are stacks (`target_parameters`): one A, the experts' below one another, and one B, whose
+columns are by rank and then by expert; gate and up are one matrix, and have one A.
 """
 
 import json
@@ -70,8 +70,11 @@ class Lora:
         return self.alpha / self.rank
 
     def low_rank(self) -> LowRank:
-        """What is added to every linear layer of these last names, each expert's too."""
-        return LowRank(lambda stem: self.rank if stem.rpartition(".")[2] in self.targets else 0, self.scale)
+        """What is added to every linear layer of these last names, but to no expert's: their matrices have no
+        gradients.
+        """
+        has = lambda stem: stem.rpartition(".")[2] in self.targets and not is_of_mixture(stem)
+        return LowRank(lambda stem: self.rank if has(stem) else 0, self.scale)
 
 
 def load_adapter(folder: Path, spec: ModelSpec) -> tuple[Lora, Matrices]:
@@ -107,7 +110,9 @@ class _AdapterReader:
             patterns = self.config.get(name) or {}
             known = [key for one in FUSED for key in (one, rf".*\.{one}")]
             if not isinstance(patterns, dict) or any(key not in known for key in patterns):
-                raise ModelFileError(f"{file}: {name} is {patterns!r:.60}; only {' and '.join(FUSED)} may have their own")
+                raise ModelFileError(
+                    f"{file}: {name} is {patterns!r:.60}; only {' and '.join(FUSED)} may have their own"
+                )
             whole = name == "rank_pattern"
             if not all(_is_positive(value) and (not whole or type(value) is int) for value in patterns.values()):
                 raise ModelFileError(f"{file}: {name} is {patterns!r:.60}; it must have positive numbers")
@@ -124,7 +129,7 @@ class _AdapterReader:
         }
         if not sources:
             raise ModelFileError(f"{self.file} holds no matrix")
-        for name in sources:
+        for name, tensor in sources.items():
             stem, _, kind = name.removesuffix(".weight").rpartition(".")
             if kind not in ("lora_A", "lora_B"):
                 raise self._unknown(name)
@@ -132,23 +137,25 @@ class _AdapterReader:
             if other not in sources:
                 raise ModelFileError(f"{self.file} has {name}, but not {other}")
             if kind == "lora_A":
-                self._add(stem, sources[name], sources[other], f"{stem}.base_layer.{kind}.weight" in sources)
+                self._add(stem, tensor, sources[other], f"{stem}.base_layer.{kind}.weight" in sources)
         targets = {name.split(".")[-3] for name in self.found}
         return Lora(self.rank, self.alpha, tuple(sorted(targets))), self.found
 
     def _unknown(self, name: str) -> ModelFileError:
-        return ModelFileError(f"{self.file}: tensor {name!r:.120} is not a matrix of LoRA on one of {', '.join(MODULES)}")
+        return ModelFileError(
+            f"{self.file}: tensor {name!r:.120} is not a matrix of LoRA on one of {', '.join(MODULES)}"
+        )
 
     def _add(self, stem: str, a: StoredTensor, b: StoredTensor, is_outer: bool) -> None:
         """A and B of one linear, of one expert's or of all experts of a layer."""
         experts = stem.removesuffix(".base_layer")
         if experts in self.mixtures:
-            which = self._parameter(stem, is_outer or experts != stem, experts != stem)
-            return self._add_fused(experts, which, a, b)
+            self._add_fused(experts, self._parameter(stem, is_outer or experts != stem, experts != stem), a, b)
+            return
         stack, index = stack_of(f"{stem}.weight")
         weights = self.names.weights_of(stack)
         stem = weights[0].removesuffix(".weight") if len(weights) == 1 else ""
-        if stem.rpartition(".")[2] not in MODULES or (index is not None) != is_expert(f"{stem}."):
+        if stem.rpartition(".")[2] not in MODULES or (index is not None) != is_expert(stem):
             raise self._unknown(a.name)
         for tensor, rank in ((a, a.shape[0] if a.shape else 0), (b, b.shape[-1] if b.shape else 0)):
             if len(tensor.shape) != 2 or rank != self.rank:

@@ -16,7 +16,7 @@ from ckdist.program.ops.low_rank import padded
 from ckdist.program.ops.op import Arrays, Attrs, Inferred, Values, Weights, lower, op, summed_over, unsharded, whole
 from ckdist.program.program import Instr, Value, Weight
 from ckdist.program.rank_context import RankContext
-from ckdist.program.step import ABSENT, NO_SPAN, Span, ValueIndex, VectorIndex
+from ckdist.program.step import ABSENT, NO_SPAN, ValueIndex, VectorIndex
 
 if TYPE_CHECKING:  # which import the ops
     from ckdist.program.fusion import Group
@@ -116,7 +116,9 @@ def split_weights(weights: Sequence[Part], attrs: Attrs) -> ExpertWeights[Part]:
 def reads_input(weights: Sequence[Weight], attrs: Attrs) -> list[Weight]:
     """The matrices that multiply the experts' input: gates and ups, and their A."""
     split = split_weights(weights, attrs)
-    return [w for at, w in enumerate(split.matrices) if at % 3 < 2] + [a for at, (a, _) in split.low.items() if at % 3 < 2]
+    return [w for at, w in enumerate(split.matrices) if at % 3 < 2] + [
+        a for at, (a, _) in split.low.items() if at % 3 < 2
+    ]
 
 
 def infer_experts(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -258,9 +260,7 @@ def _host_experts(lowering: "Lowering", experts: Dim) -> list[int]:
     return [*(begin for begin, _ in held), held[-1][1]]
 
 
-def _set(
-    lowering: "Lowering", instr: Instr, split: ExpertWeights[Weight], number: int, rows: int
-) -> dict[str, Any]:
+def _set(lowering: "Lowering", instr: Instr, split: ExpertWeights[Weight], number: int, rows: int) -> dict[str, Any]:
     """The fields of a `struct ckdist_expert_set`, whose matrices are those from `number` on, that is computed for at
     most so many rows.
     """

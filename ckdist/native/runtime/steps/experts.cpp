@@ -360,8 +360,8 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
   }
 
   // y += rows of x times tiles of an expert's matrix B.
-  void add_low(const ExpertRows& g, int b, Range tiles, int64_t columns, const float* x, int64_t x_stride,
-               int64_t rows, float* y, int64_t stride) const {
+  void add_low(const ExpertRows& g, int b, Range tiles, int64_t columns, const float* x, int64_t x_stride, int64_t rows,
+               float* y, int64_t stride) const {
     const int64_t before = g.expert * tiles_each(set_of(g), b);
     own.low_sum.add(r.kernels, r.matrix(b), {before + tiles.begin, before + tiles.end}, columns, x, x_stride, rows, y,
                     stride);
