@@ -101,7 +101,7 @@ def test_a_sequence_that_fails_is_an_error(monkeypatch):
         raise NativeError("no memory for the scores")
 
     llm = make()
-    monkeypatch.setattr(llm.engine.sampler, "logprobs", fails)
+    monkeypatch.setattr(llm.engine.outputs.sampler, "logprobs", fails)
     with pytest.raises(EngineError, match="no memory for the scores"):
         llm.generate([[0, 1]], SamplingParams(max_tokens=2, prompt_logprobs=0))
     assert not llm.engine.has_work
