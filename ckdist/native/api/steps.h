@@ -214,6 +214,12 @@ struct ckdist_routing {
   float scale;
 };
 
+/* Matrices of LoRA, stacks where the other is one: what x times a is, times b, is added to x times the other. Of gate
+   and up b has their shards, of down a; spans of a count of 0: there are none. */
+struct ckdist_low_rank {
+  struct ckdist_span a, b;
+};
+
 /* Experts of one shape: stacks of matrices, of which a shard of the intermediate size has a part of each. */
 struct ckdist_expert_set {
   int32_t first, count;           /* experts that are here; 0 and 1 of a set that all tokens take */
@@ -227,6 +233,10 @@ struct ckdist_expert_set {
   int32_t gate_bias, up_bias, down_bias;
   int32_t biased;
   int64_t bias_width, bias_column;
+  int32_t low_x; /* activations that a of gate and up read; -1: there are none */
+  struct ckdist_low_rank gate_low, up_low, down_low;
+  struct ckdist_span low_activations; /* `joined` for each shard, as a of down reads it */
+  int32_t low;                        /* value: what these make of it, shard beside shard */
 };
 
 /* Chooses experts by logits, out = the sum of what they make of each token. */
