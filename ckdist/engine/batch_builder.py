@@ -24,6 +24,7 @@ class BatchBuilder:
         """Begins a new step."""
         self.tokens = self.outputs = self._blocks = 0
         self._rows: list[tuple[int, int, int]] = []
+        self._firsts: list[int] = []
         self._state_rows: list[tuple[int, int, int, int]] = []
 
     def add(self, sequence: Sequence, tokens: int, outputs: int) -> None:
@@ -38,6 +39,7 @@ class BatchBuilder:
         else:
             self._logits_indices[self.outputs : self.outputs + outputs] = range(end - outputs, end)
         self._rows.append((tokens, first, blocks))
+        self._firsts.append(sequence.first_text)
         if sequence.state_slots is not None:
             self._state_rows.append(sequence.state_slots.row(first))
         self.tokens, self._blocks, self.outputs = end, block + blocks, self.outputs + outputs
@@ -55,5 +57,6 @@ class BatchBuilder:
             self._block_tables[: self._blocks],
             self._logits_indices[: self.outputs],
             states,
+            np.array(self._firsts, np.int32) if any(self._firsts) else None,
             hidden,
         )
