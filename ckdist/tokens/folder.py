@@ -166,7 +166,7 @@ def _special_ids_between(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
     """The ids that the post-processor puts between two texts, found by trying it on two; none where it knows of one."""
     try:
         pair = backend.encode("a", "a", add_special_tokens=True)
-    except Exception:  # noqa: BLE001, the library's own kind
+    except Exception:  # of whatever kind the library raises
         return ()
     marks, sequences = list(pair.special_tokens_mask), list(pair.sequence_ids)
     if 0 not in sequences or 1 not in sequences:
