@@ -17,8 +17,9 @@ from typing import Any
 
 import zmq
 
-from ckdist.engine.engine import Engine, Output
+from ckdist.engine.engine import Engine
 from ckdist.engine.messages import MAX_MESSAGE_BYTES, WATCH_SECONDS, decode, encode, pack_scores
+from ckdist.engine.output import Output
 from ckdist.engine.rank_reports import RankReports
 from ckdist.engine.request import MAX_ID_CHARS, EmbedRequest, parse_embed, parse_submit
 from ckdist.engine.scheduler import EngineBusy

@@ -35,7 +35,7 @@ from ckdist.models.blocks.moe import is_expert
 from ckdist.models.spec import ModelSpec
 from ckdist.native import CData
 from ckdist.overrides import metadata_overrides
-from ckdist.planning.cost import LayerModel, rank_places
+from ckdist.planning.cost import CostModel, nominal, rank_places
 from ckdist.planning.expert_placement import dispatch_from
 from ckdist.planning.flops import FlopCounts, flops_of, total_flops
 from ckdist.planning.layouts import can_dispatch
@@ -404,11 +404,11 @@ def lower_for(
     )
 
 
-def layer_models(world: World, plan: Plan, loader: ShardLoader, programs: list[Program]) -> list[LayerModel]:
+def layer_models(world: World, plan: Plan, loader: ShardLoader, programs: list[Program]) -> list[CostModel]:
     """What this rank's layer of each program is predicted to cost; a collective call."""
     places = rank_places(world, plan.placement, plan.threads_batch)
     weight = functools.partial(weight_cost, loader)
-    return [LayerModel(program, plan.mesh, places, native.isa(), weight) for program in programs]
+    return [CostModel(program, plan.mesh, places, nominal(native.isa()), weight) for program in programs]
 
 
 def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer]:

@@ -8,8 +8,9 @@ import numpy as np
 
 from ckdist.comm.world import start_world
 from ckdist.config import EngineConfig, present_names
-from ckdist.engine.engine import Engine, Output
+from ckdist.engine.engine import Engine
 from ckdist.engine.launch import load_model, make_engine
+from ckdist.engine.output import Output
 from ckdist.engine.protocol import TextTokenizer
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.text import TextStream, check_stop

@@ -1,21 +1,27 @@
-"""Predicted seconds of one layer of a prefill step, from a traced program and nominal figures of the machine.
+"""Predicted seconds of a step of a traced program on a machine in numbers: what is read, computed and exchanged.
 
-Nothing here is measured, so the same start always gets the same prediction. The figures are those of server cores, good
-to a factor of two; they price what differs between token-parallel and tensor-parallel: operations of the slowest rank,
-weights read (token-parallel reads other ranks' shards, which may lie on other NUMA nodes), bytes exchanged, barriers
-and what every rank repeats. It chooses nothing.
+With the figures of a machine file it predicts, with nominal ones, which are good to a factor of two and the same at
+every start, it compares: operations of the slowest rank, weights read (token-parallel reads other ranks' shards, which
+may lie on other NUMA nodes), bytes exchanged, barriers and what every rank repeats. It chooses nothing.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from ckdist.comm.protocol import World
+from ckdist.comm.thresholds import Thresholds
 from ckdist.layout import Dim
 from ckdist.mesh import Mesh
+from ckdist.planning.expert_placement import one_sum, whole_factor
+from ckdist.planning.machine import MachineSpec
+from ckdist.program.batch import BLOCK_TOKENS
+from ckdist.program.executable import block_bytes
 from ckdist.program.program import Instr, Program, Weight
 from ckdist.topology import Machine, Placement, this_machine
+from ckdist.weights.packed_type import WeightCost
 
 # Operations per second of one thread in a product, by kernels and activation format (0 float32, 1 bfloat16, 2 int8).
 OPERATIONS = {
@@ -26,17 +32,25 @@ OPERATIONS = {
     "avx512_bf16": (100e9, 200e9, 300e9),
     "amx": (100e9, 800e9, 1200e9),
 }
-LEAST_ROWS = 8  # of a product: fewer take as long, for the weights are unpacked all the same
-ELEMENTWISE = 4e9  # floats per second of one thread in norms, gates, rotations and sums
 THREAD_READ = 10e9  # bytes per second of weights that one thread reads from its own NUMA node,
 NODE_READ = 200e9  # and that all ranks of a node read together
-OVERLAP_LOSS = 0.25  # of the shorter of reading and computing is not hidden by the longer
 EXCHANGE = 16e9, 8e9  # bytes per second of one thread from another core's cache: below the same L3, and below another
-MOST_EXCHANGE = 50e9  # of one rank
-BARRIER = 2e-6  # seconds
 WIRE, WIRE_SECONDS = 1e9, 30e-6  # between hosts: bytes per second, and seconds of one message
 MIXERS = "attend", "attend_latent", "delta_rule"
+PRODUCTS = "linear", "linear_heads", "experts"
+COLLECTIVES = "all_reduce", "all_to_all", "all_gather"
 LOCAL = 10  # NUMA distance of a node to itself
+CACHE_TYPES = "i16", "i16"  # of keys and values
+
+
+def nominal(isa: str) -> MachineSpec:
+    """A server of nominal figures whose kernels are of this level; of an unknown one those of the plainest."""
+    f32, bf16, int8 = OPERATIONS.get(isa, OPERATIONS["avx2"])
+    return MachineSpec(
+        name="nominal", isa=isa, uncertainty=1.0, cores=1, memory=1 << 40, bandwidth=NODE_READ, achieved_bandwidth=1.0,
+        core_bandwidth=THREAD_READ, f32=f32, bf16=bf16, int8=int8, achieved_arithmetic=1.0, barrier=0.0, between=0.0,
+        rank_core_rate=EXCHANGE[1], link_seconds=WIRE_SECONDS, link_rate=WIRE,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -69,11 +83,83 @@ def rank_places(world: World, placement: Placement, threads: int) -> list[RankPl
     return [RankPlace(*row) for row in world.gather([own.host, own.node, own.l3, own.threads, dict(own.distances)])]
 
 
-class LayerModel:
-    """Prices one rank's layer of a program: where layers differ, their mean.
+@dataclass(frozen=True)
+class Chunks:
+    """`count` sequences that are alike: of each so many tokens, behind so many others that are cached."""
 
-    `places`: of all ranks, `mesh` has this one's rank. `weight(name)`: bytes per element of a matrix and the activation
-    format it is multiplied with.
+    count: int
+    tokens: int
+    context: int = 0
+
+    def seen(self, window: int) -> float:
+        """Positions that the tokens of one of the sequences attend to, added up."""
+        whole = self.tokens * (self.context + self.tokens / 2)
+        return min(whole, float(self.tokens * window)) if window else whole
+
+    def read(self, window: int) -> float:
+        """Positions of the cache that are read of one of the sequences."""
+        end = self.context + self.tokens
+        return min(end, self.tokens + window) if window else end
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """What one step computes: tokens of some sequences, and how many rows of logits."""
+
+    chunks: tuple[Chunks, ...]
+    outputs: int
+
+    @staticmethod
+    def prompt(tokens: int, context: int = 0) -> "StepShape":
+        """A part of one prompt, which ends with a row of logits."""
+        return StepShape((Chunks(1, tokens, context),), 1)
+
+    @staticmethod
+    def decode(sequences: int, context: int) -> "StepShape":
+        """A token of each of some sequences, behind `context` others."""
+        return StepShape((Chunks(sequences, 1, context),), sequences)
+
+    @property
+    def tokens(self) -> int:
+        """Of all sequences."""
+        return sum(chunk.count * chunk.tokens for chunk in self.chunks)
+
+    @property
+    def sequences(self) -> int:
+        """That take part."""
+        return sum(chunk.count for chunk in self.chunks)
+
+
+class Times(NamedTuple):
+    """Seconds of a step by what takes them: memory, arithmetic, other ranks of the host, other hosts, and what takes
+    as long whatever the size.
+    """
+
+    bandwidth: float = 0.0
+    arithmetic: float = 0.0
+    exchange: float = 0.0
+    link: float = 0.0
+    latency: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """All together."""
+        return sum(self)
+
+    @property
+    def bound(self) -> str:
+        """What takes the most."""
+        return max(self._fields, key=lambda name: getattr(self, name))
+
+    def plus(self, other: "Times", count: float = 1.0) -> "Times":
+        """Both one after the other; the other one `count` times."""
+        return Times(*(own + count * more for own, more in zip(self, other, strict=True)))
+
+
+class CostModel:
+    """Prices one rank's steps of a program, and its layers: where these differ, their mean.
+
+    `places`: of all ranks, `mesh` has this one's rank. `weight(name)`: of a matrix. `cache`: types of keys and values.
     """
 
     def __init__(
@@ -81,29 +167,48 @@ class LayerModel:
         program: Program,
         mesh: Mesh,
         places: list[RankPlace],
-        isa: str,
-        weight: Callable[[str], tuple[float, int]],
+        machine: MachineSpec,
+        weight: Callable[[str], WeightCost],
+        cache: tuple[str, str] = CACHE_TYPES,
     ) -> None:
         self.layers, self.mesh, self.places, self.weight = layers_of(program), mesh, places, weight
-        self.own = places[mesh.rank]
-        self.operations = OPERATIONS.get(isa, OPERATIONS["avx2"])
+        self.own, self.machine, self.cache = places[mesh.rank], machine, cache
         self.neighbours = sum((p.host, p.node) == (self.own.host, self.own.node) for p in places)
+        self.direct_bytes = Thresholds().transport_direct_bytes
+        self.distinct = self._distinct(program)
+
+    def _distinct(self, program: Program) -> list[tuple[Instr, int]]:
+        """The instructions that differ in what they cost, and how many there are of each."""
+        found: dict[tuple[object, ...], list[Instr]] = {}
+        for instr in program.instrs:
+            dims = tuple(v.dims for v in (*instr.inputs, *instr.outputs))
+            weights = tuple((w.dims, self.weight(w.name)) for w in _matrices(instr)) if instr.op in PRODUCTS else ()
+            found.setdefault((instr.op, dims, weights, instr.attrs.get("window", 0)), []).append(instr)
+        return [(alike[0], len(alike)) for alike in found.values()]
+
+    def step(self, shape: StepShape) -> Times:
+        """Of one step of the whole program."""
+        times = Times(latency=self.machine.between)
+        for instr, count in self.distinct:
+            times = times.plus(self._times(instr, shape), count)
+        return times
 
     def seconds(self, tokens: int) -> float:
         """Of one layer of a step with `tokens` tokens of one prompt and no context before them."""
-        return self._mean(lambda layer: sum(self._seconds(instr, tokens) for instr in layer))
+        shape = StepShape.prompt(tokens)
+        return self._mean(lambda layer: sum(self._times(instr, shape).total for instr in layer))
 
     def seconds_between_boundaries(self, program: Program, tokens: int) -> list[float]:
         """Of the instructions up to a program's first boundary, from each boundary to the next, and behind the last."""
-        ends, found = {v.name for v in program.boundaries}, [0.0]
+        ends, found, shape = {v.name for v in program.boundaries}, [0.0], StepShape.prompt(tokens)
         for instr in program.instrs:
-            found[-1] += self._seconds(instr, tokens)
+            found[-1] += self._times(instr, shape).total
             found += [0.0] * any(v.name in ends for v in instr.outputs)
         return found
 
     def relative(self, tokens: int) -> float:
         """How many times longer than the first layer a layer takes, in the mean."""
-        first = sum(self._seconds(instr, tokens) for instr in self.layers[0][0])
+        first = sum(self._times(instr, StepShape.prompt(tokens)).total for instr in self.layers[0][0])
         return self.seconds(tokens) / first
 
     def _mean(self, price: Callable[[tuple[Instr, ...]], float]) -> float:
@@ -114,7 +219,8 @@ class LayerModel:
 
     def moved(self, tokens: int) -> float:
         """Bytes that this rank reads of other ranks' activations."""
-        return self._mean(lambda layer: sum(count for instr in layer for _, count in self._reads(instr, tokens)))
+        shape = StepShape.prompt(tokens)
+        return self._mean(lambda layer: sum(count for instr in layer for _, count in self._reads(instr, shape)))
 
     def weights_moved(self) -> float:
         """Bytes that this rank reads of other ranks' weights in a layer, whatever the number of tokens: where tokens
@@ -128,77 +234,114 @@ class LayerModel:
         if instr.op not in ("linear", "experts") or not rows.axis:
             return 0.0
         others = 1 - 1 / self.mesh.size(rows.axis)
-        return sum(self._elements(w) * self.weight(w.name)[0] * others for w in _matrices(instr))
+        return sum(self._elements(w) * self.weight(w.name).element_bytes * others for w in _matrices(instr))
 
     def _elements(self, w: Weight) -> int:
         """Of this rank's part of a matrix, or of a stack."""
         return math.prod(dim.local(self.mesh) for dim in w.dims)
 
-    def _seconds(self, instr: Instr, tokens: int) -> float:
+    def _times(self, instr: Instr, shape: StepShape) -> Times:
         """Of one instruction."""
-        threads = self.own.threads
+        machine, threads = self.machine, self.own.threads
         match instr.op:
             case "linear" | "linear_heads" | "experts":
-                return self._product(instr, tokens)
-            case "attend":
-                heads = instr.inputs[0].dims[1].local(self.mesh)
-                return (
-                    2.0 * tokens * tokens * heads / (threads * self.operations[0])
-                )  # half of the square, two products
-            case "attend_latent":
-                widths = instr.inputs[0].dims[1].local(self.mesh) + instr.outputs[0].dims[1].local(self.mesh)
-                return 1.0 * tokens * tokens * widths / (threads * self.operations[0])
-            case "delta_rule":  # of each state four operations of two
+                return self._product(instr, shape)
+            case "attend" | "attend_latent":
+                return self._attend(instr, shape)
+            case "delta_rule":  # of each state four operations of two, and it is read and written
                 keys, values = instr.inputs[0].dims[1].width, instr.inputs[2].dims[1].local(self.mesh)
-                return 8.0 * tokens * keys * values / (threads * self.operations[0])
+                computed = 8.0 * shape.tokens * keys * values / (threads * machine.attention_rate)
+                return self._overlapped(8.0 * shape.sequences * keys * values, computed)
             case "all_reduce" | "all_to_all" | "all_gather":
-                return self._exchange(instr, tokens)
-        floats = sum(self._rows(v.dims[0], tokens) * v.dims[1].local(self.mesh) for v in instr.outputs)
-        return floats / (threads * ELEMENTWISE)
+                return self._exchange(instr, shape)
+            case "send" | "recv":  # priced by who knows which host has the other stage
+                return Times()
+        floats = sum(self._rows(v.dims[0], shape) * v.dims[1].local(self.mesh) for v in instr.outputs)
+        return Times(arithmetic=floats / (threads * machine.elementwise))
 
-    def _product(self, instr: Instr, tokens: int) -> float:
-        """Seconds of a product: the longer of reading and computing, and a part of the shorter."""
+    def _overlapped(self, read_bytes: float, computed: float, slower: float = 1.0) -> Times:
+        """Of what reads weights or a cache and computes: the longer of both, and a part of the shorter, which is hidden
+        by it. `slower`: times that reading takes longer than from the rank's own node.
+        """
+        read = read_bytes * slower / self.machine.read_rate(self.own.threads, self.neighbours)
+        hidden = self.machine.overlap_loss * min(read, computed)
+        waits = self.machine.barrier if self.own.threads > 1 else 0.0
+        return Times(read, hidden, latency=waits) if read >= computed else Times(hidden, computed, latency=waits)
+
+    def _attend(self, instr: Instr, shape: StepShape) -> Times:
+        """Two products of each token with what it sees, and the cache read once for each sequence."""
+        window = instr.attrs.get("window", 0)
+        queries, outputs = instr.inputs[0].dims[1], instr.outputs[0].dims[1]
+        widths = queries.local(self.mesh) + outputs.local(self.mesh)
+        seen = sum(chunk.count * chunk.seen(window) for chunk in shape.chunks)
+        computed = 2.0 * seen * widths / (self.own.threads * self.machine.attention_rate)
+        read = sum(chunk.count * chunk.read(window) for chunk in shape.chunks) * self._cached(instr)
+        return self._overlapped(read, computed)
+
+    def _cached(self, instr: Instr) -> float:
+        """Bytes of the cache of a position that an attend reads."""
+        keys = instr.inputs[1].dims[1]
+        begin, end = keys.share(self.mesh)
+        types, latent = self.cache, instr.op == "attend_latent"
+        width = instr.outputs[0].dims[1].width if latent else instr.inputs[2].dims[1].width
+        return (
+            (end - begin)
+            * block_bytes(types[0], types[0] if latent else types[1], keys.width, width, latent)
+            / (BLOCK_TOKENS)
+        )
+
+    def _product(self, instr: Instr, shape: StepShape) -> Times:
+        """Of a product: of a stack of experts what the rows take."""
         rows_dim = instr.inputs[0].dims[0]
-        rows = max(LEAST_ROWS, self._rows(rows_dim, tokens))
+        rows = self._rows(rows_dim, shape)
         sources = [self.places[m.rank] for m in self.mesh.along(rows_dim.axis)] if rows_dim.axis else [self.own]
-        rate = min(THREAD_READ * self.own.threads, NODE_READ / self.neighbours)
-        slower = sum(map(self.own.factor, sources)) / len(sources)
         computed = read = 0.0
         for matrix in _matrices(instr):
-            elements = self._elements(matrix)
-            element_bytes, number = self.weight(matrix.name)
-            used = elements
-            if len(matrix.dims) > 2:  # a row takes some matrices of a stack, and all rows together most of them
-                taken = instr.inputs[1].dims[-1].count / matrix.dims[0].count
-                used, elements = elements * taken, elements * min(1.0, rows * taken)
-            computed += 2.0 * rows * used / (self.own.threads * self.operations[number])
-            read += elements * element_bytes * slower / rate
-        return max(computed, read) + OVERLAP_LOSS * min(computed, read)
+            cost = self.weight(matrix.name)
+            elements, each = float(self._elements(matrix)), float(rows)
+            if len(matrix.dims) > 2:
+                touched = self._touched(instr, matrix, rows)
+                each *= instr.inputs[1].dims[-1].count / matrix.dims[0].count / touched
+                elements *= touched
+            rate = self.machine.product_rate(cost.kind, cost.form, each)
+            computed += 2.0 * each * elements / (self.own.threads * rate)
+            read += elements * cost.element_bytes
+        return self._overlapped(read, computed, sum(map(self.own.factor, sources)) / len(sources))
 
-    def _exchange(self, instr: Instr, tokens: int) -> float:
-        """Seconds of a collective."""
-        reads = self._reads(instr, tokens)
-        seconds = BARRIER * max((self.own.factor(peer) for peer, _ in reads), default=0.0)
+    def _touched(self, instr: Instr, stack: Weight, rows: int) -> float:
+        """The part of this rank's experts that some row takes, were each row's choice by chance; where ranks have
+        different experts, of the rank that has the most of them.
+        """
+        used, experts = instr.inputs[1].dims[-1].count, stack.dims[0]
+        hit = 1 - (1 - min(1.0, used / experts.count)) ** rows
+        if experts.axis is None:
+            return hit
+        return min(1.0, hit * whole_factor(used * rows, self.mesh.size(experts.axis)))
+
+    def _exchange(self, instr: Instr, shape: StepShape) -> Times:
+        """Of a collective."""
+        machine, reads = self.machine, self._reads(instr, shape)
+        seconds = machine.rank_seconds * max((self.own.factor(peer) for peer, _ in reads), default=0.0)
         for peer, count in reads:
-            each = EXCHANGE[peer.l3 != self.own.l3 or peer.node != self.own.node]
-            seconds += count * self.own.factor(peer) / min(each * self.own.threads, MOST_EXCHANGE)
+            near = peer.l3 == self.own.l3 and peer.node == self.own.node
+            each = machine.rank_core_rate * (EXCHANGE[0] / EXCHANGE[1] if near else 1.0)
+            seconds += count * self.own.factor(peer) / min(each * self.own.threads, machine.rank_rate)
+        link = 0.0
         if instr.op == "all_reduce":
-            seconds += sum(count for _, count in reads) / 4 / (self.own.threads * ELEMENTWISE)
+            seconds += sum(count for _, count in reads) / 4 / (self.own.threads * machine.elementwise)
             hosts = len({self.places[m].host for m in self._members(instr)})
             if hosts > 1:
-                width = instr.outputs[0].dims[1].elements
-                assert width is not None  # of tokens alone the number is not known
-                sent = 2 * (hosts - 1) / hosts * tokens * width * 4
-                seconds += WIRE_SECONDS + sent / WIRE
-        return seconds
+                rows = shape.tokens if instr.outputs[0].dims[0].name == "tokens" else shape.outputs
+                link = one_sum(rows, instr.outputs[0].dims[1].elements, hosts, self.direct_bytes).seconds(machine.link)
+        return Times(exchange=seconds, link=link)
 
-    def _reads(self, instr: Instr, tokens: int) -> list[tuple[RankPlace, float]]:
+    def _reads(self, instr: Instr, shape: StepShape) -> list[tuple[RankPlace, float]]:
         """What a collective reads in the memory of each other rank of this host, in bytes."""
-        if instr.op not in ("all_reduce", "all_to_all", "all_gather"):
+        if instr.op not in COLLECTIVES:
             return []
         members = self._members(instr)
         values = instr.inputs if instr.op == "all_reduce" else instr.outputs
-        floats = sum(self._rows(v.dims[0], tokens) * v.dims[1].local(self.mesh) for v in values)
+        floats = sum(self._rows(v.dims[0], shape) * v.dims[1].local(self.mesh) for v in values)
         each = floats * 4 / (1 if instr.op == "all_reduce" else len(members))
         return [(self.places[m], each) for m in members if m != self.mesh.rank and self.places[m].host == self.own.host]
 
@@ -207,9 +350,9 @@ class LayerModel:
         axis = instr.attrs["axis"]
         return [m.rank for m in self.mesh.along(axis)] if axis in self.mesh.axes else list(range(len(self.places)))
 
-    def _rows(self, dim: Dim, tokens: int) -> int:
-        """This rank's rows of a value: its share of the step's tokens, or of one row of logits."""
-        rows = tokens if dim.name == "tokens" else 1
+    def _rows(self, dim: Dim, shape: StepShape) -> int:
+        """This rank's rows of a value: its share of the step's tokens, or of the rows of logits."""
+        rows = shape.tokens if dim.name == "tokens" else shape.outputs
         return -(-rows // self.mesh.size(dim.axis)) if dim.axis else rows
 
 
@@ -234,4 +377,14 @@ def layers_of(program: Program) -> list[tuple[tuple[Instr, ...], int]]:
     return list(alike.values())
 
 
-__all__ = ["LayerModel", "RankPlace", "layers_of", "place_of", "rank_places"]
+__all__ = [
+    "Chunks",
+    "CostModel",
+    "RankPlace",
+    "StepShape",
+    "Times",
+    "layers_of",
+    "nominal",
+    "place_of",
+    "rank_places",
+]

@@ -37,12 +37,18 @@ class Exchange:
         return self.messages * link.seconds + self.sent / link.rate
 
 
-def summed(rows: int, width: int, hosts: int, direct_bytes: int) -> Exchange:
-    """Of two sums of `rows` rows over all hosts. `direct_bytes`: that go whole to every host where there are three."""
+def one_sum(rows: int, width: int, hosts: int, direct_bytes: int) -> Exchange:
+    """Of a sum of `rows` rows over all hosts. `direct_bytes`: that go whole to every host where there are three."""
     count = rows * width * 4
     if hosts == 2 or count <= direct_bytes:
-        return Exchange(2.0 * (hosts - 1) * count, 2)
-    return Exchange(4.0 * (hosts - 1) / hosts * count, 2 * SUM_MESSAGES)
+        return Exchange(1.0 * (hosts - 1) * count, 1)
+    return Exchange(2.0 * (hosts - 1) / hosts * count, SUM_MESSAGES)
+
+
+def summed(rows: int, width: int, hosts: int, direct_bytes: int) -> Exchange:
+    """Of two such sums, as a layer has them."""
+    one = one_sum(rows, width, hosts, direct_bytes)
+    return Exchange(2 * one.sent, 2 * one.messages)
 
 
 def dispatched(rows: int, width: int, ffn: MoeFfn, hosts: int, element_bytes: float) -> Exchange:
@@ -88,11 +94,11 @@ def sliced_factor(ffn: MoeFfn, ranks: int) -> float:
     return (2 + min(max(blocks, width), ffn.intermediate_size) / width) / 3
 
 
-def whole_factor(ffn: MoeFfn, hosts: int) -> float:
-    """The chosen experts that the busiest of `hosts` is expected to have of one token, over their mean."""
-    mean = ffn.routing.used / hosts
+def whole_factor(used: int, hosts: int) -> float:
+    """Of so many chosen experts those that the busiest of `hosts` is expected to have, over their mean."""
+    mean = used / hosts
     spread = math.sqrt(2 * mean * (1 - 1 / hosts) * math.log(hosts))
-    return min(mean + spread, ffn.routing.used) / mean
+    return min(mean + spread, used) / mean
 
 
 @dataclass(frozen=True)
@@ -119,7 +125,7 @@ def choose_placement(
         read = 3 * ffn.routing.used * ffn.intermediate_size * width * WEIGHT_BYTES / ranks / READ
         prompt = dispatched(rows, width, ffn, hosts, ELEMENT_BYTES) if least is not None else many
         slices += between(many) + ANSWER * (between(one) + read * sliced_factor(ffn, ranks))
-        whole += between(prompt) + ANSWER * (between(one) + read * whole_factor(ffn, hosts))
+        whole += between(prompt) + ANSWER * (between(one) + read * whole_factor(ffn.routing.used, hosts))
         moved += prompt.sent
     each = [seconds / len(layers) * 1e3 for seconds in (whole, slices)]
     chosen = each[0] < each[1]

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckdist.comm.protocol import World
 from ckdist.config import EngineConfig
-from ckdist.planning.cost import LayerModel
+from ckdist.planning.cost import CostModel
 from ckdist.planning.measured_cost import LayerCosts, load_costs, measure, save_costs, sizes_of
 from ckdist.planning.paired_test import NOISY, UNSEEN
 from ckdist.program.executable import DECODE, PREFILL, Executable, StageRanks
@@ -64,7 +64,7 @@ def choose_prefill(
     config: EngineConfig,
     world: World,
     executable: Executable,
-    models: list[LayerModel],
+    models: list[CostModel],
     key_of: Callable[[], dict[str, Any]],
     held: Callable[[], AbstractContextManager[Any]],
     anew: bool = False,
@@ -106,7 +106,7 @@ def choose_prefill(
     return choice
 
 
-def predicted_gains(world: World, models: list[LayerModel], sizes: list[int]) -> dict[int, float]:
+def predicted_gains(world: World, models: list[CostModel], sizes: list[int]) -> dict[int, float]:
     """For each size what share of the time the slowest rank saves token-parallel, negative where it loses; a collective
     call.
     """

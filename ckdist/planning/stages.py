@@ -20,10 +20,11 @@ from ckdist.comm.transports.link import Link
 from ckdist.errors import ConfigError
 from ckdist.layout import Range
 from ckdist.mesh import Mesh
-from ckdist.planning.cost import LayerModel, RankPlace
+from ckdist.planning.cost import CostModel, RankPlace, nominal
 from ckdist.planning.memory import gigabytes
 from ckdist.program.program import Program
 from ckdist.program.stages import Stage
+from ckdist.weights.packed_type import WeightCost
 
 
 @dataclass(frozen=True)
@@ -65,14 +66,14 @@ def check_stages(count: int, ranks: int, layers: int) -> None:
 
 
 def divide_layers(
-    program: Program, count: int, max_tokens: int, isa: str, weight: Callable[[str], tuple[float, int]]
+    program: Program, count: int, max_tokens: int, isa: str, weight: Callable[[str], WeightCost]
 ) -> list[Range]:
     """The layers of each of `count` stages of a program of one rank, so that the slowest has the least to do.
 
     What a layer, the embedding and the head cost is their share of a decoded token and of a prompt's step of
     `max_tokens` tokens, by the cost model of `ckdist.planning.cost`; `weight` as there.
     """
-    model = LayerModel(program, Mesh(), [RankPlace("", 0, 0, 1, {})], isa, weight)
+    model = CostModel(program, Mesh(), [RankPlace("", 0, 0, 1, {})], nominal(isa), weight)
     shares = [0.0] * (len(program.boundaries) + 1)
     for tokens in (1, max_tokens):
         seconds = model.seconds_between_boundaries(program, tokens)

@@ -22,7 +22,7 @@ from ckdist.models.decoder import EMBEDDING, OUTPUT
 from ckdist.native import check, ffi, lib, numbers, pointer
 from ckdist.progress import ProgressBar
 from ckdist.weights import dtypes
-from ckdist.weights.checkpoint import Checkpoint
+from ckdist.weights.checkpoint import Checkpoint, TensorSource
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.filled import Filled, LoadReport
 from ckdist.weights.handles import MatrixHandle, VectorHandle
@@ -65,21 +65,7 @@ class ShardLoader:
 
     def type_of(self, name: str) -> int:
         """The ggml number of the type in which matrix `name` will be packed; column cuts are whole blocks of it."""
-        source = self.checkpoint.tensors[name]
-        wanted = None if self.quantize is None else QUANTIZATIONS[self.quantize]
-        if dtypes.BY_NUMBER[source.type] not in dtypes.FLOATS:
-            if source.part is not None and source.part.transposed:  # its blocks run along the other dimension
-                return (dtypes.F32 if source.shape[1] % dtypes.Q8_0.block_elements else dtypes.Q8_0).number
-            if source.scales and wanted:
-                return wanted.number if source.shape[-1] % wanted.block_elements == 0 else dtypes.Q8_0.number
-            return source.type
-        if is_router(name):
-            return dtypes.F32.number
-        if wanted is None:
-            return source.type
-        if wanted is dtypes.Q4_K and (name in (EMBEDDING, OUTPUT) or source.shape[-1] % wanted.block_elements):
-            wanted = dtypes.Q8_0
-        return wanted.number if source.shape[-1] % wanted.block_elements == 0 else source.type
+        return planned_type(name, self.checkpoint.tensors[name], self.quantize)
 
     def add_matrix(
         self,
@@ -342,6 +328,32 @@ class ShardLoader:
         models.
         """
         return read_tensor(self.checkpoint.tensors[name])
+
+
+def planned_type(name: str, source: TensorSource, quantize: str | None = None) -> int:
+    """The ggml number of the type in which a matrix is packed; `quantize` as of a ShardLoader."""
+    wanted = None if quantize is None else QUANTIZATIONS[quantize]
+    if dtypes.BY_NUMBER[source.type] not in dtypes.FLOATS:
+        if source.part is not None and source.part.transposed:  # its blocks run along the other dimension
+            return (dtypes.F32 if source.shape[1] % dtypes.Q8_0.block_elements else dtypes.Q8_0).number
+        if source.scales and wanted:
+            return wanted.number if source.shape[-1] % wanted.block_elements == 0 else dtypes.Q8_0.number
+        return source.type
+    if wanted is None:
+        return dtypes.F32.number if is_router(name) else source.type
+    return quantized_type(name, source.shape[-1], wanted, dtypes.BY_NUMBER[source.type]).number
+
+
+def quantized_type(name: str, columns: int, wanted: dtypes.TensorType, stored: dtypes.TensorType) -> dtypes.TensorType:
+    """The type of a matrix of floats that is to be `wanted`: of a router F32; of the embedding and the output matrix
+    Q8_0 where that is Q4_K, and where blocks of 256 do not divide the rows; `stored` where no blocks do.
+    """
+    if is_router(name):
+        return dtypes.F32
+    indivisible = wanted.block_elements > dtypes.Q8_0.block_elements and columns % wanted.block_elements
+    if indivisible or (wanted is dtypes.Q4_K and name in (EMBEDDING, OUTPUT)):
+        wanted = dtypes.Q8_0
+    return wanted if columns % wanted.block_elements == 0 else stored
 
 
 def _text(pointer: Any) -> str:

@@ -1,8 +1,19 @@
-"""In which type a matrix of a program is packed, an adapter's too."""
+"""In which type a matrix of a program is packed, an adapter's too, and what an element of it costs."""
+
+from typing import NamedTuple
 
 from ckdist.native import ffi, lib
 from ckdist.weights.adapter import PackedMatrix, is_low_rank
+from ckdist.weights.dtypes import BY_NUMBER
 from ckdist.weights.loader import ShardLoader
+
+
+class WeightCost(NamedTuple):
+    """Bytes per element of a matrix, the activation format that it is multiplied with, and its type's name."""
+
+    element_bytes: float
+    form: int
+    kind: str = ""
 
 
 def packed_type(loader: ShardLoader, name: str) -> int:
@@ -10,8 +21,12 @@ def packed_type(loader: ShardLoader, name: str) -> int:
     return PackedMatrix.type if is_low_rank(name) else loader.type_of(name)
 
 
-def weight_cost(loader: ShardLoader, name: str) -> tuple[float, int]:
-    """Bytes per element of a matrix, and the activation format that it is multiplied with."""
-    number = packed_type(loader, name)
-    block = lib.ckdist_type_block_bytes(number) / lib.ckdist_type_block_elements(number)
-    return block, lib.ckdist_activation_format(ffi.NULL, number)
+def weight_cost(loader: ShardLoader, name: str) -> WeightCost:
+    """Of matrix `name` of a program."""
+    return cost_of_type(packed_type(loader, name))
+
+
+def cost_of_type(number: int) -> WeightCost:
+    """Of a matrix of a type, by its ggml number."""
+    kind = BY_NUMBER[number]
+    return WeightCost(kind.block_bytes / kind.block_elements, lib.ckdist_activation_format(ffi.NULL, number), kind.name)

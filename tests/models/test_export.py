@@ -31,6 +31,7 @@ from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.gguf_writer import write_gguf
 from tests.support.byte_vocabulary import byte_vocabulary
+from tests.support.llama_cpp_peer import load_peer
 from tests.support.paths import GOLDEN
 
 # Of prompts whose greedy tokens are no near ties: the engines round activations differently, which moves logits by some
@@ -73,10 +74,9 @@ def test_what_is_written_is_the_model(exported):
     )
 
 
-def test_llama_cpp_continues_with_the_same_text(exported):
-    llama_cpp = pytest.importorskip("llama_cpp")
+def test_llama_cpp_continues_with_the_same_text(exported, monkeypatch):
     _, path = exported
-    peer, own = llama_cpp.Llama(str(path), n_ctx=256, n_threads=1, verbose=False), LLM(str(path), threads=1)
+    peer, own = load_peer(path, monkeypatch, n_ctx=256), LLM(str(path), threads=1)
     texts = [result.text for result in own.generate(PROMPTS, SamplingParams(max_tokens=24, temperature=0))]
     assert [peer(prompt, max_tokens=24, temperature=0)["choices"][0]["text"] for prompt in PROMPTS] == texts
     assert any(texts)

@@ -20,6 +20,7 @@ from ckdist.models.registry import spec_from_config
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_rows, read_tensor
 from tests.support.byte_vocabulary import byte_vocabulary
+from tests.support.llama_cpp_peer import load_peer
 from tests.support.paths import GOLDEN
 from tests.support.situations import driven
 from tests.support.thread_ranks import run_threads
@@ -190,8 +191,7 @@ def test_blocks_stay_as_they_are_in_gguf(published, tmp_path, monkeypatch):
         assert tensor.tensor_type == gguf.GGMLQuantizationType.MXFP4
         values = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
         np.testing.assert_array_equal(values, read_tensor(before.tensors[EXPERTS.format(1) + weight + ".weight"]))
-    llama_cpp = pytest.importorskip("llama_cpp")
-    peer = llama_cpp.Llama(str(path), n_ctx=512, n_threads=1, verbose=False, logits_all=True)
+    peer = load_peer(path, monkeypatch, n_ctx=512, logits_all=True)
     peer.eval(IDS.tolist())
     expected = logits_of(path)[: len(IDS)]
     np.testing.assert_allclose(peer.scores[: len(IDS)], expected, atol=0.02 * np.abs(expected).max())

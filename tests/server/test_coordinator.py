@@ -403,7 +403,7 @@ def test_a_sequence_that_fails_is_told_to_its_client_alone(server, monkeypatch):
     def fails(*_):
         raise NativeError("no memory for the scores")
 
-    monkeypatch.setattr(server.engine.sampler, "logprobs", fails)
+    monkeypatch.setattr(server.engine.outputs.sampler, "logprobs", fails)
     server.submit("scored", [1, 2, 3], prompt_logprobs=0)
     told = server.of("scored")
     assert (told["op"], told["status"], told["message"]) == ("error", 500, "no memory for the scores")

@@ -3,7 +3,6 @@ measure nothing.
 """
 
 import dataclasses
-import math
 
 import pytest
 
@@ -13,7 +12,7 @@ from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward
 from ckdist.models.spec import Attention
 from ckdist.planning import cost as prefill_cost
-from ckdist.planning.cost import LayerModel, RankPlace, layers_of, place_of
+from ckdist.planning.cost import CostModel, RankPlace, layers_of, nominal, place_of
 from ckdist.planning.memory import state_bytes
 from ckdist.planning.prefill import WORTH_MEASURING, predicted_gains, promising
 from ckdist.program.cache import CacheArray
@@ -21,6 +20,7 @@ from ckdist.program.tracer import trace
 from ckdist.topology import read_machine
 from ckdist.topology.placement import place_rank, threads_of
 from ckdist.weights.checkpoint import open_checkpoint
+from ckdist.weights.packed_type import WeightCost
 from tests.support.specs import resized
 from tests.support.thread_ranks import run_threads
 from tests.support.trees.layouts import LAYOUTS
@@ -29,16 +29,18 @@ SPEC = open_checkpoint(BUNDLED).spec
 LARGE = resized(SPEC, 14336, hidden_size=4096, num_heads=32, num_kv_heads=8, head_dim=128)
 SMOLLM2 = resized(SPEC, 1536, hidden_size=576, num_heads=9, num_kv_heads=3)  # 135M
 SIZES = [512, 256, 128, 64, 32, 16, 8]
-Q4_1 = 20 / 32, 2  # bytes per element, activation format
-BFLOAT16 = 2.0, 1
+Q4_1, BFLOAT16 = WeightCost(20 / 32, 2), WeightCost(2.0, 1)
 
 
-def models(spec, places, axes=None, isa="avx512_bf16", weight=Q4_1):
+def models(spec, places, axes=None, isa="avx512_bf16", weight=Q4_1, machine=None):
     """Of every rank, those of TENSOR and of TOKEN."""
     mesh = axes or {"tp": len(places)}
     programs = [trace(forward, spec, layout, Mesh(mesh)) for layout in (TENSOR, TOKEN_IN_HOSTS if axes else TOKEN)]
     return [
-        [LayerModel(program, Mesh(mesh, rank), places, isa, lambda name: weight) for program in programs]
+        [
+            CostModel(program, Mesh(mesh, rank), places, machine or nominal(isa), lambda name: weight)
+            for program in programs
+        ]
         for rank in range(len(places))
     ]
 
@@ -157,17 +159,17 @@ def test_what_is_cut_unevenly_or_too_finely():
     assert gains(LARGE, neighbours(2))[8] < -0.5  # four tokens a rank, and the whole matrices
 
 
-def test_hosts_pay_the_same_wire_both_ways(monkeypatch):
+def test_hosts_pay_the_same_link_both_ways():
     places = [RankPlace(host, 0, 0, 4, {0: 10}) for host in "ab" for _ in range(4)]
     axes = {"host": 2, "local": 4}
     tensor, token = models(SPEC, places, axes)[0]
     assert tensor.moved(512) > token.moved(512) > 0
-    wired, seconds = gains(SPEC, places, axes)[512], (tensor.seconds(512), token.seconds(512))
-    monkeypatch.setattr(prefill_cost, "WIRE", math.inf)
-    assert 0 < wired < gains(SPEC, places, axes)[512]
+    fast = dataclasses.replace(nominal("avx512_bf16"), link_rate=1e15)
+    assert 0 < gains(SPEC, places, axes)[512] < gains(SPEC, places, axes, machine=fast)[512]
+    faster = models(SPEC, places, axes, machine=fast)[0]
     assert (
-        seconds[0] - tensor.seconds(512)
-        == pytest.approx(seconds[1] - token.seconds(512))
+        tensor.seconds(512) - faster[0].seconds(512)
+        == pytest.approx(token.seconds(512) - faster[1].seconds(512))
         == pytest.approx(2 * 512 * SPEC.hidden_size * 4 / 1e9)
     )
 

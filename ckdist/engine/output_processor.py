@@ -1,0 +1,230 @@
+"""What a step's rows bring: tokens, scores and vectors for their sequences, and the ends of sequences."""
+
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ckdist.engine.grammars import Grammars
+from ckdist.engine.histogram import Histogram
+from ckdist.engine.output import Output
+from ckdist.engine.protocol import TokenSampler
+from ckdist.engine.sampler import Sample, SampleRow
+from ckdist.engine.sampling_state import SamplingState
+from ckdist.engine.scheduler import SequenceChunk
+from ckdist.engine.sequence import Sequence, State
+from ckdist.errors import CkdistError
+
+FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0)
+
+
+class OutputProcessor:
+    """Samples from a step's logits, extends the sequences, and tells their owner which of them end."""
+
+    def __init__(
+        self,
+        sampler: TokenSampler,
+        eos_token_ids: Collection[int],
+        grammars: Grammars | None,
+        finish: Callable[[Sequence], None],
+    ) -> None:
+        """eos_token_ids: end a sequence unless `ignore_eos`. grammars: of the vocabulary.
+
+        finish: called once with a sequence that ends.
+        """
+        self.sampler, self.eos_token_ids = sampler, frozenset(eos_token_ids)
+        self.grammars, self._finish = grammars, finish
+        self.generated_tokens = self.cached_tokens = 0
+        self.first_token_seconds = Histogram(FIRST_TOKEN_SECONDS)
+
+    def process(self, chunks: list[SequenceChunk], logits: np.ndarray) -> list[Output]:
+        """What a step's logits, float32 (outputs, vocab), bring for its sequences."""
+        outputs: list[Output] = []
+        sequences: list[Sequence] = []
+        rows: list[SampleRow] = []
+        places: list[int] = []
+        for chunk in chunks:
+            sequence = chunk.sequence
+            if sequence.state is State.FINISHED:  # since the step was issued
+                continue
+            if sequence.scoring and (error := self._score_prompt(chunk, logits)) is not None:
+                outputs.append(self.output(sequence, [], None, "error", error))
+            elif chunk.samples and sequence.params.max_tokens == 0:
+                outputs.append(self.output(sequence, [], None, "length"))
+            elif chunk.samples and (output := self._without_sampling(sequence)) is not None:
+                outputs.append(output)
+            elif chunk.samples:
+                sequences.append(sequence)
+                places.append(chunk.row + chunk.rows - 1)
+                rows.append(_row(sequence))
+        if rows:
+            chosen = logits if len(places) == len(logits) else logits[places]  # (rows, vocab)
+            samples = self._sample(chosen, rows)
+            self._advance_grammars(sequences, samples)
+            for sequence, sample in zip(sequences, samples, strict=True):
+                outputs.append(self._extend(sequence, sample))
+        return outputs
+
+    def pool(self, chunks: list[SequenceChunk], rows: np.ndarray) -> list[Output]:
+        """What a step's hidden states, float32 (outputs, hidden), bring for its sequences."""
+        outputs: list[Output] = []
+        for chunk in chunks:
+            sequence = chunk.sequence
+            pooling = sequence.pooling
+            assert pooling is not None  # of a step that makes hidden states
+            if chunk.rows:
+                pooling.take(rows[chunk.row : chunk.row + chunk.rows])
+                sequence.scored = min(chunk.first + chunk.tokens, len(sequence.prompt) - 1)
+            if chunk.samples:
+                vector = pooling.vector()
+                if np.isfinite(vector).all():
+                    outputs.append(replace(self.output(sequence, [], None, "stop"), embedding=vector))
+                else:
+                    outputs.append(self.failed(sequence, "the model's hidden states are not finite numbers", 500))
+        return outputs
+
+    def _advance_grammars(self, sequences: list[Sequence], samples: Iterable[Sample | CkdistError]) -> None:
+        """Tells the sequences' grammars which tokens were drawn."""
+        moves = [
+            (sequence.sampling_state.constraint, sample.token)
+            for sequence, sample in zip(sequences, samples, strict=True)
+            if sequence.sampling_state is not None
+            and sequence.sampling_state.constraint is not None
+            and isinstance(sample, Sample)
+            and not self._is_end(sequence, sample.token)
+        ]
+        if moves and self.grammars is not None:
+            self.grammars.advance(moves)
+
+    def _is_end(self, sequence: Sequence, token: int) -> bool:
+        """Whether a token is an EOS that ends the sequence."""
+        return token in self.eos_token_ids and (not sequence.params.ignore_eos or sequence.params.grammar is not None)
+
+    def _sample(self, logits: np.ndarray, rows: list[SampleRow]) -> list[Sample] | list[Sample | CkdistError]:
+        """One sample per row, or the error of a row whose logits allow none, which must not take the others with it."""
+        try:
+            return self.sampler.sample(logits, rows)
+        except CkdistError as error:
+            return (
+                [error]
+                if len(rows) == 1
+                else [self._sample(logits[i : i + 1], rows[i : i + 1])[0] for i in range(len(rows))]
+            )
+
+    def _extend(self, sequence: Sequence, sample: Sample | CkdistError) -> Output:
+        """Adds a sampled token to its sequence, or ends the sequence by it."""
+        if isinstance(sample, CkdistError):
+            return self.output(sequence, [], None, "error", str(sample))
+        logprobs = None if sequence.params.logprobs is None else [_entry(sample)]
+        return self._take_tokens(sequence, [sample.token], logprobs, sample)
+
+    def _without_sampling(self, sequence: Sequence) -> Output | None:
+        """What a grammar decides alone: its error, or tokens that must come; None where a token is to be sampled."""
+        state = sequence.sampling_state
+        constraint = None if state is None else state.constraint
+        if constraint is None:
+            return None
+        if constraint.error is not None:
+            return self.failed(sequence, constraint.error, 400)
+        if constraint.forced and sequence.params.logprobs is None:
+            return self._take_tokens(sequence, [], None)
+        return None
+
+    def _take_tokens(
+        self, sequence: Sequence, tokens: list[int], logprobs: list[Any] | None, sample: Sample | None = None
+    ) -> Output:
+        """Adds tokens to a sequence, and those that its grammar forces after them, or ends it by one."""
+        params, state = sequence.params, sequence.sampling_state
+        constraint = None if state is None else state.constraint
+        if constraint is not None and params.logprobs is None:
+            tokens = [*tokens, *constraint.take_forced()]
+        taken, finish, stop = list[int](), None, None
+        for token in tokens:
+            ends = self._is_end(sequence, token)
+            if ends or token in params.stop_token_ids:
+                finish, stop = "stop", None if ends else token
+                break
+            sequence.append(token)
+            taken.append(token)
+            if sequence.length == len(sequence.tokens):
+                finish = "length"
+                break
+        if constraint is not None and constraint.is_complete and len(taken) == len(tokens):
+            finish = "stop"
+        self.generated_tokens += len(taken)
+        if constraint is not None and constraint.error is not None:
+            return self.failed(sequence, constraint.error, 400)
+        if state is not None:
+            self._keep_state(sequence, state, sample)
+        if logprobs is not None:
+            logprobs = logprobs[: len(taken)]
+        return replace(self.output(sequence, taken, logprobs, finish), stop_token=stop)
+
+    def _keep_state(self, sequence: Sequence, state: SamplingState, sample: Sample | None) -> None:
+        """What sampling must know of the token just appended, and forgets of what it no longer needs."""
+        params = sequence.params
+        if sample is not None and sample.mirostat_mu is not None:  # where `params.mirostat` is on
+            state.mirostat_mu = sample.mirostat_mu
+        if state.banned is not None and len(sequence.output) >= params.min_tokens:
+            state.banned = None
+            if state.breakers is None and state.constraint is None and not params.mirostat:
+                sequence.sampling_state = None
+
+    def output(
+        self,
+        sequence: Sequence,
+        tokens: list[int],
+        logprobs: list[Any] | None,
+        finish_reason: str | None,
+        error: str | None = None,
+    ) -> Output:
+        """An output of a sequence, which ends with a `finish_reason`."""
+        cached = sequence.cached_tokens or 0
+        # the first output
+        if sequence.length - len(sequence.prompt) == len(tokens) and finish_reason not in ("abort", "error"):
+            self.first_token_seconds.observe(time.monotonic() - sequence.arrival)
+            self.cached_tokens += cached
+        prompt_logprobs = None
+        if not sequence.scoring:
+            prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs, None
+        if finish_reason is not None:
+            self._finish(sequence)
+        return Output(
+            sequence.id, tokens, logprobs, finish_reason, len(sequence.prompt), cached, prompt_logprobs, error
+        )
+
+    def failed(self, sequence: Sequence, error: str, status: int) -> Output:
+        """The last output of a sequence that cannot go on, with this status of HTTP."""
+        return replace(self.output(sequence, [], None, "error", error), error_status=status)
+
+    def _score_prompt(self, chunk: SequenceChunk, logits: np.ndarray) -> str | None:
+        """Takes the log probabilities of prompt tokens from the logits of the positions before them.
+
+        Returns what went wrong.
+        """
+        sequence = chunk.sequence
+        begin = chunk.first + chunk.tokens - chunk.rows  # the first position with logits
+        end = min(chunk.first + chunk.tokens, len(sequence.prompt) - 1)
+        top, scores = sequence.params.prompt_logprobs, sequence.prompt_logprobs
+        if end > begin and top is not None and scores is not None:  # as with every sequence whose prompt is scored
+            targets = sequence.tokens[begin + 1 : end + 1]
+            try:
+                samples = self.sampler.logprobs(logits[chunk.row : chunk.row + end - begin], targets, top)
+            except CkdistError as error:
+                return str(error)
+            scores.extend(_entry(sample) for sample in samples)
+            sequence.scored = end
+        return None
+
+
+def _row(sequence: Sequence) -> SampleRow:
+    """What decides the next token of a sequence."""
+    s = sequence
+    return SampleRow(s.params, s.seed, s.length, s.prompt, s.output, s.sampling_state)
+
+
+def _entry(sample: Sample) -> list[Any]:
+    """A logprobs entry of an Output."""
+    return [sample.logprob, [list(pair) for pair in sample.top]]

@@ -1,0 +1,270 @@
+"""A machine in numbers, as plans need it: what its memory, cores, ranks and links can do; read from TOML and written.
+
+`ckdist bench machine --save FILE` measures one, `machines/` has some of public data sheets. All rates are in bytes,
+operations and seconds; a multiplication and its addition are two operations. It predicts nothing.
+"""
+
+import difflib
+import math
+import pathlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from ckdist.comm.transports.link import Link
+from ckdist.errors import ConfigError
+from ckdist.text_file import read_text_file
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+CATALOGUE = pathlib.Path(__file__).parent / "machines"
+MAX_FILE_BYTES = 1 << 20
+MAX_TYPES = 256
+PRODUCT_ROWS = (1, 4, 16, 64, 256)  # of products that are measured
+LEAST_ROWS = 8  # of a product that was not measured: fewer take as long, for the weights are unpacked all the same
+MEASURED, DATA_SHEET = "measured", "data sheet, not measured"
+FORMS = "f32", "bf16", "int8"  # by activation format
+
+
+def fact(section: str, about: str, low: float, high: float, default: Any = None, kind: type = float) -> Any:
+    """A number of a section of the file, in a range; None: it must be given."""
+    metadata = {"section": section, "about": about, "low": low, "high": high, "kind": kind}
+    return field(metadata=metadata) if default is None else field(default=default, metadata=metadata)
+
+
+def words(about: str, default: str = "") -> Any:
+    """A text at the top of the file."""
+    return field(default=default, metadata={"section": "", "about": about, "kind": str})
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineSpec:
+    """One host: its NUMA nodes, each of which has one rank, and its link to others like it.
+
+    `products`: by the name of a weight type operations per second of one core, all cores at work, in products of
+    PRODUCT_ROWS rows with weights from a cache; of other types `arithmetic` is the measure.
+    """
+
+    name: str = words("what it is")
+    source: str = words(f"{MEASURED}, or {DATA_SHEET}", DATA_SHEET)
+    isa: str = words("level of instructions whose kernels run")
+    uncertainty: float = fact("", "share by which a predicted time may be wrong either way", 0.0, 4.0, 0.35)
+
+    sockets: int = fact("host", "packages", 1, 64, 1, int)
+    nodes: int = fact("host", "NUMA nodes, with a rank each", 1, 256, 1, int)
+    cores: int = fact("host", "cores of a node", 1, 4096, kind=int)
+    memory: float = fact("host", "bytes of a node's memory", 1 << 20, 1 << 50)
+    watts: float = fact("host", "of the host at work; 0: not known", 0.0, 1e6, 0.0)
+    price_per_hour: float = fact("host", "of the host; 0: not known", 0.0, 1e6, 0.0)
+
+    bandwidth: float = fact("memory", "bytes per second of a node's memory at most", 1e6, 1e16)
+    achieved_bandwidth: float = fact("memory", "the share of it that reading weights reaches", 0.01, 1.0, 0.8)
+    core_bandwidth: float = fact("memory", "bytes per second that one core reads", 1e6, 1e15, 2e10)
+    remote: float = fact("memory", "times longer that reading another node's memory takes", 1.0, 100.0, 2.0)
+
+    f32: float = fact("arithmetic", "operations per second of one core with float32", 1e6, 1e18)
+    bf16: float = fact("arithmetic", "the same with bfloat16", 1e6, 1e18)
+    int8: float = fact("arithmetic", "the same with bytes", 1e6, 1e18)
+    achieved_arithmetic: float = fact("arithmetic", "the share of it that products reach", 0.01, 1.0, 0.7)
+    attention: float = fact("arithmetic", "operations per second of one core in attention; 0: as f32", 0.0, 1e18, 0.0)
+    elementwise: float = fact("arithmetic", "numbers per second of one core in norms and gates", 1e3, 1e15, 4e9)
+    overlap_loss: float = fact("arithmetic", "of reading and computing the hidden part that costs", 0.0, 1.0, 0.25)
+
+    barrier: float = fact("steps", "seconds of a barrier of a node's threads", 0.0, 1.0, 2e-6)
+    between: float = fact("steps", "seconds between two steps", 0.0, 10.0, 3e-4)
+
+    rank_seconds: float = fact("ranks", "seconds in which ranks of a host meet", 0.0, 1.0, 2e-6)
+    rank_core_rate: float = fact("ranks", "bytes per second of one core from another rank's memory", 1e3, 1e15, 8e9)
+    rank_rate: float = fact("ranks", "the same of a rank at most", 1e3, 1e15, 5e10)
+
+    link_seconds: float = fact("link", "seconds of a message between hosts", 0.0, 10.0, 3e-5)
+    link_rate: float = fact("link", "bytes per second between hosts", 1e3, 1e15, 1.25e9)
+
+    products: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        where = self.name or "the machine"
+        for item in fields(self):
+            if item.metadata.get("kind") in (int, float):
+                _check_number(where, item.name, getattr(self, item.name), item.metadata)
+        if self.nodes % self.sockets:
+            raise ConfigError(f"{where}: host.nodes {self.nodes} is not a multiple of host.sockets {self.sockets}")
+        if len(self.products) > MAX_TYPES:
+            raise ConfigError(f"{where}: products has {len(self.products)} types, more than the {MAX_TYPES} allowed")
+        for name, rates in self.products.items():
+            if len(rates) != len(PRODUCT_ROWS):
+                raise ConfigError(
+                    f"{where}: products.{name} has {len(rates)} rates, and needs {len(PRODUCT_ROWS)}: "
+                    f"of products of {', '.join(map(str, PRODUCT_ROWS))} rows"
+                )
+            for rate in rates:
+                _check_number(where, f"products.{name}", rate, {"low": 1e3, "high": 1e18, "kind": float, "section": ""})
+
+    @property
+    def link(self) -> Link:
+        """Between hosts."""
+        return Link(self.link_seconds, self.link_rate)
+
+    @property
+    def total_cores(self) -> int:
+        """Of the host."""
+        return self.nodes * self.cores
+
+    @property
+    def total_memory(self) -> float:
+        """Bytes of the host."""
+        return self.nodes * self.memory
+
+    def read_rate(self, cores: int, ranks: int = 1) -> float:
+        """Bytes of weights per second that so many cores read from their node, which so many ranks share."""
+        return min(self.core_bandwidth * cores, self.bandwidth * self.achieved_bandwidth / ranks)
+
+    def product_rate(self, kind: str, form: int, rows: float) -> float:
+        """Operations per second of one core in products of so many rows with weights of a type, whose activations
+        have a format; on a line between the logarithms of what was measured.
+        """
+        if kind not in self.products:
+            return (self.f32, self.bf16, self.int8)[form] * self.achieved_arithmetic * min(1.0, rows / LEAST_ROWS)
+        rates = self.products[kind]
+        at = math.log(min(max(rows, PRODUCT_ROWS[0]), PRODUCT_ROWS[-1]))
+        for low, high, slow, fast in zip(PRODUCT_ROWS, PRODUCT_ROWS[1:], rates, rates[1:], strict=False):
+            if rows <= high or high == PRODUCT_ROWS[-1]:
+                part = (at - math.log(low)) / (math.log(high) - math.log(low))
+                return slow * (fast / slow) ** part
+        return rates[-1]
+
+    @property
+    def attention_rate(self) -> float:
+        """Operations per second of one core in attention."""
+        return self.attention or self.f32 * self.achieved_arithmetic
+
+    def toml(self) -> str:
+        """The file of this machine."""
+        lines, section = [], ""
+        for item in fields(self):
+            if item.name == "products":
+                continue
+            if item.metadata["section"] != section:
+                section = item.metadata["section"]
+                lines += ["", f"[{section}]"]
+            value = getattr(self, item.name)
+            shown = (
+                _quoted(value)
+                if isinstance(value, str)
+                else f"{value:.6g}"
+                if item.metadata["kind"] is float
+                else value
+            )
+            lines.append(f"{item.name} = {shown}  # {item.metadata['about']}")
+        if self.products:
+            rows = ", ".join(map(str, PRODUCT_ROWS))
+            lines += ["", f"[products]  # operations per second of one core, in products of {rows} rows"]
+            lines += [
+                f"{name} = [{', '.join(f'{rate:.4g}' for rate in rates)}]" for name, rates in self.products.items()
+            ]
+        return "\n".join(lines) + "\n"
+
+
+def read_machine_file(path: pathlib.Path) -> MachineSpec:
+    """The machine of a TOML file. ConfigError where it cannot be read, lacks a number, or has one that is absurd."""
+    where = str(path)
+    try:
+        found = tomllib.loads(read_text_file(where, where, MAX_FILE_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{where} is not TOML: {str(error)[:200]}") from None
+    return machine_of(found, where)
+
+
+def machine_of(found: Mapping[str, Any], where: str) -> MachineSpec:
+    """The machine that the tables of a file describe. ConfigError begins with `where`."""
+    facts = {item.name: item for item in fields(MachineSpec) if item.name != "products"}
+    sections = {item.metadata["section"] for item in facts.values()} - {""}
+    values: dict[str, Any] = {}
+    for name, value in found.items():
+        if name == "products":
+            values["products"] = _products(value, where)
+        elif name in sections:
+            if not isinstance(value, dict):
+                raise ConfigError(f"{where}: {name} is {value!r:.50}; it must be a table")
+            values |= {key: _value(facts, name, key, each, where) for key, each in value.items()}
+        else:
+            values[name] = _value(facts, "", name, value, where)
+    missing = [i for i in facts.values() if i.name not in values and i.metadata["kind"] is not str and _needed(i)]
+    if missing:
+        first = missing[0].metadata
+        raise ConfigError(
+            f"{where} has no {first['section']}.{missing[0].name}: give the {first['about']}, "
+            f"from {first['low']:g} to {first['high']:g}"
+        )
+    values.setdefault("name", pathlib.Path(where).stem)
+    return MachineSpec(**values)
+
+
+def machine_named(name: str) -> MachineSpec:
+    """The machine of a file, or of the catalogue by its name. ConfigError where there is none."""
+    path = pathlib.Path(name)
+    if path.suffix == ".toml" or "/" in name:
+        return read_machine_file(path)
+    known = catalogue_names()
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        guess = f", did you mean {close[0]}?" if close else ""
+        raise ConfigError(
+            f"machine {name[:100]!r} is not known{guess} Give a .toml file, `this`, or one of {', '.join(known)}"
+        )
+    return read_machine_file(CATALOGUE / f"{name}.toml")
+
+
+def catalogue_names() -> list[str]:
+    """Of the machines of public data sheets."""
+    return sorted(path.stem for path in CATALOGUE.glob("*.toml"))
+
+
+def _needed(item: Any) -> bool:
+    """Whether a field has no default."""
+    return repr(item.default).startswith("<dataclasses._MISSING")
+
+
+def _value(facts: Mapping[str, Any], section: str, name: str, value: Any, where: str) -> Any:
+    """A value of the file, of the kind that its field has."""
+    full = f"{section}.{name}" if section else name
+    item = facts.get(name)
+    if item is None or item.metadata["section"] != section:
+        close = difflib.get_close_matches(name, facts, n=1, cutoff=0.6)
+        guess = f", did you mean {facts[close[0]].metadata['section']}.{close[0]}?" if close else ""
+        raise ConfigError(f"{where}: {full[:100]} is not known{guess}")
+    if item.metadata["kind"] is str:
+        if not isinstance(value, str) or not value.isprintable() or len(value) > 200:
+            raise ConfigError(f"{where}: {full} must be a text of one line")
+        return value
+    _check_number(where, full, value, item.metadata)
+    return item.metadata["kind"](value)
+
+
+def _check_number(where: str, name: str, value: Any, limits: Mapping[str, Any]) -> None:
+    """ConfigError where a value is no number, or out of range."""
+    wrong = isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value)
+    if wrong or not limits["low"] <= value <= limits["high"] or (limits["kind"] is int and value != int(value)):
+        kind = "a whole number" if limits["kind"] is int else "a number"
+        raise ConfigError(
+            f"{where}: {name} is {str(value)[:50]}; it must be {kind} from {limits['low']:g} to {limits['high']:g}"
+        )
+
+
+def _products(value: Any, where: str) -> dict[str, tuple[float, ...]]:
+    """The rates of the types."""
+    if not isinstance(value, dict) or not all(isinstance(rates, list) for rates in value.values()):
+        raise ConfigError(f"{where}: products must be a table of lists")
+    return {str(name)[:20]: tuple(rates[: 2 * len(PRODUCT_ROWS)]) for name, rates in value.items()}
+
+
+def _quoted(text: str) -> str:
+    """A text as TOML has it."""
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+__all__ = ["CATALOGUE", "MachineSpec", "catalogue_names", "machine_named", "machine_of", "read_machine_file"]

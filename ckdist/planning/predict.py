@@ -1,0 +1,267 @@
+"""How fast a model will run and what it will take on a cluster that is described, divided in one of several ways.
+
+Programs are traced and lowered as a start would do it, for the first rank of each stage, which has the largest share;
+no tensor is made. Seconds are those of `ckdist.planning.cost`. It looks at no file but the model's headers.
+"""
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ckdist import native
+from ckdist.config import EngineConfig
+from ckdist.errors import ConfigError
+from ckdist.layout import SINGLE, Layout
+from ckdist.mesh import Mesh
+from ckdist.models.decoder import forward, main_forward
+from ckdist.planning.cluster import Cluster, PlannedWorld
+from ckdist.planning.cost import CostModel, RankPlace, StepShape, Times
+from ckdist.planning.layouts import layouts_for
+from ckdist.planning.memory import cache_types
+from ckdist.planning.rank_memory import RankMemory, Wanted, rank_memory
+from ckdist.planning.stages import check_stages, divide_layers
+from ckdist.program.lower import lower, stored_dims
+from ckdist.program.lowered import Lowered
+from ckdist.program.program import Program
+from ckdist.program.stages import Stage
+from ckdist.program.tracer import trace
+from ckdist.weights.checkpoint import Checkpoint
+from ckdist.weights.loader import planned_type
+from ckdist.weights.packed_type import WeightCost, cost_of_type
+
+KEPT_STEPS = 1 << 14  # shapes whose times are kept
+CHUNKS_SAMPLED = 17  # of a long prompt's; between these, time grows evenly with what is before
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a model is divided over a cluster: `replicas` groups of hosts that each have all of it, in each `stages`,
+    and of a stage's ranks what of a prompt's work and of experts is divided (`--prefill`, `--experts`).
+    """
+
+    name: str
+    replicas: int = 1
+    stages: int = 1
+    prefill: str = "tensor"
+    experts: str = "tensor"
+
+    def __str__(self) -> str:
+        more = {"replicas": self.replicas, "stages": self.stages}
+        numbers = [f"{count} {name}" for name, count in more.items() if count > 1]
+        return f"{self.name} ({', '.join(numbers)})" if numbers else self.name
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Tokens per second of a whole cluster, the seconds of one step or prompt, and what these are made of; `spread`:
+    the share by which they may be wrong either way.
+    """
+
+    tokens: float
+    seconds: float
+    times: Times
+    spread: float
+
+    @property
+    def low(self) -> float:
+        """Tokens per second at least, if the machine is as described."""
+        return self.tokens / (1 + self.spread)
+
+    @property
+    def high(self) -> float:
+        """Tokens per second at most."""
+        return self.tokens * (1 + self.spread)
+
+    @property
+    def bound(self) -> str:
+        """What takes the most of the time."""
+        return self.times.bound
+
+
+@dataclass(frozen=True)
+class StageModel:
+    """A stage's first rank: its programs, decode's first, and what a step of each costs."""
+
+    programs: list[Program]
+    costs: list[CostModel]
+    decode: Layout
+    mesh: Mesh
+    spec_layers: tuple[int, int]
+
+    def step(self, shape: StepShape) -> Times:
+        """The faster of the programs, with prompts; else decode's."""
+        prompts = shape.tokens > shape.sequences
+        return min((cost.step(shape) for cost in (self.costs if prompts else self.costs[:1])), key=lambda t: t.total)
+
+
+class Predictor:
+    """A model on a cluster, divided in a way. ConfigError where it cannot be divided so.
+
+    `ubatch_size`: tokens of a step at most; `quantize` as of --quantize; `cache`: types of keys and values.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        cluster: Cluster,
+        way: Way,
+        ubatch_size: int = 512,
+        quantize: str | None = None,
+        cache: tuple[str, str] = ("i16", "i16"),
+    ) -> None:
+        self.checkpoint, self.cluster, self.way, self.ubatch_size = checkpoint, cluster, way, ubatch_size
+        self.quantize, self.cache = quantize, cache
+        if cluster.hosts % way.replicas or (cluster.size // way.replicas) % way.stages:
+            raise ConfigError(
+                f"{cluster.hosts} hosts of {cluster.local_size} ranks cannot be {way.replicas} replicas of "
+                f"{way.stages} stages: give a multiple of both"
+            )
+        self.stages = [self._stage(*stage) for stage in self._divided()]
+        self.stage_times = functools.lru_cache(maxsize=KEPT_STEPS)(self._stage_times)
+
+    def packed(self, name: str) -> int:
+        """The ggml number of the type in which a matrix is packed."""
+        return planned_type(name, self.checkpoint.tensors[name], self.quantize)
+
+    def weight(self, name: str) -> WeightCost:
+        """What an element of a matrix costs."""
+        return cost_of_type(self.packed(name))
+
+    def _divided(self) -> Iterator[tuple[Stage, list[RankPlace]]]:
+        """Each stage of the first replica and the places of its ranks."""
+        spec, count = self.checkpoint.spec, self.way.stages
+        places = self.cluster.places()[: self.cluster.size // self.way.replicas]
+        each = len(places) // count
+        check_stages(count, len(places), len(spec.layers))
+        layers = [(0, len(spec.layers))]
+        if count > 1:
+            program = trace(forward, spec, SINGLE, Mesh())
+            layers = divide_layers(program, count, self.ubatch_size, self.cluster.machine.isa, self.weight)
+        for number, own in enumerate(layers):
+            yield Stage(number, count, own), places[number * each : (number + 1) * each]
+
+    def _stage(self, stage: Stage, places: list[RankPlace]) -> StageModel:
+        """What a stage's first rank runs, as `ckdist.engine.stages` would trace it."""
+        spec, hosts = self.checkpoint.spec, len({place.host for place in places})
+        config = EngineConfig(
+            prefill=self.way.prefill, experts=self.way.experts, pipeline_parallel_size=stage.count,
+            ubatch_size=self.ubatch_size,
+        )  # fmt: skip
+        world = PlannedWorld(hosts, len(places) // hosts)
+        prefill, decode, mesh = layouts_for(config, world, spec, self.cluster.machine.link)
+        layouts = [decode] if prefill is decode else [decode, prefill]
+        programs = [stage.program(trace(main_forward(spec), spec, layout, mesh), mesh) for layout in layouts]
+        costs = [CostModel(p, mesh, places, self.cluster.machine, self.weight, self.cache) for p in programs]
+        return StageModel(programs, costs, decode, mesh, stage.layers)
+
+    # Time
+
+    def _hop(self, tokens: int, number: int) -> Times:
+        """From a stage to the next one, of so many tokens; nothing behind the last."""
+        if number == len(self.stages) - 1:
+            return Times()
+        places = self.cluster.places()
+        each = self.cluster.size // self.way.replicas // len(self.stages)
+        here, there = places[number * each], places[(number + 1) * each]
+        count, machine = 4.0 * tokens * self.checkpoint.spec.hidden_size, self.cluster.machine
+        if here.host != there.host:
+            return Times(link=machine.link.message(count))
+        return Times(exchange=machine.rank_seconds + count / machine.rank_rate)
+
+    def _stage_times(self, shape: StepShape) -> tuple[Times, ...]:
+        """Of a step, what each stage takes, and its way to the next."""
+        return tuple(
+            stage.step(shape).plus(self._hop(shape.tokens, number)) for number, stage in enumerate(self.stages)
+        )
+
+    def step(self, shape: StepShape) -> Times:
+        """Of one step of a replica through all stages."""
+        times = Times()
+        for each in self.stage_times(shape):
+            times = times.plus(each)
+        return times
+
+    def seconds(self, shape: StepShape) -> float:
+        """Of one step of a replica through all stages."""
+        return self.step(shape).total
+
+    def interval(self, shape: StepShape) -> float:
+        """Seconds from a step's end to that of the next one, where there are always steps enough on their way: of the
+        slowest stage.
+        """
+        return max(times.total for times in self.stage_times(shape))
+
+    def decode(self, sequences: int, context: int) -> Rate:
+        """Of so many sequences on the whole cluster, each behind `context` tokens."""
+        each = -(-sequences // self.way.replicas)
+        batches = min(len(self.stages), each)
+        shape = StepShape.decode(-(-each // batches), context)
+        seconds = max(self.seconds(shape), batches * self.interval(shape))
+        return Rate(sequences / seconds, seconds, self.step(shape), self.cluster.machine.uncertainty)
+
+    def prefill(self, tokens: int, context: int = 0, prompts: int = 1) -> Rate:
+        """Of prompts of so many tokens, each behind `context` others; seconds are those of one."""
+        sizes = [self.ubatch_size] * (tokens // self.ubatch_size) + [tokens % self.ubatch_size]
+        whole, rest = len(sizes) - 1, sizes[-1]
+        shapes = [(StepShape.prompt(rest, context + tokens - rest), 1.0)] if rest else []
+        samples = min(whole, CHUNKS_SAMPLED)
+        for i in range(samples):
+            at = (i + 0.5) * whole / samples if samples < whole else i
+            shapes.append((StepShape.prompt(self.ubatch_size, context + int(at * self.ubatch_size)), whole / samples))
+        times, slowest = Times(), 0.0
+        for shape, count in shapes:
+            times = times.plus(self.step(shape), count)
+            slowest += count * self.interval(shape)
+        first = self.seconds(shapes[-1][0]) - self.interval(shapes[-1][0])  # until all stages work
+        seconds = slowest + first
+        replicas = min(prompts, self.way.replicas)
+        return Rate(replicas * tokens / seconds, seconds, times, self.cluster.machine.uncertainty)
+
+    # Memory
+
+    def lowered(self, stage: StageModel) -> list[tuple[Program, Lowered]]:
+        """Its programs' steps."""
+        first, found = stage.programs[0], []
+        for program in stage.programs:
+            stored = None if program is first else stored_dims(program, first)
+            steps = lower(
+                program,
+                stage.mesh,
+                formats=lambda name: self.weight(name).form,
+                block_columns=lambda name: native.lib.ckdist_type_undivided_columns(self.packed(name)),
+                max_tokens=self.ubatch_size,
+                stored=stored,
+            )
+            found.append((program, steps))
+        return found
+
+    def memory(self, context: int, sequences: int) -> list[RankMemory]:
+        """Of the first rank of each stage, with caches for so many sequences of the whole cluster."""
+        each = -(-sequences // self.way.replicas)
+        names = dict(zip(("k", "v"), self.cache, strict=True))
+        types: Mapping[str, str] = cache_types(EngineConfig(cache_type_k=names["k"], cache_type_v=names["v"]))
+        wanted = Wanted(context, each, self.ubatch_size, types)
+        spec, found = self.checkpoint.spec, []
+        for stage in self.stages:
+            own = replace(spec, layers=spec.layers[slice(*stage.spec_layers)])
+            threads = stage.costs[0].own.threads
+            plans = self.lowered(stage)
+            found.append(rank_memory(own, (stage.decode, stage.mesh), plans, self.packed, wanted, threads))
+        return found
+
+
+def ways_for(cluster: Cluster, layers: int, mixture: bool) -> list[Way]:
+    """The ways that a model of so many layers may be divided over a cluster, the plainest first."""
+    ways = [Way("tensor")]
+    if cluster.size > 1:
+        ways.append(Way("token", prefill="token"))
+    counts = [cluster.hosts] if cluster.hosts > 1 else [cluster.local_size]
+    ways += [Way("stages", stages=count) for count in counts if 1 < count <= layers]
+    if cluster.hosts > 1:
+        if mixture:
+            ways.append(Way("experts", experts="expert"))
+        ways.append(Way("data", replicas=cluster.hosts))
+    return ways
+
+
+__all__ = ["Predictor", "Rate", "Way", "ways_for"]

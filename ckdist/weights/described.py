@@ -1,0 +1,79 @@
+"""A model that is described and not there: of a config.json its ModelSpec, and for each weight a type and a shape.
+
+What plans needs of it is what a file's tensors would say: no tensor is made, so a trillion parameters take no memory.
+"""
+
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from ckdist.errors import ConfigError
+from ckdist.models.blocks.moe import is_expert, is_router
+from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
+from ckdist.models.registry import spec_from_config
+from ckdist.weights import dtypes
+from ckdist.weights.checkpoint import Checkpoint, TensorSource
+from ckdist.weights.json_file import read_json_object
+from ckdist.weights.loader import quantized_type
+from ckdist.weights.published import check_method, quantization_config
+
+STORED = {"float32": dtypes.F32, "float16": dtypes.F16, "bfloat16": dtypes.BF16}
+
+
+def describe(path: str | os.PathLike[str], kind: str | None = None) -> Checkpoint:
+    """The model that the config.json at `path` describes; `kind`: the type of its matrices by name, as Q4_K, None: as
+    the file says.
+
+    ModelFileError where it is no such file, ArchitectureError for an unknown family, ConfigError for an unknown type.
+    """
+    config = read_json_object(path)
+    return describe_config(config, str(path), kind)
+
+
+def describe_config(config: Mapping[str, Any], where: str, kind: str | None = None) -> Checkpoint:
+    """The same of what a config.json says; errors begin with `where`."""
+    spec = spec_from_config(config, where)
+    if kind is not None and kind.upper() not in dtypes.BY_NAME:
+        raise ConfigError(f"--type {kind[:40]} is not known: use one of {', '.join(dtypes.BY_NAME)}")
+    stored = _stored_type(config)
+    wanted = dtypes.BY_NAME[kind.upper()] if kind else None
+    path, tensors = pathlib.Path(where), {}
+    for name, shape in weight_shapes(spec).items():
+        if wanted is not None and len(shape) > 1:
+            number = quantized_type(name, shape[-1], wanted, dtypes.BF16).number
+        else:
+            number = (_quantized(config, name, where) or stored).number if len(shape) > 1 else dtypes.F32.number
+        tensors[name] = TensorSource(name, number, shape, path, 0)
+    if spec.tie_embeddings:
+        tensors[OUTPUT] = tensors[EMBEDDING]
+    return Checkpoint(path, "config", spec, tensors, config)
+
+
+def _stored_type(config: Mapping[str, Any]) -> dtypes.TensorType:
+    """Of matrices that are not quantised; bfloat16 where the file does not say."""
+    parts = (config, config.get("text_config"))
+    names = [part.get(key) for part in parts if isinstance(part, dict) for key in ("torch_dtype", "dtype")]
+    return next((STORED[name] for name in names if isinstance(name, str) and name in STORED), dtypes.BF16)
+
+
+def _quantized(config: Mapping[str, Any], name: str, where: str) -> dtypes.TensorType | None:
+    """The type of a matrix of a model that was published in fewer bits; None where this one was not."""
+    quantization = quantization_config(config)
+    if not quantization or name in (EMBEDDING, OUTPUT) or is_router(name):
+        return None
+    method = check_method(quantization, where)
+    if method == "mxfp4":
+        return dtypes.MXFP4 if is_expert(name) else None
+    if method == "fp8":
+        return dtypes.F8_E4M3
+    groups = quantization["config_groups"].values()
+    if any(group["weights"].get("num_bits") == 8 for group in groups):
+        return dtypes.F8_E4M3
+    targets = [str(target) for group in groups for target in group.get("targets") or ()]
+    ignored = [str(entry) for entry in quantization.get("ignore") or ()]
+    only_experts = any("self_attn" in entry for entry in ignored) or any("expert" in target for target in targets)
+    return dtypes.INT4_32 if not only_experts or is_expert(name) else None
+
+
+__all__ = ["describe", "describe_config"]

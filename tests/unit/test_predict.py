@@ -1,0 +1,114 @@
+"""Predictions for a described cluster: what is better is never slower, shares add up, what cannot be says so."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckdist.errors import ConfigError
+from ckdist.planning.cluster import Cluster
+from ckdist.planning.cost import Chunks, StepShape
+from ckdist.planning.machine import MachineSpec
+from ckdist.planning.predict import Predictor, Way, ways_for
+from ckdist.weights.described import describe_config
+
+MACHINE = MachineSpec(cores=8, nodes=2, memory=64e9, bandwidth=100e9, f32=40e9, bf16=80e9, int8=200e9)
+DENSE = {
+    "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 4,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 32000,
+    "tie_word_embeddings": True, "max_position_embeddings": 40960,
+}  # fmt: skip
+MIXTURE = {
+    "model_type": "qwen3_moe", "hidden_size": 1024, "intermediate_size": 3072, "moe_intermediate_size": 512,
+    "num_experts": 32, "num_experts_per_tok": 4, "num_hidden_layers": 4, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 32000, "norm_topk_prob": True, "decoder_sparse_step": 1,
+}  # fmt: skip
+BETTER = (
+    "bandwidth",
+    "core_bandwidth",
+    "f32",
+    "bf16",
+    "int8",
+    "elementwise",
+    "rank_core_rate",
+    "rank_rate",
+    "link_rate",
+)
+SMALLER = ("overlap_loss", "barrier", "between", "rank_seconds", "link_seconds")
+
+
+def predictor(config=None, hosts=1, way=None, machine=MACHINE, kind="Q4_K"):
+    return Predictor(
+        describe_config(config or DENSE, "config.json", kind), Cluster(machine, hosts), way or Way("tensor")
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    name=st.sampled_from(BETTER + SMALLER),
+    factor=st.floats(1.0, 1e3),
+    config=st.sampled_from((DENSE, MIXTURE)),
+    hosts=st.sampled_from((1, 2, 3)),
+    context=st.integers(0, 100_000),
+)
+def test_a_better_machine_is_never_slower(name, factor, config, hosts, context):
+    better = {name: getattr(MACHINE, name) * (factor if name in BETTER else 1 / factor)}
+    one, other = (predictor(config, hosts, machine=m) for m in (MACHINE, dataclasses.replace(MACHINE, **better)))
+    assert other.decode(3, context).tokens >= one.decode(3, context).tokens * (1 - 1e-9)
+    assert other.prefill(700, context).tokens >= one.prefill(700, context).tokens * (1 - 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(tokens=st.integers(1, 512), more=st.integers(1, 512), context=st.integers(0, 10_000))
+def test_more_work_takes_longer(tokens, more, context):
+    p = predictor(MIXTURE)
+    assert p.seconds(StepShape.prompt(tokens + more, context)) > p.seconds(StepShape.prompt(tokens, context))
+    assert p.seconds(StepShape.decode(tokens, context + more)) > p.seconds(StepShape.decode(tokens, context))
+    two = StepShape((Chunks(1, tokens, context), Chunks(2, 1, more)), 3)
+    assert p.seconds(two) > p.seconds(StepShape((Chunks(1, tokens, context),), 1))
+
+
+@pytest.mark.parametrize("config", [DENSE, MIXTURE])
+def test_shares_of_weights_add_up(config):
+    """Of two ranks and of two stages; what is on every rank, norms and routers, counts twice."""
+    whole = predictor(config, machine=dataclasses.replace(MACHINE, nodes=1)).memory(1024, 1)[0]
+    half = predictor(config).memory(1024, 1)[0]
+    assert whole.weights <= 2 * half.weights < 1.02 * whole.weights
+    assert whole.cache == 2 * half.cache == pytest.approx(1024 * 4 * 8 * 128 * 2 * 2, rel=0.02)  # and scales
+    stages = predictor(config, hosts=2, way=Way("stages", stages=2)).memory(1024, 1)
+    tied = 32000 * 1024 * 34 // 32 if config is DENSE else 0  # the table is on the first and on the last stage
+    assert sum(2 * s.weights for s in stages) == pytest.approx(whole.weights + tied, rel=0.02)
+    assert whole.total == sum(dataclasses.astuple(whole)) - whole.experts
+    assert (whole.experts > 0.5 * whole.weights) == (config is MIXTURE)
+
+
+def test_every_way_has_an_answer():
+    for hosts in (1, 2, 4):
+        for way in ways_for(Cluster(MACHINE, hosts), 4, True):
+            p = predictor(MIXTURE, hosts, way)
+            alone, many = p.decode(1, 512), p.decode(16, 512)
+            assert many.tokens > alone.tokens > 0 and many.low < many.tokens < many.high
+            assert alone.seconds == pytest.approx(1 / alone.tokens)
+            assert alone.bound in ("bandwidth", "arithmetic", "exchange", "link", "latency")
+    data = predictor(hosts=2, way=Way("data", replicas=2))
+    assert data.decode(8, 512).tokens == pytest.approx(2 * predictor().decode(4, 512).tokens)
+
+
+def test_stages_overlap_where_there_are_sequences_for_them():
+    """One sequence passes the stages one after another, several keep all of them at work."""
+    machine = dataclasses.replace(MACHINE, nodes=1, between=0.0)
+    one = predictor(hosts=1, machine=machine)
+    staged = predictor(hosts=2, way=Way("stages", stages=2), machine=machine)
+    assert staged.decode(1, 512).tokens == pytest.approx(one.decode(1, 512).tokens, rel=0.1)
+    assert staged.decode(2, 512).tokens > 1.3 * one.decode(1, 512).tokens
+    assert staged.prefill(4096).tokens > 1.5 * one.prefill(4096).tokens
+
+
+def test_a_way_that_cannot_be_is_refused():
+    with pytest.raises(ConfigError, match="3 hosts of 2 ranks cannot be 2 replicas"):
+        predictor(hosts=3, way=Way("data", replicas=2))
+    with pytest.raises(ConfigError, match="more than the 4 layers"):
+        predictor(hosts=8, way=Way("stages", stages=8))
+    with pytest.raises(ConfigError, match="a plan has from 1 to"):
+        Cluster(MACHINE, 0)
