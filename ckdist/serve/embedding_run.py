@@ -27,8 +27,8 @@ class EmbeddingRun:
         return self._generation.progress_at
 
     async def vectors(self) -> np.ndarray:
-        """Float32 (prompts, dimensions), as the request wants them; of pairs (pairs, 1). Problem 400 where it wants more
-        dimensions than there are, 429 where there is no room for a first prompt.
+        """Float32 (prompts, dimensions), as the request wants them; of pairs (pairs, 1). Problem 400 where it wants
+        more dimensions than there are, 429 where there is no room for a first prompt.
         """
         count, begun, turns = len(self.work.prompts), 0, Turns()
         found: list[np.ndarray | None] = [None] * count

@@ -7,7 +7,7 @@ Each folder tests/golden/encoders/FAMILY holds
     ids.npy                          int32 (64,)
     hidden.npy                       float32 (64, hidden), `last_hidden_state`
 of a cross-encoder in its place
-    scores.npy                       float32 (2,), logits of the pairs of the first 24 tokens and the next ones, 40 and 15
+    scores.npy                       float32 (2,), logits of the pairs of the first 24 tokens and the next 40, or 15
 Head counts and ffn widths are such that shards over 2 and 3 ranks come out uneven.
 """
 
