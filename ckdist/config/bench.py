@@ -19,6 +19,9 @@ class BenchConfig(EngineConfig):
             "measure anew what is kept for later runs; comm: which algorithm suits which size, model: how prefill runs"
         ),
     )
+    save: str | None = option(
+        None, "--save", metavar="FILE.toml", help="machine: write what was measured, for `ckdist plan --machine FILE`"
+    )
     n_prompt: tuple[int, ...] = option(
         (512,),
         "-p",
@@ -71,5 +74,7 @@ class BenchConfig(EngineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.save is not None and self.target != "machine":
+            raise ConfigError(f"--save writes a machine, and the target is {self.target}: ckdist bench machine --save")
         if self.target == "model" and not self.sweep and not any((*self.n_prompt, *self.n_gen)):
             raise ConfigError("--n-prompt 0 and --n-gen 0 leave nothing to measure: give one of them")
