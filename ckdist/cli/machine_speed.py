@@ -13,6 +13,7 @@ import numpy as np
 
 from ckdist import native
 from ckdist.cli.bench_comm import Stopwatch
+from ckdist.cli.calibration import calibrated
 from ckdist.comm.communicator import open_communicator
 from ckdist.comm.protocol import World
 from ckdist.comm.thresholds import cache_folder
@@ -72,7 +73,7 @@ def measured(world: World) -> MachineSpec | None:
     """This machine, on rank 0; a collective call, in which the other ranks wait and exchange."""
     spec = measure_machine(this_machine(), lambda what: log.debug("measuring %s", what)) if world.rank == 0 else None
     if spec is not None:
-        spec = with_steps(spec)
+        spec = calibrated(with_steps(spec))
     if world.size > 1:
         exchange = measured_exchange(world)
         if spec is not None:

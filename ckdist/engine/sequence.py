@@ -5,16 +5,18 @@ It decides nothing: the scheduler moves it, the engine extends it.
 
 from collections.abc import Hashable
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ckdist.engine.pooling import Pooling
-from ckdist.engine.request import Tokens
 from ckdist.engine.sampling import SamplingParams
-from ckdist.engine.sampling_state import SamplingState
 from ckdist.engine.state_pool import SequenceState
 from ckdist.program.batch import BLOCK_TOKENS
+
+if TYPE_CHECKING:  # a simulation schedules sequences and needs neither grammars nor vocabularies
+    from ckdist.engine.request import Tokens
+    from ckdist.engine.sampling_state import SamplingState
 
 
 class State(Enum):
@@ -59,8 +61,8 @@ class Sequence:
     )  # fmt: skip
 
     def __init__(
-        self, id: Hashable, prompt: Tokens, params: SamplingParams, seed: int, capacity: int, arrival: float,
-        sampling_state: SamplingState | None = None, pooling: Pooling | None = None,
+        self, id: Hashable, prompt: "Tokens", params: SamplingParams, seed: int, capacity: int, arrival: float,
+        sampling_state: "SamplingState | None" = None, pooling: Pooling | None = None,
     ) -> None:  # fmt: skip
         """`capacity`: the most tokens, prompt and output together, that it may ever have."""
         self.id, self.params, self.seed, self.arrival = id, params, seed, arrival

@@ -250,7 +250,7 @@ class CostModel:
                 return self._attend(instr, shape)
             case "delta_rule":  # of each state four operations of two, and it is read and written
                 keys, values = instr.inputs[0].dims[1].width, instr.inputs[2].dims[1].local(self.mesh)
-                computed = 8.0 * shape.tokens * keys * values / (threads * machine.attention_rate)
+                computed = 8.0 * shape.tokens * keys * values / (threads * machine.attention_rate())
                 return self._overlapped(8.0 * shape.sequences * keys * values, computed)
             case "all_reduce" | "all_to_all" | "all_gather":
                 return self._exchange(instr, shape)
@@ -273,8 +273,10 @@ class CostModel:
         window = instr.attrs.get("window", 0)
         queries, outputs = instr.inputs[0].dims[1], instr.outputs[0].dims[1]
         widths = queries.local(self.mesh) + outputs.local(self.mesh)
-        seen = sum(chunk.count * chunk.seen(window) for chunk in shape.chunks)
-        computed = 2.0 * seen * widths / (self.own.threads * self.machine.attention_rate)
+        latent, computed = instr.op == "attend_latent", 0.0
+        for chunk in shape.chunks:
+            rate = self.own.threads * self.machine.attention_rate(latent, chunk.tokens == 1)
+            computed += 2.0 * chunk.count * chunk.seen(window) * widths / rate
         read = sum(chunk.count * chunk.read(window) for chunk in shape.chunks) * self._cached(instr)
         return self._overlapped(read, computed)
 

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable
 
 from ckdist import native
-from ckdist.planning.kernel_speed import COLS, attention_rate, elementwise_rate, product_rate
+from ckdist.planning.kernel_speed import COLS, ROWS, attention_rate, elementwise_rate, product_rate
 from ckdist.planning.machine import MEASURED, PRODUCT_ROWS, MachineSpec
 from ckdist.planning.plan import SPINS
 from ckdist.topology import Machine
@@ -20,6 +20,7 @@ from ckdist.weights import dtypes
 SECONDS = 0.02  # of one measurement of a product, which is repeated
 STREAMED = "BF16", "Q8_0", "Q4_K"  # types whose products are also measured with weights from memory
 UNCERTAINTY = 0.15
+MANY, LARGE_ROWS = 64, 3072  # rows of a product, from which on its matrix has so many
 LEAST_STREAMED = 96 << 20  # bytes of a thread's weights that come from memory
 
 
@@ -87,8 +88,11 @@ def measure_machine(machine: Machine, tell: Callable[[str], object] = lambda _: 
 
 
 def _rates(cpus: list[int], number: int) -> tuple[float, ...]:
-    """Operations per second of one core, for each of PRODUCT_ROWS."""
-    return tuple(product_rate(cpus, number, rows, SECONDS) for rows in PRODUCT_ROWS)
+    """Operations per second of one core, for each of PRODUCT_ROWS: of few rows with weights from its caches, of many as
+    a prompt has them.
+    """
+    large = lambda rows: LARGE_ROWS if rows >= MANY else ROWS
+    return tuple(product_rate(cpus, number, rows, SECONDS, large(rows)) for rows in PRODUCT_ROWS)
 
 
 def _with_overlap(spec: MachineSpec, cpus: list[int]) -> MachineSpec:

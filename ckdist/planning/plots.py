@@ -1,5 +1,5 @@
 """A plan as a picture: tokens per second over hosts, the roofline of one host with the model's steps, and the memory of
-the largest rank. matplotlib draws it (`pip install 'ckdist[plan]'`).
+the largest rank. matplotlib draws it (`pip install 'ckdist[plot]'`).
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ def draw(question: Question, found: Sequence[Answer], path: str) -> None:
     if not path.endswith(ENDINGS):
         raise ConfigError(f"--plot {path[:200]} must end with {', '.join(ENDINGS)}")
     if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib, which is not installed: pip install 'ckdist[plan]'")
+        raise ConfigError("--plot needs matplotlib, which is not installed: pip install 'ckdist[plot]'")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(15, 4.5), layout="constrained")
