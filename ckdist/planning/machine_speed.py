@@ -17,7 +17,7 @@ from ckdist.topology.bandwidth import PASSES, read_bandwidth, read_size
 from ckdist.topology.placement import threads_first
 from ckdist.weights import dtypes
 
-SECONDS = 0.02  # of one measurement of a product, which is repeated
+SECONDS = 0.01  # of one measurement of a product, which is repeated
 STREAMED = "BF16", "Q8_0", "Q4_K"  # types whose products are also measured with weights from memory
 UNCERTAINTY = 0.15
 MANY, LARGE_ROWS = 64, 3072  # rows of a product, from which on its matrix has so many
@@ -92,7 +92,7 @@ def _rates(cpus: list[int], number: int) -> tuple[float, ...]:
     a prompt has them.
     """
     large = lambda rows: LARGE_ROWS if rows >= MANY else ROWS
-    return tuple(product_rate(cpus, number, rows, SECONDS, large(rows)) for rows in PRODUCT_ROWS)
+    return tuple(product_rate(cpus, number, rows, SECONDS, large(rows), 2) for rows in PRODUCT_ROWS)
 
 
 def _with_overlap(spec: MachineSpec, cpus: list[int]) -> MachineSpec:
