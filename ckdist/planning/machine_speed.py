@@ -24,6 +24,11 @@ MANY, LARGE_ROWS = 64, 3072  # rows of a product, from which on its matrix has s
 LEAST_STREAMED = 96 << 20  # bytes of a thread's weights that come from memory
 
 
+def machine_title(machine: Machine) -> str:
+    """By what a machine file names it."""
+    return machine.model[:80] or "this machine"
+
+
 def node_cpus(machine: Machine) -> dict[int, list[int]]:
     """Each node with CPUs that this process may use -> one of every physical core."""
     result = {}
@@ -62,7 +67,7 @@ def measure_machine(machine: Machine, tell: Callable[[str], object] = lambda _: 
     pins = native.ffi.new("int32_t[]", cpus)
     native.check(native.lib.ckdist_barrier_seconds(len(cpus), pins, SPINS, out))
     spec = MachineSpec(
-        name=machine.model[:80] or "this machine",
+        name=machine_title(machine),
         source=MEASURED,
         isa=native.isa(),
         uncertainty=UNCERTAINTY,
@@ -112,4 +117,4 @@ def _with_overlap(spec: MachineSpec, cpus: list[int]) -> MachineSpec:
     return dataclasses.replace(spec, overlap_loss=min(1.0, max(0.0, sum(losses) / len(losses))))
 
 
-__all__ = ["measure_machine", "node_cpus", "read_node"]
+__all__ = ["machine_title", "measure_machine", "node_cpus", "read_node"]

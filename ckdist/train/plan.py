@@ -20,7 +20,7 @@ from ckdist.planning.training import training_bytes
 from ckdist.program.tracer import TrainingTracer
 from ckdist.train.loss_program import LossProgram, lower_model, trace_model, trainable
 from ckdist.train.optimizer import STATES
-from ckdist.weights.adapter import Lora
+from ckdist.weights.adapter_file import Lora
 from ckdist.weights.dtypes import BF16, F32
 
 LORA = Lora(16, 32.0, ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"))
