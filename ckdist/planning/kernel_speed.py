@@ -63,7 +63,7 @@ def elementwise() -> Callable[[], object]:
     def run() -> object:
         """Both."""
         native.lib.ckdist_rms_norm(native.ffi.NULL, first, first, 1e-6, x.size, second)
-        return native.lib.ckdist_gated(native.ffi.NULL, GATE, first, first, x.size, second)
+        return native.lib.ckdist_gated(native.ffi.NULL, GATE, first, first, y.size, second)
 
     return run
 
