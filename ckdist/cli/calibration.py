@@ -28,10 +28,9 @@ from ckdist.models.registry import spec_from_config
 from ckdist.planning.cluster import Cluster
 from ckdist.planning.cost import CostModel, StepShape
 from ckdist.planning.machine import MachineSpec
-from ckdist.planning.machine_speed import node_cpus
 from ckdist.planning.predict import Predictor, Way
 from ckdist.topology import this_machine
-from ckdist.topology.bandwidth import read_bandwidth, read_size
+from ckdist.topology.bandwidth import node_cpus, read_bandwidth, read_size
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.safetensors_writer import TensorToWrite, as_stored, write_safetensors
 
