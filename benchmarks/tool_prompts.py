@@ -17,7 +17,7 @@ import httpx
 import jsonschema
 
 SECONDS = 120.0
-MAX_TOKENS = 400
+MAX_TOKENS = 256
 TOPICS = (
     "Rome", "the North Sea", "a leap year", "Ada Lovelace", "green tea", "the price of copper", "chess", "São Paulo",
     "a broken bicycle", "the moon", "an invoice of 1,250 €", "snow in May", "bread", "the number π", "a black cat",
