@@ -1,6 +1,6 @@
 """Asks a running server for calls of tools, and validates every call against its tool's schema.
 
-    python benchmarks/tool_prompts.py URL [--prompts 200] [--at-once 8]
+    python benchmarks/tool_prompts.py URL [--prompts 200] [--first 0] [--at-once 8]
 
 Each prompt is one of TASKS about one of TOPICS; every second is streamed. By turns a call is required, one tool is
 named, several calls may come, or the model is free (`auto`) with tools that are strict. Prints what came of each way.
@@ -17,7 +17,7 @@ import httpx
 import jsonschema
 
 SECONDS = 120.0
-MAX_TOKENS = 256
+MAX_TOKENS = 160
 TOPICS = (
     "Rome", "the North Sea", "a leap year", "Ada Lovelace", "green tea", "the price of copper", "chess", "São Paulo",
     "a broken bicycle", "the moon", "an invoice of 1,250 €", "snow in May", "bread", "the number π", "a black cat",
@@ -128,8 +128,8 @@ def problem(way: str, calls: list[list[str]], reason: str) -> str | None:
     return None
 
 
-async def run(url: str, prompts: int, at_once: int) -> int:
-    """All prompts; how many answers were wrong."""
+async def run(url: str, numbers: range, at_once: int) -> int:
+    """The prompts of these numbers; how many answers were wrong."""
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     turn = asyncio.Semaphore(at_once)
 
@@ -144,7 +144,7 @@ async def run(url: str, prompts: int, at_once: int) -> int:
             print(f"prompt {number} ({way}): {wrong}: {calls!r}"[:300])
 
     async with httpx.AsyncClient(base_url=url, timeout=SECONDS) as client:
-        await asyncio.gather(*(one(client, number) for number in range(prompts)))
+        await asyncio.gather(*(one(client, number) for number in numbers))
     for way, count in counts.items():
         print(f"{way}: " + ", ".join(f"{count[name]} {name}" for name in ("prompts", "calls", "cut", "wrong")))
     return sum(count["wrong"] for count in counts.values())
@@ -154,9 +154,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("url")
     parser.add_argument("--prompts", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first prompt")
     parser.add_argument("--at-once", type=int, default=8)
     given = parser.parse_args()
-    return 1 if asyncio.run(run(given.url, given.prompts, given.at_once)) else 0
+    return 1 if asyncio.run(run(given.url, range(given.first, given.first + given.prompts), given.at_once)) else 0
 
 
 if __name__ == "__main__":

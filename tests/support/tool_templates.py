@@ -80,7 +80,7 @@ INVOKED = (  # MiniMax M2
 TOKEN_AND_LIST = (  # Granite 3
     "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
     "{{ '<|start_of_role|>' + m.role + '<|end_of_role|>' }}{% if m.tool_calls %}{{ '<|tool_call|>[' }}"
-    "{% for c in m.tool_calls %}{{ '{\"name\": \"' + c.function.name + '\", \"arguments\": ' }}"
+    '{% for c in m.tool_calls %}{{ \'{"name": "\' + c.function.name + \'", "arguments": \' }}'
     "{{ c.function.arguments | tojson + '}' }}{% if not loop.last %}, {% endif %}{% endfor %}]{% else %}"
     "{{ m.content }}{% endif %}{{ '<|end_of_text|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}<|start_of_role|>assistant<|end_of_role|>{% endif %}"
