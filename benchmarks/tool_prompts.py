@@ -29,6 +29,7 @@ TASKS = (
     "Remind me of {} tomorrow.", "Draw {}.", "Order what I need for {}.", "Rate {}.",
 )  # fmt: skip
 WORD = {"type": "string", "maxLength": 24}
+TIME = {"hour": {"type": "integer", "minimum": 0, "maximum": 23}, "day": WORD}
 SCHEMAS: dict[str, dict[str, Any]] = {
     "get_weather": {
         "properties": {"city": WORD, "unit": {"enum": ["celsius", "fahrenheit"]}, "days": {"type": "integer"}},
@@ -41,7 +42,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "book_table": {
         "properties": {
             "people": {"type": "integer", "minimum": 1, "maximum": 12},
-            "when": {"type": "object", "properties": {"hour": {"type": "integer"}, "day": WORD}, "required": ["hour"]},
+            "when": {"type": "object", "properties": TIME, "required": ["hour"], "additionalProperties": False},
             "outside": {"type": "boolean"},
         },
         "required": ["people", "when", "outside"],
@@ -143,7 +144,8 @@ async def run(url: str, numbers: range, at_once: int) -> int:
         if wrong is not None:
             print(f"prompt {number} ({way}): {wrong}: {calls!r}"[:300])
 
-    async with httpx.AsyncClient(base_url=url, timeout=SECONDS) as client:
+    fresh = httpx.Limits(max_keepalive_connections=0)  # none that the server has just closed
+    async with httpx.AsyncClient(base_url=url, timeout=SECONDS, limits=fresh) as client:
         await asyncio.gather(*(one(client, number) for number in numbers))
     for way, count in counts.items():
         print(f"{way}: " + ", ".join(f"{count[name]} {name}" for name in ("prompts", "calls", "cut", "wrong")))
