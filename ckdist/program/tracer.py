@@ -141,7 +141,7 @@ class Tracer(Emitter):
 
     def embed_positions(self, ids: Value, table: Weight | None, types: Weight | None, first: int) -> Value:
         """(tokens,) ids -> (tokens, hidden): the row of each token's position, which is `first` at the beginning, and
-        the first row of `types`; one of both may be absent.
+        of `types` the first row, or of tokens of a second text the second; one of both may be absent.
         """
         return self._emit("embed_positions", (ids,), (table, types), names=["positions"], first=first)
 
@@ -262,6 +262,10 @@ class Tracer(Emitter):
     def output_rows(self, x: Value) -> Value:
         """Says that these rows leave the program."""
         return self._emit("output_rows", (x,), names=["rows"])
+
+    def mean_rows(self, x: Value) -> Value:
+        """For each of the rows whose logits are wanted the mean of those of its sequence."""
+        return self._emit("mean_rows", (x,), names=["mean"])
 
     def route(
         self, logits: Sequence[Value], correction: Weight | None, routing: Routing, shared: bool

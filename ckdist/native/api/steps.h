@@ -21,6 +21,7 @@ enum ckdist_step_kind {
   ckdist_step_linear_heads,
   ckdist_step_attend_latent,
   ckdist_step_output_rows,
+  ckdist_step_mean_rows,
   ckdist_step_recv,
   ckdist_step_send,
   ckdist_step_lookup, /* training */
@@ -52,6 +53,8 @@ enum ckdist_step_kind {
   ckdist_step_latent_keys_grad,
   ckdist_step_latent_keys_weight_grad,
   ckdist_step_balance_loss,
+  ckdist_step_recv_rows,
+  ckdist_step_send_rows,
   ckdist_step_kinds
 };
 
@@ -75,7 +78,9 @@ enum ckdist_gate {
   ckdist_gate_gelu_tanh = 1,
   ckdist_gate_sigmoid = 2,
   ckdist_gate_clamped_swiglu = 3,
-  ckdist_gate_gelu = 4
+  ckdist_gate_gelu = 4,
+  ckdist_gate_tanh = 5,
+  ckdist_gate_relu = 6
 };
 enum ckdist_rope_table { ckdist_rope_none = -1, ckdist_rope_global = 0, ckdist_rope_local = 1 };
 enum ckdist_activation_format { ckdist_activation_f32, ckdist_activation_bf16, ckdist_activation_q8 };
@@ -104,13 +109,14 @@ struct ckdist_value {
   int64_t floats;   /* activations: columns of their own */
   int64_t room;     /* training: elements that a row has place for, zeros behind the width */
   int64_t stride;   /* training: bytes from row to row */
+  int64_t kept;     /* training: whether it lies in what is kept of a batch between two passes */
 };
 
-/* Which row of a table a token has. */
-enum ckdist_embed_by { ckdist_embed_by_id, ckdist_embed_by_position, ckdist_embed_by_nothing /* the first */ };
+/* Which row of a table a token has. type: the first, but the second where the token is of a second text */
+enum ckdist_embed_by { ckdist_embed_by_id, ckdist_embed_by_position, ckdist_embed_by_type };
 
 /* out = scale * rows of the table's shards; zeros for ids of another rank's part of the vocabulary. by: enum
-   ckdist_embed_by; added: the first row of this matrix is added to each; -1: none */
+   ckdist_embed_by; added: the row of this matrix that has the token's type is added; -1: none */
 struct ckdist_embed_step {
   struct ckdist_step step;
   int32_t out, by, added;
@@ -136,6 +142,15 @@ struct ckdist_norm_quantize_step {
 
 /* out = factor * norm(r) of the selected rows, both as of norm_quantize. */
 struct ckdist_output_rows_step {
+  struct ckdist_step step;
+  int32_t x, y;
+  int32_t post_norm, norm, norm_bias; /* vectors */
+  float post_eps, eps, post_factor, factor;
+  int32_t centred, out;
+};
+
+/* out = for each selected row the mean of its sequence's selected rows, which are as those of output_rows. */
+struct ckdist_mean_rows_step {
   struct ckdist_step step;
   int32_t x, y;
   int32_t post_norm, norm, norm_bias; /* vectors */
@@ -496,6 +511,19 @@ struct ckdist_latent_keys_weight_grad_step {
   struct ckdist_step step;
   int32_t x, dy, gradient, fresh;
   int64_t rank;
+};
+
+/* out = the rows that another stage sends. shared: the tensor-parallel ranks receive some each, and zeros in others'
+   places. */
+struct ckdist_recv_rows_step {
+  struct ckdist_step step;
+  int32_t out, peer, tag, shared; /* peer: a stage */
+};
+
+/* Sends another stage the rows of x; shared: this tensor-parallel rank's. */
+struct ckdist_send_rows_step {
+  struct ckdist_step step;
+  int32_t x, peer, tag, shared;
 };
 
 /* The load-balancing loss of all layers, and its gradient by their logits, times the coefficient and the targets. */
