@@ -17,9 +17,7 @@ from ckdist.program.program import Program, Value, Weight
 from ckdist.program.routing import Routing
 
 Spec = TypeVar("Spec")
-NOT_TRAINED = (
-    "models with linear attention, gated attention or attention sinks can be served, not trained: choose another model"
-)
+NOT_TRAINED = "models with linear attention or gated attention can be served, not trained: choose another model"
 
 
 @dataclass(frozen=True)
@@ -375,14 +373,12 @@ class TrainingTracer(Tracer):
         window: int,
         bidirectional: bool = False,
     ) -> Value:
-        """Causal attention within each of the batch's sequences. ConfigError for sinks, and for another one."""
+        """Causal attention within each of the batch's sequences. ConfigError for another one."""
         del layer  # there is no cache to choose
-        if sinks is not None:
-            raise ConfigError(NOT_TRAINED)
         if bidirectional:
             raise ConfigError("encoders can be served, not trained: choose another model")
-        names = ["o", "lse"]
-        return self.emit("attend_packed", (q, k, v), names=names, scale=scale, soft_cap=soft_cap, window=window)[0]
+        weights, attrs = () if sinks is None else (sinks,), {"scale": scale, "soft_cap": soft_cap, "window": window}
+        return self.emit("attend_packed", (q, k, v), weights, ["o", "lse"], **attrs)[0]
 
     def gated(self, gate: Value, up: Value, function: str) -> Value:
         """function(gate) * up. ConfigError for gates behind attention."""
@@ -415,14 +411,12 @@ class TrainingTracer(Tracer):
         biases: Sequence[Weight] = (),
     ) -> Value:
         """As of every tracer; the experts that all tokens take are linears, and those that are chosen keep what their
-        gradients read. ConfigError for biases.
+        gradients read.
         """
-        if biases:
-            raise ConfigError(NOT_TRAINED)
-        gate, up, down, *shared = weights
-        chosen_sum = self.emit(
-            "grouped_experts", (x, chosen, shares), (gate, up, down), ["moe", "gate", "up"], function=function
-        )[0]
+        own, shared = weights[:3], weights[3:]
+        operands, matrices, attrs = (x, chosen, shares), *self._of_experts(own, biases)
+        names = ["moe", "gate", "up", *(["low"] * len(attrs.get("adapted", ())))]
+        chosen_sum = self.emit("grouped_experts", operands, matrices, names, function=function, **attrs)[0]
         if not shared:
             return chosen_sum
         a, b = self.linear(x, *shared[:2], names=["gate", "up"])

@@ -30,7 +30,8 @@ def write_folder(
 ) -> None:
     """Every file is written beside its old version and then takes its place."""
     out.mkdir(parents=True, exist_ok=True)
-    config = {"architectures": [architecture_name(model.spec)], **model.config, "torch_dtype": save_dtype}
+    own = {name: value for name, value in model.config.items() if name != "quantization_config"}  # weights are floats
+    config = {"architectures": [architecture_name(model.spec)], **own, "torch_dtype": save_dtype}
     config |= {"vocab_size": model.spec.vocab_size, "tie_word_embeddings": model.spec.tie_embeddings}
     if "eos_token_id" not in config:
         ends = sorted(

@@ -32,5 +32,5 @@ def initial_matrix(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
     """A: uniform within 1 / sqrt(inputs), as PEFT; B: zeros, so that training starts from the base."""
     if ".lora_B." in name:
         return np.zeros(shape, np.float32)
-    bound = shape[1] ** -0.5
+    bound = shape[-1] ** -0.5
     return generator_of(name, seed).uniform(-bound, bound, shape).astype(np.float32)

@@ -159,8 +159,7 @@ def open_model(config: TrainConfig) -> TrainedModel:
     weights = tuple(w for w in trainable(program) if not lora or ".lora_" in w.name)
     if lora and not weights:
         raise ConfigError(
-            f"lora_target_modules ({', '.join(lora.targets)}) names no layer of {spec.family} that can have matrices; "
-            "experts cannot"
+            f"lora_target_modules ({', '.join(lora.targets)}) names no layer of {spec.family} that can have matrices"
         )
     shapes = {w.name: shape_of(w) for w in program.weights}
     std = float(values.get("initializer_range", INITIALIZER_RANGE))

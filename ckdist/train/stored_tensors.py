@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ckdist.models.blocks.moe import is_expert
 from ckdist.models.families.family import TensorNames
 from ckdist.models.registry import family
 from ckdist.models.spec import LatentAttention, ModelSpec
@@ -23,6 +24,10 @@ class StoredTensor(NamedTuple):
 def stored_tensors(spec: ModelSpec, weights: Mapping[str, np.ndarray]) -> Iterator[StoredTensor]:
     """All of `weights`, whole, by their names in the program."""
     names = family(spec.family).safetensors
+    if names.alternating:
+        by_turns = {name: values for name, values in weights.items() if is_expert(name)}
+        weights = {name: values for name, values in weights.items() if name not in by_turns}
+        yield from _by_turns(names, by_turns)
     stacks = {name: stack for name, stack in weights.items() if stack.ndim > 2}
     for name, stack in stacks.items():
         for index, matrix in enumerate(stack):
@@ -37,6 +42,20 @@ def stored_tensors(spec: ModelSpec, weights: Mapping[str, np.ndarray]) -> Iterat
             shape = (sum(array.shape[0] for array in arrays), *arrays[0].shape[1:])
             of_parts = list(zip(parts, arrays, strict=True))
             yield StoredTensor(stored, shape, lambda of_parts=of_parts: _rows(names, of_parts))
+
+
+def _by_turns(names: TensorNames, weights: Mapping[str, np.ndarray]) -> Iterator[StoredTensor]:
+    """Stacks and their biases, each in a tensor, with inputs as rows, gate's and up's rows by turns."""
+    for stored, parts in names.stored(weights).items():
+        stem, _, kind = stored.rpartition(".")
+        experts = len(weights[f"{parts[0].rpartition('.')[0]}.weight"])
+        arrays = [weights[part].reshape(experts, -1, *weights[part].shape[2:]) for part in parts]
+        rows = len(parts) * arrays[0].shape[1]
+        shape = (experts, *arrays[0].shape[2:], rows)
+        make = lambda arrays=arrays, shape=shape: np.ascontiguousarray(
+            np.stack(arrays, axis=2).reshape(shape[0], shape[-1], -1).swapaxes(1, 2).reshape(shape)
+        )
+        yield StoredTensor(stem if kind == "weight" else f"{stem}_bias", shape, make)
 
 
 def _rows(names: TensorNames, parts: list[tuple[str, np.ndarray]]) -> np.ndarray:

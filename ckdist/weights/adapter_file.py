@@ -70,11 +70,8 @@ class Lora:
         return self.alpha / self.rank
 
     def low_rank(self) -> LowRank:
-        """What is added to every linear layer of these last names, but to no expert's: their matrices have no
-        gradients.
-        """
-        has = lambda stem: stem.rpartition(".")[2] in self.targets and not is_of_mixture(stem)
-        return LowRank(lambda stem: self.rank if has(stem) else 0, self.scale)
+        """What is added to every linear layer of these last names, each expert's too."""
+        return LowRank(lambda stem: self.rank if stem.rpartition(".")[2] in self.targets else 0, self.scale)
 
 
 def load_adapter(folder: Path, spec: ModelSpec) -> tuple[Lora, Matrices]:

@@ -31,7 +31,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3", "phi4", "olmo2", "olmo3", "granite", "smollm3", "glm4", "deepseek_dense"]
-EXPERTS = ["mixtral", "qwen3moe", "deepseek_v3"]
+EXPERTS = ["mixtral", "qwen3moe", "deepseek_v3", "gptoss"]
 FAMILIES += EXPERTS
 BALANCED = {"mixtral": 0.02, "qwen3moe": 0.3}  # coefficient of the load-balancing loss
 FUSED = {"self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"), "mlp.gate_up_proj": ("gate_proj", "up_proj")}
@@ -94,7 +94,15 @@ def loss_sum(model, batches, index: int, routed: list | None = None) -> torch.Te
 
 def split(name: str, gradient: np.ndarray, config) -> dict[str, np.ndarray]:
     """A tensor that stacks several matrices as these, by their own names."""
-    name = name.replace("shared_experts", "shared_expert")
+    name = name.replace("shared_experts", "shared_expert").replace("mlp.router.", "mlp.gate.")
+    if config.model_type == "gpt_oss" and ".experts." in name:  # inputs are rows, gate and up stand by turns
+        stem, kind = name.removesuffix("_bias"), "bias" if name.endswith("_bias") else "weight"
+        parts = ("gate_up_proj", ("gate_proj", "up_proj")) if "gate_up" in name else ("down_proj", ("down_proj",))
+        found = {}
+        for at, part in enumerate(parts[1]):
+            own = gradient[..., at :: len(parts[1])]
+            found[f"{stem.replace(parts[0], part)}.{kind}"] = own.ravel() if kind == "bias" else _flat(own.swapaxes(1, 2))
+        return found
     if name.endswith("experts.gate_up_proj"):
         gate, up = np.split(gradient, 2, axis=1)
         stem = name.removesuffix("gate_up_proj")
@@ -159,8 +167,8 @@ def write_family(family: str, batches) -> None:
     loss.backward()
     golden = {"loss": loss.item(), **gradients(model)}
     parameters = dict(model.named_parameters())
-    decayed = [p for p in parameters.values() if p.ndim > 1]
-    others = [p for p in parameters.values() if p.ndim == 1]
+    decayed = [p for name, p in parameters.items() if p.ndim > 1 and not name.endswith("bias")]
+    others = [p for name, p in parameters.items() if p.ndim == 1 or name.endswith("bias")]
     decay = OPTIMIZER["weight_decay"]
     groups = [{"params": decayed, "weight_decay": decay}, {"params": others, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=OPTIMIZER["lr"], betas=tuple(OPTIMIZER["betas"]), eps=OPTIMIZER["eps"], foreach=False)

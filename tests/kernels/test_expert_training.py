@@ -24,7 +24,7 @@ from tests.support.specs import weights_of
 from tests.support.thread_ranks import run_threads
 from tests.support.training_executable import executable
 
-FAMILIES = ["mixtral", "qwen3moe", "deepseek_v3"]
+FAMILIES = ["mixtral", "qwen3moe", "deepseek_v3", "gptoss"]
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from ckdist.errors import ModelFileError
+from ckdist.models.registry import known_families
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.safetensors import read_folder, read_safetensors
+from ckdist.weights.unread import notes_on_unread
 from tests.support.checkpoints import CONFIG, write_model
 from tests.support.mutations import changes, mutated
 
@@ -267,3 +269,22 @@ def test_an_index_that_lies(tmp_path):
     index.unlink()
     with pytest.raises(ModelFileError, match=r"neither model.safetensors nor model.safetensors.index.json"):
         open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "family, layers, names",
+    [
+        ("deepseek_v3", 61, ["model.layers.61.eh_proj.weight", "model.layers.61.mlp.experts.255.up_proj.weight"]),
+        ("deepseek_v3", 61, ["blk.61.nextn.eh_proj.weight", "blk.61.ffn_up_exps.weight"]),
+        ("glm4moe", 46, ["model.layers.46.shared_head.norm.weight", "model.layers.46.embed_tokens.weight"]),
+        ("glm4moe", 46, ["blk.46.nextn.shared_head_norm.weight", "blk.46.attn_q.weight"]),
+        ("qwen3next", 48, ["mtp.fc.weight", "mtp.layers.0.mlp.experts.7.gate_proj.weight"]),
+    ],
+)
+def test_layers_that_predict_further_tokens_are_left_out(family, layers, names):
+    """As published, in either format: one line. A layer that the model does not say predicts is an error."""
+    (note,) = notes_on_unread(names, known_families()[family], layers, 1, "m")
+    assert note == f"tokens are predicted one at a time: 2 tensors, as {names[0]!r}, stay unused"
+    if not names[0].startswith("mtp."):
+        with pytest.raises(ModelFileError, match=f"in a {family} model of {layers} layers"):
+            notes_on_unread(names, known_families()[family], layers, 0, "m")

@@ -100,3 +100,31 @@ def test_experts_that_are_not_there(tmp_path, change, config, message):
     with pytest.raises(ModelFileError, match=message) as error:
         open_checkpoint(folder)
     assert "\n" not in str(error.value) and re.match(str(tmp_path), str(error.value))
+
+
+@pytest.mark.parametrize(
+    "family, fields, dropped, says",
+    [
+        ("qwen3moe", {"num_experts_per_tok": 10}, "", "config.json: a token takes 10 experts, but there are 9"),
+        ("qwen3moe", {"num_experts_per_tok": 0}, "", "num_experts_per_tok is 0; it must be a whole number from 1"),
+        ("qwen3moe", {"num_experts": 10}, "", "needs 10 matrices and has 9: number 9 is missing"),
+        ("qwen3moe", {"num_experts": 8}, "", "needs 8 matrices and has 9: number 8 is one too many"),
+        ("qwen3moe", {"num_experts": 10**9}, "", "num_experts is 1000000000; it must be a whole number from 1"),
+        ("qwen3moe", {}, ".experts.3.up_proj.", "needs 9 matrices and has 8: number 3 is missing"),
+        ("mixtral", {"intermediate_size": 44}, "", "has shape (4, 76, 64), but the model needs (4, 44, 64)"),
+        ("gptoss", {"num_local_experts": 6}, "", "has shape (5, 36, 64), but the model needs"),
+        ("deepseek_v3", {"n_group": 3}, "", "8 experts cannot be 3 equal groups of which 2 are chosen"),
+        ("deepseek_v3", {"topk_group": 99}, "", "8 experts cannot be 4 equal groups of which 99 are chosen"),
+        ("deepseek_v3", {"n_shared_experts": 3}, "", "has shape (16, 64), but the model needs (48, 64)"),
+    ],
+)
+def test_counts_that_lie(family, fields, dropped, says, tmp_path):
+    """Of experts, of those that a token takes, of groups and sizes: one line."""
+    config = json.loads((GOLDEN / family / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | fields))
+    tensors = load_file(GOLDEN / family / "model.safetensors")
+    kept = {name: array for name, array in tensors.items() if not dropped or dropped not in name}
+    save_file(kept, tmp_path / "model.safetensors")
+    with pytest.raises(ModelFileError, match=re.escape(says)) as error:
+        open_checkpoint(tmp_path)
+    assert "\n" not in str(error.value)

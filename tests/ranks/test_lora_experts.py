@@ -1,5 +1,6 @@
 """LoRA on a model with latent attention and experts: trained on a base in floats and a quantised one, and served."""
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -10,14 +11,17 @@ import pytest
 from ckdist import LLM, SamplingParams
 from ckdist.cli.export import export_gguf
 from ckdist.errors import ConfigError, ModelFileError
+from ckdist.layout import SINGLE
 from ckdist.mesh import Mesh
+from ckdist.models.decoder import loss
 from ckdist.program.pool import ThreadPool
+from ckdist.program.tracer import TrainingTracer, trace_loss
 from ckdist.train.batch import PackedBatch
 from ckdist.train.model import open_model
 from ckdist.train.ranks import TrainingRanks
 from ckdist.train.stored_tensors import stored_tensors
 from ckdist.train.trainer import native_executable, reference_executable, train
-from ckdist.weights.adapter_file import LATENT, MODULES, load_adapter
+from ckdist.weights.adapter_file import FEED_FORWARD, LATENT, MODULES, Lora, load_adapter, save_adapter
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.safetensors import read_folder
@@ -81,7 +85,7 @@ def test_what_is_native_is_what_is_defined(base, tmp_path, kind):
 
 
 def test_a_trained_adapter_is_served_as_a_merged_model(base, tmp_path):
-    """The same on any mesh; no expert has matrices."""
+    """The same on any mesh; of experts too, chosen ones and shared."""
     curves, adapters = [], []
     for tp in (1, 2):
         c, reports = adapting(base, tmp_path / f"tp{tp}", tensor_parallel_size=tp), []
@@ -92,7 +96,8 @@ def test_a_trained_adapter_is_served_as_a_merged_model(base, tmp_path):
     assert curves[0][-1] < curves[0][0]
     lora, tensors = load_adapter(adapters[0], open_checkpoint(base).spec)
     assert {*LATENT, "o_proj", "gate_proj"} <= set(lora.targets)
-    assert not [name for name in tensors if "expert" in name]
+    of_experts = {name.split(".", 4)[4].rpartition(".lora_A")[0] for name in tensors if "expert" in name}
+    assert of_experts >= {f"{of}.{part}" for of in ("experts", "shared_expert") for part in FEED_FORWARD}
     checkpoint = open_checkpoint(base)
     weights = {name: read_tensor(source) for name, source in checkpoint.tensors.items()}
     for name in [name for name in tensors if ".lora_A." in name]:
@@ -166,6 +171,36 @@ def test_some_experts_and_shared_ones_may_have_matrices(base, tmp_path, targets)
             np.testing.assert_allclose([p[0] for p in other.logprobs], [p[0] for p in one.logprobs], atol=2e-4)
         alone = [adapted.generate([prompt], greedy)[0] for prompt in prompts[:3]]
         assert [one.logprobs for one in alone] == [one.logprobs for one in together[:3]]
+
+
+@pytest.mark.parametrize("family", ["gptoss", "mixtral"])
+@pytest.mark.parametrize("targets", [FEED_FORWARD, ("up_proj", "q_proj"), ("down_proj",)])
+def test_what_is_saved_comes_back(family, targets, tmp_path):
+    """In the form that PEFT has for the family."""
+    rng, spec = np.random.default_rng(0), open_checkpoint(GOLDEN / family).spec
+    lora = Lora(3, 7.5, targets)
+    program = trace_loss(
+        loss, spec, SINGLE, Mesh({"dp": 1}), functools.partial(TrainingTracer, low_rank=lora.low_rank())
+    )
+    shapes = {w.name: tuple(d.elements for d in w.dims) for w in program.weights if ".lora_" in w.name}
+    saved = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    save_adapter(tmp_path, lora, "base", saved, spec)
+    stored = set(safetensors.load_file(tmp_path / "adapter_model.safetensors"))
+    experts = {name.split(".", 5)[5] for name in stored if "experts" in name}
+    written = json.loads((tmp_path / "adapter_config.json").read_text())
+    if family == "mixtral":
+        names = {"up_proj": "w3", "gate_proj": "w1", "down_proj": "w2", "q_proj": "q_proj"}
+        assert written["target_modules"] == sorted(names[target] for target in targets)
+        assert f"block_sparse_moe.experts.3.{names[targets[0]]}.lora_A.weight" in experts
+    else:
+        inner = "mlp.experts.base_layer" if targets == FEED_FORWARD else "mlp.experts"
+        assert f"{inner}.lora_A.weight" in experts
+        assert ("down_proj" in targets) == ("mlp.experts.down_proj" in written["target_parameters"])
+    found, tensors = load_adapter(tmp_path, spec)
+    delta = lambda of, stem, scale: scale * of[f"{stem}.lora_B.weight"] @ of[f"{stem}.lora_A.weight"]
+    for stem in {name.rpartition(".lora_")[0] for name in saved}:
+        expected = delta(saved, stem, lora.scale)
+        np.testing.assert_allclose(delta(tensors, stem, found.scale), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_damaged_adapters_on_experts(tmp_path):

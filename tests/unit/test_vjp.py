@@ -26,6 +26,7 @@ HEADS, KV_HEADS, HIDDEN, FFN, VOCAB = (
     Dim("vocab", 11),
 )
 IDS, TARGETS = Value("ids", (TOKENS,), "i32"), Value("targets", (TOKENS,), "i32")
+EXPERTS = Dim("experts", 4)
 CHOSEN = Value("chosen", (TOKENS, Dim("used", 2)), "i32")
 INTEGERS = {
     "ids": np.array([3, 0, 10, 3, 3, 7, 1, 0, 9]),
@@ -85,6 +86,12 @@ CASES = {
         (),
         {"scale": 0.7, "soft_cap": 0.8, "window": 2},
     ),
+    "attend_packed with sinks": (
+        "attend_packed",
+        values(HEADS, KV_HEADS, KV_HEADS),
+        (weight("sinks", Dim("heads", 6)),),
+        {"scale": 0.7, "soft_cap": 0.0, "window": 2},
+    ),
     "latent_keys": (
         "latent_keys",
         values(Dim("latent", 1, 7)),
@@ -110,6 +117,19 @@ CASES = {
         ),
         {"function": "silu"},
     ),
+    "grouped_experts with biases and LoRA": (
+        "grouped_experts",
+        (*values(HIDDEN), CHOSEN, Value("shares", (TOKENS, Dim("shares", 2)))),
+        (
+            *(weight(name, EXPERTS, FFN, HIDDEN) for name in ("gate", "up")),
+            weight("down", EXPERTS, HIDDEN, FFN),
+            *(weight(f"{name}_bias", Dim("experts", 4, size)) for name, size in (("gate", 7), ("up", 7), ("down", 5))),
+            *(weight("gate_a", EXPERTS, RANK, HIDDEN), weight("gate_b", EXPERTS, FFN, RANK)),
+            *(weight("up_a", EXPERTS, RANK, HIDDEN), weight("up_b", EXPERTS, FFN, RANK)),
+            *(weight("down_a", EXPERTS, RANK, FFN), weight("down_b", EXPERTS, HIDDEN, RANK)),
+        ),
+        {"function": "clamped_swiglu", "biased": True, "adapted": (0, 1, 2), "scale": 1.5},
+    ),
     "balance_loss": (
         "balance_loss",
         (TARGETS, Value("x.0", (TOKENS, Dim("experts", 4))), CHOSEN, Value("x.1", (TOKENS, Dim("experts", 4))), CHOSEN),
@@ -118,6 +138,7 @@ CASES = {
     ),
     "switched": ("switched", values(HIDDEN, Dim("switch", 1)), (), {}),
     "gated silu": ("gated", values(FFN, FFN), (), {"function": "silu"}),
+    "gated and clamped": ("gated", values(FFN, FFN), (), {"function": "clamped_swiglu"}),
     "gated gelu": ("gated", values(FFN, FFN), (), {"function": "gelu_tanh"}),
     "add": ("add", values(FFN, FFN), (), {}),
     "select_rows": ("select_rows", values(HIDDEN), (), {"dim": OUTPUTS}),
@@ -199,6 +220,8 @@ def test_every_op_of_training_is_checked():
     assert {name for name, op in OPS.items() if op.vjp} == {case[0] for case in CASES.values()} | {
         "all_reduce",
         "all_gather",
+        "recv",
+        "send",
     }
     assert len(OPS) <= 62
 

@@ -383,15 +383,17 @@ struct ckdist_rope_step {
   int32_t x, out, table, back, width, first;
 };
 
-/* Within packed sequences; also the log of the sum of exp(score), (tokens, heads). */
+/* Within packed sequences; also the log of the sum of exp(score), (tokens, heads). sinks: a parameter, a score of each
+   head that has no value. */
 struct ckdist_attend_packed_step {
   struct ckdist_step step;
-  int32_t q, k, v, out, log_sum_exp, window;
+  int32_t q, k, v, sinks, out, log_sum_exp, window;
   float scale, soft_cap;
 };
 struct ckdist_attend_grad_step {
   struct ckdist_step step;
   int32_t q, k, v, out, log_sum_exp, d_out, dq, dk, dv, window;
+  int32_t sinks, sinks_gradient; /* where sinks are trained */
   float scale, soft_cap;
 };
 
@@ -446,20 +448,41 @@ struct ckdist_route_grad_step {
   struct ckdist_routing routing;
 };
 
-/* out = the sum of what its experts make of each token, times their shares. The weights are stacks of so many experts;
-   gate, up and joined have `used` rows of each token, an expert's behind those of the one before it. */
+/* Stacks A and B of LoRA on gate, up or down, parameters, or -1; low: the scale times what A makes of each row. */
+struct ckdist_expert_low {
+  int32_t a, b, low;
+};
+/* The same with their gradients: of what A makes before its scale, and of the parameters; shared, of down alone: low
+   times the row's share. */
+struct ckdist_expert_low_grad {
+  int32_t a, b, low, d_low, shared, a_gradient, b_gradient;
+};
+
+/* out = the sum of what its experts make of each token, times their shares. The weights are stacks of so many experts,
+   the biases theirs or -1, of which this rank's columns begin with bias_column; gate, up and joined have `used` rows of
+   each token, an expert's behind those of the one before it. */
 struct ckdist_grouped_experts_step {
   struct ckdist_step step;
   int32_t x, chosen, shares, out, gate, up, joined;
   int32_t gate_weight, up_weight, down_weight, experts;
+  int32_t gate_bias, up_bias, down_bias;
+  int64_t bias_column;
+  struct ckdist_expert_low low[3];
+  float scale;
   int32_t function; /* enum ckdist_gate */
 };
 struct ckdist_grouped_experts_grad_step {
   struct ckdist_step step;
   int32_t x, chosen, shares, gate, up, dy, dx, d_shares, d_gate, d_up, joined;
   int32_t gate_weight, up_weight, down_weight, experts;
+  int32_t gate_bias, up_bias, down_bias;
+  int64_t bias_column;
+  struct ckdist_expert_low_grad low[3];
+  float scale;
   int32_t function; /* enum ckdist_gate */
-  int32_t gate_gradient, up_gradient, down_gradient, fresh;
+  int32_t gate_gradient, up_gradient, down_gradient;
+  int32_t gate_bias_gradient, up_bias_gradient, down_bias_gradient;
+  int32_t fresh; /* all of them */
 };
 
 /* out = x times the sigmoid of `by`, one number of each token */

@@ -19,13 +19,14 @@ from ckdist.program.ops.op import (
     lower,
     op,
     same,
+    summed_over,
     unchanged_whole,
     vjp,
     whole,
 )
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
-from ckdist.program.step import ABSENT, ValueIndex
+from ckdist.program.step import ABSENT, GradientIndex, ParameterIndex, ValueIndex
 
 ROPE_TABLES = native.numbers("ckdist_rope_table", "ckdist_rope_")
 NO_ROPE = ROPE_TABLES.pop("none")
@@ -224,7 +225,7 @@ def infer_attend_packed(inputs: Values, weights: Weights, attrs: Attrs) -> Infer
 @op("attend_packed", infer_attend_packed)
 def attend_packed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Causal grouped-query attention within each of the packed sequences; also the log of the sum of exp(score),
-    (tokens, heads).
+    (tokens, heads), in which sinks count.
     """
     heads = Heads(context, attrs)
     q, k, v = (heads.split(inputs, i) for i in range(3))
@@ -234,6 +235,8 @@ def attend_packed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
             scores = heads.scores(q[s, h], k[s, kv])
             largest = scores.max(axis=-1, keepdims=True)
             log_sum = largest + np.log(np.exp(scores - largest).sum(axis=-1, keepdims=True))
+            for sinks in weights:
+                log_sum = np.logaddexp(log_sum, sinks[h], dtype=scores.dtype)
             out[s, h] = np.exp(scores - log_sum) @ v[s, kv]
             log_sum_exp[s, h] = log_sum[:, 0]
     return [out.reshape(len(out), -1), log_sum_exp]
@@ -246,7 +249,9 @@ def lower_attend_packed(lowering: "TrainingLowering", instr: Instr) -> None:
         raise LayoutError(f"training needs as many query heads for each kv_head of a rank, and at least one: {instr}")
     q, k, v = map(lowering.operand, instr.inputs)
     out, log_sum_exp = map(lowering.output, instr.outputs)
-    lowering.emit("attend_packed", q=q, k=k, v=v, out=out, log_sum_exp=log_sum_exp, **_scores(instr))
+    sinks = lowering.parameter(instr.weights[0] if instr.weights else None)
+    fields = {"q": q, "k": k, "v": v, "sinks": sinks, "out": out, "log_sum_exp": log_sum_exp}
+    lowering.emit("attend_packed", **fields, **_scores(instr))
 
 
 def _scores(instr: Instr) -> dict[str, Any]:
@@ -256,17 +261,20 @@ def _scores(instr: Instr) -> dict[str, Any]:
 
 @vjp("attend_packed")
 def attend_packed_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
-    """One instruction for all three gradients. LayoutError for one through the log-sum-exp."""
+    """One instruction for all gradients, that of sinks too. LayoutError for one through the log-sum-exp."""
     if grads[0] is None or grads[1] is not None:
         raise LayoutError(
             f"attend_packed has no gradient through its log-sum-exp %{instr.outputs[1].name}; only through its result"
         )
     operands = (*instr.inputs, *instr.outputs, grads[0])
-    return list(g.emit("attend_grad", operands, names=["d_q", "d_k", "d_v"], **instr.attrs))
+    sinks = instr.weights if any(wanted[3:]) else ()  # frozen ones are in the log-sum-exp
+    names = ["d_q", "d_k", "d_v", *(f"d_{w.name}" for w in sinks if w)]
+    found = g.emit("attend_grad", operands, sinks, names, **instr.attrs)
+    return [*found, *([None] * (len(wanted) - len(found)))]
 
 
 def infer_attend_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As q, k and v; LayoutError where ranks share a kv-head."""
+    """As q, k and v, and as sinks, partial over tokens; LayoutError where ranks share a kv-head."""
     q, k, v, o, _, do = inputs
     infer_attend(inputs, weights, attrs)
     same("attend_grad", o, do)
@@ -277,12 +285,12 @@ def infer_attend_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
             f"and a shared head's gradient is on neither; "
             f"give {heads.axis} at most {kv_heads.size} ranks"
         )
-    return [(q.dims, None), (k.dims, None), (v.dims, None)]
+    return [(q.dims, None), (k.dims, None), (v.dims, None), *((w.dims, summed_over(q.dims[0])) for w in weights)]
 
 
 @op("attend_grad", infer_attend_grad)
 def attend_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """From p = exp(score - log_sum_exp): dv = p.T @ do, ds = p * (do @ v.T - rowsum(do * o)).
+    """From p = exp(score - log_sum_exp): dv = p.T @ do, ds = p * (do @ v.T - rowsum(do * o)). A sink's dp is 0.
 
     Dao et al. 2022, arXiv:2205.14135.
     """
@@ -301,7 +309,8 @@ def attend_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
             ds = ds * np.float32(attrs["scale"])
             dq[s, h] = ds @ k[s, kv]
             dk[s, kv] += ds.T @ q[s, h]
-    return [dq.reshape(inputs[0].shape), dk.reshape(inputs[1].shape), dv.reshape(inputs[2].shape)]
+    d_sinks = [-(np.exp(sinks - log_sum_exp) * (do * o).sum(axis=-1)).sum(axis=0) for sinks in weights]
+    return [dq.reshape(inputs[0].shape), dk.reshape(inputs[1].shape), dv.reshape(inputs[2].shape), *d_sinks]
 
 
 @lower("attend_grad", "training")
@@ -311,5 +320,9 @@ def lower_attend_grad(lowering: "TrainingLowering", instr: Instr) -> None:
     inputs = {
         name: lowering.operand(value) for name, value in (("q", q), ("k", k), ("v", v), ("out", o), ("d_out", d_o))
     }
-    dq, dk, dv = map(lowering.output, instr.outputs)
-    lowering.emit("attend_grad", **inputs, log_sum_exp=lowering.value(lse), dq=dq, dk=dk, dv=dv, **_scores(instr))
+    dq, dk, dv = map(lowering.output, instr.outputs[:3])
+    sinks, gradient = ParameterIndex(ABSENT), GradientIndex(ABSENT)
+    if instr.weights:
+        sinks, gradient = lowering.parameter(instr.weights[0]), lowering.gradient(instr.outputs[3])
+    fields = {"log_sum_exp": lowering.value(lse), "dq": dq, "dk": dk, "dv": dv}
+    lowering.emit("attend_grad", **inputs, **fields, sinks=sinks, sinks_gradient=gradient, **_scores(instr))

@@ -131,11 +131,17 @@ def infer_gated_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
 
 @op("gated_grad", infer_gated_grad)
 def gated_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """d_gate = dy * up * f'(gate), d_up = dy * f(gate)."""
+    """d_gate = dy * up * f'(gate), d_up = dy * f(gate); of clamped_swiglu by its own form."""
     gate, up, dy = inputs
     if attrs["function"] == "silu":
         sigmoid = 1 / (1 + np.exp(-gate))
         return [dy * up * sigmoid * (1 + gate * (1 - sigmoid)), dy * gate * sigmoid]
+    if attrs["function"] == "clamped_swiglu":  # no gradient flows where an operand is clamped
+        limit, alpha = np.float32(SWIGLU_LIMIT), np.float32(SWIGLU_ALPHA)
+        g, u = np.minimum(gate, limit), np.clip(up, -limit, limit)
+        sigmoid = 1 / (1 + np.exp(-alpha * g))
+        slope = sigmoid * (1 + alpha * g * (1 - sigmoid))
+        return [dy * (u + 1) * slope * (gate <= limit), dy * g * sigmoid * (np.abs(up) <= limit)]
     scale, cubic = np.float32(GELU_SCALE), np.float32(GELU_CUBIC)
     tanh = np.tanh(scale * (gate + cubic * gate**3))
     slope = 0.5 * (1 + tanh) + 0.5 * gate * (1 - tanh**2) * scale * (1 + 3 * cubic * gate**2)

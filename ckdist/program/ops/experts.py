@@ -16,13 +16,13 @@ from ckdist.program.ops.low_rank import padded
 from ckdist.program.ops.op import Arrays, Attrs, Inferred, Values, Weights, lower, op, summed_over, unsharded, whole
 from ckdist.program.program import Instr, Value, Weight
 from ckdist.program.rank_context import RankContext
-from ckdist.program.step import ABSENT, NO_SPAN, ValueIndex, VectorIndex
+from ckdist.program.step import ABSENT, NO_SPAN, GradientIndex, ValueIndex, VectorIndex
 
 if TYPE_CHECKING:  # which import the ops
     from ckdist.program.fusion import Group
     from ckdist.program.lower import Lowering
 
-Part = TypeVar("Part", Weight, np.ndarray)  # of an instruction's weights, or its arrays
+Part = TypeVar("Part", Weight, np.ndarray, GradientIndex)  # of an instruction's weights, or what there is of each
 
 DOWN = 2  # of an expert's matrices
 SCORES = native.numbers("ckdist_scores", "ckdist_scores_")

@@ -3,6 +3,7 @@ experts that all tokens take times a switch. The choice itself has no gradient: 
 its experts, and through what they compute.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.ops.elementwise import GATES, gated, gated_grad
-from ckdist.program.ops.experts import infer_experts, routing, scores_of
+from ckdist.program.ops.experts import DOWN, infer_experts, routing, scores_of, split_weights
 from ckdist.program.ops.op import (
     Arrays,
     Attrs,
@@ -24,9 +25,9 @@ from ckdist.program.ops.op import (
     vjp,
     whole,
 )
-from ckdist.program.program import Instr, Value
+from ckdist.program.program import Instr, Value, Weight
 from ckdist.program.rank_context import RankContext
-from ckdist.program.step import ABSENT, GradientIndex
+from ckdist.program.step import ABSENT, GradientIndex, ValueIndex
 
 if TYPE_CHECKING:  # which import the ops
     from ckdist.program.emitter import Emitter
@@ -88,7 +89,8 @@ def lower_route_grad(lowering: "TrainingLowering", instr: Instr) -> None:
 
 
 def infer_grouped_experts(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As `experts`, and what gate and up make of every row of every expert: `used` rows of each token.
+    """As `experts`, and what gate, up and matrices A of LoRA make of every row of every expert: `used` rows of each
+    token.
 
     LayoutError where whole experts are sharded.
     """
@@ -97,28 +99,68 @@ def infer_grouped_experts(inputs: Values, weights: Weights, attrs: Attrs) -> Inf
     experts, ffn, _ = weights[0].dims
     if experts.axis:
         raise LayoutError(f"grouped_experts needs all experts, but {weights[0]} has them sharded over {experts.axis}")
-    kept = (replace(x.dims[0], width=chosen.dims[-1].elements), ffn)
-    return [output, (kept, None), (kept, None)]
+    rows = replace(x.dims[0], width=chosen.dims[-1].elements)
+    ranks = [a.dims[1] for a, _ in split_weights(weights, attrs).low.values()]
+    return [output, *(((rows, dim), None) for dim in (ffn, ffn, *ranks))]
 
 
 @op("grouped_experts", infer_grouped_experts)
 def grouped_experts(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """As `experts`; also what gate and up make of the rows, those of an expert behind those of the one before it,
-    (tokens * used, ffn).
+    (tokens * used, ffn), and what each A makes of them times the scale, (tokens * used, rank).
     """
     x, chosen, shares = inputs
-    out, gates, ups = np.zeros_like(x), [], []
-    for (rows, slots), gate, up, down in zip(rows_of(chosen, len(weights[0])), *weights, strict=True):
-        a, b = x[rows] @ gate.T, x[rows] @ up.T
-        out[rows] += shares[rows, slots, None] * (gated(context, [a, b], [], attrs)[0] @ down.T)
-        gates.append(a)
-        ups.append(b)
-    return [out, np.concatenate(gates), np.concatenate(ups)]
+    out, made = np.zeros_like(x), _Experts(context, weights, attrs)
+    kept: list[Arrays] = []
+    for e, (rows, slots) in enumerate(rows_of(chosen, len(weights[0]))):
+        low: dict[int, np.ndarray] = {}
+        a, b = (made.product(e, at, x[rows], low) for at in range(DOWN))
+        joined = gated(context, [a, b], [], attrs)[0]
+        out[rows] += shares[rows, slots, None] * made.product(e, DOWN, joined, low)
+        kept.append([a, b, *low.values()])
+    return [out, *(np.concatenate(parts) for parts in zip(*kept, strict=True))]
 
 
 def rows_of(chosen: np.ndarray, experts: int) -> list[tuple[np.ndarray, ...]]:
     """Of each expert the tokens that chose it, and as which of their choices."""
     return [np.nonzero(chosen == e) for e in range(experts)]
+
+
+class _Experts:
+    """The weights of a rank's slices of experts, and their products."""
+
+    def __init__(self, context: RankContext, weights: Arrays, attrs: Attrs):
+        split, ffn = split_weights(weights, attrs), attrs["weights"][0].dims[1]
+        self.matrices, self.low, self.scale = split.matrices, split.low, np.float32(attrs.get("scale", 1.0))
+        self.begin, self.end = context.share(ffn)
+        self.adds_bias, count = context.adds_bias(ffn), len(self.matrices[0])
+        self.biases = [bias.reshape(count, -1) for bias in split.biases]
+
+    def bias(self, e: int, at: int) -> np.ndarray | np.float32:
+        """This rank's part of a bias: of down all on the rank that adds it."""
+        if not self.biases:
+            return np.float32(0)
+        return (
+            self.biases[at][e] * np.float32(self.adds_bias) if at == DOWN else self.biases[at][e][self.begin : self.end]
+        )
+
+    def product(self, e: int, at: int, x: np.ndarray, low: dict[int, np.ndarray]) -> np.ndarray:
+        """Matrix `at` of expert e times rows; `low` gets what its A makes of them."""
+        y = x @ self.matrices[at][e].T + self.bias(e, at)
+        if at not in self.low:
+            return y
+        a, b = self.low[at]
+        low[at] = self.scale * (x @ a[e].T)
+        return y + low[at] @ b[e].T
+
+    def back(self, e: int, at: int, dy: np.ndarray, d_low: dict[int, np.ndarray]) -> np.ndarray:
+        """The gradient of the rows by that of their product; `d_low` gets that of what A makes."""
+        dx = dy @ self.matrices[at][e]
+        if at not in self.low:
+            return dx
+        a, b = self.low[at]
+        d_low[at] = self.scale * (dy @ b[e])
+        return dx + d_low[at] @ a[e]
 
 
 @vjp("grouped_experts")
@@ -133,99 +175,125 @@ def grouped_experts_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: li
     of_weights = tuple(wanted[3:])
     names = [f"d_{w.name}" for w, is_wanted in zip(instr.weights, of_weights, strict=True) if w and is_wanted]
     operands = (*instr.inputs, *instr.outputs[1:], grads[0])
-    found = iter(
-        g.emit(
-            "grouped_experts_grad",
-            operands,
-            instr.weights,
-            ["d_experts", "d_shares", *names],
-            function=instr.attrs["function"],
-            wanted=of_weights,
-        )
-    )
+    names = ["d_experts", "d_shares", *names]
+    found = iter(g.emit("grouped_experts_grad", operands, instr.weights, names, wanted=of_weights, **instr.attrs))
     dx, d_shares = next(found), next(found)
     return [dx, None, d_shares, *(next(found) if is_wanted else None for is_wanted in of_weights)]
 
 
 def infer_grouped_experts_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As x and the shares, partial where the experts' size is sharded; as the weights, partial over tokens."""
+    """As x and the shares, partial where the experts' size is sharded; as the weights, partial over tokens, and where
+    a rank has all of one and gives it what comes of its own slice, over the slices as well.
+    """
     x, _, shares, *_ = inputs
     whole("grouped_experts_grad", *inputs)
+    ffn, split = weights[0].dims[1], split_weights(weights, attrs)
     partial = summed_over(*weights[0].dims[:-1])
+    of_slices = {*split.biases[:DOWN], *(pair[at == DOWN] for at, pair in split.low.items())}
     found: Inferred = [(x.dims, partial), (shares.dims, partial)]
-    over_tokens = summed_over(x.dims[0])
-    return found + [(w.dims, over_tokens) for w, wanted in zip(weights, attrs["wanted"], strict=True) if wanted]
+    axes = {w: summed_over(x.dims[0], *([ffn] if w in of_slices else [])) for w in weights}
+    return found + [(w.dims, axes[w]) for w, wanted in zip(weights, attrs["wanted"], strict=True) if wanted]
 
 
 @op("grouped_experts_grad", infer_grouped_experts_grad)
 def grouped_experts_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """Each expert's gradients from the rows that took it."""
-    x, chosen, shares, a_all, b_all, dy = inputs
-    dx, d_shares, of_weights = np.zeros_like(x), np.zeros_like(shares), [np.zeros_like(w) for w in weights]
-    at = 0
+    (x, chosen, shares, *kept), dy = inputs[:-1], inputs[-1]
+    made, dx, d_shares = _Experts(context, weights, attrs), np.zeros_like(x), np.zeros_like(shares)
+    split = split_weights([np.zeros_like(w) for w in weights], attrs)
+    at, own = 0, slice(made.begin, made.end)
     for e, (rows, slots) in enumerate(rows_of(chosen, len(weights[0]))):
-        a, b = a_all[at : at + len(rows)], b_all[at : at + len(rows)]
+        (a, b), lows = (k[at : at + len(rows)] for k in kept[:DOWN]), [k[at : at + len(rows)] for k in kept[DOWN:]]
         at += len(rows)
-        gate, up, down = (w[e] for w in weights)
-        share = shares[rows, slots, None]
-        joined, d_joined = gated(context, [a, b], [], attrs)[0], dy[rows] @ down  # before the share
-        d_shares[rows, slots] = (joined * d_joined).sum(axis=-1)
-        da, db = gated_grad(context, [a, b, share * d_joined], [], attrs)
-        dx[rows] += da @ gate + db @ up
-        pairs = ((da, x[rows]), (db, x[rows]), (dy[rows], share * joined))
-        for of_weight, (d, by) in zip(of_weights, pairs, strict=True):
-            of_weight[e] = d.T @ by
+        share, d_low = shares[rows, slots, None], dict[int, np.ndarray]()
+        joined, d_joined = gated(context, [a, b], [], attrs)[0], made.back(e, DOWN, dy[rows], d_low)  # before the share
+        of_share = (joined * d_joined).sum(axis=-1)
+        d_shares[rows, slots] = of_share + (dy[rows] * made.bias(e, DOWN)).sum(axis=-1)
+        d_gate, d_up = gated_grad(context, [a, b, share * d_joined], [], attrs)
+        dx[rows] += made.back(e, 0, d_gate, d_low) + made.back(e, 1, d_up, d_low)
+        d_outs, ins = (d_gate, d_up, share * dy[rows]), (x[rows], x[rows], joined)
+        for number, (d, by) in enumerate(zip(d_outs, ins, strict=True)):
+            split.matrices[number][e] = d.T @ by
+        for number, low in zip(split.low, lows, strict=True):
+            of_a, of_b = split.low[number]
+            scaled = share * d_low[number] if number == DOWN else d_low[number]
+            of_a[e], of_b[e] = scaled.T @ ins[number], d_outs[number].T @ low
+        for number, bias in enumerate(split.biases):
+            part = bias.reshape(len(weights[0]), -1)[e]
+            part[own if number < DOWN else slice(None)] = d_outs[number].sum(axis=0)
+    of_weights = [*split.matrices, *split.biases, *(w for pair in split.low.values() for w in pair)]
     return [dx, d_shares, *(d for d, wanted in zip(of_weights, attrs["wanted"], strict=True) if wanted)]
 
 
-def _experts(lowering: "TrainingLowering", instr: Instr) -> dict[str, Any]:
-    """What a step of experts and that of their gradients have in common."""
+def _experts(lowering: "TrainingLowering", instr: Instr, kept: Sequence[Value]) -> dict[str, Any]:
+    """What a step of experts and that of their gradients have in common. `kept`: what gate, up and each A make."""
     x, chosen, shares = instr.inputs[:3]
-    count, gate = instr.weight(0).dims[0].count, GATES[instr.attrs["function"]]
-    weights = {f"{name}_weight": lowering.parameter(instr.weight(at)) for at, name in enumerate(STACKS)}
-    values = {"x": lowering.operand(x), "chosen": lowering.value(chosen), "shares": lowering.value(shares)}
-    return {**values, **weights, "experts": count, "function": gate}
+    split = split_weights([instr.weight(index) for index in range(len(instr.weights))], instr.attrs)
+    gate, ffn = split.matrices[0], split.matrices[0].dims[1]
+    biases: list[Weight | None] = list(split.biases) or [None] * len(STACKS)
+    if ffn.axis is not None and lowering.mesh.index(ffn.axis):
+        biases[DOWN] = None  # the first rank adds it
+    lows = dict(zip(split.low, map(lowering.value, kept[DOWN:]), strict=True))
+    low = [
+        {
+            "a": lowering.parameter(split.low[at][0] if at in lows else None),
+            "b": lowering.parameter(split.low[at][1] if at in lows else None),
+            "low": lows.get(at, ValueIndex(ABSENT)),
+        }
+        for at in range(len(STACKS))
+    ]
+    return {
+        "x": lowering.operand(x),
+        "chosen": lowering.value(chosen),
+        "shares": lowering.value(shares),
+        "experts": gate.dims[0].count,
+        "function": GATES[instr.attrs["function"]],
+        "gate": lowering.value(kept[0]),
+        "up": lowering.value(kept[1]),
+        "low": low,
+        "scale": instr.attrs.get("scale", 1.0),
+        "bias_column": ffn.span(lowering.mesh)[0],
+        **{f"{name}_weight": lowering.parameter(w) for name, w in zip(STACKS, split.matrices, strict=False)},
+        **{f"{name}_bias": lowering.parameter(w) for name, w in zip(STACKS, biases, strict=True)},
+    }
 
 
 @lower("grouped_experts", "training")
 def lower_grouped_experts(lowering: "TrainingLowering", instr: Instr) -> None:
     """One step."""
-    fields = _experts(lowering, instr)
-    out, gate, up = map(lowering.output, instr.outputs)
-    lowering.emit(
-        "grouped_experts",
-        **fields,
-        out=out,
-        gate=gate,
-        up=up,
-        joined=lowering.like(gate, lowering.placed[gate].operand),
-    )
+    out, gate, *_ = map(lowering.output, instr.outputs)
+    fields = _experts(lowering, instr, instr.outputs[1:])
+    joined = lowering.like(gate, lowering.placed[gate].operand)
+    lowering.emit("grouped_experts", **fields, out=out, joined=joined)
 
 
 @lower("grouped_experts_grad", "training")
 def lower_grouped_experts_grad(lowering: "TrainingLowering", instr: Instr) -> None:
     """One step, which adds the gradients of the weights to their places."""
-    fields = _experts(lowering, instr)
-    gate, up = map(lowering.value, instr.inputs[3:5])
-    dy, (dx, d_shares, *d_weights) = lowering.operand(instr.inputs[5]), instr.outputs
+    fields, gate = _experts(lowering, instr, instr.inputs[3:-1]), lowering.value(instr.inputs[3])
+    dy, (dx, d_shares, *d_weights) = lowering.operand(instr.inputs[-1]), instr.outputs
     found = iter(d_weights)
     gradients = [next(found) if wanted else None for wanted in instr.attrs["wanted"]]
     fresh = [lowering.is_fresh(of) for of in d_weights]  # a stack is in one instruction
+    place = lambda of: GradientIndex(ABSENT) if of is None else lowering.gradient(of)
+    split = split_weights([place(of) for of in gradients], instr.attrs)
+    absent = GradientIndex(ABSENT)
+    like = lambda index: index if index == ABSENT else lowering.like(index, lowering.placed[index].operand)
+    for at, low in enumerate(fields["low"]):
+        of_a, of_b = split.low.get(at, (absent, absent))
+        low |= {"a_gradient": of_a, "b_gradient": of_b, "d_low": like(low["low"]), "shared": ValueIndex(ABSENT)}
+    fields["low"][DOWN]["shared"] = like(fields["low"][DOWN]["low"])
     lowering.emit(
         "grouped_experts_grad",
         **fields,
-        gate=gate,
-        up=up,
         dy=dy,
         dx=lowering.output(dx),
         d_shares=lowering.output(d_shares),
-        d_gate=lowering.like(gate, lowering.placed[gate].operand),
-        d_up=lowering.like(gate, lowering.placed[gate].operand),
-        joined=lowering.like(gate, lowering.placed[gate].operand),
-        **{
-            f"{name}_gradient": GradientIndex(ABSENT) if of is None else lowering.gradient(of)
-            for name, of in zip(STACKS, gradients, strict=True)
-        },
+        d_gate=like(gate),
+        d_up=like(gate),
+        joined=like(gate),
+        **{f"{name}_gradient": of for name, of in zip(STACKS, split.matrices, strict=True)},
+        **{f"{name}_bias_gradient": of for name, of in zip(STACKS, split.biases or [absent] * 3, strict=True)},
         fresh=all(fresh),
     )
 

@@ -38,6 +38,10 @@ void gated(GateFunction function, Row gate, Row up, int64_t n, Row out) {
     each(n, [&](int64_t i, int lanes) {
       store_row(out, i, lanes, silu(load_row(gate, i, lanes)) * load_row(up, i, lanes));
     });
+  else if (function == GateFunction::clamped_swiglu)
+    each(n, [&](int64_t i, int lanes) {
+      store_row(out, i, lanes, clamped_swiglu(load_row(gate, i, lanes), load_row(up, i, lanes)));
+    });
   else
     each(n, [&](int64_t i, int lanes) {
       store_row(out, i, lanes, gelu_tanh(load_row(gate, i, lanes)) * load_row(up, i, lanes));
@@ -52,6 +56,18 @@ void gated_grad(GateFunction function, Row gate, Row up, Row dy, int64_t n, Row 
       const Vec sigmoid = one / (one + exp(set(0.0f) - g));
       store_row(d_gate, i, lanes, d * u * sigmoid * fma(g, one - sigmoid, one));
       store_row(d_up, i, lanes, d * g * sigmoid);
+    });
+    return;
+  }
+  if (function == GateFunction::clamped_swiglu) {
+    const Vec limit = set(7.0f), alpha = set(1.702f), zero = set(0.0f);
+    each(n, [&](int64_t i, int lanes) {
+      const Vec gate_x = load_row(gate, i, lanes), up_x = load_row(up, i, lanes), d = load_row(dy, i, lanes);
+      const Vec g = min(limit, gate_x), u = max(zero - limit, min(limit, up_x));
+      const Vec sigmoid = one / (one + exp(zero - alpha * g));
+      const Vec slope = sigmoid * fma(alpha * g, one - sigmoid, one);
+      store_row(d_gate, i, lanes, select(less(limit, gate_x), zero, d * (u + one) * slope));
+      store_row(d_up, i, lanes, select(less(limit, abs(up_x)), zero, d * g * sigmoid));
     });
     return;
   }

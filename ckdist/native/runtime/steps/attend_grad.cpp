@@ -1,4 +1,6 @@
 // The gradient of attention within packed sequences, from the saved log-sum-exp.
+#include <cmath>
+
 #include "runtime/steps/packed_attention.h"
 
 namespace ckdist {
@@ -50,8 +52,24 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
     return c.used;
   }
 
+  // Where sinks are trained: of each token and head the dot of the attention's result and its gradient.
+  static int64_t workspace_bytes(const Training& r, const Fields& step) {
+    return step.sinks < 0 ? 0 : r.program.max_tokens * r.width(step.log_sum_exp) * 4;
+  }
+  float* delta(int64_t token) const { return reinterpret_cast<float*>(r.workspace()) + token * heads; }
+
   void run() {
     each_head([&](int64_t item) { kv_head_of(begin_item(item)); });
+    if (step.sinks >= 0) parallel_for(heads, [&](int64_t head) { sum_sink(head); });
+  }
+
+  // Of a sink p is exp(sink - log_sum_exp), and dp is 0.
+  void sum_sink(int64_t head) const {
+    const float sink = r.parameter(step.sinks)[head];
+    double sum = 0;
+    for (int64_t t = 0; t < r.batch.tokens; ++t)
+      sum -= double(std::exp(sink - r.floats(step.log_sum_exp, t)[head])) * delta(t)[head];
+    r.gradient(step.sinks_gradient)[head] += float(sum);
   }
 
   Item begin_item(int64_t number) {
@@ -126,6 +144,7 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
       of[t] = {
           first_seen(query) - b.low, query + 1 - b.low, r.floats(step.log_sum_exp, at + t)[b.head],
           r.kernels.row.dot({b.d_out.row(i + t), r.narrow_values}, {b.o.row(i + t), r.narrow_values}, value_width)};
+      if (step.sinks >= 0) delta(at + t)[b.head] = of[t].delta;
     }
     fetch_values(item, b.head, step.out, next);
     fetch_to_write(key_head(step.dk, at, item.kv_head), part, key_width);

@@ -1,4 +1,6 @@
 // Causal grouped-query attention within packed sequences.
+#include <cmath>
+
 #include "runtime/steps/packed_attention.h"
 
 namespace ckdist {
@@ -57,8 +59,9 @@ struct AttendPacked : PackedAttention<ckdist_attend_packed_step> {
           const int64_t own = first + i, from = first_seen(own);
           const float* const scores = s.scores + i * row + low;
           const Row p{s.p + i * p_stride, r.tile_type == Type::bf16};
-          r.floats(step.log_sum_exp, begin + own)[head] =
+          const float log_sum =
               r.kernels.softmax.row(scores, seen, from - low, own + 1 - low, step.scale, step.soft_cap, inverse + i, p);
+          r.floats(step.log_sum_exp, begin + own)[head] = with_sink(head, log_sum, inverse + i);
           std::fill_n(p.at + seen * r.scratch_bytes(), (Training::padded(seen) - seen) * r.scratch_bytes(), uint8_t{0});
         }
         Matrix values = r.matrix(d, n, s.v);
@@ -71,6 +74,15 @@ struct AttendPacked : PackedAttention<ckdist_attend_packed_step> {
           if (head + 1 == heads) r.pad(step.out, begin + first + i);
         }
       }
+  }
+
+  // The log of the sum of exp(score), to which a head's sink is added; `inverse` becomes what is smaller for it.
+  float with_sink(int64_t head, float log_sum, float* inverse) const {
+    if (step.sinks < 0) return log_sum;
+    const float sink = r.parameter(step.sinks)[head], largest = std::max(sink, log_sum);
+    const float with = largest + std::log(std::exp(sink - largest) + std::exp(log_sum - largest));
+    *inverse *= std::exp(log_sum - with);
+    return with;
   }
 };
 
