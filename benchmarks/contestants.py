@@ -178,10 +178,11 @@ def serve_llama_cpp(model: str, threads: int, length: int, repack: bool) -> None
 
 def serve_ckdist(model: str, threads: int, length: int, parallel: int) -> None:
     from ckdist.cli.bench_machine import measure_bounds
-    from ckdist.cli.bench_model import ModelBench
+    from ckdist.cli.bench_rows import ModelBench
     from ckdist.cli.session import model_session, packed_first
     from ckdist.comm.world import start_world
     from ckdist.config import BenchConfig
+    from ckdist.progress import ProgressBar
     from ckdist.topology import place
 
     config = packed_first(BenchConfig(model=model, threads=threads, ctx_size=length, repetitions=1))
@@ -191,7 +192,7 @@ def serve_ckdist(model: str, threads: int, length: int, parallel: int) -> None:
     with model_session(config, world) as loaded:
         if loaded is None:
             return
-        bench = ModelBench(loaded, config, bounds)
+        bench = ModelBench(loaded, config, bounds, ProgressBar(0, "row", "measuring", shown=False))
         answer({})
         for line in sys.stdin:
             row = json.loads(line)

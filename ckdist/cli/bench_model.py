@@ -1,46 +1,24 @@
-"""`ckdist bench`: prefill and decode speed of a model, in rows with llama-bench's field names; a table on the terminal
-shows the gist of them.
-
-As in llama-bench, `pp` rows feed a prompt of random tokens, `tg` rows generate one token at a time (of each of
-n_parallel sequences) after n_depth tokens of context; sampling is not part of either. A warm-up precedes every row.
-Every row says which of the machine's limits bounds it and which fraction of it was reached: the bytes of weights and
-cache that the step must read over the bandwidth, or the operations with weights over the peak of the arithmetic that
-they use. `read_of_ranks`: bytes that rank 0 reads of other ranks' memory per step and layer. `layers_predicted_ns`:
-predicted time of the layers of a prompt's steps, from what was measured to choose how prefill runs (0: nothing was), to
-be compared with avg_ns, which has the output matrix and the context besides.
-"""
+"""`ckdist bench`: prefill and decode speed of a model, in rows or a sweep; a table shows the gist of rows."""
 
 import dataclasses
 import logging
-import statistics
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from ckdist import __version__, native
-from ckdist.cli.bench_machine import Bounds, measure_bounds
+from ckdist import native
+from ckdist.cli.bench_machine import measure_bounds
+from ckdist.cli.bench_rows import ModelBench, measurements
+from ckdist.cli.bench_sweep import sweep, sweep_measurements
 from ckdist.cli.rows import write_rows
-from ckdist.cli.session import longer_context, model_session, packed_first
+from ckdist.cli.session import model_session, packed_first
 from ckdist.comm.world import start_world
 from ckdist.config import BenchConfig
-from ckdist.engine.launch import Model
-from ckdist.engine.lockstep import LockstepSequences
-from ckdist.engine.single import SingleSequence
-from ckdist.errors import ConfigError
-from ckdist.mesh import WHOLE
-from ckdist.planning.memory import cache_bytes_per_block, gigabytes
-from ckdist.program.batch import BLOCK_TOKENS
-from ckdist.program.executable import DECODE, PREFILL
+from ckdist.planning.memory import gigabytes
 from ckdist.progress import ProgressBar
 from ckdist.topology import default_threads, place
 from ckdist.topology.instructions import reason
 
 log = logging.getLogger(__name__)
-SWEET_SPOT = 0.95  # of the best decode
-SWEEP_GENERATED = 4  # a sweep generates a fourth of what it prefills, as llama-sweep-bench does
 
 
 def gist(row: dict[str, Any]) -> dict[str, Any]:
@@ -64,219 +42,6 @@ def gist(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def measure(run: Callable[[], float | None], repetitions: int) -> list[float]:
-    """Seconds of each of `repetitions` calls, after one that does not count; `run` returns its own, or None for the
-    whole call.
-    """
-    run()
-    seconds = []
-    for _ in range(repetitions):
-        start = time.perf_counter()
-        own = run()
-        seconds.append(time.perf_counter() - start if own is None else own)
-    return seconds
-
-
-class ModelBench:
-    """Rows for one loaded model on rank 0. A bar tells of each that is measured, and is not drawn while one is."""
-
-    def __init__(self, model: Model, config: BenchConfig, bounds: Bounds):
-        self.model, self.config, self.bounds = model, config, bounds
-        self.executable = model.executable
-        self.rng = np.random.default_rng(0)
-        self.bar = ProgressBar(self.measurements(), "row", "measuring")
-
-    def tokens(self, *shape: int) -> np.ndarray:
-        """Random ids, int32 of `shape`."""
-        return self.rng.integers(0, self.model.spec.vocab_size, shape, dtype=np.int32)
-
-    def check(self, count: int, flag: str) -> None:
-        """ConfigError, which names `flag`, where `count` tokens do not fit the context."""
-        if count > self.executable.context_length:
-            raise ConfigError(
-                f"{flag} {count} is longer than the context of {self.executable.context_length}: "
-                f"{longer_context(count, self.model.spec)}"
-            )
-
-    def at_depth(self, depth: int) -> SingleSequence:
-        """A sequence of random tokens."""
-        sequence = SingleSequence(self.executable)
-        sequence.feed(self.tokens(depth), outputs="none")
-        return sequence
-
-    def prompt(self, count: int, depth: int = 0) -> dict[str, Any]:
-        """The row of a prompt of `count` tokens behind `depth` others. ConfigError where they do not fit."""
-        self.check(count + depth, "--n-prompt" if not depth else "--n-prompt plus --n-depth")
-        ids, sequence = self.tokens(count), self.at_depth(depth)
-
-        def run() -> None:
-            """The prompt, once."""
-            sequence.length = depth
-            sequence.feed(ids, outputs="last")
-
-        return self.row(run, count, 0, depth)
-
-    def generate(self, count: int, sequences: int = 1, depth: int = 0) -> dict[str, Any]:
-        """The row of `count` tokens of each of `sequences` behind `depth` others. ConfigError where they do not fit."""
-        self.check(count + depth, "--n-gen" if not depth else "--n-gen plus --n-depth")
-        ids = self.tokens(count, sequences)
-        batch = LockstepSequences(self.executable, sequences)
-        batch.fill(self.tokens(depth))
-
-        def run() -> None:
-            """All steps, once."""
-            batch.length = depth
-            for _ in batch.run(ids):
-                pass
-
-        return self.row(run, 0, count, depth, sequences)
-
-    def row(
-        self, run: Callable[[], None], n_prompt: int, n_gen: int, depth: int = 0, sequences: int = 1
-    ) -> dict[str, Any]:
-        """The row of what `run` does: prefill where `n_prompt`, else decode."""
-        self.executable.stats(reset=True)
-        before = list(self.executable.prefill_tokens)
-        predicted = (
-            self.model.prefill.predicted(self.steps(n_prompt), len(self.model.spec.layers)) if n_prompt else None
-        )
-        seconds = measure(run, self.config.repetitions)
-        self.bar.update(1)
-        times = self.executable.stats()
-        tokens = (n_prompt or n_gen) * sequences
-        rates = [tokens / s for s in seconds]
-        plan, world = self.model.plan, self.model.world
-        bound, least = self.bound(n_prompt, n_gen, depth, sequences)
-        return {
-            "build": __version__,
-            "isa": native.isa(),
-            "isa_reason": reason(),
-            "model_filename": str(self.model.checkpoint.path),
-            "model_type": self.model.spec.family,
-            "model_size": self.model.total_weight_bytes,
-            "ranks": world.size,
-            "layout": self.layouts(before) if n_prompt else plan.decode.name,
-            "layout_choice": dataclasses.asdict(self.model.prefill),
-            "n_threads": self.executable.threads_batch if n_prompt else self.executable.threads,
-            "n_ubatch": plan.cache.max_tokens,
-            "type_k": plan.cache.key_type,
-            "type_v": plan.cache.value_type,
-            "n_prompt": n_prompt,
-            "n_gen": n_gen,
-            "n_depth": depth,
-            "n_parallel": sequences,
-            "layers_predicted_ns": int((predicted or 0) * 1e9),
-            "avg_ns": int(statistics.mean(seconds) * 1e9),
-            "stddev_ns": int(statistics.pstdev(seconds) * 1e9),
-            "avg_ts": statistics.mean(rates),
-            "stddev_ts": statistics.pstdev(rates),
-            "median_ts": statistics.median(rates),
-            "samples_ts": rates,
-            "barrier_share": times.barrier / times.total,
-            "exchange_share": times.exchange / times.total,
-            "read_of_ranks": times.moved / times.runs / len(self.model.spec.layers),
-            "bound": bound,
-            "bound_fraction": least / statistics.median(seconds),
-            "read_bandwidth": self.bounds.read_bandwidth,
-        }
-
-    def steps(self, tokens: int) -> list[tuple[int, int]]:
-        """Phase and tokens of each step of a prompt."""
-        most = self.executable.max_tokens
-        sizes = [min(most, tokens - at) for at in range(0, tokens, most)]
-        return [(PREFILL if n >= self.executable.prefill_from else DECODE, n) for n in sizes]
-
-    def layouts(self, before: list[int]) -> str:
-        """Those that prefilled since the executable's `prefill_tokens` were `before`: chunks of different sizes may
-        be sharded differently.
-        """
-        used = [now > then for now, then in zip(self.executable.prefill_tokens, before, strict=True)]
-        return "+".join(
-            layout.name
-            for layout, ran in zip((self.model.plan.decode, self.model.plan.prefill), used, strict=False)
-            if ran
-        )
-
-    def bound(self, n_prompt: int, n_gen: int, depth: int, sequences: int) -> tuple[str, float]:
-        """What the measured work is bound by, and the least seconds it can take on this machine."""
-        work = self.model.work
-        if n_prompt:
-            chunks = -(-n_prompt // self.executable.max_tokens)
-            context = sum(depth + min(n_prompt, (i + 1) * self.executable.max_tokens) for i in range(chunks))
-            return self.bounds.seconds(
-                chunks * work.bytes + self.kv_bytes_per_token * context, work.operations(n_prompt, 1)
-            )
-        # Every step reads all weights, and of each sequence what it has in the cache: half of what is generated, on
-        # average. A stage reads its weights once for each step that is under way, or waits.
-        context = sequences * (depth + (n_gen + 1) / 2)
-        return self.bounds.seconds(
-            n_gen * (self.executable.in_flight * work.bytes + self.kv_bytes_per_token * context),
-            work.operations(n_gen * sequences, n_gen * sequences),
-        )
-
-    @property
-    def kv_bytes_per_token(self) -> float:
-        """Bytes of cache of one token, on all ranks together."""
-        plan = self.model.plan
-        types = {"k": plan.cache.key_type, "v": plan.cache.value_type}
-        block = cache_bytes_per_block(self.model.spec, plan.decode, plan.mesh, types)
-        return plan.mesh.size(WHOLE) * block / BLOCK_TOKENS  # each stage has its layers' alone
-
-    def rows(self) -> list[dict[str, Any]]:
-        """A row for each prompt length and generated length that was asked for, at each depth."""
-        depth = self.config.n_depth
-        rows = [self.prompt(n, d) for d in depth for n in self.config.n_prompt if n]
-        return rows + [
-            self.generate(n, s, d) for d in depth for s in self.config.n_parallel for n in self.config.n_gen if n
-        ]
-
-    def measurements(self) -> int:
-        """How many rows `rows`, or both sweeps together, will measure."""
-        config = self.config
-        if config.sweep:
-            chunk = min(self.executable.max_tokens, self.executable.context_length)
-            return 2 * (self.executable.context_length // chunk) + self.executable.threads
-        generations = len(config.n_parallel) * sum(n > 0 for n in config.n_gen)
-        return len(config.n_depth) * (sum(n > 0 for n in config.n_prompt) + generations)
-
-    def context_sweep(self) -> list[dict[str, Any]]:
-        """llama-sweep-bench's table: a chunk of prompt, and a fourth of it generated, over a growing context."""
-        chunk = min(self.executable.max_tokens, self.executable.context_length)
-        rows = []
-        for depth in range(0, self.executable.context_length - chunk + 1, chunk):
-            prompt, generated = self.prompt(chunk, depth), self.generate(max(1, chunk // SWEEP_GENERATED), depth=depth)
-            seconds = [row["avg_ns"] * 1e-9 for row in (prompt, generated)]
-            rows.append(
-                {
-                    "PP": chunk,
-                    "TG": generated["n_gen"],
-                    "N_KV": depth,
-                    "T_PP s": seconds[0],
-                    "S_PP t/s": chunk / seconds[0],
-                    "T_TG s": seconds[1],
-                }
-                | {
-                    "S_TG t/s": generated["n_gen"] / seconds[1],
-                    "TG of bound": generated["bound_fraction"],
-                    "PP of bound": prompt["bound_fraction"],
-                }
-            )
-        return rows
-
-    def thread_sweep(self) -> list[dict[str, Any]]:
-        """Decode by thread count, from one to all; `sweet_spot` marks the fewest threads within 5 per cent of the
-        best.
-        """
-        count = next((n for n in self.config.n_gen if n), 128)
-        most, rows = self.executable.threads, []
-        for threads in range(1, most + 1):
-            self.executable.threads = threads
-            rows.append({"n_threads": threads, "n_gen": count, "tg t/s": self.generate(count)["median_ts"]})
-        best = max(row["tg t/s"] for row in rows)
-        sweet = next(row for row in rows if row["tg t/s"] >= SWEET_SPOT * best)
-        return [row | {"sweet_spot": "*" if row is sweet else ""} for row in rows]
-
-
 def run(config: BenchConfig) -> int:
     """Measures a model; rank 0 prints the rows; 0."""
     config = dataclasses.replace(packed_first(config), parallel=max(config.parallel, *config.n_parallel))
@@ -287,16 +52,12 @@ def run(config: BenchConfig) -> int:
         if model is None:
             return 0
         log.debug("%s kernels: %s", native.isa(), reason())
-        bench = ModelBench(model, config, bounds)
+        count = sweep_measurements(config, model.executable) if config.sweep else measurements(config)
+        with ProgressBar(count, "row", "measuring") as bar:
+            bench = ModelBench(model, config, bounds, bar)
+            rows = sweep(bench) if config.sweep else bench.rows()
         if config.output == "md" and world.size > 1:
             print(f"prefill: {model.prefill.reason}")
-        if config.sweep:
-            tables = [bench.context_sweep(), bench.thread_sweep()]
-        else:
-            rows = bench.rows()
-            tables = [[gist(row) for row in rows] if config.output == "md" else rows]
-        bench.bar.close()
-        for rows in tables:
-            write_rows(rows, config.output)
+        write_rows([gist(row) for row in rows] if config.output == "md" and not config.sweep else rows, config.output)
         sys.stdout.flush()
     return 0

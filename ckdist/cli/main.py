@@ -28,6 +28,7 @@ COMMANDS = {
     "launch": (config.LaunchCommand, "start a command as several ranks, here or on several hosts, without MPI"),
     "export": (config.ExportCommand, "write a trained folder as a GGUF file"),
     "bench": (config.BenchConfig, "measure prefill and decode, or the machine itself"),
+    "simulate": (config.SimulateConfig, "serve requests in simulated time, on as many hosts as you like"),
     "doctor": (config.DoctorConfig, "show this machine, what works on it, how fast it is, and what to change"),
     "completion": (config.CompletionCommand, "print what bash, zsh or fish need to complete commands"),
 }

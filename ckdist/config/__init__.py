@@ -54,6 +54,9 @@ from ckdist.config.sampling import (
 from ckdist.config.serve import (
     ServeConfig,
 )
+from ckdist.config.simulate import (
+    SimulateConfig,
+)
 
 __all__ = [
     "BYTE_UNITS",
@@ -76,6 +79,7 @@ __all__ = [
     "PullCommand",
     "SamplingConfig",
     "ServeConfig",
+    "SimulateConfig",
     "TrainCommand",
     "byte_size",
     "check_field",

@@ -1,6 +1,6 @@
 """`ckdist bench`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from ckdist.config.engine import EngineConfig
 from ckdist.config.options import integer, integer_list, option
@@ -9,9 +9,12 @@ from ckdist.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig(EngineConfig):
-    """`ckdist bench`: measure a model's prefill and decode, or the machine itself."""
+    """`ckdist bench`: measure a model's prefill and decode, the engine's steps, or the machine itself."""
 
-    target: str = option("model", "target", choices=("model", "machine", "comm"), help="what to measure")
+    target: str = option(
+        "model", "target", choices=("model", "steps", "machine", "comm"),
+        help="what to measure; steps: of the engine, by what is in them, for ckdist simulate",
+    )  # fmt: skip
     tune: bool = option(
         False,
         "--tune",
@@ -59,10 +62,14 @@ class BenchConfig(EngineConfig):
         metavar="N",
         help="sequences that generate together, as 1,4,16",
     )
-    sweep: bool = option(
-        False,
+    sweep: str | None = option(
+        None,
         "--sweep",
-        help="prefill and decode over a growing context (see --ctx-size), and decode by number of threads",
+        choices=("threads", "context"),
+        help=(
+            "threads: prefill and decode by number of threads, and the fewest that suffice; context: both over a "
+            "growing context (see --ctx-size), as llama.cpp's sweep-bench"
+        ),
     )
     repetitions: int = option(
         5, "-r", "--repetitions", parse=integer, low=1, high=10000, metavar="N", help="how often each is measured"
@@ -71,5 +78,22 @@ class BenchConfig(EngineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.target == "model" and not self.sweep and not any((*self.n_prompt, *self.n_gen)):
+        sized = [item for item in fields(self) if item.name in ("n_prompt", "n_gen", "n_depth", "n_parallel")]
+        given = [item.metadata["flags"][-1] for item in sized if getattr(self, item.name) != item.default]
+        if self.sweep is not None and self.target != "model":
+            raise ConfigError(f"--sweep {self.sweep} measures a model: leave {self.target!r} out")
+        if self.target == "steps" and given:
+            raise ConfigError(
+                f"steps are of sizes up to --ubatch-size, --parallel and --ctx-size: leave {given[0]} out"
+            )
+        if self.sweep == "context" and given:
+            raise ConfigError(f"--sweep context feeds --ubatch-size tokens at a time: leave {given[0]} out")
+        if self.sweep == "threads":
+            for item in sized:
+                if len(values := getattr(self, item.name)) > 1:
+                    flag = item.metadata["flags"][-1]
+                    raise ConfigError(f"--sweep threads takes one {flag}, not {len(values)}: {values[0]}, say")
+            if not all((*self.n_prompt, *self.n_gen)):
+                raise ConfigError("--sweep threads measures prefill and decode: give --n-prompt and --n-gen above 0")
+        if self.target == "model" and not any((*self.n_prompt, *self.n_gen)):
             raise ConfigError("--n-prompt 0 and --n-gen 0 leave nothing to measure: give one of them")

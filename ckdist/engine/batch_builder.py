@@ -2,58 +2,64 @@
 
 import numpy as np
 
-from ckdist.engine.sequence import Sequence
+from ckdist.engine.scheduler import Scheduler, SequenceChunk, Step
 from ckdist.program.batch import BLOCK_TOKENS, Batch
 
 
 class BatchBuilder:
-    """Takes runs one by one. The arrays of a built Batch are views that hold until `clear`."""
+    """Lays down steps of one scheduler. The arrays of a Batch are views that hold until the next is built."""
 
-    def __init__(
-        self, max_tokens: int, max_sequences: int, max_outputs: int, max_positions: int, states: bool = False
-    ) -> None:
-        """Sizes of the largest step; `max_positions` of one sequence. states: whether sequences have state slots."""
-        self._states = np.empty((max_sequences, 4), np.int32) if states else None
-        self._token_ids = np.empty(max_tokens, np.int32)
-        self._runs = np.empty((max_sequences, 3), np.int32)
-        self._block_tables = np.empty(max_sequences * -(-max_positions // BLOCK_TOKENS), np.int32)
-        self._logits_indices = np.empty(max_outputs, np.int32)
-        self.clear()
+    def __init__(self, scheduler: Scheduler, max_positions: int) -> None:
+        """`max_positions`: of one sequence."""
+        sequences, states = scheduler.max_sequences, scheduler.pool.states is not None
+        self._states = np.empty((sequences, 4), np.int32) if states else None
+        self._token_ids = np.empty(scheduler.max_tokens, np.int32)
+        self._chunks = np.empty((sequences, 3), np.int32)
+        self._block_tables = np.empty(sequences * -(-max_positions // BLOCK_TOKENS), np.int32)
+        self._logits_indices = np.empty(scheduler.max_outputs, np.int32)
 
-    def clear(self) -> None:
-        """Begins a new step."""
-        self.tokens = self.outputs = self._blocks = 0
-        self._rows: list[tuple[int, int, int]] = []
-        self._state_rows: list[tuple[int, int, int, int]] = []
+    def build(self, step: Step) -> Batch:
+        """The step's Batch, before the step is committed."""
+        tokens = outputs = blocks = 0
+        rows: list[tuple[int, int, int]] = []
+        for chunk in step.chunks:
+            rows.append((chunk.tokens, chunk.first, self._add(chunk, tokens, outputs, blocks)))
+            tokens, outputs, blocks = tokens + chunk.tokens, outputs + chunk.rows, blocks + rows[-1][2]
+        chunks = self._chunks[: len(rows)]
+        chunks[:] = rows
+        return Batch(
+            self._token_ids[:tokens],
+            chunks,
+            self._block_tables[:blocks],
+            self._logits_indices[:outputs],
+            self._state_rows(step),
+            _firsts(step),
+            step.hidden,
+        )
 
-    def add(self, sequence: Sequence, tokens: int, outputs: int) -> None:
-        """The next `tokens` tokens of `sequence`; the logits of the last `outputs` of them are wanted."""
-        first, begin, block = sequence.computed, self.tokens, self._blocks
-        end = begin + tokens
-        blocks = -(-(first + tokens) // BLOCK_TOKENS)
+    def _add(self, chunk: SequenceChunk, begin: int, outputs: int, block: int) -> int:
+        """Lays down a chunk behind so many tokens, outputs and blocks; how many blocks it has."""
+        sequence, first, tokens, _, wanted = chunk
+        end, blocks = begin + tokens, -(-(first + tokens) // BLOCK_TOKENS)
         self._token_ids[begin:end] = sequence.tokens[first : first + tokens]
         self._block_tables[block : block + blocks] = sequence.block_table[:blocks]
-        if outputs == 1:
-            self._logits_indices[self.outputs] = end - 1
+        if wanted == 1:
+            self._logits_indices[outputs] = end - 1
         else:
-            self._logits_indices[self.outputs : self.outputs + outputs] = range(end - outputs, end)
-        self._rows.append((tokens, first, blocks))
-        if sequence.state_slots is not None:
-            self._state_rows.append(sequence.state_slots.row(first))
-        self.tokens, self._blocks, self.outputs = end, block + blocks, self.outputs + outputs
+            self._logits_indices[outputs : outputs + wanted] = range(end - wanted, end)
+        return blocks
 
-    def build(self, hidden: bool = False) -> Batch:
-        """The step's Batch; `hidden`: hidden states are wanted in place of logits."""
-        runs = self._runs[: len(self._rows)]
-        runs[:] = self._rows
-        states = None if self._states is None else self._states[: len(self._rows)]
-        if states is not None:
-            states[:] = self._state_rows
-        return Batch(
-            self._token_ids[: self.tokens],
-            runs,
-            self._block_tables[: self._blocks],
-            self._logits_indices[: self.outputs],
-            states,
-            hidden,
-        )
+    def _state_rows(self, step: Step) -> np.ndarray | None:
+        """Where the chunks' states are, int32 (chunks, 4); None where no layer keeps one."""
+        if self._states is None:
+            return None
+        states = self._states[: len(step.chunks)]
+        owned = [(chunk.sequence.state_slots, chunk.first) for chunk in step.chunks]
+        states[:] = [own.row(first) for own, first in owned if own is not None]
+        return states
+
+
+def _firsts(step: Step) -> np.ndarray | None:
+    """Of chunks of two texts the tokens of the first, int32 (chunks,); None where none has two."""
+    firsts = [chunk.sequence.first_text for chunk in step.chunks]
+    return np.array(firsts, np.int32) if any(firsts) else None

@@ -12,6 +12,7 @@ from concurrent.futures import wait
 
 import numpy as np
 
+from ckdist.engine.batch_builder import BatchBuilder
 from ckdist.engine.block_pool import BlockPool
 from ckdist.engine.constraint import Constraint
 from ckdist.engine.dry_breakers import DryBreakers
@@ -64,10 +65,11 @@ class Engine:
         self.states = StatePool(executable.state_slots) if executable.state_slots else None
         self.pool = BlockPool(executable.num_blocks, self.states)
         self.scheduler = Scheduler(
-            self.pool, executable.max_tokens, executable.max_sequences, self.max_positions,
+            self.pool, executable.max_tokens, executable.max_sequences,
             min(max_outputs or executable.max_tokens, executable.max_tokens), max_waiting, prefix_reuse,
             executable.in_flight, whole_prompts=not executable.has_logits,
         )  # fmt: skip
+        self._builder = BatchBuilder(self.scheduler, self.max_positions)
         self._sequences: dict[Hashable, Sequence] = {}
         self._in_flight: deque[tuple[Step, int]] = deque()  # issued, when, and not collected; the oldest first
         self._sampled = 0  # when the last one was done with, in ns
@@ -114,8 +116,9 @@ class Engine:
         if state is not None and state.constraint is not None:
             self._compiling.append(sequence)
 
-    def embed(self, id: Hashable, prompt: Tokens, pooling: str) -> None:
-        """Queues a prompt whose hidden states behind the last norm become one vector, the `embedding` of its Output.
+    def embed(self, id: Hashable, prompt: Tokens, pooling: str, first_text: int = 0) -> None:
+        """Queues a prompt whose hidden states behind the last norm become one vector, the `embedding` of its Output; of
+        a cross-encoder that is its score. first_text: of a prompt of two texts the tokens of the first.
 
         Raises RequestError for a wrong `pooling` or a prompt that cannot fit, EngineBusy when the queue is full.
         """
@@ -126,8 +129,10 @@ class Engine:
                 "a model in several stages gives no embeddings; leave --pipeline-parallel-size out", "model"
             )
         ids = self._check_prompt(id, prompt, False)
-        now = time.monotonic()
-        self._queue(Sequence(id, ids, NO_SAMPLING, 0, len(ids), now, pooling=Pooling(pooling)))
+        if not 0 <= first_text <= len(ids):
+            raise RequestError(f"the first text has {first_text} of {len(ids)} tokens", "first_text")
+        pools = {"pooling": Pooling(pooling), "first_text": first_text}
+        self._queue(Sequence(id, ids, NO_SAMPLING, 0, len(ids), time.monotonic(), **pools))
 
     def _check_prompt(self, id: Hashable, prompt: Tokens, continues: bool) -> np.ndarray:
         """The prompt as int32 (tokens,). RequestError for what is wrong, or leaves no room for what follows."""
@@ -177,11 +182,11 @@ class Engine:
         step = self.scheduler.schedule()
         if step is None:
             return False
+        batch = self._builder.build(step)
         scheduled = time.monotonic_ns()
         if self.lane is not None:
-            size = len(step.batch.token_ids), len(step.batch.chunks)
-            self.lane.add(lib.ckdist_trace_schedule, begin, scheduled, *size)
-        self.executable.publish(step.batch)
+            self.lane.add(lib.ckdist_trace_schedule, begin, scheduled, len(batch.token_ids), len(batch.chunks))
+        self.executable.publish(batch)
         self.scheduler.commit(step)
         for chunk in step.chunks:
             chunk.sequence.in_flight += 1
@@ -198,7 +203,7 @@ class Engine:
             self.grammars.finish_masks(masks)
         for chunk in step.chunks:
             chunk.sequence.in_flight -= 1
-        make = self.outputs.pool if step.batch.hidden else self.outputs.process
+        make = self.outputs.pool if step.hidden else self.outputs.process
         outputs = make(step.chunks, logits)
         begin, self._sampled = max(issued, self._sampled), time.monotonic_ns()
         if self.lane is not None:

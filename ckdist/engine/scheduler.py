@@ -1,9 +1,10 @@
 """Which tokens of which sequences the next step computes: continuous batching over a pool of KV blocks.
 
-It knows nothing of logits or text. Each step takes, within its budgets of tokens and outputs, first one token for every
-decoding sequence, then chunks of prompts, both oldest first; so a long prompt never stalls the sequences that run.
-Steps that make logits and steps that make hidden states take turns where both are wanted.
-When the blocks run out, the latest arrival gives its own back and is recomputed later, output included.
+It knows nothing of logits, text or arrays: `BatchBuilder` lays its steps down. Each step takes, within its budgets of
+tokens and outputs, first one token for every decoding sequence, then chunks of prompts, both oldest first; so a long
+prompt never stalls the sequences that run. Steps that make logits and steps that make hidden states take turns where
+both are wanted. When the blocks run out, the latest arrival gives its own back and is recomputed later, output
+included.
 
 Ranks run steps in the order in which they were issued, so what was issued counts as computed by all that is issued
 later: of a sequence only the token is awaited that its last chunk chooses. Where ranks are in stages, as many steps are
@@ -13,12 +14,11 @@ under way, and each takes its part of the sequences and a shorter piece of promp
 from collections import deque
 from typing import NamedTuple
 
-from ckdist.engine.batch_builder import BatchBuilder
 from ckdist.engine.block_pool import ROOT, BlockPool
 from ckdist.engine.sequence import Sequence, State
 from ckdist.engine.state_pool import SequenceState
 from ckdist.errors import RequestError
-from ckdist.program.batch import BLOCK_TOKENS, NO_SLOT, Batch
+from ckdist.program.batch import BLOCK_TOKENS, NO_SLOT
 
 # a prompt waits for a shared prefix that is being computed when it is this much longer than the known one
 MIN_AWAITED_BLOCKS = 4
@@ -49,10 +49,10 @@ class SequenceChunk(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A batch and whose it is; valid until the next `schedule`."""
+    """What a step computes, in this order; `hidden`: hidden states are wanted in place of logits."""
 
-    batch: Batch
     chunks: list[SequenceChunk]
+    hidden: bool
 
 
 class Scheduler:
@@ -66,18 +66,17 @@ class Scheduler:
         pool: BlockPool,
         max_tokens: int,
         max_sequences: int,
-        max_positions: int,
         max_outputs: int,
         max_waiting: int,
         prefix_reuse: bool = True,
         in_flight: int = 1,
         whole_prompts: bool = False,
     ) -> None:
-        """Of one step: `max_tokens`, `max_outputs`. Of one sequence: `max_positions`.
+        """Of one step: `max_tokens`, `max_outputs`.
 
         `max_waiting`: length of the queue. `in_flight`: steps that are issued before the first has run, at most.
-        `whole_prompts`: of an encoder, a sequence is computed in one step and leaves nothing behind; `max_positions` is
-        then at most `max_tokens`.
+        `whole_prompts`: of an encoder, a sequence is computed in one step and leaves nothing behind; none is then
+        longer than `max_tokens`.
         """
         self.in_flight = in_flight
         max_tokens = step_tokens(max_tokens, max_sequences, in_flight)
@@ -89,9 +88,8 @@ class Scheduler:
         self.preemptions = 0
         self._pooled = 0  # of those that run, how many want hidden states
         self._hidden = False  # what the last step made
-        states = pool.states is not None
-        self._builder = BatchBuilder(max_tokens, self.max_sequences, max_outputs, max_positions, states)
-        self._chunks: list[SequenceChunk] = []
+        self._chunks: list[SequenceChunk] = []  # of the step that is being made, with so many
+        self._tokens = self._outputs = 0
         # the head of the queue that found no room, and how much there was
         self._refused: tuple[Sequence, int] | None = None
 
@@ -109,8 +107,7 @@ class Scheduler:
 
     def schedule(self) -> Step | None:
         """The next step, or None when there is nothing to do."""
-        self._builder.clear()
-        self._chunks = []
+        self._chunks, self._tokens, self._outputs = [], 0, 0
         prompts, hidden = False, self._next_is_hidden()
         decoding = -(-len(self.running) // self.in_flight)  # at most: the other steps have as many
         for sequence in tuple(self.running):
@@ -130,10 +127,10 @@ class Scheduler:
             for sequence in self.running:
                 if sequence.length - sequence.computed > 1 and (sequence.pooling is not None) is hidden:
                     self._take(sequence)
-        while self.waiting and self._builder.tokens < self.max_tokens and self._admit(self.waiting[0]):
+        while self.waiting and self._tokens < self.max_tokens and self._admit(self.waiting[0]):
             if (self.running[-1].pooling is not None) is hidden:
                 self._take(self.running[-1])
-        return Step(self._builder.build(hidden), self._chunks) if self._chunks else None
+        return Step(self._chunks, hidden) if self._chunks else None
 
     def _next_is_hidden(self) -> bool:
         """Whether the next step makes hidden states: what runs wants them, or it is their turn."""
@@ -150,7 +147,7 @@ class Scheduler:
         for sequence, first, tokens, _, _ in step.chunks:
             sequence.computed = computed = first + tokens
             while (sequence.shared_blocks + 1) * BLOCK_TOKENS <= computed and not self.whole_prompts:
-                self._share_block(sequence)
+                self.share_block(sequence)
             if sequence.state_slots is not None:
                 self._keep_state(sequence, sequence.state_slots, decoded=tokens == 1)
 
@@ -167,8 +164,8 @@ class Scheduler:
     def _take(self, sequence: Sequence) -> None:
         """Puts as many of the sequence's next tokens into the step as the budgets allow, if any."""
         first = sequence.computed
-        tokens = min(sequence.length - first, self.max_tokens - self._builder.tokens)
-        outputs = self.max_outputs - self._builder.outputs
+        tokens = min(sequence.length - first, self.max_tokens - self._tokens)
+        outputs = self.max_outputs - self._outputs
         if sequence.scoring:
             begin = max(first, sequence.scored)
             tokens = min(tokens, begin - first + outputs)
@@ -182,14 +179,14 @@ class Scheduler:
         if tokens > 0:
             if sequence.state_slots is not None:
                 self._save_state(sequence, sequence.state_slots, first, tokens)
-            self._chunks.append(SequenceChunk(sequence, first, tokens, self._builder.outputs, rows))
-            self._builder.add(sequence, tokens, rows)
+            self._chunks.append(SequenceChunk(sequence, first, tokens, self._outputs, rows))
+            self._tokens, self._outputs = self._tokens + tokens, self._outputs + rows
 
     def _extend(self, sequence: Sequence) -> bool:
         """Finds blocks for the last tokens. The latest arrivals give way, at worst the sequence itself: then False."""
         while sequence.num_blocks * BLOCK_TOKENS < sequence.length:
             if self.pool.available:
-                self._append_block(sequence)
+                self.append_block(sequence)
             elif self._preempt() is sequence:
                 return False
         return True
@@ -238,19 +235,19 @@ class Scheduler:
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.computed
         while sequence.num_blocks < blocks:
-            self._append_block(sequence)
+            self.append_block(sequence)
         sequence.state = State.RUNNING
         self.waiting.popleft()
         self.running.append(sequence)
         self._pooled += sequence.pooling is not None
         return True
 
-    def _append_block(self, sequence: Sequence) -> None:
+    def append_block(self, sequence: Sequence) -> None:
         """Gives a sequence one more block; there is one."""
         sequence.block_table[sequence.num_blocks] = self.pool.allocate()
         sequence.num_blocks += 1
 
-    def _share_block(self, sequence: Sequence) -> None:
+    def share_block(self, sequence: Sequence) -> None:
         """Makes the next full block of a sequence known to the pool."""
         index, table = sequence.shared_blocks, sequence.block_table
         tokens = sequence.tokens[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS].tobytes()

@@ -7,13 +7,16 @@ import pytest
 
 from ckdist import native
 from ckdist.cli import main as program
+from ckdist.cli.arguments import parse_arguments
 from ckdist.cli.bench_machine import Bounds
+from ckdist.cli.bench_sweep import fewest_threads
 from ckdist.comm.world import SingleWorld
-from ckdist.config import EngineConfig
+from ckdist.config import BenchConfig, EngineConfig
 from ckdist.engine.launch import load_model
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.single import SingleSequence
-from ckdist.errors import CapacityError
+from ckdist.errors import CapacityError, ConfigError
+from ckdist.planning.step_cost import StepTotals, read_step_cost
 from tests.support.paths import GOLDEN
 
 FOLDER = GOLDEN / "llama3"
@@ -75,12 +78,61 @@ def test_a_table_for_people(bench):
     assert [row[names.index("test")] for row in tests] == ["pp32 @ d40", "tg4 @ d40 x 3"] and max(map(len, lines)) < 140
 
 
-def test_sweep(bench):
-    context, threads = (
-        bench("-m", FOLDER, "-t", 2, "-n", 4, "--sweep", "-ub", 32, "-c", 96, "-r", 1).strip().split("\n| n_threads")
-    )
-    assert [line.split("|")[3].strip() for line in context.splitlines()[2:]] == ["0", "32", "64"]
-    assert threads.count("*") == 1 and len(threads.splitlines()) == 4
+def test_sweep_of_context_has_the_columns_of_sweep_bench(bench):
+    rows = json.loads(bench("-m", FOLDER, "-t", 1, "--sweep", "context", "-ub", 32, "-c", 96, "-r", 1, "-o", "json"))
+    assert list(rows[0]) == ["PP", "TG", "N_KV", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s"]
+    assert [(row["PP"], row["TG"], row["N_KV"]) for row in rows] == [(32, 8, 0), (32, 8, 32), (32, 8, 64)]
+    assert all(row["S_TG t/s"] == pytest.approx(row["TG"] / row["T_TG s"]) for row in rows)
+
+
+def test_sweep_of_threads_measures_both_and_picks_one(bench):
+    words = ("--sweep", "threads", "-p", 32, "-n", 4, "-npl", 2, "-c", 96, "-r", 1)
+    rows = json.loads(bench("-m", FOLDER, "-t", 2, *words, "-o", "json"))
+    assert [row["n_threads"] for row in rows] == [1, 2] and [row["picked"] for row in rows].count("*") == 1
+    assert max(row["pp of best"] for row in rows) == max(row["tg of best"] for row in rows) == 1
+
+
+@pytest.mark.parametrize(
+    "prefill, decode, picked",
+    [
+        # Kimi-K2.5 on 16, 14, 13 and 12 threads, ascending; the paper picks 13
+        ((14.58, 21.58, 21.32, 24.43), (11.86, 11.67, 12.50, 12.94), 1),
+        ((84, 85, 100), (90, 90, 100), 1),
+        ((10, 100, 20), (100, 10, 20), 0),  # nothing is enough at both: the best at decode
+        ((7,), (3,), 0),
+    ],
+)
+def test_the_rule_that_picks_threads(prefill, decode, picked):
+    assert fewest_threads(prefill, decode) == picked
+
+
+def test_steps_are_what_a_simulation_reads(bench, tmp_path):
+    words = ("-m", FOLDER, "-t", 1, "-ub", 32, "-np", 3, "-c", 96, "-r", 2, "-o", "json")
+    path = tmp_path / "steps.json"
+    path.write_text(bench("steps", *words))
+    rows = json.loads(path.read_text())
+    shapes = {(row["prompt_tokens"], row["decodes"], row["outputs"]) for row in rows}
+    assert {(2, 0, 1), (32, 0, 1), (32, 0, 0), (0, 1, 1), (0, 3, 3)} <= shapes
+    decoded = [row["decode_context"] for row in rows if row["decodes"] == 3]
+    assert min(decoded) + 30 < max(decoded) <= 3 * 96
+    cost = read_step_cost(str(path))
+    assert cost.sizes == (2, 4, 8, 16, 32) and 0 < cost.seconds(StepTotals(decodes=1, decode_context=9, outputs=1)) < 1
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (("machine", "--sweep", "threads"), "measures a model"),
+        (("--sweep", "context", "-p", "7"), "leave --n-prompt out"),
+        (("--sweep", "threads", "-n", "4,8"), "takes one --n-gen, not 2"),
+        (("--sweep", "threads", "-p", "0"), "give --n-prompt and --n-gen above 0"),
+        (("--sweep", "both"), "invalid choice"),
+        (("steps", "-n", "7"), "leave --n-gen out"),
+    ],
+)
+def test_a_sweep_refuses_what_it_does_not_measure(words, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_arguments(BenchConfig, words, "ckdist bench")
 
 
 def test_the_bound_is_the_slower_of_reading_and_computing():

@@ -31,6 +31,7 @@ FLOORS = {
     "engine": 5,
     "train": 5,
     "serve": 6,
+    "simulate": 6,
     "cli": 7,
 }
 FILES = sorted(p for p in ROOT.rglob("*.py") if p.parent != ROOT or p.stem not in ("__init__", "__main__"))

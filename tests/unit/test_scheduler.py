@@ -9,7 +9,7 @@ from ckdist.engine.sequence import Sequence, State
 
 
 def make(num_blocks=64, max_tokens=32, max_sequences=4, max_outputs=32, max_waiting=8):
-    return Scheduler(BlockPool(num_blocks), max_tokens, max_sequences, 512, max_outputs, max_waiting)
+    return Scheduler(BlockPool(num_blocks), max_tokens, max_sequences, max_outputs, max_waiting)
 
 
 def sequence(id, prompt, **params):

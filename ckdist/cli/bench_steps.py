@@ -1,0 +1,103 @@
+"""`ckdist bench steps`: seconds of the engine's steps by what is in them, sampling and Python included.
+
+`ckdist simulate --steps` and `ckdist.planning.step_cost` read the rows: a step of one prompt of each size, of prompts
+behind a context, and of each number of sequences that decode, behind a short and a long context.
+"""
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+
+from ckdist.cli.rows import write_rows
+from ckdist.cli.session import model_session, packed_first
+from ckdist.config import BenchConfig
+from ckdist.engine.engine import Engine
+from ckdist.engine.sampler import Sampler
+from ckdist.engine.sampling import SamplingParams
+from ckdist.errors import ConfigError
+from ckdist.planning.step_cost import StepTotals, step_row
+from ckdist.program.batch import BLOCK_TOKENS
+
+LEAST_CONTEXT = 64  # of sequences that decode
+
+
+class StepBench:
+    """Steps of an engine that nobody else uses."""
+
+    def __init__(self, engine: Engine, repetitions: int) -> None:
+        """Each step is measured `repetitions` times, after one that does not count."""
+        self.engine, self.repetitions = engine, repetitions
+        self._rng, self._count = np.random.default_rng(0), 0
+
+    def steps(self) -> Iterator[tuple[StepTotals, float]]:
+        """Each measured step and its seconds."""
+        engine = self.engine
+        for tokens in (*halves(min(engine.scheduler.max_tokens, engine.max_positions - 1)), engine.max_positions - 1):
+            list(self.prompt(tokens))
+            for _ in range(self.repetitions):
+                yield from self.prompt(tokens)
+        for count in (*halves(engine.scheduler.max_sequences), 1):
+            blocks = engine.pool.num_blocks // count
+            most = min(blocks * BLOCK_TOKENS, engine.max_positions) - self._output(count, engine.max_positions) - 1
+            for context in sorted({min(LEAST_CONTEXT, most), most}) if most > 0 else ():
+                yield from self.decode(count, context)
+
+    def prompt(self, tokens: int) -> Iterator[tuple[StepTotals, float]]:
+        """The steps of a prompt that computes one token of output."""
+        self._add(tokens, 1)
+        most = self.engine.scheduler.max_tokens
+        for first in range(0, tokens, most):
+            size = min(most, tokens - first)
+            attended = size * first + size * (size + 1) // 2
+            seconds = self._seconds()
+            if size > 1:
+                yield StepTotals(size, attended, outputs=int(first + size == tokens)), seconds
+
+    def decode(self, count: int, context: int) -> Iterator[tuple[StepTotals, float]]:
+        """Steps in which so many sequences decode behind so many tokens."""
+        for _ in range(count):
+            self._add(context, self._output(count, context))
+        running = self.engine.scheduler.running
+        while len(running) < count or any(s.length - s.computed > 1 for s in running):
+            self.engine.step()
+        self.engine.step()
+        for _ in range(self.repetitions):
+            positions = sum(s.length for s in running)
+            yield StepTotals(decodes=count, decode_context=positions, outputs=count), self._seconds()
+        for id in self.engine.ids:
+            self.engine.abort(id)
+
+    def _output(self, count: int, context: int) -> int:
+        """Tokens that a sequence may make, so that the first still runs when the last has its repetitions."""
+        return self.repetitions + 2 + count + count * context // self.engine.scheduler.max_tokens
+
+    def _add(self, tokens: int, output: int) -> None:
+        """Queues a prompt of so many tokens, unlike all others, and its output."""
+        self._count += 1
+        ids = self._rng.integers(0, self.engine.vocab_size, tokens)
+        self.engine.add(self._count, ids, SamplingParams(max_tokens=output, seed=0, ignore_eos=True))
+
+    def _seconds(self) -> float:
+        """Of the next step."""
+        begin = time.perf_counter()
+        self.engine.step()
+        return time.perf_counter() - begin
+
+
+def halves(most: int) -> list[int]:
+    """Powers of two from 2 on below `most`, and that."""
+    return sorted({most, *(1 << power for power in range(1, most.bit_length()) if 1 << power < most)})
+
+
+def run(config: BenchConfig) -> int:
+    """Measures; rank 0 prints a row for each step; 0. ConfigError where several steps are under way at once."""
+    with model_session(packed_first(config), measure=config.tune) as model:
+        if model is None:
+            return 0
+        if model.executable.in_flight > 1:
+            raise ConfigError("bench steps times one step after the other: leave --pipeline-parallel-size out")
+        engine = Engine(model.executable, Sampler(model.spec.vocab_size))
+        rows = [step_row(*step) for step in StepBench(engine, config.repetitions).steps()]
+        write_rows(rows, config.output)
+    return 0

@@ -1,0 +1,135 @@
+"""`ckdist simulate`."""
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ckdist.config.options import check_field, integer, option, real
+from ckdist.errors import ConfigError
+
+LENGTHS_HELP = "as 512, uniform:128:2048, exponential:300 (mean) or lognormal:400:0.8 (median, sigma)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateConfig:
+    """`ckdist simulate`: serve requests in simulated time, on as many hosts as you like, by the real scheduler."""
+
+    steps: str | None = option(
+        None, "--steps", metavar="FILE.json", help="what a step costs, as `ckdist bench steps -o json` writes it"
+    )
+    hosts: int = option(1, "--hosts", parse=integer, low=1, high=100_000, metavar="N", help="hosts in all")
+    hosts_per_replica: int = option(
+        1, "--hosts-per-replica", parse=integer, low=1, high=100_000, metavar="N", help="hosts that serve as one"
+    )
+    router: str = option(
+        "round-robin", "--router", choices=("round-robin", "random", "least"),
+        help="which replica a request goes to; least: the one with the fewest requests",
+    )  # fmt: skip
+    rate: float | None = option(
+        None, "--rate", parse=real, low=1e-6, high=1e6, metavar="R", help="requests per second at random (Poisson)"
+    )
+    trace: str | None = option(
+        None, "--trace", metavar="FILE.csv",
+        help="requests from a file: arrival (seconds), prompt, output, and if you like prefix and prefix_tokens",
+    )  # fmt: skip
+    clients: int | None = option(
+        None, "--clients", parse=integer, low=1, high=10_000_000, metavar="N",
+        help="clients of whom each asks again when it has its answer",
+    )  # fmt: skip
+    think: float = option(
+        0.0, "--think", parse=real, low=0, high=1e6, metavar="SECONDS", help="a client's pause, on the average"
+    )
+    duration: float = option(
+        3600.0, "--duration", parse=real, low=1e-3, high=1e9, metavar="SECONDS", help="how long requests arrive"
+    )
+    prompt_tokens: str = option(
+        "512", "--prompt-tokens", metavar="LENGTHS", help=f"prompts without their prefix, {LENGTHS_HELP}"
+    )
+    output_tokens: str = option("128", "--output-tokens", metavar="LENGTHS", help=f"outputs, {LENGTHS_HELP}")
+    prefix_tokens: int = option(
+        0, "--prefix-tokens", parse=integer, low=0, high=1 << 24, metavar="N", help="of a text that prompts begin with"
+    )
+    prefixes: int = option(
+        1, "--prefixes", parse=integer, low=1, high=1 << 24, metavar="N", help="how many such texts there are"
+    )
+    ctx_size: int = option(
+        8192, "-c", "--ctx-size", parse=integer, low=16, high=1 << 24, metavar="N", help="longest sequence in tokens"
+    )
+    ubatch_size: int = option(
+        512, "-ub", "--ubatch-size", parse=integer, low=1, high=1 << 20, metavar="N", help="most tokens of a step"
+    )
+    parallel: int = option(
+        8, "-np", "--parallel", parse=integer, low=1, high=4096, metavar="N", help="most sequences at once"
+    )
+    cache_tokens: int = option(
+        0, "--cache-tokens", parse=integer, low=0, high=1 << 31, metavar="N",
+        help="positions of a replica's cache; 0: --parallel times --ctx-size",
+    )  # fmt: skip
+    max_queue: int = option(
+        512, "--max-queue", parse=integer, low=0, high=1 << 20, metavar="N", help="requests that may wait at a replica"
+    )
+    pipeline_parallel_size: int = option(
+        1, "-pp", "--pipeline-parallel-size", parse=integer, low=1, high=1024, metavar="N",
+        help="stages of a replica, each with its part of a step's cost",
+    )  # fmt: skip
+    stage_hop: float = option(
+        0.0, "--stage-hop", parse=real, low=0, high=10, metavar="SECONDS", help="from a stage to the next"
+    )
+    host_mtbf: float | None = option(
+        None, "--host-mtbf", parse=real, low=1e-3, high=1e9, metavar="HOURS",
+        help="mean time between failures of a host, with which its replica fails (default: none fails)",
+    )  # fmt: skip
+    restart: float = option(
+        60.0, "--restart", parse=real, low=0, high=1e6, metavar="SECONDS", help="until a failed replica serves again"
+    )
+    first_token: float | None = option(
+        None, "--first-token", parse=real, low=0, high=1e6, metavar="SECONDS",
+        help="objective of goodput: to the first token at most",
+    )  # fmt: skip
+    per_token: float | None = option(
+        None, "--per-token", parse=real, low=0, high=1e6, metavar="SECONDS",
+        help="objective of goodput: from token to token at most, on a request's average",
+    )  # fmt: skip
+    seed: int = option(0, "--seed", parse=integer, low=0, high=1 << 62, metavar="N", help="of all that is random")
+    sample: int = option(
+        0, "--sample", parse=integer, low=0, high=100_000, metavar="N",
+        help="replicas that are simulated, the others being alike; 0: all",
+    )  # fmt: skip
+    jobs: int = option(
+        0, "-j", "--jobs", parse=integer, low=0, high=1024, metavar="N", help="processes; 0: one for each core"
+    )
+    json: bool = option(False, "--json", help="print one JSON object")
+    plot: str | None = option(None, "--plot", metavar="FILE.svg", help="draw the waits (needs the plot extra)")
+    verbose: bool = option(False, "-v", "--verbose", help="log more")
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            check_field(item, getattr(self, item.name))
+        if self.steps is None:
+            raise ConfigError("--steps is missing: write such a file by ckdist bench steps -m MODEL -o json > FILE")
+        self._check_load()
+        if self.hosts % self.hosts_per_replica:
+            raise ConfigError(f"--hosts {self.hosts} is not a multiple of --hosts-per-replica {self.hosts_per_replica}")
+        if self.sample and self.router == "least":
+            raise ConfigError("--sample leaves replicas out, and --router least asks all of them: leave one out")
+        if self.cache_tokens and self.cache_tokens < self.ctx_size:
+            raise ConfigError(f"--cache-tokens {self.cache_tokens} does not hold one sequence of {self.ctx_size}")
+
+    def _check_load(self) -> None:
+        """ConfigError unless there is one kind of load, with its own flags alone."""
+        kinds = [flag for flag in ("rate", "trace", "clients") if getattr(self, flag) is not None]
+        if len(kinds) != 1:
+            found = " and ".join(f"--{kind}" for kind in kinds) or "nothing"
+            raise ConfigError(f"{found} says who asks: give one of --rate, --trace and --clients")
+        own: dict[str, tuple[str, ...]] = {
+            "trace": ("prompt_tokens", "output_tokens", "prefix_tokens", "prefixes", "think"),
+            "rate": ("think",),
+            "clients": (),
+        }
+        defaults: dict[str, Any] = {item.name: item.default for item in fields(self)}
+        for name in own[kinds[0]]:
+            if getattr(self, name) != defaults[name]:
+                raise ConfigError(f"--{name.replace('_', '-')} has no meaning with --{kinds[0]}: leave it out")
+        if self.clients is not None and self.router != "round-robin":
+            raise ConfigError(
+                f"--clients stay with their replica, whatever --router {self.router} would say: leave it out"
+            )

@@ -1,0 +1,159 @@
+"""Seconds that a step of a server takes, by what is in it: the price list of a simulation.
+
+`StepCost` is all that a simulation asks. `LinearStepCost` is one that was measured: `ckdist bench steps` writes steps
+of the engine as rows, sampling and Python included, and `fit_step_cost` finds the price of each part.
+"""
+
+import json
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from ckdist.errors import ConfigError
+from ckdist.text_file import read_text_file
+
+MAX_FILE_BYTES = 1 << 20
+MOST_ROWS = 10_000
+MOST = 1e15  # of any number of a row
+
+
+class StepTotals(NamedTuple):
+    """What is in a step, added up.
+
+    `prompt_tokens` of prompts attend to `prompt_attended` positions in all, each to those before it; `decodes`
+    sequences have one token each and attend to `decode_context` positions in all. `outputs`: rows of logits.
+    """
+
+    prompt_tokens: int = 0
+    prompt_attended: int = 0
+    decodes: int = 0
+    decode_context: int = 0
+    outputs: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """In all."""
+        return self.prompt_tokens + self.decodes
+
+
+class StepCost(Protocol):
+    """A price list of steps."""
+
+    def seconds(self, step: StepTotals, /) -> float:
+        """That the step takes, from the scheduler's choice to its tokens; it grows with each number of the shape."""
+        ...
+
+
+@dataclass(frozen=True)
+class LinearStepCost:
+    """`seconds_of[i]` of a step of `sizes[i]` tokens of one prompt without context, on a line between these; and the
+    price of each further row of logits, of each position that a prompt's token attends to, and of each that a decoded
+    one does.
+    """
+
+    sizes: tuple[int, ...]
+    seconds_of: tuple[float, ...]
+    per_output: float = 0.0
+    per_prompt_attended: float = 0.0
+    per_decode_context: float = 0.0
+
+    def seconds(self, step: StepTotals) -> float:
+        """That the step takes."""
+        size = min(step.tokens, self.sizes[-1])
+        base = float(np.interp(size, self.sizes, self.seconds_of)) * max(1.0, step.tokens / self.sizes[-1])
+        return (
+            base
+            + self.per_output * max(0, step.outputs - 1)
+            + self.per_prompt_attended * step.prompt_attended
+            + self.per_decode_context * step.decode_context
+        )
+
+
+def step_row(step: StepTotals, seconds: float) -> dict[str, Any]:
+    """A measured step as `ckdist bench steps` writes it."""
+    return {**step._asdict(), "seconds": seconds}
+
+
+def read_step_cost(path: str) -> LinearStepCost:
+    """The prices in the rows of a file of `ckdist bench steps -o json`. ConfigError where it cannot be used."""
+    try:
+        rows = json.loads(read_text_file(path, "--steps", MAX_FILE_BYTES))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"--steps {pathlib.Path(path).name} is not JSON: {str(error)[:100]}") from None
+    if not isinstance(rows, list) or not 1 <= len(rows) <= MOST_ROWS:
+        raise ConfigError(
+            f"--steps {path} needs a list of 1 to {MOST_ROWS} rows: write it by ckdist bench steps -o json"
+        )
+    return fit_step_cost([_step_of(row, path) for row in rows])
+
+
+def _step_of(row: Any, path: str) -> tuple[StepTotals, float]:
+    """A row's step and seconds."""
+    names = (*StepTotals._fields, "seconds")
+    numbers: list[Any] = [row.get(name) for name in names] if isinstance(row, Mapping) else [None]
+    if not all(type(n) in (int, float) and math.isfinite(n) and 0 <= n < MOST for n in numbers) or not numbers[-1]:
+        raise ConfigError(
+            f"--steps {path} has a row {str(row)[:60]!r}, which needs positive numbers {', '.join(names)}"
+        )
+    *shape, seconds = numbers
+    return StepTotals(*map(int, shape)), float(seconds)
+
+
+def fit_step_cost(steps: Sequence[tuple[StepTotals, float]]) -> LinearStepCost:
+    """The prices of measured steps: medians of steps of one prompt without context give the table, and least squares
+    the rest, none of it below zero. ConfigError where there is no step of a prompt alone.
+    """
+    alone = _alone(steps)
+    if not alone:
+        raise ConfigError("--steps has no step of one prompt without context: write it by ckdist bench steps -o json")
+    sizes = tuple(sorted(alone))
+    seconds = np.maximum.accumulate([float(np.median(alone[size])) for size in sizes])
+    table = LinearStepCost(sizes, tuple(seconds.tolist()))
+    rows = np.array([[max(0, s.outputs - 1), s.prompt_attended, s.decode_context] for s, _ in steps], float)
+    rest = np.array([found - table.seconds(s) for s, found in steps])
+    # what the table's own prompts attend to is part of its seconds
+    own = np.array([_own_attended(s.prompt_tokens) if s.decodes == 0 else 0 for s, _ in steps])
+    rows[:, 1] = np.maximum(0.0, rows[:, 1] - own)
+    weights = 1 / np.array([found for _, found in steps])
+    prices = _at_least_zero(rows * weights[:, None], rest * weights)
+    return LinearStepCost(sizes, _without_attention(table, prices[1]), *prices)
+
+
+def _alone(steps: Sequence[tuple[StepTotals, float]]) -> dict[int, list[float]]:
+    """Seconds of the steps of one prompt without context, by tokens."""
+    found: dict[int, list[float]] = {}
+    for step, seconds in steps:
+        if step.decodes == 0 and step.outputs <= 1 and step.prompt_attended == _own_attended(step.prompt_tokens):
+            found.setdefault(step.prompt_tokens, []).append(seconds)
+    return found
+
+
+def _own_attended(tokens: int) -> int:
+    """Positions that the tokens of a prompt without context attend to, themselves included."""
+    return tokens * (tokens + 1) // 2
+
+
+def _without_attention(table: LinearStepCost, price: float) -> tuple[float, ...]:
+    """The table's seconds without what its own prompts attend to, which is priced apart; never falling."""
+    rest = [s - price * _own_attended(n) for n, s in zip(table.sizes, table.seconds_of, strict=True)]
+    return tuple(np.maximum.accumulate(np.maximum(rest, 0.0)).tolist())
+
+
+def _at_least_zero(rows: np.ndarray, wanted: np.ndarray) -> list[float]:
+    """Least squares with no coefficient below zero: those that would be are left out, one after the other."""
+    used = [i for i in range(rows.shape[1]) if rows[:, i].any()]
+    while used:
+        # columns of one size, so that no unit decides
+        scale = np.abs(rows[:, used]).max(axis=0)
+        found = np.linalg.lstsq(rows[:, used] / scale, wanted, rcond=None)[0] / scale
+        if (found >= 0).all():
+            return [float(found[used.index(i)]) if i in used else 0.0 for i in range(rows.shape[1])]
+        del used[int((found * scale).argmin())]
+    return [0.0] * rows.shape[1]
+
+
+__all__ = ["LinearStepCost", "StepCost", "StepTotals", "fit_step_cost", "read_step_cost", "step_row"]

@@ -1,0 +1,231 @@
+"""Many replicas behind a router, in simulated time.
+
+`random` and `round-robin` choose without asking how busy replicas are, so each replica is simulated on its own, in as
+many processes as there are cores, and of many like ones it is enough to simulate some (`sample`). `least` sends a
+request to the replica with the fewest, for which all of them go on side by side. A router knows which replicas are
+down. The same seed gives the same results, whatever the number of processes.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from typing import Any
+
+import numpy as np
+
+from ckdist.planning.step_cost import StepCost
+from ckdist.simulate.load import RequestKind, Requests
+from ckdist.simulate.observed import Observed
+from ckdist.simulate.replica import Journey, Replica, ServerShape
+
+ROUTERS = "round-robin", "random", "least"
+LEAST_REQUESTS = 20_000  # that are worth further processes
+TASKS = 4  # for each process, so that none is done long before the others
+MOST_SECONDS = 6 * 3600.0  # of real time, that a process may take
+RETRY_SECONDS = 1.0  # after which a client asks again that was refused, at least
+DOWN = 1 << 62  # requests at a replica that takes none
+TRIES = 64  # of the router to find a replica that is up
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """`replicas` alike, each of which fails `failure_seconds` of work after its last start on the average (inf: never)
+    and is up again after `restart`. `sample`: how many are simulated; the others are as these.
+    """
+
+    replicas: int
+    server: ServerShape
+    cost: StepCost
+    router: str = "round-robin"
+    failure_seconds: float = math.inf
+    restart: float = 60.0
+    sample: int = 0
+    seed: int = 0
+    jobs: int = 1
+
+    @property
+    def simulated(self) -> int:
+        """How many replicas are simulated."""
+        return min(self.sample or self.replicas, self.replicas)
+
+    def failures(self, replica: int, seconds: float) -> list[float]:
+        """When a replica fails, in so many seconds."""
+        found, at = list[float](), 0.0
+        if not math.isfinite(self.failure_seconds):
+            return found
+        rng = np.random.default_rng([self.seed, 1, replica])
+        while (at := at + rng.exponential(self.failure_seconds)) < seconds:
+            found.append(at)
+            at += self.restart
+        return found
+
+    def replica(self, number: int, seconds: float) -> Replica:
+        """A replica at the start."""
+        return Replica(self.server, self.cost, self.failures(number, seconds), self.restart)
+
+
+@dataclass(frozen=True)
+class ClosedLoop:
+    """`clients` in all, of whom each stays with its replica, waits for its answer, and thinks for `think` seconds on
+    the average before it asks again.
+    """
+
+    clients: int
+    kind: RequestKind
+    think: float = 0.0
+
+
+def simulate_requests(fleet: Fleet, requests: Requests, seconds: float) -> Observed:
+    """What becomes of requests that arrive within so many seconds; all of them end."""
+    if fleet.router == "least":
+        return _least(fleet, requests, seconds)
+    chosen = route(fleet, requests.arrival, seconds)
+    order = np.argsort(chosen, kind="stable")
+    ends = np.searchsorted(chosen[order], np.arange(fleet.simulated + 1))
+    parts = [requests.where(order[ends[i] : ends[i + 1]]) for i in range(fleet.simulated)]
+    many = int(ends[-1]) >= LEAST_REQUESTS
+    return _in_processes(fleet, many, lambda numbers: (_open_part, fleet, [parts[i] for i in numbers], seconds))
+
+
+def simulate_clients(fleet: Fleet, loop: ClosedLoop, seconds: float) -> Observed:
+    """What becomes of what clients ask for in so many seconds; all of it ends."""
+    many = seconds * fleet.simulated >= LEAST_REQUESTS
+    return _in_processes(fleet, many, lambda _: (_closed_part, fleet, loop, seconds))
+
+
+def route(fleet: Fleet, arrival: np.ndarray, seconds: float) -> np.ndarray:
+    """The replica of each request, int64 (requests,), by their times of arrival, ascending."""
+    rng = np.random.default_rng([fleet.seed, 2])
+    count, random = len(arrival), fleet.router == "random"
+    chosen = rng.integers(0, fleet.replicas, count) if random else np.arange(count) % fleet.replicas
+    if not math.isfinite(fleet.failure_seconds):
+        return chosen
+    downs = [(r, at) for r in range(fleet.replicas) for at in fleet.failures(r, seconds)]
+    if not downs:
+        return chosen
+    # of replica r the times from r * length on, so that one search finds a request's replica and time
+    length = seconds + fleet.restart + 1.0
+    begins = np.array([r * length + at for r, at in downs])
+
+    def is_down(which: np.ndarray) -> np.ndarray:
+        """Whether the chosen replicas of some requests are down as these arrive."""
+        at = chosen[which] * length + arrival[which]
+        last = np.searchsorted(begins, at, side="right") - 1
+        return (last >= 0) & (at - begins[np.maximum(last, 0)] < fleet.restart)
+
+    which = np.arange(count)
+    for _ in range(TRIES):
+        which = which[is_down(which)]
+        if not len(which):
+            break
+        chosen[which] = rng.integers(0, fleet.replicas, len(which)) if random else (chosen[which] + 1) % fleet.replicas
+    return chosen
+
+
+def _in_processes(fleet: Fleet, many: bool, part_of: Callable[[range], tuple[Any, ...]]) -> Observed:
+    """What groups of replicas have seen, added up in their order; `part_of` gives of each a function, which takes the
+    group first, and what else it takes.
+    """
+    jobs = min(fleet.jobs, fleet.simulated) if many else 1
+    groups = np.array_split(np.arange(fleet.simulated), min(fleet.simulated, jobs * TASKS) if jobs > 1 else 1)
+    ranges = [range(int(group[0]), int(group[-1]) + 1) for group in groups]
+    tasks = [(function, numbers, rest) for numbers in ranges for function, *rest in (part_of(numbers),)]
+    total = Observed()
+    if jobs == 1:
+        for function, numbers, rest in tasks:
+            total.add(function(numbers, *rest))
+        return total
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for future in [pool.submit(function, numbers, *rest) for function, numbers, rest in tasks]:
+            total.add(future.result(timeout=MOST_SECONDS))
+    return total
+
+
+def _open_part(numbers: range, fleet: Fleet, parts: list[Requests], seconds: float) -> Observed:
+    """Replicas one after the other, each with its requests."""
+    total = Observed()
+    for number, requests in zip(numbers, parts, strict=True):
+        replica = fleet.replica(number, seconds)
+        for row in _rows(requests):
+            _advance(replica, row[0])
+            replica.add(Journey(row[0]), *row[1:])
+        _advance(replica, math.inf)
+        total.add(replica.seen)
+    return total
+
+
+def _rows(requests: Requests) -> Iterator[tuple[float, int, int, int, int]]:
+    """Arrival, prompt, output, prefix and its tokens of each."""
+    columns = (getattr(requests, name).tolist() for name in requests.__dataclass_fields__)
+    return zip(*columns, strict=True)
+
+
+def _advance(replica: Replica, until: float) -> None:
+    """To this time; nobody waits for what ends."""
+    while replica.advance(until):
+        replica.ended.clear()
+
+
+def _closed_part(numbers: range, fleet: Fleet, loop: ClosedLoop, seconds: float) -> Observed:
+    """Replicas one after the other, each with its clients."""
+    total = Observed()
+    for number in numbers:
+        replica = fleet.replica(number, seconds)
+        _closed_replica(replica, loop, np.random.default_rng([fleet.seed, 3, number]), seconds, fleet, number)
+        total.add(replica.seen)
+    return total
+
+
+def _closed_replica(
+    replica: Replica, loop: ClosedLoop, rng: np.random.Generator, seconds: float, fleet: Fleet, number: int
+) -> None:
+    """One replica and its clients, of whom the first is `number`."""
+    think = lambda: rng.exponential(loop.think) if loop.think else 0.0
+    asking = [(think(), client) for client in range(number, loop.clients, fleet.replicas)]
+    heapq.heapify(asking)
+    while asking or replica.outstanding:
+        at, client = asking[0] if asking else (math.inf, -1)
+        if not replica.advance(at) and asking:
+            heapq.heappop(asking)
+            requests = loop.kind.draw(rng, np.array([at]))
+            replica.add(Journey(at, client), *next(_rows(requests))[1:])
+        for request in replica.ended:
+            refused = request.first == math.inf
+            end = max(replica.down_until, request.arrival + RETRY_SECONDS) if refused else request.last
+            if (again := max(end, replica.down_until) + think()) < seconds:
+                heapq.heappush(asking, (again, request.owner))
+        replica.ended.clear()
+
+
+def _least(fleet: Fleet, requests: Requests, seconds: float) -> Observed:
+    """All replicas side by side: each request goes to the first one that is up and has the fewest.
+
+    A replica goes on when it is asked, or when the number of its requests may change.
+    """
+    replicas = [fleet.replica(number, seconds) for number in range(fleet.replicas)]
+    due = [(0.0, number) for number in range(fleet.replicas)]
+    load = np.zeros(fleet.replicas, np.int64)
+    for now, *rest in _rows(requests):
+        while due[0][0] <= now:
+            number = heapq.heappop(due)[1]
+            replica = replicas[number]
+            _advance(replica, now)
+            load[number] = replica.outstanding if replica.down_until <= now else DOWN
+            heapq.heappush(due, (replica.next_change(now), number))
+        number = int(load.argmin())
+        replica = replicas[number]
+        _advance(replica, now)
+        replica.add(Journey(now), *rest)
+        load[number] = replica.outstanding if load[number] != DOWN else DOWN
+        heapq.heappush(due, (replica.next_change(now), number))
+    total = Observed()
+    for replica in replicas:
+        _advance(replica, math.inf)
+        total.add(replica.seen)
+    return total
+
+
+__all__ = ["ROUTERS", "ClosedLoop", "Fleet", "route", "simulate_clients", "simulate_requests"]

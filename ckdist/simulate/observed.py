@@ -1,0 +1,75 @@
+"""What a simulation counts: each request's times, and the gaps between tokens in a histogram."""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+LEAST_SECONDS, BIN = 1e-7, math.log(1.005)  # bins of half a per cent
+BINS = 6200  # up to e6 s
+FINISHED, FAILED, REFUSED = 0, 1, 2  # how a request ended
+
+
+class Gaps:
+    """Counts of gaps between tokens, in bins of half a per cent of their length."""
+
+    def __init__(self) -> None:
+        self.counts = np.zeros(BINS, np.int64)
+
+    def add(self, seconds: float, count: int = 1) -> None:
+        """So many gaps of so many seconds."""
+        self.counts[_bin(seconds)] += count
+
+    def add_line(self, first: float, last: float, steps: int, count: int) -> None:
+        """`count` gaps of each of `steps` lengths, evenly from `first` to `last`."""
+        low, high = _bin(first), _bin(last)
+        if low == high:
+            self.counts[low] += steps * count
+            return
+        each = np.log(np.maximum(np.linspace(first, last, steps), LEAST_SECONDS) / LEAST_SECONDS) / BIN
+        np.add.at(self.counts, np.minimum(each.astype(np.int64), BINS - 1), count)
+
+    def quantile(self, part: float) -> float | None:
+        """Seconds that this part of the gaps does not exceed; None of no gap."""
+        total = int(self.counts.sum())
+        if not total:
+            return None
+        at = int(np.searchsorted(np.cumsum(self.counts), part * total))
+        return LEAST_SECONDS * math.exp((at + 0.5) * BIN)
+
+
+def _bin(seconds: float) -> int:
+    """Where gaps of so many seconds are counted."""
+    return min(BINS - 1, int(math.log(max(seconds, LEAST_SECONDS) / LEAST_SECONDS) / BIN))
+
+
+@dataclass
+class Observed:
+    """Of some replicas: a row for each request that has ended, and sums.
+
+    `rows`: arrival, first token, end, prompt tokens, output tokens, cached tokens, and how it ended. Seconds are those
+    of the simulated clock; `busy`: of stages at work; `waiting` and `running`: of requests in the queue and beyond it;
+    `up`: of replicas that had not failed.
+    """
+
+    rows: list[tuple[float, float, float, int, int, int, int]] = field(default_factory=list)
+    gaps: Gaps = field(default_factory=Gaps)
+    steps: int = 0
+    preemptions: int = 0
+    failures: int = 0
+    longest_queue: int = 0
+    busy: float = 0.0
+    waiting: float = 0.0
+    running: float = 0.0
+    end: float = 0.0
+
+    def add(self, other: "Observed") -> None:
+        """What other replicas have seen."""
+        self.rows += other.rows
+        self.gaps.counts += other.gaps.counts
+        self.longest_queue, self.end = max(self.longest_queue, other.longest_queue), max(self.end, other.end)
+        for name in ("steps", "preemptions", "failures", "busy", "waiting", "running"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+__all__ = ["FAILED", "FINISHED", "REFUSED", "Gaps", "Observed"]

@@ -1,0 +1,74 @@
+"""A picture of a simulation: how long requests waited, and when."""
+
+import importlib
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from ckdist.errors import ConfigError, EngineError
+from ckdist.simulate.observed import FINISHED, Observed
+from ckdist.simulate.report import Objective, Rows
+
+PERIODS = 60  # of the axis of time
+
+
+def figure_class() -> Any:
+    """The Figure of matplotlib. ConfigError where it is not installed."""
+    try:
+        return importlib.import_module("matplotlib.figure").Figure
+    except ImportError:
+        raise ConfigError("--plot needs matplotlib: pip install 'ckdist[plot]'") from None
+
+
+def draw(seen: Observed, objective: Objective, path: str) -> None:
+    """Writes an SVG file: waits as parts of requests and of tokens, and the first token's over time.
+
+    EngineError where the file cannot be written.
+    """
+    figure = figure_class()(figsize=(11, 4), layout="constrained")
+    parts, times = figure.subplots(1, 2)
+    rows = Rows.of(seen)
+    finished = rows.how == FINISHED
+    waits, arrival = (rows.first - rows.arrival)[finished], rows.arrival[finished]
+    if len(waits):
+        parts.plot(np.sort(waits), np.arange(1, len(waits) + 1) / len(waits), label="time to first token")
+        times.plot(*over_time(arrival, waits, 0.50), label="half of the requests")
+        times.plot(*over_time(arrival, waits, 0.95), label="95 %")
+    points = [(gap, q) for q in np.linspace(0.002, 0.998, 250) if (gap := seen.gaps.quantile(float(q))) is not None]
+    if points:
+        parts.plot(*zip(*points, strict=True), label="between tokens")
+    if objective.first_token is not None:
+        times.axhline(objective.first_token, color="black", linestyle=":", label="objective")
+    for axes, across, up in ((parts, "seconds", "part within"), (times, "arrival, s", "time to first token, s")):
+        axes.set_xlabel(across)
+        axes.set_ylabel(up)
+        axes.grid(alpha=0.3)
+        if axes.lines:
+            axes.legend()
+    parts.set_xscale("log")
+    save(figure, path)
+
+
+def over_time(arrival: np.ndarray, waits: np.ndarray, part: float) -> tuple[list[float], list[float]]:
+    """Of each of PERIODS periods with arrivals: its middle, and what this part of the waits does not exceed."""
+    edges = np.linspace(0.0, float(arrival.max()) + 1e-9, PERIODS + 1)
+    period = np.searchsorted(edges, arrival, side="right") - 1
+    used = [number for number in range(PERIODS) if (period == number).any()]
+    middles = [float(edges[number] + edges[number + 1]) / 2 for number in used]
+    return middles, [float(np.quantile(waits[period == number], part)) for number in used]
+
+
+def save(figure: Any, path: str) -> None:
+    """Writes a figure as SVG, whole or not at all. EngineError where that cannot be."""
+    target = pathlib.Path(path)
+    part = target.with_name(f".{target.name}.part")
+    try:
+        figure.savefig(part, format="svg")
+        part.replace(target)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise EngineError(f"--plot {path} cannot be written: {error.strerror}") from None
+
+
+__all__ = ["draw", "figure_class", "over_time", "save"]
