@@ -1,10 +1,10 @@
 """Tensors, stages and both over two and three hosts whose links are limited: decode, prefill, and what `--layout auto`
 takes.
 
-    python benchmarks/layouts_over_links.py -m MODEL.gguf --hosts 2 --rate 100mbit --save rows.jsonl
+    python benchmarks/layouts_over_links.py -m MODEL.gguf --hosts 2 --megabits 100 --save rows.jsonl
     python benchmarks/layouts_over_links.py --show rows.jsonl
 
-Hosts are network namespaces of this machine behind one bridge, each with a token bucket on either end of its link, so
+Hosts are network namespaces of this machine behind one bridge, each with a token bucket on either end of its link (bursts of two milliseconds), so
 it needs root, ip and tc. Each host has one core: those of this machine in turn, so with more hosts than cores some
 share one, and stages cannot work at the same time there. `both` has two ranks on each host, which share its core. Only
 the network is limited: memory and caches are the machine's own.
@@ -35,8 +35,8 @@ def run(*words: str) -> None:
 
 
 @contextlib.contextmanager
-def network(count: int, rate: str) -> Iterator[list[tuple[str, str]]]:
-    """Name and address of each of so many hosts, whose links send at most so fast."""
+def network(count: int, megabits: int) -> Iterator[list[tuple[str, str]]]:
+    """Name and address of each of so many hosts, whose links send at most so many megabits a second."""
     key = os.getpid() % 10000
     bridge, names = f"lk{key}s", [f"lk{key}h{i}" for i in range(count)]
     block = key % 250
@@ -53,7 +53,7 @@ def network(count: int, rate: str) -> Iterator[list[tuple[str, str]]]:
             run("ip", "-n", name, "link", "set", link, "up")
             run("ip", "-n", name, "link", "set", "lo", "up")
             for where, device in ((name, link), (bridge, port)):
-                bucket = ["rate", rate, "burst", "64kb", "latency", "100ms"]
+                bucket = ["rate", f"{megabits}mbit", "burst", f"{max(32, megabits // 4)}kb", "latency", "100ms"]
                 run("tc", "-n", where, "qdisc", "replace", "dev", device, "root", "tbf", *bucket)
         yield [(name, ADDRESS.format(block, i + 1)) for i, name in enumerate(names)]
     finally:
@@ -109,18 +109,18 @@ def rates(out: str) -> list[float]:
     return [found[0, GENERATED, 1], found[0, GENERATED, SEQUENCES], found[PROMPT, 0, 1]]
 
 
-def measure(model: str, count: int, rate: str, save: pathlib.Path) -> None:
+def measure(model: str, count: int, megabits: int, save: pathlib.Path) -> None:
     """Appends a row for each way, and one for what `auto` takes."""
     common = ["bench", "-m", model, "-t", "1", "-r", "1", "-o", "json", "-c", "2304", "--comm-timeout", "60"]
     sizes = ["-p", str(PROMPT), "-n", str(GENERATED), "-npl", f"1,{SEQUENCES}"]
     ways = {"tensors": (1, []), "stages": (1, ["-pp", str(count)]), "both": (2, ["-pp", str(count)])}
-    with network(count, rate) as hosts:
-        _, said = job(hosts, 1, [*common, "-p", "16", "-n", "0", "--layout", "auto"])
+    with network(count, megabits) as hosts:
+        _, said = job(hosts, 1, [*common, "-p", "512", "-n", "0", "--layout", "auto"])
         line = next(line for line in said.splitlines() if line.startswith("layout: "))
-        write(save, {"hosts": count, "rate": rate, "way": "auto", "said": line})
+        write(save, {"hosts": count, "megabits": megabits, "way": "auto", "said": line})
         for way, (each, flags) in ways.items():
             out, _ = job(hosts, each, [*common, *sizes, *flags])
-            write(save, {"hosts": count, "rate": rate, "way": way, "tokens_per_second": rates(out)})
+            write(save, {"hosts": count, "megabits": megabits, "way": way, "tokens_per_second": rates(out)})
 
 
 def write(save: pathlib.Path, row: dict) -> None:
@@ -134,8 +134,8 @@ def show(path: pathlib.Path) -> None:
     """The rows as a table in Markdown: tokens per second, the best of each in bold, and what `auto` chose."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     print(f"| hosts, link | | {' | '.join(COLUMNS)} |\n|---|---|{'---|' * len(COLUMNS)}")
-    for place in dict.fromkeys((row["hosts"], row["rate"]) for row in rows):
-        here = [row for row in rows if (row["hosts"], row["rate"]) == place]
+    for place in dict.fromkeys((row["hosts"], row["megabits"]) for row in rows):
+        here = [row for row in rows if (row["hosts"], row["megabits"]) == place]
         chosen = re.search(r"layout: (\d+ stages|tensors)", next(r["said"] for r in here if r["way"] == "auto"))
         takes = "tensors" if chosen is None or chosen[1] == "tensors" else "stages"
         measured = [row for row in here if row["way"] != "auto"]
@@ -146,7 +146,7 @@ def show(path: pathlib.Path) -> None:
                 for value, top in zip(row["tokens_per_second"], best, strict=True)
             ]
             name = f"{row['way']} (auto)" if row["way"] == takes else row["way"]
-            print(f"| {place[0]}, {place[1]} | {name} | {' | '.join(cells)} |")
+            print(f"| {place[0]}, {place[1]} Mbit/s | {name} | {' | '.join(cells)} |")
 
 
 def main() -> None:
@@ -154,14 +154,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-m", "--model")
     parser.add_argument("--hosts", type=int, default=2)
-    parser.add_argument("--rate", default="1gbit")
+    parser.add_argument("--megabits", type=int, default=1000)
     parser.add_argument("--save", type=pathlib.Path, default=pathlib.Path("layouts.jsonl"))
     parser.add_argument("--show", type=pathlib.Path)
     words = parser.parse_args()
     if words.show:
         show(words.show)
     else:
-        measure(words.model, words.hosts, words.rate, words.save)
+        measure(words.model, words.hosts, words.megabits, words.save)
 
 
 if __name__ == "__main__":

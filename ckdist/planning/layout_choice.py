@@ -27,7 +27,7 @@ from ckdist.weights.checkpoint import Checkpoint
 
 PROMPT, CONTEXT, SEQUENCES = 2048, 512, 8  # tokens of a prompt, and before those that are decoded; of these together
 READ_BYTES, READ_REPEATS = 64 << 20, 2  # per thread, of what is measured
-ACHIEVED_ARITHMETIC, ACHIEVED_READ = 0.5, 0.7  # of what is measured that products reach
+ACHIEVED_READ = 0.7  # of what is measured that products reach
 LEAST_PROMPT_TOKENS = 64  # of a stage's step
 
 
@@ -131,7 +131,6 @@ def measured_machine(world: World, config: EngineConfig) -> MachineSpec:
         bandwidth=slowest[0],
         achieved_bandwidth=ACHIEVED_READ,
         core_bandwidth=slowest[0] / threads,
-        achieved_arithmetic=ACHIEVED_ARITHMETIC,
         link_seconds=link.seconds,
         link_rate=link.rate,
         **arithmetic,
