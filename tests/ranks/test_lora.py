@@ -58,7 +58,7 @@ def test_it_begins_as_the_base_and_adds_what_peft_defines(base, tmp_path):
     model = open_model(c)
     alone = TrainingRanks(Mesh.of_job(1, 0))
     adapted, plain = (
-        reference_executable(m, c, m.lowered(c, alone.mesh), alone, ThreadPool(1))
+        reference_executable(m, c, m.lowered(c, alone.mesh, 1), alone, ThreadPool(1))
         for m in (model, open_model(adapting(base, tmp_path, lora_r=0)))
     )
     assert len(adapted.parameters) == 2 * 2 * len(model.spec.layers) and all(
@@ -94,7 +94,7 @@ def test_what_is_native_is_what_is_defined(base, tmp_path, kind):
     c = adapting(base, tmp_path, lora_target_modules=MODULES, lora_r=3, activation_checkpointing=True)
     model = open_model(c)
     alone = TrainingRanks(Mesh.of_job(1, 0))
-    program = model.lowered(c, alone.mesh)
+    program = model.lowered(c, alone.mesh, 1)
     native, reference = (
         make(model, c, program, alone, ThreadPool(2)) for make in (native_executable, reference_executable)
     )

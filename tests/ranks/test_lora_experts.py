@@ -62,7 +62,7 @@ def test_what_is_native_is_what_is_defined(base, tmp_path, kind):
         base = str(tmp_path / "base.gguf")
     c = adapting(base, tmp_path)
     model, alone = open_model(c), TrainingRanks(Mesh.of_job(1, 0))
-    program = model.lowered(c, alone.mesh)
+    program = model.lowered(c, alone.mesh, 1)
     native, reference = (
         make(model, c, program, alone, ThreadPool(2)) for make in (native_executable, reference_executable)
     )
