@@ -388,13 +388,15 @@ def open_communicator(
     `auto`: shared memory inside a host, and between hosts the transport that measures fastest (`choose_transport`). A
     transport that is named is used between hosts, and on a single host instead of shared memory. `timeout`: seconds
     that any wait for a peer may take. `spins`: polls of a flag before a waiting thread sleeps; by default many, or few
-    where ranks outnumber CPUs. `share=False`: no shared memory at all. `interface`: name or address that tcp and verbs
+    where ranks outnumber CPUs. `share=False`: no shared memory at all. `arena_bytes`: of each rank's shared arena, the
+    most that any rank asks for. `interface`: name or address that tcp and verbs
     use (default: CKDIST_INTERFACE); verbs takes an RDMA device's name too. Raises ConfigError or CommError on every
     rank alike.
     """
     if transport not in TRANSPORTS:
         raise ConfigError(f"--transport ({transport}) must be one of {', '.join(TRANSPORTS)}")
-    world.gather(None)  # ranks load for different times; from here on the timeout counts
+    # ranks load for different times: from here on the timeout counts
+    arena_bytes = max(world.gather(arena_bytes))  # where a peer's arena lies must be the same on all
     one_host = len(set(world.hosts)) == 1
     local = [r for r, host in enumerate(world.hosts) if host == world.hosts[world.rank]]
     share = share and (world.size == 1 or not one_host or transport == "auto")

@@ -156,6 +156,15 @@ class EngineConfig:
             "has a part of every layer"
         ),
     )
+    layout: str | None = option(
+        None,
+        "--layout",
+        choices=("auto",),
+        help=(
+            "auto: stages, or tensors over all ranks, as is predicted to be faster on the link between hosts that is "
+            "measured at the start (default: as -pp says)"
+        ),
+    )
     prefill: str = option(
         "auto",
         "--prefill",

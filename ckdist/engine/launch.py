@@ -26,7 +26,14 @@ from ckdist.engine.engine import Engine
 from ckdist.engine.expert_load import dispatch_stats, expert_stats
 from ckdist.engine.grammars import Grammars
 from ckdist.engine.sampler import Sampler
-from ckdist.engine.stages import Traced, layers_of_stages, open_communicators, tell_stages, trace_stage
+from ckdist.engine.stages import (
+    Traced,
+    layers_of_stages,
+    open_communicators,
+    tell_stages,
+    trace_stage,
+    with_chosen_layout,
+)
 from ckdist.engine.step_prediction import StepPrediction
 from ckdist.engine.trace import Labels, Trace
 from ckdist.errors import ConfigError
@@ -213,6 +220,7 @@ def load_model(
     adapter = Adapter(pathlib.Path(config.lora), checkpoint.spec) if config.lora else None
     tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
     loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
+    config = with_chosen_layout(config, world, checkpoint)
     rank = stage_rank(world, layers_of_stages(config, world, loader, tracer))
     traced = trace_stage(config, world, rank, checkpoint, adapter, tracer)
     tracing = (
@@ -238,6 +246,7 @@ def _settings(config: EngineConfig) -> list[object]:
         config.cache_type_k,
         config.cache_type_v,
         config.pipeline_parallel_size,
+        config.layout or "",
         config.prefill,
         config.experts,
         config.repack,

@@ -20,6 +20,7 @@ from ckdist.layout import SINGLE, Layout, Range
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward, hidden_rows, main_forward
 from ckdist.models.spec import ModelSpec
+from ckdist.planning.layout_choice import choose_layout
 from ckdist.planning.layouts import NOMINAL_LINK, layouts_for, places_experts
 from ckdist.planning.plan import Plan
 from ckdist.planning.stages import StageRank, check_stages, divide_layers, exchange_line, stage_lines
@@ -57,6 +58,16 @@ class Traced:
         """The model with the layers of this rank's stage."""
         spec, (begin, end) = self.checkpoint.spec, self.rank.stage.layers
         return dataclasses.replace(spec, layers=spec.layers[begin:end])
+
+
+def with_chosen_layout(config: EngineConfig, world: World, checkpoint: Checkpoint) -> EngineConfig:
+    """The configuration with the stages that `--layout auto` chooses; a collective call."""
+    if config.layout is None or not checkpoint.spec.generates:
+        return config
+    choice = choose_layout(world, config, checkpoint)
+    if world.rank == 0:
+        log.info("layout: %s", choice.reason)
+    return dataclasses.replace(config, pipeline_parallel_size=choice.stages)
 
 
 def layers_of_stages(

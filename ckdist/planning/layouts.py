@@ -123,6 +123,13 @@ def _apart(world: "World") -> str:
     counts = [world.hosts.count(host) for host in hosts]
     if max(counts) == 1:
         return f"these are on {len(hosts)} hosts"
+    return uneven(world)
+
+
+def uneven(world: "World") -> str:
+    """In what hosts differ, of whose ranks each would be one of a grid; "" where they do not."""
+    hosts = list(dict.fromkeys(world.hosts))
+    counts = [world.hosts.count(host) for host in hosts]
     if len(set(counts)) > 1:
         ranks = ", ".join(map(str, counts))
         return f"these are on {len(hosts)} hosts with {ranks} ranks each; start as many on every host"

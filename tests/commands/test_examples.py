@@ -58,6 +58,21 @@ def test_train_ddp(tmp_path):
     assert "step 4 on 2 ranks" in told[2] and loss[1] == loss[2], told
 
 
+def test_train_pipeline(tmp_path):
+    """Starts a rank for each stage by itself; one rank has the same losses."""
+    told = {}
+    for stages in (1, 2):
+        words = ["train", str(EXAMPLES / "train_pipeline.toml"), "-pp", str(stages), "--set", "max_steps=2"]
+        words += ["--set", "logging_steps=1", "--set", f"output_dir={stages}", "--set", "max_length=64", "-v"]
+        command = [sys.executable, "-m", "ckdist.cli.main", *words]
+        done = subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=150)
+        assert done.returncode == 0, done.stderr
+        told[stages] = [json.loads(line)["loss"] for line in (tmp_path / f"{stages}/metrics.jsonl").open()]
+    assert "stage 1 of 2 (layers 4 to 7): " in done.stderr and "(12% by formula)" in done.stderr, done.stderr
+    assert told[1] == pytest.approx(told[2], rel=1e-5) and len(told[1]) == 2
+    assert "## train_pipeline.toml" in (EXAMPLES / "README.md").read_text()
+
+
 def test_finetune_lora(tmp_path):
     text = run("finetune_lora.py", "-m", BUNDLED, "--steps", "6", folder=tmp_path)
     first, last = (float(part.split()[0]) for part in text.split("loss ")[1].split(" in the first step, "))

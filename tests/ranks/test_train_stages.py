@@ -22,7 +22,7 @@ from ckdist.train.native_executable import NativeExecutable
 from ckdist.train.ranks import TrainingRanks
 from ckdist.train.stage import TrainingStage
 from ckdist.train.trainer import Trainer, native_executable, train
-from ckdist.weights.adapter import MODULES
+from ckdist.weights.adapter_file import MODULES
 from tests.support.curves import WIDE, assert_same_curve, assert_same_tensors, curve, metrics, tensors, wide
 from tests.support.launcher import run_ranks
 from tests.support.specs import spec
@@ -55,6 +55,7 @@ TWO = {"gradient_accumulation_steps": 3}
     "pp, v, ranks, fields",
     [
         (2, 1, 2, {}),
+        (2, 1, 2, {"gradient_accumulation_steps": 1, "per_device_train_batch_size": 6}),  # messages read in place
         (3, 1, 3, {}),
         (5, 1, 5, {"activation_checkpointing": True}),
         (2, 2, 2, {}),

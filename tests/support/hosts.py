@@ -156,6 +156,12 @@ class Hosts(contextlib.AbstractContextManager):
         link = json.loads(run("ip", "-n", self.namespaces[0], "-s", "-j", "link", "show", self.links[0]))[0]
         return link["stats64"]["rx"]["bytes"] + link["stats64"]["tx"]["bytes"]
 
+    def limit_link(self, megabits: int) -> None:
+        """Both ends of the link send at most so many megabits a second, but for bursts of two milliseconds."""
+        for namespace, link in zip(self.namespaces, self.links, strict=True):
+            words = ["rate", f"{megabits}mbit", "burst", f"{max(32, megabits // 4)}kb", "latency", "100ms"]
+            run("tc", "-n", namespace, "qdisc", "replace", "dev", link, "root", "tbf", *words)
+
     def set_link(self, state: str) -> None:
         """`up` or `down`."""
         run("ip", "-n", self.namespaces[0], "link", "set", self.links[0], state)

@@ -1,0 +1,161 @@
+"""Tensors or stages over several hosts: what is predicted to be faster on the link that was measured.
+
+Tensor-parallel ranks share every layer, and add up over the hosts twice in each. Stages have layers of their own, and
+send each row once; one sequence alone passes them one after the other. So a slow link favours stages, and a fast one
+tensors. Three things are predicted of each way: a sequence that decodes alone, several that decode together, and a
+prompt. The way with the least geometric mean is chosen.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ckdist import native
+from ckdist.comm.protocol import World
+from ckdist.comm.transports.link import measured_link
+from ckdist.config import EngineConfig
+from ckdist.errors import CkdistError, ConfigError
+from ckdist.planning.cluster import Cluster
+from ckdist.planning.cost import nominal
+from ckdist.planning.layouts import uneven
+from ckdist.planning.machine import FORMS, MachineSpec
+from ckdist.planning.predict import Predictor, Way
+from ckdist.topology import default_threads, place
+from ckdist.topology.arithmetic import ARITHMETIC, arithmetic_rate
+from ckdist.topology.bandwidth import read_bandwidth
+from ckdist.weights.checkpoint import Checkpoint
+
+PROMPT, CONTEXT, SEQUENCES = 2048, 512, 8  # tokens of a prompt, and before those that are decoded; of these together
+READ_BYTES, READ_REPEATS = 64 << 20, 2  # per thread, of what is measured
+ACHIEVED_READ = 0.7  # of what is measured that products reach
+LEAST_PROMPT_TOKENS = 64  # of a stage's step
+
+
+@dataclass(frozen=True)
+class LayoutChoice:
+    """How many stages there are to be, 1: tensors over all ranks; and a line that says why."""
+
+    stages: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Predicted seconds of a way: a token of one sequence, a token of each of several, and a prompt."""
+
+    stages: int
+    alone: float
+    together: float
+    prompt: float
+
+    @property
+    def mean(self) -> float:
+        """Geometric, so that no situation outweighs the others."""
+        return math.prod((self.alone, self.together, self.prompt)) ** (1 / 3)
+
+
+def stage_counts(world: World, config: EngineConfig, layers: int) -> list[int]:
+    """The numbers of stages that are possible, ascending: those of whole hosts each, and of parts of one host each.
+
+    A number that a flag names is the only one.
+    """
+    if config.pipeline_parallel_size > 1:
+        return [config.pipeline_parallel_size]
+    hosts = len(set(world.hosts))
+    found = [n for n in range(1, min(world.size, layers) + 1) if world.size % n == 0]
+    found = [n for n in found if hosts % n == 0 or n % hosts == 0]
+    if config.tensor_parallel_size:
+        found = [n for n in found if world.size // n == config.tensor_parallel_size]
+    return found or [1]
+
+
+def choose_layout(world: World, config: EngineConfig, checkpoint: Checkpoint) -> LayoutChoice:
+    """What `--layout auto` chooses, the same on every rank; a collective call.
+
+    CommError where the link cannot be measured. What cannot be predicted is not chosen.
+    """
+    hosts, counts = len(set(world.hosts)), stage_counts(world, config, len(checkpoint.spec.layers))
+    if len(counts) == 1:
+        why = "there is one rank" if world.size == 1 else "flags, ranks and layers leave no other"
+        return LayoutChoice(counts[0], f"{_named(counts[0])}: {why}")
+    if hosts == 1:
+        return LayoutChoice(counts[0], f"{_named(counts[0])}: all ranks share memory")
+    if differing := uneven(world):
+        return LayoutChoice(counts[0], f"{_named(counts[0])}: nothing is predicted where {differing}")
+    machine = measured_machine(world, config)
+    chosen = None
+    if world.rank == 0:
+        cluster = Cluster(machine, hosts, ranks=world.local_size)
+        chosen = best_layout(checkpoint, cluster, config, counts)
+    stages, reason = world.broadcast(chosen and [chosen.stages, chosen.reason])
+    return LayoutChoice(stages, reason)
+
+
+def best_layout(checkpoint: Checkpoint, cluster: Cluster, config: EngineConfig, counts: Sequence[int]) -> LayoutChoice:
+    """Of these numbers of stages the one that is predicted to be fastest on a cluster."""
+    forecasts = sorted(_forecasts(checkpoint, cluster, config, counts), key=lambda f: f.mean)
+    if not forecasts:
+        return LayoutChoice(counts[0], f"{_named(counts[0])}: nothing can be predicted of this model")
+    best, *others = forecasts
+    if not others:
+        return LayoutChoice(best.stages, f"{_named(best.stages)}: the model can be divided in no other way")
+    second, link = others[0], cluster.machine.link
+    alone, together = (
+        f"{1e3 * own:.1f} against {1e3 * other:.1f} ms"
+        for own, other in ((best.alone, second.alone), (best.together, second.together))
+    )
+    return LayoutChoice(
+        best.stages,
+        f"{_named(best.stages)} rather than {_named(second.stages)}: predicted {alone} for a token of one sequence, "
+        f"{together} of {SEQUENCES} sequences, {best.prompt:.2f} against {second.prompt:.2f} s for a prompt of "
+        f"{PROMPT} tokens; "
+        f"{link.seconds * 1e6:.0f} µs and {link.rate / 1e6:.0f} MB/s between hosts",
+    )
+
+
+def measured_machine(world: World, config: EngineConfig) -> MachineSpec:
+    """What the slowest rank reads and computes while all do, and the link between hosts; a collective call."""
+    threads = config.threads or default_threads(world)
+    cpus = place(world, threads).cpus
+    world.gather(None)  # start together
+    read = read_bandwidth(threads, cpus, READ_REPEATS, READ_BYTES)
+    rates = [arithmetic_rate(threads, cpus, form) / threads for form in ARITHMETIC]
+    slowest = [min(each) for each in zip(*world.gather([read, *rates]), strict=True)]
+    link = measured_link(world, config.transport, config.comm_timeout)
+    arithmetic = dict(zip(FORMS, slowest[1:], strict=True))
+    return replace(
+        nominal(native.isa()),
+        name="measured",
+        cores=threads,
+        nodes=world.local_size,
+        bandwidth=slowest[0],
+        achieved_bandwidth=ACHIEVED_READ,
+        core_bandwidth=slowest[0] / threads,
+        link_seconds=link.seconds,
+        link_rate=link.rate,
+        **arithmetic,
+    )
+
+
+def _forecasts(
+    checkpoint: Checkpoint, cluster: Cluster, config: EngineConfig, counts: Iterable[int]
+) -> Iterable[Forecast]:
+    """Of each number of stages that the model can be divided into."""
+    tokens = min(config.ubatch_size, config.batch_size)
+    for count in counts:
+        step = tokens if count == 1 else min(tokens, max(LEAST_PROMPT_TOKENS, tokens // (2 * count)))
+        way = Way(_named(count), 1, count, config.prefill, config.experts)
+        try:
+            p = Predictor(checkpoint, cluster, way, step, config.quantize, (config.cache_type_k, config.cache_type_v))
+            one, several = (p.decode(n, CONTEXT).seconds for n in (1, SEQUENCES))
+            yield Forecast(count, one, several, p.prefill(PROMPT).seconds)
+        except (CkdistError, ConfigError):  # it cannot be divided so
+            continue
+
+
+def _named(stages: int) -> str:
+    """A way in words."""
+    return "tensors over all ranks" if stages == 1 else f"{stages} stages"
+
+
+__all__ = ["LayoutChoice", "best_layout", "choose_layout", "stage_counts"]
