@@ -31,6 +31,7 @@ def fleet_of(config: SimulateConfig) -> Fleet:
         max_waiting=config.max_queue + config.parallel,
         stages=config.pipeline_parallel_size,
         stage_hop=config.stage_hop,
+        front_end=config.front_end,
     )
     mtbf = math.inf if config.host_mtbf is None else config.host_mtbf * 3600 / config.hosts_per_replica
     jobs = config.jobs or len(os.sched_getaffinity(0))

@@ -74,6 +74,10 @@ class SimulateConfig:
     stage_hop: float = option(
         0.0, "--stage-hop", parse=real, low=0, high=10, metavar="SECONDS", help="from a stage to the next"
     )
+    front_end: float = option(
+        0.0, "--front-end", parse=real, low=0, high=10, metavar="SECONDS",
+        help="of a request beside the engine's steps: over HTTP, to the scheduler and back",
+    )  # fmt: skip
     host_mtbf: float | None = option(
         None, "--host-mtbf", parse=real, low=1e-3, high=1e9, metavar="HOURS",
         help="mean time between failures of a host, with which its replica fails (default: none fails)",

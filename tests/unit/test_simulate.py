@@ -109,6 +109,16 @@ def test_an_empty_server_answers_as_fast_as_it_computes():
     assert end - first == pytest.approx(sum(map(COST.seconds, decoded))) and counts == [100, 3, 0, 0]
 
 
+@pytest.mark.parametrize("router", ROUTERS)
+def test_a_front_end_is_added_to_every_wait(router):
+    load = requests(3.0)
+    plain, behind = (
+        Rows.of(simulate_requests(replace(FLEET, router=router, server=replace(SERVER, front_end=wait)), load, 60))
+        for wait in (0.0, 0.25)
+    )
+    assert np.allclose(np.sort(behind.first - behind.arrival), np.sort(plain.first - plain.arrival) + 0.25)
+
+
 def test_waiting_is_that_of_the_formula_for_one_server_and_equal_requests():
     """M/D/1: the mean wait in the queue is rho * service / (2 * (1 - rho)), Pollaczek (1930) and Khinchine (1932);
     one sequence at once, one step for each request.
