@@ -163,7 +163,7 @@ def test_the_interpreter_of_each_stage(family):
             stage = Stage(number, len(s.layers), (layer, layer + 1))
             interpreter = Interpreter(stage.program(whole, mesh), s, mesh, weights.get)
             for context in interpreter.contexts:
-                context.received = received
+                context.received = {number - 1: received}
             received = interpreter.run(ids)
         np.testing.assert_array_equal(received, expected)
 
@@ -171,7 +171,7 @@ def test_the_interpreter_of_each_stage(family):
 def test_the_text_of_a_stage():
     whole = trace(forward, spec(), TENSOR, Mesh({"tp": 2}))
     first, last = (Stage(i, 2, (i, i + 1)).program(whole, Mesh({"tp": 2})) for i in range(2))
-    assert "%sent: f32[tokens, hidden=64] = send(%x.1, to=1)" in str(first)
+    assert "%sent: f32[tokens, hidden=64] = send(%x.1, to=1, axis=tp)" in str(first)
     assert "%x.1.rows: f32[tokens, hidden=64] partial(tp) = recv(%ids, axis=tp, stage=0)" in str(last)
     names = lambda program: {w.name for w in program.weights}
     assert names(first).isdisjoint(names(last)) and names(first) | names(last) == names(whole)

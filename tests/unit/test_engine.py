@@ -53,7 +53,7 @@ requests = st.lists(
 @given(
     requests,
     st.integers(8, 24),
-    st.integers(1, 40),
+    st.integers(1, 120),
     st.integers(1, 5),
     st.integers(1, 40),
     st.booleans(),
@@ -141,8 +141,10 @@ def test_a_branch_that_was_seen_once_is_reused_from_then_on():
     assert cached == [0, 0, 96]
 
 
-def test_choices_of_one_prompt_begin_with_its_state():
-    engine = Engine(PagedExecutable(state_slots=20), PlainSampler())
+@pytest.mark.parametrize("max_tokens", [32, 256])
+def test_choices_of_one_prompt_begin_with_its_state(max_tokens):
+    """They wait for it where the first one's whole prompt is in the step that they come to."""
+    engine = Engine(PagedExecutable(max_tokens=max_tokens, state_slots=20), PlainSampler())
     prompt = list(np.random.default_rng(6).integers(0, 50, 100))
     for id in range(4):
         engine.add(id, prompt, greedy(20))
@@ -160,6 +162,22 @@ def test_snapshots_give_way_in_the_order_of_use():
         return finish(engine)["again"][1].cached_tokens
 
     assert [cached(i) for i in (0, 1, 0, 2, 0, 1)] == [0, 0, 32, 0, 32, 0]
+
+
+def test_the_last_slot_is_the_snapshot_itself():
+    """Two slots, one of them another sequence's: a prompt that comes again goes on from its snapshot and uses it up."""
+    engine, prompt = Engine(PagedExecutable(max_sequences=2, state_slots=2), PlainSampler()), [7] * 40
+    cached = []
+    for id in ("first", "again", "last"):
+        if id == "again":
+            engine.add("other", [8] * 5, greedy(100))
+            engine.step()
+        engine.add(id, prompt, greedy(1))
+        done = {}
+        while id not in done:
+            done |= {output.id: output for output in engine.step() if output.finish_reason}
+        cached.append(done[id].cached_tokens)
+    assert cached == [0, 32, 0]
 
 
 def test_ends_on_eos_and_stop_ids_without_giving_them():

@@ -105,3 +105,23 @@ def test_a_sequence_that_fails_is_an_error(monkeypatch):
     with pytest.raises(EngineError, match="no memory for the scores"):
         llm.generate([[0, 1]], SamplingParams(max_tokens=2, prompt_logprobs=0))
     assert not llm.engine.has_work
+
+
+def test_vectors_in_the_order_of_their_prompts_through_a_short_queue():
+    llm = make(max_waiting=2)
+    prompts = ["abcdefg"[: 1 + i % 7] for i in range(20)]
+    last = np.array([prefix_logits(Letters().encode(prompt), 50) for prompt in prompts])
+    np.testing.assert_array_equal(llm.embed(prompts, normalise=False), last)
+    np.testing.assert_allclose(np.linalg.norm(llm.embed(prompts[:3], "mean"), axis=1), 1, rtol=1e-6)
+    assert llm.embed([]).shape == (0, 0)
+    llm.engine.executable.failure = EngineError("a rank is lost")
+    with pytest.raises(EngineError, match="a rank is lost"):
+        llm.embed(["abc", "abd"])
+
+
+def test_a_prompt_without_a_vector_ends_the_others():
+    llm = make()
+    llm.engine.executable.run = lambda batch: np.full((len(batch.logits_indices), 50), np.nan, np.float32)
+    with pytest.raises(EngineError, match="the model's hidden states are not finite numbers"):
+        llm.embed(["abc", "abd"])
+    assert not llm.engine.has_work and llm.engine.pool.available == llm.engine.pool.num_blocks

@@ -52,6 +52,8 @@ enum ckdist_step_kind {
   ckdist_step_latent_keys_grad,
   ckdist_step_latent_keys_weight_grad,
   ckdist_step_balance_loss,
+  ckdist_step_recv_rows,
+  ckdist_step_send_rows,
   ckdist_step_kinds
 };
 
@@ -104,6 +106,7 @@ struct ckdist_value {
   int64_t floats;   /* activations: columns of their own */
   int64_t room;     /* training: elements that a row has place for, zeros behind the width */
   int64_t stride;   /* training: bytes from row to row */
+  int64_t kept;     /* training: whether it lies in what is kept of a batch between two passes */
 };
 
 /* Which row of a table a token has. */
@@ -463,6 +466,19 @@ struct ckdist_latent_keys_weight_grad_step {
   struct ckdist_step step;
   int32_t x, dy, gradient, fresh;
   int64_t rank;
+};
+
+/* out = the rows that another stage sends. shared: the tensor-parallel ranks receive some each, and zeros in others'
+   places. */
+struct ckdist_recv_rows_step {
+  struct ckdist_step step;
+  int32_t out, peer, tag, shared; /* peer: a stage */
+};
+
+/* Sends another stage the rows of x; shared: this tensor-parallel rank's. */
+struct ckdist_send_rows_step {
+  struct ckdist_step step;
+  int32_t x, peer, tag, shared;
 };
 
 /* The load-balancing loss of all layers, and its gradient by their logits, times the coefficient and the targets. */
