@@ -3,9 +3,10 @@
 `python benchmarks/simulated_server.py -m smollm2 -t 1` measures the engine's steps (`ckdist bench steps`), starts the
 server with the same settings, sends it a random trace over HTTP, and simulates that trace with those steps. It prints
 quantiles of the time to the first token and between tokens, as clients saw them and as simulated. What a request
-takes beside steps (`--front-end`) is that of short prompts to the idle server, less their step. Each of `--rounds`
-has a trace and a server of its own, and steps that are measured right before it: what else the machine does changes
-from minute to minute.
+takes beside steps (`--front-end`) is that of short prompts to the idle server, less their step.
+
+A machine that others share is not the same from minute to minute. So the trace is played in `--rounds`, each with a
+server of its own and steps that are measured right before it; all steps together and all rounds together are compared.
 """
 
 import argparse
@@ -31,6 +32,7 @@ PORT = 18437
 SHORT = 8  # tokens of a prompt
 PARTS = {"p50": 0.50, "p95": 0.95}
 START_SECONDS, REQUEST_SECONDS = 60.0, 120.0
+APART = 1000.0  # seconds between the rounds of a simulation
 
 
 def trace_of(options, seed: int) -> list[tuple[float, int, int]]:
@@ -72,10 +74,8 @@ async def play(trace: list[tuple[float, int, int]], seed: int) -> tuple[list[flo
     return [first for first, _ in found], [gap for _, gaps in found for gap in gaps]
 
 
-def served(options, trace, seed: int, step: float) -> tuple[dict[str, dict[str, float]], float]:
-    """What clients of a server of its own saw, and the seconds of a request beside its steps, of which that of
-    SHORT tokens takes `step`.
-    """
+def served(options, trace, seed: int) -> tuple[list[float], list[float], list[float]]:
+    """What clients of a server of its own saw: first tokens of SHORT prompts alone, first tokens, and gaps."""
     server = subprocess.Popen(
         [*CKDIST, "serve", *settings(options), "--port", str(PORT), "--repack", "off"],
         env=ENVIRONMENT, cwd=ROOT, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
@@ -88,12 +88,10 @@ def served(options, trace, seed: int, step: float) -> tuple[dict[str, dict[str, 
             time.sleep(0.2)
         asyncio.run(play([(0.0, 64, 8), (0.5, 200, 8)], seed + 1))  # pages and caches are warm from here on
         short = [asyncio.run(play([(0.0, SHORT, 2)], seed + 2 + i))[0][0] for i in range(5)]
-        first, gaps = asyncio.run(play(trace, seed))
+        return short, *asyncio.run(play(trace, seed))
     finally:
         server.send_signal(signal.SIGTERM)
         server.wait(timeout=60)
-    seen = {"first_token": quantiles(first), "between_tokens": quantiles(gaps)}
-    return seen, max(0.0, statistics.median(short) - step)
 
 
 def ready() -> bool:
@@ -104,24 +102,19 @@ def ready() -> bool:
         return False
 
 
-def simulated(options, trace, steps: pathlib.Path, front_end: float) -> dict[str, dict[str, float]]:
-    """The same trace in simulated time."""
-    rows = steps.with_name("trace.csv")
-    with rows.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("arrival", "prompt", "output"))
-        writer.writerows(trace)
-    words = [
-        *settings(options)[4:],
-        "--steps",
-        str(steps),
-        "--trace",
-        str(rows),
-        "--front-end",
-        f"{front_end:.6f}",
-        "--json",
-    ]
-    return json.loads(output([*CKDIST, "simulate", *words]))
+def simulated(options, traces, steps: list[dict], front_end: float) -> dict[str, dict[str, float]]:
+    """The same traces in simulated time, one long after the other."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows, costs = pathlib.Path(folder, "trace.csv"), pathlib.Path(folder, "steps.json")
+        costs.write_text(json.dumps(steps))
+        with rows.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(("arrival", "prompt", "output"))
+            for number, trace in enumerate(traces):
+                writer.writerows((arrival + number * APART, prompt, tokens) for arrival, prompt, tokens in trace)
+        words = [*settings(options)[4:], "--steps", str(costs), "--trace", str(rows), "--json"]
+        words += ["--front-end", f"{front_end:.6f}", "--duration", str(len(traces) * APART)]
+        return json.loads(output([*CKDIST, "simulate", *words]))
 
 
 def settings(options) -> list[str]:
@@ -144,36 +137,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("-m", "--model", default="smollm2")
     parser.add_argument("-t", "--threads", type=int, default=1)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--rate", type=float, default=2.5, help="requests per second")
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--prompt", type=float, default=120, help="median tokens")
-    parser.add_argument("--output", type=float, default=16, help="mean tokens")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rate", type=float, default=1.5, help="requests per second")
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--prompt", type=float, default=250, help="median tokens")
+    parser.add_argument("--output", type=float, default=10, help="mean tokens")
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--ubatch", type=int, default=128)
     parser.add_argument("--parallel", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    print("| round | | server, ms | simulated, ms | ratio |\n|---|---|---|---|---|")
-    ratios: dict[str, list[float]] = {}
+    steps, traces, short, first, gaps = [], [], [], [], []
     for number in range(options.rounds):
         seed = options.seed + 100 * number
-        trace = trace_of(options, seed)
-        with tempfile.TemporaryDirectory() as folder:
-            steps = pathlib.Path(folder) / "steps.json"
-            steps.write_text(output([*CKDIST, "bench", "steps", *settings(options), "-r", "3", "-o", "json"]))
-            alone = [row["seconds"] for row in json.loads(steps.read_text()) if row["prompt_tokens"] == SHORT]
-            seen, front_end = served(options, trace, seed, statistics.median(alone))
-            found = simulated(options, trace, steps, front_end)
-        print(f"| {number + 1} | beside steps | {1e3 * front_end:.1f} | | |")
-        for what in seen:
-            for part, value in seen[what].items():
-                name, ratio = f"{what.replace('_', ' ')} {part}", found[what][part] / value
-                ratios.setdefault(name, []).append(ratio)
-                shown = f"{1e3 * value:.1f} | {1e3 * found[what][part]:.1f} | {ratio:.2f}"
-                print(f"| {number + 1} | {name} | {shown} |", flush=True)
-    for name, all_of in ratios.items():
-        print(f"| median | {name} | | | {statistics.median(all_of):.2f} |")
+        traces.append(trace_of(options, seed))
+        steps += json.loads(output([*CKDIST, "bench", "steps", *settings(options), "-r", "2", "-o", "json"]))
+        for all_of, found in zip((short, first, gaps), served(options, traces[-1], seed), strict=True):
+            all_of += found
+    alone = [row["seconds"] for row in steps if row["prompt_tokens"] == SHORT]
+    front_end = max(0.0, statistics.median(short) - statistics.median(alone))
+    found = simulated(options, traces, steps, front_end)
+    print(f"{len(first)} requests, {len(gaps)} gaps; beside steps {1e3 * front_end:.1f} ms\n")
+    print("| | server, ms | simulated, ms | ratio |\n|---|---|---|---|")
+    for what, seen in (("first_token", first), ("between_tokens", gaps)):
+        for part, value in quantiles(seen).items():
+            shown = f"{1e3 * value:.1f} | {1e3 * found[what][part]:.1f} | {found[what][part] / value:.2f}"
+            print(f"| {what.replace('_', ' ')}, {part} | {shown} |")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from ckdist.engine.engine import Engine
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling import SamplingParams
 from ckdist.errors import ConfigError
-from ckdist.planning.step_cost import StepTotals, step_row
+from ckdist.planning.step_cost import StepTotals, halves, step_row
 from ckdist.program.batch import BLOCK_TOKENS
 
 LEAST_CONTEXT = 64  # of sequences that decode
@@ -83,11 +83,6 @@ class StepBench:
         begin = time.perf_counter()
         self.engine.step()
         return time.perf_counter() - begin
-
-
-def halves(most: int) -> list[int]:
-    """Powers of two from 2 on below `most`, and that."""
-    return sorted({most, *(1 << power for power in range(1, most.bit_length()) if 1 << power < most)})
 
 
 def run(config: BenchConfig) -> int:

@@ -1,23 +1,25 @@
 """Seconds that a step of a server takes, by what is in it: the price list of a simulation.
 
-`StepCost` is all that a simulation asks. `LinearStepCost` is one that was measured: `ckdist bench steps` writes steps
-of the engine as rows, sampling and Python included, and `fit_step_cost` finds the price of each part.
+`StepCost` is all that a simulation asks. `LinearStepCost` is one whose prices `fit_step_cost` found in steps: measured
+ones, which `ckdist bench steps` writes as rows, sampling and Python included, or those of a prediction.
 """
 
 import json
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from ckdist.errors import ConfigError
+from ckdist.planning.cost import Chunks, StepShape
 from ckdist.text_file import read_text_file
 
 MAX_FILE_BYTES = 1 << 20
 MOST_ROWS = 10_000
+CONTEXTS = 4  # behind how many contexts a step is predicted
 MOST = 1e15  # of any number of a row
 
 
@@ -123,6 +125,48 @@ def fit_step_cost(steps: Sequence[tuple[StepTotals, float]]) -> LinearStepCost:
     return LinearStepCost(sizes, _without_attention(table, prices[1]), *prices)
 
 
+def predicted_step_cost(
+    seconds: Callable[[StepShape], float], max_tokens: int, max_sequences: int, context: int
+) -> LinearStepCost:
+    """The prices in what a prediction (`Predictor.seconds`) says of steps of up to so many tokens, sequences, and
+    positions of a sequence.
+    """
+    found: list[tuple[StepTotals, float]] = []
+
+    def ask(chunks: Chunks) -> None:
+        """Predicts one step of sequences that are alike."""
+        shape = StepShape((chunks,), chunks.count)
+        found.append((step_totals(shape), seconds(shape)))
+
+    most = min(max_tokens, context)
+    for size in halves(most):
+        ask(Chunks(1, size))
+    for part in range(1, CONTEXTS):
+        ask(Chunks(1, most, part * (context - most) // (CONTEXTS - 1)))
+    for count in (1, *halves(max_sequences)):
+        for part in range(CONTEXTS):
+            ask(Chunks(count, 1, part * (context - 1) // (CONTEXTS - 1)))
+    return fit_step_cost(found)
+
+
+def step_totals(shape: StepShape) -> StepTotals:
+    """What is in a step that is described by its sequences."""
+    prompts = [chunk for chunk in shape.chunks if chunk.tokens > 1]
+    decodes = [chunk for chunk in shape.chunks if chunk.tokens == 1]
+    return StepTotals(
+        sum(chunk.count * chunk.tokens for chunk in prompts),
+        sum(chunk.count * (chunk.tokens * chunk.context + _own_attended(chunk.tokens)) for chunk in prompts),
+        sum(chunk.count for chunk in decodes),
+        sum(chunk.count * (chunk.context + 1) for chunk in decodes),
+        shape.outputs,
+    )
+
+
+def halves(most: int) -> list[int]:
+    """Powers of two from 2 on below `most`, and that."""
+    return sorted({most, *(1 << power for power in range(1, most.bit_length()) if 1 << power < most)})
+
+
 def _alone(steps: Sequence[tuple[StepTotals, float]]) -> dict[int, list[float]]:
     """Seconds of the steps of one prompt without context, by tokens."""
     found: dict[int, list[float]] = {}
@@ -156,4 +200,7 @@ def _at_least_zero(rows: np.ndarray, wanted: np.ndarray) -> list[float]:
     return [0.0] * rows.shape[1]
 
 
-__all__ = ["LinearStepCost", "StepCost", "StepTotals", "fit_step_cost", "read_step_cost", "step_row"]
+__all__ = [
+    "LinearStepCost", "StepCost", "StepTotals", "fit_step_cost", "halves", "predicted_step_cost", "read_step_cost",
+    "step_row", "step_totals",
+]  # fmt: skip

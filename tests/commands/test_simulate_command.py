@@ -96,6 +96,14 @@ def test_what_is_found_later(monkeypatch, capfd, steps, words, message):
     assert message in said and said.count("\n") == 1
 
 
-def test_steps_are_needed():
-    with pytest.raises(ConfigError, match="ckdist bench steps"):
-        parse_arguments(SimulateConfig, ["--rate", "1"], "ckdist simulate")
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("", "measured or predicted"),
+        ("--steps x -m y", "measured or predicted"),
+        ("--steps x --machine y", "leave one of the two out"),
+    ],
+)
+def test_one_of_two_says_what_steps_cost(words, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_arguments(SimulateConfig, ["--rate", "1", *words.split()], "ckdist simulate")

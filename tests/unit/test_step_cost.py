@@ -5,7 +5,16 @@ import json
 import pytest
 
 from ckdist.errors import ConfigError
-from ckdist.planning.step_cost import LinearStepCost, StepTotals, fit_step_cost, read_step_cost, step_row
+from ckdist.planning.cost import Chunks, StepShape
+from ckdist.planning.step_cost import (
+    LinearStepCost,
+    StepTotals,
+    fit_step_cost,
+    predicted_step_cost,
+    read_step_cost,
+    step_row,
+    step_totals,
+)
 
 COST = LinearStepCost((2, 16, 128), (0.02, 0.03, 0.2), 2e-3, 3e-7, 5e-6)
 STEPS = [
@@ -28,6 +37,19 @@ def test_no_price_is_below_zero_and_steps_beyond_the_table_go_on_in_proportion()
     falling = [(step, 0.1 - 1e-6 * step.decode_context) for step in STEPS]
     assert fit_step_cost(falling).per_decode_context == 0
     assert COST.seconds(StepTotals(256, 0)) == pytest.approx(2 * COST.seconds(StepTotals(128, 0)))
+
+
+def test_a_prediction_is_found_again():
+    """Prices of what a predictor says, which prices steps by their sequences."""
+    seconds = lambda shape: COST.seconds(step_totals(shape))
+    found = predicted_step_cost(seconds, 128, 16, 1024)
+    for chunks, outputs in (
+        ((Chunks(1, 100, 300), Chunks(5, 1, 700)), 6),
+        ((Chunks(16, 1, 1000),), 16),
+        ((Chunks(1, 16),), 1),
+    ):
+        shape = StepShape(chunks, outputs)
+        assert found.seconds(step_totals(shape)) == pytest.approx(seconds(shape), rel=0.02)
 
 
 @pytest.mark.parametrize(
