@@ -71,8 +71,11 @@ class MachineSpec:
     int8: float = fact("arithmetic", "the same with bytes", 1e6, 1e18)
     achieved_arithmetic: float = fact("arithmetic", "the share of it that products reach", 0.01, 1.0, 0.7)
     attention: float = fact("arithmetic", "operations per second of one core in attention; 0: as f32", 0.0, 1e18, 0.0)
+    attention_one: float = fact("arithmetic", "the same for single tokens; 0: as attention", 0.0, 1e18, 0.0)
+    latent: float = fact("arithmetic", "the same in latent attention; 0: as attention", 0.0, 1e18, 0.0)
+    latent_one: float = fact("arithmetic", "the same for single tokens; 0: as attention_one", 0.0, 1e18, 0.0)
     elementwise: float = fact("arithmetic", "numbers per second of one core in norms and gates", 1e3, 1e15, 4e9)
-    overlap_loss: float = fact("arithmetic", "of reading and computing the hidden part that costs", 0.0, 1.0, 0.25)
+    overlap_loss: float = fact("arithmetic", "of reading and computing the hidden part that costs", 0.0, 4.0, 0.25)
 
     barrier: float = fact("steps", "seconds of a barrier of a node's threads", 0.0, 1.0, 2e-6)
     between: float = fact("steps", "seconds between two steps", 0.0, 10.0, 3e-4)
@@ -137,10 +140,11 @@ class MachineSpec:
                 return slow * (fast / slow) ** part
         return rates[-1]
 
-    @property
-    def attention_rate(self) -> float:
-        """Operations per second of one core in attention."""
-        return self.attention or self.f32 * self.achieved_arithmetic
+    def attention_rate(self, latent: bool = False, single: bool = False) -> float:
+        """Operations per second of one core in attention: over latent vectors, and of one token of each sequence."""
+        whole = self.attention or self.f32 * self.achieved_arithmetic
+        one = self.attention_one or whole
+        return (self.latent_one or one if single else self.latent or whole) if latent else one if single else whole
 
     def toml(self) -> str:
         """The file of this machine."""

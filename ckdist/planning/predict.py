@@ -219,8 +219,13 @@ class Predictor:
 
     # Memory
 
-    def lowered(self, stage: StageModel) -> list[tuple[Program, Lowered]]:
-        """Its programs' steps."""
+    @functools.cached_property
+    def lowered(self) -> list[list[tuple[Program, Lowered]]]:
+        """Of each stage its programs and their steps."""
+        return [self._lowered(stage) for stage in self.stages]
+
+    def _lowered(self, stage: StageModel) -> list[tuple[Program, Lowered]]:
+        """A stage's programs and their steps."""
         first, found = stage.programs[0], []
         for program in stage.programs:
             stored = None if program is first else stored_dims(program, first)
@@ -242,10 +247,9 @@ class Predictor:
         types: Mapping[str, str] = cache_types(EngineConfig(cache_type_k=names["k"], cache_type_v=names["v"]))
         wanted = Wanted(context, each, self.ubatch_size, types)
         spec, found = self.checkpoint.spec, []
-        for stage in self.stages:
+        for stage, plans in zip(self.stages, self.lowered, strict=True):
             own = replace(spec, layers=spec.layers[slice(*stage.spec_layers)])
             threads = stage.costs[0].own.threads
-            plans = self.lowered(stage)
             found.append(rank_memory(own, (stage.decode, stage.mesh), plans, self.packed, wanted, threads))
         return found
 
