@@ -23,6 +23,7 @@ from ckdist.engine.rank_reports import RankReports
 from ckdist.engine.socket_directory import socket_directory
 from ckdist.errors import EngineError
 from ckdist.hub.resolve import resolve
+from ckdist.models.spec import ModelSpec
 from ckdist.serve.notify import notify
 from ckdist.serve.origins import is_loopback
 from ckdist.serve.process import HttpProcess, listen
@@ -43,24 +44,32 @@ def model_name(config: ServeConfig) -> str:
     return pathlib.Path(config.model).stem if pathlib.Path(config.model).exists() else config.model.removeprefix("hf:")
 
 
-def curl_line(url: str, config: ServeConfig, chats: bool, generates: bool = True) -> str:
-    """A line to try the server with: a question to a model that `chats`, else a text to go on with, or to embed."""
+def curl_line(url: str, config: ServeConfig, chats: bool, spec: ModelSpec | None = None) -> str:
+    """A line to try the server with: a question to a model that `chats`, else a text to go on with, to embed, or to
+    score.
+    """
     key = ' -H "Authorization: Bearer $API_KEY"' if config.api_key or config.api_key_file else ""
     path, body = "completions", {"prompt": "def main(", "max_tokens": 32}
     if chats:
         question = "Explain in two sentences why the sky is blue."
         path, body = "chat/completions", {"messages": [{"role": "user", "content": question}], "max_tokens": 128}
     body = {**body, "temperature": 0}
-    if not generates:
+    if spec is not None and not spec.generates:
         path, body = "embeddings", {"input": "the sky is blue"}
+    if spec is not None and spec.scorer is not None:
+        path, body = "rerank", {"query": "why is the sky blue", "documents": ["light scatters in air", "it rains"]}
     body = json.dumps(body)
     return f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'"
 
 
 def embedding_facts(config: ServeConfig, model: Model) -> dict[str, str | int]:
-    """What the HTTP process has to know in order to embed: the pooling, and how many texts go into a step."""
-    pooling = stored_pooling(model.checkpoint) if config.pooling == "auto" else config.pooling
-    return {"pooling": pooling, "sequences": model.plan.cache.max_sequences}
+    """What the HTTP process has to know in order to embed: the pooling, how many texts go into a step, and of a
+    cross-encoder what makes scores of what comes out.
+    """
+    scorer, sequences = model.spec.scorer, model.plan.cache.max_sequences
+    pooling = stored_pooling(model.checkpoint) if config.pooling == "auto" or scorer else config.pooling
+    scores = "" if scorer is None else "sigmoid" if scorer.sigmoid else "identity"
+    return {"pooling": pooling, "sequences": sequences, "scores": scores}
 
 
 def open_line(config: ServeConfig, listener: socket.socket) -> str | None:
@@ -142,7 +151,7 @@ def run(config: ServeConfig) -> int:
             log.warning("%s", line)
         ranks = RankReports(model)
         http.wait_loaded(TOKENIZER_SECONDS)
-        curl = curl_line(http.url, config, tokenizer.chat_template is not None, model.spec.generates)
+        curl = curl_line(http.url, config, tokenizer.chat_template is not None, model.spec)
         print(*lines, f"serving {name} at {http.url}  try: {curl}", sep="\n", flush=True)
         notify("READY=1", f"STATUS=serving {name} at {http.url}")
         if line := stop_line():

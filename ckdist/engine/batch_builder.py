@@ -33,6 +33,7 @@ class BatchBuilder:
             self._block_tables[:blocks],
             self._logits_indices[:outputs],
             self._state_rows(step),
+            _firsts(step),
             step.hidden,
         )
 
@@ -56,3 +57,9 @@ class BatchBuilder:
         owned = [(chunk.sequence.state_slots, chunk.first) for chunk in step.chunks]
         states[:] = [own.row(first) for own, first in owned if own is not None]
         return states
+
+
+def _firsts(step: Step) -> np.ndarray | None:
+    """Of chunks of two texts the tokens of the first, int32 (chunks,); None where none has two."""
+    firsts = [chunk.sequence.first_text for chunk in step.chunks]
+    return np.array(firsts, np.int32) if any(firsts) else None

@@ -260,7 +260,7 @@ class Coordinator:
         elif peer not in self._peers:
             raise RequestError(f"{MAX_PEERS} clients are connected, of at most {MAX_PEERS}; close one")
         elif isinstance(request, EmbedRequest):
-            self._engine.embed((peer, request.id), request.prompt, request.pooling)
+            self._engine.embed((peer, request.id), request.prompt, request.pooling, request.first_text)
         else:
             self._engine.add((peer, request.id), request.prompt, request.params)
 

@@ -116,8 +116,9 @@ class Engine:
         if state is not None and state.constraint is not None:
             self._compiling.append(sequence)
 
-    def embed(self, id: Hashable, prompt: Tokens, pooling: str) -> None:
-        """Queues a prompt whose hidden states behind the last norm become one vector, the `embedding` of its Output.
+    def embed(self, id: Hashable, prompt: Tokens, pooling: str, first_text: int = 0) -> None:
+        """Queues a prompt whose hidden states behind the last norm become one vector, the `embedding` of its Output; of
+        a cross-encoder that is its score. first_text: of a prompt of two texts the tokens of the first.
 
         Raises RequestError for a wrong `pooling` or a prompt that cannot fit, EngineBusy when the queue is full.
         """
@@ -128,8 +129,10 @@ class Engine:
                 "a model in several stages gives no embeddings; leave --pipeline-parallel-size out", "model"
             )
         ids = self._check_prompt(id, prompt, False)
-        now = time.monotonic()
-        self._queue(Sequence(id, ids, NO_SAMPLING, 0, len(ids), now, pooling=Pooling(pooling)))
+        if not 0 <= first_text <= len(ids):
+            raise RequestError(f"the first text has {first_text} of {len(ids)} tokens", "first_text")
+        pools = {"pooling": Pooling(pooling), "first_text": first_text}
+        self._queue(Sequence(id, ids, NO_SAMPLING, 0, len(ids), time.monotonic(), **pools))
 
     def _check_prompt(self, id: Hashable, prompt: Tokens, continues: bool) -> np.ndarray:
         """The prompt as int32 (tokens,). RequestError for what is wrong, or leaves no room for what follows."""

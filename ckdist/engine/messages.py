@@ -3,7 +3,8 @@
 To rank 0 (DEALER -> ROUTER), `op` is one of
     submit   id, prompt (token ids as int32 bytes, little-endian), sampling (the fields of SamplingParams)
     hello    -                        the first message of a process: what its name has asked for before ends
-    embed    id, prompt (as above), pooling (of `ckdist.engine.pooling`)
+    embed    id, prompt (as above), pooling (of `ckdist.engine.pooling`), first_text (of a prompt of two texts the
+             tokens of the first, else absent)
     abort    id
     watch    -                        somebody looks at the machine: for WATCH_SECONDS the status has `ranks`
     drain    -                        finish what runs, take nothing new, then end

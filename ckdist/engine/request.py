@@ -40,6 +40,7 @@ class EmbedRequest:
     id: str
     prompt: np.ndarray  # int32 (tokens,)
     pooling: str
+    first_text: int  # of a prompt of two texts the tokens of the first, else 0
 
 
 def parse_embed(message: Mapping[str, Any]) -> EmbedRequest:
@@ -48,7 +49,9 @@ def parse_embed(message: Mapping[str, Any]) -> EmbedRequest:
     pooling = message.get("pooling")
     if not isinstance(pooling, str):
         raise RequestError("pooling must be a string", "pooling")
-    return EmbedRequest(key, prompt, pooling)
+    first_text = message.get("first_text", 0)
+    _integer("first_text", first_text, 0, len(prompt))
+    return EmbedRequest(key, prompt, pooling, first_text)
 
 
 def _key_and_prompt(message: Mapping[str, Any]) -> tuple[str, np.ndarray]:

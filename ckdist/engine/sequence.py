@@ -35,7 +35,7 @@ class Sequence:
     positions whose logits need not be asked for (again): all but the last where no prompt logprobs are wanted.
     `sampling_state` is None where its parameters need none (any more). `in_flight` counts the steps with a chunk of it
     that are issued and whose results have not come. With a `pooling` hidden states are wanted in place of logits, and
-    nothing is sampled.
+    nothing is sampled. `first_text`: of a prompt of two texts the tokens of the first, else 0.
     """
 
     __slots__ = (
@@ -43,6 +43,7 @@ class Sequence:
         "block_table",
         "cached_tokens",
         "computed",
+        "first_text",
         "id",
         "in_flight",
         "length",
@@ -62,11 +63,11 @@ class Sequence:
 
     def __init__(
         self, id: Hashable, prompt: "Tokens", params: SamplingParams, seed: int, capacity: int, arrival: float,
-        sampling_state: "SamplingState | None" = None, pooling: Pooling | None = None,
+        sampling_state: "SamplingState | None" = None, pooling: Pooling | None = None, first_text: int = 0,
     ) -> None:  # fmt: skip
         """`capacity`: the most tokens, prompt and output together, that it may ever have."""
         self.id, self.params, self.seed, self.arrival = id, params, seed, arrival
-        self.sampling_state, self.pooling = sampling_state, pooling
+        self.sampling_state, self.pooling, self.first_text = sampling_state, pooling, first_text
         self.state = State.WAITING
         self.tokens = np.empty(capacity, np.int32)  # (capacity,) prompt, then output
         self.tokens[: len(prompt)] = prompt

@@ -16,6 +16,7 @@ from ckdist.models.blocks.gated_delta_net import gated_delta_net
 from ckdist.models.blocks.latent_attention import latent_attention
 from ckdist.models.blocks.moe import moe_ffn
 from ckdist.models.blocks.norm import RowNorm
+from ckdist.models.blocks.scorer import scores
 from ckdist.models.spec import GatedDeltaNet, LatentAttention, LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.program import Value, Weight
 from ckdist.program.tracer import Tracer, TrainingTracer, trace
@@ -96,8 +97,11 @@ def forward(g: Tracer, ids: Value, spec: ModelSpec) -> Value:
 
 
 def hidden_rows(g: Tracer, ids: Value, spec: ModelSpec) -> Value:
-    """(tokens,) ids -> (outputs, hidden) behind the last norm, of the tokens that the batch asks for."""
-    return g.output_rows(final_norm(g, g.gather(hidden(g, ids, spec, g.select_rows)), spec))
+    """(tokens,) ids -> (outputs, hidden) behind the last norm, of the tokens that the batch asks for; of a
+    cross-encoder (outputs, 1).
+    """
+    x = final_norm(g, g.gather(hidden(g, ids, spec, g.select_rows)), spec)
+    return g.output_rows(x if spec.scorer is None else scores(g, x, spec.scorer, spec.norm_eps))
 
 
 def main_forward(spec: ModelSpec) -> Callable[[Tracer, Value, ModelSpec], Value]:

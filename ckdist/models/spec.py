@@ -212,12 +212,28 @@ class LayerSpec:
 
 
 @dataclass(frozen=True)
+class Scorer:
+    """What makes a score of an encoder's hidden states: out(norm(activation(dense h))) of the first token's, or where
+    it `averages` of the mean of all tokens'.
+
+    `norm`: as in ModelSpec, "": there is none. `sigmoid`: a score is the sigmoid of what comes out.
+    """
+
+    activation: str = "tanh"  # tanh, gelu, gelu_tanh, silu
+    bias: bool = True  # of the dense part; the last one has a bias
+    norm: str = ""
+    averages: bool = False
+    sigmoid: bool = True
+
+
+@dataclass(frozen=True)
 class ModelSpec:
     """One transformer without cross-attention. Weights carry Hugging Face names.
 
     `ropes` are the rotations that layers name. `logit_scale` is on logits, before `logit_soft_cap` (0: none). `norm`:
     "rms", "layer" (layer norm), "layer_bias" (with biases). `positions` embeddings of positions are added to those of
-    tokens, the first of them that of row `first_position`; `token_types`: of these the first is added as well.
+    tokens, the first of them that of row `first_position`; `token_types`: rows of a table of which the first is added
+    as well, and behind a first text the second. `scorer`: a cross-encoder's, which makes no other rows.
     `balance_coefficient`: of the load-balancing loss of experts in training, 0: there is none.
     """
 
@@ -236,6 +252,7 @@ class ModelSpec:
     positions: int = 0  # rows of the table; 0: there is none
     first_position: int = 0
     token_types: int = 0
+    scorer: Scorer | None = None
     balance_coefficient: float = field(default=0.0, compare=False)
 
     @property

@@ -23,6 +23,8 @@ class Batch:
     logits_indices: np.ndarray  # int32 (selected,): indices into token_ids whose logits are wanted, ascending
     # int32 (sequences, 4), as struct ckdist_state_slots; None where no layer keeps a state
     states: np.ndarray | None = None
+    # int32 (sequences,): of sequences of two texts the tokens of the first, 0 of others; None where there is none
+    firsts: np.ndarray | None = None
     hidden: bool = False  # hidden states are wanted in place of logits
 
 

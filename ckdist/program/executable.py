@@ -173,6 +173,8 @@ class Executable:
             if other.lowered.host_rows != "none"
         }
         self._first_hidden, plans = len(plans), [*plans, *hidden_plans]
+        rows = [b.width for plan in hidden_plans for b in plan.lowered.buffers if b.place == "hidden"]
+        self._hidden_width = max(rows, default=0)
         self.prefill_from, self.dispatch_from = 0, sys.maxsize
         self.prefill_tokens = [0] * self.plans  # of steps with prompts, by plan
         self.dispatched_tokens = 0  # of steps in which hosts shared rows out
@@ -251,7 +253,7 @@ class Executable:
                 "max_outputs": config.max_tokens,
                 "context_length": config.context_length,
                 "vocab": spec.vocab_size,
-                "hidden": spec.hidden_size * self.has_hidden,
+                "hidden": self._hidden_width,
                 "exchange_floats": max(plan.lowered.exchange_floats for plan in plans),
                 "layers": len(layers),
                 "attention": self._array(layers, "struct ckdist_layer_attention"),
@@ -348,7 +350,7 @@ class Executable:
         selected, hidden = self._collect()
         if hidden:
             if self._hidden is None:
-                self._hidden = self._rows(native.lib.ckdist_executable_hidden(self._handle), self.spec.hidden_size)
+                self._hidden = self._rows(native.lib.ckdist_executable_hidden(self._handle), self._hidden_width)
             return self._hidden[:selected]
         if self._logits is None:
             self._logits = self._rows(native.lib.ckdist_executable_logits(self._handle), self.vocab_size)
@@ -373,7 +375,9 @@ class Executable:
             plan = self.dispatching[plan]
             self.dispatched_tokens += tokens
         states = () if batch.states is None else (batch.states.reshape(-1),)
-        size = _HEADER + tokens + 3 * sequences + len(batch.block_tables) + 4 * sequences * len(states) + selected
+        firsts = () if batch.firsts is None else (batch.firsts,)
+        of_sequences = (3 + 4 * len(states) + len(firsts)) * sequences
+        size = _HEADER + tokens + of_sequences + len(batch.block_tables) + selected
         message = self._messages[0]
         if len(message.ints) < size:
             message.grow(2 * size)
@@ -382,10 +386,10 @@ class Executable:
         header = message.header
         header.tokens, header.sequences, header.selected = tokens, sequences, selected
         header.blocks, header.plan, header.steps = len(batch.block_tables), plan, steps
-        header.states = sequences * len(states)
+        header.states, header.firsts = sequences * len(states), sequences * len(firsts)
         header.threads = self.threads if tokens == sequences else self.threads_batch
         np.concatenate(
-            (batch.token_ids, batch.chunks.reshape(-1), batch.block_tables, *states, batch.logits_indices),
+            (batch.token_ids, batch.chunks.reshape(-1), batch.block_tables, *states, *firsts, batch.logits_indices),
             out=message.ints[_HEADER:size],
         )
         self._check(native.lib.ckdist_executable_publish(self._handle, message.address, size))

@@ -165,6 +165,7 @@ PATTERNS: dict[str, Callable[[Graph, Instr], dict[str, Instr]]] = {
     "embed": scaled_embedding,
     "linear": linear_with_what_follows,
     "output_rows": output_with_its_norm,
+    "mean_rows": output_with_its_norm,
     "all_gather": gathered_rows,
     "attend": rotated_attention,
     "delta_rule": delta_rule_with_its_parts,

@@ -1,4 +1,4 @@
-"""The answers that vectors make, as JSON in parts: as they are, or as cosines between texts."""
+"""The answers that vectors make, as JSON in parts: as they are, or as scores of texts."""
 
 import base64
 from collections.abc import Iterable
@@ -29,8 +29,7 @@ async def llama_embeddings(run: EmbeddingRun, source: Source) -> list[bytes]:
 
 async def ranking(run: EmbeddingRun, source: Source) -> list[bytes]:
     """The documents of /v1/rerank, the most similar first."""
-    vectors = await run.vectors()
-    scores = vectors[1:] @ vectors[0]
+    scores = await run.scores()
     order = np.argsort(-scores, kind="stable")[: run.work.best]
     texts = run.work.texts
     results = [
@@ -42,9 +41,8 @@ async def ranking(run: EmbeddingRun, source: Source) -> list[bytes]:
 
 async def scores(run: EmbeddingRun, source: Source) -> list[bytes]:
     """The scores in a list, as vLLM has them."""
-    vectors, count = await run.vectors(), run.work.queries
-    products = (vectors[:count] * vectors[count:]).sum(axis=1)
-    data = [{"index": i, "object": "score", "score": product} for i, product in enumerate(products.tolist())]
+    found = (await run.scores()).tolist()
+    data = [{"index": i, "object": "score", "score": one} for i, one in enumerate(found)]
     return [to_json({**new_head("list", "score", source), "data": data, "usage": run.usage()})]
 
 

@@ -27,8 +27,8 @@ class EmbeddingRun:
         return self._generation.progress_at
 
     async def vectors(self) -> np.ndarray:
-        """Float32 (prompts, dimensions), as the request wants them. Problem 400 where it wants more dimensions than
-        there are, 429 where there is no room for a first prompt.
+        """Float32 (prompts, dimensions), as the request wants them; of pairs (pairs, 1). Problem 400 where it wants
+        more dimensions than there are, 429 where there is no room for a first prompt.
         """
         count, begun, turns = len(self.work.prompts), 0, Turns()
         found: list[np.ndarray | None] = [None] * count
@@ -40,6 +40,15 @@ class EmbeddingRun:
                     self._count(message)
                     await turns.end()
         return self._finished(np.array(found, np.float32))
+
+    async def scores(self) -> np.ndarray:
+        """Float32: of each of the texts that are compared its score with its query, or with the only one. Problem as
+        `vectors`.
+        """
+        vectors, count = await self.vectors(), self.work.queries
+        if self.work.first_texts:
+            return 1 / (1 + np.exp(-vectors[:, 0])) if self.work.sigmoid else vectors[:, 0]
+        return (vectors[:count] * vectors[count:]).sum(axis=1)
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage object."""
@@ -55,7 +64,8 @@ class EmbeddingRun:
                 if generation.running:
                     break
                 raise Problem(429, f"{self._client.active} sequences run or wait, of at most {self._max_sequences}")
-            generation.embed(begun, self.work.prompts[begun], pooling)
+            first_text = self.work.first_texts[begun] if self.work.first_texts else 0
+            generation.embed(begun, self.work.prompts[begun], pooling, first_text)
             begun += 1
         return begun
 

@@ -56,9 +56,12 @@ class Generation:
         """Start sequence `number`. Problem 503 when the engine takes nothing."""
         self._ids[self._client.submit(self, {"op": "submit", "prompt": prompt, "sampling": asdict(sampling)})] = number
 
-    def embed(self, number: int, prompt: bytes, pooling: str) -> None:
-        """Ask for the vector of prompt `number`. Problem 503 when the engine takes nothing."""
-        self._ids[self._client.submit(self, {"op": "embed", "prompt": prompt, "pooling": pooling})] = number
+    def embed(self, number: int, prompt: bytes, pooling: str, first_text: int = 0) -> None:
+        """Ask for the vector of prompt `number`, of which a first text may have `first_text` tokens. Problem 503 when
+        the engine takes nothing.
+        """
+        more = {"first_text": first_text} if first_text else {}
+        self._ids[self._client.submit(self, {"op": "embed", "prompt": prompt, "pooling": pooling, **more})] = number
 
     def abort(self, number: int) -> None:
         """End sequence `number`; its messages that are still on the way are dropped."""

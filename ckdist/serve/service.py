@@ -103,7 +103,8 @@ class Service:
     def facts(self) -> ModelFacts:
         """What preparing a request needs to know."""
         settings = self.settings
-        return ModelFacts(settings.model_name, self.vocab_size, self.context_length, settings.strict_fields)
+        scores = str(self.client.model.get("scores", ""))
+        return ModelFacts(settings.model_name, self.vocab_size, self.context_length, settings.strict_fields, scores)
 
     @property
     def known_model(self) -> dict[str, Any]:

@@ -64,6 +64,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         special_ids=frozenset(token_id for token_id, token in added.items() if token.special),
         prefix=prefix,
         suffix=suffix,
+        middle=_special_ids_between(backend) or suffix,
         bos_token_id=bos,
         eos_token_ids=eos,
         strips_prefix_space=strips,
@@ -159,6 +160,19 @@ def _special_ids_around(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...],
         if full[start : start + len(bare)] == bare:
             return tuple(full[:start]), tuple(full[start + len(bare) :])
     return (), ()
+
+
+def _special_ids_between(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
+    """The ids that the post-processor puts between two texts, found by trying it on two; none where it knows of one."""
+    try:
+        pair = backend.encode("a", "a", add_special_tokens=True)
+    except Exception:  # of whatever kind the library raises
+        return ()
+    marks, sequences = list(pair.special_tokens_mask), list(pair.sequence_ids)
+    if 0 not in sequences or 1 not in sequences:
+        return ()
+    last, first = len(sequences) - 1 - sequences[::-1].index(0), sequences.index(1)
+    return tuple(pair.ids[i] for i in range(last + 1, first) if marks[i])
 
 
 def _pieces(backend: tokenizers.Tokenizer, path: Path) -> tuple[list[bytes], bool]:

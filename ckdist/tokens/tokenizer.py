@@ -18,12 +18,13 @@ from ckdist.tokens.vocabulary import Vocabulary
 class Tokenizer(Vocabulary):
     """Made by `load_tokenizer` or `tokenizer_from_gguf`.
 
-    `prefix` and `suffix` are the ids that `add_special` puts around a text.
+    `prefix` and `suffix` are the ids that `add_special` puts around a text; `middle` those between two.
     """
 
     backend: tokenizers.Tokenizer = field(repr=False)
     prefix: tuple[int, ...] = ()
     suffix: tuple[int, ...] = ()
+    middle: tuple[int, ...] = ()
     chat_template: ChatTemplate | None = field(default=None, repr=False)
 
     @cached_property
@@ -55,6 +56,11 @@ class Tokenizer(Vocabulary):
             return ids
         prefix = () if self.prefix and self.prefix == tuple(ids[: len(self.prefix)]) else self.prefix
         return [*prefix, *ids, *self.suffix]
+
+    def pair(self, first: list[int], second: list[int]) -> tuple[list[int], int]:
+        """The ids of two texts that are read together, by the ids of each; and of how many the first is."""
+        begin = [*self.prefix, *first, *self.middle]
+        return [*begin, *second, *self.suffix], len(begin)
 
     @cached_property
     def _plain(self) -> tokenizers.Tokenizer:

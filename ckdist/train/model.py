@@ -33,7 +33,7 @@ from ckdist.train.loss_program import LossProgram, lower_model, trace_model, tra
 from ckdist.train.shards import Shards
 from ckdist.train.stage import TrainingStage, product_operations
 from ckdist.train.tokenizer import tokenizer_config, train_tokenizer
-from ckdist.weights.adapter import Lora
+from ckdist.weights.adapter_file import Lora
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.dtypes import BY_NUMBER, FLOATS

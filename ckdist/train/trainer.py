@@ -45,7 +45,7 @@ from ckdist.train.reference import ReferenceExecutable
 from ckdist.train.report import Report, StepReport, check_report_to
 from ckdist.train.schedule import Schedule
 from ckdist.train.source import BatchSource, share_source
-from ckdist.weights.adapter import save_adapter
+from ckdist.weights.adapter_file import save_adapter
 
 log = logging.getLogger(__name__)
 
@@ -437,7 +437,7 @@ class Trainer:
             out = self.output / ("adapter" if self.model.lora else "model")
             if self.model.lora:
                 base = self.config.model_name_or_path.removeprefix("hf:")
-                save_adapter(out, self.model.lora, base, weights)
+                save_adapter(out, self.model.lora, base, weights, self.model.spec)
             else:
                 write_folder(out, self.model, weights, self.tokenizer, self.config.save_dtype)
             self._say(

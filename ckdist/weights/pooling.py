@@ -19,6 +19,8 @@ def stored_pooling(checkpoint: Checkpoint) -> str:
     ModelFileError for a pooling of another kind.
     """
     usual = "last" if checkpoint.spec.generates else "mean"
+    if checkpoint.spec.scorer is not None:
+        return "cls"  # the rows of a cross-encoder are pooled already
     if checkpoint.format == "gguf":
         number = checkpoint.metadata.get(f"{checkpoint.metadata['general.architecture']}.pooling_type")
         return GGUF_NUMBERS.get(number, usual) if isinstance(number, int) else usual

@@ -6,6 +6,8 @@ Each folder tests/golden/encoders/FAMILY holds
     config.json, model.safetensors   the model, weights float32
     ids.npy                          int32 (64,)
     hidden.npy                       float32 (64, hidden), `last_hidden_state`
+of a cross-encoder in its place
+    scores.npy                       float32 (2,), logits of the pairs of the first 24 tokens and the next 40, or 15
 Head counts and ffn widths are such that shards over 2 and 3 ranks come out uneven.
 """
 
@@ -17,10 +19,10 @@ import numpy as np
 import torch
 import transformers
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoModel
+from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
 OUT = Path(__file__).parent / "encoders"
-TOKENS = 64
+TOKENS, FIRST_TEXT, PAIRS = 64, 24, (64, 39)
 COMMON = {
     "vocab_size": 101,
     "hidden_size": 48,
@@ -29,6 +31,7 @@ COMMON = {
     "intermediate_size": 88,
     "torch_dtype": "float32",
 }
+SCORER = {"hidden_size": 24, "intermediate_size": 40, "id2label": {"0": "LABEL_0"}}
 CONFIGS = {
     "bert": {"model_type": "bert", "max_position_embeddings": 96, "hidden_act": "gelu", "architectures": ["BertModel"]},
     "roberta": {
@@ -54,6 +57,34 @@ CONFIGS = {
         "pad_token_id": 0,
         "architectures": ["ModernBertModel"],
     },
+    "bert_scorer": {
+        "model_type": "bert",
+        "max_position_embeddings": 96,
+        "hidden_act": "gelu",
+        **SCORER,
+        "architectures": ["BertForSequenceClassification"],
+    },
+    "roberta_scorer": {
+        "model_type": "xlm-roberta",
+        "max_position_embeddings": 98,
+        "pad_token_id": 1,
+        "type_vocab_size": 1,
+        "layer_norm_eps": 1e-5,
+        **SCORER,
+        "architectures": ["XLMRobertaForSequenceClassification"],
+    },
+    "modernbert_scorer": {
+        "model_type": "modernbert",
+        "max_position_embeddings": 96,
+        "local_attention": 24,
+        "global_attn_every_n_layers": 2,
+        "num_hidden_layers": 2,
+        **{f"{name}_token_id": 0 for name in ("bos", "eos", "cls", "sep")},
+        "pad_token_id": 0,
+        "classifier_pooling": "mean",
+        **SCORER,
+        "architectures": ["ModernBertForSequenceClassification"],
+    },
 }
 
 
@@ -61,17 +92,21 @@ def make(name: str, fields: dict) -> None:
     """Writes one folder."""
     given = {**COMMON, **fields}
     kind = given.pop("model_type")
-    config = AutoConfig.for_model(kind, **{k: v for k, v in given.items() if k != "torch_dtype"})
+    scores = "id2label" in given
+    labels = {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}} if scores else {}
+    plain = {k: v for k, v in given.items() if k not in ("torch_dtype", "id2label")}
+    config = AutoConfig.for_model(kind, **plain, **labels)
     config._attn_implementation = "eager"
     torch.manual_seed(7)
-    model = AutoModel.from_config(config, dtype=torch.float32).eval()
+    maker = AutoModelForSequenceClassification if scores else AutoModel
+    model = maker.from_config(config, dtype=torch.float32).eval()
     with torch.no_grad():
         for key, tensor in model.named_parameters():
             spread = 0.5 if tensor.ndim == 1 else 1.5 / tensor.shape[-1] ** 0.5
             center = 1.0 if "norm" in key.lower() and key.endswith("weight") else 0.0
             tensor.copy_(center + spread * torch.randn_like(tensor))
         ids = np.random.default_rng(3).integers(2, COMMON["vocab_size"], TOKENS, dtype=np.int32)
-        hidden = model(input_ids=torch.from_numpy(ids).long()[None]).last_hidden_state[0].numpy()
+        result = scores_of(model, ids) if scores else model(torch.from_numpy(ids).long()[None]).last_hidden_state[0]
     folder = OUT / name
     folder.mkdir(parents=True, exist_ok=True)
     written = {"model_type": kind, **given}
@@ -79,8 +114,19 @@ def make(name: str, fields: dict) -> None:
     tensors = {key: tensor.contiguous() for key, tensor in model.state_dict().items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     np.save(folder / "ids.npy", ids)
-    np.save(folder / "hidden.npy", hidden.astype(np.float32))
-    print(name, transformers.__version__, sorted(tensors)[:4], np.abs(hidden).max())
+    np.save(folder / ("scores.npy" if scores else "hidden.npy"), result.numpy().astype(np.float32))
+    print(name, transformers.__version__, sorted(tensors)[:4], result.abs().max())
+
+
+def scores_of(model, ids: np.ndarray) -> torch.Tensor:
+    """The logit of each pair."""
+    found = []
+    for end in PAIRS:
+        inputs = {"input_ids": torch.from_numpy(ids[:end]).long()[None]}
+        if getattr(model.config, "type_vocab_size", 1) > 1:
+            inputs["token_type_ids"] = (torch.arange(end) >= FIRST_TEXT).long()[None]
+        found.append(model(**inputs).logits[0, 0])
+    return torch.stack(found)
 
 
 if __name__ == "__main__":

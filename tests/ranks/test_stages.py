@@ -25,7 +25,7 @@ from ckdist.planning.stages import even_slices, exchange_line, stage_rank
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.stages import Stage
 from ckdist.program.tracer import trace
-from ckdist.weights.adapter import MODULES, Lora, save_adapter
+from ckdist.weights.adapter_file import MODULES, Lora, save_adapter
 from ckdist.weights.checkpoint import open_checkpoint
 from tests.support.paths import GOLDEN
 from tests.support.situations import driven, situations, texts
@@ -106,7 +106,7 @@ def test_quantised_types_and_an_adapter(name, tmp_path):
         stem = weight.removesuffix(".weight")
         factors[f"{stem}.lora_A.weight"] = rng.standard_normal((4, columns)).astype(np.float32)
         factors[f"{stem}.lora_B.weight"] = 0.1 * rng.standard_normal((rows, 4)).astype(np.float32)
-    save_adapter(tmp_path, Lora(4, 8.0, tuple(MODULES)), "base", factors)
+    save_adapter(tmp_path, Lora(4, 8.0, tuple(MODULES)), "base", factors, checkpoint.spec)
     plain = run(1, path, 1, logits)
     for more in ({}, {"lora": str(tmp_path)}):
         expected = run(1, path, 1, logits, **more)

@@ -8,7 +8,7 @@ import openai
 import pytest
 
 from tests.support.fake_engine import vector_of
-from tests.support.served import serving
+from tests.support.served import serving, wait_for
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +86,23 @@ def test_shapes(http):
 def test_wrong_requests(http, path, body, words):
     answer = http.post(path, json=body)
     assert answer.status_code == 400 and words in answer.json()["error"]["message"]
+
+
+def test_a_cross_encoder():
+    """Pairs go to the engine as one prompt each; the score is what comes back, or its sigmoid."""
+    with serving(parallel=2, max_queue=4) as (engine, served), httpx.Client(base_url=served.url, timeout=20) as http:
+        engine.model["scores"] = "sigmoid"
+        wait_for(lambda: http.post("/v1/embeddings", json={"input": "a"}).status_code == 400)
+        engine.submitted.clear()
+        body = {"query": "ab", "documents": ["ccc", "", "dd"], "top_n": 2}
+        results = http.post("/v1/rerank", json=body).json()["results"]
+        query, documents = tokens_of(http, "ab"), [tokens_of(http, text) for text in body["documents"]]
+        sent = sorted((message["prompt"], message["first_text"]) for message in engine.submitted)
+        assert sent == sorted(([*query, *document], len(query)) for document in documents)
+        logits = [vector_of([*query, *document])[0] for document in documents]
+        best = sorted((1 / (1 + np.exp(-x)) for x in logits), reverse=True)[:2]
+        assert [result["relevance_score"] for result in results] == pytest.approx(best)
+        raw = http.post("/score", json={"text_1": "ab", "text_2": ["ccc", "dd"], "use_activation": False}).json()
+        assert [item["score"] for item in raw["data"]] == pytest.approx([logits[0], logits[2]])
+        long = http.post("/v1/rerank", json={"query": "a" * 300, "documents": ["b"]})
+        assert long.status_code == 400 and "exceeds the available context size" in long.json()["error"]["message"]

@@ -8,7 +8,7 @@ from ckdist.errors import ArchitectureError, ModelFileError
 from ckdist.models import from_config
 from ckdist.models.families.family import Family, GgufForm, TensorNames
 from ckdist.models.fields import Fields
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms, Scorer
 
 NAME = "bert"
 NORMS = Norms(replaces_stream=(True, True))
@@ -22,6 +22,28 @@ def function(f: Fields, field: str, default: str) -> str:
     if name not in FUNCTIONS:
         raise f.error(field, name, f"one of {', '.join(FUNCTIONS)}")
     return FUNCTIONS[name]
+
+
+def scores_pairs(f: Fields) -> bool:
+    """Whether the model is a cross-encoder. ModelFileError for a classifier of several classes."""
+    names = f.values.get("architectures")
+    if not (isinstance(names, list) and names and str(names[0]).endswith("ForSequenceClassification")):
+        return False
+    classes = f.values.get("id2label")
+    if f.integer("num_labels", len(classes) if isinstance(classes, dict) else 2, low=0) != 1:
+        raise f.error("num_labels", f.values.get("num_labels", classes), "1: of classifiers cross-encoders are read")
+    return True
+
+
+def takes_sigmoid(f: Fields) -> bool:
+    """Whether a score is the sigmoid of what comes out, as sentence-transformers writes it. ModelFileError for another
+    function.
+    """
+    given = f.sub("sentence_transformers").text("activation_fn", f.text("sbert_ce_default_activation_function", ""))
+    name = given.rpartition(".")[2] or "Sigmoid"
+    if name not in ("Sigmoid", "Identity"):
+        raise f.error("activation_fn", given, "Sigmoid or Identity")
+    return name == "Sigmoid"
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
@@ -44,6 +66,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         NAME, n.vocab_size, n.hidden_size, (LayerSpec(attention, ffn, NORMS),) * n.num_layers, {},
         f.number("layer_norm_eps", 1e-12, high=1.0), n.max_position - first, norm="layer_bias",
         positions=n.max_position, first_position=first, token_types=f.integer("type_vocab_size", 2, low=0),
+        scorer=Scorer(sigmoid=takes_sigmoid(f)) if scores_pairs(f) else None,
     )  # fmt: skip
 
 
@@ -57,6 +80,8 @@ TOP = {
     "embeddings.position_embeddings": "model.embed_positions",
     "embeddings.token_type_embeddings": "model.embed_types",
     "embeddings.LayerNorm": "model.layers.0.input_layernorm",
+    "pooler.dense": "model.scorer.dense",
+    "classifier": "model.scorer.out",
 }
 LAYER = {
     "attention.self.query": "self_attn.q_proj",
@@ -79,7 +104,7 @@ NAMES = TensorNames(
 IGNORED = (r"(bert\.)?pooler\..+", r"(bert\.)?embeddings\.position_ids", r"(cls|classifier|lm_head)\..+")
 FAMILY = Family(
     name=NAME,
-    architectures=("BertModel", "BertForMaskedLM"),
+    architectures=("BertModel", "BertForMaskedLM", "BertForSequenceClassification"),
     model_types=(NAME,),
     gguf=NAME,
     from_config=config,

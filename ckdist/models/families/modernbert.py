@@ -7,7 +7,7 @@ from ckdist.models.families import bert
 from ckdist.models.families.family import Family, TensorNames
 from ckdist.models.fields import Fields
 from ckdist.models.rope import RopeShape, from_fields
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms, RopeSpec
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms, RopeSpec, Scorer
 
 NAME = "modernbert"
 FIRST_NORMS = Norms(replaces_stream=(True, False))  # that of the embeddings is the first layer's
@@ -33,8 +33,18 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         for i, slides in enumerate(sliding)
     )  # fmt: skip
     eps, norm = f.number("norm_eps", 1e-5, high=1.0), "layer_bias" if f.flag("norm_bias") else "layer"
-    sizes = n.vocab_size, n.hidden_size
-    return ModelSpec(NAME, *sizes, layers, _rotations(f, n.head_dim, n.max_position), eps, n.max_position, norm=norm)
+    sizes, ropes = (n.vocab_size, n.hidden_size), _rotations(f, n.head_dim, n.max_position)
+    scorer = _scorer(f, norm) if bert.scores_pairs(f) else None
+    return ModelSpec(NAME, *sizes, layers, ropes, eps, n.max_position, norm=norm, scorer=scorer)
+
+
+def _scorer(f: Fields, norm: str) -> Scorer:
+    """Of a cross-encoder. ModelFileError for a pooling that is not known."""
+    pooling, known = f.text("classifier_pooling", "cls"), ("cls", "mean")
+    if pooling not in known:
+        raise f.error("classifier_pooling", pooling, f"one of {', '.join(known)}")
+    function = bert.function(f, "classifier_activation", "gelu")
+    return Scorer(function, f.flag("classifier_bias"), norm, pooling == "mean", bert.takes_sigmoid(f))
 
 
 def _rotations(f: Fields, head_dim: int, max_position: int) -> dict[str, RopeSpec]:
@@ -52,6 +62,9 @@ NAMES = TensorNames(
         "embeddings.tok_embeddings": "model.embed_tokens",
         "embeddings.norm": "model.layers.0.input_layernorm",
         "final_norm": "model.norm",
+        "head.dense": "model.scorer.dense",
+        "head.norm": "model.scorer.norm",
+        "classifier": "model.scorer.out",
     },
     layer={
         "attn_norm": "input_layernorm",
@@ -67,7 +80,7 @@ NAMES = TensorNames(
 )
 FAMILY = Family(
     name=NAME,
-    architectures=("ModernBertModel", "ModernBertForMaskedLM"),
+    architectures=("ModernBertModel", "ModernBertForMaskedLM", "ModernBertForSequenceClassification"),
     model_types=(NAME,),
     gguf="modern-bert",
     from_config=config,

@@ -5,11 +5,14 @@ from dataclasses import replace
 from ckdist.models.families import bert
 
 NAME = "roberta"
-NAMES = replace(bert.NAMES, outer="roberta.")
+HEAD = {"classifier.dense": "model.scorer.dense", "classifier.out_proj": "model.scorer.out"}
+TOP = {name: of for name, of in bert.TOP.items() if not of.startswith("model.scorer")} | HEAD
+NAMES = replace(bert.NAMES, outer="roberta.", top=TOP)
+KINDS = ("Model", "ForMaskedLM", "ForSequenceClassification")
 FAMILY = replace(
     bert.FAMILY,
     name=NAME,
-    architectures=("RobertaModel", "XLMRobertaModel", "RobertaForMaskedLM", "XLMRobertaForMaskedLM"),
+    architectures=tuple(f"{name}{kind}" for kind in KINDS for name in ("Roberta", "XLMRoberta")),
     model_types=bert.ROBERTA,
     gguf=NAME,
     from_config=lambda f, outer: replace(bert.config(f, outer), family=NAME),

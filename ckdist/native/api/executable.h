@@ -76,8 +76,8 @@ struct ckdist_program {
 struct ckdist_executable;
 
 struct ckdist_batch_header {
-  /* the lengths of the arrays that follow; blocks: of all sequences; states: as many as sequences, or none */
-  int32_t tokens, sequences, blocks, selected, states;
+  /* the lengths of the arrays that follow; blocks: of all sequences; states, firsts: as many as sequences, or none */
+  int32_t tokens, sequences, blocks, selected, states, firsts;
   int32_t threads;     /* to use, at most those of the pool */
   int32_t plan, steps; /* to walk, and how many of it; 0: all */
 };

@@ -21,6 +21,7 @@ enum ckdist_step_kind {
   ckdist_step_linear_heads,
   ckdist_step_attend_latent,
   ckdist_step_output_rows,
+  ckdist_step_mean_rows,
   ckdist_step_recv,
   ckdist_step_send,
   ckdist_step_lookup, /* training */
@@ -77,7 +78,9 @@ enum ckdist_gate {
   ckdist_gate_gelu_tanh = 1,
   ckdist_gate_sigmoid = 2,
   ckdist_gate_clamped_swiglu = 3,
-  ckdist_gate_gelu = 4
+  ckdist_gate_gelu = 4,
+  ckdist_gate_tanh = 5,
+  ckdist_gate_relu = 6
 };
 enum ckdist_rope_table { ckdist_rope_none = -1, ckdist_rope_global = 0, ckdist_rope_local = 1 };
 enum ckdist_activation_format { ckdist_activation_f32, ckdist_activation_bf16, ckdist_activation_q8 };
@@ -109,11 +112,11 @@ struct ckdist_value {
   int64_t kept;     /* training: whether it lies in what is kept of a batch between two passes */
 };
 
-/* Which row of a table a token has. */
-enum ckdist_embed_by { ckdist_embed_by_id, ckdist_embed_by_position, ckdist_embed_by_nothing /* the first */ };
+/* Which row of a table a token has. type: the first, but the second where the token is of a second text */
+enum ckdist_embed_by { ckdist_embed_by_id, ckdist_embed_by_position, ckdist_embed_by_type };
 
 /* out = scale * rows of the table's shards; zeros for ids of another rank's part of the vocabulary. by: enum
-   ckdist_embed_by; added: the first row of this matrix is added to each; -1: none */
+   ckdist_embed_by; added: the row of this matrix that has the token's type is added; -1: none */
 struct ckdist_embed_step {
   struct ckdist_step step;
   int32_t out, by, added;
@@ -139,6 +142,15 @@ struct ckdist_norm_quantize_step {
 
 /* out = factor * norm(r) of the selected rows, both as of norm_quantize. */
 struct ckdist_output_rows_step {
+  struct ckdist_step step;
+  int32_t x, y;
+  int32_t post_norm, norm, norm_bias; /* vectors */
+  float post_eps, eps, post_factor, factor;
+  int32_t centred, out;
+};
+
+/* out = for each selected row the mean of its sequence's selected rows, which are as those of output_rows. */
+struct ckdist_mean_rows_step {
   struct ckdist_step step;
   int32_t x, y;
   int32_t post_norm, norm, norm_bias; /* vectors */
@@ -214,6 +226,12 @@ struct ckdist_routing {
   float scale;
 };
 
+/* Matrices of LoRA, stacks where the other is one: what x times a is, times b, is added to x times the other. Of gate
+   and up b has their shards, of down a; spans of a count of 0: there are none. */
+struct ckdist_low_rank {
+  struct ckdist_span a, b;
+};
+
 /* Experts of one shape: stacks of matrices, of which a shard of the intermediate size has a part of each. */
 struct ckdist_expert_set {
   int32_t first, count;           /* experts that are here; 0 and 1 of a set that all tokens take */
@@ -227,6 +245,10 @@ struct ckdist_expert_set {
   int32_t gate_bias, up_bias, down_bias;
   int32_t biased;
   int64_t bias_width, bias_column;
+  int32_t low_x; /* activations that a of gate and up read; -1: there are none */
+  struct ckdist_low_rank gate_low, up_low, down_low;
+  struct ckdist_span low_activations; /* `joined` for each shard, as a of down reads it */
+  int32_t low;                        /* value: what these make of it, shard beside shard */
 };
 
 /* Chooses experts by logits, out = the sum of what they make of each token. */

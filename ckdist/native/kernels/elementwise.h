@@ -6,7 +6,15 @@
 
 namespace ckdist {
 
-enum class GateFunction : int32_t { silu = 0, gelu_tanh = 1, sigmoid = 2, clamped_swiglu = 3, gelu = 4 };
+enum class GateFunction : int32_t {
+  silu = 0,
+  gelu_tanh = 1,
+  sigmoid = 2,
+  clamped_swiglu = 3,
+  gelu = 4,
+  tanh = 5,
+  relu = 6
+};
 
 struct ElementwiseKernel {
   // out[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i]. out may be x. Zhang & Sennrich 2019, arXiv:1910.07467.

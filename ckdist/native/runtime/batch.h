@@ -1,4 +1,4 @@
-// A batch as rank 0 publishes it: a fixed header and four int32 arrays, checked once before anything trusts it.
+// A batch as rank 0 publishes it: a fixed header and int32 arrays, checked once before anything trusts it.
 #pragma once
 #include <cstdint>
 
@@ -18,6 +18,7 @@ struct BatchView {
   const Chunk* chunks = nullptr;               // (sequences,)
   const int32_t* block_tables = nullptr;       // the sequences' tables end to end
   const ckdist_state_slots* states = nullptr;  // (sequences,), or null
+  const int32_t* firsts = nullptr;             // (sequences,): tokens of the first of a sequence's two texts; or null
   const int32_t* selected_tokens = nullptr;    // (selected,), ascending: those whose logits are wanted
 
   static constexpr int kHeader = sizeof(ckdist_batch_header) / sizeof(int32_t);
@@ -33,7 +34,8 @@ struct BatchView {
     b.threads = h.threads, b.plan = h.plan, b.steps = h.steps;
     if (b.tokens < 1 || b.tokens > max_tokens || b.sequences < 1 || b.sequences > max_sequences || b.selected < 0 ||
         b.selected > max_selected || table < 0 || (h.states != 0 && h.states != b.sequences) ||
-        ints != kHeader + b.tokens + 3 * b.sequences + table + 4 * int64_t{h.states} + b.selected)
+        (h.firsts != 0 && h.firsts != b.sequences) ||
+        ints != kHeader + b.tokens + 3 * b.sequences + table + 4 * int64_t{h.states} + h.firsts + b.selected)
       fail(Status::native,
            "batch of %lld tokens, %lld sequences, %lld outputs exceeds %lld, %lld, %lld or has a wrong length",
            (long long)b.tokens, (long long)b.sequences, (long long)b.selected, (long long)max_tokens,
@@ -43,7 +45,9 @@ struct BatchView {
     b.block_tables = b.token_ids + b.tokens + 3 * b.sequences;
     const int32_t* const states = b.block_tables + table;
     if (h.states > 0) b.states = reinterpret_cast<const ckdist_state_slots*>(states);
-    b.selected_tokens = states + 4 * h.states;
+    const int32_t* const firsts = states + 4 * h.states;
+    if (h.firsts > 0) b.firsts = firsts;
+    b.selected_tokens = firsts + h.firsts;
     for (int64_t i = 0; i < b.tokens; i++)
       if (b.token_ids[i] < 0 || b.token_ids[i] >= vocab)
         fail(Status::native, "token id %d is outside the vocabulary of %lld", b.token_ids[i], (long long)vocab);
@@ -55,6 +59,9 @@ struct BatchView {
           int64_t(chunk.blocks) * ckdist_block_tokens < end)
         fail(Status::native, "sequence of %d tokens from position %d has %d blocks in a context of %lld", chunk.tokens,
              chunk.first_position, chunk.blocks, (long long)context);
+      if (b.firsts != nullptr && (b.firsts[r] < 0 || b.firsts[r] > int64_t(chunk.blocks) * ckdist_block_tokens))
+        fail(Status::native, "the first text of a sequence has %d tokens, and its %d blocks hold %d", b.firsts[r],
+             chunk.blocks, chunk.blocks * ckdist_block_tokens);
       tokens += chunk.tokens, used += chunk.blocks;
     }
     if (tokens != b.tokens || used != table)

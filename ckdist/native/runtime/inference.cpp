@@ -138,7 +138,7 @@ void Inference::reserve_exchange() {
       sizes.first_column = v->offset, sizes.columns = v->width, sizes.logit_rows = program.max_outputs;
   sizes.batch_ints = BatchView::kHeader + program.max_tokens + 3 * program.max_sequences +
                      program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs +
-                     4 * program.max_sequences;
+                     5 * program.max_sequences;
   sizes.counters = int64_t{program.layers} * program.experts;
   for (const ckdist_execution_plan& those : plans_) {
     if (!those.host_rows) continue;

@@ -83,7 +83,9 @@ def activate(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs
 
 
 def _function(x: np.ndarray, name: str) -> np.ndarray:
-    """SiLU, the sigmoid, GELU or its form with tanh. Hendrycks & Gimpel 2016, arXiv:1606.08415."""
+    """SiLU, the sigmoid, GELU or its form with tanh (Hendrycks & Gimpel 2016, arXiv:1606.08415), tanh, ReLU."""
+    if name in ("tanh", "relu"):
+        return np.tanh(x) if name == "tanh" else np.maximum(x, 0)
     if name == "silu":
         return x / (1 + np.exp(-x))
     if name == "sigmoid":

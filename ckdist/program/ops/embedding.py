@@ -89,12 +89,14 @@ def _columns(*tables: Weight | None) -> Dim:
 def embed_positions(
     context: RankContext, inputs: Arrays, weights: list[np.ndarray | None], attrs: Attrs
 ) -> list[np.ndarray]:
-    """The row of each token's position, counted from `first` on, and the first row of another table; one may be
-    absent.
+    """The row of each token's position, counted from `first` on, and of another table the first row, or of tokens of a
+    second text the second; one may be absent.
     """
     ids, (table, types), begin = inputs[0], weights, context.first_token
-    rows = [] if table is None else [table[context.positions[begin : begin + len(ids)] + attrs["first"]]]
-    return [total([*rows, *([] if types is None else [np.tile(types[0], (len(ids), 1))])])]
+    positions = context.positions[begin : begin + len(ids)]
+    second = np.zeros(len(ids), int) if context.first_text is None else (positions >= context.first_text).astype(int)
+    rows = [] if table is None else [table[positions + attrs["first"]]]
+    return [total([*rows, *([] if types is None else [types[np.minimum(second, len(types) - 1)]])])]
 
 
 @lower("embed_positions", "inference")
@@ -110,7 +112,7 @@ def lower_embed_positions(lowering: "Lowering", group: "Group") -> None:
     lowering.emit(
         "embed",
         out=lowering.at[out.name],
-        by=native.lib.ckdist_embed_by_position if positions else native.lib.ckdist_embed_by_nothing,
+        by=native.lib.ckdist_embed_by_position if positions else native.lib.ckdist_embed_by_type,
         table=whole_table(table),
         added=whole_table(added).first if added else MatrixIndex(ABSENT),
         first_row=-group.instr.attrs["first"] if positions else 0,

@@ -1,6 +1,8 @@
-"""output_rows: hidden states of the selected tokens, which leave the program in place of logits."""
+"""output_rows: hidden states of the selected tokens, which leave the program in place of logits; and their means."""
 
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ckdist.program.ops.op import Arrays, Attrs, lower, op, unchanged_whole
 from ckdist.program.rank_context import RankContext
@@ -23,3 +25,19 @@ def lower_output_rows(lowering: "Lowering", group: "Group") -> None:
     source, norm = lowering.normed(x)
     out = lowering.buffer("hidden", x.dims[-1].elements)
     lowering.emit("output_rows", x.rows, **source.fields(), **norm, out=out)
+
+
+@op("mean_rows", unchanged_whole("mean_rows"))
+def mean_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """For each row the mean of the sequence's rows."""
+    return [np.tile(inputs[0].mean(axis=0, dtype=np.float64).astype(inputs[0].dtype), (len(inputs[0]), 1))]
+
+
+@lower("mean_rows", "inference")
+def lower_mean_rows(lowering: "Lowering", group: "Group") -> None:
+    """A step, with the norm and the residual that make the rows."""
+    (x,), (mean,) = group.instr.inputs, group.instr.outputs
+    source, norm = lowering.normed(x)
+    (out,) = lowering.results([mean])
+    lowering.at[mean.name] = out
+    lowering.emit("mean_rows", x.rows, **source.fields(), **norm, out=out)

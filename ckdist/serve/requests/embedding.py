@@ -28,7 +28,8 @@ class EmbeddingWork:
     """`prompts` as those of a `Prepared`. `dimensions`: so many first elements of a vector are wanted, 0: all.
 
     Of texts that are compared the first `queries` are one side. `best`: how many of the others are wanted, and `texts`
-    these as they were given, where the answer holds them.
+    these as they were given, where the answer holds them. For a cross-encoder each prompt is a pair: `first_texts` has
+    how many of its tokens are the first text, `sigmoid` says whether a score is that of what comes out.
     """
 
     prompts: list[bytes]
@@ -38,6 +39,8 @@ class EmbeddingWork:
     queries: int = 0
     best: int = 0
     texts: tuple[str, ...] = ()
+    first_texts: tuple[int, ...] = ()
+    sigmoid: bool = False
     ignored: tuple[str, ...] = ()
 
     def to_map(self) -> dict[str, Any]:
@@ -47,12 +50,14 @@ class EmbeddingWork:
     @classmethod
     def from_map(cls, values: dict[str, Any]) -> EmbeddingWork:
         """The way back of `to_map`."""
-        return cls(**{**values, "texts": tuple(values["texts"]), "ignored": tuple(values["ignored"])})
+        tuples = {name: tuple(values[name]) for name in ("texts", "first_texts", "ignored")}
+        return cls(**{**values, **tuples})
 
 
 def embedding(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> EmbeddingWork:
     """A body of /v1/embeddings."""
     fields = Fields(body)
+    _check_embeds(facts)
     inputs = _inputs(fields, ("input",), facts)
     form = fields.text("encoding_format", "float")
     if form not in ("float", "base64"):
@@ -64,6 +69,7 @@ def embedding(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> 
 def llama_embedding(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> EmbeddingWork:
     """A body of llama-server's /embedding."""
     fields = Fields(body)
+    _check_embeds(facts)
     inputs = _inputs(fields, ("content", "input", "prompt"), facts)
     norm = fields.integer("embd_normalize", EUCLIDEAN, NO_NORM, 1 << 16)
     if norm not in (NO_NORM, EUCLIDEAN):
@@ -81,6 +87,9 @@ def rerank(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Emb
     documents = [_document(item) for item in _list(fields, "documents")]
     best = fields.integer("top_n", len(documents), 1, 1 << 31)
     returned = tuple(documents) if fields.switch("return_documents") else ()
+    if facts.scores:
+        pairs = [(query, document) for document in documents]
+        return _pairs(fields, pairs, tokenizer, facts, "documents", best=best, texts=returned)
     inputs = (query, *documents)
     return _work(fields, inputs, tokenizer, facts, "documents", queries=1, best=best, texts=returned)
 
@@ -93,7 +102,16 @@ def score(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Embe
     if first not in (1, second):
         message = f"text_1 has {first} texts and text_2 has {second}; give one, or as many"
         raise RequestError(message, "text_1", "invalid_value")
+    if facts.scores:
+        pairs = list(zip(sides[0] * (second // first), sides[1], strict=True))
+        return _pairs(fields, pairs, tokenizer, facts, "text_2")
     return _work(fields, (*sides[0], *sides[1]), tokenizer, facts, "text_2", queries=first)
+
+
+def _check_embeds(facts: ModelFacts) -> None:
+    """RequestError for a model that compares texts and has no vectors of them."""
+    if facts.scores:
+        raise RequestError("the model is a cross-encoder, which has no embeddings; use /v1/rerank or /score", "model")
 
 
 def _side(fields: Fields, name: str) -> list[str]:
@@ -139,6 +157,40 @@ def _input(item: Any, name: str, facts: ModelFacts) -> Input:
         return check_token_ids(item, name, facts.vocab_size)
     message = f"{name} must be a string or a list of token ids, not {kind_of(item)}"
     raise RequestError(message, name.partition("[")[0], "invalid_type")
+
+
+def _pairs(
+    fields: Fields, pairs: list[tuple[str, str]], tokenizer: Tokenizer, facts: ModelFacts, field: str, **more: Any
+) -> EmbeddingWork:
+    """Pairs of texts as token ids. RequestError for too many, and for one that does not fit the context."""
+    if len(pairs) > MAX_INPUTS:
+        raise RequestError(f"{field} has more than {MAX_INPUTS} texts; send them in several requests", field)
+    limit = fields.integer("truncate_prompt_tokens", 0, -1, 1 << 31)
+    cut = facts.context_length if limit == -1 else min(limit, facts.context_length)
+    sigmoid = fields.switch(("use_activation", "activation"), True) and facts.scores == "sigmoid"
+    ignored = fields.finish(OF_PROMPTS, INERT, facts.strict_fields)
+    known: dict[str, list[int]] = {}  # queries are met again and again
+    prompts, first_texts = list[bytes](), list[int]()
+    for texts in pairs:
+        for text in texts:
+            known[text] = known.get(text) or tokenizer.encode(text, add_special=False)
+        tokens, first_text = _pair(known[texts[0]], known[texts[1]], tokenizer, facts, field, cut)
+        prompts.append(pack_tokens(tokens))
+        first_texts.append(first_text)
+    return EmbeddingWork(prompts, first_texts=tuple(first_texts), sigmoid=sigmoid, ignored=ignored, **more)
+
+
+def _pair(
+    first: list[int], second: list[int], tokenizer: Tokenizer, facts: ModelFacts, field: str, cut: int
+) -> tuple[list[int], int]:
+    """The ids of a pair, and how many of them are the first text; `cut`: as of `_tokens`, the second text gives way."""
+    around = len(tokenizer.prefix) + len(tokenizer.middle) + len(tokenizer.suffix)
+    if cut:
+        second = second[: max(0, cut - around - len(first))]
+    tokens, first_text = tokenizer.pair(first, second)
+    if len(tokens) > facts.context_length:
+        raise too_long(len(tokens), facts.context_length, facts.context_length, field)
+    return tokens, first_text
 
 
 def _work(

@@ -17,13 +17,15 @@ TOKEN_BYTES = 4
 @dataclass(frozen=True)
 class ModelFacts:
     """`vocab_size` counts the rows of the embedding (a tokenizer may know fewer tokens); `context_length` is the tokens
-    that a prompt and its output may have in all. With `strict_fields` a field that nobody knows is refused.
+    that a prompt and its output may have in all. With `strict_fields` a field that nobody knows is refused. `scores`:
+    of a cross-encoder what makes scores of what comes out, sigmoid or identity; "" of any other model.
     """
 
     name: str
     vocab_size: int
     context_length: int
     strict_fields: bool = False
+    scores: str = ""
 
 
 @dataclass(frozen=True)

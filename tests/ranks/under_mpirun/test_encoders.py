@@ -13,7 +13,9 @@ from ckdist.engine.sampling import SamplingParams
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from tests.support.paths import GOLDEN
 
-ENCODERS = sorted(path.parent for path in GOLDEN.glob("encoders/*/config.json"))
+ENCODERS = sorted(path.parent for path in GOLDEN.glob("encoders/*/hidden.npy"))
+SCORERS = sorted(path.parent for path in GOLDEN.glob("encoders/*/scores.npy"))
+FIRST_TEXT, PAIRS = 24, (64, 39)  # as tests/golden/make_encoder_golden.py has them
 
 
 def on_rank_0(world, model, check, **settings) -> None:
@@ -29,10 +31,10 @@ def on_rank_0(world, model, check, **settings) -> None:
         loaded.close()
 
 
-def embed(engine: Engine, prompts, pooling: str) -> list[np.ndarray]:
+def embed(engine: Engine, prompts, pooling: str, first_text: int = 0) -> list[np.ndarray]:
     """The vectors of prompts that are in the queue at once."""
     for index, prompt in enumerate(prompts):
-        engine.embed(index, prompt, pooling)
+        engine.embed(index, prompt, pooling, first_text)
     found = {}
     while engine.has_work:
         found.update({output.id: output.embedding for output in engine.step()})
@@ -41,6 +43,23 @@ def embed(engine: Engine, prompts, pooling: str) -> list[np.ndarray]:
 
 def test_there_are_encoders():
     assert [folder.name for folder in ENCODERS] == ["bert", "modernbert", "nomic_bert", "roberta"]
+    assert [folder.name for folder in SCORERS] == ["bert_scorer", "modernbert_scorer", "roberta_scorer"]
+
+
+@pytest.mark.parametrize("folder", SCORERS, ids=lambda folder: folder.name)
+def test_every_cross_encoder(world, folder):
+    """Scores of pairs, alone and together; BERT's know the second text."""
+    ids, expected = np.load(folder / "ids.npy"), np.load(folder / "scores.npy")
+
+    def check(engine):
+        scored = [embed(engine, [ids[:end]], "cls", FIRST_TEXT)[0] for end in PAIRS]
+        assert np.abs(np.concatenate(scored) - expected).max() < 2e-5
+        together = embed(engine, [ids[:end] for end in PAIRS], "cls", FIRST_TEXT)
+        assert np.array_equal(together, scored), "another sequence in the step changed bits"
+        knows = not np.array_equal(embed(engine, [ids], "cls"), scored[:1])
+        assert knows == (folder.name == "bert_scorer")
+
+    on_rank_0(world, folder, check)
 
 
 @pytest.mark.parametrize("folder", ENCODERS, ids=lambda folder: folder.name)

@@ -103,6 +103,8 @@ CKDIST_INLINE void with_function(GateFunction function, Body&& body) {
   if (function == GateFunction::silu) body([](Vec x) { return silu(x); });
   else if (function == GateFunction::sigmoid) body([](Vec x) { return sigmoid(x); });
   else if (function == GateFunction::gelu) body([](Vec x) { return gelu(x); });
+  else if (function == GateFunction::tanh) body([](Vec x) { return tanh(x); });
+  else if (function == GateFunction::relu) body([](Vec x) { return max(x, set(0.0f)); });
   else body([](Vec x) { return gelu_tanh(x); });
 }
 

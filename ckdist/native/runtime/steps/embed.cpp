@@ -9,13 +9,23 @@ struct Embed : StepRun<Inference, ckdist_embed_step> {
     return step.added < 0 ? 0 : r.value(step.out).width * int64_t{sizeof(float)};
   }
 
+  // Of a token: its place in its sequence, and which of two texts it is of.
+  struct Place {
+    int64_t position, type;
+  };
+  Place place_of(int64_t token) const {
+    int64_t sequence = 0;
+    for (; token >= r.batch.chunks[sequence].tokens; sequence++) token -= r.batch.chunks[sequence].tokens;
+    const int64_t position = r.batch.chunks[sequence].first_position + token;
+    return {position, r.batch.firsts != nullptr && position >= r.batch.firsts[sequence]};
+  }
   int64_t row_of(int64_t token) const {
     if (step.by == ckdist_embed_by_id) return r.batch.token_ids[token];
-    if (step.by == ckdist_embed_by_nothing) return 0;
-    const BatchView::Chunk* chunk = r.batch.chunks;
-    for (; token >= chunk->tokens; chunk++) token -= chunk->tokens;
-    return chunk->first_position + token;
+    const Place place = place_of(token);
+    return step.by == ckdist_embed_by_position ? place.position : typed(step.table.first, place);
   }
+  // The row of a table of types, which may have one row alone.
+  int64_t typed(int table, const Place& place) const { return std::min(place.type, r.matrix(table).rows - 1); }
 
   void run() {
     int64_t stride;
@@ -37,7 +47,7 @@ struct Embed : StepRun<Inference, ckdist_embed_step> {
         for (int64_t c = 0; c < stride; c++) row[c] *= step.scale;
       if (step.added >= 0) {
         float* const added = reinterpret_cast<float*>(r.memory(thread));
-        unpack_row(r, thread, r.weight(step.added), 0, added);
+        unpack_row(r, thread, r.weight(step.added), typed(step.added, place_of(token)), added);
         r.kernels.elementwise.add(added, stride, row);
       }
     }

@@ -1,0 +1,20 @@
+"""The head of a cross-encoder: from hidden states to one score of each row."""
+
+from ckdist.layout import Dim
+from ckdist.models.blocks.norm import RowNorm
+from ckdist.models.spec import Scorer
+from ckdist.program.program import Value
+from ckdist.program.tracer import Tracer
+
+PATH = "model.scorer"
+
+
+def scores(g: Tracer, x: Value, s: Scorer, eps: float) -> Value:
+    """x: (outputs, hidden) behind the last norm -> (outputs, 1). Every rank computes all of it."""
+    w, hidden, score = lambda name, *dims: g.weight(f"{PATH}.{name}", *dims), x.dims[-1], Dim("score", 1)
+    x = g.mean_rows(x) if s.averages else x
+    inner = Dim("scorer", hidden.elements)
+    bias = (w("dense.bias", inner),) if s.bias else ()
+    x = g.activate(g.linear(x, w("dense.weight", inner, hidden), bias=bias, names=["dense"]), s.activation)
+    x = RowNorm(s.norm, eps)(g, x, f"{PATH}.norm") if s.norm else x
+    return g.linear(x, w("out.weight", score, x.dims[-1]), bias=(w("out.bias", score),), names=["score"])
