@@ -14,7 +14,7 @@ from ckdist.errors import CapacityError, ConfigError
 from ckdist.planning.compare import Question, answer, answers
 from ckdist.planning.memory import gigabytes
 from ckdist.planning.predict import Way
-from ckdist.planning.step_cost import StepCost, predicted_step_cost, read_step_cost
+from ckdist.planning.step_cost import StepCost, StepTotals, predicted_step_cost, read_step_cost
 from ckdist.simulate.fleet import ClosedLoop, Fleet, simulate_clients, simulate_requests
 from ckdist.simulate.lengths import Lengths, parse_lengths
 from ckdist.simulate.load import RequestKind, poisson, read_trace
@@ -24,6 +24,8 @@ from ckdist.simulate.replica import ServerShape
 from ckdist.simulate.report import Objective, lines, report
 
 log = logging.getLogger(__name__)
+MOST_FAILURES = 1_000_000
+MOST_STEPS = 1e10  # of clients, who ask as fast as they are answered
 
 
 def cost_of(config: SimulateConfig) -> tuple[StepCost, int]:
@@ -72,6 +74,9 @@ def fleet_of(config: SimulateConfig) -> Fleet:
     )
     replicas, each = config.hosts // config.hosts_per_replica, config.hosts_per_replica
     mtbf = math.inf if config.host_mtbf is None else config.host_mtbf * 3600 / each
+    failures = replicas * config.duration / (mtbf + config.restart)
+    if failures > MOST_FAILURES:
+        raise ConfigError(f"replicas would fail {failures:.2g} times, of at most {MOST_FAILURES}: give a longer MTBF")
     jobs = config.jobs or len(os.sched_getaffinity(0))
     return Fleet(replicas, server, cost, config.router, mtbf, config.restart, config.sample, config.seed, jobs)
 
@@ -89,6 +94,12 @@ def simulate(config: SimulateConfig, fleet: Fleet) -> tuple[Observed, float]:
         config.prefixes,
     )
     if config.clients is not None:
+        steps = fleet.simulated * config.duration / fleet.cost.seconds(StepTotals(decodes=1, outputs=1))
+        if steps > MOST_STEPS:
+            raise ConfigError(
+                f"--clients for --duration {config.duration:g} are {steps:.2g} steps or fewer, of at most "
+                f"{MOST_STEPS:.0e}: shorten it, or give --sample"
+            )
         loop = ClosedLoop(config.clients, kind, config.think)
         return simulate_clients(fleet, loop, config.duration), config.duration
     assert config.rate is not None  # as the configuration has checked

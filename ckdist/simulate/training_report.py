@@ -8,6 +8,7 @@ import numpy as np
 
 from ckdist.errors import ConfigError
 from ckdist.planning.memory import gigabytes
+from ckdist.simulate.report import in_columns
 from ckdist.simulate.training import (
     PipelineTimes,
     Reliability,
@@ -118,7 +119,7 @@ def training_lines(found: Mapping[str, Any], cost: TrainingCost) -> list[str]:
             (f"{found['days']:g} days", went),
         ]
     rows.append(("tokens", f"{found['tokens']:.4g} in {found['days']:g} days (goodput {found['goodput']:.1%})"))
-    return [f"{what:<18s}  {text}" for what, text in rows]
+    return in_columns(rows)
 
 
 __all__ = ["training_lines", "training_report"]
