@@ -3,8 +3,8 @@
     python benchmarks/predictions.py MODEL.gguf...
     mpirun -n 2 python benchmarks/predictions.py MODEL.gguf...
 
-The machine is measured first (`ckdist bench machine --save`), and its memory again right before each model: on a shared
-machine bandwidth changes from minute to minute. No model is used for the calibration but the bundled one.
+The machine is measured first (`ckdist bench machine --save`), and its memory again between the turns of each model: on
+a shared machine bandwidth changes from minute to minute. No model here is used for the calibration.
 """
 
 import argparse
@@ -14,9 +14,8 @@ import statistics
 import time
 
 import numpy as np
-import psutil
 
-from ckdist.cli.machine_speed import measured
+from ckdist.cli.machine_speed import measured as measured_machine
 from ckdist.comm.world import start_world
 from ckdist.config import EngineConfig
 from ckdist.engine.launch import load_model
@@ -32,70 +31,71 @@ from ckdist.weights.checkpoint import open_checkpoint
 CONTEXT, PROMPT, GENERATED, SEQUENCES = 1024, 512, 24, (1, 4)
 
 
-def bandwidth_now(machine, world):
-    """The machine with the bandwidth of this minute."""
-    found = None
-    if world.rank == 0:
-        node, cpus = next(iter(node_cpus(this_machine()).items()))
-        found = read_node(this_machine(), cpus, node, 5)
-    found = world.broadcast(found)
-    return dataclasses.replace(
-        machine, bandwidth=found, core_bandwidth=max(machine.core_bandwidth, found / machine.cores)
-    )
+def bandwidth_now():
+    """Bytes per second that memory gives at this moment."""
+    node, cpus = next(iter(node_cpus(this_machine()).items()))
+    return read_node(this_machine(), cpus, node, 3)
 
 
-def speeds(model, world, turns):
-    """Tokens per second of a prompt and of decode by number of sequences, medians, and resident bytes of each rank."""
-    executable, rng = model.executable, np.random.default_rng(0)
-    if world.rank:
-        executable.work()
-        return {}
-    ids = lambda *shape: rng.integers(0, model.spec.vocab_size, shape, dtype=np.int32)
-    found, prompt = {}, []
+def timed(work, turns):
+    """Median seconds of work, of some turns after one that does not count, and the bandwidth between them."""
+    took, reads = [], [bandwidth_now()]
     for _ in range(turns + 1):
-        sequence = SingleSequence(executable)
         began = time.perf_counter()
-        sequence.feed(ids(PROMPT), outputs="last")
-        prompt.append(PROMPT / (time.perf_counter() - began))
-    found["prefill"] = statistics.median(prompt[1:])
+        work()
+        took.append(time.perf_counter() - began)
+        reads.append(bandwidth_now())
+    return statistics.median(took[1:]), statistics.median(reads)
+
+
+def speeds(model, turns):
+    """Of prompts and of decode by number of sequences: tokens, seconds, and the bandwidth meanwhile."""
+    executable, rng = model.executable, np.random.default_rng(0)
+    ids = lambda *shape: rng.integers(0, model.spec.vocab_size, shape, dtype=np.int32)
+    prompt = lambda: SingleSequence(executable).feed(ids(PROMPT), outputs="last")
+    found = {"prefill": (PROMPT, *timed(prompt, turns))}
     for count in SEQUENCES:
-        batch, rates = LockstepSequences(executable, count), []
+        batch = LockstepSequences(executable, count)
         batch.fill(ids(CONTEXT // 2))
-        for _ in range(turns + 1):
+
+        def decode(batch=batch, count=count):
             batch.length = CONTEXT // 2
-            began = time.perf_counter()
             for _logits in batch.run(ids(GENERATED, count)):
                 pass
-            rates.append(count * GENERATED / (time.perf_counter() - began))
-        found[f"decode {count}"] = statistics.median(rates[1:])
+
+        found[f"decode {count}"] = (count * GENERATED, *timed(decode, turns))
     return found
 
 
 def rows(path, machine, world, turns):
     """What is predicted and what is measured of one model."""
     config = EngineConfig(model=path, ctx_size=CONTEXT, parallel=max(SEQUENCES), repack="off", prefill="tensor")
-    machine = bandwidth_now(machine, world)
-    predictor = Predictor(open_checkpoint(path), Cluster(machine, ranks=world.size), Way("tensor"))
-    predicted = {"prefill": predictor.prefill(PROMPT).tokens}
-    predicted |= {f"decode {n}": predictor.decode(n, (CONTEXT + GENERATED) // 2).tokens for n in SEQUENCES}
-    memory = predictor.memory(CONTEXT, max(SEQUENCES))[0]
-    empty = psutil.Process().memory_info().rss
     model = load_model(config, world)
-    own = {"weights": model.weight_bytes, "cache": model.executable.kv_bytes}
-    took = speeds(model, world, turns)
-    grown = psutil.Process().memory_info().rss - empty
-    model.close()
     if world.rank:
+        model.executable.work()
+        model.close()
         return []
-    after = bandwidth_now(machine, world) if world.size == 1 else machine
-    took |= own | {"resident beside the process": grown}
-    predicted |= {"weights": memory.weights, "cache": memory.cache}
-    predicted["resident beside the process"] = memory.total - memory.process
-    drift = after.bandwidth / machine.bandwidth - 1
+    took = speeds(model, turns)
+    memory = {"weights": model.weight_bytes, "cache": model.executable.kv_bytes}
+    model.close()
+
+    def predictor(bandwidth):
+        core = max(machine.core_bandwidth, bandwidth / machine.cores)
+        now = dataclasses.replace(machine, bandwidth=bandwidth, core_bandwidth=core)
+        return Predictor(open_checkpoint(path), Cluster(now, ranks=world.size), Way("tensor"))
+
+    found = []
+    for what, (tokens, seconds, bandwidth) in took.items():
+        one = predictor(bandwidth)
+        count = int(what.split()[1]) if what != "prefill" else 0
+        rate = one.decode(count, (CONTEXT + GENERATED) // 2) if count else one.prefill(PROMPT)
+        found.append((what, rate.tokens, tokens / seconds, bandwidth))
+    held = predictor(machine.bandwidth).memory(CONTEXT, max(SEQUENCES))[0]
+    found += [(what, getattr(held, what), size, 0.0) for what, size in memory.items()]
     return [
-        {"model": path.rsplit("/", 1)[-1], "ranks": world.size, "what": what, "predicted": predicted[what],
-         "measured": value, "error": predicted[what] / value - 1, "drift of bandwidth": drift}
-        for what, value in took.items()
+        {"model": path.rsplit("/", 1)[-1], "ranks": world.size, "what": what, "predicted": predicted,
+         "measured": measured, "error": predicted / measured - 1, "bandwidth": bandwidth}
+        for what, predicted, measured, bandwidth in found
     ]  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def main():
         with open(given.machine, encoding="utf-8") as file:
             machine = machine_of(tomllib.loads(file.read()), given.machine)
     else:
-        machine = measured(world)
+        machine = measured_machine(world)
         machine = machine_of(tomllib.loads(world.broadcast(machine and machine.toml())), "this machine")
     found = []
     for path in given.models:
@@ -120,7 +120,7 @@ def main():
             print(
                 f"{row['model']:<26s} {row['ranks']} rank{'s' * (row['ranks'] > 1):<2s} {row['what']:<28s}"
                 f"{row['predicted']:>14.5g}{row['measured']:>14.5g}{row['error']:>+8.1%}"
-                f"   (bandwidth {row['drift of bandwidth']:+.0%} since)",
+                + (f"   at {row['bandwidth'] / 1e9:.1f} GB/s" if row["bandwidth"] else ""),
                 flush=True,
             )
     if given.json and world.rank == 0:

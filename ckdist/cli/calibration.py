@@ -26,9 +26,11 @@ from ckdist.engine.single import SingleSequence
 from ckdist.models.decoder import weight_shapes
 from ckdist.models.registry import spec_from_config
 from ckdist.planning.cluster import Cluster
-from ckdist.planning.cost import StepShape
+from ckdist.planning.cost import CostModel, StepShape
 from ckdist.planning.machine import MachineSpec
+from ckdist.planning.machine_speed import node_cpus, read_node
 from ckdist.planning.predict import Predictor, Way
+from ckdist.topology import this_machine
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.safetensors_writer import TensorToWrite, as_stored, write_safetensors
 
@@ -45,38 +47,56 @@ LATENT = {
 }  # fmt: skip
 SHORT, LONG = 32, 1536  # tokens of context
 PROMPTS = 128, 512
-STEPS, TURNS = 12, 4
+STEPS, TURNS, READS = 12, 3, 3
 PASSES = 3  # of solving for all figures
 MOST_LAYERS, CACHES = 64, 2.0  # so many times the machine's caches the weights have at least
 
 
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Of one model: median seconds of steps by shape, bytes per second that memory gave meanwhile, and its costs."""
+
+    times: Mapping[StepShape, float]
+    bandwidth: float
+    cost: CostModel
+
+    def solved(self, spec: MachineSpec, name: str, bounds: tuple[float, float], shape: StepShape) -> MachineSpec:
+        """The machine with the figure for which a step takes as long as was measured, by bisection; at its bounds, the
+        nearest.
+        """
+        core = max(spec.core_bandwidth, self.bandwidth / spec.cores)
+        now = dataclasses.replace(spec, bandwidth=self.bandwidth, core_bandwidth=core)
+        taken = lambda value: self.cost.on(dataclasses.replace(now, **{name: value})).step(shape).total
+        low, high = bounds
+        grows = taken(high) > taken(low)
+        for _ in range(40):
+            middle = math.sqrt(low * high) if low > 0 else (low + high) / 2
+            if (taken(middle) < self.times[shape]) == grows:
+                low = middle
+            else:
+                high = middle
+        return dataclasses.replace(spec, **{name: high if low == bounds[0] else low})
+
+
 def calibrated(spec: MachineSpec) -> MachineSpec:
     """The machine with what whole steps reach of its bandwidth, attention and elementwise rate."""
+    one, prompt = StepShape.decode, StepShape.prompt
     with tempfile.TemporaryDirectory(prefix="ckdist-") as folder:
-        layers = {"num_hidden_layers": _layers(spec)}
-        dense = _write(pathlib.Path(folder) / "dense", DENSE | layers)
-        times = {kind: _measured(spec, dense, quantize) for kind, quantize in (("BF16", None), ("Q4_K", "q4_k"))}
+        dense = _write(pathlib.Path(folder) / "dense", DENSE | {"num_hidden_layers": _layers(spec)})
+        plain, quantised = _measured(spec, dense, None), _measured(spec, dense, "q4_k")
         for _ in range(PASSES):
-            for name, kind, shape, bounds in (
-                ("achieved_bandwidth", "BF16", StepShape.decode(1, SHORT), (0.05, 1.0)),
-                ("overlap_loss", "Q4_K", StepShape.decode(1, SHORT), (0.0, 4.0)),
-                ("attention_one", "BF16", StepShape.decode(1, LONG), (1e6, 1e13)),
-                ("elementwise", "BF16", StepShape.prompt(PROMPTS[0]), (1e6, 1e11)),
-                ("attention", "BF16", StepShape.prompt(PROMPTS[1]), (1e7, 1e13)),
-            ):
-                quantize = "q4_k" if kind == "Q4_K" else None
-                spec = _solved(spec, name, bounds, dense, shape, times[kind][shape], quantize)
-        latent = _write(pathlib.Path(folder) / "latent", LATENT)
-        own = _measured(spec, latent, None)
-        for name, shape in (("latent_one", StepShape.decode(1, LONG)), ("latent", StepShape.prompt(PROMPTS[1]))):
-            spec = _solved(spec, name, (1e6, 1e13), latent, shape, own[shape], None)
-    return spec
+            spec = plain.solved(spec, "achieved_bandwidth", (0.05, 1.0), one(1, SHORT))
+            spec = quantised.solved(spec, "overlap_loss", (0.0, 4.0), one(1, SHORT))
+            spec = plain.solved(spec, "attention_one", (1e6, 1e13), one(1, LONG))
+            spec = plain.solved(spec, "elementwise", (1e6, 1e11), prompt(PROMPTS[0]))
+            spec = plain.solved(spec, "attention", (1e7, 1e13), prompt(PROMPTS[1]))
+        latent = _measured(spec, _write(pathlib.Path(folder) / "latent", LATENT), None)
+        spec = latent.solved(spec, "latent_one", (1e6, 1e13), one(1, LONG))
+        return latent.solved(spec, "latent", (1e6, 1e13), prompt(PROMPTS[1]))
 
 
 def _layers(spec: MachineSpec) -> int:
     """So many that the weights do not stay in caches, as far as memory allows."""
-    from ckdist.topology import this_machine
-
     machine = this_machine()
     caches = len({cpu.l3 for cpu in machine.cpus}) * machine.l3_bytes
     each = 2 * sum(math.prod(shape) for name, shape in _shapes(DENSE).items() if ".layers.0." in name)
@@ -116,18 +136,30 @@ def _stored(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) ->
             yield name, shape
 
 
-def _measured(spec: MachineSpec, folder: pathlib.Path, quantize: str | None) -> dict[StepShape, float]:
+def _measured(spec: MachineSpec, folder: pathlib.Path, quantize: str | None) -> Measured:
     """Median seconds of steps of the shapes that figures are solved for."""
     config = EngineConfig(
         model=str(folder), ctx_size=LONG + 2 * STEPS, parallel=1, repack="off", threads=spec.total_cores,
         quantize=quantize,
     )  # fmt: skip
+    checkpoint, one = open_checkpoint(folder), Cluster(spec, ranks=1)
+    cost = Predictor(checkpoint, one, Way("tensor"), quantize=quantize).stages[0].costs[0]
     model = load_model(config, SingleWorld())
     try:
-        found = {StepShape.prompt(tokens): _prompt(model, tokens) for tokens in PROMPTS}
-        return found | {StepShape.decode(1, context): _decode(model, context) for context in (SHORT, LONG)}
+        times, reads = {StepShape.prompt(tokens): _prompt(model, tokens) for tokens in PROMPTS}, [_bandwidth()]
+        for context in (SHORT, LONG):
+            times[StepShape.decode(1, context)] = _decode(model, context)
+            reads.append(_bandwidth())
     finally:
         model.close()
+    return Measured(times, statistics.median(reads), cost)
+
+
+def _bandwidth() -> float:
+    """Bytes per second that a node's memory gives at this moment."""
+    machine = this_machine()
+    node, cpus = next(iter(node_cpus(machine).items()))
+    return read_node(machine, cpus, node, READS)
 
 
 def _prompt(model: Model, tokens: int) -> float:
@@ -153,33 +185,6 @@ def _decode(model: Model, context: int) -> float:
             pass
         took.append((time.perf_counter() - began) / STEPS)
     return statistics.median(took[1:])
-
-
-def _solved(
-    spec: MachineSpec,
-    name: str,
-    bounds: tuple[float, float],
-    folder: pathlib.Path,
-    shape: StepShape,
-    seconds: float,
-    quantize: str | None,
-) -> MachineSpec:
-    """The machine with the figure for which a step takes as long as was measured, by bisection; at its bounds, the
-    nearest.
-    """
-    checkpoint, (low, high) = open_checkpoint(folder), bounds
-    with_value = lambda value: dataclasses.replace(spec, **{name: value})
-    taken = lambda value: Predictor(
-        checkpoint, Cluster(with_value(value), ranks=1), Way("tensor"), quantize=quantize
-    ).seconds(shape)
-    grows = taken(high) > taken(low)
-    for _ in range(40):
-        middle = math.sqrt(low * high) if low > 0 else (low + high) / 2
-        if (taken(middle) < seconds) == grows:
-            low = middle
-        else:
-            high = middle
-    return with_value(high if low == bounds[0] else low)
 
 
 __all__ = ["calibrated"]

@@ -6,7 +6,6 @@ step costs beside its work, by the bundled model.
 
 import dataclasses
 import logging
-import pathlib
 import time
 
 import numpy as np
@@ -16,17 +15,15 @@ from ckdist.cli.bench_comm import Stopwatch
 from ckdist.cli.calibration import calibrated
 from ckdist.comm.communicator import open_communicator
 from ckdist.comm.protocol import World
-from ckdist.comm.thresholds import cache_folder
 from ckdist.comm.transports.link import measured_link
 from ckdist.comm.world import SingleWorld
 from ckdist.config import EngineConfig
 from ckdist.engine.launch import BUNDLED, load_model
 from ckdist.engine.lockstep import LockstepSequences
-from ckdist.errors import ConfigError
 from ckdist.planning.cluster import Cluster
 from ckdist.planning.cost import StepShape
-from ckdist.planning.machine import MachineSpec, read_machine_file
-from ckdist.planning.machine_speed import measure_machine
+from ckdist.planning.machine import MachineSpec, kept_machine, kept_path
+from ckdist.planning.machine_speed import machine_title, measure_machine
 from ckdist.planning.predict import Predictor, Way
 from ckdist.topology import this_machine
 from ckdist.weights.checkpoint import open_checkpoint
@@ -40,18 +37,13 @@ SMALL, LARGE = 1 << 10, 1 << 20  # floats that ranks add up
 
 def this_machine_spec() -> MachineSpec:
     """Of this host: what was measured before, else it is measured now and kept."""
-    path = kept_path()
-    if path is not None and path.is_file():
-        try:
-            found = read_machine_file(path)
-        except ConfigError as error:
-            log.warning("%s; it is measured again", error)
-        else:
-            if found.isa == native.isa() and found.name == (this_machine().model[:80] or "this machine"):
-                return found
+    known = kept_machine(machine_title(this_machine()), native.isa())
+    if known is not None:
+        return known
     log.info("this machine is measured, once; `ckdist bench machine --save FILE` does it again")
     spec = measured(SingleWorld())
     assert spec is not None  # on rank 0
+    path = kept_path()
     if path is not None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -59,14 +51,6 @@ def this_machine_spec() -> MachineSpec:
         except OSError as error:
             log.warning("what was measured cannot be kept in %s: %s", path, error.strerror)
     return spec
-
-
-def kept_path() -> pathlib.Path | None:
-    """Where this machine's file is kept; None where a user has no home."""
-    try:
-        return cache_folder() / "machine.toml"
-    except RuntimeError:
-        return None
 
 
 def measured(world: World) -> MachineSpec | None:
@@ -131,4 +115,4 @@ def measured_exchange(world: World) -> dict[str, float]:
     return found | {"rank_seconds": small, "rank_core_rate": rate, "rank_rate": max(rate, 5e10)}
 
 
-__all__ = ["kept_path", "measured", "this_machine_spec"]
+__all__ = ["measured", "this_machine_spec"]

@@ -5,6 +5,7 @@ every start, it compares: operations of the slowest rank, weights read (token-pa
 may lie on other NUMA nodes), bytes exchanged, barriers and what every rank repeats. It chooses nothing.
 """
 
+import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -185,6 +186,12 @@ class CostModel:
             weights = tuple((w.dims, self.weight(w.name)) for w in _matrices(instr)) if instr.op in PRODUCTS else ()
             found.setdefault((instr.op, dims, weights, instr.attrs.get("window", 0)), []).append(instr)
         return [(alike[0], len(alike)) for alike in found.values()]
+
+    def on(self, machine: MachineSpec) -> "CostModel":
+        """The same program on another machine."""
+        other = copy.copy(self)
+        other.machine = machine
+        return other
 
     def step(self, shape: StepShape) -> Times:
         """Of one step of the whole program."""

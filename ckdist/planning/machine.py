@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ckdist.comm.thresholds import cache_folder
 from ckdist.comm.transports.link import Link
 from ckdist.errors import ConfigError
 from ckdist.text_file import read_text_file
@@ -223,6 +224,28 @@ def machine_named(name: str) -> MachineSpec:
     return read_machine_file(CATALOGUE / f"{name}.toml")
 
 
+def kept_path() -> pathlib.Path | None:
+    """Where what was measured of this machine is kept; None where a user has no home."""
+    try:
+        return cache_folder() / "machine.toml"
+    except RuntimeError:
+        return None
+
+
+def kept_machine(name: str, isa: str) -> MachineSpec | None:
+    """What was measured before of the machine of this name and level of instructions; None where nothing was, or the
+    file makes no sense.
+    """
+    path = kept_path()
+    if path is None or not path.is_file():
+        return None
+    try:
+        found = read_machine_file(path)
+    except ConfigError:
+        return None
+    return found if (found.name, found.isa) == (name, isa) else None
+
+
 def catalogue_names() -> list[str]:
     """Of the machines of public data sheets."""
     return sorted(path.stem for path in CATALOGUE.glob("*.toml"))
@@ -271,4 +294,13 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-__all__ = ["CATALOGUE", "MachineSpec", "catalogue_names", "machine_named", "machine_of", "read_machine_file"]
+__all__ = [
+    "CATALOGUE",
+    "MachineSpec",
+    "catalogue_names",
+    "kept_machine",
+    "kept_path",
+    "machine_named",
+    "machine_of",
+    "read_machine_file",
+]

@@ -17,11 +17,16 @@ from ckdist.topology.bandwidth import PASSES, read_bandwidth, read_size
 from ckdist.topology.placement import threads_first
 from ckdist.weights import dtypes
 
-SECONDS = 0.02  # of one measurement of a product, which is repeated
+SECONDS = 0.01  # of one measurement of a product, which is repeated
 STREAMED = "BF16", "Q8_0", "Q4_K"  # types whose products are also measured with weights from memory
 UNCERTAINTY = 0.15
 MANY, LARGE_ROWS = 64, 3072  # rows of a product, from which on its matrix has so many
 LEAST_STREAMED = 96 << 20  # bytes of a thread's weights that come from memory
+
+
+def machine_title(machine: Machine) -> str:
+    """By what a machine file names it."""
+    return machine.model[:80] or "this machine"
 
 
 def node_cpus(machine: Machine) -> dict[int, list[int]]:
@@ -62,7 +67,7 @@ def measure_machine(machine: Machine, tell: Callable[[str], object] = lambda _: 
     pins = native.ffi.new("int32_t[]", cpus)
     native.check(native.lib.ckdist_barrier_seconds(len(cpus), pins, SPINS, out))
     spec = MachineSpec(
-        name=machine.model[:80] or "this machine",
+        name=machine_title(machine),
         source=MEASURED,
         isa=native.isa(),
         uncertainty=UNCERTAINTY,
@@ -92,7 +97,7 @@ def _rates(cpus: list[int], number: int) -> tuple[float, ...]:
     a prompt has them.
     """
     large = lambda rows: LARGE_ROWS if rows >= MANY else ROWS
-    return tuple(product_rate(cpus, number, rows, SECONDS, large(rows)) for rows in PRODUCT_ROWS)
+    return tuple(product_rate(cpus, number, rows, SECONDS, large(rows), 2) for rows in PRODUCT_ROWS)
 
 
 def _with_overlap(spec: MachineSpec, cpus: list[int]) -> MachineSpec:
@@ -112,4 +117,4 @@ def _with_overlap(spec: MachineSpec, cpus: list[int]) -> MachineSpec:
     return dataclasses.replace(spec, overlap_loss=min(1.0, max(0.0, sum(losses) / len(losses))))
 
 
-__all__ = ["measure_machine", "node_cpus", "read_node"]
+__all__ = ["machine_title", "measure_machine", "node_cpus", "read_node"]

@@ -15,11 +15,12 @@ from ckdist.layout import SINGLE, Layout
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward, main_forward
 from ckdist.planning.cluster import Cluster, PlannedWorld
-from ckdist.planning.cost import CostModel, RankPlace, StepShape, Times
+from ckdist.planning.cost import Chunks, CostModel, RankPlace, StepShape, Times
 from ckdist.planning.layouts import layouts_for
 from ckdist.planning.memory import cache_types
 from ckdist.planning.rank_memory import RankMemory, Wanted, rank_memory
 from ckdist.planning.stages import check_stages, divide_layers
+from ckdist.planning.step_cost import StepTotals
 from ckdist.program.lower import lower, stored_dims
 from ckdist.program.lowered import Lowered
 from ckdist.program.program import Program
@@ -254,6 +255,23 @@ class Predictor:
         return found
 
 
+@dataclass(frozen=True)
+class PredictedStepCost:
+    """A `StepCost` of simulations without a measurement: the seconds of a predictor, of the mean prompt and sequence."""
+
+    predictor: Predictor
+
+    def seconds(self, step: StepTotals, /) -> float:
+        """That the step takes."""
+        chunks = []
+        if step.prompt_tokens:
+            before = step.prompt_attended / step.prompt_tokens - step.prompt_tokens / 2
+            chunks.append(Chunks(1, step.prompt_tokens, max(0, round(before))))
+        if step.decodes:
+            chunks.append(Chunks(step.decodes, 1, round(step.decode_context / step.decodes)))
+        return self.predictor.seconds(StepShape(tuple(chunks), max(1, step.outputs))) if chunks else 0.0
+
+
 def ways_for(cluster: Cluster, layers: int, mixture: bool) -> list[Way]:
     """The ways that a model of so many layers may be divided over a cluster, the plainest first."""
     ways = [Way("tensor")]
@@ -268,4 +286,4 @@ def ways_for(cluster: Cluster, layers: int, mixture: bool) -> list[Way]:
     return ways
 
 
-__all__ = ["Predictor", "Rate", "Way", "ways_for"]
+__all__ = ["PredictedStepCost", "Predictor", "Rate", "Way", "ways_for"]
