@@ -36,7 +36,7 @@ def one_by_one(monkeypatch):
     monkeypatch.setattr(Replica, "_decode_on", lambda replica, until: None)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),
     rate=st.floats(0.1, 8),
@@ -80,7 +80,7 @@ def test_processes_change_nothing(monkeypatch):
     assert alone.rows == beside.rows and alone.busy == beside.busy
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1 << 30), rate=st.floats(0.05, 6), prefix=st.sampled_from([0, 40]))
 def test_stretches_of_decode_are_what_single_steps_are(seed, rate, prefix):
     load = requests(rate, 30, seed, prefix_tokens=prefix, prefixes=2)

@@ -92,7 +92,7 @@ def test_a_faster_link_or_host_is_never_slower(dp, tp, pp, ep, rate):
         assert report(replace(slow, host=host))["step_seconds"] <= report(slow)["step_seconds"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 1 << 30), mtbf=st.floats(100, 1e6), restart=st.floats(0, 1e4), checkpoint=st.floats(0.1, 300),
     interval=st.floats(10, 1e5),
