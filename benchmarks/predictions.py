@@ -23,9 +23,9 @@ from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.single import SingleSequence
 from ckdist.planning.cluster import Cluster
 from ckdist.planning.machine import machine_of, tomllib
-from ckdist.planning.machine_speed import node_cpus, read_node
 from ckdist.planning.predict import Predictor, Way
 from ckdist.topology import this_machine
+from ckdist.topology.bandwidth import node_cpus, read_node
 from ckdist.weights.checkpoint import open_checkpoint
 
 CONTEXT, PROMPT, GENERATED, SEQUENCES = 1024, 512, 24, (1, 4)

@@ -28,9 +28,9 @@ from ckdist.models.registry import spec_from_config
 from ckdist.planning.cluster import Cluster
 from ckdist.planning.cost import CostModel, StepShape
 from ckdist.planning.machine import MachineSpec
-from ckdist.planning.machine_speed import node_cpus, read_node
 from ckdist.planning.predict import Predictor, Way
 from ckdist.topology import this_machine
+from ckdist.topology.bandwidth import node_cpus, read_bandwidth, read_size
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.safetensors_writer import TensorToWrite, as_stored, write_safetensors
 
@@ -45,11 +45,12 @@ LATENT = {
     "q_lora_rank": 512, "qk_nope_head_dim": 96, "qk_rope_head_dim": 32, "v_head_dim": 96, "n_routed_experts": 8,
     "num_experts_per_tok": 2, "moe_intermediate_size": 256, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
-SHORT, LONG = 32, 1536  # tokens of context
+SHORT, LONG = 32, 1024  # tokens of context
 PROMPTS = 128, 512
-STEPS, TURNS, READS = 12, 3, 3
+STEPS, TURNS, READS = 8, 3, 3
+MOST_READ = 256 << 20  # bytes
 PASSES = 3  # of solving for all figures
-MOST_LAYERS, CACHES = 64, 2.0  # so many times the machine's caches the weights have at least
+MOST_LAYERS, CACHES = 16, 1.0  # so many times the machine's caches the weights have at least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,13 +115,11 @@ def _write(folder: pathlib.Path, config: Mapping[str, Any]) -> pathlib.Path:
     """A folder with a model of random weights in bfloat16."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    shapes = _shapes(config)
-    most = max(math.prod(shape) for shape in shapes.values())
+    stored = list(_stored(config, _shapes(config)))
+    most = max(math.prod(shape) for _, shape in stored)
     drawn = as_stored(0.02 * np.random.default_rng(0).standard_normal(most, np.float32), "BF16")  # (elements,)
     values = lambda shape: lambda: drawn[: math.prod(shape)].reshape(shape)
-    tensors: Iterator[TensorToWrite] = (
-        TensorToWrite(name, "BF16", shape, values(shape)) for name, shape in _stored(config, shapes)
-    )
+    tensors: Iterator[TensorToWrite] = (TensorToWrite(name, "BF16", shape, values(shape)) for name, shape in stored)
     write_safetensors(folder / "model.safetensors", tensors)
     return folder
 
@@ -158,8 +157,8 @@ def _measured(spec: MachineSpec, folder: pathlib.Path, quantize: str | None) -> 
 def _bandwidth() -> float:
     """Bytes per second that a node's memory gives at this moment."""
     machine = this_machine()
-    node, cpus = next(iter(node_cpus(machine).items()))
-    return read_node(machine, cpus, node, READS)
+    cpus = next(iter(node_cpus(machine).values()))
+    return read_bandwidth(len(cpus), cpus, READS, min(read_size(machine, cpus), MOST_READ) // len(cpus))
 
 
 def _prompt(model: Model, tokens: int) -> float:

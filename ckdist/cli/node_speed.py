@@ -13,9 +13,8 @@ from typing import Any
 
 from ckdist.errors import CkdistError
 from ckdist.planning.kernel_speed import product_rate
-from ckdist.planning.machine_speed import node_cpus, read_node
 from ckdist.topology import Machine, this_machine
-from ckdist.topology.bandwidth import REPEATS
+from ckdist.topology.bandwidth import REPEATS, node_cpus, read_node
 
 GEMM_TYPES = {"BF16": 30, "F32": 0, "Q8_0": 8}
 GEMM_TOKENS = 256

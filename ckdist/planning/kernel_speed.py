@@ -12,12 +12,12 @@ import numpy as np
 
 from ckdist import native
 from ckdist.program.batch import BLOCK_TOKENS
-from ckdist.program.executable import KV_TYPES, block_bytes
 
 ROWS, COLS = 256, 2048  # of a matrix that stays in a core's caches
 POSITIONS, HEADS, HEAD_DIM, QUERIES = 512, 4, 128, 64  # of attention: heads of one kv-head, and tokens at the end
 FLOATS = 1 << 15  # of a row that is normed
 GATE = native.numbers("ckdist_gate", "ckdist_gate_")["silu"]
+CACHE_TYPES = native.numbers("ckdist_cache_type", "ckdist_cache_")
 
 Work = Callable[[], Callable[[], object]]  # makes what is timed, on the CPU that will run it
 
@@ -28,9 +28,9 @@ def attention(kind: str) -> Work:
     def make() -> Callable[[], object]:
         """One task over one cache."""
         ffi, lib, pointer = native.ffi, native.lib, native.pointer
-        rng, number = np.random.default_rng(0), KV_TYPES[kind]
+        rng, number = np.random.default_rng(0), CACHE_TYPES[kind]
         shape = ffi.new("struct ckdist_cache_shape *", [number, number, HEAD_DIM, HEAD_DIM, False])
-        stride = block_bytes(kind, kind, HEAD_DIM, HEAD_DIM)
+        stride = native.check(lib.ckdist_attention_block_bytes(ffi.NULL, shape))
         cache = np.zeros(POSITIONS // BLOCK_TOKENS * stride, np.uint8)
         k, v = (rng.standard_normal((POSITIONS, HEAD_DIM), np.float32) for _ in range(2))  # (positions, head_dim)
         blocks = pointer(cache, "uint8_t *")
@@ -63,7 +63,7 @@ def elementwise() -> Callable[[], object]:
     def run() -> object:
         """Both."""
         native.lib.ckdist_rms_norm(native.ffi.NULL, first, first, 1e-6, x.size, second)
-        return native.lib.ckdist_gated(native.ffi.NULL, GATE, first, first, x.size, second)
+        return native.lib.ckdist_gated(native.ffi.NULL, GATE, first, first, y.size, second)
 
     return run
 

@@ -13,8 +13,7 @@ from ckdist.planning.machine import MEASURED, PRODUCT_ROWS, MachineSpec
 from ckdist.planning.plan import SPINS
 from ckdist.topology import Machine
 from ckdist.topology.arithmetic import ARITHMETIC, arithmetic_rate
-from ckdist.topology.bandwidth import PASSES, read_bandwidth, read_size
-from ckdist.topology.placement import threads_first
+from ckdist.topology.bandwidth import PASSES, node_cpus, read_bandwidth, read_node
 from ckdist.weights import dtypes
 
 SECONDS = 0.01  # of one measurement of a product, which is repeated
@@ -27,27 +26,6 @@ LEAST_STREAMED = 96 << 20  # bytes of a thread's weights that come from memory
 def machine_title(machine: Machine) -> str:
     """By what a machine file names it."""
     return machine.model[:80] or "this machine"
-
-
-def node_cpus(machine: Machine) -> dict[int, list[int]]:
-    """Each node with CPUs that this process may use -> one of every physical core."""
-    result = {}
-    for node in machine.nodes:
-        mine = tuple(cpu for cpu in node.cpus if cpu in machine.binding.cpus)
-        if mine:
-            result[node.number] = threads_first(machine, mine)[: len(machine.cores(mine))]
-    return result
-
-
-def read_node(machine: Machine, cpus: list[int], memory: int, repeats: int) -> float:
-    """Bytes per second that `cpus` read together from the memory of a node.
-
-    CapacityError where it has no room for the test.
-    """
-    size = read_size(machine, cpus)
-    nodes = [memory] if len(machine.nodes) > 1 else []
-    native.check(native.lib.ckdist_place_memory(nodes, len(nodes), 1))
-    return read_bandwidth(len(cpus), cpus, repeats, size // len(cpus))
 
 
 def measure_machine(machine: Machine, tell: Callable[[str], object] = lambda _: None) -> MachineSpec:
@@ -117,4 +95,4 @@ def _with_overlap(spec: MachineSpec, cpus: list[int]) -> MachineSpec:
     return dataclasses.replace(spec, overlap_loss=min(1.0, max(0.0, sum(losses) / len(losses))))
 
 
-__all__ = ["machine_title", "measure_machine", "node_cpus", "read_node"]
+__all__ = ["machine_title", "measure_machine"]
