@@ -13,8 +13,8 @@ from ckdist.config import PlanConfig, SimulateConfig
 from ckdist.errors import CapacityError, ConfigError
 from ckdist.planning.compare import Question, answer, answers
 from ckdist.planning.memory import gigabytes
-from ckdist.planning.predict import Way
-from ckdist.planning.step_cost import StepCost, StepTotals, predicted_step_cost, read_step_cost
+from ckdist.planning.predict import PredictedStepCost, Way
+from ckdist.planning.step_cost import StepCost, StepTotals, linear_step_cost, read_step_cost
 from ckdist.simulate.fleet import ClosedLoop, Fleet, simulate_clients, simulate_requests
 from ckdist.simulate.lengths import Lengths, parse_lengths
 from ckdist.simulate.load import RequestKind, poisson, read_trace
@@ -45,9 +45,10 @@ def cost_of(config: SimulateConfig) -> tuple[StepCost, int]:
             f"{config.parallel} sequences of {config.ctx_size} tokens need {needed} on a rank, and there are {room}: "
             "give more --hosts-per-replica, or a smaller --parallel, --ctx-size or --type"
         )
-    log.info("%s", f"steps as predicted: {best.way}")
-    seconds = question.predictor(best.way).seconds
-    return predicted_step_cost(seconds, config.ubatch_size, config.parallel, config.ctx_size), best.way.stages
+    log.info("steps as predicted: %s", best.way)
+    predicted = PredictedStepCost(question.predictor(best.way))
+    cost = linear_step_cost(predicted, config.ubatch_size, config.parallel, config.ctx_size)
+    return cost, best.way.stages
 
 
 def asked(config: SimulateConfig) -> Question:

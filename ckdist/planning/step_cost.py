@@ -7,14 +7,13 @@ ones, which `ckdist bench steps` writes as rows, sampling and Python included, o
 import json
 import math
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from ckdist.errors import ConfigError
-from ckdist.planning.cost import Chunks, StepShape
 from ckdist.text_file import read_text_file
 
 MAX_FILE_BYTES = 1 << 20
@@ -125,41 +124,19 @@ def fit_step_cost(steps: Sequence[tuple[StepTotals, float]]) -> LinearStepCost:
     return LinearStepCost(sizes, _without_attention(table, prices[1]), *prices)
 
 
-def predicted_step_cost(
-    seconds: Callable[[StepShape], float], max_tokens: int, max_sequences: int, context: int
-) -> LinearStepCost:
-    """The prices in what a prediction (`Predictor.seconds`) says of steps of up to so many tokens, sequences, and
-    positions of a sequence.
+def linear_step_cost(cost: StepCost, max_tokens: int, max_sequences: int, context: int) -> LinearStepCost:
+    """The prices in what another price list says of steps of up to so many tokens, sequences, and positions of a
+    sequence: a prediction walks through a program at each step, and a simulation has millions of steps.
     """
-    found: list[tuple[StepTotals, float]] = []
-
-    def ask(chunks: Chunks) -> None:
-        """Predicts one step of sequences that are alike."""
-        shape = StepShape((chunks,), chunks.count)
-        found.append((step_totals(shape), seconds(shape)))
-
-    most = min(max_tokens, context)
-    for size in halves(most):
-        ask(Chunks(1, size))
+    most, found = min(max_tokens, context), list[StepTotals]()
+    found += [StepTotals(size, _own_attended(size), outputs=1) for size in halves(most)]
     for part in range(1, CONTEXTS):
-        ask(Chunks(1, most, part * (context - most) // (CONTEXTS - 1)))
+        before = part * (context - most) // (CONTEXTS - 1)
+        found.append(StepTotals(most, most * before + _own_attended(most), outputs=1))
     for count in (1, *halves(max_sequences)):
-        for part in range(CONTEXTS):
-            ask(Chunks(count, 1, part * (context - 1) // (CONTEXTS - 1)))
-    return fit_step_cost(found)
-
-
-def step_totals(shape: StepShape) -> StepTotals:
-    """What is in a step that is described by its sequences."""
-    prompts = [chunk for chunk in shape.chunks if chunk.tokens > 1]
-    decodes = [chunk for chunk in shape.chunks if chunk.tokens == 1]
-    return StepTotals(
-        sum(chunk.count * chunk.tokens for chunk in prompts),
-        sum(chunk.count * (chunk.tokens * chunk.context + _own_attended(chunk.tokens)) for chunk in prompts),
-        sum(chunk.count for chunk in decodes),
-        sum(chunk.count * (chunk.context + 1) for chunk in decodes),
-        shape.outputs,
-    )
+        each = [1 + part * (context - 1) // (CONTEXTS - 1) for part in range(CONTEXTS)]
+        found += [StepTotals(decodes=count, decode_context=count * seen, outputs=count) for seen in each]
+    return fit_step_cost([(step, cost.seconds(step)) for step in found])
 
 
 def halves(most: int) -> list[int]:
@@ -201,6 +178,6 @@ def _at_least_zero(rows: np.ndarray, wanted: np.ndarray) -> list[float]:
 
 
 __all__ = [
-    "LinearStepCost", "StepCost", "StepTotals", "fit_step_cost", "halves", "predicted_step_cost", "read_step_cost",
-    "step_row", "step_totals",
+    "LinearStepCost", "StepCost", "StepTotals", "fit_step_cost", "halves", "linear_step_cost", "read_step_cost",
+    "step_row",
 ]  # fmt: skip

@@ -52,8 +52,8 @@ def draw(seen: Observed, objective: Objective, path: str) -> None:
 
 
 def draw_training(found: Mapping[str, Any], room: float, path: str) -> None:
-    """Writes an SVG file of `training_report`: a step's seconds, memory of a host with `room` bytes, and what weeks went
-    to. EngineError where the file cannot be written.
+    """Writes an SVG file of `training_report`: a step's seconds, memory of a host with `room` bytes, and what weeks
+    went to. EngineError where the file cannot be written.
     """
     figure = figure_class()(figsize=(12, 4), layout="constrained")
     axes = figure.subplots(1, 3)

@@ -5,15 +5,13 @@ import json
 import pytest
 
 from ckdist.errors import ConfigError
-from ckdist.planning.cost import Chunks, StepShape
 from ckdist.planning.step_cost import (
     LinearStepCost,
     StepTotals,
     fit_step_cost,
-    predicted_step_cost,
+    linear_step_cost,
     read_step_cost,
     step_row,
-    step_totals,
 )
 
 COST = LinearStepCost((2, 16, 128), (0.02, 0.03, 0.2), 2e-3, 3e-7, 5e-6)
@@ -39,17 +37,11 @@ def test_no_price_is_below_zero_and_steps_beyond_the_table_go_on_in_proportion()
     assert COST.seconds(StepTotals(256, 0)) == pytest.approx(2 * COST.seconds(StepTotals(128, 0)))
 
 
-def test_a_prediction_is_found_again():
-    """Prices of what a predictor says, which prices steps by their sequences."""
-    seconds = lambda shape: COST.seconds(step_totals(shape))
-    found = predicted_step_cost(seconds, 128, 16, 1024)
-    for chunks, outputs in (
-        ((Chunks(1, 100, 300), Chunks(5, 1, 700)), 6),
-        ((Chunks(16, 1, 1000),), 16),
-        ((Chunks(1, 16),), 1),
-    ):
-        shape = StepShape(chunks, outputs)
-        assert found.seconds(step_totals(shape)) == pytest.approx(seconds(shape), rel=0.02)
+def test_prices_of_another_price_list_are_found_again():
+    found = linear_step_cost(COST, 128, 16, 1024)
+    mixed = StepTotals(100, 35_050, 5, 3500, 6)
+    for step in (mixed, StepTotals(decodes=16, decode_context=16_000, outputs=16), StepTotals(16, 136, outputs=1)):
+        assert found.seconds(step) == pytest.approx(COST.seconds(step), rel=0.02)
 
 
 @pytest.mark.parametrize(
