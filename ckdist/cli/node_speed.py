@@ -22,7 +22,7 @@ GEMM_SECONDS = 0.3
 
 
 def multiply_on(cpus: list[int], kind: str, seconds: float) -> float:
-    """Operations per second in products of GEMM_TOKENS rows on every one of `cpus` at once, each with its own operands."""
+    """Operations per second in products of GEMM_TOKENS rows on every one of `cpus` at once, each with its own."""
     return len(cpus) * product_rate(cpus, GEMM_TYPES[kind], GEMM_TOKENS, seconds)
 
 

@@ -1,4 +1,4 @@
-"""`ckdist plan`: whether a model fits a cluster, how fast it will be in every layout, what bounds it and what would help.
+"""`ckdist plan`: whether a model fits a cluster, how fast it will be in every layout, what bounds it and what helps.
 
 The answers are those of `ckdist.planning.compare`; here they become lines for people, or one JSON object.
 """
@@ -223,7 +223,8 @@ def money_lines(question: Question, best: Answer) -> Iterator[str]:
     each = 1e6 / best.decode.tokens / 3600  # hours of a million tokens
     if machine.watts:
         watts = machine.watts * hosts
-        yield f"{watts:.0f} W: {watts * 24e-3:.1f} kWh a day, {watts * each * 1e-3:.2f} kWh for a million decoded tokens"
+        day, million = watts * 24e-3, watts * each * 1e-3
+        yield f"{watts:.0f} W: {day:.1f} kWh a day, {million:.2f} kWh for a million decoded tokens"
     if machine.price_per_hour:
         price = machine.price_per_hour * hosts
         yield f"{price:.2f} an hour: {price * each:.2f} for a million decoded tokens"

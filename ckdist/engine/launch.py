@@ -88,7 +88,7 @@ class Model:
     weight_bytes: int  # of this rank
     total_weight_bytes: int  # of all ranks
     work: FlopCounts  # of all ranks
-    prediction: StepPrediction | None  # of rank 0's steps; None with stages
+    prediction: StepPrediction | None  # of rank 0's steps; None with stages, and of an encoder
     trace: Trace | None
 
     def placement_map(self) -> str:
@@ -367,7 +367,7 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
         shard.weight_bytes,
         total_bytes,
         work,
-        predict_steps(group, plan, loader, program) if stages is None else None,
+        predict_steps(group, plan, loader, program) if stages is None and spec.generates else None,
         tracing,
     )
 
@@ -423,7 +423,7 @@ def predict_steps(world: World, plan: Plan, loader: ShardLoader, program: Progra
     types = plan.cache.key_type, plan.cache.value_type
     weight = functools.partial(weight_cost, loader)
     prediction = StepPrediction(CostModel(program, plan.mesh, places, machine, weight, types))
-    if world.rank == 0 and any(instr.op.startswith("attend") for instr in program.instrs):
+    if world.rank == 0:
         prediction.tell(min(512, plan.cache.context_length - 1))
     return prediction
 

@@ -1,4 +1,4 @@
-"""How fast the kernels are: products with weights of every type on some CPUs at once, attention, norms and gates on one.
+"""How fast the kernels are: products with weights of every type on some CPUs at once, attention and norms on one.
 
 What memory can do is measured elsewhere (`ckdist.topology.bandwidth`).
 """

@@ -257,7 +257,7 @@ class Predictor:
 
 @dataclass(frozen=True)
 class PredictedStepCost:
-    """A `StepCost` of simulations without a measurement: the seconds of a predictor, of the mean prompt and sequence."""
+    """A `StepCost` of simulations without a measurement: of a predictor, for the mean prompt and sequence."""
 
     predictor: Predictor
 
