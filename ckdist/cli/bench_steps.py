@@ -15,8 +15,8 @@ from ckdist.config import BenchConfig
 from ckdist.engine.engine import Engine
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling import SamplingParams
-from ckdist.errors import ConfigError
-from ckdist.planning.step_cost import StepTotals, step_row
+from ckdist.errors import ConfigError, EngineError
+from ckdist.planning.step_cost import StepTotals, halves, step_row
 from ckdist.program.batch import BLOCK_TOKENS
 
 LEAST_CONTEXT = 64  # of sequences that decode
@@ -38,7 +38,7 @@ class StepBench:
             for _ in range(self.repetitions):
                 yield from self.prompt(tokens)
         for count in (*halves(engine.scheduler.max_sequences), 1):
-            blocks = engine.pool.num_blocks // count
+            blocks = engine.pool.num_blocks // count - 1  # the scheduler keeps one to spare for each
             most = min(blocks * BLOCK_TOKENS, engine.max_positions) - self._output(count, engine.max_positions) - 1
             for context in sorted({min(LEAST_CONTEXT, most), most}) if most > 0 else ():
                 yield from self.decode(count, context)
@@ -60,6 +60,8 @@ class StepBench:
             self._add(context, self._output(count, context))
         running = self.engine.scheduler.running
         while len(running) < count or any(s.length - s.computed > 1 for s in running):
+            if not self.engine.has_work:
+                raise EngineError(f"{count} sequences of {context} tokens did not run at once: this is a bug")
             self.engine.step()
         self.engine.step()
         for _ in range(self.repetitions):
@@ -83,11 +85,6 @@ class StepBench:
         begin = time.perf_counter()
         self.engine.step()
         return time.perf_counter() - begin
-
-
-def halves(most: int) -> list[int]:
-    """Powers of two from 2 on below `most`, and that."""
-    return sorted({most, *(1 << power for power in range(1, most.bit_length()) if 1 << power < most)})
 
 
 def run(config: BenchConfig) -> int:

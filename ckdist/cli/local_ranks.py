@@ -31,7 +31,7 @@ def wanted_ranks(settings: object) -> int:
         return _of_training(settings)
     runs_model = isinstance(settings, EngineConfig)
     if isinstance(settings, BenchConfig):
-        runs_model = settings.target == "model"
+        runs_model = settings.target in ("model", "steps")
     if isinstance(settings, ChatConfig):
         runs_model = settings.url is None
     if not runs_model or not isinstance(settings, EngineConfig):

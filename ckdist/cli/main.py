@@ -30,6 +30,7 @@ COMMANDS = {
     "plan": (config.PlanConfig, "tell whether a model fits, how fast it will be, and what would help, on any machine"),
     "bench": (config.BenchConfig, "measure prefill and decode, or the machine itself"),
     "simulate": (config.SimulateConfig, "serve requests in simulated time, on as many hosts as you like"),
+    "simulate-training": (config.SimulateTrainingConfig, "train over many hosts in simulated time, failures included"),
     "doctor": (config.DoctorConfig, "show this machine, what works on it, how fast it is, and what to change"),
     "completion": (config.CompletionCommand, "print what bash, zsh or fish need to complete commands"),
 }
@@ -46,7 +47,7 @@ def usage() -> str:
         "       mpirun -n RANKS ckdist COMMAND [flags]",
         "",
     ]
-    lines += [f"  {name:<12s}{text}" for name, (_, text) in COMMANDS.items()]
+    lines += [f"  {name:<19s}{text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join([*lines, "", "ckdist COMMAND --help tells a command's flags."])
 
 
@@ -85,7 +86,7 @@ def run(arguments: list[str], rank: int | None) -> int:
     settings = parse_arguments(COMMANDS[arguments[0]][0], arguments[1:], f"ckdist {arguments[0]}")
     level = logging.DEBUG if settings.verbose else logging.WARNING if rank else logging.INFO
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
-    command = importlib.import_module(f"ckdist.cli.{arguments[0]}")
+    command = importlib.import_module(f"ckdist.cli.{arguments[0].replace('-', '_')}")
     native.isa()  # a CKDIST_ISA that this CPU lacks is told before anything starts
     from ckdist.cli.local_ranks import run_ranks
 

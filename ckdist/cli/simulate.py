@@ -1,15 +1,20 @@
 """`ckdist simulate`: requests served in simulated time, by the real scheduler."""
 
 import json
+import logging
 import math
 import os
 
 import numpy as np
 
 from ckdist.cli.main import launched_rank
-from ckdist.config import SimulateConfig
-from ckdist.errors import ConfigError
-from ckdist.planning.step_cost import read_step_cost
+from ckdist.cli.plan import open_machine, open_model, question_of
+from ckdist.config import PlanConfig, SimulateConfig
+from ckdist.errors import CapacityError, ConfigError
+from ckdist.planning.compare import Question, answer, answers
+from ckdist.planning.memory import gigabytes
+from ckdist.planning.predict import PredictedStepCost, Way
+from ckdist.planning.step_cost import StepCost, StepTotals, linear_step_cost, read_step_cost
 from ckdist.simulate.fleet import ClosedLoop, Fleet, simulate_clients, simulate_requests
 from ckdist.simulate.lengths import Lengths, parse_lengths
 from ckdist.simulate.load import RequestKind, poisson, read_trace
@@ -18,23 +23,62 @@ from ckdist.simulate.plot import draw, figure_class
 from ckdist.simulate.replica import ServerShape
 from ckdist.simulate.report import Objective, lines, report
 
+log = logging.getLogger(__name__)
+MOST_FAILURES = 1_000_000
+MOST_STEPS = 1e10  # of clients, who ask as fast as they are answered
+
+
+def cost_of(config: SimulateConfig) -> tuple[StepCost, int]:
+    """What steps cost, and the stages of a replica. ConfigError where what tells it cannot be used, CapacityError where
+    the model does not fit.
+    """
+    if config.steps is not None:
+        return read_step_cost(config.steps), config.pipeline_parallel_size
+    question = asked(config)
+    if config.pipeline_parallel_size > 1:
+        best = answer(question, Way("stages", stages=config.pipeline_parallel_size))
+    else:
+        best = next(one for one in answers(question) if one.way.replicas == 1)
+    if not best.fits:
+        needed, room = gigabytes(best.largest.total), gigabytes(question.cluster.rank_memory)
+        raise CapacityError(
+            f"{config.parallel} sequences of {config.ctx_size} tokens need {needed} on a rank, and there are {room}: "
+            "give more --hosts-per-replica, or a smaller --parallel, --ctx-size or --type"
+        )
+    log.info("steps as predicted: %s", best.way)
+    predicted = PredictedStepCost(question.predictor(best.way))
+    cost = linear_step_cost(predicted, config.ubatch_size, config.parallel, config.ctx_size)
+    return cost, best.way.stages
+
+
+def asked(config: SimulateConfig) -> Question:
+    """A replica, as `ckdist plan` would be asked about it."""
+    plan = PlanConfig(
+        model=config.model, machine=config.machine or "this", type=config.type, hosts=config.hosts_per_replica,
+        context=config.ctx_size, sequences=config.parallel, ubatch_size=config.ubatch_size,
+    )  # fmt: skip
+    return question_of(plan, open_model(plan), open_machine(plan))
+
 
 def fleet_of(config: SimulateConfig) -> Fleet:
-    """The replicas that are asked for. ConfigError where --steps cannot be used."""
-    assert config.steps is not None  # as the configuration has checked
-    replicas = config.hosts // config.hosts_per_replica
+    """The replicas that are asked for. The errors of `cost_of`."""
+    cost, stages = cost_of(config)
     server = ServerShape(
         max_tokens=config.ubatch_size,
         max_sequences=config.parallel,
         context=config.ctx_size,
         cache_tokens=config.cache_tokens or config.parallel * config.ctx_size,
         max_waiting=config.max_queue + config.parallel,
-        stages=config.pipeline_parallel_size,
+        stages=stages,
         stage_hop=config.stage_hop,
+        front_end=config.front_end,
     )
-    mtbf = math.inf if config.host_mtbf is None else config.host_mtbf * 3600 / config.hosts_per_replica
+    replicas, each = config.hosts // config.hosts_per_replica, config.hosts_per_replica
+    mtbf = math.inf if config.host_mtbf is None else config.host_mtbf * 3600 / each
+    failures = replicas * config.duration / (mtbf + config.restart)
+    if failures > MOST_FAILURES:
+        raise ConfigError(f"replicas would fail {failures:.2g} times, of at most {MOST_FAILURES}: give a longer MTBF")
     jobs = config.jobs or len(os.sched_getaffinity(0))
-    cost = read_step_cost(config.steps)
     return Fleet(replicas, server, cost, config.router, mtbf, config.restart, config.sample, config.seed, jobs)
 
 
@@ -51,6 +95,12 @@ def simulate(config: SimulateConfig, fleet: Fleet) -> tuple[Observed, float]:
         config.prefixes,
     )
     if config.clients is not None:
+        steps = fleet.simulated * config.duration / fleet.cost.seconds(StepTotals(decodes=1, outputs=1))
+        if steps > MOST_STEPS:
+            raise ConfigError(
+                f"--clients for --duration {config.duration:g} are {steps:.2g} steps or fewer, of at most "
+                f"{MOST_STEPS:.0e}: shorten it, or give --sample"
+            )
         loop = ClosedLoop(config.clients, kind, config.think)
         return simulate_clients(fleet, loop, config.duration), config.duration
     assert config.rate is not None  # as the configuration has checked

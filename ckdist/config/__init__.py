@@ -60,6 +60,9 @@ from ckdist.config.serve import (
 from ckdist.config.simulate import (
     SimulateConfig,
 )
+from ckdist.config.simulate_training import (
+    SimulateTrainingConfig,
+)
 
 __all__ = [
     "BYTE_UNITS",
@@ -84,6 +87,7 @@ __all__ = [
     "SamplingConfig",
     "ServeConfig",
     "SimulateConfig",
+    "SimulateTrainingConfig",
     "TrainCommand",
     "byte_size",
     "check_field",

@@ -14,7 +14,19 @@ class SimulateConfig:
     """`ckdist simulate`: serve requests in simulated time, on as many hosts as you like, by the real scheduler."""
 
     steps: str | None = option(
-        None, "--steps", metavar="FILE.json", help="what a step costs, as `ckdist bench steps -o json` writes it"
+        None, "--steps", metavar="FILE.json",
+        help="what a step costs, measured by `ckdist bench steps -o json`; or let -m and --machine predict it",
+    )  # fmt: skip
+    model: str | None = option(
+        None, "-m", "--model", metavar="MODEL",
+        help="predict what steps cost of a GGUF file, folder, config.json, or a shape by name, as kimi-k2",
+    )  # fmt: skip
+    machine: str | None = option(
+        None, "--machine", metavar="FILE|NAME",
+        help="on hosts of a machine file (.toml), or of the catalogue, as epyc-9755 (default: this machine)",
+    )  # fmt: skip
+    type: str | None = option(
+        None, "--type", metavar="TYPE", help="type of the matrices of a model without weights, as Q4_K or BF16"
     )
     hosts: int = option(1, "--hosts", parse=integer, low=1, high=100_000, metavar="N", help="hosts in all")
     hosts_per_replica: int = option(
@@ -74,6 +86,10 @@ class SimulateConfig:
     stage_hop: float = option(
         0.0, "--stage-hop", parse=real, low=0, high=10, metavar="SECONDS", help="from a stage to the next"
     )
+    front_end: float = option(
+        0.0, "--front-end", parse=real, low=0, high=10, metavar="SECONDS",
+        help="of a request beside the engine's steps: over HTTP, to the scheduler and back",
+    )  # fmt: skip
     host_mtbf: float | None = option(
         None, "--host-mtbf", parse=real, low=1e-3, high=1e9, metavar="HOURS",
         help="mean time between failures of a host, with which its replica fails (default: none fails)",
@@ -104,8 +120,13 @@ class SimulateConfig:
     def __post_init__(self) -> None:
         for item in fields(self):
             check_field(item, getattr(self, item.name))
-        if self.steps is None:
-            raise ConfigError("--steps is missing: write such a file by ckdist bench steps -m MODEL -o json > FILE")
+        if (self.steps is None) == (self.model is None):
+            raise ConfigError(
+                "give what steps cost, measured or predicted: --steps FILE (ckdist bench steps -o json), or -m MODEL"
+            )
+        for flag in ("machine", "type"):
+            if self.model is None and getattr(self, flag) is not None:
+                raise ConfigError(f"--{flag} is of a prediction, and --steps was measured: leave one of the two out")
         self._check_load()
         if self.hosts % self.hosts_per_replica:
             raise ConfigError(f"--hosts {self.hosts} is not a multiple of --hosts-per-replica {self.hosts_per_replica}")

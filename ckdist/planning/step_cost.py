@@ -1,7 +1,7 @@
 """Seconds that a step of a server takes, by what is in it: the price list of a simulation.
 
-`StepCost` is all that a simulation asks. `LinearStepCost` is one that was measured: `ckdist bench steps` writes steps
-of the engine as rows, sampling and Python included, and `fit_step_cost` finds the price of each part.
+`StepCost` is all that a simulation asks. `LinearStepCost` is one whose prices `fit_step_cost` found in steps: measured
+ones, which `ckdist bench steps` writes as rows, sampling and Python included, or those of a prediction.
 """
 
 import json
@@ -18,6 +18,7 @@ from ckdist.text_file import read_text_file
 
 MAX_FILE_BYTES = 1 << 20
 MOST_ROWS = 10_000
+CONTEXTS = 4  # behind how many contexts a step is predicted
 MOST = 1e15  # of any number of a row
 
 
@@ -123,6 +124,26 @@ def fit_step_cost(steps: Sequence[tuple[StepTotals, float]]) -> LinearStepCost:
     return LinearStepCost(sizes, _without_attention(table, prices[1]), *prices)
 
 
+def linear_step_cost(cost: StepCost, max_tokens: int, max_sequences: int, context: int) -> LinearStepCost:
+    """The prices in what another price list says of steps of up to so many tokens, sequences, and positions of a
+    sequence: a prediction walks through a program at each step, and a simulation has millions of steps.
+    """
+    most, found = min(max_tokens, context), list[StepTotals]()
+    found += [StepTotals(size, _own_attended(size), outputs=1) for size in halves(most)]
+    for part in range(1, CONTEXTS):
+        before = part * (context - most) // (CONTEXTS - 1)
+        found.append(StepTotals(most, most * before + _own_attended(most), outputs=1))
+    for count in (1, *halves(max_sequences)):
+        each = [1 + part * (context - 1) // (CONTEXTS - 1) for part in range(CONTEXTS)]
+        found += [StepTotals(decodes=count, decode_context=count * seen, outputs=count) for seen in each]
+    return fit_step_cost([(step, cost.seconds(step)) for step in found])
+
+
+def halves(most: int) -> list[int]:
+    """Powers of two from 2 on below `most`, and that."""
+    return sorted({most, *(1 << power for power in range(1, most.bit_length()) if 1 << power < most)})
+
+
 def _alone(steps: Sequence[tuple[StepTotals, float]]) -> dict[int, list[float]]:
     """Seconds of the steps of one prompt without context, by tokens."""
     found: dict[int, list[float]] = {}
@@ -156,4 +177,7 @@ def _at_least_zero(rows: np.ndarray, wanted: np.ndarray) -> list[float]:
     return [0.0] * rows.shape[1]
 
 
-__all__ = ["LinearStepCost", "StepCost", "StepTotals", "fit_step_cost", "read_step_cost", "step_row"]
+__all__ = [
+    "LinearStepCost", "StepCost", "StepTotals", "fit_step_cost", "halves", "linear_step_cost", "read_step_cost",
+    "step_row",
+]  # fmt: skip

@@ -150,7 +150,7 @@ def _open_part(numbers: range, fleet: Fleet, parts: list[Requests], seconds: flo
     for number, requests in zip(numbers, parts, strict=True):
         replica = fleet.replica(number, seconds)
         for row in _rows(requests):
-            _advance(replica, row[0])
+            _advance(replica, replica.time_of(row[0]))
             replica.add(Journey(row[0]), *row[1:])
         _advance(replica, math.inf)
         total.add(replica.seen)
@@ -188,7 +188,7 @@ def _closed_replica(
     heapq.heapify(asking)
     while asking or replica.outstanding:
         at, client = asking[0] if asking else (math.inf, -1)
-        if not replica.advance(at) and asking:
+        if not replica.advance(replica.time_of(at)) and asking:
             heapq.heappop(asking)
             requests = loop.kind.draw(rng, np.array([at]))
             replica.add(Journey(at, client), *next(_rows(requests))[1:])
@@ -208,7 +208,8 @@ def _least(fleet: Fleet, requests: Requests, seconds: float) -> Observed:
     replicas = [fleet.replica(number, seconds) for number in range(fleet.replicas)]
     due = [(0.0, number) for number in range(fleet.replicas)]
     load = np.zeros(fleet.replicas, np.int64)
-    for now, *rest in _rows(requests):
+    for arrival, *rest in _rows(requests):
+        now = replicas[0].time_of(arrival)
         while due[0][0] <= now:
             number = heapq.heappop(due)[1]
             replica = replicas[number]
@@ -218,7 +219,7 @@ def _least(fleet: Fleet, requests: Requests, seconds: float) -> Observed:
         number = int(load.argmin())
         replica = replicas[number]
         _advance(replica, now)
-        replica.add(Journey(now), *rest)
+        replica.add(Journey(arrival), *rest)
         load[number] = replica.outstanding if load[number] != DOWN else DOWN
         heapq.heappush(due, (replica.next_change(now), number))
     total = Observed()

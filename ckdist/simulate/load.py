@@ -19,7 +19,7 @@ from ckdist.errors import ConfigError
 from ckdist.simulate.lengths import Lengths
 from ckdist.text_file import read_text_file
 
-MOST_REQUESTS = 20_000_000
+MOST_REQUESTS = 5_000_000
 MAX_TRACE_BYTES = 1 << 30
 AZURE = {"TIMESTAMP": "arrival", "ContextTokens": "prompt", "GeneratedTokens": "output"}
 NO_PREFIX = -1

@@ -2,6 +2,7 @@
 
 import importlib
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,24 @@ def draw(seen: Observed, objective: Objective, path: str) -> None:
     save(figure, path)
 
 
+def draw_training(found: Mapping[str, Any], room: float, path: str) -> None:
+    """Writes an SVG file of `training_report`: a step's seconds, memory of a host with `room` bytes, and what weeks
+    went to. EngineError where the file cannot be written.
+    """
+    figure = figure_class()(figsize=(12, 4), layout="constrained")
+    axes = figure.subplots(1, 3)
+    memory = {name: size / 2**30 for name, size in found["memory"].items()}
+    weeks = {name: 100 * part for name, part in found["weeks"].items()}
+    titles = "seconds of a step", "GiB of a host", f"% of {found['days']:g} days"
+    for one, title, bars in zip(axes, titles, (found["step_parts"], memory, weeks), strict=True):
+        one.barh(list(bars), list(bars.values()))
+        one.invert_yaxis()
+        one.set_xlabel(title)
+        one.grid(alpha=0.3, axis="x")
+    axes[1].axvline(room / 2**30, color="black", linestyle=":")
+    save(figure, path)
+
+
 def over_time(arrival: np.ndarray, waits: np.ndarray, part: float) -> tuple[list[float], list[float]]:
     """Of each of PERIODS periods with arrivals: its middle, and what this part of the waits does not exceed."""
     edges = np.linspace(0.0, float(arrival.max()) + 1e-9, PERIODS + 1)
@@ -71,4 +90,4 @@ def save(figure: Any, path: str) -> None:
         raise EngineError(f"--plot {path} cannot be written: {error.strerror}") from None
 
 
-__all__ = ["draw", "figure_class", "over_time", "save"]
+__all__ = ["draw", "draw_training", "figure_class", "over_time", "save"]

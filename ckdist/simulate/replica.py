@@ -30,6 +30,8 @@ NO_SAMPLING = SamplingParams()
 class ServerShape:
     """What a replica is started with, as of `ckdist serve`: tokens of a step, sequences at once, positions of one
     sequence and of the cache, the queue, stages, and seconds in which a row goes from a stage to the next.
+
+    `front_end`: seconds in which a request gets to the scheduler and its first token back to the client.
     """
 
     max_tokens: int = 512
@@ -40,6 +42,7 @@ class ServerShape:
     prefix_reuse: bool = True
     stages: int = 1
     stage_hop: float = 0.0
+    front_end: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -82,23 +85,28 @@ class Replica:
         return len(self._scheduler.waiting) + len(self._scheduler.running)
 
     def add(self, request: Journey, prompt: int, output: int, prefix: int = NO_PREFIX, prefix_tokens: int = 0) -> None:
-        """A request arrives, with so many tokens. `advance` has come to its arrival before.
+        """A request arrives, with so many tokens. `advance` has come to its time at the scheduler before.
 
         It is refused where the server is down, the queue is full, or the prompt and a token are longer than the
         context; an output ends at the context's.
         """
         self._count += 1
-        if request.arrival < self.down_until or prompt + 1 > self.shape.context:
-            self._end(request, request.arrival, (prompt, 0, 0), REFUSED)
+        at = self.time_of(request.arrival)
+        if at < self.down_until or prompt + 1 > self.shape.context:
+            self._end(request, at, (prompt, 0, 0), REFUSED)
             return
         sequence = self._sequence(request, prompt, min(prompt + output, self.shape.context), (prefix, prefix_tokens))
         try:
             self._scheduler.add(sequence)
         except EngineBusy:
-            self._end(request, request.arrival, (prompt, 0, 0), REFUSED)
+            self._end(request, at, (prompt, 0, 0), REFUSED)
             return
-        self.seen.waiting += max(0.0, self.clock - request.arrival)
-        self.clock = max(self.clock, request.arrival)
+        self.seen.waiting += max(0.0, self.clock - at)
+        self.clock = max(self.clock, at)
+
+    def time_of(self, arrival: float) -> float:
+        """When a request that arrives then is at the scheduler."""
+        return arrival + self.shape.front_end
 
     def _sequence(self, request: Journey, prompt: int, length: int, prefix: tuple[int, int]) -> EngineSequence:
         """The scheduler's view of a request. A block is known by the one before it, so one token that no other request

@@ -1,6 +1,7 @@
 """What a simulation found, in numbers: waits, speeds, goodput, and how busy the replicas were."""
 
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from ckdist.simulate.fleet import Fleet
 from ckdist.simulate.observed import FAILED, FINISHED, REFUSED, Observed
 
+COLUMNS = 110
 PARTS = 0.50, 0.95, 0.99
 ENDS = {"finished": FINISHED, "failed": FAILED, "refused": REFUSED}
 
@@ -144,7 +146,16 @@ def lines(found: Mapping[str, Any], objective: Objective) -> list[str]:
         rows.append(("failures", f"{found['failures']}; replicas were up {100 * found['available']:.2f} % of the time"))
     if found["preemptions"]:
         rows.append(("preemptions", str(found["preemptions"])))
-    return [f"{what:<20s}  {text}" for what, text in rows]
+    return in_columns(rows)
+
+
+def in_columns(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """What each row is, and its text, in lines of at most COLUMNS characters."""
+    indent = " " * (2 + max(len(what) for what, _ in rows))
+    found: list[str] = []
+    for what, text in rows:
+        found += textwrap.wrap(text, COLUMNS, initial_indent=what.ljust(len(indent)), subsequent_indent=indent)
+    return found
 
 
 def _counts(found: Mapping[str, Any]) -> str:
@@ -164,4 +175,4 @@ def _seconds(value: float) -> str:
     return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.4g} s"
 
 
-__all__ = ["Objective", "Rows", "lines", "quantiles", "report"]
+__all__ = ["Objective", "Rows", "in_columns", "lines", "quantiles", "report"]

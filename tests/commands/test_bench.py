@@ -106,15 +106,22 @@ def test_the_rule_that_picks_threads(prefill, decode, picked):
     assert fewest_threads(prefill, decode) == picked
 
 
+@pytest.mark.parametrize("parallel, context", [(2, 256), (4, 128), (3, 100), (1, 40)])
+def test_steps_of_caches_that_are_just_full(bench, parallel, context):
+    words = ("-t", 1, "-ub", 64, "-np", parallel, "-c", context, "-r", 1, "-o", "json")
+    rows = json.loads(bench("steps", "-m", FOLDER, *words))
+    assert max(row["decodes"] for row in rows) == parallel
+
+
 def test_steps_are_what_a_simulation_reads(bench, tmp_path):
-    words = ("-m", FOLDER, "-t", 1, "-ub", 32, "-np", 3, "-c", 96, "-r", 2, "-o", "json")
+    words = ("-m", FOLDER, "-t", 1, "-ub", 32, "-np", 3, "-c", 192, "-r", 2, "-o", "json")
     path = tmp_path / "steps.json"
     path.write_text(bench("steps", *words))
     rows = json.loads(path.read_text())
     shapes = {(row["prompt_tokens"], row["decodes"], row["outputs"]) for row in rows}
     assert {(2, 0, 1), (32, 0, 1), (32, 0, 0), (0, 1, 1), (0, 3, 3)} <= shapes
     decoded = [row["decode_context"] for row in rows if row["decodes"] == 3]
-    assert min(decoded) + 30 < max(decoded) <= 3 * 96
+    assert min(decoded) + 30 < max(decoded) <= 3 * 192
     cost = read_step_cost(str(path))
     assert cost.sizes == (2, 4, 8, 16, 32) and 0 < cost.seconds(StepTotals(decodes=1, decode_context=9, outputs=1)) < 1
 

@@ -22,15 +22,20 @@ def steps(tmp_path):
 
 
 @pytest.fixture
-def simulate(monkeypatch, capfd, steps):
+def ckdist(monkeypatch, capfd):
     for name in program.RANK_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
     def run(*words):
-        assert program.main(["simulate", "--steps", steps, *(str(word) for word in words)]) == 0
+        assert program.main([str(word) for word in words]) == 0
         return capfd.readouterr().out
 
     return run
+
+
+@pytest.fixture
+def simulate(ckdist, steps):
+    return lambda *words: ckdist("simulate", "--steps", steps, *words)
 
 
 def test_a_report_and_its_numbers(simulate):
@@ -49,11 +54,43 @@ def test_a_trace_and_clients(simulate, tmp_path):
     assert json.loads(simulate("--clients", 3, "--duration", 20, "--host-mtbf", 0.002, "--json"))["failures"] > 0
 
 
+def test_predicted_steps_of_a_model_that_is_not_here(ckdist):
+    """A host of twice the bandwidth and arithmetic answers sooner; two stages share the work of a step."""
+    words = ("simulate", "-m", "qwen3-0.6b", "--type", "Q8_0", "--rate", 1, "--duration", 30, "-c", 1024, "--json")
+    slow, fast, stages = (
+        json.loads(ckdist(*words, "--machine", machine, *more))
+        for machine, more in (
+            ("desktop", ()),
+            ("epyc-9755", ()),
+            ("desktop", ("--hosts", 2, "--hosts-per-replica", 2, "-pp", 2)),
+        )
+    )
+    assert fast["first_token"]["p50"] < slow["first_token"]["p50"] and stages["replicas"] == 1
+    assert stages["utilisation"] < slow["utilisation"]
+
+
+def test_a_training(ckdist, tmp_path):
+    words = ("simulate-training", "-m", "deepseek-r1", "--machine", "epyc-9965", "-dp", 8, "-pp", 4, "-ep", 8)
+    found = json.loads(ckdist(*words, "--host-mtbf", 5000, "--json"))
+    assert found["hosts"] == 32 and found["bubble"] > 3 / 16 and 0 < found["goodput"] < 1 and found["failures"] > 0
+    assert sum(found["weeks"].values()) == pytest.approx(1)
+    assert found["memory"]["optimizer state"] == pytest.approx(8 * 671e9 / 32, rel=0.01)
+    assert "bubble" in ckdist(*words)
+
+
 def test_a_picture(simulate, tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "waits.svg"
     simulate("--rate", 1, "--duration", 60, "--first-token", 1, "--plot", path)
     assert ET.parse(path).getroot().tag.endswith("svg") and list(tmp_path.glob(".*")) == []
+
+
+def test_a_model_that_does_not_fit(monkeypatch, capfd):
+    codes: list[int] = []
+    monkeypatch.setattr("os._exit", codes.append)
+    program.main(["simulate", "-m", "kimi-k2", "--type", "Q4_K", "--machine", "desktop", "--rate", "1"])
+    said = capfd.readouterr().err
+    assert codes == [2] and "give more --hosts-per-replica" in said and said.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -83,7 +120,9 @@ def test_what_cannot_be(steps, words, message):
     "words, message",
     [
         ("--rate 1 --prompt-tokens normal:5", "is not a number or uniform:LOW:HIGH"),
-        ("--rate 1000000 --duration 1000000000", "makes 1e+15 requests, of at most 20000000"),
+        ("--rate 1000000 --duration 1000000000", "makes 1e+15 requests, of at most 5000000"),
+        ("--rate 1 --host-mtbf 0.001 --restart 0 --duration 1e9", "fail 2.8e+08 times, of at most 1000000"),
+        ("--clients 1000000 --hosts 100000 --duration 1e9", "steps or fewer, of at most 1e+10"),
         ("--trace /nowhere.csv", "cannot read --trace: No such file"),
     ],
 )
@@ -96,6 +135,14 @@ def test_what_is_found_later(monkeypatch, capfd, steps, words, message):
     assert message in said and said.count("\n") == 1
 
 
-def test_steps_are_needed():
-    with pytest.raises(ConfigError, match="ckdist bench steps"):
-        parse_arguments(SimulateConfig, ["--rate", "1"], "ckdist simulate")
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("", "measured or predicted"),
+        ("--steps x -m y", "measured or predicted"),
+        ("--steps x --machine y", "leave one of the two out"),
+    ],
+)
+def test_one_of_two_says_what_steps_cost(words, message):
+    with pytest.raises(ConfigError, match=message):
+        parse_arguments(SimulateConfig, ["--rate", "1", *words.split()], "ckdist simulate")

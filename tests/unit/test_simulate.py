@@ -36,7 +36,7 @@ def one_by_one(monkeypatch):
     monkeypatch.setattr(Replica, "_decode_on", lambda replica, until: None)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(0, 1 << 30),
     rate=st.floats(0.1, 8),
@@ -80,7 +80,7 @@ def test_processes_change_nothing(monkeypatch):
     assert alone.rows == beside.rows and alone.busy == beside.busy
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 1 << 30), rate=st.floats(0.05, 6), prefix=st.sampled_from([0, 40]))
 def test_stretches_of_decode_are_what_single_steps_are(seed, rate, prefix):
     load = requests(rate, 30, seed, prefix_tokens=prefix, prefixes=2)
@@ -107,6 +107,16 @@ def test_an_empty_server_answers_as_fast_as_it_computes():
     assert first - arrival == pytest.approx(sum(map(COST.seconds, pieces)))
     decoded = [StepTotals(decodes=1, decode_context=n, outputs=1) for n in (101, 102)]
     assert end - first == pytest.approx(sum(map(COST.seconds, decoded))) and counts == [100, 3, 0, 0]
+
+
+@pytest.mark.parametrize("router", ROUTERS)
+def test_a_front_end_is_added_to_every_wait(router):
+    load = requests(3.0)
+    plain, behind = (
+        Rows.of(simulate_requests(replace(FLEET, router=router, server=replace(SERVER, front_end=wait)), load, 60))
+        for wait in (0.0, 0.25)
+    )
+    assert np.allclose(np.sort(behind.first - behind.arrival), np.sort(plain.first - plain.arrival) + 0.25)
 
 
 def test_waiting_is_that_of_the_formula_for_one_server_and_equal_requests():

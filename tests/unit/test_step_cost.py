@@ -5,7 +5,14 @@ import json
 import pytest
 
 from ckdist.errors import ConfigError
-from ckdist.planning.step_cost import LinearStepCost, StepTotals, fit_step_cost, read_step_cost, step_row
+from ckdist.planning.step_cost import (
+    LinearStepCost,
+    StepTotals,
+    fit_step_cost,
+    linear_step_cost,
+    read_step_cost,
+    step_row,
+)
 
 COST = LinearStepCost((2, 16, 128), (0.02, 0.03, 0.2), 2e-3, 3e-7, 5e-6)
 STEPS = [
@@ -28,6 +35,13 @@ def test_no_price_is_below_zero_and_steps_beyond_the_table_go_on_in_proportion()
     falling = [(step, 0.1 - 1e-6 * step.decode_context) for step in STEPS]
     assert fit_step_cost(falling).per_decode_context == 0
     assert COST.seconds(StepTotals(256, 0)) == pytest.approx(2 * COST.seconds(StepTotals(128, 0)))
+
+
+def test_prices_of_another_price_list_are_found_again():
+    found = linear_step_cost(COST, 128, 16, 1024)
+    mixed = StepTotals(100, 35_050, 5, 3500, 6)
+    for step in (mixed, StepTotals(decodes=16, decode_context=16_000, outputs=16), StepTotals(16, 136, outputs=1)):
+        assert found.seconds(step) == pytest.approx(COST.seconds(step), rel=0.02)
 
 
 @pytest.mark.parametrize(

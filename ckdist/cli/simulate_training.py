@@ -1,0 +1,51 @@
+"""`ckdist simulate-training`: a training of a model of any size over hosts at hand or not, in simulated time."""
+
+import json
+import math
+
+from ckdist.cli.main import launched_rank
+from ckdist.cli.plan import open_machine, open_model
+from ckdist.config import PlanConfig, SimulateTrainingConfig
+from ckdist.planning.machine import MachineSpec
+from ckdist.simulate.plot import draw_training, figure_class
+from ckdist.simulate.trained_model import trained_model
+from ckdist.simulate.training import Batches, TrainingCost, TrainingHost, TrainingMesh
+from ckdist.simulate.training_report import training_lines, training_report
+
+
+def host_of(machine: MachineSpec, disk: float) -> TrainingHost:
+    """A host that trains in bfloat16; `disk`: bytes per second that it writes."""
+    operations = machine.total_cores * machine.bf16 * machine.achieved_arithmetic
+    bandwidth = machine.nodes * machine.bandwidth * machine.achieved_bandwidth
+    return TrainingHost(operations, machine.total_memory, bandwidth, machine.link, disk)
+
+
+def cost_of(config: SimulateTrainingConfig) -> TrainingCost:
+    """What the training takes. ConfigError where the model or the machine is none, or cannot be divided so."""
+    asked = PlanConfig(model=config.model, machine=config.machine)
+    mesh = TrainingMesh(
+        config.data_parallel_size,
+        config.tensor_parallel_size,
+        config.pipeline_parallel_size,
+        config.expert_parallel_size,
+    )
+    batches = Batches(config.batches or 4 * mesh.pp, config.batch_tokens, config.sequence_tokens)
+    host = host_of(open_machine(asked), config.disk_rate)
+    return TrainingCost(trained_model(open_model(asked).spec), host, mesh, batches)
+
+
+def run(config: SimulateTrainingConfig) -> int:
+    """Prints the report, or one JSON object; 0."""
+    if launched_rank():
+        return 0
+    if config.plot is not None:
+        figure_class()  # before minutes are spent
+    cost = cost_of(config)
+    mtbf = math.inf if config.host_mtbf is None else 3600 * config.host_mtbf
+    found = training_report(
+        cost, config.spread, mtbf, config.restart, config.checkpoint_interval, config.days, config.seed
+    )
+    print(json.dumps(found, indent=1) if config.json else "\n".join(training_lines(found, cost)))
+    if config.plot is not None:
+        draw_training(found, cost.host.memory, config.plot)
+    return 0

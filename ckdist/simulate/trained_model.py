@@ -1,0 +1,48 @@
+"""The numbers of a model that a simulated training needs, from its traced program."""
+
+import math
+
+from ckdist.layout import SINGLE
+from ckdist.mesh import Mesh
+from ckdist.models.decoder import main_forward
+from ckdist.models.spec import Attention, LatentAttention, ModelSpec, MoeFfn
+from ckdist.planning.cost import PRODUCTS
+from ckdist.program.program import Weight
+from ckdist.program.tracer import trace
+from ckdist.simulate.training import TrainedModel
+
+
+def trained_model(spec: ModelSpec) -> TrainedModel:
+    """Of a model, counted over the products of its program."""
+    program, active = trace(main_forward(spec), spec, SINGLE, Mesh()), 0.0
+    for instr in program.instrs:
+        for weight in instr.weights if instr.op in PRODUCTS else ():
+            if weight is not None and len(weight.dims) > 1:
+                taken = instr.inputs[1].dims[-1].count / weight.dims[0].count if len(weight.dims) > 2 else 1.0
+                active += taken * _elements(weight)
+    mixtures = [layer.ffn for layer in spec.layers if isinstance(layer.ffn, MoeFfn)]
+    return TrainedModel(
+        parameters=sum(map(_elements, program.weights)),
+        expert_parameters=sum(_elements(weight) for weight in program.weights if len(weight.dims) > 2),
+        active=active,
+        layers=len(spec.layers),
+        hidden=spec.hidden_size,
+        attended=sum(_attended(layer.mixer) for layer in spec.layers),
+        expert_layers=len(mixtures),
+        experts_used=max((ffn.routing.used for ffn in mixtures), default=0),
+    )
+
+
+def _elements(weight: Weight) -> float:
+    """Of a weight."""
+    return float(math.prod(dim.elements or 1 for dim in weight.dims))
+
+
+def _attended(mixer: object) -> int:
+    """Elements of a token's queries and of what attention brings, over all heads; 0 of linear attention."""
+    if isinstance(mixer, Attention):
+        return mixer.num_heads * (mixer.head_dim + (mixer.value_dim or mixer.head_dim))
+    return mixer.num_heads * (mixer.head_dim + mixer.v_dim) if isinstance(mixer, LatentAttention) else 0
+
+
+__all__ = ["trained_model"]
