@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ckdist.engine.scheduler import Step
 from ckdist.planning.cost import Chunks, CostModel, StepShape
+from ckdist.planning.machine import MEASURED
 
 log = logging.getLogger(__name__)
 
@@ -46,10 +47,10 @@ class StepPrediction:
         decode = 1 / self.cost.step(StepShape.decode(1, context)).total
         prefill = PROMPT / self.cost.step(StepShape.prompt(PROMPT)).total
         machine = self.cost.machine
+        figures = "nominal figures" if machine.source != MEASURED else f"what was measured of {machine.name}"
         log.debug(
-            "predicted for %s (%s): %.3g tokens/s of one sequence behind %d others, %.4g of a prompt of %d",
-            machine.name, "nominal figures" if machine.name == "nominal" else machine.source, decode, context, prefill,
-            PROMPT,
+            "predicted by %s: %.3g tokens/s of one sequence behind %d others, %.4g of a prompt of %d",
+            figures, decode, context, prefill, PROMPT,
         )  # fmt: skip
 
 

@@ -10,7 +10,8 @@ from ckdist.errors import ConfigError
 from ckdist.planning.cluster import Cluster
 from ckdist.planning.cost import Chunks, StepShape
 from ckdist.planning.machine import MachineSpec
-from ckdist.planning.predict import Predictor, Way, ways_for
+from ckdist.planning.predict import PredictedStepCost, Predictor, Way, ways_for
+from ckdist.planning.step_cost import StepTotals
 from ckdist.weights.described import describe_config
 
 MACHINE = MachineSpec(cores=8, nodes=2, memory=64e9, bandwidth=100e9, f32=40e9, bf16=80e9, int8=200e9)
@@ -112,3 +113,12 @@ def test_a_way_that_cannot_be_is_refused():
         predictor(hosts=8, way=Way("stages", stages=8))
     with pytest.raises(ConfigError, match="a plan has from 1 to"):
         Cluster(MACHINE, 0)
+
+
+def test_a_step_of_a_simulation_is_priced():
+    p = predictor()
+    cost = PredictedStepCost(p)
+    assert cost.seconds(StepTotals()) == 0.0
+    assert cost.seconds(StepTotals(decodes=2, decode_context=200, outputs=2)) == p.seconds(StepShape.decode(2, 100))
+    prompt = StepTotals(prompt_tokens=64, prompt_attended=64 * 100 + 64 * 32, outputs=1)
+    assert cost.seconds(prompt) == p.seconds(StepShape.prompt(64, 100))
