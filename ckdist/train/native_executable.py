@@ -12,7 +12,7 @@ from ckdist.errors import ConfigError
 from ckdist.models.spec import RopeSpec
 from ckdist.native import CData
 from ckdist.program.lower_training import LoweredTraining, Parameter, PlacedValue
-from ckdist.program.ops.attention import ROPE_TABLES
+from ckdist.program.rotations import ROPE_TABLES
 from ckdist.program.pool import ThreadPool
 from ckdist.program.step import ParameterIndex, native_steps
 from ckdist.train.arena import Arena
