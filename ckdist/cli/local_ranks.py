@@ -47,7 +47,7 @@ def _of_training(command: TrainCommand) -> int:
     if command.file is None:
         return 1
     config = load_config(command.file, command.overrides)
-    return max(1, config.data_parallel_size) * config.tensor_parallel_size
+    return max(1, config.data_parallel_size) * config.pipeline_parallel_size * config.tensor_parallel_size
 
 
 def run_ranks(settings: object, arguments: Sequence[str]) -> int | None:

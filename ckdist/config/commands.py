@@ -32,6 +32,10 @@ class TrainCommand:
         None, "-tp", "--tensor-parallel-size", parse=integer, low=1, high=1 << 16,
         help="ranks that share each replica's weights (default: as the file says, or 1)",
     )  # fmt: skip
+    pipeline_parallel_size: int | None = option(
+        None, "-pp", "--pipeline-parallel-size", parse=integer, low=1, high=1 << 16,
+        help="stages that share each replica's layers (default: as the file says, or 1)",
+    )  # fmt: skip
     data_parallel_size: int | None = option(
         None, "-dp", "--data-parallel-size", parse=integer, low=1, high=1 << 16,
         help="replicas, started on this host where no launcher has (default: as the file says, or what was started)",
@@ -41,7 +45,8 @@ class TrainCommand:
     @property
     def overrides(self) -> tuple[str, ...]:
         """What goes on top of the file, as `field=value`."""
-        sizes = {"tensor_parallel_size": self.tensor_parallel_size, "data_parallel_size": self.data_parallel_size}
+        names = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+        sizes = {name: getattr(self, name) for name in names}
         return (*self.set, *(f"{name}={size}" for name, size in sizes.items() if size is not None))
 
 

@@ -1,5 +1,8 @@
 """Grammars of one vocabulary: compiled in a thread, and masks of the next tokens computed in another one, beside the
 step that computes their logits.
+
+What comes here has passed `check_grammar` in a process with limits, so compiling it takes no longer than that did. What
+it takes to follow it is counted (see Constraint).
 """
 
 from collections import OrderedDict
@@ -14,12 +17,12 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from ckdist.engine.constraint import Constraint
 from ckdist.engine.side_thread import Batch, SideThread
 from ckdist.errors import RequestError
-from ckdist.tokens.grammar import limits
+from ckdist.tokens.grammar import MAX_WHOLE, limits
 from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_KEPT = 64  # compiled grammars
-MAX_GRAMMAR = 512 << 10  # characters
-MASK_SECONDS = 2.0  # for one step's masks, each of which takes microseconds
+MAX_KEPT_TEXT = 2 << 20  # characters of these; a compiled grammar takes up to 200 bytes for each
+MASK_SECONDS = 0.5  # for one mask, which takes microseconds
 
 _FIELD = "grammar"
 
@@ -43,8 +46,8 @@ class _Wrapper(TokenizerWrapper):
 
 
 class Grammars:
-    """Compiles grammars and remembers the last MAX_KEPT. It knows the vocabulary once `prepare` was called, or with the
-    first grammar.
+    """Compiles grammars and remembers the last MAX_KEPT or MAX_KEPT_TEXT. It knows the vocabulary once `prepare` was
+    called, or with the first grammar.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -64,18 +67,22 @@ class Grammars:
 
     def find(self, grammar: str) -> Future[LLMatcher]:
         """Of the compiled grammar; RequestError where llguidance refuses it, then or now."""
-        if len(grammar) > MAX_GRAMMAR:
-            raise RequestError(f"grammar has {len(grammar)} characters; at most {MAX_GRAMMAR} are taken", _FIELD)
+        if len(grammar) > MAX_WHOLE:
+            raise RequestError(f"grammar has {len(grammar)} characters; at most {MAX_WHOLE} are taken", _FIELD)
         if not self._tokenizer.eos_token_ids:
             raise RequestError("grammars need a model with a token that ends a text, and this one has none", _FIELD)
         found = self._kept.get(grammar)
         if found is None:
-            if len(self._kept) == MAX_KEPT:
-                oldest = next((key for key, future in self._kept.items() if future.done()), next(iter(self._kept)))
-                del self._kept[oldest]
+            self._make_room(len(grammar))
             found = self._kept[grammar] = self._compiling.submit(self._compile, grammar)
         self._kept.move_to_end(grammar)
         return found
+
+    def _make_room(self, size: int) -> None:
+        """Forgets the grammars that were not used for longest, until one of so many characters can be kept."""
+        while self._kept and (len(self._kept) >= MAX_KEPT or sum(map(len, self._kept)) + size > MAX_KEPT_TEXT):
+            oldest = next((key for key, future in self._kept.items() if future.done()), next(iter(self._kept)))
+            del self._kept[oldest]
 
     def has_room(self, grammar: str) -> bool:
         """Whether `find` knows it, or fewer than MAX_KEPT grammars wait to be compiled."""

@@ -208,7 +208,7 @@ def load_model(
     agree(world, "set of flags or version", repr(_settings(config)))
     if config.lora and checkpoint.spec.encoder is not None:
         raise ConfigError(f"--lora is for decoders, and {checkpoint.path} has an encoder ({checkpoint.spec.family})")
-    adapter = Adapter(pathlib.Path(config.lora)) if config.lora else None
+    adapter = Adapter(pathlib.Path(config.lora), checkpoint.spec) if config.lora else None
     tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
     loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
     rank = stage_rank(world, layers_of_stages(config, world, loader, tracer))
@@ -294,9 +294,7 @@ def plan_and_open(traced: Traced, loader: ShardLoader, config: EngineConfig, wor
             return over_the_weights_of(own, lower_for(loader, one, mesh, max_tokens))
         steps = lower_for(loader, one, mesh, max_tokens, stored_dims(one, program))
         addresses = [
-            adapter.matrix(key.name, key.rows, key.columns).address
-            if adapter and is_low_rank(key.name)
-            else shards.matrix(key)
+            adapter.matrix(key).address if adapter and is_low_rank(key.name) else shards.matrix(key)
             for key in steps.matrices
         ]
         return ExecutionPlan(steps, addresses, [shards.vector(*key) for key in steps.vectors])
@@ -477,10 +475,11 @@ def plan_shard(
     columns widen to whole blocks.
     """
     matrices: list[MatrixHandle | PackedMatrix] = []
-    for name, rows, (begin, end), stack in lowered.matrices:
+    for key in lowered.matrices:
+        name, rows, (begin, end), stack = key
         if is_low_rank(name):
             assert adapter is not None  # of a program that it was traced with
-            matrices.append(adapter.matrix(name, rows, (begin, end)))
+            matrices.append(adapter.matrix(key))
             continue
         block = native.lib.ckdist_type_undivided_columns(loader.type_of(name))
         last = loader.checkpoint.tensors[name].shape[-1]

@@ -80,7 +80,8 @@ def flops_of(lowered: Lowered, matrices: Sequence[Matrix]) -> FlopCounts:
 def _used(step: Step, matrix: MatrixIndex) -> float:
     """The part of a stack that one token takes; all of other matrices."""
     for one in step.fields.get("sets", ())[:1]:
-        if any(matrix in one[part].indices() for part in ("gate", "up", "down")):
+        low = [one[f"{part}_low"][of] for part in ("gate", "up", "down") for of in "ab"]
+        if any(matrix in span.indices() for span in (one["gate"], one["up"], one["down"], *low)):
             return min(1.0, step.fields["routing"]["used"] / max(1, one["count"]))
     return 1.0
 

@@ -1,10 +1,9 @@
 """What a training takes on one rank of its mesh, from its steps, before anything is loaded."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from ckdist.mesh import Mesh
 from ckdist.planning.memory import gigabytes
-from ckdist.program.lower_training import LoweredTraining
+from ckdist.program.lowered_training import LoweredTraining
 from ckdist.program.step import PackIndex, Step
 
 TILE = 16  # rows and columns that packed matrices are padded to
@@ -12,12 +11,18 @@ LOGIT_BYTES = 32 << 20  # gradients by logits that exist at once, as in native/r
 
 
 def training_bytes(
-    lowered: LoweredTraining, tokens: int, operand_bytes: int, state_arrays: int, state_replicas: int
+    lowered: LoweredTraining,
+    tokens: int,
+    operand_bytes: int,
+    state_arrays: int,
+    state_replicas: int,
+    waiting: Sequence[int] = (0,),
 ) -> dict[str, int]:
     """Bytes by what they hold, on this rank; without quantised matrices, which stay as their file has them.
 
     `tokens`: of a batch; `operand_bytes`: of an element that products read; `state_arrays`: of the optimizer's state,
-    each as large as the trained weights, shared by so many replicas.
+    each as large as the trained weights, shared by so many replicas; `waiting`: of each chunk of layers batches between
+    their forward and their backward pass.
     """
     padded = lambda n: -(-n // TILE) * TILE
 
@@ -50,12 +55,13 @@ def training_bytes(
         "gradients": trained,
         "optimizer state": trained * state_arrays // state_replicas,
         "frozen weights": 4 * lowered.floats - trained + sum(map(packed, frozen)),
-        "activations": lowered.arena_bytes,
+        "activations": lowered.arena_bytes
+        + sum(c.kept_bytes * n for c, n in zip(lowered.chunks, waiting, strict=True)),
         "workspace": max(map(workspace, lowered.steps), default=0),
     }
 
 
-def mesh_line(mesh: Mesh, needed: Mapping[str, int]) -> str:
-    """The mesh and what a rank takes, in a line."""
+def memory_line(of: str, needed: Mapping[str, int]) -> str:
+    """What a rank of a mesh or of a stage takes, in a line."""
     parts = ", ".join(f"{gigabytes(size)} {name}" for name, size in needed.items() if size)
-    return f"training over {mesh}: {gigabytes(sum(needed.values()))} on each rank ({parts})"
+    return f"{of}: {gigabytes(sum(needed.values()))} on each rank ({parts})"

@@ -4,6 +4,9 @@ The instructions are walked in reverse, each op's vjp says what goes back throug
 Where a gradient comes out partial (a weight's, where the tokens are sharded; a value's, where a linear's outputs are),
 an all_reduce follows as soon as the gradient is complete, so that it can overlap the rest. Nothing is computed that no
 gradient in `wrt` needs.
+
+A program of a stage that is not the last ends in what it sends: its backward pass begins with the gradient that comes
+back from there. One that is not the first sends the gradient of what it received.
 """
 
 from collections.abc import Sequence
@@ -17,10 +20,11 @@ from ckdist.program.program import Instr, Program, Value, Weight
 
 
 def backward(program: Program, loss: Value, wrt: Sequence[Weight], recompute: bool = False) -> Program:
-    """The program whose outputs are (loss, the gradient by each weight of `wrt`), each whole.
+    """The program whose outputs are (loss, the gradient by each weight of `wrt`), each whole, and behind them what
+    is sent back. In place of the loss stands what a stage sends.
 
     With `recompute` the backward pass of a block begins by running the block again from the program's boundary before
-    it, so that of each block only its input is kept; the last block is not run again, its backward pass follows at
+    it, so that of each block only its input is kept; the last block is not run again where its backward pass follows at
     once. Raises LayoutError where an op has no gradient, or none under the layout, and where the loss does not depend
     on a weight.
     """
@@ -29,12 +33,16 @@ def backward(program: Program, loss: Value, wrt: Sequence[Weight], recompute: bo
 
 class _Backward:
     def __init__(self, program: Program, loss: Value, wrt: Sequence[Weight], recompute: bool):
-        if loss.dims or loss.partial:
+        makers = {o: i for i in program.instrs for o in i.outputs}
+        self.send = makers[loss] if makers[loss].op == "send" else None
+        if self.send is None and (loss.dims or loss.partial):
             raise LayoutError(f"backward needs a loss that is one whole number, but it is {loss}")
         self.program, self.loss, self.wrt = program, loss, tuple(wrt)
         values = [*program.inputs, *(o for i in program.instrs for o in i.outputs)]
         self.g = Emitter(values)
-        self.active: set[Value | Weight | None] = set(self.wrt)  # weights and values through which a gradient flows
+        received = (o for i in program.instrs if i.op == "recv" for o in i.outputs)
+        # weights and values through which a gradient flows
+        self.active: set[Value | Weight | None] = {*self.wrt, *received}
         for instr in program.instrs:
             if not self.active.isdisjoint((*instr.inputs, *instr.weights)):
                 self.active.update(instr.outputs)
@@ -50,7 +58,7 @@ class _Backward:
     def run(self) -> Program:
         """The program with its backward pass; see `backward`."""
         if self.loss in self.active:
-            self.contributions[self.loss] = [*self.g.emit("one", (), names=["d_loss"])]
+            self.contributions[self.loss] = [self._first_gradient()]
         for index in reversed(range(len(self.program.instrs))):
             instr = self.program.instrs[index]
             if index in self.blocks:
@@ -64,9 +72,19 @@ class _Backward:
                 raise LayoutError(
                     f"%{self.loss.name} does not depend on {w}: leave it out of the weights that are trained"
                 )
-        outputs = (self.loss, *(self.gradients[w] for w in self.wrt))
+        sent = (o for instr in self.g.instrs if instr.op == "send" for o in instr.outputs)
+        outputs = (self.loss, *(self.gradients[w] for w in self.wrt), *sent)
         instrs = needed((*self.program.instrs, *self.g.instrs), outputs)
         return Program(self.program.inputs, outputs, instrs)
+
+    def _first_gradient(self) -> Value:
+        """Of the loss by itself; or of what is sent, by the loss that others compute."""
+        if self.send is None:
+            (gradient,) = self.g.emit("one", (), names=["d_loss"])
+        else:
+            attrs = {"hidden": self.loss.dims[1], "axis": self.send.attrs["axis"], "stage": self.send.attrs["to"]}
+            (gradient,) = self.g.emit("recv", self.program.inputs[:1], names=["d_sent"], **attrs)
+        return gradient
 
     def _through(self, instr: Instr) -> None:
         """Turns the gradients of `instr`'s outputs into contributions to those of its operands."""
@@ -106,10 +124,13 @@ class _Backward:
     # Recomputation
 
     def _blocks(self) -> dict[int, tuple[int, int]]:
-        """Index of a block's last instruction -> the range of its instructions, for every block but the last."""
+        """Index of a block's last instruction -> the range of its instructions, for every block but one whose backward
+        pass follows at once.
+        """
         made_at = {o: index for index, instr in enumerate(self.program.instrs) for o in instr.outputs}
         ends = [made_at.get(b, -1) + 1 for b in self.program.boundaries]
-        return {end - 1: (begin, end) for begin, end in pairwise(ends[:-1]) if begin < end}
+        again = ends[:-1] if self.send is None else ends
+        return {end - 1: (begin, end) for begin, end in pairwise(again) if begin < end}
 
     def _run_again(self, begin: int, end: int) -> None:
         """Emits the block's instructions anew; what no gradient reads is dropped at the end."""

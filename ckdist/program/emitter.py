@@ -16,7 +16,7 @@ class Emitter:
         self._names: dict[str, int] = {}
         for value in known:
             name, _, count = value.name.rpartition(".")
-            if name:
+            if name and count.isdecimal():  # a stage has others
                 self._names[name] = max(self._names.get(name, -1), int(count))
 
     def emit(

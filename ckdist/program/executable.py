@@ -12,8 +12,8 @@ from ckdist import native
 from ckdist.program.batch import BLOCK_TOKENS, Batch
 from ckdist.program.lowered import LayerAttention, LayerState, Lowered
 from ckdist.program.model_shape import ModelShape, Rotation
-from ckdist.program.rotations import ROPE_TABLES
 from ckdist.program.pool import ThreadPool
+from ckdist.program.rotations import ROPE_TABLES
 from ckdist.program.step import native_steps
 
 if TYPE_CHECKING:  # a program is bound to ranks without what opens their communicator

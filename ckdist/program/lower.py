@@ -28,6 +28,7 @@ from ckdist.program.arena import first_fit
 from ckdist.program.fusion import Graph, Group, fuse, normed, residual
 from ckdist.program.lowered import SLOTS, Buffer, LayerAttention, LayerState, Lowered, MatrixKey, VectorKey
 from ckdist.program.ops import OPS
+from ckdist.program.ops.experts import reads_input
 from ckdist.program.program import Instr, Program, Value, Weight
 from ckdist.program.step import ABSENT, NO_SPAN, MatrixIndex, Span, Step, ValueIndex, VectorIndex
 
@@ -146,6 +147,12 @@ class Lowering:
         """Adds a buffer; returns its index."""
         self.buffers.append(Buffer(place, width, **more))
         return ValueIndex(len(self.buffers) - 1)
+
+    def shards(self, buffers: list[Buffer]) -> Span:
+        """Adds buffers that stand one after another."""
+        first = ValueIndex(len(self.buffers))
+        self.buffers += buffers
+        return Span(first, len(buffers))
 
     def slot(self, width: int, rows: int, most: int = 0, lead: int = 0, selected: bool = False) -> ValueIndex:
         """A buffer in the current exchange slot; `most`: its width on the rank where that is largest."""
@@ -374,8 +381,7 @@ class Lowering:
                     raise LayoutError(f"matrices that read %{value.name} have different columns: {reader}")
         spans = {}
         for number, buffers in sorted(found.items()):
-            spans[number] = Span(ValueIndex(len(self.buffers)), len(buffers))
-            self.buffers += buffers
+            spans[number] = self.shards(buffers)
         return spans
 
     def as_activations(self, w: Weight, columns: Range, rows: int, selected: bool) -> Buffer:
@@ -415,12 +421,12 @@ class Lowering:
 
 
 def _multiply(reader: Instr, value: Value) -> list[Weight]:
-    """The reader's matrices that multiply `value`: of a linear all, of a low_rank half, of experts two of three."""
-    weights = reader.weights
+    """The reader's matrices that multiply `value`: of a linear all, of a low_rank half, of experts gates and ups."""
+    weights: Sequence[Weight | None] = reader.weights
     if reader.op == "low_rank":
         weights = weights[::2]
     elif reader.op == "experts":
-        weights = tuple(w for i, w in enumerate(weights) if i % 3 < 2)  # of biases none, which are vectors
+        weights = reads_input([reader.weight(index) for index in range(len(weights))], reader.attrs)
     return [w for w in weights if w is not None and len(w.dims) > 1] if value == reader.inputs[0] else []
 
 

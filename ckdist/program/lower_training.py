@@ -6,6 +6,10 @@ part of its step; the loss and its gradient are one step, so that logits are com
 is begun for whole stretches of the arena as soon as all of it is complete. An instruction that has no step is an error
 here.
 
+Where a model's layers are divided over stages a rank has one or more chunks of them, and other batches run between the
+two passes of one. What a backward pass reads of the forward pass is *kept*: it lies beside the arena, once for each
+batch that waits.
+
 A value is an *operand* where it can be: its rows stand as products read them (in bfloat16 where they multiply in it),
 so that nothing is converted on the way into one. What is added up over the layers, and what a loss is made of, stays in
 floats. Gradients that one product reads lie side by side.
@@ -19,6 +23,14 @@ from typing import Any
 from ckdist.errors import LayoutError
 from ckdist.mesh import Mesh
 from ckdist.program.arena import first_fit
+from ckdist.program.lowered_training import (
+    ALIGNMENT,
+    ChunkPrograms,
+    LoweredChunk,
+    LoweredTraining,
+    Parameter,
+    PlacedValue,
+)
 from ckdist.program.ops import OPS
 from ckdist.program.program import Instr, Program, Value, Weight
 from ckdist.program.step import ABSENT, GradientIndex, PackIndex, ParameterIndex, Step, ValueIndex
@@ -26,10 +38,9 @@ from ckdist.program.step import ABSENT, GradientIndex, PackIndex, ParameterIndex
 ALIGN = 64
 TILE = 16  # columns that products read at once
 UNPLACED = -1  # a value of a row, before the step that makes it
-ALIGNMENT = 16  # floats between the beginnings of parameters: a cache line
 BUCKET_BYTES = 1 << 20  # a shorter stretch of gradients waits for its neighbours
-FLOAT_RESULTS = {"embed", "scale", "add", "cross_entropy_grad", "low_rank"}  # ops of which every value is in floats,
-# and results that no product reads as they are;
+# ops of which every value is in floats, and results that no product reads as they are
+FLOAT_RESULTS = {"embed", "scale", "add", "cross_entropy_grad", "low_rank", "recv"}
 NO_OPERANDS = {"attend_packed": (1,), "route": (0, 1), "grouped_experts": (0,), "grouped_experts_grad": (0, 1)}
 FLOAT_READERS = {
     "scale",
@@ -39,6 +50,7 @@ FLOAT_READERS = {
     "route",
     "route_grad",
     "balance_loss_grad",
+    "send",
 }  # low_rank reads what it adds to
 PRODUCTS = (
     "weight_grad",
@@ -46,63 +58,6 @@ PRODUCTS = (
     "grouped_experts_grad",
     "latent_keys_weight_grad",
 )  # kinds of steps that can overwrite a gradient
-
-
-@dataclass(frozen=True)
-class Parameter:
-    """A weight's place: `offset` floats into the arenas. A vector has one row, a stack those of all its `matrices`."""
-
-    name: str
-    offset: int
-    rows: int
-    columns: int
-    stored: bool = False  # it is frozen, and multiplied as its file has it: it has no place
-    matrices: int = 1
-
-    @property
-    def end(self) -> int:
-        """One after its last float."""
-        return self.offset + (0 if self.stored else self.rows * self.columns)
-
-
-@dataclass
-class PlacedValue:
-    """`width` elements a row, with room for `room` of them in `stride` bytes; the first is at `offset` in the arena. A
-    token has `rows` of them.
-    """
-
-    width: int
-    room: int
-    operand: bool
-    rows: int = 1
-    stride: int = 0
-    offset: int = 0
-
-
-@dataclass(frozen=True)
-class LoweredTraining:
-    """`packs[i]` is (transposed, parameters that lie side by side); `cleared`: parameters whose gradients begin with
-    zeros.
-    """
-
-    steps: list[Step]
-    loss_steps: list[Step]
-    values: list[PlacedValue]
-    parameters: list[Parameter]
-    packs: list[tuple[bool, tuple[int, ...]]]
-    cleared: frozenset[int]
-    arena_bytes: int
-    trained_floats: int  # of the arena's beginning: the parameters that have gradients
-
-    @property
-    def stored(self) -> list[str]:
-        """Names of the matrices that are multiplied as their file has them."""
-        return [p.name for p in self.parameters if p.stored]
-
-    @property
-    def floats(self) -> int:
-        """Of all parameters."""
-        return -(-max(p.end for p in self.parameters) // ALIGNMENT) * ALIGNMENT
 
 
 @dataclass
@@ -128,6 +83,7 @@ class TrainingLowering:
         self, wrt: Sequence[Weight], weights: Sequence[Weight], mesh: Mesh, operand_bytes: int, stored: frozenset[str]
     ):
         self.mesh, self.operand_bytes = mesh, operand_bytes
+        self.chunk = 0  # whose program is lowered
         self.packs: dict[tuple[bool, tuple[int, ...]], PackIndex] = {}
         self.placed: list[PlacedValue] = []
         self.rows: list[list[int]] = []  # values that lie side by side; most are alone
@@ -142,20 +98,22 @@ class TrainingLowering:
             )
             self.places.append(place)
             offset = -(-self.places[-1].end // ALIGNMENT) * ALIGNMENT
-        self.wrt = list(dict.fromkeys(wrt))
+        self.trained = len(dict.fromkeys(wrt))
         self.emitted: list[Step] = []
         self.begun: set[int] = set()  # parameters whose gradients a step has added to
         self.names = Names()
 
-    def steps(self, program: Program) -> list[Step]:
-        """The steps of one program. Values are numbered on from those of programs before it."""
+    def steps(self, program: Program, wrt: Sequence[Weight] = ()) -> list[Step]:
+        """The steps of one program, which gives the gradients by `wrt`. Values are numbered on from those of programs
+        before it.
+        """
         self.emitted, self.begun, names = [], set(), Names()
         self.names = names
         for instr in program.instrs:
             names.makers.update(dict.fromkeys(instr.outputs, instr))
             for v in instr.inputs:
                 names.readers.setdefault(v, []).append(instr)
-        for weight, output in zip(self.wrt, program.outputs[1:], strict=False):
+        for weight, output in zip(wrt, program.outputs[1:], strict=False):
             self._claim(output, self.parameters[weight])
         self._fuse_adds(program)
         self._lay_beside(program)
@@ -305,6 +263,13 @@ class TrainingLowering:
         """The parameter to whose gradient a step adds `value`."""
         return GradientIndex(self.names.of_weight[value])
 
+    def message(self, sender: int, receiver: int) -> tuple[int, int]:
+        """The stage that the chunk which is lowered exchanges rows with, and the tag of such rows: those of activations
+        and of gradients for one chunk differ.
+        """
+        other = sender + receiver - self.chunk
+        return other % self.mesh.size("pp"), 2 * receiver + (receiver < sender)
+
     def is_fresh(self, value: Value) -> bool:
         """Whether the next step is the first that adds to the gradient of which `value` is a part."""
         parameter = self.names.of_weight[value]
@@ -359,25 +324,62 @@ class TrainingLowering:
     # Memory
 
     def place(self, lists: Sequence[list[Step]], max_tokens: int) -> int:
-        """Gives every value its place: a row lives over the steps that use a value of it. The bytes of the arena."""
-        row_of = {v: r for r, row in enumerate(self.rows) for v in row}
+        """Gives every value its place that is not kept: a row lives over the steps that use a value of it. The bytes
+        of the arena.
+        """
+        row_of = self._row_of()
         steps = [step for steps in lists for step in steps]
         uses = [(time, row_of[int(v)]) for time, step in enumerate(steps) for v in step.operands(ValueIndex)]
+        uses = [(time, row) for time, row in uses if not self._head(row).kept]
+        offsets, total = first_fit(uses, lambda row: self._row_bytes(row, max_tokens))
+        for row, begin in offsets.items():
+            self._put(row, begin)
+        return total
+
+    def keep(self, forward: list[Step], backward: list[Step], max_tokens: int) -> int:
+        """Gives the values that both passes use their places in what is kept of a batch; its bytes."""
+        row_of, total = self._row_of(), 0
+        first, second = (
+            {row_of[int(v)] for s in steps for v in s.operands(ValueIndex)} for steps in (forward, backward)
+        )
+        for row in sorted(first & second):
+            self._put(row, total)
+            for v in self.rows[row]:
+                self.placed[v].kept = True
+            total += self._row_bytes(row, max_tokens)
+        return total
+
+    def stride_rows(self) -> None:
+        """Says how far apart the rows of values are, once all are there."""
         for row in self.rows:
             values = [self.placed[v] for v in row]
             values[-1].room += sum(v.room for v in values) % 32  # products read whole vectors of two bfloat16
-            used = sum(v.room * (self.operand_bytes if v.operand else 4) for v in values)
+            used = sum(v.room * self._element_bytes(v) for v in values)
             for v in values:
                 # no multiple of a large power of two, or rows share sets of the caches
                 v.stride = (-(-used // ALIGN) | 1) * ALIGN
-        head = lambda row: self.placed[self.rows[row][0]]
-        offsets, total = first_fit(uses, lambda row: max_tokens * head(row).rows * head(row).stride)
-        for r, begin in offsets.items():
-            offset = begin
-            for v in self.rows[r]:
-                self.placed[v].offset = offset
-                offset += self.placed[v].room * (self.operand_bytes if self.placed[v].operand else 4)
-        return total
+
+    def _row_of(self) -> dict[int, int]:
+        """Which row a value is in."""
+        return {v: r for r, row in enumerate(self.rows) for v in row}
+
+    def _head(self, row: int) -> PlacedValue:
+        """The first value of a row."""
+        return self.placed[self.rows[row][0]]
+
+    def _row_bytes(self, row: int, max_tokens: int) -> int:
+        """Of all tokens."""
+        return max_tokens * self._head(row).rows * self._head(row).stride
+
+    def _element_bytes(self, value: PlacedValue) -> int:
+        """Of an element of a value."""
+        return self.operand_bytes if value.operand else 4
+
+    def _put(self, row: int, offset: int) -> None:
+        """Places the values of a row side by side."""
+        for v in self.rows[row]:
+            self.placed[v].offset = offset
+            offset += self.placed[v].room * self._element_bytes(self.placed[v])
 
 
 def _stretches(numbers: set[int]) -> list[list[int]]:
@@ -392,26 +394,41 @@ def _stretches(numbers: set[int]) -> list[list[int]]:
 
 
 def lower_training(
-    loss: Program,
-    gradients: Program,
-    wrt: Sequence[Weight],
+    chunks: Sequence[ChunkPrograms],
     mesh: Mesh,
     max_tokens: int,
     operand_bytes: int,
     stored: frozenset[str] = frozenset(),
 ) -> LoweredTraining:
-    """The steps of a rank for batches of up to `max_tokens` tokens; `gradients` is backward(loss, its output, wrt).
+    """The steps of a rank for batches of up to `max_tokens` tokens, of the chunks that it has. Their trained weights
+    are the first parameters, in the order of the chunks.
 
     `operand_bytes`: of an element of an operand, 2 or 4. `stored`: names of frozen matrices that are multiplied as
     their file has them.
 
     Raises LayoutError for an instruction that the executor has no step for.
     """
-    lowering = TrainingLowering(wrt, loss.weights, mesh, operand_bytes, stored)
-    steps = lowering.reduced(lowering.steps(gradients))
-    cleared = lowering.cleared(steps)
-    loss_steps = lowering.steps(loss)
-    arena_bytes = lowering.place([steps, loss_steps], max_tokens)
-    trained = -(-lowering.places[len(lowering.wrt) - 1].end // ALIGNMENT) * ALIGNMENT
+    trained, weights = ([w for c in chunks for w in some(c)] for some in (lambda c: c.wrt, lambda c: c.forward.weights))
+    lowering = TrainingLowering(trained, weights, mesh, operand_bytes, stored)
+    passes = [_lower_chunk(lowering, chunk) for chunk in chunks]
+    lowering.stride_rows()
+    kept = [
+        0 if chunk.has_loss else lowering.keep(forward, backward, max_tokens)
+        for chunk, (forward, backward, _) in zip(chunks, passes, strict=True)
+    ]
+    lists = [steps for forward, backward, _ in passes for steps in (backward, forward)]
+    arena_bytes = lowering.place(lists, max_tokens)
+    trained_floats = -(-lowering.places[lowering.trained - 1].end // ALIGNMENT) * ALIGNMENT
+    lowered = [LoweredChunk(*lists, size) for lists, size in zip(passes, kept, strict=True)]
     packs = list(lowering.packs)
-    return LoweredTraining(steps, loss_steps, lowering.placed, lowering.places, packs, cleared, arena_bytes, trained)
+    return LoweredTraining(lowered, lowering.placed, lowering.places, packs, arena_bytes, trained_floats)
+
+
+def _lower_chunk(lowering: TrainingLowering, chunk: ChunkPrograms) -> tuple[list[Step], list[Step], frozenset[int]]:
+    """The steps of the forward pass, those of the backward pass, and the parameters whose gradients that clears."""
+    lowering.chunk = chunk.number
+    steps = lowering.steps(chunk.gradients, chunk.wrt)
+    sends = 0 if chunk.has_loss else 1 + next(i for i, step in enumerate(steps) if step.kind == "send_rows")
+    backward = lowering.reduced(steps[sends:])
+    forward = lowering.steps(chunk.forward) if chunk.has_loss else steps[:sends]
+    return forward, backward, lowering.cleared(backward)

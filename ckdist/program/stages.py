@@ -54,17 +54,23 @@ class Stage:
             instrs[:0] = _received(whole.inputs[0], entry, self.number - 1, mesh)
         outputs = whole.outputs
         if not self.last:
-            instrs.append(_instr("send", (exit_,), ("sent",), to=self.number + 1))
+            instrs.append(_instr("send", (exit_,), ("sent",), to=self.number + 1, axis=_sharing(exit_, mesh)))
             outputs = instrs[-1].outputs
         return Program(whole.inputs, outputs, tuple(instrs), whole.boundaries[begin : end + 1])
 
 
 def _received(ids: Value, value: Value, stage: int, mesh: Mesh) -> list[Instr]:
     """What makes `value` of what the previous stage sends. Ranks that have all tokens share its rows, and add up."""
-    if value.dims[0].axis or mesh.size(WHOLE) == 1:
+    axis = _sharing(value, mesh)
+    if axis is None:
         return [_instr("recv", (ids,), (value.name,), hidden=value.dims[1], axis=None, stage=stage)]
-    recv = _instr("recv", (ids,), (f"{value.name}.rows",), hidden=value.dims[1], axis=WHOLE, stage=stage)
-    return [recv, _instr("all_reduce", recv.outputs, (value.name,), axis=WHOLE)]
+    recv = _instr("recv", (ids,), (f"{value.name}.rows",), hidden=value.dims[1], axis=axis, stage=stage)
+    return [recv, _instr("all_reduce", recv.outputs, (value.name,), axis=axis)]
+
+
+def _sharing(value: Value, mesh: Mesh) -> str | None:
+    """The axis among whose ranks the rows of a value are shared on their way; None: each rank has its own rows."""
+    return None if value.dims[0].axis == WHOLE or mesh.size(WHOLE) == 1 else WHOLE
 
 
 def _instr(op: str, inputs: tuple[Value, ...], names: tuple[str, ...], **attrs: object) -> Instr:

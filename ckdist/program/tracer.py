@@ -29,6 +29,15 @@ class LowRank:
     rank: Callable[[str], int]
     scale: float
 
+    def pair(self, w: Weight) -> tuple[Weight, Weight] | None:
+        """A and B of a matrix, of a stack of each matrix; None where it has none."""
+        stem = w.name.removesuffix(".weight")
+        if not (size := self.rank(stem)):
+            return None
+        (*stack, rows, columns), rank = w.dims, Dim("rank", size)
+        a, b = (*stack, rank, columns), (*stack, rows, rank)
+        return Weight(f"{stem}.lora_A.weight", a), Weight(f"{stem}.lora_B.weight", b)
+
 
 @dataclass(frozen=True)
 class LatentWeights:
@@ -116,21 +125,12 @@ class Tracer(Emitter):
         self, x: Value, weights: Sequence[Weight], outputs: tuple[Value, ...], low_rank: LowRank
     ) -> tuple[Value, ...]:
         """The values with scale * B (A x) added to those whose weight has A and B."""
-        stems = [w.name.removesuffix(".weight") for w in weights]
-        dims = {i: Dim("rank", rank) for i, stem in enumerate(stems) if (rank := low_rank.rank(stem))}
-        if not dims:
+        pairs = {i: pair for i, w in enumerate(weights) if (pair := low_rank.pair(w))}
+        if not pairs:
             return outputs
-        pairs = [
-            w
-            for i, rank in dims.items()
-            for w in (
-                Weight(f"{stems[i]}.lora_A.weight", (rank, weights[i].dims[1])),
-                Weight(f"{stems[i]}.lora_B.weight", (weights[i].dims[0], rank)),
-            )
-        ]
-        names = [f"{stems[i].rpartition('.')[2]}_lora" for i in dims]
-        adapted = self.emit("low_rank", (x, *(outputs[i] for i in dims)), pairs, names, scale=low_rank.scale)
-        found = dict(zip(dims, adapted, strict=True))
+        names = [f"{weights[i].name.split('.')[-2]}_lora" for i in pairs]
+        operands, matrices = (x, *(outputs[i] for i in pairs)), [w for pair in pairs.values() for w in pair]
+        found = dict(zip(pairs, self.emit("low_rank", operands, matrices, names, scale=low_rank.scale), strict=True))
         return tuple(found.get(i, value) for i, value in enumerate(outputs))
 
     def rms_norm(self, x: Value, w: Weight, eps: float) -> Value:
@@ -314,9 +314,16 @@ class Tracer(Emitter):
         `weights`: stacks of gate, up and down, then those of the experts that all tokens take. `biases`: none, or of
         the chosen experts' gate, up and down.
         """
-        biased = {"biased": True} if biases else {}
-        operands = (x, chosen, shares)
-        return self._emit("experts", operands, (*weights, *biases), names=["moe"], function=function, **biased)
+        operands, matrices, attrs = (x, chosen, shares), *self._of_experts(weights, biases)
+        return self._emit("experts", operands, matrices, names=["moe"], function=function, **attrs)
+
+    def _of_experts(self, weights: Sequence[Weight], biases: Sequence[Weight]) -> tuple[list[Weight], dict[str, Any]]:
+        """All weights of an instruction of experts, with their A and B of LoRA, and what its attributes say of them."""
+        attrs: dict[str, Any] = {"biased": True} if biases else {}
+        pairs = {i: pair for i, w in enumerate(weights) if self.low_rank and (pair := self.low_rank.pair(w))}
+        if pairs and self.low_rank:
+            attrs |= {"adapted": tuple(pairs), "scale": self.low_rank.scale}
+        return [*weights, *biases, *(w for pair in pairs.values() for w in pair)], attrs
 
     def add(self, x: Value, y: Value) -> Value:
         """The sum of two values of the same dimensions."""

@@ -2,7 +2,7 @@
 choices, GBNF or Lark.
 
 A grammar is text in llguidance's own JSON, so that it can be sent to another process. Its limits are those of work,
-not of time: grammars of strangers are checked in a process with limits as well.
+not of time: grammars of strangers are checked in a process with limits as well, and who follows them counts the time.
 """
 
 import json
@@ -16,9 +16,10 @@ from llguidance.gbnf_to_lark import any_to_lark
 from ckdist.errors import RequestError
 
 MAX_GRAMMAR = 256 << 10  # characters, of the form that llguidance reads
+MAX_WHOLE = 512 << 10  # characters, with the tools around it
 MAX_CHOICES = 4096
 MAX_FORCED = 4096  # bytes
-WALKS, WALK_BYTES = 4, 48
+WALKS = (48, 48, 48, 256)  # bytes; the long one finds out what grows with the text
 MAX_ERROR = 300  # characters of llguidance's message that are shown
 MAX_NESTING = 64  # of brackets in a regular expression or a grammar
 # As Python's json.dumps writes, and so most of what models were trained on.
@@ -26,7 +27,9 @@ SEPARATORS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexibl
 
 
 def limits() -> LLParserLimits:
-    """Of the work for one grammar and for one token: a hundredth of a second each on a core of 2020."""
+    """Of the work for one grammar and for one token: objects of 250 keys that may be left out, or texts of some 10,000
+    counted characters. What llguidance keeps of one text is then 65 MB at most.
+    """
     return LLParserLimits(
         max_items_in_row=1000,
         initial_lexer_fuel=500_000,
@@ -49,6 +52,7 @@ def json_schema_grammar(
     schema = {"type": "object"} if schema is True else schema
     if not isinstance(schema, dict):
         raise RequestError(f"{field} must be a JSON Schema: an object", field, "invalid_json_schema")
+    _check_size(schema, field)
     schema = {key: value for key, value in schema.items() if key != "x-guidance"}
     return _made(lambda: LLMatcher.grammar_from_json_schema(schema, overrides=options), field)
 
@@ -65,7 +69,7 @@ def choice_grammar(choices: Sequence[str], field: str = "choice") -> str:
         raise RequestError(
             f"{field} must be a list of 1 to {MAX_CHOICES} strings that are not empty", field, "invalid_value"
         )
-    return lark_grammar("start: " + " | ".join(quoted(choice) for choice in choices), field)
+    return lark_grammar("start: CHOICE\nCHOICE: " + " | ".join(quoted(choice) for choice in choices), field)
 
 
 def text_grammar(text: str, field: str = "grammar") -> str:
@@ -89,18 +93,20 @@ def check_grammar(grammar: str, field: str = "grammar") -> None:
     without a choice of more than MAX_FORCED bytes. A vocabulary of bytes does for that. It may take long: to be called
     in a process with limits.
     """
+    if len(grammar) > MAX_WHOLE:
+        raise _too_long(len(grammar), MAX_WHOLE, field)
     vocabulary = LLTokenizer("byte", slices=[])
     matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits())
     if matcher.is_error():
         raise _refused(matcher.get_error(), field)
     choose = random.Random(0)
-    for _ in range(WALKS):
-        _walk(matcher.deep_copy(), choose, field)
+    for size in WALKS:
+        _walk(matcher.deep_copy(), size, choose, field)
 
 
-def _walk(matcher: LLMatcher, choose: random.Random, field: str) -> None:
-    """Follows a grammar along a random text."""
-    for step in range(WALK_BYTES):
+def _walk(matcher: LLMatcher, size: int, choose: random.Random, field: str) -> None:
+    """Follows a grammar along a random text of `size` bytes at most."""
+    for step in range(size):
         forced = len(matcher.compute_ff_bytes())
         if forced > MAX_FORCED:
             message = f"it asks for {forced} bytes in a row without a choice; at most {MAX_FORCED} are taken"
@@ -124,12 +130,27 @@ def _made(make: Any, field: str) -> str:
     except BaseException as error:  # a panic in the library is a BaseException
         raise _refused(str(error), field) from None
     if len(grammar) > MAX_GRAMMAR:
-        raise RequestError(
-            f"{field} has {len(grammar)} characters as a grammar; at most {MAX_GRAMMAR} are taken: make it simpler",
-            field,
-            "invalid_grammar",
-        )
+        raise _too_long(len(grammar), MAX_GRAMMAR, field)
     return grammar
+
+
+def _check_size(schema: dict[str, Any], field: str) -> None:
+    """RequestError for a schema that has more than MAX_GRAMMAR characters as JSON, before anything is made of it."""
+    size, left = 0, list[Any]([schema])
+    while left:
+        part = left.pop()
+        if isinstance(part, dict):
+            left += [*part, *part.values()]
+        elif isinstance(part, list):
+            left += part
+        size += 2 + (len(part) if isinstance(part, (str, dict, list)) else 1)  # no more than it has
+        if size > MAX_GRAMMAR:
+            raise _too_long(size, MAX_GRAMMAR, field, "more than ")
+
+
+def _too_long(size: int, most: int, field: str, more: str = "") -> RequestError:
+    message = f"{field} has {more}{size} characters as a grammar; at most {most} are taken: make it simpler"
+    return RequestError(message, field, "invalid_grammar")
 
 
 def _check_nesting(text: str, field: str) -> None:

@@ -18,6 +18,8 @@ IDS = ("call00001", "call00002")
 KEYS = ("firstkeyprobe", "secondkeyprobe")
 TEXTS = ("firsttextprobe", "secondtextprobe")
 ANSWER = "answerprobe"
+NAME_KEYS = ("name", "function", "tool_name")  # under which models write a tool's name
+PYTHON_TAG = "<|python_tag|>"  # Llama 3's, before a call
 THOUGHT = re.compile(r"^\s*<think>\s*</think>\s*|^\s*</think>\s*")
 ARGUMENTS = dict(zip(KEYS, TEXTS, strict=True))
 TOOLS = [

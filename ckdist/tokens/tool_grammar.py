@@ -1,17 +1,18 @@
 """The grammar of an answer that calls tools, in the form in which the model writes calls."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ckdist.tokens.grammar import SEPARATORS, quoted
+from ckdist.tokens.text_before_calls import Literal, TextBeforeCalls, thought_rules
 from ckdist.tokens.tool_format import ToolFormat
 
 ANSWER = "answer"  # the name of another grammar, that an answer without calls follows
 MAX_CALLS = 16  # of one answer
+SPACE = "/\\s{0,3}/"  # before a call without a mark; it is of one terminal with that, so that no text is read instead
 
 Schemas = Mapping[str, dict[str, Any]]  # of the parameters of each tool
-Literal = Callable[[str], str]  # a text as Lark, with its control tokens as such
 
 
 class ToolGrammar:
@@ -20,42 +21,56 @@ class ToolGrammar:
     def __init__(self, form: ToolFormat, literal: Literal, strict: frozenset[str] = frozenset()) -> None:
         """`strict`: the tools whose schemas may hold no keyword that is not known."""
         self.form, self._literal, self._strict = form, literal, strict
-        self._rules: list[str] = []
 
     def lark(self, schemas: Schemas, parallel: bool, thought_end: str | None, or_answer: bool = False) -> str:
         """One call, or more where `parallel`. `thought_end`: reasoning up to this mark comes first. `or_answer`: the
         grammar named ANSWER may be followed instead.
         """
-        names = [self._call(index, name, schema) for index, (name, schema) in enumerate(schemas.items())]
-        self._rules.append("call: " + " | ".join(names))
-        marked = (self.form.separator + self.form.call_begin + self.form.section_begin).strip()
-        more = f" ({self._parts(self.form.separator)} call){{0,{MAX_CALLS - 1}}}" if parallel and marked else ""
-        section = f"{self._parts(self.form.section_begin)} call{more} {self._parts(self.form.section_end)}"
-        self._rules.append(f"calls: {section}")
-        start = f"(calls | @{ANSWER})" if or_answer else "calls"
-        return with_thought(start, self._rules, thought_end, self._literal)
+        rules = self._rules_of_calls(schemas, parallel, self.form.section_begin + self.form.call_begin)
+        return with_thought(f"(calls | @{ANSWER})" if or_answer else "calls", rules, thought_end, self._literal)
 
-    def _call(self, index: int, name: str, schema: dict[str, Any]) -> str:
-        """The name of the rule for a call of one tool."""
+    def lark_in_text(self, schemas: Schemas, parallel: bool, think: tuple[str, str] | None, in_thought: bool) -> str:
+        """Any text, in which what begins calls is followed by calls, and these by nothing. `think`: the marks around
+        reasoning, in which no call begins; `in_thought`: the first has come.
+        """
+        text = TextBeforeCalls(self.form, self._literal, tuple(schemas), None if in_thought else think)
+        rules = [*text.rules, *self._rules_of_calls(schemas, parallel, text.rest)]
+        if think is None or not in_thought:
+            return "\n".join([f"start: {text.start}", *rules])
+        return "\n".join([f"start: thought {text.start}", *thought_rules("thought", self._literal(think[1])), *rules])
+
+    def _rules_of_calls(self, schemas: Schemas, parallel: bool, first: str) -> list[str]:
+        """The rule `calls`, which begins with `first`, and those that it names."""
+        form, rules = self.form, list[str]()
+        marked = bool((form.separator + form.call_begin + form.section_begin).strip())
+        tools = enumerate(schemas.items())
+        names = [self._call(rules, index, name, schema, marked) for index, (name, schema) in tools]
+        rules.append("call: " + " | ".join(names))
+        again = self._parts(form.separator + form.call_begin)
+        more = f" ({again} call){{0,{MAX_CALLS - 1}}}" if parallel and marked else ""
+        rules.append(f"calls: {self._parts(first)} call{more} {self._parts(form.section_end)}")
+        return rules
+
+    def _call(self, rules: list[str], index: int, name: str, schema: dict[str, Any], marked: bool) -> str:
+        """The name of the rule for a call of one tool, from behind the mark that begins it, where it is `marked`."""
         form, rule = self.form, f"call_{index}"
         if form.kind == "tagged":
             arguments = " ".join(
-                self._argument(f"{rule}_{number}", key, value, key in schema.get("required", ()))
+                self._argument(rules, f"{rule}_{number}", key, value, key in schema.get("required", ()))
                 for number, (key, value) in enumerate(schema.get("properties", {}).items())
             )
-            body = f"{self._parts(form.call_begin + name + form.middle)} {arguments} {self._parts(form.call_end)}"
+            body = f"{self._parts(name + form.middle)} {arguments} {self._parts(form.call_end)}"
         elif form.kind in ("object", "llama3"):
             before = f"{{{json.dumps(form.name_key)}: {json.dumps(name)}, {json.dumps(form.arguments_key)}: "
-            begin, end = self._parts(form.call_begin + before), self._parts("}" + form.call_end)
-            body = f"{begin} {self._json(schema, name)} {end}"
+            rules.append(f"BEGIN_{index}: {'' if marked else SPACE} {quoted(before)}")
+            body = f"BEGIN_{index} {self._json(schema, name)} {self._parts('}' + form.call_end)}"
         else:
             shown = f"functions.{name}:0" if form.kind == "kimi" else name
-            begin = self._parts(form.call_begin + shown + form.middle)
-            body = f"{begin} {self._json(schema, name)} {self._parts(form.call_end)}"
-        self._rules.append(f"{rule}: {body}")
+            body = f"{self._parts(shown + form.middle)} {self._json(schema, name)} {self._parts(form.call_end)}"
+        rules.append(f"{rule}: {body}")
         return rule
 
-    def _argument(self, rule: str, key: str, schema: Any, required: bool) -> str:
+    def _argument(self, rules: list[str], rule: str, key: str, schema: Any, required: bool) -> str:
         """One tagged argument, which may be left out where it is not required."""
         form, schema = self.form, schema if isinstance(schema, dict) else {}
         begin, end = self._parts(form.key_begin + key + form.key_end), self._parts(form.value_end)
@@ -63,11 +78,11 @@ class ToolGrammar:
         if isinstance(choices, list) and choices and all(isinstance(choice, str) for choice in choices):
             body = "(" + " | ".join(quoted(choice) for choice in choices) + f") {end}"
         elif schema.get("type", "string") == "string":
-            self._rules.append(f"{rule}_text[suffix={quoted(form.value_end)}]: /(?s:.*)/")
+            rules.append(f"{rule}_text[suffix={quoted(form.value_end)}]: /(?s:.*)/")
             body = f"{rule}_text"
         else:
             body = f"{self._json(schema, '')} {end}"
-        self._rules.append(f"{rule}: {begin} {body}")
+        rules.append(f"{rule}: {begin} {body}")
         return rule if required else f"{rule}?"
 
     def _json(self, schema: dict[str, Any], name: str) -> str:
@@ -87,10 +102,8 @@ def with_thought(start: str, rules: list[str], thought_end: str | None, literal:
     """Rules of Lark that begin with `start`, after reasoning up to its mark where there is one."""
     if thought_end is None:
         return "\n".join([f"start: {start}", *rules])
-    mark = literal(thought_end)
-    text = f"thought[suffix={mark}]: /(?s:.*)/"
-    thought = text if mark.startswith('"') else f"thought: /(?s:.*)/ {mark}"
-    return "\n".join([f"start: thought /[ \\n]{{0,3}}/ {start}", thought, *rules])
+    thought = thought_rules("thought", literal(thought_end))
+    return "\n".join([f"start: thought /[ \\n]{{0,3}}/ ({start})", *thought, *rules])
 
 
 def with_answer(lark: str, grammar: str) -> str:

@@ -109,7 +109,12 @@ class TrainConfig:
     data_parallel_size: int = setting(
         0, "replicas, each with its part of every batch; 0: as many as there are ranks for", low=0, high=1 << 16
     )
-    pipeline_parallel_size: int = setting(1, "stages that share the layers; 1 alone is supported", low=1, high=1 << 16)
+    pipeline_parallel_size: int = setting(
+        1, "stages that share the layers; a step's gradient_accumulation_steps fill them", low=1, high=1 << 16
+    )
+    virtual_pipeline_parallel_size: int = setting(
+        1, "chunks of layers of each stage; 2 or more: interleaved 1F1B", low=1, high=1 << 16
+    )
     expert_parallel_size: int = setting(1, "ranks that share experts; 1 alone is supported", low=1, high=1 << 16)
     zero_stage: int = setting(0, "1: every replica keeps a part of the optimizer's state", low=0, high=1)
     threads: int = setting(0, "compute threads of one rank; 0: its share of the cores", low=0, high=4096)

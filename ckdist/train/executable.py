@@ -7,7 +7,7 @@ from ckdist.train.batch import PackedBatch
 
 
 class TrainingExecutable(Protocol):
-    """One rank's full replica.
+    """One rank's part of a replica: all of it, or the layers of a stage.
 
     Parameters and gradients are float32 by Hugging Face names, each in one arena, laid out alike.
 
@@ -19,11 +19,17 @@ class TrainingExecutable(Protocol):
     parameters: Arena
     gradients: Arena
     balance: float
+    waited: float  # seconds of the last call for other stages
 
-    def forward_backward(self, batch: PackedBatch, reduce: bool) -> float:
-        """This rank's sum of losses; its gradients are added to `gradients`.
+    def forward(self, batch: PackedBatch, chunk: int, slot: int) -> None:
+        """The forward pass of a chunk without the loss; what its backward pass reads is kept in one of its slots."""
+        ...
 
-        With `reduce`, a collective call, `gradients` is then the sum over all ranks.
+    def forward_backward(self, batch: PackedBatch, reduce: bool, chunk: int = 0, slot: int = 0) -> float:
+        """This rank's sum of losses; its gradients are added to `gradients`. Of a chunk without the loss 0, and the
+        gradients are of what `forward` left in the slot.
+
+        With `reduce`, a collective call, `gradients` is then the sum over all replicas.
         """
         ...
 

@@ -1,6 +1,6 @@
 """A model's loss and gradients as the steps of one rank of a mesh: what is computed, before any weight is read."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from ckdist.errors import ConfigError
@@ -10,30 +10,45 @@ from ckdist.models.blocks.moe import is_correction
 from ckdist.models.decoder import loss as loss_of
 from ckdist.models.spec import ModelSpec
 from ckdist.program.autodiff import backward
-from ckdist.program.lower_training import LoweredTraining, lower_training
+from ckdist.program.lower_training import lower_training
+from ckdist.program.lowered_training import ChunkPrograms, LoweredTraining
 from ckdist.program.program import Program, Weight
 from ckdist.program.tracer import TrainingTracer, trace_loss
 from ckdist.train.shards import Shards
+from ckdist.train.stage import TrainingStage
 
 OPERAND_BYTES = {"float32": 4, "bfloat16": 2}  # of an element that products read
 
 
 @dataclass(frozen=True)
 class LossProgram:
-    """`program` gives the loss and its gradients by the weights of `trained`, for batches of up to `max_tokens`."""
+    """The loss and its gradients by the weights of `trained`, for batches of up to `max_tokens`: of the layers of this
+    rank's `stage`.
+    """
 
     spec: ModelSpec
     max_tokens: int
     dtype: str
-    program: Program
+    stage: TrainingStage
     lowered: LoweredTraining
     trained: tuple[Weight, ...]
+    trained_shards: Shards  # of these, with those of other stages
     shards: Shards  # of all weights
 
     @property
     def operand_bytes(self) -> int:
         """Of an element that products read."""
         return OPERAND_BYTES[self.dtype]
+
+    @property
+    def messages(self) -> int:
+        """Messages to other stages that are on their way at most."""
+        return 0 if self.stage.count == 1 else sum(self.stage.waiting) + 2
+
+    @property
+    def message_floats(self) -> int:
+        """Of a message: the rows that one of the ranks of a stage sends."""
+        return -(-self.max_tokens // self.shards.mesh.size("tp")) * self.spec.hidden_size
 
 
 def trace_model(spec: ModelSpec, mesh: Mesh, tracer: Callable[..., TrainingTracer] = TrainingTracer) -> Program:
@@ -55,8 +70,9 @@ def lower_model(
     recompute: bool = False,
     tracer: Callable[..., TrainingTracer] = TrainingTracer,
     stored: frozenset[str] = frozenset(),
+    stage: TrainingStage | None = None,
 ) -> LossProgram:
-    """The steps of this rank of `mesh` (default: one rank).
+    """The steps of this rank of `mesh` (default: one rank), of the layers of its `stage` (default: of all).
 
     `dtype` is that of what products read: float32 is exact, bfloat16 adds up in float32; where the CPU cannot multiply
     bfloat16, its values are widened, and products are those of float32. `trained`: names, in the order in which their
@@ -66,14 +82,39 @@ def lower_model(
     """
     if dtype not in OPERAND_BYTES:
         raise ConfigError(f"training cannot multiply in {dtype!r}; use {' or '.join(OPERAND_BYTES)}")
-    place = mesh or Mesh.of_job(1, 0)
+    place, stage = mesh or Mesh.of_job(1, 0), stage or TrainingStage.whole(len(spec.layers))
     program = trace_model(spec, place, tracer)
     weights = {w.name: w for w in program.weights}
     unknown = [name for name in trained or () if name not in weights]
     if unknown:
         raise ConfigError(f"{unknown[0]} cannot be trained: the model has no such weight")
-    shards = Shards(program.weights, place)
     wrt = trainable(program) if trained is None else tuple(weights[name] for name in trained)
-    both = backward(program, program.outputs[0], wrt, recompute)
-    lowered = lower_training(program, both, wrt, place, max_tokens, OPERAND_BYTES[dtype], stored)
-    return LossProgram(spec, max_tokens, dtype, both, lowered, wrt, shards)
+    chunks = _chunks(program, stage, place, wrt, recompute)
+    lowered = lower_training(chunks, place, max_tokens, OPERAND_BYTES[dtype], stored)
+    shards = Shards(tuple(dict.fromkeys(w for chunk in chunks for w in chunk.forward.weights)), place)
+    by_stage = [_read_of(program, other, place, wrt) for other in stage.all_stages()]
+    own = tuple(w for chunk in chunks for w in chunk.wrt)
+    return LossProgram(spec, max_tokens, dtype, stage, lowered, own, Shards(own, place, by_stage), shards)
+
+
+def _read_of(program: Program, stage: TrainingStage, mesh: Mesh, wrt: Collection[Weight]) -> tuple[Weight, ...]:
+    """The weights of `wrt` that a stage has, in the order of its parameters."""
+    reads = (set(chunk.program(program, mesh).weights) for chunk in stage.chunks)
+    return tuple(w for read in reads for w in wrt if w in read)
+
+
+def _chunks(
+    program: Program, stage: TrainingStage, mesh: Mesh, wrt: Collection[Weight], recompute: bool
+) -> list[ChunkPrograms]:
+    """The programs of a stage's chunks. ConfigError where one has nothing that is trained."""
+    found = []
+    for chunk in stage.chunks:
+        forward = chunk.program(program, mesh)
+        read = set(forward.weights)
+        own = tuple(w for w in wrt if w in read)
+        if not own:
+            begin, end = chunk.layers
+            raise ConfigError(f"layers {begin} to {end - 1} have no weights that are trained: use fewer stages")
+        gradients = backward(forward, forward.outputs[0], own, recompute)
+        found.append(ChunkPrograms(forward, gradients, own, chunk.number))
+    return found

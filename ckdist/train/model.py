@@ -4,7 +4,6 @@ belong to it.
 
 import functools
 import json
-import math
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -32,8 +31,9 @@ from ckdist.train.data.documents import BadLine, find_files, read_documents
 from ckdist.train.initial import initial_matrix, initial_weight
 from ckdist.train.loss_program import LossProgram, lower_model, trace_model, trainable
 from ckdist.train.shards import Shards
+from ckdist.train.stage import TrainingStage, product_operations
 from ckdist.train.tokenizer import tokenizer_config, train_tokenizer
-from ckdist.weights.adapter import Lora
+from ckdist.weights.adapter_file import Lora
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.dtypes import BY_NUMBER, FLOATS
@@ -64,8 +64,17 @@ class TrainedModel:
         """Of the trained weights, by name."""
         return {w.name: shape_of(w) for w in self.weights}
 
-    def lowered(self, config: TrainConfig, mesh: Mesh) -> LossProgram:
-        """The steps of this rank of a mesh. ConfigError for a model that cannot be sharded so."""
+    def lowered(self, config: TrainConfig, mesh: Mesh, batches: int) -> LossProgram:
+        """The steps of this rank of a mesh, in whose steps are at most so many batches of a replica. ConfigError for a
+        model that cannot be sharded so.
+        """
+        if mesh.size("pp") > 1 and self.spec.balance_coefficient:
+            raise ConfigError(
+                f"router_aux_loss_coef ({self.spec.balance_coefficient:g}) is of all layers together, which stages do "
+                f"not have: set it to 0, or pipeline_parallel_size ({mesh.size('pp')}) to 1"
+            )
+        chunks = config.virtual_pipeline_parallel_size
+        stage = TrainingStage.of(mesh, self.program, set(self.weights), chunks, batches)
         try:
             shards = Shards(trace_model(self.spec, mesh, self.tracer).weights, mesh)
             return lower_model(
@@ -77,6 +86,7 @@ class TrainedModel:
                 config.activation_checkpointing,
                 self.tracer,
                 frozenset(self._quantised(shards)),
+                stage,
             )
         except LayoutError as error:
             sharded = f" with tensor_parallel_size {mesh.size('tp')}" if mesh.size("tp") > 1 else ""
@@ -113,21 +123,12 @@ class TrainedModel:
         return handles
 
     def operations(self, tokens: float, target_tokens: float) -> float:
-        """Multiplications and additions of the matrix products, forward and backward, without attention's own.
-
-        6 per token for each element of a trained matrix (Kaplan et al. 2020, arXiv:2001.08361, section 2.1), 4 for one
-        that is not trained; of the output matrix per token with a target.
+        """Multiplications and additions of the matrix products, forward and backward, without attention's own; of the
+        output matrix per token with a target.
         """
-        trained, total = set(self.weights), 0.0
-        for step in self.program.instrs:
-            if step.op == "embed":
-                continue
-            count = target_tokens if step.op == "cross_entropy" else tokens
-            if step.op == "grouped_experts":  # of each stack a token takes a few
-                count *= step.inputs[1].dims[-1].count / step.weight(0).dims[0].count
-            matrices = [w for w in step.weights if w is not None and len(w.dims) > 1]
-            total += count * sum((6 if w in trained else 4) * math.prod(shape_of(w)) for w in matrices)
-        return total
+        trained = set(self.weights)
+        count = lambda instr: target_tokens if instr.op == "cross_entropy" else tokens
+        return sum(count(instr) * product_operations(instr, trained) for instr in self.program.instrs)
 
 
 def open_model(config: TrainConfig) -> TrainedModel:

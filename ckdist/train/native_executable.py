@@ -1,5 +1,6 @@
 """Loss and gradients, natively: the arenas of parameters and gradients, and the replay that reads and writes them."""
 
+import itertools
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +12,10 @@ from ckdist import native
 from ckdist.errors import ConfigError
 from ckdist.models.spec import RopeSpec
 from ckdist.native import CData
-from ckdist.program.lower_training import LoweredTraining, Parameter, PlacedValue
-from ckdist.program.rotations import ROPE_TABLES
+from ckdist.program.lowered_training import LoweredTraining, Parameter, PlacedValue
 from ckdist.program.pool import ThreadPool
-from ckdist.program.step import ParameterIndex, native_steps
+from ckdist.program.rotations import ROPE_TABLES
+from ckdist.program.step import ParameterIndex, Step, native_steps
 from ckdist.train.arena import Arena
 from ckdist.train.batch import PackedBatch
 from ckdist.train.loss_program import LossProgram
@@ -37,8 +38,7 @@ class TrainingBytes:
 
 def _once_read(lowered: LoweredTraining) -> list[tuple[int, int]]:
     """Whole pages, as bytes [begin, end), of the matrices that are not trained and that only packing reads."""
-    steps = (*lowered.steps, *lowered.loss_steps)
-    read = {int(p) for step in steps if step.kind in READERS for p in step.operands(ParameterIndex)}
+    read = {int(p) for step in lowered.steps if step.kind in READERS for p in step.operands(ParameterIndex)}
     for _, side in lowered.packs:
         if any(lowered.parameters[q].offset < lowered.trained_floats for q in side):
             read |= set(side)
@@ -91,14 +91,17 @@ class NativeExecutable:
         self.parameters = Arena(trained, self._every.flat[: lowered.trained_floats])
         self.gradients = Arena(trained, shared.allocate(lowered.trained_floats) if shared else None)
         self.gradients.flat[:] = 0
+        # where what is kept of each chunk begins, and its end
+        sizes = [c.kept_bytes * waiting for c, waiting in zip(lowered.chunks, program.stage.waiting, strict=True)]
+        self._kept = [0, *itertools.accumulate(sizes)]
         self._keep: list[Any] = []
         out = native.ffi.new("struct ckdist_training **")
-        handle = lambda communicator: communicator.handle if communicator else native.ffi.NULL
-        data, tensor = handle(None if sharded else self.ranks.data), handle(self.ranks.tensor)
-        native.check(native.lib.ckdist_training_new(self._native(lowered), data, tensor, self.pool.handle, out))
+        axes = (None if sharded else self.ranks.data, self.ranks.tensor, self.ranks.stages)
+        of_axes = [communicator.handle if communicator else native.ffi.NULL for communicator in axes]
+        native.check(native.lib.ckdist_training_new(self._native(lowered), *of_axes, self.pool.handle, out))
         self._handle = out[0]
-        self._cleared = False  # what the gradients hold does not count
-        self.balance = 0.0
+        self._fresh = [False] * len(lowered.chunks)  # chunks for whom what the gradients hold does not count
+        self.balance = self.waited = 0.0
 
     def _array(self, values: Sequence[Any], dtype: str) -> CData:
         """A native array, kept alive."""
@@ -112,15 +115,12 @@ class NativeExecutable:
         return native.ffi.new(
             "struct ckdist_training_program *",
             {
-                "steps": native_steps(lowered.steps, self._keep),
-                "loss_steps": native_steps(lowered.loss_steps, self._keep),
-                "step_count": len(lowered.steps),
-                "loss_step_count": len(lowered.loss_steps),
+                "lists": self._array(self._lists(lowered), "struct ckdist_training_list"),
+                "list_count": 2 * len(lowered.chunks),
                 "values": self._array([self._value(v) for v in lowered.values], "struct ckdist_value"),
                 "value_count": len(lowered.values),
                 "parameters": self._array(
-                    [self._parameter(p, i in lowered.cleared) for i, p in enumerate(lowered.parameters)],
-                    "struct ckdist_training_parameter",
+                    [self._parameter(p) for p in lowered.parameters], "struct ckdist_training_parameter"
                 ),
                 "parameter_count": len(lowered.parameters),
                 "packs": self._array(
@@ -132,6 +132,7 @@ class NativeExecutable:
                 ),
                 "pack_count": len(lowered.packs),
                 "arena_bytes": lowered.arena_bytes,
+                "kept_bytes": self._kept[-1],
                 "max_tokens": self.program.max_tokens,
                 "vocab": spec.vocab_size,
                 "trained_floats": lowered.trained_floats,
@@ -139,21 +140,50 @@ class NativeExecutable:
                 "ropes": [self._rope(spec.ropes.get(table)) for table in ROPE_TABLES],
                 "parameter_arena": native.pointer(self._every.flat, "float *"),
                 "gradient_arena": native.pointer(self.gradients.flat, "float *"),
+                **self._outgoing(),
             },
         )
 
-    def _parameter(self, p: Parameter, cleared: bool) -> dict[str, Any]:
+    def _lists(self, lowered: LoweredTraining) -> list[dict[str, Any]]:
+        """The fields of a struct ckdist_training_list for each chunk's forward pass, and for its backward pass."""
+
+        def fields(steps: list[Step], cleared: Sequence[int] = ()) -> dict[str, Any]:
+            """Of one of both."""
+            cleared_array = self._array(cleared, "int32_t")
+            steps_array = native_steps(steps, self._keep)
+            return {"steps": steps_array, "count": len(steps), "cleared": cleared_array, "cleared_count": len(cleared)}
+
+        return [of for c in lowered.chunks for of in (fields(c.forward), fields(c.backward, sorted(c.cleared)))]
+
+    def _outgoing(self) -> dict[str, Any]:
+        """The fields of a struct ckdist_training_program that say where rows for other stages lie."""
+        count = self.program.messages
+        if self.ranks.every is None or count == 0:
+            return {"outgoing": native.ffi.NULL, "outgoing_count": 0}
+        places = [self.ranks.every.allocate(self.program.message_floats) for _ in range(count)]
+        self._keep.append(places)
+        addresses = self._array([native.pointer(place, "float *") for place in places], "float *")
+        return {"outgoing": addresses, "outgoing_count": count}
+
+    def _parameter(self, p: Parameter) -> dict[str, Any]:
         """The fields of a struct ckdist_training_parameter."""
         address = self._stored[p.name].address if p.stored else 0
         matrix = native.ffi.cast("void *", address)
         shape = {"offset": p.offset, "rows": p.rows, "cols": p.columns, "matrices": p.matrices}
-        return {**shape, "matrix": matrix, "cleared": cleared}
+        return {**shape, "matrix": matrix}
 
     @staticmethod
     def _value(v: PlacedValue) -> dict[str, int]:
         """The fields of a struct ckdist_value."""
         place = native.lib.ckdist_place_activations if v.operand else native.lib.ckdist_place_arena
-        return {"place": place, "offset": v.offset, "width": v.width, "room": v.room, "stride": v.stride}
+        return {
+            "place": place,
+            "offset": v.offset,
+            "width": v.width,
+            "room": v.room,
+            "stride": v.stride,
+            "kept": v.kept,
+        }
 
     def _rope(self, rope: RopeSpec | None) -> dict[str, Any]:
         """The fields of a `struct ckdist_rope`: float32 (max_tokens, dims / 2) each of cosines and sines."""
@@ -171,20 +201,30 @@ class NativeExecutable:
             "interleaved": rope.interleaved,
         }
 
-    def forward_backward(self, batch: PackedBatch, reduce: bool = True) -> float:
+    def forward(self, batch: PackedBatch, chunk: int, slot: int) -> None:
+        """The forward pass of a chunk of this stage's; what its backward pass reads is kept in one of its slots.
+
+        The errors of `forward_backward`.
+        """
+        self._run(batch, chunk, slot)
+
+    def forward_backward(self, batch: PackedBatch, reduce: bool = True, chunk: int = 0, slot: int = 0) -> float:
         """The sum of losses of this rank's replica; its gradients are added to `gradients`.
 
-        With `reduce` these then become whole: the sums over all replicas. Raises ConfigError for a batch that does not
-        fit, CommError when a rank died or stalled.
+        Of a chunk without the loss 0, and the gradients are of what `forward` left in the slot. With `reduce` these
+        then become whole: the sums over all replicas. Raises ConfigError for a batch that does not fit, CommError when
+        a rank died or stalled.
         """
-        return self._run(batch, True, reduce)
+        return self._run(batch, chunk, slot, True, reduce)
 
     def loss(self, batch: PackedBatch) -> float:
-        """This rank's sum of losses, and nothing else."""
-        return self._run(batch, False, False)
+        """This rank's sum of losses, and nothing else; 0 where another stage has them."""
+        return sum(self._run(batch, chunk) for chunk in range(len(self.program.lowered.chunks)))
 
-    def _run(self, batch: PackedBatch, gradients: bool, reduce: bool) -> float:
-        """The sum of losses, forward alone or with gradients; the errors of `forward_backward`."""
+    def _run(
+        self, batch: PackedBatch, chunk: int, slot: int = 0, backward: bool = False, reduce: bool = False
+    ) -> float:
+        """The sum of losses of one pass; the errors of `forward_backward`."""
         ids, targets, starts = (
             np.ascontiguousarray(a, np.int32) for a in (batch.token_ids, batch.targets, batch.starts)
         )
@@ -203,19 +243,25 @@ class NativeExecutable:
             "struct ckdist_training_batch *",
             [*(native.pointer(a, "int32_t *") for a in (ids, targets, starts)), len(ids), len(starts) - 1],
         )
+        kept = self._kept[chunk] + slot * self.program.lowered.chunks[chunk].kept_bytes
+        clear = backward and self._fresh[chunk]
+        one_pass = native.ffi.new("struct ckdist_training_pass *", [2 * chunk + backward, clear, reduce, kept])
         out = native.ffi.new("double[2]")
-        native.check(native.lib.ckdist_training_run(self._handle, given, gradients, self._cleared, reduce, out))
+        native.check(native.lib.ckdist_training_run(self._handle, given, one_pass, out))
         if self._pages is not None:
             for begin, end in self._frozen:  # they are packed for good: their pages go back
                 self._pages.madvise(mmap.MADV_DONTNEED, begin, end - begin)
         self._frozen = []
-        self._cleared = self._cleared and not gradients
+        self._fresh[chunk] = self._fresh[chunk] and not backward
         self.balance = out[1]
+        if self.program.stage.count > 1:
+            seconds = self.times()
+            self.waited = seconds["recv_rows"] + seconds["send_rows"]
         return out[0]
 
     def zero_grad(self) -> None:
         """The next `forward_backward` begins its gradients anew; until then they hold what they held."""
-        self._cleared = True
+        self._fresh = [True] * len(self._fresh)
 
     def times(self) -> dict[str, float]:
         """Seconds of the last run by kind of step, and, as a part of these, of packing the weights; "reduce_gradients"

@@ -7,7 +7,7 @@ gathered.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,24 +52,35 @@ class Optimizer:
         ranks: TrainingRanks | None = None,
         pool: ThreadPool | None = None,
         replicated: Sequence[str] = (),
+        tied: Sequence[str] = (),
     ) -> None:
-        """`pool`: the threads; default: one. `replicated`: the parameters that all ranks of a replica hold whole."""
+        """`pool`: the threads; default: one. `replicated`: the parameters that all ranks of a stage hold whole. `tied`:
+        those that the first and the last stage both hold, each with its part of the gradient.
+        """
         self.config, self.parameters, self.gradients = config, parameters, gradients
         ranks = ranks or TrainingRanks(Mesh())
         self._sharing = ranks.data if config.zero_stage else None  # the ranks that the state is sharded over
-        self._tensor = ranks.tensor
+        self._summed_over = [c for c in (self._sharing, ranks.tensor, ranks.stages) if c is not None]
+        self._tensor, self._ends = ranks.tensor, ranks.ends
         self._replicated = list(replicated) if ranks.tensor is not None else []
+        self._tied = list(tied) if ranks.ends is not None else []
         size = parameters.flat.size
         self.shares = [(0, size)] if self._sharing is None else even_ranges(size, self._sharing.size, ALIGNMENT)
         self.begin, self.end = self.shares[0 if self._sharing is None else self._sharing.rank]
         self.state = {name: np.zeros(self.end - self.begin, np.float32) for name in STATES[config.optim]}
         self.steps = 0  # that changed the parameters
-        self._ends, self._decays = self._parts()
-        self._counted = self._stretches(() if ranks.speaks else self._replicated)
+        self._part_ends, self._decays = self._parts()
+        others = {*(() if ranks.speaks else self._replicated), *(self._tied if self._is_last else ())}
+        self._counted = self._stretches(sorted(others))  # no other rank of the replica counts them
         self._pool = pool or ThreadPool(1)
         out = ffi.new("struct ckdist_optimizer **")
         native.check(lib.ckdist_optimizer_new(ffi.NULL, self._pool.handle, out))
         self._native = ffi.gc(out[0], lib.ckdist_optimizer_free)
+
+    @property
+    def _is_last(self) -> bool:
+        """Whether this rank has the second copy of what is tied."""
+        return self._ends is not None and self._ends.rank > 0
 
     @property
     def sharded(self) -> bool:
@@ -98,6 +109,7 @@ class Optimizer:
 
         Without sharding `gradients` are summed over replicas already.
         """
+        self._sum_tied()
         gradient = self.gradients.flat[self.begin : self.end]
         if self._sharing is not None:
             gradient = self._sharing.reduce_scatter(
@@ -122,10 +134,22 @@ class Optimizer:
         """The ranks of a replica take over what they hold alike from their first: it stays so, bit by bit, whatever
         CPUs they have, and in whatever order the sums over their replicas were made.
         """
-        if self._tensor is None or not self._replicated:
+        for communicator, names in ((self._tensor, self._replicated), (self._ends, self._tied)):
+            if communicator is not None:
+                self._exchange(communicator.broadcast, self.parameters, names)
+
+    def _sum_tied(self) -> None:
+        """Adds up the gradients that the first and the last stage have of the same parameters."""
+        if self._ends is not None:
+            self._exchange(self._ends.all_reduce, self.gradients, self._tied)
+
+    @staticmethod
+    def _exchange(call: Callable[[np.ndarray], np.ndarray], arena: Arena, names: Sequence[str]) -> None:
+        """Puts in place of some arrays what a collective call makes of them, laid end to end."""
+        if not names:
             return
-        views = [self.parameters[name].reshape(-1) for name in self._replicated]
-        values = self._tensor.broadcast(np.concatenate(views))
+        views = [arena[name].reshape(-1) for name in names]
+        values = call(np.concatenate(views))
         for view, own in zip(views, np.split(values, np.cumsum([v.size for v in views])[:-1]), strict=True):
             view[:] = own
 
@@ -136,9 +160,8 @@ class Optimizer:
             part = native.pointer(gradient[begin:end], "float *")
             native.check(lib.ckdist_optimizer_sum_squares(self._native, part, end - begin, out))
             total += out[0]
-        for communicator in (self._sharing, self._tensor):
-            if communicator is not None:
-                total = float(sum(communicator.all_gather(np.array([total])).tolist()))  # in the order of ranks
+        for communicator in self._summed_over:
+            total = float(sum(communicator.all_gather(np.array([total])).tolist()))  # in the order of ranks
         return total
 
     def _update(self, gradient: np.ndarray, learning_rate: float, scale: float) -> None:
@@ -147,8 +170,11 @@ class Optimizer:
         own = self.parameters.flat[self.begin : self.end]
         pointer = lambda array: native.pointer(array, "float *")
         update = ffi.new("struct ckdist_update *")
-        update.ends, update.decays = native.pointer(self._ends, "int64_t *"), native.pointer(self._decays, "uint8_t *")
-        update.parts, update.n, update.step = len(self._ends), own.size, self.steps
+        update.ends, update.decays = (
+            native.pointer(self._part_ends, "int64_t *"),
+            native.pointer(self._decays, "uint8_t *"),
+        )
+        update.parts, update.n, update.step = len(self._part_ends), own.size, self.steps
         update.gradient_scale, update.learning_rate, update.weight_decay = scale, learning_rate, c.weight_decay
         update.parameters, update.gradients = pointer(own), pointer(gradient)
         state = [pointer(array) for array in self.state.values()]

@@ -35,7 +35,7 @@ class ReferenceExecutable:
         source = lambda name: self.parameters[name] if name in self.parameters else load(name)
         self._forward = Interpreter(program, spec, mesh, source)
         self._backward = Interpreter(backward(program, program.outputs[0], wrt, recompute), spec, mesh, source)
-        self._communicator, self.balance = communicator, 0.0
+        self._communicator, self.balance, self.waited = communicator, 0.0, 0.0
         self._coefficient, self._balance = spec.balance_coefficient, None
         balances = [instr.outputs for instr in program.instrs if instr.op == "balance_loss"]
         if balances:
@@ -47,8 +47,12 @@ class ReferenceExecutable:
                 if weight.name in self.parameters:
                     interpreter.weights[0][weight] = self.parameters[weight.name]
 
-    def forward_backward(self, batch: PackedBatch, reduce: bool) -> float:
+    def forward(self, batch: PackedBatch, chunk: int, slot: int) -> None:
+        """Nothing: the only chunk has the loss."""
+
+    def forward_backward(self, batch: PackedBatch, reduce: bool, chunk: int = 0, slot: int = 0) -> float:
         """This rank's sum of losses; its gradients are added, and with `reduce` summed over all ranks."""
+        del chunk, slot  # it has the whole model
         loss, *gradients = self._backward.run_packed([batch])[0]
         for view, gradient in zip(self.gradients.values(), gradients, strict=True):
             view[...] += gradient

@@ -43,6 +43,8 @@ class StepReport:
     peak_fraction: float
     eval_loss: float | None = None
     aux_loss: float | None = None  # that balances experts, without its coefficient; not in `loss`
+    bubble: float | None = None  # time in which stages wait, as a part of that in which they compute
+    bubble_formula: float | None = None  # (S - 1) / (M V) of S stages, V chunks of layers of each and M batches
 
 
 class Report:
@@ -92,12 +94,13 @@ class Report:
             peak = f" {r.peak_fraction:.1%} of peak" if r.peak_fraction else ""
             more = (("aux", r.aux_loss), ("eval", r.eval_loss))
             ahead = "".join(f" {name} loss {value:.4f}" for name, value in more if value is not None)
+            stages = "" if r.bubble is None else f" bubble {r.bubble:.0%} ({r.bubble_formula:.0%} by formula)"
             log.info(
-                "step %d of %d loss %.4f%s lr %.2e norm %.3f %s %.1f GFLOP/s%s",
-                r.step, r.steps, r.loss, ahead, r.learning_rate, r.grad_norm, _speed(r), r.gflops, peak,
+                "step %d of %d loss %.4f%s lr %.2e norm %.3f %s %.1f GFLOP/s%s%s",
+                r.step, r.steps, r.loss, ahead, r.learning_rate, r.grad_norm, _speed(r), r.gflops, peak, stages,
             )  # fmt: skip
         if self._board is not None:
-            speeds = ("tokens_per_second", "target_tokens_per_second", "gflops")
+            speeds = ("tokens_per_second", "target_tokens_per_second", "gflops", "bubble")
             for name in ("loss", "aux_loss", "eval_loss", "learning_rate", "grad_norm", *speeds):
                 if (value := getattr(r, name)) is not None and math.isfinite(value):
                     self._board.add_scalar(f"train/{name}", value, r.step)

@@ -16,59 +16,72 @@ GATHER_TAG = 1001
 class Shards:
     """Of `weights`, whose dimensions the axis `tp` of the mesh shards."""
 
-    def __init__(self, weights: Sequence[Weight], mesh: Mesh) -> None:
-        """ConfigError where a rank would have nothing of a weight."""
+    def __init__(self, weights: Sequence[Weight], mesh: Mesh, stages: Sequence[Sequence[Weight]] = ()) -> None:
+        """`stages`: the weights of each stage (default: of one). ConfigError where a rank would have nothing of a
+        weight.
+        """
         self.weights, self.mesh = {w.name: w for w in weights}, mesh
-        self.places = mesh.along("tp")
+        self.stages = stages or (weights,)
+        places = mesh.along("tp")
         for weight in weights:
             for dim in weight.dims:
-                if any(dim.local(place) == 0 for place in self.places):
+                if any(dim.local(place) == 0 for place in places):
                     raise ConfigError(
-                        f"tensor_parallel_size ({len(self.places)}) is more than what {dim.name} of {weight.name} "
+                        f"tensor_parallel_size ({len(places)}) is more than what {dim.name} of {weight.name} "
                         f"can be divided into: it has {dim.elements} elements in pieces of {dim.unit * dim.width}; "
                         "set a smaller one"
                     )
 
     @property
     def whole_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the weights that all ranks together hold, by name."""
-        return {name: shape_of(w) for name, w in self.weights.items()}
+        """Of the weights that the ranks of all stages together hold, by name."""
+        return {w.name: shape_of(w) for stage in self.stages for w in stage}
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of this rank's parts, by name."""
-        return self._shapes(self.mesh)
+        return _shapes(tuple(self.weights.values()), self.mesh)
 
     @property
     def replicated(self) -> list[str]:
-        """The weights that every rank of a replica holds whole."""
+        """The weights that every rank of a stage holds whole."""
         return [name for name, w in self.weights.items() if all(dim.axis is None for dim in w.dims)]
+
+    @property
+    def tied(self) -> list[str]:
+        """The weights that the first and the last stage both hold, in the order of the first."""
+        if len(self.stages) == 1:
+            return []
+        last = {w.name for w in self.stages[-1]}
+        return [w.name for w in self.stages[0] if w.name in last]
 
     def part(self, name: str, whole: np.ndarray) -> np.ndarray:
         """This rank's part of a whole weight; a view."""
-        return whole[self._spans(name, self.mesh)]
+        return whole[_spans(self.weights[name], self.mesh)]
 
-    def gather(self, own: Arena, tensor: Communicator | None) -> Arena | None:
+    def gather(self, own: Arena, replica: Communicator | None) -> Arena | None:
         """The whole weights, of the replica's parts; None but on its first rank. A collective call of the replica."""
-        if tensor is None:
+        if replica is None:
             return own
-        if tensor.rank:
-            tensor.send(own.flat, 0, GATHER_TAG)
+        if replica.rank:
+            replica.send(own.flat, 0, GATHER_TAG)
             return None
         whole = Arena(self.whole_shapes)
-        for rank, place in enumerate(self.places):
-            part = own
+        for rank, place in enumerate(Mesh(self.mesh.axes, rank) for rank in self.mesh.group("pp", "tp")):
+            weights, part = self.stages[place.index("pp")], own
             if rank:
-                part = Arena(self._shapes(place))
-                tensor.recv(part.flat, rank, GATHER_TAG)
-            for name, view in part.items():
-                whole[name][self._spans(name, place)] = view
+                part = Arena(_shapes(weights, place))
+                replica.recv(part.flat, rank, GATHER_TAG)
+            for weight in weights:
+                whole[weight.name][_spans(weight, place)] = part[weight.name]
         return whole
 
-    def _shapes(self, place: Mesh) -> dict[str, tuple[int, ...]]:
-        """Of the parts of the rank at `place`."""
-        return {name: tuple(d.local(place) for d in w.dims) for name, w in self.weights.items()}
 
-    def _spans(self, name: str, place: Mesh) -> tuple[slice, ...]:
-        """Where the part of the rank at `place` lies in a whole weight."""
-        return tuple(slice(*dim.span(place)) for dim in self.weights[name].dims)
+def _shapes(weights: Sequence[Weight], place: Mesh) -> dict[str, tuple[int, ...]]:
+    """Of the parts of the rank at `place`."""
+    return {w.name: tuple(d.local(place) for d in w.dims) for w in weights}
+
+
+def _spans(weight: Weight, place: Mesh) -> tuple[slice, ...]:
+    """Where the part of the rank at `place` lies in a whole weight."""
+    return tuple(slice(*dim.span(place)) for dim in weight.dims)

@@ -20,7 +20,7 @@ from ckdist.errors import CommError, ConfigError
 from ckdist.hub.resolve import resolve
 from ckdist.mesh import Mesh
 from ckdist.planning.memory import require
-from ckdist.planning.training import mesh_line, training_bytes
+from ckdist.planning.training import memory_line, training_bytes
 from ckdist.program.pool import ThreadPool
 from ckdist.topology import bind_memory, default_threads, place
 from ckdist.topology.arithmetic import arithmetic_rate
@@ -37,14 +37,15 @@ from ckdist.train.folder import write_folder
 from ckdist.train.loss_program import LossProgram
 from ckdist.train.model import TrainedModel, open_model, open_tokenizer
 from ckdist.train.native_executable import NativeExecutable
+from ckdist.train.one_f_one_b import bubble
 from ckdist.train.optimizer import STATES, Optimizer
+from ckdist.train.pipeline import forward_backward
 from ckdist.train.ranks import TrainingRanks, training_mesh
 from ckdist.train.reference import ReferenceExecutable
 from ckdist.train.report import Report, StepReport, check_report_to
 from ckdist.train.schedule import Schedule
-from ckdist.train.shards import Shards
 from ckdist.train.source import BatchSource, share_source
-from ckdist.weights.adapter import save_adapter
+from ckdist.weights.adapter_file import save_adapter
 
 log = logging.getLogger(__name__)
 
@@ -147,24 +148,32 @@ class Trainer:
         self.placement = place(world, self.threads)
         self.placement.enter()  # what is loaded from here on lies on the rank's own memory nodes, as in serving
         bind_memory(self.placement)
-        program = self.model.lowered(config, mesh)
-        needed = training_bytes(program.lowered, program.max_tokens, program.operand_bytes, *self._state_sharing(mesh))
-        remedy = "use a smaller batch or model, a larger tensor_parallel_size, zero_stage 1 over more ranks, or lora_r"
-        require(needed, world.local_size, remedy)
+        # of a step; a source of one's own may give more than the configuration says
+        steady = 2 * mesh.size("pp") if source is not None else 1
+        program = self.model.lowered(config, mesh, max(config.gradient_accumulation_steps, steady))
+        self.stage = program.stage
+        needed = self._needed_memory(program, mesh)
         if world.size > 1:
             self.communicator = open_communicator(
                 world,
                 config.transport,
                 timeout=config.ddp_timeout,
-                arena_bytes=ARENA_BYTES + 2 * needed["gradients"],  # reduced in place
+                # gradients are reduced in place, and rows are read there
+                arena_bytes=ARENA_BYTES + 2 * needed["gradients"] + 2 * needed["rows for other stages"],
                 log=log.warning,
             )
         self.ranks = TrainingRanks.split(mesh, self.communicator)
         self.pool = ThreadPool(self.threads, self.placement.cpus)
         self.executable = make_executable(self.model, config, program, self.ranks, self.pool)
-        self.shards = Shards(program.trained, mesh)
+        self.shards = program.trained_shards
         self.optimizer = Optimizer(
-            config, self.executable.parameters, self.executable.gradients, self.ranks, self.pool, self.shards.replicated
+            config,
+            self.executable.parameters,
+            self.executable.gradients,
+            self.ranks,
+            self.pool,
+            self.shards.replicated,
+            self.shards.tied,
         )
         self.state = TrainState(seed=config.seed)
         self.validation: Rows | None = None
@@ -172,13 +181,31 @@ class Trainer:
         self._resume(Path(resumed) if resumed else None)
         self.schedule = Schedule.of(config, self.state.steps)
         self.peak = self.ranks.sum(arithmetic_rate(self.threads, self.placement.cpus, PEAK_FORMATS[config.bf16]))[0]
+        self._tell_memory(mesh, needed)
         if world.rank == 0:
-            log.info("%s", mesh_line(mesh, needed))
             self.report = Report(self.output, self.state.step, self.state.steps, config.report_to)
 
-    def _state_sharing(self, mesh: Mesh) -> tuple[int, int]:
-        """Arrays of the optimizer's state, and the replicas that share them."""
-        return len(STATES[self.config.optim]), mesh.size("dp") if self.config.zero_stage else 1
+    def _needed_memory(self, program: LossProgram, mesh: Mesh) -> dict[str, int]:
+        """Bytes by what they hold, on this rank. CapacityError where they are not free."""
+        state = len(STATES[self.config.optim]), mesh.size("dp") if self.config.zero_stage else 1
+        needed = training_bytes(
+            program.lowered, program.max_tokens, program.operand_bytes, *state, program.stage.waiting
+        )
+        needed["rows for other stages"] = 4 * program.messages * program.message_floats
+        remedy = (
+            "use a smaller batch or model, a larger tensor_parallel_size or pipeline_parallel_size, zero_stage 1 over "
+            "more ranks, or lora_r"
+        )
+        require(needed, self.world.local_size, remedy)
+        return needed
+
+    def _tell_memory(self, mesh: Mesh, needed: dict[str, int]) -> None:
+        """Says on rank 0 what the mesh is, and what each stage takes. A collective call."""
+        alone, over = self.stage.count == 1, f"training over {mesh}"
+        lines = self.world.gather(memory_line(over if alone else str(self.stage), needed))
+        if self.world.rank == 0:
+            for line in (*(() if alone else (over,)), *(lines[first.rank] for first in mesh.along("pp"))):
+                log.info("%s", line)
 
     # Data
 
@@ -271,13 +298,14 @@ class Trainer:
             whole = np.empty(shape, np.float32) if tensors is None else np.array(tensors(prefix + name, shape))
             if self.communicator is not None:
                 self.communicator.broadcast(whole)
-            into[name][:] = self.shards.part(name, whole)
+            if name in into:
+                into[name][:] = self.shards.part(name, whole)
 
     def _gathered(self, own: Arena | None) -> Arena | None:
         """The whole arrays of the first replica's parts, on rank 0; None on others."""
         if own is None or self.ranks.mesh.index("dp"):
             return None
-        return self.shards.gather(own, self.ranks.tensor)
+        return self.shards.gather(own, self.ranks.replica)
 
     def _save(self) -> None:
         """A checkpoint, written by rank 0."""
@@ -332,15 +360,13 @@ class Trainer:
         """One step, and whether any rank wants to stop after it."""
         began = time.perf_counter()
         batches = self.batches.take()
-        self.executable.zero_grad()
-        loss, balance, tokens, every = 0.0, 0.0, 0, 0
-        for index, batch in enumerate(batches):
-            loss += self.executable.forward_backward(batch, reduce=index == len(batches) - 1)
-            balance += self.executable.balance
-            tokens += int((batch.targets >= 0).sum())
-            every += batch.tokens_to_learn_from()
-        sums = loss, balance, tokens, every, self._stops(should_stop)
+        tokens = sum(int((batch.targets >= 0).sum()) for batch in batches)
+        every = sum(batch.tokens_to_learn_from() for batch in batches)
+        computing = time.perf_counter()
+        own = forward_backward(self.executable, self.stage, batches)
+        sums = own.loss, own.balance, tokens, every, self._stops(should_stop)
         loss, balance, tokens, every, stops = self.ranks.sum_replicas(*sums)
+        waiting = self._bubble(time.perf_counter() - computing, own.busy, len(batches))
         rate = self.schedule.rate(self.state.step)
         result = self.optimizer.step(rate, tokens)
         self._advance(int(tokens), result.skipped)
@@ -350,14 +376,23 @@ class Trainer:
             self.state.step, self.state.steps, self._epoch(), loss / max(tokens, 1), rate, result.grad_norm,
             result.skipped, int(tokens), int(every), seconds, every / seconds, tokens / seconds, gflops,
             gflops * 1e9 / self.peak if self.peak else 0.0,
-            aux_loss=balance / max(tokens, 1) if self.model.spec.balance_coefficient else None,
+            aux_loss=balance / max(tokens, 1) if self.model.spec.balance_coefficient else None, **waiting,
         )  # fmt: skip
         return report, bool(stops)
+
+    def _bubble(self, seconds: float, busy: float, batches: int) -> dict[str, float]:
+        """The bubble of a step of so many seconds, of which this rank computed for `busy`: measured and by formula, as
+        fields of the report. A collective call.
+        """
+        if self.stage.count == 1:
+            return {}
+        idle = self.world.size * seconds / self.ranks.sum(busy)[0] - 1
+        return {"bubble": idle, "bubble_formula": bubble(self.stage.count, len(self.stage.chunks), batches)}
 
     def _stops(self, should_stop: ShouldStop | None) -> float:
         """How many ranks of this replica want to stop. A collective call."""
         wants = np.array([bool(should_stop and should_stop())], np.float32)
-        return float((self.ranks.tensor.all_reduce(wants) if self.ranks.tensor is not None else wants)[0])
+        return float((self.ranks.replica.all_reduce(wants) if self.ranks.replica is not None else wants)[0])
 
     def _advance(self, tokens: int, skipped: bool) -> None:
         """The state after a step."""
@@ -402,7 +437,7 @@ class Trainer:
             out = self.output / ("adapter" if self.model.lora else "model")
             if self.model.lora:
                 base = self.config.model_name_or_path.removeprefix("hf:")
-                save_adapter(out, self.model.lora, base, weights)
+                save_adapter(out, self.model.lora, base, weights, self.model.spec)
             else:
                 write_folder(out, self.model, weights, self.tokenizer, self.config.save_dtype)
             self._say(

@@ -2,19 +2,30 @@
 
 import json
 import string
+import time
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ckdist.engine.engine import Engine
+from ckdist.engine.grammars import Grammars
+from ckdist.engine.launch import BUNDLED
+from ckdist.engine.sampler import Sampler
+from ckdist.engine.sampling import SamplingParams
 from ckdist.errors import CkdistError
 from ckdist.serve.requests.prepare import prepare
 from ckdist.serve.requests.prepared import ModelFacts, Prepared
 from ckdist.tokens.chat import with_template
 from ckdist.tokens.folder import load_tokenizer
+from ckdist.tokens.source import tokenizer_of
 from tests.server.test_tools import TOOLS
 from tests.support import tool_templates as templates
-from tests.support.served import VOCAB, write_tokenizer
+from tests.support.hostile_grammars import REFUSED, TAKEN
+from tests.support.paged_executable import PagedExecutable
+from tests.support.served import VOCAB, serving, write_tokenizer
 
 SLOW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -87,6 +98,7 @@ def test_any_schema(tokenizer, schema, strict):
     prepared_or_refused(tokenizer, response_format=form)
     tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": strict}}
     prepared_or_refused(tokenizer, tools=[tool], tool_choice="required")
+    prepared_or_refused(tokenizer, tools=[tool])  # free, and where it is strict, by a grammar
 
 
 @SLOW
@@ -122,3 +134,61 @@ MESSAGE = st.fixed_dictionaries(
 def test_any_history_of_calls(tokenizer, messages):
     prepared_or_refused(tokenizer, messages=messages)
     prepared_or_refused(tokenizer, messages=messages, tools=TOOLS)
+
+
+@pytest.fixture(scope="module")
+def http():
+    with serving({"context_length": 1 << 16}, templates.TAGGED_JSON) as (_, process):
+        yield process
+
+
+def asked(http, fields) -> tuple[int, str]:
+    body = {"messages": [{"role": "user", "content": "q"}], "max_tokens": 5, **fields}
+    answer = httpx.post(f"{http.url}/v1/chat/completions", json=body, timeout=30)
+    return answer.status_code, answer.text
+
+
+@pytest.mark.parametrize("name", [*REFUSED, *TAKEN])
+def test_a_hostile_grammar_is_refused_or_taken(http, name):
+    status, text = asked(http, REFUSED.get(name) or TAKEN[name])
+    assert status == 400 or (status == 200 and name in TAKEN), text[:300]
+
+
+@pytest.mark.alone
+def test_others_are_answered_while_hostile_grammars_come(http):
+    def seconds(fields, status: int) -> float:
+        begin = time.monotonic()
+        assert asked(http, fields)[0] == status
+        return time.monotonic() - begin
+
+    alone = sorted(seconds(fields, 400) for fields in REFUSED.values())
+    assert alone[len(alone) // 2] < 0.5 and alone[-1] < 3
+    with ThreadPoolExecutor(4) as threads:
+        attacks = [threads.submit(seconds, fields, 400) for fields in REFUSED.values()]
+        beside = [seconds({}, 200) for _ in iter(lambda: all(attack.done() for attack in attacks), True)]
+        assert [attack.result() for attack in attacks] and max(beside) < 2
+
+
+def test_what_is_taken_costs_the_engine_little(tmp_path):
+    tokenizer = with_template(load_tokenizer(write_tokenizer(tmp_path, templates.TAGGED_JSON)))
+    messages = {"messages": [{"role": "user", "content": "q"}]}
+    bodies = [json.dumps({**messages, **fields}).encode() for fields in TAKEN.values()]
+    facts = ModelFacts("m", VOCAB, 1 << 16)
+    grammars = [prepare("chat", body, tokenizer, facts).sampling.grammar for body in bodies]
+    bundled = tokenizer_of(BUNDLED)
+    executable = PagedExecutable(vocab_size=bundled.vocab_size, max_sequences=64, max_tokens=64, num_blocks=2000)
+    compiler = Grammars(bundled, bundled.vocab_size)
+    engine = Engine(executable, Sampler(bundled.vocab_size), bundled.eos_token_ids, grammars=compiler)
+    compiler.prepare()
+    begin = time.process_time()
+    for number, grammar in enumerate([None, *grammars]):
+        given = SamplingParams(max_tokens=100, seed=number, grammar=grammar, ignore_eos=True)
+        engine.add(number, [5] * 9, given)
+    ends = {}
+    while engine.has_work:
+        for output in engine.step():
+            if output.finish_reason is not None:
+                ends[output.id] = output.finish_reason, output.error or ""
+    assert ends.pop(0) == ("length", "")
+    assert all(reason != "error" or "make it simpler" in why for reason, why in ends.values())
+    assert time.process_time() - begin < 0.6 * len(grammars)

@@ -16,7 +16,7 @@ from ckdist.train.batch import PackedBatch
 from ckdist.train.model import open_model
 from ckdist.train.ranks import TrainingRanks
 from ckdist.train.trainer import native_executable, reference_executable, train
-from ckdist.weights.adapter import MODULES, Lora, load_adapter, save_adapter
+from ckdist.weights.adapter_file import MODULES, Lora, load_adapter, save_adapter
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.dtypes import Q8_0
@@ -58,7 +58,7 @@ def test_it_begins_as_the_base_and_adds_what_peft_defines(base, tmp_path):
     model = open_model(c)
     alone = TrainingRanks(Mesh.of_job(1, 0))
     adapted, plain = (
-        reference_executable(m, c, m.lowered(c, alone.mesh), alone, ThreadPool(1))
+        reference_executable(m, c, m.lowered(c, alone.mesh, 1), alone, ThreadPool(1))
         for m in (model, open_model(adapting(base, tmp_path, lora_r=0)))
     )
     assert len(adapted.parameters) == 2 * 2 * len(model.spec.layers) and all(
@@ -94,7 +94,7 @@ def test_what_is_native_is_what_is_defined(base, tmp_path, kind):
     c = adapting(base, tmp_path, lora_target_modules=MODULES, lora_r=3, activation_checkpointing=True)
     model = open_model(c)
     alone = TrainingRanks(Mesh.of_job(1, 0))
-    program = model.lowered(c, alone.mesh)
+    program = model.lowered(c, alone.mesh, 1)
     native, reference = (
         make(model, c, program, alone, ThreadPool(2)) for make in (native_executable, reference_executable)
     )
@@ -160,16 +160,17 @@ def test_trained_adapters_are_pefts_files_and_come_back(base, tmp_path):
     stored = safetensors.load_file(folder / "adapter_model.safetensors")
     assert stored["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"].shape == (4, 32)
     assert stored["base_model.model.model.layers.0.mlp.down_proj.lora_B.weight"].any(), "B has left zero"
-    lora, tensors = load_adapter(folder)
+    spec = open_checkpoint(base).spec
+    lora, tensors = load_adapter(folder, spec)
     assert lora == Lora(4, 8.0, ("down_proj", "q_proj")) and len(tensors) == len(stored)
-    save_adapter(tmp_path / "again", lora, "base", tensors)
+    save_adapter(tmp_path / "again", lora, "base", tensors, spec)
     assert (tmp_path / "again" / "adapter_model.safetensors").read_bytes() == (
         folder / "adapter_model.safetensors"
     ).read_bytes()
     written["use_dora"] = True
     (folder / "adapter_config.json").write_text(json.dumps(written))
     with pytest.raises(ModelFileError, match="use_dora is True; only False is supported"):
-        load_adapter(folder)
+        load_adapter(folder, spec)
 
 
 def test_targets_are_checked(base, tmp_path):

@@ -1,6 +1,8 @@
 """LoRA on a model with latent attention and experts: trained on a base in floats and a quantised one, and served."""
 
+import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,13 +17,18 @@ from ckdist.train.model import open_model
 from ckdist.train.ranks import TrainingRanks
 from ckdist.train.stored_tensors import stored_tensors
 from ckdist.train.trainer import native_executable, reference_executable, train
-from ckdist.weights.adapter import LATENT, MODULES, Adapter, Lora, load_adapter, save_adapter
+from ckdist.weights.adapter_file import LATENT, MODULES, load_adapter
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
+from ckdist.weights.safetensors import read_folder
+from tests.support.launcher import run_ranks
+from tests.support.paths import GOLDEN
 from tests.support.thread_ranks import run_threads
 from tests.support.tiny_training import config
 
 safetensors = pytest.importorskip("safetensors.numpy")
+LORA = GOLDEN / "lora"
+ORIGIN = {"fused": "gptoss", "linears": "qwen3moe"}
 MODEL = {
     "model_type": "deepseek_v2", "vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 32, "q_lora_rank": 64, "qk_nope_head_dim": 32,
@@ -55,7 +62,7 @@ def test_what_is_native_is_what_is_defined(base, tmp_path, kind):
         base = str(tmp_path / "base.gguf")
     c = adapting(base, tmp_path)
     model, alone = open_model(c), TrainingRanks(Mesh.of_job(1, 0))
-    program = model.lowered(c, alone.mesh)
+    program = model.lowered(c, alone.mesh, 1)
     native, reference = (
         make(model, c, program, alone, ThreadPool(2)) for make in (native_executable, reference_executable)
     )
@@ -83,7 +90,7 @@ def test_a_trained_adapter_is_served_as_a_merged_model(base, tmp_path):
         adapters.append(tmp_path / f"tp{tp}" / "out" / "adapter")
     np.testing.assert_allclose(curves[1], curves[0], rtol=1e-5)
     assert curves[0][-1] < curves[0][0]
-    lora, tensors = load_adapter(adapters[0])
+    lora, tensors = load_adapter(adapters[0], open_checkpoint(base).spec)
     assert {*LATENT, "o_proj", "gate_proj"} <= set(lora.targets)
     assert not [name for name in tensors if "expert" in name]
     checkpoint = open_checkpoint(base)
@@ -104,11 +111,89 @@ def test_a_trained_adapter_is_served_as_a_merged_model(base, tmp_path):
             np.testing.assert_allclose([p[0] for p in other.logprobs], [p[0] for p in one.logprobs], atol=2e-4)
 
 
-def test_matrices_on_experts_are_refused(base, tmp_path):
-    name = "model.layers.1.mlp.experts.0.gate_proj.lora_{}.weight"
-    matrices = {name.format("A"): np.zeros((2, 64), np.float32), name.format("B"): np.zeros((64, 2), np.float32)}
-    save_adapter(tmp_path / "adapter", Lora(2, 4.0, ("gate_proj",)), base, matrices)
-    with pytest.raises(ModelFileError, match="experts cannot have matrices of LoRA: train one without"):
-        Adapter(tmp_path / "adapter").check(open_model(adapting(base, tmp_path)).program)
+def logits(folder, ranks, model, ids, *flags) -> np.ndarray:  # (tokens, vocab)
+    out, numbers = folder / "logits.npy", ",".join(map(str, ids))
+    command = ["-m", "ckdist.cli.main", "perplexity", "-m", str(model), "--token-ids", numbers, "-t", "1"]
+    done = run_ranks(ranks, *command, "--save-logits", str(out), "-ctk", "f32", "-ctv", "f32", *flags)
+    assert done.returncode == 0, done.stderr
+    return np.load(out)
+
+
+@pytest.mark.parametrize("family, ranks", [("gptoss", 1), ("gptoss", 3), ("mixtral", 2), ("qwen3moe", 3)])
+def test_pefts_adapters_on_experts(family, ranks, tmp_path):
+    """Logits are PEFT's, and with tokens sharded the same bits; of 3 ranks one has nothing of gpt-oss' experts."""
+    expected, ids = np.load(LORA / family / "logits.npy"), np.load(GOLDEN / family / "ids.npy")[:24]
+    adapter = ["--lora", str(LORA / family)]
+    by_tensor = logits(tmp_path, ranks, GOLDEN / family, ids, *adapter, "--prefill", "tensor")
+    assert np.abs(by_tensor - expected).max() < 1e-4
+    if ranks > 1:
+        by_token = logits(tmp_path, ranks, GOLDEN / family, ids, *adapter, "--prefill", "token")
+        np.testing.assert_array_equal(by_token, by_tensor)
+
+
+@pytest.mark.parametrize("targets", [("gate_proj",), ("up_proj",), ("down_proj",)])
+def test_some_experts_and_shared_ones_may_have_matrices(base, tmp_path, targets):
+    """In a batch of many rows and alone."""
+    rng, stored, added = np.random.default_rng(3), {}, {}
+    for name, tensor in read_folder(Path(base)).items():
+        stem = name.removesuffix(".weight")
+        if stem.rpartition(".")[2] not in targets or ".experts.3." in name:
+            continue
+        (rows, columns), rank = tensor.shape, 17  # more than a tile's rows
+        a, b = (0.2 * rng.standard_normal(shape).astype(np.float32) for shape in ((rank, columns), (rows, rank)))
+        stored |= {f"base_model.model.{stem}.lora_A.weight": a, f"base_model.model.{stem}.lora_B.weight": b}
+        added[name] = np.float32(3.4 / rank) * b @ a
+    assert any(".shared_experts." in name for name in added) and any(".experts.0." in name for name in added)
+    (tmp_path / "adapter").mkdir()
+    safetensors.save_file(stored, tmp_path / "adapter" / "adapter_model.safetensors")
+    fields = {"peft_type": "LORA", "r": 17, "lora_alpha": 3.4, "target_modules": list(targets)}
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(fields))
+    shutil.copytree(base, tmp_path / "merged")
+    plain = safetensors.load_file(Path(base) / "model.safetensors")
+    merged = {name: w + added.get(name, np.float32(0)) for name, w in plain.items()}
+    safetensors.save_file(merged, tmp_path / "merged" / "model.safetensors")
+    greedy, exact = (
+        SamplingParams(max_tokens=6, temperature=0, logprobs=0),
+        {"cache_type_k": "f32", "cache_type_v": "f32"},
+    )
+    prompts = [[9, 8], [7], *(list(range(first, first + 24)) for first in range(4, 200, 20))]
+    with (
+        LLM(str(tmp_path / "merged"), threads=1, **exact) as whole,
+        LLM(base, threads=2, lora=str(tmp_path / "adapter"), **exact) as adapted,
+    ):
+        together = adapted.generate(prompts, greedy)
+        for one, other in zip(whole.generate(prompts, greedy), together, strict=True):
+            np.testing.assert_allclose([p[0] for p in other.logprobs], [p[0] for p in one.logprobs], atol=2e-4)
+        alone = [adapted.generate([prompt], greedy)[0] for prompt in prompts[:3]]
+        assert [one.logprobs for one in alone] == [one.logprobs for one in together[:3]]
+
+
+def test_damaged_adapters_on_experts(tmp_path):
+    shutil.copytree(LORA / "gptoss", tmp_path / "fused")
+    shutil.copytree(LORA / "qwen3moe", tmp_path / "linears")
+
+    def refused(folder, match, tensors=None, **fields):
+        path, config = tmp_path / folder, json.loads((LORA / ORIGIN[folder] / "adapter_config.json").read_text())
+        (path / "adapter_config.json").write_text(json.dumps(config | fields))
+        original = safetensors.load_file(LORA / ORIGIN[folder] / "adapter_model.safetensors")
+        safetensors.save_file(tensors(original) if tensors else original, path / "adapter_model.safetensors")
+        with pytest.raises(ModelFileError, match=match):
+            load_adapter(path, open_checkpoint(GOLDEN / ORIGIN[folder]).spec)
+
+    swap = lambda old, new: lambda tensors: {name.replace(old, new): array for name, array in tensors.items()}
+    some = lambda keep: lambda tensors: {name: array for name, array in tensors.items() if keep(name)}
+    refused("linears", "matrix of expert 9 of .* and the layer has 9 experts", swap("experts.8.", "experts.9."))
+    refused("linears", "of expert 0 of .* and the layer has none", swap("layers.2.", "layers.1."))
+    refused("linears", r"shape \[2, 64\], and the model needs \[2, 36\]", swap("gate_proj", "down_proj"))
+    refused("linears", r"shape \[2, 36\], and r is 3", r=3)
+    refused("fused", "r is 3, and the layer has 5 experts", some(lambda name: "experts" in name), r=3)
+    refused("fused", "rank_pattern is .*only gate_up_proj and down_proj may have their own", rank_pattern={"q_proj": 4})
+    refused("fused", "it must have positive numbers", rank_pattern={"down_proj": 2.5})
+    outer = some(lambda name: "experts.lora" in name)
+    refused("fused", "target_parameters .* must name gate_up_proj or down_proj", outer)
+    refused("fused", "is not a matrix of LoRA", swap("experts.base_layer", "experts.base_layer.base_layer"))
+
+
+def test_targets_that_name_no_layer(base, tmp_path):
     with pytest.raises(ConfigError, match=r"lora_target_modules \(k_proj\) names no layer of deepseek_v2"):
         open_model(adapting(base, tmp_path, lora_target_modules=("k_proj",)))

@@ -25,7 +25,7 @@ from ckdist.planning.stages import even_slices, exchange_line, stage_rank
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.stages import Stage
 from ckdist.program.tracer import trace
-from ckdist.weights.adapter import MODULES, Lora, save_adapter
+from ckdist.weights.adapter_file import MODULES, Lora, save_adapter
 from ckdist.weights.checkpoint import open_checkpoint
 from tests.support.paths import GOLDEN
 from tests.support.situations import driven, situations, texts
@@ -106,7 +106,7 @@ def test_quantised_types_and_an_adapter(name, tmp_path):
         stem = weight.removesuffix(".weight")
         factors[f"{stem}.lora_A.weight"] = rng.standard_normal((4, columns)).astype(np.float32)
         factors[f"{stem}.lora_B.weight"] = 0.1 * rng.standard_normal((rows, 4)).astype(np.float32)
-    save_adapter(tmp_path, Lora(4, 8.0, tuple(MODULES)), "base", factors)
+    save_adapter(tmp_path, Lora(4, 8.0, tuple(MODULES)), "base", factors, checkpoint.spec)
     plain = run(1, path, 1, logits)
     for more in ({}, {"lora": str(tmp_path)}):
         expected = run(1, path, 1, logits, **more)
@@ -163,7 +163,7 @@ def test_the_interpreter_of_each_stage(family):
             stage = Stage(number, len(s.layers), (layer, layer + 1))
             interpreter = Interpreter(stage.program(whole, mesh), s, mesh, weights.get)
             for context in interpreter.contexts:
-                context.received = received
+                context.received = {number - 1: received}
             received = interpreter.run(ids)
         np.testing.assert_array_equal(received, expected)
 
@@ -171,7 +171,7 @@ def test_the_interpreter_of_each_stage(family):
 def test_the_text_of_a_stage():
     whole = trace(forward, spec(), TENSOR, Mesh({"tp": 2}))
     first, last = (Stage(i, 2, (i, i + 1)).program(whole, Mesh({"tp": 2})) for i in range(2))
-    assert "%sent: f32[tokens, hidden=64] = send(%x.1, to=1)" in str(first)
+    assert "%sent: f32[tokens, hidden=64] = send(%x.1, to=1, axis=tp)" in str(first)
     assert "%x.1.rows: f32[tokens, hidden=64] partial(tp) = recv(%ids, axis=tp, stage=0)" in str(last)
     names = lambda program: {w.name for w in program.weights}
     assert names(first).isdisjoint(names(last)) and names(first) | names(last) == names(whole)

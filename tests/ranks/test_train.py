@@ -291,13 +291,13 @@ def test_a_step_that_is_not_finite_is_skipped_counted_and_told(tmp_path, caplog)
     class Broken:
         def __init__(self, *arguments):
             self.inner, self.calls = reference_executable(*arguments), 0
-            self.parameters, self.gradients, self.loss, self.balance, self.zero_grad = (
-                getattr(self.inner, n) for n in ("parameters", "gradients", "loss", "balance", "zero_grad")
+            self.parameters, self.gradients, self.loss, self.balance, self.waited, self.zero_grad = (
+                getattr(self.inner, n) for n in ("parameters", "gradients", "loss", "balance", "waited", "zero_grad")
             )
 
-        def forward_backward(self, batch, reduce):
+        def forward_backward(self, batch, reduce, *place):
             self.calls += 1
-            loss = self.inner.forward_backward(batch, reduce)
+            loss = self.inner.forward_backward(batch, reduce, *place)
             if self.calls == 2:
                 self.gradients.flat[5] = np.inf
             return loss

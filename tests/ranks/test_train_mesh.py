@@ -2,7 +2,6 @@
 and going on in another mesh.
 """
 
-import json
 import pathlib
 
 import numpy as np
@@ -11,51 +10,23 @@ import pytest
 from ckdist.comm.world import SingleWorld
 from ckdist.errors import ConfigError
 from ckdist.train import checkpoint as saved
-from ckdist.train.checkpoint import SavedTensors
 from ckdist.train.trainer import train
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
+from tests.support.curves import (
+    ROWS,
+    WIDE,
+    assert_same_curve,
+    assert_same_tensors,
+    curve,
+    metrics,
+    tensors,
+    wide,
+)
 from tests.support.launcher import run_ranks
 from tests.support.thread_ranks import free_port, run_threads
-from tests.support.tiny_training import MODEL, config, toml
+from tests.support.tiny_training import config, toml
 from tests.support.torchrun import finish, secret, start
-
-WIDE = {**MODEL, "model_type": "qwen3", "hidden_size": 48, "intermediate_size": 100}
-WIDE |= {"num_attention_heads": 6, "num_key_value_heads": 3, "head_dim": 8, "tie_word_embeddings": False}
-ROWS = 6  # of a step, whatever the mesh
-
-
-def wide(folder: pathlib.Path, dp: int = 1, tp: int = 1, **fields):
-    """A configuration of the same training on any mesh."""
-    folder.mkdir(exist_ok=True)
-    batch = {"per_device_train_batch_size": ROWS // dp, "tensor_parallel_size": tp, "model_config": WIDE}
-    return config(folder, eval_steps=4, save_dtype="float32", **batch | fields)
-
-
-def curve(c, ranks: int, **more) -> list:
-    """The reports of every step."""
-    reports: list = []
-    run_threads(ranks, lambda world: train(c, reports.append if world.rank == 0 else None, world=world, **more))
-    return reports
-
-
-def tensors(path: pathlib.Path) -> dict[str, np.ndarray]:
-    stored = SavedTensors(path)
-    return {name: stored(name, tensor.shape).copy() for name, tensor in stored.stored.items()}
-
-
-def assert_same_curve(found: list[dict], expected: list[dict]) -> None:
-    assert [line["step"] for line in found] == [line["step"] for line in expected]
-    for one, other in zip(expected, found, strict=True):
-        assert other["tokens"] == one["tokens"]
-        assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
-        assert other["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4)
-        for name in {"aux_loss", "eval_loss"} & set(one):
-            assert other[name] == pytest.approx(one[name], rel=1e-5)
-
-
-def metrics(out: pathlib.Path) -> list[dict]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -87,12 +58,7 @@ def test_one_ranks_curve_on_any_mesh(alone, tmp_path, dp, tp, fields):
     out = pathlib.Path(c.output_dir)
     assert_same_curve(metrics(out), metrics(expected))
     for name in (f"checkpoint-8/{saved.WEIGHTS}", f"checkpoint-8/{saved.OPTIMIZER}", "model/model.safetensors"):
-        found, whole = tensors(out / name), tensors(expected / name)
-        assert set(found) == set(whole)
-        for tensor, array in whole.items():
-            assert found[tensor].shape == array.shape
-            atol = 2e-4 * max(np.abs(array).max(), 1e-12)
-            np.testing.assert_allclose(found[tensor], array, atol=atol, rtol=1e-3, err_msg=f"{name}: {tensor}")
+        assert_same_tensors(out / name, expected / name)
 
 
 EXPERTS = {**WIDE, "model_type": "qwen3_moe", "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
@@ -167,8 +133,7 @@ def test_processes_over_tcp(alone, tmp_path):
     "fields, message",
     [
         ({"tensor_parallel_size": 2, "data_parallel_size": 2}, "1 ranks cannot be a mesh of dp 2 x tp 2, which has 4"),
-        ({"pipeline_parallel_size": 2}, r"pipeline_parallel_size \(2\) must be 1: training shards batches and tensors"),
-        ({"expert_parallel_size": 2}, r"expert_parallel_size \(2\) must be 1: training shards batches and tensors"),
+        ({"expert_parallel_size": 2}, r"expert_parallel_size \(2\) must be 1: training divides batches, layers and"),
     ],
 )
 def test_meshes_that_cannot_be_are_one_line(tmp_path, fields, message):

@@ -37,6 +37,14 @@ def prepared(tokenizer):
     return run
 
 
+@pytest.mark.parametrize("kind", ["chat", "messages", "response", "infill"])
+def test_a_model_with_an_encoder_completes_alone(tokenizer, kind):
+    facts = ModelFacts("m", VOCAB, 256, encodes=True)
+    with pytest.raises(RequestError, match="has an encoder, and no .*; use /v1/completions"):
+        prepare(kind, json.dumps(BODIES.get(kind, {"messages": []})).encode(), tokenizer, facts)
+    assert prepare("completion", b'{"prompt": "ab"}', tokenizer, facts).prompts
+
+
 # A field, its neutral values, and values that are refused by its name.
 RULES = [
     ("grammar", ["", None], ['root ::= "a', "root ::= b", 'root ::= "a"{9999}', '"' * 9]),

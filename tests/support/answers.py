@@ -60,6 +60,13 @@ SCHEMAS = {
 }
 
 
+def follows(grammar: str, text: str) -> bool:
+    """Whether the bytes of `text` are a whole answer by the grammar."""
+    matcher = LLMatcher(LLTokenizer("byte", slices=[]), grammar, log_level=0, limits=limits())
+    tokens = list(text.encode())
+    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+
 def written(grammar: str, choose: random.Random) -> str | None:
     """A random text that follows a grammar; None where it has no end within 1000 bytes."""
     matcher, text = LLMatcher(LLTokenizer("byte", slices=[]), grammar, log_level=0, limits=limits()), bytearray()

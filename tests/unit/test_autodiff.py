@@ -12,6 +12,7 @@ from ckdist.models.decoder import forward, loss
 from ckdist.program.autodiff import backward
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.program import Weight
+from ckdist.program.stages import Stage
 from ckdist.program.tracer import trace, trace_loss
 from ckdist.train.batch import PackedBatch
 from ckdist.train.loss_program import trainable
@@ -304,3 +305,38 @@ def test_an_all_reduce_follows_its_gradient_at_once():
     for n, instr in sums:
         between = {i.op for i in both.instrs[made[instr.inputs[0]] + 1 : n]}
         assert between <= {"bias_grad", "linear_grad", "all_reduce"}, str(instr)
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+@pytest.mark.parametrize("axes", [{"dp": 1, "tp": 1}, {"dp": 2, "tp": 2}])
+def test_stages_give_the_gradients_of_the_whole(family, axes, recompute):
+    """Of one layer each: what a stage sends is what the next one receives, and its gradient what comes back."""
+    (s, weights), mesh = tiny(family), Mesh(axes)
+    batches = [batch for batch in split(random_batch(), axes["dp"]) for _ in range(axes["tp"])]
+    whole = trace_loss(loss, s, TRAINING, mesh)
+    expected = {}
+    total, *gradients = Interpreter(
+        backward(whole, whole.outputs[0], trainable(whole)), s, mesh, weights.get
+    ).run_packed(batches)[0]
+    expected = dict(zip((w.name for w in trainable(whole)), gradients, strict=True))
+    programs = [Stage(n, 2, (n, n + 1)).program(whole, mesh) for n in range(2)]
+    wrt = [[w for w in trainable(whole) if w in program.weights] for program in programs]
+    both = [backward(program, program.outputs[0], own, recompute) for program, own in zip(programs, wrt, strict=True)]
+
+    def run(program, received: dict[int, list[np.ndarray]]):
+        """The outputs of every rank, of whom each received its own rows."""
+        interpreter = Interpreter(program, s, mesh, weights.get)
+        for rank, context in enumerate(interpreter.contexts):
+            context.received = {stage: values[rank] for stage, values in received.items()}
+        return interpreter.run_packed(batches)
+
+    sent = [rows for (rows,) in run(programs[0], {})]
+    last = run(both[1], {0: sent})
+    first = run(both[0], {1: [outputs[-1] for outputs in last]})
+    assert last[0][0] == pytest.approx(total, rel=1e-6)
+    found = {}
+    for own, (_, *gradients) in zip(wrt, (first[0], last[0]), strict=True):
+        for weight, gradient in zip(own, gradients, strict=False):
+            found[weight.name] = found.get(weight.name, 0) + gradient
+    assert_same(found, expected)

@@ -6,6 +6,8 @@ import threading
 import numpy as np
 import pytest
 
+from ckdist.engine import constraint as following
+from ckdist.engine import grammars as compiling
 from ckdist.engine.constraint import Constraint
 from ckdist.engine.engine import Engine
 from ckdist.engine.grammars import Grammars
@@ -102,6 +104,7 @@ def test_forced_tokens_go_in_as_one_chunk_and_have_scores_where_these_are_wanted
     "grammar, texts",
     [
         (choice_grammar(["yes", "no", 'may"be']), {"yes", "no", 'may"be'}),
+        (choice_grammar([f"no. {i}" for i in range(4096)]), {f"no. {i}" for i in range(4096)}),
         (regex_grammar("a{3}|b"), {"aaa", "b"}),
         (text_grammar('root ::= "x" y\ny ::= "1" | "2"'), {"x1", "x2"}),
         (lark_grammar('start: "é" /[☃☄]/'), {"é☃", "é☄"}),
@@ -140,6 +143,24 @@ def test_a_grammar_that_is_wrong_or_becomes_too_complex_ends_its_own_request_alo
     bare = Engine(PagedExecutable(), Sampler(50))
     with pytest.raises(RequestError, match="needs a tokenizer"):
         bare.add(0, [1], SamplingParams(grammar=GRAMMAR))
+
+
+def test_a_grammar_that_takes_too_much_time_ends_its_own_request_alone(engine, monkeypatch):
+    monkeypatch.setattr(following, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(following, "TOKEN_SECONDS", 0.0)
+    made = engine()
+    add(made, 0)
+    add(made, 1, None, max_tokens=9)
+    results = finish(made)
+    assert results[0][2:] == ("error", following.TOO_SLOW) and results[1][2:] == ("length", None)
+
+
+def test_how_much_is_kept(tokenizer, monkeypatch):
+    made, texts = Grammars(tokenizer, tokenizer.vocab_size), [regex_grammar(f"{i}" * 40) for i in range(9)]
+    monkeypatch.setattr(compiling, "MAX_KEPT_TEXT", 3 * len(texts[0]))
+    found = [made.find(text) for text in texts]
+    assert all(future.result(30) for future in found) and made.find(texts[8]) is found[8]
+    assert made.find(texts[7]) is found[7] and made.find(texts[0]) is not found[0]
 
 
 def test_a_thread_that_does_not_come_back_is_left_behind():

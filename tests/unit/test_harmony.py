@@ -81,7 +81,7 @@ def test_a_message_that_the_prompt_has_begun_and_calls_that_are_too_many():
 
 
 def test_what_follows_the_grammar_is_read_as_calls_that_validate():
-    grammar = harmony_grammar(quoted, SCHEMAS, frozenset(SCHEMAS), False)
+    grammar = harmony_grammar(quoted, SCHEMAS, frozenset(SCHEMAS), None)
     check_grammar(grammar)
     texts = [text for seed in range(25) if (text := written(grammar, random.Random(seed))) is not None]
     assert len(texts) > 5

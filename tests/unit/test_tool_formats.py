@@ -14,7 +14,7 @@ from ckdist.tokens.grammar import check_grammar, quoted
 from ckdist.tokens.tool_format import HERMES, ToolFormat
 from ckdist.tokens.tool_grammar import ToolGrammar
 from tests.support import tool_templates as templates
-from tests.support.answers import SCHEMAS, TYPES, always, read, written
+from tests.support.answers import SCHEMAS, TYPES, always, follows, read, written
 
 THINK = ("<think>", "</think>")
 TWO = {"get": {"city": "São {P}", "n": 3}, "f": {}}
@@ -154,3 +154,32 @@ def test_what_follows_the_grammar_of_calls_is_read_as_calls_that_validate(name):
         for tool, arguments in calls:
             if form.kind != "tagged" or tool != "get":  # a text without JSON's marks may have any length
                 jsonschema.validate(json.loads(arguments), SCHEMAS[tool])
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_in_an_answer_that_is_free_calls_validate_once_they_begin(name):
+    source, wanted, _ = FORMS[name]
+    form = wanted if wanted.kind == "kimi" else ChatTemplate(source).tool_format()
+    rules = ToolGrammar(form, quoted, frozenset(SCHEMAS))
+    free = rules.lark_in_text(SCHEMAS, True, THINK, False)
+    check_grammar(free)
+    call = next(text for seed in range(50) if (text := written(rules.lark(SCHEMAS, True, None), random.Random(seed))))
+    texts = ["", "I look.", "a < b { x", '{"name": "Anna"}', "<think>Should I?</think>\n\nNo."]
+    marked = form.call_begin.strip() or form.section_begin.strip()
+    befores = ["", "I look.\n", f"<think>I {call}?</think>\n"] if marked else ["", "<think>Yes.</think>"]
+    for text in [*texts, *(before + call.lstrip() for before in befores)]:
+        assert follows(free, text), text
+    wrong = [call.replace('"city"', '"town"').replace("city", "town"), call.replace("get", "put"), call[:-1]]
+    wrong += [call.replace("note", "tone"), call.replace("tags", "gats"), call + " and more"]
+    refused = [text for text in wrong if text != call and not follows(free, text)]
+    assert len(refused) >= 3 and not follows(free, f"<think>never ends {call}")
+    thought = rules.lark_in_text(SCHEMAS, True, THINK, True)
+    assert follows(thought, f"Hm.</think>\n\n{call.lstrip()}") and not follows(thought, f"Hm.</think>\n{wrong[-1]}")
+    once = rules.lark_in_text(SCHEMAS, False, None, False)
+    assert follows(once, "No.") and follows(once, rules_call(form))
+
+
+def rules_call(form: ToolFormat) -> str:
+    """One call that validates."""
+    grammar = ToolGrammar(form, quoted, frozenset(SCHEMAS)).lark(SCHEMAS, False, None)
+    return next(text.lstrip() for seed in range(50) if (text := written(grammar, random.Random(seed))))

@@ -55,6 +55,8 @@ enum ckdist_step_kind {
   ckdist_step_latent_keys_grad,
   ckdist_step_latent_keys_weight_grad,
   ckdist_step_balance_loss,
+  ckdist_step_recv_rows,
+  ckdist_step_send_rows,
   ckdist_step_kinds
 };
 
@@ -109,6 +111,7 @@ struct ckdist_value {
   int64_t floats;   /* activations: columns of their own */
   int64_t room;     /* training: elements that a row has place for, zeros behind the width */
   int64_t stride;   /* training: bytes from row to row */
+  int64_t kept;     /* training: whether it lies in what is kept of a batch between two passes */
 };
 
 /* Which row of a table a token has. type: the first, but the second where the token is of a second text */
@@ -243,6 +246,12 @@ struct ckdist_routing {
   float scale;
 };
 
+/* Matrices of LoRA, stacks where the other is one: what x times a is, times b, is added to x times the other. Of gate
+   and up b has their shards, of down a; spans of a count of 0: there are none. */
+struct ckdist_low_rank {
+  struct ckdist_span a, b;
+};
+
 /* Experts of one shape: stacks of matrices, of which a shard of the intermediate size has a part of each. */
 struct ckdist_expert_set {
   int32_t first, count;           /* experts that are here; 0 and 1 of a set that all tokens take */
@@ -256,6 +265,10 @@ struct ckdist_expert_set {
   int32_t gate_bias, up_bias, down_bias;
   int32_t biased;
   int64_t bias_width, bias_column;
+  int32_t low_x; /* activations that a of gate and up read; -1: there are none */
+  struct ckdist_low_rank gate_low, up_low, down_low;
+  struct ckdist_span low_activations; /* `joined` for each shard, as a of down reads it */
+  int32_t low;                        /* value: what these make of it, shard beside shard */
 };
 
 /* Chooses experts by logits, out = the sum of what they make of each token. */
@@ -495,6 +508,19 @@ struct ckdist_latent_keys_weight_grad_step {
   struct ckdist_step step;
   int32_t x, dy, gradient, fresh;
   int64_t rank;
+};
+
+/* out = the rows that another stage sends. shared: the tensor-parallel ranks receive some each, and zeros in others'
+   places. */
+struct ckdist_recv_rows_step {
+  struct ckdist_step step;
+  int32_t out, peer, tag, shared; /* peer: a stage */
+};
+
+/* Sends another stage the rows of x; shared: this tensor-parallel rank's. */
+struct ckdist_send_rows_step {
+  struct ckdist_step step;
+  int32_t x, peer, tag, shared;
 };
 
 /* The load-balancing loss of all layers, and its gradient by their logits, times the coefficient and the targets. */

@@ -15,17 +15,20 @@ struct ckdist_training : Training {
 extern "C" {
 
 int ckdist_training_new(const ckdist_training_program* program, ckdist_communicator* data, ckdist_communicator* tensor,
-                        ckdist_pool* pool, ckdist_training** out) {
+                        ckdist_communicator* stages, ckdist_pool* pool, ckdist_training** out) {
   const auto of = [](ckdist_communicator* handle) { return handle ? handle->communicator.get() : nullptr; };
-  return guard([&] { *out = new ckdist_training(*program, of(data), of(tensor), pool->pool); });
+  return guard([&] { *out = new ckdist_training(*program, of(data), of(tensor), of(stages), pool->pool); });
 }
 void ckdist_training_free(ckdist_training* training) { delete training; }
-int ckdist_training_run(ckdist_training* training, const ckdist_training_batch* batch, int32_t backward, int32_t clear,
-                        int32_t reduce, double* losses) {
+int ckdist_training_run(ckdist_training* training, const ckdist_training_batch* batch, const ckdist_training_pass* pass,
+                        double* losses) {
   return guard([&] {
-    losses[0] = training->run(*batch, backward, clear, reduce);
+    losses[0] = training->run(*batch, *pass);
     losses[1] = training->balance;
   });
+}
+int ckdist_training_flush(ckdist_training* training) {
+  return guard([&] { training->flush(); });
 }
 void ckdist_training_times(ckdist_training* training, double* out) {
   for (const double seconds : training->times()) *out++ = seconds;

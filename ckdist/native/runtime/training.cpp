@@ -9,7 +9,7 @@
 
 namespace ckdist {
 
-Training::Training(const ckdist_training_program& that, Communicator* data, Communicator* tensor,
+Training::Training(const ckdist_training_program& that, Communicator* data, Communicator* tensor, Communicator* stages,
                    std::shared_ptr<Pool> pool)
     : Executor(std::move(pool)),
       program(that),
@@ -22,17 +22,18 @@ Training::Training(const ckdist_training_program& that, Communicator* data, Comm
       losses(that.max_tokens),
       data_(data && data->size > 1 ? data : nullptr),
       tensor_(tensor && tensor->size > 1 ? tensor : nullptr),
-      steps_(that.steps, that.step_count, 0),
-      loss_steps_(that.loss_steps, that.loss_step_count, 1) {
+      stages_(stages && stages->size > 1 ? stages : nullptr),
+      sent_(size_t(that.outgoing_count)) {
+  for (int i = 0; i < that.list_count; ++i) lists_.emplace_back(that.lists[i].steps, that.lists[i].count, i);
   active_ = threads();
   for (int v = 0; v < program.value_count; ++v)
     row_floats_ = std::max(row_floats_, (width(v) + 15) / 16 * 16 + 80);  // not 4096 bytes apart: loads would wait
                                                                           // for stores
   make_packs();
-  find_cleared();
-  reserve(steps_), reserve(loss_steps_);
+  for (const StepList& list : lists_) reserve(list);
   make_room();
-  arena_.emplace(program.arena_bytes, "activations");
+  arena_.emplace(std::max<int64_t>(program.arena_bytes, 64), "activations");
+  kept_arena_.emplace(std::max<int64_t>(program.kept_bytes, 64), "activations of batches that wait");
 }
 
 void Training::make_packs() {
@@ -53,12 +54,6 @@ void Training::make_packs() {
   frozen_arena_.emplace(std::max<int64_t>(frozen_bytes_, 64), "packed weights");
   Carver carver{frozen_arena_->data()};
   for (const int32_t index : frozen_) packed_[index].tiles = carver.bytes(bytes_of(packed_[index]));
-}
-
-// Of the gradients those to which the first step that has them adds: a product over all tokens overwrites instead.
-void Training::find_cleared() {
-  for (int i = 0; i < program.parameter_count; ++i)
-    if (shape(i).cleared) cleared_.push_back(i);
 }
 
 void Training::check(const ckdist_training_batch& b) const {
@@ -109,11 +104,15 @@ void Training::take(const ckdist_training_batch& b) {
   balance = 0;
 }
 
-double Training::run(const ckdist_training_batch& those, bool backward, bool clear, bool reduce) {
+double Training::run(const ckdist_training_batch& those, const ckdist_training_pass& pass) {
+  if (pass.list < 0 || pass.list >= program.list_count || pass.kept < 0 || pass.kept > program.kept_bytes)
+    fail(Status::native, "a pass asks for list %d of %d, and for what is kept at %lld of %lld bytes", pass.list,
+         program.list_count, static_cast<long long>(pass.kept), static_cast<long long>(program.kept_bytes));
   check(those);
   take(those);
-  backward_ = backward, clear_ = backward && clear, reduce_ = reduce;
-  list_ = backward_ ? &steps_ : &loss_steps_;
+  pass_ = pass;
+  list_ = &lists_[size_t(pass.list)];
+  kept_ = kept_arena_->data() + pass.kept;
   seconds_.fill(0), pack_seconds_ = 0;
   operations_.clear();
   pool_->run(active_, [this](int thread) { replay(thread); });
@@ -136,18 +135,20 @@ std::array<double, ckdist_step_kinds + 1> Training::times() const {
 void Training::replay(int thread) {
   if (!frozen_packed_)
     for (const int32_t index : frozen_) make_pack(*this, thread, 0, &index, &packed_[index], 1);
-  if (clear_) clear(thread);
+  if (pass_.clear) clear(thread);
   walk(thread, int(list_->steps.size()), true);
 }
 
 void Training::clear(int thread) {
-  parallel_for(thread, 0, int64_t(cleared_.size()), [&](int64_t item) {
-    std::fill_n(gradient(cleared_[item]), shape(cleared_[item]).rows * shape(cleared_[item]).cols, 0.f);
+  const ckdist_training_list& list = program.lists[pass_.list];
+  parallel_for(thread, 0, list.cleared_count, [&](int64_t item) {
+    const ckdist_training_parameter& of = shape(list.cleared[item]);
+    std::fill_n(gradient(list.cleared[item]), of.rows * of.cols, 0.f);
   });
 }
 
 void Training::begin_reduce(int64_t begin, int64_t end, bool tensor) {
-  if (!reduce_) return;
+  if (!pass_.reduce) return;
   float* const g = program.gradient_arena + begin;
   const int64_t n = end - begin;
   if (tensor) sum_over_tensor(g, n);
@@ -162,6 +163,32 @@ void Training::sum_over_tensor(float* x, int64_t n) const {
 void Training::gather_over_tensor(const void* own, int64_t n, void* all) const {
   const std::vector<int64_t> bytes(tensor_->size, n);
   tensor_->run([&](Collectives& c) { c.all_gather(own, all, bytes.data()); });
+}
+
+void Training::make_place() {
+  if (sent_[turn_]) sent_[turn_]->wait();
+  sent_[turn_] = nullptr;
+}
+
+void Training::send(int stage, int tag, int64_t floats) {
+  if (floats > 0) sent_[turn_] = stages_->isend(stage, tag, program.outgoing[turn_], 4 * floats);
+  turn_ = (turn_ + 1) % sent_.size();
+}
+
+void Training::receive(int stage, int tag, float* rows, int64_t floats) {
+  if (floats > 0) stages_->irecv(stage, tag, rows, 4 * floats)->wait();
+}
+
+void Training::push() {
+  for (auto& operation : sent_)
+    if (operation && operation->test()) operation = nullptr;
+}
+
+void Training::flush() {
+  for (auto& operation : sent_) {
+    if (operation) operation->wait();
+    operation = nullptr;
+  }
 }
 
 const float* Training::parameter_rows(int index, int64_t begin, int64_t n, float* buffer) const {

@@ -28,14 +28,18 @@ struct Operand {
 
 class Training : public Executor {
  public:
-  // `data`: of the replicas; `tensor`: of the ranks that share the tensors; or null.
-  Training(const ckdist_training_program& program, Communicator* data, Communicator* tensor,
+  // `data`: of the replicas; `tensor`: of the ranks that share the tensors; `stages`: one rank of each; or null.
+  Training(const ckdist_training_program& program, Communicator* data, Communicator* tensor, Communicator* stages,
            std::shared_ptr<Pool> pool);
 
-  double run(const ckdist_training_batch& batch, bool backward, bool clear, bool reduce);
+  // The sum of the losses.
+  double run(const ckdist_training_batch& batch, const ckdist_training_pass& pass);
+  void flush();  // returns when other stages have all that was sent
   // By kind, and in the last place of packing.
   std::array<double, ckdist_step_kinds + 1> times() const;
-  std::array<int64_t, 3> bytes() const { return {program.arena_bytes, workspace_bytes(), frozen_bytes_}; }
+  std::array<int64_t, 3> bytes() const {
+    return {program.arena_bytes + program.kept_bytes, workspace_bytes(), frozen_bytes_};
+  }
 
   static constexpr int kRows = 16;       // tokens of one item of row-wise work
   static constexpr int kSumRows = 64;    // tokens whose contributions to a vector are added up before they meet others
@@ -67,7 +71,7 @@ class Training : public Executor {
   const ckdist_value& value(int index) const { return program.values[index]; }
   Operand operand(int index, int64_t token = 0) const {
     const ckdist_value& v = value(index);
-    return {arena_->data() + v.offset + token * v.stride, v.stride};
+    return {(v.kept ? kept_ : arena_->data()) + v.offset + token * v.stride, v.stride};
   }
   // Of heads of `width` elements.
   Operand head_of(int index, int64_t token, int64_t head, int64_t width) const {
@@ -108,7 +112,7 @@ class Training : public Executor {
   const ckdist_training_pack& pack(int index) const { return program.packs[index]; }
   const Matrix& packed(int index) const { return packed_[index]; }  // without tiles where each step packs it
   // Whether what is multiplied is added to what the gradient holds.
-  bool adds(bool fresh) const { return !(clear_ && fresh); }
+  bool adds(bool fresh) const { return !(pass_.clear && fresh); }
 
   // Sizes of what products read
   // Columns of activations that any product reads: whole vectors of two bfloat16 each.
@@ -136,28 +140,42 @@ class Training : public Executor {
   void sum_over_tensor(float* x, int64_t n) const;
   // Every rank's n bytes, in the order of ranks.
   void gather_over_tensor(const void* own, int64_t n, void* all) const;
+  // Of the batch's rows those that this rank exchanges with other stages.
+  std::pair<int64_t, int64_t> own_rows(bool shared) const {
+    const auto begin = [&](int64_t rank) { return batch.tokens * rank / tensor_ranks(); };
+    if (!shared) return {0, batch.tokens};
+    return {begin(tensor_->rank), begin(tensor_->rank + 1)};
+  }
+  // Where to put the rows of the next message; `make_place` waits until what was there has arrived.
+  float* outgoing() const { return program.outgoing[turn_]; }
+  void make_place();
+  void send(int stage, int tag, int64_t floats);
+  void receive(int stage, int tag, float* rows, int64_t floats);
+  void push();  // what is on its way needs turns to move on
 
  private:
   static constexpr int kLeastSaved =
       8;  // tokens without a target are left out of logits where there are more than one in so many
 
   void make_packs();
-  void find_cleared();
   void check(const ckdist_training_batch& batch) const;
   void take(const ckdist_training_batch& batch);
   void replay(int thread);
   void clear(int thread);
 
-  Communicator *const data_, *const tensor_;  // null where this rank is alone
-  StepList steps_, loss_steps_;
+  Communicator *const data_, *const tensor_, *const stages_;  // null where this rank is alone
+  std::vector<StepList> lists_;
   std::vector<Matrix> packed_;
   std::vector<int32_t> frozen_;  // the packs that are made once, forms of one parameter one after the other: it is read
                                  // from memory once
   int64_t frozen_bytes_ = 0, row_floats_ = 0;
-  std::optional<Arena> arena_, frozen_arena_;
-  std::vector<int> cleared_;  // parameters whose gradients no product overwrites
-  bool backward_ = false, clear_ = false, reduce_ = false, frozen_packed_ = false;
+  std::optional<Arena> arena_, kept_arena_, frozen_arena_;
+  uint8_t* kept_ = nullptr;  // of the batch
+  ckdist_training_pass pass_{};
+  bool frozen_packed_ = false;
   std::vector<std::shared_ptr<Communicator::Operation>> operations_;
+  std::vector<std::shared_ptr<Communicator::Operation>> sent_;  // of each place of program.outgoing, by turns
+  size_t turn_ = 0;
   double pack_seconds_ = 0;
 };
 
@@ -167,6 +185,7 @@ struct TrainingRun : StepRun<Training, Fields> {
   // body(item) for every item, by the threads that are free; returns when all are done.
   template <class Body>
   void parallel_for(int64_t items, Body&& body) {
+    if (this->thread == 0) this->r.push();
     this->r.parallel_for(this->thread, this->index, items, body);
   }
   template <class Body>

@@ -1,21 +1,22 @@
 """route, which chooses experts for each token, and experts, which computes what they make of it."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 from ckdist import native
 from ckdist.errors import LayoutError
-from ckdist.layout import Dim
+from ckdist.layout import Dim, Range
 from ckdist.mesh import HOST, LOCAL, WHOLE
 from ckdist.program.lowered import MatrixKey, layer_of
 from ckdist.program.ops.elementwise import GATES, gated
+from ckdist.program.ops.low_rank import padded
 from ckdist.program.ops.op import Arrays, Attrs, Inferred, Values, Weights, lower, op, summed_over, unsharded, whole
-from ckdist.program.program import Instr, Weight
+from ckdist.program.program import Instr, Value, Weight
 from ckdist.program.rank_context import RankContext
-from ckdist.program.step import ABSENT, Span, ValueIndex, VectorIndex
+from ckdist.program.step import ABSENT, NO_SPAN, ValueIndex, VectorIndex
 
 if TYPE_CHECKING:  # which import the ops
     from ckdist.program.fusion import Group
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # which import the ops
 
 Part = TypeVar("Part", Weight, np.ndarray)  # of an instruction's weights, or its arrays
 
+DOWN = 2  # of an expert's matrices
 SCORES = native.numbers("ckdist_scores", "ckdist_scores_")
 
 
@@ -87,13 +89,45 @@ def lower_route(lowering: "Lowering", group: "Group") -> None:
     """No step: experts are chosen by the step that computes them."""
 
 
+@dataclass(frozen=True)
+class ExpertWeights(Generic[Part]):
+    """An instruction's weights: gate, up and down of the chosen experts and then of those that all tokens take, the
+    chosen ones' `biases` or none, and by the number of a matrix its A and B of LoRA.
+    """
+
+    matrices: list[Part]
+    biases: list[Part]
+    low: Mapping[int, tuple[Part, Part]]
+
+    def low_of(self, first: int) -> list[tuple[Part, Part] | None]:
+        """Of gate, up and down from a number on."""
+        return [self.low.get(first + at) for at in range(3)]
+
+
+def split_weights(weights: Sequence[Part], attrs: Attrs) -> ExpertWeights[Part]:
+    """By kind: the matrices, three biases where these are `biased`, and A and B of each of the `adapted` matrices."""
+    adapted, biases = attrs.get("adapted", ()), 3 if attrs.get("biased") else 0
+    low = weights[len(weights) - 2 * len(adapted) :] if adapted else []
+    end = len(weights) - len(low) - biases
+    pairs = dict(zip(adapted, zip(low[::2], low[1::2], strict=True), strict=True))
+    return ExpertWeights(list(weights[:end]), list(weights[end : end + biases]), pairs)
+
+
+def reads_input(weights: Sequence[Weight], attrs: Attrs) -> list[Weight]:
+    """The matrices that multiply the experts' input: gates and ups, and their A."""
+    split = split_weights(weights, attrs)
+    return [w for at, w in enumerate(split.matrices) if at % 3 < 2] + [
+        a for at, (a, _) in split.low.items() if at % 3 < 2
+    ]
+
+
 def infer_experts(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """As x, partial where the experts or their intermediate size are sharded; LayoutError where weights do not fit."""
     x = inputs[0]
     whole("experts", *inputs)
     unsharded("experts", x)
-    partial = set()
-    matrices, biases = split_weights(weights, attrs)
+    partial, split = set(), split_weights(weights, attrs)
+    matrices, biases = split.matrices, split.biases
     for at in range(0, len(matrices), 3):
         gate, up, down = matrices[at : at + 3]
         fits = gate.dims == up.dims and gate.dims[-1] == x.dims[-1] and down.dims[-2] == x.dims[-1]
@@ -106,13 +140,11 @@ def infer_experts(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     for matrix, bias in zip(matrices, biases, strict=False):
         if bias.dims != (replace(matrix.dims[0], width=matrix.dims[1].elements),):
             raise LayoutError(f"experts: {bias} is no bias of {matrix}: it needs all rows of each of the same experts")
+    for at, (a, b) in split.low.items():
+        *stack, rows, columns = matrices[at].dims
+        if a.dims != (*stack, b.dims[-1], columns) or b.dims != (*stack, rows, b.dims[-1]):
+            raise LayoutError(f"experts: {a} and {b} do not lead from the columns of {matrices[at]} to its rows")
     return [(x.dims, partial.pop())]
-
-
-def split_weights(weights: Sequence[Part], attrs: Attrs) -> tuple[list[Part], list[Part]]:
-    """The matrices, and the biases of the chosen experts' gate, up and down, where these are `biased`."""
-    count = len(weights) - (3 if attrs.get("biased") else 0)
-    return list(weights[:count]), list(weights[count:])
 
 
 @op("experts", infer_experts)
@@ -121,10 +153,11 @@ def experts(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs)
     then that of the experts that all tokens take. Fedus et al. 2021, arXiv:2101.03961.
 
     Biases, (experts * rows of a matrix,), are of the chosen experts; where the result is partial over shards of their
-    size, the first rank adds that of down.
+    size, the first rank adds that of down. Matrices that are `adapted` are W + scale * B A: see `low_rank`.
     """
     x, chosen, shares = inputs
-    (gate, up, down, *shared), biases = split_weights(weights, attrs)
+    split = split_weights(weights, attrs)
+    (gate, _, _, *shared), biases, low = split.matrices, split.biases, split.low_of(0)
     experts_dim, ffn = attrs["weights"][0].dims[:2]
     first, (begin, end) = context.share(experts_dim)[0], context.share(ffn)
     out = np.zeros_like(x)
@@ -133,17 +166,36 @@ def experts(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs)
         own = [bias.reshape(len(gate), -1)[e] for bias in biases]
         if own:
             own = [own[0][begin:end], own[1][begin:end], own[2] * np.float32(context.adds_bias(ffn))]
-        out[rows] += shares[rows, slots, None] * _expert(context, x[rows], [gate[e], up[e], down[e]], own, attrs)
+        pairs = [pair and (pair[0][e], pair[1][e]) for pair in low]
+        matrices = [w[e] for w in split.matrices[:3]]
+        out[rows] += shares[rows, slots, None] * _expert(context, x[rows], matrices, own, pairs, attrs)
     if shared:
-        out += shares[:, -1:] * _expert(context, x, shared, [], attrs)
+        out += shares[:, -1:] * _expert(context, x, shared, [], split.low_of(3), attrs)
     return [out]
 
 
-def _expert(context: RankContext, x: np.ndarray, weights: Arrays, biases: Arrays, attrs: Attrs) -> np.ndarray:
-    """What one makes of x: (rows, hidden) -> the same. `biases`: of gate, up and down, or none."""
-    gate, up, down = weights
-    of_gate, of_up, of_down = biases or [np.float32(0)] * 3
-    return gated(context, [x @ gate.T + of_gate, x @ up.T + of_up], [], attrs)[0] @ down.T + of_down
+def _expert(
+    context: RankContext,
+    x: np.ndarray,
+    weights: Arrays,
+    biases: Arrays,
+    low: Sequence[tuple[np.ndarray, np.ndarray] | None],
+    attrs: Attrs,
+) -> np.ndarray:
+    """What one makes of x: (rows, hidden) -> the same. `biases` and `low`: of gate, up and down; of none, or absent."""
+    of_gate, of_up, of_down = (
+        lambda y, w=w, bias=bias, pair=pair: adapted(y, w, pair, attrs) + bias
+        for w, bias, pair in zip(weights, biases or [np.float32(0)] * 3, low, strict=True)
+    )
+    return of_down(gated(context, [of_gate(x), of_up(x)], [], attrs)[0])
+
+
+def adapted(x: np.ndarray, w: np.ndarray, pair: tuple[np.ndarray, np.ndarray] | None, attrs: Attrs) -> np.ndarray:
+    """X @ w.T, and where there are A and B, scale * (x @ A.T) @ B.T with it."""
+    if pair is None:
+        return x @ w.T
+    a, b = pair
+    return x @ w.T + np.float32(attrs["scale"]) * ((x @ a.T) @ b.T)
 
 
 @lower("experts", "inference")
@@ -155,10 +207,10 @@ def lower_experts(lowering: "Lowering", group: "Group") -> None:
     if routed is None:
         raise LayoutError(f"cannot lower %{chosen.name}: experts are chosen by a route")
     logits, *switch = (lowering.place_of(v) for v in routed.inputs)
-    weights, biases = split_weights([instr.weight(index) for index in range(len(instr.weights))], instr.attrs)
-    used, rows = routed.attrs["used"], lowering.most_rows(x)
-    sets = [_set(lowering, instr, weights[:3], rows * used) | _bias_fields(lowering, weights[0].dims[-2], biases)]
-    sets += [_set(lowering, instr, weights[3:], rows) | NO_BIAS] if len(weights) > 3 else []
+    split = split_weights([instr.weight(index) for index in range(len(instr.weights))], instr.attrs)
+    weights, used, rows = split.matrices, routed.attrs["used"], lowering.most_rows(x)
+    sets = [_set(lowering, instr, split, 0, rows * used) | _bias_fields(lowering, weights[0].dims[-2], split.biases)]
+    sets += [_set(lowering, instr, split, 3, rows) | NO_BIAS] if len(weights) > 3 else []
     (out,) = lowering.results([instr.outputs[0]])
     lowering.at[instr.outputs[0].name] = out
     layer = layer_of(weights[0].name) or 0
@@ -208,15 +260,16 @@ def _host_experts(lowering: "Lowering", experts: Dim) -> list[int]:
     return [*(begin for begin, _ in held), held[-1][1]]
 
 
-def _set(lowering: "Lowering", instr: Instr, weights: list[Weight], rows: int) -> dict[str, Any]:
-    """The fields of a `struct ckdist_expert_set` that is computed for at most so many rows."""
+def _set(lowering: "Lowering", instr: Instr, split: ExpertWeights[Weight], number: int, rows: int) -> dict[str, Any]:
+    """The fields of a `struct ckdist_expert_set`, whose matrices are those from `number` on, that is computed for at
+    most so many rows.
+    """
     x = instr.inputs[0]
-    gate, up, down = weights
+    gate, up, down = split.matrices[number : number + 3]
     hidden = (0, x.dims[-1].elements)
     pieces = lowering.shares(gate.dims[-2])  # of each rank, for all sets alike
     joined = lowering.buffer("arena", sum(end - begin for begin, end in pieces), rows=rows, selected=x.selected)
-    first = ValueIndex(len(lowering.buffers))
-    lowering.buffers += [lowering.as_activations(down, piece, rows, x.selected) for piece in pieces]
+    activations = [lowering.as_activations(down, piece, rows, x.selected) for piece in pieces]
     held = gate.dims[0].share(lowering.mesh) if len(gate.dims) > 2 else (0, 1)
     stack = held if len(gate.dims) > 2 and gate.dims[0].axis else None
     by_rows = lambda w: lowering.matrix([MatrixKey(w.name, piece, hidden, stack) for piece in pieces])
@@ -229,5 +282,37 @@ def _set(lowering: "Lowering", instr: Instr, weights: list[Weight], rows: int) -
         "up": by_rows(up),
         "down": lowering.matrix([MatrixKey(down.name, hidden, piece, stack) for piece in pieces]),
         "joined": joined,
-        "activations": Span(first, len(pieces)),
+        "activations": lowering.shards(activations),
+        **_low_fields(lowering, x, split.low_of(number), pieces, stack, rows),
     }
+
+
+def _low_fields(
+    lowering: "Lowering",
+    x: Value,
+    low: Sequence[tuple[Weight, Weight] | None],
+    pieces: Sequence[Range],
+    stack: Range | None,
+    rows: int,
+) -> dict[str, Any]:
+    """The fields of a set's matrices of LoRA: A and B of gate, up and down, and where down's reads and writes."""
+    no_low: dict[str, Any] = {"a": NO_SPAN, "b": NO_SPAN}
+    hidden, found = (0, x.dims[-1].elements), [no_low, no_low, no_low]
+    fields: dict[str, Any] = {"low_x": ValueIndex(ABSENT), "low_activations": NO_SPAN, "low": ValueIndex(ABSENT)}
+    for at, pair in enumerate(low):
+        if pair is None:
+            continue
+        a, b = pair
+        ranks = (0, padded(a.dims[-2].elements))
+        columns, parts = (pieces, [hidden]) if at == DOWN else ([hidden], pieces)
+        found[at] = {
+            "a": lowering.matrix([MatrixKey(a.name, ranks, part, stack) for part in columns]),
+            "b": lowering.matrix([MatrixKey(b.name, part, ranks, stack) for part in parts]),
+        }
+        if at == DOWN:
+            buffers = [lowering.as_activations(a, piece, rows, x.selected) for piece in pieces]
+            fields["low_activations"] = lowering.shards(buffers)
+            fields["low"] = lowering.buffer("arena", len(pieces) * ranks[1], rows=rows, selected=x.selected)
+        else:
+            fields["low_x"] = lowering.activations(x, a.name).first
+    return {**fields, "gate_low": found[0], "up_low": found[1], "down_low": found[DOWN]}

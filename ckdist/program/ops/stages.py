@@ -1,7 +1,8 @@
-"""recv and send: what a stage gets from the previous one, and gives the next.
+"""recv and send: what a stage gets from the previous one, and gives the next; in a backward pass gradients the other
+way.
 
-The ranks of a stage share the rows: each receives its own from the rank with the same place in the previous stage. What
-it has is a summand of the whole, as an embedding of a part of the vocabulary is.
+The ranks of a stage share the rows: each receives its own from the rank with the same place in the other stage. What it
+has is a summand of the whole, as an embedding of a part of the vocabulary is.
 """
 
 from typing import TYPE_CHECKING
@@ -9,12 +10,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckdist.layout import even_ranges
-from ckdist.program.ops.op import Arrays, Attrs, Inferred, Values, Weights, lower, op, unsharded, whole
+from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, lower, op, unsharded, vjp, whole
+from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 
 if TYPE_CHECKING:  # which import the ops
+    from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
     from ckdist.program.lower import Lowering
+    from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_recv(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -25,9 +29,10 @@ def infer_recv(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 @op("recv", infer_recv)
 def recv(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """This rank's rows of what was sent, and zeros; `context.received`: of all ranks of the stage."""
-    rows = np.zeros_like(context.received)
+    received = context.received[attrs["stage"]]
+    rows = np.zeros_like(received)
     begin, end = (0, len(rows)) if attrs["axis"] is None else _own_rows(context, attrs["axis"], len(rows))
-    rows[begin:end] = context.received[begin:end]
+    rows[begin:end] = received[begin:end]
     return [rows]
 
 
@@ -42,6 +47,21 @@ def lower_recv(lowering: "Lowering", group: "Group") -> None:
     value = group.instr.outputs[0]
     (lowering.at[value.name],) = lowering.results([value])
     lowering.emit("recv", out=lowering.at[value.name])
+
+
+@lower("recv", "training")
+def lower_recv_rows(lowering: "TrainingLowering", instr: Instr) -> None:
+    """A step."""
+    peer, tag = lowering.message(instr.attrs["stage"], lowering.chunk)
+    is_shared = instr.attrs["axis"] is not None
+    lowering.emit("recv_rows", out=lowering.output(instr.outputs[0]), peer=peer, tag=tag, shared=is_shared)
+
+
+@vjp("recv")
+def recv_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """The gradient goes back to where the value came from."""
+    g.emit("send", (grads[0],), names=["d_sent"], to=instr.attrs["stage"], axis=instr.attrs["axis"])
+    return [None]
 
 
 def infer_send(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -61,3 +81,17 @@ def send(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) ->
 def lower_send(lowering: "Lowering", group: "Group") -> None:
     """A step, which makes the residual that it sends."""
     lowering.emit("send", **lowering.residual(group.instr.inputs[0]).fields())
+
+
+@lower("send", "training")
+def lower_send_rows(lowering: "TrainingLowering", instr: Instr) -> None:
+    """A step."""
+    peer, tag = lowering.message(lowering.chunk, instr.attrs["to"])
+    is_shared = instr.attrs["axis"] is not None
+    lowering.emit("send_rows", x=lowering.value(instr.inputs[0]), peer=peer, tag=tag, shared=is_shared)
+
+
+@vjp("send")
+def send_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
+    """The gradient that comes back from there, with which a backward pass begins."""
+    return [grads[0]]

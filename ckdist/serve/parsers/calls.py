@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping
 
 from ckdist.serve.parsers.delta import Delta
 from ckdist.serve.parsers.reader import NotAsExpected, Parsing, TextReader
-from ckdist.tokens.tool_format import ToolFormat
+from ckdist.tokens.tool_format import NAME_KEYS, ToolFormat
 
-NAME_KEYS = ("name", "function", "tool_name")
 ARGUMENTS_KEYS = ("arguments", "parameters", "args", "input")
 MAX_NAME = 256
 OBJECTS = ("object", "llama3")  # kinds whose call is one JSON object

@@ -5,8 +5,8 @@ import json
 
 from ckdist.serve.parsers.calls import CallReader
 from ckdist.serve.parsers.reader import NotAsExpected, Parsing
+from ckdist.tokens.tool_format import PYTHON_TAG
 
-TAG = "<|python_tag|>"
 CODE_TOOLS = ("code_interpreter", "python", "ipython")
 MAX_CALL = 64 << 10  # characters of a call in Python
 
@@ -17,7 +17,7 @@ class PythonTagCallReader(CallReader):
     @property
     def trigger(self) -> str:
         """The tag."""
-        return TAG
+        return PYTHON_TAG
 
     @property
     def may_be_bare(self) -> bool:
@@ -29,7 +29,7 @@ class PythonTagCallReader(CallReader):
         yield from self.reader.space()
         if (yield from self.reader.peek()) == "{":
             yield from self.call()
-            while (yield from self._tried(";")) or (yield from self._tried(TAG)):
+            while (yield from self._tried(";")) or (yield from self._tried(PYTHON_TAG)):
                 yield from self.call()
             return
         parts = list[str]()

@@ -3,6 +3,7 @@ prompt.
 """
 
 import dataclasses
+from collections.abc import Callable
 
 from ckdist.serve.parsers.form import AnswerForm
 from ckdist.serve.requests.tools import Tools
@@ -10,9 +11,10 @@ from ckdist.tokens.chat import ChatTemplate
 from ckdist.tokens.grammar import check_grammar, quoted
 from ckdist.tokens.harmony import CHANNEL, END, MARKS, MESSAGE, begun, is_harmony
 from ckdist.tokens.harmony_grammar import harmony_grammar
+from ckdist.tokens.text_before_calls import ANY, Literal
 from ckdist.tokens.tokenizer import Tokenizer
-from ckdist.tokens.tool_format import ToolFormat
-from ckdist.tokens.tool_grammar import ANSWER, Literal, ToolGrammar, with_answer, with_thought
+from ckdist.tokens.tool_format import PYTHON_TAG, ToolFormat
+from ckdist.tokens.tool_grammar import ANSWER, ToolGrammar, with_answer, with_thought
 
 # Text in a template's source: the format that comparing its prompts does not show.
 NAMED = {
@@ -32,7 +34,6 @@ THOUGHTS = (
     ("<thinking>", "</thinking>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
-PYTHON_TAG = "<|python_tag|>"
 
 
 def answer_form(tokenizer: Tokenizer, prompt: str, tools: Tools, split_reasoning: bool) -> AnswerForm | None:
@@ -86,35 +87,55 @@ def answer_grammar(tokenizer: Tokenizer, form: AnswerForm | None, tools: Tools, 
     if form.channels is not None:
         return _grammar_in_channels(tokenizer, form, tools, structure)
     thought_end = form.think[1] if form.think is not None and form.in_thought else None
-    literal = lambda text: _literal(tokenizer, text)
-    if form.calls is not None and (tools.must_call or structure is not None):
-        or_answer = structure is not None and not tools.must_call
-        lark = ToolGrammar(form.calls, literal, tools.strict).lark(
-            tools.schemas, tools.parallel, thought_end, or_answer
-        )
-        grammar = with_answer(lark, structure) if or_answer and structure is not None else lark
-        check_grammar(grammar, "tools")
-        return grammar
+    if form.calls is not None and (tools.must_call or tools.strict or structure is not None):
+        return _grammar_of_calls(tokenizer, form, tools, structure)
     if structure is None or thought_end is None:
         return structure
-    return with_answer(with_thought(f"@{ANSWER}", [], thought_end, literal), structure)
+    return with_answer(with_thought(f"@{ANSWER}", [], thought_end, _literals(tokenizer)), structure)
+
+
+def _grammar_of_calls(tokenizer: Tokenizer, form: AnswerForm, tools: Tools, structure: str | None) -> str:
+    """Of calls that must come, that may come instead of an answer by `structure`, or anywhere in a free one."""
+    calls = form.calls
+    assert calls is not None, "the answer may have calls"
+
+    def grammar(literal: Literal) -> str:
+        """With marks as this writes them."""
+        rules = ToolGrammar(calls, literal, tools.strict)
+        if structure is None and not tools.must_call:
+            return rules.lark_in_text(tools.schemas, tools.parallel, form.think, form.in_thought)
+        thought_end = form.think[1] if form.think is not None and form.in_thought else None
+        lark = rules.lark(tools.schemas, tools.parallel, thought_end, or_answer=not tools.must_call)
+        return lark if tools.must_call or structure is None else with_answer(lark, structure)
+
+    return _checked(grammar, tokenizer, "tools")
 
 
 def _grammar_in_channels(tokenizer: Tokenizer, form: AnswerForm, tools: Tools, structure: str | None) -> str | None:
     """As `answer_grammar`; where the prompt has begun a message, the answer is its text alone."""
     must_call = form.calls is not None and tools.must_call
-    if (structure is None and not must_call) or MESSAGE in (form.channels or ""):
+    strict = form.calls is not None and tools.strict
+    if (structure is None and not must_call and not strict) or MESSAGE in (form.channels or ""):
         return structure
     schemas = tools.schemas if form.calls is not None else {}
-    answers = structure is not None and not must_call
+    answer = None if must_call else ANY if structure is None else f"@{ANSWER}"
 
     def grammar(literal: Literal) -> str:
         """With marks as this writes them."""
-        lark = harmony_grammar(literal, schemas, tools.strict, answers)
-        return with_answer(lark, structure) if answers and structure is not None else lark
+        lark = harmony_grammar(literal, schemas, tools.strict, answer)
+        return lark if must_call or structure is None else with_answer(lark, structure)
 
-    check_grammar(grammar(quoted), "tools" if form.calls is not None else "response_format")  # which knows bytes alone
-    return grammar(lambda text: _literal(tokenizer, text))
+    return _checked(grammar, tokenizer, "tools" if form.calls is not None else "response_format")
+
+
+def _checked(grammar: Callable[[Literal], str], tokenizer: Tokenizer, field: str) -> str:
+    """A grammar with the vocabulary's control tokens, checked with their texts: the check knows bytes alone."""
+    check_grammar(grammar(quoted), field)
+    return grammar(_literals(tokenizer))
+
+
+def _literals(tokenizer: Tokenizer) -> Literal:
+    return lambda text: _literal(tokenizer, text)
 
 
 def _markers(tokenizer: Tokenizer, form: AnswerForm) -> tuple[int, ...]:

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "runtime/shares.h"
+#include "runtime/steps/low_rank.h"
 #include "runtime/steps/packed_weight.h"
 #include "runtime/steps/routing.h"
 
@@ -18,13 +19,15 @@ constexpr int64_t kScratchFloats = 32 << 10;   // products before they are joine
 constexpr int64_t kBlockRows = 64;             // of a product at a time, where there are many
 constexpr int64_t kBlockBytes = 256 << 10;     // of weights likewise
 constexpr int64_t kLeastRows = 4;              // fewer cost as much
+constexpr int64_t kLowRows = 256;              // of which matrices A of LoRA make something at a time
 
 struct Experts : StepRun<Inference, ckdist_experts_step> {
   using Set = ckdist_expert_set;
 
   struct Room {
     uint8_t* gathered;
-    float *scratch, *sums, *logits;
+    float *scratch, *sums, *logits, *low;  // low: what matrices A of gate and up make of rows, side by side
+    LowRankSum low_sum;
     Choice choice;  // of few rows, which every thread makes for itself
     Grouping grouping;
   };
@@ -46,9 +49,8 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
   static Room room(Carver& c, const Inference& r, const Fields& step) {
     Room it{};
     int64_t row = 0;
-    for (int s = 0; s < step.count; s++)
-      row = std::max({row, Inference::activation_stride(r.value(step.sets[s].gate_x)),
-                      Inference::activation_stride(r.value(step.sets[s].up_x))});
+    for (int i = 0; i < kInputs * step.count; i++)
+      if (const int x = input(step, i); x >= 0) row = std::max(row, Inference::activation_stride(r.value(x)));
     it.gathered = c.bytes(std::max(kGatheredBytes, row));
     it.scratch = c.floats(kScratchFloats);
     it.sums =
@@ -56,8 +58,33 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     it.logits = c.floats(r.value(step.logits).width * 2 + 2 * step.routing.groups);
     it.choice = Choice::carve(c, Inference::kReplicatedRows, step.routing.used);
     it.grouping = Grouping::carve(c, Inference::kReplicatedRows, step);
+    int64_t low = 0;
+    for (int s = 0; s < step.count; s++) low = std::max(low, low_width(r, step.sets[s]));
+    if (low > 0) it.low = c.floats(kLowRows * low);
+    if (low > 0 || has_low(step)) it.low_sum = LowRankSum::carve(c);
     return it;
   }
+  // The sets' activations, so many of each, of which some or all may be the same; -1: a set has none.
+  static constexpr int kInputs = 3;
+  static int input(const Fields& step, int i) {
+    const Set& set = step.sets[i / kInputs];
+    return i % kInputs == 0 ? set.gate_x : i % kInputs == 1 ? set.up_x : set.low_x;
+  }
+  static bool has_low(const Fields& step) {
+    return std::any_of(step.sets, step.sets + step.count, [](const Set& set) { return set.down_low.a.count > 0; });
+  }
+  // Elements of a row that matrices A of gate and up make.
+  static int64_t low_width(const Inference& r, const Set& set) {
+    return a_columns(r, set, set.gate_low) + a_columns(r, set, set.up_low);
+  }
+  static int64_t a_columns(const Inference& r, const Set& set, const ckdist_low_rank& low) {
+    return low.a.count > 0 ? tiles_each(r, set, low.a.first) * kTileRows : 0;
+  }
+  // Tiles of one expert in a stack.
+  static int64_t tiles_each(const Inference& r, const Set& set, int32_t matrix) {
+    return r.matrix(matrix).tile_count() / set.count;
+  }
+  int64_t tiles_each(const Set& set, int32_t matrix) const { return tiles_each(r, set, matrix); }
   static int64_t thread_bytes(const Inference& r, const Fields& step) {
     Carver c;
     room(c, r, step);
@@ -135,8 +162,8 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     const int here = r.ranks->host();
     list_rows(travels.to, [&](int host) { return host == here ? -1 : here; }, [](int host) { return host; });
     list_rows(travels.from, [&](int host) { return host == here ? -1 : host; }, [&](int) { return here; });
-    for (int i = 0; i < 2 * step.count; i++)
-      if (const int x = input(i); first_use(i))
+    for (int i = 0; i < kInputs * step.count; i++)
+      if (const int x = input(step, i); x >= 0 && first_use(i))
         hosts.dispatch(travels.to, travels.from, r.step_activations(x), Inference::activation_stride(r.value(x)),
                        index);
   }
@@ -161,11 +188,9 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     return step.count > 1 ||
            std::any_of(experts, experts + step.routing.used, [&](int32_t e) { return e >= held[0] && e < held[1]; });
   }
-  // The sets' activations, two of each, of which some or all may be the same.
-  int input(int i) const { return i % 2 == 0 ? step.sets[i / 2].gate_x : step.sets[i / 2].up_x; }
   bool first_use(int i) const {
     for (int before = 0; before < i; before++)
-      if (input(before) == input(i)) return false;
+      if (input(step, before) == input(step, i)) return false;
     return true;
   }
 
@@ -200,8 +225,6 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
   }
 
   const Set& set_of(const ExpertRows& g) const { return step.sets[g.set]; }
-  // Tiles of one expert in a stack.
-  int64_t tiles_each(const Set& set, int32_t matrix) const { return r.matrix(matrix).tile_count() / set.count; }
   // Of all experts that rows have chosen.
   int64_t bytes_read() const {
     int64_t bytes = 0;
@@ -211,6 +234,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     for (int64_t i = 0; i < *grouping.count; i++) {
       const Set& set = set_of(grouping.groups[i]);
       add(set, set.gate), add(set, set.up), add(set, set.down);
+      for (const ckdist_low_rank* low : {&set.gate_low, &set.up_low, &set.down_low}) add(set, low->a), add(set, low->b);
     }
     return bytes;
   }
@@ -289,11 +313,13 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     const Set& set = set_of(g);
     const bool same = set.gate_x == set.up_x;  // one format
     const int64_t x_stride = Inference::activation_stride(r.value(set.gate_x));
-    const int64_t most = g.set == 1 ? g.rows : std::max<int64_t>(kGatheredBytes / x_stride, 1);
+    const int64_t few_rows = set.low_x < 0 ? g.rows : std::min(g.rows, kLowRows);
+    const int64_t most = g.set == 1 ? few_rows : std::min(few_rows, rows_gathered(set.gate_x));
     int64_t stride;
     float* const joined = r.floats(set.joined, &stride) + g.first * stride + column;
     for (int64_t row = 0; row < g.rows; row += most) {
       const Range chunk = {row, std::min(row + most, g.rows)};
+      make_low(g, chunk);
       const uint8_t* const x = same ? inputs(g, set.gate_x, chunk) : nullptr;
       const int64_t rows_each = few ? chunk.end - chunk.begin : std::min(kBlockRows, chunk.end - chunk.begin);
       const int64_t pair_bytes = r.matrix(set.gate.first + s).tile_bytes + r.matrix(set.up.first + s).tile_bytes;
@@ -304,14 +330,46 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
         for (int64_t at = chunk.begin; at < chunk.end; at += rows_each) {
           const Range block = {at, std::min(at + rows_each, chunk.end)};
           const uint8_t* const block_x = same ? x + (at - chunk.begin) * x_stride : inputs(g, set.gate_x, block);
-          join_block(g, s, column, some, block_x, block, joined + at * stride, stride);
+          join_block(g, s, column, some, block_x, block, at - chunk.begin, joined + at * stride, stride);
         }
       }
     }
   }
 
-  void join_block(const ExpertRows& g, int s, int64_t column, Range tiles, const uint8_t* x, Range rows, float* joined,
-                  int64_t stride) {
+  // Of activations that are gathered at a time.
+  int64_t rows_gathered(int x) const {
+    return std::max<int64_t>(kGatheredBytes / Inference::activation_stride(r.value(x)), 1);
+  }
+
+  // What matrices A of gate and up make of at most kLowRows rows of an expert.
+  void make_low(const ExpertRows& g, Range rows) {
+    const Set& set = set_of(g);
+    if (set.low_x < 0) return;
+    const int64_t most = g.set == 1 ? kLowRows : rows_gathered(set.low_x), width = low_width(r, set),
+                  stride = Inference::activation_stride(r.value(set.low_x));
+    for (int64_t row = rows.begin; row < rows.end; row += most) {
+      const Range some = {row, std::min(row + most, rows.end)};
+      const uint8_t* const x = inputs(g, set.low_x, some);
+      float* y = own.low + (row - rows.begin) * width;
+      for (const ckdist_low_rank* low : {&set.gate_low, &set.up_low}) {
+        if (low->a.count == 0) continue;
+        product(g, low->a.first, {0, tiles_each(set, low->a.first)}, x, stride, some.end - some.begin, y, width);
+        y += a_columns(r, set, *low);
+      }
+    }
+  }
+
+  // y += rows of x times tiles of an expert's matrix B.
+  void add_low(const ExpertRows& g, int b, Range tiles, int64_t columns, const float* x, int64_t x_stride, int64_t rows,
+               float* y, int64_t stride) const {
+    const int64_t before = g.expert * tiles_each(set_of(g), b);
+    own.low_sum.add(r.kernels, r.matrix(b), {before + tiles.begin, before + tiles.end}, columns, x, x_stride, rows, y,
+                    stride);
+  }
+
+  // `low_row`: of what make_low left, that of the first of the rows.
+  void join_block(const ExpertRows& g, int s, int64_t column, Range tiles, const uint8_t* x, Range rows,
+                  int64_t low_row, float* joined, int64_t stride) {
     const Set& set = set_of(g);
     const int64_t width = r.value(set.activations.first + s).floats;  // of the shard
     const int64_t from = tiles.begin * kTileRows, columns = std::min(tiles.end * kTileRows, width) - from,
@@ -321,6 +379,14 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     product(g, set.gate.first + s, tiles, x, x_stride, count, gate, scratch_stride);
     if (set.up_x != set.gate_x) x = inputs(g, set.up_x, rows);
     product(g, set.up.first + s, tiles, x, Inference::activation_stride(r.value(set.up_x)), count, up, scratch_stride);
+    if (set.low_x >= 0) {
+      const int64_t low_stride = low_width(r, set), of_gate = a_columns(r, set, set.gate_low);
+      const float* const low = own.low + low_row * low_stride;
+      if (of_gate > 0)
+        add_low(g, set.gate_low.b.first + s, tiles, columns, low, low_stride, count, gate, scratch_stride);
+      if (set.up_low.a.count > 0)
+        add_low(g, set.up_low.b.first + s, tiles, columns, low + of_gate, low_stride, count, up, scratch_stride);
+    }
     const int64_t bias = g.expert * set.bias_width + set.bias_column + column + from;
     add_bias(set.gate_bias, bias, columns, count, gate, scratch_stride);
     add_bias(set.up_bias, bias, columns, count, up, scratch_stride);
@@ -346,15 +412,31 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
       r.kernels.elementwise.add(r.vector(vector) + at, columns, rows + row * stride);
   }
 
-  // What the down projection of an expert reads.
+  // What the down projection of an expert reads, and what its matrix A of LoRA makes of that.
   void prepare(const ExpertRows& g) {
     const Set& set = set_of(g);
+    prepare(g, set.activations);
+    if (set.down_low.a.count == 0) return;
+    prepare(g, set.low_activations);
+    int64_t stride;
+    float* const low = r.floats(set.low, &stride) + g.first * stride;
+    for (int s = 0; s < set.down_low.a.count; s++) {
+      const int x = set.low_activations.first + s, a = set.down_low.a.first + s;
+      const int64_t bytes = Inference::activation_stride(r.value(x));
+      if (r.matrix(a).cols > 0)
+        product(g, a, {0, tiles_each(set, a)}, r.step_activations(x) + g.first * bytes, bytes, g.rows,
+                low + s * a_columns(r, set, set.down_low), stride);
+    }
+  }
+
+  // `joined` as matrices read it, for each shard.
+  void prepare(const ExpertRows& g, const ckdist_span& shards) {
     int64_t stride, column = 0;
-    const float* const joined = r.floats(set.joined, &stride) + g.first * stride;
-    for (int s = 0; s < set.activations.count; s++) {
-      const ckdist_value& a = r.value(set.activations.first + s);
+    const float* const joined = r.floats(set_of(g).joined, &stride) + g.first * stride;
+    for (int x = shards.first; x < shards.first + shards.count; x++) {
+      const ckdist_value& a = r.value(x);
       const int64_t bytes = Inference::activation_stride(a);
-      uint8_t* const out = r.step_activations(set.activations.first + s) + g.first * bytes;
+      uint8_t* const out = r.step_activations(x) + g.first * bytes;
       for (int64_t row = 0; a.width > 0 && row < g.rows; row++)
         r.kernels.elementwise.prepare(ActivationFormat(a.format), joined + row * stride + column, a.floats, a.lead,
                                       a.width, out + row * bytes);
@@ -395,6 +477,12 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     for (int64_t row = 0; row < g.rows; row += rows_each) {
       const int64_t count = std::min(rows_each, g.rows - row);
       product(g, set.down.first + s, tiles, in + row * x_stride, x_stride, count, own.scratch, width);
+      if (set.down_low.a.count > 0) {
+        int64_t low_stride;
+        const float* const low = r.floats(set.low, &low_stride) + (g.first + row) * low_stride;
+        add_low(g, set.down_low.b.first, tiles, columns, low + s * a_columns(r, set, set.down_low), low_stride, count,
+                own.scratch, width);
+      }
       if (s == set.biased)
         add_bias(set.down_bias, g.expert * r.value(step.out).width + tiles.begin * kTileRows, columns, count,
                  own.scratch, width);

@@ -1,5 +1,6 @@
 // All matrices that read one input, with their biases, low-rank additions, gate and soft cap.
 #include "runtime/shares.h"
+#include "runtime/steps/low_rank.h"
 #include "runtime/steps/packed_weight.h"
 
 namespace ckdist {
@@ -11,7 +12,6 @@ constexpr int64_t kGatedRows = 64;   // that a gate joins at a time, while the L
 constexpr int64_t kAheadBytes = 256 << 10;  // of a product's weights that are fetched before it begins
 // A product that is added to another is made of so many tokens and tiles at a time: it stays in the L2 cache.
 constexpr int64_t kSummedTokens = 256, kSummedTiles = 8;
-constexpr int64_t kLowTokens = 16, kLowTiles = 8;  // that a low-rank product has at a time
 
 struct Linear : StepRun<Inference, ckdist_linear_step> {
   using Product = ckdist_product;
@@ -151,23 +151,10 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
   // y += rows of `low` times tiles of a matrix B.
   void add_low(const Matrix& w, int low, Range tiles, Range rows, float* y, int64_t stride) {
     Carver c{r.memory(thread)};
-    float* const sums = room(c, step).sums;
     int64_t x_stride;
-    const float* const x = r.floats(low, &x_stride);
-    for (int64_t tile = tiles.begin; tile < tiles.end; tile += kLowTiles) {
-      const int64_t last = std::min(tile + kLowTiles, tiles.end), from = tile * kTileRows,
-                    width = std::min(last * kTileRows, w.rows) - from;
-      const Matrix part{w.type, width, w.cols, w.tile_bytes, w.tiles + tile * w.tile_bytes};
-      for (int64_t row = rows.begin; row < rows.end; row += kLowTokens) {
-        const int64_t n = std::min(kLowTokens, rows.end - row);
-        r.kernels.linear[int(w.type)].multiply(part, 0, last - tile,
-                                               reinterpret_cast<const uint8_t*>(x + row * x_stride), x_stride * 4, n,
-                                               sums, kLowTiles * kTileRows);
-        float* const to = y + (row - rows.begin) * stride + from - tiles.begin * kTileRows;
-        for (int64_t t = 0; t < n; t++)
-          r.kernels.elementwise.add(sums + t * kLowTiles * kTileRows, width, to + t * stride);
-      }
-    }
+    const float* const x = r.floats(low, &x_stride) + rows.begin * x_stride;
+    const int64_t columns = std::min(tiles.end * kTileRows, w.rows) - tiles.begin * kTileRows;
+    room(c, step).low.add(r.kernels, w, tiles, columns, x, x_stride, rows.end - rows.begin, y, stride);
   }
 
   // Tiles of gate and up, and what joins them. Of many rows a few with a few tiles at a time; few read long stretches
@@ -226,13 +213,14 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
   }
 
   struct Room {
-    float *product, *sums;  // (kSummedTokens, kSummedTiles * kTileRows), (kLowTokens, kLowTiles * kTileRows)
+    float* product;  // (kSummedTokens, kSummedTiles * kTileRows)
+    LowRankSum low;
   };
   static Room room(Carver& c, const Fields& step) {
     bool low = false;
     for (int m = 0; m < step.count; m++) low |= step.products[m].low.count > 0;
     return {step.summed ? c.floats(kSummedTokens * kSummedTiles * kTileRows) : nullptr,
-            low ? c.floats(kLowTokens * kLowTiles * kTileRows) : nullptr};
+            low ? LowRankSum::carve(c) : LowRankSum{}};
   }
 };
 

@@ -1,0 +1,49 @@
+"""One step's batches through a rank's stage, in the order of 1F1B; of the only stage one after the other."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ckdist.train.batch import PackedBatch
+from ckdist.train.executable import TrainingExecutable
+from ckdist.train.one_f_one_b import passes
+from ckdist.train.stage import TrainingStage
+
+
+@dataclass(frozen=True)
+class StepSums:
+    """The sums of losses and of load-balancing losses, 0 on ranks without the model's last layers; and the seconds in
+    which this rank did not wait for other stages.
+    """
+
+    loss: float
+    balance: float
+    busy: float
+
+
+def forward_backward(executable: TrainingExecutable, stage: TrainingStage, batches: Sequence[PackedBatch]) -> StepSums:
+    """The losses and the gradients of one step, from zero; a collective call. The errors of the executable's."""
+    executable.zero_grad()
+    chunks = len(stage.chunks)
+    if chunks > 1:
+        batches = _filled_up(batches, stage.count)
+    loss = balance = busy = 0.0
+    for each in passes(stage.number, stage.count, chunks, len(batches)):
+        batch, slot = batches[each.batch], each.batch % max(1, stage.waiting[each.chunk])
+        began = time.perf_counter()
+        if each.backward:
+            is_last = each.batch == len(batches) - 1
+            loss += executable.forward_backward(batch, is_last, each.chunk, slot)
+            balance += executable.balance
+        else:
+            executable.forward(batch, each.chunk, slot)
+        busy += time.perf_counter() - began - executable.waited
+    return StepSums(loss, balance, busy)
+
+
+def _filled_up(batches: Sequence[PackedBatch], stages: int) -> list[PackedBatch]:
+    """The batches and others without targets, so that interleaved stages have a multiple of their number."""
+    empty = PackedBatch(np.zeros(1, np.int32), np.full(1, -1, np.int32), np.array([0, 1], np.int32))
+    return [*batches, *[empty] * (-len(batches) % stages)]
