@@ -37,11 +37,19 @@ def prepared(tokenizer):
     return run
 
 
-@pytest.mark.parametrize("kind", ["chat", "messages", "response", "infill"])
-def test_a_model_with_an_encoder_completes_alone(tokenizer, kind):
+@pytest.mark.parametrize(
+    "kind, body",
+    [
+        ("chat", BODIES["chat"]),
+        ("messages", {**BODIES["chat"], "max_tokens": 5}),
+        ("response", {"input": "ab"}),
+        ("infill", {"input_prefix": "a", "input_suffix": "b"}),
+    ],
+)
+def test_a_model_with_an_encoder_completes_alone(tokenizer, kind, body):
     facts = ModelFacts("m", VOCAB, 256, encodes=True)
-    with pytest.raises(RequestError, match="has an encoder, and no .*; use /v1/completions"):
-        prepare(kind, json.dumps(BODIES.get(kind, {"messages": []})).encode(), tokenizer, facts)
+    with pytest.raises(RequestError, match="has an encoder, and no"):
+        prepare(kind, json.dumps(body).encode(), tokenizer, facts)
     assert prepare("completion", b'{"prompt": "ab"}', tokenizer, facts).prompts
 
 

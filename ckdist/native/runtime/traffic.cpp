@@ -44,8 +44,7 @@ int64_t Traffic::bytes(const BatchView& batch) const {
   int64_t total = weights_;
   for (const Cache& cache : caches_)
     for (int64_t s = 0; s < batch.sequences; s++) {
-      const int64_t positions =
-          cache.window == kCross ? batch.firsts[s] : int64_t{batch.chunks[s].first_position} + 1;
+      const int64_t positions = cache.window == kCross ? batch.firsts[s] : int64_t{batch.chunks[s].first_position} + 1;
       total += cache.bytes * (cache.window > 0 ? std::min(cache.window, positions) : positions);
     }
   return total;

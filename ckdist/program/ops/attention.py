@@ -129,17 +129,17 @@ class Heads:
         return inputs[index].reshape(len(inputs[index]), -1, self.widths[index])
 
     def scores(self, q: np.ndarray, k: np.ndarray, first: int = 0, head: int = 0) -> np.ndarray:
-        """Of local head `head` the scores of queries (tokens, head_dim), at positions from `first`, with keys (positions, head_dim); -inf
-        where not visible.
+        """Of local head `head` the scores of queries (tokens, head_dim), at positions from `first`, with keys
+        (positions, head_dim); -inf where not visible.
         """
-        scores = q @ k.T * np.float32(self.attrs["scale"])  # (tokens, positions)
-        if self.attrs["soft_cap"]:
-            scores = self.attrs["soft_cap"] * np.tanh(scores / self.attrs["soft_cap"])
         positions, own = np.arange(len(k))[None], first + np.arange(len(q))[:, None]
-        both, window = self.attrs.get("bidirectional", False), self.attrs["window"]
-        visible = (positions <= own) | both
+        scores = q @ k.T * np.float32(self.attrs["scale"])  # (tokens, positions)
         if self.biases is not None:  # (buckets, heads of all ranks)
             scores = scores + self.biases[bucket_of(positions - own, self.attrs), self.first + head]
+        if self.attrs["soft_cap"]:
+            scores = self.attrs["soft_cap"] * np.tanh(scores / self.attrs["soft_cap"])
+        both, window = self.attrs.get("bidirectional", False), self.attrs["window"]
+        visible = (positions <= own) | both
         if window:
             visible &= (positions > own - window) & (positions < own + window)
         return np.where(visible, scores, -np.inf)

@@ -19,8 +19,8 @@ TOKEN_BYTES = 4
 class ModelFacts:
     """`vocab_size` counts the rows of the embedding (a tokenizer may know fewer tokens); `context_length` is the tokens
     that a prompt and its output may have in all. With `strict_fields` a field that nobody knows is refused. `scores`:
-    of a cross-encoder what makes scores of what comes out, sigmoid or identity; "" of any other model. `encodes`: an encoder reads
-    prompts, and what follows is no continuation of them.
+    of a cross-encoder what makes scores of what comes out, sigmoid or identity; "" of any other model. `encodes`: an
+    encoder reads prompts, and what follows is no continuation of them.
     """
 
     name: str

@@ -17,7 +17,7 @@ struct AttentionFields {
   float scale, soft_cap;
   const float* sinks;  // of local heads; null: none
   bool bidirectional = false;
-  bool cross = false;                    // to what an encoder has read
+  bool cross = false;                      // to what an encoder has read
   const RelativeBias* relative = nullptr;  // null: none
 };
 

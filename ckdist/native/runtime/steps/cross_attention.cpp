@@ -24,9 +24,7 @@ struct StoreCross : AttentionRun<StoreCross, ckdist_store_cross_step> {
 };
 
 struct AttendCross : AttentionRun<AttendCross, ckdist_attend_cross_step> {
-  AttentionFields attention() const {
-    return {step.layer, step.q, step.out, 0, step.scale, 0.f, nullptr, false, true};
-  }
+  AttentionFields attention() const { return {step.layer, step.q, step.out, 0, step.scale, 0.f, nullptr, false, true}; }
   static int64_t thread_bytes(const Inference& r, const Fields& step) {
     const Inference::Layer& layer = r.layers[step.layer];
     return r.kernels.attention.scratch_bytes(layer.cache, kQueryTile, layer.max_heads_per_kv);
