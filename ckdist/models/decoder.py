@@ -42,19 +42,20 @@ def block(g: Tracer, x: Value, model: ModelSpec, layer: int, rows: Rows = every)
         """X and what a part adds to it."""
         return g.add(x, g.scale(norm(part, name), spec.residual_scale))
 
-    normed, mixer = norm(x, names.before_mixer), spec.mixer
+    normed, mixer, cross = norm(x, names.before_mixer), spec.mixer, spec.cross
+    of_mixed, rows = (rows, every) if cross is None else (every, rows)  # where rows are chosen: as late as attention is
     if isinstance(mixer, GatedDeltaNet):
-        mixed = gated_delta_net(g, normed, mixer, f"{path}.linear_attn", layer, eps, rows)
+        mixed = gated_delta_net(g, normed, mixer, f"{path}.linear_attn", layer, eps, of_mixed)
     elif isinstance(mixer, LatentAttention):
-        mixed = latent_attention(g, normed, mixer, f"{path}.self_attn", layer, eps, rows)
+        mixed = latent_attention(g, normed, mixer, f"{path}.self_attn", layer, eps, of_mixed)
     else:
-        mixed = attention(g, normed, mixer, f"{path}.self_attn", layer, eps, rows)
+        mixed = attention(g, normed, mixer, f"{path}.self_attn", layer, eps, of_mixed)
     of_mixer, of_ffn = names.replaces_stream
-    x = add(rows(normed if of_mixer else x), mixed, names.after_mixer)
-    if (cross := spec.cross) is not None:
+    x = add(of_mixed(normed if of_mixer else x), mixed, names.after_mixer)
+    if cross is not None:
         normed, cache = norm(x, cross.norm), model.first_cross_cache + layer
-        mixed = cross_attention(g, normed, cross.attention, f"{path}.cross_attn", cache)
-        x = add(normed if cross.replaces_stream else x, mixed, None)
+        mixed = cross_attention(g, normed, cross.attention, f"{path}.cross_attn", cache, rows)
+        x = add(rows(normed if cross.replaces_stream else x), mixed, None)
     normed, ffn = norm(x, names.before_ffn), spec.ffn
     x = normed if of_ffn else x
     if isinstance(ffn, MoeFfn):
