@@ -20,7 +20,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).parent.parent
 RECORD = pathlib.Path(__file__).with_suffix(".json")
 TOLERANCE = 0.01
-REPLAY = "ckdist::Inference::run(int const*, long)"
+STEP = ("ckdist_executable_publish", "ckdist_executable_run")
 DECODED, PROMPT = 8, 64
 CASES = [("avx2", "bf16"), ("avx2", "q8_0"), ("avx2", "q4_k"), ("baseline", "q8_0")]
 
@@ -42,7 +42,8 @@ def replay(quantize: str, tokens: int, chunk: int) -> None:
 def count(isa: str, quantize: str, tokens: int, chunk: int) -> int:
     """Instructions per token."""
     with tempfile.TemporaryDirectory() as folder:
-        command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={folder}/out", f"--toggle-collect={REPLAY}"]
+        command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={folder}/out"]
+        command += [f"--toggle-collect={function}" for function in STEP]
         command += [sys.executable, __file__, "--replay", quantize, str(tokens), str(chunk)]
         environment = {**os.environ, "CKDIST_ISA": isa, "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
