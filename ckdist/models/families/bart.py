@@ -1,6 +1,6 @@
 """BART (Lewis et al. 2019, arXiv:1910.13461): an encoder and a decoder with norms behind each part."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckdist.errors import ModelFileError
 from ckdist.models import from_config, limits
@@ -28,9 +28,10 @@ class Stack:
         heads = f.integer(f"{self.name}_attention_heads", 16, high=limits.MAX_HEADS)
         if hidden % heads:
             raise f.error("d_model", hidden, f"divisible by {self.name}_attention_heads ({heads})")
-        width, biased = hidden // heads, {"qkv_bias": True, "o_bias": True}
-        attention = Attention(heads, heads, width, width**-0.5, rope=None, bidirectional=not self.crosses, **biased)
-        cross = CrossAttention(Attention(heads, heads, width, width**-0.5, rope=None, **biased), replaces_stream=True)
+        width = hidden // heads
+        across = Attention(heads, heads, width, width**-0.5, rope=None, qkv_bias=True, o_bias=True)
+        attention = replace(across, bidirectional=not self.crosses)
+        cross = CrossAttention(across, replaces_stream=True)
         function = f.text("activation_function", "gelu")
         if function not in FUNCTIONS:
             raise f.error("activation_function", function, f"one of {', '.join(FUNCTIONS)}")
