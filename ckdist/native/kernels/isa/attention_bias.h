@@ -12,16 +12,16 @@ class ScoreBias {
   ScoreBias(const AttentionTask& task, int64_t row)
       : at_(task.bias + row % task.heads * (2 * task.bias_reach + 1) + task.bias_reach),
         query_(task.first_position + row / task.heads),
-        reach_(task.bias_reach) {}
+        end_(task.bias_reach) {}
 
   float of(int64_t key) const {
     const int64_t distance = key - query_;
-    return at_[distance < -reach_ ? -reach_ : distance > reach_ ? reach_ : distance];
+    return at_[distance < -end_ ? -end_ : distance > end_ ? end_ : distance];
   }
 
  private:
   const float* at_ = nullptr;  // of distance 0
-  int64_t query_ = 0, reach_ = 0;
+  int64_t query_ = 0, end_ = 0;
 };
 
 }  // namespace CKDIST_ISA
