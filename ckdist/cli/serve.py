@@ -50,7 +50,7 @@ def curl_line(url: str, config: ServeConfig, chats: bool, spec: ModelSpec | None
     """
     key = ' -H "Authorization: Bearer $API_KEY"' if config.api_key or config.api_key_file else ""
     path, body = "completions", {"prompt": "def main(", "max_tokens": 32}
-    if chats:
+    if chats and (spec is None or spec.encoder is None):
         question = "Explain in two sentences why the sky is blue."
         path, body = "chat/completions", {"messages": [{"role": "user", "content": question}], "max_tokens": 128}
     body = {**body, "temperature": 0}
@@ -64,12 +64,12 @@ def curl_line(url: str, config: ServeConfig, chats: bool, spec: ModelSpec | None
 
 def embedding_facts(config: ServeConfig, model: Model) -> dict[str, str | int]:
     """What the HTTP process has to know in order to embed: the pooling, how many texts go into a step, and of a
-    cross-encoder what makes scores of what comes out.
+    cross-encoder what makes scores of what comes out; and whether an encoder reads prompts.
     """
     scorer, sequences = model.spec.scorer, model.plan.cache.max_sequences
     pooling = stored_pooling(model.checkpoint) if config.pooling == "auto" or scorer else config.pooling
     scores = "" if scorer is None else "sigmoid" if scorer.sigmoid else "identity"
-    return {"pooling": pooling, "sequences": sequences, "scores": scores}
+    return {"pooling": pooling, "sequences": sequences, "scores": scores, "encodes": model.spec.encoder is not None}
 
 
 def open_line(config: ServeConfig, listener: socket.socket) -> str | None:

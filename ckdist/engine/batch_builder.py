@@ -23,7 +23,7 @@ class BatchBuilder:
         tokens = outputs = blocks = 0
         rows: list[tuple[int, int, int]] = []
         for chunk in step.chunks:
-            rows.append((chunk.tokens, chunk.first, self._add(chunk, tokens, outputs, blocks)))
+            rows.append((chunk.tokens, chunk.first, self._add(chunk, step.hidden, tokens, outputs, blocks)))
             tokens, outputs, blocks = tokens + chunk.tokens, outputs + chunk.rows, blocks + rows[-1][2]
         chunks = self._chunks[: len(rows)]
         chunks[:] = rows
@@ -37,11 +37,12 @@ class BatchBuilder:
             step.hidden,
         )
 
-    def _add(self, chunk: SequenceChunk, begin: int, outputs: int, block: int) -> int:
+    def _add(self, chunk: SequenceChunk, hidden: bool, begin: int, outputs: int, block: int) -> int:
         """Lays down a chunk behind so many tokens, outputs and blocks; how many blocks it has."""
         sequence, first, tokens, _, wanted = chunk
-        end, blocks = begin + tokens, -(-(first + tokens) // BLOCK_TOKENS)
-        self._token_ids[begin:end] = sequence.tokens[first : first + tokens]
+        end, blocks = begin + tokens, -(-max(first + tokens, sequence.first_text) // BLOCK_TOKENS)
+        ids = sequence.tokens if sequence.source is None or not hidden else sequence.source
+        self._token_ids[begin:end] = ids[first : first + tokens]
         self._block_tables[block : block + blocks] = sequence.block_table[:blocks]
         if wanted == 1:
             self._logits_indices[outputs] = end - 1

@@ -45,16 +45,18 @@ class Engine:
         self, executable: StepExecutable, sampler: TokenSampler, eos_token_ids: Collection[int] = (), *,
         max_waiting: int = 512, max_outputs: int | None = None, prefix_reuse: bool = True,
         more_stats: Callable[[], Mapping[str, float | str]] = dict, lane: Lane | None = None,
-        dry_breakers: DryBreakers | None = None, grammars: Grammars | None = None,
+        dry_breakers: DryBreakers | None = None, grammars: Grammars | None = None, start_tokens: Tokens = (),
     ) -> None:  # fmt: skip
         """eos_token_ids: end a sequence unless `ignore_eos`. max_waiting: length of the queue.
 
         max_outputs: rows of logits of one step, where fewer than its tokens. more_stats: numbers that `stats` gives
         besides the engine's own. lane: of a trace, where there is one. dry_breakers: of the vocabulary; without,
-        requests for DRY with sequence breakers are refused. grammars: of the vocabulary, likewise.
+        requests for DRY with sequence breakers are refused. grammars: of the vocabulary, likewise. start_tokens: with
+        which decoding begins where an encoder reads the prompt.
         """
         self.executable, self.vocab_size = executable, executable.vocab_size
         self._more_stats, self.lane, self._dry_breakers, self.grammars = more_stats, lane, dry_breakers, grammars
+        self._start = np.array(start_tokens, np.int32)
         self._compiling: list[Sequence] = []  # those that came with a grammar that was not compiled yet
         cache = executable.num_blocks * BLOCK_TOKENS
         self.max_positions = min(executable.context_length, cache)
@@ -68,7 +70,7 @@ class Engine:
         self.scheduler = Scheduler(
             self.pool, executable.max_tokens, executable.max_sequences,
             min(max_outputs or executable.max_tokens, executable.max_tokens), max_waiting, prefix_reuse,
-            executable.in_flight, whole_prompts=not executable.has_logits,
+            executable.in_flight, whole_prompts=not executable.has_logits or len(start_tokens) > 0,
         )  # fmt: skip
         self._builder = BatchBuilder(self.scheduler, self.max_positions)
         self._sequences: dict[Hashable, Sequence] = {}
@@ -103,7 +105,9 @@ class Engine:
         if not self.executable.has_logits:
             raise RequestError("the model is an encoder, which makes no text; ask it for embeddings", "model")
         check_sampling(params, self.vocab_size)
-        ids = self._check_prompt(id, prompt, params.max_tokens > 0)
+        if len(self._start) and params.prompt_logprobs is not None:
+            raise RequestError("an encoder reads the prompt, which has no log probabilities", "prompt_logprobs")
+        ids = self._check_prompt(id, prompt, params.max_tokens > 0 and not len(self._start))
         seed = secrets.randbits(63) if params.seed is None else params.seed % 2**64
         self.scheduler.check_room()
         breakers = self._dry_breakers if "dry" in params.active_samplers else None
@@ -112,8 +116,9 @@ class Engine:
         if params.grammar is not None and self.grammars is not None and not self.grammars.has_room(params.grammar):
             raise EngineBusy("too many grammars are being compiled; try again later")
         state = sampling_state(params, self.outputs.eos_token_ids, self.vocab_size, self._dry_breakers, self.grammars)
-        capacity = min(len(ids) + params.max_tokens, self.max_positions)
-        sequence = Sequence(id, ids, params, seed, capacity, time.monotonic(), state)
+        begin, source = (self._start, ids) if len(self._start) else (ids, None)
+        capacity = min(len(begin) + params.max_tokens, self.max_positions)
+        sequence = Sequence(id, begin, params, seed, capacity, time.monotonic(), state, source=source)
         self._queue(sequence)
         if state is not None and state.constraint is not None:
             self._compiling.append(sequence)
@@ -154,7 +159,7 @@ class Engine:
         self.scheduler.add(sequence)
         self._sequences[sequence.id] = sequence
         self._requests += 1
-        self._prompt_tokens += len(sequence.prompt)
+        self._prompt_tokens += sequence.prompt_tokens
 
     def _finish(self, sequence: Sequence) -> None:
         """Frees what a sequence that ended held."""
@@ -198,7 +203,7 @@ class Engine:
     def _collect(self) -> list[Output]:
         """What the oldest batch brings."""
         step, issued = self._in_flight.popleft()
-        masks = self._begin_masks(step.chunks)
+        masks = None if step.hidden else self._begin_masks(step.chunks)
         logits = self.executable.collect()  # (outputs, vocab)
         ran = time.monotonic_ns()
         if self.prediction is not None:
@@ -297,6 +302,8 @@ class Engine:
 
         Runs beside whatever else runs, in blocks of its own; raises RequestError when there are not enough of them.
         """
+        if len(self._start):
+            raise RequestError("the model has an encoder; its logits depend on what that has read", "model")
         ids = check_prompt(token_ids, self.vocab_size)
         if len(ids) > self.max_positions:
             raise RequestError(f"{len(ids)} tokens do not fit {self._room}; shorten them or raise --ctx-size", "prompt")

@@ -217,6 +217,8 @@ def load_model(
             "`ckdist serve` it and ask /v1/embeddings, or use LLM(...).embed"
         )
     agree(world, "set of flags or version", repr(_settings(config)))
+    if config.lora and checkpoint.spec.encoder is not None:
+        raise ConfigError(f"--lora is for decoders, and {checkpoint.path} has an encoder ({checkpoint.spec.family})")
     adapter = Adapter(pathlib.Path(config.lora), checkpoint.spec) if config.lora else None
     tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
     loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
@@ -279,6 +281,9 @@ def plan_and_open(traced: Traced, loader: ShardLoader, config: EngineConfig, wor
     max_tokens = step_tokens(config, checkpoint.spec)
     lowered = lower_for(loader, program, mesh, max_tokens)
     matrices, vectors = plan_shard(loader, lowered, adapter)
+    encoders = [] if checkpoint.spec.encoder is None else traced.hidden_programs
+    lowered_encoders = [lower_for(loader, one, mesh, max_tokens) for one in encoders]
+    read = [(of, *plan_shard(loader, of)) for of in lowered_encoders]  # their weights are others than decode's
     check_quantize(loader, lowered, world)
     weight_bytes = loader.planned_bytes + (adapter.bytes if adapter else 0)
     of_experts = dict.fromkeys(h for key, h in zip(lowered.matrices, matrices, strict=True) if is_expert(key.name))
@@ -292,6 +297,7 @@ def plan_and_open(traced: Traced, loader: ShardLoader, config: EngineConfig, wor
         handles = {k: m for k, m in zip(lowered.matrices, matrices, strict=True) if isinstance(m, MatrixHandle)}
         shards = HostShards(traced.rank.world, loader, handles, dict(zip(lowered.vectors, vectors, strict=True)))
     own = ExecutionPlan(lowered, [m.address for m in matrices], [v.address for v in vectors])
+    encoding = [ExecutionPlan(of, [m.address for m in ms], [v.address for v in vs]) for of, ms, vs in read]
 
     def plan_of(one: Program) -> ExecutionPlan:
         """Of a program that reads the weights of `lowered`."""
@@ -311,7 +317,7 @@ def plan_and_open(traced: Traced, loader: ShardLoader, config: EngineConfig, wor
         stored = None if token_program is None else stored_dims(token_program, program)
         by_host = lower_for(loader, token_program or program, mesh, max_tokens, stored, host_rows=True)
         plans.append(over_the_weights_of(plans[-1], by_host))
-    hidden_plans = [plan_of(one) for one in traced.hidden_programs]
+    hidden_plans = encoding or [plan_of(one) for one in traced.hidden_programs]
     if not checkpoint.spec.generates:
         plans, hidden_plans = [], plans
     return Shard(traced, loader, lowered, matrices, weight_bytes, plan, plans, hidden_plans, shards)
@@ -451,7 +457,7 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
     engine = Engine(
         model.executable, Sampler(model.spec.vocab_size), tokenizer.eos_token_ids,
         max_waiting=max_waiting, more_stats=stats, lane=lane, dry_breakers=DryBreakers(tokenizer),
-        grammars=Grammars(tokenizer, model.spec.vocab_size),
+        grammars=Grammars(tokenizer, model.spec.vocab_size), start_tokens=model.spec.start_tokens,
     )  # fmt: skip
     engine.prediction = model.prediction
     return engine, tokenizer

@@ -73,7 +73,8 @@ class OutputProcessor:
         for chunk in chunks:
             sequence = chunk.sequence
             pooling = sequence.pooling
-            assert pooling is not None  # of a step that makes hidden states
+            if pooling is None:  # an encoder has read its source
+                continue
             if chunk.rows:
                 pooling.take(rows[chunk.row : chunk.row + chunk.rows])
                 sequence.scored = min(chunk.first + chunk.tokens, len(sequence.prompt) - 1)
@@ -192,7 +193,7 @@ class OutputProcessor:
         if finish_reason is not None:
             self._finish(sequence)
         return Output(
-            sequence.id, tokens, logprobs, finish_reason, len(sequence.prompt), cached, prompt_logprobs, error
+            sequence.id, tokens, logprobs, finish_reason, sequence.prompt_tokens, cached, prompt_logprobs, error
         )
 
     def failed(self, sequence: Sequence, error: str, status: int) -> Output:

@@ -75,8 +75,8 @@ class Scheduler:
         """Of one step: `max_tokens`, `max_outputs`.
 
         `max_waiting`: length of the queue. `in_flight`: steps that are issued before the first has run, at most.
-        `whole_prompts`: of an encoder, a sequence is computed in one step and leaves nothing behind; none is then
-        longer than `max_tokens`.
+        `whole_prompts`: of an encoder, what it reads is computed in one step, and nothing is left behind for other
+        sequences; none is then longer than `max_tokens`.
         """
         self.in_flight = in_flight
         max_tokens = step_tokens(max_tokens, max_sequences, in_flight)
@@ -111,7 +111,7 @@ class Scheduler:
         prompts, hidden = False, self._next_is_hidden()
         decoding = -(-len(self.running) // self.in_flight)  # at most: the other steps have as many
         for sequence in tuple(self.running):
-            if (sequence.pooling is not None) is not hidden:
+            if sequence.wants_hidden is not hidden:
                 continue
             if (
                 sequence.state is not State.RUNNING
@@ -125,17 +125,17 @@ class Scheduler:
                 self._take(sequence)
         if prompts:
             for sequence in self.running:
-                if sequence.length - sequence.computed > 1 and (sequence.pooling is not None) is hidden:
+                if sequence.length - sequence.computed > 1 and sequence.wants_hidden is hidden:
                     self._take(sequence)
         while self.waiting and self._tokens < self.max_tokens and self._admit(self.waiting[0]):
-            if (self.running[-1].pooling is not None) is hidden:
+            if self.running[-1].wants_hidden is hidden:
                 self._take(self.running[-1])
         return Step(self._chunks, hidden) if self._chunks else None
 
     def _next_is_hidden(self) -> bool:
         """Whether the next step makes hidden states: what runs wants them, or it is their turn."""
         if not self.running:
-            self._hidden = bool(self.waiting) and self.waiting[0].pooling is not None
+            self._hidden = bool(self.waiting) and self.waiting[0].wants_hidden
         elif 0 < self._pooled < len(self.running):
             self._hidden = not self._hidden
         else:
@@ -145,6 +145,10 @@ class Scheduler:
     def commit(self, step: Step) -> None:
         """The step is issued: for all later ones its positions are in the cache, and blocks that it fills are known."""
         for sequence, first, tokens, _, _ in step.chunks:
+            if step.hidden and sequence.pooling is None:
+                sequence.encoded = True
+                self._pooled -= 1
+                continue
             sequence.computed = computed = first + tokens
             while (sequence.shared_blocks + 1) * BLOCK_TOKENS <= computed and not self.whole_prompts:
                 self.share_block(sequence)
@@ -155,14 +159,21 @@ class Scheduler:
         """Ends a sequence, wherever it is, and frees what it holds."""
         if sequence.state is State.RUNNING:
             self.running.remove(sequence)
-            self._pooled -= sequence.pooling is not None
+            self._pooled -= sequence.wants_hidden
             self._release(sequence)
         elif sequence.state is State.WAITING:
             self.waiting.remove(sequence)
         sequence.state = State.FINISHED
 
     def _take(self, sequence: Sequence) -> None:
-        """Puts as many of the sequence's next tokens into the step as the budgets allow, if any."""
+        """Puts as many of the sequence's next tokens into the step as the budgets allow, if any; of what an encoder
+        reads all or none.
+        """
+        if sequence.source is not None and not sequence.encoded:
+            if len(sequence.source) <= self.max_tokens - self._tokens:
+                self._chunks.append(SequenceChunk(sequence, 0, len(sequence.source), self._outputs, 0))
+                self._tokens += len(sequence.source)
+            return
         first = sequence.computed
         tokens = min(sequence.length - first, self.max_tokens - self._tokens)
         outputs = self.max_outputs - self._outputs
@@ -174,7 +185,7 @@ class Scheduler:
             rows = int(first + tokens == sequence.length)
             if rows > outputs:
                 tokens, rows = tokens - 1, 0
-        if self.whole_prompts and tokens < sequence.length:
+        if self.whole_prompts and sequence.pooling is not None and tokens < sequence.length:
             return  # in the next step it comes before those that arrived later
         if tokens > 0:
             if sequence.state_slots is not None:
@@ -184,7 +195,7 @@ class Scheduler:
 
     def _extend(self, sequence: Sequence) -> bool:
         """Finds blocks for the last tokens. The latest arrivals give way, at worst the sequence itself: then False."""
-        while sequence.num_blocks * BLOCK_TOKENS < sequence.length:
+        while sequence.num_blocks < sequence.blocks:
             if self.pool.available:
                 self.append_block(sequence)
             elif self._preempt() is sequence:
@@ -194,7 +205,7 @@ class Scheduler:
     def _preempt(self) -> Sequence:
         """Sends the latest arrival back to the head of the queue, with its output but without blocks."""
         victim = self.running.pop()
-        self._pooled -= victim.pooling is not None
+        self._pooled -= victim.wants_hidden
         self._release(victim)
         victim.state = State.WAITING
         self.waiting.appendleft(victim)
@@ -221,7 +232,7 @@ class Scheduler:
             prefix = prefix[:reused]
         if self.prefix_reuse and any(self._waits_for(sequence, len(prefix), other) for other in self.running):
             return False
-        blocks = -(-sequence.length // BLOCK_TOKENS)
+        blocks = sequence.blocks
         if blocks - len(prefix) + self.pool.idle_among(prefix) + len(self.running) > available:
             self._refused = (sequence, available)
             return False
@@ -239,7 +250,7 @@ class Scheduler:
         sequence.state = State.RUNNING
         self.waiting.popleft()
         self.running.append(sequence)
-        self._pooled += sequence.pooling is not None
+        self._pooled += sequence.wants_hidden
         return True
 
     def append_block(self, sequence: Sequence) -> None:
@@ -264,6 +275,7 @@ class Scheduler:
             sequence.state_slots = None
         self.pool.release(sequence.block_table[: sequence.num_blocks].tolist())
         sequence.num_blocks = sequence.shared_blocks = sequence.computed = 0
+        sequence.encoded = False
 
     def _waits_for(self, sequence: Sequence, prefix: int, other: Sequence) -> bool:
         """Whether a running prompt is just computing a much longer prefix of a sequence than the `prefix` blocks that

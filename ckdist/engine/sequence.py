@@ -36,6 +36,9 @@ class Sequence:
     `sampling_state` is None where its parameters need none (any more). `in_flight` counts the steps with a chunk of it
     that are issued and whose results have not come. With a `pooling` hidden states are wanted in place of logits, and
     nothing is sampled. `first_text`: of a prompt of two texts the tokens of the first, else 0.
+
+    With a `source` the prompt is where decoding begins, and an encoder reads the source before: `encoded` says that it
+    has. The blocks are then for both, source and sequence, position by position.
     """
 
     __slots__ = (
@@ -43,6 +46,7 @@ class Sequence:
         "block_table",
         "cached_tokens",
         "computed",
+        "encoded",
         "first_text",
         "id",
         "in_flight",
@@ -56,6 +60,7 @@ class Sequence:
         "scored",
         "seed",
         "shared_blocks",
+        "source",
         "state",
         "state_slots",
         "tokens",
@@ -64,6 +69,7 @@ class Sequence:
     def __init__(
         self, id: Hashable, prompt: "Tokens", params: SamplingParams, seed: int, capacity: int, arrival: float,
         sampling_state: "SamplingState | None" = None, pooling: Pooling | None = None, first_text: int = 0,
+        source: np.ndarray | None = None,
     ) -> None:  # fmt: skip
         """`capacity`: the most tokens, prompt and output together, that it may ever have."""
         self.id, self.params, self.seed, self.arrival = id, params, seed, arrival
@@ -74,7 +80,10 @@ class Sequence:
         self.prompt = self.tokens[: len(prompt)]
         self.length = len(prompt)
         self.computed = self.in_flight = 0
-        self.block_table = np.empty(-(-capacity // BLOCK_TOKENS), np.int32)
+        self.source, self.encoded = source, False
+        if source is not None:
+            self.first_text = len(source)
+        self.block_table = np.empty(-(-max(capacity, self.first_text) // BLOCK_TOKENS), np.int32)
         self.num_blocks = 0
         self.shared_blocks = 0
         self.state_slots: SequenceState | None = None  # while it runs, where layers keep states
@@ -87,6 +96,22 @@ class Sequence:
         """Adds a token to the output; there is room for it."""
         self.tokens[self.length] = token
         self.length += 1
+
+    @property
+    def wants_hidden(self) -> bool:
+        """Whether its next step is one that makes hidden states: for a vector, or for what decoding attends to."""
+        return self.pooling is not None or (self.source is not None and not self.encoded)
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of the request's prompt."""
+        return len(self.prompt if self.source is None else self.source)
+
+    @property
+    def blocks(self) -> int:
+        """Blocks that its tokens need, and what an encoder reads."""
+        positions = self.length if self.source is None else max(self.length, len(self.source))
+        return -(-positions // BLOCK_TOKENS)
 
     @property
     def is_ready(self) -> bool:

@@ -18,7 +18,7 @@ from ckdist.config import EngineConfig
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, Layout, Range
 from ckdist.mesh import Mesh
-from ckdist.models.decoder import forward, hidden_rows, main_forward
+from ckdist.models.decoder import forward, hidden_forward, main_forward
 from ckdist.models.spec import ModelSpec
 from ckdist.planning.layout_choice import choose_layout
 from ckdist.planning.layouts import NOMINAL_LINK, layouts_for, places_experts
@@ -80,9 +80,9 @@ def layers_of_stages(
     check_stages(count, world.size, len(spec.layers))
     if count == 1:
         return [(0, len(spec.layers))]
-    if not spec.generates:
+    if spec.reads_whole:
         raise ConfigError(
-            f"{spec.family} is an encoder, which has no stages: leave --pipeline-parallel-size {count} out"
+            f"{spec.family} has an encoder, which has no stages: leave --pipeline-parallel-size {count} out"
         )
     program = trace(forward, spec, SINGLE, Mesh(), tracer)
     agree(world, "model", program.digest())  # each stage compares but its own part
@@ -104,7 +104,8 @@ def trace_stage(
     placed = config.experts != "tensor" and stage.count == 1 and places_experts(world, spec)
     link = measured_link(world, config.transport, config.comm_timeout) if placed else NOMINAL_LINK
     prefill, decode, mesh = layouts_for(config, rank.world, spec, link)
-    if not all(world.gather(prefill is not decode)):  # every stage has the same plans
+    # every stage has the same plans; what an encoder has read is cached by heads
+    if spec.encoder is not None or not all(world.gather(prefill is not decode)):
         prefill = decode
     main, layouts = main_forward(spec), [decode] if prefill is decode else [decode, prefill]
     program = trace(main, spec, decode, mesh, tracer)
@@ -114,7 +115,7 @@ def trace_stage(
     by_token = stage.program(trace(main, spec, prefill, mesh, tracer), mesh) if prefill is not decode else None
     agree(rank.world, "program", program.digest())
     hidden = layouts if stage.count == 1 and spec.generates else []
-    hidden_programs = [trace(hidden_rows, spec, layout, mesh, tracer) for layout in hidden]
+    hidden_programs = [trace(hidden_forward(spec), spec, layout, mesh, tracer) for layout in hidden]
     return Traced(checkpoint, rank, (prefill, decode, mesh), adapter, program, by_token, link, hidden_programs)
 
 

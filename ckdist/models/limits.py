@@ -17,6 +17,15 @@ MAX_POSITION = 1 << 30
 
 def checked(spec: ModelSpec, where: str) -> ModelSpec:
     """`spec`, when its numbers fit together; else ModelFileError. Single fields were checked when they were read."""
+    if spec.encoder is not None:
+        checked(spec.encoder, where)
+        for own, other in zip(spec.layers, spec.encoder.layers, strict=False):
+            a, b = own.attention, other.attention
+            if (a.num_kv_heads, a.head_dim) != (b.num_kv_heads, b.head_dim):
+                raise ModelFileError(
+                    f"{where}: the decoder has {a.num_kv_heads} heads of {a.head_dim}, the encoder {b.num_kv_heads} of "
+                    f"{b.head_dim}; both must be the same, for they share a cache"
+                )
     for a in dict.fromkeys(layer.mixer for layer in spec.layers):
         if isinstance(a, GatedDeltaNet):
             _check_linear(a, where)

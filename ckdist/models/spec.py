@@ -44,6 +44,18 @@ class RopeSpec:
 
 
 @dataclass(frozen=True)
+class RelativeBias:
+    """What is added to scores by the distance of query and key: a learned number of each head and bucket of distances.
+
+    Raffel et al. 2020, arXiv:1910.10683, section 2.1: half of the buckets are single distances, the others grow with
+    the logarithm up to `distance`. The first layer's weights serve all layers of a stack.
+    """
+
+    buckets: int
+    distance: int
+
+
+@dataclass(frozen=True)
 class Attention:
     """Grouped-query attention.
 
@@ -51,7 +63,7 @@ class Attention:
     0: all. `qk_norm`: "head", each head is normed alone; "row", all heads of a token together; "": neither. `gated`:
     what comes out of a head is multiplied by the sigmoid of a gate. `sinks`: each head has a learned score that counts
     in its softmax's sum and has no value. `bidirectional`: a token sees those behind it as well, of a window as many as
-    before it.
+    before it. `relative`: a bias of scores.
     """
 
     num_heads: int
@@ -68,6 +80,7 @@ class Attention:
     gated: bool = False
     sinks: bool = False
     bidirectional: bool = False
+    relative: RelativeBias | None = None
 
     @property
     def value_width(self) -> int:
@@ -195,13 +208,34 @@ class Norms:
 
 
 @dataclass(frozen=True)
+class CrossAttention:
+    """Attention of a decoder's tokens to those that an encoder has read: x + cross(norm(x)), behind the mixer.
+
+    Keys and values are made of the encoder's last hidden states, once for each sequence, and cached. `replaces_stream`:
+    as in `Norms`, of the norm before it.
+    """
+
+    attention: Attention
+    norm: str = "cross_attention_layernorm"
+    replaces_stream: bool = False
+
+
+@dataclass(frozen=True)
 class LayerSpec:
-    """One layer: x + r mixer(norm(x)), then x + r ffn(norm(x)), with r = `residual_scale`."""
+    """One layer: x + r mixer(norm(x)), then x + r ffn(norm(x)), with r = `residual_scale`; between both, where there is
+    one, `cross`.
+    """
 
     mixer: Attention | LatentAttention | GatedDeltaNet
     ffn: DenseFfn | MoeFfn
     norms: Norms = Norms()
     residual_scale: float = 1.0
+    cross: CrossAttention | None = None
+
+    def caches(self, sharding: Sharding) -> list[CacheSpec]:
+        """What the layer keeps between steps: of its mixer, and of what an encoder has read."""
+        mixers = [self.mixer, *([] if self.cross is None else [self.cross.attention])]
+        return [mixer.cache(sharding) for mixer in mixers]
 
     @property
     def attention(self) -> Attention:
@@ -228,12 +262,16 @@ class Scorer:
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One transformer without cross-attention. Weights carry Hugging Face names.
+    """One transformer, or a decoder with its `encoder`. Weights carry Hugging Face names.
 
     `ropes` are the rotations that layers name. `logit_scale` is on logits, before `logit_soft_cap` (0: none). `norm`:
     "rms", "layer" (layer norm), "layer_bias" (with biases). `positions` embeddings of positions are added to those of
     tokens, the first of them that of row `first_position`; `token_types`: rows of a table of which the first is added
-    as well, and behind a first text the second. `scorer`: a cross-encoder's, which makes no other rows.
+    as well, and behind a first text the second. `waves`: the rotation whose sines, and behind these cosines, are the
+    embeddings of positions; "": none. `scorer`: a cross-encoder's, which makes no other rows.
+
+    `encoder`: what reads the prompt, with the decoder's embeddings of tokens and weights whose names begin with its
+    `root`; decoding begins with `start_tokens`. `output_bias`: the output projection has one.
     `balance_coefficient`: of the load-balancing loss of experts in training, 0: there is none.
     """
 
@@ -252,13 +290,30 @@ class ModelSpec:
     positions: int = 0  # rows of the table; 0: there is none
     first_position: int = 0
     token_types: int = 0
+    waves: str = ""
     scorer: Scorer | None = None
+    root: str = "model"
+    encoder: "ModelSpec | None" = None
+    start_tokens: tuple[int, ...] = ()
+    output_bias: bool = False
     balance_coefficient: float = field(default=0.0, compare=False)
 
     @property
     def generates(self) -> bool:
         """Whether it predicts the next token: no layer sees those behind one."""
         return not any(isinstance(layer.mixer, Attention) and layer.mixer.bidirectional for layer in self.layers)
+
+    @property
+    def reads_whole(self) -> bool:
+        """Whether a prompt is computed in one step, since its tokens see those behind them."""
+        return self.encoder is not None or not self.generates
+
+    @property
+    def first_cross_cache(self) -> int:
+        """The number of the first layer's cache of cross-attention; those before it are of layers, and serve encoder
+        and decoder by turns.
+        """
+        return max(len(self.layers), len(self.encoder.layers) if self.encoder else 0)
 
     def at_context(self, context_length: int) -> "ModelSpec":
         """The model in contexts of so many tokens: its rotations may depend on that."""

@@ -10,6 +10,7 @@ from ckdist.errors import CapacityError, ConfigError
 from ckdist.layout import Layout, Sharding
 from ckdist.mesh import Mesh
 from ckdist.models.spec import ModelSpec
+from ckdist.program.cache import CacheSpec
 from ckdist.program.executable import KV_TYPES, block_bytes
 
 RESERVE = 256 << 20  # bytes per rank for everything that is neither weights nor cache
@@ -51,8 +52,8 @@ def cache_name(types: Mapping[str, str]) -> str:
 def cache_bytes_per_block(spec: ModelSpec, layout: Layout, mesh: Mesh, types: Mapping[str, str]) -> int:
     """Bytes that one block of BLOCK_TOKENS positions takes on this rank, over all layers."""
     sharding, total = Sharding(layout, mesh), 0
-    for layer in spec.layers:
-        if not (paged := layer.mixer.cache(sharding).paged):
+    for cache in _caches(spec, sharding):
+        if not (paged := cache.paged):
             continue
         keys, *values = paged
         begin, end = keys.dim.share(mesh)
@@ -64,6 +65,12 @@ def cache_bytes_per_block(spec: ModelSpec, layout: Layout, mesh: Mesh, types: Ma
     return total
 
 
+def _caches(spec: ModelSpec, sharding: Sharding) -> list[CacheSpec]:
+    """What all layers keep; those of an encoder have the caches of the decoder's, as far as there are as many."""
+    layers = [*spec.layers, *(spec.encoder.layers[len(spec.layers) :] if spec.encoder else ())]
+    return [cache for layer in layers for cache in layer.caches(sharding)]
+
+
 def rope_bytes_per_position(spec: ModelSpec) -> int:
     """Bytes of the cosines and sines of one position, over all tables of the model."""
     return sum(4 * rope.dims for rope in spec.ropes.values())
@@ -72,7 +79,7 @@ def rope_bytes_per_position(spec: ModelSpec) -> int:
 def state_bytes(spec: ModelSpec, layout: Layout, mesh: Mesh) -> int:
     """Bytes that one sequence keeps on this rank beside its blocks, over all layers: what mixers carry on."""
     sharding = Sharding(layout, mesh)
-    arrays = [array for layer in spec.layers for array in layer.mixer.cache(sharding).state]
+    arrays = [array for cache in _caches(spec, sharding) for array in cache.state]
     return sum(4 * array.dim.local(mesh) for array in arrays)
 
 

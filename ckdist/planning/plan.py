@@ -74,7 +74,7 @@ class Plan:
 
 def _context(config: EngineConfig, spec: ModelSpec) -> int:
     """Positions of one sequence that are wanted. CapacityError for more than the model has."""
-    context = config.ctx_size or min(spec.max_position, DEFAULT_CONTEXT if spec.generates else ENCODER_CONTEXT)
+    context = config.ctx_size or min(spec.max_position, ENCODER_CONTEXT if spec.reads_whole else DEFAULT_CONTEXT)
     if context > spec.max_position:
         raise CapacityError(
             f"--ctx-size {context} is more than the {spec.max_position} positions of the model: "
@@ -86,7 +86,7 @@ def _context(config: EngineConfig, spec: ModelSpec) -> int:
 def step_tokens(config: EngineConfig, spec: ModelSpec) -> int:
     """Most tokens of a step. An encoder's sequences are each computed in one."""
     most = min(config.ubatch_size, config.batch_size)
-    return most if spec.generates else max(most, config.ctx_size or min(spec.max_position, ENCODER_CONTEXT))
+    return max(most, config.ctx_size or min(spec.max_position, ENCODER_CONTEXT)) if spec.reads_whole else most
 
 
 def _remedy(longest: int, per_block: int) -> str:

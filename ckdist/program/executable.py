@@ -12,8 +12,8 @@ from ckdist import native
 from ckdist.program.batch import BLOCK_TOKENS, Batch
 from ckdist.program.lowered import LayerAttention, LayerState, Lowered
 from ckdist.program.model_shape import ModelShape, Rotation
-from ckdist.program.ops.attention import ROPE_TABLES
 from ckdist.program.pool import ThreadPool
+from ckdist.program.rotations import ROPE_TABLES
 from ckdist.program.step import native_steps
 
 if TYPE_CHECKING:  # a program is bound to ranks without what opens their communicator
@@ -237,9 +237,10 @@ class Executable:
         """The `struct ckdist_program *` of the plans; what it points to lives as long as this does."""
         ffi, spec, config = native.ffi, self.spec, self.config
         lowered = plans[-1].lowered
-        count = max([*lowered.attention, *lowered.states, *lowered.experts]) + 1
+        attention = {layer: a for plan in plans for layer, a in plan.lowered.attention.items()}  # caches, of all plans
+        count = max([*attention, *lowered.states, *lowered.experts]) + 1
         self._expert_rows_shape = (count, max(lowered.experts.values(), default=0))
-        layers = [self._layer(lowered.attention.get(layer)) for layer in range(count)]
+        layers = [self._layer(attention.get(layer)) for layer in range(count)]
         states = [self._state(lowered.states.get(layer)) for layer in range(count)]
         ropes = [self._rope(spec.ropes.get(table)) for table in ROPE_TABLES]
         return ffi.new(

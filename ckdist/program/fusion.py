@@ -105,7 +105,8 @@ def residual(graph: Graph, value: Value) -> dict[str, Instr]:
     if add := graph.maker(graph.source(value), "add"):
         parts["add"] = add
         value = add.inputs[1]
-        if scale := graph.maker(graph.source(value), "scale"):
+        scale = graph.maker(graph.source(value), "scale")
+        if scale is not None and graph.maker(graph.source(scale.inputs[0]), "embed") is None:  # which scales by itself
             parts["post_factor"] = scale
             value = scale.inputs[0]
         if post_norm := graph.maker(graph.source(value), "rms_norm"):

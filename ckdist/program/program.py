@@ -87,7 +87,8 @@ class Instr:
         # dimensions are seen at the outputs
         shown = {k: v for k, v in self.attrs.items() if not isinstance(v, (Dim, tuple))}
         attrs = "".join(f", {k}={v:g}" if isinstance(v, float) else f", {k}={v}" for k, v in shown.items())
-        return f"{', '.join(map(str, self.outputs))} = {self.op}({', '.join(operands)}{attrs})"
+        made = f"{', '.join(map(str, self.outputs))} = " if self.outputs else ""
+        return f"{made}{self.op}({', '.join(operands)}{attrs})"
 
 
 @dataclass(frozen=True)

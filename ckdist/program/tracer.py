@@ -145,6 +145,12 @@ class Tracer(Emitter):
         """
         return self._emit("embed_positions", (ids,), (table, types), names=["positions"], first=first)
 
+    def embed_waves(self, ids: Value, table: str, hidden: Dim) -> Value:
+        """(tokens,) ids -> (tokens, hidden): the sines of each token's angles in the rotation `table`, and behind these
+        the cosines.
+        """
+        return self._emit("embed_waves", (ids,), names=["positions"], table=table, hidden=hidden)
+
     def rms_norm_heads(self, q: Value, k: Value, q_weight: Weight, k_weight: Weight, eps: float) -> tuple[Value, Value]:
         """Queries and keys, each normed over all heads of a token, whose squares are summed over ranks."""
         squares = self.reduce(self._emit("sum_squares", (q, k), names=["squares"]))
@@ -205,14 +211,28 @@ class Tracer(Emitter):
         soft_cap: float,
         window: int,
         bidirectional: bool = False,
+        relative: tuple[Weight, int, int] | None = None,
     ) -> Value:
         """Causal attention of layer `layer` over its cache, which k and v extend. `sinks`: of each head a score that
-        has no value. `bidirectional`: of a sequence whose tokens are all in the step.
+        has no value. `bidirectional`: of a sequence whose tokens are all in the step. `relative`: the weights of
+        biases by distance, their buckets, and the distance at which these end.
         """
         attrs: dict[str, Any] = {"layer": layer, "scale": scale, "soft_cap": soft_cap, "window": window}
         if bidirectional:
             attrs["bidirectional"] = True
-        return self._emit("attend", (q, k, v), () if sinks is None else (sinks,), ["o"], **attrs)
+        weights: tuple[Weight | None, ...] = () if sinks is None else (sinks,)
+        if relative is not None:
+            weights = (sinks, relative[0])
+            attrs |= {"buckets": relative[1], "distance": relative[2]}
+        return self._emit("attend", (q, k, v), weights, ["o"], **attrs)
+
+    def store_cross(self, k: Value, v: Value, queries: Dim, *, layer: int) -> None:
+        """Keys and values of what an encoder has read into the cache `layer`, for `attend_cross` with such queries."""
+        self.emit("store_cross", (k, v), names=[], queries=queries, layer=layer)
+
+    def attend_cross(self, q: Value, keys: Dim, values: Dim, *, layer: int, scale: float) -> Value:
+        """Attention over all that `store_cross` has put into the cache `layer`: keys and values of these dimensions."""
+        return self._emit("attend_cross", (q,), names=["o"], layer=layer, scale=scale, keys=keys, values=values)
 
     def short_conv(
         self, q: Value, k: Value, v: Value, kernels: Sequence[Weight], *, layer: int
@@ -372,9 +392,12 @@ class TrainingTracer(Tracer):
         soft_cap: float,
         window: int,
         bidirectional: bool = False,
+        relative: tuple[Weight, int, int] | None = None,
     ) -> Value:
         """Causal attention within each of the batch's sequences. ConfigError for another one."""
         del layer  # there is no cache to choose
+        if relative is not None:
+            raise ConfigError(NOT_TRAINED)
         if bidirectional:
             raise ConfigError("encoders can be served, not trained: choose another model")
         weights, attrs = () if sinks is None else (sinks,), {"scale": scale, "soft_cap": soft_cap, "window": window}

@@ -103,8 +103,9 @@ class Service:
     def facts(self) -> ModelFacts:
         """What preparing a request needs to know."""
         settings = self.settings
-        scores = str(self.client.model.get("scores", ""))
-        return ModelFacts(settings.model_name, self.vocab_size, self.context_length, settings.strict_fields, scores)
+        name, sizes = settings.model_name, (self.vocab_size, self.context_length)
+        scores, encodes = str(self.client.model.get("scores", "")), bool(self.client.model.get("encodes"))
+        return ModelFacts(name, *sizes, settings.strict_fields, scores, encodes)
 
     @property
     def known_model(self) -> dict[str, Any]:

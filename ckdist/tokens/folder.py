@@ -40,6 +40,11 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """
     folder = Path(path)
     folder = folder if folder.is_dir() else folder.parent
+    if (folder / "source.spm").is_file() and not (folder / "tokenizer.json").is_file():
+        raise ModelFileError(
+            f"{folder} has SentencePiece files for two languages (source.spm, target.spm) and no tokenizer.json, which "
+            "is what is read: convert it with transformers"
+        )
     backend = _read_backend(folder / "tokenizer.json")
     config = _read_json(folder / "tokenizer_config.json")
     model, generation = _read_json(folder / "config.json"), _read_json(folder / "generation_config.json")

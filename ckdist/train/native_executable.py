@@ -13,8 +13,8 @@ from ckdist.errors import ConfigError
 from ckdist.models.spec import RopeSpec
 from ckdist.native import CData
 from ckdist.program.lowered_training import LoweredTraining, Parameter, PlacedValue
-from ckdist.program.ops.attention import ROPE_TABLES
 from ckdist.program.pool import ThreadPool
+from ckdist.program.rotations import ROPE_TABLES
 from ckdist.program.step import ParameterIndex, Step, native_steps
 from ckdist.train.arena import Arena
 from ckdist.train.batch import PackedBatch

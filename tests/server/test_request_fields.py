@@ -37,6 +37,22 @@ def prepared(tokenizer):
     return run
 
 
+@pytest.mark.parametrize(
+    "kind, body",
+    [
+        ("chat", BODIES["chat"]),
+        ("messages", {**BODIES["chat"], "max_tokens": 5}),
+        ("response", {"input": "ab"}),
+        ("infill", {"input_prefix": "a", "input_suffix": "b"}),
+    ],
+)
+def test_a_model_with_an_encoder_completes_alone(tokenizer, kind, body):
+    facts = ModelFacts("m", VOCAB, 256, encodes=True)
+    with pytest.raises(RequestError, match="has an encoder, and no"):
+        prepare(kind, json.dumps(body).encode(), tokenizer, facts)
+    assert prepare("completion", b'{"prompt": "ab"}', tokenizer, facts).prompts
+
+
 # A field, its neutral values, and values that are refused by its name.
 RULES = [
     ("grammar", ["", None], ['root ::= "a', "root ::= b", 'root ::= "a"{9999}', '"' * 9]),

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 from ckdist.layout import Dim
 from ckdist.models.spec import Attention
-from ckdist.program.program import Value
+from ckdist.program.program import Value, Weight
 from ckdist.program.tracer import Tracer
 
 Rows: TypeAlias = Callable[[Value], Value]  # chooses rows of a value
@@ -15,6 +15,17 @@ Rows: TypeAlias = Callable[[Value], Value]  # chooses rows of a value
 def every(x: Value) -> Value:
     """All rows."""
     return x
+
+
+def relative_bias(g: Tracer, a: Attention, path: str, layer: int) -> tuple[Weight, int, int] | None:
+    """The weights (buckets * heads,) of biases by distance, which the first layer has for all, their buckets and the
+    distance at which these end; None without.
+    """
+    if a.relative is None:
+        return None
+    table = Dim("relative", a.relative.buckets * a.num_heads)
+    first = path.replace(f".layers.{layer}.", ".layers.0.")
+    return g.weight(f"{first}.relative_bias.weight", table), a.relative.buckets, a.relative.distance
 
 
 def attention(g: Tracer, x: Value, a: Attention, path: str, layer: int, eps: float, rows: Rows = every) -> Value:
@@ -45,7 +56,8 @@ def attention(g: Tracer, x: Value, a: Attention, path: str, layer: int, eps: flo
         q, k = g.rope(q, a.rope), g.rope(k, a.rope)
     sinks = w("sinks", replace(q.dims[-1], width=1)) if a.sinks else None
     scores = {"scale": a.scale, "soft_cap": a.soft_cap, "window": a.window}
-    o = g.attend(q, k, v, sinks, layer=layer, **scores, bidirectional=a.bidirectional)
+    relative = relative_bias(g, a, path, layer)
+    o = g.attend(q, k, v, sinks, layer=layer, **scores, bidirectional=a.bidirectional, relative=relative)
     o_bias = (w("o_proj.bias", hidden),) if a.o_bias else ()
     o = g.to_tokens(o, out)
     for gate in gates:

@@ -10,7 +10,10 @@ import numpy as np
 from ckdist.models.fields import Fields
 from ckdist.models.spec import ModelSpec
 
-_LAYER = re.compile(r"(blk|model\.layers|encoder\.layers?|layers)\.(0|[1-9]\d{0,3})\.(.+)\.(weight|bias)")
+_LAYER = re.compile(
+    r"(blk|model\.layers|(?:en|de)coder\.(?:layers?|block)|layers|(?:enc|dec)\.blk)"
+    r"\.(0|[1-9]\d{0,3})\.(.+)\.(weight|bias)"
+)
 _ANY = re.compile(r"(blk|model\.layers)\.(0|[1-9]\d{0,3})\.(.+)")
 _EXPERT = re.compile(r"(.+\.experts)\.(0|[1-9]\d{0,4})\.(.+)")
 
@@ -60,10 +63,14 @@ class TensorNames:
     outer: str = ""  # what a name may begin with: the part of the file that is the model
     alternating: tuple[str, ...] = ()  # stored parts whose rows are by turns those of each of their weights
     transposed: tuple[str, ...] = ()  # stored stacks whose matrices have inputs as rows, where they are floats
+    whole: Mapping[str, str] = field(default_factory=dict)  # stored names, with their end, of weights of no layer
+    encoder: "TensorNames | None" = None  # of the encoder's tensors, where names of weights have `model` for its root
     kv_b: str = ""  # the part whose tensor has of each head the rows that make its keys, and behind them its values
 
     def weights_of(self, stored: str) -> tuple[str, ...]:
         """The weights in a stored tensor; none where the forward does not read it."""
+        if self.encoder is not None and (found := self.encoder.weights_of(stored)):
+            return tuple(f"encoder.{weight.removeprefix('model.')}" for weight in found)
         name = _text_part(stored) if self.own_names else stored.removeprefix(self.outer)
         match = _LAYER.fullmatch(name)
         whole = _ANY.fullmatch(name)
@@ -75,6 +82,8 @@ class TensorNames:
                 return tuple(f"model.layers.{match[2]}.{part}.{match[4]}" for part in _several(parts))
             if match[3] in self.next_layer:
                 return (f"model.layers.{int(match[2]) + 1}.{self.next_layer[match[3]]}.{match[4]}",)
+        elif name in self.whole:
+            return (self.whole[name],)
         elif not self.own_names:
             stem, _, kind = name.rpartition(".")
             return (f"{self.top[stem]}.{kind}",) if stem in self.top else ()

@@ -22,6 +22,8 @@ enum ckdist_step_kind {
   ckdist_step_attend_latent,
   ckdist_step_output_rows,
   ckdist_step_mean_rows,
+  ckdist_step_store_cross,
+  ckdist_step_attend_cross,
   ckdist_step_recv,
   ckdist_step_send,
   ckdist_step_lookup, /* training */
@@ -116,10 +118,11 @@ struct ckdist_value {
 enum ckdist_embed_by { ckdist_embed_by_id, ckdist_embed_by_position, ckdist_embed_by_type };
 
 /* out = scale * rows of the table's shards; zeros for ids of another rank's part of the vocabulary. by: enum
-   ckdist_embed_by; added: the row of this matrix that has the token's type is added; -1: none */
+   ckdist_embed_by; added: the row of this matrix that has the token's type is added; -1: none. waves: in
+   place of rows the sines and then the cosines of the token's angles, by enum ckdist_rope_table */
 struct ckdist_embed_step {
   struct ckdist_step step;
-  int32_t out, by, added;
+  int32_t out, by, added, waves;
   struct ckdist_span table; /* matrices */
   int64_t first_row;        /* of the vocabulary, that the first shard has */
   float scale;
@@ -190,6 +193,23 @@ struct ckdist_attend_step {
   int32_t layer, rope_table, window;
   int32_t bidirectional; /* a token sees all of its sequence, whose tokens are all in the batch */
   float eps, scale, soft_cap;
+  /* Biases of scores: a vector (buckets, heads of all ranks), and the bucket of each distance from -reach to reach of a
+     key's position less the query's; relative -1: none. */
+  int32_t relative, reach;
+  const int32_t* buckets;
+};
+
+/* Stores keys and values of all tokens in a layer's cache. */
+struct ckdist_store_cross_step {
+  struct ckdist_step step;
+  int32_t k, v, layer;
+};
+
+/* out = attention to the keys and values that store_cross has left: as many as the batch's first text has tokens. */
+struct ckdist_attend_cross_step {
+  struct ckdist_step step;
+  int32_t q, out, layer;
+  float scale;
 };
 
 /* out, row i = x + post_factor * rms_norm(sum of y) of the i-th selected token, by the rank that has it. */

@@ -30,7 +30,7 @@ struct CacheShape {
 
 // Consecutive query tokens of one sequence against that sequence's cache, for the query heads that share one kv-head.
 // The task's own keys are in the cache already. Query i stands at first_position + i and sees positions <= its own, or
-// where attention is bidirectional those of the whole sequence.
+// where attention is not causal all of `context`.
 struct AttentionTask {
   KvType key_type, value_type;
   int key_width, value_width;  // floats of a head's query and key, and of its value and output
@@ -52,7 +52,11 @@ struct AttentionTask {
   int64_t window;  // 0: all; else only positions > own - window, and < own + window
   const float*
       sinks;        // (heads,): a score of each head that has no value; null: none. Xiao et al. 2023, arXiv:2309.17453
-  int64_t context;  // of bidirectional attention: tokens of the sequence; 0: causal
+  int64_t context;  // of attention that is not causal: tokens that each query sees, or those of a window; 0: causal
+  // (heads, 2 bias_reach + 1): what is added to the score of a key by its position less the query's, which beyond the
+  // reach is as at its end; null: nothing. Raffel et al. 2020, arXiv:1910.10683, section 2.1
+  const float* bias;
+  int64_t bias_reach;
 
   CacheShape cache() const { return {key_type, value_type, key_width, value_width, latent}; }
   // Positions [from, to) that the query at a position sees.

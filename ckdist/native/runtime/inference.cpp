@@ -90,6 +90,9 @@ void Inference::make_lists() {
     most_steps_ = std::max(most_steps_, those.step_count);
     lists_.emplace_back(those.steps, those.step_count, int(p));
     if (p == 0) traffic_.read_plan(*this);
+    biases.read_plan(program, those);
+    needs_firsts_[p] = std::any_of(those.steps, those.steps + those.step_count,
+                                   [](const ckdist_step* step) { return step->kind == ckdist_step_attend_cross; });
     token_steps_[p] = 0;
     const auto of_tokens = [](int32_t rows) { return rows == ckdist_rows_tokens || rows == ckdist_rows_host; };
     while (token_steps_[p] < those.step_count && of_tokens(those.steps[token_steps_[p]]->rows)) token_steps_[p]++;
@@ -229,6 +232,9 @@ BatchView Inference::accepted(const int32_t* message, int64_t ints) {
   if (those.plan < 0 || those.plan >= int(plans_.size()) || those.steps < 0 ||
       those.steps > plans_[those.plan].step_count)
     fail(Status::native, "a batch asks for %d steps of plan %d of %zu", those.steps, those.plan, plans_.size());
+  if (needs_firsts_[those.plan] &&
+      (those.firsts == nullptr || *std::min_element(those.firsts, those.firsts + those.sequences) < 1))
+    fail(Status::native, "a batch of %lld sequences decodes what no encoder has read", (long long)those.sequences);
   states.accept(those);
   return those;
 }

@@ -14,6 +14,7 @@
 #include "kernels/kernels.h"
 #include "runtime/batch.h"
 #include "runtime/executor.h"
+#include "runtime/relative_bias.h"
 #include "runtime/repacker.h"
 #include "runtime/state_slots.h"
 #include "runtime/traffic.h"
@@ -73,6 +74,7 @@ class Inference : public Executor {
   };
   std::vector<Layer> layers;
   StateSlots states;
+  RelativeBiases biases;
   std::unique_ptr<RowExchange> host_rows;  // of plans in which hosts share rows out
 
   // Of the batch.
@@ -240,6 +242,7 @@ class Inference : public Executor {
   Repacker* const repacker_;
   int64_t plan_bytes_[kMaxPlans];  // of the matrices that a step reads
   int token_steps_[kMaxPlans];     // steps before those of selected rows alone
+  bool needs_firsts_[kMaxPlans];   // it attends to what an encoder has read
   int most_steps_ = 0;             // of a plan
   uint32_t runs_ = 0;              // batches so far
   std::unique_ptr<Counter[]> step_counters_;

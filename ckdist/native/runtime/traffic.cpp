@@ -22,6 +22,8 @@ void Traffic::read_plan(const Inference& inference) {
       add_cache(inference, attend.layer, attend.window);
     } else if (step->kind == ckdist_step_attend_latent) {
       add_cache(inference, reinterpret_cast<const ckdist_attend_latent_step&>(*step).layer, 0);
+    } else if (step->kind == ckdist_step_attend_cross) {
+      add_cache(inference, reinterpret_cast<const ckdist_attend_cross_step&>(*step).layer, kCross);
     }
   }
 }
@@ -42,7 +44,7 @@ int64_t Traffic::bytes(const BatchView& batch) const {
   int64_t total = weights_;
   for (const Cache& cache : caches_)
     for (int64_t s = 0; s < batch.sequences; s++) {
-      const int64_t positions = int64_t{batch.chunks[s].first_position} + 1;
+      const int64_t positions = cache.window == kCross ? batch.firsts[s] : int64_t{batch.chunks[s].first_position} + 1;
       total += cache.bytes * (cache.window > 0 ? std::min(cache.window, positions) : positions);
     }
   return total;

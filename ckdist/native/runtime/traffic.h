@@ -18,6 +18,7 @@ class Traffic {
   int64_t bytes(const BatchView& batch) const;
 
  private:
+  static constexpr int64_t kCross = -1;  // in place of a window: all that an encoder has read
   // Layers with the same window (0: all positions), and the bytes of a position in all of them.
   struct Cache {
     int64_t window, bytes;

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckdist import native
 from ckdist.errors import LayoutError
 from ckdist.program.fusion import norm_over_heads
 from ckdist.program.lowered import layer_attention
@@ -26,10 +25,8 @@ from ckdist.program.ops.op import (
 )
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
+from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
 from ckdist.program.step import ABSENT, GradientIndex, ParameterIndex, ValueIndex
-
-ROPE_TABLES = native.numbers("ckdist_rope_table", "ckdist_rope_")
-NO_ROPE = ROPE_TABLES.pop("none")
 
 if TYPE_CHECKING:  # which import the ops
     from ckdist.program.emitter import Emitter
@@ -101,8 +98,11 @@ def infer_attend(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
         raise LayoutError(f"attend: queries [{heads}], keys [{kv_heads}] and values [{v.dims[-1]}] do not fit together")
     if heads.count % kv_heads.count:
         raise LayoutError(f"attend: num_heads ({heads.size}) is not a multiple of num_kv_heads ({kv_heads.size})")
-    if any(w.dims != (replace(heads, width=1),) for w in weights):
-        raise LayoutError(f"attend: queries [{heads}] have a sink for each head, not {weights[0]}")
+    sinks, relative = (*weights, None, None)[:2]
+    if sinks is not None and sinks.dims != (replace(heads, width=1),):
+        raise LayoutError(f"attend: queries [{heads}] have a sink for each head, not {sinks}")
+    if relative is not None and relative.dims[-1].count != heads.count * attrs["buckets"]:
+        raise LayoutError(f"attend: queries [{heads}] have {attrs['buckets']} biases for each head, not {relative}")
     if heads.axis != kv_heads.axis:
         raise LayoutError(
             f"attend: heads are sharded over {heads.axis}, kv_heads over {kv_heads.axis}; shard both or neither"
@@ -116,24 +116,29 @@ class Heads:
     What attend and its gradient share.
     """
 
-    def __init__(self, context: RankContext, attrs: Attrs):
+    def __init__(self, context: RankContext, attrs: Attrs, biases: np.ndarray | None = None):
         q_dim, kv_dim = (value.dims[-1] for value in attrs["inputs"][:2])
         self.widths, self.attrs = [value.dims[-1].width for value in attrs["inputs"]], attrs
         group, kv_begin = q_dim.count // kv_dim.count, context.share(kv_dim)[0]
         self.kv_heads = [head // group - kv_begin for head in range(*context.share(q_dim))]
+        self.first, self.biases = context.share(q_dim)[0], None
+        if biases is not None:
+            self.biases = biases.reshape(-1, q_dim.count)
 
     def split(self, inputs: Arrays, index: int) -> np.ndarray:
         """Input `index`, (tokens, heads * width), as (tokens, heads, width)."""
         return inputs[index].reshape(len(inputs[index]), -1, self.widths[index])
 
-    def scores(self, q: np.ndarray, k: np.ndarray, first: int = 0) -> np.ndarray:
-        """Scores of queries (tokens, head_dim), at positions from `first`, with keys (positions, head_dim); -inf
-        where not visible.
+    def scores(self, q: np.ndarray, k: np.ndarray, first: int = 0, head: int = 0) -> np.ndarray:
+        """Of local head `head` the scores of queries (tokens, head_dim), at positions from `first`, with keys
+        (positions, head_dim); -inf where not visible.
         """
+        positions, own = np.arange(len(k))[None], first + np.arange(len(q))[:, None]
         scores = q @ k.T * np.float32(self.attrs["scale"])  # (tokens, positions)
+        if self.biases is not None:  # (buckets, heads of all ranks)
+            scores = scores + self.biases[bucket_of(positions - own, self.attrs), self.first + head]
         if self.attrs["soft_cap"]:
             scores = self.attrs["soft_cap"] * np.tanh(scores / self.attrs["soft_cap"])
-        positions, own = np.arange(len(k))[None], first + np.arange(len(q))[:, None]
         both, window = self.attrs.get("bidirectional", False), self.attrs["window"]
         visible = (positions <= own) | both
         if window:
@@ -141,21 +146,37 @@ class Heads:
         return np.where(visible, scores, -np.inf)
 
 
+def bucket_of(distances: np.ndarray, attrs: Attrs) -> np.ndarray:
+    """The bucket of each distance, key less query: the first half of them single ones, the others up to `distance` by
+    their logarithm; where attention is bidirectional half of each for keys before the query, half for those behind.
+    Raffel et al. 2020, arXiv:1910.10683, section 2.1.
+    """
+    count, both = attrs["buckets"], attrs.get("bidirectional", False)
+    buckets, behind = (count // 2, (distances > 0) * (count // 2)) if both else (count, 0)
+    away = np.abs(distances) if both else np.maximum(-distances, 0)
+    single = buckets // 2
+    share = np.log(np.maximum(away, 1).astype(np.float32) / np.float32(single))
+    share = share / np.float32(np.log(attrs["distance"] / single)) * np.float32(buckets - single)
+    grown = np.minimum(single + share.astype(np.int64), buckets - 1)
+    return behind + np.where(away < single, away, grown)
+
+
 @op("attend", infer_attend)
-def attend(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+def attend(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None], attrs: Attrs) -> Arrays:
     """Grouped-query attention over the cache, which the call extends, causal unless it is `bidirectional`. Vaswani et
     al. 2017, arXiv:1706.03762.
 
     A weight is of sinks, (heads,): a score of each head that counts in the sum and has no value. Xiao et al. 2023,
     arXiv:2309.17453, and as gpt-oss learns them, OpenAI 2025, arXiv:2508.10925.
     """
-    heads = Heads(context, attrs)
+    sinks, biases = (*weights, None, None)[:2]
+    heads = Heads(context, attrs, biases)
     q, k, v = (heads.split(inputs, i) for i in range(3))  # (tokens, heads, head_dim)
     k_all, v_all = context.extend_cache(attrs["layer"], k, v)  # (positions, kv_heads, head_dim)
     out = np.zeros((*q.shape[:2], v.shape[2]), q.dtype)
     for h, kv in enumerate(heads.kv_heads):
-        scores = heads.scores(q[:, h], k_all[:, kv], len(k_all) - len(q))
-        for sinks in weights:  # one more score, behind those of the positions
+        scores = heads.scores(q[:, h], k_all[:, kv], len(k_all) - len(q), h)
+        if sinks is not None:  # one more score, behind those of the positions
             scores = np.concatenate([scores, np.full((len(q), 1), sinks[h], scores.dtype)], axis=1)
         p = np.exp(scores - scores.max(axis=-1, keepdims=True))
         out[:, h] = (p / p.sum(axis=-1, keepdims=True))[:, : len(k_all)] @ v_all[:, kv]
@@ -172,6 +193,7 @@ def lower_attend(lowering: "Lowering", group: "Group") -> None:
         for name, value in zip("qk", instr.inputs, strict=False)
     )
     over_heads = norm_over_heads(lowering.graph, q)
+    sinks, relative = (*instr.weights, None, None)[:2]
     (out,) = instr.outputs
     heads, rotated = out.dims[-1], ValueIndex(ABSENT)
     width = heads.local(lowering.mesh)
@@ -187,8 +209,11 @@ def lower_attend(lowering: "Lowering", group: "Group") -> None:
     norms = [lowering.vector(norm.weights[0] if norm else None) for norm in (q_norm, k_norm)]
     if over_heads:
         norms = [lowering.held_vector(w) for w in (over_heads.weight(0), over_heads.weight(1))]
+    every = np.arange(-attrs["distance"], attrs["distance"] + 1) if relative else None
+    buckets = {} if every is None else {"buckets": bucket_of(every, attrs).tolist()}
     lowering.emit(
         "attend",
+        **buckets,
         q=lowering.place_of(q),
         k=lowering.place_of(k),
         v=lowering.place_of(instr.inputs[2]),
@@ -196,7 +221,9 @@ def lower_attend(lowering: "Lowering", group: "Group") -> None:
         rotated=rotated,
         q_norm=norms[0],
         k_norm=norms[1],
-        sinks=lowering.vector(instr.weights[0] if instr.weights else None),
+        sinks=lowering.vector(sinks),
+        relative=lowering.vector(relative),
+        reach=attrs["distance"] if relative else 0,
         squares=lowering.place_of(over_heads.inputs[2]) if over_heads else ValueIndex(ABSENT),
         layer=attrs["layer"],
         rope_table=ROPE_TABLES[rope.attrs["table"]] if rope else NO_ROPE,

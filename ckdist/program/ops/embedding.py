@@ -23,7 +23,8 @@ from ckdist.program.ops.op import (
 )
 from ckdist.program.program import Instr, Value, Weight
 from ckdist.program.rank_context import RankContext
-from ckdist.program.step import ABSENT, MatrixIndex
+from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
+from ckdist.program.step import ABSENT, NO_SPAN, MatrixIndex
 
 if TYPE_CHECKING:  # which import the ops
     from ckdist.program.emitter import Emitter
@@ -65,6 +66,7 @@ def lower_embed(lowering: "Lowering", group: "Group") -> None:
         "embed",
         out=lowering.at[out.name],
         by=False,
+        waves=NO_ROPE,
         added=MatrixIndex(ABSENT),
         table=lowering.matrix([MatrixKey(table.name, rows, columns) for rows in pieces]),
         first_row=pieces[0][0],
@@ -114,8 +116,41 @@ def lower_embed_positions(lowering: "Lowering", group: "Group") -> None:
         out=lowering.at[out.name],
         by=native.lib.ckdist_embed_by_position if positions else native.lib.ckdist_embed_by_type,
         table=whole_table(table),
+        waves=NO_ROPE,
         added=whole_table(added).first if added else MatrixIndex(ABSENT),
         first_row=-group.instr.attrs["first"] if positions else 0,
+        scale=1.0,
+    )
+
+
+def infer_embed_waves(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """(tokens, hidden), whole."""
+    return [((inputs[0].dims[0], attrs["hidden"]), None)]
+
+
+@op("embed_waves", infer_embed_waves)
+def embed_waves(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Sines of each token's angles, and behind these the cosines. Vaswani et al. 2017, arXiv:1706.03762, section 3.5,
+    with both side by side.
+    """
+    cos, sin = context.rope_tables(context.rope(attrs["table"]))
+    begin = context.first_token
+    return [np.concatenate([sin, cos], axis=-1)[begin : begin + len(inputs[0])]]
+
+
+@lower("embed_waves", "inference")
+def lower_embed_waves(lowering: "Lowering", group: "Group") -> None:
+    """A step like that of `embed`, without a table."""
+    (out,) = group.instr.outputs
+    (lowering.at[out.name],) = lowering.results([out])
+    lowering.emit(
+        "embed",
+        out=lowering.at[out.name],
+        by=native.lib.ckdist_embed_by_position,
+        waves=ROPE_TABLES[group.instr.attrs["table"]],
+        table=NO_SPAN,
+        added=MatrixIndex(ABSENT),
+        first_row=0,
         scale=1.0,
     )
 

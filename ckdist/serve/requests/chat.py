@@ -35,6 +35,7 @@ class ChatRequest:
 
 def parse_chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> ChatRequest:
     """RequestError for anything that cannot be meant or is not supported."""
+    facts.check_continues("chat")
     fields = Fields(body)
     tools = read_tools(fields)
     _refuse_other_answers(fields)

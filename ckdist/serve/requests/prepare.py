@@ -78,6 +78,7 @@ def llama_completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFac
 
 def infill(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
     """A body of llama-server's /infill, ready for the engine."""
+    facts.check_continues("filling of gaps")
     gap, others = read_gap(body)
     return llama_completion({**others, "prompt": infill_tokens(gap, tokenizer, facts)}, tokenizer, facts)
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ckdist.engine.sampling import SamplingParams
+from ckdist.errors import RequestError
 from ckdist.serve.parsers.form import AnswerForm
 
 TOKEN_BYTES = 4
@@ -18,7 +19,8 @@ TOKEN_BYTES = 4
 class ModelFacts:
     """`vocab_size` counts the rows of the embedding (a tokenizer may know fewer tokens); `context_length` is the tokens
     that a prompt and its output may have in all. With `strict_fields` a field that nobody knows is refused. `scores`:
-    of a cross-encoder what makes scores of what comes out, sigmoid or identity; "" of any other model.
+    of a cross-encoder what makes scores of what comes out, sigmoid or identity; "" of any other model. `encodes`: an
+    encoder reads prompts, and what follows is no continuation of them.
     """
 
     name: str
@@ -26,6 +28,12 @@ class ModelFacts:
     context_length: int
     strict_fields: bool = False
     scores: str = ""
+    encodes: bool = False
+
+    def check_continues(self, what: str) -> None:
+        """RequestError where what follows a prompt does not go on with it, which `what` would need."""
+        if self.encodes:
+            raise RequestError(f"the model has an encoder, and no {what}; use /v1/completions", "model")
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@
 // codes are converted once into scratch, in the layout of an f32 block, and the same code reads them there.
 #include "kernels/isa/attention_float.h"
 
+#include "kernels/isa/attention_bias.h"
 #include "kernels/isa/attention_parts.h"
 #include "kernels/isa/exp.h"
 
@@ -209,6 +210,11 @@ void attend_group(const AttentionTask& task, const Workspace& work, const SpanPa
 
   score_chunk<type, R, kBlocks>(chunk, chunk.first, work.q + row * task.key_width, task.key_width, task.scale,
                                 work.weights);
+  if (task.bias)
+    for (int r = 0; r < R; ++r) {
+      const ScoreBias bias(task, row + r);
+      for (int j = low[r]; j < high[r]; ++j) work.weights[r * kChunk + j] += bias.of(start + j);
+    }
   float correction[R];
   for (int r = 0; r < R; ++r)
     correction[r] = soften(work.weights + r * kChunk, low[r], high[r], task.soft_cap, part.largest + row + r,

@@ -11,6 +11,7 @@
 // of weight times scale of V, and the weighted sums.
 #include "kernels/isa/attention_integer.h"
 
+#include "kernels/isa/attention_bias.h"
 #include "kernels/isa/attention_parts.h"
 #include "kernels/isa/exp.h"
 #include "kernels/isa/transpose_pairs.h"
@@ -365,14 +366,20 @@ void attend_group(const AttentionTask& task, const Shape& shape, const Workspace
   score_blocks<Key, R, kBlocks>(span, first, last, work.q + row * task.key_width, task.key_width,
                                 key_group(task.cache()), behind_of(task, work, row), work.scores);
 
-  float sums[kLanes] = {}, scales[kLanes] = {}, factors[kLanes];
+  float sums[kLanes] = {}, scales[kLanes] = {}, factors[kLanes], biases[kSpan];
   for (int r = 0; r < R; ++r) {
     float* scores = work.scores + r * kSpan;
+    if (task.bias) {
+      const ScoreBias bias(task, row + r);
+      for (int i = first * kLanes; i < last * kLanes; ++i) biases[i] = bias.of(span.start + i);
+    }
     const Vec factor = set(work.factor[row + r]), from = set(static_cast<float>(low[r])),
               to = set(static_cast<float>(high[r]));
     Vec largest = set(-__builtin_inff());
     for (int i = first * kLanes; i < last * kLanes; i += kLanes) {
-      Vec s = cap(load(scores + i) * factor, task.soft_cap);
+      Vec s = load(scores + i) * factor;
+      if (task.bias) s = s + load(biases + i);
+      s = cap(s, task.soft_cap);
       if (i < low[r] || i + kLanes > high[r]) {
         const Vec position = lane_numbers() + set(static_cast<float>(i));
         s = select(less(position, to), select(less(position, from), set(-__builtin_inff()), s), set(-__builtin_inff()));
@@ -522,10 +529,20 @@ __attribute__((noinline)) void soften_lanes(const AttentionTask& task, const Sha
                                             int last, const float* low, const float* high, bool edge) {
   float* scores = work.scores + p * kLanes;
   const Vec factor = load(work.factor + at), from = load(low), to = load(high);
+  ScoreBias biases[kLanes];
+  if (task.bias)
+    for (int64_t l = 0; l < kLanes; ++l)
+      biases[l] = ScoreBias(task, at + l < shape.queries ? at + l : shape.queries - 1);
   Vec largest = set(-__builtin_inff());
   for (int i = first; i < last; ++i) {
     float* score = scores + i * P * kLanes;
-    Vec s = cap(load(score) * factor, task.soft_cap);
+    Vec s = load(score) * factor;
+    if (task.bias) {
+      float added[kLanes];
+      for (int l = 0; l < kLanes; ++l) added[l] = biases[l].of(span.start + i);
+      s = s + load(added);
+    }
+    s = cap(s, task.soft_cap);
     if (edge) {
       const Vec position = set(static_cast<float>(i));
       s = select(less(position, to), select(less(position, from), set(-__builtin_inff()), s), set(-__builtin_inff()));

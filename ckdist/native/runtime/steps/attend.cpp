@@ -12,7 +12,9 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
   AttentionFields attention() const {
     const int32_t q = step.rotated >= 0 ? step.rotated : step.q;
     const float* const sinks = step.sinks >= 0 ? r.vector(step.sinks) : nullptr;
-    return {step.layer, q, step.out, step.window, step.scale, step.soft_cap, sinks, step.bidirectional != 0};
+    const RelativeBias* const relative = step.relative >= 0 ? &r.biases.of(r.vector(step.relative)) : nullptr;
+    return {step.layer, q,       step.out, step.window, step.scale, step.soft_cap, sinks, step.bidirectional != 0,
+            false,      relative};
   }
 
   // Of a thread: what the kernel wants, a rotated key, and the squares of a token's heads.

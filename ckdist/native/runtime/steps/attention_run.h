@@ -17,6 +17,8 @@ struct AttentionFields {
   float scale, soft_cap;
   const float* sinks;  // of local heads; null: none
   bool bidirectional = false;
+  bool cross = false;                      // to what an encoder has read
+  const RelativeBias* relative = nullptr;  // null: none
 };
 
 // `Derived` has `AttentionFields attention() const`.
@@ -86,6 +88,17 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     if (first + dims < width) std::copy(x + first + dims, x + width, out + first + dims);
   }
 
+  // Where a task's queries stand, and what they see.
+  AttentionTask placed(int sequence, int first, int tokens) const {
+    const AttentionFields of = fields();
+    const BatchView::Chunk& chunk = r.batch.chunks[sequence];
+    AttentionTask task{};
+    task.first_position = chunk.first_position + first, task.tokens = tokens, task.window = of.window;
+    if (of.bidirectional) task.context = chunk.first_position + chunk.tokens;
+    if (of.cross) task.context = r.batch.firsts[sequence];
+    return task;
+  }
+
   AttentionTask task_of(const Item& item) {
     int64_t q_stride, out_stride;
     const Start start = start_of(item.sequence);
@@ -95,14 +108,12 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     const AttentionFields of = fields();
     const float* q = r.floats(of.q, &q_stride);
     float* out = r.floats(of.out, &out_stride);
-    AttentionTask task{};
+    AttentionTask task = placed(item.sequence, item.first, item.tokens);
     task.key_type = cache.key_type, task.value_type = cache.value_type;
     task.key_width = cache.key_width, task.value_width = cache.value_width, task.latent = cache.latent;
     task.kv = layer.kv(item.kv_head);
     task.block_stride = layer.block_bytes;
     task.block_table = r.batch.block_tables + start.block;
-    task.first_position = r.batch.chunks[item.sequence].first_position + item.first;
-    task.tokens = item.tokens;
     task.heads = layer.heads_per_kv[item.kv_head];
     task.q = q + (start.token + item.first) * q_stride + head * cache.key_width;
     task.q_token_stride = q_stride;
@@ -112,9 +123,7 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     task.out_head_stride = cache.value_width;
     task.scale = of.scale;
     task.soft_cap = of.soft_cap;
-    task.window = of.window;
-    if (of.bidirectional)
-      task.context = r.batch.chunks[item.sequence].first_position + r.batch.chunks[item.sequence].tokens;
+    if (of.relative != nullptr) task.bias = of.relative->of(head), task.bias_reach = of.relative->reach;
     task.sinks = of.sinks ? of.sinks + head : nullptr;
     return task;
   }
@@ -125,8 +134,7 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     Split split;
     int64_t longest = 0;
     for (int s = 0; s < r.batch.sequences; s++) {
-      AttentionTask task{};
-      task.first_position = r.batch.chunks[s].first_position, task.tokens = 1, task.window = fields().window;
+      const AttentionTask task = placed(s, 0, 1);
       const int64_t spans = task.last_span() - task.first_span();
       split.spans += spans, longest = std::max(longest, spans);
     }

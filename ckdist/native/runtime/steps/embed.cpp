@@ -27,6 +27,13 @@ struct Embed : StepRun<Inference, ckdist_embed_step> {
   // The row of a table of types, which may have one row alone.
   int64_t typed(int table, const Place& place) const { return std::min(place.type, r.matrix(table).rows - 1); }
 
+  void write_waves(int64_t position, float* row) const {
+    const ckdist_rope& rope = r.program.ropes[step.waves];
+    const int64_t half = rope.dims / 2;
+    std::copy_n(rope.sin + position * half, half, row);
+    std::copy_n(rope.cos + position * half, half, row + half);
+  }
+
   void run() {
     int64_t stride;
     float* const out = r.floats(step.out, &stride);  // (tokens, hidden)
@@ -34,6 +41,10 @@ struct Embed : StepRun<Inference, ckdist_embed_step> {
     for (int64_t t = own.begin; t < own.end; t++) {
       float* const row = out + t * stride;
       const int64_t token = r.first_token + t;
+      if (step.waves >= 0) {
+        write_waves(place_of(token).position, row);
+        continue;
+      }
       int64_t id = row_of(token) - step.first_row;
       int shard = step.table.first;
       for (const int last = shard + step.table.count - 1; shard < last && id >= r.matrix(shard).rows; shard++)

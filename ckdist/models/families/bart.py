@@ -1,0 +1,125 @@
+"""BART (Lewis et al. 2019, arXiv:1910.13461): an encoder and a decoder with norms behind each part."""
+
+from dataclasses import dataclass, replace
+
+from ckdist.errors import ModelFileError
+from ckdist.models import from_config, limits
+from ckdist.models.families import bert
+from ckdist.models.families.family import Family, TensorNames
+from ckdist.models.fields import Fields
+from ckdist.models.spec import Attention, CrossAttention, DenseFfn, LayerSpec, ModelSpec, Norms
+
+NAME = "bart"
+OFFSET = 2  # rows before the first position's
+FUNCTIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh"}
+BEHIND = Norms(replaces_stream=(True, True))
+FIRST = Norms(before_mixer=None, replaces_stream=(False, True))  # where embeddings have no norm
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One of both stacks of layers: its field's beginning in config.json, and whether it reads the other."""
+
+    name: str
+    crosses: bool
+
+    def layers(self, f: Fields, hidden: int, norm_first: bool) -> tuple[LayerSpec, ...]:
+        """The layers of a config.json; `norm_first`: embeddings are normed. ModelFileError for a wrong field."""
+        heads = f.integer(f"{self.name}_attention_heads", 16, high=limits.MAX_HEADS)
+        if hidden % heads:
+            raise f.error("d_model", hidden, f"divisible by {self.name}_attention_heads ({heads})")
+        width = hidden // heads
+        across = Attention(heads, heads, width, width**-0.5, rope=None, qkv_bias=True, o_bias=True)
+        attention = replace(across, bidirectional=not self.crosses)
+        cross = CrossAttention(across, replaces_stream=True)
+        function = f.text("activation_function", "gelu")
+        if function not in FUNCTIONS:
+            raise f.error("activation_function", function, f"one of {', '.join(FUNCTIONS)}")
+        size = f.integer(f"{self.name}_ffn_dim", 4096, high=limits.MAX_FFN)
+        ffn = DenseFfn(size, FUNCTIONS[function], bias=True, gated=False)
+        count = f.integer(f"{self.name}_layers", 12, high=limits.MAX_LAYERS)
+        return tuple(
+            LayerSpec(attention, ffn, BEHIND if i or norm_first else FIRST, cross=cross if self.crosses else None)
+            for i in range(count)
+        )
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """From config.json."""
+    return model(f, outer, NAME, norm_first=True)
+
+
+def model(f: Fields, outer: Fields, name: str, norm_first: bool, **positions: object) -> ModelSpec:
+    """From config.json; without `positions`, which are fields of a ModelSpec, these are learned. ModelFileError for
+    norms before the parts.
+    """
+    if f.flag("normalize_before") or f.flag("add_final_layer_norm"):
+        raise ModelFileError(f"{f.where}: normalize_before is true; of this family norms behind each part are read")
+    vocab, hidden = f.integer("vocab_size", 50265, high=limits.MAX_VOCAB), f.integer("d_model", high=limits.MAX_WIDTH)
+    longest = f.integer("max_position_embeddings", 1024, high=limits.MAX_POSITION)
+    positions = positions or {"positions": longest + OFFSET, "first_position": OFFSET}
+    common = {"embedding_scale": hidden**0.5 if f.flag("scale_embedding") else 1.0, "norm": "layer_bias", **positions}
+    of = lambda stack: stack.layers(f, hidden, norm_first)
+    ropes = common.pop("ropes", {})
+    sizes = lambda layers: (name, vocab, hidden, layers, ropes, 1e-5, longest)
+    encoder = ModelSpec(*sizes(of(Stack("encoder", False))), root="encoder", **common)
+    starts = [f.integer("decoder_start_token_id", 2, low=0, high=vocab - 1)]
+    if f.has("forced_bos_token_id"):
+        starts.append(f.integer("forced_bos_token_id", low=0, high=vocab - 1))
+    return ModelSpec(
+        *sizes(of(Stack("decoder", True))), from_config.tied(f, outer, True), **common,
+        encoder=encoder, start_tokens=tuple(starts), output_bias=True,
+    )  # fmt: skip
+
+
+def _attention(part: str, path: str) -> dict[str, str]:
+    """The names of an attention's matrices."""
+    return {f"{part}.{own}_proj": f"{path}.{own[0]}_proj" for own in ("q", "k", "v", "out")}
+
+
+COMMON = {**_attention("self_attn", "self_attn"), "fc1": "mlp.up_proj", "fc2": "mlp.down_proj"}
+END = {"final_layer_norm": "input_layernorm"}
+ENCODER = TensorNames(
+    top={
+        "encoder.embed_positions": "model.embed_positions",
+        "encoder.layernorm_embedding": "model.layers.0.input_layernorm",
+    },
+    layer={**COMMON, "self_attn_layer_norm": "post_attention_layernorm"},
+    prefix="encoder.layers",
+    own_names=False,
+    next_layer=END,
+    outer="model.",
+)
+NAMES = TensorNames(
+    top={
+        "shared": "model.embed_tokens",
+        "decoder.embed_positions": "model.embed_positions",
+        "decoder.layernorm_embedding": "model.layers.0.input_layernorm",
+        "lm_head": "lm_head",
+    },
+    layer={
+        **COMMON,
+        **_attention("encoder_attn", "cross_attn"),
+        "self_attn_layer_norm": "cross_attention_layernorm",
+        "encoder_attn_layer_norm": "post_attention_layernorm",
+    },
+    prefix="decoder.layers",
+    own_names=False,
+    next_layer=END,
+    outer="model.",
+    whole={"final_logits_bias": "lm_head.bias"},
+    encoder=ENCODER,
+)
+COPIES = (r"(model\.)?(en|de)coder\.embed_tokens\.weight",)  # of the shared embeddings
+FAMILY = Family(
+    name=NAME,
+    architectures=("BartForConditionalGeneration",),
+    model_types=(NAME,),
+    gguf=NAME,
+    from_config=config,
+    from_gguf=None,
+    to_gguf=bert.export,
+    safetensors=NAMES,
+    gguf_names=NAMES,
+    ignored=COPIES,
+)

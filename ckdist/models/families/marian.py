@@ -1,0 +1,37 @@
+"""Marian (Junczys-Dowmunt et al. 2018, arXiv:1804.00344), of which the translators of OPUS are: BART with sines and
+cosines for positions, and embeddings without a norm.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from ckdist.errors import ModelFileError
+from ckdist.models import limits
+from ckdist.models.families import bart
+from ckdist.models.fields import Fields
+from ckdist.models.spec import ModelSpec, RopeSpec
+
+NAME = "marian"
+THETA = 10000.0
+
+
+def config(f: Fields, outer: Fields) -> ModelSpec:
+    """From config.json. ModelFileError for vocabularies of their own for both languages."""
+    if not f.flag("share_encoder_decoder_embeddings", True):
+        raise ModelFileError(f"{f.where}: share_encoder_decoder_embeddings is false; it must be true")
+    hidden = f.integer("d_model", high=limits.MAX_WIDTH)
+    waves = RopeSpec((THETA ** (-np.arange(0, hidden, 2) / hidden)).astype(np.float32), theta=THETA)
+    spec = bart.model(f, outer, NAME, norm_first=False, waves="global", ropes={"global": waves})
+    return replace(spec, start_tokens=spec.start_tokens[:1])
+
+
+FAMILY = replace(
+    bart.FAMILY,
+    name=NAME,
+    architectures=("MarianMTModel",),
+    model_types=(NAME,),
+    gguf=NAME,
+    from_config=config,
+    ignored=(*bart.COPIES, r"model\.(en|de)coder\.embed_positions\.weight"),  # which are computed
+)

@@ -1,0 +1,24 @@
+#include "runtime/relative_bias.h"
+
+#include "api/steps.h"
+
+namespace ckdist {
+
+void RelativeBiases::read_plan(const ckdist_program& program, const ckdist_execution_plan& plan) {
+  for (int i = 0; i < plan.step_count; i++) {
+    if (plan.steps[i]->kind != ckdist_step_attend) continue;
+    const auto& step = reinterpret_cast<const ckdist_attend_step&>(*plan.steps[i]);
+    if (step.relative < 0 || found_.count(plan.vectors[step.relative]) > 0) continue;
+    const ckdist_layer_attention& a = program.attention[step.layer];
+    const float* const weights = plan.vectors[step.relative];  // (buckets, heads of all ranks)
+    int heads = 0;
+    for (int h = 0; h < a.kv_heads; h++) heads += a.heads_per_kv[h];
+    RelativeBias& bias = found_[weights];
+    bias.reach = step.reach;
+    for (int head = 0; head < heads; head++)
+      for (int d = 0; d <= 2 * step.reach; d++)
+        bias.rows.push_back(weights[int64_t{step.buckets[d]} * a.total_heads + a.first_head + head]);
+  }
+}
+
+}  // namespace ckdist

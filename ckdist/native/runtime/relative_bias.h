@@ -1,0 +1,32 @@
+// Biases of attention's scores by distance, as kernels read them: made once of the weights, which have buckets.
+#pragma once
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "core/export.h"
+
+#include "api/executable.h"
+
+namespace ckdist {
+
+// Of a rank's heads, (heads, 2 reach + 1) from the distance -reach on.
+struct RelativeBias {
+  int64_t reach = 0;
+  std::vector<float> rows;
+
+  const float* of(int64_t head) const { return rows.data() + head * (2 * reach + 1); }
+};
+
+class RelativeBiases {
+ public:
+  // Those of all steps of a plan.
+  void read_plan(const ckdist_program& program, const ckdist_execution_plan& plan);
+  // That of these weights, which a step of a plan reads.
+  const RelativeBias& of(const float* weights) const { return found_.at(weights); }
+
+ private:
+  std::map<const float*, RelativeBias> found_;
+};
+
+}  // namespace ckdist

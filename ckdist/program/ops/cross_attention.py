@@ -1,0 +1,89 @@
+"""Cross-attention: keys and values of what an encoder has read into a cache, and attention over all of them."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ckdist.errors import LayoutError
+from ckdist.layout import Dim
+from ckdist.mesh import Mesh
+from ckdist.program.lowered import LayerAttention
+from ckdist.program.ops.op import Arrays, Attrs, Inferred, Values, Weights, lower, op, whole
+from ckdist.program.rank_context import RankContext
+
+if TYPE_CHECKING:  # which import the ops
+    from ckdist.program.fusion import Group
+    from ckdist.program.lower import Lowering
+
+
+def infer_store_cross(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """Nothing. LayoutError where tokens are sharded, or keys and values do not fit together."""
+    k, v = inputs
+    whole("store_cross", *inputs)
+    if k.dims[0].axis is not None:
+        raise LayoutError(f"store_cross: tokens are sharded over {k.dims[0].axis}; shard heads")
+    if replace(v.dims[-1], width=1) != replace(k.dims[-1], width=1):
+        raise LayoutError(f"store_cross: keys [{k.dims[-1]}] and values [{v.dims[-1]}] do not fit together")
+    return []
+
+
+@op("store_cross", infer_store_cross)
+def store_cross(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Keys and values, (tokens, kv_heads, width) each."""
+    k, v = (x.reshape(len(x), -1, of.dims[-1].width) for x, of in zip(inputs, attrs["inputs"], strict=True))
+    context.cache[attrs["layer"]] = k, v
+    return []
+
+
+@lower("store_cross", "inference")
+def lower_store_cross(lowering: "Lowering", group: "Group") -> None:
+    """One step."""
+    instr = group.instr
+    k, v = instr.inputs
+    layer = instr.attrs["layer"]
+    lowering.emit("store_cross", k=lowering.place_of(k), v=lowering.place_of(v), layer=layer)
+    lowering.attention[layer] = layer_of(instr.attrs["queries"], k.dims[-1], v.dims[-1], lowering.mesh)
+
+
+def infer_attend_cross(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
+    """As the queries, of the width of values; LayoutError where heads do not fit together."""
+    (q,), keys, values = inputs, attrs["keys"], attrs["values"]
+    whole("attend_cross", q)
+    heads = q.dims[-1]
+    if heads.width != keys.width or heads.count % keys.count or heads.axis != keys.axis:
+        raise LayoutError(f"attend_cross: queries [{heads}] and keys [{keys}] do not fit together")
+    return [((q.dims[0], replace(heads, width=values.width)), None)]
+
+
+@op("attend_cross", infer_attend_cross)
+def attend_cross(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
+    """Softmax of scale * q.k over all cached keys, times the values. Vaswani et al. 2017, arXiv:1706.03762."""
+    k, v = context.cache[attrs["layer"]]  # (positions, kv_heads, width)
+    heads, keys = attrs["inputs"][0].dims[-1], attrs["keys"]
+    q = inputs[0].reshape(len(inputs[0]), -1, heads.width)  # (tokens, heads, width)
+    group, first = heads.count // keys.count, context.share(keys)[0]
+    out = np.zeros((*q.shape[:2], v.shape[2]), q.dtype)
+    for h, head in enumerate(range(*context.share(heads))):
+        scores = q[:, h] @ k[:, head // group - first].T * np.float32(attrs["scale"])
+        p = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        out[:, h] = (p / p.sum(axis=-1, keepdims=True)) @ v[:, head // group - first]
+    return [out.reshape(len(out), -1)]
+
+
+@lower("attend_cross", "inference")
+def lower_attend_cross(lowering: "Lowering", group: "Group") -> None:
+    """One step."""
+    instr, attrs = group.instr, group.instr.attrs
+    (q,), (o,), layer = instr.inputs, instr.outputs, attrs["layer"]
+    out = lowering.buffer("arena", o.dims[-1].local(lowering.mesh))
+    lowering.at[o.name] = out
+    lowering.emit("attend_cross", q=lowering.place_of(q), out=out, layer=layer, scale=attrs["scale"])
+    lowering.attention[layer] = layer_of(q.dims[-1], attrs["keys"], attrs["values"], lowering.mesh)
+
+
+def layer_of(heads: Dim, keys: Dim, values: Dim, mesh: Mesh) -> LayerAttention:
+    """What a rank has of a cache of cross-attention."""
+    group, (begin, end) = heads.count // keys.count, heads.share(mesh)
+    each = (min(end, (kv + 1) * group) - max(begin, kv * group) for kv in range(*keys.share(mesh)))
+    return LayerAttention(tuple(each), keys.width, values.width, heads.count, keys.count, begin)

@@ -1,0 +1,68 @@
+"""The meaning of programs with an encoder, in numpy, against golden logits by transformers; and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+
+from ckdist.errors import ModelFileError
+from ckdist.layout import TENSOR
+from ckdist.mesh import WHOLE, Mesh
+from ckdist.models.decoder import encode, forward
+from ckdist.models.registry import spec_from_config
+from ckdist.program.interpreter import Interpreter
+from ckdist.program.tracer import trace
+from ckdist.tokens.folder import load_tokenizer
+from ckdist.weights.checkpoint import open_checkpoint
+from ckdist.weights.dequantize import read_tensor
+from tests.support.paths import GOLDEN
+
+FOLDER = GOLDEN / "encoder_decoders"
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("name", ["bart", "marian", "t5", "t5_gated"])
+def test_the_interpreter_gives_golden_logits(name, ranks):
+    stored = open_checkpoint(FOLDER / name)
+    spec, mesh = stored.spec, Mesh({WHOLE: ranks}, 0)
+    load = lambda weight: read_tensor(stored.tensors[weight])
+    source = np.load(FOLDER / name / "sources.npz")["0"]
+    greedy, logits = (np.load(FOLDER / name / f"{kind}.npy") for kind in ("greedy", "logits"))
+    encoder = Interpreter(trace(encode, spec, TENSOR, mesh), spec, mesh, load)
+    hidden = encoder.run(source)
+    assert np.abs(hidden - np.load(FOLDER / name / "hidden.npy")).max() < 1e-4 * np.abs(hidden).max()
+    decoder = Interpreter(trace(forward, spec, TENSOR, mesh), spec, mesh, load)
+    for own, read in zip(decoder.contexts, encoder.contexts, strict=True):
+        own.cache = {layer: kv for layer, kv in read.cache.items() if layer >= spec.first_cross_cache}
+    made = decoder.run([*spec.start_tokens, *greedy[0, :-1]])
+    assert np.abs(made - logits).max() < 1e-4 * np.abs(logits).max()
+
+
+@pytest.mark.parametrize(
+    "name, fields, words",
+    [
+        ("t5", {"feed_forward_proj": "gated-swish-7"}, "feed_forward_proj"),
+        ("t5", {"decoder_start_token_id": 91}, "decoder_start_token_id is 91"),
+        ("bart", {"encoder_attention_heads": 5}, "divisible by encoder_attention_heads"),
+        ("bart", {"encoder_attention_heads": 4}, "they share a cache"),
+        ("bart", {"normalize_before": True}, "normalize_before"),
+        ("bart", {"activation_function": "sine"}, "activation_function"),
+        ("marian", {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings"),
+    ],
+)
+def test_wrong_fields(name, fields, words):
+    config = json.loads((FOLDER / name / "config.json").read_text()) | fields
+    with pytest.raises(ModelFileError, match=words):
+        spec_from_config(config, "config.json")
+
+
+def test_an_encoder_alone():
+    config = json.loads((FOLDER / "t5" / "config.json").read_text()) | {"architectures": ["T5EncoderModel"]}
+    spec = spec_from_config(config, "config.json")
+    assert not spec.generates and spec.reads_whole and spec.encoder is None and spec.root == "encoder"
+
+
+def test_two_sentencepiece_files_are_no_tokenizer(tmp_path):
+    (tmp_path / "source.spm").write_bytes(b"")
+    with pytest.raises(ModelFileError, match=r"source\.spm.* no tokenizer\.json"):
+        load_tokenizer(tmp_path)
