@@ -1,9 +1,11 @@
-"""What a page that shows the machine costs a running server, in speed of decode.
+"""What a page that shows the machine costs a running server on this machine, in speed of decode and in CPU time.
 
     python benchmarks/page_cost.py URL [--pairs 40] [--tokens 300] [--pages 1]
 
 Answers of one client alternate, with pages open and without; an open page is a client that reads /v1/machine. Prints
-the median of the ratios of their speeds, and the bounds within which it lies with 95 %.
+the median of the ratios of their speeds, of the CPU seconds that rank 0 takes for a token, and of those that all of the
+server's processes take, each with the bounds within which it lies with 95 %. A server of one thread (-t 1) waits for
+nobody by spinning, so its CPU time is its work: that says more on a noisy machine than its speed.
 """
 
 import argparse
@@ -13,6 +15,7 @@ import threading
 from collections.abc import Iterator
 
 import httpx
+import psutil
 
 from ckdist.planning.paired_test import median_within
 
@@ -26,6 +29,26 @@ def decode_speed(client: httpx.Client, tokens: int) -> float:
     answer = client.post("/v1/completions", json=body)
     answer.raise_for_status()
     return answer.json()["timings"]["predicted_per_second"]
+
+
+class Server:
+    """The processes behind a port of this machine."""
+
+    def __init__(self, url: str) -> None:
+        port = httpx.URL(url).port
+        listening = [c.pid for c in psutil.net_connections("tcp") if c.status == "LISTEN" and c.laddr.port == port]
+        found = [psutil.Process(pid) for pid in listening if pid is not None]
+        http = [process for process in found if "ckdist.serve" in process.cmdline()]
+        if not http:
+            raise SystemExit(f"no server's process of this machine listens on port {port}")
+        parent = http[0].parent()
+        assert parent is not None, "rank 0 has started it"
+        self.rank, self.others = parent, parent.children(recursive=True)
+
+    def seconds(self) -> tuple[float, float]:
+        """Of CPU: what rank 0 has taken, and what all have."""
+        rank, *others = (sum(process.cpu_times()[:2]) for process in (self.rank, *self.others))
+        return rank, rank + sum(others)
 
 
 @contextlib.contextmanager
@@ -60,18 +83,25 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--pages", type=int, default=1)
     given = parser.parse_args()
-    logs = []
+    names = ("speed", "CPU seconds of rank 0", "CPU seconds of all processes")
+    logs: dict[str, list[float]] = {name: [] for name in names}
+    server = Server(given.url)
     with httpx.Client(base_url=given.url, timeout=SECONDS) as client:
         for _ in range(WARM):
             decode_speed(client, given.tokens)
         for pair in range(given.pairs):
-            speeds = {}
+            found = {}
             for pages in (0, given.pages) if pair % 2 else (given.pages, 0):
                 with open_pages(given.url, pages) if pages else contextlib.nullcontext():
-                    speeds[pages] = decode_speed(client, given.tokens)
-            logs.append(math.log(speeds[given.pages] / speeds[0]))
-    low, middle, high = map(math.exp, median_within(logs))
-    print(f"{given.pages} page(s) to none, {given.pairs} pairs: {middle:.4f} ({low:.4f} to {high:.4f})")
+                    before = server.seconds()
+                    speed = decode_speed(client, given.tokens)
+                    used = [after - begin for after, begin in zip(server.seconds(), before, strict=True)]
+                found[pages] = (speed, *used)
+            for name, shown, plain in zip(names, found[given.pages], found[0], strict=True):
+                logs[name].append(math.log(shown / plain))
+    for name, values in logs.items():
+        low, middle, high = map(math.exp, median_within(values))
+        print(f"{name}, {given.pages} page(s) to none, {given.pairs} pairs: {middle:.4f} ({low:.4f} to {high:.4f})")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ The first row is that of the level of instructions whose kernels run; of the oth
 tells the arithmetic.
 """
 
+import pathlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from ckdist.cli.rows import write_rows
 from ckdist.comm.protocol import World
 from ckdist.comm.world import start_world
 from ckdist.config import BenchConfig
+from ckdist.errors import ConfigError
 from ckdist.planning.plan import SPINS
 from ckdist.topology import default_threads, place
 from ckdist.topology.arithmetic import ARITHMETIC, arithmetic_rate
@@ -57,8 +59,10 @@ def measure_bounds(world: World, threads: int, cpus: Sequence[int]) -> Bounds:
 
 
 def run(config: BenchConfig) -> int:
-    """Measures on all ranks; rank 0 prints a row for each level of instructions; 0."""
+    """Measures on all ranks; rank 0 prints a row for each level of instructions, or writes a machine file; 0."""
     world = start_world()
+    if config.save is not None:
+        return save(config.save, world)
     threads = config.threads or default_threads(world)
     cpus = place(world, threads).cpus
     row = {"isa": native.isa(), "isa_reason": reason(), "ranks": world.size, "n_threads": threads}
@@ -81,6 +85,21 @@ def run(config: BenchConfig) -> int:
             of_all = {name: rates[isa][form] for form, name in ARITHMETIC.items()}
             rows.append(row | {"isa": isa, "isa_reason": "CKDIST_ISA chooses it"} | alone | of_all)
         write_rows(rows, config.output)
+    world.close()
+    return 0
+
+
+def save(path: str, world: World) -> int:
+    """Writes this machine for `ckdist plan`; 0. ConfigError where the file cannot be written."""
+    from ckdist.cli.machine_speed import measured
+
+    spec = measured(world)
+    if spec is not None:
+        try:
+            pathlib.Path(path).write_text(spec.toml(), encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot write --save {path}: {getattr(error, 'strerror', None) or error}") from None
+        print(f"{path}: {spec.name}, {spec.nodes} x {spec.cores} cores, {spec.bandwidth / 1e9:.1f} GB/s a node")
     world.close()
     return 0
 

@@ -27,6 +27,7 @@ COMMANDS = {
     "train": (config.TrainCommand, "train a model, from nothing or on from one"),
     "launch": (config.LaunchCommand, "start a command as several ranks, here or on several hosts, without MPI"),
     "export": (config.ExportCommand, "write a trained folder as a GGUF file"),
+    "plan": (config.PlanConfig, "tell whether a model fits, how fast it will be, and what would help, on any machine"),
     "bench": (config.BenchConfig, "measure prefill and decode, or the machine itself"),
     "simulate": (config.SimulateConfig, "serve requests in simulated time, on as many hosts as you like"),
     "doctor": (config.DoctorConfig, "show this machine, what works on it, how fast it is, and what to change"),

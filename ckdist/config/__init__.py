@@ -43,6 +43,9 @@ from ckdist.config.options import (
 from ckdist.config.perplexity import (
     PerplexityConfig,
 )
+from ckdist.config.plan import (
+    PlanConfig,
+)
 from ckdist.config.sampling import (
     DRY_BREAKERS,
     SAMPLERS,
@@ -76,6 +79,7 @@ __all__ = [
     "LaunchCommand",
     "ListCommand",
     "PerplexityConfig",
+    "PlanConfig",
     "PullCommand",
     "SamplingConfig",
     "ServeConfig",

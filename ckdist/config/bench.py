@@ -22,6 +22,9 @@ class BenchConfig(EngineConfig):
             "measure anew what is kept for later runs; comm: which algorithm suits which size, model: how prefill runs"
         ),
     )
+    save: str | None = option(
+        None, "--save", metavar="FILE.toml", help="machine: write what was measured, for `ckdist plan --machine FILE`"
+    )
     n_prompt: tuple[int, ...] = option(
         (512,),
         "-p",
@@ -78,6 +81,8 @@ class BenchConfig(EngineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.save is not None and self.target != "machine":
+            raise ConfigError(f"--save writes a machine, and the target is {self.target}: ckdist bench machine --save")
         sized = [item for item in fields(self) if item.name in ("n_prompt", "n_gen", "n_depth", "n_parallel")]
         given = [item.metadata["flags"][-1] for item in sized if getattr(self, item.name) != item.default]
         if self.sweep is not None and self.target != "model":

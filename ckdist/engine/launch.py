@@ -34,6 +34,7 @@ from ckdist.engine.stages import (
     trace_stage,
     with_chosen_layout,
 )
+from ckdist.engine.step_prediction import StepPrediction
 from ckdist.engine.trace import Labels, Trace
 from ckdist.errors import ConfigError
 from ckdist.layout import Dim
@@ -46,6 +47,8 @@ from ckdist.planning.cost import CostModel, nominal, rank_places
 from ckdist.planning.expert_placement import dispatch_from
 from ckdist.planning.flops import FlopCounts, flops_of, total_flops
 from ckdist.planning.layouts import can_dispatch
+from ckdist.planning.machine import kept_machine
+from ckdist.planning.machine_speed import machine_title
 from ckdist.planning.measured_cost import key_of
 from ckdist.planning.memory import WeightBytes, gigabytes
 from ckdist.planning.plan import Plan, make_plan, step_tokens
@@ -58,7 +61,7 @@ from ckdist.program.program import Program
 from ckdist.program.tracer import Tracer
 from ckdist.tokens.confined import load_tried
 from ckdist.tokens.tokenizer import Tokenizer
-from ckdist.topology import bind_memory, default_threads, huge_pages, is_bound, sample_pages
+from ckdist.topology import bind_memory, default_threads, huge_pages, is_bound, sample_pages, this_machine
 from ckdist.topology.tree import format_cpu_list
 from ckdist.weights.adapter import Adapter, PackedMatrix, is_low_rank
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
@@ -92,6 +95,7 @@ class Model:
     weight_bytes: int  # of this rank
     total_weight_bytes: int  # of all ranks
     work: FlopCounts  # of all ranks
+    prediction: StepPrediction | None  # of rank 0's steps; None with stages, and of an encoder
     trace: Trace | None
 
     def placement_map(self) -> str:
@@ -372,6 +376,7 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
         shard.weight_bytes,
         total_bytes,
         work,
+        predict_steps(group, plan, loader, program) if stages is None and spec.generates else None,
         tracing,
     )
 
@@ -418,6 +423,20 @@ def layer_models(world: World, plan: Plan, loader: ShardLoader, programs: list[P
     return [CostModel(program, plan.mesh, places, nominal(native.isa()), weight) for program in programs]
 
 
+def predict_steps(world: World, plan: Plan, loader: ShardLoader, program: Program) -> StepPrediction:
+    """What this rank's steps of decode's program are predicted to take, on this machine as it was measured before, else
+    by nominal figures; a collective call.
+    """
+    places = rank_places(world, plan.placement, plan.threads_batch)
+    machine = kept_machine(machine_title(this_machine()), native.isa()) or nominal(native.isa())
+    types = plan.cache.key_type, plan.cache.value_type
+    weight = functools.partial(weight_cost, loader)
+    prediction = StepPrediction(CostModel(program, plan.mesh, places, machine, weight, types))
+    if world.rank == 0:
+        prediction.tell(min(512, plan.cache.context_length - 1))
+    return prediction
+
+
 def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer]:
     """Rank 0's engine over a loaded model, and the model's tokenizer."""
     tokenizer = load_tried(model.checkpoint.path, model.checkpoint.overrides)
@@ -434,6 +453,7 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
         max_waiting=max_waiting, more_stats=stats, lane=lane, dry_breakers=DryBreakers(tokenizer),
         grammars=Grammars(tokenizer, model.spec.vocab_size),
     )  # fmt: skip
+    engine.prediction = model.prediction
     return engine, tokenizer
 
 

@@ -5,8 +5,9 @@ every start, it compares: operations of the slowest rank, weights read (token-pa
 may lie on other NUMA nodes), bytes exchanged, barriers and what every rank repeats. It chooses nothing.
 """
 
+import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -186,6 +187,12 @@ class CostModel:
             found.setdefault((instr.op, dims, weights, instr.attrs.get("window", 0)), []).append(instr)
         return [(alike[0], len(alike)) for alike in found.values()]
 
+    def on(self, machine: MachineSpec) -> "CostModel":
+        """The same program on another machine."""
+        other = copy.copy(self)
+        other.machine = machine
+        return other
+
     def step(self, shape: StepShape) -> Times:
         """Of one step of the whole program."""
         times = Times(latency=self.machine.between)
@@ -250,7 +257,7 @@ class CostModel:
                 return self._attend(instr, shape)
             case "delta_rule":  # of each state four operations of two, and it is read and written
                 keys, values = instr.inputs[0].dims[1].width, instr.inputs[2].dims[1].local(self.mesh)
-                computed = 8.0 * shape.tokens * keys * values / (threads * machine.attention_rate)
+                computed = 8.0 * shape.tokens * keys * values / (threads * machine.attention_rate())
                 return self._overlapped(8.0 * shape.sequences * keys * values, computed)
             case "all_reduce" | "all_to_all" | "all_gather":
                 return self._exchange(instr, shape)
@@ -273,8 +280,10 @@ class CostModel:
         window = instr.attrs.get("window", 0)
         queries, outputs = instr.inputs[0].dims[1], instr.outputs[0].dims[1]
         widths = queries.local(self.mesh) + outputs.local(self.mesh)
-        seen = sum(chunk.count * chunk.seen(window) for chunk in shape.chunks)
-        computed = 2.0 * seen * widths / (self.own.threads * self.machine.attention_rate)
+        latent, computed = instr.op == "attend_latent", 0.0
+        for chunk in shape.chunks:
+            rate = self.own.threads * self.machine.attention_rate(latent, chunk.tokens == 1)
+            computed += 2.0 * chunk.count * chunk.seen(window) * widths / rate
         read = sum(chunk.count * chunk.read(window) for chunk in shape.chunks) * self._cached(instr)
         return self._overlapped(read, computed)
 
@@ -292,21 +301,33 @@ class CostModel:
 
     def _product(self, instr: Instr, shape: StepShape) -> Times:
         """Of a product: of a stack of experts what the rows take."""
-        rows_dim = instr.inputs[0].dims[0]
-        rows = self._rows(rows_dim, shape)
-        sources = [self.places[m.rank] for m in self.mesh.along(rows_dim.axis)] if rows_dim.axis else [self.own]
+        axis = instr.inputs[0].dims[0].axis
+        sources = [self.places[m.rank] for m in self.mesh.along(axis)] if axis else [self.own]
         computed = read = 0.0
+        for cost, each, elements in self._parts(instr, shape):
+            rate = self.machine.product_rate(cost.kind, cost.form, each)
+            computed += 2.0 * each * elements / (self.own.threads * rate)
+            read += elements * cost.element_bytes
+        return self._overlapped(read, computed, sum(map(self.own.factor, sources)) / len(sources))
+
+    def product_work(self, instr: Instr, shape: StepShape) -> tuple[float, float]:
+        """Operations of a product, and bytes of the weights that it reads."""
+        parts = list(self._parts(instr, shape))
+        operations = sum(2.0 * each * elements for _, each, elements in parts)
+        return operations, sum(elements * cost.element_bytes for cost, _, elements in parts)
+
+    def _parts(self, instr: Instr, shape: StepShape) -> Iterator[tuple[WeightCost, float, float]]:
+        """Of each matrix of a product: its cost, rows that are multiplied with it, and its elements; of a stack the
+        rows of one expert, in the mean, and the elements of those that some row takes.
+        """
+        rows = self._rows(instr.inputs[0].dims[0], shape)
         for matrix in _matrices(instr):
-            cost = self.weight(matrix.name)
             elements, each = float(self._elements(matrix)), float(rows)
             if len(matrix.dims) > 2:
                 touched = self._touched(instr, matrix, rows)
                 each *= instr.inputs[1].dims[-1].count / matrix.dims[0].count / touched
                 elements *= touched
-            rate = self.machine.product_rate(cost.kind, cost.form, each)
-            computed += 2.0 * each * elements / (self.own.threads * rate)
-            read += elements * cost.element_bytes
-        return self._overlapped(read, computed, sum(map(self.own.factor, sources)) / len(sources))
+            yield self.weight(matrix.name), each, elements
 
     def _touched(self, instr: Instr, stack: Weight, rows: int) -> float:
         """The part of this rank's experts that some row takes, were each row's choice by chance; where ranks have

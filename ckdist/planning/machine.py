@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from ckdist.comm.thresholds import cache_folder
 from ckdist.comm.transports.link import Link
 from ckdist.errors import ConfigError
 from ckdist.text_file import read_text_file
@@ -71,8 +72,11 @@ class MachineSpec:
     int8: float = fact("arithmetic", "the same with bytes", 1e6, 1e18)
     achieved_arithmetic: float = fact("arithmetic", "the share of it that products reach", 0.01, 1.0, 0.7)
     attention: float = fact("arithmetic", "operations per second of one core in attention; 0: as f32", 0.0, 1e18, 0.0)
+    attention_one: float = fact("arithmetic", "the same for single tokens; 0: as attention", 0.0, 1e18, 0.0)
+    latent: float = fact("arithmetic", "the same in latent attention; 0: as attention", 0.0, 1e18, 0.0)
+    latent_one: float = fact("arithmetic", "the same for single tokens; 0: as attention_one", 0.0, 1e18, 0.0)
     elementwise: float = fact("arithmetic", "numbers per second of one core in norms and gates", 1e3, 1e15, 4e9)
-    overlap_loss: float = fact("arithmetic", "of reading and computing the hidden part that costs", 0.0, 1.0, 0.25)
+    overlap_loss: float = fact("arithmetic", "of reading and computing the hidden part that costs", 0.0, 4.0, 0.25)
 
     barrier: float = fact("steps", "seconds of a barrier of a node's threads", 0.0, 1.0, 2e-6)
     between: float = fact("steps", "seconds between two steps", 0.0, 10.0, 3e-4)
@@ -137,10 +141,11 @@ class MachineSpec:
                 return slow * (fast / slow) ** part
         return rates[-1]
 
-    @property
-    def attention_rate(self) -> float:
-        """Operations per second of one core in attention."""
-        return self.attention or self.f32 * self.achieved_arithmetic
+    def attention_rate(self, latent: bool = False, single: bool = False) -> float:
+        """Operations per second of one core in attention: over latent vectors, and of one token of each sequence."""
+        whole = self.attention or self.f32 * self.achieved_arithmetic
+        one = self.attention_one or whole
+        return (self.latent_one or one if single else self.latent or whole) if latent else one if single else whole
 
     def toml(self) -> str:
         """The file of this machine."""
@@ -219,6 +224,28 @@ def machine_named(name: str) -> MachineSpec:
     return read_machine_file(CATALOGUE / f"{name}.toml")
 
 
+def kept_path() -> pathlib.Path | None:
+    """Where what was measured of this machine is kept; None where a user has no home."""
+    try:
+        return cache_folder() / "machine.toml"
+    except RuntimeError:
+        return None
+
+
+def kept_machine(name: str, isa: str) -> MachineSpec | None:
+    """What was measured before of the machine of this name and level of instructions; None where nothing was, or the
+    file makes no sense.
+    """
+    path = kept_path()
+    if path is None or not path.is_file():
+        return None
+    try:
+        found = read_machine_file(path)
+    except ConfigError:
+        return None
+    return found if (found.name, found.isa) == (name, isa) else None
+
+
 def catalogue_names() -> list[str]:
     """Of the machines of public data sheets."""
     return sorted(path.stem for path in CATALOGUE.glob("*.toml"))
@@ -267,4 +294,13 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-__all__ = ["CATALOGUE", "MachineSpec", "catalogue_names", "machine_named", "machine_of", "read_machine_file"]
+__all__ = [
+    "CATALOGUE",
+    "MachineSpec",
+    "catalogue_names",
+    "kept_machine",
+    "kept_path",
+    "machine_named",
+    "machine_of",
+    "read_machine_file",
+]

@@ -15,11 +15,12 @@ from ckdist.layout import SINGLE, Layout
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward, main_forward
 from ckdist.planning.cluster import Cluster, PlannedWorld
-from ckdist.planning.cost import CostModel, RankPlace, StepShape, Times
+from ckdist.planning.cost import Chunks, CostModel, RankPlace, StepShape, Times
 from ckdist.planning.layouts import layouts_for
 from ckdist.planning.memory import cache_types
 from ckdist.planning.rank_memory import RankMemory, Wanted, rank_memory
 from ckdist.planning.stages import check_stages, divide_layers
+from ckdist.planning.step_cost import StepTotals
 from ckdist.program.lower import lower, stored_dims
 from ckdist.program.lowered import Lowered
 from ckdist.program.program import Program
@@ -219,8 +220,13 @@ class Predictor:
 
     # Memory
 
-    def lowered(self, stage: StageModel) -> list[tuple[Program, Lowered]]:
-        """Its programs' steps."""
+    @functools.cached_property
+    def lowered(self) -> list[list[tuple[Program, Lowered]]]:
+        """Of each stage its programs and their steps."""
+        return [self._lowered(stage) for stage in self.stages]
+
+    def _lowered(self, stage: StageModel) -> list[tuple[Program, Lowered]]:
+        """A stage's programs and their steps."""
         first, found = stage.programs[0], []
         for program in stage.programs:
             stored = None if program is first else stored_dims(program, first)
@@ -242,12 +248,28 @@ class Predictor:
         types: Mapping[str, str] = cache_types(EngineConfig(cache_type_k=names["k"], cache_type_v=names["v"]))
         wanted = Wanted(context, each, self.ubatch_size, types)
         spec, found = self.checkpoint.spec, []
-        for stage in self.stages:
+        for stage, plans in zip(self.stages, self.lowered, strict=True):
             own = replace(spec, layers=spec.layers[slice(*stage.spec_layers)])
             threads = stage.costs[0].own.threads
-            plans = self.lowered(stage)
             found.append(rank_memory(own, (stage.decode, stage.mesh), plans, self.packed, wanted, threads))
         return found
+
+
+@dataclass(frozen=True)
+class PredictedStepCost:
+    """A `StepCost` of simulations without a measurement: of a predictor, for the mean prompt and sequence."""
+
+    predictor: Predictor
+
+    def seconds(self, step: StepTotals, /) -> float:
+        """That the step takes."""
+        chunks = []
+        if step.prompt_tokens:
+            before = step.prompt_attended / step.prompt_tokens - step.prompt_tokens / 2
+            chunks.append(Chunks(1, step.prompt_tokens, max(0, round(before))))
+        if step.decodes:
+            chunks.append(Chunks(step.decodes, 1, round(step.decode_context / step.decodes)))
+        return self.predictor.seconds(StepShape(tuple(chunks), max(1, step.outputs))) if chunks else 0.0
 
 
 def ways_for(cluster: Cluster, layers: int, mixture: bool) -> list[Way]:
@@ -264,4 +286,4 @@ def ways_for(cluster: Cluster, layers: int, mixture: bool) -> list[Way]:
     return ways
 
 
-__all__ = ["Predictor", "Rate", "Way", "ways_for"]
+__all__ = ["PredictedStepCost", "Predictor", "Rate", "Way", "ways_for"]

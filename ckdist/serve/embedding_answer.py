@@ -28,10 +28,15 @@ async def llama_embeddings(run: EmbeddingRun, source: Source) -> list[bytes]:
 
 
 async def ranking(run: EmbeddingRun, source: Source) -> list[bytes]:
-    """The documents of /v1/rerank, the most similar first."""
+    """The documents of /v1/rerank, the most similar first; a list alone where text-embeddings-inference asks so."""
     scores = await run.scores()
     order = np.argsort(-scores, kind="stable")[: run.work.best]
     texts = run.work.texts
+    if run.work.plain:
+        shown = [
+            {"index": i, "score": float(scores[i]), **({"text": texts[i]} if texts else {})} for i in order.tolist()
+        ]
+        return [to_json(shown)]
     results = [
         {"index": i, "relevance_score": float(scores[i]), **({"document": {"text": texts[i]}} if texts else {})}
         for i in order.tolist()

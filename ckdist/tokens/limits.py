@@ -26,8 +26,8 @@ class Limits:
 
     @property
     def wall(self) -> float:
-        """Seconds that the task may take on a machine that has other work too."""
-        return 4 * self.cpu
+        """Seconds that the task may take on a machine that has much other work too."""
+        return 10 * self.cpu
 
 
 class Confinement:

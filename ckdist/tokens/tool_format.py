@@ -43,7 +43,8 @@ class ToolFormat:
     `call_begin` and `call_end` stand around it, `middle` is empty.
     json: the arguments are a JSON object.
     tagged: each argument is `key_begin` KEY `key_end` VALUE `value_end`; texts are written as they are, other values as
-    JSON. Any other kind has a parser of its own. `in_prompt`: the template itself tells the model of its tools.
+    JSON. Any other kind has a parser of its own. `in_prompt`: the template itself tells the model of its tools. Where
+    there is an `id_end`, a call's id stands between `middle` and that.
     """
 
     kind: str
@@ -58,13 +59,14 @@ class ToolFormat:
     key_begin: str = ""
     key_end: str = ""
     value_end: str = ""
+    id_end: str = ""
     in_prompt: bool = True
 
     @property
     def markers(self) -> tuple[str, ...]:
         """All texts that stand around names and arguments."""
         found = (self.call_begin, self.middle, self.call_end, self.section_begin, self.section_end, self.separator)
-        return (*found, self.key_begin, self.key_end, self.value_end)
+        return (*found, self.key_begin, self.key_end, self.value_end, self.id_end)
 
 
 # Written by a model whose template knows no tools, as its prompt then asks for.
@@ -115,7 +117,8 @@ def _compare(start: str, plain: str, one: str, two: str | None) -> ToolFormat | 
     found, arguments, after = parsed
     before, middle, behind = one[begin:name], one[name + len(NAMES[0]) : arguments], one[after:tail]
     between = _between(two, found)
-    found = _split(replace(found, middle=middle), before, between, _without_end(behind, end))
+    middle, _, id_end = middle.partition(IDS[0])
+    found = _split(replace(found, middle=middle, id_end=id_end), before, between, _without_end(behind, end))
     return _as_object(found) if found.kind == "json" else found
 
 

@@ -10,6 +10,7 @@ from ckdist.tokens.tool_format import ToolFormat
 
 ANSWER = "answer"  # the name of another grammar, that an answer without calls follows
 MAX_CALLS = 16  # of one answer
+ID = "/[a-zA-Z0-9]{9}/"  # of a call, as Mistral's templates want them
 SPACE = "/\\s{0,3}/"  # before a call without a mark; it is of one terminal with that, so that no text is read instead
 
 Schemas = Mapping[str, dict[str, Any]]  # of the parameters of each tool
@@ -66,7 +67,8 @@ class ToolGrammar:
             body = f"BEGIN_{index} {self._json(schema, name)} {self._parts('}' + form.call_end)}"
         else:
             shown = f"functions.{name}:0" if form.kind == "kimi" else name
-            body = f"{self._parts(shown + form.middle)} {self._json(schema, name)} {self._parts(form.call_end)}"
+            id = f" {ID} {self._literal(form.id_end)}" if form.id_end else ""
+            body = f"{self._parts(shown + form.middle)}{id} {self._json(schema, name)} {self._parts(form.call_end)}"
         rules.append(f"{rule}: {body}")
         return rule
 

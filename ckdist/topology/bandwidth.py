@@ -17,7 +17,7 @@ from ckdist.comm.thresholds import cache_folder
 from ckdist.errors import CkdistError
 from ckdist.topology.binding import times_preempted
 from ckdist.topology.machine import Machine, this_machine
-from ckdist.topology.placement import Placement
+from ckdist.topology.placement import Placement, threads_first
 
 READ_BYTES = 256 << 20  # per thread; far beyond most caches
 LEAST_READ, MOST_READ = 128 << 20, 2 << 30  # bytes of one measurement
@@ -39,6 +39,27 @@ def read_size(machine: Machine, cpus: Sequence[int]) -> int:
     """Bytes that say how fast `cpus` read memory and not their caches, as far as there is room for them."""
     caches = len({machine.by_number[cpu].l3 for cpu in cpus}) * machine.l3_bytes
     return min(max(LEAST_READ, 4 * caches), MOST_READ, native.lib.ckdist_available_memory() // 4)
+
+
+def node_cpus(machine: Machine) -> dict[int, list[int]]:
+    """Each node with CPUs that this process may use -> one of every physical core."""
+    result = {}
+    for node in machine.nodes:
+        mine = tuple(cpu for cpu in node.cpus if cpu in machine.binding.cpus)
+        if mine:
+            result[node.number] = threads_first(machine, mine)[: len(machine.cores(mine))]
+    return result
+
+
+def read_node(machine: Machine, cpus: list[int], memory: int, repeats: int) -> float:
+    """Bytes per second that `cpus` read together from the memory of a node.
+
+    CapacityError where it has no room for the test.
+    """
+    size = read_size(machine, cpus)
+    nodes = [memory] if len(machine.nodes) > 1 else []
+    native.check(native.lib.ckdist_place_memory(nodes, len(nodes), 1))
+    return read_bandwidth(len(cpus), cpus, repeats, size // len(cpus))
 
 
 def rank_bandwidths(world: World, placement: Placement, threads: int) -> list[float | None]:

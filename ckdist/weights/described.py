@@ -18,6 +18,7 @@ from ckdist.weights.json_file import read_json_object
 from ckdist.weights.loader import quantized_type
 from ckdist.weights.published import check_method, quantization_config
 
+SHAPES = pathlib.Path(__file__).parent / "shapes"  # config.json of published models, by name
 STORED = {"float32": dtypes.F32, "float16": dtypes.F16, "bfloat16": dtypes.BF16}
 
 
@@ -50,6 +51,16 @@ def describe_config(config: Mapping[str, Any], where: str, kind: str | None = No
     return Checkpoint(path, "config", spec, tensors, config)
 
 
+def shape_path(name: str) -> pathlib.Path | None:
+    """The config.json of a shape that has this name; None where there is none."""
+    return SHAPES / f"{name}.json" if name in shape_names() else None
+
+
+def shape_names() -> list[str]:
+    """Of the shapes that need no file."""
+    return sorted(path.stem for path in SHAPES.glob("*.json"))
+
+
 def _stored_type(config: Mapping[str, Any]) -> dtypes.TensorType:
     """Of matrices that are not quantised; bfloat16 where the file does not say."""
     parts = (config, config.get("text_config"))
@@ -76,4 +87,4 @@ def _quantized(config: Mapping[str, Any], name: str, where: str) -> dtypes.Tenso
     return dtypes.INT4_32 if not only_experts or is_expert(name) else None
 
 
-__all__ = ["describe", "describe_config"]
+__all__ = ["describe", "describe_config", "shape_names", "shape_path"]

@@ -17,7 +17,10 @@ REQUESTS = json.loads((TESTS / "support" / "recorded_requests.json").read_text()
 
 @pytest.fixture(scope="module")
 def http():
-    with serving(strict_fields=True) as (_, process), httpx.Client(base_url=process.url, timeout=20) as made:
+    with (
+        serving({"context_length": 1024}, strict_fields=True) as (_, process),
+        httpx.Client(base_url=process.url, timeout=20) as made,
+    ):
         yield made
 
 

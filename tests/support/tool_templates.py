@@ -60,3 +60,34 @@ NO_TOOLS = (  # SmolLM2
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+FENCED_JSON = (  # DeepSeek V3 and R1
+    "{{ bos_token }}{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{% if m.role == 'user' %}"
+    "<|User|>{{ m.content }}{% else %}<|Assistant|>{{ m.content or '' }}{% if m.tool_calls %}<|calls_begin|>"
+    "{% for c in m.tool_calls %}{% if not loop.first %}{{ '\n' }}{% endif %}"
+    "{{ '<|call_begin|>function<|sep|>' + c.function.name + '\n```json\n' + c.function.arguments | tojson }}"
+    "{{ '\n```<|call_end|>' }}{% endfor %}<|calls_end|>{% endif %}<|end_of_sentence|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|Assistant|>{% endif %}"
+)
+INVOKED = (  # MiniMax M2
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{% if m.role == 'user' %}"
+    "{{ ']b]user\n' + m.content + '[e[\n' }}{% else %}{{ ']b]ai\n' + (m.content or '') }}{% if m.tool_calls %}"
+    "{{ '\n<calls>\n' }}{% for c in m.tool_calls %}{{ '<invoke name=\"' + c.function.name + '\">\n' }}"
+    "{% for k, v in c.function.arguments.items() %}"
+    "{{ '<parameter name=\"' + k + '\">' + v + '</parameter>\n' }}{% endfor %}{{ '</invoke>\n' }}{% endfor %}"
+    "{{ '</calls>' }}{% endif %}{{ '[e[\n' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ ']b]ai\n' }}{% endif %}"
+)
+TOKEN_AND_LIST = (  # Granite 3
+    "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}"
+    "{{ '<|start_of_role|>' + m.role + '<|end_of_role|>' }}{% if m.tool_calls %}{{ '<|tool_call|>[' }}"
+    '{% for c in m.tool_calls %}{{ \'{"name": "\' + c.function.name + \'", "arguments": \' }}'
+    "{{ c.function.arguments | tojson + '}' }}{% if not loop.last %}, {% endif %}{% endfor %}]{% else %}"
+    "{{ m.content }}{% endif %}{{ '<|end_of_text|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}<|start_of_role|>assistant<|end_of_role|>{% endif %}"
+)
+NUMBERED_JSON = (  # Mistral Small 3.2
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{{ '[INST]' + m.content + '[/INST]' }}{% else %}{{ m.content or '' }}{% for c in m.tool_calls or [] %}"
+    "{{ '[TOOL_CALLS]' + c.function.name + '[CALL_ID]' + c.id + '[ARGS]' + c.function.arguments | tojson }}"
+    "{% endfor %}{{ eos_token }}{% endif %}{% endfor %}"
+)

@@ -82,4 +82,4 @@ def test_rates_lie_between_what_was_measured():
     assert rates == sorted(rates) and rates[0] == rates[1] == 1e9 and rates[3] == pytest.approx(3e9)
     assert rates[-1] == rates[-2] == pytest.approx(30e9)
     assert MACHINE.product_rate("BF16", 1, 512) == 40e9 * 0.7 == 8 * MACHINE.product_rate("BF16", 1, 1)
-    assert dataclasses.replace(MACHINE, attention=5e9).attention_rate == 5e9
+    assert dataclasses.replace(MACHINE, attention=5e9).attention_rate() == 5e9

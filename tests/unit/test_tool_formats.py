@@ -6,6 +6,7 @@ import random
 import jsonschema
 import pytest
 
+from ckdist.serve.parsers.choose import parser_of
 from ckdist.serve.parsers.form import AnswerForm
 from ckdist.serve.parsers.llama3 import python_call
 from ckdist.serve.requests.answer_form import NAMED
@@ -67,6 +68,35 @@ FORMS = {
         ("<tool_call>get\n<arg_key>city</arg_key>\n<arg_value>São {P}</arg_value>\n<arg_key>n</arg_key>\n"
         "<arg_value>3</arg_value>\n</tool_call>\n<tool_call>f\n</tool_call>"),
     ),
+    "fenced json": (
+        templates.FENCED_JSON,
+        ToolFormat(
+            "json", "<|call_begin|>function<|sep|>", "```json", "```<|call_end|>", "<|calls_begin|>", "<|calls_end|>"
+        ),
+        ('<|calls_begin|><|call_begin|>function<|sep|>get\n```json\n{"city": "São {P}", "n": 3}\n```<|call_end|>\n'
+        "<|call_begin|>function<|sep|>f\n```json\n{}\n```<|call_end|><|calls_end|>"),
+    ),
+    "invoked": (
+        templates.INVOKED,
+        ToolFormat(
+            "tagged", '<invoke name="', '">', "</invoke>", "<calls>", "</calls>",
+            key_begin='<parameter name="', key_end='">', value_end="</parameter>",
+        ),
+        ('<calls>\n<invoke name="get">\n<parameter name="city">São {P}</parameter>\n'
+        '<parameter name="n">3</parameter>\n</invoke>\n<invoke name="f">\n</invoke>\n</calls>'),
+    ),
+    "token and list": (
+        templates.TOKEN_AND_LIST,
+        ToolFormat("object", section_begin="<|tool_call|>[", section_end="]", separator=", "),
+        ('<|tool_call|>[{"name": "get", "arguments": {"city": "São {P}", "n": 3}}, '
+        '{"name": "f", "arguments": {}}]'),
+    ),
+    "numbered json": (
+        templates.NUMBERED_JSON,
+        ToolFormat("json", "[TOOL_CALLS]", "[CALL_ID]", id_end="[ARGS]"),
+        ('[TOOL_CALLS]get[CALL_ID]a1b2c3d4e[ARGS]{"city": "São {P}", "n": 3}'
+        "[TOOL_CALLS]f[CALL_ID]123456789[ARGS]{}"),
+    ),
     "no tools": (
         templates.NO_TOOLS,
         HERMES,
@@ -94,6 +124,13 @@ def test_a_format_is_found_and_read(source, wanted, answer):
     if found.call_begin.strip() or found.section_begin.strip():
         text = f"<think>why?</think>\n\nLet me see.\n{answer}"
         assert always(AnswerForm(THINK, False, found, TYPES), text) == ("Let me see.", "why?", calls)
+
+
+def test_ids_of_the_models_own():
+    form = AnswerForm(None, False, ChatTemplate(templates.NUMBERED_JSON).tool_format(), TYPES)
+    parser = parser_of(form)
+    deltas = parser.step(FORMS["numbered json"][2]) + parser.flush()
+    assert [delta.id for delta in deltas if delta.name] == ["a1b2c3d4e", "123456789"]
 
 
 def strip(form: ToolFormat):

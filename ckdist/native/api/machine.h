@@ -18,6 +18,12 @@ CKDIST_EXPORT int ckdist_read_bandwidth(int32_t threads, const int32_t* cpus, in
 CKDIST_EXPORT int ckdist_arithmetic_rate(const char* isa, int32_t threads, const int32_t* cpus, int32_t format,
                                          double seconds, int32_t repeats, double* out);
 
+/* Operations per second of `threads` threads together in products of `tokens` rows with (rows, cols) weights of `type`,
+   each thread with its own, whose bytes are all alike: the best of `repeats` runs of about `seconds`. Small matrices
+   stay in a core's caches, of large ones it is the memory that counts. */
+CKDIST_EXPORT int ckdist_product_rate(const char* isa, int32_t type, int32_t threads, const int32_t* cpus, int64_t rows,
+                                      int64_t cols, int64_t tokens, double seconds, int32_t repeats, double* out);
+
 /* Seconds of one barrier of the threads of a rank. */
 CKDIST_EXPORT int ckdist_barrier_seconds(int32_t threads, const int32_t* cpus, int32_t spins, double* out);
 

@@ -9,6 +9,7 @@
 
 #include "bindings/isa_choice.h"
 #include "core/arena.h"
+#include "core/dtype.h"
 #include "core/error.h"
 #include "core/futex.h"
 #include "runtime/pool.h"
@@ -18,6 +19,8 @@ using namespace ckdist;
 namespace {
 
 constexpr int kSpins = 10000;
+constexpr int64_t kMostProduct = 1 << 20;  // rows, columns and tokens of a product that is timed
+constexpr uint8_t kNormalByte = 0x3C;      // makes a number of ordinary size in every type
 
 std::vector<int> pins(const int32_t* cpus, int threads) {
   return cpus ? std::vector<int>(cpus, cpus + threads) : std::vector<int>();
@@ -75,6 +78,46 @@ extern "C" int ckdist_arithmetic_rate(const char* isa, int32_t threads, const in
         needed ^= sink;
       });
       best = std::max(best, double(operations) / seconds_since(start));
+    }
+    *out = best;
+  });
+}
+
+extern "C" int ckdist_product_rate(const char* isa, int32_t type, int32_t threads, const int32_t* cpus, int64_t rows,
+                                   int64_t cols, int64_t tokens, double seconds, int32_t repeats, double* out) {
+  return guard([&] {
+    check_threads(threads);
+    const TypeTraits& traits = type_traits(type);
+    if (traits.block_elements == 0) fail(Status::native, "weight type %d is not known", type);
+    if (rows < 1 || cols < 1 || tokens < 1 || rows > kMostProduct || cols > kMostProduct || tokens > kMostProduct ||
+        cols % traits.block_elements)
+      fail(Status::native, "a product of %lld rows with (%lld, %lld) weights of %s", (long long)tokens, (long long)rows,
+           (long long)cols, traits.name);
+    const LinearKernel& kernel = kernels_by_name(isa).linear[type];
+    const int64_t stride = ActivationRow::bytes(kernel.activation, cols);
+    Matrix matrix{Type(type), rows, cols, kernel.tile_bytes(cols), nullptr};
+    const int64_t tiles = matrix.tile_count() * matrix.tile_bytes, floats = tokens * matrix.tile_count() * kTileRows;
+    const int64_t each = (tiles + tokens * stride + floats * int64_t(sizeof(float)) + 4095) / 4096 * 4096;
+    Arena memory(threads * each, "the measurement of products");
+    Pool pool(threads, pins(cpus, threads), kSpins);
+    pool.run(threads, [&](int t) { std::memset(memory.data() + t * each, kNormalByte, each); });
+    double best = 0;
+    for (int i = 0; i < repeats; i++) {
+      std::atomic<int64_t> calls{0};
+      const int64_t start = now_ns();
+      pool.run(threads, [&](int t) {
+        Matrix own = matrix;
+        own.tiles = memory.data() + t * each;
+        uint8_t* const x = memory.data() + t * each + tiles;
+        const auto y = reinterpret_cast<float*>(x + tokens * stride);
+        int64_t done = 0;
+        do {
+          kernel.multiply(own, 0, own.tile_count(), x, stride, tokens, y, rows);
+          done++;
+        } while (seconds_since(start) < seconds);
+        calls += done;
+      });
+      best = std::max(best, 2.0 * double(calls) * rows * cols * tokens / seconds_since(start));
     }
     *out = best;
   });

@@ -9,6 +9,7 @@ from ckdist.tokens.tool_format import NAME_KEYS, ToolFormat
 
 ARGUMENTS_KEYS = ("arguments", "parameters", "args", "input")
 MAX_NAME = 256
+MAX_ID = 64
 OBJECTS = ("object", "llama3")  # kinds whose call is one JSON object
 
 Types = Mapping[str, Mapping[str, str]]  # of tools by name: JSON's type of each parameter
@@ -125,8 +126,10 @@ class CallReader:
         give(value if isinstance(value, str) and value.lstrip().startswith("{") else json.dumps(value or {}))
 
     def _named(self) -> Parsing[None]:
-        """A name, a mark, and arguments as a JSON object."""
-        call = self.begin(self.name((yield from self._name(self.format.middle))))
+        """A name, a mark, in some forms an id and another mark, and arguments as a JSON object."""
+        name, id_end = self.name((yield from self._name(self.format.middle))), self.format.id_end.strip()
+        id = (yield from self._text_until(id_end)).strip()[:MAX_ID] if id_end else None
+        call = self.begin(name, id)
         yield from self.reader.space()
         if (yield from self.reader.peek()) == "{":
             yield from self.reader.value(lambda text: self.arguments(call, text))

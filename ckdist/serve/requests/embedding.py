@@ -20,7 +20,7 @@ MAX_DIMENSIONS = 1 << 20
 NO_NORM, EUCLIDEAN = -1, 2  # llama-server's embd_normalize
 OF_PROMPTS = {name: neutral for name, neutral in NEUTRAL.items() if name != "truncate_prompt_tokens"}
 
-Input = str | tuple[int, ...]
+Input = str | tuple[int | str, ...]  # texts may stand between token ids, as with llama-server
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,8 @@ class EmbeddingWork:
 
     Of texts that are compared the first `queries` are one side. `best`: how many of the others are wanted, and `texts`
     these as they were given, where the answer holds them. For a cross-encoder each prompt is a pair: `first_texts` has
-    how many of its tokens are the first text, `sigmoid` says whether a score is that of what comes out.
+    how many of its tokens are the first text, `sigmoid` says whether a score is that of what comes out. `plain`: the
+    answer is a list of scores and nothing else.
     """
 
     prompts: list[bytes]
@@ -41,6 +42,7 @@ class EmbeddingWork:
     texts: tuple[str, ...] = ()
     first_texts: tuple[int, ...] = ()
     sigmoid: bool = False
+    plain: bool = False
     ignored: tuple[str, ...] = ()
 
     def to_map(self) -> dict[str, Any]:
@@ -84,14 +86,16 @@ def rerank(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Emb
     query = fields.text("query")
     if not query:
         raise RequestError("query is needed: a string", "query", "missing_required_parameter")
-    documents = [_document(item) for item in _list(fields, "documents")]
+    texts = fields.value("texts", list)  # of text-embeddings-inference, whose answer is a list
+    name = "documents" if texts is None else "texts"
+    documents = [_document(item, name) for item in _list(fields, name)]
     best = fields.integer("top_n", len(documents), 1, 1 << 31)
-    returned = tuple(documents) if fields.switch("return_documents") else ()
+    returned = tuple(documents) if fields.switch(("return_documents", "return_text")) else ()
+    more = {"best": best, "texts": returned, "plain": texts is not None}
     if facts.scores:
         pairs = [(query, document) for document in documents]
-        return _pairs(fields, pairs, tokenizer, facts, "documents", best=best, texts=returned)
-    inputs = (query, *documents)
-    return _work(fields, inputs, tokenizer, facts, "documents", queries=1, best=best, texts=returned)
+        return _pairs(fields, pairs, tokenizer, facts, name, **more)
+    return _work(fields, (query, *documents), tokenizer, facts, name, queries=1, **more)
 
 
 def score(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> EmbeddingWork:
@@ -146,7 +150,7 @@ def _inputs(fields: Fields, names: tuple[str, ...], facts: ModelFacts) -> tuple[
         message = f"{name} is needed: a string, a list of strings, token ids, or a list of token id lists"
         raise RequestError(message, name, "missing_required_parameter")
     if any(type(part) is int for part in given):
-        return (check_token_ids(given, name, facts.vocab_size),)
+        return (_token_input(given, name, facts),)
     return tuple(_input(item, f"{name}[{index}]", facts) for index, item in enumerate(given[: MAX_INPUTS + 1]))
 
 
@@ -154,9 +158,14 @@ def _input(item: Any, name: str, facts: ModelFacts) -> Input:
     if isinstance(item, str):
         return item
     if isinstance(item, list):
-        return check_token_ids(item, name, facts.vocab_size)
+        return _token_input(item, name, facts)
     message = f"{name} must be a string or a list of token ids, not {kind_of(item)}"
     raise RequestError(message, name.partition("[")[0], "invalid_type")
+
+
+def _token_input(given: list[Any], name: str, facts: ModelFacts) -> Input:
+    check_token_ids([part for part in given if not isinstance(part, str)], name, facts.vocab_size)
+    return tuple(given)
 
 
 def _pairs(
@@ -212,7 +221,8 @@ def _tokens(item: Input, tokenizer: Tokenizer, facts: ModelFacts, field: str, cu
     is refused.
     """
     if not isinstance(item, str):
-        tokens = list(item[:cut]) if cut else list(item)
+        parts = (tokenise(tokenizer, p, False, facts, field) if isinstance(p, str) else [p] for p in item)
+        tokens = [token for part in parts for token in part][: cut or None]
     elif cut:
         prefix, suffix = (tokenizer.prefix, tokenizer.suffix) if special else ((), ())
         text = tokenizer.encode(item, add_special=False)

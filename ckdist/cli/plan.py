@@ -1,0 +1,289 @@
+"""`ckdist plan`: whether a model fits a cluster, how fast it will be in every layout, what bounds it and what helps.
+
+The answers are those of `ckdist.planning.compare`; here they become lines for people, or one JSON object.
+"""
+
+import dataclasses
+import difflib
+import json
+import pathlib
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from ckdist.cli.machine_speed import this_machine_spec
+from ckdist.config import PlanConfig
+from ckdist.errors import ConfigError
+from ckdist.hub.catalogue import CATALOGUE as PUBLISHED
+from ckdist.hub.resolve import find
+from ckdist.planning.cluster import Cluster
+from ckdist.planning.compare import (
+    Answer,
+    Question,
+    answers,
+    changes,
+    context_that_fits,
+    hosts_that_fit,
+    over_hosts,
+    parameters,
+    serial_share,
+)
+from ckdist.planning.machine import MachineSpec, machine_named
+from ckdist.planning.memory import gigabytes
+from ckdist.planning.plan import DEFAULT_CONTEXT
+from ckdist.planning.rank_memory import RankMemory
+from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
+from ckdist.weights.described import describe, shape_names, shape_path
+
+COLUMNS = 100
+MOST_HOSTS = 16  # of the table over hosts, unless more are asked for
+BOUNDS = {
+    "bandwidth": "memory",
+    "arithmetic": "arithmetic",
+    "exchange": "other ranks",
+    "link": "other hosts",
+    "latency": "latency",
+}
+
+
+def run(config: PlanConfig) -> int:
+    """Prints the plan; 0."""
+    checkpoint = open_model(config)
+    question = question_of(config, checkpoint, open_machine(config))
+    if config.train:
+        from ckdist.cli.plan_training import run_training
+
+        return run_training(config, question)
+    found = answers(question)
+    if config.json:
+        print(json.dumps(as_json(question, found), indent=1))
+    else:
+        print("\n".join(lines(question, found)))
+    if config.plot:
+        from ckdist.planning.plots import draw
+
+        draw(question, found, config.plot)
+    return 0
+
+
+def open_machine(config: PlanConfig) -> MachineSpec:
+    """The machine that --machine names."""
+    return this_machine_spec() if config.machine == "this" else machine_named(config.machine)
+
+
+def open_model(config: PlanConfig) -> Checkpoint:
+    """The model that -m names: a file with weights, a config.json, a shape, or what `ckdist pull` has fetched.
+
+    ConfigError or ModelFileError for what is none.
+    """
+    name = str(config.model)
+    path = pathlib.Path(name)
+    described = shape_path(name)
+    if path.is_file() and path.suffix == ".json":
+        described = path
+    elif path.is_dir() and not any(path.glob("*.safetensors")) and (path / "config.json").is_file():
+        described = path / "config.json"
+    if described is not None:
+        return describe(described, config.type)
+    if not path.exists() and not name.startswith("hf:") and name not in PUBLISHED:
+        close = difflib.get_close_matches(name, shape_names(), n=1, cutoff=0.3)
+        guess = f", did you mean {close[0]}?" if close else ""
+        raise ConfigError(
+            f"{name[:200]} is no file, no folder and no model that is known by name{guess} "
+            f"Shapes without weights are {', '.join(shape_names())}"
+        )
+    if config.type:
+        raise ConfigError(
+            f"--type {config.type} is for models without weights, and {name[:200]} has some: leave it out"
+        )
+    return open_checkpoint(find(name))
+
+
+def question_of(config: PlanConfig, checkpoint: Checkpoint, machine: MachineSpec) -> Question:
+    """What is asked. ConfigError for a context that the model has not, or more cores than a node has."""
+    spec = checkpoint.spec
+    context = config.context or min(DEFAULT_CONTEXT, spec.max_position)
+    if context > spec.max_position:
+        raise ConfigError(f"--context {context} is more than the {spec.max_position} positions of the model: give less")
+    if config.threads > machine.cores:
+        raise ConfigError(
+            f"--threads {config.threads} is more than the {machine.cores} cores of a node of {machine.name}"
+        )
+    return Question(
+        checkpoint, Cluster(machine, config.hosts, config.threads), context, config.sequences,
+        min(config.n_prompt, context), config.ubatch_size, config.quantize, (config.cache_type_k, config.cache_type_v),
+    )  # fmt: skip
+
+
+def lines(question: Question, found: list[Answer]) -> Iterator[str]:
+    """What people read; no line is longer than 100 columns."""
+    best = found[0]
+    yield from heading(question, best)
+    yield ""
+    yield f"{'way':<20s}{'memory of a rank':<19s}{'decode tok/s':<22s}{'bound':<13s}prefill tok/s"
+    room = question.cluster.rank_memory
+    for one in found:
+        size = f"{one.largest.total / 2**30:.1f} of {room / 2**30:.0f} GiB"
+        if one.decode and one.prefill:
+            speeds = f"{rate(one.decode):<22s}{BOUNDS[one.decode.bound]:<13s}{rate(one.prefill)}"
+        else:
+            speeds = "does not fit: no speed"
+        yield f"{one.way!s:<20s}{size:<19s}{speeds}"
+    yield ""
+    if not best.fits:
+        yield from remedies(question)
+        return
+    yield from verdict(question, found)
+    yield from memory_lines(best.largest)
+    yield ""
+    yield f"{'twice the':<20s}{'decode':<10s}{'prefill':<10s}best way"
+    for change in changes(question, best):
+        yield f"{change.name:<20s}{times(change.decode):<10s}{times(change.prefill):<10s}{change.way}"
+    yield ""
+    yield from hosts_lines(question)
+    yield from money_lines(question, best)
+
+
+def heading(question: Question, best: Answer) -> Iterator[str]:
+    """The model, the machines, and what is asked of them."""
+    checkpoint, cluster = question.checkpoint, question.cluster
+    machine, (total, used) = cluster.machine, parameters(checkpoint)
+    replicas = max(1, best.way.replicas)
+    weights = sum(memory.weights for memory in best.memory) * cluster.size // (replicas * len(best.memory))
+    name = checkpoint.path.stem if checkpoint.path.stem != "config" else checkpoint.path.parent.name or "config.json"
+    mixture = f", {count(used)} of them for a token" if used < 0.9 * total else ""
+    yield f"{name[:40]}: {count(total)} parameters{mixture}, about {gigabytes(weights)} of weights"
+    nodes = f"{machine.nodes} nodes of {machine.cores} cores" if machine.nodes > 1 else f"{machine.cores} cores"
+    yield (
+        f"{cluster.hosts} x {machine.name[:50]} ({machine.source[:30]}): {nodes}, "
+        f"{machine.bandwidth / 1e9:.0f} GB/s a node"
+    )
+    yield (
+        f"{question.sequences} sequence{'s' * (question.sequences > 1)} of {question.context} tokens, prompts of "
+        f"{question.prompt}; times may be wrong by {machine.uncertainty:.0%} either way"
+    )
+
+
+def verdict(question: Question, found: list[Answer]) -> Iterator[str]:
+    """The best way and the next best."""
+    best, *others = [one for one in found if one.fits]
+    assert best.decode and best.prefill
+    parts = best.decode.times
+    shares = ", ".join(
+        f"{BOUNDS[n]} {v / parts.total:.0%}" for n, v in parts._asdict().items() if v > 0.005 * parts.total
+    )
+    step = f"best: {best.way}; a step of decode takes {best.decode.seconds * 1e3:.1f} ms: {shares}"
+    yield from textwrap.wrap(step, COLUMNS)
+    if others:
+        slower = others[0].seconds(question) / best.seconds(question) - 1
+        yield f"next best: {others[0].way}, {slower:.0%} longer for a prompt and its answer"
+
+
+def memory_lines(memory: RankMemory) -> Iterator[str]:
+    """What the largest rank holds."""
+    experts = f" (experts {gigabytes(memory.experts)})" if memory.experts else ""
+    parts = {"cache": memory.cache, "states": memory.states, "activations": memory.activations}
+    parts |= {"buffers": memory.buffers, "process": memory.process}
+    shown = ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items() if size)
+    yield from textwrap.wrap(f"largest rank: weights {gigabytes(memory.weights)}{experts}, {shown}", COLUMNS)
+
+
+def remedies(question: Question) -> Iterator[str]:
+    """What would fit where the model does not."""
+    if hosts := hosts_that_fit(question):
+        yield f"{hosts} such hosts would hold it"
+    if context := context_that_fits(question):
+        yield f"--context {context} would fit as it is"
+    yield "or take matrices of fewer bits (--type, --quantize), or a machine with more memory"
+
+
+def hosts_lines(question: Question) -> Iterator[str]:
+    """The best way on more hosts, and where they make it slower."""
+    rows = over_hosts(question, max(MOST_HOSTS, question.cluster.hosts))
+    yield f"{'hosts':<8s}{'best way':<24s}{'decode tok/s':<14s}{'prefill tok/s':<15s}"
+    previous, told = 0.0, False
+    for hosts, one in rows:
+        if not (one.decode and one.prefill):
+            yield f"{hosts:<8d}does not fit"
+            continue
+        note = "slower than with fewer" if one.decode.tokens < previous and not told else ""
+        told, previous = told or bool(note), max(previous, one.decode.tokens)
+        yield f"{hosts:<8d}{one.way!s:<24s}{one.decode.tokens:<14.1f}{one.prefill.tokens:<15.1f}{note}".rstrip()
+    fitting = [(hosts, one.decode.tokens) for hosts, one in rows if one.decode]
+    if len(fitting) > 1 and fitting[0][0] == 1:
+        hosts, tokens = fitting[1]
+        serial = serial_share(tokens / fitting[0][1], hosts)
+        yield f"a share of {min(1.0, max(0.0, serial)):.0%} of a decoded token is not shared by {hosts} hosts (Amdahl)"
+
+
+def money_lines(question: Question, best: Answer) -> Iterator[str]:
+    """Watts and prices, where the machine has them."""
+    machine, hosts = question.cluster.machine, question.cluster.hosts
+    assert best.decode
+    each = 1e6 / best.decode.tokens / 3600  # hours of a million tokens
+    if machine.watts:
+        watts = machine.watts * hosts
+        day, million = watts * 24e-3, watts * each * 1e-3
+        yield f"{watts:.0f} W: {day:.1f} kWh a day, {million:.2f} kWh for a million decoded tokens"
+    if machine.price_per_hour:
+        price = machine.price_per_hour * hosts
+        yield f"{price:.2f} an hour: {price * each:.2f} for a million decoded tokens"
+
+
+def rate(one: Any) -> str:
+    """Tokens per second, and between what they may lie."""
+    return f"{number(one.tokens)} ({number(one.low)} to {number(one.high)})"
+
+
+def number(value: float) -> str:
+    """Three digits."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
+
+
+def times(value: float) -> str:
+    """A factor."""
+    return f"{value:.2f} x" if value else "-"
+
+
+def count(elements: float) -> str:
+    """Elements in millions, billions or trillions."""
+    for unit, size in (("T", 1e12), ("B", 1e9)):
+        if elements >= 0.9995 * size:
+            return f"{elements / size:.3g} {unit}"
+    return f"{elements / 1e6:.0f} M"
+
+
+def as_json(question: Question, found: list[Answer]) -> dict[str, Any]:
+    """All numbers."""
+    total, used = parameters(question.checkpoint)
+    asked = {name: getattr(question, name) for name in ("context", "sequences", "prompt", "ubatch_size", "cache")}
+
+    def speed(one: Any) -> dict[str, Any] | None:
+        """A rate."""
+        if one is None:
+            return None
+        numbers = {"tokens_per_second": one.tokens, "low": one.low, "high": one.high, "seconds": one.seconds}
+        return numbers | {"bound": one.bound, "parts": one.times._asdict()}
+
+    ways = [
+        {
+            **dataclasses.asdict(one.way),
+            "fits": one.fits,
+            "memory": [dataclasses.asdict(memory) | {"total": memory.total} for memory in one.memory],
+            "decode": speed(one.decode),
+            "prefill": speed(one.prefill),
+        }
+        for one in found
+    ]
+    more = [dataclasses.asdict(change) for change in changes(question, found[0])] if found[0].fits else []
+    return {
+        "model": str(question.checkpoint.path),
+        "parameters": total,
+        "parameters_used": used,
+        "hosts": question.cluster.hosts,
+        "machine": dataclasses.asdict(question.cluster.machine),
+        "question": asked,
+        "ways": ways,
+        "twice": more,
+        "hosts_that_fit": None if found[0].fits else hosts_that_fit(question),
+    }

@@ -1,0 +1,53 @@
+"""`ckdist plan --train`: what a training takes on each rank, by mesh, and how long its step will be."""
+
+import json
+import textwrap
+from collections.abc import Iterator
+from typing import Any
+
+from ckdist.config import PlanConfig
+from ckdist.planning.compare import Question, parameters
+from ckdist.planning.memory import gigabytes
+from ckdist.train.plan import TrainingAnswer, training_answers
+
+COLUMNS = 100
+
+
+def run_training(config: PlanConfig, question: Question) -> int:
+    """Prints the plan of a training; 0."""
+    spec, method = question.checkpoint.spec, str(config.train)
+    found = training_answers(spec, question.cluster, config.batch_tokens, method)
+    if config.json:
+        print(json.dumps([as_json(one) for one in found], indent=1))
+    else:
+        print("\n".join(lines(config, question, found)))
+    return 0
+
+
+def lines(config: PlanConfig, question: Question, found: list[TrainingAnswer]) -> Iterator[str]:
+    """What people read."""
+    machine, (total, _) = question.cluster.machine, parameters(question.checkpoint)
+    what = "all weights" if config.train == "full" else "adapters of rank 16"
+    yield f"training of {what} of {total / 1e9:.2f} B parameters, {config.batch_tokens} tokens a step of each replica"
+    yield f"{config.hosts} x {machine.name[:50]} ({machine.source[:30]})"
+    yield ""
+    yield f"{'mesh':<24s}{'memory of a rank':<22s}{'step':<12s}{'tokens/s':<12s}bound"
+    room = question.cluster.rank_memory / 2**30
+    for one in found:
+        size = f"{one.total / 2**30:.1f} of {room:.0f} GiB"
+        speeds = "does not fit: no speed"
+        if one.times:
+            speeds = f"{one.times.total:<12.3g}{one.rate:<12.4g}{one.times.bound}"
+        yield f"{one.mesh!s:<24s}{size:<22s}{speeds}"
+    yield ""
+    parts = ", ".join(f"{name} {gigabytes(size)}" for name, size in found[0].memory.items() if size)
+    yield from textwrap.wrap(f"a rank of {found[0].mesh}: {parts}", COLUMNS)
+    if not found[0].times:
+        hosts = -(-found[0].total * question.cluster.size // int(question.cluster.machine.total_memory))
+        yield f"about {hosts} such hosts would hold it; lora, or fewer --batch-tokens, takes less"
+
+
+def as_json(one: TrainingAnswer) -> dict[str, Any]:
+    """All numbers."""
+    times = one.times._asdict() | {"total": one.times.total} if one.times else None
+    return {"mesh": dict(one.mesh.axes), "memory": dict(one.memory), "seconds": times, "tokens_per_second": one.rate}

@@ -1,0 +1,109 @@
+"""How fast the kernels are: products with weights of every type on some CPUs at once, attention and norms on one.
+
+What memory can do is measured elsewhere (`ckdist.topology.bandwidth`).
+"""
+
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ckdist import native
+from ckdist.program.batch import BLOCK_TOKENS
+
+ROWS, COLS = 256, 2048  # of a matrix that stays in a core's caches
+POSITIONS, HEADS, HEAD_DIM, QUERIES = 512, 4, 128, 64  # of attention: heads of one kv-head, and tokens at the end
+FLOATS = 1 << 15  # of a row that is normed
+GATE = native.numbers("ckdist_gate", "ckdist_gate_")["silu"]
+CACHE_TYPES = native.numbers("ckdist_cache_type", "ckdist_cache_")
+
+Work = Callable[[], Callable[[], object]]  # makes what is timed, on the CPU that will run it
+
+
+def attention(kind: str) -> Work:
+    """QUERIES tokens of HEADS heads that share keys and values of a type, at the end of POSITIONS."""
+
+    def make() -> Callable[[], object]:
+        """One task over one cache."""
+        ffi, lib, pointer = native.ffi, native.lib, native.pointer
+        rng, number = np.random.default_rng(0), CACHE_TYPES[kind]
+        shape = ffi.new("struct ckdist_cache_shape *", [number, number, HEAD_DIM, HEAD_DIM, False])
+        stride = native.check(lib.ckdist_attention_block_bytes(ffi.NULL, shape))
+        cache = np.zeros(POSITIONS // BLOCK_TOKENS * stride, np.uint8)
+        k, v = (rng.standard_normal((POSITIONS, HEAD_DIM), np.float32) for _ in range(2))  # (positions, head_dim)
+        blocks = pointer(cache, "uint8_t *")
+        for p in range(POSITIONS):
+            row = [pointer(a[p], "float *") for a in (k, v)]
+            at = blocks + p // BLOCK_TOKENS * stride
+            native.check(lib.ckdist_attention_store(ffi.NULL, shape, at, p % BLOCK_TOKENS, *row))
+        q = rng.standard_normal((QUERIES, HEADS, HEAD_DIM), np.float32)  # (tokens, heads, head_dim)
+        out, table = np.zeros_like(q), np.arange(POSITIONS // BLOCK_TOKENS, dtype=np.int32)
+        task = ffi.new("struct ckdist_attention_task *")
+        task.cache, task.kv, task.block_stride = shape[0], blocks, stride
+        task.block_table, task.first_position = pointer(table, "int32_t *"), POSITIONS - QUERIES
+        task.tokens, task.heads, task.scale = QUERIES, HEADS, HEAD_DIM**-0.5
+        task.q, task.q_token_stride, task.q_head_stride = pointer(q, "float *"), HEADS * HEAD_DIM, HEAD_DIM
+        task.out, task.out_token_stride, task.out_head_stride = pointer(out, "float *"), HEADS * HEAD_DIM, HEAD_DIM
+        size = native.check(lib.ckdist_attention_scratch_bytes(ffi.NULL, shape, QUERIES, HEADS))
+        scratch = np.zeros(size + 64, np.uint8)
+        at = pointer(scratch, "uint8_t *") + -scratch.ctypes.data % 64
+        keep = (cache, q, out, table, shape, scratch)
+        return lambda: keep and lib.ckdist_attend(ffi.NULL, task, at)
+
+    return make
+
+
+def elementwise() -> Callable[[], object]:
+    """A norm of FLOATS numbers and a gate of as many."""
+    x, y = np.ones(FLOATS, np.float32), np.ones(FLOATS, np.float32)  # (floats,)
+    first, second = (native.pointer(a, "float *") for a in (x, y))
+
+    def run() -> object:
+        """Both."""
+        native.lib.ckdist_rms_norm(native.ffi.NULL, first, first, 1e-6, x.size, second)
+        return native.lib.ckdist_gated(native.ffi.NULL, GATE, first, first, y.size, second)
+
+    return run
+
+
+def product_rate(
+    cpus: Sequence[int], number: int, tokens: int, seconds: float, rows: int = ROWS, repeats: int = 3
+) -> float:
+    """Operations per second of one of `cpus`, all at work, in products of (tokens, COLS) with (rows, COLS) weights of a
+    ggml type. NativeError for a type that is not known.
+    """
+    out = native.ffi.new("double *")
+    numbers = [number, len(cpus), native.ffi.new("int32_t[]", list(cpus)), rows, COLS, tokens, seconds, repeats]
+    native.check(native.lib.ckdist_product_rate(native.ffi.NULL, *numbers, out))
+    return out[0] / len(cpus)
+
+
+def attention_rate(cpu: int, kind: str, seconds: float) -> float:
+    """Operations per second of a CPU in both products of attention, with keys and values of a type."""
+    seen = QUERIES * (POSITIONS - QUERIES / 2)
+    return 4.0 * seen * HEADS * HEAD_DIM / call_seconds(cpu, attention(kind), seconds)
+
+
+def elementwise_rate(cpu: int, seconds: float) -> float:
+    """Numbers per second of a CPU in norms and gates."""
+    return 2.0 * FLOATS / call_seconds(cpu, elementwise, seconds)
+
+
+def call_seconds(cpu: int, work: Work, seconds: float) -> float:
+    """Of one call on a CPU: the least that was seen within so many seconds."""
+    before, found = os.sched_getaffinity(0), math.inf
+    os.sched_setaffinity(0, {cpu})
+    try:
+        once, end = work(), time.perf_counter() + seconds
+        while found == math.inf or time.perf_counter() < end:
+            began = time.perf_counter()
+            once()
+            found = min(found, time.perf_counter() - began)
+    finally:
+        os.sched_setaffinity(0, before)
+    return found
+
+
+__all__ = ["attention_rate", "call_seconds", "elementwise_rate", "product_rate"]

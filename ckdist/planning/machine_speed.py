@@ -1,0 +1,98 @@
+"""This machine as a MachineSpec, measured: memory, products of every type, attention, barriers of threads.
+
+It takes some ten seconds and asks no other rank; what ranks exchange and what a step costs beside its work is added by
+`ckdist.cli.machine_speed`.
+"""
+
+import dataclasses
+from collections.abc import Callable
+
+from ckdist import native
+from ckdist.planning.kernel_speed import COLS, ROWS, attention_rate, elementwise_rate, product_rate
+from ckdist.planning.machine import MEASURED, PRODUCT_ROWS, MachineSpec
+from ckdist.planning.plan import SPINS
+from ckdist.topology import Machine
+from ckdist.topology.arithmetic import ARITHMETIC, arithmetic_rate
+from ckdist.topology.bandwidth import PASSES, node_cpus, read_bandwidth, read_node
+from ckdist.weights import dtypes
+
+SECONDS = 0.01  # of one measurement of a product, which is repeated
+STREAMED = "BF16", "Q8_0", "Q4_K"  # types whose products are also measured with weights from memory
+UNCERTAINTY = 0.15
+MANY, LARGE_ROWS = 64, 3072  # rows of a product, from which on its matrix has so many
+LEAST_STREAMED = 96 << 20  # bytes of a thread's weights that come from memory
+
+
+def machine_title(machine: Machine) -> str:
+    """By what a machine file names it."""
+    return machine.model[:80] or "this machine"
+
+
+def measure_machine(machine: Machine, tell: Callable[[str], object] = lambda _: None) -> MachineSpec:
+    """Of the first node whose CPUs this process may use; others are taken to be like it. `tell`: what is measured."""
+    nodes = node_cpus(machine)
+    first, cpus = next(iter(nodes.items()))
+    tell("memory")
+    bandwidth = read_node(machine, cpus, first, PASSES)
+    remote = [bandwidth / read_node(machine, cpus, node, 3) for node in nodes if node != first]
+    core = max(read_bandwidth(1, cpus[:1], PASSES), bandwidth / len(cpus))
+    tell("arithmetic")
+    f32, bf16, int8 = (arithmetic_rate(len(cpus), cpus, form) / len(cpus) for form in ARITHMETIC)
+    tell("products")
+    products = {kind.name: _rates(cpus, kind.number) for kind in dtypes.KNOWN}
+    tell("attention, norms and barriers")
+    out = native.ffi.new("double *")
+    pins = native.ffi.new("int32_t[]", cpus)
+    native.check(native.lib.ckdist_barrier_seconds(len(cpus), pins, SPINS, out))
+    spec = MachineSpec(
+        name=machine_title(machine),
+        source=MEASURED,
+        isa=native.isa(),
+        uncertainty=UNCERTAINTY,
+        sockets=max(1, len(machine.packages)) if len(nodes) % max(1, len(machine.packages)) == 0 else 1,
+        nodes=len(nodes),
+        cores=len(cpus),
+        memory=float(machine.memory.total or native.lib.ckdist_available_memory()) / len(nodes),
+        bandwidth=bandwidth,
+        achieved_bandwidth=1.0,
+        core_bandwidth=core,
+        remote=max(1.0, sum(remote) / len(remote)) if remote else 1.0,
+        f32=f32,
+        bf16=bf16,
+        int8=int8,
+        achieved_arithmetic=1.0,
+        attention=attention_rate(cpus[0], "i16", 10 * SECONDS),
+        elementwise=elementwise_rate(cpus[0], 5 * SECONDS),
+        barrier=out[0] if len(cpus) > 1 else 0.0,
+        products=products,
+    )
+    tell("products with weights from memory")
+    return _with_overlap(spec, cpus)
+
+
+def _rates(cpus: list[int], number: int) -> tuple[float, ...]:
+    """Operations per second of one core, for each of PRODUCT_ROWS: of few rows with weights from its caches, of many as
+    a prompt has them.
+    """
+    large = lambda rows: LARGE_ROWS if rows >= MANY else ROWS
+    return tuple(product_rate(cpus, number, rows, SECONDS, large(rows), 2) for rows in PRODUCT_ROWS)
+
+
+def _with_overlap(spec: MachineSpec, cpus: list[int]) -> MachineSpec:
+    """The machine with the part of the shorter of reading and computing that the longer does not hide: the mean of
+    products of one row with weights from memory.
+    """
+    losses, rate = [], spec.read_rate(len(cpus))
+    for name in STREAMED:
+        kind = dtypes.BY_NAME[name]
+        rows = int(LEAST_STREAMED / COLS * kind.block_elements / kind.block_bytes) // 16 * 16
+        rows = min(rows, native.lib.ckdist_available_memory() // (8 * len(cpus) * COLS) // 16 * 16)
+        elements = float(rows * COLS * len(cpus))
+        took = 2.0 * elements / (len(cpus) * product_rate(cpus, kind.number, 1, 5 * SECONDS, rows))
+        read = elements * kind.block_bytes / kind.block_elements / rate
+        computed = 2.0 * elements / (len(cpus) * spec.product_rate(name, 0, 1))
+        losses.append((took - max(read, computed)) / min(read, computed))
+    return dataclasses.replace(spec, overlap_loss=min(1.0, max(0.0, sum(losses) / len(losses))))
+
+
+__all__ = ["machine_title", "measure_machine"]

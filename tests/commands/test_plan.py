@@ -1,0 +1,101 @@
+"""`ckdist plan`: tables for people, JSON for programs, models without weights, and one line for what is absurd."""
+
+import json
+
+import pytest
+
+from ckdist.cli.main import main
+from ckdist.engine.launch import BUNDLED
+from ckdist.planning.machine import machine_named
+
+
+def plan(*words, capsys=None):
+    code = main(["plan", *words])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def test_a_trillion_parameters_need_no_file(capsys):
+    code, text, _ = plan("-m", "kimi-k2", "--type", "Q4_K", "--machine", "epyc-9175f", capsys=capsys)
+    assert code == 0 and max(map(len, text.splitlines())) <= 100
+    assert "1.03 T parameters, 31.7 B of them for a token" in text and "best: tensor" in text
+    assert "data sheet, not measured" in text and "hosts" in text and "W: " in text
+
+
+def test_what_does_not_fit_has_no_speed(capsys):
+    code, text, _ = plan("-m", "kimi-k2", "--type", "Q4_K", "--machine", "desktop", capsys=capsys)
+    assert code == 0 and "does not fit: no speed" in text and "such hosts would hold it" in text
+
+
+def test_json_has_every_way(capsys):
+    code, text, _ = plan(
+        "-m", str(BUNDLED), "--machine", "xeon-8280", "--hosts", "2", "--sequences", "4", "--json", capsys=capsys
+    )
+    found = json.loads(text)
+    assert code == 0 and {way["name"] for way in found["ways"]} == {"tensor", "token", "stages", "data"}
+    for way in found["ways"]:
+        memory = way["memory"][0]
+        parts = ("weights", "cache", "states", "activations", "buffers", "process")
+        assert way["fits"] and memory["total"] == sum(memory[part] for part in parts)
+        assert way["decode"]["low"] < way["decode"]["tokens_per_second"] < way["decode"]["high"]
+        assert way["decode"]["bound"] in way["decode"]["parts"]
+
+
+def test_a_folder_without_weights_and_its_picture(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "config.json").write_bytes((BUNDLED / "config.json").read_bytes())
+    machine = tmp_path / "own.toml"
+    machine.write_text(machine_named("desktop").toml())
+    picture = tmp_path / "plan.svg"
+    code, text, err = plan("-m", str(tmp_path), "--machine", str(machine), "--plot", str(picture), capsys=capsys)
+    assert code == 0, err
+    assert "best: tensor" in text and picture.read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_training_is_planned(method, capsys):
+    code, text, err = plan(
+        "-m", "qwen3-0.6b", "--machine", "xeon-8280", "--train", method, "--batch-tokens", "512", capsys=capsys
+    )
+    assert code == 0, err
+    assert "dp 2" in text and "tp 2" in text and "optimizer state" in text and max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["--hosts", "0"], "--hosts (0) must be from 1"),
+        (["--context", "-1"], "--context (-1) must be from 0"),
+        (["--context", "999999999"], "more than the 40960 positions"),
+        (["--machine", "epyc-9176f"], "did you mean epyc-9175f?"),
+        (["--machine", "absent.toml"], "cannot read absent.toml"),
+        (["--threads", "64"], "more than the 16 cores of a node"),
+        (["--type", "Q9"], "--type Q9 is not known"),
+        (["--plot", "plan.doc"], "must end with .svg"),
+        (["--hosts", "4096", "--machine", "xeon-6980p"], "a plan has from 1 to"),
+    ],
+)
+def test_absurd_input_gets_one_line(words, said, capsys, monkeypatch):
+    ended = []
+    monkeypatch.setattr("os._exit", ended.append)
+    machine = [] if "--machine" in words else ["--machine", "desktop"]
+    main(["plan", "-m", "qwen3-0.6b", *machine, *words])
+    err = capsys.readouterr().err
+    assert said in err and err.count("\n") == 1 and ended == [2]
+
+
+def test_absurd_models_get_one_line(tmp_path, capsys, monkeypatch):
+    ended = []
+    monkeypatch.setattr("os._exit", ended.append)
+    config = json.loads((BUNDLED / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 10**12}))
+    (tmp_path / "machine.toml").write_text('name = "x"\n[host]\ncores = 1\nmemory = 1e9\n')
+    for model, machine, said in (
+        (str(tmp_path), "desktop", "num_hidden_layers"),
+        ("kimi-k3", "desktop", "did you mean kimi-k2?"),
+        ("kimi-k2", str(tmp_path / "machine.toml"), "has no memory.bandwidth"),
+    ):
+        main(["plan", "-m", model, "--machine", machine])
+        err = capsys.readouterr().err
+        assert said in err and err.count("\n") == 1, err
+    assert ended == [2, 2, 2]
