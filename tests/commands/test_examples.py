@@ -63,11 +63,11 @@ def test_train_pipeline(tmp_path):
     told = {}
     for stages in (1, 2):
         words = ["train", str(EXAMPLES / "train_pipeline.toml"), "-pp", str(stages), "--set", "max_steps=2"]
-        words += ["--set", "logging_steps=1", "--set", f"output_dir={stages}", "--set", "max_length=64", "-v"]
+        words += ["--set", "logging_steps=1", "--set", f"output_dir=on{stages}", "--set", "max_length=64", "-v"]
         command = [sys.executable, "-m", "ckdist.cli.main", *words]
         done = subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=150)
         assert done.returncode == 0, done.stderr
-        told[stages] = [json.loads(line)["loss"] for line in (tmp_path / f"{stages}/metrics.jsonl").open()]
+        told[stages] = [json.loads(line)["loss"] for line in (tmp_path / f"on{stages}/metrics.jsonl").open()]
     assert "stage 1 of 2 (layers 4 to 7): " in done.stderr and "(12% by formula)" in done.stderr, done.stderr
     assert told[1] == pytest.approx(told[2], rel=1e-5) and len(told[1]) == 2
     assert "## train_pipeline.toml" in (EXAMPLES / "README.md").read_text()
