@@ -4,10 +4,10 @@ takes.
     python benchmarks/layouts_over_links.py -m MODEL.gguf --hosts 2 --megabits 100 --save rows.jsonl
     python benchmarks/layouts_over_links.py --show rows.jsonl
 
-Hosts are network namespaces of this machine behind one bridge, each with a token bucket on either end of its link (bursts of two milliseconds), so
-it needs root, ip and tc. Each host has one core: those of this machine in turn, so with more hosts than cores some
-share one, and stages cannot work at the same time there. `both` has two ranks on each host, which share its core. Only
-the network is limited: memory and caches are the machine's own.
+Hosts are network namespaces of this machine behind one bridge, each with a token bucket on either end of its link
+(bursts of two milliseconds), so it needs root, ip and tc. Each host has one core: those of this machine in turn, so
+with more hosts than cores some share one, and stages cannot work at the same time there. `both` has two ranks on each
+host, which share its core. Only the network is limited: memory and caches are the machine's own.
 """
 
 import argparse

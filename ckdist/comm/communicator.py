@@ -389,16 +389,15 @@ def open_communicator(
     transport that is named is used between hosts, and on a single host instead of shared memory. `timeout`: seconds
     that any wait for a peer may take. `spins`: polls of a flag before a waiting thread sleeps; by default many, or few
     where ranks outnumber CPUs. `share=False`: no shared memory at all. `arena_bytes`: of each rank's shared arena, the
-    most that any rank asks for. `interface`: name or address that tcp and verbs
-    use (default: CKDIST_INTERFACE); verbs takes an RDMA device's name too. Raises ConfigError or CommError on every
-    rank alike.
+    most that any rank asks for. `interface`: name or address that tcp and verbs use (default: CKDIST_INTERFACE); verbs
+    takes an RDMA device's name too. Raises ConfigError or CommError on every rank alike.
     """
     if transport not in TRANSPORTS:
         raise ConfigError(f"--transport ({transport}) must be one of {', '.join(TRANSPORTS)}")
-    # ranks load for different times: from here on the timeout counts
-    arena_bytes = max(world.gather(arena_bytes))  # where a peer's arena lies must be the same on all
-    one_host = len(set(world.hosts)) == 1
-    local = [r for r, host in enumerate(world.hosts) if host == world.hosts[world.rank]]
+    # all know where a peer's arena lies; ranks load for different times, and from here on the timeout counts
+    arena_bytes = max(world.gather(arena_bytes))
+    one_host, here = len(set(world.hosts)) == 1, world.hosts[world.rank]
+    local = [r for r, host in enumerate(world.hosts) if host == here]
     share = share and (world.size == 1 or not one_host or transport == "auto")
     spins = spins or (_CROWDED_POLLS if len(local) > (os.cpu_count() or 1) else _PATIENT_POLLS)
     memory, rendezvous, chosen = ffi.NULL, ffi.NULL, None
@@ -411,13 +410,12 @@ def open_communicator(
         if chosen.name == "verbs" and not share:
             memory = _own_memory(arena_bytes)
     limits = Thresholds(*world.broadcast(list(thresholds or load_thresholds())))
-    host_of = [world.hosts.index(host) for host in world.hosts]
     out = ffi.new("struct ckdist_communicator **")
     native.check(
         lib.ckdist_communicator_new(
             world.rank,
             world.size,
-            host_of,
+            [world.hosts.index(host) for host in world.hosts],
             memory,
             rendezvous,
             chosen.handle if chosen else ffi.NULL,
