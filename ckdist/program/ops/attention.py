@@ -223,7 +223,7 @@ def lower_attend(lowering: "Lowering", group: "Group") -> None:
         k_norm=norms[1],
         sinks=lowering.vector(sinks),
         relative=lowering.vector(relative),
-        reach=attrs["distance"] if relative else 0,
+        reach=attrs["distance"] if relative else ABSENT,
         squares=lowering.place_of(over_heads.inputs[2]) if over_heads else ValueIndex(ABSENT),
         layer=attrs["layer"],
         rope_table=ROPE_TABLES[rope.attrs["table"]] if rope else NO_ROPE,
