@@ -9,7 +9,7 @@ import logging
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import psutil
@@ -26,8 +26,8 @@ from ckdist.engine.engine import Engine
 from ckdist.engine.expert_load import dispatch_stats, expert_stats
 from ckdist.engine.grammars import Grammars
 from ckdist.engine.sampler import Sampler
+from ckdist.engine.shard import Shard, plan_and_open
 from ckdist.engine.stages import (
-    Traced,
     layers_of_stages,
     open_communicators,
     tell_stages,
@@ -37,8 +37,6 @@ from ckdist.engine.stages import (
 from ckdist.engine.step_prediction import StepPrediction
 from ckdist.engine.trace import Labels, Trace
 from ckdist.errors import ConfigError
-from ckdist.layout import Dim
-from ckdist.mesh import Mesh
 from ckdist.models.blocks.moe import is_expert
 from ckdist.models.spec import ModelSpec
 from ckdist.native import CData
@@ -46,27 +44,22 @@ from ckdist.overrides import metadata_overrides
 from ckdist.planning.cost import CostModel, nominal, rank_places
 from ckdist.planning.expert_placement import dispatch_from
 from ckdist.planning.flops import FlopCounts, flops_of, total_flops
-from ckdist.planning.layouts import can_dispatch
 from ckdist.planning.machine import kept_machine
 from ckdist.planning.machine_speed import machine_title
 from ckdist.planning.measured_cost import key_of
-from ckdist.planning.memory import WeightBytes, gigabytes
-from ckdist.planning.plan import Plan, make_plan, step_tokens
+from ckdist.planning.memory import gigabytes
+from ckdist.planning.plan import Plan
 from ckdist.planning.prefill import PrefillChoice, choose_prefill
 from ckdist.planning.stages import stage_rank
-from ckdist.program.executable import Executable, ExecutionPlan
-from ckdist.program.lower import lower, stored_dims
-from ckdist.program.lowered import Lowered
+from ckdist.program.executable import Executable
 from ckdist.program.program import Program
 from ckdist.program.tracer import Tracer
 from ckdist.tokens.confined import load_tried
 from ckdist.tokens.tokenizer import Tokenizer
-from ckdist.topology import bind_memory, default_threads, huge_pages, is_bound, sample_pages, this_machine
+from ckdist.topology import default_threads, huge_pages, is_bound, sample_pages, this_machine
 from ckdist.topology.tree import format_cpu_list
-from ckdist.weights.adapter import Adapter, PackedMatrix, is_low_rank
+from ckdist.weights.adapter import Adapter
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
-from ckdist.weights.dtypes import BY_NUMBER
-from ckdist.weights.handles import MatrixHandle, VectorHandle
 from ckdist.weights.host_shards import HostShards
 from ckdist.weights.loader import ShardLoader
 from ckdist.weights.packed_type import packed_type, weight_cost
@@ -256,80 +249,6 @@ def _settings(config: EngineConfig) -> list[object]:
     ]
 
 
-@dataclass(frozen=True)
-class Shard:
-    """A rank's part, planned and with its arena open, but not filled. `lowered`, `matrices`: decode's."""
-
-    traced: Traced
-    loader: ShardLoader
-    lowered: Lowered
-    matrices: list[MatrixHandle | PackedMatrix]
-    weight_bytes: int
-    plan: Plan
-    plans: list[ExecutionPlan]
-    hidden_plans: list[ExecutionPlan]
-    shards: HostShards | None
-
-
-def plan_and_open(traced: Traced, loader: ShardLoader, config: EngineConfig, world: World) -> Shard:
-    """Lowers the programs, plans weights and cache, and opens this rank's arena where its threads run.
-
-    A collective call. CapacityError where weights or cache do not fit.
-    """
-    checkpoint, adapter = traced.checkpoint, traced.adapter
-    program, token_program, mesh = traced.program, traced.token_program, traced.layouts[2]
-    max_tokens = step_tokens(config, checkpoint.spec)
-    lowered = lower_for(loader, program, mesh, max_tokens)
-    matrices, vectors = plan_shard(loader, lowered, adapter)
-    encoders = [] if checkpoint.spec.encoder is None else traced.hidden_programs
-    lowered_encoders = [lower_for(loader, one, mesh, max_tokens) for one in encoders]
-    read = [(of, *plan_shard(loader, of)) for of in lowered_encoders]  # their weights are others than decode's
-    check_quantize(loader, lowered, world)
-    weight_bytes = loader.planned_bytes + (adapter.bytes if adapter else 0)
-    of_experts = dict.fromkeys(h for key, h in zip(lowered.matrices, matrices, strict=True) if is_expert(key.name))
-    experts = sum(BY_NUMBER[h.type].row_bytes(h.rows * h.cols) for h in of_experts)
-    plan = make_plan(config, traced.spec, world, WeightBytes(weight_bytes, experts), traced.layouts)
-    plan.placement.enter()
-    bind_memory(plan.placement)
-    loader.open(shared=token_program is not None)
-    shards = None
-    if token_program is not None:
-        handles = {k: m for k, m in zip(lowered.matrices, matrices, strict=True) if isinstance(m, MatrixHandle)}
-        shards = HostShards(traced.rank.world, loader, handles, dict(zip(lowered.vectors, vectors, strict=True)))
-    own = ExecutionPlan(lowered, [m.address for m in matrices], [v.address for v in vectors])
-    encoding = [ExecutionPlan(of, [m.address for m in ms], [v.address for v in vs]) for of, ms, vs in read]
-
-    def plan_of(one: Program) -> ExecutionPlan:
-        """Of a program that reads the weights of `lowered`."""
-        if one is program:
-            return own
-        if shards is None or one.inputs[0].dims[0].axis is None:
-            return over_the_weights_of(own, lower_for(loader, one, mesh, max_tokens))
-        steps = lower_for(loader, one, mesh, max_tokens, stored_dims(one, program))
-        addresses = [
-            adapter.matrix(key).address if adapter and is_low_rank(key.name) else shards.matrix(key)
-            for key in steps.matrices
-        ]
-        return ExecutionPlan(steps, addresses, [shards.vector(*key) for key in steps.vectors])
-
-    plans = [plan_of(one) for one in (program, token_program) if one is not None]
-    if traced.rank.stage.count == 1 and can_dispatch(world, traced.layouts[0]):
-        stored = None if token_program is None else stored_dims(token_program, program)
-        by_host = lower_for(loader, token_program or program, mesh, max_tokens, stored, host_rows=True)
-        plans.append(over_the_weights_of(plans[-1], by_host))
-    hidden_plans = encoding or [plan_of(one) for one in traced.hidden_programs]
-    if not checkpoint.spec.generates:
-        plans, hidden_plans = [], plans
-    return Shard(traced, loader, lowered, matrices, weight_bytes, plan, plans, hidden_plans, shards)
-
-
-def over_the_weights_of(plan: ExecutionPlan, lowered: Lowered) -> ExecutionPlan:
-    """Another lowering of a plan's program, over the same weights."""
-    matrices = dict(zip(plan.lowered.matrices, plan.matrices, strict=True))
-    vectors = dict(zip(plan.lowered.vectors, plan.vectors, strict=True))
-    return ExecutionPlan(lowered, [matrices[k] for k in lowered.matrices], [vectors[k] for k in lowered.vectors])
-
-
 def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | None, measure: bool) -> Model:
     """The executable over a shard that is filled or being filled, and how prefill is sharded. A collective call."""
     traced, loader, plan, lowered = shard.traced, shard.loader, shard.plan, shard.lowered
@@ -402,26 +321,6 @@ def choose_dispatch(world: World, spec: ModelSpec, loader: ShardLoader, plan: Pl
     return sys.maxsize if found is None else found
 
 
-def lower_for(
-    loader: ShardLoader,
-    program: Program,
-    mesh: Mesh,
-    max_tokens: int,
-    stored: Mapping[Dim, Dim] | None = None,
-    host_rows: bool = False,
-) -> Lowered:
-    """The program's steps for weights as the loader packs them."""
-    return lower(
-        program,
-        mesh,
-        formats=lambda name: native.lib.ckdist_activation_format(native.ffi.NULL, packed_type(loader, name)),
-        block_columns=lambda name: native.lib.ckdist_type_undivided_columns(packed_type(loader, name)),
-        max_tokens=max_tokens,
-        stored=stored,
-        host_rows=host_rows,
-    )
-
-
 def layer_models(world: World, plan: Plan, loader: ShardLoader, programs: list[Program]) -> list[CostModel]:
     """What this rank's layer of each program is predicted to cost; a collective call."""
     places = rank_places(world, plan.placement, plan.threads_batch)
@@ -479,42 +378,6 @@ def fill_shard(loader: ShardLoader, config: EngineConfig, world: World, progress
 def loading_threads(config: EngineConfig, world: World) -> int:
     """Threads that read and pack weights: those that will run, as far as there are cores for them."""
     return min(max(config.threads or 0, config.threads_batch or 0), os.cpu_count() or 1) or default_threads(world)
-
-
-def check_quantize(loader: ShardLoader, lowered: Lowered, world: World) -> None:
-    """ConfigError when --quantize would change no weight on any rank: they are quantised already, or no row is made of
-    whole blocks. A collective call.
-    """
-    names = [key.name for key in lowered.matrices if not is_low_rank(key.name)]
-    sources = {name: loader.checkpoint.tensors[name] for name in names}
-    changes = any(loader.type_of(name) != source.type for name, source in sources.items())
-    if loader.quantize is None or any(world.gather(changes)):
-        return
-    types = ", ".join(sorted({BY_NUMBER[source.type].name for source in sources.values()}))
-    raise ConfigError(
-        f"--quantize {loader.quantize} changes nothing in {loader.checkpoint.path}, whose matrices are {types}: "
-        "it packs rows of F32, F16 or BF16 that its blocks divide; leave it out"
-    )
-
-
-def plan_shard(
-    loader: ShardLoader, lowered: Lowered, adapter: Adapter | None = None
-) -> tuple[list[MatrixHandle | PackedMatrix], list[VectorHandle]]:
-    """Asks the loader for this rank's part of every weight of a lowered program, and the adapter for its own;
-    columns widen to whole blocks.
-    """
-    matrices: list[MatrixHandle | PackedMatrix] = []
-    for key in lowered.matrices:
-        name, rows, (begin, end), stack = key
-        if is_low_rank(name):
-            assert adapter is not None  # of a program that it was traced with
-            matrices.append(adapter.matrix(key))
-            continue
-        block = native.lib.ckdist_type_undivided_columns(loader.type_of(name))
-        last = loader.checkpoint.tensors[name].shape[-1]
-        columns = (begin // block * block, min(-(-end // block) * block, last)) if end > begin else (0, 0)
-        matrices.append(loader.add_matrix(name, [rows], columns, stack))
-    return matrices, [loader.add_vector(name, *share) for name, share in lowered.vectors]
 
 
 __all__ = ["BUNDLED", "Model", "load_model", "make_engine"]
