@@ -22,9 +22,9 @@ import statistics
 from contestants import Contestant, IkLlama
 
 from ckdist import native
-from ckdist.cli.node_speed import read_bandwidth
 from ckdist.comm.world import SingleWorld
 from ckdist.topology import place
+from ckdist.topology.bandwidth import read_bandwidth
 
 IK_SETTINGS = ("ik_llama.cpp", "ik_llama.cpp repacked")
 

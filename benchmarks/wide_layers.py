@@ -16,13 +16,13 @@ import time
 
 import numpy as np
 
-from ckdist.cli.node_speed import read_bandwidth
 from ckdist.comm.world import SingleWorld
 from ckdist.config import EngineConfig
 from ckdist.engine.launch import load_model
 from ckdist.engine.single import SingleSequence
 from ckdist.program.batch import BLOCK_TOKENS, Batch, own_slots
 from ckdist.program.executable import DECODE
+from ckdist.topology.bandwidth import read_bandwidth
 from ckdist.weights import dtypes
 from ckdist.weights.gguf_writer import GgufTensorToWrite, write_gguf
 

@@ -167,7 +167,7 @@ def test_messages_that_lie_are_refused(loaded, data):
     tokens = data.draw(st.integers(1, 8))
     position = data.draw(st.integers(0, 48 - tokens))
     blocks = -(-(position + tokens) // 16)
-    message = [tokens, 1, blocks, 1, 0, 2, 0, 0, *range(tokens), tokens, position, blocks, *range(blocks), tokens - 1]
+    message = [tokens, 1, blocks, 1, 0, 0, 2, 0, 0, *range(tokens), tokens, position, blocks, *range(blocks), tokens - 1]
     send(loaded, message)
     for at, value in data.draw(st.lists(st.tuples(st.integers(0, len(message) - 1), HOSTILE), max_size=3)):
         message[at] = value
@@ -200,22 +200,24 @@ def test_random_messages_are_refused(loaded, message):
         ({2: 1 << 30}, "wrong length"),
         ({4: 1}, "wrong length"),
         ({4: -1}, "wrong length"),
-        ({6: 2}, "steps of plan 2 of 2"),
-        ({6: -1}, "plan -1"),
-        ({7: 1 << 20}, "asks for 1048576 steps"),
-        ({7: -1}, "asks for -1 steps"),
-        ({8: 1 << 20}, "outside the vocabulary"),
-        ({8: -1}, "outside the vocabulary"),
-        ({11: 48}, "in a context of 48"),
-        ({11: -1}, "in a context of 48"),
-        ({12: 0}, "has 0 blocks"),
-        ({13: 1 << 20}, "outside the cache"),
-        ({13: -1}, "outside the cache"),
-        ({14: 2}, "output 2 is outside the batch of 2"),
+        ({5: 1}, "wrong length"),
+        ({5: -1}, "wrong length"),
+        ({7: 2}, "steps of plan 2 of 2"),
+        ({7: -1}, "plan -1"),
+        ({8: 1 << 20}, "asks for 1048576 steps"),
+        ({8: -1}, "asks for -1 steps"),
+        ({9: 1 << 20}, "outside the vocabulary"),
+        ({9: -1}, "outside the vocabulary"),
+        ({12: 48}, "in a context of 48"),
+        ({12: -1}, "in a context of 48"),
+        ({13: 0}, "has 0 blocks"),
+        ({14: 1 << 20}, "outside the cache"),
+        ({14: -1}, "outside the cache"),
+        ({15: 2}, "output 2 is outside the batch of 2"),
     ],
 )
 def test_every_lie_has_its_words(loaded, change, words):
-    message = [2, 1, 1, 1, 0, 2, 0, 0, 5, 6, 2, 0, 1, 0, 1]
+    message = [2, 1, 1, 1, 0, 0, 2, 0, 0, 5, 6, 2, 0, 1, 0, 1]
     send(loaded, message)
     for at, value in change.items():
         message[at] = value
@@ -223,9 +225,17 @@ def test_every_lie_has_its_words(loaded, change, words):
         send(loaded, message)
 
 
+@pytest.mark.parametrize("first", [-1, 17, 1 << 30])
+def test_the_first_of_two_texts_fits_its_blocks(loaded, first):
+    message = [2, 1, 1, 1, 0, 1, 2, 0, 0, 5, 6, 2, 0, 1, 0]
+    send(loaded, [*message, 1, 1])
+    with pytest.raises(NativeError, match=f"first text of a sequence has {first} tokens, and its 1 blocks hold 16"):
+        send(loaded, [*message, first, 1])
+
+
 @pytest.mark.parametrize("outputs", [[1, 0], [0, 0]])
 def test_outputs_ascend(loaded, outputs):
-    message = [2, 1, 1, 2, 0, 2, 0, 0, 5, 6, 2, 0, 1, 0]
+    message = [2, 1, 1, 2, 0, 0, 2, 0, 0, 5, 6, 2, 0, 1, 0]
     send(loaded, [*message, 0, 1])
     with pytest.raises(NativeError, match=f"output {outputs[1]} comes after output {outputs[0]}; they must ascend"):
         send(loaded, [*message, *outputs])

@@ -432,7 +432,7 @@ class TestHandshake:
 
         def hostile():
             world = TcpWorld(1, 2, "127.0.0.1", port, b"s" * 16, timeout=10)
-            world.gather(None)
+            world.gather(0)  # the bytes of its arena
             (address, _) = world.gather(["127.0.0.1", 1])
             data, heartbeats = (connect(tuple(address), Purpose(b"data", 1, 0, lane), b"s" * 16, 5) for lane in (0, 1))
             world.gather(["", False])  # its transport is open
