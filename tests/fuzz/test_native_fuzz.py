@@ -167,7 +167,23 @@ def test_messages_that_lie_are_refused(loaded, data):
     tokens = data.draw(st.integers(1, 8))
     position = data.draw(st.integers(0, 48 - tokens))
     blocks = -(-(position + tokens) // 16)
-    message = [tokens, 1, blocks, 1, 0, 0, 2, 0, 0, *range(tokens), tokens, position, blocks, *range(blocks), tokens - 1]
+    message = [
+        tokens,
+        1,
+        blocks,
+        1,
+        0,
+        0,
+        2,
+        0,
+        0,
+        *range(tokens),
+        tokens,
+        position,
+        blocks,
+        *range(blocks),
+        tokens - 1,
+    ]
     send(loaded, message)
     for at, value in data.draw(st.lists(st.tuples(st.integers(0, len(message) - 1), HOSTILE), max_size=3)):
         message[at] = value
