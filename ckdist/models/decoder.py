@@ -20,7 +20,8 @@ from ckdist.models.blocks.norm import RowNorm
 from ckdist.models.blocks.scorer import scores
 from ckdist.models.spec import GatedDeltaNet, LatentAttention, ModelSpec, MoeFfn
 from ckdist.program.program import Value, Weight
-from ckdist.program.tracer import Tracer, TrainingTracer, trace
+from ckdist.program.tracer import Tracer, trace
+from ckdist.program.training_tracer import TrainingTracer
 
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT = "lm_head.weight"

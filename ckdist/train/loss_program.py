@@ -13,7 +13,7 @@ from ckdist.program.autodiff import backward
 from ckdist.program.lower_training import lower_training
 from ckdist.program.lowered_training import ChunkPrograms, LoweredTraining
 from ckdist.program.program import Program, Weight
-from ckdist.program.tracer import TrainingTracer, trace_loss
+from ckdist.program.training_tracer import TrainingTracer, trace_loss
 from ckdist.train.shards import Shards
 from ckdist.train.stage import TrainingStage
 

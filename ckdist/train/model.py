@@ -20,7 +20,7 @@ from ckdist.models.decoder import loss
 from ckdist.models.registry import family, spec_from_config
 from ckdist.models.spec import ModelSpec, MoeFfn
 from ckdist.program.program import Program, Weight
-from ckdist.program.tracer import TrainingTracer, trace_loss
+from ckdist.program.training_tracer import TrainingTracer, trace_loss
 from ckdist.tokens.confined import load_tried
 from ckdist.tokens.source import tokenizer_of
 from ckdist.tokens.tokenizer import Tokenizer

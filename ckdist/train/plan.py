@@ -17,7 +17,7 @@ from ckdist.planning.cluster import Cluster
 from ckdist.planning.cost import Times
 from ckdist.planning.expert_placement import one_sum
 from ckdist.planning.training import training_bytes
-from ckdist.program.tracer import TrainingTracer
+from ckdist.program.training_tracer import TrainingTracer
 from ckdist.train.loss_program import LossProgram, lower_model, trace_model, trainable
 from ckdist.train.optimizer import STATES
 from ckdist.weights.adapter_file import Lora

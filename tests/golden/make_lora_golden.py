@@ -51,14 +51,18 @@ def fill(model) -> None:
 
 def write_parameters(name: str) -> None:
     parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
-    config = LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules=ATTENTION, target_parameters=parameters, task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=RANK, lora_alpha=ALPHA, target_modules=ATTENTION, target_parameters=parameters, task_type="CAUSAL_LM"
+    )
     model = get_peft_model(base(name), config).eval()
     fill(model)
     model.save_pretrained(OUT / name)
     write_logits(name, model)
 
 
-def per_expert(name: str, prefix: str, parts: dict[str, tuple[int, int]], experts: int, layers: tuple[int, ...], folder: Path) -> None:
+def per_expert(
+    name: str, prefix: str, parts: dict[str, tuple[int, int]], experts: int, layers: tuple[int, ...], folder: Path
+) -> None:
     """An adapter on linears; `parts`: columns and rows of each."""
     rng, tensors = torch.Generator().manual_seed(0), {}
     shapes = {f"{prefix}.{e}.{part}": shape for e in range(experts) for part, shape in parts.items()}

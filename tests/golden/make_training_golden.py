@@ -101,7 +101,8 @@ def split(name: str, gradient: np.ndarray, config) -> dict[str, np.ndarray]:
         found = {}
         for at, part in enumerate(parts[1]):
             own = gradient[..., at :: len(parts[1])]
-            found[f"{stem.replace(parts[0], part)}.{kind}"] = own.ravel() if kind == "bias" else _flat(own.swapaxes(1, 2))
+            own = own.ravel() if kind == "bias" else _flat(own.swapaxes(1, 2))
+            found[f"{stem.replace(parts[0], part)}.{kind}"] = own
         return found
     if name.endswith("experts.gate_up_proj"):
         gate, up = np.split(gradient, 2, axis=1)

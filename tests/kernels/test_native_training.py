@@ -21,7 +21,7 @@ from ckdist.program.autodiff import backward
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.pool import ThreadPool
 from ckdist.program.routing import Routing
-from ckdist.program.tracer import trace_loss
+from ckdist.program.training_tracer import trace_loss
 from ckdist.train.batch import PackedBatch
 from ckdist.train.loss_program import lower_model, trainable
 from ckdist.train.native_executable import NativeExecutable

@@ -15,7 +15,7 @@ from ckdist.layout import SINGLE
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import loss
 from ckdist.program.pool import ThreadPool
-from ckdist.program.tracer import TrainingTracer, trace_loss
+from ckdist.program.training_tracer import TrainingTracer, trace_loss
 from ckdist.train.batch import PackedBatch
 from ckdist.train.model import open_model
 from ckdist.train.ranks import TrainingRanks

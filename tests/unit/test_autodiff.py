@@ -13,7 +13,8 @@ from ckdist.program.autodiff import backward
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.program import Weight
 from ckdist.program.stages import Stage
-from ckdist.program.tracer import trace, trace_loss
+from ckdist.program.tracer import trace
+from ckdist.program.training_tracer import trace_loss
 from ckdist.train.batch import PackedBatch
 from ckdist.train.loss_program import trainable
 from tests.support import golden_training

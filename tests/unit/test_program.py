@@ -10,7 +10,8 @@ from ckdist.models.decoder import forward, loss
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.lower import lower, stored_dims
 from ckdist.program.step import ValueIndex
-from ckdist.program.tracer import trace, trace_loss
+from ckdist.program.tracer import trace
+from ckdist.program.training_tracer import trace_loss
 from tests.support.paths import GOLDEN as GOLDEN_FILES
 from tests.support.specs import FAMILIES, LINEAR, spec, weights_of
 
