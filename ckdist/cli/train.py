@@ -6,7 +6,7 @@ from types import FrameType
 from ckdist.config import TrainCommand
 from ckdist.errors import ConfigError
 from ckdist.train.config import load_config
-from ckdist.train.trainer import StepReport, train
+from ckdist.train.trainer import train
 
 
 def run(command: TrainCommand) -> int:
@@ -14,23 +14,26 @@ def run(command: TrainCommand) -> int:
     if command.file is None:
         raise ConfigError("which configuration? ckdist train CONFIG.toml, as examples/train_tiny.toml")
     config = load_config(command.file, command.overrides)
-    begun: list[StepReport] = []
-    stopping: list[int] = []  # the signal that was sent
+    asked = signalled = False
 
-    def ask(number: int, _frame: FrameType | None) -> None:
-        """The first signal ends the training after its step, with a checkpoint; the second at once, and any before a
-        step is done, since there is nothing to save.
+    def ask(_number: int, _frame: FrameType | None) -> None:
+        """The first signal ends the training after its step, with a checkpoint; the second at once, and any before the
+        first step, since there is nothing to save.
         """
-        if stopping or not begun:
+        nonlocal signalled
+        if signalled or not asked:
             raise KeyboardInterrupt
-        stopping.append(number)
+        signalled = True
 
-    def note(report: StepReport) -> None:
-        """A step is done; the first one is kept."""
-        if not begun:
-            begun.append(report)
+    def should_stop() -> bool:
+        """Whether a signal has come. No rank ends a step before every rank has asked in it, so a rank that has not
+        asked yet may leave at once: no rank has a step to save.
+        """
+        nonlocal asked
+        asked = True
+        return signalled
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, ask)
-    train(config, on_step=note, should_stop=lambda: bool(stopping))
-    return 130 if stopping else 0
+    train(config, should_stop=should_stop)
+    return 130 if signalled else 0

@@ -155,8 +155,9 @@ class Attempt:
     def _outcome(self) -> Outcome:
         """What the ends of ranks and hosts come to."""
         if self._failed and not (self._trouble and self._trouble.code in FINAL_CODES):
-            # a rank that a signal has ended is why others failed, whose ends may have been noticed first
-            rank, code = min(self._failed, key=lambda failure: failure[1] > 0)
+            # a rank that a signal has ended, or that says so by a code above 128 as a shell does, is why others failed,
+            # whose ends may have been noticed first
+            rank, code = min(self._failed, key=lambda failure: (failure[1] > 0, failure[1] <= 128))
             again = code not in FINAL_CODES and not self._stops
             if code > 0:
                 return Outcome(code, f"{self._name(rank)} ended with code {code}", again)
