@@ -20,7 +20,7 @@ GATING = {"softmax": 1, "sigmoid": 2}  # expert_gating_func; 0: as the architect
 
 
 def sizes(header: GgufHeader, epsilon: str = "attention.layer_norm_rms_epsilon") -> Sizes:
-    """The sizes of a model whose layers are alike; `epsilon`: the field of its norms. ModelFileError for a wrong one."""
+    """The sizes of a model whose layers are alike; `epsilon`: of its norms. ModelFileError for a wrong one."""
     f = header.fields
     hidden_size = f.integer("embedding_length", high=limits.MAX_WIDTH)
     num_heads = per_layer(f, "attention.head_count", limits.MAX_HEADS)

@@ -271,8 +271,8 @@ class ModelSpec:
     embeddings of positions; "": none. `scorer`: a cross-encoder's, which makes no other rows.
 
     `encoder`: what reads the prompt, with the decoder's embeddings of tokens and weights whose names begin with its
-    `root`; decoding begins with `start_tokens`. `banned_tokens` are never drawn. `output_bias`: the output projection has
-    one.
+    `root`; decoding begins with `start_tokens`. `banned_tokens` are never drawn. `output_bias`: the output projection
+    has one.
     `balance_coefficient`: of the load-balancing loss of experts in training, 0: there is none.
     """
 

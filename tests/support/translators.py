@@ -1,4 +1,4 @@
-"""Folders of tiny encoder-decoders as transformers writes them: golden weights, and a tokenizer of the family's kind."""
+"""Folders of tiny encoder-decoders as transformers writes them: golden weights, and a tokenizer of their kind."""
 
 import json
 import pathlib
