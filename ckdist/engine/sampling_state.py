@@ -17,8 +17,8 @@ from ckdist.native import CData
 
 @dataclass
 class SamplingState:
-    """`banned`: int32, token ids that may not be drawn yet, and `always` those that never may; `breakers`: the future of
-    a native ckdist_dry_breakers.
+    """`banned`: int32, token ids that may not be drawn yet, and `always` those that never may; `breakers`: the future
+    of a native ckdist_dry_breakers.
 
     `constraint`: the sequence's place in its grammar. `mirostat_mu`: the surprise, in bits, up to which the next token
     is drawn.
