@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ckdist.tokens.tool_format import HERMES
+
 Message = dict[str, Any]
 
 USER, ASSISTANT, SYSTEM, RESULT, KEY, VALUE, TOOL = (
@@ -146,14 +148,18 @@ def _with_calls(message: Message, traits: Traits) -> Message:
     calls = [_with_arguments(call, traits.object_arguments or not traits.tool_calls) for call in calls]
     if traits.tool_calls:
         return {**message, "tool_calls": calls}
-    shown = [call.get("function", call) for call in calls]
     plain = {name: value for name, value in message.items() if name != "tool_calls"}
-    return {
-        **plain,
-        "content": _content(
-            _beside(joined_text(message["content"]), json.dumps({"tool_calls": shown}, ensure_ascii=False)), traits
-        ),
-    }
+    shown = HERMES.separator.join(map(_written, calls))
+    return {**plain, "content": _content(_beside(joined_text(message["content"]), shown), traits)}
+
+
+def _written(call: Mapping[str, Any]) -> str:
+    """A call as a model whose template knows none is told to write them: it goes on as its history begins."""
+    function = call.get("function", call)
+    if isinstance(function, Mapping):
+        keys = HERMES.name_key, HERMES.arguments_key
+        function = {key: function[key] for key in keys if key in function} or function
+    return f"{HERMES.call_begin}{json.dumps(function, ensure_ascii=False)}{HERMES.call_end}"
 
 
 def _with_arguments(call: Mapping[str, Any], as_object: bool) -> Mapping[str, Any]:

@@ -81,14 +81,16 @@ def tokenizer(request, tmp_path_factory):
     return with_template(load_tokenizer(write_tokenizer(folder, getattr(templates, request.param))))
 
 
-def prepared_or_refused(tokenizer, **fields):
+def prepared_or_refused(tokenizer, kind="chat", **fields):
+    """What the engine is to do, None where the request is refused in one line."""
     body = {"messages": [{"role": "user", "content": "q"}], "max_tokens": 5, **fields}
     try:
-        found = prepare("chat", json.dumps(body).encode(), tokenizer, ModelFacts("m", VOCAB, 1 << 16))
+        found = prepare(kind, json.dumps(body).encode(), tokenizer, ModelFacts("m", VOCAB, 1 << 16))
     except CkdistError as error:
         assert str(error) and "\n" not in str(error)
-        return
+        return None
     assert isinstance(found, Prepared) and Prepared.from_map(found.to_map()) == found
+    return found
 
 
 @SLOW
@@ -118,22 +120,51 @@ CALL = st.fixed_dictionaries(
         "function": VALUES | st.fixed_dictionaries({"name": VALUES, "arguments": VALUES}),
     },
 )
+ROLES = st.sampled_from(["user", "assistant", "tool", "system", "developer", "function", "robot", "", None, 5])
 MESSAGE = st.fixed_dictionaries(
-    {"role": st.sampled_from(["user", "assistant", "tool", "system"])},
+    {"role": ROLES},
     optional={
         "content": st.none() | TEXTS,
-        "tool_calls": st.lists(CALL, max_size=3),
+        "tool_calls": VALUES | st.lists(CALL, max_size=3),
+        "tool_call_id": VALUES,
         "reasoning": TEXTS,
         "name": TEXTS,
+    },
+)
+KINDS = ["text", "tool_use", "tool_result", "thinking", "image", "message", "function_call", "function_call_output"]
+ARGUMENTS = st.sampled_from(["{", "null", '{"a": NaN}', '{"a":' * 300, '{"city": "\\ud800"}'])
+BLOCK = st.fixed_dictionaries(
+    {"type": st.sampled_from([*KINDS, "reasoning", "x", None, 5])},
+    optional={
+        **dict.fromkeys(("id", "tool_use_id", "call_id", "name", "input", "output", "summary"), VALUES),
+        **dict.fromkeys(("role", "content"), ROLES | TEXTS | st.lists(VALUES, max_size=2)),
+        "text": TEXTS | VALUES,
+        "arguments": ARGUMENTS | VALUES,
     },
 )
 
 
 @SLOW
-@given(messages=st.lists(MESSAGE, max_size=5))
-def test_any_history_of_calls(tokenizer, messages):
+@given(messages=st.lists(MESSAGE, max_size=5), blocks=st.lists(BLOCK, max_size=4))
+def test_any_history_of_calls(tokenizer, messages, blocks):
     prepared_or_refused(tokenizer, messages=messages)
     prepared_or_refused(tokenizer, messages=messages, tools=TOOLS)
+    said = [{"role": "user", "content": "q"}, {"role": "assistant", "content": blocks}]
+    prepared_or_refused(tokenizer, "messages", messages=said)
+    prepared_or_refused(tokenizer, "response", input=blocks, max_output_tokens=5)
+
+
+@pytest.mark.parametrize("count, taken", [(400, True), (5000, False)])
+def test_a_huge_history_of_calls(tokenizer, count, taken):
+    call = {"id": "call00001", "type": "function", "function": {"name": "get", "arguments": '{"city": "Rome"}'}}
+    turn = [
+        {"role": "user", "content": "q"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call00001", "content": "21"},
+        {"role": "assistant", "content": "a"},
+    ]
+    found = prepared_or_refused(tokenizer, messages=turn * (count // 4), tools=TOOLS)
+    assert (found is not None) == taken
 
 
 @pytest.fixture(scope="module")

@@ -105,7 +105,8 @@ def test_tool_calls_and_results_are_never_dropped():
     prompt = ChatTemplate(STRICT).render(HISTORY)
     user, call, result, rest = prompt.split("</>")
     assert user == "<user>q" and rest == "<assistant>"
-    assert json.loads(call.removeprefix("<assistant>")) == {"tool_calls": [{"name": "f", "arguments": {"x": "é"}}]}
+    # as TOOLS_TEXT asks for calls: a model imitates its history
+    assert call == '<assistant><tool_call>\n{"name": "f", "arguments": {"x": "é"}}\n</tool_call>'
     told, asked = result.removeprefix("<user>").split("\n")
     assert json.loads(told) == {"tool_response": {"tool_call_id": "call00001", "content": "21"}} and asked == "r"
 
