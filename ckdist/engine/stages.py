@@ -40,8 +40,9 @@ ARENA_BYTES = 64 << 20  # of the communicator's shared memory: the replay's buff
 @dataclass(frozen=True)
 class Traced:
     """This rank's part of a model as programs: decode's, and prefill's where that shards tokens; `layouts`: of prefill,
-    of decode, mesh. `link`: between hosts. `dispatches`: rows may go to the hosts of their experts. `hidden_programs`: those that make hidden states in place of logits, by
-    layout; none of an encoder, of which all do, and where there are several stages.
+    of decode, mesh. `link`: between hosts. `dispatches`: rows may go to the hosts of their experts. `hidden_programs`:
+    those that make hidden states in place of logits, by layout; none of an encoder, of which all do, and where there
+    are several stages.
     """
 
     checkpoint: Checkpoint

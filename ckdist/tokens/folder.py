@@ -38,8 +38,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer in the folder `path` (or beside, where `path` is a file of that folder).
 
     Reads tokenizer.json, or where there is none tiktoken.model, and where they exist tokenizer_config.json,
-    config.json, generation_config.json, chat_template.jinja and additional_chat_templates/. Raises ModelFileError, one line, for what is missing, too large
-    or not what it should be.
+    config.json, generation_config.json, chat_template.jinja and additional_chat_templates/. Raises ModelFileError, one
+    line, for what is missing, too large or not what it should be.
     """
     folder = Path(path)
     folder = folder if folder.is_dir() else folder.parent

@@ -9,7 +9,8 @@ QWEN3 = (
     "{{ m.content or '' }}{% endif %}{% for c in m.tool_calls or [] %}"
     '{{ \'\n<tool_call>\n{"name": "\' + c.function.name + \'", "arguments": \' + c.function.arguments | tojson }}'
     "{{ '}\n</tool_call>' }}{% endfor %}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}"
-    "{{ '<|im_start|>assistant\n' }}{% if enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
+    "{{ '<|im_start|>assistant\n' }}{% if enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
+    "{% endif %}"
 )
 GLM45 = (
     "[gMASK]<sop>{% if tools %}<|system|>\n{{ tools | tojson }}{% endif %}{% for m in messages %}"
