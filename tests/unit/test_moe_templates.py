@@ -13,6 +13,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from ckdist.serve.parsers.choose import parser_of
 from ckdist.serve.requests.answer_form import answer_form, answer_grammar
 from ckdist.serve.requests.tools import Tools
+from ckdist.tokens.chat import ChatTemplate
 from ckdist.tokens.folder import load_tokenizer
 from tests.support import reasoning_templates as templates
 from tests.support.answers import SCHEMAS, always, follows
@@ -140,6 +141,27 @@ def test_calls_are_written_again_as_the_model_wrote_them(served):
     prompt = tokenizer.chat_template.render([USER, said, result], tools=list(TOOLS.given))
     assert family.calls in prompt and "I look." in prompt and "21" in prompt
     assert "Hm." in prompt or "reasoning_content" not in family.template
+
+
+def test_kimis_template_names_tools_by_ids():
+    """Those that others have made become the model's own, in results too."""
+    template = ChatTemplate(templates.KIMI_K2)
+    call = lambda id, name: {"id": id, "type": "function", "function": {"name": name, "arguments": "{}"}}
+    said = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [call("toolu_1", "get"), call("functions.note:7", "note")],
+    }
+    results = [
+        {"role": "tool", "content": text, "tool_call_id": id} for id, text in (("toolu_1", "21"), ("other", "x"))
+    ]
+    prompt = template.render([USER, said, *results, said], tools=list(TOOLS.given))
+    assert template.traits().ids_name_tools and "toolu_1" not in prompt
+    ids = ["functions.get:0", "functions.note:7", "functions.get:2", "functions.note:7"]
+    assert [part.partition("<|")[0] for part in prompt.split("<|tool_call_begin|>")[1:]] == ids
+    assert "## functions.get:0\n21" in prompt and "## other\nx" in prompt
+    others = (family.template for family in FAMILIES.values() if family.template != templates.KIMI_K2)
+    assert not any(ChatTemplate(source).traits().ids_name_tools for source in others)
 
 
 def test_calls_that_must_come_follow_the_models_form(served):
