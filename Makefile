@@ -10,7 +10,7 @@ PORT ?= 8080
 MODEL ?= smollm2
 WERROR ?= OFF
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
-CMAKE = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja
+CMAKE = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 
 INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 
@@ -21,9 +21,11 @@ export OMPI_ALLOW_RUN_AS_ROOT := 1
 export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM := 1
 export PRTE_MCA_rmaps_default_mapping_policy := :oversubscribe
 export PRTE_MCA_hwloc_default_binding_policy := none
+# Tests start Python some thousand times: without files of bytecode each start would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 
 LIBRARY := ckdist/native/libckdist.so
-SOURCES := CMakeLists.txt $(shell find ckdist/native -name '*.cpp' -o -name '*.h')
+SOURCES := CMakeLists.txt cmake/declarations.py $(shell find ckdist/native -name '*.cpp' -o -name '*.h')
 
 .PHONY: setup serve lint format tidy docs lock test test-native test-wheel test-asan test-tsan test-vm test-aarch64
 .PHONY: coverage bench-check native clean

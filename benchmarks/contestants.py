@@ -7,6 +7,7 @@ not count.
 """
 
 import argparse
+import contextlib
 import ctypes
 import dataclasses
 import json
@@ -14,6 +15,7 @@ import os
 import pathlib
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -22,6 +24,10 @@ import time
 ROOT = pathlib.Path(__file__).parent.parent
 READY_SECONDS, TURN_SECONDS, END_SECONDS = 600, 1800, 30
 MOST_TOKENS = 2048  # of a call of llama.cpp
+
+
+class LostError(Exception):
+    """A contestant's process has ended, or does not answer."""
 
 
 class Contestant:
@@ -54,8 +60,11 @@ class Contestant:
         self._answer(READY_SECONDS)
 
     def turn(self, row: dict) -> dict:
-        """The row measured once: {"median_ts": tokens/s}, and of ckdist what `ckdist bench` says of it besides."""
-        self.process.stdin.write(json.dumps(row).encode() + b"\n")
+        """The row measured once: {"median_ts": tokens/s}, and of ckdist what `ckdist bench` says of it besides.
+        LostError where the process is lost.
+        """
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write(json.dumps(row).encode() + b"\n")
         return self._answer(TURN_SECONDS)
 
     def end(self) -> None:
@@ -69,13 +78,19 @@ class Contestant:
         """The next line that is an answer; others are what libraries print."""
         line, deadline = b"", time.monotonic() + seconds
         while not line.startswith(b"{"):
-            if not select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0] or not (
-                line := self.process.stdout.readline()
-            ):
-                self.process.kill()
-                self.said.seek(0)
-                raise SystemExit(f"{self.name} did not answer within {seconds:.0f} s: {self.said.read()[-2000:]}")
+            ready = select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]
+            if not ready or not (line := self.process.stdout.readline()):
+                raise LostError(self._why_lost(f"did not answer within {seconds:.0f} s" if not ready else "ended"))
         return json.loads(line)
+
+    def _why_lost(self, what: str) -> str:
+        """How the process ended, and the last that it said."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self.process.wait(5)
+            what = f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+        self.process.kill()
+        self.said.seek(0)
+        return " ".join([self.name, what, self.said.read()[-2000:].strip()]).strip()
 
 
 class IkLlama:

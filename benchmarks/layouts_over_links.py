@@ -4,6 +4,8 @@ takes.
     python benchmarks/layouts_over_links.py -m MODEL.gguf --hosts 2 --megabits 100 --save rows.jsonl
     python benchmarks/layouts_over_links.py --show rows.jsonl
 
+Each call is one turn, of all ways or of those that `--ways` names; of several turns in one file the medians are shown.
+
 Hosts are network namespaces of this machine behind one bridge, each with a token bucket on either end of its link
 (bursts of two milliseconds), so it needs root, ip and tc. Each host has one core: those of this machine in turn, so
 with more hosts than cores some share one, and stages cannot work at the same time there. `both` has two ranks on each
@@ -15,8 +17,8 @@ import contextlib
 import json
 import os
 import pathlib
-import re
 import secrets
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -24,8 +26,11 @@ from collections.abc import Iterator
 
 ADDRESS = "10.88.{}.{}"
 PORT = 29555
-SECONDS = 170  # of one job
+SECONDS = 280  # of one job
 PROMPT, GENERATED, SEQUENCES = 2048, 16, 8
+WAYS = {  # ranks of each host, and flags; N: the number of hosts
+    "auto": (1, ["--layout", "auto"]), "tensors": (1, []), "stages": (1, ["-pp", "N"]), "both": (2, ["-pp", "N"]),
+}  # fmt: skip
 COLUMNS = ("decode, 1 sequence", f"decode, {SEQUENCES} sequences", f"prefill, {PROMPT} tokens")
 
 
@@ -109,18 +114,21 @@ def rates(out: str) -> list[float]:
     return [found[0, GENERATED, 1], found[0, GENERATED, SEQUENCES], found[PROMPT, 0, 1]]
 
 
-def measure(model: str, count: int, megabits: int, save: pathlib.Path) -> None:
-    """Appends a row for each way, and one for what `auto` takes."""
+def measure(model: str, count: int, megabits: int, ways: list[str], save: pathlib.Path) -> None:
+    """Appends a row for each way; of `auto` what it says."""
     common = ["bench", "-m", model, "-t", "1", "-r", "1", "-o", "json", "-c", "2304", "--comm-timeout", "60"]
     sizes = ["-p", str(PROMPT), "-n", str(GENERATED), "-npl", f"1,{SEQUENCES}"]
-    ways = {"tensors": (1, []), "stages": (1, ["-pp", str(count)]), "both": (2, ["-pp", str(count)])}
+    place = {"hosts": count, "megabits": megabits}
     with network(count, megabits) as hosts:
-        _, said = job(hosts, 1, [*common, "-p", "512", "-n", "0", "--layout", "auto"])
-        line = next(line for line in said.splitlines() if line.startswith("layout: "))
-        write(save, {"hosts": count, "megabits": megabits, "way": "auto", "said": line})
-        for way, (each, flags) in ways.items():
-            out, _ = job(hosts, each, [*common, *sizes, *flags])
-            write(save, {"hosts": count, "megabits": megabits, "way": way, "tokens_per_second": rates(out)})
+        for way in ways:
+            each, flags = WAYS[way]
+            if way == "auto":
+                _, said = job(hosts, each, [*common, "-p", "512", "-n", "0", *flags])
+                line = next(line for line in said.splitlines() if line.startswith("layout: "))
+                write(save, place | {"way": way, "said": line})
+            else:
+                out, _ = job(hosts, each, [*common, *sizes, *(str(count) if flag == "N" else flag for flag in flags)])
+                write(save, place | {"way": way, "tokens_per_second": rates(out)})
 
 
 def write(save: pathlib.Path, row: dict) -> None:
@@ -131,22 +139,25 @@ def write(save: pathlib.Path, row: dict) -> None:
 
 
 def show(path: pathlib.Path) -> None:
-    """The rows as a table in Markdown: tokens per second, the best of each in bold, and what `auto` chose."""
+    """The rows as a table in Markdown: median tokens per second, the best of each in bold, and what `auto` chose."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     print(f"| hosts, link | | {' | '.join(COLUMNS)} |\n|---|---|{'---|' * len(COLUMNS)}")
-    for place in dict.fromkeys((row["hosts"], row["megabits"]) for row in rows):
-        here = [row for row in rows if (row["hosts"], row["megabits"]) == place]
-        chosen = re.search(r"layout: (\d+ stages|tensors)", next(r["said"] for r in here if r["way"] == "auto"))
-        takes = "tensors" if chosen is None or chosen[1] == "tensors" else "stages"
-        measured = [row for row in here if row["way"] != "auto"]
-        best = [max(column) for column in zip(*(row["tokens_per_second"] for row in measured), strict=True)]
-        for row in measured:
+    for place in sorted({(row["megabits"], row["hosts"]) for row in rows}):
+        here = [row for row in rows if (row["megabits"], row["hosts"]) == place]
+        taken = {"tensors" if "layout: tensors" in row["said"] else "stages" for row in here if row["way"] == "auto"}
+        found: dict[str, list[list[float]]] = {}
+        for row in here:
+            if row["way"] != "auto":
+                found.setdefault(row["way"], []).append(row["tokens_per_second"])
+        medians = {way: [statistics.median(each) for each in zip(*turns, strict=True)] for way, turns in found.items()}
+        best = [max(column) for column in zip(*medians.values(), strict=True)]
+        for way, turns in found.items():
             cells = [
                 f"**{value:.1f}**" if value == top else f"{value:.1f}"
-                for value, top in zip(row["tokens_per_second"], best, strict=True)
+                for value, top in zip(medians[way], best, strict=True)
             ]
-            name = f"{row['way']} (auto)" if row["way"] == takes else row["way"]
-            print(f"| {place[0]}, {place[1]} Mbit/s | {name} | {' | '.join(cells)} |")
+            name = f"{way} ({'`auto`, ' * (way in taken)}{len(turns)} turns)"
+            print(f"| {place[1]}, {place[0]} Mbit/s | {name} | {' | '.join(cells)} |")
 
 
 def main() -> None:
@@ -155,13 +166,14 @@ def main() -> None:
     parser.add_argument("-m", "--model")
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--megabits", type=int, default=1000)
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--save", type=pathlib.Path, default=pathlib.Path("layouts.jsonl"))
     parser.add_argument("--show", type=pathlib.Path)
     words = parser.parse_args()
     if words.show:
         show(words.show)
     else:
-        measure(words.model, words.hosts, words.megabits, words.save)
+        measure(words.model, words.hosts, words.megabits, words.ways, words.save)
 
 
 if __name__ == "__main__":

@@ -18,15 +18,18 @@ import argparse
 import json
 import pathlib
 import statistics
+import sys
 
-from contestants import Contestant, IkLlama
+from contestants import Contestant, IkLlama, LostError
 
 from ckdist import native
 from ckdist.comm.world import SingleWorld
 from ckdist.topology import place
 from ckdist.topology.bandwidth import read_bandwidth
 
+LLAMA_SETTINGS = {"llama.cpp": "repacked", "llama.cpp not repacked": "as-stored"}
 IK_SETTINGS = ("ik_llama.cpp", "ik_llama.cpp repacked")
+FIRST_ROW = {"n_prompt": 32, "n_gen": 0, "n_depth": 0, "n_parallel": 1}
 
 
 def rows_of(args) -> list[dict]:
@@ -78,13 +81,9 @@ def summary(name: str, turns: dict[str, list[dict]], labels: list[str]) -> dict:
     """Medians over the turns, and ratios to each peer's better setting."""
     median = lambda label, key="median_ts": statistics.median(turn[key] for turn in turns[label])
     one, many = labels
-    row = {
-        "row": name,
-        "llama.cpp": median("repacked"),
-        "llama.cpp not repacked": median("as-stored"),
-        "bound": turns[one][0]["bound"],
-    }
-    peer = max(row["llama.cpp"], row["llama.cpp not repacked"])
+    row = {"row": name, "bound": turns[one][0]["bound"]}
+    row |= {name: median(name) for name in LLAMA_SETTINGS if name in turns}
+    peer = max(row[name] for name in LLAMA_SETTINGS if name in row)
     for label in labels:
         row |= {
             label: median(label),
@@ -103,8 +102,8 @@ def summary(name: str, turns: dict[str, list[dict]], labels: list[str]) -> dict:
 
 def cells(row: dict, labels: list[str], with_ik: bool) -> str:
     one, many = labels
-    shown = [row["row"], *(f"{row[name]:.1f}" for name in ("llama.cpp", "llama.cpp not repacked"))]
-    shown += [f"{row[name]:.1f}" if name in row else "–" for name in IK_SETTINGS if with_ik]
+    peers = [*LLAMA_SETTINGS, *(IK_SETTINGS if with_ik else ())]
+    shown = [row["row"], *(f"{row[name]:.1f}" if name in row else "–" for name in peers)]
     to_ik = lambda label: f", {row[f'{label} to ik']:.2f}x" if f"{label} to ik" in row else ""
     shown += [f"{row[label]:.1f} ({row[f'{label} ratio']:.2f}x{to_ik(label)})" for label in labels]
     shown += [
@@ -113,6 +112,21 @@ def cells(row: dict, labels: list[str], with_ik: bool) -> str:
         f"{row['exchange share']:.1%}",
     ]
     return "| " + " | ".join(shown) + " |"
+
+
+def llama_contestants(args) -> dict[str, Contestant]:
+    """llama.cpp's settings. One that a small first row ends is told and left out; SystemExit where none is left."""
+    found = {}
+    for name, kind in LLAMA_SETTINGS.items():
+        try:
+            found[name] = Contestant(kind, args)
+            found[name].turn(FIRST_ROW)
+        except LostError as error:
+            found.pop(name, None)
+            print(f"{name} is left out: {error}", file=sys.stderr, flush=True)
+    if not found:
+        raise SystemExit("llama.cpp does not run here with either setting")
+    return found
 
 
 def plot(rows: list[dict], labels: list[str], title: str, path: str) -> None:
@@ -167,7 +181,7 @@ def main() -> None:
     )
     cpus = place(SingleWorld(), args.threads).cpus
     title += f", {cpu_name()}, ckdist's {native.isa()} kernels"
-    contestants = {name: Contestant(name, args) for name in ("repacked", "as-stored")}
+    contestants = llama_contestants(args)
     contestants |= {labels[0]: Contestant("ckdist", args), labels[1]: Contestant("ckdist", args, ranks=args.threads)}
     with_ik = args.ik_llama_bench is not None
     if with_ik:

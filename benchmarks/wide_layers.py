@@ -1,7 +1,7 @@
 """Two layers of Kimi-K2's width with random weights, one dense and one with experts: the time of a decode step and of a
 prompt for each, the bytes that a token reads, and their share of the measured bandwidth.
 
-    python benchmarks/wide_layers.py FILE.gguf [--experts 384] [-t 2] [-p 512] [-n 64] [-r 3]
+    python benchmarks/wide_layers.py FILE.gguf [--experts 384] [-t 2] [-p 512] [-n 64]
 
 FILE.gguf is made where it is not there: hidden 7168, an intermediate size of 18432 in the dense layer, experts of 2048
 of which a token takes 8, and one that every token takes, in Q4_K; with 384 experts it has 10 GB. Attention is small, so

@@ -16,8 +16,7 @@ import zipfile
 ROOT = pathlib.Path(__file__).parent.parent
 WANTED = (
     "native/libckdist.so",
-    "native/api/core.h",
-    "native/api/executable.h",
+    "native/declarations.py",
     "models/bundled/config.json",
     "models/bundled/tokenizer.json",
     "models/bundled/README.md",
@@ -27,6 +26,7 @@ WANTED = (
     "py.typed",
 )
 UNWANTED = (
+    "native/api/",
     "/kernels/",
     "/runtime/",
     "/bindings/",

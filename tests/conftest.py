@@ -6,8 +6,10 @@ cache of its own, and the run's first process alone writes the summary.
 """
 
 import collections
+import functools
 import os
 import pathlib
+import ssl
 import tempfile
 
 import pytest
@@ -22,6 +24,16 @@ def cache():
     with tempfile.TemporaryDirectory(prefix="ckdist-cache-") as folder:
         os.environ["XDG_CACHE_HOME"] = folder
         yield folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def certificates():
+    """Each client of httpx, so each `httpx.get`, reads all certificates, 23 ms of CPU; tests that wait for a server ask
+    a hundred times. Once is enough.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

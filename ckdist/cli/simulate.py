@@ -11,6 +11,7 @@ from ckdist.cli.main import launched_rank
 from ckdist.cli.plan import open_machine, open_model, question_of
 from ckdist.config import PlanConfig, SimulateConfig
 from ckdist.errors import CapacityError, ConfigError
+from ckdist.figure import check_path
 from ckdist.planning.compare import Question, answer, answers
 from ckdist.planning.memory import gigabytes
 from ckdist.planning.predict import PredictedStepCost, Way
@@ -19,7 +20,7 @@ from ckdist.simulate.fleet import ClosedLoop, Fleet, simulate_clients, simulate_
 from ckdist.simulate.lengths import Lengths, parse_lengths
 from ckdist.simulate.load import RequestKind, poisson, read_trace
 from ckdist.simulate.observed import Observed
-from ckdist.simulate.plot import draw, figure_class
+from ckdist.simulate.plot import draw
 from ckdist.simulate.replica import ServerShape
 from ckdist.simulate.report import Objective, lines, report
 
@@ -121,7 +122,7 @@ def run(config: SimulateConfig) -> int:
     if launched_rank():
         return 0
     if config.plot is not None:
-        figure_class()  # before minutes are spent
+        check_path(config.plot)  # before minutes are spent
     objective = Objective(config.first_token, config.per_token)
     fleet = fleet_of(config)
     seen, seconds = simulate(config, fleet)

@@ -6,8 +6,9 @@ import math
 from ckdist.cli.main import launched_rank
 from ckdist.cli.plan import open_machine, open_model
 from ckdist.config import PlanConfig, SimulateTrainingConfig
+from ckdist.figure import check_path
 from ckdist.planning.machine import MachineSpec
-from ckdist.simulate.plot import draw_training, figure_class
+from ckdist.simulate.plot import draw_training
 from ckdist.simulate.trained_model import trained_model
 from ckdist.simulate.training import Batches, TrainingCost, TrainingHost, TrainingMesh
 from ckdist.simulate.training_report import training_lines, training_report
@@ -39,7 +40,7 @@ def run(config: SimulateTrainingConfig) -> int:
     if launched_rank():
         return 0
     if config.plot is not None:
-        figure_class()  # before minutes are spent
+        check_path(config.plot)  # before minutes are spent
     cost = cost_of(config)
     mtbf = math.inf if config.host_mtbf is None else 3600 * config.host_mtbf
     found = training_report(

@@ -46,17 +46,18 @@ class Engine:
         max_waiting: int = 512, max_outputs: int | None = None, prefix_reuse: bool = True,
         more_stats: Callable[[], Mapping[str, float | str]] = dict, lane: Lane | None = None,
         dry_breakers: DryBreakers | None = None, grammars: Grammars | None = None, start_tokens: Tokens = (),
+        banned_tokens: Tokens = (),
     ) -> None:  # fmt: skip
         """eos_token_ids: end a sequence unless `ignore_eos`. max_waiting: length of the queue.
 
         max_outputs: rows of logits of one step, where fewer than its tokens. more_stats: numbers that `stats` gives
         besides the engine's own. lane: of a trace, where there is one. dry_breakers: of the vocabulary; without,
         requests for DRY with sequence breakers are refused. grammars: of the vocabulary, likewise. start_tokens: with
-        which decoding begins where an encoder reads the prompt.
+        which decoding begins where an encoder reads the prompt. banned_tokens: are never drawn.
         """
         self.executable, self.vocab_size = executable, executable.vocab_size
         self._more_stats, self.lane, self._dry_breakers, self.grammars = more_stats, lane, dry_breakers, grammars
-        self._start = np.array(start_tokens, np.int32)
+        self._start, self._banned = np.array(start_tokens, np.int32), np.array(banned_tokens, np.int32)
         self._compiling: list[Sequence] = []  # those that came with a grammar that was not compiled yet
         cache = executable.num_blocks * BLOCK_TOKENS
         self.max_positions = min(executable.context_length, cache)
@@ -115,7 +116,9 @@ class Engine:
             raise EngineBusy("too many sets of dry_sequence_breakers are being prepared; try again later")
         if params.grammar is not None and self.grammars is not None and not self.grammars.has_room(params.grammar):
             raise EngineBusy("too many grammars are being compiled; try again later")
-        state = sampling_state(params, self.outputs.eos_token_ids, self.vocab_size, self._dry_breakers, self.grammars)
+        state = sampling_state(
+            params, self.outputs.eos_token_ids, self.vocab_size, self._dry_breakers, self.grammars, self._banned
+        )
         begin, source = (self._start, ids) if len(self._start) else (ids, None)
         capacity = min(len(begin) + params.max_tokens, self.max_positions)
         sequence = Sequence(id, begin, params, seed, capacity, time.monotonic(), state, source=source)

@@ -168,9 +168,9 @@ class OutputProcessor:
         params = sequence.params
         if sample is not None and sample.mirostat_mu is not None:  # where `params.mirostat` is on
             state.mirostat_mu = sample.mirostat_mu
-        if state.banned is not None and len(sequence.output) >= params.min_tokens:
-            state.banned = None
-            if state.breakers is None and state.constraint is None and not params.mirostat:
+        if state.banned is not state.always and len(sequence.output) >= params.min_tokens:
+            state.banned = state.always
+            if state.banned is None and state.breakers is None and state.constraint is None and not params.mirostat:
                 sequence.sampling_state = None
 
     def output(

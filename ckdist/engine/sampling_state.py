@@ -17,7 +17,8 @@ from ckdist.native import CData
 
 @dataclass
 class SamplingState:
-    """`banned`: int32, token ids that may not be drawn yet; `breakers`: the future of a native ckdist_dry_breakers.
+    """`banned`: int32, token ids that may not be drawn yet, and `always` those that never may; `breakers`: the future
+    of a native ckdist_dry_breakers.
 
     `constraint`: the sequence's place in its grammar. `mirostat_mu`: the surprise, in bits, up to which the next token
     is drawn.
@@ -27,6 +28,7 @@ class SamplingState:
     breakers: Future[CData] | None = None
     constraint: Constraint | None = None
     mirostat_mu: float = 0.0
+    always: np.ndarray | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -46,15 +48,19 @@ def sampling_state(
     vocab_size: int,
     dry_breakers: DryBreakers | None,
     grammars: Grammars | None = None,
+    always: np.ndarray | None = None,
 ) -> SamplingState | None:
-    """The state that a sequence begins with; None where its parameters need none.
+    """The state that a sequence begins with; None where its parameters need none. `always`: int32, tokens that are
+    never drawn.
 
     Raises RequestError where `min_tokens` leaves no token to draw, for breakers or a grammar without a tokenizer, and
     for a grammar that is known to be wrong.
     """
-    banned = breakers = constraint = None
+    always = always if always is not None and len(always) else None
+    banned, breakers, constraint = always, None, None
     if params.min_tokens:
-        banned = np.array(sorted({*eos_token_ids, *params.stop_token_ids}), np.int32)
+        never = () if always is None else always.tolist()
+        banned = np.array(sorted({*eos_token_ids, *params.stop_token_ids, *never}), np.int32)
         if len(banned) >= vocab_size:
             raise RequestError("min_tokens leaves no token: every one is an EOS or among stop_token_ids", "min_tokens")
     if "dry" in params.active_samplers and params.dry_sequence_breakers:
@@ -68,4 +74,4 @@ def sampling_state(
         constraint = Constraint(grammars.find(params.grammar), grammars.vocab_size)
     if banned is None and breakers is None and constraint is None and not params.mirostat:
         return None
-    return SamplingState(banned, breakers, constraint, float(np.float32(2 * params.mirostat_tau)))
+    return SamplingState(banned, breakers, constraint, float(np.float32(2 * params.mirostat_tau)), always)

@@ -19,8 +19,8 @@ from ckdist.program.routing import Routing
 GATING = {"softmax": 1, "sigmoid": 2}  # expert_gating_func; 0: as the architecture has it
 
 
-def sizes(header: GgufHeader) -> Sizes:
-    """The sizes of a decoder whose layers are alike. ModelFileError for a wrong one."""
+def sizes(header: GgufHeader, epsilon: str = "attention.layer_norm_rms_epsilon") -> Sizes:
+    """The sizes of a model whose layers are alike; `epsilon`: of its norms. ModelFileError for a wrong one."""
     f = header.fields
     hidden_size = f.integer("embedding_length", high=limits.MAX_WIDTH)
     num_heads = per_layer(f, "attention.head_count", limits.MAX_HEADS)
@@ -38,7 +38,7 @@ def sizes(header: GgufHeader) -> Sizes:
         head_dim=head_dim(f, hidden_size, num_heads),
         vocab_size=embedding[1],
         max_position=f.integer("context_length", high=limits.MAX_POSITION),
-        norm_eps=f.number("attention.layer_norm_rms_epsilon", high=1.0),
+        norm_eps=f.number(epsilon, high=1.0),
     )
 
 

@@ -271,7 +271,8 @@ class ModelSpec:
     embeddings of positions; "": none. `scorer`: a cross-encoder's, which makes no other rows.
 
     `encoder`: what reads the prompt, with the decoder's embeddings of tokens and weights whose names begin with its
-    `root`; decoding begins with `start_tokens`. `output_bias`: the output projection has one.
+    `root`; decoding begins with `start_tokens`. `banned_tokens` are never drawn. `output_bias`: the output projection
+    has one.
     `balance_coefficient`: of the load-balancing loss of experts in training, 0: there is none.
     """
 
@@ -295,6 +296,7 @@ class ModelSpec:
     root: str = "model"
     encoder: "ModelSpec | None" = None
     start_tokens: tuple[int, ...] = ()
+    banned_tokens: tuple[int, ...] = ()
     output_bias: bool = False
     balance_coefficient: float = field(default=0.0, compare=False)
 

@@ -1,40 +1,36 @@
 """The compiled library, seen through its C headers in `api/`.
 
-The headers are the single source: cffi parses the same files that the C++ includes, so a signature cannot differ
-between the two sides, one wheel serves every Python, and no call holds the GIL. This module loads and checks; it
+The headers are the single source: the build has cffi read the same files that the C++ includes, so a signature cannot
+differ between the two sides, one wheel serves every Python, and no call holds the GIL. This module loads and checks; it
 computes nothing. The environment variable CKDIST_LIBRARY names another build of the library to load, as a sanitized
 one.
 """
 
+import importlib
 import os
 import pathlib
-import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-import cffi
 import numpy as np
 
 from ckdist import errors
 
 HERE = pathlib.Path(__file__).parent
 LIBRARY = pathlib.Path(os.environ.get("CKDIST_LIBRARY") or HERE / "libckdist.so")
-CData: TypeAlias = Any  # what cffi makes of the headers at load: no checker can see their functions and fields
-ffi: CData = cffi.FFI()
+CData: TypeAlias = Any  # what cffi makes of the headers: no checker can see their functions and fields
 
 
-def _load() -> CData:
-    """The library, its declarations read. NativeError where it is missing."""
-    if not LIBRARY.exists():
-        raise errors.NativeError(f"{LIBRARY} is missing: run `make setup`, or install ckdist with pip")
-    for header in sorted((HERE / "api").glob("*.h")):
-        text = re.sub(r"^\s*#.*$", "", header.read_text(), flags=re.MULTILINE)  # the guards, not the declarations
-        text = re.sub(r'extern "C" \{|^\}\s*// extern "C"$', "", text, flags=re.MULTILINE)
-        ffi.cdef(re.sub(r"\bCKDIST_EXPORT\s+", "", text))
-    return ffi.dlopen(str(LIBRARY))
+def _load() -> tuple[CData, CData]:
+    """The declarations that the build has read from the headers, and the library. NativeError where one is missing."""
+    for file in (LIBRARY, HERE / "declarations.py"):
+        if not file.exists():
+            raise errors.NativeError(f"{file} is missing: run `make setup`, or install ckdist with pip")
+    declared = importlib.import_module("ckdist.native.declarations").ffi
+    return declared, declared.dlopen(str(LIBRARY))
 
 
-lib: CData = _load()
+ffi, lib = _load()
 
 _ERRORS = {
     1: errors.NativeError,

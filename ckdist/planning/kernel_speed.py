@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ckdist import native
+from ckdist.planning.machine import PRODUCT_ROWS
 from ckdist.program.batch import BLOCK_TOKENS
 
 ROWS, COLS = 256, 2048  # of a matrix that stays in a core's caches
+MANY, LARGE_ROWS = 64, 3072  # rows of a product, from which on its matrix has so many
 POSITIONS, HEADS, HEAD_DIM, QUERIES = 512, 4, 128, 64  # of attention: heads of one kv-head, and tokens at the end
 FLOATS = 1 << 15  # of a row that is normed
 GATE = native.numbers("ckdist_gate", "ckdist_gate_")["silu"]
@@ -80,6 +82,12 @@ def product_rate(
     return out[0] / len(cpus)
 
 
+def product_rates(cpus: Sequence[int], number: int, seconds: float, repeats: int = 2) -> tuple[float, ...]:
+    """The same for each of PRODUCT_ROWS: of few rows with weights from caches, of many as a prompt has them."""
+    large = lambda rows: LARGE_ROWS if rows >= MANY else ROWS
+    return tuple(product_rate(cpus, number, rows, seconds, large(rows), repeats) for rows in PRODUCT_ROWS)
+
+
 def attention_rate(cpu: int, kind: str, seconds: float) -> float:
     """Operations per second of a CPU in both products of attention, with keys and values of a type."""
     seen = QUERIES * (POSITIONS - QUERIES / 2)
@@ -106,4 +114,4 @@ def call_seconds(cpu: int, work: Work, seconds: float) -> float:
     return found
 
 
-__all__ = ["attention_rate", "call_seconds", "elementwise_rate", "product_rate"]
+__all__ = ["attention_rate", "call_seconds", "elementwise_rate", "product_rate", "product_rates"]

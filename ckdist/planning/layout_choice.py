@@ -7,6 +7,7 @@ prompt. The way with the least geometric mean is chosen.
 """
 
 import math
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,16 +18,21 @@ from ckdist.config import EngineConfig
 from ckdist.errors import CkdistError, ConfigError
 from ckdist.planning.cluster import Cluster
 from ckdist.planning.cost import nominal
+from ckdist.planning.kernel_speed import attention_rate, elementwise_rate, product_rates
 from ckdist.planning.layouts import uneven
-from ckdist.planning.machine import FORMS, MachineSpec
+from ckdist.planning.machine import PRODUCT_ROWS, MachineSpec
 from ckdist.planning.predict import Predictor, Way
 from ckdist.topology import default_threads, place
-from ckdist.topology.arithmetic import ARITHMETIC, arithmetic_rate
 from ckdist.topology.bandwidth import read_bandwidth
+from ckdist.topology.binding import own_cpus
 from ckdist.weights.checkpoint import Checkpoint
+from ckdist.weights.dtypes import BY_NUMBER
+from ckdist.weights.loader import planned_type
 
 PROMPT, CONTEXT, SEQUENCES = 2048, 512, 8  # tokens of a prompt, and before those that are decoded; of these together
 READ_BYTES, READ_REPEATS = 64 << 20, 2  # per thread, of what is measured
+KERNEL_SECONDS = 0.005  # of one measurement of a kernel
+ROUNDS, ROUNDS_SECONDS = 4, 1.0  # of all measurements, at most; the best of each counts, for neighbours disturb some
 ACHIEVED_READ = 0.7  # of what is measured that products reach
 LEAST_PROMPT_TOKENS = 64  # of a stage's step
 
@@ -82,7 +88,7 @@ def choose_layout(world: World, config: EngineConfig, checkpoint: Checkpoint) ->
         return LayoutChoice(counts[0], f"{_named(counts[0])}: all ranks share memory")
     if differing := uneven(world):
         return LayoutChoice(counts[0], f"{_named(counts[0])}: nothing is predicted where {differing}")
-    machine = measured_machine(world, config)
+    machine = measured_machine(world, config, checkpoint)
     chosen = None
     if world.rank == 0:
         cluster = Cluster(machine, hosts, ranks=world.local_size)
@@ -113,28 +119,59 @@ def best_layout(checkpoint: Checkpoint, cluster: Cluster, config: EngineConfig, 
     )
 
 
-def measured_machine(world: World, config: EngineConfig) -> MachineSpec:
-    """What the slowest rank reads and computes while all do, and the link between hosts; a collective call."""
+def measured_machine(world: World, config: EngineConfig, checkpoint: Checkpoint) -> MachineSpec:
+    """What the slowest rank reads and computes while all do, by the kernels of the model's own types, and the link
+    between hosts; a collective call.
+    """
     threads = config.threads or default_threads(world)
-    cpus = place(world, threads).cpus
+    cpus = (place(world, threads).cpus or own_cpus())[:threads]
+    types = _matrix_types(checkpoint, config.quantize)
     world.gather(None)  # start together
-    read = read_bandwidth(threads, cpus, READ_REPEATS, READ_BYTES)
-    rates = [arithmetic_rate(threads, cpus, form) / threads for form in ARITHMETIC]
-    slowest = [min(each) for each in zip(*world.gather([read, *rates]), strict=True)]
+    rounds, end = [_measured_rates(cpus, types)], time.monotonic() + ROUNDS_SECONDS
+    while len(rounds) < ROUNDS and time.monotonic() < end:
+        rounds.append(_measured_rates(cpus, types))
+    own = [max(rates) for rates in zip(*rounds, strict=True)]
+    read, attention, elementwise, *products = (min(each) for each in zip(*world.gather(own), strict=True))
+    share = len(cpus) / threads  # of a core that a thread has
+    rows = len(PRODUCT_ROWS)
     link = measured_link(world, config.transport, config.comm_timeout)
-    arithmetic = dict(zip(FORMS, slowest[1:], strict=True))
     return replace(
         nominal(native.isa()),
         name="measured",
         cores=threads,
         nodes=world.local_size,
-        bandwidth=slowest[0],
+        bandwidth=read,
         achieved_bandwidth=ACHIEVED_READ,
-        core_bandwidth=slowest[0] / threads,
+        core_bandwidth=read / threads,
+        attention=share * attention,
+        elementwise=share * elementwise,
         link_seconds=link.seconds,
         link_rate=link.rate,
-        **arithmetic,
+        products={
+            BY_NUMBER[number].name: tuple(share * rate for rate in products[i * rows : (i + 1) * rows])
+            for i, number in enumerate(types)
+        },
     )
+
+
+def _matrix_types(checkpoint: Checkpoint, quantize: str | None) -> list[int]:
+    """The ggml numbers of the types in which the model's matrices are packed, ascending."""
+    matrices = ((name, source) for name, source in checkpoint.tensors.items() if len(source.shape) > 1)
+    return sorted({planned_type(name, source, quantize) for name, source in matrices})
+
+
+def _measured_rates(cpus: Sequence[int], types: Iterable[int]) -> list[float]:
+    """Bytes per second that the CPUs read together; of one the rates of attention, of elementwise work, and of products
+    with each type and number of rows.
+    """
+    found = [
+        read_bandwidth(len(cpus), cpus, READ_REPEATS, READ_BYTES),
+        attention_rate(cpus[0], "i16", KERNEL_SECONDS),
+        elementwise_rate(cpus[0], KERNEL_SECONDS),
+    ]
+    for number in types:
+        found += product_rates(cpus, number, KERNEL_SECONDS, 1)
+    return found
 
 
 def _forecasts(

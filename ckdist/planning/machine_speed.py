@@ -8,8 +8,8 @@ import dataclasses
 from collections.abc import Callable
 
 from ckdist import native
-from ckdist.planning.kernel_speed import COLS, ROWS, attention_rate, elementwise_rate, product_rate
-from ckdist.planning.machine import MEASURED, PRODUCT_ROWS, MachineSpec
+from ckdist.planning.kernel_speed import COLS, attention_rate, elementwise_rate, product_rate, product_rates
+from ckdist.planning.machine import MEASURED, MachineSpec
 from ckdist.planning.plan import SPINS
 from ckdist.topology import Machine
 from ckdist.topology.arithmetic import ARITHMETIC, arithmetic_rate
@@ -19,7 +19,6 @@ from ckdist.weights import dtypes
 SECONDS = 0.01  # of one measurement of a product, which is repeated
 STREAMED = "BF16", "Q8_0", "Q4_K"  # types whose products are also measured with weights from memory
 UNCERTAINTY = 0.15
-MANY, LARGE_ROWS = 64, 3072  # rows of a product, from which on its matrix has so many
 LEAST_STREAMED = 96 << 20  # bytes of a thread's weights that come from memory
 
 
@@ -39,7 +38,7 @@ def measure_machine(machine: Machine, tell: Callable[[str], object] = lambda _: 
     tell("arithmetic")
     f32, bf16, int8 = (arithmetic_rate(len(cpus), cpus, form) / len(cpus) for form in ARITHMETIC)
     tell("products")
-    products = {kind.name: _rates(cpus, kind.number) for kind in dtypes.KNOWN}
+    products = {kind.name: product_rates(cpus, kind.number, SECONDS) for kind in dtypes.KNOWN}
     tell("attention, norms and barriers")
     out = native.ffi.new("double *")
     pins = native.ffi.new("int32_t[]", cpus)
@@ -68,14 +67,6 @@ def measure_machine(machine: Machine, tell: Callable[[str], object] = lambda _: 
     )
     tell("products with weights from memory")
     return _with_overlap(spec, cpus)
-
-
-def _rates(cpus: list[int], number: int) -> tuple[float, ...]:
-    """Operations per second of one core, for each of PRODUCT_ROWS: of few rows with weights from its caches, of many as
-    a prompt has them.
-    """
-    large = lambda rows: LARGE_ROWS if rows >= MANY else ROWS
-    return tuple(product_rate(cpus, number, rows, SECONDS, large(rows), 2) for rows in PRODUCT_ROWS)
 
 
 def _with_overlap(spec: MachineSpec, cpus: list[int]) -> MachineSpec:

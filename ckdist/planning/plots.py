@@ -1,18 +1,16 @@
 """A plan as a picture: tokens per second over hosts, the roofline of one host with the model's steps, and the memory of
-the largest rank. matplotlib draws it (`pip install 'ckdist[plot]'`).
+the largest rank.
 """
 
 import dataclasses
-import importlib.util
 from collections.abc import Sequence
 from typing import Any
 
-from ckdist.errors import ConfigError
+from ckdist.figure import check_path, new_figure, save_figure
 from ckdist.planning.compare import Answer, Question, over_hosts
 from ckdist.planning.cost import PRODUCTS, StepShape
 from ckdist.planning.predict import Predictor, Way
 
-ENDINGS = (".svg", ".pdf", ".png")
 MOST_HOSTS = 64
 BATCHES = (1, 4, 16, 64, 256)
 PARTS = "weights", "cache", "states", "activations", "buffers", "process"
@@ -20,21 +18,13 @@ PARTS = "weights", "cache", "states", "activations", "buffers", "process"
 
 def draw(question: Question, found: Sequence[Answer], path: str) -> None:
     """Writes the picture. ConfigError without matplotlib, for another ending, or where the file cannot be written."""
-    if not path.endswith(ENDINGS):
-        raise ConfigError(f"--plot {path[:200]} must end with {', '.join(ENDINGS)}")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib, which is not installed: pip install 'ckdist[plot]'")
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(15, 4.5), layout="constrained")
+    check_path(path)  # before anything is predicted
+    figure = new_figure(15, 4.5)
     hosts, roofline, memory = figure.subplots(1, 3)
     _hosts(hosts, question)
     _roofline(roofline, question)
     _memory(memory, question, found)
-    try:
-        figure.savefig(path)
-    except OSError as error:
-        raise ConfigError(f"cannot write --plot {path}: {error.strerror or error}") from None
+    save_figure(figure, path)
 
 
 def _hosts(axes: Any, question: Question) -> None:

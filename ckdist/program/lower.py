@@ -18,7 +18,7 @@ experts rows go that have some there. The program is the same, and so are the bi
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ckdist import native
 from ckdist.errors import LayoutError
@@ -75,8 +75,8 @@ class Lowering:
         self.local_tokens = -(-max_tokens // len(self.peers))
         self.steps: list[Step] = []
         self.buffers: list[Buffer] = []
-        self.matrices: list[MatrixKey] = []
-        self.vectors: list[VectorKey] = []
+        self.matrices: Numbering[MatrixKey] = Numbering()
+        self.vectors: Numbering[VectorKey] = Numbering()
         self.graph = Graph(program)
         self.at: dict[str, ValueIndex] = {}
         self.same: dict[str, Value] = {}  # a value -> the one in whose place it stands
@@ -101,8 +101,8 @@ class Lowering:
         return Lowered(
             self.steps,
             self.buffers,
-            self.matrices,
-            self.vectors,
+            self.matrices.keys,
+            self.vectors.keys,
             arena_bytes,
             self.exchange_floats,
             self.attention,
@@ -256,11 +256,11 @@ class Lowering:
 
     def matrix(self, keys: list[MatrixKey]) -> Span:
         """Matrices that stand one after another."""
-        return Span(MatrixIndex(_consecutive(self.matrices, keys)), len(keys))
+        return Span(MatrixIndex(self.matrices.place(keys)), len(keys))
 
     def shard_vectors(self, w: Weight | None, shares: list[Range]) -> VectorIndex:
         """The first of a vector's shards; ABSENT where there is no vector."""
-        return VectorIndex(ABSENT if w is None else _consecutive(self.vectors, [(w.name, share) for share in shares]))
+        return VectorIndex(ABSENT if w is None else self.vectors.place([(w.name, share) for share in shares]))
 
     def held_vector(self, w: Weight) -> VectorIndex:
         """This rank's part of a vector as its memory has it, whatever the program's sharding."""
@@ -430,15 +430,24 @@ def _multiply(reader: Instr, value: Value) -> list[Weight]:
     return [w for w in weights if w is not None and len(w.dims) > 1] if value == reader.inputs[0] else []
 
 
-def _consecutive(known: list[Key], keys: list[Key]) -> int:
-    """Where `keys` stand one after another in `known`; they are added where they do not.
+class Numbering(Generic[Key]):
+    """Keys, numbered from 0."""
 
-    Only a single one is worth looking for.
-    """
-    if len(keys) == 1 and keys[0] in known:
-        return known.index(keys[0])
-    known += keys
-    return len(known) - len(keys)
+    def __init__(self) -> None:
+        self.keys: list[Key] = []
+        self._first: dict[Key, int] = {}
+
+    def place(self, keys: Sequence[Key]) -> int:
+        """The first of the numbers of `keys`, which follow one another. A single one that is there keeps its number;
+        others are added.
+        """
+        if len(keys) == 1 and keys[0] in self._first:
+            return self._first[keys[0]]
+        begin = len(self.keys)
+        for number, key in enumerate(keys, begin):
+            self._first.setdefault(key, number)
+        self.keys += keys
+        return begin
 
 
 def stored_dims(tokens: Program, tensors: Program) -> dict[Dim, Dim]:

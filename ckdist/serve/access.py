@@ -3,7 +3,7 @@
 import hmac
 import time
 
-from fastapi.responses import Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ckdist.serve.answer import problem_answer

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
 
-from fastapi.responses import Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from ckdist.serve.encoding import Turns, to_json, to_json_in_turns

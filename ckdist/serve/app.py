@@ -2,10 +2,10 @@
 
 from functools import partial
 
-from fastapi import FastAPI, Request
-from fastapi.responses import Response
+from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from ckdist.errors import CkdistError
@@ -34,14 +34,13 @@ def create_app(service: Service) -> Access:
     routes: list[BaseRoute] = [
         Route(path.name, partial(path.handle, service), methods=list(path.methods)) for path in paths
     ]
-    app = FastAPI(
-        title="ckdist", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False, routes=routes
-    )
+    app = Starlette(routes=routes)
+    app.router.redirect_slashes = False
     _add_error_answers(app)
     return Access(app, service.settings, service.metrics, PathNames(path.name for path in paths))
 
 
-def _add_error_answers(app: FastAPI) -> None:
+def _add_error_answers(app: Starlette) -> None:
     async def refuse(request: Request, error: Exception) -> Response:
         """An error of the tree as its answer, another as 500."""
         return problem_answer(Problem.of(error), request.url.path)

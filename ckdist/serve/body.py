@@ -2,7 +2,7 @@
 
 import asyncio
 
-from fastapi import Request
+from starlette.requests import Request
 
 from ckdist.serve.problems import Problem
 

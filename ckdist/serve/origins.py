@@ -10,7 +10,7 @@ import ipaddress
 import socket
 from urllib.parse import urlsplit
 
-from fastapi.responses import Response
+from starlette.responses import Response
 
 from ckdist.serve.problems import Problem
 

@@ -9,8 +9,8 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Protocol
 
-from fastapi import Request
-from fastapi.responses import Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from ckdist import __version__
 from ckdist.errors import EngineError

@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fastapi.responses import Response
+from starlette.responses import Response
 
 FOLDER = pathlib.Path(__file__).parent / "page"
 INDEX = "index.html"

@@ -1,33 +1,23 @@
 """A picture of a simulation: how long requests waited, and when."""
 
-import importlib
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from ckdist.errors import ConfigError, EngineError
+from ckdist.figure import new_figure, save_figure
 from ckdist.simulate.observed import FINISHED, Observed
 from ckdist.simulate.report import Objective, Rows
 
 PERIODS = 60  # of the axis of time
 
 
-def figure_class() -> Any:
-    """The Figure of matplotlib. ConfigError where it is not installed."""
-    try:
-        return importlib.import_module("matplotlib.figure").Figure
-    except ImportError:
-        raise ConfigError("--plot needs matplotlib: pip install 'ckdist[plot]'") from None
-
-
 def draw(seen: Observed, objective: Objective, path: str) -> None:
-    """Writes an SVG file: waits as parts of requests and of tokens, and the first token's over time.
+    """Writes a picture: waits as parts of requests and of tokens, and the first token's over time.
 
-    EngineError where the file cannot be written.
+    The errors of `ckdist.figure`.
     """
-    figure = figure_class()(figsize=(11, 4), layout="constrained")
+    figure = new_figure(11, 4)
     parts, times = figure.subplots(1, 2)
     rows = Rows.of(seen)
     finished = rows.how == FINISHED
@@ -48,14 +38,14 @@ def draw(seen: Observed, objective: Objective, path: str) -> None:
         if axes.lines:
             axes.legend()
     parts.set_xscale("log")
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_training(found: Mapping[str, Any], room: float, path: str) -> None:
-    """Writes an SVG file of `training_report`: a step's seconds, memory of a host with `room` bytes, and what weeks
-    went to. EngineError where the file cannot be written.
+    """Writes a picture of `training_report`: a step's seconds, memory of a host with `room` bytes, and what weeks
+    went to. The errors of `ckdist.figure`.
     """
-    figure = figure_class()(figsize=(12, 4), layout="constrained")
+    figure = new_figure(12, 4)
     axes = figure.subplots(1, 3)
     memory = {name: size / 2**30 for name, size in found["memory"].items()}
     weeks = {name: 100 * part for name, part in found["weeks"].items()}
@@ -66,7 +56,7 @@ def draw_training(found: Mapping[str, Any], room: float, path: str) -> None:
         one.set_xlabel(title)
         one.grid(alpha=0.3, axis="x")
     axes[1].axvline(room / 2**30, color="black", linestyle=":")
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def over_time(arrival: np.ndarray, waits: np.ndarray, part: float) -> tuple[list[float], list[float]]:
@@ -78,16 +68,4 @@ def over_time(arrival: np.ndarray, waits: np.ndarray, part: float) -> tuple[list
     return middles, [float(np.quantile(waits[period == number], part)) for number in used]
 
 
-def save(figure: Any, path: str) -> None:
-    """Writes a figure as SVG, whole or not at all. EngineError where that cannot be."""
-    target = pathlib.Path(path)
-    part = target.with_name(f".{target.name}.part")
-    try:
-        figure.savefig(part, format="svg")
-        part.replace(target)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise EngineError(f"--plot {path} cannot be written: {error.strerror}") from None
-
-
-__all__ = ["draw", "draw_training", "figure_class", "over_time", "save"]
+__all__ = ["draw", "draw_training", "over_time"]

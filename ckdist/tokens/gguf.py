@@ -202,7 +202,7 @@ def _word_piece(v: _Vocabulary) -> Tokenizer:
     backend.decoder = decoders.WordPiece(cleanup=False)
     _add_special(backend, v)
     pieces = [text_bytes(token if i in special else token.replace(SPACE, " ")) for i, token in enumerate(v.tokens)]
-    bos, end = v.token_id("bos_token_id", 101), v.token_id("seperator_token_id", 102)
+    bos, end = v.token_id("bos_token_id", v.token_id("cls_token_id", 101)), v.token_id("seperator_token_id", 102)
     return _finish(backend, v, pieces, bos, end, adds_bos=True, adds_eos=True, strips_prefix_space=True)
 
 

@@ -4,9 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ckdist.tokens.folder import load_tokenizer
-from ckdist.tokens.gguf import tokenizer_from_gguf
 from ckdist.tokens.tokenizer import Tokenizer
-from ckdist.weights.gguf import read_gguf
 
 
 def tokenizer_of(model: str | Path, overrides: Mapping[str, int | float | bool | str] | None = None) -> Tokenizer:
@@ -14,8 +12,9 @@ def tokenizer_of(model: str | Path, overrides: Mapping[str, int | float | bool |
 
     Raises ModelFileError where there is none that can be read.
     """
-    return (
-        load_tokenizer(model)
-        if Path(model).is_dir()
-        else tokenizer_from_gguf(read_gguf(Path(model), overrides).metadata)
-    )
+    if Path(model).is_dir():
+        return load_tokenizer(model)
+    from ckdist.tokens.gguf import tokenizer_from_gguf  # a process for a folder's tokenizer needs no numpy
+    from ckdist.weights.gguf import read_gguf
+
+    return tokenizer_from_gguf(read_gguf(Path(model), overrides).metadata)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ckdist.errors import ConfigError
+from ckdist.figure import new_figure, save_figure
 from ckdist.progress import ProgressBar
 
 log = logging.getLogger(__name__)
@@ -126,7 +127,7 @@ class Report:
     def _draw(self) -> None:
         """Draws the losses, where matplotlib is installed."""
         try:
-            figure = importlib.import_module("matplotlib.figure").Figure(figsize=(8, 5), layout="constrained")
+            figure = new_figure(8, 5)
         except ImportError:
             log.info("no picture of the loss: pip install 'ckdist[train]' for one; %s has the numbers", METRICS)
             return
@@ -148,11 +149,9 @@ class Report:
         if axes.lines:
             axes.legend()
         try:
-            figure.savefig(self.folder / f".{PICTURE}", format="svg")
-            (self.folder / f".{PICTURE}").replace(self.folder / PICTURE)
-        except OSError as error:
-            (self.folder / f".{PICTURE}").unlink(missing_ok=True)
-            log.warning("no picture of the loss: %s", error.strerror)
+            save_figure(figure, self.folder / PICTURE)
+        except ConfigError as error:
+            log.warning("%s", error)
 
 
 def _speed(r: StepReport) -> str:

@@ -19,6 +19,7 @@ from ckdist.models.registry import family, spec_from_config, spec_from_gguf
 from ckdist.models.spec import GatedDeltaNet, LatentAttention, ModelSpec, MoeFfn
 from ckdist.overrides import FLAG
 from ckdist.weights import dtypes
+from ckdist.weights.generation import with_generation_rules
 from ckdist.weights.gguf import MAGIC, GgufModel, read_gguf
 from ckdist.weights.json_file import read_json_object
 from ckdist.weights.published import join_tensors, quantization_config
@@ -194,7 +195,7 @@ def _open_folder(path: pathlib.Path) -> Checkpoint:
     config_path = path / "config.json"
     if not config_path.is_file():
         raise ModelFileError(f"{path} is not a model: it has no config.json; give a folder with one, or a GGUF file")
-    config = read_json_object(config_path)
+    config = with_generation_rules(read_json_object(config_path), path)
     spec = spec_from_config(config, str(config_path))
     tensors, joined = read_folder(path), []
     if quantization := quantization_config(config):

@@ -71,7 +71,7 @@ def test_a_training_is_planned(method, capsys):
         (["--machine", "absent.toml"], "cannot read absent.toml"),
         (["--threads", "64"], "more than the 16 cores of a node"),
         (["--type", "Q9"], "--type Q9 is not known"),
-        (["--plot", "plan.doc"], "must end with .svg"),
+        (["--plot", "plan.doc"], "a picture's file must end with .svg"),
         (["--hosts", "4096", "--machine", "xeon-6980p"], "a plan has from 1 to"),
     ],
 )

@@ -23,8 +23,8 @@ from ckdist.errors import ArchitectureError, ConfigError, EngineError, ModelFile
 from ckdist.models.decoder import weight_shapes
 from ckdist.models.registry import family as family_of
 from ckdist.models.registry import spec_from_config
-from ckdist.tokens import tokenizer_from_gguf
 from ckdist.tokens.folder import load_tokenizer
+from ckdist.tokens.gguf import tokenizer_from_gguf
 from ckdist.tokens.source import tokenizer_of
 from ckdist.tokens.to_gguf import PROBES, tokenizer_metadata
 from ckdist.weights.checkpoint import open_checkpoint

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 import ckdist
 from ckdist.engine.messages import PromptScores, pack_scores
 from ckdist.errors import EngineError
-from ckdist.tokens import load_tokenizer, tokenizer_from_gguf
+from ckdist.tokens import load_tokenizer
 from ckdist.tokens.confined import load_vocabulary
+from ckdist.tokens.gguf import tokenizer_from_gguf
 from ckdist.tokens.vocabulary import Vocabulary
 from tests.support.paths import GOLDEN as GOLDEN_FILES
 from tests.support.served import serving, wait_for

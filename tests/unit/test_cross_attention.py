@@ -1,6 +1,7 @@
 """The meaning of programs with an encoder, in numpy, against golden logits by transformers; and what is refused."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -66,3 +67,19 @@ def test_two_sentencepiece_files_are_no_tokenizer(tmp_path):
     (tmp_path / "source.spm").write_bytes(b"")
     with pytest.raises(ModelFileError, match=r"source\.spm.* no tokenizer\.json"):
         load_tokenizer(tmp_path)
+
+
+def test_what_decoding_begins_with_and_never_writes(tmp_path):
+    """generation_config.json stands over config.json, as for transformers."""
+    for name in ("bart", "marian"):
+        folder = tmp_path / name
+        shutil.copytree(FOLDER / name, folder)
+        rules = {"decoder_start_token_id": 7, "bad_words_ids": [[9], [4, 5]], "num_beams": 4}
+        rules |= {"forced_bos_token_id": 8} if name == "bart" else {}
+        (folder / "generation_config.json").write_text(json.dumps(rules))
+        spec = open_checkpoint(folder).spec
+        found = spec.start_tokens, spec.banned_tokens
+        assert found == (((7, 8), (9,)) if name == "bart" else ((7,), (1, 9)))  # padding is 1
+    (folder / "generation_config.json").write_text('{"bad_words_ids": [[91]]}')
+    with pytest.raises(ModelFileError, match="bad_words_ids is 91"):
+        open_checkpoint(folder)

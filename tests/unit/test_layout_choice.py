@@ -2,10 +2,13 @@
 
 import pytest
 
+from ckdist.comm.transports.link import Link
+from ckdist.comm.world import SingleWorld
 from ckdist.config import EngineConfig
+from ckdist.planning import layout_choice
 from ckdist.planning.cluster import Cluster, PlannedWorld
-from ckdist.planning.layout_choice import best_layout, choose_layout, stage_counts
-from ckdist.planning.machine import MachineSpec
+from ckdist.planning.layout_choice import best_layout, choose_layout, measured_machine, stage_counts
+from ckdist.planning.machine import PRODUCT_ROWS, MachineSpec
 from ckdist.weights.described import describe_config
 
 MODEL = {
@@ -50,3 +53,16 @@ def test_nothing_is_measured_where_there_is_no_choice():
     checkpoint = describe_config(MODEL, "config.json", "Q4_K")
     assert choose_layout(PlannedWorld(1, 4), config(), checkpoint).reason.endswith("all ranks share memory")
     assert choose_layout(PlannedWorld(2, 1), config(pipeline_parallel_size=2), checkpoint).stages == 2
+
+
+def test_products_are_measured_with_the_kernels_of_the_models_own_types(monkeypatch):
+    """Not by the peak of the arithmetic, which products with quantised weights do not come near."""
+    monkeypatch.setattr(layout_choice, "ROUNDS", 2)
+    monkeypatch.setattr(layout_choice, "measured_link", lambda *_: Link(1e-3, 12e6))
+    checkpoint = describe_config(MODEL, "config.json", "Q4_K")
+    machine = measured_machine(SingleWorld(), config(threads=1), checkpoint)
+    assert set(machine.products) == {"Q4_K", "Q8_0"} and machine.link == Link(1e-3, 12e6)
+    for rates in machine.products.values():
+        assert len(rates) == len(PRODUCT_ROWS) and min(rates) > 0
+    quantised = measured_machine(SingleWorld(), config(threads=1, quantize="q8_0"), describe_config(MODEL, "c", "BF16"))
+    assert set(quantised.products) == {"Q8_0"}

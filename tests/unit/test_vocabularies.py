@@ -13,7 +13,8 @@ import tokenizers
 from tokenizers import AddedToken, Regex, pre_tokenizers
 
 from ckdist.errors import ModelFileError
-from ckdist.tokens import load_tokenizer, tokenizer_from_gguf
+from ckdist.tokens import load_tokenizer
+from ckdist.tokens.gguf import tokenizer_from_gguf
 from ckdist.tokens.splits import SPLITS
 from tests.support.paths import GOLDEN as GOLDEN_FILES
 

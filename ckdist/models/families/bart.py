@@ -68,8 +68,17 @@ def model(f: Fields, outer: Fields, name: str, norm_first: bool, **positions: ob
         starts.append(f.integer("forced_bos_token_id", low=0, high=vocab - 1))
     return ModelSpec(
         *sizes(of(Stack("decoder", True))), from_config.tied(f, outer, True), **common,
-        encoder=encoder, start_tokens=tuple(starts), output_bias=True,
+        encoder=encoder, start_tokens=tuple(starts), banned_tokens=_banned(f, vocab), output_bias=True,
     )  # fmt: skip
+
+
+def _banned(f: Fields, vocab: int) -> tuple[int, ...]:
+    """The tokens that `bad_words_ids` bans alone. ModelFileError where that is no list of lists of tokens."""
+    words = f.values.get("bad_words_ids") or []
+    if not isinstance(words, list) or not all(isinstance(word, list) for word in words):
+        raise f.error("bad_words_ids", words, "a list of lists of token ids")
+    single = [Fields({"bad_words_ids": word[0]}, f.where, f.prefix) for word in words if len(word) == 1]
+    return tuple(sorted({one.integer("bad_words_ids", low=0, high=vocab - 1) for one in single}))
 
 
 def _attention(part: str, path: str) -> dict[str, str]:

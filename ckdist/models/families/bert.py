@@ -4,14 +4,17 @@ An encoder: every token sees all others. Norms stand behind each part, so that o
 one that the next layer begins with.
 """
 
+from dataclasses import replace
+
 from ckdist.errors import ArchitectureError, ModelFileError
-from ckdist.models import from_config
-from ckdist.models.families.family import Family, GgufForm, TensorNames
+from ckdist.models import from_config, from_gguf
+from ckdist.models.families.family import GGUF, Family, GgufForm, GgufHeader, TensorNames
 from ckdist.models.fields import Fields
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms, Scorer
 
 NAME = "bert"
 NORMS = Norms(replaces_stream=(True, True))
+RANK = 4  # pooling_type of a cross-encoder
 FUNCTIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu"}
 ROBERTA = ("roberta", "xlm-roberta", "camembert")  # whose positions begin behind the padding's id
 
@@ -57,17 +60,47 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     first = f.integer("pad_token_id", 1, low=0) + 1 if f.text("model_type", NAME) in ROBERTA else 0
     if n.max_position <= first:
         raise ModelFileError(f"{f.where}: {n.max_position} positions leave none behind the first {first}")
+    return replace(
+        model(n, function(f, "hidden_act", "gelu"), f.integer("type_vocab_size", 2, low=0)),
+        norm_eps=f.number("layer_norm_eps", 1e-12, high=1.0), max_position=n.max_position - first,
+        first_position=first, scorer=Scorer(sigmoid=takes_sigmoid(f)) if scores_pairs(f) else None,
+    )  # fmt: skip
+
+
+def model(n: from_config.Sizes, function: str, token_types: int) -> ModelSpec:
+    """A model of these sizes, with a row of the table of positions for each."""
     attention = Attention(
         n.num_heads, n.num_heads, n.head_dim, n.head_dim**-0.5, rope=None, qkv_bias=True, o_bias=True,
         bidirectional=True,
     )  # fmt: skip
-    ffn = DenseFfn(n.intermediate_size, function(f, "hidden_act", "gelu"), bias=True, gated=False)
-    return ModelSpec(
-        NAME, n.vocab_size, n.hidden_size, (LayerSpec(attention, ffn, NORMS),) * n.num_layers, {},
-        f.number("layer_norm_eps", 1e-12, high=1.0), n.max_position - first, norm="layer_bias",
-        positions=n.max_position, first_position=first, token_types=f.integer("type_vocab_size", 2, low=0),
-        scorer=Scorer(sigmoid=takes_sigmoid(f)) if scores_pairs(f) else None,
+    ffn = DenseFfn(n.intermediate_size, function, bias=True, gated=False)
+    layers = (LayerSpec(attention, ffn, NORMS),) * n.num_layers
+    return n.model(
+        NAME, layers, {}, False, norm="layer_bias", positions=n.max_position, token_types=token_types
     )  # fmt: skip
+
+
+def rows(header: GgufHeader, name: str) -> int:
+    """Of a table of a GGUF file; 0 where it has none."""
+    dims = header.dims.get(f"{name}.weight", ())
+    return dims[1] if len(dims) > 1 else len(dims)
+
+
+def gguf_sizes(header: GgufHeader) -> from_config.Sizes:
+    """The sizes in a GGUF file. ModelFileError for a cross-encoder and for a decoder."""
+    f = header.fields
+    if f.integer("pooling_type", 0, low=-1) == RANK:
+        raise f.error("pooling_type", RANK, "0 to 3: cross-encoders are read from folders of safetensors")
+    if f.flag("attention.causal"):
+        raise f.error("attention.causal", True, "false: of BERT encoders alone are read")
+    return from_gguf.sizes(header, "attention.layer_norm_epsilon")
+
+
+def from_gguf_header(header: GgufHeader) -> ModelSpec:
+    """From a GGUF file, where RoBERTa's rows of positions before the first are cut off."""
+    n, positions = gguf_sizes(header), rows(header, "position_embd")
+    spec = model(n, "gelu", rows(header, "token_types"))
+    return replace(spec, positions=positions, max_position=min(n.max_position, positions))
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
@@ -100,6 +133,18 @@ NAMES = TensorNames(
     next_layer={"output.LayerNorm": "input_layernorm"},
     outer="bert.",
 )
+GGUF_TOP = {
+    "token_embd": "model.embed_tokens",
+    "position_embd": "model.embed_positions",
+    "token_types": "model.embed_types",
+    "token_embd_norm": "model.layers.0.input_layernorm",
+}
+GGUF_NAMES = replace(
+    GGUF,
+    top=GGUF_TOP,
+    layer={**GGUF.layer, "attn_output_norm": "post_attention_layernorm"},
+    next_layer={"layer_output_norm": "input_layernorm"},
+)
 # heads of other tasks, and what the forward makes for itself
 IGNORED = (r"(bert\.)?pooler\..+", r"(bert\.)?embeddings\.position_ids", r"(cls|classifier|lm_head)\..+")
 FAMILY = Family(
@@ -108,9 +153,9 @@ FAMILY = Family(
     model_types=(NAME,),
     gguf=NAME,
     from_config=config,
-    from_gguf=None,
+    from_gguf=from_gguf_header,
     to_gguf=export,
     safetensors=NAMES,
-    gguf_names=NAMES,
+    gguf_names=GGUF_NAMES,
     ignored=IGNORED,
 )

@@ -1,5 +1,5 @@
 """Marian (Junczys-Dowmunt et al. 2018, arXiv:1804.00344), of which the translators of OPUS are: BART with sines and
-cosines for positions, and embeddings without a norm.
+cosines for positions, and embeddings without a norm. Its padding, with which decoding begins, is never drawn.
 """
 
 from dataclasses import replace
@@ -23,7 +23,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     hidden = f.integer("d_model", high=limits.MAX_WIDTH)
     waves = RopeSpec((THETA ** (-np.arange(0, hidden, 2) / hidden)).astype(np.float32), theta=THETA)
     spec = bart.model(f, outer, NAME, norm_first=False, waves="global", ropes={"global": waves})
-    return replace(spec, start_tokens=spec.start_tokens[:1])
+    pad = f.integer("pad_token_id", spec.start_tokens[0], low=0, high=spec.vocab_size - 1)
+    return replace(spec, start_tokens=spec.start_tokens[:1], banned_tokens=tuple(sorted({*spec.banned_tokens, pad})))
 
 
 FAMILY = replace(

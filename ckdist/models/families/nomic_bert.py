@@ -1,8 +1,10 @@
 """Nomic Embed (Nussbaum et al. 2024, arXiv:2402.01613): BERT with rotated positions and gated feed-forwards."""
 
-from ckdist.models import from_config
+from dataclasses import replace
+
+from ckdist.models import from_config, from_gguf
 from ckdist.models.families import bert
-from ckdist.models.families.family import Family, TensorNames
+from ckdist.models.families.family import Family, GgufHeader, TensorNames
 from ckdist.models.fields import Fields
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
 
@@ -49,6 +51,17 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     )  # fmt: skip
 
 
+def from_gguf_header(header: GgufHeader) -> ModelSpec:
+    """From a GGUF file."""
+    n = bert.gguf_sizes(header)
+    attention = Attention(n.num_heads, n.num_heads, n.head_dim, n.head_dim**-0.5, bidirectional=True)
+    layers = (LayerSpec(attention, DenseFfn(n.intermediate_size), bert.NORMS),) * n.num_layers
+    ropes = {"global": from_gguf.rotation(header, n, 1000.0)}
+    return n.model(
+        NAME, layers, ropes, False, norm="layer_bias", token_types=bert.rows(header, "token_types")
+    )  # fmt: skip
+
+
 PROJECTIONS = tuple(f"self_attn.{part}_proj" for part in "qkv")
 KEPT = (*PROJECTIONS, "self_attn.o_proj", "post_attention_layernorm", "mlp.up_proj", "mlp.gate_proj", "mlp.down_proj")
 NAMES = TensorNames(  # those of the model's own code, and those of transformers
@@ -73,15 +86,16 @@ NAMES = TensorNames(  # those of the model's own code, and those of transformers
     next_layer={"norm2": "input_layernorm", "post_mlp_layernorm": "input_layernorm"},
     outer="bert.",
 )
+GGUF_NAMES = replace(bert.GGUF_NAMES, layer={**bert.GGUF_NAMES.layer, "attn_qkv": PROJECTIONS})
 FAMILY = Family(
     name=NAME,
     architectures=("NomicBertModel",),
     model_types=(NAME,),
     gguf="nomic-bert",
     from_config=config,
-    from_gguf=None,
+    from_gguf=from_gguf_header,
     to_gguf=bert.export,
     safetensors=NAMES,
-    gguf_names=NAMES,
+    gguf_names=GGUF_NAMES,
     ignored=bert.IGNORED,
 )

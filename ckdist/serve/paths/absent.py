@@ -2,8 +2,8 @@
 501.
 """
 
-from fastapi import Request
-from fastapi.responses import Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from ckdist.serve.paths.path import Path
 from ckdist.serve.problems import Problem

@@ -1,7 +1,7 @@
 """Anthropic's API. Errors on its paths have its shape (`Problem.body_for`)."""
 
-from fastapi import Request
-from fastapi.responses import Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from ckdist.serve.answer import LongAnswer
 from ckdist.serve.anthropic_answer import AnthropicAnswer

@@ -1,7 +1,7 @@
 """Texts as vectors, and texts compared by them: OpenAI's, llama-server's, Jina's and vLLM's paths."""
 
-from fastapi import Request
-from fastapi.responses import Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from ckdist.serve.answer import LongAnswer
 from ckdist.serve.embedding_answer import embeddings, llama_embeddings, ranking, scores

@@ -1,7 +1,7 @@
 """llama-server's own API: completion, its settings, its slots, its adapters."""
 
-from fastapi import Request
-from fastapi.responses import Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from ckdist import __version__
 from ckdist.engine.sampling import SamplingParams

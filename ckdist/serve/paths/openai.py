@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from fastapi import Request
-from fastapi.responses import Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from ckdist.serve.answer import json_answer
 from ckdist.serve.chat import ChatAnswer

@@ -1,7 +1,7 @@
 """The web page (`--no-webui` leaves it out), to which no key is asked: it holds no secret."""
 
-from fastapi import Request
-from fastapi.responses import Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from ckdist.serve.paths.path import Path
 from ckdist.serve.problems import Problem

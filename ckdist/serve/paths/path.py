@@ -3,8 +3,8 @@
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
-from fastapi import Request
-from fastapi.responses import Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from ckdist.serve.service import Service
 

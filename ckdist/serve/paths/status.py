@@ -1,8 +1,8 @@
 """How the server is: for load balancers, dashboards, and clients that look before they ask."""
 
-from fastapi import Request
-from fastapi.responses import Response
 from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
 
 from ckdist import __version__
 from ckdist.serve.answer import EventStream, json_answer

@@ -1,7 +1,7 @@
 """Text to tokens and back, and chats to text: paths that llama-server and vLLM share, which need no engine."""
 
-from fastapi import Request
-from fastapi.responses import Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from ckdist.serve.answer import LongAnswer
 from ckdist.serve.encoding import to_json

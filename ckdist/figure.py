@@ -1,0 +1,44 @@
+"""Pictures of numbers, as matplotlib draws them (`pip install 'ckdist[plot]'`)."""
+
+import importlib
+import importlib.util
+import logging
+import os
+import pathlib
+from typing import Any
+
+from ckdist.errors import ConfigError
+
+ENDINGS = (".svg", ".pdf", ".png")
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty Figure of so many inches. ImportError where matplotlib is not installed."""
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it tells of its cache of fonts
+    return importlib.import_module("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
+
+
+def check_path(path: str | os.PathLike[str]) -> None:
+    """ConfigError for a path whose ending names no format of a picture, and where matplotlib is not installed."""
+    if not str(path).endswith(ENDINGS):
+        raise ConfigError(f"a picture's file must end with {', '.join(ENDINGS)}, and is {str(path)[:200]!r}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("a picture needs matplotlib, which is not installed: pip install 'ckdist[plot]'")
+
+
+def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
+    """Writes a figure, whole or not at all, as the ending says. The errors of `check_path`, and ConfigError
+    where the file cannot be written.
+    """
+    check_path(path)
+    target = pathlib.Path(path)
+    part = target.with_name(f".part.{target.name}")
+    try:
+        figure.savefig(part)
+        part.replace(target)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise ConfigError(f"the picture {target} cannot be written: {error.strerror or error}") from None
+
+
+__all__ = ["ENDINGS", "check_path", "new_figure", "save_figure"]
