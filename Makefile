@@ -117,7 +117,10 @@ ASAN_TESTS := tests/fuzz/test_native_fuzz.py tests/models/test_gguf.py tests/mod
 	tests/kernels/test_sampler.py tests/kernels/test_sampler_steps.py tests/unit/test_engine_sampling.py \
 	tests/ranks/test_replay.py tests/kernels/test_copy_engine.py tests/kernels/test_pack.py \
 	tests/kernels/test_quantize.py \
-	tests/ranks/test_repack.py tests/ranks/test_token.py
+	tests/ranks/test_repack.py tests/ranks/test_token.py \
+	tests/kernels/test_native_training.py tests/kernels/test_expert_training.py tests/kernels/test_optimizer.py \
+	tests/kernels/test_fold.py tests/unit/test_cross_attention.py tests/models/test_states.py \
+	tests/models/test_latent_reuse.py tests/ranks/test_dispatch.py tests/ranks/test_stages.py
 test-asan: setup
 	@$(CMAKE) -S . -B build/asan -DCKDIST_SANITIZE=address,undefined >/dev/null
 	@$(BIN)/cmake --build build/asan --parallel $(JOBS)

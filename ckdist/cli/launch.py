@@ -5,9 +5,11 @@ import pathlib
 
 from ckdist.config import LaunchCommand
 from ckdist.errors import ConfigError
+from ckdist.launcher.children import Children
 from ckdist.launcher.hosts import Host, parse_hosts, place_ranks, read_hostfile
 from ckdist.launcher.job import Job
 from ckdist.launcher.output import Output
+from ckdist.launcher.ray_hosts import RayHosts
 from ckdist.launcher.supervisor import Policy, Supervisor
 
 
@@ -32,10 +34,20 @@ def forwarded(names: tuple[str, ...]) -> dict[str, str]:
     return result
 
 
-def run(command: LaunchCommand) -> int:
-    """Runs the job; its exit code."""
-    hosts = hosts_of(command)
+def supervised(
+    command: LaunchCommand, hosts: tuple[Host, ...], agent: str | None, children: Children | None = None
+) -> int:
+    """Runs the job on these hosts; its exit code."""
     size = sum(map(len, place_ranks(command.ranks, hosts).values()))
     job = Job(command.command, size, str(pathlib.Path.cwd()), forwarded(command.env))
     policy = Policy(command.restarts, command.min_ranks, command.stop_timeout)
-    return Supervisor(job, hosts, policy, Output(not command.no_prefix), command.agent).run()
+    return Supervisor(job, hosts, policy, Output(not command.no_prefix), agent, children).run()
+
+
+def run(command: LaunchCommand) -> int:
+    """Runs the job; its exit code."""
+    if command.on is None:
+        return supervised(command, hosts_of(command), command.agent)
+    children = Children()
+    with RayHosts(children, command.ranks) as nodes:
+        return supervised(command, nodes.hosts, nodes.agent, children)

@@ -25,6 +25,12 @@ class LaunchCommand:
         metavar="TEMPLATE",
         help="what runs a command on a host, as 'ssh {host} {command}'; without {command} its words follow as they are",
     )
+    on: str | None = option(
+        None,
+        "--on",
+        choices=("ray",),
+        help="take the hosts from a cluster: of ray whole nodes, as many as ranks at most",
+    )
     env: tuple[str, ...] = option(
         (),
         "-x",
@@ -71,3 +77,5 @@ class LaunchCommand:
             raise ConfigError("which command? ckdist launch -n 2 ckdist serve")
         if self.hosts is not None and self.hostfile is not None:
             raise ConfigError(f"--hosts ({self.hosts}) and --hostfile ({self.hostfile}) both name hosts: give one")
+        if self.on is not None and (self.hosts or self.hostfile or self.agent):
+            raise ConfigError(f"--on {self.on} takes hosts from there: leave --hosts, --hostfile and --agent out")

@@ -280,7 +280,7 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
         anew = measure and stages is None
         choice = choose_prefill(config, world, executable, costs, key, loader.held, anew, why)
     if executable.dispatching:
-        executable.dispatch_from = choose_dispatch(world, spec, loader, plan, traced.link)
+        executable.dispatch_from = choose_dispatch(world, len(set(group.hosts)), spec, loader, plan, traced.link)
     if world.rank == 0 and world.size > 1:
         log.debug("prefill: %s", choice.reason)
         log.debug("%s", choice.details)
@@ -306,13 +306,15 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
     )
 
 
-def choose_dispatch(world: World, spec: ModelSpec, loader: ShardLoader, plan: Plan, link: Link) -> int:
-    """From how many tokens in a step on rows go to the hosts that have their experts. A collective call."""
+def choose_dispatch(world: World, hosts: int, spec: ModelSpec, loader: ShardLoader, plan: Plan, link: Link) -> int:
+    """From how many tokens in a step on rows go to those of a stage's `hosts` that have their experts. A collective
+    call.
+    """
     names = [name for name in loader.checkpoint.tensors if is_expert(name)]
     number = native.lib.ckdist_activation_format(native.ffi.NULL, packed_type(loader, names[0]))
     each = native.check(native.lib.ckdist_activation_bytes(number, spec.hidden_size)) / spec.hidden_size
     direct_bytes = world.broadcast(load_thresholds().transport_direct_bytes)
-    found = dispatch_from(spec, len(set(world.hosts)), link, plan.cache.max_tokens, direct_bytes, each)
+    found = dispatch_from(spec, hosts, link, plan.cache.max_tokens, direct_bytes, each)
     if world.rank == 0:
         how = (
             "are summed over all hosts in every step" if found is None else f"are sent from {found} tokens in a step on"

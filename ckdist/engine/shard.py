@@ -11,7 +11,6 @@ from ckdist.errors import ConfigError
 from ckdist.layout import Dim
 from ckdist.mesh import Mesh
 from ckdist.models.blocks.moe import is_expert
-from ckdist.planning.layouts import can_dispatch
 from ckdist.planning.memory import WeightBytes
 from ckdist.planning.plan import Plan, make_plan, step_tokens
 from ckdist.program.executable import ExecutionPlan
@@ -84,7 +83,7 @@ def plan_and_open(traced: Traced, loader: ShardLoader, config: EngineConfig, wor
         return ExecutionPlan(steps, addresses, [shards.vector(*key) for key in steps.vectors])
 
     plans = [plan_of(one) for one in (program, token_program) if one is not None]
-    if traced.rank.stage.count == 1 and can_dispatch(world, traced.layouts[0]):
+    if traced.dispatches:
         stored = None if token_program is None else stored_dims(token_program, program)
         by_host = lower_for(loader, token_program or program, mesh, max_tokens, stored, host_rows=True)
         plans.append(over_the_weights_of(plans[-1], by_host))

@@ -21,7 +21,7 @@ from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward, hidden_forward, main_forward
 from ckdist.models.spec import ModelSpec
 from ckdist.planning.layout_choice import choose_layout
-from ckdist.planning.layouts import NOMINAL_LINK, layouts_for, places_experts
+from ckdist.planning.layouts import NOMINAL_LINK, can_dispatch, layouts_for, places_experts
 from ckdist.planning.plan import Plan
 from ckdist.planning.stages import StageRank, check_stages, divide_layers, exchange_line, stage_lines
 from ckdist.program.executable import StageRanks
@@ -40,8 +40,9 @@ ARENA_BYTES = 64 << 20  # of the communicator's shared memory: the replay's buff
 @dataclass(frozen=True)
 class Traced:
     """This rank's part of a model as programs: decode's, and prefill's where that shards tokens; `layouts`: of prefill,
-    of decode, mesh. `link`: between hosts. `hidden_programs`: those that make hidden states in place of logits, by
-    layout; none of an encoder, of which all do, and where there are several stages.
+    of decode, mesh. `link`: between hosts. `dispatches`: rows may go to the hosts of their experts. `hidden_programs`:
+    those that make hidden states in place of logits, by layout; none of an encoder, of which all do, and where there
+    are several stages.
     """
 
     checkpoint: Checkpoint
@@ -51,6 +52,7 @@ class Traced:
     program: Program
     token_program: Program | None
     link: Link
+    dispatches: bool
     hidden_programs: list[Program]
 
     @property
@@ -101,7 +103,7 @@ def trace_stage(
 ) -> Traced:
     """The programs of this rank's stage; a collective call. CommError where ranks of a stage have different ones."""
     spec, stage = checkpoint.spec, rank.stage
-    placed = config.experts != "tensor" and stage.count == 1 and places_experts(world, spec)
+    placed = config.experts != "tensor" and all(world.gather(places_experts(rank.world, spec)))
     link = measured_link(world, config.transport, config.comm_timeout) if placed else NOMINAL_LINK
     prefill, decode, mesh = layouts_for(config, rank.world, spec, link)
     # every stage has the same plans; what an encoder has read is cached by heads
@@ -116,7 +118,16 @@ def trace_stage(
     agree(rank.world, "program", program.digest())
     hidden = layouts if stage.count == 1 and spec.generates else []
     hidden_programs = [trace(hidden_forward(spec), spec, layout, mesh, tracer) for layout in hidden]
-    return Traced(checkpoint, rank, (prefill, decode, mesh), adapter, program, by_token, link, hidden_programs)
+    layouts, dispatches = (prefill, decode, mesh), dispatch_alike(world, rank, prefill)
+    return Traced(checkpoint, rank, layouts, adapter, program, by_token, link, dispatches, hidden_programs)
+
+
+def dispatch_alike(world: World, rank: StageRank, prefill: Layout) -> bool:
+    """Whether every stage can send rows to the hosts of their experts, and shares rows out among as many hosts: ranks
+    of one place in their stages then have the same rows. A collective call.
+    """
+    hosts = len(set(rank.world.hosts)) if can_dispatch(rank.world, prefill) else 0
+    return set(world.gather(hosts)) == {hosts} != {0}
 
 
 def open_communicators(

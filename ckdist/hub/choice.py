@@ -18,6 +18,7 @@ FOLDER_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
     "tokenizer.model",
+    "tiktoken.model",
     "vocab.json",
     "merges.txt",
 )

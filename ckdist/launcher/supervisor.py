@@ -34,10 +34,19 @@ class Policy:
 
 
 class Supervisor:
-    """Runs `job` over `hosts`, whose agents the template `agent` starts; None: ssh, and nothing for this host."""
+    """Runs `job` over `hosts`, whose agents the template `agent` starts; None: ssh, and nothing for this host.
+
+    `children`: the processes that the caller has started already; others are taken to be left behind by ranks.
+    """
 
     def __init__(
-        self, job: Job, hosts: Sequence[Host], policy: Policy, output: Output, agent: str | None = None
+        self,
+        job: Job,
+        hosts: Sequence[Host],
+        policy: Policy,
+        output: Output,
+        agent: str | None = None,
+        children: Children | None = None,
     ) -> None:
         """ConfigError for what the user can mend."""
         self._job, self._policy, self._output = job, policy, output
@@ -48,7 +57,7 @@ class Supervisor:
         }
         if policy.min_ranks is not None and policy.min_ranks > job.size:
             raise ConfigError(f"--min-ranks ({policy.min_ranks}) is more than the {job.size} ranks of the job")
-        self._loop, self._children = EventLoop(), Children()
+        self._loop, self._children = EventLoop(), children or Children()
         self._attempt: Attempt | None = None
         self._stopped = False
 

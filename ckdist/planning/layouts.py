@@ -77,8 +77,7 @@ def _placement(config: EngineConfig, world: "World", spec: ModelSpec, link: Link
         return ExpertPlacement(config.experts == "expert", f"{named[config.experts]}, as --experts says")
     rows = min(config.ubatch_size, config.batch_size)
     direct_bytes = Thresholds().transport_direct_bytes
-    dispatches = config.pipeline_parallel_size == 1 and _are_alike(world)
-    return choose_placement(spec, world.size, len(set(world.hosts)), link, rows, direct_bytes, dispatches)
+    return choose_placement(spec, world.size, len(set(world.hosts)), link, rows, direct_bytes, _are_alike(world))
 
 
 def _mesh_of_hosts(world: "World") -> Mesh:

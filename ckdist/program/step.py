@@ -1,5 +1,5 @@
-"""A step: what the executor runs between two barriers. Its kind is a struct of native/api/steps.h, with the fields'
-names.
+"""A step: what the executor runs between two barriers. Its kind is a struct of native/api/steps_inference.h or
+steps_training.h, with the fields' names.
 """
 
 from collections.abc import Iterator, Mapping

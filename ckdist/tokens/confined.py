@@ -19,6 +19,7 @@ from typing import IO
 import msgpack
 
 from ckdist.errors import EngineError, ModelFileError
+from ckdist.tokens.folder import RANKS, tokenizer_file
 from ckdist.tokens.limits import Limits
 from ckdist.tokens.probe import REMEDY
 from ckdist.tokens.source import tokenizer_of
@@ -31,12 +32,12 @@ MAX_RESULT = MAX_PIECES_BYTES + (64 << 20)
 
 
 def loading_limits(model: str | Path) -> Limits:
-    """By the size of tokenizer.json; published ones, of 2 to 33 MB, need a fifth of it. A GGUF file says nothing of its
-    vocabulary's size.
+    """By the size of tokenizer.json; published ones, of 2 to 33 MB, need a fifth of it. A line of tiktoken.model stands
+    for eight times as much. A GGUF file says nothing of its vocabulary's size.
     """
-    path = Path(model) / "tokenizer.json"
+    path = tokenizer_file(Path(model))
     try:
-        size = path.stat().st_size
+        size = path.stat().st_size * (8 if path.name == RANKS else 1)
     except OSError:
         size = 64 << 20
     return Limits(cpu=10 + 0.4e-6 * size, memory=(1 << 30) + 8 * size)

@@ -1,8 +1,9 @@
-"""The tokenizer of a Hugging Face folder: `tokenizer.json`, and around it the files that hold its BOS, EOS and chat
-rules.
+"""The tokenizer of a Hugging Face folder: `tokenizer.json` or `tiktoken.model`, and around it the files that hold its
+BOS, EOS and chat rules.
 """
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from ckdist.tokens.pieces import (
     text_bytes,
     wordpiece_bytes,
 )
+from ckdist.tokens.tiktoken import MAX_RANKS_BYTES, backend_of_ranks, split_of_type
 from ckdist.tokens.tokenizer import Tokenizer
 
+RANKS = "tiktoken.model"  # tiktoken's own form, of Kimi-K2
 MAX_TOKENIZER_BYTES = 256 << 20
 MAX_CONFIG_BYTES = 32 << 20
 MAX_TEMPLATE_BYTES = 1 << 20
@@ -34,9 +37,9 @@ ENDS_OF_MESSAGES = ("<|return|>", "<|call|>")
 def load_tokenizer(path: str | Path) -> Tokenizer:
     """The tokenizer in the folder `path` (or beside, where `path` is a file of that folder).
 
-    Reads tokenizer.json, and where they exist tokenizer_config.json, config.json, generation_config.json,
-    chat_template.jinja and additional_chat_templates/. Raises ModelFileError, one line, for what is missing, too large
-    or not what it should be.
+    Reads tokenizer.json, or where there is none tiktoken.model, and where they exist tokenizer_config.json,
+    config.json, generation_config.json, chat_template.jinja and additional_chat_templates/. Raises ModelFileError, one
+    line, for what is missing, too large or not what it should be.
     """
     folder = Path(path)
     folder = folder if folder.is_dir() else folder.parent
@@ -45,9 +48,15 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
             f"{folder} has SentencePiece files for two languages (source.spm, target.spm) and no tokenizer.json, which "
             "is what is read: convert it with transformers"
         )
-    backend = _read_backend(folder / "tokenizer.json")
     config = _read_json(folder / "tokenizer_config.json")
     model, generation = _read_json(folder / "config.json"), _read_json(folder / "generation_config.json")
+    source = tokenizer_file(folder)
+    if source.name == RANKS:
+        split = split_of_type(model.get("model_type"), source)
+        ranks = _read_bytes(source, MAX_RANKS_BYTES)
+        backend = _guarded(source, lambda: backend_of_ranks(ranks, source, split, config.get("added_tokens_decoder")))
+    else:
+        backend = _read_backend(source)
 
     named = {name: _token_text(config.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
     bos = _first_id(backend, named["bos_token"], generation.get("bos_token_id"), model.get("bos_token_id"))
@@ -60,7 +69,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     prefix = _with(prefix, bos, _rule(config, "add_bos_token"), at_end=False)
     suffix = _with(suffix, _first_id(backend, named["eos_token"]), _rule(config, "add_eos_token"), at_end=True)
 
-    pieces, strips = _pieces(backend, folder / "tokenizer.json")
+    pieces, strips = _pieces(backend, source)
     added = backend.get_added_tokens_decoder()
     templates = _chat_templates(folder, config)
     return Tokenizer(
@@ -91,18 +100,28 @@ def _read_bytes(path: Path, limit: int) -> bytes:
         raise ModelFileError(f"{path} cannot be read: {error.strerror}; point to a folder that holds it") from None
 
 
+def tokenizer_file(folder: Path) -> Path:
+    """The file of `folder` that holds the vocabulary: tokenizer.json, unless there is tiktoken.model alone."""
+    whole = folder / "tokenizer.json"
+    return folder / RANKS if not whole.is_file() and (folder / RANKS).is_file() else whole
+
+
 def _read_backend(path: Path) -> tokenizers.Tokenizer:
     data = _read_bytes(path, MAX_TOKENIZER_BYTES)
+    backend = _guarded(path, lambda: tokenizers.Tokenizer.from_buffer(data))
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _guarded(path: Path, make: Callable[[], tokenizers.Tokenizer]) -> tokenizers.Tokenizer:
     try:
-        backend = tokenizers.Tokenizer.from_buffer(data)
-        backend.no_truncation()
-        backend.no_padding()
-        return backend
-    except (KeyboardInterrupt, SystemExit):
+        return make()
+    except (ModelFileError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic in the library is a BaseException
         raise ModelFileError(
-            f"{path} is not a tokenizer: {_one_line(error)}; fetch the model's own tokenizer.json"
+            f"{path} is not a tokenizer: {_one_line(error)}; fetch the model's own {path.name}"
         ) from None
 
 

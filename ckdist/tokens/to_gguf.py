@@ -101,20 +101,30 @@ def _scores(tokens: list[str], merges: list[str]) -> list[float]:
 
 
 def _split_name(tokenizer: Tokenizer, metadata: dict[str, object], whole_words: bool, folder: Path) -> str:
-    """The first name under which the metadata gives the tokenizer's ids; those that treat whole words alike are
-    tried first.
+    """The first name under which the metadata gives the tokenizer's ids; those that split by the same patterns are
+    tried first, then those that treat whole words alike.
     """
     names = {}
     for name, split in SPLITS.items():
         if not split.visible_space:
             names.setdefault(split, name)
-    for _, name in sorted(names.items(), key=lambda item: item[0].whole_words != whole_words):
+    patterns = _patterns(tokenizer)
+    unlike = lambda split: (split.patterns != patterns, split.whole_words != whole_words)
+    for _, name in sorted(names.items(), key=lambda item: unlike(item[0])):
         if _agree(tokenizer, metadata | {"tokenizer.ggml.pre": name}):
             return name
     raise ModelFileError(
         f"{folder / 'tokenizer.json'} splits text in a way that GGUF has no name for; "
         f"known: {', '.join(names.values())}"
     )
+
+
+def _patterns(tokenizer: Tokenizer) -> tuple[str, ...]:
+    """The regular expressions by which a text is split, in their order."""
+    own = tokenizer.backend.pre_tokenizer
+    state = json.loads(own.__getstate__()) if own is not None else {}
+    patterns = [step.get("pattern") for step in state.get("pretokenizers", [state])]
+    return tuple(pattern["Regex"] for pattern in patterns if isinstance(pattern, dict) and "Regex" in pattern)
 
 
 def _agree(tokenizer: Tokenizer, metadata: dict[str, object]) -> bool:

@@ -11,6 +11,7 @@ from ckdist.tokens.tool_format import ToolFormat
 ANSWER = "answer"  # the name of another grammar, that an answer without calls follows
 MAX_CALLS = 16  # of one answer
 ID = "/[a-zA-Z0-9]{9}/"  # of a call, as Mistral's templates want them
+NUMBER = "/(0|[1-9][0-9]{0,3})/"  # of a call, as Kimi writes it behind the tool's name
 SPACE = "/\\s{0,3}/"  # before a call without a mark; it is of one terminal with that, so that no text is read instead
 
 Schemas = Mapping[str, dict[str, Any]]  # of the parameters of each tool
@@ -27,7 +28,10 @@ class ToolGrammar:
         """One call, or more where `parallel`. `thought_end`: reasoning up to this mark comes first. `or_answer`: the
         grammar named ANSWER may be followed instead.
         """
-        rules = self._rules_of_calls(schemas, parallel, self.form.section_begin + self.form.call_begin)
+        first = self.form.section_begin + self.form.call_begin
+        if thought_end is not None:  # white space behind reasoning is that before the first mark
+            first = first.lstrip(" \n")
+        rules = self._rules_of_calls(schemas, parallel, first)
         return with_thought(f"(calls | @{ANSWER})" if or_answer else "calls", rules, thought_end, self._literal)
 
     def lark_in_text(self, schemas: Schemas, parallel: bool, think: tuple[str, str] | None, in_thought: bool) -> str:
@@ -66,9 +70,11 @@ class ToolGrammar:
             rules.append(f"BEGIN_{index}: {'' if marked else SPACE} {quoted(before)}")
             body = f"BEGIN_{index} {self._json(schema, name)} {self._parts('}' + form.call_end)}"
         else:
-            shown = f"functions.{name}:0" if form.kind == "kimi" else name
             id = f" {ID} {self._literal(form.id_end)}" if form.id_end else ""
-            body = f"{self._parts(shown + form.middle)}{id} {self._json(schema, name)} {self._parts(form.call_end)}"
+            shown = self._parts(name + form.middle)
+            if form.kind == "kimi":
+                shown = f"{self._parts(f'functions.{name}:')} {NUMBER} {self._parts(form.middle)}"
+            body = f"{shown}{id} {self._json(schema, name)} {self._parts(form.call_end)}"
         rules.append(f"{rule}: {body}")
         return rule
 

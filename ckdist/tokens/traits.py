@@ -23,6 +23,7 @@ USER, ASSISTANT, SYSTEM, RESULT, KEY, VALUE, TOOL = (
     "valueprobe",
     "toolprobe",
 )
+CALLED, ID = "calledprobe", "call00001"
 TOOLS = [
     {
         "type": "function",
@@ -36,7 +37,7 @@ class Traits:
     """What reaches the prompt: a `system` message, a `developer` message under that name, content as `text` and as a
     list of `parts`, `tool_calls` of an assistant, `tool_results`. `object_arguments`: tool calls are written right with
     arguments as an object, not as JSON text. Beside tool calls content may be null (`null_content`) or empty text
-    (`empty_content`).
+    (`empty_content`). `ids_name_tools`: a call is written by its id alone, in which Kimi's models have the tool's name.
     """
 
     system: bool = True
@@ -48,6 +49,7 @@ class Traits:
     object_arguments: bool = False
     null_content: bool = False
     empty_content: bool = True
+    ids_name_tools: bool = False
 
 
 def find_traits(render: Callable[[list[Message], list[Any] | None], str | None], source: str) -> Traits:
@@ -68,18 +70,19 @@ def find_traits(render: Callable[[list[Message], list[Any] | None], str | None],
         [{"role": "developer", "content": system_text}, user(content)]
     )
 
-    def with_tools(arguments: object, call_content: object) -> str:
+    def with_tools(arguments: object, call_content: object, name: str = TOOL) -> str:
         """The prompt of a chat in which a tool is called."""
-        calls = [{"id": "call00001", "type": "function", "function": {"name": TOOL, "arguments": arguments}}]
+        calls = [{"id": ID, "type": "function", "function": {"name": name, "arguments": arguments}}]
         history = [
             user(content),
             {"role": "assistant", "content": call_content, "tool_calls": calls},
-            {"role": "tool", "content": RESULT, "tool_call_id": "call00001", "name": TOOL},
+            {"role": "tool", "content": RESULT, "tool_call_id": ID, "name": TOOL},
             {"role": "assistant", "content": ASSISTANT},
             user(content),
         ]
         return render(history, TOOLS) or render(history, None) or ""
 
+    by_id = [with_tools(arguments, "", CALLED) for arguments in ({KEY: VALUE}, f'{{"{KEY}": "{VALUE}"}}')]
     # By the content beside the calls, which some templates want null: may arguments be an object, or JSON text?
     taken = {}
     for empty in ("", None):
@@ -103,6 +106,7 @@ def find_traits(render: Callable[[list[Message], list[Any] | None], str | None],
         object_arguments=taken[""][0] or (taken[None][0] and not taken[""][1]),
         null_content=any(taken[None][:2]),
         empty_content=any(taken[""][:2]) or not any(taken[None][:2]),
+        ids_name_tools=any(ID in prompt and KEY in prompt and CALLED not in prompt for prompt in by_id),
     )
 
 
@@ -118,6 +122,7 @@ def adapt(messages: Sequence[Mapping[str, object]], traits: Traits) -> list[Mess
     adapted = [
         _with_calls({**message, "content": _content(message.get("content"), traits)}, traits) for message in messages
     ]
+    adapted = _with_named_ids(adapted) if traits.ids_name_tools else adapted
     adapted = _without_developer(adapted) if not traits.developer else adapted
     adapted = _without_results(adapted, traits) if not traits.tool_results else adapted
     return _without_system(adapted) if not traits.system else adapted
@@ -160,6 +165,24 @@ def _written(call: Mapping[str, Any]) -> str:
         keys = HERMES.name_key, HERMES.arguments_key
         function = {key: function[key] for key in keys if key in function} or function
     return f"{HERMES.call_begin}{json.dumps(function, ensure_ascii=False)}{HERMES.call_end}"
+
+
+def _with_named_ids(messages: list[Message]) -> list[Message]:
+    """Ids of calls that other servers or clients have made, as Kimi's models write them: functions.NAME:NUMBER."""
+    result, renamed, count = list[Message](), dict[str, str](), 0
+    for message in messages:
+        calls = []
+        for call in message.get("tool_calls") or ():
+            function = call.get("function")
+            name = function.get("name") if isinstance(function, Mapping) else None
+            begin, id = f"functions.{name}:", str(call.get("id"))
+            renamed[id] = id if id.startswith(begin) else f"{begin}{count}"
+            calls.append({**call, "id": renamed[id]})
+            count += 1
+        answered = renamed.get(str(message.get("tool_call_id")))
+        more = {"tool_calls": calls} if calls else {"tool_call_id": answered} if answered else {}
+        result.append({**message, **more})
+    return result
 
 
 def _with_arguments(call: Mapping[str, Any], as_object: bool) -> Mapping[str, Any]:

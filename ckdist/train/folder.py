@@ -20,7 +20,7 @@ from ckdist.weights.safetensors_writer import TensorToWrite, as_stored, write_sa
 _TYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "tokenizer.model", "vocab.json", "merges.txt",
+    "tokenizer.model", "tiktoken.model", "vocab.json", "merges.txt",
     "chat_template.jinja", "generation_config.json",
 )  # fmt: skip
 

@@ -22,7 +22,7 @@ from ckdist.train.loss_program import LossProgram
 from ckdist.train.ranks import TrainingRanks
 from ckdist.weights.handles import MatrixHandle
 
-_KINDS = native.numbers("ckdist_step_kind", "ckdist_step_")
+_KINDS = native.numbers("ckdist_training_step_kind", "ckdist_step_")
 # Kinds of steps that read matrices as they lie.
 READERS = ("lookup", "grouped_experts", "grouped_experts_grad", "latent_keys", "latent_keys_grad")
 

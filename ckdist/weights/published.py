@@ -109,7 +109,7 @@ def join_tensors(
         elif name.endswith(".weight") and tensor.dtype == "F8_E4M3":
             found = _float8(name, tensor, stored, quantization)
         elif name.endswith(".weight_packed"):
-            found = _int4(name.removesuffix("_packed"), tensor, stored)
+            found = _int4(name.removesuffix("_packed"), tensor, stored, quantization)
         else:
             found = None
         if found:
@@ -193,7 +193,9 @@ def _block_size(quantization: Mapping[str, Any], codes: StoredTensor) -> tuple[i
     return size[0], size[1]
 
 
-def _int4(name: str, codes: StoredTensor, stored: Mapping[str, StoredTensor]) -> Joined:
+def _int4(
+    name: str, codes: StoredTensor, stored: Mapping[str, StoredTensor], quantization: Mapping[str, Any]
+) -> Joined:
     """A matrix of four bits, eight of them in 32, with scales of groups of columns."""
     part = _part(stored, f"{name}_scale", codes, _FLOATS)
     stated = _part(stored, f"{name}_shape", codes, ("I64", "I32"))
@@ -213,6 +215,7 @@ def _int4(name: str, codes: StoredTensor, stored: Mapping[str, StoredTensor]) ->
     group = cols // groups if groups and cols % groups == 0 else 0
     if len(part.shape) != 2 or part.shape[0] != rows or not group or group % 32:
         raise _fail_shape(part, codes, f"({rows}, {cols} / group) with groups of a multiple of 32")
+    _check_group(part, group, cols, quantization)
     parts = [codes, part, stated]
     if zeros is not None:
         zeros = _part(stored, zeros.name, codes, ("I32", "U32"))
@@ -223,6 +226,17 @@ def _int4(name: str, codes: StoredTensor, stored: Mapping[str, StoredTensor]) ->
     zero_places = ((zeros.file, zeros.offset),) if zeros else ()
     scales = Scales("nibbles", FORMS[part.dtype], 1, each, part.shape, ((part.file, part.offset),), zero_places)
     return JoinedTensor(name, _int4_type(scales), (rows, cols), codes, scales), *parts
+
+
+def _check_group(part: StoredTensor, group: int, cols: int, quantization: Mapping[str, Any]) -> None:
+    """ModelFileError where no group of modules in config.json has a scale for so many columns."""
+    sizes = [modules["weights"].get("group_size") for modules in quantization["config_groups"].values()]
+    if not any(size == group or (size in (None, -1) and group == cols) for size in sizes):
+        stated = " or ".join(str(size)[:20] for size in sizes)
+        raise ModelFileError(
+            f"{part.file}: tensor {part.name!r} has scales of {group} columns, but group_size is {stated} in "
+            "config.json: one of the two files is damaged or another model's; fetch both again"
+        )
 
 
 def _int4_type(scales: Scales) -> dtypes.TensorType:

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from ckdist.cli import capabilities as tried
+from ckdist.cli import node_speed
 from ckdist.cli.doctor import measure, remote_penalty, speed_lines, text_of
 from ckdist.cli.node_speed import GEMM_TYPES, measurements, multiply_on, node_cpus
 from ckdist.topology import read_machine, this_machine
@@ -139,6 +140,24 @@ class TestMeasuring:
 
     def test_no_time_no_measurement(self):
         assert list(measurements(this_machine(), -1.0)) == []
+
+    @pytest.mark.parametrize("pass_seconds", [0.1, 20.0], ids=["quick products", "slow products"])
+    def test_products_leave_time_for_reads_across_nodes(self, pass_seconds, monkeypatch, tmp_path):
+        machine = read_machine(LAYOUTS["two sockets"][0].write(tmp_path), {})
+        clock = [0.0]
+
+        def spend(seconds: float) -> float:
+            clock[0] += seconds
+            return 1e9
+
+        monkeypatch.setattr(node_speed.time, "monotonic", lambda: clock[0])
+        monkeypatch.setattr(node_speed, "read_node", lambda *_: spend(0.2))
+        product = lambda cpus, number, tokens, seconds, repeats=3: spend(repeats * max(seconds, pass_seconds))
+        monkeypatch.setattr(node_speed, "product_rate", product)
+        rows = list(measurements(machine, 3.0 if pass_seconds < 1 else 60.0))
+        reads = [(row["node"], row["memory"]) for row in rows if row["what"] == "read"]
+        assert reads == [(0, 0), (1, 1), (0, 1), (1, 0)]
+        assert len(rows) - len(reads) == (6 if pass_seconds < 1 else 2)
 
     def test_is_ended(self):
         began = time.monotonic()

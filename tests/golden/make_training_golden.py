@@ -14,6 +14,8 @@ tests/golden/training holds
                    batch 0 is added, times its coefficient and the number of targets
                    balance    float64 (): that loss
                    coefficient float64 ()
+    FAMILY_bf16.npz  loss and gradients with products in bfloat16 (autocast: weights, sums and norms are float32), of a batch of its own
+                   (token_ids, targets, starts), in which no token's choice of experts is near another one
     optimizer.json AdamW's numbers; no decay of norms and biases
 Every sequence goes through the model alone, so that packing is not part of the reference. In float32 PyTorch's own gradients are up to
 1.4e-5 (relative) from these, which would be all that a test allows; angles of rotations alone are float32, as the models define them.
@@ -34,6 +36,8 @@ FAMILIES = ["llama2", "llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3",
 EXPERTS = ["mixtral", "qwen3moe", "deepseek_v3", "gptoss"]
 FAMILIES += EXPERTS
 BALANCED = {"mixtral": 0.02, "qwen3moe": 0.3}  # coefficient of the load-balancing loss
+# Routers' logits are 0.08 from those of float32 at most where products are in bfloat16.
+CLEAR, CLEAR_LENGTHS = 0.25, [9, 1, 12, 5, 10, 8, 11, 8]
 FUSED = {"self_attn.qkv_proj": ("q_proj", "k_proj", "v_proj"), "mlp.gate_up_proj": ("gate_proj", "up_proj")}
 GOLDEN = Path(__file__).parent
 OUT = GOLDEN / "training"
@@ -162,6 +166,38 @@ def write_balanced(family: str, batches) -> None:
     np.savez_compressed(OUT / f"{family}_balanced.npz", **golden)
 
 
+def clear_batch(model) -> dict[str, np.ndarray]:
+    """Sequences in which every layer's last chosen expert is clearly before the first one that is not chosen."""
+    rng, found, used = np.random.default_rng(9), [], model.config.num_experts_per_tok
+    for length in CLEAR_LENGTHS:
+        ids = []
+        while len(ids) < length:  # what follows a token changes nothing for it
+            tried = torch.tensor([[*ids, rng.integers(3, SMALLEST_VOCAB)]])
+            with torch.no_grad():
+                layers = model(tried, use_cache=False, output_router_logits=True).router_logits
+            best = torch.stack([logits[-1] for logits in layers]).sort(dim=-1, descending=True).values
+            if (best[:, used - 1] - best[:, used]).min() > CLEAR:
+                ids = tried[0].tolist()
+        found.append(np.array(ids, np.int32))
+    ids, starts = np.concatenate(found), np.cumsum([0, *CLEAR_LENGTHS]).astype(np.int32)
+    targets = np.roll(ids, -1)
+    targets[starts[1:] - 1] = -1
+    return {"token_ids": ids, "targets": targets, "starts": starts}
+
+
+def write_bfloat16(family: str) -> None:
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    model = AutoModelForCausalLM.from_pretrained(GOLDEN / family, dtype=torch.float32, **eager).eval()
+    batch, total = clear_batch(model), 0.0
+    for begin, end in zip(batch["starts"][:-1], batch["starts"][1:]):
+        ids, targets = (torch.from_numpy(batch[name][begin:end]).long() for name in ("token_ids", "targets"))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            logits = model(ids[None], use_cache=False).logits[0]
+        total = total + torch.nn.functional.cross_entropy(logits.float(), targets, ignore_index=-1, reduction="sum")
+    total.backward()
+    np.savez_compressed(OUT / f"{family}_bf16.npz", loss=total.item(), **batch, **gradients(model))
+
+
 def write_family(family: str, batches) -> None:
     model = in_float64(family)
     loss = loss_sum(model, batches, 0)
@@ -198,6 +234,7 @@ def main() -> None:
         write_family(family, batches)
         if family in BALANCED:
             write_balanced(family, batches)
+            write_bfloat16(family)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,17 @@ from ckdist.program.training_tracer import trace_loss
 from ckdist.train.batch import PackedBatch
 from ckdist.train.loss_program import trainable
 from ckdist.train.reference import ReferenceExecutable
-from tests.support.golden_training import FLOAT32_ERROR, AdamW, batches, golden, gradient_errors, model, split
+from tests.support.golden_training import (
+    FLOAT32_ERROR,
+    GRADIENT_ERROR,
+    LOSS_ERROR,
+    AdamW,
+    batches,
+    golden,
+    gradient_errors,
+    model,
+    split,
+)
 from tests.support.specs import spec as small_spec
 from tests.support.specs import weights_of
 from tests.support.thread_ranks import run_threads
@@ -36,6 +46,31 @@ def test_gradients_of_pytorch(family, recompute):
     errors = gradient_errors(expected, dict(e.gradients))
     assert max(errors.values()) < FLOAT32_ERROR.get(family, 1e-5), errors
     e.close()
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("family", ["mixtral", "qwen3moe"])
+def test_gradients_of_pytorch_in_bfloat16(family, tp):
+    """Products in bfloat16 on both sides, within the bounds of dense models. No choice of experts is near another."""
+    (spec, weights), expected = model(family), golden(f"{family}_bf16")
+    batch = PackedBatch(*(expected[name] for name in ("token_ids", "targets", "starts")))
+
+    def body(world):
+        communicator = open_communicator(world, arena_bytes=1 << 26, timeout=60)
+        e = executable(
+            spec, 64, weights.__getitem__, dtype="bfloat16", pool=ThreadPool(2), communicator=communicator, tp=tp
+        )
+        assert e.forward_backward(batch) == pytest.approx(expected["loss"], rel=LOSS_ERROR["bfloat16"])
+        found = {name: gradient.copy() for name, gradient in e.gradients.items()}
+        communicator.barrier()
+        e.close()
+        return found
+
+    alike = lambda name: tp == 1 or ".mlp.gate." in name or "layernorm" in name  # the others are sharded
+    kept = {name: value for name, value in expected.items() if "/" in name and alike(name.partition("/")[2])}
+    for gradients in run_threads(tp, body):
+        errors = gradient_errors(kept, {name: g for name, g in gradients.items() if alike(name)})
+        assert max(errors.values()) < GRADIENT_ERROR["bfloat16"], errors
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from ckdist.config import EngineConfig
 from ckdist.engine.launch import load_model
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ModelFileError
-from ckdist.models.decoder import weight_shapes
 from ckdist.models.families import gptoss
 from ckdist.models.registry import spec_from_config
 from ckdist.weights.checkpoint import open_checkpoint
@@ -22,6 +21,7 @@ from ckdist.weights.dequantize import read_rows, read_tensor
 from tests.support.byte_vocabulary import byte_vocabulary
 from tests.support.llama_cpp_peer import load_peer
 from tests.support.paths import GOLDEN
+from tests.support.published import write_stacks
 from tests.support.situations import driven
 from tests.support.thread_ranks import run_threads
 
@@ -88,47 +88,14 @@ def test_what_does_not_fit(tmp_path, change, config, message):
     assert "\n" not in str(error.value) and re.match(str(tmp_path), str(error.value))
 
 
-SIZES = {
-    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "vocab_size": 300, "hidden_size": 64,
-    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
-    "sliding_window": 20, "num_local_experts": 3, "num_experts_per_tok": 3, "max_position_embeddings": 512,
-}  # fmt: skip
 IDS = np.arange(40) * 7 % 290 + 4
-MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
-
-
-def fp4(rng, rows, columns):
-    """Blocks and scales of three matrices as they are published, and their values, (matrices, rows, columns)."""
-    blocks = rng.integers(0, 256, (3, rows, columns // 32, 16), np.uint8)
-    scales = rng.integers(121, 125, (3, rows, columns // 32), np.uint8)
-    magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-    values = np.concatenate([magnitudes, -magnitudes])[
-        np.stack([blocks & 15, blocks >> 4], -1).reshape(3, rows, -1, 32)
-    ]
-    values = values * 2.0 ** (scales.astype(int)[..., None] - 127)
-    return blocks, scales, values.reshape(3, rows, columns).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
     """A folder with experts in MXFP4, and one with their values as floats."""
-    rng, folder = np.random.default_rng(3), tmp_path_factory.mktemp("gptoss")
-    shapes = weight_shapes(spec_from_config(SIZES, "config"))
-    plain = {
-        name.replace(".mlp.gate.", ".mlp.router."): (rng.standard_normal(shape) * 0.25).astype(np.float32)
-        for name, shape in shapes.items() if ".experts." not in name
-    }  # fmt: skip
-    packed = dict(plain)
-    for layer in range(2):
-        for name, rows, columns in (("gate_up_proj", 192, 64), ("down_proj", 64, 96)):
-            path = EXPERTS.format(layer) + name
-            packed[path + "_blocks"], packed[path + "_scales"], values = fp4(rng, rows, columns)
-            plain[path] = np.ascontiguousarray(values.swapaxes(1, 2))
-            plain[path + "_bias"] = packed[path + "_bias"] = rng.standard_normal((3, rows)).astype(np.float32)
-    for name, tensors, more in (("packed", packed, MXFP4), ("plain", plain, {})):
-        (folder / name).mkdir()
-        save_file(tensors, folder / name / "model.safetensors")
-        (folder / name / "config.json").write_text(json.dumps(SIZES | more))
+    folder = tmp_path_factory.mktemp("gptoss")
+    write_stacks(folder)
     return folder
 
 
@@ -148,13 +115,13 @@ def logits_of(path, world=None, **more) -> np.ndarray:
 
 
 def test_blocks_mean_their_values(published):
-    packed, plain = (open_checkpoint(published / name) for name in ("packed", "plain"))
+    packed, plain = (open_checkpoint(published / name) for name in ("quantised", "plain"))
     for name, source in packed.tensors.items():
         np.testing.assert_array_equal(read_tensor(source), read_tensor(plain.tensors[name]), err_msg=name)
-    logits, expected = logits_of(published / "packed"), logits_of(published / "plain")
+    logits, expected = logits_of(published / "quantised"), logits_of(published / "plain")
     assert np.abs(logits - expected).max() < 0.02 * np.abs(expected).max()  # activations of 8 bits
-    np.testing.assert_array_equal(logits, logits_of(published / "packed", repack="off"))
-    for name in ("packed", "plain"):
+    np.testing.assert_array_equal(logits, logits_of(published / "quantised", repack="off"))
+    for name in ("quantised", "plain"):
         quantised = logits_of(published / name, quantize="q8_0")
         assert np.sqrt(np.mean((quantised - expected) ** 2)) < 0.05 * np.sqrt(np.mean(expected**2))
 
@@ -164,9 +131,9 @@ def test_blocks_mean_their_values(published):
 )
 def test_blocks_on_several_ranks(published, hosts, experts):
     """96 columns of down are three blocks, which five ranks cannot share."""
-    one = logits_of(published / "packed")
+    one = logits_of(published / "quantised")
     run = lambda world: logits_of(
-        published / "packed", world, experts=experts, transport="auto" if "b" not in hosts else "tcp"
+        published / "quantised", world, experts=experts, transport="auto" if "b" not in hosts else "tcp"
     )
     found = run_threads(list(hosts), run)[0]
     assert np.abs(found - one).max() < 1e-4 * np.abs(one).max()
@@ -176,11 +143,11 @@ def test_blocks_stay_as_they_are_in_gguf(published, tmp_path, monkeypatch):
     monkeypatch.setattr("ckdist.cli.export.tokenizer_metadata", byte_vocabulary)
     monkeypatch.setattr("ckdist.cli.export.CHUNK_FLOATS", 640)  # ten rows of gate and up, six of down
     path = tmp_path / "m.gguf"
-    export_gguf(str(published / "packed"), str(path), "f32")
-    before, after = open_checkpoint(published / "packed"), open_checkpoint(path)
+    export_gguf(str(published / "quantised"), str(path), "f32")
+    before, after = open_checkpoint(published / "quantised"), open_checkpoint(path)
     for name, source in before.tensors.items():
         np.testing.assert_array_equal(read_tensor(after.tensors[name]), read_tensor(source), err_msg=name)
-    np.testing.assert_array_equal(logits_of(path), logits_of(published / "packed"))
+    np.testing.assert_array_equal(logits_of(path), logits_of(published / "quantised"))
     gguf = pytest.importorskip("gguf")
     reader = gguf.GGUFReader(path)
     assert reader.fields["general.architecture"].contents() == "gpt-oss"
@@ -210,7 +177,7 @@ def test_blocks_stay_as_they_are_in_gguf(published, tmp_path, monkeypatch):
 )
 def test_damaged_blocks(published, tmp_path, monkeypatch, change, message):
     monkeypatch.setattr("ckdist.cli.export.tokenizer_metadata", lambda *_: {})
-    tensors = load_file(published / "packed" / "model.safetensors")
+    tensors = load_file(published / "quantised" / "model.safetensors")
     for part, shape in change.items():
         old = tensors.pop(GATE_UP + part)
         if shape == "255":
@@ -218,7 +185,7 @@ def test_damaged_blocks(published, tmp_path, monkeypatch, change, message):
         elif shape:
             tensors[GATE_UP + part] = np.full(shape, 121, np.uint8)
     save_file(tensors, tmp_path / "model.safetensors")
-    shutil.copyfile(published / "packed" / "config.json", tmp_path / "config.json")
+    shutil.copyfile(published / "quantised" / "config.json", tmp_path / "config.json")
     with pytest.raises(ModelFileError, match=message) as error:
         export_gguf(str(tmp_path), str(tmp_path / "m.gguf"), "f32")
     assert "\n" not in str(error.value)

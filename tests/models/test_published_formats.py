@@ -25,13 +25,28 @@ from ckdist.weights.published import join_tensors
 from ckdist.weights.safetensors import read_safetensors
 from tests.models.test_loader import unpacked
 from tests.support.checkpoints import WEIGHT, checkpoint_of
+from tests.support.mutations import changes, mutated
 from tests.support.paths import GOLDEN
-from tests.support.published import CONFIG, FORMS, MIXTURE, write_latent, write_published, write_tensors
+from tests.support.published import (
+    CONFIG,
+    FORMS,
+    MIXTURE,
+    packed,
+    write_latent,
+    write_published,
+    write_stacks,
+    write_tensors,
+)
 from tests.support.situations import driven
 from tests.support.thread_ranks import run_threads
 
 FILES = sorted((GOLDEN / "formats").glob("*.safetensors"))
-METHODS = {"fp8": FORMS["fp8-block"], "int4": FORMS["int4-32"], "mxfp4": {"quant_method": "mxfp4"}}
+METHODS = {
+    **dict.fromkeys(("fp8-block", "fp8-matrix", "fp8-row"), FORMS["fp8-block"]),
+    **{f"int4-{size}": packed(group_size=size) for size in (32, 128)},
+    "int4-row": packed(strategy="channel"),
+    "mxfp4": {"quant_method": "mxfp4"},
+}
 VALUES = json.loads((GOLDEN / "formats" / "values.json").read_text())
 
 
@@ -42,7 +57,7 @@ def digest(values: np.ndarray) -> str:
 
 def sources(path) -> list[TensorSource]:
     """Each matrix of a golden file."""
-    (joined,), rest = join_tensors(read_safetensors(path), METHODS[path.stem.split("-")[0]], str(path))
+    (joined,), rest = join_tensors(read_safetensors(path), METHODS["-".join(path.stem.split("-")[:2])], str(path))
     assert not rest
     rows, cols = joined.shape[-2:]
     each = joined.scales.code_bytes(rows * cols)
@@ -57,7 +72,7 @@ def sources(path) -> list[TensorSource]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_values_are_those_of_the_packages_that_define_them(path):
-    found, packed = [], []
+    found, loaded = [], []
     for source in sources(path):
         found.append(read_tensor(source))
         np.testing.assert_array_equal(read_rows(source, 17, 39), found[-1][17:39])
@@ -66,9 +81,9 @@ def test_values_are_those_of_the_packages_that_define_them(path):
         part = loader.add_matrix(WEIGHT, [(9, 40), (2, 3)], (128, source.shape[1]))
         loader.load(progress=False)
         loader.check()
-        packed.append(unpacked(handle))
+        loaded.append(unpacked(handle))
         np.testing.assert_array_equal(unpacked(part), np.concatenate([found[-1][9:40], found[-1][2:3]])[:, 128:])
-    assert digest(np.array(found)) == digest(np.array(packed)) == VALUES[path.stem]
+    assert digest(np.array(found)) == digest(np.array(loaded)) == VALUES[path.stem]
 
 
 def logits(folder, world=None, **more) -> np.ndarray:
@@ -131,6 +146,12 @@ print(largest() - before)
         assert np.linalg.norm(a - b) < 6e-3 * np.linalg.norm(a)
 
 
+def stored(path) -> dict:
+    """Name to dtype, shape and contents of the tensors of a file."""
+    held = path.read_bytes()
+    return {t.name: (t.dtype, t.shape, held[t.offset : t.offset + t.nbytes]) for t in read_safetensors(path).values()}
+
+
 def edited(tensors: dict, name: str, dtype=None, shape=None, data=None) -> None:
     """Another dtype, shape or contents of a tensor."""
     old = tensors[name]
@@ -167,10 +188,7 @@ NAN = b"\xff\xff"
 def test_parts_that_lie_are_named_in_one_line(tmp_path, form, edit, message):
     write_published(tmp_path, form)
     path = tmp_path / "quantised" / "model.safetensors"
-    tensors = {
-        t.name: (t.dtype, t.shape, path.read_bytes()[t.offset : t.offset + t.nbytes])
-        for t in read_safetensors(path).values()
-    }
+    tensors = stored(path)
     edit(tensors)
     write_tensors(path, tensors)
     for repack in ("off", "threads"):
@@ -200,6 +218,77 @@ def test_what_is_not_read_is_refused_in_one_line(tmp_path, change, message):
     with pytest.raises(ModelFileError) as error:
         open_checkpoint(tmp_path / "quantised")
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("form", "change", "message"),
+    [
+        ("int4-32", packed(group_size=128), "has scales of 32 columns, but group_size is 128"),
+        ("int4-32", packed(group_size=64.0), "has scales of 32 columns, but group_size is 64.0"),
+        ("int4-32", packed(strategy="channel"), "has scales of 32 columns, but group_size is None"),
+        ("int4-32", packed(group_size=[32]), r"but group_size is [32]"),
+        ("int4-row-zero", packed(group_size=32), "has scales of 256 columns, but group_size is 32"),
+        ("fp8-block", FORMS["fp8-block"] | {"weight_block_size": [64, 128]}, "needs (4, 2) of blocks of (64, 128)"),
+    ],
+)
+def test_sizes_of_groups_that_lie(tmp_path, form, change, message):
+    write_published(tmp_path, form)
+    config = tmp_path / "quantised" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": change}))
+    with pytest.raises(ModelFileError) as error:
+        open_checkpoint(tmp_path / "quantised")
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+# Numbers of scales: not a number, infinities, the largest, the least, both zeros, one below zero.
+HOSTILE_SCALES = (np.nan, np.inf, -np.inf, 3.3e38, 1e-45, 0.0, -0.0, -1.0)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(sorted([*FORMS, "mxfp4"])), st.booleans(), st.data())
+def test_damaged_scales_are_refused_or_run(tmp_path_factory, form, mixture, data):
+    """A part of a quantised matrix, of one expert or of a dense one, is missing, has another shape or dtype, or numbers
+    that no one meant.
+    """
+    folder = tmp_path_factory.mktemp("scales")
+    if form == "mxfp4":
+        write_stacks(folder)
+    else:
+        write_published(folder, form, (MIXTURE if mixture else CONFIG) | {"num_hidden_layers": 1})
+    path = folder / "quantised" / "model.safetensors"
+    tensors = stored(path)
+    parts = [name for name, (dtype, *_) in tensors.items() if not name.endswith((".weight", "_bias", "embed_tokens"))]
+    for name in data.draw(st.lists(st.sampled_from(sorted(parts)), min_size=1, max_size=2, unique=True)):
+        damage(tensors, name, data)
+    write_tensors(path, tensors)
+    try:
+        logits(folder / "quantised", repack=data.draw(st.sampled_from(["off", "threads"])))
+    except UserError as error:
+        assert "\n" not in str(error)
+
+
+def damage(tensors: dict, name: str, data) -> None:
+    """One of a tensor's lies."""
+    dtype, shape, held = tensors[name]
+    size = len(held) // max(int(np.prod(shape)), 1)
+    lie = data.draw(st.sampled_from(["missing", "shape", "dtype", "numbers", "bytes"]))
+    if lie == "missing":
+        del tensors[name]
+    elif lie == "shape":
+        other = data.draw(st.sampled_from([shape[::-1], (1, *shape), shape[:-1], (*shape[:-1], 0), (), (len(held),)]))
+        tensors[name] = (dtype, other, bytes(size * int(np.prod(other))))
+    elif lie == "dtype":
+        sizes = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "U8": 1, "I32": 4, "I64": 8, "BOOL": 1}
+        other = data.draw(st.sampled_from(sorted(sizes)))
+        tensors[name] = (other, shape, (held * 8)[: sizes[other] * (len(held) // size)])
+    elif lie == "numbers" and dtype == "BF16":
+        changed, number = bytearray(held), np.float32(data.draw(st.sampled_from(HOSTILE_SCALES)))
+        for at in data.draw(st.lists(st.integers(0, len(held) // 2 - 1), min_size=1, max_size=3)):
+            changed[2 * at : 2 * at + 2] = number.tobytes()[2:]
+        tensors[name] = (dtype, shape, bytes(changed))
+    else:
+        changed = mutated(held, data.draw(changes(len(held)))) if held else bytearray()
+        tensors[name] = (dtype, shape, bytes(changed[: len(held)]))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

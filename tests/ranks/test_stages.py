@@ -4,6 +4,7 @@ a stage has; and what is refused.
 
 import itertools
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -93,6 +94,37 @@ def test_bits_over_transports(ranks, stages, transport):
     count = ranks if isinstance(ranks, int) else len(ranks)
     expected = run(count // stages, GOLDEN / "gemma2", 1, logits)
     for a, b in zip(run(ranks, GOLDEN / "gemma2", stages, logits, transport=transport), expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+    "name, hosts, dispatches",
+    [
+        ("gptoss", "abcd", True),
+        ("qwen3moe", "abab", True),
+        ("deepseek_v2", "aabbccdd", True),
+        ("qwen3moe", "aabaab", False),
+        ("qwen3moe", "abcc", False),
+    ],
+)
+def test_rows_go_to_the_hosts_of_their_experts_inside_a_stage(name, hosts, dispatches):
+    """Whole experts on each host of a stage: the bits of sums. Where hosts have unequal numbers of ranks, or a stage
+    has one host, all sum.
+    """
+
+    def body(model):
+        executable = model.executable
+        assert bool(executable.dispatching) == dispatches
+        executable.dispatch_from = sys.maxsize
+        expected, text = logits(model), generated(model)
+        assert executable.dispatched_tokens == 0
+        executable.dispatch_from = 2
+        found = logits(model)
+        assert not dispatches or executable.dispatched_tokens > 40
+        assert generated(model) == text
+        return [*zip(found, expected, strict=True)]
+
+    for a, b in run(hosts, GOLDEN / name, 2, body, experts="expert", transport="tcp"):
         np.testing.assert_array_equal(a, b)
 
 

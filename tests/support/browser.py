@@ -38,7 +38,7 @@ def opened(browser, url: str, width: int = 1440, scheme: str = "light", **more) 
     """A page of its own session at `url`. Errors of scripts, and what the policy of the page forbids, fail the test."""
     height = 740 if width < 700 else 900
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme, **more)
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(45_000)
     page, faults = context.new_page(), []
     page.on("pageerror", lambda error: faults.append(str(error)))
     page.on("console", lambda said: faults.append(said.text) if "Security Policy" in said.text else None)

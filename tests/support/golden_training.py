@@ -19,6 +19,10 @@ FAMILIES = [
 # A model whose first layer makes rounding large: PyTorch's own gradients in float32 are 1.4e-5 from those in float64.
 # In bfloat16 it says nothing.
 FLOAT32_ERROR = {"deepseek_v3": 3e-5}
+# Relative to the gradient's norm, weight by weight. In bfloat16 the worst of the golden models' is 0.06, of those with
+# experts 0.09, and their losses are within 1e-3.
+GRADIENT_ERROR = {"float32": 1e-5, "bfloat16": 0.1}
+LOSS_ERROR = {"float32": 1e-6, "bfloat16": 2e-3}
 OPTIMIZER = json.loads((GOLDEN / "training" / "optimizer.json").read_text())
 
 

@@ -17,7 +17,8 @@ CONFIG = {  # 416 columns: blocks of 128 do not divide them, nor do two or three
 _WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group"}
 
 
-def _packed(**weights) -> dict:
+def packed(**weights) -> dict:
+    """quantization_config of four bits, with these settings of its weights."""
     groups = {"group_0": {"targets": ["Linear"], "weights": _WEIGHTS | weights}}
     return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
 
@@ -33,9 +34,9 @@ FORMS = {
         "format": "float-quantized",
         "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}},
     },
-    "int4-32": _packed(group_size=32),
-    "int4-32-zero": _packed(group_size=32, symmetric=False),
-    "int4-row-zero": _packed(strategy="channel", symmetric=False),
+    "int4-32": packed(group_size=32),
+    "int4-32-zero": packed(group_size=32, symmetric=False),
+    "int4-row-zero": packed(strategy="channel", symmetric=False),
 }
 
 Tensor = tuple[str, tuple[int, ...], bytes]  # dtype, shape, and what the file holds
@@ -195,3 +196,43 @@ def write_latent(folder, form: str) -> None:
         config = outer | {"text_config": LATENT | {"architectures": ["KimiK2ForCausalLM"], "model_type": "kimi_k2"}}
         quantization = quantization | {"ignore": ["lm_head", "re:.*self_attn.*", "re:.*shared_experts.*"]}
     _write_both(folder, config, quantization, stored, values)
+
+
+STACKS = {
+    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "vocab_size": 300, "hidden_size": 64,
+    "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+    "sliding_window": 20, "num_local_experts": 3, "num_experts_per_tok": 3, "max_position_embeddings": 512,
+}  # fmt: skip
+
+
+def fp4(rng, rows, columns):
+    """Blocks and scales of three matrices as they are published, and their values, (matrices, rows, columns)."""
+    blocks = rng.integers(0, 256, (3, rows, columns // 32, 16), np.uint8)
+    scales = rng.integers(121, 125, (3, rows, columns // 32), np.uint8)
+    magnitudes = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+    values = np.concatenate([magnitudes, -magnitudes])[
+        np.stack([blocks & 15, blocks >> 4], -1).reshape(3, rows, -1, 32)
+    ]
+    values = values * 2.0 ** (scales.astype(int)[..., None] - 127)
+    return blocks, scales, values.reshape(3, rows, columns).astype(np.float32)
+
+
+def write_stacks(folder) -> None:
+    """As `write_published`, of gpt-oss with stacks of experts in MXFP4."""
+    rng = np.random.default_rng(3)
+    shapes = weight_shapes(spec_from_config(STACKS, "config"))
+    values = {
+        name.replace(".mlp.gate.", ".mlp.router."): (rng.standard_normal(shape) * 0.25).astype(np.float32)
+        for name, shape in shapes.items() if ".experts." not in name
+    }  # fmt: skip
+    tensors = {name: plain(value) for name, value in values.items()}
+    bytes_of = lambda array: ("U8", array.shape, array.tobytes())
+    for layer in range(2):
+        for name, rows, columns in (("gate_up_proj", 192, 64), ("down_proj", 64, 96)):
+            path = f"model.layers.{layer}.mlp.experts.{name}"
+            blocks, scales, matrices = fp4(rng, rows, columns)
+            tensors[path + "_blocks"], tensors[path + "_scales"] = bytes_of(blocks), bytes_of(scales)
+            values[path] = np.ascontiguousarray(matrices.swapaxes(1, 2))
+            values[path + "_bias"] = rng.standard_normal((3, rows)).astype(np.float32)
+            tensors[path + "_bias"] = plain(values[path + "_bias"])
+    _write_both(folder, STACKS, {"quant_method": "mxfp4"}, tensors, values)

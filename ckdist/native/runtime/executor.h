@@ -12,7 +12,7 @@
 #include "core/export.h"
 
 #include "api/executable.h"
-#include "api/steps.h"
+#include "api/steps_training.h"
 #include "core/arena.h"
 #include "core/trace.h"
 #include "runtime/pool.h"
@@ -36,7 +36,7 @@ struct StepKind {
   // Finds the weights that a thread reads first; null where there are none.
   void (*ahead)(Executor& executor, int thread, const ckdist_step& step, Ahead& ahead);
 };
-// By ckdist_step_kind. Throws for a kind that no file has registered.
+// By the number of its kind. Throws for a kind that no file has registered.
 const StepKind& step_kind(int32_t kind);
 void add_step_kind(int32_t kind, const StepKind& that);
 
@@ -62,7 +62,7 @@ struct RegisteredKind {
   using Fields = typename Run::Fields;
   static const Fields& fields(const ckdist_step& step) { return reinterpret_cast<const Fields&>(step); }
 
-  explicit RegisteredKind(ckdist_step_kind kind) {
+  explicit RegisteredKind(int32_t kind) {
     StepKind that{[](Executor& e, int thread, int index, const ckdist_step& s) {
                     Run{{static_cast<Owner&>(e), thread, index, fields(s)}}.run();
                   },

@@ -119,8 +119,13 @@ class Inference : public Executor {
   Range rows_of(int thread, int64_t n) const { return {row_begin(thread, n), row_begin(thread + 1, n)}; }
 
   // Of rows that go from stage to stage those that this rank sends, or receives: of its local tokens where tokens are
-  // sharded, else of the batch's tokens, shared out among the ranks of the stage.
+  // sharded, of its host's where hosts share rows out, else of the batch's tokens, shared out among the ranks.
   Range stage_rows() const {
+    if (plan->host_rows) {
+      const int64_t first = host_rows->first(ranks->host()), n = host_rows->count(ranks->host());
+      const auto begin = [&](int place) { return first + n * place / ranks->local_size; };
+      return {begin(ranks->local_rank), begin(ranks->local_rank + 1)};
+    }
     const auto begin = [&](int rank) { return (batch.tokens * rank + ranks->size - 1) / ranks->size; };
     return plan->tokens_sharded ? Range{0, local_tokens} : Range{begin(ranks->rank), begin(ranks->rank + 1)};
   }

@@ -1,6 +1,6 @@
 #include "runtime/relative_bias.h"
 
-#include "api/steps.h"
+#include "api/steps_inference.h"
 
 namespace ckdist {
 

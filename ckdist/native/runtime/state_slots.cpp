@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "api/steps_inference.h"
 #include "core/error.h"
 #include "kernels/delta_rule.h"
 

@@ -127,9 +127,9 @@ class CallReader:
 
     def _named(self) -> Parsing[None]:
         """A name, a mark, in some forms an id and another mark, and arguments as a JSON object."""
-        name, id_end = self.name((yield from self._name(self.format.middle))), self.format.id_end.strip()
-        id = (yield from self._text_until(id_end)).strip()[:MAX_ID] if id_end else None
-        call = self.begin(name, id)
+        written, id_end = (yield from self._name(self.format.middle)), self.format.id_end.strip()
+        id = (yield from self._text_until(id_end)).strip()[:MAX_ID] if id_end else self.id(written)
+        call = self.begin(self.name(written), id)
         yield from self.reader.space()
         if (yield from self.reader.peek()) == "{":
             yield from self.reader.value(lambda text: self.arguments(call, text))
@@ -139,6 +139,10 @@ class CallReader:
     def name(self, text: str) -> str:
         """The name of a tool, as the model has written it."""
         return text.strip()
+
+    def id(self, text: str) -> str | None:  # noqa: ARG002, what some forms need
+        """The id of a call, where the model has written it as a part of the tool's name."""
+        return None
 
     def _tagged(self) -> Parsing[None]:
         """A name, and arguments with a tag each; values are texts unless the tool says otherwise."""

@@ -7,9 +7,9 @@
 #include <cmath>
 
 #include "runtime/shares.h"
+#include "runtime/steps/expert_exchange.h"
 #include "runtime/steps/low_rank.h"
 #include "runtime/steps/packed_weight.h"
-#include "runtime/steps/routing.h"
 
 namespace ckdist {
 namespace {
@@ -31,26 +31,11 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     Choice choice;  // of few rows, which every thread makes for itself
     Grouping grouping;
   };
-  // Where hosts share rows out: those that go to the hosts that have their experts, and those that come from others.
-  struct Travels {
-    RowExchange::Lists to, from;
-
-    static Travels carve(Carver& c, const Inference& r, const Fields& step) {
-      if (step.step.rows != ckdist_rows_host) return {};
-      const int hosts = r.ranks->host_count();
-      const auto list = [&]() -> RowExchange::Lists {
-        int32_t* const rows = reinterpret_cast<int32_t*>(c.bytes(RowExchange::most(r.program.max_tokens, hosts) * 4));
-        return {rows, reinterpret_cast<int32_t*>(c.bytes((hosts + 1) * 4))};
-      };
-      const RowExchange::Lists to = list();
-      return {to, list()};
-    }
-  };
   static Room room(Carver& c, const Inference& r, const Fields& step) {
     Room it{};
     int64_t row = 0;
-    for (int i = 0; i < kInputs * step.count; i++)
-      if (const int x = input(step, i); x >= 0) row = std::max(row, Inference::activation_stride(r.value(x)));
+    for (int i = 0; i < kExpertInputs * step.count; i++)
+      if (const int x = expert_input(step, i); x >= 0) row = std::max(row, Inference::activation_stride(r.value(x)));
     it.gathered = c.bytes(std::max(kGatheredBytes, row));
     it.scratch = c.floats(kScratchFloats);
     it.sums =
@@ -63,12 +48,6 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     if (low > 0) it.low = c.floats(kLowRows * low);
     if (low > 0 || has_low(step)) it.low_sum = LowRankSum::carve(c);
     return it;
-  }
-  // The sets' activations, so many of each, of which some or all may be the same; -1: a set has none.
-  static constexpr int kInputs = 3;
-  static int input(const Fields& step, int i) {
-    const Set& set = step.sets[i / kInputs];
-    return i % kInputs == 0 ? set.gate_x : i % kInputs == 1 ? set.up_x : set.low_x;
   }
   static bool has_low(const Fields& step) {
     return std::any_of(step.sets, step.sets + step.count, [](const Set& set) { return set.down_low.a.count > 0; });
@@ -94,7 +73,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     Carver c;
     Choice::carve(c, r.program.max_tokens, step.routing.used);
     Grouping::carve(c, r.program.max_tokens, step);
-    Travels::carve(c, r, step);
+    ExpertExchange::carve(c, r, step);
     return c.used;
   }
   // Columns of the output at a time where the ranks' shards are added.
@@ -122,7 +101,9 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     }
     if (!shared_out) return r.finish(thread, index, step.out, n);
     r.count_step(thread);
-    r.meet(thread, index, true, [&](Idle) { combine(); });
+    r.meet(thread, index, true, [&](Idle) {
+      if (n > 0) exchange.combine(r, step, index);
+    });
   }
 
  private:
@@ -138,12 +119,12 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     Carver c{r.workspace()};
     choice = Choice::carve(c, r.program.max_tokens, step.routing.used);
     grouping = Grouping::carve(c, r.program.max_tokens, step);
-    travels = Travels::carve(c, r, step);
+    exchange = ExpertExchange::carve(c, r, step);
     const int64_t first = r.first_row(step.step);
     const Range rows = r.rows_of(thread, r.rows(step.step));
     for (int64_t row = first + rows.begin; row < first + rows.end; row++) choose(row);
     r.meet(thread, index, shared_out, [&](Idle) {
-      if (shared_out) dispatch();
+      if (shared_out) exchange.dispatch(r, step, choice, index);
       grouping.make(step, choice, n);
       count_rows();
     });
@@ -153,52 +134,6 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     int64_t* const counters = r.expert_counters(step.layer);
     for (int64_t row = 0; counters != nullptr && row < n; row++)
       for (int slot = 0; slot < step.routing.used; slot++) counters[choice.experts(row)[slot]]++;
-  }
-
-  // Hosts tell one another which experts their rows take; then rows go to the hosts that have these.
-  void dispatch() {
-    RowExchange& hosts = *r.host_rows;
-    hosts.all_gather(reinterpret_cast<uint8_t*>(choice.rows), Choice::width(step.routing.used) * 4, index);
-    const int here = r.ranks->host();
-    list_rows(travels.to, [&](int host) { return host == here ? -1 : here; }, [](int host) { return host; });
-    list_rows(travels.from, [&](int host) { return host == here ? -1 : host; }, [&](int) { return here; });
-    for (int i = 0; i < kInputs * step.count; i++)
-      if (const int x = input(step, i); x >= 0 && first_use(i))
-        hosts.dispatch(travels.to, travels.from, r.step_activations(x), Inference::activation_stride(r.value(x)),
-                       index);
-  }
-
-  // By host the rows of host whose(host) of which experts_of(host) has an expert; none where whose(host) is none.
-  template <class Whose, class ExpertsOf>
-  void list_rows(const RowExchange::Lists& lists, Whose&& whose, ExpertsOf&& experts_of) const {
-    int32_t count = 0;
-    for (int h = 0; h < r.ranks->host_count(); h++) {
-      lists.starts[h] = count;
-      const int owner = whose(h);
-      if (owner < 0) continue;
-      const int64_t begin = r.host_rows->first(owner), end = begin + r.host_rows->count(owner);
-      for (int64_t row = begin; row < end; row++)
-        if (takes(row, experts_of(h))) lists.rows[count++] = int32_t(row);
-    }
-    lists.starts[r.ranks->host_count()] = count;
-  }
-  // Whether a host has experts that a row takes; of those that all rows take every host has a part.
-  bool takes(int64_t row, int host) const {
-    const int32_t *const experts = choice.experts(row), *const held = step.host_experts + host;
-    return step.count > 1 ||
-           std::any_of(experts, experts + step.routing.used, [&](int32_t e) { return e >= held[0] && e < held[1]; });
-  }
-  bool first_use(int i) const {
-    for (int before = 0; before < i; before++)
-      if (input(step, before) == input(step, i)) return false;
-    return true;
-  }
-
-  void combine() {
-    int64_t stride;
-    const RowExchange::Partial in{r.floats(step.out, &stride), int(r.value(step.out).offset)};
-    float* const out = r.floats(r.value(step.out).sum, &stride);
-    if (n > 0) r.host_rows->combine(travels.to, travels.from, in, out, stride, index);
   }
 
   void choose(int64_t row) {
@@ -508,7 +443,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
   Room own{};
   Choice choice{};
   Grouping grouping{};
-  Travels travels{};
+  ExpertExchange exchange{};
 };
 
 const RegisteredKind<Experts> kKind(ckdist_step_experts);

@@ -1,0 +1,85 @@
+"""Nodes of a Ray cluster as the hosts of a job: `ray_nodes` holds them, `ray_agent` reaches each."""
+
+import json
+import os
+import selectors
+import signal
+import sys
+import time
+from typing import Any
+
+from ckdist.errors import CommError, ConfigError
+from ckdist.launcher.children import Child, Children
+from ckdist.launcher.hosts import Host
+from ckdist.launcher.ray_nodes import HOLD_SECONDS
+
+START_SECONDS = 60.0  # to import ray and to reach the cluster
+END_SECONDS = 10.0
+CHUNK, MAX_LINE = 1 << 16, 1 << 20
+
+
+class RayHosts:
+    """Some whole nodes, for as long as the `with` lasts: `hosts`, and `agent`, the template that reaches them.
+
+    Where no number of ranks is given, each has one.
+    """
+
+    def __init__(self, children: Children, ranks: int | None) -> None:
+        """As many nodes as ranks at most, all where that is None.
+
+        ConfigError where the user can mend what is missing, CommError where the nodes cannot be had.
+        """
+        self._children = children
+        inward, outward = os.pipe(), os.pipe()
+        self._input = outward[1]
+        words = [sys.executable, "-m", "ckdist.launcher.ray_nodes", *([] if ranks is None else [str(ranks)])]
+        self._holder = children.start(words, lambda _: None, streams=(outward[0], inward[1], None))
+        for fd in (outward[0], inward[1]):
+            os.close(fd)
+        try:
+            told = _line(inward[0], time.monotonic() + START_SECONDS + HOLD_SECONDS)
+        finally:
+            os.close(inward[0])
+        if "failed" in told:
+            self.__exit__()
+            raise (ConfigError if told["user"] else CommError)(told["failed"])
+        self.hosts = tuple(Host(name, 1 if ranks is None else None) for name in told["hosts"])
+        self.agent = f"{sys.executable} -m ckdist.launcher.ray_agent {told['group']} {{host}}"
+
+    def __enter__(self) -> "RayHosts":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._input)
+        deadline = time.monotonic() + END_SECONDS
+        while _runs(self._children, self._holder):
+            if time.monotonic() > deadline:
+                self._holder.signal(signal.SIGKILL)
+            time.sleep(0.02)
+
+
+def _runs(children: Children, child: Child) -> bool:
+    """Whether a child has not ended yet."""
+    children.reap()
+    return child.code is None
+
+
+def _line(reader: int, deadline: float) -> dict[str, Any]:
+    """The line of JSON that comes from a pipe. CommError where none does in time."""
+    data = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(reader, selectors.EVENT_READ)
+        while not data.endswith(b"\n") and len(data) < MAX_LINE:
+            if not selector.select(max(0.0, deadline - time.monotonic())):
+                raise CommError(f"Ray has given no nodes within {START_SECONDS + HOLD_SECONDS:g} seconds")
+            more = os.read(reader, CHUNK)
+            if not more:
+                raise CommError("what asks Ray for nodes has ended; its own lines say why")
+            data += more
+    try:
+        return json.loads(data)
+    except ValueError:
+        raise CommError(f"what asks Ray for nodes has said {data[:100]!r}") from None
+
+
+__all__ = ["RayHosts"]
