@@ -1,10 +1,13 @@
 """Predictions of `ckdist plan` held against measurements on this machine, with signed errors.
 
     python benchmarks/predictions.py MODEL.gguf...
-    mpirun -n 2 python benchmarks/predictions.py MODEL.gguf...
+    mpirun -n 2 python benchmarks/predictions.py --machine machine.toml MODEL.gguf...
 
-The machine is measured first (`ckdist bench machine --save`), and its memory again between the turns of each model: on
-a shared machine bandwidth changes from minute to minute. No model here is used for the calibration.
+The kernels are measured first (or read from a file of `ckdist bench machine --save`). What whole steps reach of them is
+measured right before and right after each model, by the models that `ckdist bench machine` makes up for it: on a shared
+machine speed changes from minute to minute. Where it changed by more than DRIFT from before to after, the model is
+measured again, up to --tries times; the last counts. How much alike experts are chosen is that of the model's router,
+which is counted beside the measured steps. No model here is used for the calibration.
 """
 
 import argparse
@@ -15,45 +18,40 @@ import time
 
 import numpy as np
 
-from ckdist.cli.machine_speed import measured as measured_machine
+from ckdist.cli.calibration import ALONE, PROMPTED, calibrated, measured_steps
+from ckdist.cli.machine_speed import kernels_measured, with_exchange
 from ckdist.comm.world import start_world
 from ckdist.config import EngineConfig
 from ckdist.engine.launch import load_model
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.single import SingleSequence
+from ckdist.models.spec import MoeFfn
 from ckdist.planning.cluster import Cluster
+from ckdist.planning.cost import PRODUCT
 from ckdist.planning.machine import machine_of, tomllib
 from ckdist.planning.predict import Predictor, Way
-from ckdist.topology import this_machine
-from ckdist.topology.bandwidth import node_cpus, read_node
 from ckdist.weights.checkpoint import open_checkpoint
 
 CONTEXT, PROMPT, GENERATED, SEQUENCES = 1024, 512, 24, (1, 4)
-
-
-def bandwidth_now():
-    """Bytes per second that memory gives at this moment."""
-    node, cpus = next(iter(node_cpus(this_machine()).items()))
-    return read_node(this_machine(), cpus, node, 3)
+DRIFT = 0.1
 
 
 def timed(work, turns):
-    """Median seconds of work, of some turns after one that does not count, and the bandwidth between them."""
-    took, reads = [], [bandwidth_now()]
+    """Median seconds of work, of some turns after one that does not count."""
+    took = []
     for _ in range(turns + 1):
         began = time.perf_counter()
         work()
         took.append(time.perf_counter() - began)
-        reads.append(bandwidth_now())
-    return statistics.median(took[1:]), statistics.median(reads)
+    return statistics.median(took[1:])
 
 
 def speeds(model, turns):
-    """Of prompts and of decode by number of sequences: tokens, seconds, and the bandwidth meanwhile."""
+    """Of prompts and of decode by number of sequences: tokens and seconds."""
     executable, rng = model.executable, np.random.default_rng(0)
     ids = lambda *shape: rng.integers(0, model.spec.vocab_size, shape, dtype=np.int32)
     prompt = lambda: SingleSequence(executable).feed(ids(PROMPT), outputs="last")
-    found = {"prefill": (PROMPT, *timed(prompt, turns))}
+    found = {"prefill": (PROMPT, timed(prompt, turns))}
     for count in SEQUENCES:
         batch = LockstepSequences(executable, count)
         batch.fill(ids(CONTEXT // 2))
@@ -63,39 +61,62 @@ def speeds(model, turns):
             for _logits in batch.run(ids(GENERATED, count)):
                 pass
 
-        found[f"decode {count}"] = (count * GENERATED, *timed(decode, turns))
+        found[f"decode {count}"] = (count * GENERATED, timed(decode, turns))
     return found
 
 
-def rows(path, machine, world, turns):
-    """What is predicted and what is measured of one model."""
+def alike(model):
+    """The part of a token's experts that it has because other sequences of a step chose them; 0 of dense models."""
+    executable, count = model.executable, max(SEQUENCES)
+    used = [layer.ffn.routing.used for layer in model.spec.layers if isinstance(layer.ffn, MoeFfn)]
+    if not used:
+        return 0.0
+    batch, rng, hit = LockstepSequences(executable, count), np.random.default_rng(1), []
+    batch.fill(rng.integers(0, model.spec.vocab_size, CONTEXT // 2, dtype=np.int32))
+    before = executable.expert_rows()
+    for _logits in batch.run(rng.integers(0, model.spec.vocab_size, (GENERATED, count), dtype=np.int32)):
+        after = executable.expert_rows()
+        hit += [np.mean(after[layer] > before[layer]) for layer in after]
+        before = after
+    experts = statistics.mean(map(len, before.values()))
+    rows = np.log1p(-min(0.999, float(np.mean(hit)))) / np.log1p(-used[0] / experts)  # that choose by chance
+    return float(np.clip(1 - (rows - 1) / (count - 1), 0, 1))
+
+
+def measured(path, world, turns):
+    """Tokens and seconds of what a model does, bytes of what it holds, and how alike experts are chosen; on rank 0."""
     config = EngineConfig(model=path, ctx_size=CONTEXT, parallel=max(SEQUENCES), repack="off", prefill="tensor")
     model = load_model(config, world)
     if world.rank:
         model.executable.work()
         model.close()
-        return []
-    took = speeds(model, turns)
+        return {}, {}, 0.0
+    took, chosen = speeds(model, turns), alike(model)
     memory = {"weights": model.weight_bytes, "cache": model.executable.kv_bytes}
     model.close()
+    return took, memory, chosen
 
-    def predictor(bandwidth):
-        core = max(machine.core_bandwidth, bandwidth / machine.cores)
-        now = dataclasses.replace(machine, bandwidth=bandwidth, core_bandwidth=core)
-        return Predictor(open_checkpoint(path), Cluster(now, ranks=world.size), Way("tensor"))
 
-    found = []
-    for what, (tokens, seconds, bandwidth) in took.items():
-        one = predictor(bandwidth)
+def drift(before, after):
+    """How many times faster or slower the machine's products have become, of one row and of many."""
+    of = lambda one, shape: one["plain"].seconds(shape, PRODUCT)
+    return max(max(of(before, s) / of(after, s), of(after, s) / of(before, s)) for s in (ALONE, PROMPTED)) - 1
+
+
+def rows(path, machine, world, took, memory, chosen):
+    """What is predicted and what is measured of one model."""
+    cluster, found = Cluster(machine, ranks=world.size), []
+    one = Predictor(open_checkpoint(path), cluster, Way("tensor"), alike=chosen)
+    for what, (tokens, seconds) in took.items():
         count = int(what.split()[1]) if what != "prefill" else 0
         rate = one.decode(count, (CONTEXT + GENERATED) // 2) if count else one.prefill(PROMPT)
-        found.append((what, rate.tokens, tokens / seconds, bandwidth))
-    held = predictor(machine.bandwidth).memory(CONTEXT, max(SEQUENCES))[0]
-    found += [(what, getattr(held, what), size, 0.0) for what, size in memory.items()]
+        found.append((what, rate.tokens, tokens / seconds))
+    held = one.memory(CONTEXT, max(SEQUENCES))[0]
+    found += [(what, getattr(held, what), size) for what, size in memory.items()]
     return [
         {"model": path.rsplit("/", 1)[-1], "ranks": world.size, "what": what, "predicted": predicted,
-         "measured": measured, "error": predicted / measured - 1, "bandwidth": bandwidth}
-        for what, predicted, measured, bandwidth in found
+         "measured": measured, "error": predicted / measured - 1}
+        for what, predicted, measured in found
     ]  # fmt: skip
 
 
@@ -103,26 +124,37 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="+")
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--machine", help="a machine file, instead of measuring")
+    parser.add_argument("--tries", type=int, default=3)
+    parser.add_argument("--machine", help="a machine file, for the kernels")
     parser.add_argument("--json", help="file for all numbers")
     given = parser.parse_args()
     world = start_world()
     if given.machine:
         with open(given.machine, encoding="utf-8") as file:
             machine = machine_of(tomllib.loads(file.read()), given.machine)
+        machine = with_exchange(machine, world)
     else:
-        machine = measured_machine(world)
-        machine = machine_of(tomllib.loads(world.broadcast(machine and machine.toml())), "this machine")
-    found = []
+        machine = kernels_measured(world)
+    before, found = measured_steps(machine, world), []
     for path in given.models:
-        for row in rows(path, machine, world, given.turns):
-            found.append(row)
-            print(
-                f"{row['model']:<26s} {row['ranks']} rank{'s' * (row['ranks'] > 1):<2s} {row['what']:<28s}"
-                f"{row['predicted']:>14.5g}{row['measured']:>14.5g}{row['error']:>+8.1%}"
-                + (f"   at {row['bandwidth'] / 1e9:.1f} GB/s" if row["bandwidth"] else ""),
-                flush=True,
-            )
+        for _ in range(given.tries):
+            took, memory, chosen = measured(path, world, given.turns)
+            after = measured_steps(machine, world)
+            changed = world.broadcast(drift(before, after) if world.rank == 0 else None)
+            between, before = (before, after), after
+            if changed < DRIFT:
+                break
+        if world.rank == 0:
+            now = calibrated(machine, {name: one.joined(between[1][name]) for name, one in between[0].items()})
+            found += rows(path, now, world, took, memory, chosen)
+            for row in found[-len(took) - len(memory) :]:
+                row |= {"drift": changed, "alike": chosen, "reads": now.bandwidth * now.achieved_bandwidth}
+                print(
+                    f"{row['model']:<26s} {row['ranks']} rank{'s' * (row['ranks'] > 1):<2s} {row['what']:<28s}"
+                    f"{row['predicted']:>14.5g}{row['measured']:>14.5g}{row['error']:>+8.1%}   drift {changed:.0%}, "
+                    f"{row['reads'] / 1e9:.1f} GB/s, overlap loss {now.overlap_loss:.2f}, alike {chosen:.2f}",
+                    flush=True,
+                )
     if given.json and world.rank == 0:
         with open(given.json, "w", encoding="utf-8") as file:
             json.dump({"machine": dataclasses.asdict(machine), "rows": found}, file, indent=1)

@@ -1,36 +1,35 @@
-"""The part of a machine's figures that kernels alone do not show: what memory, attention and row steps reach inside of
-whole steps, fitted to two models that are made up here and are in no catalogue.
+"""The part of a machine's figures that kernels alone do not show: what memory, products, attention and row steps reach
+inside of whole steps, from the steps of models that are made up here and are in no catalogue.
 
-Each figure has one measurement that depends on it the most; they are solved for in turn, and what is predicted for
-these models is then what was measured.
+Threads write when they begin and end each step, so each figure is solved for by the seconds of what depends on it: what
+else is wrong in the model, or slow at that moment, does not go into it.
 """
 
+import contextlib
 import dataclasses
 import json
 import math
 import pathlib
 import statistics
 import tempfile
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ckdist import native
-from ckdist.comm.world import SingleWorld
+from ckdist.cli.traced_steps import STEPS, Groups, TracedSteps
+from ckdist.comm.protocol import World
 from ckdist.config import EngineConfig
-from ckdist.engine.launch import Model, load_model
-from ckdist.engine.lockstep import LockstepSequences
-from ckdist.engine.single import SingleSequence
+from ckdist.engine.launch import load_model
 from ckdist.models.decoder import weight_shapes
 from ckdist.models.registry import spec_from_config
 from ckdist.planning.cluster import Cluster
-from ckdist.planning.cost import CostModel, StepShape
-from ckdist.planning.machine import MachineSpec
+from ckdist.planning.cost import ATTENTION, HEADS, OTHERS, PRODUCT, CostModel, StepShape
+from ckdist.planning.machine import PRODUCT_ROWS, MachineSpec
 from ckdist.planning.predict import Predictor, Way
 from ckdist.topology import this_machine
-from ckdist.topology.bandwidth import node_cpus, read_bandwidth, read_size
+from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.safetensors_writer import TensorToWrite, as_stored, write_safetensors
 
@@ -45,55 +44,124 @@ LATENT = {
     "q_lora_rank": 512, "qk_nope_head_dim": 96, "qk_rope_head_dim": 32, "v_head_dim": 96, "n_routed_experts": 8,
     "num_experts_per_tok": 2, "moe_intermediate_size": 256, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
+MADE = {"plain": (DENSE, None), "Q8_0": (DENSE, "q8_0"), "Q4_K": (DENSE, "q4_k"), "latent": (LATENT, None)}
+BYTE_TYPES = "Q8_0", "Q4_K"
 SHORT, LONG = 32, 1024  # tokens of context
-PROMPTS = 128, 512
-STEPS, TURNS, READS = 8, 3, 3
-MOST_READ = 256 << 20  # bytes
-PASSES = 3  # of solving for all figures
+FEW, SOME, MANY = 4, 64, 512  # rows of products: of sequences that are decoded together, and of prompts
+ALONE, BEHIND, TOGETHER = StepShape.decode(1, SHORT), StepShape.decode(1, LONG), StepShape.decode(FEW, SHORT)
+PROMPTED, PIECE = StepShape.prompt(MANY), StepShape.prompt(SOME)
+SHAPES = ALONE, BEHIND, TOGETHER, PIECE, PROMPTED
+TURNS = 3
+PASSES = 12  # of solving for two figures that depend on one another
+MOST_FACTOR = 4.0  # that products in steps are faster or slower than alone
+LEAST_LOSS, MOST_LOSS = 0.05, 2.0
 MOST_LAYERS, CACHES = 16, 1.0  # so many times the machine's caches the weights have at least
+
+Setter = Callable[[MachineSpec, float], MachineSpec]
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Of one model: median seconds of steps by shape, bytes per second that memory gave meanwhile, and its costs."""
+    """Of one model: seconds of steps by shape and group, of each turn, and its costs."""
 
-    times: Mapping[StepShape, float]
-    bandwidth: float
+    times: Mapping[StepShape, Sequence[Groups]]
     cost: CostModel
 
-    def solved(self, spec: MachineSpec, name: str, bounds: tuple[float, float], shape: StepShape) -> MachineSpec:
-        """The machine with the figure for which a step takes as long as was measured, by bisection; at its bounds, the
-        nearest.
+    def joined(self, other: "Measured") -> "Measured":
+        """With what was measured at another time."""
+        return Measured({shape: [*each, *other.times[shape]] for shape, each in self.times.items()}, self.cost)
+
+    def seconds(self, shape: StepShape, group: str) -> float:
+        """The median of the turns."""
+        return statistics.median(one.get(group, 0.0) for one in self.times[shape])
+
+    def solved(
+        self, spec: MachineSpec, change: str | Setter, bounds: tuple[float, float], shape: StepShape, group: str
+    ) -> MachineSpec:
+        """The machine with the figure for which a group of a step takes as long as was measured, by bisection; at its
+        bounds, the nearest. `change`: the figure's name, or what makes a machine of a value.
         """
-        core = max(spec.core_bandwidth, self.bandwidth / spec.cores)
-        now = dataclasses.replace(spec, bandwidth=self.bandwidth, core_bandwidth=core)
-        taken = lambda value: self.cost.on(dataclasses.replace(now, **{name: value})).step(shape).total
+        wanted = self.seconds(shape, group)
+        changed = change if callable(change) else lambda of, value: dataclasses.replace(of, **{change: value})
+        taken = lambda value: self.cost.on(changed(spec, value)).groups(shape)[group]
         low, high = bounds
         grows = taken(high) > taken(low)
         for _ in range(40):
             middle = math.sqrt(low * high) if low > 0 else (low + high) / 2
-            if (taken(middle) < self.times[shape]) == grows:
+            if (taken(middle) < wanted) == grows:
                 low = middle
             else:
                 high = middle
-        return dataclasses.replace(spec, **{name: high if low == bounds[0] else low})
+        return changed(spec, high if low == bounds[0] else low)
 
 
-def calibrated(spec: MachineSpec) -> MachineSpec:
-    """The machine with what whole steps reach of its bandwidth, attention and elementwise rate."""
-    one, prompt = StepShape.decode, StepShape.prompt
-    with tempfile.TemporaryDirectory(prefix="ckdist-") as folder:
-        dense = _write(pathlib.Path(folder) / "dense", DENSE | {"num_hidden_layers": _layers(spec)})
-        plain, quantised = _measured(spec, dense, None), _measured(spec, dense, "q4_k")
-        for _ in range(PASSES):
-            spec = plain.solved(spec, "achieved_bandwidth", (0.05, 1.0), one(1, SHORT))
-            spec = quantised.solved(spec, "overlap_loss", (0.0, 4.0), one(1, SHORT))
-            spec = plain.solved(spec, "attention_one", (1e6, 1e13), one(1, LONG))
-            spec = plain.solved(spec, "elementwise", (1e6, 1e11), prompt(PROMPTS[0]))
-            spec = plain.solved(spec, "attention", (1e7, 1e13), prompt(PROMPTS[1]))
-        latent = _measured(spec, _write(pathlib.Path(folder) / "latent", LATENT), None)
-        spec = latent.solved(spec, "latent_one", (1e6, 1e13), one(1, LONG))
-        return latent.solved(spec, "latent", (1e6, 1e13), prompt(PROMPTS[1]))
+def measured_steps(spec: MachineSpec, world: World) -> dict[str, Measured]:
+    """The steps of the models of MADE on all ranks; on rank 0, a collective call."""
+    found: dict[str, Measured] = {}
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ckdist-")) if world.rank == 0 else None
+        parent = pathlib.Path(world.broadcast(folder))
+        if world.rank == 0:
+            _write(parent / "dense", DENSE | {"num_hidden_layers": _layers(spec)})
+            _write(parent / "latent", LATENT)
+        world.gather(None)  # the files are there
+        for name, (config, quantize) in MADE.items():
+            one = _measured(spec, parent / ("dense" if config is DENSE else "latent"), quantize, world)
+            if one is not None:
+                found[name] = one
+        world.gather(None)  # nobody reads them any more
+    return found
+
+
+def calibrated(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
+    """The machine with what whole steps reach of its bandwidth, products, attention and elementwise rate."""
+    plain, latent, rates = found["plain"], found["latent"], (1e7, 1e13)
+    spec = plain.solved(spec, "elementwise", (1e6, 1e11), PROMPTED, OTHERS)
+    for _ in range(PASSES):
+        spec = plain.solved(spec, _reading, (spec.bandwidth / 20, spec.bandwidth * 20), ALONE, PRODUCT)
+        losses = [
+            found[name].solved(spec, "overlap_loss", (LEAST_LOSS, MOST_LOSS), ALONE, PRODUCT).overlap_loss
+            for name in BYTE_TYPES
+        ]
+        spec = dataclasses.replace(spec, overlap_loss=statistics.mean(losses))
+    spec = _with_products(spec, found)
+    spec = plain.solved(spec, "attention", rates, PROMPTED, ATTENTION)
+    spec = plain.solved(spec, "attention_one", rates, BEHIND, ATTENTION)
+    spec = latent.solved(spec, "latent", rates, PROMPTED, ATTENTION)
+    spec = latent.solved(spec, "latent_one", rates, BEHIND, ATTENTION)
+    return latent.solved(spec, "achieved_heads", (0.02, 4.0), PROMPTED, HEADS)
+
+
+def _reading(spec: MachineSpec, rate: float) -> MachineSpec:
+    """The machine whose nodes read so many bytes per second in steps; memory gives that much at least."""
+    most = max(spec.bandwidth, rate)
+    core = max(spec.core_bandwidth, most / spec.cores)
+    return dataclasses.replace(spec, bandwidth=most, achieved_bandwidth=rate / most, core_bandwidth=core)
+
+
+def _with_products(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
+    """The machine with the rates that products of the measured types reach in steps; of other types of the same
+    activations, the rates of kernels alone change by the same factors.
+    """
+    at = {PRODUCT_ROWS.index(FEW): TOGETHER, PRODUCT_ROWS.index(SOME): PIECE, len(PRODUCT_ROWS) - 1: PROMPTED}
+    kinds = {"plain": "BF16"} | {name: name for name in BYTE_TYPES}
+    factors: dict[str, list[float]] = {kind: [1.0] * len(PRODUCT_ROWS) for kind in kinds.values()}
+    for name, kind in kinds.items():
+        for index, shape in at.items():
+            times = lambda of, value, index=index, kind=kind: of.with_product(kind, index, value)
+            alone = spec.products[kind][index]
+            bounds = alone / MOST_FACTOR, alone * MOST_FACTOR
+            solved = found[name].solved(spec, times, bounds, shape, PRODUCT).products[kind][index]
+            factors[kind][index] = solved / alone
+        factors[kind][2] = math.sqrt(factors[kind][1] * factors[kind][3])  # of rows between those
+    of_bytes = zip(*(factors[kind] for kind in BYTE_TYPES), strict=True)
+    mean = [math.prod(each) ** (1 / len(each)) for each in of_bytes]
+    products = {}
+    for kind, alone in spec.products.items():
+        form = native.lib.ckdist_activation_format(native.ffi.NULL, dtypes.BY_NAME[kind].number)
+        each = factors.get(kind, (None, factors["BF16"], mean)[form] or [1.0] * len(PRODUCT_ROWS))
+        products[kind] = tuple(rate * factor for rate, factor in zip(alone, each, strict=True))
+    return dataclasses.replace(spec, products=products)
 
 
 def _layers(spec: MachineSpec) -> int:
@@ -135,55 +203,24 @@ def _stored(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) ->
             yield name, shape
 
 
-def _measured(spec: MachineSpec, folder: pathlib.Path, quantize: str | None) -> Measured:
-    """Median seconds of steps of the shapes that figures are solved for."""
+def _measured(spec: MachineSpec, folder: pathlib.Path, quantize: str | None, world: World) -> Measured | None:
+    """Steps of SHAPES on all ranks; on rank 0, a collective call."""
     config = EngineConfig(
-        model=str(folder), ctx_size=LONG + 2 * STEPS, parallel=1, repack="off", threads=spec.total_cores,
-        quantize=quantize,
+        model=str(folder), ctx_size=LONG + 2 * STEPS, parallel=FEW, repack="off", prefill="tensor", quantize=quantize,
+        threads=max(1, spec.total_cores // world.local_size),
     )  # fmt: skip
-    checkpoint, one = open_checkpoint(folder), Cluster(spec, ranks=1)
-    cost = Predictor(checkpoint, one, Way("tensor"), quantize=quantize).stages[0].costs[0]
-    model = load_model(config, SingleWorld())
+    model = load_model(config, world)
     try:
-        times, reads = {StepShape.prompt(tokens): _prompt(model, tokens) for tokens in PROMPTS}, [_bandwidth()]
-        for context in (SHORT, LONG):
-            times[StepShape.decode(1, context)] = _decode(model, context)
-            reads.append(_bandwidth())
+        if world.rank:
+            model.executable.work()
+            return None
+        steps = TracedSteps(model)
+        times = {shape: steps.measured(shape, TURNS) for shape in SHAPES}
     finally:
         model.close()
-    return Measured(times, statistics.median(reads), cost)
+    cluster = Cluster(spec, hosts=world.size // world.local_size, ranks=world.local_size)
+    cost = Predictor(open_checkpoint(folder), cluster, Way("tensor"), quantize=quantize).stages[0].costs[0]
+    return Measured(times, cost)
 
 
-def _bandwidth() -> float:
-    """Bytes per second that a node's memory gives at this moment."""
-    machine = this_machine()
-    cpus = next(iter(node_cpus(machine).values()))
-    return read_bandwidth(len(cpus), cpus, READS, min(read_size(machine, cpus), MOST_READ) // len(cpus))
-
-
-def _prompt(model: Model, tokens: int) -> float:
-    """Median seconds of a prompt, of one step."""
-    took, ids = [], np.zeros(tokens, np.int32)
-    for _ in range(TURNS + 1):
-        sequence = SingleSequence(model.executable)
-        began = time.perf_counter()
-        sequence.feed(ids, outputs="last")
-        took.append(time.perf_counter() - began)
-    return statistics.median(took[1:])
-
-
-def _decode(model: Model, context: int) -> float:
-    """Median seconds of a decoded token behind so many others."""
-    sequence, took = LockstepSequences(model.executable, 1), []
-    begin = context - STEPS // 2
-    sequence.fill(np.zeros(begin, np.int32))
-    for _ in range(TURNS + 1):
-        sequence.length = begin
-        began = time.perf_counter()
-        for _logits in sequence.run(np.zeros((STEPS, 1), np.int32)):
-            pass
-        took.append((time.perf_counter() - began) / STEPS)
-    return statistics.median(took[1:])
-
-
-__all__ = ["calibrated"]
+__all__ = ["Measured", "calibrated", "measured_steps"]

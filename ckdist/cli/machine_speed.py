@@ -12,7 +12,8 @@ import numpy as np
 
 from ckdist import native
 from ckdist.cli.bench_comm import Stopwatch
-from ckdist.cli.calibration import calibrated
+from ckdist.cli.calibration import calibrated, measured_steps
+from ckdist.cli.training_speed import with_training
 from ckdist.comm.communicator import open_communicator
 from ckdist.comm.protocol import World
 from ckdist.comm.transports.link import measured_link
@@ -22,7 +23,7 @@ from ckdist.engine.launch import BUNDLED, load_model
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.planning.cluster import Cluster
 from ckdist.planning.cost import StepShape
-from ckdist.planning.machine import MachineSpec, kept_machine, kept_path
+from ckdist.planning.machine import MachineSpec, kept_machine, kept_path, machine_of, tomllib
 from ckdist.planning.machine_speed import machine_title, measure_machine
 from ckdist.planning.predict import Predictor, Way
 from ckdist.topology import this_machine
@@ -54,15 +55,25 @@ def this_machine_spec() -> MachineSpec:
 
 
 def measured(world: World) -> MachineSpec | None:
-    """This machine, on rank 0; a collective call, in which the other ranks wait and exchange."""
-    spec = measure_machine(this_machine(), lambda what: log.debug("measuring %s", what)) if world.rank == 0 else None
-    if spec is not None:
-        spec = calibrated(with_steps(spec))
-    if world.size > 1:
-        exchange = measured_exchange(world)
-        if spec is not None:
-            spec = dataclasses.replace(spec, **exchange)
-    return spec
+    """This machine, on rank 0; a collective call."""
+    spec = kernels_measured(world)
+    steps = measured_steps(spec, world)
+    return with_training(calibrated(spec, steps)) if world.rank == 0 else None
+
+
+def kernels_measured(world: World) -> MachineSpec:
+    """This machine without what whole steps reach of it; a collective call, in which the other ranks wait, and
+    exchange.
+    """
+    text = None
+    if world.rank == 0:
+        text = with_steps(measure_machine(this_machine(), lambda what: log.debug("measuring %s", what))).toml()
+    return with_exchange(machine_of(tomllib.loads(str(world.broadcast(text))), "this machine"), world)
+
+
+def with_exchange(spec: MachineSpec, world: World) -> MachineSpec:
+    """The machine with what these ranks exchange, if there are several; a collective call."""
+    return dataclasses.replace(spec, **world.broadcast(measured_exchange(world))) if world.size > 1 else spec
 
 
 def with_steps(spec: MachineSpec) -> MachineSpec:
@@ -115,4 +126,4 @@ def measured_exchange(world: World) -> dict[str, float]:
     return found | {"rank_seconds": small, "rank_core_rate": rate, "rank_rate": max(rate, 5e10)}
 
 
-__all__ = ["measured", "this_machine_spec"]
+__all__ = ["kernels_measured", "measured", "this_machine_spec", "with_exchange"]

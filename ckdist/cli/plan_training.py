@@ -16,7 +16,7 @@ COLUMNS = 100
 def run_training(config: PlanConfig, question: Question) -> int:
     """Prints the plan of a training; 0."""
     spec, method = question.checkpoint.spec, str(config.train)
-    found = training_answers(spec, question.cluster, config.batch_tokens, method)
+    found = training_answers(spec, question.cluster, config.batch_tokens, method, config.batches)
     if config.json:
         print(json.dumps([as_json(one) for one in found], indent=1))
     else:
@@ -29,6 +29,8 @@ def lines(config: PlanConfig, question: Question, found: list[TrainingAnswer]) -
     machine, (total, _) = question.cluster.machine, parameters(question.checkpoint)
     what = "all weights" if config.train == "full" else "adapters of rank 16"
     yield f"training of {what} of {total / 1e9:.2f} B parameters, {config.batch_tokens} tokens a step of each replica"
+    if config.batches > 1:
+        yield f"in {config.batches} batches, one after the other"
     yield f"{config.hosts} x {machine.name[:50]} ({machine.source[:30]})"
     yield ""
     yield f"{'mesh':<24s}{'memory of a rank':<22s}{'step':<12s}{'tokens/s':<12s}bound"

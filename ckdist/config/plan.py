@@ -65,8 +65,18 @@ class PlanConfig:
         None, "--train", choices=("full", "lora"), help="plan a training: of all weights, or of adapters alone"
     )
     batch_tokens: int = option(
-        2048, "--batch-tokens", parse=integer, low=1, high=1 << 24, metavar="N", help="of a training, of each replica"
+        2048,
+        "--batch-tokens",
+        parse=integer,
+        low=1,
+        high=1 << 24,
+        metavar="N",
+        help="of a training's step, of each replica",
     )
+    batches: int = option(
+        1, "--batches", parse=integer, low=1, high=1 << 16, metavar="N",
+        help="in which a training's step takes them, one after the other, so that all stages have work",
+    )  # fmt: skip
     json: bool = option(False, "--json", help="print one JSON object")
     plot: str | None = option(
         None, "--plot", metavar="FILE.svg", help="draw tokens/s over hosts, the roofline, and memory of a rank"

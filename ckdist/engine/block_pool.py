@@ -70,48 +70,59 @@ class BlockPool:
                 del self._idle[block]
             self._references[block] += 1
 
-    def allocate(self) -> int:
-        """A block of the caller's own; the least recently used prefix gives way when none is free.
+    def allocate(self, count: int) -> list[int]:
+        """So many blocks of the caller's own; the least recently used prefixes give way when none is free.
 
-        Needs `available`.
+        Needs as many `available`.
         """
-        if self._free:
-            block = self._free.pop()
-        else:
+        free, references, keys = self._free, self._references, self._keys
+        blocks = free[: -count - 1 : -1] if count else []
+        del free[len(free) - len(blocks) :]
+        while len(blocks) < count:
             block, _ = self._idle.popitem(last=False)
-            key = self._keys[block]
+            key = keys[block]
             assert key is not None  # of an idle block
             del self._shared[key]
-            self._keys[block] = None
+            keys[block] = None
             if self.states is not None:
                 self.states.drop(block)
-        self._references[block] = 1
-        return block
+            blocks.append(block)
+        for block in blocks:
+            references[block] = 1
+        return blocks
 
-    def share(self, block: int, parent: int, tokens: bytes) -> int:
-        """Makes a full block known. Where its prefix is known already, gives back that block, held instead of this one.
+    def share(self, blocks: list[int], parent: int, tokens: bytes) -> list[int]:
+        """Makes full blocks that follow one another known. Where a prefix is known already, its block is given back in
+        place of the caller's, and held instead of it.
 
-        parent: the shared block before it, or ROOT. tokens: its BLOCK_TOKENS int32 tokens.
+        parent: the shared block before the first, or ROOT. tokens: their int32 tokens, BLOCK_TOKENS of each.
         """
-        key = (self._serials[parent], tokens)
-        known = self._shared.get(key)
-        if known is None:
-            self._shared[key] = block
-            self._keys[block] = key
-            self._serials[block] = self._next_serial
-            self._next_serial += 1
-            return block
-        self.hold([known])
-        self.release([block])
-        return known
+        shared, serials, keys, size = self._shared, self._serials, self._keys, BLOCK_TOKENS * TOKEN_BYTES
+        each = [tokens[begin : begin + size] for begin in range(0, len(tokens), size)]
+        serial, found = serials[parent], list[int]()
+        while len(found) < len(blocks) and (known := shared.get((serial, each[len(found)]))) is not None:
+            self.hold([known])
+            self.release([blocks[len(found)]])
+            found.append(known)
+            serial = serials[known]
+        new = blocks[len(found) :]  # behind a block that is new all are
+        own = range(self._next_serial, self._next_serial + len(new))
+        self._next_serial += len(new)
+        added = list(zip((serial, *own), each[len(found) :], strict=False))
+        shared.update(zip(added, new, strict=True))
+        for block, key, number in zip(new, added, own, strict=True):
+            keys[block] = key
+            serials[block] = number
+        return found + new
 
     def release(self, blocks: list[int]) -> None:
         """One holder less for each of `blocks`, a sequence's table in its order."""
+        references, keys = self._references, self._keys
         for block in reversed(blocks):
-            self._references[block] -= 1
-            assert self._references[block] >= 0
-            if self._references[block] == 0:
-                if self._keys[block] is None:
+            left = references[block] = references[block] - 1
+            assert left >= 0
+            if left == 0:
+                if keys[block] is None:
                     self._free.append(block)
                 else:
                     self._idle[block] = None

@@ -322,7 +322,7 @@ class Engine:
                 f"all {self.states.num_slots} slots of states are used; wait or raise --parallel", "prompt"
             )
         own = SequenceState(self.states.allocate()) if self.states is not None else None
-        table = [self.pool.allocate() for _ in range(needed)]
+        table = self.pool.allocate(needed)
         try:
             chunk = min(self.scheduler.max_tokens, self.scheduler.max_outputs)
             for first in range(0, len(ids), chunk):

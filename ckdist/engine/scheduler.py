@@ -150,8 +150,8 @@ class Scheduler:
                 self._pooled -= 1
                 continue
             sequence.computed = computed = first + tokens
-            while (sequence.shared_blocks + 1) * BLOCK_TOKENS <= computed and not self.whole_prompts:
-                self.share_block(sequence)
+            if (sequence.shared_blocks + 1) * BLOCK_TOKENS <= computed and not self.whole_prompts:
+                self.share_blocks(sequence)
             if sequence.state_slots is not None:
                 self._keep_state(sequence, sequence.state_slots, decoded=tokens == 1)
 
@@ -197,7 +197,7 @@ class Scheduler:
         """Finds blocks for the last tokens. The latest arrivals give way, at worst the sequence itself: then False."""
         while sequence.num_blocks < sequence.blocks:
             if self.pool.available:
-                self.append_block(sequence)
+                self.append_blocks(sequence, 1)
             elif self._preempt() is sequence:
                 return False
         return True
@@ -245,25 +245,26 @@ class Scheduler:
         sequence.computed = len(prefix) * BLOCK_TOKENS
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.computed
-        while sequence.num_blocks < blocks:
-            self.append_block(sequence)
+        self.append_blocks(sequence, blocks - sequence.num_blocks)
         sequence.state = State.RUNNING
         self.waiting.popleft()
         self.running.append(sequence)
         self._pooled += sequence.wants_hidden
         return True
 
-    def append_block(self, sequence: Sequence) -> None:
-        """Gives a sequence one more block; there is one."""
-        sequence.block_table[sequence.num_blocks] = self.pool.allocate()
-        sequence.num_blocks += 1
+    def append_blocks(self, sequence: Sequence, count: int) -> None:
+        """Gives a sequence so many more blocks; there are as many."""
+        begin = sequence.num_blocks
+        sequence.num_blocks += count
+        sequence.block_table[begin : begin + count] = self.pool.allocate(count)
 
-    def share_block(self, sequence: Sequence) -> None:
-        """Makes the next full block of a sequence known to the pool."""
-        index, table = sequence.shared_blocks, sequence.block_table
-        tokens = sequence.tokens[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS].tobytes()
-        table[index] = self.pool.share(int(table[index]), int(table[index - 1]) if index else ROOT, tokens)
-        sequence.shared_blocks += 1
+    def share_blocks(self, sequence: Sequence) -> None:
+        """Makes the full blocks of a sequence, as far as it is computed, known to the pool."""
+        begin, end, table = sequence.shared_blocks, sequence.computed // BLOCK_TOKENS, sequence.block_table
+        tokens = sequence.tokens[begin * BLOCK_TOKENS : end * BLOCK_TOKENS].tobytes()
+        parent = int(table[begin - 1]) if begin else ROOT
+        table[begin:end] = self.pool.share(table[begin:end].tolist(), parent, tokens)
+        sequence.shared_blocks = end
 
     def _release(self, sequence: Sequence) -> None:
         """Gives back all blocks of a sequence, and its state; snapshots of it stay."""

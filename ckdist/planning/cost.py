@@ -40,6 +40,12 @@ WIRE, WIRE_SECONDS = 1e9, 30e-6  # between hosts: bytes per second, and seconds 
 MIXERS = "attend", "attend_latent", "delta_rule"
 PRODUCTS = "linear", "linear_heads", "experts"
 COLLECTIVES = "all_reduce", "all_to_all", "all_gather"
+PRODUCT, HEADS, EXPERTS, ATTENTION, EXCHANGED, OTHERS = "products", "heads", "experts", "attention", "exchange", "rest"
+# What an instruction, or the step that it is fused into, belongs to; all others are OTHERS.
+GROUP_OF = {
+    "linear": PRODUCT, "gated": PRODUCT, "linear_heads": HEADS, "experts": EXPERTS, "route": EXPERTS,
+    **dict.fromkeys((*MIXERS, "rope", "norm_latent"), ATTENTION), **dict.fromkeys(COLLECTIVES, EXCHANGED),
+}  # fmt: skip
 LOCAL = 10  # NUMA distance of a node to itself
 CACHE_TYPES = "i16", "i16"  # of keys and values
 
@@ -161,6 +167,7 @@ class CostModel:
     """Prices one rank's steps of a program, and its layers: where these differ, their mean.
 
     `places`: of all ranks, `mesh` has this one's rank. `weight(name)`: of a matrix. `cache`: types of keys and values.
+    `alike`: the part of a token's experts that it has because others chose them.
     """
 
     def __init__(
@@ -171,9 +178,10 @@ class CostModel:
         machine: MachineSpec,
         weight: Callable[[str], WeightCost],
         cache: tuple[str, str] = CACHE_TYPES,
+        alike: float = 0.0,
     ) -> None:
         self.layers, self.mesh, self.places, self.weight = layers_of(program), mesh, places, weight
-        self.own, self.machine, self.cache = places[mesh.rank], machine, cache
+        self.own, self.machine, self.cache, self.alike = places[mesh.rank], machine, cache, alike
         self.neighbours = sum((p.host, p.node) == (self.own.host, self.own.node) for p in places)
         self.direct_bytes = Thresholds().transport_direct_bytes
         self.distinct = self._distinct(program)
@@ -199,6 +207,14 @@ class CostModel:
         for instr, count in self.distinct:
             times = times.plus(self._times(instr, shape), count)
         return times
+
+    def groups(self, shape: StepShape) -> dict[str, float]:
+        """Seconds of a step by GROUP_OF."""
+        found: dict[str, float] = {}
+        for instr, count in self.distinct:
+            group = GROUP_OF.get(instr.op, OTHERS)
+            found[group] = found.get(group, 0.0) + count * self._times(instr, shape).total
+        return found
 
     def seconds(self, tokens: int) -> float:
         """Of one layer of a step with `tokens` tokens of one prompt and no context before them."""
@@ -306,6 +322,7 @@ class CostModel:
         computed = read = 0.0
         for cost, each, elements in self._parts(instr, shape):
             rate = self.machine.product_rate(cost.kind, cost.form, each)
+            rate *= self.machine.achieved_heads if instr.op == "linear_heads" else 1.0
             computed += 2.0 * each * elements / (self.own.threads * rate)
             read += elements * cost.element_bytes
         return self._overlapped(read, computed, sum(map(self.own.factor, sources)) / len(sources))
@@ -330,11 +347,11 @@ class CostModel:
             yield self.weight(matrix.name), each, elements
 
     def _touched(self, instr: Instr, stack: Weight, rows: int) -> float:
-        """The part of this rank's experts that some row takes, were each row's choice by chance; where ranks have
-        different experts, of the rank that has the most of them.
+        """The part of this rank's experts that some row takes; where ranks have different experts, of the rank that has
+        the most of them.
         """
         used, experts = instr.inputs[1].dims[-1].count, stack.dims[0]
-        hit = 1 - (1 - min(1.0, used / experts.count)) ** rows
+        hit = experts_hit(used / experts.count, rows, self.alike)
         if experts.axis is None:
             return hit
         return min(1.0, hit * whole_factor(used * rows, self.mesh.size(experts.axis)))
@@ -377,6 +394,13 @@ class CostModel:
         return -(-rows // self.mesh.size(dim.axis)) if dim.axis else rows
 
 
+def experts_hit(used: float, rows: float, alike: float = 0.0) -> float:
+    """The part of all experts that some of the rows take, each of which takes the part `used` of them: by chance, or
+    with a part of its choices that others made already.
+    """
+    return 1 - (1 - min(1.0, used)) ** (1 + (rows - 1) * (1 - alike))
+
+
 def _matrices(instr: Instr) -> list[Weight]:
     """The weights of an instruction without its vectors."""
     return [w for w in instr.weights if w is not None and len(w.dims) > 1]
@@ -404,6 +428,7 @@ __all__ = [
     "RankPlace",
     "StepShape",
     "Times",
+    "experts_hit",
     "layers_of",
     "nominal",
     "place_of",

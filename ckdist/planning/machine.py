@@ -9,7 +9,7 @@ import math
 import pathlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ckdist.comm.thresholds import cache_folder
@@ -71,12 +71,17 @@ class MachineSpec:
     bf16: float = fact("arithmetic", "the same with bfloat16", 1e6, 1e18)
     int8: float = fact("arithmetic", "the same with bytes", 1e6, 1e18)
     achieved_arithmetic: float = fact("arithmetic", "the share of it that products reach", 0.01, 1.0, 0.7)
+    achieved_heads: float = fact("arithmetic", "the share of that that small products of heads reach", 0.01, 4.0, 1.0)
     attention: float = fact("arithmetic", "operations per second of one core in attention; 0: as f32", 0.0, 1e18, 0.0)
     attention_one: float = fact("arithmetic", "the same for single tokens; 0: as attention", 0.0, 1e18, 0.0)
     latent: float = fact("arithmetic", "the same in latent attention; 0: as attention", 0.0, 1e18, 0.0)
     latent_one: float = fact("arithmetic", "the same for single tokens; 0: as attention_one", 0.0, 1e18, 0.0)
     elementwise: float = fact("arithmetic", "numbers per second of one core in norms and gates", 1e3, 1e15, 4e9)
     overlap_loss: float = fact("arithmetic", "of reading and computing the hidden part that costs", 0.0, 4.0, 0.25)
+
+    training: float = fact("training", "the share of a product's rate that those of training reach", 0.01, 4.0, 1.0)
+    training_attention: float = fact("training", "operations per second of one core in its attention", 0.0, 1e18, 0.0)
+    training_elementwise: float = fact("training", "numbers per second of one core in its row steps", 0.0, 1e15, 0.0)
 
     barrier: float = fact("steps", "seconds of a barrier of a node's threads", 0.0, 1.0, 2e-6)
     between: float = fact("steps", "seconds between two steps", 0.0, 10.0, 3e-4)
@@ -140,6 +145,12 @@ class MachineSpec:
                 part = (at - math.log(low)) / (math.log(high) - math.log(low))
                 return slow * (fast / slow) ** part
         return rates[-1]
+
+    def with_product(self, kind: str, index: int, rate: float) -> "MachineSpec":
+        """The machine with another rate of a type's products of PRODUCT_ROWS[index] rows."""
+        rates = list(self.products[kind])
+        rates[index] = rate
+        return replace(self, products={**self.products, kind: tuple(rates)})
 
     def attention_rate(self, latent: bool = False, single: bool = False) -> float:
         """Operations per second of one core in attention: over latent vectors, and of one token of each sequence."""

@@ -98,7 +98,8 @@ class StageModel:
 class Predictor:
     """A model on a cluster, divided in a way. ConfigError where it cannot be divided so.
 
-    `ubatch_size`: tokens of a step at most; `quantize` as of --quantize; `cache`: types of keys and values.
+    `ubatch_size`: tokens of a step at most; `quantize` as of --quantize; `cache`: types of keys and values; `alike`
+    as of `CostModel`.
     """
 
     def __init__(
@@ -109,9 +110,10 @@ class Predictor:
         ubatch_size: int = 512,
         quantize: str | None = None,
         cache: tuple[str, str] = ("i16", "i16"),
+        alike: float = 0.0,
     ) -> None:
         self.checkpoint, self.cluster, self.way, self.ubatch_size = checkpoint, cluster, way, ubatch_size
-        self.quantize, self.cache = quantize, cache
+        self.quantize, self.cache, self.alike = quantize, cache, alike
         if cluster.hosts % way.replicas or (cluster.size // way.replicas) % way.stages:
             raise ConfigError(
                 f"{cluster.hosts} hosts of {cluster.local_size} ranks cannot be {way.replicas} replicas of "
@@ -152,7 +154,9 @@ class Predictor:
         prefill, decode, mesh = layouts_for(config, world, spec, self.cluster.machine.link)
         layouts = [decode] if prefill is decode else [decode, prefill]
         programs = [stage.program(trace(main_forward(spec), spec, layout, mesh), mesh) for layout in layouts]
-        costs = [CostModel(p, mesh, places, self.cluster.machine, self.weight, self.cache) for p in programs]
+        costs = [
+            CostModel(p, mesh, places, self.cluster.machine, self.weight, self.cache, self.alike) for p in programs
+        ]
         return StageModel(programs, costs, decode, mesh, stage.layers)
 
     # Time

@@ -4,6 +4,7 @@
 ones, which `ckdist bench steps` writes as rows, sampling and Python included, or those of a prediction.
 """
 
+import bisect
 import json
 import math
 import pathlib
@@ -64,14 +65,24 @@ class LinearStepCost:
 
     def seconds(self, step: StepTotals) -> float:
         """That the step takes."""
-        size = min(step.tokens, self.sizes[-1])
-        base = float(np.interp(size, self.sizes, self.seconds_of)) * max(1.0, step.tokens / self.sizes[-1])
+        base = self._base(step.tokens)
         return (
             base
             + self.per_output * max(0, step.outputs - 1)
             + self.per_prompt_attended * step.prompt_attended
             + self.per_decode_context * step.decode_context
         )
+
+    def _base(self, tokens: int) -> float:
+        """Of a step of so many tokens of a prompt without context."""
+        sizes, seconds = self.sizes, self.seconds_of
+        above = bisect.bisect_left(sizes, tokens)
+        if above == 0:
+            return seconds[0]
+        if above == len(sizes):
+            return seconds[-1] * tokens / sizes[-1]
+        low, high = sizes[above - 1], sizes[above]
+        return seconds[above - 1] + (seconds[above] - seconds[above - 1]) * (tokens - low) / (high - low)
 
 
 def step_row(step: StepTotals, seconds: float) -> dict[str, Any]:

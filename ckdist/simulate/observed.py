@@ -21,13 +21,15 @@ class Gaps:
         self.counts[_bin(seconds)] += count
 
     def add_line(self, first: float, last: float, steps: int, count: int) -> None:
-        """`count` gaps of each of `steps` lengths, evenly from `first` to `last`."""
+        """`count` gaps of each of `steps` lengths, evenly from `first` up to `last`."""
         low, high = _bin(first), _bin(last)
-        if low == high:
-            self.counts[low] += steps * count
-            return
-        each = np.log(np.maximum(np.linspace(first, last, steps), LEAST_SECONDS) / LEAST_SECONDS) / BIN
-        np.add.at(self.counts, np.minimum(each.astype(np.int64), BINS - 1), count)
+        done, more = 0, (last - first) / max(1, steps - 1)
+        for at in range(low, high):
+            end = LEAST_SECONDS * math.exp((at + 1) * BIN)
+            upto = min(steps, math.ceil((end - first) / more))
+            self.counts[at] += (upto - done) * count
+            done = upto
+        self.counts[high] += (steps - done) * count
 
     def quantile(self, part: float) -> float | None:
         """Seconds that this part of the gaps does not exceed; None of no gap."""

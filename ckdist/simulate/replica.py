@@ -6,10 +6,12 @@ once (`Replica._decode_on`): the same blocks are found in the same order, and co
 most MOST_STEPS steps to the last.
 """
 
+import bisect
 import math
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -53,6 +55,30 @@ class Journey:
     owner: int = -1
     first: float = math.inf
     last: float = math.inf
+
+
+class Stretch(NamedTuple):
+    """Steps one after the other from `begin` on: the first takes `first` seconds, each other one `more` than the one
+    before.
+    """
+
+    begin: float
+    first: float
+    more: float
+
+    def gap(self, step: int) -> float:
+        """Seconds of a step; the first is 1."""
+        return self.first + self.more * (step - 1)
+
+    def end(self, steps: int) -> float:
+        """When so many steps are done."""
+        return self.begin + steps * self.first + self.more * (steps * (steps - 1) / 2)
+
+    def ended_before(self, until: float, most: int) -> int:
+        """How many of `most` steps are done before `until`."""
+        if self.end(most) < until:
+            return most
+        return bisect.bisect_left(range(1, most + 1), until, key=self.end)
 
 
 class Replica:
@@ -169,11 +195,13 @@ class Replica:
         return True
 
     def _collect(self) -> bool:
-        """Takes what the oldest step brings; whether it decoded all that runs, none of which has ended."""
+        """Takes what the oldest step brings; whether the next steps decode a token of all that runs and no more: all of
+        it has a token of this step, and none waits, or this one did no more either and none has ended.
+        """
         step, done = self._under_way.popleft()
         self._pass(done)
         gaps: Counter[float] = Counter()
-        running, decoded = len(self._scheduler.running), len(step.chunks)
+        running, decoded, going_on = len(self._scheduler.running), len(step.chunks), 0
         for chunk in step.chunks:
             sequence = chunk.sequence
             sequence.in_flight -= 1
@@ -189,9 +217,12 @@ class Replica:
             sequence.length += 1
             if sequence.length == len(sequence.tokens):
                 self._finish(sequence, request)
+            else:
+                going_on += 1
         for gap, count in gaps.items():
             self.seen.gaps.add(gap, count)
-        return decoded == running == len(self._scheduler.running)
+        runs = len(self._scheduler.running)
+        return going_on == runs and (not self._scheduler.waiting or decoded == running == runs)
 
     def _pass(self, done: float) -> None:
         """The clock moves to the end of a step."""
@@ -204,34 +235,35 @@ class Replica:
         self.clock = max(self.clock, done)
 
     def _decode_on(self, until: float) -> None:
-        """Takes the steps that come next where each decodes one token of all that runs and none ends, if they begin
-        before `until`. What waits could not be admitted, and cannot be while nothing ends.
+        """Takes the steps that come next where each decodes one token of all that runs, up to the first in which one
+        ends, if they begin before `until`. What waits could not be admitted, and cannot be while nothing ends.
         """
         running = self._scheduler.running
-        steps = min(MOST_STEPS, min((len(s.tokens) - s.length for s in running), default=0) - 1)
-        blocks = sum(-(-(s.length + steps) // BLOCK_TOKENS) - s.num_blocks for s in running)
+        steps = min(MOST_STEPS, min((len(s.tokens) - s.length for s in running), default=0))
+        blocks = sum(-(-(s.length + steps - 1) // BLOCK_TOKENS) - s.num_blocks for s in running)
         if self.shape.stages > 1 or steps < 2 or blocks > self._scheduler.pool.available:
             return
         count, context = len(running), sum(s.length for s in running)
         first, last = (
-            self.cost.seconds(StepTotals(decodes=count, decode_context=context + done * count, outputs=count))
-            for done in (0, steps - 1)
+            self.cost.seconds(StepTotals(0, 0, count, context + done * count, count)) for done in (0, steps - 1)
         )
-        ends = self.clock + np.cumsum(np.linspace(first, last, steps))
-        taken = min(steps, 1 + int(np.searchsorted(ends, until)))
+        stretch = Stretch(self.clock, first, (last - first) / (steps - 1))
+        taken = min(steps, 1 + stretch.ended_before(until, steps))
         if self._failures:
-            taken = min(taken, int(np.searchsorted(ends, self._failures[0], side="right")))
+            taken = min(taken, stretch.ended_before(self._failures[0], steps))
         if taken < 2:
             return
         decode_together(self._scheduler, taken)
-        self.seen.gaps.add_line(first, first + (last - first) * (taken - 1) / (steps - 1), taken, count)
-        self.seen.busy += float(ends[taken - 1]) - self.clock
+        self.seen.gaps.add_line(first, stretch.gap(taken), taken, count)
+        self.seen.busy += stretch.end(taken) - self.clock
         self.seen.steps += taken - 1
-        self._pass(float(ends[taken - 1]))
+        self._pass(stretch.end(taken))
         self._stage_free[0] = self.clock
-        for sequence in running:
+        for sequence in tuple(running):
             request: Journey = sequence.id  # type: ignore[assignment]
             request.last = self.clock
+            if sequence.length == len(sequence.tokens):
+                self._finish(sequence, request)
 
     def _finish(self, sequence: EngineSequence, request: Journey) -> None:
         """A request has all its tokens."""
@@ -272,19 +304,15 @@ def totals_of(step: Step) -> StepTotals:
 
 def decode_together(scheduler: Scheduler, steps: int) -> None:
     """What so many times `schedule` and `commit` do where each decodes one token of all that runs, and none waits for
-    a block: blocks are found and become known in the same order.
+    a block. The same blocks are found; which of them a sequence has is of no account.
     """
-    events: list[tuple[int, int, int]] = []  # step, what is done, whose
-    for index, sequence in enumerate(scheduler.running):
-        length = sequence.length
-        grown = range(sequence.num_blocks * BLOCK_TOKENS - length + 1, steps, BLOCK_TOKENS)
-        known = range((sequence.shared_blocks + 1) * BLOCK_TOKENS - length, steps, BLOCK_TOKENS)
-        events += [(step, 0, index) for step in grown] + [(step, 1, index) for step in known]
-    for _, known, index in sorted(events):
-        (scheduler.share_block if known else scheduler.append_block)(scheduler.running[index])
     for sequence in scheduler.running:
-        sequence.length += steps
         sequence.computed += steps
+        sequence.length += steps
+        if sequence.num_blocks * BLOCK_TOKENS < sequence.computed:
+            scheduler.append_blocks(sequence, -(-sequence.computed // BLOCK_TOKENS) - sequence.num_blocks)
+        if (sequence.shared_blocks + 1) * BLOCK_TOKENS <= sequence.computed:
+            scheduler.share_blocks(sequence)
 
 
-__all__ = ["Journey", "Replica", "ServerShape", "decode_together", "totals_of"]
+__all__ = ["Journey", "Replica", "ServerShape", "Stretch", "decode_together", "totals_of"]

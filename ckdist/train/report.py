@@ -45,6 +45,7 @@ class StepReport:
     eval_loss: float | None = None
     aux_loss: float | None = None  # that balances experts, without its coefficient; not in `loss`
     bubble: float | None = None  # time in which stages wait, as a part of that in which they compute
+    predicted_seconds: float | None = None  # that a step of so many tokens was predicted to take
     bubble_formula: float | None = None  # (S - 1) / (M V) of S stages, V chunks of layers of each and M batches
 
 
@@ -96,6 +97,7 @@ class Report:
             more = (("aux", r.aux_loss), ("eval", r.eval_loss))
             ahead = "".join(f" {name} loss {value:.4f}" for name, value in more if value is not None)
             stages = "" if r.bubble is None else f" bubble {r.bubble:.0%} ({r.bubble_formula:.0%} by formula)"
+            stages += "" if r.predicted_seconds is None else f" {r.seconds:.3g} s, predicted {r.predicted_seconds:.3g}"
             log.info(
                 "step %d of %d loss %.4f%s lr %.2e norm %.3f %s %.1f GFLOP/s%s%s",
                 r.step, r.steps, r.loss, ahead, r.learning_rate, r.grad_norm, _speed(r), r.gflops, peak, stages,

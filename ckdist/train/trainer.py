@@ -45,6 +45,7 @@ from ckdist.train.reference import ReferenceExecutable
 from ckdist.train.report import Report, StepReport, check_report_to
 from ckdist.train.schedule import Schedule
 from ckdist.train.source import BatchSource, share_source
+from ckdist.train.step_cost import TrainingStepCost, cluster_of
 from ckdist.weights.adapter_file import save_adapter
 
 log = logging.getLogger(__name__)
@@ -182,6 +183,10 @@ class Trainer:
         self.schedule = Schedule.of(config, self.state.steps)
         self.peak = self.ranks.sum(arithmetic_rate(self.threads, self.placement.cpus, PEAK_FORMATS[config.bf16]))[0]
         self._tell_memory(mesh, needed)
+        self.cost = TrainingStepCost(
+            program, cluster_of(world, self.threads), config.max_length, config.activation_checkpointing,
+            self.model.tracer,
+        )  # fmt: skip
         if world.rank == 0:
             self.report = Report(self.output, self.state.step, self.state.steps, config.report_to)
 
@@ -376,9 +381,16 @@ class Trainer:
             self.state.step, self.state.steps, self._epoch(), loss / max(tokens, 1), rate, result.grad_norm,
             result.skipped, int(tokens), int(every), seconds, every / seconds, tokens / seconds, gflops,
             gflops * 1e9 / self.peak if self.peak else 0.0,
-            aux_loss=balance / max(tokens, 1) if self.model.spec.balance_coefficient else None, **waiting,
+            aux_loss=balance / max(tokens, 1) if self.model.spec.balance_coefficient else None,
+            predicted_seconds=self._predicted(int(every), len(batches)), **waiting,
         )  # fmt: skip
         return report, bool(stops)
+
+    def _predicted(self, tokens: int, batches: int) -> float | None:
+        """Seconds that a step of so many tokens of all replicas was predicted to take, on rank 0."""
+        if self.world.rank or not tokens:
+            return None
+        return self.cost.step(-(-tokens // self.ranks.mesh.size("dp")), batches).total
 
     def _bubble(self, seconds: float, busy: float, batches: int) -> dict[str, float]:
         """The bubble of a step of so many seconds, of which this rank computed for `busy`: measured and by formula, as

@@ -9,7 +9,7 @@ import pytest
 from tests.support.launched import LAUNCH
 from tests.support.launcher import environment
 from tests.support.paths import ROOT
-from tests.support.served import healthy, wait_for
+from tests.support.served import wait_healthy
 from tests.support.thread_ranks import free_port
 
 EXAMPLES = ROOT / "examples"
@@ -64,6 +64,7 @@ def test_train_pipeline(tmp_path):
     for stages in (1, 2):
         words = ["train", str(EXAMPLES / "train_pipeline.toml"), "-pp", str(stages), "--set", "max_steps=2"]
         words += ["--set", "logging_steps=1", "--set", f"output_dir=on{stages}", "--set", "max_length=64", "-v"]
+        words += ["--set", 'train_file=["{stdlib}/json/*.py"]']
         command = [sys.executable, "-m", "ckdist.cli.main", *words]
         done = subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=150)
         assert done.returncode == 0, done.stderr
@@ -92,7 +93,7 @@ def test_chat_client():
     words = [sys.executable, "-m", "ckdist.cli.main", "serve", "-t", "1", "-c", "256", "--port", str(port)]
     server = subprocess.Popen(words, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        wait_for(lambda: healthy(f"http://127.0.0.1:{port}"), 60)
+        wait_healthy(f"http://127.0.0.1:{port}")
         flags = ("--url", f"http://127.0.0.1:{port}", "--max-tokens", "12")
         assert run("chat_client.py", *flags, "What is a list?", "And a tuple?").count("\n") >= 2
         assert run("chat_client.py", *flags, input="What is a list?\n").strip()

@@ -16,16 +16,16 @@ import pytest
 from ckdist.cli.local_ranks import nodes_in_use, run_ranks, wanted_ranks
 from ckdist.config import BenchConfig, ChatConfig, GenerateConfig, TrainCommand
 from ckdist.topology import read_machine
+from tests.support.generated import GENERATE, tokens_of_one_process
 from tests.support.launched import ranks_of, wait_ended
 from tests.support.launcher import environment, mpirun
 from tests.support.paths import ROOT
-from tests.support.served import healthy, wait_for
+from tests.support.served import wait_healthy
 from tests.support.thread_ranks import free_port
 from tests.support.tiny_training import toml
 from tests.support.trees.layouts import LAYOUTS
 
 CKDIST = (sys.executable, "-m", "ckdist.cli.main")
-GENERATE = ("generate", "-p", "def main(", "-n", "12", "--temp", "0", "-t", "1", "--json")
 
 
 def ckdist(*words: str, before=CKDIST, **more) -> subprocess.CompletedProcess:
@@ -62,8 +62,8 @@ def test_a_rank_starts_none(variable, monkeypatch):
 
 
 def test_the_same_text_and_a_clear_line():
-    alone, two = ckdist(*GENERATE), ckdist(*GENERATE, "-tp", "2")
-    assert two.returncode == 0 and json.loads(two.stdout)["token_ids"] == json.loads(alone.stdout)["token_ids"]
+    two = ckdist(*GENERATE, "-tp", "2")
+    assert two.returncode == 0 and json.loads(two.stdout)["token_ids"] == tokens_of_one_process()
     piped = ckdist("chat", "-t", "1", "-n", "4", "-tp", "2", input="hello\n")
     assert piped.returncode == 0 and piped.stdout.strip() and not piped.stderr
     wrong = ckdist(*GENERATE, "-tp", "2", "-m", "/no/such.gguf")
@@ -92,7 +92,7 @@ def test_a_server_drains_and_a_lost_rank_is_named():
     for number, code in ((signal.SIGTERM, 0), (signal.SIGKILL, 128 + signal.SIGKILL)):
         job = start(*words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         try:
-            wait_for(lambda: healthy(f"http://127.0.0.1:{port}"), 60)
+            wait_healthy(f"http://127.0.0.1:{port}")
             tree = psutil.Process(job.pid).children(recursive=True)
             listening = {c.laddr.port for p in tree for c in p.net_connections("inet") if c.status == "LISTEN"}
             assert listening == {port}

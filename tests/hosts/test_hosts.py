@@ -32,10 +32,11 @@ MODEL = ROOT / "tests/golden/llama3"
 ASK = """
 import sys, time, httpx
 url = sys.argv[1]
-while httpx.get(url + "/health").status_code != 200:
+client = httpx.Client()
+while client.get(url + "/health").status_code != 200:
     time.sleep(0.05)
 body = dict(prompt="abc", max_tokens=5, temperature=0, ignore_eos=True)
-print(httpx.post(url + "/v1/completions", json=body, timeout=10).text)
+print(client.post(url + "/v1/completions", json=body, timeout=10).text)
 """
 
 

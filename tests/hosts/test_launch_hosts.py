@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.generated import GENERATE, tokens_of_one_process
 from tests.support.hosts import Hosts, why_not
 from tests.support.launched import launch, launched
-from tests.support.launcher import run_ranks
 from tests.support.paths import ROOT
 from tests.support.served import wait_for
 from tests.support.tiny_training import toml
@@ -17,7 +17,6 @@ from tests.support.tiny_training import toml
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no network namespaces here: {why_not()}")
 
 AGENT = f"{ROOT}/launch/netns-agent {{host}} {{command}}"
-GENERATE = ("generate", "-p", "def main(", "-n", "12", "--temp", "0", "-t", "1", "--json")
 
 
 @pytest.fixture
@@ -43,11 +42,10 @@ def running(hosts: Hosts, *flags: str) -> Iterator:
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_same_text_as_one_process(hosts, ranks):
-    alone = run_ranks(1, "-m", "ckdist.cli.main", *GENERATE)
     before = hosts.carried()
     done = launch(*words(hosts, "-n", str(ranks), "--no-prefix"), "ckdist", *GENERATE, env=env(hosts))
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["token_ids"] == json.loads(alone.stdout)["token_ids"]
+    assert json.loads(done.stdout)["token_ids"] == tokens_of_one_process()
     assert hosts.carried() - before > 10_000 and hosts.wait_empty(3) == []
 
 

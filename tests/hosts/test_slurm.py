@@ -5,7 +5,8 @@ import json
 import httpx
 import pytest
 
-from tests.support.launcher import environment, run_ranks
+from tests.support.generated import GENERATE, tokens_of_one_process
+from tests.support.launcher import environment
 from tests.support.paths import ROOT
 from tests.support.served import healthy, wait_for
 from tests.support.slurm import Slurm, why_not
@@ -15,7 +16,8 @@ from tests.support.torchrun import secret
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=f"no Slurm here: {why_not()}")
 
-GENERATE = ("generate", "-p", "def main(", "-n", "12", "--temp", "0", "-t", "1", "--json")
+
+EVERY = 0.3  # seconds between two calls of squeue
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +32,12 @@ def env(tmp_path):
 
 
 def test_the_tasks_of_srun_are_ranks(slurm, env, tmp_path):
-    alone = run_ranks(1, "-m", "ckdist.cli.main", *GENERATE)
     words = ("srun", "-n", "2", "--overcommit", "--mpi=none", "--cpu-bind=none", "ckdist", *GENERATE)
     done = slurm.run(*words, env={**env, "CKDIST_JOB_SECRET_FILE": secret(tmp_path)}, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["token_ids"] == json.loads(alone.stdout)["token_ids"]
+    assert json.loads(done.stdout)["token_ids"] == tokens_of_one_process()
     single = slurm.run("srun", "-n", "1", "ckdist", *GENERATE, env=env, cwd=ROOT)
-    assert json.loads(single.stdout)["token_ids"] == json.loads(alone.stdout)["token_ids"], single.stderr
+    assert json.loads(single.stdout)["token_ids"] == tokens_of_one_process(), single.stderr
 
 
 def submit(slurm, env, *words: str, output) -> str:
@@ -55,12 +56,12 @@ def test_a_server_and_its_drain(slurm, env, tmp_path):
     flags = ("--port", str(port), "-t", "1", "-c", "256")
     model = str(ROOT / "ckdist/models/bundled")
     job = submit(slurm, env, str(ROOT / "launch/slurm/serve.sbatch"), model, *flags, output=output)
-    wait_for(lambda: healthy(f"http://127.0.0.1:{port}") or state(slurm, job).startswith("FAILED"), 60)
+    wait_for(lambda: healthy(f"http://127.0.0.1:{port}") or state(slurm, job).startswith("FAILED"), 60, EVERY)
     body = {"prompt": "def", "max_tokens": 4, "temperature": 0}
     assert httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=30).status_code == 200
     assert oct((tmp_path / f".ckdist-job-{job}").stat().st_mode & 0o777) == "0o600"
     slurm.run("scancel", "--signal=TERM", "--batch", job)
-    wait_for(lambda: not state(slurm, job).startswith(("RUNNING", "COMPLETING")), 40)
+    wait_for(lambda: not state(slurm, job).startswith(("RUNNING", "COMPLETING")), 40, EVERY)
     assert state(slurm, job).startswith("COMPLETED"), state(slurm, job) + output.read_text()
     assert not (tmp_path / f".ckdist-job-{job}").exists() and "2 ranks" in output.read_text()
 
@@ -71,7 +72,7 @@ def test_a_training_saves_a_checkpoint_and_is_queued_again(slurm, env, tmp_path)
     job = submit(slurm, env, str(ROOT / "launch/slurm/train.sbatch"), str(toml(tmp_path, **fields)), output=output)
     wait_for(lambda: metrics.exists() and metrics.read_text(), 60)
     slurm.run("scancel", "--signal=TERM", "--batch", job)
-    wait_for(lambda: not state(slurm, job).startswith(("RUNNING", "COMPLETING")), 40)
+    wait_for(lambda: not state(slurm, job).startswith(("RUNNING", "COMPLETING")), 40, EVERY)
     assert state(slurm, job).startswith("PENDING"), state(slurm, job) + output.read_text()  # Slurm waits two minutes
     assert len(list((tmp_path / "out").glob("checkpoint-*"))) == 1
     slurm.run("scancel", job)

@@ -12,13 +12,12 @@ import httpx
 import psutil
 import pytest
 
+from tests.support.generated import GENERATE, tokens_of_one_process
 from tests.support.launched import launch, launched, ranks_of, wait_ended
-from tests.support.launcher import run_ranks
-from tests.support.served import healthy, wait_for
+from tests.support.served import healthy, wait_for, wait_healthy
 from tests.support.thread_ranks import free_port
 from tests.support.tiny_training import toml
 
-GENERATE = ("generate", "-p", "def main(", "-n", "12", "--temp", "0", "-t", "1", "--json")
 HEALTHY_SECONDS = 15.0  # in which a server answers again
 
 
@@ -37,10 +36,9 @@ def test_ranks_and_their_output():
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_same_text_as_one_process(size):
-    alone = run_ranks(1, "-m", "ckdist.cli.main", *GENERATE)
     done = launch("-n", str(size), "--no-prefix", "ckdist", *GENERATE)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["token_ids"] == json.loads(alone.stdout)["token_ids"]
+    assert json.loads(done.stdout)["token_ids"] == tokens_of_one_process()
 
 
 @pytest.mark.parametrize(
@@ -142,22 +140,13 @@ def test_a_world_is_started_once_and_not_by_what_a_rank_starts():
     assert done.returncode == 0, done.stderr
 
 
-def test_no_rank_listens_but_the_server():
-    """Neither the supervisor nor a rank opens a port; the server's alone is there."""
-    port = free_port()
-    with serving(port) as job:
-        tree = [psutil.Process(job.pid), *psutil.Process(job.pid).children(recursive=True)]
-        listening = {c.laddr.port for p in tree for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN}
-        assert listening == {port}
-
-
 @contextlib.contextmanager
 def serving(port: int, *flags: str, folder: str | None = None) -> Iterator[subprocess.Popen]:
     """`ckdist launch flags... -n 2 ckdist serve`, once it answers."""
     model = ("-m", folder) if folder else ()
     words = ("serve", "--port", str(port), "-t", "1", "-c", "256", "--comm-timeout", "5", *model)
     with launched("-n", "2", *flags, "ckdist", *words) as job:
-        wait_for(lambda: healthy(f"http://127.0.0.1:{port}"), 60)
+        wait_healthy(f"http://127.0.0.1:{port}")
         yield job
 
 
@@ -191,7 +180,7 @@ def test_a_server_answers_again_after_a_kill(rank):
         ranks_of(job)[rank].kill()
         killed = time.monotonic()
         wait_for(lambda: not healthy(f"http://127.0.0.1:{port}"), 10)
-        wait_for(lambda: healthy(f"http://127.0.0.1:{port}"), HEALTHY_SECONDS - (time.monotonic() - killed))
+        wait_healthy(f"http://127.0.0.1:{port}", HEALTHY_SECONDS - (time.monotonic() - killed))
         after = ask(port, 8, timeout=30).json()["choices"][0]["text"]
         done.set()
         for client in clients:
@@ -205,9 +194,13 @@ def test_a_server_answers_again_after_a_kill(rank):
     assert {status for status, _ in ends} <= {0, 200, 503} and max(seconds for _, seconds in ends) < HEALTHY_SECONDS
 
 
-def test_sigterm_lets_a_stream_end():
+def test_the_server_alone_listens_and_sigterm_lets_a_stream_end():
+    """Neither the supervisor nor a rank opens a port."""
     port, answers = free_port(), []
     with serving(port) as job:
+        tree = [psutil.Process(job.pid), *psutil.Process(job.pid).children(recursive=True)]
+        listening = {c.laddr.port for p in tree for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN}
+        assert listening == {port}
         client = threading.Thread(target=lambda: answers.append(ask(port, 150, timeout=30)))
         client.start()
         metrics = lambda: httpx.get(f"http://127.0.0.1:{port}/metrics").text

@@ -13,22 +13,16 @@ import time
 import httpx
 import pytest
 
+from tests.support.generated import GENERATE, tokens_of_one_process
 from tests.support.launcher import environment, run_ranks
 from tests.support.paths import ROOT
-from tests.support.served import healthy, wait_for, write_tokenizer
+from tests.support.served import wait_healthy, write_tokenizer
 from tests.support.thread_ranks import free_port
-from tests.support.torchrun import CKDIST, finish, secret, start
-
-GENERATE = ("generate", "-p", "def main(", "-n", "12", "--temp", "0", "-t", "1", "--json")
+from tests.support.torchrun import finish, secret, start
 
 
 @pytest.mark.parametrize("size, transport", [(2, "tcp"), (3, "auto")])
 def test_same_text_as_one_rank(size, transport, tmp_path):
-    alone = json.loads(
-        subprocess.run(
-            [*CKDIST, *GENERATE], capture_output=True, text=True, timeout=40, cwd=ROOT, env=environment()
-        ).stdout
-    )
     port, path = free_port(), secret(tmp_path)
     done = finish(
         [
@@ -37,7 +31,7 @@ def test_same_text_as_one_rank(size, transport, tmp_path):
         ]
     )[::-1]
     assert [code for code, *_ in done] == [0] * size, done
-    assert json.loads(done[0][1])["token_ids"] == alone["token_ids"]
+    assert json.loads(done[0][1])["token_ids"] == tokens_of_one_process()
 
 
 def test_one_rank_needs_no_secret():
@@ -53,7 +47,7 @@ def test_server(size, tmp_path):
     ranks = [start(rank, size, port, *words, CKDIST_JOB_SECRET_FILE=path) for rank in range(size)]
     try:
         url = f"http://127.0.0.1:{http}"
-        wait_for(lambda: healthy(url), 30)
+        wait_healthy(url, 30)
         answer = httpx.post(
             url + "/v1/completions",
             json={"prompt": "abc", "max_tokens": 5, "temperature": 0, "ignore_eos": True},

@@ -22,7 +22,7 @@ from ckdist.engine.trace import EVENT, Trace, clock_offset
 from ckdist.errors import ConfigError
 from tests.support.launcher import run_ranks
 from tests.support.paths import ROOT
-from tests.support.served import healthy, wait_for, write_tokenizer
+from tests.support.served import wait_healthy, write_tokenizer
 from tests.support.thread_ranks import free_port
 from tests.support.torchrun import finish, secret, start
 
@@ -259,7 +259,7 @@ def test_a_server_writes_it_when_it_ends(tmp_path, lost):
     ranks = [start(rank, 2, port, *words, CKDIST_JOB_SECRET_FILE=key) for rank in range(2)]
     try:
         url = f"http://127.0.0.1:{http}"
-        wait_for(lambda: healthy(url), 30)
+        wait_healthy(url, 30)
         assert (
             httpx.post(
                 url + "/v1/completions",

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 
 from tests.support.fake_engine import FakeEngine
-from tests.support.served import VOCAB, wait_for
+from tests.support.served import VOCAB, wait_healthy
 
 MB = 1 << 20
 TEXT = "the quick brown fox " * (8 * MB // 20 - 10)
@@ -48,7 +48,7 @@ def main() -> None:
         name: (path, json.dumps(body, separators=(",", ":")).encode()) for name, (path, body) in requests().items()
     }
     with FakeEngine(endpoint, VOCAB, context_length=1 << 16):
-        wait_for(lambda: httpx.get(f"{url}/health").status_code == 200, 60)
+        wait_healthy(url)
         print(json.dumps(["ready", 200, 0, 0, ""]), flush=True)
         for name, (path, body) in bodies.items():
             send(url, name, path, body)

@@ -48,7 +48,7 @@ def serving(engine_options: dict | None = None, template: str | None = TEMPLATE,
                 ServeConfig(port=0, **flags), endpoint, str(folder), "bytes", listen("127.0.0.1", 0)
             )
             try:
-                wait_for(lambda: httpx.get(f"{http.url}/health", timeout=30).status_code == 200, 60)
+                wait_healthy(http.url)
                 yield engine, http
             finally:
                 http.stop()
@@ -62,8 +62,14 @@ def healthy(url: str) -> bool:
         return False
 
 
-def wait_for(condition, seconds: float = 15.0) -> None:
+def wait_healthy(url: str, seconds: float = 60.0) -> None:
+    """Until the server there answers that it serves."""
+    wait_for(lambda: healthy(url), seconds, every=0.05)
+
+
+def wait_for(condition, seconds: float = 15.0, every: float = 0.01) -> None:
+    """Until `condition()`, which is asked `every` so many seconds: seldom, where asking costs."""
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.01)
+        time.sleep(every)

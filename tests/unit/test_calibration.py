@@ -6,50 +6,101 @@ import pytest
 
 from ckdist import native
 from ckdist.cli import calibration
-from ckdist.cli.calibration import DENSE, LATENT, Measured
+from ckdist.cli.calibration import ALONE, DENSE, LATENT, MADE, SHAPES, Measured, calibrated
+from ckdist.cli.traced_steps import TracedSteps
+from ckdist.cli.training_speed import fitted
+from ckdist.comm.world import SingleWorld
+from ckdist.config import EngineConfig
+from ckdist.engine.launch import load_model
 from ckdist.errors import NativeError
+from ckdist.mesh import Mesh
+from ckdist.models.registry import spec_from_config
 from ckdist.planning.cluster import Cluster
-from ckdist.planning.cost import StepShape
+from ckdist.planning.cost import ATTENTION, OTHERS, PRODUCT, StepShape
 from ckdist.planning.kernel_speed import attention_rate, elementwise_rate, product_rate
 from ckdist.planning.machine import MachineSpec
 from ckdist.planning.predict import Predictor, Way
+from ckdist.train.loss_program import lower_model
+from ckdist.train.step_cost import ATTENTION_KINDS, PRODUCT_KINDS, TrainingStepCost
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.described import describe_config
 from ckdist.weights.dtypes import BF16, Q4_K
 
+RATES = {
+    "BF16": (1e10, 3e10, 6e10, 9e10, 9e10), "Q8_0": (2e10, 5e10, 9e10, 1e11, 2e11),
+    "Q4_K": (1e10, 4e10, 1e11, 1e11, 1e11), "Q6_K": (1e10, 3e10, 7e10, 1e11, 1e11),
+    "F32": (4e9, 1e10, 2e10, 3e10, 3e10),
+}  # fmt: skip
 TRUE = MachineSpec(
     cores=4, memory=64e9, bandwidth=40e9, achieved_bandwidth=0.7, core_bandwidth=15e9, f32=4e10, bf16=1e11, int8=2e11,
-    attention=3e10, attention_one=2e9, elementwise=7e8, overlap_loss=0.4,
+    attention=3e10, attention_one=2e9, latent=2e10, latent_one=3e9, elementwise=7e8, overlap_loss=0.4,
+    achieved_heads=0.3, products=RATES,
 )  # fmt: skip
 
 
-def measured(kind: str, config=DENSE) -> Measured:
+def measured(name: str) -> Measured:
+    config, _ = MADE[name]
+    kind = name if name in ("Q8_0", "Q4_K") else "BF16"
     cost = Predictor(describe_config(config, "made up", kind), Cluster(TRUE), Way("tensor")).stages[0].costs[0]
-    shapes = [StepShape.decode(1, 32), StepShape.decode(1, 1024), StepShape.prompt(128), StepShape.prompt(512)]
-    return Measured({shape: cost.step(shape).total for shape in shapes}, TRUE.bandwidth, cost)
+    return Measured({shape: [cost.groups(shape)] * 3 for shape in SHAPES}, cost)
 
 
-@pytest.mark.parametrize(
-    "name, kind, shape, bounds",
-    [
-        ("achieved_bandwidth", "BF16", StepShape.decode(1, 32), (0.05, 1.0)),
-        ("overlap_loss", "Q4_K", StepShape.decode(1, 32), (0.0, 4.0)),
-        ("attention_one", "BF16", StepShape.decode(1, 1024), (1e6, 1e13)),
-        ("elementwise", "BF16", StepShape.prompt(128), (1e6, 1e11)),
-        ("attention", "BF16", StepShape.prompt(512), (1e7, 1e13)),
-    ],
-)
-def test_a_figure_is_found_again(name, kind, shape, bounds):
-    wrong = dataclasses.replace(TRUE, **{name: getattr(TRUE, name) * 0.3})
-    found = getattr(measured(kind).solved(wrong, name, bounds, shape), name)
-    assert found == pytest.approx(getattr(TRUE, name), rel=1e-3)
+def test_all_figures_are_found_again():
+    kernels = {kind: (rates[0], *(rate * 1.5 for rate in rates[1:])) for kind, rates in RATES.items()}
+    wrong = dataclasses.replace(
+        TRUE, achieved_bandwidth=0.9, attention=1e9, attention_one=1e9, latent=1e9, latent_one=1e9, elementwise=1e8,
+        overlap_loss=1.0, achieved_heads=1.0, products={**kernels, "F32": RATES["F32"]},
+    )  # fmt: skip
+    found = calibrated(wrong, {name: measured(name) for name in MADE})
+    for name in MADE:
+        for shape in SHAPES:
+            cost = measured(name).cost
+            assert cost.on(found).step(shape).total == pytest.approx(cost.on(TRUE).step(shape).total, rel=0.05)
+    for name in ("attention", "attention_one", "elementwise", "latent"):
+        assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.05), name
+    assert found.products["Q6_K"][4] == pytest.approx(RATES["Q6_K"][4], rel=0.05)  # as other types of its activations
+    assert found.products["F32"] == RATES["F32"]  # nothing was measured of its activations
 
 
 def test_what_no_figure_explains_stays_at_a_bound():
-    one = dataclasses.replace(measured("BF16"), times={StepShape.decode(1, 32): 1e3})
-    assert one.solved(TRUE, "achieved_bandwidth", (0.05, 1.0), StepShape.decode(1, 32)).achieved_bandwidth == (
-        pytest.approx(0.05, rel=1e-3)
-    )
+    one = dataclasses.replace(measured("plain"), times={ALONE: [{OTHERS: 1e3}]})
+    assert one.solved(TRUE, "elementwise", (1e6, 1e11), ALONE, OTHERS).elementwise == pytest.approx(1e6, rel=1e-3)
+
+
+def test_what_was_measured_twice_is_one():
+    low, high = ({shape: [{OTHERS: seconds}] * 3 for shape in SHAPES} for seconds in (1.0, 3.0))
+    cost = measured("plain").cost
+    assert Measured(low, cost).joined(Measured(high, cost)).seconds(ALONE, OTHERS) == 2.0
+
+
+def test_the_parts_of_a_step_are_those_of_its_threads():
+    model = load_model(EngineConfig(ctx_size=64, parallel=2, repack="off", threads=1), SingleWorld())
+    try:
+        for shape in (StepShape.decode(2, 16), StepShape.prompt(32)):
+            turns = TracedSteps(model).measured(shape, 2)
+            assert len(turns) == 2
+            for found in turns:
+                parts = [found[group] for group in (PRODUCT, ATTENTION, OTHERS)]
+                assert min(parts) > 0 and sum(parts) <= found["total"]
+    finally:
+        model.close()
+
+
+def test_figures_of_training_are_found_again():
+    true = dataclasses.replace(TRUE, training=0.4, training_attention=6e9, training_elementwise=2e8)
+    small = {**DENSE, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 16}
+    program = lower_model(spec_from_config(small, "small"), 64, "bfloat16", Mesh.of_job(1, 0))
+    cost = TrainingStepCost(program, Cluster(true, ranks=1), 32, recompute=False)
+    (work, _), threads = cost.stage_work[0], cost.threads
+    seconds = dict.fromkeys((*PRODUCT_KINDS, *ATTENTION_KINDS, "rope", "pack"), 0.0)
+    rate = 0.4 * true.product_rate("BF16", 1, 256) * threads
+    seconds["matmul"] = 64 * work.products / rate + work.weights / true.read_rate(threads)
+    seconds["attend_grad"] = 64 * work.attention / (6e9 * threads)
+    seconds["rope"] = 64 * work.elements / (2e8 * threads)
+    waiting = dict.fromkeys(("reduce_gradients", "all_reduce", "recv_rows", "send_rows"), 0.0)
+    found = fitted(TRUE, dataclasses.replace(cost, cluster=Cluster(TRUE, ranks=1)), 64, seconds | waiting)
+    assert (found.training_attention, found.training_elementwise) == pytest.approx((6e9, 2e8))
+    assert found.training == pytest.approx(0.4, rel=0.2)  # of a rate of fewer rows
 
 
 @pytest.mark.parametrize("config", [DENSE, LATENT])

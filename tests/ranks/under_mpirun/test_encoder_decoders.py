@@ -95,8 +95,7 @@ def test_other_caches_and_preemption(world, cache):
 
     def check(engine):
         alone = [texts(engine, [source], params=LONG)[0] for source in sources]
-        for _ in range(engine.pool.num_blocks - 6):
-            engine.pool.allocate()
+        engine.pool.allocate(engine.pool.num_blocks - 6)
         assert texts(engine, many, params=LONG) == [alone[1 + i % 2] for i in range(5)]
         assert engine.scheduler.preemptions > 0
 

@@ -1,0 +1,112 @@
+"""Predicted seconds of training steps held against measured ones on this machine, with signed errors.
+
+    python benchmarks/training_predictions.py
+    ckdist launch -n 2 -- python benchmarks/training_predictions.py --machine machine.toml
+
+What training reaches is measured right before and right after each model (`ckdist.cli.training_speed`), by a model that
+is none of these. A step is zero_grad, one batch forward and backward, and AdamW; of several ranks replicas.
+"""
+
+import argparse
+import dataclasses
+import json
+import statistics
+import time
+from types import SimpleNamespace
+
+from ckdist.cli.machine_speed import kernels_measured, with_exchange
+from ckdist.cli.training_speed import random_batch, random_weights, with_training
+from ckdist.comm.communicator import open_communicator
+from ckdist.comm.world import start_world
+from ckdist.mesh import Mesh
+from ckdist.models.registry import spec_from_config
+from ckdist.planning.cluster import Cluster
+from ckdist.planning.machine import machine_of, tomllib
+from ckdist.program.pool import ThreadPool
+from ckdist.topology import default_threads
+from ckdist.topology.placement import place
+from ckdist.train.loss_program import lower_model
+from ckdist.train.native_executable import NativeExecutable
+from ckdist.train.optimizer import Optimizer
+from ckdist.train.ranks import TrainingRanks
+from ckdist.train.step_cost import TrainingStepCost
+
+# name: hidden size, intermediate size, heads, layers, vocabulary, tokens of a sequence, sequences of all ranks
+MODELS = {"15M": (384, 1024, 6, 6, 4096, 256, 8), "110M": (768, 2048, 12, 12, 16384, 512, 2)}
+OPTIMIZER = SimpleNamespace(
+    optim="adamw", weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-8, max_grad_norm=0, zero_stage=0
+)
+HEAD_DIM, RATE = 64, 1e-4
+
+
+def measured(shape, world, turns):
+    """Median seconds of a step on all ranks, and the program of this one."""
+    hidden, ffn, heads, layers, vocab, length, sequences = shape
+    spec = spec_from_config(
+        {"model_type": "llama", "vocab_size": vocab, "max_position_embeddings": length, "rms_norm_eps": 1e-6,
+         "hidden_size": hidden, "intermediate_size": ffn, "num_attention_heads": heads, "num_key_value_heads": heads,
+         "num_hidden_layers": layers, "head_dim": HEAD_DIM}, "the model",
+    )  # fmt: skip
+    own, threads = sequences // world.size, default_threads(world)
+    program = lower_model(spec, own * length, "bfloat16", Mesh.of_job(world.size, world.rank))
+    arena = 8 * program.lowered.trained_floats + (64 << 20)
+    communicator = open_communicator(world, arena_bytes=arena) if world.size > 1 else None
+    ranks, pool = (
+        TrainingRanks.split(program.shards.mesh, communicator),
+        ThreadPool(threads, place(world, threads).cpus),
+    )
+    executable = NativeExecutable(program, random_weights(program), pool, ranks)
+    optimizer = Optimizer(OPTIMIZER, executable.parameters, executable.gradients, ranks, pool)
+    batch, took = random_batch(spec, length, own, world.rank), []
+    for _ in range(turns + 1):
+        began = time.perf_counter()
+        executable.zero_grad()
+        executable.forward_backward(batch, True)
+        optimizer.step(RATE, own * length * world.size)
+        took.append(time.perf_counter() - began)
+    executable.close()
+    if communicator is not None:
+        communicator.close()
+    return statistics.median(took[1:]), program, own * length
+
+
+def mean_of(one, other):
+    """A machine with the mean of what training reached twice."""
+    names = "training", "training_attention", "training_elementwise"
+    return dataclasses.replace(one, **{name: (getattr(one, name) + getattr(other, name)) / 2 for name in names})
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--machine", help="a machine file, for the kernels")
+    parser.add_argument("--json", help="file for all numbers")
+    given, world = parser.parse_args(), start_world()
+    if given.machine:
+        with open(given.machine, encoding="utf-8") as file:
+            machine = with_exchange(machine_of(tomllib.loads(file.read()), given.machine), world)
+    else:
+        machine = kernels_measured(world)
+    reached = lambda: with_training(machine) if world.rank == 0 else machine
+    found, before = [], reached()
+    for name, shape in MODELS.items():
+        world.gather(None)
+        seconds, program, tokens = measured(shape, world, given.turns)
+        after = reached()
+        cluster = Cluster(mean_of(before, after), ranks=world.size)
+        predicted = TrainingStepCost(program, cluster, shape[5], recompute=False).step(tokens).total
+        row = {"model": name, "ranks": world.size, "predicted": predicted, "measured": seconds}
+        found.append(row | {"error": predicted / seconds - 1})
+        if world.rank == 0:
+            print(
+                f"{name:<6s} {world.size} ranks {predicted:10.4g} s {seconds:10.4g} s {predicted / seconds - 1:+8.1%}"
+            )
+        before = after
+    if given.json and world.rank == 0:
+        with open(given.json, "w", encoding="utf-8") as file:
+            json.dump(found, file, indent=1)
+    world.close()
+
+
+if __name__ == "__main__":
+    main()

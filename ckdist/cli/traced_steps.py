@@ -1,0 +1,86 @@
+"""Seconds of whole steps of a loaded model by what they do: products, products of heads, experts, attention, exchange,
+and the rest; from the events that its threads write. It fits nothing.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ckdist import native
+from ckdist.engine.launch import Model
+from ckdist.engine.lockstep import LockstepSequences
+from ckdist.engine.single import SingleSequence
+from ckdist.planning.cost import GROUP_OF, OTHERS, StepShape
+
+LANE_EVENTS = 1 << 15
+EVENT = native.dtype("ckdist_trace_event")
+STEPS = 8  # tokens that are decoded for one measurement
+
+Groups = dict[str, float]  # seconds by group, and of the whole step
+
+
+class TracedSteps:
+    """Rank 0's steps of a model."""
+
+    def __init__(self, model: Model) -> None:
+        out = native.ffi.new("struct ckdist_trace **")
+        native.check(native.lib.ckdist_trace_new(LANE_EVENTS, out))
+        self._trace = native.ffi.gc(out[0], native.lib.ckdist_trace_free)
+        self._executable, self._room = model.executable, np.empty(LANE_EVENTS, EVENT)
+        self._groups = [
+            [GROUP_OF.get(label.split()[0], OTHERS) for label, _ in labels] for labels in model.executable.labels
+        ]
+        model.executable.trace(self._trace)
+
+    def measured(self, shape: StepShape, turns: int) -> list[Groups]:
+        """Of steps of a shape: a prompt, or a token of each of some sequences; of each turn, after one that does not
+        count.
+        """
+        chunk = shape.chunks[0]
+        work = self._prompt(chunk.tokens) if chunk.tokens > 1 else self._decode(chunk.count, chunk.context)
+        steps = 1 if chunk.tokens > 1 else STEPS
+        return [self._timed(work, steps) for _ in range(turns + 1)][1:]
+
+    def _prompt(self, tokens: int) -> Callable[[], object]:
+        """One step with a prompt of its own."""
+        ids = np.arange(tokens, dtype=np.int32)
+        return lambda: SingleSequence(self._executable).feed(ids, outputs="last")
+
+    def _decode(self, count: int, context: int) -> Callable[[], object]:
+        """STEPS steps of tokens that differ; what lies in the cache is of no account."""
+        sequences = LockstepSequences(self._executable, count)
+        ids = np.arange(STEPS * count, dtype=np.int32).reshape(STEPS, count)
+
+        def work() -> None:
+            sequences.length = context - STEPS // 2
+            for _logits in sequences.run(ids):
+                pass
+
+        return work
+
+    def _timed(self, work: Callable[[], object], steps: int) -> Groups:
+        """Seconds of one of the steps."""
+        begin = time.monotonic_ns()
+        work()
+        found = {"total": (time.monotonic_ns() - begin) * 1e-9 / steps}
+        lanes = [events for events in self._lanes() if (events["begin"] >= begin).any()]
+        for events in lanes:
+            new = events[(events["begin"] >= begin) & (events["kind"] == native.lib.ckdist_trace_step)]
+            for at, end, (step, plan, _) in zip(new["begin"], new["end"], new["args"], strict=True):
+                group = self._groups[plan][step]
+                found[group] = found.get(group, 0.0) + float(end - at) * 1e-9 / steps / len(lanes)
+        return found
+
+    def _lanes(self) -> list[Any]:
+        """The newest events of each thread, of EVENT."""
+        lib, found = native.lib, []
+        for lane in range(lib.ckdist_trace_lanes(self._trace)):
+            room = native.pointer(self._room, "struct ckdist_trace_event *")
+            count = lib.ckdist_trace_read(self._trace, lane, room, native.ffi.new("int64_t *"))
+            found.append(self._room[:count].copy())
+        return found
+
+
+__all__ = ["Groups", "TracedSteps"]
