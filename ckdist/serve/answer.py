@@ -153,14 +153,19 @@ class EventStream(Response):
                 with suppress(asyncio.TimeoutError):  # a client that does not read is not waited for
                     await asyncio.wait_for(last, CHECK_SECONDS)
 
+    async def _start(self, send: Send) -> None:
+        """The head of the answer, once."""
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+
     async def _send_all(self, send: Send) -> None:
         async with aclosing(self.events) as events:
             async for data in events:
-                if not self._started:
-                    self._started = True
-                    await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+                await self._start(send)
                 await send({"type": "http.response.body", "body": data, "more_body": True})
                 self._sent_at = time.monotonic()
+        await self._start(send)  # where there was no event: the machine's while the server drains
         await send({"type": "http.response.body", "body": self.end, "more_body": False})
 
 
