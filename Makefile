@@ -77,19 +77,12 @@ tidy: $(VENV)/.lint
 	git ls-files 'ckdist/native/*.cpp' | grep -v kernels/isa | \
 	  xargs -P $(JOBS) -n 4 $(BIN)/clang-tidy -p build/tidy --quiet
 
-# Tests in tests/ranks/under_mpirun are the ranks' own code: on one rank within pytest's run, on others under one mpirun
-# each.
-MPI_PYTEST = $(BIN)/python -m tests.support.mpi_pytest tests/ranks/under_mpirun
 # Tests wait on processes more than they compute, so there are two workers for each core; what measures time runs alone.
 WORKERS ?= $(shell expr 2 \* $(JOBS))
 PARALLEL = -n $(WORKERS) --dist worksteal
 test: setup test-native
 	$(BIN)/python -m pytest $(PARALLEL) -m "not alone"
 	$(BIN)/python -m pytest -m alone
-	mpirun -n 2 $(MPI_PYTEST)
-	mpirun -n 3 $(MPI_PYTEST)
-	mpirun -n 5 $(MPI_PYTEST) --deselect tests/ranks/under_mpirun/test_golden.py
-	mpirun -n 7 $(MPI_PYTEST) --deselect tests/ranks/under_mpirun/test_golden.py
 
 # Lines that the tests execute, of Python and of C++ (a build of its own), by room.
 coverage: setup

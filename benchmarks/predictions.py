@@ -18,7 +18,7 @@ import time
 
 import numpy as np
 
-from ckdist.cli.calibration import ALONE, PROMPTED, calibrated, measured_steps
+from ckdist.cli.calibration import ALONE, PROMPTED, calibrated, made_models, measured_steps
 from ckdist.cli.machine_speed import kernels_measured, with_exchange
 from ckdist.comm.world import start_world
 from ckdist.config import EngineConfig
@@ -120,26 +120,13 @@ def rows(path, machine, world, took, memory, chosen):
     ]  # fmt: skip
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("models", nargs="+")
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--tries", type=int, default=3)
-    parser.add_argument("--machine", help="a machine file, for the kernels")
-    parser.add_argument("--json", help="file for all numbers")
-    given = parser.parse_args()
-    world = start_world()
-    if given.machine:
-        with open(given.machine, encoding="utf-8") as file:
-            machine = machine_of(tomllib.loads(file.read()), given.machine)
-        machine = with_exchange(machine, world)
-    else:
-        machine = kernels_measured(world)
-    before, found = measured_steps(machine, world), []
+def compared(given, machine, world, steps):
+    """The rows of all models, which are printed as they come; `steps()` measures the models that are made up."""
+    before, found = steps(), []
     for path in given.models:
         for _ in range(given.tries):
             took, memory, chosen = measured(path, world, given.turns)
-            after = measured_steps(machine, world)
+            after = steps()
             changed = world.broadcast(drift(before, after) if world.rank == 0 else None)
             between, before = (before, after), after
             if changed < DRIFT:
@@ -155,6 +142,26 @@ def main():
                     f"{row['reads'] / 1e9:.1f} GB/s, overlap loss {now.overlap_loss:.2f}, alike {chosen:.2f}",
                     flush=True,
                 )
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--tries", type=int, default=3)
+    parser.add_argument("--machine", help="a machine file, for the kernels")
+    parser.add_argument("--json", help="file for all numbers")
+    given = parser.parse_args()
+    world = start_world()
+    if given.machine:
+        with open(given.machine, encoding="utf-8") as file:
+            machine = machine_of(tomllib.loads(file.read()), given.machine)
+        machine = with_exchange(machine, world)
+    else:
+        machine = kernels_measured(world)
+    with made_models(machine, world) as models:
+        found = compared(given, machine, world, lambda: measured_steps(machine, world, models))
     if given.json and world.rank == 0:
         with open(given.json, "w", encoding="utf-8") as file:
             json.dump({"machine": dataclasses.asdict(machine), "rows": found}, file, indent=1)

@@ -35,7 +35,6 @@ exclude_also =
     raise NotImplementedError
     ^ *\\.\\.\\.$
 """
-MPI_SIZES = (2, 3)
 
 
 def run(*words: str, **more: object) -> int:
@@ -64,12 +63,8 @@ def count(words: list[str]) -> int:
         (words,) if words else (("-n", str(2 * cores()), "--dist", "worksteal", "-m", "not alone"), ("-m", "alone"))
     )
     failed = sum(run(*counted, "pytest", "-q", *group, env=env) not in (0, 5) for group in groups)
-    if not words:
-        for ranks in MPI_SIZES:
-            tests = (*counted, "tests.support.mpi_pytest", "tests/ranks/under_mpirun")
-            failed += run("mpirun", "-n", str(ranks), *tests, env=env) != 0
-        if (BUILD / "unit_tests").exists():
-            failed += run(str(BUILD / "unit_tests"), stdout=subprocess.DEVNULL) != 0
+    if not words and (BUILD / "unit_tests").exists():
+        failed += run(str(BUILD / "unit_tests"), stdout=subprocess.DEVNULL) != 0
     return failed
 
 

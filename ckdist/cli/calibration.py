@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import shutil
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,6 +58,8 @@ MOST_FACTOR = 4.0  # that products in steps are faster or slower than alone
 LEAST_LOSS, MOST_LOSS = 0.05, 2.0
 MOST_LAYERS, CACHES = 16, 1.0  # so many times the machine's caches the weights have at least
 
+IN_MEMORY, ROOM = pathlib.Path("/dev/shm"), 2 << 30  # noqa: S108, a file system in memory; bytes that it has free
+
 Setter = Callable[[MachineSpec, float], MachineSpec]
 
 
@@ -95,21 +98,38 @@ class Measured:
         return changed(spec, high if low == bounds[0] else low)
 
 
-def measured_steps(spec: MachineSpec, world: World) -> dict[str, Measured]:
-    """The steps of the models of MADE on all ranks; on rank 0, a collective call."""
-    found: dict[str, Measured] = {}
+@contextlib.contextmanager
+def made_models(spec: MachineSpec, world: World) -> Iterator[pathlib.Path]:
+    """A folder with the models' files, in memory where there is room, for as long as the caller needs them; a
+    collective call.
+    """
     with contextlib.ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ckdist-")) if world.rank == 0 else None
+        temporary = tempfile.TemporaryDirectory(prefix="ckdist-", dir=_memory()) if world.rank == 0 else None
+        folder = stack.enter_context(temporary) if temporary is not None else None
         parent = pathlib.Path(world.broadcast(folder))
         if world.rank == 0:
             _write(parent / "dense", DENSE | {"num_hidden_layers": _layers(spec)})
             _write(parent / "latent", LATENT)
         world.gather(None)  # the files are there
-        for name, (config, quantize) in MADE.items():
-            one = _measured(spec, parent / ("dense" if config is DENSE else "latent"), quantize, world)
-            if one is not None:
-                found[name] = one
+        yield parent
         world.gather(None)  # nobody reads them any more
+
+
+def _memory() -> str | None:
+    """A folder whose files lie in memory, if it has room for the models; None: where temporary files are."""
+    try:
+        return str(IN_MEMORY) if shutil.disk_usage(IN_MEMORY).free > ROOM else None
+    except OSError:
+        return None
+
+
+def measured_steps(spec: MachineSpec, world: World, models: pathlib.Path) -> dict[str, Measured]:
+    """The steps of the models of MADE, which lie in a folder, on all ranks; on rank 0, a collective call."""
+    found: dict[str, Measured] = {}
+    for name, (config, quantize) in MADE.items():
+        one = _measured(spec, models / ("dense" if config is DENSE else "latent"), quantize, world)
+        if one is not None:
+            found[name] = one
     return found
 
 
@@ -223,4 +243,4 @@ def _measured(spec: MachineSpec, folder: pathlib.Path, quantize: str | None, wor
     return Measured(times, cost)
 
 
-__all__ = ["Measured", "calibrated", "measured_steps"]
+__all__ = ["Measured", "calibrated", "made_models", "measured_steps"]

@@ -12,7 +12,7 @@ import numpy as np
 
 from ckdist import native
 from ckdist.cli.bench_comm import Stopwatch
-from ckdist.cli.calibration import calibrated, measured_steps
+from ckdist.cli.calibration import calibrated, made_models, measured_steps
 from ckdist.cli.training_speed import with_training
 from ckdist.comm.communicator import open_communicator
 from ckdist.comm.protocol import World
@@ -57,7 +57,8 @@ def this_machine_spec() -> MachineSpec:
 def measured(world: World) -> MachineSpec | None:
     """This machine, on rank 0; a collective call."""
     spec = kernels_measured(world)
-    steps = measured_steps(spec, world)
+    with made_models(spec, world) as models:
+        steps = measured_steps(spec, world, models)
     return with_training(calibrated(spec, steps)) if world.rank == 0 else None
 
 

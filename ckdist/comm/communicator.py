@@ -21,6 +21,7 @@ from ckdist.comm.operation import Operation
 from ckdist.comm.protocol import Log, World, has_mpi
 from ckdist.comm.thresholds import Thresholds, load_thresholds
 from ckdist.comm.transports.choice import choose_transport
+from ckdist.comm.transports.names import CHOICES
 from ckdist.comm.transports.opening import before_mpi_ends
 from ckdist.comm.window import Window
 from ckdist.errors import ConfigError
@@ -28,7 +29,6 @@ from ckdist.native import CData
 
 ELEMENTS = native.numbers("ckdist_element", "ckdist_element_")
 OPERATIONS = native.numbers("ckdist_reduction", "ckdist_reduction_")
-TRANSPORTS = ("auto", "tcp", "mpi", "verbs")
 ARENA_BYTES = 4 << 30  # of addresses; memory is used as it is allocated
 _PATIENT_POLLS, _CROWDED_POLLS = 20000, 50
 
@@ -392,8 +392,8 @@ def open_communicator(
     most that any rank asks for. `interface`: name or address that tcp and verbs use (default: CKDIST_INTERFACE); verbs
     takes an RDMA device's name too. Raises ConfigError or CommError on every rank alike.
     """
-    if transport not in TRANSPORTS:
-        raise ConfigError(f"--transport ({transport}) must be one of {', '.join(TRANSPORTS)}")
+    if transport not in CHOICES:
+        raise ConfigError(f"--transport ({transport}) must be one of {', '.join(CHOICES)}")
     # all know where a peer's arena lies; ranks load for different times, and from here on the timeout counts
     arena_bytes = max(world.gather(arena_bytes))
     one_host, here = len(set(world.hosts)) == 1, world.hosts[world.rank]

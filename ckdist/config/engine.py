@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields
 
+from ckdist.comm.transports.names import CHOICES
 from ckdist.config.options import byte_size, check_field, integer, integer_or_auto, option, real
 from ckdist.errors import ConfigError
 from ckdist.overrides import metadata_overrides
@@ -127,7 +128,7 @@ class EngineConfig:
     transport: str = option(
         "auto",
         "--transport",
-        choices=("auto", "mpi", "verbs", "tcp"),
+        choices=CHOICES,
         help="between hosts, shared memory being inside; auto: the fastest that works",
     )
     tensor_parallel_size: int = option(

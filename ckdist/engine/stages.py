@@ -21,7 +21,7 @@ from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward, hidden_forward, main_forward
 from ckdist.models.spec import ModelSpec
 from ckdist.planning.layout_choice import choose_layout
-from ckdist.planning.layouts import NOMINAL_LINK, can_dispatch, layouts_for, places_experts
+from ckdist.planning.layouts import NOMINAL_LINK, can_dispatch, layouts_for, places_experts, uneven
 from ckdist.planning.plan import Plan
 from ckdist.planning.stages import StageRank, check_stages, divide_layers, exchange_line, stage_lines
 from ckdist.program.executable import StageRanks
@@ -127,7 +127,11 @@ def dispatch_alike(world: World, rank: StageRank, prefill: Layout) -> bool:
     of one place in their stages then have the same rows. A collective call.
     """
     hosts = len(set(rank.world.hosts)) if can_dispatch(rank.world, prefill) else 0
-    return set(world.gather(hosts)) == {hosts} != {0}
+    alike = set(world.gather(hosts)) == {hosts} != {0}
+    if world.rank == 0 and "experts" in prefill.sharded_by and not alike:
+        why = uneven(rank.world) or "stages are on unequal numbers of hosts or of ranks on each"
+        log.debug("experts: rows are summed over all hosts in every step: %s", why)
+    return alike
 
 
 def open_communicators(

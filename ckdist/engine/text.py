@@ -6,9 +6,12 @@ the longest: so the text depends on its characters alone, not on where tokens en
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from ckdist.engine.protocol import TextDecoder
 from ckdist.errors import RequestError
+
+if TYPE_CHECKING:  # a server's own processes, which have no engine, check and cut texts too
+    from ckdist.engine.protocol import TextDecoder
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
@@ -56,7 +59,7 @@ class TextStream:
     include_stop: the text ends with the stop string and not before it.
     """
 
-    def __init__(self, decoder: TextDecoder, stop: Sequence[str] = (), include_stop: bool = False) -> None:
+    def __init__(self, decoder: "TextDecoder", stop: Sequence[str] = (), include_stop: bool = False) -> None:
         """`stop`: the stop strings, of which the first that is complete ends the text."""
         self._decoder, self._include_stop = decoder, include_stop
         self._stops = [StopString(string) for string in stop]

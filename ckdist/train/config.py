@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, asdict, dataclass, field, fields
 from typing import Any, cast
 
+from ckdist.comm.transports.names import CHOICES
 from ckdist.errors import ConfigError
 from ckdist.text_file import read_text_file
 
@@ -118,7 +119,7 @@ class TrainConfig:
     expert_parallel_size: int = setting(1, "ranks that share experts; 1 alone is supported", low=1, high=1 << 16)
     zero_stage: int = setting(0, "1: every replica keeps a part of the optimizer's state", low=0, high=1)
     threads: int = setting(0, "compute threads of one rank; 0: its share of the cores", low=0, high=4096)
-    transport: str = setting("auto", "between hosts", choices=("auto", "mpi", "verbs", "tcp"))
+    transport: str = setting("auto", "between hosts", choices=CHOICES)
     ddp_timeout: float = setting(
         1800.0, "seconds until a rank that is alive and does not come is lost", low=1, high=1e6
     )

@@ -155,8 +155,10 @@ def test_server_answers_and_drains(hosts, launcher, tmp_path):
     answer = subprocess.run(hosts.inside(0, sys.executable, str(ask), url), capture_output=True, text=True, timeout=30)
     assert '"completion_tokens":5' in answer.stdout, answer.stdout + answer.stderr + output.text()
     ranks = hosts.ranks()
-    busy = [idle_share(ranks[1]) for _ in range(3)]
-    assert min(busy) < 0.05, f"shares of a core while idle: {busy}"
+    busy = []
+    while not busy or busy[-1] >= 0.05:
+        assert len(busy) < 3, f"shares of a core while idle: {busy}"
+        busy.append(idle_share(ranks[1]))
     ranks[0].send_signal(signal.SIGTERM)
     assert not any(output.wait(15)), output.text()
     assert hosts.wait_empty(1) == []

@@ -19,6 +19,9 @@ test: $(SIDE)/libckdist.so
 	$(RUN) $(PYTHON) tests/support/programs/thread_ranks.py 1 3
 	$(RUN) $(PYTHON) tests/support/programs/thread_ranks.py 3 2
 	$(RUN) $(PYTHON) tests/support/programs/thread_ranks.py 7 1
+	$(RUN) $(PYTHON) tests/support/programs/thread_pieces.py 2 3
+	$(RUN) $(PYTHON) tests/support/programs/thread_pieces.py 4 2
+	$(RUN) $(PYTHON) tests/support/programs/thread_pieces.py 6 1
 	$(RUN) $(PYTHON) tests/support/programs/thread_weights.py 1 3
 	$(RUN) $(PYTHON) tests/support/programs/thread_weights.py 3 2
 	$(RUN) $(PYTHON) tests/support/programs/thread_communicator.py 2

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ckdist.errors import ConfigError
 from ckdist.planning.cluster import Cluster
-from ckdist.planning.cost import Chunks, StepShape
+from ckdist.planning.cost import Chunks, StepShape, experts_hit
 from ckdist.planning.machine import MachineSpec
 from ckdist.planning.predict import PredictedStepCost, Predictor, Way, ways_for
 from ckdist.planning.step_cost import StepTotals
@@ -122,3 +122,10 @@ def test_a_step_of_a_simulation_is_priced():
     assert cost.seconds(StepTotals(decodes=2, decode_context=200, outputs=2)) == p.seconds(StepShape.decode(2, 100))
     prompt = StepTotals(prompt_tokens=64, prompt_attended=64 * 100 + 64 * 32, outputs=1)
     assert cost.seconds(prompt) == p.seconds(StepShape.prompt(64, 100))
+
+
+def test_experts_that_are_chosen_alike_are_fewer():
+    by_chance = experts_hit(8 / 64, 4)
+    assert by_chance == pytest.approx(1 - (7 / 8) ** 4)
+    assert experts_hit(8 / 64, 4, 0.5) < by_chance and experts_hit(8 / 64, 4, 1.0) == pytest.approx(8 / 64)
+    assert experts_hit(8 / 64, 1, 0.5) == experts_hit(8 / 64, 1) and experts_hit(2.0, 3) == 1.0

@@ -25,7 +25,12 @@ def cost(mesh: Mesh, machine=MACHINE, batches=1, recompute=True) -> TrainingStep
     whole = trace_model(SPEC, mesh)
     stage = TrainingStage.of(mesh, whole, set(whole.weights), 1, batches)
     program = lower_model(SPEC, 64, "bfloat16", mesh, recompute=recompute, stage=stage)
-    return TrainingStepCost(program, Cluster(machine, ranks=1, hosts=len(mesh.along("dp")) * len(mesh.along("pp")) * len(mesh.along("tp"))), 64, recompute)
+    return TrainingStepCost(
+        program,
+        Cluster(machine, ranks=1, hosts=len(mesh.along("dp")) * len(mesh.along("pp")) * len(mesh.along("tp"))),
+        64,
+        recompute,
+    )
 
 
 def test_a_step_grows_with_its_tokens_and_with_what_is_computed_again():
