@@ -30,7 +30,7 @@ def multiply_on(cpus: list[int], kind: str, seconds: float) -> float:
 
 
 def measurements(machine: Machine, seconds: float) -> Iterator[dict[str, Any]]:
-    """Yields what there is to measure, most wanted first: local reads, products in the first two thirds of the time, then
+    """Yields what there is to measure, most wanted first: local reads, products in two thirds of the time, then
     reads across nodes as time allows.
     """
     began = time.monotonic()

@@ -54,6 +54,7 @@ class TracedSteps:
         ids = np.arange(STEPS * count, dtype=np.int32).reshape(STEPS, count)
 
         def work() -> None:
+            """STEPS steps, in the middle of which there is the context."""
             sequences.length = context - STEPS // 2
             for _logits in sequences.run(ids):
                 pass
