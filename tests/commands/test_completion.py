@@ -36,7 +36,7 @@ def script(tmp_path):
     ("line", "wanted"),
     [
         ("ckdist per", ["perplexity"]),
-        ("ckdist serve --transport ", ["auto", "mpi", "verbs", "tcp"]),
+        ("ckdist serve --transport ", ["auto", "verbs", "mpi", "tcp"]),
         ("ckdist generate --pro", ["--prompt"]),
         ("ckdist completion f", ["fish"]),
         ("ckdist pull smol", ["smollm2"]),
