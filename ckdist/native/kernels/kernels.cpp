@@ -155,9 +155,9 @@ struct Flag {
   return names;
 }
 
-std::vector<Level> find_levels() {
-  std::vector<Level> levels;
+// The best first, as all lists here.
 #ifdef CKDIST_HAVE_AVX2
+void add_x86_levels(std::vector<Level>& levels) {
   __builtin_cpu_init();
   const std::string avx2 = lacking({{"avx2", __builtin_cpu_supports("avx2") != 0},
                                     {"fma", __builtin_cpu_supports("fma") != 0},
@@ -204,8 +204,11 @@ std::vector<Level> find_levels() {
 #endif
   static const Kernels of_avx2 = CKDIST_MAKE(avx2, avx2, avx2, avx2, avx2);
   levels.push_back({&of_avx2, avx2});
+}
 #endif
+
 #ifdef CKDIST_HAVE_NEON
+void add_arm_levels(std::vector<Level>& levels) {
   const unsigned long has = getauxval(AT_HWCAP), has_more = getauxval(AT_HWCAP2);
   const Flag dotprod = {"asimddp", (has & HWCAP_ASIMDDP) != 0}, i8mm = {"i8mm", (has_more & HWCAP2_I8MM) != 0};
   [[maybe_unused]] const Flag bf16 = {"bf16", (has_more & HWCAP2_BF16) != 0};
@@ -223,6 +226,16 @@ std::vector<Level> find_levels() {
 #endif
   static const Kernels of_neon = CKDIST_MAKE(neon, neon, neon, neon, neon);
   levels.push_back({&of_neon, ""});
+}
+#endif
+
+std::vector<Level> find_levels() {
+  std::vector<Level> levels;
+#ifdef CKDIST_HAVE_AVX2
+  add_x86_levels(levels);
+#endif
+#ifdef CKDIST_HAVE_NEON
+  add_arm_levels(levels);
 #endif
   static const Kernels of_baseline = CKDIST_MAKE(baseline, baseline, baseline, baseline, baseline);
   levels.push_back({&of_baseline, ""});

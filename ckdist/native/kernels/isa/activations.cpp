@@ -148,21 +148,21 @@ void prepare_group_sums(const float* scales, const int32_t* sums, GroupSums* out
 }
 
 #if defined(__AVX512F__)
-// A block of eight whole groups and its GroupSums, with the same results; false, and nothing is written, where a group
-// has infinities or NaN.
-bool prepare_block(const float* x, int8_t* codes, float* scales, int32_t* sums32, int32_t* sums16,
-                   GroupSums* group_sums) {
-  constexpr int groups = kColumnPad / kGroup;
-  static_assert(groups == 8);
-  // Neighbouring halves, then quarters, of two vectors: what is folded with what.
-  const auto quarters = [](__m512i a, __m512i b, auto&& fold) {
-    return fold(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
-  };
+constexpr int kBlockGroups = kColumnPad / kGroup;
+static_assert(kBlockGroups == 8);
+
+// Neighbouring halves, then quarters, of two vectors: what is folded with what.
+template <class Fold>
+__m512i quarters(__m512i a, __m512i b, Fold&& fold) {
+  return fold(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+}
+
+// The largest magnitude of each of eight groups, as bits of a float.
+__m256i group_magnitudes(const float* x) {
   const auto largest_of = [](__m512i a, __m512i b) { return _mm512_max_epu32(a, b); };
-  const auto sum_of = [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); };
   const __m512i mask = _mm512_set1_epi32(kMagnitude);
-  __m512i most[groups];
-  for (int g = 0; g < groups; ++g)
+  __m512i most[kBlockGroups];
+  for (int g = 0; g < kBlockGroups; ++g)
     most[g] = _mm512_max_epu32(_mm512_and_si512(_mm512_loadu_si512(x + g * kGroup), mask),
                                _mm512_and_si512(_mm512_loadu_si512(x + g * kGroup + 16), mask));
   // Quarter q of `low` is what is left of group q, of `high` of group 4 + q.
@@ -176,16 +176,40 @@ bool prepare_block(const float* x, int8_t* codes, float* scales, int32_t* sums32
   each =
       largest_of(each, _mm512_shuffle_epi32(each, _MM_PERM_CDAB));  // of groups q and q, 4 + q and 4 + q in quarter q
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
-  const __m256i magnitudes = _mm512_castsi512_si256(_mm512_permutexvar_epi32(order, each));
+  return _mm512_castsi512_si256(_mm512_permutexvar_epi32(order, each));
+}
+
+// As prepare_group_sums has it, where the words are.
+void prepare_group_sums(__m256 scales, __m256i sums, GroupSums* out) {
+  const __m256 values = _mm256_mul_ps(scales, _mm256_cvtepi32_ps(_mm256_srai_epi32(sums, 7)));
+  const __m256i sizes = _mm256_and_si256(_mm256_castps_si256(values), _mm256_set1_epi32(kMagnitude));
+  __m128i top = _mm_max_epu32(_mm256_castsi256_si128(sizes), _mm256_extracti128_si256(sizes, 1));
+  top = _mm_max_epu32(top, _mm_shuffle_epi32(top, 0x4e));
+  const uint32_t largest = static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_max_epu32(top, _mm_shuffle_epi32(top, 0xb1))));
+  float inverse;
+  if (!scale_group_sums(largest, out, &inverse)) return;
+  const __m256i value = _mm256_cvtps_epi32(_mm256_mul_ps(values, _mm256_set1_ps(inverse)));
+  const __m256i upper = _mm256_srai_epi32(_mm256_add_epi32(value, _mm256_set1_epi32(128)), 8);
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(out->high), _mm256_cvtepi32_epi8(upper));
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(out->low),
+                   _mm256_cvtepi32_epi8(_mm256_sub_epi32(value, _mm256_slli_epi32(upper, 8))));
+}
+
+// A block of eight whole groups and its GroupSums, with the same results; false, and nothing is written, where a group
+// has infinities or NaN.
+bool prepare_block(const float* x, int8_t* codes, float* scales, int32_t* sums32, int32_t* sums16,
+                   GroupSums* group_sums) {
+  const auto sum_of = [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); };
+  const __m256i magnitudes = group_magnitudes(x);
   if (_mm256_cmpge_epu32_mask(magnitudes, _mm256_set1_epi32(kInfinity))) return false;
   const __m256 magnitude = _mm256_castsi256_ps(magnitudes), most_code = _mm256_set1_ps(127.0f);
   const __mmask8 there = _mm256_cmp_ps_mask(magnitude, _mm256_set1_ps(1e-35f), _CMP_GE_OQ);
   const __m256 scale = _mm256_maskz_div_ps(there, magnitude, most_code);
   _mm256_storeu_ps(scales, scale);
-  float factors[groups];
+  float factors[kBlockGroups];
   _mm256_storeu_ps(factors, _mm256_maskz_div_ps(there, most_code, magnitude));
-  __m512i sums[groups / 2];
-  for (int i = 0; i < groups / 2; ++i) {
+  __m512i sums[kBlockGroups / 2];
+  for (int i = 0; i < kBlockGroups / 2; ++i) {
     __m512i whole[4];
     for (int v = 0; v < 4; ++v)
       whole[v] = _mm512_cvtps_epi32(
@@ -205,19 +229,7 @@ bool prepare_block(const float* x, int8_t* codes, float* scales, int32_t* sums32
   const __m512i pairs = _mm512_add_epi32(minus, _mm512_shuffle_epi32(minus, _MM_PERM_CDAB));
   const __m256i of_groups = _mm256_slli_epi32(_mm512_cvtepi64_epi32(pairs), 2);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums32), of_groups);
-  // As prepare_group_sums has it, where the words are.
-  const __m256 values = _mm256_mul_ps(scale, _mm256_cvtepi32_ps(_mm256_srai_epi32(of_groups, 7)));
-  const __m256i sizes = _mm256_and_si256(_mm256_castps_si256(values), _mm256_set1_epi32(kMagnitude));
-  __m128i top = _mm_max_epu32(_mm256_castsi256_si128(sizes), _mm256_extracti128_si256(sizes, 1));
-  top = _mm_max_epu32(top, _mm_shuffle_epi32(top, 0x4e));
-  const uint32_t largest = static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_max_epu32(top, _mm_shuffle_epi32(top, 0xb1))));
-  float inverse;
-  if (!scale_group_sums(largest, group_sums, &inverse)) return true;
-  const __m256i value = _mm256_cvtps_epi32(_mm256_mul_ps(values, _mm256_set1_ps(inverse)));
-  const __m256i upper = _mm256_srai_epi32(_mm256_add_epi32(value, _mm256_set1_epi32(128)), 8);
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(group_sums->high), _mm256_cvtepi32_epi8(upper));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(group_sums->low),
-                   _mm256_cvtepi32_epi8(_mm256_sub_epi32(value, _mm256_slli_epi32(upper, 8))));
+  prepare_group_sums(scale, of_groups, group_sums);
   return true;
 }
 #endif

@@ -134,79 +134,99 @@ struct LevelTable {
 template <Type type, bool negative>
 inline constexpr LevelTable<type, negative> kLevelTable = {};
 
+// What a block stores of 32 columns: where their levels stand in the grid, and their signs.
+struct GridCodes {
+  __m512i index[2], high[2], signs;
+};
+
+template <Type type>
+CKDIST_VBMI_INLINE GridCodes grid_codes(const uint8_t* packed, int g) {
+  const auto word = [packed](int i) { return _mm512_loadu_si512(packed + 4 * kTileRows * i); };
+  const int byte = 8 * (g % 4), pair = 16 * (g % 2);
+  GridCodes codes{};
+  if constexpr (type == Type::iq2_xxs) {
+    codes.index[0] = word(2 * g);
+    codes.signs = even_signs(fields<7>(word(2 * g + 1), 0));
+  } else if constexpr (type == Type::iq2_xs) {
+    const __m512i first = word(2 * g), second = word(2 * g + 1);
+    codes.index[0] = every_second<0>(first, second);
+    codes.high[0] = every_second<1>(first, second);
+    codes.signs = even_signs(_mm512_srli_epi16(codes.high[0], 1));
+  } else if constexpr (type == Type::iq2_s) {
+    codes.index[0] = word(g);
+    codes.high[0] = fields<2>(word(16 + g / 4), byte);
+    codes.signs = word(8 + g);
+  } else if constexpr (type == Type::iq1_s || type == Type::iq1_m) {
+    codes.index[0] = word(g);
+    codes.signs = word(8 + g / 2);
+    codes.high[0] = fields<type == Type::iq1_s ? 3 : 4>(codes.signs, pair);
+  } else {
+    codes.index[0] = word(2 * g);
+    codes.index[1] = word(2 * g + 1);
+    if constexpr (type == Type::iq3_s) {
+      codes.high[0] = fields<1>(word(16 + g / 4), byte);
+      codes.high[1] = fields<1>(word(16 + g / 4), byte + 4);
+      codes.signs = word(18 + g);
+    } else {
+      codes.signs = even_signs(fields<7>(word(16 + g), 0));
+    }
+  }
+  return codes;
+}
+
+// The levels of 32 columns, four of each row in a vector.
+template <Type type>
+CKDIST_VBMI_INLINE void grid_levels(const GridCodes& codes, __m512i (&levels)[kGroupColumns / 4]) {
+  constexpr Type grid = type == Type::iq1_m ? Type::iq1_s : type;
+  constexpr int count = grid_of(grid).count;
+  const uint8_t *const low_bytes = kGridBytes<grid>.plane[0], *const high_bytes = kGridBytes<grid>.plane[1];
+  if constexpr (grid_of(grid).values == 8) {
+    const __m512i low_halves = look_up<count>(low_bytes, codes.index[0], codes.high[0]);
+    const __m512i high_halves = grid == Type::iq1_s ? look_up_sorted(codes.index[0], codes.high[0])
+                                                    : look_up<count>(high_bytes, codes.index[0], codes.high[0]);
+#pragma GCC unroll 8
+    for (int step = 0; step < kGroupColumns / 4; ++step)
+      levels[step] = fields<2>(step % 2 ? high_halves : low_halves, step / 2 * 8);
+  } else {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const __m512i a = look_up<count>(low_bytes, codes.index[half], codes.high[half]),
+                    b = look_up<count>(high_bytes, codes.index[half], codes.high[half]);
+      const __m512i rows[2] = {_mm512_unpacklo_epi8(a, b),
+                               _mm512_unpackhi_epi8(a, b)};  // rows 0 and 1, 2 and 3 of every four
+#pragma GCC unroll 2
+      for (int two = 0; two < 2; ++two) {
+        const __m512i at =
+            _mm512_add_epi8(_mm512_set1_epi64(row_offsets()), _mm512_set1_epi8(static_cast<char>(32 * two)));
+        const __m512 first = _mm512_castsi512_ps(_mm512_multishift_epi64_epi8(at, rows[0]));
+        const __m512 second = _mm512_castsi512_ps(_mm512_multishift_epi64_epi8(at, rows[1]));
+        levels[4 * half + 2 * two] = _mm512_castps_si512(_mm512_shuffle_ps(first, second, 0x88));
+        levels[4 * half + 2 * two + 1] = _mm512_castps_si512(_mm512_shuffle_ps(first, second, 0xdd));
+      }
+    }
+  }
+}
+
 template <Type type>
 CKDIST_VBMI void expand_grid_vbmi(const uint8_t* packed, uint8_t* block) {
   typedef uint32_t Lanes __attribute__((vector_size(64)));
   constexpr BlockLayout layout = layout_of(type);
   constexpr Type grid = type == Type::iq1_m ? Type::iq1_s : type;
-  constexpr int count = grid_of(grid).count, parts = kGroupColumns / layout.group, line = 4 * kTileRows;
-  const uint8_t *const low_bytes = kGridBytes<grid>.plane[0], *const high_bytes = kGridBytes<grid>.plane[1];
+  constexpr int parts = kGroupColumns / layout.group, line = 4 * kTileRows;
   const __m512i positive = _mm512_load_si512(kLevelTable<grid, false>.codes),
                 negative = _mm512_load_si512(kLevelTable<grid, true>.codes);
   for (int g = 0; g < layout.columns / kGroupColumns; ++g) {
-    const auto word = [packed](int i) { return _mm512_loadu_si512(packed + line * i); };
-    const int byte = 8 * (g % 4), pair = 16 * (g % 2);
+    const int pair = 16 * (g % 2);
     uint8_t* const plane = block + layout.planes() + g * layout.plane_bytes();
-    __m512i index[2], high[2] = {}, signs = {};
-    if constexpr (type == Type::iq2_xxs) {
-      index[0] = word(2 * g);
-      signs = even_signs(fields<7>(word(2 * g + 1), 0));
-    } else if constexpr (type == Type::iq2_xs) {
-      const __m512i first = word(2 * g), second = word(2 * g + 1);
-      index[0] = every_second<0>(first, second);
-      high[0] = every_second<1>(first, second);
-      signs = even_signs(_mm512_srli_epi16(high[0], 1));
-    } else if constexpr (type == Type::iq2_s) {
-      index[0] = word(g);
-      high[0] = fields<2>(word(16 + g / 4), byte);
-      signs = word(8 + g);
-    } else if constexpr (type == Type::iq1_s || type == Type::iq1_m) {
-      index[0] = word(g);
-      signs = word(8 + g / 2);
-      high[0] = fields<type == Type::iq1_s ? 3 : 4>(signs, pair);
-    } else {
-      index[0] = word(2 * g);
-      index[1] = word(2 * g + 1);
-      if constexpr (type == Type::iq3_s) {
-        high[0] = fields<1>(word(16 + g / 4), byte);
-        high[1] = fields<1>(word(16 + g / 4), byte + 4);
-        signs = word(18 + g);
-      } else {
-        signs = even_signs(fields<7>(word(16 + g), 0));
-      }
-    }
+    const GridCodes stored = grid_codes<type>(packed, g);
     __m512i levels[kGroupColumns / 4];
-    if constexpr (grid_of(grid).values == 8) {
-      const __m512i low_halves = look_up<count>(low_bytes, index[0], high[0]);
-      const __m512i high_halves =
-          grid == Type::iq1_s ? look_up_sorted(index[0], high[0]) : look_up<count>(high_bytes, index[0], high[0]);
-#pragma GCC unroll 8
-      for (int step = 0; step < kGroupColumns / 4; ++step)
-        levels[step] = fields<2>(step % 2 ? high_halves : low_halves, step / 2 * 8);
-    } else {
-#pragma GCC unroll 2
-      for (int half = 0; half < 2; ++half) {
-        const __m512i a = look_up<count>(low_bytes, index[half], high[half]),
-                      b = look_up<count>(high_bytes, index[half], high[half]);
-        const __m512i rows[2] = {_mm512_unpacklo_epi8(a, b),
-                                 _mm512_unpackhi_epi8(a, b)};  // rows 0 and 1, 2 and 3 of every four
-#pragma GCC unroll 2
-        for (int two = 0; two < 2; ++two) {
-          const __m512i at =
-              _mm512_add_epi8(_mm512_set1_epi64(row_offsets()), _mm512_set1_epi8(static_cast<char>(32 * two)));
-          const __m512 first = _mm512_castsi512_ps(_mm512_multishift_epi64_epi8(at, rows[0]));
-          const __m512 second = _mm512_castsi512_ps(_mm512_multishift_epi64_epi8(at, rows[1]));
-          levels[4 * half + 2 * two] = _mm512_castps_si512(_mm512_shuffle_ps(first, second, 0x88));
-          levels[4 * half + 2 * two + 1] = _mm512_castps_si512(_mm512_shuffle_ps(first, second, 0xdd));
-        }
-      }
-    }
+    grid_levels<type>(stored, levels);
 #pragma GCC unroll 8
     for (int step = 0; step < kGroupColumns / 4; ++step) {
       __mmask64 set;
-      if constexpr (type == Type::iq1_s) set = bits<0>(signs, pair + 15);
-      else if constexpr (type == Type::iq1_m) set = bits<0>(signs, pair + step / 2 * 4 + 3);
-      else set = bits<1>(signs, 4 * step);
+      if constexpr (type == Type::iq1_s) set = bits<0>(stored.signs, pair + 15);
+      else if constexpr (type == Type::iq1_m) set = bits<0>(stored.signs, pair + step / 2 * 4 + 3);
+      else set = bits<1>(stored.signs, 4 * step);
       const __m512i codes = _mm512_permutexvar_epi8(levels[step], positive);
       _mm512_storeu_si512(plane + line * step, _mm512_mask_permutexvar_epi8(codes, set, levels[step], negative));
     }

@@ -143,8 +143,7 @@ void byte_strip(const ByteStrip& strip) {
   ExpandedBlock<type> expanded[2];
   ExpandedBlocks<type> stored[2] = {{strip.tiles, strip.expand, strip.block_bytes},
                                     {strip.tiles + strip.tile_bytes, strip.expand, strip.block_bytes}};
-  Columns x = {strip.x, strip.x + ActivationRow::scales(strip.padded), strip.x + ActivationRow::sums32(strip.padded),
-               strip.x + ActivationRow::sums16(strip.padded)};
+  Columns x = Columns::of(strip.x, strip.padded);
   const uint8_t* group_sums = strip.x + ActivationRow::group_sums(strip.padded);
   for (int64_t b = 0; b < strip.blocks; ++b, group_sums += sizeof(GroupSums)) {
     Block<type> blocks[2] = {{strip.tiles + b * layout.bytes()}, {strip.tiles + strip.tile_bytes + b * layout.bytes()}};
@@ -168,10 +167,7 @@ void byte_strip(const ByteStrip& strip) {
                            strip.x_stride, strip.strip_tokens(s), of_block + at, sums + at);
         }
       }
-      x.codes += together * kGroupColumns;
-      x.scales += together * sizeof(float);
-      x.sums32 += together * sizeof(int32_t);
-      x.sums16 += 2 * together * sizeof(int32_t);
+      x.skip(together);
     }
   }
   write_sums(strip, sums);

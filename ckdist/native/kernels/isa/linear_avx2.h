@@ -140,11 +140,6 @@ struct Block {
 // Keeps the compiler from computing every token's address ahead of the loops.
 inline void hide(int64_t& offset) { asm("" : "+r"(offset)); }
 
-// Where one token's activations of the current columns stand; the same parts of the next token are a stride away.
-struct Columns {
-  const uint8_t *codes, *scales, *sums32, *sums16;
-};
-
 template <Type type>
 inline __m256i read_sums(const uint8_t* at) {
   const __m256i sums = broadcast32(at);
@@ -190,6 +185,29 @@ constexpr bool in_pieces() {
 }
 
 constexpr int kPieceSteps = kSteps / 2;
+
+// A sum of products of a token's half tile with the scale and minimum of its part, on top of those of the parts before;
+// `carried` is what the first piece leaves for the second.
+template <Type type, int piece, bool scales_pairs>
+[[gnu::always_inline]] inline __m256 scale_sum(__m256i sum, __m256i scale, __m256i minimum, const uint8_t* sums_at,
+                                               __m256i& carried) {
+  constexpr BlockLayout layout = layout_of(type);
+  constexpr int part = layout.parts() == 2 ? piece : 0;
+  __m256 scaled;
+  if constexpr (layout.whole()) {
+    __m256i whole = scales_pairs ? sum : _mm256_mullo_epi32(sum, scale);
+    if constexpr (!scales_pairs && part == 1) whole = _mm256_add_epi32(carried, whole);
+    if constexpr (piece == 0) carried = whole;
+    scaled = _mm256_cvtepi32_ps(whole);
+  } else {
+    const __m256 product = _mm256_cvtepi32_ps(sum), by = _mm256_castsi256_ps(scale);
+    const __m256 of_sums = _mm256_cvtepi32_ps(read_sums<type>(sums_at));
+    scaled = part == 0 ? _mm256_mul_ps(product, by) : _mm256_fmadd_ps(product, by, _mm256_castsi256_ps(carried));
+    if constexpr (layout.minimum) scaled = _mm256_fmadd_ps(of_sums, _mm256_castsi256_ps(minimum), scaled);
+    if constexpr (piece == 0) carried = _mm256_castps_si256(scaled);
+  }
+  return scaled;
+}
 
 // A piece, half of 32 columns, of a few tokens with the codes of both halves of the tile in registers: what is read of
 // a token is multiplied twice. `carried` is a token's sum between the first piece and the second: of products in 16 or
@@ -241,20 +259,8 @@ inline void add_piece(const uint8_t* at, int group, const Columns& x, int64_t st
     }
 #pragma GCC unroll 2
     for (int h = 0; h < kHalves; ++h) {
-      __m256 scaled;
-      if constexpr (layout.whole()) {
-        __m256i whole = scales_pairs ? sum[h] : _mm256_mullo_epi32(sum[h], scale[h]);
-        if constexpr (!scales_pairs && part == 1) whole = _mm256_add_epi32(carried[t][h], whole);
-        if constexpr (piece == 0) carried[t][h] = whole;
-        scaled = _mm256_cvtepi32_ps(whole);
-      } else {
-        const __m256 product = _mm256_cvtepi32_ps(sum[h]), by = _mm256_castsi256_ps(scale[h]);
-        const __m256 of_sums = _mm256_cvtepi32_ps(read_sums<type>(sums_at + row));
-        scaled =
-            part == 0 ? _mm256_mul_ps(product, by) : _mm256_fmadd_ps(product, by, _mm256_castsi256_ps(carried[t][h]));
-        if constexpr (layout.minimum) scaled = _mm256_fmadd_ps(of_sums, _mm256_castsi256_ps(minimum[h]), scaled);
-        if constexpr (piece == 0) carried[t][h] = _mm256_castps_si256(scaled);
-      }
+      const __m256 scaled =
+          scale_sum<type, piece, scales_pairs>(sum[h], scale[h], minimum[h], sums_at + row, carried[t][h]);
       if constexpr (piece == 0) continue;
       const __m256 of_token = _mm256_castsi256_ps(broadcast32(x.scales + row));
       total[t][h] = _mm256_fmadd_ps(scaled, of_token, total[t][h]);
@@ -272,16 +278,41 @@ inline __m256 add_minima(__m256 sum, const uint8_t* minima, __m256 block_minimum
   return _mm256_fmadd_ps(_mm256_cvtepi32_ps(both), factor, sum);
 }
 
+// 32 columns of a few tokens on top of their totals, a half of the tile's rows after the other.
+template <Type type, int tokens>
+[[gnu::always_inline]] inline void add_halves(const uint8_t* at, int group, const Columns& x, int64_t stride,
+                                              __m256 (*total)[kHalves]) {
+  constexpr BlockLayout layout = layout_of(type);
+  constexpr int parts = layout.parts();  // scales within 32 columns
+#pragma GCC unroll 2
+  for (int h = 0; h < kHalves; ++h) {
+    const Block<type> block = {at, h};
+    const uint8_t* planes = block.planes(group);
+    const __m256i codes[kSteps] = {read_step<type, 0>(planes), read_step<type, 1>(planes), read_step<type, 2>(planes),
+                                   read_step<type, 3>(planes), read_step<type, 4>(planes), read_step<type, 5>(planes),
+                                   read_step<type, 6>(planes), read_step<type, 7>(planes)};
+    __m256i scale[parts], minimum[parts];
+    for (int p = 0; p < parts; ++p) {
+      scale[p] = block.scale(group * parts + p);
+      minimum[p] = layout.minimum && !layout.whole() ? block.minimum(group * parts + p) : _mm256_setzero_si256();
+    }
+    int64_t row = 0;
+#pragma GCC unroll 8
+    for (int t = 0; t < tokens; ++t, row += stride) {
+      if (tokens > 1) hide(row);
+      total[t][h] = add_group<type, (tokens > 1)>(codes, scale, minimum, x, row, total[t][h]);
+    }
+  }
+}
+
 template <Type type, int tokens>
 void block_strip(const Strip& strip) {
   constexpr BlockLayout layout = layout_of(type);
-  constexpr int parts = layout.parts();  // scales within 32 columns
   constexpr int groups = layout.columns / kGroupColumns, lines = (layout.bytes() / 64 + groups - 1) / groups;
   __m256 sums[tokens][kHalves];
   for (int t = 0; t < tokens; ++t) sums[t][0] = sums[t][1] = _mm256_setzero_ps();
   const uint8_t* at = strip.tile;
-  Columns x = {strip.x, strip.x + ActivationRow::scales(strip.padded), strip.x + ActivationRow::sums32(strip.padded),
-               strip.x + ActivationRow::sums16(strip.padded)};
+  Columns x = Columns::of(strip.x, strip.padded);
   const uint8_t* group_sums = strip.x + ActivationRow::group_sums(strip.padded);
   ExpandedBlocks<type> expanded(strip.tile, strip.expand, strip.block_bytes);
   for (int64_t b = 0; b < strip.blocks; ++b, at += layout.bytes()) {
@@ -297,31 +328,9 @@ void block_strip(const Strip& strip) {
         add_piece<type, 0, tokens>(at, g, x, strip.x_stride, carried, total);
         add_piece<type, 1, tokens>(at, g, x, strip.x_stride, carried, total);
       } else {
-#pragma GCC unroll 2
-        for (int h = 0; h < kHalves; ++h) {
-          const Block<type> block = {at, h};
-          const uint8_t* planes = block.planes(g);
-          const __m256i codes[kSteps] = {read_step<type, 0>(planes), read_step<type, 1>(planes),
-                                         read_step<type, 2>(planes), read_step<type, 3>(planes),
-                                         read_step<type, 4>(planes), read_step<type, 5>(planes),
-                                         read_step<type, 6>(planes), read_step<type, 7>(planes)};
-          __m256i scale[parts], minimum[parts];
-          for (int p = 0; p < parts; ++p) {
-            scale[p] = block.scale(g * parts + p);
-            minimum[p] = layout.minimum && !layout.whole() ? block.minimum(g * parts + p) : _mm256_setzero_si256();
-          }
-          int64_t row = 0;
-#pragma GCC unroll 8
-          for (int t = 0; t < tokens; ++t, row += strip.x_stride) {
-            if (tokens > 1) hide(row);
-            total[t][h] = add_group<type, (tokens > 1)>(codes, scale, minimum, x, row, total[t][h]);
-          }
-        }
+        add_halves<type, tokens>(at, g, x, strip.x_stride, total);
       }
-      x.codes += kGroupColumns;
-      x.scales += sizeof(float);
-      x.sums32 += sizeof(int32_t);
-      x.sums16 += 2 * sizeof(int32_t);
+      x.skip(1);
     }
     for (int h = 0; h < kHalves; ++h) {
       const Block<type> block = {at, h};

@@ -135,11 +135,6 @@ constexpr int lanes_of(int tokens) { return tokens % 4 == 0 ? 4 : tokens % 3 == 
 // Keeps the compiler from computing every token's address ahead of the loops, where they would not fit the registers.
 inline void hide(int64_t& offset) { asm("" : "+r"(offset)); }
 
-// Where one token's activations of the current columns stand; the same parts of the next token are a stride away.
-struct Columns {
-  const uint8_t *codes, *scales, *sums32, *sums16;
-};
-
 template <Type type>
 inline __m512i read_sums(const uint8_t* at) {
   const __m512i sums = broadcast32(at);
@@ -221,8 +216,7 @@ void block_strip(const Strip& strip) {
 #pragma GCC unroll 16
   for (int t = 0; t < tokens; ++t) sums[t] = _mm512_setzero_ps();
   Block<type> block = {strip.tile};
-  Columns x = {strip.x, strip.x + ActivationRow::scales(strip.padded), strip.x + ActivationRow::sums32(strip.padded),
-               strip.x + ActivationRow::sums16(strip.padded)};
+  Columns x = Columns::of(strip.x, strip.padded);
   const uint8_t* group_sums = strip.x + ActivationRow::group_sums(strip.padded);
   ExpandedBlocks<type> expanded(strip.tile, strip.expand, strip.block_bytes);
   for (int64_t b = 0; b < strip.blocks; ++b, block.at += layout.bytes()) {
@@ -252,10 +246,7 @@ void block_strip(const Strip& strip) {
         hide(row);
         add_group<type, lanes>(codes, scale, pairs, minimum, x, row, strip.x_stride, total + t);
       }
-      x.codes += kGroupColumns;
-      x.scales += sizeof(float);
-      x.sums32 += sizeof(int32_t);
-      x.sums16 += 2 * sizeof(int32_t);
+      x.skip(1);
     }
     if constexpr (layout.whole()) {
       const __m512 block_scale = block.block_scale();

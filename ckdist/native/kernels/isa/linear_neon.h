@@ -153,11 +153,6 @@ struct Block {
   }
 };
 
-// Where one token's activations of the current columns stand; the same parts of the next token are a stride away.
-struct Columns {
-  const uint8_t *codes, *scales, *sums32, *sums16;
-};
-
 template <Type type>
 inline int32x4_t read_sums(const uint8_t* at) {
   const int32x4_t sums = broadcast32(at);
@@ -222,8 +217,7 @@ void block_strip(const Strip& strip) {
   for (int t = 0; t < tokens; ++t)
     for (int q = 0; q < kQuarters; ++q) sums[t][q] = vdupq_n_f32(0.0f);
   const uint8_t* at = strip.tile;
-  Columns x = {strip.x, strip.x + ActivationRow::scales(strip.padded), strip.x + ActivationRow::sums32(strip.padded),
-               strip.x + ActivationRow::sums16(strip.padded)};
+  Columns x = Columns::of(strip.x, strip.padded);
   const uint8_t* group_sums = strip.x + ActivationRow::group_sums(strip.padded);
   ExpandedBlocks<type> expanded(strip.tile, strip.expand, strip.block_bytes);
   for (int64_t b = 0; b < strip.blocks; ++b, at += layout.bytes()) {
@@ -249,10 +243,7 @@ void block_strip(const Strip& strip) {
         }
         add_group<type, tokens>(codes, scale, minimum, x, strip.x_stride, total, q);
       }
-      x.codes += kGroupColumns;
-      x.scales += sizeof(float);
-      x.sums32 += sizeof(int32_t);
-      x.sums16 += 2 * sizeof(int32_t);
+      x.skip(1);
     }
     for (int q = 0; q < kQuarters; ++q) {
       const Block<type> block = {at, q};

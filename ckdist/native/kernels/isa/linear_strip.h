@@ -31,6 +31,22 @@ struct Strip {
   int block_bytes;     // of such a type's block, packed or expanded
 };
 
+// Where one token's activations of the current columns stand; the same parts of the next token are a stride away.
+struct Columns {
+  const uint8_t *codes, *scales, *sums32, *sums16;
+
+  static Columns of(const uint8_t* row, int64_t padded) {
+    return {row, row + ActivationRow::scales(padded), row + ActivationRow::sums32(padded),
+            row + ActivationRow::sums16(padded)};
+  }
+  void skip(int groups) {
+    codes += groups * kGroupColumns;
+    scales += groups * sizeof(float);
+    sums32 += groups * sizeof(int32_t);
+    sums16 += 2 * groups * sizeof(int32_t);
+  }
+};
+
 struct StripFunction {
   int tokens, tiles;
   void (*run)(const Strip&);

@@ -190,6 +190,21 @@ void write_block(const uint8_t* scales, const uint8_t* minima, uint16_t scale_ha
   }
 }
 
+// The codes of two blocks, behind their scales: of a value `(value + shift) * inverse`, rounded.
+void write_codes(const Groups& values, Vec shift, Vec inverse, uint8_t* const (&out)[2]) {
+  for (int part = 0; part < kGroup / kLanes; ++part) {
+    Vec codes[kLanes];
+    for (int i = 0; i < kLanes; ++i) codes[i] = nearest_code((values.at[part * kLanes + i] + shift) * inverse);
+    transpose(codes);
+    for (int lane = 0; lane < kLanes; lane += 2) {
+      float pairs[kLanes];  // low and high nibbles
+      store(pairs, codes[lane] + set(16.0f) * codes[lane + 1]);
+      uint8_t* const at = out[lane / kGroups] + 16 + lane % kGroups / 2 * kGroup + part * kLanes;
+      for (int i = 0; i < kLanes; ++i) at[i] = static_cast<uint8_t>(static_cast<int>(pairs[i]));
+    }
+  }
+}
+
 // Two blocks, that may be the same one.
 bool quantize_blocks_q4_k(const float* const (&x)[2], uint8_t* const (&out)[2]) {
   // The search squares its values and multiplies the squares; in units of the largest value none can overflow or
@@ -238,17 +253,7 @@ bool quantize_blocks_q4_k(const float* const (&x)[2], uint8_t* const (&out)[2]) 
   }
   for (int b = 0; b < 2; ++b)
     write_block(bytes[0] + b * kGroups, bytes[1] + b * kGroups, scale_halves[b], minimum_halves[b], out[b]);
-  for (int part = 0; part < kGroup / kLanes; ++part) {
-    Vec codes[kLanes];
-    for (int i = 0; i < kLanes; ++i) codes[i] = nearest_code((values.at[part * kLanes + i] + shift) * inverse);
-    transpose(codes);
-    for (int lane = 0; lane < kLanes; lane += 2) {
-      float pairs[kLanes];  // low and high nibbles
-      store(pairs, codes[lane] + set(16.0f) * codes[lane + 1]);
-      uint8_t* const at = out[lane / kGroups] + 16 + lane % kGroups / 2 * kGroup + part * kLanes;
-      for (int i = 0; i < kLanes; ++i) at[i] = static_cast<uint8_t>(static_cast<int>(pairs[i]));
-    }
-  }
+  write_codes(values, shift, inverse, out);
   return true;
 }
 
