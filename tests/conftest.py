@@ -1,8 +1,9 @@
 """What every test finds: a cache of this run's own beside the models that were fetched, and all CPUs that it began
 with.
 
-At the end of a run stand the seconds of each room, and what was skipped and why. Under pytest-xdist each worker has a
-cache of its own, and the run's first process alone writes the summary.
+At the end of a run stand the seconds of each room, and what was skipped and why. Under pytest-xdist the run's first
+process alone writes the summary, and all workers share its cache: what a start measures once need not be measured by
+each of them.
 """
 
 import collections
@@ -17,13 +18,14 @@ import pytest
 from ckdist.hub.store import FOLDER_VARIABLE, store_folder
 
 
-@pytest.fixture(scope="session", autouse=True)
-def cache():
-    """A cache folder of this run, which child processes inherit."""
+def pytest_configure(config) -> None:
+    """A cache folder of this run, which child processes inherit, workers among them."""
+    if hasattr(config, "workerinput"):
+        return
     os.environ.setdefault(FOLDER_VARIABLE, str(store_folder()))
-    with tempfile.TemporaryDirectory(prefix="ckdist-cache-") as folder:
-        os.environ["XDG_CACHE_HOME"] = folder
-        yield folder
+    folder = tempfile.TemporaryDirectory(prefix="ckdist-cache-")
+    os.environ["XDG_CACHE_HOME"] = folder.name
+    config.add_cleanup(folder.cleanup)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -146,6 +146,8 @@ def test_server_answers_and_drains(hosts, launcher, tmp_path):
         "64",
         "--comm-timeout",
         "5",
+        "--prefill",
+        "tensor",  # what auto would measure takes long where cores are busy
         *more,
     )
     url = output.wait_for(r"serving .* at (http://\S+)")
