@@ -19,9 +19,9 @@ def hosts():
         yield hosts
 
 
-@pytest.mark.parametrize("megabits, stages", [(100, 2), (1000, 1)])
+@pytest.mark.parametrize("megabits, stages", [(100, 2), (10000, 1)])
 def test_the_link_chooses(hosts, megabits, stages):
-    """All ranks alike, by the link as it was measured."""
+    """All ranks alike, by the link as it was measured. Between the two a machine's own speed decides."""
     hosts.limit_link(megabits)
     output = start(hosts, "torchrun", 1, "tests/support/programs/layout.py")
     assert not any(output.wait(90)), output.text()
