@@ -30,15 +30,16 @@ class EmbeddingRun:
         """Float32 (prompts, dimensions), as the request wants them; of pairs (pairs, 1). Problem 400 where it wants
         more dimensions than there are, 429 where there is no room for a first prompt.
         """
-        count, begun, turns = len(self.work.prompts), 0, Turns()
+        count, begun, received, turns = len(self.work.prompts), 0, 0, Turns()
         found: list[np.ndarray | None] = [None] * count
         with self._generation as generation:
-            while begun < count or generation.running:
+            while received < count:
                 begun = self._submit(generation, begun)
                 for number, message in await generation.next():
                     found[number] = np.frombuffer(message["vector"], "<f4")
                     self._count(message)
-                    await turns.end()
+                    received += 1
+                    await turns.end()  # others of the vectors may arrive meanwhile
         return self._finished(np.array(found, np.float32))
 
     async def scores(self) -> np.ndarray:
