@@ -73,8 +73,11 @@ class ChatAnswer:
         return chunks
 
     def _end(self, piece: Piece, parser: ChatParser) -> dict[str, Any]:
-        end = end_of(piece)
-        return {**end, "finish_reason": "tool_calls"} if parser.calls and piece.finish_reason == "stop" else end
+        """Calls are why a choice ended, unless a stop string of the client's has cut one."""
+        called = parser.calls and piece.finish_reason == "stop"
+        if called and not (isinstance(piece.stop_reason, str) and parser.ends_in_call):
+            return {**end_of(piece), "finish_reason": "tool_calls"}
+        return end_of(piece)
 
     def _chunk(self, index: int, delta: dict[str, Any], **more: Any) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}

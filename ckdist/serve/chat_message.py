@@ -1,5 +1,6 @@
 """A message of the assistant's while it grows: its content, its reasoning, its calls of tools."""
 
+import json
 import secrets
 import string
 from collections.abc import Iterable
@@ -33,6 +34,7 @@ class ChatParser:
     def __init__(self, form: AnswerForm | None):
         self._parser: AnswerParser | None = None if form is None else parser_of(form)
         self.calls = 0
+        self._arguments: list[str] = []  # of the last call
 
     def take(self, text: str, ended: bool) -> list[Delta]:
         """What `text` brings, and all that was held back where the choice has `ended`. Every call has an id."""
@@ -40,8 +42,22 @@ class ChatParser:
             return [Delta(content=text)] if text else []
         deltas = self._parser.step(text) if text else []
         deltas += self._parser.flush() if ended else []
-        self.calls += sum(delta.name is not None for delta in deltas)
+        for delta in deltas:
+            if delta.name is not None:
+                self.calls += 1
+                self._arguments.clear()
+            if delta.call is not None:
+                self._arguments.append(delta.arguments)
         return [replace(d, id=d.id or new_id()) if d.name is not None else d for d in deltas]
+
+    @property
+    def ends_in_call(self) -> bool:
+        """Whether the last call has begun and its arguments are not whole."""
+        try:
+            json.loads("".join(self._arguments) if self.calls else "{}")
+        except (ValueError, RecursionError):
+            return True
+        return False
 
 
 @dataclass

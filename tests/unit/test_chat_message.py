@@ -1,0 +1,41 @@
+"""Calls of tools in an answer that grows."""
+
+import pytest
+
+from ckdist.serve import chat_message
+from ckdist.serve.chat_message import ChatParser
+from ckdist.serve.parsers.delta import Delta
+
+
+class Scripted:
+    """A parser that takes a text for arguments; "+" begins a call."""
+
+    def __init__(self, form):
+        self.calls = -1
+
+    def step(self, text: str) -> list[Delta]:
+        if text == "+":
+            self.calls += 1
+            return [Delta(call=self.calls, name="f")]
+        return [Delta(call=self.calls, arguments=text)]
+
+    def flush(self) -> list[Delta]:
+        return []
+
+
+@pytest.mark.parametrize(
+    "texts, cut",
+    [
+        (["+", '{"a"', ": 1}"], False),
+        (["+", '{"a"'], True),
+        (["+"], True),
+        (["+", "{}", "+", '{"b'], True),
+        ([], False),
+    ],
+)
+def test_a_call_whose_arguments_are_not_whole_is_known(texts, cut, monkeypatch):
+    monkeypatch.setattr(chat_message, "parser_of", Scripted)
+    parser = ChatParser(object())
+    for text in texts:
+        parser.take(text, ended=False)
+    assert parser.ends_in_call is cut and parser.calls == texts.count("+")
