@@ -278,36 +278,10 @@ inline __m256 add_minima(__m256 sum, const uint8_t* minima, __m256 block_minimum
   return _mm256_fmadd_ps(_mm256_cvtepi32_ps(both), factor, sum);
 }
 
-// 32 columns of a few tokens on top of their totals, a half of the tile's rows after the other.
-template <Type type, int tokens>
-[[gnu::always_inline]] inline void add_halves(const uint8_t* at, int group, const Columns& x, int64_t stride,
-                                              __m256 (*total)[kHalves]) {
-  constexpr BlockLayout layout = layout_of(type);
-  constexpr int parts = layout.parts();  // scales within 32 columns
-#pragma GCC unroll 2
-  for (int h = 0; h < kHalves; ++h) {
-    const Block<type> block = {at, h};
-    const uint8_t* planes = block.planes(group);
-    const __m256i codes[kSteps] = {read_step<type, 0>(planes), read_step<type, 1>(planes), read_step<type, 2>(planes),
-                                   read_step<type, 3>(planes), read_step<type, 4>(planes), read_step<type, 5>(planes),
-                                   read_step<type, 6>(planes), read_step<type, 7>(planes)};
-    __m256i scale[parts], minimum[parts];
-    for (int p = 0; p < parts; ++p) {
-      scale[p] = block.scale(group * parts + p);
-      minimum[p] = layout.minimum && !layout.whole() ? block.minimum(group * parts + p) : _mm256_setzero_si256();
-    }
-    int64_t row = 0;
-#pragma GCC unroll 8
-    for (int t = 0; t < tokens; ++t, row += stride) {
-      if (tokens > 1) hide(row);
-      total[t][h] = add_group<type, (tokens > 1)>(codes, scale, minimum, x, row, total[t][h]);
-    }
-  }
-}
-
 template <Type type, int tokens>
 void block_strip(const Strip& strip) {
   constexpr BlockLayout layout = layout_of(type);
+  constexpr int parts = layout.parts();  // scales within 32 columns
   constexpr int groups = layout.columns / kGroupColumns, lines = (layout.bytes() / 64 + groups - 1) / groups;
   __m256 sums[tokens][kHalves];
   for (int t = 0; t < tokens; ++t) sums[t][0] = sums[t][1] = _mm256_setzero_ps();
@@ -328,7 +302,26 @@ void block_strip(const Strip& strip) {
         add_piece<type, 0, tokens>(at, g, x, strip.x_stride, carried, total);
         add_piece<type, 1, tokens>(at, g, x, strip.x_stride, carried, total);
       } else {
-        add_halves<type, tokens>(at, g, x, strip.x_stride, total);
+#pragma GCC unroll 2
+        for (int h = 0; h < kHalves; ++h) {
+          const Block<type> block = {at, h};
+          const uint8_t* planes = block.planes(g);
+          const __m256i codes[kSteps] = {read_step<type, 0>(planes), read_step<type, 1>(planes),
+                                         read_step<type, 2>(planes), read_step<type, 3>(planes),
+                                         read_step<type, 4>(planes), read_step<type, 5>(planes),
+                                         read_step<type, 6>(planes), read_step<type, 7>(planes)};
+          __m256i scale[parts], minimum[parts];
+          for (int p = 0; p < parts; ++p) {
+            scale[p] = block.scale(g * parts + p);
+            minimum[p] = layout.minimum && !layout.whole() ? block.minimum(g * parts + p) : _mm256_setzero_si256();
+          }
+          int64_t row = 0;
+#pragma GCC unroll 8
+          for (int t = 0; t < tokens; ++t, row += strip.x_stride) {
+            if (tokens > 1) hide(row);
+            total[t][h] = add_group<type, (tokens > 1)>(codes, scale, minimum, x, row, total[t][h]);
+          }
+        }
       }
       x.skip(1);
     }
