@@ -5,7 +5,8 @@ in many scripts.
 
     tiktoken.model  lines of a token in base64 and its rank
     cases.json      special tokens of the maker's, and (text, ids) of tiktoken with all of them allowed
-The vocabulary is trained here, on a module of the standard library and lines in other scripts, by the `tokenizers` library.
+The vocabulary is trained here, on a module of the standard library and lines in other scripts, by the
+`tokenizers` library.
 """
 
 import base64
@@ -23,13 +24,20 @@ from ckdist.tokens.splits import SPLITS
 OUT = Path(__file__).parent / "tiktoken"
 SPLIT = SPLITS["kimi-k2"]
 SCRIPTS = [
-    "北京市 东京都 汉字和English混合 中文,世界 你好世界", "日本語の文章はかなと漢字 カタカナ", "Ünïcödé straße naïve café", "한국어 문장 안녕하세요",
-    "Привет, мир! Это русский текст", "Ελληνικά κείμενο", "עברית טקסט", "نص باللغة العربية", "हिन्दी में पाठ", "ข้อความภาษาไทย", "😀🎉 👩‍👩‍👧 🇫🇷",
+    "北京市 东京都 汉字和English混合 中文,世界 你好世界", "日本語の文章はかなと漢字 カタカナ", "Ünïcödé straße naïve café",
+    "한국어 문장 안녕하세요",
+    "Привет, мир! Это русский текст", "Ελληνικά κείμενο", "עברית טקסט", "نص باللغة العربية",
+    "हिन्दी में पाठ", "ข้อความภาษาไทย", "😀🎉 👩‍👩‍👧 🇫🇷",
 ]  # fmt: skip
-SPECIAL = {0: "[BOS]", 1: "[EOS]", 2: "<|im_end|>", 3: "<|im_user|>", 11: "<|tool_calls_section_begin|>", 254: "[UNK]", 255: "[PAD]"}
+SPECIAL = {
+    0: "[BOS]", 1: "[EOS]", 2: "<|im_end|>", 3: "<|im_user|>", 11: "<|tool_calls_section_begin|>", 254: "[UNK]",
+    255: "[PAD]",
+}  # fmt: skip
 TEXTS = [
-    "", " ", "\n\n \n", "hello", "Hello, world!", "1234567890 x86_64", "中文English混合", "汉字abc漢字かなカナ", "北京市Pascal's", "don't I'LL we've",
-    "def f(x):\n        return x\n\n\n", "\ttab\r\n", "<|im_user|>hi<|im_end|>[EOS]<|im_end", "<|reserved_token_{}|> and <|tool_calls_section_begin|>",
+    "", " ", "\n\n \n", "hello", "Hello, world!", "1234567890 x86_64", "中文English混合",
+    "汉字abc漢字かなカナ", "北京市Pascal's", "don't I'LL we've",
+    "def f(x):\n        return x\n\n\n", "\ttab\r\n", "<|im_user|>hi<|im_end|>[EOS]<|im_end",
+    "<|reserved_token_{}|> and <|tool_calls_section_begin|>",
     "e\u0301 é ﬁ ½ Ⅻ", "aaaaaaaaaaaaa", "......!!!!!///\n", "   leading", *SCRIPTS,
 ]  # fmt: skip
 COUNT = 700

@@ -14,8 +14,8 @@ tests/golden/training holds
                    batch 0 is added, times its coefficient and the number of targets
                    balance    float64 (): that loss
                    coefficient float64 ()
-    FAMILY_bf16.npz  loss and gradients with products in bfloat16 (autocast: weights, sums and norms are float32), of a batch of its own
-                   (token_ids, targets, starts), in which no token's choice of experts is near another one
+    FAMILY_bf16.npz  loss and gradients with products in bfloat16 (autocast: weights, sums and norms are float32), of a
+                   batch of its own (token_ids, targets, starts), in which no token's choice of experts is near another
     optimizer.json AdamW's numbers; no decay of norms and biases
 Every sequence goes through the model alone, so that packing is not part of the reference. In float32 PyTorch's own gradients are up to
 1.4e-5 (relative) from these, which would be all that a test allows; angles of rotations alone are float32, as the models define them.
