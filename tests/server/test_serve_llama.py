@@ -318,6 +318,7 @@ def test_dashboards_of_vllm_and_llama_server():
         wait_for(lambda: "blocks_used" in engine.stats)
         httpx.post(f"{http.url}/v1/completions", json={"prompt": "abc", "max_tokens": 4})
         httpx.post(f"{http.url}/v1/completions", json={"prompt": "a<|end|>", "max_tokens": 4})
+        wait_for(lambda: not engine.stats["requests_running"])
         families = {
             family.name: family for family in text_string_to_metric_families(httpx.get(f"{http.url}/metrics").text)
         }

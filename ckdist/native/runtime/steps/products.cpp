@@ -5,18 +5,18 @@
 namespace ckdist {
 
 namespace {
-constexpr int64_t kTileBytes = 384 << 10;  // of the tiles of one item of a product: they stay in the L2 cache
-constexpr int64_t kMaxTiles = 32;          // of such an item at most
-constexpr int64_t kOuterRows = 64,
-                  kSumTiles = 24;    // of a gradient's part: so much of both factors stays in the L2 cache
+constexpr int64_t kTileBytes = 1536 << 10;  // of the tiles of one item of a product, of which AMX wants many at a time
+constexpr int64_t kMaxTiles = 32;           // of such an item at most
+constexpr int64_t kOuterRows = 128,
+                  kSumTiles = 32;    // of a gradient's part: so much of both factors stays in the L2 cache
 constexpr int64_t kTransposed = 64;  // tokens that are transposed at a time
 
 int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
 }  // namespace
 
-// Tiles of one item of a product: as many as stay in the L2 cache, as even as can be, in threes, as the kernel takes
-// them. Of tiles so long that few of them would, a block of the columns stays, and more tiles share what is read of the
-// tokens.
+// Tiles of one item of a product: as many as stay in an L2 cache of 2 MiB, as even as can be, in threes, as the kernel
+// takes them. Of tiles so long that few of them would, a block of the columns stays, and more tiles share what is read
+// of the tokens.
 int64_t Products::item_tiles(const Training& r, const Matrix& matrix) {
   const int64_t all = matrix.tile_count(), fitting = kTileBytes / (matrix.cols * r.column_bytes());
   int64_t tiles = fitting < 3 ? kMaxTiles : std::min(fitting, kMaxTiles);
