@@ -1,6 +1,7 @@
 """llama-server's own API, and what vLLM's and llama-server's clients read in answers: through the real HTTP process."""
 
 import json
+import re
 
 import httpx
 import pytest
@@ -318,7 +319,7 @@ def test_dashboards_of_vllm_and_llama_server():
         wait_for(lambda: "blocks_used" in engine.stats)
         httpx.post(f"{http.url}/v1/completions", json={"prompt": "abc", "max_tokens": 4})
         httpx.post(f"{http.url}/v1/completions", json={"prompt": "a<|end|>", "max_tokens": 4})
-        wait_for(lambda: not engine.stats["requests_running"])
+        wait_for(lambda: re.search(r"(?m)^vllm:num_requests_running\S* 0", httpx.get(f"{http.url}/metrics").text))
         families = {
             family.name: family for family in text_string_to_metric_families(httpx.get(f"{http.url}/metrics").text)
         }
