@@ -79,6 +79,8 @@ tidy: $(VENV)/.lint
 
 # Tests wait on processes more than they compute, so there are two workers for each core; what measures time runs alone.
 WORKERS ?= $(shell expr 2 \* $(JOBS))
+# They start thousands of short processes: bytecode that is kept is a third of what a start costs.
+unexport PYTHONDONTWRITEBYTECODE
 PARALLEL = -n $(WORKERS) --dist worksteal
 test: setup test-native
 	$(BIN)/python -m pytest $(PARALLEL) -m "not alone"

@@ -23,6 +23,7 @@ def pytest_configure(config) -> None:
     if hasattr(config, "workerinput"):
         return
     os.environ.setdefault(FOLDER_VARIABLE, str(store_folder()))
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's idle threads would poll on cores that tests use
     folder = tempfile.TemporaryDirectory(prefix="ckdist-cache-")
     os.environ["XDG_CACHE_HOME"] = folder.name
     config.add_cleanup(folder.cleanup)

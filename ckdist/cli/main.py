@@ -6,11 +6,13 @@ closed.
 """
 
 import contextlib
+import gc
 import importlib
 import logging
 import os
 import sys
 import time
+from types import ModuleType
 
 from ckdist import __version__, config, native
 from ckdist.cli.arguments import parse_arguments
@@ -75,6 +77,15 @@ def report(error: BaseException, rank: int | None) -> None:
             print(f"{styled('ckdist:', 'error', sys.stderr)} {name}{error}", file=sys.stderr, flush=True)
 
 
+def load(command: str) -> ModuleType:
+    """A command's module. What modules make stays, so nothing of it is looked at as garbage, now or later."""
+    gc.disable()
+    module = importlib.import_module(f"ckdist.cli.{command.replace('-', '_')}")
+    gc.freeze()
+    gc.enable()
+    return module
+
+
 def run(arguments: list[str], rank: int | None) -> int:
     """What the words ask for; the exit code."""
     if not arguments or arguments[0] in ("-h", "--help", "--version"):
@@ -86,7 +97,7 @@ def run(arguments: list[str], rank: int | None) -> int:
     settings = parse_arguments(COMMANDS[arguments[0]][0], arguments[1:], f"ckdist {arguments[0]}")
     level = logging.DEBUG if settings.verbose else logging.WARNING if rank else logging.INFO
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
-    command = importlib.import_module(f"ckdist.cli.{arguments[0].replace('-', '_')}")
+    command = load(arguments[0])
     native.isa()  # a CKDIST_ISA that this CPU lacks is told before anything starts
     from ckdist.cli.local_ranks import run_ranks
 

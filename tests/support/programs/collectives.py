@@ -206,34 +206,41 @@ def splits(c, hosts, largest: int, digest) -> None:
 LARGE_BYTES, PERIOD = 64 << 20, 40_001
 
 
+def repeat(period: np.ndarray, out: np.ndarray) -> np.ndarray:
+    for begin in range(0, out.size, PERIOD):
+        out[begin : begin + PERIOD] = period[: out.size - begin]
+    return out
+
+
+def same_repeated(got: np.ndarray, period: np.ndarray, what: str) -> None:
+    """Period by period, so that nothing of 64 MiB is made to compare with."""
+    for begin in range(0, got.size, PERIOD):
+        same(got[begin : begin + PERIOD], period[: got.size - begin], what)
+
+
 def large(c, hosts, largest: int, digest) -> None:
     """64 MiB of numbers that repeat, so that what is expected is quickly known."""
     for dtype in ("float32", "bfloat16", "int8"):  # elements of 4, 2 and 1 byte
-        own = values(c.rank, PERIOD, dtype)
-        size = LARGE_BYTES // own.itemsize
-        wanted = np.resize(expected(hosts, PERIOD, dtype, "sum"), size)
-        x = c.allocate(size, dtype)
+        own, wanted = values(c.rank, PERIOD, dtype), expected(hosts, PERIOD, dtype, "sum")
+        x = c.allocate(LARGE_BYTES // own.itemsize, dtype)
         for array in (x, np.empty_like(x)) if dtype == "float32" else (x,):
-            array[:] = np.resize(own, size)
-            same(c.all_reduce(array, out=array, dtype=dtype), wanted, f"64 MiB of {dtype}")
+            same_repeated(c.all_reduce(repeat(own, array), out=array, dtype=dtype), wanted, f"64 MiB of {dtype}")
         digest.update(wanted)
         del x, array
     after, before = (c.rank + 1) % c.size, (c.rank - 1) % c.size
     size = LARGE_BYTES // 4
     everyone = [values(r, PERIOD, "float32") for r in range(c.size)]
-    x = c.allocate(size)
-    x[:] = np.resize(everyone[c.rank], size)
+    x = repeat(everyone[c.rank], c.allocate(size))
     back = np.empty_like(x)
     arriving = c.irecv(back, before)
     c.send(x, after)
-    same(arriving.wait(), np.resize(everyone[before], size), "a message of 64 MiB")
+    same_repeated(arriving.wait(), everyone[before], "a message of 64 MiB")
     counts = [(size // c.size) * (r != 1) for r in range(c.size)]
-    same(
-        c.all_gather(x[: counts[c.rank]], counts),
-        np.concatenate([np.resize(e, n) for e, n in zip(everyone, counts, strict=True)]),
-        "all_gather of large parts",
-    )
-    same(c.broadcast(x, root=1), np.resize(everyone[1], size), "broadcast of 64 MiB")
+    gathered = c.all_gather(x[: counts[c.rank]], counts)
+    assert gathered.size == sum(counts)
+    for own, end, count in zip(everyone, np.cumsum(counts), counts, strict=True):
+        same_repeated(gathered[end - count : end], own, "all_gather of large parts")
+    same_repeated(c.broadcast(x, root=1), everyone[1], "broadcast of 64 MiB")
 
 
 BATTERY = (reductions, movements, overlapping, windows, splits)
