@@ -104,7 +104,7 @@ def work(config: ServeConfig, world: World) -> int:
     """
     for number in DRAIN_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    model = load_model(config, world, encoders=True)
+    model = load_model(config, world, embeddings=True)
     start_lines("", model)
     model.placement_map()
     RankReports(model)
@@ -140,7 +140,7 @@ def run(config: ServeConfig) -> int:
 
         for number in DRAIN_SIGNALS:
             signal.signal(number, drain)
-        model = load_model(config, world, progress=True, encoders=True)
+        model = load_model(config, world, progress=True, embeddings=True)
         with dismissing(model, world):
             engine, tokenizer = make_engine(model, config.max_queue + config.parallel)
             if engine.grammars is not None and tokenizer.eos_token_ids:

@@ -188,13 +188,13 @@ def load_model(
     progress: bool = False,
     measure: bool = False,
     fill: Callable[[ShardLoader], object] | None = None,
-    encoders: bool = False,
+    embeddings: bool = False,
 ) -> Model:
     """This rank's part of the model at `config.model` (None: the bundled one), ready to run.
 
     `measure`: what prefill costs token-parallel is measured, even if it was before. `fill(loader)`: packs its weights,
-    or begins to, once they are planned on every rank; None: as --repack says. `encoders`: one will do, which makes no
-    text.
+    or begins to, once they are planned on every rank; None: as --repack says. `embeddings`: hidden states will be asked for
+    too, or alone: an encoder will do, which makes no text.
 
     Raises ModelFileError, ArchitectureError, CapacityError or ConfigError for what the user can mend, CommError where
     ranks disagree.
@@ -204,7 +204,7 @@ def load_model(
     )
     for note in checkpoint.notes if world.rank == 0 else ():
         log.warning("%s: %s", checkpoint.path.name, note)
-    if not (checkpoint.spec.generates or encoders):
+    if not (checkpoint.spec.generates or embeddings):
         raise ConfigError(
             f"{checkpoint.path} is an encoder ({checkpoint.spec.family}), which makes no text: "
             "`ckdist serve` it and ask /v1/embeddings, or use LLM(...).embed"
@@ -217,7 +217,7 @@ def load_model(
     loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
     config = with_chosen_layout(config, world, checkpoint)
     rank = stage_rank(world, layers_of_stages(config, world, loader, tracer))
-    traced = trace_stage(config, world, rank, checkpoint, adapter, tracer)
+    traced = trace_stage(config, world, rank, checkpoint, adapter, tracer, embeddings)
     tracing = (
         Trace(config.trace, world, max(config.threads or default_threads(world), config.threads_batch))
         if config.trace

@@ -56,7 +56,7 @@ class LLM:
         world = start_world()
         settings = present_names(EngineConfig, settings)
         config = EngineConfig(model=resolve(None if path is None else str(path), world), **settings)
-        model = load_model(config, world, encoders=True)
+        model = load_model(config, world, embeddings=True)
 
         def leave() -> None:
             """Ends this rank, together with the others."""

@@ -100,8 +100,12 @@ def trace_stage(
     checkpoint: Checkpoint,
     adapter: Adapter | None,
     tracer: Callable[[Layout, Mesh], Tracer],
+    embeddings: bool,
 ) -> Traced:
-    """The programs of this rank's stage; a collective call. CommError where ranks of a stage have different ones."""
+    """The programs of this rank's stage; a collective call. `embeddings`: a decoder's hidden states are wanted too.
+
+    CommError where ranks of a stage have different programs.
+    """
     spec, stage = checkpoint.spec, rank.stage
     placed = config.experts != "tensor" and all(world.gather(places_experts(rank.world, spec)))
     link = measured_link(world, config.transport, config.comm_timeout) if placed else NOMINAL_LINK
@@ -116,7 +120,8 @@ def trace_stage(
     program = stage.program(program, mesh)
     by_token = stage.program(trace(main, spec, prefill, mesh, tracer), mesh) if prefill is not decode else None
     agree(rank.world, "program", program.digest())
-    hidden = layouts if stage.count == 1 and spec.generates else []
+    wanted = spec.generates and (embeddings or spec.encoder is not None)
+    hidden = layouts if stage.count == 1 and wanted else []
     hidden_programs = [trace(hidden_forward(spec), spec, layout, mesh, tracer) for layout in hidden]
     layouts, dispatches = (prefill, decode, mesh), dispatch_alike(world, rank, prefill)
     return Traced(checkpoint, rank, layouts, adapter, program, by_token, link, dispatches, hidden_programs)

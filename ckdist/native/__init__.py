@@ -6,6 +6,7 @@ computes nothing. The environment variable CKDIST_LIBRARY names another build of
 one.
 """
 
+import functools
 import importlib
 import os
 import pathlib
@@ -89,10 +90,16 @@ def struct(ctype: str, fields: Mapping[str, Any], keep: list[Any]) -> CData:
     return made
 
 
+@functools.cache
+def field_types(struct: CData) -> dict[str, CData]:
+    """The types of a struct's fields, by name."""
+    return {name: field.type for name, field in struct.fields}
+
+
 def _native_form(ctype: CData, value: Any, keep: list[Any]) -> Any:
     """A field's value as cffi takes it."""
-    if isinstance(value, Mapping):
-        types = {name: field.type for name, field in ctype.fields}
+    if isinstance(value, dict):
+        types = field_types(ctype)
         unknown = [name for name in value if name not in types]
         if unknown:
             raise errors.NativeError(f"{ctype.cname} has no field {unknown[0]!r}; it has {', '.join(types)}")

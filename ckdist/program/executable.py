@@ -1,5 +1,6 @@
 """The executor of lowered programs that serve, seen from Python: rank 0 runs batches, the others work until stopped."""
 
+import functools
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -179,7 +180,7 @@ class Executable:
         self.prefill_tokens = [0] * self.plans  # of steps with prompts, by plan
         self.dispatched_tokens = 0  # of steps in which hosts shared rows out
         self.layer_steps = [plan.lowered.layer_steps for plan in plans]
-        self.labels = [plan.lowered.labels() for plan in plans]
+        self._lowered = [plan.lowered for plan in plans]
         self.experts = plans[-1].lowered.experts
         stage = communicator if stages is None else stages.communicator
         self._keep: list[Any] = [communicator, stage, loader]
@@ -197,6 +198,11 @@ class Executable:
         self._published: deque[tuple[int, bool]] = deque()
         self._logits: np.ndarray | None = None  # (max_tokens, vocab): where the ranks gather them
         self._hidden: np.ndarray | None = None  # (max_tokens, hidden)
+
+    @functools.cached_property
+    def labels(self) -> list[list[tuple[str, int | None]]]:
+        """The kind and the layer of each step, by plan."""
+        return [lowered.labels() for lowered in self._lowered]
 
     def _array(self, values: Sequence[Any], dtype: str) -> native.CData:
         """A C array that lives as long as this does."""

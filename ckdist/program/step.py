@@ -2,7 +2,7 @@
 steps_training.h, with the fields' names.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -81,7 +81,7 @@ class Step:
     """
 
     kind: str
-    fields: Mapping[str, Any]
+    fields: dict[str, Any]
     rows: str = "tokens"
 
     def operands(self, of: type[AnyIndex]) -> list[AnyIndex]:
@@ -93,8 +93,9 @@ class Step:
         numbers = {"kind": getattr(native.lib, f"ckdist_step_{self.kind}")}
         numbers["rows"] = getattr(native.lib, f"ckdist_rows_{self.rows}")
         kind = f"struct ckdist_{self.kind}_step"
-        of = {name: field.type.kind for name, field in native.ffi.typeof(kind).fields if name != "step"}
-        missing = [name for name, form in of.items() if form != "pointer" and name not in self.fields]  # may be null
+        types = native.field_types(native.ffi.typeof(kind))
+        absent = types.keys() - self.fields.keys() - {"step"}
+        missing = [name for name in types if name in absent and types[name].kind != "pointer"]  # which may be null
         if missing:
             raise LayoutError(f"a step {self.kind} lacks its field {missing[0]!r}")
         struct = native.struct(kind, {"step": numbers, **_plain(self.fields)}, keep)
@@ -120,11 +121,8 @@ def _indices(value: Any) -> Iterator[Index]:
         yield value
     elif isinstance(value, Span):
         yield from value.indices()
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _indices(part)
-    elif isinstance(value, (list, tuple)):
-        for part in value:
+    elif isinstance(value, (dict, list, tuple)):
+        for part in value.values() if isinstance(value, dict) else value:
             yield from _indices(part)
 
 
@@ -132,7 +130,7 @@ def _plain(value: Any) -> Any:
     """A field's value as `native.struct` takes it."""
     if isinstance(value, Span):
         return {"first": int(value.first), "count": value.count}
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {name: _plain(part) for name, part in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(part) for part in value]
@@ -146,7 +144,7 @@ def _text(value: Any) -> str:
     if isinstance(value, Span):
         first = _text(value.first)
         return "" if value.count == 0 else first if value.count == 1 else f"{first}+{value.count}"
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         parts = {name: _text(part) for name, part in value.items()}
         return "(" + " ".join(f"{name}={text}" for name, text in parts.items() if text) + ")"
     if isinstance(value, (list, tuple)):

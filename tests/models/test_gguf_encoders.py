@@ -87,7 +87,7 @@ def write(path, name: str, pooling: int = 2, half: bool = False, **more) -> None
 def hidden(path) -> np.ndarray:
     """The first token's hidden state of the golden text."""
     fields = {"cache_type_k": "f32", "cache_type_v": "f32", "threads": 1}
-    loaded = load_model(EngineConfig(model=str(path), **fields), SingleWorld(), encoders=True)
+    loaded = load_model(EngineConfig(model=str(path), **fields), SingleWorld(), embeddings=True)
     try:
         engine = Engine(loaded.executable, Sampler(loaded.spec.vocab_size))
         engine.embed(0, np.load(GOLDEN / "encoders" / path.stem / "ids.npy"), "cls")

@@ -21,7 +21,7 @@ FIRST_TEXT, PAIRS = 24, (64, 39)  # as tests/golden/make_encoder_golden.py has t
 def on_rank_0(world, model, check, **settings) -> None:
     """Runs `check(engine)` on rank 0 while the other ranks work for it."""
     fields = {"cache_type_k": "f32", "cache_type_v": "f32", "threads": 1, "prefill": "token", **settings}
-    loaded = load_model(EngineConfig(model=str(model), **fields), world, encoders=True)
+    loaded = load_model(EngineConfig(model=str(model), **fields), world, embeddings=True)
     try:
         if world.rank == 0:
             check(Engine(loaded.executable, Sampler(loaded.spec.vocab_size)))
