@@ -8,6 +8,7 @@ each of them.
 
 import collections
 import functools
+import gc
 import os
 import pathlib
 import ssl
@@ -54,6 +55,11 @@ def pytest_collection_modifyitems(items) -> None:
     for item in items:
         item.add_marker(room_of(item.nodeid))
     items.sort(key=lambda item: item.path.name != "test_under_mpirun.py")
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays: it is not searched for garbage while tests run."""
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
