@@ -155,7 +155,7 @@ Arena::Arena(int64_t bytes, const char* purpose)
   data_ = first + head;
   if (head) munmap(first, static_cast<size_t>(head));
   if (kHugePage - head) munmap(data_ + size_, static_cast<size_t>(kHugePage - head));
-  madvise(data_, static_cast<size_t>(bytes / kHugePage * kHugePage), MADV_HUGEPAGE);  // what a little needs stays small
+  madvise(data_, static_cast<size_t>(bytes / kHugePage * kHugePage), MADV_HUGEPAGE);  // a little stays little
   place_pages(data_, size_, wanted, true);
   ASAN_POISON_MEMORY_REGION(data_ + bytes, size_ - bytes);
 }
