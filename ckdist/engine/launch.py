@@ -193,8 +193,8 @@ def load_model(
     """This rank's part of the model at `config.model` (None: the bundled one), ready to run.
 
     `measure`: what prefill costs token-parallel is measured, even if it was before. `fill(loader)`: packs its weights,
-    or begins to, once they are planned on every rank; None: as --repack says. `embeddings`: hidden states will be asked for
-    too, or alone: an encoder will do, which makes no text.
+    or begins to, once they are planned on every rank; None: as --repack says. `embeddings`: hidden states will be asked
+    for too, or alone: an encoder will do, which makes no text.
 
     Raises ModelFileError, ArchitectureError, CapacityError or ConfigError for what the user can mend, CommError where
     ranks disagree.
