@@ -177,7 +177,8 @@ class Model:
         """By plan of the executable: what a batch with prompts is called, and its steps' names and layers."""
         names = ["prefill"] if self.world.size == 1 else ["prefill by tensors", "prefill by tokens"]
         names = names[: self.executable.plans]
-        hidden = [f"hidden states, {name}" for name in names] if self.executable.has_logits else []
+        both = self.executable.has_logits and self.executable.has_hidden
+        hidden = [f"hidden states, {name}" for name in names] if both else []
         by_host = ("rows by host" for _ in self.executable.dispatching)
         return list(zip([*names, *by_host, *hidden], self.executable.labels, strict=True))
 
