@@ -39,12 +39,15 @@ struct GroupSums {
 //         that matters most, so that a product starts from them as they stand; the others shift.
 struct ActivationRow {
   static int64_t padded(int64_t cols) { return (cols + kColumnPad - 1) / kColumnPad * kColumnPad; }
-  static int64_t bytes(ActivationFormat format, int64_t cols) {  // rounded up to a cache line
+  // Rounded up to cache lines; of bfloat16 to an odd number of them: AMX reads a column of 32 rows, and those an even
+  // number of lines apart would share few sets of the L1 cache.
+  static int64_t bytes(ActivationFormat format, int64_t cols) {
     const int64_t p = padded(cols);
     const int64_t n = format == ActivationFormat::f32    ? 4 * p
                       : format == ActivationFormat::bf16 ? 2 * p
                                                          : group_sums(p) + p / kColumnPad * int64_t{sizeof(GroupSums)};
-    return (n + 63) / 64 * 64;
+    const int64_t lines = (n + 63) / 64;
+    return 64 * (format == ActivationFormat::bf16 ? lines | 1 : lines);
   }
   // Where the parts of a q8 row of p padded columns stand, in bytes.
   static constexpr int64_t scales(int64_t p) { return p; }

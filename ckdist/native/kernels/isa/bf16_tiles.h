@@ -1,10 +1,9 @@
 // Products of bfloat16 with AMX, for inference and training: tiles for every number of tokens, 32 columns deep, since
 // their order of additions is their own.
 //
-// The columns of up to 32 tokens are copied to tiles that lie one after another, as many columns at a time as stay in
-// the L1 cache: in place, rows a power of two apart would share few sets of it. Tiles of weights pass by them from the
-// L2 cache, two at a time. Between two blocks of columns the sums wait in memory, so that they are added in the order
-// of the columns whatever the blocks are. Private to isa/.
+// As many columns of up to 32 tokens are taken at a time as stay in the L1 cache. Tiles of weights pass by them from
+// the L2 cache, two at a time. Between two blocks of columns the sums wait in memory, so that they are added in the
+// order of the columns whatever the blocks are. Private to isa/.
 #pragma once
 #include <cstring>
 
@@ -19,13 +18,32 @@ constexpr int kWeightBytes = kTileMostRows * kTileRowBytes;  // of a tile's weig
 constexpr int kBlockBytes = 16 << 10;                        // of activations: they stay in the L1 cache
 constexpr int kGroupPairs = 16, kGroupStrips = 4;  // 512 rows of weights by 128 tokens, whose sums stay in the L2 cache
 
-// Rows of bfloat16, `stride` bytes apart; `blocks`: of 16 columns that each has.
+// Up to 32 tokens by some steps of columns: a step of a token is 64 bytes.
+struct ActivationBlock {
+  const uint8_t* at;
+  int64_t token_stride, step_stride;  // bytes
+};
+
+// Rows of bfloat16 as inference prepares them, `stride` bytes apart: an odd number of cache lines, with zeros behind
+// the last column. They are read where they lie.
+struct PaddedRows {
+  static constexpr bool kInPlace = true;
+  const uint8_t* at;
+  int64_t stride;
+
+  ActivationBlock block(int64_t token, int, int64_t first, int64_t, uint8_t*) const {
+    return {at + token * stride + first * kStepBytes, stride, kStepBytes};
+  }
+};
+
+// Rows of bfloat16, `stride` bytes apart; `blocks`: of 16 columns that each has. They are copied to [step][token][32
+// columns]: in place, rows a power of two apart would share few sets of the cache.
 struct ActivationRows {
+  static constexpr bool kInPlace = false;
   const uint8_t* at;
   int64_t stride, blocks;
 
-  // Steps [first, first + steps) of `tokens` rows from `token` on, to [step][token][32 columns].
-  void copy(int64_t token, int tokens, int64_t first, int64_t steps, uint8_t* to) const {
+  ActivationBlock block(int64_t token, int tokens, int64_t first, int64_t steps, uint8_t* to) const {
     const int64_t whole = blocks / 2 - first < steps ? blocks / 2 - first : steps;
     for (int t = 0; t < tokens; ++t) {
       const uint8_t* from = at + (token + t) * stride + first * kStepBytes;
@@ -34,16 +52,18 @@ struct ActivationRows {
         _mm512_store_si512(out, _mm512_loadu_si512(from));
       if (whole < steps) _mm512_store_si512(out, _mm512_zextsi256_si512(_mm256_loadu_si256((const __m256i*)from)));
     }
+    return {to, kStepBytes, tokens * kStepBytes};
   }
 };
 
-// The same of rows that are packed as weights are: tile i has rows 16 i to 16 i + 15, its words (pairs of columns) as
-// [word][16 rows].
+// Rows that are packed as weights are: tile i has rows 16 i to 16 i + 15, its words (pairs of columns) as
+// [word][16 rows]. They are copied to [step][token][32 columns], too.
 struct PackedRows {
+  static constexpr bool kInPlace = false;
   const uint8_t* tiles;
   int64_t tile_bytes, blocks;
 
-  void copy(int64_t token, int tokens, int64_t first, int64_t steps, uint8_t* to) const {
+  ActivationBlock block(int64_t token, int tokens, int64_t first, int64_t steps, uint8_t* to) const {
     const int64_t words = blocks * 8;
     for (int strip = 0; strip < tokens; strip += kTileRows) {
       const int rows = tokens - strip < kTileRows ? tokens - strip : kTileRows;
@@ -59,6 +79,7 @@ struct PackedRows {
         for (int t = 0; t < rows; ++t) _mm512_store_ps(reinterpret_cast<float*>(out + t * kStepBytes), block[t].v);
       }
     }
+    return {to, kStepBytes, tokens * kStepBytes};
   }
 };
 
@@ -73,18 +94,19 @@ struct Bf16Group {
   int64_t steps() const { return (blocks() + 1) / 2; }
 };
 
-// Steps [first, first + steps) of the columns of two tiles, over the sums in the tiles. x: [step][token][32 columns].
+// Steps [first, first + steps) of the columns of two tiles, over the sums in the tiles.
 inline void bf16_steps(const TileStrip& strip, const uint8_t* tiles, int64_t tile_bytes, int64_t blocks, int64_t first,
-                       int64_t steps, const uint8_t* x) {
+                       int64_t steps, const ActivationBlock& activations) {
   const uint8_t *one = tiles + first * kWeightBytes, *two = one + (strip.tile_count - 1) * tile_bytes;
+  const uint8_t* x = activations.at;
   const int64_t whole = blocks / 2 - first < steps ? blocks / 2 - first : steps;
-  for (int64_t s = 0; s < whole; ++s, one += kWeightBytes, two += kWeightBytes, x += strip.tokens * kStepBytes)
-    add_products<false>(strip, x, kStepBytes, one, two);
+  for (int64_t s = 0; s < whole; ++s, one += kWeightBytes, two += kWeightBytes, x += activations.step_stride)
+    add_products<false>(strip, x, activations.token_stride, one, two);
   if (whole == steps) return;
   alignas(64) uint8_t ends[2][kWeightBytes] = {};  // columns that do not exist are zero on both sides
   std::memcpy(ends[0], one, kWeightBytes / 2);
   std::memcpy(ends[1], two, kWeightBytes / 2);
-  add_products<false>(strip, x, kStepBytes, ends[0], ends[1]);
+  add_products<false>(strip, x, activations.token_stride, ends[0], ends[1]);
 }
 
 template <bool add, class Rows>
@@ -92,7 +114,8 @@ void bf16_group(const Bf16Group& group, const Rows& rows, int& configured) {
   alignas(64) float sums[kGroupStrips][kGroupPairs][kSumsTiles * kTileSums];
   alignas(64) uint8_t x[kBlockBytes];
   const int widest = static_cast<int>(group.tokens < kTokensAtOnce ? group.tokens : kTokensAtOnce);
-  const int64_t block = kBlockBytes / (widest * kStepBytes), all = group.steps();
+  const int64_t all = group.steps();
+  const int64_t block = Rows::kInPlace && widest <= kStripTokens ? all : kBlockBytes / (widest * kStepBytes);
   int64_t first = 0;
   do {
     const int64_t steps = all - first < block ? all - first : block;
@@ -100,16 +123,16 @@ void bf16_group(const Bf16Group& group, const Rows& rows, int& configured) {
       TileStrip strip{};
       strip.tokens = static_cast<int>(group.tokens - token < kTokensAtOnce ? group.tokens - token : kTokensAtOnce);
       if (strip.tokens != configured) configure(configured = strip.tokens, kTileRowBytes);
-      rows.copy(group.token + token, strip.tokens, first, steps, x);
+      const ActivationBlock activations = rows.block(group.token + token, strip.tokens, first, steps, x);
       for (int64_t tile = group.tile_begin; tile < group.tile_end; tile += 2) {
-        float* const wait = sums[token / kTokensAtOnce][(tile - group.tile_begin) / 2];
+        float* const wait = block < all ? sums[token / kTokensAtOnce][(tile - group.tile_begin) / 2] : sums[0][0];
         const int64_t left = group.matrix.rows - tile * kTileRows;
         strip.tile_count = group.tile_end - tile > 1 ? 2 : 1;
         strip.rows = static_cast<int>(left < strip.tile_count * kTileRows ? left : strip.tile_count * kTileRows);
         if (first) load_tiles(strip, wait);
         else zero_sums(strip.strips());
         bf16_steps(strip, group.matrix.tiles + tile * group.matrix.tile_bytes, group.matrix.tile_bytes, group.blocks(),
-                   first, steps, x);
+                   first, steps, activations);
         store_tiles(strip, wait);
         if (first + steps < all) continue;
         strip.y = group.y + (group.token + token) * group.y_stride + tile * kTileRows;

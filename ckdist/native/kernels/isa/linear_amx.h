@@ -211,8 +211,7 @@ template <Type type>
 void multiply_in_tiles(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride,
                        int64_t tokens, float* y, int64_t y_stride) {
   if constexpr (type == Type::bf16) {
-    multiply_bf16<false>(matrix, tile_begin, tile_end, ActivationRows{x, x_stride, (matrix.cols + 15) / 16}, tokens, y,
-                         y_stride);
+    multiply_bf16<false>(matrix, tile_begin, tile_end, PaddedRows{x, x_stride}, tokens, y, y_stride);
   } else {
     const auto product = tokens < kTilesFrom<type> ? avx512_vnni::byte_kernels.of[static_cast<int>(type)].multiply
                                                    : multiply_bytes<type>;

@@ -6,8 +6,8 @@
 namespace ckdist {
 namespace {
 
-// Of a product's weights that a thread takes at a time: with more tiles the AMX kernel of bfloat16 copies activations
-// less often. It fits the L2 cache of CPUs that have AMX, and for the others it made no difference there.
+// Of a product's weights that a thread takes at a time: it fits the L2 cache of CPUs that have AMX, whose kernels want
+// many rows at a time; for those of other levels it made no difference there.
 constexpr int64_t kPieceBytes = 1536 << 10, kLeastPieces = 4;
 constexpr int64_t kGatedRows = 64;          // that a gate joins at a time, while the L2 cache has both
 constexpr int64_t kAheadBytes = 256 << 10;  // of a product's weights that are fetched before it begins
