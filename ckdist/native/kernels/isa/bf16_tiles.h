@@ -50,7 +50,7 @@ struct ActivationRows {
       uint8_t* out = to + t * kStepBytes;
       for (int64_t s = 0; s < whole; ++s, from += kStepBytes, out += tokens * kStepBytes)
         _mm512_store_si512(out, _mm512_loadu_si512(from));
-      if (whole < steps) _mm512_store_si512(out, _mm512_zextsi256_si512(_mm256_loadu_si256((const __m256i*)from)));
+      if (whole < steps) std::memcpy(out, from, kStepBytes / 2);
     }
     return {to, kStepBytes, tokens * kStepBytes};
   }
@@ -103,10 +103,12 @@ inline void bf16_steps(const TileStrip& strip, const uint8_t* tiles, int64_t til
   for (int64_t s = 0; s < whole; ++s, one += kWeightBytes, two += kWeightBytes, x += activations.step_stride)
     add_products<false>(strip, x, activations.token_stride, one, two);
   if (whole == steps) return;
-  alignas(64) uint8_t ends[2][kWeightBytes] = {};  // columns that do not exist are zero on both sides
+  // Columns that do not exist are zero on both sides.
+  alignas(64) uint8_t ends[2][kWeightBytes] = {}, x_ends[kTokensAtOnce][kStepBytes] = {};
   std::memcpy(ends[0], one, kWeightBytes / 2);
   std::memcpy(ends[1], two, kWeightBytes / 2);
-  add_products<false>(strip, x, activations.token_stride, ends[0], ends[1]);
+  for (int t = 0; t < strip.tokens; ++t) std::memcpy(x_ends[t], x + t * activations.token_stride, kStepBytes / 2);
+  add_products<false>(strip, x_ends[0], kStepBytes, ends[0], ends[1]);
 }
 
 template <bool add, class Rows>
