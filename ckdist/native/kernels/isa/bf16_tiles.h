@@ -1,9 +1,10 @@
 // Products of bfloat16 with AMX, for inference and training: tiles for every number of tokens, 32 columns deep, since
 // their order of additions is their own.
 //
-// As many columns of up to 32 tokens are taken at a time as stay in the L1 cache. Tiles of weights pass by them from
-// the L2 cache, two at a time. Between two blocks of columns the sums wait in memory, so that they are added in the
-// order of the columns whatever the blocks are. Private to isa/.
+// As many columns of up to 32 tokens are taken at a time as stay in the L1 cache, and of up to 16 tokens in place all:
+// weights come fastest from memory in one stretch. Tiles of weights pass by them, two at a time. Between two blocks of
+// columns the sums wait in memory, so that they are added in the order of the columns whatever the blocks are. Private
+// to isa/.
 #pragma once
 #include <cstring>
 
@@ -24,8 +25,8 @@ struct ActivationBlock {
   int64_t token_stride, step_stride;  // bytes
 };
 
-// Rows of bfloat16 as inference prepares them, `stride` bytes apart: an odd number of cache lines, with zeros behind
-// the last column. They are read where they lie.
+// Rows of bfloat16 as inference prepares them, `stride` bytes apart: an odd number of cache lines. They are read where
+// they lie.
 struct PaddedRows {
   static constexpr bool kInPlace = true;
   const uint8_t* at;
