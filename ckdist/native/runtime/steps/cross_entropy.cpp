@@ -14,6 +14,8 @@ namespace ckdist {
 namespace {
 
 constexpr int64_t kLogitBytes = 32 << 20;  // of gradients by logits
+// Of the head whose logits are one part. A loss has other bits with other parts, so no tuning of products changes them.
+constexpr int64_t kPartBytes = 384 << 10;
 
 struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
   using Packs = StepPacks<2>;
@@ -30,6 +32,7 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
     TokenSums *own, *ranks;  // (tokens,) and (ranks, tokens), where several share the vocabulary
   };
   static int64_t vocab_of(const Training& r, const Fields& step) { return r.packed(step.head).rows; }
+  static int64_t part_tiles(const Training& r, const Matrix& head) { return Products::item_tiles(r, head, kPartBytes); }
 
   static Packs packs(const Training& r, const Fields& step, Carver& c) {
     Packs packs;
@@ -56,7 +59,7 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
 
   static Space loss_space(Carver& c, const Training& r, const Fields& step) {
     const int64_t chunk = loss_chunk(r), hidden = r.width(step.x), vocab = vocab_of(r, step),
-                  columns = Products::item_tiles(r, r.packed(step.head)) * kTileRows;
+                  columns = part_tiles(r, r.packed(step.head)) * kTileRows;
     const int64_t parts = (vocab + columns - 1) / columns;
     Space s{};
     if (step.dx >= 0 || step.gradient >= 0) s.d = c.bytes(chunk * Training::stride(vocab, r.element_bytes()));
@@ -75,7 +78,7 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
   // Of n tokens: s.largest and s.sums of every part of the logits, (tokens, parts), s.logits of the targets, and s.d
   // relative to the parts' largest.
   void logits(const Matrix& head, const Space& s, const Operand& x, int64_t first, int64_t n) {
-    const int64_t tiles = Products::item_tiles(r, head), parts = (head.tile_count() + tiles - 1) / tiles,
+    const int64_t tiles = part_tiles(r, head), parts = (head.tile_count() + tiles - 1) / tiles,
                   token_parts = (n + Products::kTokens - 1) / Products::kTokens;
     const int64_t row = (tiles + 1) * kTileRows, d_stride = Training::stride(head.rows, r.element_bytes());
     parallel_for(parts * token_parts, [&](int64_t item) {
@@ -161,7 +164,7 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
     const Packs those = packs(r, step, c);
     make_packs(r, thread, index, those);
     const int64_t chunk = loss_chunk(r), hidden = r.width(step.x), vocab = vocab_of(r, step);
-    const int64_t columns = Products::item_tiles(r, those.matrix[0]) * kTileRows,
+    const int64_t columns = part_tiles(r, those.matrix[0]) * kTileRows,
                   parts = (vocab + columns - 1) / columns;
     const Operand d{s.d, Training::stride(vocab, r.element_bytes())};
     const int64_t count = int64_t(r.batch.learned.size());

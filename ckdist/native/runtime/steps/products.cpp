@@ -5,7 +5,7 @@
 namespace ckdist {
 
 namespace {
-constexpr int64_t kTileBytes = 1536 << 10;  // of the tiles of one item of a product, of which AMX wants many at a time
+constexpr int64_t kTileBytes = 1536 << 10;  // of one item of a product: they stay in an L2 cache of 2 MiB; AMX wants many
 constexpr int64_t kMaxTiles = 32;           // of such an item at most
 constexpr int64_t kOuterRows = 128,
                   kSumTiles = 32;    // of a gradient's part: so much of both factors stays in the L2 cache
@@ -14,11 +14,10 @@ constexpr int64_t kTransposed = 64;  // tokens that are transposed at a time
 int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
 }  // namespace
 
-// Tiles of one item of a product: as many as stay in an L2 cache of 2 MiB, as even as can be, in threes, as the kernel
-// takes them. Of tiles so long that few of them would, a block of the columns stays, and more tiles share what is read
-// of the tokens.
-int64_t Products::item_tiles(const Training& r, const Matrix& matrix) {
-  const int64_t all = matrix.tile_count(), fitting = kTileBytes / (matrix.cols * r.column_bytes());
+// As even as can be, in threes, as the kernel takes them. Of tiles so long that few of them have so many bytes, a block
+// of the columns stays in the cache, and more tiles share what is read of the tokens.
+int64_t Products::item_tiles(const Training& r, const Matrix& matrix, int64_t bytes) {
+  const int64_t all = matrix.tile_count(), fitting = bytes / (matrix.cols * r.column_bytes());
   int64_t tiles = fitting < 3 ? kMaxTiles : std::min(fitting, kMaxTiles);
   tiles = (all + (all + tiles - 1) / tiles - 1) / ((all + tiles - 1) / tiles);
   return std::min((tiles + 2) / 3 * 3, all);
@@ -36,7 +35,7 @@ void Products::multiply(const Product* products, int n) {
   for (int p = 0; p < n; ++p) {
     Parts& c = parts[p];
     const int64_t all = products[p].matrix.tile_count();
-    c.tiles = item_tiles(r_, products[p].matrix);
+    c.tiles = item_tiles(r_, products[p].matrix, kTileBytes);
     c.by_tiles = (all + c.tiles - 1) / c.tiles, c.by_tokens = (products[p].tokens + kTokens - 1) / kTokens;
     items += c.by_tiles * c.by_tokens;
   }

@@ -41,7 +41,8 @@ class Products {
   // All of x, transposed.
   void transpose_all(const Operand& x, int64_t width, int64_t tokens, uint8_t* tiles);
 
-  static int64_t item_tiles(const Training& r, const Matrix& matrix);
+  // Tiles of the matrix that one item takes, of about so many bytes.
+  static int64_t item_tiles(const Training& r, const Matrix& matrix, int64_t bytes);
   static int64_t thread_bytes(const Training& r);
 
  private:
