@@ -82,9 +82,10 @@ WORKERS ?= $(shell expr 2 \* $(JOBS))
 # They start thousands of short processes: bytecode that is kept is a third of what a start costs.
 unexport PYTHONDONTWRITEBYTECODE
 PARALLEL = -n $(WORKERS) --dist worksteal
+ALONE = $(shell grep -rl --include='test_*.py' 'pytest.mark.alone' tests)
 test: setup test-native
 	$(BIN)/python -m pytest $(PARALLEL) -m "not alone"
-	$(BIN)/python -m pytest -m alone
+	$(BIN)/python -m pytest -m alone $(ALONE)
 
 # Lines that the tests execute, of Python and of C++ (a build of its own), by room.
 coverage: setup

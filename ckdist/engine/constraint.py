@@ -5,9 +5,12 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 import numpy as np
-from llguidance import LLMatcher
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 WORD_BITS = 32
 # Of CPU time that a sequence may take at once, as for its first masks, and for each token in the long run; schemas take
@@ -25,7 +28,7 @@ class Constraint:
     alone.
     """
 
-    def __init__(self, compiled: Future[LLMatcher], vocab_size: int) -> None:
+    def __init__(self, compiled: "Future[LLMatcher]", vocab_size: int) -> None:
         """`compiled`: the grammar's matcher, which stays as it is: this one follows a copy."""
         self.compiled = compiled
         self.allowed = np.zeros(-(-vocab_size // WORD_BITS), np.uint32)

@@ -10,39 +10,25 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from ckdist.engine.constraint import Constraint
 from ckdist.engine.side_thread import Batch, SideThread
 from ckdist.errors import RequestError
-from ckdist.tokens.grammar import MAX_WHOLE, limits
 from ckdist.tokens.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # most processes meet no grammar, and llguidance takes a while to load
+    from llguidance import LLMatcher
+
+    from ckdist.engine.grammar_compiler import GrammarCompiler
 
 MAX_KEPT = 64  # compiled grammars
 MAX_KEPT_TEXT = 2 << 20  # characters of these; a compiled grammar takes up to 200 bytes for each
 MASK_SECONDS = 0.5  # for one mask, which takes microseconds
 
 _FIELD = "grammar"
-
-
-class _Wrapper(TokenizerWrapper):
-    """A tokenizer as llguidance asks it."""
-
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        # The class's own __init__ takes other libraries' tokenizers apart.
-        self.is_tokenizer_wrapper = True
-        self.eos_token_id = min(tokenizer.eos_token_ids)
-        self.bos_token_id = tokenizer.bos_token_id
-        self.tokens = list(tokenizer.pieces)[:vocab_size]
-        self.special_token_ids = [token for token in sorted(tokenizer.special_ids) if token < vocab_size]
-        self._tokenizer = tokenizer
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        """The ids of a text, control tokens not parsed."""
-        text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        return self._tokenizer.encode(text, add_special=False, parse_special=False)
 
 
 class Grammars:
@@ -55,7 +41,7 @@ class Grammars:
         self._tokenizer = tokenizer
         self.vocab_size = min(vocab_size, tokenizer.vocab_size)  # an embedding may have more rows
         self._kept: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
-        self._vocabulary: LLTokenizer | None = None
+        self._compiler: GrammarCompiler | None = None
         self._compiling = ThreadPoolExecutor(1, "ckdist-grammars")
         self._masking = SideThread("ckdist-masks", MASK_SECONDS)
 
@@ -63,10 +49,12 @@ class Grammars:
         """Reads the vocabulary, for which it holds the GIL: 0.2 s for 50,000 tokens, 1.5 s for 260,000. To be called by
         the engine's thread before its first step, so that the threads may use all CPUs that it may.
         """
-        self._compiling.submit(self._read_vocabulary).result()
+        self._compiling.submit(self._prepared).result()
 
-    def find(self, grammar: str) -> Future[LLMatcher]:
+    def find(self, grammar: str) -> "Future[LLMatcher]":
         """Of the compiled grammar; RequestError where llguidance refuses it, then or now."""
+        from ckdist.tokens.grammar import MAX_WHOLE
+
         if len(grammar) > MAX_WHOLE:
             raise RequestError(f"grammar has {len(grammar)} characters; at most {MAX_WHOLE} are taken", _FIELD)
         if not self._tokenizer.eos_token_ids:
@@ -106,20 +94,16 @@ class Grammars:
             Masks([c for c, _ in moves], self._masking.begin([partial(c.advance, token) for c, token in moves]))
         )
 
-    def _read_vocabulary(self) -> LLTokenizer:
-        if self._vocabulary is None:
-            wrapper = _Wrapper(self._tokenizer, self.vocab_size)
-            eos = [token for token in sorted(self._tokenizer.eos_token_ids) if token < self.vocab_size]
-            self._vocabulary = LLTokenizer(wrapper, eos_token=eos)
-            wrapper(" {")  # what the tokenizer makes at its first use
-        return self._vocabulary
+    def _prepared(self) -> "GrammarCompiler":
+        """Of the vocabulary, which is read once, in the compiling thread."""
+        if self._compiler is None:
+            from ckdist.engine.grammar_compiler import GrammarCompiler
 
-    def _compile(self, grammar: str) -> LLMatcher:
-        matcher = LLMatcher(self._read_vocabulary(), grammar, log_level=0, limits=limits())
-        if matcher.is_error():
-            why = " ".join(matcher.get_error().split())[:300]
-            raise RequestError(f"grammar is not one that can be followed: {why}", _FIELD, "invalid_grammar")
-        return matcher
+            self._compiler = GrammarCompiler(self._tokenizer, self.vocab_size)
+        return self._compiler
+
+    def _compile(self, grammar: str) -> "LLMatcher":
+        return self._prepared().compile(grammar)
 
 
 @dataclass(frozen=True)

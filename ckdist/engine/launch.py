@@ -12,8 +12,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import psutil
-
 from ckdist import __version__, native
 from ckdist.comm.host_name import machine_name
 from ckdist.comm.protocol import World
@@ -97,6 +95,8 @@ class Model:
         then one line per thing that is less than it could be. A collective call.
         """
         p = self.plan.placement
+        import psutil
+
         cpus = format_cpu_list(p.cpus) or "any"
         pages = sample_pages(self.loader.arena, self.loader.planned_bytes, p.nodes) + sample_pages(
             self.executable.kv, self.executable.kv_bytes, p.nodes, touch=True

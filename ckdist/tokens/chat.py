@@ -6,22 +6,22 @@ It follows that a user who writes a control token's text in a message gets that 
 allow it refuses such text before it renders.
 """
 
+import functools
 import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from jinja2 import Template
-from jinja2.exceptions import TemplateError
-
 from ckdist.errors import ModelFileError, RequestError
 from ckdist.tokens.harmony import adapted, described, is_harmony
-from ckdist.tokens.sandbox import ChatEnvironment
 from ckdist.tokens.tool_format import HERMES, ToolFormat, find_tool_format
 from ckdist.tokens.traits import Message, Traits, adapt, find_traits, joined_text
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # who renders no chat loads no jinja2
+    from jinja2 import Template
+
+    from ckdist.tokens.sandbox import ChatEnvironment
     from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_TEMPLATE = 256 << 10  # characters
@@ -61,7 +61,6 @@ class ChatTemplate:
                 raise ModelFileError(
                     f"chat template {name!r} has {len(source)} characters; at most {MAX_TEMPLATE} are allowed"
                 )
-        self._environment = ChatEnvironment()
         self._compiled: dict[str, Template] = {}
         self._traits: dict[str, Traits] = {}
         self._tool_formats: dict[str, ToolFormat] = {}
@@ -174,6 +173,8 @@ class ChatTemplate:
         tools: list[Any] | None,
         variables: dict[str, Any],
     ) -> str:
+        from jinja2.exceptions import TemplateError
+
         context = {**self.special_tokens, **variables, "messages": messages, "tools": tools}
         context |= {"documents": variables.get("documents"), "add_generation_prompt": add_generation_prompt}
         parts, size = [], 0
@@ -193,7 +194,13 @@ class ChatTemplate:
             raise RequestError(f"the chat template fails on the messages: {_one_line(error)}", "messages") from None
         return "".join(parts)
 
-    def _compile(self, name: str) -> Template:
+    @functools.cached_property
+    def _environment(self) -> "ChatEnvironment":
+        from ckdist.tokens.sandbox import ChatEnvironment
+
+        return ChatEnvironment()
+
+    def _compile(self, name: str) -> "Template":
         if name in self._refused:
             raise RequestError(self._refused[name], "messages")
         if name not in self._compiled:

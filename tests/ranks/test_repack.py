@@ -5,7 +5,6 @@ it, and what it refuses.
 import contextlib
 import functools
 import gc
-import itertools
 import os
 import shutil
 import subprocess
@@ -60,7 +59,7 @@ def test_every_type_has_the_same_bits(path):
 
 @pytest.mark.parametrize("folder", FAMILIES, ids=lambda folder: folder.name)
 def test_every_family_has_the_same_bits(folder):
-    for ranks, until in itertools.product((1, 2, 3, 4), (0.0, 0.37, 1.0)):
+    for ranks, until in ((1, 0.0), (2, 0.37), (3, 1.0), (4, 0.37)):
         assert_same(folder, ranks, until)
 
 

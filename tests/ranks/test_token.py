@@ -174,15 +174,14 @@ def test_one_text_with_whole_experts_on_hosts(folder, hosts):
 @pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
 def test_one_text_whatever_is_cut(folder):
     expected, stats = generated(SingleWorld(), folder, "auto")
-    for ranks in (2, 3, 4):
-        for prefill in ("token", "tensor"):
-            found, stats = run_threads(ranks, lambda world: generated(world, folder, prefill))[0]
-            assert found == expected, f"{prefill} with {ranks} ranks"
-            assert (
-                (stats["prefill_by_token_tokens_total"] > 0)
-                == (prefill == "token")
-                != (stats["prefill_by_tensor_tokens_total"] > 0)
-            )
+    for ranks, prefill in ((2, "token"), (3, "tensor"), (4, "token")):
+        found, stats = run_threads(ranks, lambda world: generated(world, folder, prefill))[0]
+        assert found == expected, f"{prefill} with {ranks} ranks"
+        assert (
+            (stats["prefill_by_token_tokens_total"] > 0)
+            == (prefill == "token")
+            != (stats["prefill_by_tensor_tokens_total"] > 0)
+        )
 
 
 def logits_of(world, path, prefill: str) -> np.ndarray:

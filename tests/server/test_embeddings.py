@@ -4,9 +4,9 @@ import base64
 
 import httpx
 import numpy as np
-import openai
 import pytest
 
+from tests.support.clients import openai
 from tests.support.fake_engine import vector_of
 from tests.support.served import serving, wait_for
 

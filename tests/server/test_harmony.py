@@ -2,9 +2,9 @@
 
 import json
 
-import openai
 import pytest
 
+from tests.support.clients import openai
 from tests.support.served import serving
 
 TEMPLATE = (

@@ -2,12 +2,11 @@
 
 import json
 
-import anthropic
 import httpx
-import openai
 import pytest
 
 from tests.server.test_tools import ANSWER, CALL, TEMPLATE, TOOLS
+from tests.support.clients import anthropic, openai
 from tests.support.served import serving
 
 ANTHROPIC_TOOLS = [{"name": t["function"]["name"], "input_schema": t["function"]["parameters"]} for t in TOOLS]

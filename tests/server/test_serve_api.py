@@ -3,9 +3,9 @@
 import asyncio
 
 import httpx
-import openai
 import pytest
 
+from tests.support.clients import openai
 from tests.support.served import serving, wait_for
 
 FIELDS = {"model": "any"}

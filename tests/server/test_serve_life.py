@@ -15,7 +15,6 @@ import threading
 import time
 
 import httpx
-import openai
 import pytest
 
 from ckdist.cli.serve import open_line
@@ -28,6 +27,7 @@ from ckdist.serve.problems import Problem
 from ckdist.serve.process import HttpProcess, listen
 from ckdist.serve.requests.prepared import pack_tokens
 from ckdist.serve.settings import HttpSettings, read_api_keys
+from tests.support.clients import openai
 from tests.support.fake_engine import FakeEngine
 from tests.support.launcher import environment
 from tests.support.served import VOCAB, serving, wait_for, write_tokenizer

@@ -11,10 +11,10 @@ import subprocess
 import time
 
 import httpx
-import openai
 import psutil
 import pytest
 
+from tests.support.clients import openai
 from tests.support.launcher import environment, mpirun, run_ranks
 from tests.support.paths import ROOT
 

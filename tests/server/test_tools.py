@@ -3,9 +3,9 @@
 import json
 
 import httpx
-import openai
 import pytest
 
+from tests.support.clients import openai
 from tests.support.served import serving
 
 # The last message's text comes first: it is what the fake engine answers.

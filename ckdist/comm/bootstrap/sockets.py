@@ -4,8 +4,6 @@ import ipaddress
 import socket as sockets
 import time
 
-import psutil
-
 from ckdist.comm.bootstrap.handshake import Listener, Purpose, connect, job_secret
 from ckdist.comm.bootstrap.tcp_world import INTERFACE_VARIABLE, address_of
 from ckdist.comm.protocol import Log, World
@@ -69,6 +67,8 @@ def common_address(world: World) -> str:
     Bridges for containers have the same address on every host and are no such network. ConfigError on every rank where
     there is none.
     """
+    import psutil
+
     speeds = psutil.net_if_stats()
     own = {}  # network -> address, speed in Mbit/s
     for name, addresses in sorted(psutil.net_if_addrs().items()):

@@ -164,8 +164,7 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
     const Packs those = packs(r, step, c);
     make_packs(r, thread, index, those);
     const int64_t chunk = loss_chunk(r), hidden = r.width(step.x), vocab = vocab_of(r, step);
-    const int64_t columns = part_tiles(r, those.matrix[0]) * kTileRows,
-                  parts = (vocab + columns - 1) / columns;
+    const int64_t columns = part_tiles(r, those.matrix[0]) * kTileRows, parts = (vocab + columns - 1) / columns;
     const Operand d{s.d, Training::stride(vocab, r.element_bytes())};
     const int64_t count = int64_t(r.batch.learned.size());
     const bool all = r.all_learned();

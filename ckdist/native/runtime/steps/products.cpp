@@ -5,7 +5,7 @@
 namespace ckdist {
 
 namespace {
-constexpr int64_t kTileBytes = 1536 << 10;  // of one item of a product: they stay in an L2 cache of 2 MiB; AMX wants many
+constexpr int64_t kTileBytes = 1536 << 10;  // of an item of a product: an L2 cache of 2 MiB has room; AMX wants many
 constexpr int64_t kMaxTiles = 32;           // of such an item at most
 constexpr int64_t kOuterRows = 128,
                   kSumTiles = 32;    // of a gradient's part: so much of both factors stays in the L2 cache

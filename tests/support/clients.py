@@ -1,0 +1,18 @@
+"""Published clients of the HTTP interfaces, loaded when the first test uses them: every worker collects every test, and
+the two take a second and a half to load.
+"""
+
+import importlib
+
+
+class Client:
+    """A module under the name that it has once it is loaded."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, attribute: str):
+        return getattr(importlib.import_module(self._name), attribute)
+
+
+anthropic, openai = Client("anthropic"), Client("openai")
