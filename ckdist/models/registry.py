@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import importlib.metadata
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -20,15 +19,24 @@ ENTRY_POINT = "ckdist.families"  # each names a Family
 
 
 @functools.cache
-def known_families() -> dict[str, Family]:
-    """Every family by its name; those of other packages come last and may not take a name that is there.
-
-    ArchitectureError for an entry point that cannot be loaded.
-    """
+def own_families() -> dict[str, Family]:
+    """The families of this package by their names."""
     modules = [
         importlib.import_module(f"{families.__name__}.{m.name}") for m in pkgutil.iter_modules(families.__path__)
     ]
-    found = {m.FAMILY.name: m.FAMILY for m in modules if hasattr(m, "FAMILY")}
+    return {m.FAMILY.name: m.FAMILY for m in modules if hasattr(m, "FAMILY")}
+
+
+@functools.cache
+def other_families() -> dict[str, Family]:
+    """Those of other packages, which are loaded for a model that is none of ours. They may not take a name that is
+    there.
+
+    ArchitectureError for an entry point that cannot be loaded.
+    """
+    import importlib.metadata  # which takes as long as all our families
+
+    found: dict[str, Family] = {}
     for point in sorted(importlib.metadata.entry_points(group=ENTRY_POINT), key=lambda point: point.name):
         where = f"entry point {point.name} = {point.value} of {ENTRY_POINT}"
         try:
@@ -37,34 +45,30 @@ def known_families() -> dict[str, Family]:
             raise ArchitectureError(f"{where} cannot be loaded: {error!r:.200}") from error
         if not isinstance(made, Family):
             raise ArchitectureError(f"{where} is {type(made).__name__}; it must name a Family")
-        if made.name in found:
+        if made.name in own_families() or made.name in found:
             raise ArchitectureError(f"{where}: there is a family {made.name!r} already; call it otherwise")
         found[made.name] = made
     return found
 
 
+def known_families() -> dict[str, Family]:
+    """Every family by its name, those of other packages last. ArchitectureError as `other_families`."""
+    return own_families() | other_families()
+
+
 def family(name: str) -> Family:
     """The family of this name, which a ModelSpec has. ArchitectureError where it is not known."""
-    found = known_families()
-    if name not in found:
-        raise _unknown("the model", name, found)
-    return found[name]
+    return _find(name, lambda one: (one.name,), "the model")
 
 
-def _by(names_of: Callable[[Family], Iterable[str]]) -> dict[str, Family]:
-    """The families by other names of theirs; the first that has a name keeps it."""
-    found: dict[str, Family] = {}
-    for one in known_families().values():
-        for name in names_of(one):
-            found.setdefault(name, one)
-    return found
-
-
-def _unknown(where: str, name: str, known: Iterable[str]) -> ArchitectureError:
-    """The error for a family that is not known."""
-    return ArchitectureError(
-        f"{where}: architecture {name[:100]!r} is not known; the known ones are {', '.join(known)}"
-    )
+def _find(name: str, names_of: Callable[[Family], Iterable[str]], where: str) -> Family:
+    """The first family that has this name among those that `names_of` gives; ArchitectureError where none has."""
+    for some in (own_families, other_families):
+        for one in some().values():
+            if name in names_of(one):
+                return one
+    known = dict.fromkeys(name for one in known_families().values() for name in names_of(one))
+    raise ArchitectureError(f"{where}: architecture {name[:100]!r} is not known; the known ones are {', '.join(known)}")
 
 
 def spec_from_config(config: Mapping[str, Any], where: str) -> ModelSpec:
@@ -77,13 +81,11 @@ def spec_from_config(config: Mapping[str, Any], where: str) -> ModelSpec:
     if names is not None and not (isinstance(names, list) and names and isinstance(names[0], str)):
         raise outer.error("architectures", names, "a list of names")
     name = names[0] if names else outer.text("model_type")
-    known = _by((lambda one: one.architectures) if names else (lambda one: one.model_types))
-    if name not in known:
-        raise _unknown(where, name, known)
+    found = _find(name, (lambda one: one.architectures) if names else (lambda one: one.model_types), where)
     fields = outer.sub("text_config") if outer.has("text_config") else outer  # the language part of a multimodal model
     if fields.flag("use_bidirectional_attention"):
         raise fields.error("use_bidirectional_attention", True, "false: only causal attention is supported")
-    return checked(known[name].from_config(fields, outer), where)
+    return checked(found.from_config(fields, outer), where)
 
 
 def spec_from_gguf(
@@ -99,13 +101,11 @@ def spec_from_gguf(
     Raises ArchitectureError for an unknown family and ModelFileError for a wrong field; both begin with `where`.
     """
     name = Fields(metadata, where).text("general.architecture")
-    known = _by(lambda one: (one.gguf,) if one.from_gguf else ())
-    read = known[name].from_gguf if name in known else None
-    if read is None:
-        raise _unknown(where, name, known)
+    found = _find(name, lambda one: (one.gguf,) if one.from_gguf else (), where)
+    assert found.from_gguf is not None
     own = {key[len(name) + 1 :]: value for key, value in metadata.items() if key.startswith(f"{name}.")}
     fields = Fields(own, where, f"{name}.")
-    spec = read(GgufHeader(fields, dims, vector, known[name].name))
+    spec = found.from_gguf(GgufHeader(fields, dims, vector, found.name))
     mixture = any(isinstance(layer.ffn, MoeFfn) for layer in spec.layers)
     if not mixture and fields.integer("expert_count", 0, low=0):
         raise fields.error("expert_count", own["expert_count"], f"0: {spec.family} has no experts")
