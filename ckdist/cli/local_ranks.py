@@ -11,9 +11,6 @@ from collections.abc import Sequence
 from ckdist.comm.bootstrap.launchers import is_rank
 from ckdist.config import BenchConfig, ChatConfig, EngineConfig, TrainCommand
 from ckdist.launcher.hosts import MAX_RANKS, Host
-from ckdist.launcher.job import Job
-from ckdist.launcher.output import Output
-from ckdist.launcher.supervisor import Policy, Supervisor
 from ckdist.topology import Machine, this_machine
 
 STOP_SECONDS = 86400.0  # what was told to end bounds that itself, as --drain-timeout does
@@ -56,6 +53,10 @@ def run_ranks(settings: object, arguments: Sequence[str]) -> int | None:
     """
     if is_rank() or (count := wanted_ranks(settings)) == 1:
         return None
+    from ckdist.launcher.job import Job
+    from ckdist.launcher.output import Output
+    from ckdist.launcher.supervisor import Policy, Supervisor
+
     words = (sys.executable, "-m", "ckdist.cli.main", *arguments)
     job = Job(words, count, str(pathlib.Path.cwd()), captured=False)
     return Supervisor(job, [Host("localhost", count)], Policy(stop_seconds=STOP_SECONDS), Output()).run()

@@ -24,6 +24,7 @@ from ckdist.tokens.limits import Limits
 from ckdist.tokens.probe import REMEDY
 from ckdist.tokens.source import tokenizer_of
 from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.tokens.tried import remember, was_tried
 from ckdist.tokens.vocabulary import MAX_PIECES_BYTES, Vocabulary
 
 Overrides = Mapping[str, int | float | bool | str] | None  # of a GGUF file's metadata
@@ -148,9 +149,11 @@ def load_vocabulary(model: str | Path, overrides: Overrides = None) -> Vocabular
 
 
 def load_tried(model: str | Path, overrides: Overrides = None) -> Tokenizer:
-    """A tokenizer for this process' own use, after it has loaded and passed `probe` in a process with limits.
-    ModelFileError.
+    """A tokenizer for this process' own use, after it has loaded and passed `probe` in a process with limits, now or
+    before. ModelFileError.
     """
-    if Path(model).is_dir():  # a GGUF file has neither patterns nor normalisers of its own
-        load_vocabulary(model)
+    folder = Path(model)
+    if folder.is_dir() and not was_tried(folder):  # a GGUF file has neither patterns nor normalisers of its own
+        load_vocabulary(folder)
+        remember(folder)
     return tokenizer_of(model, overrides)

@@ -89,6 +89,7 @@ def _try_templates(template: ChatTemplate) -> None:
     """Each template is compiled and tried by a child first: one that kills it is refused, and the others are as fast as
     they can be.
     """
+    importlib.import_module("ckdist.tokens.sandbox")  # once, and not in every child and worker
     for name in template.sources:
         look = lambda name=name: [asdict(template.traits(name)), asdict(template.tool_format(name))]
         found = _in_child(look, TRYING)

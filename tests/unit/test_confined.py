@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 import ckdist
 from ckdist.engine.messages import PromptScores, pack_scores
 from ckdist.errors import EngineError
-from ckdist.tokens import load_tokenizer
-from ckdist.tokens.confined import load_vocabulary
+from ckdist.tokens import confined, load_tokenizer
+from ckdist.tokens.confined import load_tried, load_vocabulary
 from ckdist.tokens.gguf import tokenizer_from_gguf
 from ckdist.tokens.vocabulary import Vocabulary
 from tests.support.paths import GOLDEN as GOLDEN_FILES
-from tests.support.served import serving, wait_for
+from tests.support.served import serving, wait_for, write_tokenizer
 
 BUNDLED = Path(ckdist.__file__).parent / "models" / "bundled"
 GOLDEN = GOLDEN_FILES / "tokens"
@@ -48,6 +48,21 @@ def test_a_vocabulary_is_what_the_tokenizer_decodes_with():
     for data in (b"", b"\x80", sent.to_bytes()[:-1], Vocabulary(pieces=[], special_ids=frozenset()).to_bytes()):
         with pytest.raises(EngineError, match="malformed"):
             Vocabulary.from_bytes(data)
+
+
+def test_a_tokenizer_is_tried_once_and_again_when_a_byte_changed(tmp_path, monkeypatch):
+    tried, folder = [], tmp_path / "model"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(confined, "load_vocabulary", tried.append)
+    folder.mkdir()
+    write_tokenizer(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        load_tried(folder)
+        assert load_tried(folder).encode("a") == load_tokenizer(folder).encode("a")
+        (folder / name).write_text(((folder / name).read_text() if (folder / name).exists() else "{}") + " ")
+    assert tried == [folder] * 3
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    assert load_tried(folder) and load_tried(folder) and tried == [folder] * 5
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,0 +1,43 @@
+"""Which folders' tokenizers have passed `probe` before: by a digest of their files, in the user's cache."""
+
+import contextlib
+import hashlib
+from pathlib import Path
+
+import tokenizers
+
+from ckdist import __version__
+from ckdist.comm.thresholds import cache_folder
+from ckdist.tokens.folder import MAX_TOKENIZER_BYTES, tokenizer_file
+
+BESIDE = ("tokenizer_config.json", "config.json", "generation_config.json")  # the vocabulary's file
+
+
+def was_tried(folder: Path) -> bool:
+    """Whether a tokenizer of the same files has passed, with this version of everything."""
+    with contextlib.suppress(OSError, RuntimeError):
+        return _mark(folder).exists()
+    return False
+
+
+def remember(folder: Path) -> None:
+    """It has passed."""
+    with contextlib.suppress(OSError, RuntimeError):  # a cache that cannot be written is none
+        mark = _mark(folder)
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
+
+
+def _mark(folder: Path) -> Path:
+    """The empty file that says so. OSError for files that cannot be read or are too large, RuntimeError where a user
+    has no home.
+    """
+    digest = hashlib.sha256(f"{__version__} {tokenizers.__version__}".encode())
+    for path in (tokenizer_file(folder), *(folder / name for name in BESIDE)):
+        size = path.stat().st_size if path.is_file() else 0
+        if size > MAX_TOKENIZER_BYTES:
+            raise OSError(f"{path} is too large")
+        digest.update(f"\n{path.name} {size}\n".encode())
+        if size:
+            digest.update(path.read_bytes())
+    return cache_folder() / "tokenizers" / digest.hexdigest()
