@@ -5,7 +5,9 @@ import pytest
 from tests.support.launcher import run_ranks
 
 FOLDER = "tests/ranks/under_mpirun"
-WHOLE_MODELS = ("--deselect", f"{FOLDER}/test_golden.py")  # two and three ranks have all that more have
+WHOLE_MODELS = tuple(  # two and three ranks have all that more have
+    word for name in ("golden", "encoders", "encoder_decoders") for word in ("--deselect", f"{FOLDER}/test_{name}.py")
+)
 
 
 @pytest.mark.timeout(600)
