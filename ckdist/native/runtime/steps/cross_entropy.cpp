@@ -33,6 +33,8 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
   };
   static int64_t vocab_of(const Training& r, const Fields& step) { return r.packed(step.head).rows; }
   static int64_t part_tiles(const Training& r, const Matrix& head) { return Products::item_tiles(r, head, kPartBytes); }
+  // Floats from a token's logits of a part to the next token's: a tile more, so that they do not meet in the cache.
+  static int64_t part_row(const Training& r, const Matrix& head) { return (part_tiles(r, head) + 1) * kTileRows; }
 
   static Packs packs(const Training& r, const Fields& step, Carver& c) {
     Packs packs;
@@ -41,7 +43,8 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
     return packs;
   }
   static int64_t thread_bytes(const Training& r, const Fields& step) {
-    return std::max({Products::thread_bytes(r), pack_thread_bytes(r, step.head), r.row_buffers_bytes()});
+    return std::max({Products::kTokens * part_row(r, r.packed(step.head)) * 4, Products::thread_bytes(r),
+                     pack_thread_bytes(r, step.head), r.row_buffers_bytes()});
   }
   static int64_t workspace_bytes(const Training& r, const Fields& step) {
     Carver c;
@@ -80,7 +83,7 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
   void logits(const Matrix& head, const Space& s, const Operand& x, int64_t first, int64_t n) {
     const int64_t tiles = part_tiles(r, head), parts = (head.tile_count() + tiles - 1) / tiles,
                   token_parts = (n + Products::kTokens - 1) / Products::kTokens;
-    const int64_t row = (tiles + 1) * kTileRows, d_stride = Training::stride(head.rows, r.element_bytes());
+    const int64_t row = part_row(r, head), d_stride = Training::stride(head.rows, r.element_bytes());
     parallel_for(parts * token_parts, [&](int64_t item) {
       const int64_t part = item / token_parts, begin = item % token_parts * Products::kTokens,
                     end = std::min(begin + Products::kTokens, n);
