@@ -6,57 +6,38 @@ import ctypes
 import mmap
 import os
 import platform
-import shutil
-import subprocess
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support.paths import ROOT
+from tests.support.compiled import NATIVE, OURS, compiled
 
-NATIVE = ROOT / "ckdist/native"
 LINE = 64
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory):
+def engines():
     """The copy engines with the calls of tests/native/copy_engines.cpp."""
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if not compiler:
-        pytest.skip("no C++ compiler")
-    library = tmp_path_factory.mktemp("copy_engines") / "copy_engines.so"
-    sources = [
-        ROOT / "tests/native/copy_engines.cpp",
-        *sorted((NATIVE / "copy_engines").glob("*.cpp")),
-        NATIVE / "core/numa.cpp",
-        NATIVE / "core/error.cpp",
-    ]
-    extra = os.environ.get("CKDIST_TEST_CXXFLAGS", "").split()
-    built = subprocess.run(
+    library = compiled(
+        "copy_engines",
         [
-            compiler,
-            "-std=c++17",
-            "-O0",
-            "-g",
-            "-Wall",
-            "-Wextra",
-            "-Werror",
-            *extra,
-            "-shared",
-            "-fPIC",
-            f"-I{NATIVE}",
-            *sources,
-            "-o",
-            library,
-            "-pthread",
+            OURS / "copy_engines.cpp",
+            *sorted((NATIVE / "copy_engines").glob("*.cpp")),
+            NATIVE / "core/numa.cpp",
+            NATIVE / "core/error.cpp",
         ],
-        capture_output=True,
-        text=True,
-        timeout=300,
+        "-O0",
+        "-g",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        *os.environ.get("CKDIST_TEST_CXXFLAGS", "").split(),
+        "-shared",
+        "-fPIC",
+        "-pthread",
     )
-    assert built.returncode == 0, built.stderr
     loaded = ctypes.CDLL(str(library))
     loaded.bench_open.restype = ctypes.c_void_p
     for name in ("device_submissions", "device_dropped", "device_moved", "device_page_faults", "engine_submit"):

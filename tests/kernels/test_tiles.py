@@ -8,7 +8,6 @@ own.
 import ctypes
 import os
 import platform
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +17,7 @@ import pytest
 
 from ckdist import native
 from ckdist.errors import ConfigError
+from tests.support.compiled import NATIVE, OURS, compiled
 from tests.support.paths import ROOT
 from tests.support.products import (
     HALF_FIELDS,
@@ -31,7 +31,6 @@ from tests.support.products import (
     random_rows,
 )
 
-NATIVE = ROOT / "ckdist/native"
 ISA_FLAGS = [
     "-mavx2",
     "-mfma",
@@ -51,43 +50,25 @@ TOKENS = (1, 9, 10, 16, 17, 33)
 
 
 @pytest.fixture(scope="module")
-def tiles(tmp_path_factory):
+def tiles():
     """The products of ISA amx over the model."""
     if lacks := native.isas().get("avx512_bf16", "a compiler that knows it"):
         pytest.skip(f"level avx512_bf16: this CPU lacks {lacks}")  # which runs the kernels around the tiles
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if not compiler:
-        pytest.skip("no C++ compiler")
-    library = tmp_path_factory.mktemp("tiles") / "tiles.so"
-    ours = ROOT / "tests/native"
     names = "isa/linear_bytes.cpp isa/linear_bf16.cpp isa/linear_float8.cpp isa/machine.cpp isa/pack_tile.cpp"
     names += " layout.cpp layout_blocks.cpp layout_interleaved.cpp"
-    sources = [ours / "tile_products.cpp", *(NATIVE / "kernels" / name for name in names.split())]
-    built = subprocess.run(
-        [
-            compiler,
-            "-std=c++17",
-            "-O1",
-            "-shared",
-            "-fPIC",
-            "-ffp-contract=off",
-            *ISA_FLAGS,
-            f"-I{NATIVE}",
-            f"-I{ours}",
-            "-DCKDIST_ISA=amx",
-            "-DCKDIST_VECTORS=amx",
-            '-DCKDIST_TILES="tile_model.h"',
-            *sources,
-            "-o",
-            library,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=300,
+    library = compiled(
+        "tiles",
+        [OURS / "tile_products.cpp", *(NATIVE / "kernels" / name for name in names.split())],
+        "-O1",
+        "-shared",
+        "-fPIC",
+        "-ffp-contract=off",
+        *ISA_FLAGS,
+        "-DCKDIST_ISA=amx",
+        "-DCKDIST_VECTORS=amx",
+        '-DCKDIST_TILES="tile_model.h"',
+        unknown=("unrecognized command", "unknown argument"),
     )
-    if "unrecognized command" in built.stderr or "unknown argument" in built.stderr:
-        pytest.skip("this compiler knows no AMX")
-    assert built.returncode == 0, built.stderr
     loaded = ctypes.CDLL(str(library))
     loaded.tile_faults.restype = ctypes.c_char_p
     for name in ("tile_row_products", "tile_is_live", "tile_peak"):

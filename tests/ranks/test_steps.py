@@ -5,7 +5,6 @@ and both; lost ranks; data races; allocations.
 import gc
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 import threading
@@ -18,6 +17,7 @@ from ckdist import errors
 from ckdist.comm.communicator import open_communicator
 from ckdist.comm.world import start_world
 from tests.support import thread_ranks
+from tests.support.compiled import NATIVE, OURS, compiled
 from tests.support.exchange import exchange
 from tests.support.launcher import environment
 from tests.support.paths import ROOT
@@ -164,10 +164,8 @@ def test_steps_leave_no_descriptor_behind():
 
 
 @pytest.fixture(scope="module")
-def steps_of_threads(tmp_path_factory):
+def steps_of_threads():
     """tests/native/steps.cpp under ThreadSanitizer."""
-    binary = tmp_path_factory.mktemp("steps") / "steps"
-    native_folder = ROOT / "ckdist/native"
     rooms = {
         "": ("step_communicator", "channel"),
         "algorithms": ("order",),
@@ -175,17 +173,9 @@ def steps_of_threads(tmp_path_factory):
         "failure": ("failure_detector", "process"),
         "transports": ("stream_transport", "tcp_transport", "transport"),
     }
-    sources = [native_folder / "comm" / room / f"{name}.cpp" for room, names in rooms.items() for name in names]
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if not compiler:
-        pytest.skip("no C++ compiler")
-    flags = ["-std=c++17", "-O1", "-g", "-fsanitize=thread", "-pthread", f"-I{native_folder}"]
-    sources += [native_folder / "runtime/pool.cpp", ROOT / "tests/native/steps.cpp"]
-    built = subprocess.run([compiler, *flags, *sources, "-o", binary], capture_output=True, text=True)
-    if built.returncode and "tsan" in built.stderr:
-        pytest.skip("this compiler has no ThreadSanitizer")
-    assert built.returncode == 0, built.stderr
-    return binary
+    sources = [NATIVE / "comm" / room / f"{name}.cpp" for room, names in rooms.items() for name in names]
+    sources += [NATIVE / "runtime/pool.cpp", OURS / "steps.cpp"]
+    return compiled("steps", sources, "-O1", "-g", "-fsanitize=thread", "-pthread", unknown=("tsan",))
 
 
 @pytest.mark.parametrize("ranks, threads, rounds", [(1, 3, 500), (2, 3, 1000), (3, 2, 500), (5, 1, 300), (7, 2, 200)])
