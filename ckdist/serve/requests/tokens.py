@@ -44,9 +44,11 @@ def tokenize(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> d
     tokens = tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
     answer: dict[str, Any] = {"tokens": tokens}
     if with_pieces:
-        answer["tokens"] = [{"id": token, "piece": _piece(tokenizer, token)} for token in tokens]
+        pieces = {token: {"id": token, "piece": _piece(tokenizer, token)} for token in set(tokens)}
+        answer["tokens"] = [pieces[token] for token in tokens]
     if content is None:
-        texts = [tokenizer.token_text(token) for token in tokens] if with_texts else None
+        named = {token: tokenizer.token_text(token) for token in set(tokens)} if with_texts else {}
+        texts = [named[token] for token in tokens] if with_texts else None
         answer |= {"count": len(tokens), "max_model_len": facts.context_length, "token_strs": texts}
     return answer
 
