@@ -9,7 +9,6 @@ each of them.
 import collections
 import functools
 import gc
-import itertools
 import os
 import pathlib
 import ssl
@@ -18,9 +17,6 @@ import tempfile
 import pytest
 
 from ckdist.hub.store import FOLDER_VARIABLE, store_folder
-
-SHORT_ROOMS = ("unit", "kernels")  # thousands of tests of milliseconds
-LONGEST = "test_under_mpirun.py"
 
 
 def pytest_configure(config) -> None:
@@ -52,34 +48,13 @@ def cpus():
     os.sched_setaffinity(0, given)
 
 
-def pytest_collection_modifyitems(config, items) -> None:
-    """A test's room is its marker, too: `pytest -m unit`. Each worker begins with its share of the files whose tests
-    take long, so that short tests are left at the end, for the workers that are done.
+def pytest_collection_modifyitems(items) -> None:
+    """A test's room is its marker, too: `pytest -m unit`. The longest tests come first, so that none is left at the
+    end.
     """
     for item in items:
         item.add_marker(room_of(item.nodeid))
-    workers = getattr(config, "workerinput", {}).get("workercount", 1)
-    if workers > 1:
-        items[:] = spread(items, workers)
-
-
-def spread(items, workers: int) -> list:
-    """`items` in the order in which pytest-xdist deals them to workers: as many to each, one worker's after the
-    other's.
-    """
-    long, short = [], collections.deque()
-    for item in items:
-        (short if room_of(item.nodeid) in SHORT_ROOMS else long).append(item)
-    files = itertools.groupby(sorted(long, key=lambda item: item.path.name != LONGEST), lambda item: item.path)
-    shares = [[] for _ in range(workers)]
-    for number, (_, tests) in enumerate(files):
-        shares[number % workers] += tests
-    result = []
-    for number, share in enumerate(shares):
-        end = len(items) * (number + 1) // workers
-        result += share
-        result += [short.popleft() for _ in range(min(len(short), max(0, end - len(result))))]
-    return [*result, *short]
+    items.sort(key=lambda item: item.path.name != "test_under_mpirun.py")
 
 
 def pytest_collection_finish() -> None:
