@@ -29,7 +29,7 @@ def rank_program(model_path: str, repack: str, threads: int, prompt_tokens: int,
     import numpy as np
 
     from ckdist.comm.world import start_world
-    from ckdist.config import EngineConfig
+    from ckdist.config.engine import EngineConfig
     from ckdist.engine.launch import load_model
     from ckdist.engine.single import SingleSequence
 

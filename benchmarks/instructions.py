@@ -28,7 +28,7 @@ CASES = [("avx2", "bf16"), ("avx2", "q8_0"), ("avx2", "q4_k"), ("baseline", "q8_
 def replay(quantize: str, tokens: int, chunk: int) -> None:
     """What is counted: `tokens` tokens in chunks of `chunk`, by one thread."""
     from ckdist.comm.world import SingleWorld
-    from ckdist.config import EngineConfig
+    from ckdist.config.engine import EngineConfig
     from ckdist.engine.launch import load_model
     from ckdist.engine.single import SingleSequence
 

@@ -21,7 +21,7 @@ import numpy as np
 from ckdist.cli.calibration import ALONE, PROMPTED, calibrated, made_models, measured_steps
 from ckdist.cli.machine_speed import kernels_measured, with_exchange
 from ckdist.comm.world import start_world
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.engine.launch import load_model
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.single import SingleSequence

@@ -17,7 +17,7 @@ import time
 import numpy as np
 
 from ckdist.comm.world import SingleWorld
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.engine.launch import load_model
 from ckdist.engine.single import SingleSequence
 from ckdist.program.batch import BLOCK_TOKENS, Batch, own_slots

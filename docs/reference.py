@@ -17,7 +17,7 @@ from mkdocs.structure.files import File, Files
 
 from ckdist import errors
 from ckdist.cli.arguments import parser_for
-from ckdist.cli.main import COMMANDS
+from ckdist.cli.main import COMMANDS, settings_class
 from ckdist.engine.expert_load import dispatch_stats, expert_stats
 from ckdist.engine.llm import LLM
 from ckdist.serve.metrics import Metrics
@@ -100,13 +100,13 @@ def commands() -> str:
     """Every command with its flags."""
     text = "# Commands and flags\n\nExit codes: 0 done, 1 something broke while running, 2 the user's mistake, "
     text += "130 interrupted, 141 standard output was closed.\n"
-    for name, (config, what) in COMMANDS.items():
+    for name, (_, what) in COMMANDS.items():
         text += f"\n## ckdist {name} {{ #{name} }}\n\n{cell(what[0].upper() + what[1:])}.\n\n"
         rows = []
-        for item in fields(config):
+        for item in fields(settings_class(name)):
             flags = ", ".join(code(flag) for flag in item.metadata["flags"])
             rows.append((flags, default_of(item), range_of(item.metadata), cell(item.metadata["help"])))
-        parser_for(config, f"ckdist {name}")  # the same parser that reads the command line
+        parser_for(settings_class(name), f"ckdist {name}")  # the same parser that reads the command line
         text += table(("flag", "default", "range", "meaning"), rows)
     return text
 

@@ -20,7 +20,7 @@ from ckdist.comm.communicator import ELEMENTS, Communicator, open_communicator
 from ckdist.comm.protocol import World
 from ckdist.comm.thresholds import Thresholds, load_thresholds, save_thresholds
 from ckdist.comm.world import start_world
-from ckdist.config import BenchConfig
+from ckdist.config.bench import BenchConfig
 from ckdist.progress import ProgressBar
 
 SIZES = tuple(4 << k for k in range(10, 25, 2))  # bytes: 4 KiB to 64 MiB

@@ -14,7 +14,7 @@ from ckdist import native
 from ckdist.cli.rows import write_rows
 from ckdist.comm.protocol import World
 from ckdist.comm.world import start_world
-from ckdist.config import BenchConfig
+from ckdist.config.bench import BenchConfig
 from ckdist.errors import ConfigError
 from ckdist.planning.plan import SPINS
 from ckdist.topology import default_threads, place

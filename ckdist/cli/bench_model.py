@@ -12,7 +12,7 @@ from ckdist.cli.bench_sweep import sweep, sweep_measurements
 from ckdist.cli.rows import write_rows
 from ckdist.cli.session import model_session, packed_first
 from ckdist.comm.world import start_world
-from ckdist.config import BenchConfig
+from ckdist.config.bench import BenchConfig
 from ckdist.planning.memory import gigabytes
 from ckdist.progress import ProgressBar
 from ckdist.topology import default_threads, place

@@ -20,7 +20,7 @@ import numpy as np
 from ckdist import __version__, native
 from ckdist.cli.bench_machine import Bounds
 from ckdist.cli.session import longer_context
-from ckdist.config import BenchConfig
+from ckdist.config.bench import BenchConfig
 from ckdist.engine.launch import Model
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.single import SingleSequence

@@ -11,7 +11,7 @@ import numpy as np
 
 from ckdist.cli.rows import write_rows
 from ckdist.cli.session import model_session, packed_first
-from ckdist.config import BenchConfig
+from ckdist.config.bench import BenchConfig
 from ckdist.engine.engine import Engine
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling import SamplingParams

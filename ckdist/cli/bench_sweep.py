@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckdist.cli.bench_rows import ModelBench
-from ckdist.config import BenchConfig
+from ckdist.config.bench import BenchConfig
 from ckdist.program.executable import Executable
 
 GENERATED_PART = 4  # the context's sweep generates a fourth of what it prefills, as sweep-bench does

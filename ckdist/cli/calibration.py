@@ -21,7 +21,7 @@ import numpy as np
 from ckdist import native
 from ckdist.cli.traced_steps import STEPS, Groups, TracedSteps
 from ckdist.comm.protocol import World
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.engine.launch import load_model
 from ckdist.models.decoder import weight_shapes
 from ckdist.models.registry import spec_from_config

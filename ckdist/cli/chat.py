@@ -11,7 +11,7 @@ from ckdist.cli.chat_engine import EngineChat
 from ckdist.cli.chat_server import ServerChat
 from ckdist.cli.line_input import LineInput
 from ckdist.cli.session import model_session
-from ckdist.config import ChatConfig
+from ckdist.config.chat import ChatConfig
 from ckdist.engine.launch import make_engine
 from ckdist.engine.llm import LLM
 from ckdist.errors import RequestError

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from ckdist.config import ChatConfig, SamplingConfig
+from ckdist.config.chat import ChatConfig
+from ckdist.config.sampling import SamplingConfig
 from ckdist.engine.sampling import SamplingParams
 from ckdist.errors import EngineError, RequestError
 

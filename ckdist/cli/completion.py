@@ -7,8 +7,8 @@ import shlex
 from dataclasses import dataclass
 
 from ckdist.cli.arguments import parser_for
-from ckdist.cli.main import COMMANDS
-from ckdist.config import CompletionCommand
+from ckdist.cli.main import COMMANDS, settings_class
+from ckdist.config.commands import CompletionCommand
 from ckdist.errors import ConfigError
 from ckdist.hub.catalogue import CATALOGUE
 
@@ -76,7 +76,7 @@ class Argument:
 def arguments_of(command: str) -> list[Argument]:
     """Everything that a command takes, `--help` first."""
     found = []
-    for action in parser_for(COMMANDS[command][0], f"ckdist {command}").arguments:
+    for action in parser_for(settings_class(command), f"ckdist {command}").arguments:
         names = tuple(action.option_strings)
         takes_value = action.nargs != 0
         values = tuple(str(value) for value in action.choices or ())

@@ -22,7 +22,7 @@ from ckdist import __version__
 from ckdist.cli.capabilities import TIMEOUT, Capability, capabilities
 from ckdist.cli.main import launched_rank
 from ckdist.cli.node_speed import GEMM_TYPES
-from ckdist.config import DoctorConfig
+from ckdist.config.commands import DoctorConfig
 from ckdist.topology import Machine, this_machine
 from ckdist.topology.advice import Advice, advise
 from ckdist.topology.devices import DsaDevice

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ckdist import native
-from ckdist.config import ExportCommand
+from ckdist.config.commands import ExportCommand
 from ckdist.errors import ConfigError, EngineError
 from ckdist.hub.resolve import resolve
 from ckdist.models.blocks.moe import is_expert, is_router

@@ -5,7 +5,8 @@ import time
 from dataclasses import fields
 
 from ckdist.cli.session import model_session
-from ckdist.config import GenerateConfig, SamplingConfig
+from ckdist.config.generate import GenerateConfig
+from ckdist.config.sampling import SamplingConfig
 from ckdist.engine.launch import make_engine
 from ckdist.engine.llm import LLM
 from ckdist.engine.sampling import SamplingParams

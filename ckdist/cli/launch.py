@@ -3,7 +3,7 @@
 import os
 import pathlib
 
-from ckdist.config import LaunchCommand
+from ckdist.config.launch import LaunchCommand
 from ckdist.errors import ConfigError
 from ckdist.launcher.children import Children
 from ckdist.launcher.hosts import Host, parse_hosts, place_ranks, read_hostfile

@@ -2,7 +2,7 @@
 
 import sys
 
-from ckdist.config import ListCommand
+from ckdist.config.commands import ListCommand
 from ckdist.hub.catalogue import CATALOGUE
 from ckdist.hub.repository import cached_models
 from ckdist.hub.store import Store

@@ -7,11 +7,15 @@ rank 0 has the terminal.
 import pathlib
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ckdist.comm.bootstrap.launchers import is_rank
-from ckdist.config import BenchConfig, ChatConfig, EngineConfig, TrainCommand
+from ckdist.config.engine import EngineConfig
 from ckdist.launcher.hosts import MAX_RANKS, Host
 from ckdist.topology import Machine, this_machine
+
+if TYPE_CHECKING:
+    from ckdist.config.commands import TrainCommand
 
 STOP_SECONDS = 86400.0  # what was told to end bounds that itself, as --drain-timeout does
 
@@ -24,20 +28,17 @@ def nodes_in_use(machine: Machine) -> int:
 
 def wanted_ranks(settings: object) -> int:
     """How many ranks a command asks for. ConfigError for a training whose configuration cannot be read."""
-    if isinstance(settings, TrainCommand):
-        return _of_training(settings)
-    runs_model = isinstance(settings, EngineConfig)
-    if isinstance(settings, BenchConfig):
-        runs_model = settings.target in ("model", "steps")
-    if isinstance(settings, ChatConfig):
-        runs_model = settings.url is None
-    if not runs_model or not isinstance(settings, EngineConfig):
+    if not isinstance(settings, EngineConfig):
+        from ckdist.config.commands import TrainCommand
+
+        return _of_training(settings) if isinstance(settings, TrainCommand) else 1
+    if not settings.runs_model:
         return 1
     stages = settings.pipeline_parallel_size
     return stages * (settings.tensor_parallel_size or max(1, min(nodes_in_use(this_machine()), MAX_RANKS) // stages))
 
 
-def _of_training(command: TrainCommand) -> int:
+def _of_training(command: "TrainCommand") -> int:
     """The ranks of a training's mesh, of one replica where nobody says how many: batches depend on that."""
     from ckdist.train.config import load_config
 

@@ -18,7 +18,7 @@ from ckdist.comm.communicator import open_communicator
 from ckdist.comm.protocol import World
 from ckdist.comm.transports.link import measured_link
 from ckdist.comm.world import SingleWorld
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.engine.launch import BUNDLED, load_model
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.planning.cluster import Cluster

@@ -14,29 +14,39 @@ import sys
 import time
 from types import ModuleType
 
-from ckdist import __version__, config, native
+from ckdist import __version__, native
 from ckdist.cli.arguments import parse_arguments
 from ckdist.errors import CkdistError, ConfigError, EngineError, FetchError, UserError
 from ckdist.terminal import styled
 
+# Each command: its configuration in `ckdist.config`, of which only one is loaded, and what it does.
 COMMANDS = {
-    "serve": (config.ServeConfig, "answer the OpenAI API over HTTP"),
-    "generate": (config.GenerateConfig, "continue one prompt on the terminal"),
-    "chat": (config.ChatConfig, "chat with a model on the terminal"),
-    "perplexity": (config.PerplexityConfig, "score a text, or save its logits"),
-    "pull": (config.PullCommand, "fetch a model by its name"),
-    "list": (config.ListCommand, "show the models that have names, and which are here"),
-    "train": (config.TrainCommand, "train a model, from nothing or on from one"),
-    "launch": (config.LaunchCommand, "start a command as several ranks, here or on several hosts, without MPI"),
-    "export": (config.ExportCommand, "write a trained folder as a GGUF file"),
-    "plan": (config.PlanConfig, "tell whether a model fits, how fast it will be, and what would help, on any machine"),
-    "bench": (config.BenchConfig, "measure prefill and decode, or the machine itself"),
-    "simulate": (config.SimulateConfig, "serve requests in simulated time, on as many hosts as you like"),
-    "simulate-training": (config.SimulateTrainingConfig, "train over many hosts in simulated time, failures included"),
-    "doctor": (config.DoctorConfig, "show this machine, what works on it, how fast it is, and what to change"),
-    "completion": (config.CompletionCommand, "print what bash, zsh or fish need to complete commands"),
+    "serve": ("serve:ServeConfig", "answer the OpenAI API over HTTP"),
+    "generate": ("generate:GenerateConfig", "continue one prompt on the terminal"),
+    "chat": ("chat:ChatConfig", "chat with a model on the terminal"),
+    "perplexity": ("perplexity:PerplexityConfig", "score a text, or save its logits"),
+    "pull": ("commands:PullCommand", "fetch a model by its name"),
+    "list": ("commands:ListCommand", "show the models that have names, and which are here"),
+    "train": ("commands:TrainCommand", "train a model, from nothing or on from one"),
+    "launch": ("launch:LaunchCommand", "start a command as several ranks, here or on several hosts, without MPI"),
+    "export": ("commands:ExportCommand", "write a trained folder as a GGUF file"),
+    "plan": ("plan:PlanConfig", "tell whether a model fits, how fast it will be, and what would help, on any machine"),
+    "bench": ("bench:BenchConfig", "measure prefill and decode, or the machine itself"),
+    "simulate": ("simulate:SimulateConfig", "serve requests in simulated time, on as many hosts as you like"),
+    "simulate-training": (
+        "simulate_training:SimulateTrainingConfig",
+        "train over many hosts in simulated time, failures included",
+    ),
+    "doctor": ("commands:DoctorConfig", "show this machine, what works on it, how fast it is, and what to change"),
+    "completion": ("commands:CompletionCommand", "print what bash, zsh or fish need to complete commands"),
 }
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK")
+
+
+def settings_class(command: str) -> type:
+    """The configuration of one of COMMANDS."""
+    module, _, name = COMMANDS[command][0].partition(":")
+    return getattr(importlib.import_module(f"ckdist.config.{module}"), name)
 
 
 def usage() -> str:
@@ -94,7 +104,7 @@ def run(arguments: list[str], rank: int | None) -> int:
         return 0 if arguments else 2
     if arguments[0] not in COMMANDS:
         raise ConfigError(f"unknown command {arguments[0]!r}: use one of {', '.join(COMMANDS)}")
-    settings = parse_arguments(COMMANDS[arguments[0]][0], arguments[1:], f"ckdist {arguments[0]}")
+    settings = parse_arguments(settings_class(arguments[0]), arguments[1:], f"ckdist {arguments[0]}")
     level = logging.DEBUG if settings.verbose else logging.WARNING if rank else logging.INFO
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     command = load(arguments[0])

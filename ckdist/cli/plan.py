@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ckdist.cli.machine_speed import this_machine_spec
-from ckdist.config import PlanConfig
+from ckdist.config.plan import PlanConfig
 from ckdist.errors import ConfigError
 from ckdist.hub.catalogue import CATALOGUE as PUBLISHED
 from ckdist.hub.resolve import find

@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from ckdist.config import PlanConfig
+from ckdist.config.plan import PlanConfig
 from ckdist.planning.compare import Question, parameters
 from ckdist.planning.memory import gigabytes
 from ckdist.train.plan import TrainingAnswer, training_answers

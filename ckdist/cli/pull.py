@@ -2,7 +2,7 @@
 
 import pathlib
 
-from ckdist.config import PullCommand
+from ckdist.config.commands import PullCommand
 from ckdist.errors import ConfigError
 from ckdist.hub.resolve import find, known_names
 

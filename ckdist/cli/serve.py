@@ -16,7 +16,7 @@ from ckdist.cli.session import dismissing
 from ckdist.cli.start_lines import start_lines
 from ckdist.comm.protocol import World
 from ckdist.comm.world import start_world, together
-from ckdist.config import ServeConfig
+from ckdist.config.serve import ServeConfig
 from ckdist.engine.coordinator import Coordinator
 from ckdist.engine.launch import BUNDLED, Model, load_model, make_engine
 from ckdist.engine.rank_reports import RankReports

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from ckdist.comm.protocol import World
 from ckdist.comm.world import start_world
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.engine.launch import Model, load_model
 from ckdist.errors import CkdistError, UserError
 from ckdist.hub.resolve import resolve

@@ -9,7 +9,8 @@ import numpy as np
 
 from ckdist.cli.main import launched_rank
 from ckdist.cli.plan import open_machine, open_model, question_of
-from ckdist.config import PlanConfig, SimulateConfig
+from ckdist.config.plan import PlanConfig
+from ckdist.config.simulate import SimulateConfig
 from ckdist.errors import CapacityError, ConfigError
 from ckdist.figure import check_path
 from ckdist.planning.compare import Question, answer, answers

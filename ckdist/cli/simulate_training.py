@@ -5,7 +5,8 @@ import math
 
 from ckdist.cli.main import launched_rank
 from ckdist.cli.plan import open_machine, open_model
-from ckdist.config import PlanConfig, SimulateTrainingConfig
+from ckdist.config.plan import PlanConfig
+from ckdist.config.simulate_training import SimulateTrainingConfig
 from ckdist.figure import check_path
 from ckdist.planning.machine import MachineSpec
 from ckdist.simulate.plot import draw_training

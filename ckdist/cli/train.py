@@ -3,7 +3,7 @@
 import signal
 from types import FrameType
 
-from ckdist.config import TrainCommand
+from ckdist.config.commands import TrainCommand
 from ckdist.errors import ConfigError
 from ckdist.train.config import load_config
 from ckdist.train.trainer import train

@@ -102,3 +102,8 @@ class BenchConfig(EngineConfig):
                 raise ConfigError("--sweep threads measures prefill and decode: give --n-prompt and --n-gen above 0")
         if self.target == "model" and not any((*self.n_prompt, *self.n_gen)):
             raise ConfigError("--n-prompt 0 and --n-gen 0 leave nothing to measure: give one of them")
+
+    @property
+    def runs_model(self) -> bool:
+        """False for what measures the machine."""
+        return self.target in ("model", "steps")

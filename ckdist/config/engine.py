@@ -219,3 +219,8 @@ class EngineConfig:
                 f"--repack {self.repack} serves weights as they are stored, and --quantize {self.quantize} "
                 "changes them: leave one of the two out"
             )
+
+    @property
+    def runs_model(self) -> bool:
+        """Whether the command has ranks of its own, each with its part of a model."""
+        return True

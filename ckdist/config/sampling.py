@@ -1,26 +1,10 @@
 """How tokens are sampled, of the commands that generate text: `ckdist generate` and `ckdist chat`."""
 
-import re
 from dataclasses import dataclass
 
 from ckdist.config.engine import EngineConfig
 from ckdist.config.options import escaped, integer, option, real
-from ckdist.errors import ConfigError
-
-# Under llama.cpp's names, in llama.cpp's default order.
-SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
-
-
-DRY_BREAKERS = ("\n", ":", '"', "*")
-
-
-def sampler_list(text: str) -> tuple[str, ...]:
-    """`top_k;temperature` as ("top_k", "temperature"); empty: no sampler."""
-    names = tuple(part.strip() for part in text.split(";")) if text else ()
-    for name in names:
-        if name not in SAMPLERS:
-            raise ValueError(f"has the unknown sampler '{name}'; the known ones are {', '.join(SAMPLERS)}")
-    return names
+from ckdist.config.samplers import DRY_BREAKERS, sampler_list
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,34 +218,3 @@ class SamplingConfig(EngineConfig):
         (), "--stop", repeat=True, metavar="TEXT", help="end before this text; may be given several times"
     )
     ignore_eos: bool = option(False, "--ignore-eos", help="go on after the end-of-sequence token")
-
-
-@dataclass(frozen=True, kw_only=True)
-class GenerateConfig(SamplingConfig):
-    """`ckdist generate`: continue one prompt on the terminal."""
-
-    prompt: str = option("", "-p", "--prompt", metavar="TEXT", help="text to continue")
-    json: bool = option(False, "--json", help="print one JSON object")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChatConfig(SamplingConfig):
-    """`ckdist chat`: chat with a model on the terminal, over the engine or over a server."""
-
-    n_predict: int = option(
-        1024, "-n", "--n-predict", parse=integer, low=1, high=1 << 24, metavar="N", help="most tokens of an answer"
-    )
-    system: str | None = option(None, "--system", metavar="TEXT", help="system message, which stands before the chat")
-    url: str | None = option(
-        None, "--url", metavar="URL", help="chat over this server, as http://127.0.0.1:8080, and load no model here"
-    )
-    api_key: str | None = option(
-        None, "--api-key", metavar="KEY", secret=True, help="key that the server of --url wants"
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.url is not None and not re.fullmatch(r"https?://[^/\s]+(/\S*)?", self.url):
-            raise ConfigError(f"--url ({self.url}) must be http://HOST:PORT or https://HOST:PORT")
-        if self.url is not None and self.model is not None:
-            raise ConfigError("--url and --model were both given: a server has its own model, so leave one of them out")

@@ -18,7 +18,7 @@ from ckdist.comm.protocol import World
 from ckdist.comm.thresholds import load_thresholds
 from ckdist.comm.transports.link import Link
 from ckdist.comm.world import agree, together
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.engine.dry_breakers import DryBreakers
 from ckdist.engine.engine import Engine
 from ckdist.engine.expert_load import dispatch_stats, expert_stats

@@ -7,7 +7,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ckdist.comm.world import start_world
-from ckdist.config import EngineConfig, present_names
+from ckdist.config.engine import EngineConfig
+from ckdist.config.options import present_names
 from ckdist.engine.engine import Engine
 from ckdist.engine.launch import load_model, make_engine
 from ckdist.engine.output import Output

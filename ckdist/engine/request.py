@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ckdist.config import SAMPLERS
+from ckdist.config.samplers import SAMPLERS
 from ckdist.engine.dry_breakers import MAX_BREAKERS, check_breakers
 from ckdist.engine.sampling import SamplingParams
 from ckdist.errors import RequestError

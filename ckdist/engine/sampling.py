@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ckdist.config import DRY_BREAKERS, SAMPLERS
+from ckdist.config.samplers import DRY_BREAKERS, SAMPLERS
 
 # vLLM's and Hugging Face's order
 TEMPERATURE_FIRST: tuple[str, ...] = ("penalties", "dry", "temperature", "top_k", "top_p", "min_p")
@@ -53,8 +53,8 @@ class SamplingParams:
     # penalty counts prompt and output, the other two the output, as in the OpenAI API and vLLM.
     repeat_last_n: int | None = None
     min_keep: int = 0  # each cut leaves at least so many tokens
-    # Which samplers are applied, in this order (names of config.SAMPLERS). None: TEMPERATURE_FIRST, or the order of
-    # config.SAMPLERS where one of llama.cpp's own (typical_p, top_n_sigma, xtc, dynatemp) is on.
+    # Which samplers are applied, in this order (names of SAMPLERS). None: TEMPERATURE_FIRST, or the order of
+    # SAMPLERS where one of llama.cpp's own (typical_p, top_n_sigma, xtc, dynatemp) is on.
     samplers: tuple[str, ...] | None = None
     # The output follows this grammar, of `ckdist.tokens.grammar`, and ends with it, `ignore_eos` or not. None: free.
     grammar: str | None = None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ckdist import native
 from ckdist.comm.protocol import World
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.engine.stages import Traced
 from ckdist.errors import ConfigError
 from ckdist.layout import Dim

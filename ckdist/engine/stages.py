@@ -14,7 +14,7 @@ from ckdist.comm.communicator import Communicator, open_communicator
 from ckdist.comm.protocol import World
 from ckdist.comm.transports.link import Link, measured_link
 from ckdist.comm.world import agree
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, Layout, Range
 from ckdist.mesh import Mesh

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from ckdist import native
 from ckdist.comm.protocol import World
 from ckdist.comm.transports.link import measured_link
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.errors import CkdistError, ConfigError
 from ckdist.planning.cluster import Cluster
 from ckdist.planning.cost import nominal

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckdist.comm.thresholds import Thresholds
 from ckdist.comm.transports.link import Link
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, TENSOR, TOKEN, TOKEN_IN_HOSTS, Layout, with_whole_experts
 from ckdist.mesh import HOST, LOCAL, WHOLE, Mesh

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ckdist import native
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.errors import CapacityError, ConfigError
 from ckdist.layout import Layout, Sharding
 from ckdist.mesh import Mesh

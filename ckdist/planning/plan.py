@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ckdist import topology
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.errors import CapacityError
 from ckdist.layout import Layout
 from ckdist.mesh import WHOLE, Mesh

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ckdist import native
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, Layout
 from ckdist.mesh import Mesh

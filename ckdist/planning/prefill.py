@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckdist.comm.protocol import World
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.planning.cost import CostModel
 from ckdist.planning.measured_cost import LayerCosts, load_costs, measure, save_costs, sizes_of
 from ckdist.planning.paired_test import NOISY, UNSEEN

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from ckdist.config import SAMPLERS
+from ckdist.config.samplers import SAMPLERS
 from ckdist.engine.sampling import SamplingParams
 from ckdist.serve.requests.sampling import LLAMA_RANDOM_SEED
 

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 
-from ckdist.config import ServeConfig
+from ckdist.config.serve import ServeConfig
 from ckdist.errors import ConfigError, EngineError
 from ckdist.overrides import metadata_overrides
 from ckdist.serve.heartbeat import STUCK_SECONDS, FailureDetector

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ckdist.config import ServeConfig
+from ckdist.config.serve import ServeConfig
 from ckdist.errors import ConfigError
 from ckdist.text_file import read_text_file
 

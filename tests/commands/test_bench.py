@@ -11,7 +11,8 @@ from ckdist.cli.arguments import parse_arguments
 from ckdist.cli.bench_machine import Bounds
 from ckdist.cli.bench_sweep import fewest_threads
 from ckdist.comm.world import SingleWorld
-from ckdist.config import BenchConfig, EngineConfig
+from ckdist.config.bench import BenchConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.engine.launch import load_model
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.single import SingleSequence

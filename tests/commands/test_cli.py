@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 from ckdist.cli import main as program
 from ckdist.cli.arguments import parse_arguments
 from ckdist.cli.generate import sampling_of
-from ckdist.config import GenerateConfig
+from ckdist.config.generate import GenerateConfig
 from ckdist.engine.sampling import SamplingParams
 from ckdist.errors import ConfigError
 from tests.support.launcher import environment, run_ranks

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from ckdist.config import GenerateConfig
+from ckdist.config.generate import GenerateConfig
 from ckdist.errors import ConfigError, FetchError
 from ckdist.hub.catalogue import CATALOGUE, NamedModel, Wheel
 from ckdist.hub.choice import choose_files

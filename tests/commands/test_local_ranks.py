@@ -14,7 +14,10 @@ import psutil
 import pytest
 
 from ckdist.cli.local_ranks import nodes_in_use, run_ranks, wanted_ranks
-from ckdist.config import BenchConfig, ChatConfig, GenerateConfig, TrainCommand
+from ckdist.config.bench import BenchConfig
+from ckdist.config.chat import ChatConfig
+from ckdist.config.commands import TrainCommand
+from ckdist.config.generate import GenerateConfig
 from ckdist.topology import read_machine
 from tests.support.generated import GENERATE, tokens_of_one_process
 from tests.support.launched import ranks_of, wait_ended

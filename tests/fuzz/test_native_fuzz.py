@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ckdist import native
 from ckdist.comm.world import start_world
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.engine.launch import load_model
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import NativeError, UserError

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckdist.config import SAMPLERS
+from ckdist.config.samplers import SAMPLERS
 from ckdist.engine.dry_breakers import DryBreakers
 from ckdist.engine.launch import BUNDLED
 from ckdist.engine.sampler import Sampler, SampleRow

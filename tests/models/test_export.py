@@ -16,7 +16,7 @@ from tokenizers import decoders, models, normalizers, trainers
 from ckdist import LLM, SamplingParams
 from ckdist.cli.export import export_gguf
 from ckdist.comm.world import SingleWorld
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.engine.launch import BUNDLED, load_model
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ArchitectureError, ConfigError, EngineError, ModelFileError

@@ -22,7 +22,7 @@ SCRIPT = """
 import sys
 import numpy as np
 from ckdist.comm.world import SingleWorld
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.engine.launch import load_model
 from ckdist.engine.single import SingleSequence
 model = load_model(EngineConfig(model=sys.argv[1], threads=1, cache_type_k="f32", cache_type_v="f32"), SingleWorld())

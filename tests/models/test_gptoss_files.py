@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from ckdist.cli.export import export_gguf
 from ckdist.comm.world import SingleWorld
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.engine.launch import load_model
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ModelFileError

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ckdist.comm.world import SingleWorld
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.engine.launch import load_model
 from tests.support.paths import GOLDEN
 from tests.support.situations import answers

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ckdist.comm.world import SingleWorld
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.engine.launch import load_model
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import CapacityError, NativeError

@@ -15,7 +15,7 @@ import types
 
 import pytest
 
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.engine.launch import load_model
 from ckdist.planning import measured_cost, prefill
 from ckdist.planning.measured_cost import LayerCosts, load_costs, path_of, save_costs

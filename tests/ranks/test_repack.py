@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from ckdist.comm.world import SingleWorld
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.engine import launch
 from ckdist.errors import CapacityError, ConfigError, ModelFileError
 from ckdist.native import lib

@@ -11,7 +11,7 @@ import pytest
 
 from ckdist.comm.transports.link import Link
 from ckdist.comm.world import SingleWorld
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.engine.engine import Engine
 from ckdist.engine.launch import load_model
 from ckdist.engine.lockstep import LockstepSequences

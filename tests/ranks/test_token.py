@@ -10,7 +10,7 @@ import pytest
 
 from ckdist.comm.thresholds import Thresholds, save_thresholds
 from ckdist.comm.world import SingleWorld
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.engine.engine import Engine
 from ckdist.engine.launch import load_model
 from ckdist.engine.sampler import Sampler

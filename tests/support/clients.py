@@ -12,6 +12,8 @@ class Client:
         self._name = name
 
     def __getattr__(self, attribute: str):
+        if attribute.startswith("_"):  # pytest asks everything in a test's module whether it is a fixture
+            raise AttributeError(attribute)
         return getattr(importlib.import_module(self._name), attribute)
 
 

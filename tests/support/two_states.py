@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.engine import launch
 from ckdist.engine.single import SingleSequence
 from tests.support.paths import GOLDEN

@@ -10,7 +10,7 @@ from ckdist.cli.calibration import ALONE, DENSE, LATENT, MADE, SHAPES, Measured,
 from ckdist.cli.traced_steps import TracedSteps
 from ckdist.cli.training_speed import fitted
 from ckdist.comm.world import SingleWorld
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.engine.launch import load_model
 from ckdist.errors import NativeError
 from ckdist.mesh import Mesh

@@ -4,7 +4,7 @@ import pytest
 
 from ckdist.comm.transports.link import Link
 from ckdist.comm.world import SingleWorld
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.planning import layout_choice
 from ckdist.planning.cluster import Cluster, PlannedWorld
 from ckdist.planning.layout_choice import best_layout, choose_layout, measured_machine, stage_counts

@@ -3,7 +3,11 @@
 import pytest
 
 from ckdist.cli.arguments import parse_arguments
-from ckdist.config import BenchConfig, EngineConfig, GenerateConfig, PerplexityConfig, ServeConfig
+from ckdist.config.bench import BenchConfig
+from ckdist.config.engine import EngineConfig
+from ckdist.config.generate import GenerateConfig
+from ckdist.config.perplexity import PerplexityConfig
+from ckdist.config.serve import ServeConfig
 from ckdist.errors import ConfigError, ModelFileError
 from ckdist.overrides import metadata_overrides
 from ckdist.serve.settings import HttpSettings

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ckdist.config import SAMPLERS
+from ckdist.config.samplers import SAMPLERS
 from ckdist.errors import RequestError
 from ckdist.serve.requests.completion import Prompt, read_prompts
 from ckdist.serve.requests.fields import Fields

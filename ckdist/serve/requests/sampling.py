@@ -7,7 +7,7 @@ import hashlib
 import re
 from typing import Any
 
-from ckdist.config import SAMPLERS
+from ckdist.config.samplers import SAMPLERS
 from ckdist.engine.sampling import SamplingParams
 from ckdist.errors import RequestError
 from ckdist.serve.requests.fields import Fields, in_range

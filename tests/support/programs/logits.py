@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 from ckdist.comm.world import start_world
-from ckdist.config import EngineConfig
+from ckdist.config.engine import EngineConfig
 from ckdist.engine.launch import load_model
 from ckdist.engine.single import SingleSequence
 from tests.support.paths import ROOT

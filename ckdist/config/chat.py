@@ -1,0 +1,36 @@
+"""`ckdist chat`."""
+
+import re
+from dataclasses import dataclass
+
+from ckdist.config.options import integer, option
+from ckdist.config.sampling import SamplingConfig
+from ckdist.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChatConfig(SamplingConfig):
+    """`ckdist chat`: chat with a model on the terminal, over the engine or over a server."""
+
+    n_predict: int = option(
+        1024, "-n", "--n-predict", parse=integer, low=1, high=1 << 24, metavar="N", help="most tokens of an answer"
+    )
+    system: str | None = option(None, "--system", metavar="TEXT", help="system message, which stands before the chat")
+    url: str | None = option(
+        None, "--url", metavar="URL", help="chat over this server, as http://127.0.0.1:8080, and load no model here"
+    )
+    api_key: str | None = option(
+        None, "--api-key", metavar="KEY", secret=True, help="key that the server of --url wants"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.url is not None and not re.fullmatch(r"https?://[^/\s]+(/\S*)?", self.url):
+            raise ConfigError(f"--url ({self.url}) must be http://HOST:PORT or https://HOST:PORT")
+        if self.url is not None and self.model is not None:
+            raise ConfigError("--url and --model were both given: a server has its own model, so leave one of them out")
+
+    @property
+    def runs_model(self) -> bool:
+        """False over a server, which has a model of its own."""
+        return self.url is None
