@@ -13,6 +13,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import select
 import shutil
 import signal
@@ -94,30 +95,49 @@ class Contestant:
 
 
 class IkLlama:
-    """ik_llama.cpp by its `llama-bench`: a process per turn, which loads the model, warms up and measures a row
-    once.
+    """ik_llama.cpp by its own programs: a process per turn, which loads the model, warms up and measures a row once.
+    One sequence is `llama-bench`'s, several are `llama-batched-bench`'s, which begin behind a prompt of one token.
     """
 
-    def __init__(self, program: str, args, repack: bool):
-        self.command = [program, "-m", args.model, "-t", str(args.threads), "-r", "1", "-o", "json"]
-        self.command += ["-rtr", str(int(repack))]
+    def __init__(self, folder: str, args, repack: bool):
+        self.folder = pathlib.Path(folder)
+        self.common = ["-m", args.model, "-t", str(args.threads)]
+        self.repack = repack
 
     def turn(self, row: dict) -> dict | None:
-        """The row measured once: {"median_ts": tokens/s}. None of what the program has no row for: several sequences,
-        a prompt behind other tokens.
+        """The row measured once: {"median_ts": tokens/s}. None of what the programs have no row for: a prompt behind
+        other tokens.
         """
-        if row["n_parallel"] > 1 or (row["n_prompt"] and row["n_depth"]):
+        if row["n_prompt"] and row["n_depth"]:
             return None
+        return {"median_ts": self._several(row) if row["n_parallel"] > 1 else self._one(row)}
+
+    def _one(self, row: dict) -> float:
         work = ["-p", str(row["n_prompt"]), "-n", str(0 if row["n_depth"] else row["n_gen"])]
         work += ["-gp", f"{row['n_depth']},{row['n_gen']}"] * bool(row["n_depth"])
+        ran = self._run("llama-bench", "-r", "1", "-o", "json", "-rtr", str(int(self.repack)), *work)
+        return json.loads(ran.stdout)[0]["avg_ts"]
+
+    def _several(self, row: dict) -> float:
+        prompt, sequences = max(1, row["n_depth"]), row["n_parallel"]
+        tokens = sequences * (prompt + row["n_gen"])
+        work = ["-c", str(tokens), "-npp", str(prompt), "-ntg", str(row["n_gen"]), "-npl", str(sequences)]
+        ran = self._run("llama-batched-bench", *work, *["-rtr"] * self.repack)
+        rows = re.findall(rf"\|\s+{prompt} \|\s+{row['n_gen']} \|\s+{sequences} \|(.*)\|", ran.stdout + ran.stderr)
+        if len(rows) != 1:
+            raise SystemExit(f"llama-batched-bench printed no row: {ran.stderr[-2000:]}")
+        return float(rows[0].split("|")[4])
+
+    def _run(self, program: str, *words: str) -> subprocess.CompletedProcess[str]:
+        """One of the programs, to its end."""
+        command = [str(self.folder / program), *self.common, *words]
         try:
-            limit = READY_SECONDS + TURN_SECONDS
-            ran = subprocess.run([*self.command, *work], capture_output=True, text=True, timeout=limit)
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=READY_SECONDS + TURN_SECONDS)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise SystemExit(f"ik_llama.cpp: {error}") from None
         if ran.returncode:
-            raise SystemExit(f"{self.command[0]} ended with code {ran.returncode}: {ran.stderr[-2000:]}")
-        return {"median_ts": json.loads(ran.stdout)[0]["avg_ts"]}
+            raise SystemExit(f"{program} ended with code {ran.returncode}: {ran.stderr[-2000:]}")
+        return ran
 
     def end(self) -> None:
         """No process waits."""

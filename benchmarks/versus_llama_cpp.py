@@ -1,14 +1,16 @@
 """ckdist beside llama.cpp on the same GGUF file with the same threads: single turns that alternate, medians, ratios.
 
 python benchmarks/versus_llama_cpp.py -m MODEL.gguf [-t 2] [-p 512] [-n 128] [-npl 1] [-d 0] [-r 5] [-o table|json]
-[--plot roofline.png] [--ik-llama-bench PATH]
+[--plot roofline.png] [--ik-llama FOLDER]
 
 Needs the `peers` extra (llama-cpp-python, matplotlib). The contestants: llama.cpp with and without its repacking of
 weights, ckdist with `-t` threads in one process, and ckdist with one rank per thread under mpirun. All have the model
 loaded from beginning to end (benchmarks/contestants.py), and take single turns, the order reversed from round to round:
 what the machine does to one it does to all. Before every round the memory is read by as many threads, and decode is
-held against that. Ratios are to llama.cpp's better setting, row by row. With the path of ik_llama.cpp's `llama-bench`
-that takes its turns too, with its weights as they are and repacked (`-rtr 1`), in a process of its own each time.
+held against that. Ratios are to llama.cpp's better setting, row by row. With the folder of ik_llama.cpp's `llama-bench`
+and `llama-batched-bench` these take their turns too, with weights as they are and repacked (`-rtr 1`), in a process of
+their own each time. The second feeds all sequences the same token, so that they share their experts: a mixture of
+experts needs a build of it that feeds several.
 
 For llama.cpp without newer instructions, build its `ggml-cpu` without them and name a directory that has it beside the
 package's other libraries in LLAMA_CPP_LIB_PATH; CKDIST_ISA chooses ckdist's level.
@@ -172,7 +174,7 @@ def main() -> None:
     parser.add_argument("-r", "--rounds", type=int, default=5, help="turns of each contestant")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
     parser.add_argument("--plot", help="write a picture of the rows and the machine's limits")
-    parser.add_argument("--ik-llama-bench", metavar="PATH", help="ik_llama.cpp's llama-bench, which takes turns too")
+    parser.add_argument("--ik-llama", metavar="FOLDER", help="ik_llama.cpp's programs, which take turns too")
     args = parser.parse_args()
 
     labels = [f"ckdist 1x{args.threads}", f"ckdist {args.threads}x1"]
@@ -183,10 +185,10 @@ def main() -> None:
     title += f", {cpu_name()}, ckdist's {native.isa()} kernels"
     contestants = llama_contestants(args)
     contestants |= {labels[0]: Contestant("ckdist", args), labels[1]: Contestant("ckdist", args, ranks=args.threads)}
-    with_ik = args.ik_llama_bench is not None
+    with_ik = args.ik_llama is not None
     if with_ik:
         repacked = zip(IK_SETTINGS, (False, True), strict=True)
-        contestants |= {name: IkLlama(args.ik_llama_bench, args, repack) for name, repack in repacked}
+        contestants |= {name: IkLlama(args.ik_llama, args, repack) for name, repack in repacked}
     if args.output == "table":
         heads = ["tokens/s", "llama.cpp", "not repacked", *(IK_SETTINGS if with_ik else ()), *labels]
         heads += [f"{labels[1]} / {labels[0]}", "of the bound", "exchange"]

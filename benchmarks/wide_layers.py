@@ -3,10 +3,10 @@ prompt for each, the bytes that a token reads, and their share of the measured b
 
     python benchmarks/wide_layers.py FILE.gguf [--experts 384] [-t 2] [-p 512] [-n 64]
 
-FILE.gguf is made where it is not there: hidden 7168, an intermediate size of 18432 in the dense layer, experts of 2048
-of which a token takes 8, and one that every token takes, in Q4_K; with 384 experts it has 10 GB. Attention is small, so
-that what is seen are the feed-forwards. Fewer experts take less memory; a token reads as many bytes. The last lines are
-what 61 such layers would give where a socket reads 614 GB/s, by bytes alone.
+FILE.gguf is made where it is not there: hidden 7168, latent attention of 64 heads, an intermediate size of 18432 in the
+dense layer, experts of 2048 of which a token takes 8, and one that every token takes, in Q4_K; with 384 experts it has
+10 GB. Fewer experts take less memory; a token reads as many bytes. The last lines are what 61 such layers would give
+where a socket reads 614 GB/s, by bytes alone.
 """
 
 import argparse
@@ -27,18 +27,21 @@ from ckdist.weights import dtypes
 from ckdist.weights.gguf_writer import GgufTensorToWrite, write_gguf
 
 HIDDEN, DENSE, EXPERT, USED, LAYERS = 7168, 18432, 2048, 8, 61
-HEADS, HEAD_DIM, VOCAB = 8, 64, 512
+HEADS, Q_RANK, KV_RANK, NOPE, ROPE, VALUE = 64, 1536, 512, 128, 64, 128
+VOCAB = 512
+# Weights and bytes of a block, and the float16 numbers that it begins with: Q4_K's are of scales and of minima.
+BLOCKS = {dtypes.Q4_K: (256, 144, (1e-4, 7.5e-4)), dtypes.Q8_0: (32, 34, (2.7e-4,))}
 SOCKET, PAPER = 614e9, 12.94  # bytes/s of the paper's socket, and its tokens/s
 
 
 def random_blocks(rng: np.random.Generator, kind: dtypes.TensorType, shape: tuple[int, ...]) -> np.ndarray:
-    """Bytes of so many weights of about 0.02: Q4_K's codes are random, its scales plausible."""
+    """Bytes of so many weights of about 0.02: a block's codes are random, its scales plausible."""
     count = int(np.prod(shape))
     if kind is dtypes.F32:
         return (rng.standard_normal(count, np.float32) * 0.02).view(np.uint8)
-    blocks = rng.bytes(count // 256 * 144)
-    found = np.frombuffer(blocks, np.uint8).reshape(-1, 144).copy()
-    found[:, :4] = np.array([1e-4, 7.5e-4], np.float16).view(np.uint8)  # of scales and of minima
+    block, size, scales = BLOCKS[kind]
+    found = np.frombuffer(rng.bytes(count // block * size), np.uint8).reshape(-1, size).copy()
+    found[:, : 2 * len(scales)] = np.array(scales, np.float16).view(np.uint8)
     return found
 
 
@@ -56,11 +59,15 @@ def write(path: pathlib.Path, experts: int) -> None:
     for layer in range(2):
         at = f"blk.{layer}"
         add(f"{at}.attn_norm.weight", HIDDEN, kind=dtypes.F32)
-        add(f"{at}.post_attention_norm.weight", HIDDEN, kind=dtypes.F32)
-        add(f"{at}.attn_q.weight", HEADS * HEAD_DIM, HIDDEN)
-        add(f"{at}.attn_k.weight", HEAD_DIM, HIDDEN)
-        add(f"{at}.attn_v.weight", HEAD_DIM, HIDDEN)
-        add(f"{at}.attn_output.weight", HIDDEN, HEADS * HEAD_DIM)
+        add(f"{at}.ffn_norm.weight", HIDDEN, kind=dtypes.F32)
+        add(f"{at}.attn_q_a.weight", Q_RANK, HIDDEN)
+        add(f"{at}.attn_q_a_norm.weight", Q_RANK, kind=dtypes.F32)
+        add(f"{at}.attn_q_b.weight", HEADS * (NOPE + ROPE), Q_RANK)
+        add(f"{at}.attn_kv_a_mqa.weight", KV_RANK + ROPE, HIDDEN)
+        add(f"{at}.attn_kv_a_norm.weight", KV_RANK, kind=dtypes.F32)
+        add(f"{at}.attn_k_b.weight", HEADS, KV_RANK, NOPE, kind=dtypes.Q8_0)  # rows shorter than a block of Q4_K
+        add(f"{at}.attn_v_b.weight", HEADS, VALUE, KV_RANK)
+        add(f"{at}.attn_output.weight", HIDDEN, HEADS * VALUE)
     for part, shape in (("gate", (DENSE, HIDDEN)), ("up", (DENSE, HIDDEN)), ("down", (HIDDEN, DENSE))):
         add(f"blk.0.ffn_{part}.weight", *shape)
     add("blk.1.ffn_gate_inp.weight", experts, HIDDEN, kind=dtypes.F32)
@@ -70,13 +77,15 @@ def write(path: pathlib.Path, experts: int) -> None:
         add(f"blk.1.ffn_{part}_shexp.weight", *shape)
     numbers = {
         "block_count": 2, "context_length": 4096, "embedding_length": HIDDEN, "feed_forward_length": DENSE,
-        "attention.head_count": HEADS, "attention.head_count_kv": 1, "attention.key_length": HEAD_DIM,
-        "attention.value_length": HEAD_DIM, "attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 1e4,
-        "rope.dimension_count": HEAD_DIM, "leading_dense_block_count": 1, "expert_count": experts,
+        "attention.head_count": HEADS, "attention.head_count_kv": 1, "attention.key_length": KV_RANK + ROPE,
+        "attention.value_length": KV_RANK, "attention.key_length_mla": NOPE + ROPE,
+        "attention.value_length_mla": VALUE, "attention.q_lora_rank": Q_RANK, "attention.kv_lora_rank": KV_RANK,
+        "attention.layer_norm_rms_epsilon": 1e-6, "rope.freq_base": 5e4, "rope.dimension_count": ROPE,
+        "vocab_size": VOCAB, "leading_dense_block_count": 1, "expert_count": experts,
         "expert_used_count": USED, "expert_shared_count": 1, "expert_feed_forward_length": EXPERT,
         "expert_gating_func": 2, "expert_weights_norm": True, "expert_weights_scale": 2.827,
     }  # fmt: skip
-    metadata = {"general.architecture": "glm4moe"} | {f"glm4moe.{name}": value for name, value in numbers.items()}
+    metadata = {"general.architecture": "deepseek2"} | {f"deepseek2.{name}": value for name, value in numbers.items()}
     temporary = path.with_suffix(".tmp")
     write_gguf(temporary, metadata, tensors)
     temporary.replace(path)
@@ -87,7 +96,7 @@ def layer_bytes(model, layer: int) -> int:
     total = 0
     for name, source in model.checkpoint.tensors.items():
         if f"layers.{layer}." in name and len(source.shape) > 1:
-            part = USED / source.shape[0] if len(source.shape) > 2 else 1
+            part = USED / source.shape[0] if "experts" in name and len(source.shape) > 2 else 1
             total += int(source.nbytes * part)
     return total
 
