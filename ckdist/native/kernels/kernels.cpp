@@ -5,6 +5,7 @@
 #include <initializer_list>
 
 #include "core/error.h"
+#include "kernels/prefetch.h"
 
 #ifdef CKDIST_HAVE_AVX2
 #include <cpuid.h>
@@ -16,6 +17,12 @@
 #endif
 
 namespace ckdist {
+
+#if defined(__x86_64__)
+const bool weights_fetched = (__builtin_cpu_init(), __builtin_cpu_is("intel"));
+#else
+const bool weights_fetched = false;
+#endif
 
 // Each level's object files define these in a namespace of the level's name: those that ask for vectors alone, for the
 // dot product of bytes, and for that of bfloat16.

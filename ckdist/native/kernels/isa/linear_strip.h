@@ -11,6 +11,7 @@
 #include "kernels/isa/expand.h"
 #include "kernels/isa/float8.h"
 #include "kernels/layout.h"
+#include "kernels/prefetch.h"
 
 namespace ckdist {
 namespace CKDIST_ISA {
@@ -65,17 +66,22 @@ constexpr int sums_shift() {
 constexpr int64_t kTileBlockBytes =
     384 << 10;  // of tiles that stay in the L2 cache while all tokens pass by, a few at a time in the L1
 constexpr int64_t kRowsBytes = 512 << 10;  // of activations that stay there beside them
-// Fetches a tile ahead of use. For one or two tokens the hardware does that better than instructions (by a fifth for
-// whole bytes), unless scales stand per 16 columns. With more rows of activations beside the tile it loses track; then
-// what is far ahead is brought to the L2 cache, as bringing it to the L1 cache holds up the loads (half the speed at
-// eight tokens of whole bytes).
+// Fetches a tile ahead of use. On AMD's CPUs the hardware does that better than instructions for one or two tokens (by
+// a fifth for whole bytes), unless scales stand per 16 columns. With more rows of activations beside the tile it loses
+// track; then what is far ahead is brought to the L2 cache, as bringing it to the L1 cache holds up the loads (half the
+// speed at eight tokens of whole bytes). On Intel's CPUs the hardware always does worse; codes of two or three bits are
+// bound by arithmetic there, and wanted in the L1 cache.
 template <Type type, int tokens>
 inline void fetch(const uint8_t* at, int lines) {
   constexpr int near = 6 << 10, far = 16 << 10;
-  if (tokens > 2)
-    for (int line = 0; line < lines; ++line) __builtin_prefetch(at + far + 64 * line, 0, 2);
-  else if (layout_of(type).group < kGroupColumns)
+  constexpr bool scaled_often = layout_of(type).group < kGroupColumns,
+                 bound_by_memory = !scaled_often || layout_of(type).low_bits > 3;
+  if (tokens > 2 || (weights_fetched && bound_by_memory)) {
+    at += weights_fetched ? near : far;
+    for (int line = 0; line < lines; ++line) __builtin_prefetch(at + 64 * line, 0, 2);
+  } else if (scaled_often) {
     for (int line = 0; line < lines; ++line) __builtin_prefetch(at + near + 64 * line);
+  }
 }
 
 // Blocks that are packed as they are stored, expanded one after the other for the tokens of a strip.
