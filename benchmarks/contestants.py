@@ -100,8 +100,8 @@ class IkLlama:
     """
 
     def __init__(self, folder: str, args, repack: bool):
-        self.folder = pathlib.Path(folder)
-        self.common = ["-m", args.model, "-t", str(args.threads)]
+        self.folder = pathlib.Path(folder).resolve()
+        self.common = ["-m", str(pathlib.Path(args.model).resolve()), "-t", str(args.threads)]
         self.repack = repack
 
     def turn(self, row: dict) -> dict | None:
@@ -132,7 +132,9 @@ class IkLlama:
         """One of the programs, to its end."""
         command = [str(self.folder / program), *self.common, *words]
         try:
-            ran = subprocess.run(command, capture_output=True, text=True, timeout=READY_SECONDS + TURN_SECONDS)
+            with tempfile.TemporaryDirectory() as empty:  # they leave a log where they run
+                limit = READY_SECONDS + TURN_SECONDS
+                ran = subprocess.run(command, capture_output=True, text=True, timeout=limit, cwd=empty)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise SystemExit(f"ik_llama.cpp: {error}") from None
         if ran.returncode:
