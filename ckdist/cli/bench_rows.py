@@ -169,16 +169,17 @@ class ModelBench:
         """What the measured work is bound by, and the least seconds it can take on this machine."""
         work = self.model.work
         if n_prompt:
-            chunks = -(-n_prompt // self.executable.max_tokens)
-            context = sum(depth + min(n_prompt, (i + 1) * self.executable.max_tokens) for i in range(chunks))
-            return self.bounds.seconds(
-                chunks * work.bytes + self.kv_bytes_per_token * context, work.operations(n_prompt, 1)
-            )
-        # Every step reads all weights, and of each sequence what it has in the cache: half of what is generated, on
-        # average. A stage reads its weights once for each step that is under way, or waits.
-        context = sequences * (depth + (n_gen + 1) / 2)
+            most = self.executable.max_tokens
+            chunks = -(-n_prompt // most)
+            context = sum(depth + min(n_prompt, (i + 1) * most) for i in range(chunks))
+            weights = chunks * work.bytes_read(min(n_prompt, most))
+            return self.bounds.seconds(weights + self.kv_bytes_per_token * context, work.operations(n_prompt, 1))
+        # Every step reads all weights that its tokens take, and of each sequence what it has in the cache: half of what
+        # is generated, on average. A stage reads its weights once for each step that is under way, or waits.
+        context, steps = sequences * (depth + (n_gen + 1) / 2), self.executable.in_flight
+        weights = steps * work.bytes_read(-(-sequences // steps))
         return self.bounds.seconds(
-            n_gen * (self.executable.in_flight * work.bytes + self.kv_bytes_per_token * context),
+            n_gen * (weights + self.kv_bytes_per_token * context),
             work.operations(n_gen * sequences, n_gen * sequences),
         )
 

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from ckdist import native
 from ckdist.comm.protocol import World
+from ckdist.planning.cost import experts_hit
 from ckdist.program.lowered import Lowered
 from ckdist.program.step import MatrixIndex, Step
 
@@ -38,20 +39,29 @@ class Matrix(Protocol):
 class FlopCounts:
     """Of one rank, or added up over all.
 
-    `bytes`: packed weights that a step of one token reads. `per_token` and `per_output`: operations (two for a
+    `bytes`: packed weights that every step reads. `stacks`: those of experts, by the part of them that a token takes.
+    `per_token` and `per_output`: operations (two for a
     multiplication and its addition) with weights, by activation format (0 float32, 1 bfloat16, 2 int8), for every
     token and for every row of logits.
     """
 
     bytes: int = 0
+    stacks: dict[float, float] = field(default_factory=dict)
     per_token: dict[int, float] = field(default_factory=dict)
     per_output: dict[int, float] = field(default_factory=dict)
 
     def __add__(self, other: "FlopCounts") -> "FlopCounts":
         add = lambda a, b: {key: a.get(key, 0.0) + b.get(key, 0.0) for key in {**a, **b}}
         return FlopCounts(
-            self.bytes + other.bytes, add(self.per_token, other.per_token), add(self.per_output, other.per_output)
+            self.bytes + other.bytes,
+            add(self.stacks, other.stacks),
+            add(self.per_token, other.per_token),
+            add(self.per_output, other.per_output),
         )
+
+    def bytes_read(self, tokens: int) -> float:
+        """Packed weights that a step with so many tokens reads, of experts that are chosen by chance."""
+        return self.bytes + sum(size * experts_hit(part, tokens) for part, size in self.stacks.items())
 
     def operations(self, tokens: int, outputs: int) -> dict[int, float]:
         """By activation format, of a step with `tokens` tokens and `outputs` rows of logits."""
@@ -73,7 +83,10 @@ def flops_of(lowered: Lowered, matrices: Sequence[Matrix]) -> FlopCounts:
             number = native.lib.ckdist_activation_format(native.ffi.NULL, matrix.type)
             used = _used(step, index)
             kind[number] = kind.get(number, 0.0) + 2.0 * matrix.rows * matrix.cols * used
-            work.bytes += int(matrix.bytes * used)
+            if used < 1:
+                work.stacks[used] = work.stacks.get(used, 0.0) + matrix.bytes
+            else:
+                work.bytes += matrix.bytes
     return work
 
 
@@ -88,6 +101,5 @@ def _used(step: Step, matrix: MatrixIndex) -> float:
 
 def total_flops(world: World, local: FlopCounts) -> FlopCounts:
     """The work of all ranks; a collective call."""
-    return sum(
-        (FlopCounts(*fields) for fields in world.gather([local.bytes, local.per_token, local.per_output])), FlopCounts()
-    )
+    counts = world.gather([local.bytes, local.stacks, local.per_token, local.per_output])
+    return sum((FlopCounts(*fields) for fields in counts), FlopCounts())
