@@ -225,16 +225,16 @@ def test_nothing_long_runs_on_the_event_loop(tmp_path):
     results, code = asyncio.run(scenario())
     assert code == 0 and results.pop("ready")
     assert {name: {status for status, *_ in answers} for name, answers in results.items()} == {
-        **{name: {200} for name in results}, "token ids": {400}, "text": {400}, "six texts": {400},
+        **{name: {200} for name in results}, "token ids": {400}, "text": {400}, "three texts": {400},
     }  # fmt: skip
     for name, answers in results.items():
-        if name in ("token ids", "text", "six texts"):
+        if name in ("token ids", "text", "three texts"):
             assert all("exceeds the available context size" in begin for _, begin, _, _ in answers), (name, answers)
     assert results["tokenize with pieces"][0][2] > 40e6 and results["echo"][0][2] > 3e6
     slowest = {name: round(1e3 * max(seconds for *_, seconds in answers), 1) for name, answers in results.items()}
     print("longest turns of the event loop, in ms of CPU time:", slowest)
-    six = slowest.pop("six texts")  # one turn of the loop reads for all six clients
-    assert max(slowest.values()) < 50 and six < 6 * 50, (slowest, six)
+    three = slowest.pop("three texts")  # one turn of the loop reads for all three clients
+    assert max(slowest.values()) < 50 and three < 3 * 50, (slowest, three)
 
 
 def replacing(pattern, content, kind="String"):

@@ -52,8 +52,8 @@ def main() -> None:
         print(json.dumps(["ready", 200, 0, 0, ""]), flush=True)
         for name, (path, body) in bodies.items():
             send(url, name, path, body)
-        with ThreadPoolExecutor(6) as pool:
-            for done in [pool.submit(send, url, "six texts", *bodies["text"]) for _ in range(6)]:
+        with ThreadPoolExecutor(3) as pool:
+            for done in [pool.submit(send, url, "three texts", *bodies["text"]) for _ in range(3)]:
                 done.result()
 
 
