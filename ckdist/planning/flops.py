@@ -40,9 +40,8 @@ class FlopCounts:
     """Of one rank, or added up over all.
 
     `bytes`: packed weights that every step reads. `stacks`: those of experts, by the part of them that a token takes.
-    `per_token` and `per_output`: operations (two for a
-    multiplication and its addition) with weights, by activation format (0 float32, 1 bfloat16, 2 int8), for every
-    token and for every row of logits.
+    `per_token` and `per_output`: operations (two for a multiplication and its addition) with weights, by activation
+    format (0 float32, 1 bfloat16, 2 int8), for every token and for every row of logits.
     """
 
     bytes: int = 0
