@@ -1,6 +1,7 @@
 """Jobs under `ckdist launch`."""
 
 import contextlib
+import os
 import subprocess
 import sys
 import time
@@ -52,8 +53,20 @@ def ranks_of(job: subprocess.Popen) -> dict[int, psutil.Process]:
 
 
 def wait_ended(processes: list[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Those that have not ended in time; a zombie has not."""
+    """Those that have not ended in time. A zombie has not while its parent, who should have waited for it, is this
+    process or one of them; one that init has inherited has ended: init collects it when it will.
+    """
+    family = {os.getpid(), *(process.pid for process in processes)}
+
+    def ended(process: psutil.Process) -> bool:
+        try:
+            return not process.is_running() or (
+                process.status() == psutil.STATUS_ZOMBIE and process.ppid() not in family
+            )
+        except psutil.NoSuchProcess:
+            return True
+
     end = time.monotonic() + seconds
-    while (left := [p for p in processes if p.is_running()]) and time.monotonic() < end:
+    while (left := [p for p in processes if not ended(p)]) and time.monotonic() < end:
         time.sleep(0.02)
     return left
