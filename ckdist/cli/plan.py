@@ -34,6 +34,7 @@ from ckdist.planning.plan import DEFAULT_CONTEXT
 from ckdist.planning.rank_memory import RankMemory
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.described import describe, shape_names, shape_path
+from ckdist.weights.remote_file import is_url
 
 COLUMNS = 100
 MOST_HOSTS = 16  # of the table over hosts, unless more are asked for
@@ -85,7 +86,7 @@ def open_model(config: PlanConfig) -> Checkpoint:
         described = path / "config.json"
     if described is not None:
         return describe(described, config.type)
-    if not path.exists() and not name.startswith("hf:") and name not in PUBLISHED:
+    if not path.exists() and not (name.startswith("hf:") or is_url(name)) and name not in PUBLISHED:
         close = difflib.get_close_matches(name, shape_names(), n=1, cutoff=0.3)
         guess = f", did you mean {close[0]}?" if close else ""
         raise ConfigError(

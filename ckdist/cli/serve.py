@@ -28,6 +28,7 @@ from ckdist.serve.notify import notify
 from ckdist.serve.origins import is_loopback
 from ckdist.serve.process import HttpProcess, listen
 from ckdist.weights.pooling import stored_pooling
+from ckdist.weights.remote_file import is_url
 
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the last is passed on by mpirun, which goes on itself
 DRAINED_VARIABLE = "CKDIST_DRAINED"  # set by launch/drained, under which mpirun can be sent SIGTERM
@@ -38,10 +39,14 @@ log = logging.getLogger(__name__)
 
 
 def model_name(config: ServeConfig) -> str:
-    """What clients call the model without --alias: the name of its file or folder, or the name that was asked for."""
+    """What clients call the model without --alias: the name of its file or folder, at a URL too, or the name that was
+    asked for.
+    """
     if not config.model:
         return "ckdist-bundled"
-    return pathlib.Path(config.model).stem if pathlib.Path(config.model).exists() else config.model.removeprefix("hf:")
+    if is_url(config.model) or pathlib.Path(config.model).exists():
+        return pathlib.Path(config.model.partition("?")[0]).stem
+    return config.model.removeprefix("hf:")
 
 
 def curl_line(url: str, config: ServeConfig, chats: bool, spec: ModelSpec | None = None) -> str:

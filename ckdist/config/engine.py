@@ -7,7 +7,7 @@ from ckdist.config.options import byte_size, check_field, integer, integer_or_au
 from ckdist.errors import ConfigError
 from ckdist.overrides import metadata_overrides
 
-NAMES_HELP = "smollm2, gemma3-270m, or hf:owner/repo[:quant or file]"
+NAMES_HELP = "smollm2, gemma3-270m, hf:owner/repo[:quant or file], or https://host/model.gguf"
 
 
 MODEL_HELP = f"GGUF file, folder with safetensors, or a name: {NAMES_HELP} (default: the bundled model)"

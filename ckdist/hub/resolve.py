@@ -1,4 +1,4 @@
-"""From what `-m` says to a path: a path that exists, a name of the catalogue, or a repository of a hub."""
+"""From what `-m` says to a path: a path that exists, a URL, a name of the catalogue, or a repository of a hub."""
 
 import os
 from typing import overload
@@ -9,13 +9,15 @@ from ckdist.comm.world import SingleWorld
 from ckdist.errors import CkdistError, ConfigError, FetchError, UserError
 from ckdist.hub.catalogue import CATALOGUE
 from ckdist.hub.fetch import fetch
+from ckdist.hub.remote import remote_model
 from ckdist.hub.repository import PREFIX, fetch_repository
 from ckdist.hub.store import Store
+from ckdist.weights.remote_file import is_url
 
 
 def known_names() -> str:
     """What `-m` can name, for a message."""
-    return ", ".join([*CATALOGUE, f"{PREFIX}owner/repo[:quant]"])
+    return ", ".join([*CATALOGUE, f"{PREFIX}owner/repo[:quant]", "https://host/model.gguf"])
 
 
 def find(name: str, accept_license: bool = False, progress: bool = False) -> str:
@@ -25,6 +27,8 @@ def find(name: str, accept_license: bool = False, progress: bool = False) -> str
     """
     if _exists(name):
         return name
+    if is_url(name):
+        return remote_model(name)
     if name.startswith(PREFIX):
         return str(fetch_repository(name, progress))
     if name not in CATALOGUE:

@@ -6,13 +6,14 @@
 import math
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ckdist.errors import ConfigError, ModelFileError
+from ckdist.layout import Range
 from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
 from ckdist.models.families.family import TensorNames, stack_of
 from ckdist.models.registry import family, spec_from_config, spec_from_gguf
@@ -23,6 +24,7 @@ from ckdist.weights.generation import with_generation_rules
 from ckdist.weights.gguf import MAGIC, GgufModel, read_gguf
 from ckdist.weights.json_file import read_json_object
 from ckdist.weights.published import join_tensors, quantization_config
+from ckdist.weights.remote_file import open_file
 from ckdist.weights.safetensors import read_folder
 from ckdist.weights.scales import Place, Scales, stacked_scales
 from ckdist.weights.unread import notes_on_unread
@@ -97,6 +99,26 @@ class TensorSource:
         """The file and the offset in it, of each matrix of a stack."""
         return self.matrices or ((self.file, self.offset),)
 
+    def byte_ranges(
+        self, rows: Sequence[Range], matrices: Sequence[int] = (0,)
+    ) -> Iterator[tuple[pathlib.Path, Range]]:
+        """File and bytes [begin, end) of what these rows of these matrices are made of, or these elements of a vector.
+
+        Whole heads where their rows stand in another order, all rows where they belong to several weights, and all
+        scales.
+        """
+        stored = self.stored_shape
+        count, columns = stored[len(stored) > 2], math.prod(stored[1 + (len(stored) > 2) :])
+        row_bytes = self.scales.code_bytes(columns) if self.scales else dtypes.BY_NUMBER[self.type].row_bytes(columns)
+        heads = self.head_rows or 1
+        ranges = [(begin // heads * heads, -(-end // heads) * heads) for begin, end in rows if begin < end]
+        for matrix in matrices:
+            path, offset = self.places[matrix]
+            for begin, end in [(0, count)] if self.part else ranges:
+                yield path, (offset + begin * row_bytes, offset + end * row_bytes)
+            for (path, offset), size in self.scales.parts(matrix) if self.scales else ():
+                yield path, (offset, offset + size)
+
     @property
     def row_order(self) -> np.ndarray | None:
         """int32 (rows,): the stored row of each row; None where they are the same.
@@ -157,7 +179,7 @@ def open_checkpoint(path: str | os.PathLike[str], overrides: Mapping[str, Any] |
             return _open_folder(path)
         if path.exists() and not path.is_file():  # a pipe would block
             raise ModelFileError(f"{path} is neither a file nor a folder")
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             magic = file.read(4)
     except (OSError, ValueError) as e:  # ValueError: a null byte in the path
         raise ModelFileError(f"{path} cannot be opened: {getattr(e, 'strerror', None) or e}") from None
@@ -450,7 +472,7 @@ def _alike(a: TensorSource, b: TensorSource) -> bool:
     if (a.type, a.shape) != (b.type, b.shape):
         return False
     chunk = 1 << 22
-    with open(a.file, "rb") as file, open(b.file, "rb") as other:
+    with open_file(a.file) as file, open_file(b.file) as other:
         file.seek(a.offset)
         other.seek(b.offset)
         return all(
@@ -491,6 +513,6 @@ def _vector(model: GgufModel, name: str) -> np.ndarray | None:
         raise ModelFileError(
             f"{tensor.file}: {name} is {tensor.type.name} {tensor.dims}; it must be F32 (head_dim / 2,)"
         )
-    with open(tensor.file, "rb") as file:
+    with open_file(tensor.file) as file:
         file.seek(tensor.offset)
         return np.frombuffer(file.read(tensor.nbytes), "<f4")

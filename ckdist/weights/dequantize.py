@@ -15,6 +15,7 @@ from ckdist.errors import ModelFileError
 from ckdist.native import check, lib, pointer
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import HeadPart, TensorSource
+from ckdist.weights.remote_file import open_file
 from ckdist.weights.scales import E4M3_VALUES, Place
 
 FP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # twice those of E2M1
@@ -88,7 +89,7 @@ def read_rows(source: TensorSource, begin: int, end: int, matrix: int = 0) -> np
 def stored_bytes(name: str, path: pathlib.Path, offset: int, count: int) -> np.ndarray:
     """uint8 (count,) of a file, of the tensor `name`."""
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             file.seek(offset)
             data = np.frombuffer(file.read(count), np.uint8)
     except OSError as e:

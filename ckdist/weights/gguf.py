@@ -18,6 +18,7 @@ import numpy as np
 from ckdist.errors import ConfigError, ModelFileError
 from ckdist.overrides import FLAG
 from ckdist.weights import dtypes
+from ckdist.weights.remote_file import open_file
 
 MAGIC = b"GGUF"
 MAX_HEADER_BYTES = 128 << 20  # metadata and tensor infos; the largest vocabularies take some 20 MB
@@ -261,7 +262,7 @@ class _Cursor:
 
 def _read_file(path: pathlib.Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             return _read_header(_Cursor(file, path))
     except OSError as e:
         raise ModelFileError(f"{path} cannot be read: {e.strerror or e}") from None

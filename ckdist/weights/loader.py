@@ -9,6 +9,7 @@ itself. It does not decide who holds what.
 import contextlib
 import dataclasses
 import logging
+import pathlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 
 from ckdist.errors import ConfigError, LayoutError
+from ckdist.layout import Range
 from ckdist.models.blocks.moe import is_router
 from ckdist.models.decoder import EMBEDDING, OUTPUT
 from ckdist.native import check, ffi, lib, numbers, pointer
@@ -26,6 +28,7 @@ from ckdist.weights.checkpoint import Checkpoint, TensorSource
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.filled import Filled, LoadReport
 from ckdist.weights.handles import MatrixHandle, VectorHandle
+from ckdist.weights.remote_file import fetch_ranges, has_parts
 from ckdist.weights.scales import Place, Scales
 
 log = logging.getLogger(__name__)
@@ -56,12 +59,16 @@ class ShardLoader:
         }
         self._matrices: dict[tuple[Any, ...], MatrixHandle] = {}  # by what was planned
         self._vectors: dict[tuple[Any, ...], VectorHandle] = {}
+        self._read: list[tuple[TensorSource, Sequence[Range], Sequence[int]]] = []  # rows that were planned
         self._open = False
         self._reporter: threading.Thread | None = None
         paths = [ffi.new("char[]", str(path).encode(errors="surrogateescape")) for path in self._files]
         out = ffi.new("ckdist_loader **")
         check(lib.ckdist_loader_create(ffi.new("char *[]", paths), len(paths), out))
         self._native = ffi.gc(out[0], lib.ckdist_loader_free)
+        for path, number in self._files.items():
+            if has_parts(path):
+                check(lib.ckdist_loader_expect_writes(self._native, number))
 
     def type_of(self, name: str) -> int:
         """The ggml number of the type in which matrix `name` will be packed; column cuts are whole blocks of it."""
@@ -100,6 +107,7 @@ class ShardLoader:
         plan, _keep = self._matrix_plan(name, ranges, begin, end, chosen)
         index = check(lib.ckdist_loader_add_matrix(self._native, plan))
         rows = len(chosen) * sum(e - b for b, e in ranges)
+        self._read.append((source, ranges, chosen))
         handle = MatrixHandle(self, index, packed.number, rows, (begin, end))
         self._matrices[key] = handle
         return handle
@@ -157,6 +165,7 @@ class ShardLoader:
         key = (source.name, int(begin), int(end))
         if key in self._vectors:
             return self._vectors[key]
+        self._read.append((source, [(begin, end)], (0,)))
         name_bytes = ffi.new("char[]", name.encode())
         plan = ffi.new("struct ckdist_vector_plan *", {
             "name": name_bytes, "file": self._files[source.file],
@@ -185,14 +194,25 @@ class ShardLoader:
         return _text(lib.ckdist_loader_path(self._native))
 
     def open(self, shared: bool = False) -> None:
-        """Makes the arena and reads the vectors; call it once.
+        """Makes the arena and reads the vectors; call it once. Of files at a URL what was planned is fetched first.
 
         `shared`: other ranks of the host can map the arena by its `path`.
 
-        Raises CapacityError when there is not memory enough, and ModelFileError when a file has become shorter.
+        Raises CapacityError when there is not memory enough, ModelFileError when a file has become shorter, and
+        FetchError when a URL cannot be read.
         """
+        self._fetch()
         check(lib.ckdist_loader_open(self._native, shared))
         self._open = True
+
+    def _fetch(self) -> None:
+        """Fetches what was planned of files of which parts are here."""
+        wanted: dict[pathlib.Path, list[Range]] = {}
+        for source, rows, matrices in self._read:
+            for path, part in source.byte_ranges(rows, matrices):
+                wanted.setdefault(path, []).append(part)
+        for path, ranges in wanted.items():
+            fetch_ranges(path, ranges, tell=True)
 
     def add_peer(self, path: str, arena_bytes: int) -> int:
         """Maps the arena of another rank of this host, of as many bytes as its `planned_bytes`; the number by which

@@ -21,6 +21,7 @@ import numpy as np
 
 from ckdist.errors import ModelFileError
 from ckdist.weights import dtypes
+from ckdist.weights.remote_file import open_file
 from ckdist.weights.safetensors import StoredTensor
 from ckdist.weights.scales import FORMS, Scales
 
@@ -274,7 +275,7 @@ def _read_pair(tensor: StoredTensor) -> tuple[int, ...]:
     if tensor.shape != (2,):
         raise ModelFileError(f"{tensor.file}: tensor {tensor.name!r} has shape {tensor.shape}; it must be (2,)")
     try:
-        with open(tensor.file, "rb") as file:
+        with open_file(tensor.file) as file:
             data = os.pread(file.fileno(), tensor.nbytes, tensor.offset)
     except OSError as e:
         raise ModelFileError(f"{tensor.file} cannot be read: {e.strerror or e}") from None

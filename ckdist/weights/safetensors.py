@@ -10,6 +10,7 @@ from typing import Any, TypeGuard
 
 from ckdist.errors import ModelFileError
 from ckdist.weights.json_file import parse_json_object, read_json_object
+from ckdist.weights.remote_file import open_file
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 MAX_TENSORS = 1 << 16
@@ -81,7 +82,7 @@ def read_safetensors(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
     """The tensors of one safetensors file; ModelFileError when its header lies about the file."""
     path = pathlib.Path(path)
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
             if size < 8 or length > size - 8:

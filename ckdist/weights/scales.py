@@ -65,6 +65,11 @@ class Scales:
         """Of one matrix's zero points."""
         return -(-self.shape[0] // 8) * self.shape[1] * 4 if self.zeros else 0
 
+    def parts(self, matrix: int) -> list[tuple[Place, int]]:
+        """Where the scales of a matrix lie, and its zero points if there are some, and how many bytes these are."""
+        found = [(self.places[matrix], self.matrix_bytes)]
+        return [*found, (self.zeros[matrix], self.zero_bytes)] if self.zeros else found
+
     def values(self, codes: np.ndarray, type_number: int, matrix: int, rows: tuple[int, int], read: Read) -> np.ndarray:
         """float32 (rows, cols) of rows [begin, end) of a matrix, whose codes are uint8 (rows, bytes)."""
         begin, end = rows

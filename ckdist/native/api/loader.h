@@ -82,6 +82,8 @@ struct ckdist_vector_plan {
 typedef struct ckdist_loader ckdist_loader;
 
 CKDIST_EXPORT int ckdist_loader_create(const char* const* paths, int path_count, ckdist_loader** out);
+/* Parts of the file of this number still come in while it is open: only that it becomes shorter is an error. */
+CKDIST_EXPORT int ckdist_loader_expect_writes(ckdist_loader* loader, int file);
 /* Stops its threads first when they are still at work. */
 CKDIST_EXPORT void ckdist_loader_free(ckdist_loader* loader);
 

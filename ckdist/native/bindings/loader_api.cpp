@@ -71,6 +71,10 @@ int ckdist_loader_create(const char* const* paths, int path_count, ckdist_loader
   return ckdist::guard([&] { *out = new ckdist_loader(std::vector<std::string>(paths, paths + path_count)); });
 }
 
+int ckdist_loader_expect_writes(ckdist_loader* loader, int file) {
+  return ckdist::guard([&] { loader->loader.expect_writes(file); });
+}
+
 void ckdist_loader_free(ckdist_loader* loader) { delete loader; }
 
 int ckdist_loader_add_matrix(ckdist_loader* loader, const ckdist_matrix_plan* plan) {

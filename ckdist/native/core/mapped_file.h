@@ -32,6 +32,8 @@ class MappedFile {
 
   // Throws Error(model_file) unless every byte that was read so far is one that the file had when it was opened.
   void check() const;
+  // Parts of the file still come in, so its time of writing says nothing: check() asks for its length alone.
+  void expect_writes() { written_to_ = true; }
   // From now on check() throws with this message: the file holds what no model does. The first one stays.
   void reject(const std::string& why) const;
   // Asks the system to begin reading these bytes.
@@ -50,7 +52,8 @@ class MappedFile {
   std::string path_;
   int descriptor_ = -1;
   struct stat status_;
-  uint64_t checksum_ = 0;  // when it was opened
+  bool written_to_ = false;  // while it is mapped, as it should be
+  uint64_t checksum_ = 0;    // when it was opened
   const uint8_t* data_ = nullptr;
   Guard* guard_ = nullptr;
   mutable std::mutex rejecting_;

@@ -17,6 +17,11 @@ Loader::Loader(const std::vector<std::string>& paths) {
   for (const std::string& path : paths) files_.emplace_back(path);
 }
 
+void Loader::expect_writes(int index) {
+  file(index);
+  files_[static_cast<size_t>(index)].expect_writes();
+}
+
 const MappedFile& Loader::file(int index) const {
   if (index < 0 || index >= static_cast<int>(files_.size()))
     fail(Status::native, "file %d of %zu", index, files_.size());

@@ -23,6 +23,8 @@ class Loader {
   Loader& operator=(const Loader&) = delete;
 
   const MappedFile& file(int index) const;
+  // Parts of this file still come in; to be said before it is read.
+  void expect_writes(int index);
 
   // The indices by which matrix() and vector() give what was planned. `cold`: packed after all others.
   int add_matrix(StoredMatrix stored, bool cold);

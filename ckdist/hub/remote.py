@@ -1,0 +1,89 @@
+"""Models at a URL: a GGUF file, all parts of a split one, or a folder with config.json and safetensors files.
+
+Small files are fetched whole. Of large ones a local file stands for each, of which every host fetches what its ranks
+hold (`weights/remote_file.py`).
+"""
+
+import hashlib
+import json
+import pathlib
+import re
+from typing import Any
+
+from ckdist.errors import ConfigError, FetchError
+from ckdist.hub.store import store_folder
+from ckdist.weights.remote_file import fetch_ranges, file_system, make_remote, shown
+from ckdist.weights.safetensors import INDEX_FILE, SINGLE_FILE
+
+CONFIG = "config.json"
+BESIDE = (  # files of a folder that are read where they are there
+    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model",
+    "tiktoken.model", "vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja", "chat_template.json",
+    "spiece.model", "source.spm", "target.spm", "modules.json", "1_Pooling/config.json",
+    "sentence_bert_config.json", INDEX_FILE,
+)  # fmt: skip
+MAX_SMALL_BYTES = 256 << 20  # of a file that is fetched whole
+MAX_FILES = 1 << 12
+SPLIT = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<count>\d{5})\.gguf")
+
+
+def remote_model(url: str) -> str:
+    """The path on this host that stands for the model at a URL: a file for a GGUF file, a folder for a folder.
+
+    Raises ConfigError for a kind of URL that is not known, FetchError for a file that is not there, or cannot be read.
+    """
+    address, question, query = url.partition("?")
+    folder = store_folder() / "remote" / hashlib.sha256(url.encode()).hexdigest()[:32]
+    if not address.endswith(".gguf"):
+        return str(_folder(address.rstrip("/"), question + query, folder))
+    base, _, name = address.rpartition("/")
+    split = SPLIT.fullmatch(name)
+    names = [name]
+    if split and 0 < int(split["count"]) <= MAX_FILES:
+        names = [f"{split['stem']}-{i + 1:05}-of-{split['count']}.gguf" for i in range(int(split["count"]))]
+    for part in names:
+        make_remote(f"{base}/{part}{question}{query}", folder / _checked(part))
+    return str(folder / name)
+
+
+def _folder(base: str, query: str, folder: pathlib.Path) -> pathlib.Path:
+    """The folder that stands for one at a URL."""
+    _whole(f"{base}/{CONFIG}{query}", folder / CONFIG)
+    for name in BESIDE:
+        if _is_there(f"{base}/{name}{query}"):
+            _whole(f"{base}/{name}{query}", folder / name)
+    names = [SINGLE_FILE]
+    if (folder / INDEX_FILE).exists():
+        try:
+            index = json.loads((folder / INDEX_FILE).read_text())["weight_map"]
+            names = sorted(set(index.values()))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise FetchError(f"{shown(base)}/{INDEX_FILE} is damaged: {error}") from None
+    if len(names) > MAX_FILES:
+        raise FetchError(f"{shown(base)}/{INDEX_FILE} names {len(names)} files, more than the {MAX_FILES} allowed")
+    for name in names:
+        make_remote(f"{base}/{_checked(name)}{query}", folder / name)
+    return folder
+
+
+def _whole(url: str, path: pathlib.Path) -> None:
+    """Fetches a small file whole."""
+    make_remote(url, path)
+    if (size := path.stat().st_size) > MAX_SMALL_BYTES:
+        raise FetchError(f"{shown(url)} has {size} bytes, more than the {MAX_SMALL_BYTES} of such a file")
+    fetch_ranges(path, [(0, size)])
+
+
+def _is_there(url: str) -> bool:
+    files, name = file_system(url)
+    try:
+        return files.exists(name)
+    except Exception as error:  # of any file system
+        raise FetchError(f"{shown(url)} could not be read: {type(error).__name__}; try again") from None
+
+
+def _checked(name: Any) -> str:
+    """The name of a file of a folder. ConfigError for one that leads out of it."""
+    if not isinstance(name, str) or not re.fullmatch(r"[\w.+-]{1,200}", name) or name.startswith("."):
+        raise ConfigError(f"{name!r:.80} is not the name of a model's file: letters, digits, '.', '_' and '-' are")
+    return name

@@ -1,0 +1,327 @@
+"""Files of which this host has parts: as much of a model at a URL as its ranks have asked for.
+
+The local file has the size of the whole, and holes where nothing was fetched. Beside it lies NAME.parts, which says
+where it comes from and which blocks are here; a file without one is whole. fsspec reads the URL, so it may be of any
+kind that fsspec and what is installed beside it know.
+"""
+
+import contextlib
+import fcntl
+import io
+import json
+import logging
+import os
+import pathlib
+import re
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+from ckdist.errors import ConfigError, FetchError
+from ckdist.layout import Range
+from ckdist.progress import ProgressBar
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
+
+log = logging.getLogger(__name__)
+
+SUFFIX = ".parts"
+SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
+BLOCK = 1 << 16  # bytes; what is fetched is whole blocks
+MAX_BYTES = 1 << 50  # of one file
+REQUEST_BLOCKS = 256  # of one request, at most
+REQUESTS = 4  # at the same time
+READ_AHEAD = 1 << 20  # bytes that are fetched where Python reads
+RECORD_SECONDS = 2.0  # between two records of what has come
+ATTEMPTS = 4  # of one request, with pauses between that double
+LOCK_SECONDS = 3600.0  # other ranks of the host may be fetching over a slow line
+# what says that a file at a URL is another one than before, by the kinds of file system
+STAMPS = ("ETag", "etag", "Last-Modified", "LastModified", "mtime", "md5Hash", "checksum")
+
+
+def is_url(name: str) -> bool:
+    """Whether a model's name is a URL."""
+    return SCHEME.match(name) is not None
+
+
+def shown(url: str) -> str:
+    """A URL for messages: without a password and without what follows a question mark."""
+    return re.sub(r"//[^/@]*@", "//", url.partition("?")[0])
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What NAME.parts says. `here`: the blocks that have been fetched, [begin, end), ascending."""
+
+    url: str
+    size: int  # bytes
+    stamp: str
+    here: tuple[Range, ...] = ()
+
+    def without_those_here(self, blocks: Iterable[Range]) -> list[Range]:
+        """Of ascending ranges of blocks what is still missing."""
+        missing = []
+        for begin, end in blocks:
+            at = begin
+            for first, last in self.here:
+                if first < end and at < last:
+                    missing.append((at, first))
+                    at = max(at, last)
+            missing.append((at, end))
+        return joined(missing)
+
+    def with_these(self, blocks: Iterable[Range]) -> "Parts":
+        """These have been fetched too."""
+        return replace(self, here=tuple(joined([*self.here, *blocks])))
+
+
+def joined(ranges: Iterable[Range]) -> list[Range]:
+    """Ranges in ascending order, those that touch made one, and without empty ones."""
+    found: list[Range] = []
+    for begin, end in sorted(ranges):
+        if begin >= end:
+            continue
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def make_remote(url: str, path: pathlib.Path) -> None:
+    """Makes `path` stand for the file at `url`. Parts that are here stay, unless the file at the URL has changed.
+
+    FetchError where it cannot be reached or is not there, ConfigError for a kind of URL that is not known.
+    """
+    size, stamp = _described(url)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _locked(path):
+        parts = _read(path)
+        if parts is not None and (parts.size, parts.stamp) == (size, stamp) and path.stat().st_size == size:
+            _write(path, replace(parts, url=url))
+            return
+        path.unlink(missing_ok=True)  # a process that reads the file as it was goes on with that
+        _parts_path(path).unlink(missing_ok=True)
+        _write(path, Parts(url, size, stamp))
+        with open(path, "wb") as file:
+            file.truncate(size)
+
+
+def fetch_ranges(path: pathlib.Path, ranges: Iterable[Range], tell: bool = False) -> None:
+    """Makes bytes [begin, end) of `path` be here, for each of `ranges`; at once where the file is whole.
+
+    One process of a host fetches at a time. `tell`: a line and, on a terminal, a bar show how much comes.
+
+    Raises FetchError where the URL cannot be read, what came is kept; or where the disk is full.
+    """
+    if (parts := _read(path)) is None:
+        return
+    last = -(-parts.size // BLOCK)
+    blocks = joined((max(0, begin) // BLOCK, min(-(-end // BLOCK), last)) for begin, end in ranges)
+    if not parts.without_those_here(blocks):
+        return
+    try:
+        with _locked(path):
+            parts = _read(path) or parts
+            if missing := parts.without_those_here(blocks):
+                _fetch(path, parts, missing, tell)
+    except OSError as error:
+        raise FetchError(
+            f"{path} cannot be written ({error.strerror or error}): make room; what came is kept"
+        ) from None
+
+
+def has_parts(path: pathlib.Path) -> bool:
+    """Whether `path` stands for a file at a URL."""
+    return _parts_path(path).exists()
+
+
+def open_file(path: pathlib.Path) -> BinaryIO:
+    """`path` for reading bytes; of a file of which parts are here, what is read is fetched. OSError as of `open`."""
+    if has_parts(path):
+        return cast("BinaryIO", io.BufferedReader(_FetchingFile(path), READ_AHEAD))
+    return open(path, "rb")
+
+
+class _FetchingFile(io.RawIOBase):
+    """Fetches what is read and is not here."""
+
+    def __init__(self, path: pathlib.Path):
+        super().__init__()
+        self.path = path
+        self.file = open(path, "rb", buffering=0)  # noqa: SIM115, closed by close()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self.file.fileno()
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        return self.file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self.file.tell()
+
+    def readinto(self, buffer: Any) -> int:
+        at = self.file.tell()
+        fetch_ranges(self.path, [(at, at + len(memoryview(buffer).cast("B")))])
+        return self.file.readinto(buffer)
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()
+
+
+def file_system(url: str) -> "tuple[AbstractFileSystem, str]":
+    """What reads a URL, and the name of the file in it. ConfigError for a kind that is not known."""
+    import fsspec
+
+    if "::" in url or not is_url(url):
+        raise ConfigError(f"{shown(url)} is not a URL that a model is read from: write https://host/model.gguf")
+    try:
+        return fsspec.core.url_to_fs(url)
+    except ImportError as error:
+        raise ConfigError(
+            f"{shown(url)} cannot be read here: {error}; pip install 'ckdist[remote]' for https"
+        ) from None
+    except ValueError as error:
+        raise ConfigError(f"{shown(url)} is not a URL that a model is read from: {_one_line(error)}") from None
+
+
+def _described(url: str) -> tuple[int, str]:
+    """Bytes of the file at a URL, and what changes when it does."""
+    files, name = file_system(url)
+    try:
+        found = files.info(name)
+    except FileNotFoundError:
+        raise FetchError(f"{shown(url)} is not there: look at its spelling") from None
+    except Exception as error:  # of any file system
+        raise FetchError(f"{shown(url)} could not be read: {_one_line(error)}; try again") from None
+    size = found.get("size")
+    if found.get("type", "file") != "file" or type(size) is not int or not 0 < size <= MAX_BYTES:
+        raise FetchError(f"{shown(url)} does not say how large it is, so parts of it cannot be read: fetch it whole")
+    return size, json.dumps([str(found[key]) for key in STAMPS if key in found])
+
+
+def _fetch(path: pathlib.Path, parts: Parts, missing: Sequence[Range], tell: bool) -> None:
+    """Fetches blocks, and records them as they come."""
+    bounds = [(begin * BLOCK, min(end * BLOCK, parts.size)) for begin, end in missing]
+    wanted = sum(end - begin for begin, end in bounds)
+    if tell:
+        log.info("reading %.1f of %.1f MB of %s from %s", wanted / 1e6, parts.size / 1e6, path.name, shown(parts.url))
+    pieces = [
+        (begin, min(begin + REQUEST_BLOCKS, end))
+        for first, end in missing
+        for begin in range(first, end, REQUEST_BLOCKS)
+    ]
+    source = _Source(parts)
+    with (
+        open(path, "r+b", buffering=0) as file,
+        ProgressBar(wanted, "B", f"reading {path.name}", tell) as bar,
+        ThreadPoolExecutor(REQUESTS, "fetch") as pool,
+    ):
+        recorded = time.monotonic()
+        for i in range(0, len(pieces), REQUESTS):
+            turn = pieces[i : i + REQUESTS]
+            for (begin, _), data in zip(turn, pool.map(source.read, turn), strict=True):
+                at = begin * BLOCK
+                while at < begin * BLOCK + len(data):
+                    at += os.pwrite(file.fileno(), data[at - begin * BLOCK :], at)
+                bar.update(len(data))
+            parts = parts.with_these(turn)
+            if time.monotonic() > recorded + RECORD_SECONDS or i + REQUESTS >= len(pieces):
+                os.fdatasync(file.fileno())  # before the record says that they are here
+                _write(path, parts)
+                recorded = time.monotonic()
+
+
+class _Source:
+    """Reads blocks of a file at a URL; threads may share it."""
+
+    def __init__(self, parts: Parts):
+        self.parts = parts
+        self.files, self.name = file_system(parts.url)
+
+    def read(self, blocks: Range) -> bytes:
+        """The bytes of blocks [begin, end). FetchError where they do not come."""
+        begin, end = blocks[0] * BLOCK, min(blocks[1] * BLOCK, self.parts.size)
+        url, why = shown(self.parts.url), ""
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                time.sleep(2.0 ** (attempt - 2))
+            try:
+                with self.files.open(self.name, "rb", cache_type="none", size=self.parts.size) as file:
+                    file.seek(begin)
+                    data = file.read(end - begin)
+            except FileNotFoundError:
+                raise FetchError(f"{url} is not there any more; what came of it is kept") from None
+            except ValueError as error:
+                raise FetchError(
+                    f"{url} cannot be read in parts ({_one_line(error)}): fetch it, and give its path"
+                ) from None
+            except Exception as error:  # of any file system
+                why = _one_line(error)
+                continue
+            if len(data) == end - begin:
+                return data
+            why = f"{len(data)} bytes came in place of {end - begin}"
+        raise FetchError(f"{url} could not be read at byte {begin}: {why}; try again, what came is kept")
+
+
+def _parts_path(path: pathlib.Path) -> pathlib.Path:
+    return path.with_name(path.name + SUFFIX)
+
+
+def _read(path: pathlib.Path) -> Parts | None:
+    """What is here of a file; None of one that is whole. FetchError for a record that is damaged."""
+    record = _parts_path(path)
+    try:
+        said = json.loads(record.read_text())
+        return Parts(said["url"], said["size"], said["stamp"], tuple((begin, end) for begin, end in said["here"]))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise FetchError(f"{record} cannot be read ({_one_line(error)}): remove {path.parent}, and try again") from None
+
+
+def _write(path: pathlib.Path, parts: Parts) -> None:
+    """Replaces the record as a whole; only its owner may read it, as URLs may hold a key."""
+    record = _parts_path(path)
+    temporary = record.with_name(f"{record.name}.{os.getpid()}")
+    said = {"url": parts.url, "size": parts.size, "stamp": parts.stamp, "here": parts.here}
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(json.dumps(said) + "\n")
+        temporary.replace(record)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _locked(path: pathlib.Path) -> Iterator[None]:
+    """For one process of the host at a time."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    with open(path.with_name(path.name + ".lock"), "w") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                pass
+            if time.monotonic() > deadline:
+                minutes = LOCK_SECONDS / 60
+                raise FetchError(f"another process has held {lock.name} for {minutes:.0f} min: end it, and try again")
+            time.sleep(0.05)
+        yield
+
+
+def _one_line(error: BaseException) -> str:
+    text = "".join(c if c.isprintable() else " " for c in str(error))[:200]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
