@@ -143,9 +143,7 @@ def show(path: pathlib.Path) -> None:
             winners.append(right)
             cells = [f"{tensors:,.1f}", f"{stages:,.1f}", f"{measured[0] / measured[1]:.2f}", "yes" if right else "no"]
             lines.append(f"| {name} | {what} | {' | '.join(cells)} |")
-    print(
-        "\n| hosts, link | | tensors, ms predicted | stages | tensors / stages, measured | the predicted one is faster |"
-    )
+    print("\n| hosts, link | | tensors, ms predicted | stages | tensors / stages, measured | as predicted |")
     print("|---|---|---|---|---|---|", *lines, sep="\n")
     print(f"\nThe predicted one is the faster one in {sum(winners)} of {len(winners)} cases.")
 

@@ -155,26 +155,33 @@ class _FetchingFile(io.RawIOBase):
         self.file = open(path, "rb", buffering=0)  # noqa: SIM115, closed by close()
 
     def readable(self) -> bool:
+        """Yes."""
         return True
 
     def seekable(self) -> bool:
+        """Yes."""
         return True
 
     def fileno(self) -> int:
+        """Of the local file."""
         return self.file.fileno()
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Moves to an offset, which it returns."""
         return self.file.seek(offset, whence)
 
     def tell(self) -> int:
+        """The offset."""
         return self.file.tell()
 
     def readinto(self, buffer: Any) -> int:
+        """Bytes from the offset on, fetched if need be; how many. FetchError as of `fetch_ranges`."""
         at = self.file.tell()
         fetch_ranges(self.path, [(at, at + len(memoryview(buffer).cast("B")))])
         return self.file.readinto(buffer)
 
     def close(self) -> None:
+        """Closes the local file."""
         self.file.close()
         super().close()
 
@@ -259,7 +266,7 @@ class _Source:
             try:
                 with self.files.open(self.name, "rb", cache_type="none", size=self.parts.size) as file:
                     file.seek(begin)
-                    data = file.read(end - begin)
+                    data = cast("bytes", file.read(end - begin))
             except FileNotFoundError:
                 raise FetchError(f"{url} is not there any more; what came of it is kept") from None
             except ValueError as error:
