@@ -15,6 +15,7 @@ from ckdist.cli.machine_speed import this_machine_spec
 from ckdist.config.plan import PlanConfig
 from ckdist.errors import ConfigError
 from ckdist.hub.catalogue import CATALOGUE as PUBLISHED
+from ckdist.hub.remote_file import is_url
 from ckdist.hub.resolve import find
 from ckdist.planning.cluster import Cluster
 from ckdist.planning.compare import (
@@ -34,7 +35,6 @@ from ckdist.planning.plan import DEFAULT_CONTEXT
 from ckdist.planning.rank_memory import RankMemory
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.described import describe, shape_names, shape_path
-from ckdist.weights.remote_file import is_url
 
 COLUMNS = 100
 MOST_HOSTS = 16  # of the table over hosts, unless more are asked for

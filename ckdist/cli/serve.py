@@ -22,13 +22,13 @@ from ckdist.engine.launch import BUNDLED, Model, load_model, make_engine
 from ckdist.engine.rank_reports import RankReports
 from ckdist.engine.socket_directory import socket_directory
 from ckdist.errors import EngineError
+from ckdist.hub.remote_file import is_url
 from ckdist.hub.resolve import resolve
 from ckdist.models.spec import ModelSpec
 from ckdist.serve.notify import notify
 from ckdist.serve.origins import is_loopback
 from ckdist.serve.process import HttpProcess, listen
 from ckdist.weights.pooling import stored_pooling
-from ckdist.weights.remote_file import is_url
 
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the last is passed on by mpirun, which goes on itself
 DRAINED_VARIABLE = "CKDIST_DRAINED"  # set by launch/drained, under which mpirun can be sent SIGTERM

@@ -1,7 +1,7 @@
 """Models at a URL: a GGUF file, all parts of a split one, or a folder with config.json and safetensors files.
 
 Small files are fetched whole. Of large ones a local file stands for each, of which every host fetches what its ranks
-hold (`weights/remote_file.py`).
+hold (`hub/remote_file.py`).
 """
 
 import hashlib
@@ -11,11 +11,10 @@ import re
 from typing import Any
 
 from ckdist.errors import ConfigError, FetchError
+from ckdist.hub.remote_file import fetch_ranges, file_system, make_remote, shown
 from ckdist.hub.store import store_folder
-from ckdist.weights.remote_file import fetch_ranges, file_system, make_remote, shown
-from ckdist.weights.safetensors import INDEX_FILE, SINGLE_FILE
 
-CONFIG = "config.json"
+CONFIG, SINGLE_FILE, INDEX_FILE = "config.json", "model.safetensors", "model.safetensors.index.json"
 BESIDE = (  # files of a folder that are read where they are there
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model",
     "tiktoken.model", "vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja", "chat_template.json",

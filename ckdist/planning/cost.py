@@ -364,14 +364,20 @@ class CostModel:
             near = peer.l3 == self.own.l3 and peer.node == self.own.node
             each = machine.rank_core_rate * (EXCHANGE[0] / EXCHANGE[1] if near else 1.0)
             seconds += count * self.own.factor(peer) / min(each * self.own.threads, machine.rank_rate)
-        link = 0.0
         if instr.op == "all_reduce":
             seconds += sum(count for _, count in reads) / 4 / (self.own.threads * machine.elementwise)
-            hosts = len({self.places[m].host for m in self._members(instr)})
-            if hosts > 1:
-                rows = shape.tokens if instr.outputs[0].dims[0].name == "tokens" else shape.outputs
-                link = one_sum(rows, instr.outputs[0].dims[1].elements, hosts, self.direct_bytes).seconds(machine.link)
-        return Times(exchange=seconds, link=link)
+        return Times(exchange=seconds, link=self._between_hosts(instr, shape))
+
+    def _between_hosts(self, instr: Instr, shape: StepShape) -> float:
+        """Seconds of what a collective sends between hosts: a sum of all rows, or logits that one host gathers."""
+        hosts = len({self.places[m].host for m in self._members(instr)})
+        if hosts == 1 or instr.op not in ("all_reduce", "all_gather"):
+            return 0.0
+        first, second = instr.outputs[0].dims
+        rows = shape.tokens if first.name == "tokens" else shape.outputs
+        if instr.op == "all_gather":
+            return self.machine.link.message(4.0 * rows * second.elements * (hosts - 1) / hosts)
+        return one_sum(rows, second.elements, hosts, self.direct_bytes).seconds(self.machine.link)
 
     def _reads(self, instr: Instr, shape: StepShape) -> list[tuple[RankPlace, float]]:
         """What a collective reads in the memory of each other rank of this host, in bytes."""

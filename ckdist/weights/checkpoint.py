@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ckdist.errors import ConfigError, ModelFileError
+from ckdist.hub.remote_file import open_file
 from ckdist.layout import Range
 from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
 from ckdist.models.families.family import TensorNames, stack_of
@@ -24,7 +25,6 @@ from ckdist.weights.generation import with_generation_rules
 from ckdist.weights.gguf import MAGIC, GgufModel, read_gguf
 from ckdist.weights.json_file import read_json_object
 from ckdist.weights.published import join_tensors, quantization_config
-from ckdist.weights.remote_file import open_file
 from ckdist.weights.safetensors import read_folder
 from ckdist.weights.scales import Place, Scales, stacked_scales
 from ckdist.weights.unread import notes_on_unread

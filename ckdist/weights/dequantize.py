@@ -12,10 +12,10 @@ from dataclasses import replace
 import numpy as np
 
 from ckdist.errors import ModelFileError
+from ckdist.hub.remote_file import open_file
 from ckdist.native import check, lib, pointer
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import HeadPart, TensorSource
-from ckdist.weights.remote_file import open_file
 from ckdist.weights.scales import E4M3_VALUES, Place
 
 FP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # twice those of E2M1

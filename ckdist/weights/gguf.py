@@ -16,9 +16,9 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ckdist.errors import ConfigError, ModelFileError
+from ckdist.hub.remote_file import open_file
 from ckdist.overrides import FLAG
 from ckdist.weights import dtypes
-from ckdist.weights.remote_file import open_file
 
 MAGIC = b"GGUF"
 MAX_HEADER_BYTES = 128 << 20  # metadata and tensor infos; the largest vocabularies take some 20 MB

@@ -18,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 
 from ckdist.errors import ConfigError, LayoutError
+from ckdist.hub.remote_file import fetch_ranges, has_parts
 from ckdist.layout import Range
 from ckdist.models.blocks.moe import is_router
 from ckdist.models.decoder import EMBEDDING, OUTPUT
@@ -28,7 +29,6 @@ from ckdist.weights.checkpoint import Checkpoint, TensorSource
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.filled import Filled, LoadReport
 from ckdist.weights.handles import MatrixHandle, VectorHandle
-from ckdist.weights.remote_file import fetch_ranges, has_parts
 from ckdist.weights.scales import Place, Scales
 
 log = logging.getLogger(__name__)

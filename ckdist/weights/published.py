@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from ckdist.errors import ModelFileError
+from ckdist.hub.remote_file import open_file
 from ckdist.weights import dtypes
-from ckdist.weights.remote_file import open_file
 from ckdist.weights.safetensors import StoredTensor
 from ckdist.weights.scales import FORMS, Scales
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from ckdist.errors import ModelFileError
+from ckdist.hub.remote_file import open_file
 from ckdist.weights.json_file import parse_json_object, read_json_object
-from ckdist.weights.remote_file import open_file
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 MAX_TENSORS = 1 << 16

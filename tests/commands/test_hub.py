@@ -219,7 +219,7 @@ def test_terms_are_accepted_by_a_flag(store):
 
 def test_names(store, tmp_path, monkeypatch):
     both = "'nothing' is no file or folder, and no model that is known by name"
-    both += ": give a path, or one of smollm2, gemma3-270m, hf:owner/repo[:quant]"
+    both += ": give a path, or one of smollm2, gemma3-270m, hf:owner/repo[:quant], https://host/model.gguf"
     assert refused("generate", "-m", "nothing") == both
     assert "hf:owner/repo:Q4_K_M" in refused("generate", "-m", "hf:nothing")
     assert "both name a model" in refused("generate", "-m", "smollm2", "-hf", "owner/repo")

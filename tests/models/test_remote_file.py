@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckdist.errors import ConfigError, FetchError
+from ckdist.hub import remote_file
+from ckdist.hub.remote_file import BLOCK, Parts, joined, shown
 from ckdist.hub.resolve import find
 from ckdist.hub.store import FOLDER_VARIABLE
-from ckdist.weights import remote_file
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.loader import ShardLoader
-from ckdist.weights.remote_file import BLOCK, Parts, joined, shown
 from tests.models.test_loader import unpacked
 from tests.support.checkpoints import write_model
 from tests.support.paths import GOLDEN

@@ -141,20 +141,20 @@ def _open(world: World, name: str, timeout: float, interface: str | None, lanes:
     return open_transport(world, name, interface or os.environ.get(INTERFACE_VARIABLE), lanes, timeout, log)
 
 
-def exchange_seconds(world: World, handle: CData) -> list[float]:
-    """Seconds of a small and of a large exchange of rank 0 with other hosts' first ranks, the slowest of each; zeros
-    elsewhere.
+def exchange_seconds(world: World, handle: CData, sizes: Sequence[tuple[int, int]] = (SMALL, LARGE)) -> list[float]:
+    """Seconds of exchanges of rank 0 with other hosts' first ranks, the slowest of each of `sizes`: bytes and calls;
+    zeros elsewhere.
     """
     leaders = (
         [world.hosts.index(host) for host in dict.fromkeys(world.hosts)]
         if len(set(world.hosts)) > 1
         else list(range(world.size))
     )
-    slowest, out = [0.0, 0.0], ffi.new("double *")
+    slowest, out = [0.0] * len(sizes), ffi.new("double *")
     for leader in leaders[1 : 1 + MEASURED_HOSTS]:
         if world.rank not in (0, leader):
             continue
-        for i, (size, calls) in enumerate((SMALL, LARGE)):
+        for i, (size, calls) in enumerate(sizes):
             native.check(lib.ckdist_transport_time(handle, leader if world.rank == 0 else 0, size, calls, out))
             slowest[i] = max(slowest[i], out[0])
     return slowest

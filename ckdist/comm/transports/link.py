@@ -6,6 +6,7 @@ from ckdist import native
 from ckdist.comm.protocol import World
 from ckdist.comm.transports.choice import LARGE, SMALL, choose_transport, exchange_seconds
 
+TINY = 1 << 10, 40  # bytes and calls of exchanges that take little but their latency
 LEAST_SECONDS = 1e-6  # of a message: clocks and queues make shorter ones look free
 
 
@@ -21,10 +22,10 @@ class Link:
         return self.seconds + count / self.rate
 
     @staticmethod
-    def of_exchanges(small: float, large: float) -> "Link":
-        """From the seconds of exchanges of `SMALL` and `LARGE` bytes."""
-        rate = (LARGE[0] - SMALL[0]) / max(large - small, LEAST_SECONDS)
-        return Link(max(small - SMALL[0] / rate, LEAST_SECONDS), rate)
+    def of_exchanges(small: float, large: float, size: int = SMALL[0]) -> "Link":
+        """From the seconds of exchanges of `size` and of `LARGE` bytes."""
+        rate = (LARGE[0] - size) / max(large - small, LEAST_SECONDS)
+        return Link(max(small - size / rate, LEAST_SECONDS), rate)
 
     def __str__(self) -> str:
         return f"{self.seconds * 1e6:.0f} µs and {self.rate / 1e9:.2f} GB/s between hosts"
@@ -37,8 +38,8 @@ def measured_link(world: World, transport: str, timeout: float) -> Link:
     """
     chosen = choose_transport(world, transport, timeout)
     try:
-        small, large = world.broadcast(exchange_seconds(world, chosen.handle))
-        return Link.of_exchanges(small, large)
+        small, large = world.broadcast(exchange_seconds(world, chosen.handle, (TINY, LARGE)))
+        return Link.of_exchanges(small, large, TINY[0])
     finally:
         native.ffi.release(chosen.handle)
 
