@@ -1,5 +1,5 @@
-"""Training in stages beside replicas on the same ranks: tokens per second, the bubble as it was measured and by formula,
-and the memory of a rank of each stage. Ways alternate; of several turns the medians are shown.
+"""Training in stages beside replicas on the same ranks: tokens per second, the bubble measured and by formula, and
+the memory of a rank of each stage. Ways alternate; of several turns the medians are shown.
 
     python benchmarks/training_stages.py --ranks 2 --turns 3
 

@@ -70,6 +70,14 @@ def test_more_work_takes_longer(tokens, more, context):
     assert p.seconds(two) > p.seconds(StepShape((Chunks(1, tokens, context),), 1))
 
 
+def test_hosts_wait_for_the_logits_that_they_gather():
+    """Each sequence more sends its sums, one behind the embedding, and half of a row of logits to the other host."""
+    slow = dataclasses.replace(MACHINE, nodes=1, link_seconds=0.0, link_rate=1e6)
+    one, two = (predictor(hosts=2, machine=slow).decode(count, 0).times.link for count in (1, 2))
+    sums = (2 * DENSE["num_hidden_layers"] + 1) * DENSE["hidden_size"]
+    assert two - one == pytest.approx(4 * (sums + DENSE["vocab_size"] / 2) / 1e6)
+
+
 @pytest.mark.parametrize("config", [DENSE, MIXTURE])
 def test_shares_of_weights_add_up(config):
     """Of two ranks and of two stages; what is on every rank, norms and routers, counts twice."""
