@@ -1,5 +1,5 @@
-"""Training in stages beside replicas on the same ranks: tokens per second, the bubble measured and by formula, and
-the memory of a rank of each stage. Ways alternate; of several turns the medians are shown.
+"""Training in stages beside replicas on the same ranks: tokens per second, and the bubble measured and by formula.
+Ways alternate; of several turns the medians are shown.
 
     python benchmarks/training_stages.py --ranks 2 --turns 3
 
@@ -11,7 +11,6 @@ for each other is not only their bubble.
 import argparse
 import json
 import pathlib
-import re
 import statistics
 import subprocess
 import sys
@@ -51,7 +50,7 @@ def ways(ranks: int) -> dict[str, list[str]]:
 
 
 def turn(ranks: int, settings: list[str]) -> dict:
-    """One training: medians of its steps but the first ones, and what it says of memory."""
+    """One training: medians of its steps but the first ones."""
     with tempfile.TemporaryDirectory() as folder:
         config = pathlib.Path(folder, "config.toml")
         config.write_text(CONFIG.format(folder=folder, steps=STEPS + WARM_UP))
@@ -64,13 +63,11 @@ def turn(ranks: int, settings: list[str]) -> dict:
             raise SystemExit(f"{' '.join(command)}: {ran.stderr[-1000:]}")
         lines = [json.loads(line) for line in pathlib.Path(folder, "out", "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "tokens_per_second" in line][WARM_UP:]
-    found = {
+    return {
         name: statistics.median(line[name] for line in steps)
         for name in ("tokens_per_second", "bubble", "bubble_formula")
         if name in steps[0]
     }
-    memory = re.findall(r"([\d.]+ [MG]iB) in all", ran.stdout + ran.stderr)
-    return found | {"memory": memory}
 
 
 def main() -> None:
