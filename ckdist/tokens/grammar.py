@@ -5,17 +5,20 @@ A grammar is text in llguidance's own JSON, so that it can be sent to another pr
 not of time: grammars of strangers are checked in a process with limits as well, and who follows them counts the time.
 """
 
+import functools
 import json
 import random
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from ckdist.errors import RequestError
 
 MAX_GRAMMAR = 256 << 10  # characters, of the form that llguidance reads
+REMEMBERED = 16  # grammars that have passed
 MAX_WHOLE = 512 << 10  # characters, with the tools around it
 MAX_CHOICES = 4096
 MAX_FORCED = 4096  # bytes
@@ -91,10 +94,16 @@ def quoted(text: str) -> str:
 def check_grammar(grammar: str, field: str = "grammar") -> None:
     """RequestError where llguidance does not take it, and where a few texts that follow it take too long or hold runs
     without a choice of more than MAX_FORCED bytes. A vocabulary of bytes does for that. It may take long: to be called
-    in a process with limits.
+    in a process with limits, which remembers the last grammars that have passed.
     """
     if len(grammar) > MAX_WHOLE:
         raise _too_long(len(grammar), MAX_WHOLE, field)
+    _try_grammar(grammar, field)
+
+
+@functools.lru_cache(maxsize=REMEMBERED)
+def _try_grammar(grammar: str, field: str) -> None:
+    """RequestError for one that does not pass; only one that has passed is not tried again."""
     vocabulary = LLTokenizer("byte", slices=[])
     matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits())
     if matcher.is_error():
@@ -111,13 +120,13 @@ def _walk(matcher: LLMatcher, size: int, choose: random.Random, field: str) -> N
         if forced > MAX_FORCED:
             message = f"it asks for {forced} bytes in a row without a choice; at most {MAX_FORCED} are taken"
             raise _refused(message, field)
-        allowed = int.from_bytes(matcher.compute_bitmask(), "little")
+        allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)  # a bit for each byte and for the end
         if matcher.is_error():
             raise _refused(matcher.get_error(), field)
-        found = [byte for byte in range(256) if allowed >> byte & 1]
-        if not found and step == 0 and not matcher.is_accepting():
+        found = np.flatnonzero(np.unpackbits(allowed, count=256, bitorder="little"))
+        if not len(found) and step == 0 and not matcher.is_accepting():
             raise _refused("no text follows it", field)
-        if not found or not matcher.consume_token(choose.choice(found)):
+        if not len(found) or not matcher.consume_token(int(choose.choice(found))):
             return
 
 
