@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from ckdist.errors import ConfigError, FetchError
+from ckdist.hub.store import disk_problem
 from ckdist.layout import Range
 from ckdist.progress import ProgressBar
 
@@ -94,20 +95,24 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
 def make_remote(url: str, path: pathlib.Path) -> None:
     """Makes `path` stand for the file at `url`. Parts that are here stay, unless the file at the URL has changed.
 
-    FetchError where it cannot be reached or is not there, ConfigError for a kind of URL that is not known.
+    FetchError where it cannot be reached or is not there, or where the store cannot be written, ConfigError for a kind
+    of URL that is not known.
     """
     size, stamp = _described(url)
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with _locked(path):
-        parts = _read(path)
-        if parts is not None and (parts.size, parts.stamp) == (size, stamp) and path.stat().st_size == size:
-            _write(path, replace(parts, url=url))
-            return
-        path.unlink(missing_ok=True)  # a process that reads the file as it was goes on with that
-        _parts_path(path).unlink(missing_ok=True)
-        _write(path, Parts(url, size, stamp))
-        with open(path, "wb") as file:
-            file.truncate(size)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _locked(path):
+            parts = _read(path)
+            as_before = parts is not None and (parts.size, parts.stamp) == (size, stamp)
+            if parts is not None and as_before and path.is_file() and path.stat().st_size == size:
+                _write(path, replace(parts, url=url))
+                return
+            path.unlink(missing_ok=True)  # a process that reads the file as it was goes on with that
+            _write(path, Parts(url, size, stamp))
+            with open(path, "wb") as file:
+                file.truncate(size)
+    except OSError as error:
+        raise FetchError(disk_problem(path.parent, error)) from None
 
 
 def fetch_ranges(path: pathlib.Path, ranges: Iterable[Range], tell: bool = False) -> None:
@@ -208,7 +213,9 @@ def _described(url: str) -> tuple[int, str]:
     try:
         found = files.info(name)
     except FileNotFoundError:
-        raise FetchError(f"{shown(url)} is not there: look at its spelling") from None
+        raise FetchError(
+            f"{shown(url)} is not there, or nothing answers: look at its spelling, and the network"
+        ) from None
     except Exception as error:  # of any file system
         raise FetchError(f"{shown(url)} could not be read: {_one_line(error)}; try again") from None
     size = found.get("size")
