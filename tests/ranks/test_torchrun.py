@@ -2,7 +2,10 @@
 jobs that cannot start.
 """
 
+import contextlib
 import json
+import pathlib
+import random
 import shutil
 import signal
 import socket
@@ -139,8 +142,18 @@ def test_an_impossible_transport_is_the_users_mistake(tmp_path):
     assert all("--transport mpi does not work: no MPI launcher started this process" in line for line in lines)
 
 
+def agent_beside_a_free_port() -> socket.socket:
+    """A socket that listens, and whose next port is free: below those that connections of other tests are given."""
+    least = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(max(1024, least - 8192), least - 1, 2), 100):
+        with contextlib.suppress(OSError):
+            socket.create_server(("127.0.0.1", port + 1)).close()
+            return socket.create_server(("127.0.0.1", port))
+    raise AssertionError("no two ports beside each other are free")
+
+
 def test_torchruns_agent_keeps_its_port(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as agent:
+    with agent_beside_a_free_port() as agent:
         path = secret(tmp_path)
         done = finish(
             [
