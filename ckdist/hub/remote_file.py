@@ -5,8 +5,6 @@ where it comes from and which blocks are here; a file without one is whole. fssp
 kind that fsspec and what is installed beside it know.
 """
 
-import contextlib
-import fcntl
 import io
 import json
 import logging
@@ -14,12 +12,13 @@ import os
 import pathlib
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from ckdist.errors import ConfigError, FetchError
+from ckdist.hub.lock import file_lock
 from ckdist.hub.store import disk_problem
 from ckdist.layout import Range
 from ckdist.progress import ProgressBar
@@ -38,7 +37,6 @@ REQUESTS = 4  # at the same time
 READ_AHEAD = 1 << 20  # bytes that are fetched where Python reads
 RECORD_SECONDS = 2.0  # between two records of what has come
 ATTEMPTS = 4  # of one request, with pauses between that double
-LOCK_SECONDS = 3600.0  # other ranks of the host may be fetching over a slow line
 # what says that a file at a URL is another one than before, by the kinds of file system
 STAMPS = ("ETag", "etag", "Last-Modified", "LastModified", "mtime", "md5Hash", "checksum")
 
@@ -101,7 +99,7 @@ def make_remote(url: str, path: pathlib.Path) -> None:
     size, stamp = _described(url)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _locked(path):
+        with file_lock(_lock_path(path)):
             parts = _read(path)
             as_before = parts is not None and (parts.size, parts.stamp) == (size, stamp)
             if parts is not None and as_before and path.is_file() and path.stat().st_size == size:
@@ -129,7 +127,7 @@ def fetch_ranges(path: pathlib.Path, ranges: Iterable[Range], tell: bool = False
     if not parts.without_those_here(blocks):
         return
     try:
-        with _locked(path):
+        with file_lock(_lock_path(path)):
             parts = _read(path) or parts
             if missing := parts.without_those_here(blocks):
                 _fetch(path, parts, missing, tell)
@@ -318,22 +316,8 @@ def _write(path: pathlib.Path, parts: Parts) -> None:
         temporary.unlink(missing_ok=True)
 
 
-@contextlib.contextmanager
-def _locked(path: pathlib.Path) -> Iterator[None]:
-    """For one process of the host at a time."""
-    deadline = time.monotonic() + LOCK_SECONDS
-    with open(path.with_name(path.name + ".lock"), "w") as lock:
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                pass
-            if time.monotonic() > deadline:
-                minutes = LOCK_SECONDS / 60
-                raise FetchError(f"another process has held {lock.name} for {minutes:.0f} min: end it, and try again")
-            time.sleep(0.05)
-        yield
+def _lock_path(path: pathlib.Path) -> pathlib.Path:
+    return path.with_name(path.name + ".lock")
 
 
 def _one_line(error: BaseException) -> str:

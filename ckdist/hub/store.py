@@ -6,25 +6,23 @@ compared. So a file may also be put there by hand, on a machine without a networ
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import logging
 import os
 import pathlib
 import shutil
-import time
 from collections.abc import Iterator
 from typing import Any
 
 from ckdist.comm.thresholds import cache_folder
 from ckdist.errors import ConfigError, FetchError
 from ckdist.hub.catalogue import NamedModel
+from ckdist.hub.lock import file_lock
 
 log = logging.getLogger(__name__)
 
 FOLDER_VARIABLE = "CKDIST_MODELS"
-LOCK_SECONDS = 3600.0  # another process may be fetching over a slow line
 CHUNK = 1 << 20
 
 
@@ -97,7 +95,9 @@ class Store:
         partial = self.folder / f"{model.name}.partial"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with self._locked(model):
+            with file_lock(
+                self.folder / f"{model.name}.lock", f"another process is fetching {model.name}: waiting for it"
+            ):
                 shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
                 partial.mkdir()
                 try:
@@ -106,27 +106,6 @@ class Store:
                     shutil.rmtree(partial, ignore_errors=True)
         except OSError as error:
             raise FetchError(disk_problem(self.folder, error)) from None
-
-    @contextlib.contextmanager
-    def _locked(self, model: NamedModel) -> Iterator[None]:
-        deadline, told = time.monotonic() + LOCK_SECONDS, False
-        with open(self.folder / f"{model.name}.lock", "w") as lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except OSError as error:
-                    if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                        raise
-                if time.monotonic() > deadline:
-                    raise FetchError(
-                        f"another process has held {lock.name} for {LOCK_SECONDS / 60:.0f} min: end it, and try again"
-                    )
-                if not told:
-                    told = True
-                    log.info("another process is fetching %s: waiting for it", model.name)
-                time.sleep(0.1)
-            yield
 
     def _recorded(self, model: NamedModel) -> tuple[Any, ...] | None:
         try:

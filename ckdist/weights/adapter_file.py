@@ -22,11 +22,12 @@ from ckdist.models.families.family import TensorNames, stack_of
 from ckdist.models.registry import family
 from ckdist.models.spec import ModelSpec, MoeFfn
 from ckdist.program.tracer import LowRank
-from ckdist.weights.checkpoint import SAFETENSORS_TYPES, TensorSource
+from ckdist.weights.checkpoint import SAFETENSORS_TYPES
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.json_file import read_json_object
 from ckdist.weights.safetensors import StoredTensor, read_safetensors
 from ckdist.weights.safetensors_writer import TensorToWrite, write_safetensors
+from ckdist.weights.tensor_source import TensorSource
 
 LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa")
 FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")

@@ -13,10 +13,11 @@ from ckdist.models.blocks.moe import is_expert, is_router
 from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
 from ckdist.models.registry import spec_from_config
 from ckdist.weights import dtypes
-from ckdist.weights.checkpoint import Checkpoint, TensorSource
+from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.json_file import read_json_object
 from ckdist.weights.loader import quantized_type
 from ckdist.weights.published import check_method, quantization_config
+from ckdist.weights.tensor_source import TensorSource
 
 SHAPES = pathlib.Path(__file__).parent / "shapes"  # config.json of published models, by name
 STORED = {"float32": dtypes.F32, "float16": dtypes.F16, "bfloat16": dtypes.BF16}

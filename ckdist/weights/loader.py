@@ -25,11 +25,12 @@ from ckdist.models.decoder import EMBEDDING, OUTPUT
 from ckdist.native import check, ffi, lib, numbers, pointer
 from ckdist.progress import ProgressBar
 from ckdist.weights import dtypes
-from ckdist.weights.checkpoint import Checkpoint, TensorSource
+from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.filled import Filled, LoadReport
 from ckdist.weights.handles import MatrixHandle, VectorHandle
 from ckdist.weights.scales import Place, Scales
+from ckdist.weights.tensor_source import TensorSource
 
 log = logging.getLogger(__name__)
 

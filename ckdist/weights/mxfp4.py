@@ -9,9 +9,9 @@ import numpy as np
 
 from ckdist.errors import ModelFileError
 from ckdist.weights import dtypes
-from ckdist.weights.checkpoint import TensorSource
 from ckdist.weights.dequantize import stored_bytes
 from ckdist.weights.scales import Place
+from ckdist.weights.tensor_source import TensorSource
 
 NOT_A_NUMBER = 255  # of exponents
 

@@ -9,9 +9,10 @@ import pytest
 from ckdist.errors import CapacityError, ConfigError, LayoutError, ModelFileError
 from ckdist.native import check, ffi, lib, pointer
 from ckdist.weights import dtypes
-from ckdist.weights.checkpoint import TensorSource, open_checkpoint
+from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import dequantize, read_tensor
 from ckdist.weights.loader import ShardLoader
+from ckdist.weights.tensor_source import TensorSource
 from tests.support.checkpoints import WEIGHT, checkpoint_of
 from tests.support.paths import GOLDEN as GOLDEN_FILES
 from tests.support.products import OWN, random_own

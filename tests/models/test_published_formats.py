@@ -18,11 +18,12 @@ from ckdist.config.engine import EngineConfig
 from ckdist.engine.launch import load_model
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ModelFileError, UserError
-from ckdist.weights.checkpoint import TensorSource, open_checkpoint
+from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_rows, read_tensor
 from ckdist.weights.loader import ShardLoader
 from ckdist.weights.published import join_tensors
 from ckdist.weights.safetensors import read_safetensors
+from ckdist.weights.tensor_source import TensorSource
 from tests.models.test_loader import unpacked
 from tests.support.checkpoints import WEIGHT, checkpoint_of
 from tests.support.mutations import changes, mutated

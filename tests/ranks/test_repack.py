@@ -18,8 +18,8 @@ from ckdist.config.engine import EngineConfig
 from ckdist.engine import launch
 from ckdist.errors import CapacityError, ConfigError, ModelFileError
 from ckdist.native import lib
-from ckdist.weights.checkpoint import TensorSource
 from ckdist.weights.loader import ShardLoader
+from ckdist.weights.tensor_source import TensorSource
 from tests.support.checkpoints import WEIGHT, checkpoint_of, write_model
 from tests.support.launcher import environment, mpirun
 from tests.support.paths import GOLDEN, ROOT

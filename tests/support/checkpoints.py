@@ -8,7 +8,8 @@ from safetensors.numpy import save_file
 from ckdist.models.decoder import weight_shapes
 from ckdist.models.registry import spec_from_config
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, RopeSpec
-from ckdist.weights.checkpoint import Checkpoint, TensorSource
+from ckdist.weights.checkpoint import Checkpoint
+from ckdist.weights.tensor_source import TensorSource
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1,
