@@ -33,7 +33,7 @@ from ckdist.weights.pooling import stored_pooling
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the last is passed on by mpirun, which goes on itself
 DRAINED_VARIABLE = "CKDIST_DRAINED"  # set by launch/drained, under which mpirun can be sent SIGTERM
 
-TOKENIZER_SECONDS = 60.0  # then the address is printed all the same, and requests are told that the tokenizer loads
+ANSWERING_SECONDS = 60.0  # then the address is printed all the same, and requests are told what they wait for
 
 log = logging.getLogger(__name__)
 
@@ -154,8 +154,8 @@ def run(config: ServeConfig) -> int:
         log.debug("%s", model.placement_map())
         for line in advice[:1]:
             log.warning("%s", line)
-        ranks = RankReports(model)
-        http.wait_loaded(TOKENIZER_SECONDS)
+        coordinator.begin(engine, RankReports(model), embedding_facts(config, model))
+        http.wait_answering(ANSWERING_SECONDS)
         curl = curl_line(http.url, config, tokenizer.chat_template is not None, model.spec)
         print(*lines, f"serving {name} at {http.url}  try: {curl}", sep="\n", flush=True)
         notify("READY=1", f"STATUS=serving {name} at {http.url}")
@@ -174,7 +174,7 @@ def run(config: ServeConfig) -> int:
                 coordinator.request_drain()
 
         with model.traced():
-            coordinator.run(engine, check_peers=watch, ranks=ranks, facts=embedding_facts(config, model))
+            coordinator.run(check_peers=watch)
         http.stop(config.drain_timeout)
         model.close()
     world.close()

@@ -87,22 +87,26 @@ class Coordinator:
         """Finish what was accepted, take nothing new, then end `run`. May be called from a signal handler."""
         self._drain_requested = True
 
-    def run(
-        self, engine: Engine, check_peers: Callable[[], None] | None = None, ranks: RankReports | None = None,
-        facts: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
-        """Serves until drained. check_peers: called while idle, raises when another rank is lost. ranks: what is told
-        of every rank while somebody looks. facts: further ones of the model, which its status has.
-
-        Raises EngineError when a rank is lost or the engine breaks, ModelFileError when weights cannot be read any
-        more; by then every client has been told.
+    def begin(self, engine: Engine, ranks: RankReports | None = None, facts: Mapping[str, Any] | None = None) -> None:
+        """Every peer is told that requests are taken; they wait for `run`. ranks: what is told of every rank while
+        somebody looks. facts: further ones of the model, which its status has.
         """
         with self._lock:
             self._engine, self._ranks = engine, ranks
             sizes = {"vocab_size": engine.vocab_size, "context_length": engine.max_positions}
             self._model = {**self._model, **(facts or {}), **sizes}
+            self._enter("ready")
+
+    def run(self, check_peers: Callable[[], None] | None = None) -> None:
+        """Serves from `begin` until drained. check_peers: called while idle, raises when another rank is lost.
+
+        Raises EngineError when a rank is lost or the engine breaks, ModelFileError when weights cannot be read any
+        more; by then every client has been told.
+        """
+        engine = self._engine
+        assert engine is not None, "begin comes before run"
+        with self._lock:
             try:
-                self._enter("ready")
                 while self._turn(engine, check_peers):
                     pass
             # the latter: of a model's file that has changed while it is served from

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 
 BEAT_SECONDS = 0.5
-LOADING, LOADED = b".", b"+"  # what a sign of life says of the tokenizer
+LOADING_BEAT_SECONDS = 0.05  # until it answers requests: a start waits for that
+LOADING, ANSWERING = b".", b"+"  # what a sign of life says
 START_SECONDS = 60.0  # until the first one: Python's imports take long on a busy machine
 STUCK_SECONDS = 10.0  # without one, then the process is taken for stuck
 
@@ -17,27 +18,30 @@ STUCK_SECONDS = 10.0  # without one, then the process is taken for stuck
 class Heartbeat:
     """The HTTP process's end."""
 
-    def __init__(self, descriptor: int, loaded: Callable[[], bool]):
-        """`descriptor`: the pipe's writing end; -1: nobody listens. `loaded`: is the tokenizer there?"""
-        self.descriptor, self.loaded = descriptor, loaded
+    def __init__(self, descriptor: int, answers: Callable[[], bool]):
+        """`descriptor`: the pipe's writing end; -1: nobody listens. `answers`: are requests answered?"""
+        self.descriptor, self.answers = descriptor, answers
         if descriptor >= 0:
             os.set_blocking(descriptor, False)
             os.set_inheritable(descriptor, False)  # or a child's copy would keep the pipe open
 
     async def run(self) -> None:
-        """A sign of life every BEAT_SECONDS, until it is cancelled."""
+        """A sign of life every BEAT_SECONDS, and LOADING_BEAT_SECONDS before the first answer. Ends when cancelled."""
+        pause = LOADING_BEAT_SECONDS
         while self.descriptor >= 0:
+            if answers := self.answers():
+                pause = BEAT_SECONDS
             with contextlib.suppress(OSError):  # rank 0 does not read, or is gone: the watch over it is elsewhere
-                os.write(self.descriptor, LOADED if self.loaded() else LOADING)
-            await asyncio.sleep(BEAT_SECONDS)
+                os.write(self.descriptor, ANSWERING if answers else LOADING)
+            await asyncio.sleep(pause)
 
 
 class FailureDetector:
-    """Rank 0's end of the pipe `descriptor`, which it closes. `loaded` is set once the process has its tokenizer."""
+    """Rank 0's end of the pipe `descriptor`, which it closes. `answering` is set once requests are answered."""
 
     def __init__(self, descriptor: int):
         self.descriptor = descriptor
-        self.loaded = threading.Event()
+        self.answering = threading.Event()
         self.deadline = time.monotonic() + START_SECONDS
         self._looked = time.monotonic()
         self._poll = select.poll()  # whatever the descriptor's number
@@ -51,8 +55,8 @@ class FailureDetector:
             signs = os.read(self.descriptor, 4096)
             if not signs:
                 return True
-            if LOADED in signs:
-                self.loaded.set()
+            if ANSWERING in signs:
+                self.answering.set()
             self.deadline = now + STUCK_SECONDS
         elif now - self._looked > seconds + 2:
             self.deadline = max(self.deadline, now + STUCK_SECONDS)  # this process itself did not run

@@ -127,10 +127,10 @@ class HttpProcess:
         code = self._process.poll()
         return 0 if self._ending and code == -signal.SIGTERM else code
 
-    def wait_loaded(self, seconds: float) -> None:
-        """Waits until it has its tokenizer, has ended, or `seconds` have passed."""
+    def wait_answering(self, seconds: float) -> None:
+        """Waits until it answers requests, has ended, or `seconds` have passed."""
         end = time.monotonic() + seconds
-        while self.poll() is None and time.monotonic() < end and not self._detector.loaded.wait(LOOK_SECONDS):
+        while self.poll() is None and time.monotonic() < end and not self._detector.answering.wait(LOOK_SECONDS):
             pass
 
     def drain(self) -> None:

@@ -91,9 +91,7 @@ class HttpServer:
             loop.add_signal_handler(number, self._count_signal)
         self.client.on_state = lambda state: log.info("the engine is %s", state)
         self.client.start()
-        beating = asyncio.create_task(
-            Heartbeat(self.settings.heartbeat, lambda: self.service.tokenizer is not None).run()
-        )
+        beating = asyncio.create_task(Heartbeat(self.settings.heartbeat, lambda: self.service.state == "ready").run())
         answering = asyncio.create_task(self.uvicorn.serve([self.listener]))
         loading = asyncio.create_task(self.service.text.start())
         try:

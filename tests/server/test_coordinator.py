@@ -68,7 +68,8 @@ class Server:
 
     def run(self):
         try:
-            self.coordinator.run(self.engine, self.check_peers, self.ranks)
+            self.coordinator.begin(self.engine, self.ranks)
+            self.coordinator.run(self.check_peers)
         except EngineError as error:
             self.raised = error
 
