@@ -3,8 +3,10 @@
 #include "core/dtype.h"
 #include "kernels/linear.h"
 #include "kernels/machine.h"
+#include "kernels/prefetch.h"
 
 namespace ckdist {
+const bool weights_fetched = true;
 
 const char* tile_fault = nullptr;
 int64_t tile_rows = 0, tile_live = 0;

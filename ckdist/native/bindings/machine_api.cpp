@@ -38,9 +38,11 @@ extern "C" int ckdist_read_bandwidth(int32_t threads, const int32_t* cpus, int64
                                      double* out) {
   return guard([&] {
     check_threads(threads);
-    if (bytes_each < 512)
-      fail(Status::config, "%lld bytes for each thread: at least 512 are needed", (long long)bytes_each);
-    bytes_each = bytes_each / 512 * 512;
+    constexpr int64_t unit = 2048;
+    if (bytes_each < unit)
+      fail(Status::config, "%lld bytes for each thread: at least %lld are needed", (long long)bytes_each,
+           (long long)unit);
+    bytes_each = bytes_each / unit * unit;
     Arena memory(threads * bytes_each, "the bandwidth measurement");
     Pool pool(threads, pins(cpus, threads), kSpins);
     pool.run(threads, [&](int t) { std::memset(memory.data() + t * bytes_each, t + 1, bytes_each); });

@@ -7,7 +7,7 @@
 namespace ckdist {
 
 struct MachineKernel {
-  // Reads `bytes` (a multiple of 512) once, front to back; returns something that depends on all of them.
+  // Reads `bytes` (a multiple of 2,048) once, both halves by turns; returns something that depends on all of them.
   uint64_t (*read)(const uint8_t* data, int64_t bytes);
 
   // Multiplies and adds registers only, with the instructions that products of this activation format use; returns the

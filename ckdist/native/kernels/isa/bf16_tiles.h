@@ -95,14 +95,20 @@ struct Bf16Group {
   int64_t steps() const { return (blocks() + 1) / 2; }
 };
 
-// Steps [first, first + steps) of the columns of two tiles, over the sums in the tiles.
+// Steps [first, first + steps) of the columns of two tiles, over the sums in the tiles. `fetched`: they come from
+// memory.
 inline void bf16_steps(const TileStrip& strip, const uint8_t* tiles, int64_t tile_bytes, int64_t blocks, int64_t first,
-                       int64_t steps, const ActivationBlock& activations) {
+                       int64_t steps, const ActivationBlock& activations, bool fetched) {
   const uint8_t *one = tiles + first * kWeightBytes, *two = one + (strip.tile_count - 1) * tile_bytes;
   const uint8_t* x = activations.at;
   const int64_t whole = blocks / 2 - first < steps ? blocks / 2 - first : steps;
-  for (int64_t s = 0; s < whole; ++s, one += kWeightBytes, two += kWeightBytes, x += activations.step_stride)
+  constexpr int64_t near = kNear / kWeightBytes;  // steps
+  for (int64_t s = 0; s < whole; ++s, one += kWeightBytes, two += kWeightBytes, x += activations.step_stride) {
+    // At the end of the steps the next ones are the first of the tiles behind these.
+    const int64_t ahead = kNear + (s + near < whole ? 0 : strip.tile_count * tile_bytes - whole * kWeightBytes);
+    if (fetched) fetch_lines(one + ahead, kWeightBytes / 64), fetch_lines(two + ahead, kWeightBytes / 64);
     add_products<false>(strip, x, activations.token_stride, one, two);
+  }
   if (whole == steps) return;
   // Columns that do not exist are zero on both sides.
   alignas(64) uint8_t ends[2][kWeightBytes] = {}, x_ends[kTokensAtOnce][kStepBytes] = {};
@@ -135,7 +141,7 @@ void bf16_group(const Bf16Group& group, const Rows& rows, int& configured) {
         if (first) load_tiles(strip, wait);
         else zero_sums(strip.strips());
         bf16_steps(strip, group.matrix.tiles + tile * group.matrix.tile_bytes, group.matrix.tile_bytes, group.blocks(),
-                   first, steps, activations);
+                   first, steps, activations, group.token + token == 0);
         store_tiles(strip, wait);
         if (first + steps < all) continue;
         strip.y = group.y + (group.token + token) * group.y_stride + tile * kTileRows;

@@ -38,6 +38,14 @@ struct ByteStrip : TileStrip {
   int64_t padded;      // columns of such a row
   ExpandBlock expand;  // of types that are packed as they are stored, and the bytes of such a block
   int block_bytes;
+  bool fetched;  // the weights come from memory
+
+  // `lines` of each tile, `done` bytes behind those of block b. At a tile's end the next ones are in the tiles behind.
+  [[gnu::always_inline]] void fetch_ahead(int64_t b, int bytes, int64_t done, int lines) const {
+    if (!fetched) return;
+    const int64_t at = b * bytes + done + kNear, past = at < blocks * bytes ? 0 : (tile_count - 1) * tile_bytes;
+    for (int i = 0; i < tile_count; ++i) fetch_lines(tiles + i * tile_bytes + at + past, lines);
+  }
 };
 
 // A block of a packed tile as tiles and scaling read it: signed codes without offset, and scales and minima in float32
@@ -141,16 +149,19 @@ void byte_strip(const ByteStrip& strip) {
   alignas(64) float of_block[kSumsTiles * kTileSums], sums[kSumsTiles * kTileSums];
   std::memset(sums, 0, sizeof sums);
   ExpandedBlock<type> expanded[2];
-  ExpandedBlocks<type> stored[2] = {{strip.tiles, strip.expand, strip.block_bytes},
-                                    {strip.tiles + strip.tile_bytes, strip.expand, strip.block_bytes}};
+  constexpr int bytes = layout.bytes(), parts_of_block = layout.columns / kGroupColumns / together,
+                lines = (bytes / 64 + parts_of_block - 1) / parts_of_block;
+  ExpandedBlocks<type> stored[2];
+  for (int i = 0; i < 2; ++i) stored[i].begin(strip.tiles + i * strip.tile_bytes, strip.expand, strip.block_bytes);
   Columns x = Columns::of(strip.x, strip.padded);
   const uint8_t* group_sums = strip.x + ActivationRow::group_sums(strip.padded);
   for (int64_t b = 0; b < strip.blocks; ++b, group_sums += sizeof(GroupSums)) {
-    Block<type> blocks[2] = {{strip.tiles + b * layout.bytes()}, {strip.tiles + strip.tile_bytes + b * layout.bytes()}};
+    Block<type> blocks[2] = {{strip.tiles + b * bytes}, {strip.tiles + strip.tile_bytes + b * bytes}};
     if constexpr (ExpandedBlocks<type>::used)
       for (int tile = 0; tile < strip.tile_count; ++tile) blocks[tile].at = stored[tile].template next<kStripTokens>();
     for (int tile = 0; tile < strip.tile_count; ++tile) expanded[tile].read(blocks[tile]);
     for (int first = 0; first < layout.columns / kGroupColumns; first += together) {
+      if constexpr (!ExpandedBlocks<type>::used) strip.fetch_ahead(b, bytes, 64 * lines * (first / together), lines);
       for (int i = 0; i < together * parts; ++i) {
         const int codes = (first * parts + i) * layout.unit() * kTileRows;
         zero_sums(strip.strips());
@@ -194,6 +205,7 @@ void multiply_bytes(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, 
       strip.tokens = static_cast<int>(tokens - token < kTokensAtOnce ? tokens - token : kTokensAtOnce);
       if (strip.tokens != configured) configure(configured = strip.tokens, layout.unit());
       strip.x = x + token * x_stride;
+      strip.fetched = token == 0;
       for (int64_t tile = begin; tile < end; tile += 2) {
         const int64_t rows = matrix.rows - tile * kTileRows;
         strip.tiles = matrix.tiles + tile * matrix.tile_bytes;

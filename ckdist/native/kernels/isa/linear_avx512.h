@@ -22,10 +22,10 @@ constexpr ActivationFormat activation_of() {
 inline __m512i load(const uint8_t* at) { return _mm512_loadu_si512(at); }
 
 template <int tokens>
-inline void store_sums(const Strip& strip, const __m512* sums) {
-  const __mmask16 rows = static_cast<__mmask16>((1u << strip.rows) - 1);
+inline void store_sums(float* y, int64_t y_stride, int rows, const __m512* sums) {
+  const __mmask16 mask = static_cast<__mmask16>((1u << rows) - 1);
 #pragma GCC unroll 16
-  for (int t = 0; t < tokens; ++t) _mm512_mask_storeu_ps(strip.y + t * strip.y_stride, rows, sums[t]);
+  for (int t = 0; t < tokens; ++t) _mm512_mask_storeu_ps(y + t * y_stride, mask, sums[t]);
 }
 
 // Shifts bytes left (right where negative); what crosses from the neighbouring byte is masked off by the caller.
@@ -206,63 +206,85 @@ inline __m512 add_minima(__m512 sum, const __m512i* minima, __m512 block_minimum
   return _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low)), factor, sum);
 }
 
-template <Type type, int tokens>
+// Several tiles are read a group of columns each by turns: memory gives more when it is asked for two places at once.
+template <Type type, int tokens, int tiles>
 void block_strip(const Strip& strip) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = layout.parts();  // scales within 32 columns
   constexpr int groups = layout.columns / kGroupColumns, lines = (layout.bytes() / 64 + groups - 1) / groups,
                 lanes = lanes_of(tokens);
-  __m512 sums[tokens];  // of whole scales between blocks alone, so not in registers
+  __m512 sums[tiles][tokens];  // of whole scales between blocks alone, so not in registers
+  Block<type> block[tiles];
+  ExpandedBlocks<type> expanded[tiles];
+#pragma GCC unroll 2
+  for (int i = 0; i < tiles; ++i) {
+    block[i].at = strip.tile + i * strip.tile_bytes;
+    expanded[i].begin(block[i].at, strip.expand, strip.block_bytes);
 #pragma GCC unroll 16
-  for (int t = 0; t < tokens; ++t) sums[t] = _mm512_setzero_ps();
-  Block<type> block = {strip.tile};
+    for (int t = 0; t < tokens; ++t) sums[i][t] = _mm512_setzero_ps();
+  }
   Columns x = Columns::of(strip.x, strip.padded);
   const uint8_t* group_sums = strip.x + ActivationRow::group_sums(strip.padded);
-  ExpandedBlocks<type> expanded(strip.tile, strip.expand, strip.block_bytes);
-  for (int64_t b = 0; b < strip.blocks; ++b, block.at += layout.bytes()) {
-    if constexpr (expanded.used) block.at = expanded.template next<tokens>();
-    __m512 of_block[tokens];
-    if constexpr (layout.whole()) {
-#pragma GCC unroll 16
-      for (int t = 0; t < tokens; ++t) of_block[t] = _mm512_setzero_ps();
-    }
-    __m512* const total = layout.whole() ? of_block : sums;
-    for (int g = 0; g < groups; ++g) {
-      if constexpr (!expanded.used) fetch<type, tokens>(block.at + 64 * g * lines, lines);
-      const uint8_t* planes = block.planes(g);
-      const __m512i codes[kSteps] = {read_step<type, 0>(planes), read_step<type, 1>(planes), read_step<type, 2>(planes),
-                                     read_step<type, 3>(planes), read_step<type, 4>(planes), read_step<type, 5>(planes),
-                                     read_step<type, 6>(planes), read_step<type, 7>(planes)};
-      __m512i scale[parts], minimum[parts];
+  for (int64_t b = 0; b < strip.blocks; ++b) {
+    // At a tile's end its next lines are those behind the tiles that are read beside it.
+    constexpr int last = (kNear + layout.bytes() / 2) / layout.bytes();
+    const int64_t past = b < strip.blocks - last ? 0 : (tiles - 1) * strip.tile_bytes;
+    __m512 of_block[tiles][tokens];
 #pragma GCC unroll 2
-      for (int p = 0; p < parts; ++p) {
-        scale[p] = block.scale(g * parts + p);
-        if constexpr (layout.minimum && !layout.whole()) minimum[p] = block.minimum(g * parts + p);
-      }
-      const PairScales<type> pairs(scale);
-      int64_t row = 0;
+    for (int i = 0; i < tiles; ++i) {
+      if constexpr (ExpandedBlocks<type>::used) block[i].at = expanded[i].template next<tokens>(past);
+      if constexpr (layout.whole()) {
 #pragma GCC unroll 16
-      for (int t = 0; t < tokens; t += lanes, row += lanes * strip.x_stride) {
-        hide(row);
-        add_group<type, lanes>(codes, scale, pairs, minimum, x, row, strip.x_stride, total + t);
+        for (int t = 0; t < tokens; ++t) of_block[i][t] = _mm512_setzero_ps();
+      }
+    }
+    for (int g = 0; g < groups; ++g) {
+#pragma GCC unroll 2
+      for (int i = 0; i < tiles; ++i) {
+        __m512* const total = layout.whole() ? of_block[i] : sums[i];
+        if constexpr (!ExpandedBlocks<type>::used) fetch<type, tokens>(block[i].at + 64 * g * lines, lines, past);
+        const uint8_t* planes = block[i].planes(g);
+        const __m512i codes[kSteps] = {read_step<type, 0>(planes), read_step<type, 1>(planes),
+                                       read_step<type, 2>(planes), read_step<type, 3>(planes),
+                                       read_step<type, 4>(planes), read_step<type, 5>(planes),
+                                       read_step<type, 6>(planes), read_step<type, 7>(planes)};
+        __m512i scale[parts], minimum[parts];
+#pragma GCC unroll 2
+        for (int p = 0; p < parts; ++p) {
+          scale[p] = block[i].scale(g * parts + p);
+          if constexpr (layout.minimum && !layout.whole()) minimum[p] = block[i].minimum(g * parts + p);
+        }
+        const PairScales<type> pairs(scale);
+        int64_t row = 0;
+#pragma GCC unroll 16
+        for (int t = 0; t < tokens; t += lanes, row += lanes * strip.x_stride) {
+          hide(row);
+          add_group<type, lanes>(codes, scale, pairs, minimum, x, row, strip.x_stride, total + t);
+        }
       }
       x.skip(1);
     }
-    if constexpr (layout.whole()) {
-      const __m512 block_scale = block.block_scale();
+#pragma GCC unroll 2
+    for (int i = 0; i < tiles; ++i) {
+      if constexpr (layout.whole()) {
+        const __m512 block_scale = block[i].block_scale();
 #pragma GCC unroll 16
-      for (int t = 0; t < tokens; ++t) sums[t] = _mm512_fmadd_ps(of_block[t], block_scale, sums[t]);
-    }
-    if constexpr (layout.scales == ScaleKind::unsigned_byte) {
-      const __m512i minima[2] = {load(block.byte_minima()), load(block.byte_minima() + 64)};
-      const __m512 block_minimum = block.block_minimum();
+        for (int t = 0; t < tokens; ++t) sums[i][t] = _mm512_fmadd_ps(of_block[i][t], block_scale, sums[i][t]);
+      }
+      if constexpr (layout.scales == ScaleKind::unsigned_byte) {
+        const __m512i minima[2] = {load(block[i].byte_minima()), load(block[i].byte_minima() + 64)};
+        const __m512 block_minimum = block[i].block_minimum();
 #pragma GCC unroll 16
-      for (int t = 0; t < tokens; ++t)
-        sums[t] = add_minima(sums[t], minima, block_minimum, group_sums + t * strip.x_stride);
-      group_sums += sizeof(GroupSums);
+        for (int t = 0; t < tokens; ++t)
+          sums[i][t] = add_minima(sums[i][t], minima, block_minimum, group_sums + t * strip.x_stride);
+      }
+      block[i].at += layout.bytes();
     }
+    if constexpr (layout.scales == ScaleKind::unsigned_byte) group_sums += sizeof(GroupSums);
   }
-  store_sums<tokens>(strip, sums);
+#pragma GCC unroll 2
+  for (int i = 0; i < tiles; ++i)
+    store_sums<tokens>(strip.y + i * kTileRows, strip.y_stride, i + 1 < tiles ? kTileRows : strip.rows, sums[i]);
 }
 
 template <Type type>
@@ -285,34 +307,41 @@ void panel_strip(const Strip& strip) {
                                       strip.blocks * kBlockWords<type>, strip.rows, PanelOfStrip{strip});
 }
 
-template <Type type, int tokens>
+template <Type type, int tokens, int tiles>
 void float_strip(const Strip& strip) {
   constexpr int vectors = 8;  // weights held in registers
-  constexpr int lanes = lanes_of(tokens);
-  __m512 sums[tokens];
+  constexpr int lanes = lanes_of(tokens), bytes = vectors * kVectorBytes<type>;
+  __m512 sums[tiles][tokens];
+#pragma GCC unroll 2
+  for (int i = 0; i < tiles; ++i)
 #pragma GCC unroll 16
-  for (int t = 0; t < tokens; ++t) sums[t] = _mm512_setzero_ps();
-  const uint8_t* tile = strip.tile;
-  const uint8_t* x = strip.x;
-  for (int64_t left = strip.blocks * kBlockWords<type>; left > 0; left -= vectors) {
-    __m512i weights[vectors];
+    for (int t = 0; t < tokens; ++t) sums[i][t] = _mm512_setzero_ps();
+  const uint8_t *tile = strip.tile, *x = strip.x, *end = tile + strip.blocks * kBlockWords<type> * kVectorBytes<type>;
+  for (; tile < end; tile += bytes, x += vectors * 4) {
+    const int64_t past = end - tile > kNear ? 0 : (tiles - 1) * strip.tile_bytes;
+#pragma GCC unroll 2
+    for (int i = 0; i < tiles; ++i) {
+      const uint8_t* const at = tile + i * strip.tile_bytes;
+      __m512i weights[vectors];
 #pragma GCC unroll 8
-    for (int v = 0; v < vectors; ++v) weights[v] = read_column<type>(tile, v);
-    fetch<type, tokens>(tile, vectors * kVectorBytes<type> / 64);
-    int64_t row = 0;
+      for (int v = 0; v < vectors; ++v) weights[v] = read_column<type>(at, v);
+      fetch<type, tokens>(at, bytes / 64, past);
+      int64_t row = 0;
 #pragma GCC unroll 16
-    for (int t = 0; t < tokens; t += lanes, row += lanes * strip.x_stride) {
-      hide(row);
+      for (int t = 0; t < tokens; t += lanes, row += lanes * strip.x_stride) {
+        hide(row);
 #pragma GCC unroll 8
-      for (int v = 0; v < vectors; ++v)
+        for (int v = 0; v < vectors; ++v)
 #pragma GCC unroll 4
-        for (int l = 0; l < lanes; ++l)
-          sums[t + l] = multiply_add<type>(sums[t + l], weights[v], broadcast32(x + row + l * strip.x_stride + 4 * v));
+          for (int l = 0; l < lanes; ++l)
+            sums[i][t + l] =
+                multiply_add<type>(sums[i][t + l], weights[v], broadcast32(x + row + l * strip.x_stride + 4 * v));
+      }
     }
-    tile += vectors * kVectorBytes<type>;
-    x += vectors * 4;
   }
-  store_sums<tokens>(strip, sums);
+#pragma GCC unroll 2
+  for (int i = 0; i < tiles; ++i)
+    store_sums<tokens>(strip.y + i * kTileRows, strip.y_stride, i + 1 < tiles ? kTileRows : strip.rows, sums[i]);
 }
 
 template <Type type>
@@ -321,22 +350,25 @@ struct Product {
   static constexpr BlockLayout layout = layout_of(type);
   static constexpr int kBlockColumns = layout.columns ? layout.columns : kFloatColumnPad;
 
-  template <int tokens>
+  template <int tokens, int tiles = 1>
   static constexpr StripFunction of() {
-    if constexpr (layout.columns > 0) return {tokens, 1, block_strip<form_of(type), tokens>};
-    else return {tokens, 1, float_strip<type, tokens>};
+    if constexpr (layout.columns > 0) return {tokens, tiles, block_strip<form_of(type), tokens, tiles>};
+    else return {tokens, tiles, float_strip<type, tokens, tiles>};
   }
 
   static StripFunction strip(int64_t tokens, int64_t tiles) {
     static constexpr StripFunction sizes[9] = {{},      of<1>(), of<2>(), of<3>(), of<4>(),
-                                               of<4>(), of<6>(), of<6>(), of<8>()};
+                                               of<4>(), of<6>(), of<6>(), of<8>()},
+                                   pairs[9] = {{},         of<1, 2>(), of<2, 2>(), of<3, 2>(), of<4, 2>(),
+                                               of<4, 2>(), of<6, 2>(), of<6, 2>(), of<8, 2>()};
     if constexpr (layout.columns == 0) {
-      if (tokens < kPanelTokens) return sizes[tokens];
+      if (tokens < kPanelTokens) return (weights_fetched && tiles > 1 ? pairs : sizes)[tokens];
       if (tiles == 2 || tiles == kPanelTiles + 1)
         return {kPanelTokens, 2, panel_strip<type, 2>};  // four are two and two
       return tiles < kPanelTiles ? StripFunction{kPanelTokens, 1, panel_strip<type, 1>}
                                  : StripFunction{kPanelTokens, kPanelTiles, panel_strip<type, kPanelTiles>};
     }
+    if (weights_fetched && tiles > 1 && tokens < 12) return pairs[tokens < 8 ? tokens : 8];
     if (tokens >= 16) return of<16>();
     return tokens >= 12 ? of<12>() : sizes[tokens < 8 ? tokens : 8];
   }

@@ -130,7 +130,8 @@ void block_strip(const Strip& strip) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = layout.parts();  // scales within 32 columns
   Rows sums[kMaxTokens] = {};
-  ExpandedBlocks<type> expanded(strip.tile, strip.expand, strip.block_bytes);
+  ExpandedBlocks<type> expanded;
+  expanded.begin(strip.tile, strip.expand, strip.block_bytes);
   for (int64_t b = 0; b < strip.blocks; ++b) {
     const uint8_t* block = strip.tile + b * layout.bytes();
     if constexpr (expanded.used) block = expanded.template next<kMaxTokens>();

@@ -219,7 +219,8 @@ void block_strip(const Strip& strip) {
   const uint8_t* at = strip.tile;
   Columns x = Columns::of(strip.x, strip.padded);
   const uint8_t* group_sums = strip.x + ActivationRow::group_sums(strip.padded);
-  ExpandedBlocks<type> expanded(strip.tile, strip.expand, strip.block_bytes);
+  ExpandedBlocks<type> expanded;
+  expanded.begin(strip.tile, strip.expand, strip.block_bytes);
   for (int64_t b = 0; b < strip.blocks; ++b, at += layout.bytes()) {
     if constexpr (expanded.used) at = expanded.template next<tokens>();
     float32x4_t of_block[tokens][kQuarters];

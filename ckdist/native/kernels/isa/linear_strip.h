@@ -66,21 +66,21 @@ constexpr int sums_shift() {
 constexpr int64_t kTileBlockBytes =
     384 << 10;  // of tiles that stay in the L2 cache while all tokens pass by, a few at a time in the L1
 constexpr int64_t kRowsBytes = 512 << 10;  // of activations that stay there beside them
-// Fetches a tile ahead of use. On AMD's CPUs the hardware does that better than instructions for one or two tokens (by
-// a fifth for whole bytes), unless scales stand per 16 columns. With more rows of activations beside the tile it loses
-// track; then what is far ahead is brought to the L2 cache, as bringing it to the L1 cache holds up the loads (half the
-// speed at eight tokens of whole bytes). On Intel's CPUs the hardware always does worse; codes of two or three bits are
-// bound by arithmetic there, and wanted in the L1 cache.
+// Fetches a tile ahead of use; `past`: bytes in between that are not read next. On AMD's CPUs the hardware does that
+// better than instructions for one or two tokens (by a fifth for whole bytes), unless scales stand per 16 columns. With
+// more rows of activations beside the tile it loses track; then what is far ahead is brought to the L2 cache, as
+// bringing it to the L1 cache holds up the loads (half the speed at eight tokens of whole bytes). Codes of two or three
+// bits are bound by arithmetic, and wanted in the L1 cache.
 template <Type type, int tokens>
-inline void fetch(const uint8_t* at, int lines) {
-  constexpr int near = 6 << 10, far = 16 << 10;
+[[gnu::always_inline]] inline void fetch(const uint8_t* at, int lines, int64_t past = 0) {
+  constexpr int far = 16 << 10, nearer = 6 << 10;
   constexpr bool scaled_often = layout_of(type).group < kGroupColumns,
                  bound_by_memory = !scaled_often || layout_of(type).low_bits > 3;
   if (tokens > 2 || (weights_fetched && bound_by_memory)) {
-    at += weights_fetched ? near : far;
-    for (int line = 0; line < lines; ++line) __builtin_prefetch(at + 64 * line, 0, 2);
+    fetch_lines(at + (weights_fetched ? kNear + past : far), lines);
   } else if (scaled_often) {
-    for (int line = 0; line < lines; ++line) __builtin_prefetch(at + near + 64 * line);
+    at += past + (weights_fetched ? kNear : nearer);
+    for (int line = 0; line < lines; ++line) __builtin_prefetch(at + 64 * line);
   }
 }
 
@@ -93,15 +93,16 @@ struct ExpandedBlocks {
   int bytes;
   alignas(64) uint8_t block[used ? layout_of(type).bytes() : 64];
 
-  ExpandedBlocks(const uint8_t* tile, ExpandBlock expand_block, int block_bytes)
-      : at(tile), expand(expand_block), bytes(block_bytes) {}
+  void begin(const uint8_t* tile, ExpandBlock expand_block, int block_bytes) {
+    at = tile, expand = expand_block, bytes = block_bytes;
+  }
 
   template <int tokens>
-  const uint8_t* next() {
+  const uint8_t* next(int64_t past = 0) {
     const uint8_t* const packed = at;
     at += bytes;
     if (!expand) return packed;
-    fetch<type, tokens>(packed, bytes / 64);
+    fetch<type, tokens>(packed, bytes / 64, past);
     expand(packed, block);
     return block;
   }
