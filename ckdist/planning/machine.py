@@ -16,6 +16,7 @@ from ckdist.comm.thresholds import cache_folder
 from ckdist.comm.transports.link import Link
 from ckdist.errors import ConfigError
 from ckdist.text_file import read_text_file
+from ckdist.topology.bandwidth import METHOD
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -238,7 +239,7 @@ def machine_named(name: str) -> MachineSpec:
 def kept_path() -> pathlib.Path | None:
     """Where what was measured of this machine is kept; None where a user has no home."""
     try:
-        return cache_folder() / "machine.toml"
+        return cache_folder() / f"machine-{METHOD}.toml"
     except RuntimeError:
         return None
 

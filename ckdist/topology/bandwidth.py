@@ -23,6 +23,7 @@ READ_BYTES = 256 << 20  # per thread; far beyond most caches
 LEAST_READ, MOST_READ = 128 << 20, 2 << 30  # bytes of one measurement
 REPEATS = 3
 PASSES = 8  # of what is kept: the best counts, so that a moment of quiet is enough
+METHOD = 2  # of measuring machines: what was kept with another one counts no more
 TRIES = 3  # starts that measure while other work takes their cores: then the best of these is kept
 
 
@@ -69,7 +70,7 @@ def rank_bandwidths(world: World, placement: Placement, threads: int) -> list[fl
     None for a rank whose threads have no CPUs of their own, or that has no room to measure.
     """
     where = world.gather([machine_name(world.hosts[world.rank]), list(placement.cpus), list(placement.memory)])
-    key = json.dumps([this_machine().model, world.rank, threads, where])
+    key = json.dumps([METHOD, this_machine().model, world.rank, threads, where])
     best, tries = _kept(key)
     known = world.gather(None if tries else best)
     if None not in known or not all(cpus for _, cpus, _ in where):

@@ -17,6 +17,7 @@ class Shares {
         std::max<int64_t>((bytes - first_ * threads) / (threads * (few_tokens ? 8 : 2)), few_tokens ? kSmallBytes : 1);
   }
 
+  int64_t first() const { return first_; }  // bytes of a thread's own piece
   int64_t pieces() const { return threads_ + (bytes_ - first_ * threads_ + rest_ - 1) / rest_; }
   int64_t begin(int64_t piece) const {
     return piece < threads_ ? piece * first_ : std::min(first_ * threads_ + (piece - threads_) * rest_, bytes_);
@@ -26,5 +27,14 @@ class Shares {
   static constexpr int64_t kSmallBytes = 64 << 10;
   int64_t threads_, bytes_, first_, rest_;
 };
+
+// The boundary of a matrix's tiles that is nearest to byte `at`, where it is cut into pieces of about so many bytes.
+// Products read two tiles at once: a piece of several has whole pairs of them.
+inline int64_t cut(int64_t at, int64_t tile_bytes, int64_t tiles, int64_t piece) {
+  constexpr int64_t several = 8;
+  if (tile_bytes == 0) return 0;
+  const int64_t unit = piece < several * tile_bytes ? 1 : 2, bytes = unit * tile_bytes;
+  return std::clamp<int64_t>((at + bytes / 2) / bytes * unit, 0, tiles);
+}
 
 }  // namespace ckdist

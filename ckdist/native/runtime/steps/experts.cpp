@@ -89,13 +89,12 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
       few = n <= Inference::kFewRows;
       group();
       if (thread == 0) r.count_experts(bytes_read());
-      each_piece(up_cost(), 0, [&](int64_t from, int64_t to) { multiply_up(from, to); });
+      each_piece(up_cost(), 0, [&](int64_t from, int64_t to, int64_t piece) { multiply_up(from, to, piece); });
       const int64_t tiles = down_tiles();
       if (down_cost() > 0)
-        each_piece(down_cost() * tiles, 1, [&](int64_t from, int64_t to) {
+        each_piece(down_cost() * tiles, 1, [&](int64_t from, int64_t to, int64_t piece) {
           const int64_t cost = down_cost();
-          const auto at = [&](int64_t x) { return std::clamp<int64_t>((x + cost / 2) / cost, 0, tiles); };
-          multiply_down({at(from), at(to)});
+          multiply_down({cut(from, cost, tiles, piece), cut(to, cost, tiles, piece)});
         });
       else clear();
     }
@@ -149,14 +148,14 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     }
   }
 
-  // work(from, to) for the pieces of a phase that this thread takes.
+  // work(from, to, bytes of a piece) for the pieces of a phase that this thread takes.
   template <class Work>
   void each_piece(int64_t cost, int phase, Work&& work) {
     const Shares shares(cost, r.active(), few);
     if (cost == 0) return;
     for (int64_t piece = thread; piece < shares.pieces();
          piece = r.active() + (phase == 0 ? r.next_item(index) : int64_t(r.counter(0).add(number, 1))))
-      work(shares.begin(piece), shares.begin(piece + 1));
+      work(shares.begin(piece), shares.begin(piece + 1), shares.first());
   }
 
   const Set& set_of(const ExpertRows& g) const { return step.sets[g.set]; }
@@ -199,8 +198,8 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
   }
   int64_t down_tiles() const { return (r.value(step.out).width + kTileRows - 1) / kTileRows; }
 
-  // Gate and up of the tiles whose middle lies in [from, to) of the experts' costs laid end to end.
-  void multiply_up(int64_t from, int64_t to) {
+  // Gate and up of the tiles that [from, to) of the experts' costs laid end to end stands for.
+  void multiply_up(int64_t from, int64_t to, int64_t piece) {
     int64_t offset = 0;
     for (int64_t i = 0; i < *grouping.count && offset < to; i++) {
       const ExpertRows& g = grouping.groups[i];
@@ -208,10 +207,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
       int64_t column = 0, done = 0, total = 0;
       for (int s = 0; s < set.gate.count; s++) {
         const int64_t cost = up_tile_cost(g, s), tiles = tiles_each(set, set.gate.first + s);
-        const auto at = [&](int64_t x) {
-          return cost ? std::clamp<int64_t>((x - offset + cost / 2) / cost, 0, tiles) : 0;
-        };
-        const Range part = {at(from), at(to)};
+        const Range part = {cut(from - offset, cost, tiles, piece), cut(to - offset, cost, tiles, piece)};
         if (part.begin < part.end) join(g, s, column, part);
         done += part.end - part.begin, total += tiles;
         offset += cost * tiles;

@@ -30,13 +30,13 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
       if (n >= Inference::kThreadRows * r.active() && !r.packing) {  // else every thread would pack all weights
         const int64_t pieces = std::max((bytes + kPieceBytes - 1) / kPieceBytes, kLeastPieces);
         r.for_each_item(thread, index, pieces * r.active(), [&](int64_t item) {
-          multiply_bytes(bytes * (item % pieces) / pieces, bytes * (item % pieces + 1) / pieces,
+          multiply_bytes(bytes * (item % pieces) / pieces, bytes * (item % pieces + 1) / pieces, bytes / pieces,
                          r.rows_of(int(item / pieces), n));
         });
       } else {
         const Shares shares(bytes, r.active(), n <= Inference::kFewRows);
         for (int64_t piece = thread; piece < shares.pieces(); piece = r.active() + r.next_item(index))
-          multiply_bytes(shares.begin(piece), shares.begin(piece + 1), {0, n});
+          multiply_bytes(shares.begin(piece), shares.begin(piece + 1), shares.first(), {0, n});
       }
     }
     if (bytes == 0) clear(n);
@@ -63,11 +63,12 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     return bytes;
   }
 
-  // Calls visit(m, s, column, first tile, end) for the tiles of shards whose middle lies in bytes [from, to) of a
-  // step's matrices laid end to end; those of a gated step lie tile beside tile, and so do shards that are summed.
-  // `column`: the rows of the shards before.
+  // Calls visit(m, s, column, first tile, end) for the tiles of shards that bytes [from, to) of a step's matrices laid
+  // end to end stand for, cut into pieces of about `piece` bytes; those of a gated step lie tile beside tile, and so do
+  // shards that are summed. `column`: the rows of the shards before.
   template <class Visit>
-  static void each_range(const Inference& r, const Fields& step, int64_t from, int64_t to, Visit&& visit) {
+  static void each_range(const Inference& r, const Fields& step, int64_t from, int64_t to, int64_t piece,
+                         Visit&& visit) {
     const bool gated = step.gate != ckdist_gate_none;
     int64_t offset = 0;
     for (int m = 0; m < (gated ? 1 : step.count); m++) {
@@ -79,10 +80,9 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
         if (gated) tile_bytes += r.matrix(step.products[1].weight.first + s).tile_bytes;
         for (int more = 1; step.summed && more < shards.count; more++)
           tile_bytes += r.matrix(shards.first + more).tile_bytes;
-        const auto boundary = [&](int64_t at) {
-          return tile_bytes ? std::clamp<int64_t>((at - offset + tile_bytes / 2) / tile_bytes, 0, w.tile_count()) : 0;
-        };
-        if (boundary(from) < boundary(to)) visit(m, s, column, boundary(from), boundary(to));
+        const int64_t begin = cut(from - offset, tile_bytes, w.tile_count(), piece),
+                      end = cut(to - offset, tile_bytes, w.tile_count(), piece);
+        if (begin < end) visit(m, s, column, begin, end);
         offset += tile_bytes * w.tile_count();
         column += w.rows;
       }
@@ -96,7 +96,7 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     const int64_t bytes = weight_bytes(r, step);
     if (bytes == 0) return;  // nothing of these matrices is this rank's
     const Shares shares(bytes, r.active(), true);
-    each_range(r, step, shares.begin(thread), shares.begin(thread + 1),
+    each_range(r, step, shares.begin(thread), shares.begin(thread + 1), shares.first(),
                [&](int m, int s, int64_t, int64_t begin, int64_t end) {
                  if (ahead.at != nullptr) return;
                  const Weight& weight = r.weight(step.products[m].weight.first + s);
@@ -110,8 +110,8 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
                });
   }
 
-  void multiply_bytes(int64_t from, int64_t to, Range rows) {
-    each_range(r, step, from, to, [&](int m, int s, int64_t column, int64_t begin, int64_t end) {
+  void multiply_bytes(int64_t from, int64_t to, int64_t piece, Range rows) {
+    each_range(r, step, from, to, piece, [&](int m, int s, int64_t column, int64_t begin, int64_t end) {
       if (step.summed) multiply_summed(step.products[m], {begin, end}, rows);
       else if (step.gate != ckdist_gate_none) multiply_gated(s, column, {begin, end}, rows);
       else multiply(step.products[m], s, column, {begin, end}, rows);
