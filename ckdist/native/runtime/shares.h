@@ -28,9 +28,9 @@ class Shares {
   int64_t threads_, bytes_, first_, rest_;
 };
 
-// The boundary of a matrix's tiles that is nearest to byte `at`, where it is cut into pieces of about so many bytes.
-// Products read two tiles at once: a piece of several has whole pairs of them.
-inline int64_t cut(int64_t at, int64_t tile_bytes, int64_t tiles, int64_t piece) {
+// The boundary of a matrix's tiles that is nearest to byte `at`, where it is divided into pieces of about so many
+// bytes. Products read two tiles at once: a piece of several has whole pairs of them.
+inline int64_t boundary(int64_t at, int64_t tile_bytes, int64_t tiles, int64_t piece) {
   constexpr int64_t several = 8;
   if (tile_bytes == 0) return 0;
   const int64_t unit = piece < several * tile_bytes ? 1 : 2, bytes = unit * tile_bytes;

@@ -94,7 +94,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
       if (down_cost() > 0)
         each_piece(down_cost() * tiles, 1, [&](int64_t from, int64_t to, int64_t piece) {
           const int64_t cost = down_cost();
-          multiply_down({cut(from, cost, tiles, piece), cut(to, cost, tiles, piece)});
+          multiply_down({boundary(from, cost, tiles, piece), boundary(to, cost, tiles, piece)});
         });
       else clear();
     }
@@ -207,7 +207,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
       int64_t column = 0, done = 0, total = 0;
       for (int s = 0; s < set.gate.count; s++) {
         const int64_t cost = up_tile_cost(g, s), tiles = tiles_each(set, set.gate.first + s);
-        const Range part = {cut(from - offset, cost, tiles, piece), cut(to - offset, cost, tiles, piece)};
+        const Range part = {boundary(from - offset, cost, tiles, piece), boundary(to - offset, cost, tiles, piece)};
         if (part.begin < part.end) join(g, s, column, part);
         done += part.end - part.begin, total += tiles;
         offset += cost * tiles;

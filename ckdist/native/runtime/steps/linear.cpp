@@ -64,8 +64,8 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
   }
 
   // Calls visit(m, s, column, first tile, end) for the tiles of shards that bytes [from, to) of a step's matrices laid
-  // end to end stand for, cut into pieces of about `piece` bytes; those of a gated step lie tile beside tile, and so do
-  // shards that are summed. `column`: the rows of the shards before.
+  // end to end stand for, divided into pieces of about `piece` bytes; those of a gated step lie tile beside tile, and
+  // so do shards that are summed. `column`: the rows of the shards before.
   template <class Visit>
   static void each_range(const Inference& r, const Fields& step, int64_t from, int64_t to, int64_t piece,
                          Visit&& visit) {
@@ -80,8 +80,8 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
         if (gated) tile_bytes += r.matrix(step.products[1].weight.first + s).tile_bytes;
         for (int more = 1; step.summed && more < shards.count; more++)
           tile_bytes += r.matrix(shards.first + more).tile_bytes;
-        const int64_t begin = cut(from - offset, tile_bytes, w.tile_count(), piece),
-                      end = cut(to - offset, tile_bytes, w.tile_count(), piece);
+        const int64_t begin = boundary(from - offset, tile_bytes, w.tile_count(), piece),
+                      end = boundary(to - offset, tile_bytes, w.tile_count(), piece);
         if (begin < end) visit(m, s, column, begin, end);
         offset += tile_bytes * w.tile_count();
         column += w.rows;
