@@ -53,10 +53,10 @@ ALONE, BEHIND, TOGETHER = StepShape.decode(1, SHORT), StepShape.decode(1, LONG),
 PROMPTED, PIECE = StepShape.prompt(MANY), StepShape.prompt(SOME)
 SHAPES = ALONE, BEHIND, TOGETHER, PIECE, PROMPTED
 TURNS = 3
-PASSES = 12  # of solving for two figures that depend on one another
 MOST_FACTOR = 4.0  # that products in steps are faster or slower than alone
-LEAST_LOSS, MOST_LOSS = 0.05, 2.0
-MOST_LAYERS, CACHES = 16, 1.0  # so many times the machine's caches the weights have at least
+LOSSES = tuple(math.exp(x) for x in np.linspace(math.log(0.02), math.log(2.0), 48))
+MOST_LAYERS, CACHES = 16, 1.0  # so many times the machine's caches the weights of bfloat16 have at least
+EVICTED = 2.0  # so many times their size is read before a decoded token
 
 IN_MEMORY, ROOM = pathlib.Path("/dev/shm"), 2 << 30  # noqa: S108, a file system in memory; bytes that it has free
 
@@ -137,19 +137,27 @@ def calibrated(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
     """The machine with what whole steps reach of its bandwidth, products, attention and elementwise rate."""
     plain, latent, rates = found["plain"], found["latent"], (1e7, 1e13)
     spec = plain.solved(spec, "elementwise", (1e6, 1e11), PROMPTED, OTHERS)
-    for _ in range(PASSES):
-        spec = plain.solved(spec, _reading, (spec.bandwidth / 20, spec.bandwidth * 20), ALONE, PRODUCT)
-        losses = [
-            found[name].solved(spec, "overlap_loss", (LEAST_LOSS, MOST_LOSS), ALONE, PRODUCT).overlap_loss
-            for name in BYTE_TYPES
-        ]
-        spec = dataclasses.replace(spec, overlap_loss=statistics.mean(losses))
-    spec = _with_products(spec, found)
+    spec = _with_products(_with_reading(spec, found), found)
     spec = plain.solved(spec, "attention", rates, PROMPTED, ATTENTION)
     spec = plain.solved(spec, "attention_one", rates, BEHIND, ATTENTION)
     spec = latent.solved(spec, "latent", rates, PROMPTED, ATTENTION)
     spec = latent.solved(spec, "latent_one", rates, BEHIND, ATTENTION)
     return latent.solved(spec, "achieved_heads", (0.02, 4.0), PROMPTED, HEADS)
+
+
+def _with_reading(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
+    """The machine with the rate at which weights are read in steps, and the part of computing that reading does not
+    hide: that for which types of weights agree best about the rate.
+    """
+    bounds = spec.bandwidth / 20, spec.bandwidth * 20
+    best, least = spec, math.inf
+    for loss in LOSSES:
+        lossy = dataclasses.replace(spec, overlap_loss=loss)
+        solved = [found[name].solved(lossy, _reading, bounds, ALONE, PRODUCT) for name in ("plain", *BYTE_TYPES)]
+        rates = [math.log(one.bandwidth * one.achieved_bandwidth) for one in solved]
+        if (spread := statistics.pstdev(rates)) < least:
+            best, least = _reading(lossy, math.exp(statistics.mean(rates))), spread
+    return best
 
 
 def _reading(spec: MachineSpec, rate: float) -> MachineSpec:
@@ -186,12 +194,17 @@ def _with_products(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineS
 
 def _layers(spec: MachineSpec) -> int:
     """So many that the weights do not stay in caches, as far as memory allows."""
-    machine = this_machine()
-    caches = len({cpu.l3 for cpu in machine.cpus}) * machine.l3_bytes
     each = 2 * sum(math.prod(shape) for name, shape in _shapes(DENSE).items() if ".layers.0." in name)
     room = native.lib.ckdist_available_memory() / 16
     least = int(DENSE["num_hidden_layers"])
-    return max(least, min(MOST_LAYERS, int(min(CACHES * caches, room, spec.memory / 16) / each)))
+    return max(least, min(MOST_LAYERS, int(min(CACHES * _caches(), room, spec.memory / 16) / each)))
+
+
+def _caches() -> int:
+    """Bytes of the machine's last caches, as far as memory has room for what is to leave them."""
+    machine = this_machine()
+    caches = len({cpu.l3 for cpu in machine.cpus}) * machine.l3_bytes
+    return min(caches, native.lib.ckdist_available_memory() // 16)
 
 
 def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
@@ -234,7 +247,7 @@ def _measured(spec: MachineSpec, folder: pathlib.Path, quantize: str | None, wor
         if world.rank:
             model.executable.work()
             return None
-        steps = TracedSteps(model)
+        steps = TracedSteps(model, int(EVICTED * _caches()))
         times = {shape: steps.measured(shape, TURNS) for shape in SHAPES}
     finally:
         model.close()
