@@ -1,5 +1,6 @@
 """`--layout auto` over two hosts whose link is limited: stages where it is slow, tensors where it is not."""
 
+import math
 import re
 import shutil
 
@@ -19,15 +20,25 @@ def hosts():
         yield hosts
 
 
-@pytest.mark.parametrize("megabits, most_megabytes, stages", [(100, 14, 2), (10000, 10000, 1)])
-def test_the_link_chooses(hosts, megabits, most_megabytes, stages):
-    """All ranks alike, by the link as it was measured. Between the two a machine's own speed decides."""
+PREDICTED = (
+    r"rank \d chose (\d) stages: .*predicted ([\d.]+) against ([\d.]+) ms for a token of one sequence, ([\d.]+) "
+    r"against ([\d.]+) ms of 8 sequences, ([\d.]+) against ([\d.]+) s for a prompt.* (\d+) MB/s"
+)
+
+
+@pytest.mark.parametrize("megabits, most_megabytes", [(100, 14), (10000, 10000)])
+def test_the_link_chooses(hosts, megabits, most_megabytes):
+    """All ranks alike, what is predicted to be faster by the link as it was measured. A slow one takes stages; with a
+    fast one a message's latency decides, which other work on this machine makes longer.
+    """
     hosts.limit_link(megabits)
     output = start(hosts, "torchrun", 1, "tests/support/programs/layout.py")
     assert not any(output.wait(90)), output.text()
-    found = re.findall(r"rank \d chose (\d) stages: .*predicted .* ms for a token of one .* (\d+) MB/s", output.text())
-    assert len(found) == 2 and {int(count) for count, _ in found} == {stages}, output.text()
-    assert all(0 < int(megabytes) <= most_megabytes for _, megabytes in found), output.text()
+    found = [[float(number) for number in line] for line in re.findall(PREDICTED, output.text())]
+    assert len(found) == 2 and found[0] == found[1], output.text()
+    stages, *times, megabytes = found[0]
+    assert math.prod(times[::2]) <= math.prod(times[1::2]) * 1.05, output.text()  # of numbers with three digits
+    assert (stages == 2 or megabits > 100) and 0 < megabytes <= most_megabytes, output.text()
 
 
 def test_a_model_is_served_in_the_layout_that_was_chosen(hosts):

@@ -201,6 +201,7 @@ def test_answers_have_timings_and_a_fingerprint(http, engine, path, body):
         and set(with_usage[-1]["timings"]) == TIMINGS
         and "timings" not in with_usage[-2]
     )
+    engine.delay = 0.2  # tokens that wait for one another come in one chunk
     always = events(
         http,
         path,
