@@ -25,8 +25,8 @@ class TracedSteps:
     """Rank 0's steps of a model."""
 
     def __init__(self, model: Model, caches: int = 0) -> None:
-        """`caches`: bytes that are read before every decoded token, so that its weights come from memory, as those of
-        larger models do.
+        """`caches`: bytes that the first thread reads before every decoded token, so that its weights come from memory,
+        as those of larger models do. Where cores do not share their last cache, only its own loses them.
         """
         self._others = np.ones(caches // 8, np.int64)  # what is read
         out = native.ffi.new("struct ckdist_trace **")
