@@ -168,6 +168,9 @@ class Engine:
         """Frees what a sequence that ended held."""
         self.scheduler.remove(sequence)
         del self._sequences[sequence.id]
+        state = sequence.sampling_state
+        if state is not None and state.constraint is not None and self.grammars is not None:
+            self.grammars.leave(state.constraint)
 
     def step(self) -> list[Output]:
         """Issues as many batches as may be under way, and gives what the oldest one brings.
@@ -240,7 +243,7 @@ class Engine:
         """Ends the sequences whose grammars turn out to be wrong."""
         outputs, waiting = [], []
         for sequence in self._compiling:
-            compiled = _constraint(sequence).compiled
+            compiled = _constraint(sequence).compiled.future
             if sequence.state is State.FINISHED:
                 continue
             if not compiled.done():
