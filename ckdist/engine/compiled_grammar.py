@@ -11,7 +11,7 @@ class CompiledGrammar:
     """`text`: what was compiled. `future`: the matcher at the grammar's beginning; sequences follow copies of it.
 
     The copies share the states of one lexer, which are made as texts need them. So what a grammar keeps grows with
-    `seconds`, the CPU time that compiling and following it have taken. `is_stuck`: a thread was left behind with a
+    `seconds`, the CPU time that compiling and following it have taken; `compiling_seconds` is the first part. `is_stuck`: a thread was left behind with a
     copy, and with the lock of the shared states; no copy may be asked any more.
     """
 
@@ -20,5 +20,5 @@ class CompiledGrammar:
     def __init__(self, text: str) -> None:
         """`future` is to be set by who has it compiled."""
         self.text = text
-        self.seconds = 0.0
+        self.seconds = self.compiling_seconds = 0.0
         self.is_stuck = False

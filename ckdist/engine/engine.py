@@ -16,7 +16,7 @@ from ckdist.engine.batch_builder import BatchBuilder
 from ckdist.engine.block_pool import BlockPool
 from ckdist.engine.constraint import Constraint
 from ckdist.engine.dry_breakers import DryBreakers
-from ckdist.engine.grammars import Grammars, Masks
+from ckdist.engine.grammars import Grammars, GrammarsBusy, Masks
 from ckdist.engine.histogram import Histogram
 from ckdist.engine.output import Output
 from ckdist.engine.output_processor import OutputProcessor
@@ -249,7 +249,8 @@ class Engine:
             if not compiled.done():
                 waiting.append(sequence)
             elif (error := compiled.exception()) is not None:
-                outputs.append(self.outputs.failed(sequence, str(error), 400))
+                status = 429 if isinstance(error, GrammarsBusy) else 400
+                outputs.append(self.outputs.failed(sequence, str(error), status))
         self._compiling = waiting
         return outputs
 

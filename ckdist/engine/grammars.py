@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import numpy as np
 
@@ -28,12 +30,17 @@ if TYPE_CHECKING:  # most processes meet no grammar, and llguidance takes a whil
 
 MAX_KEPT = 64  # compiled grammars
 MAX_KEPT_TEXT = 2 << 20  # characters of these; a compiled grammar takes up to 200 bytes for each
-# CPU time that compiling and following those that are kept have taken. What a grammar keeps grows with it: hostile ones
-# up to 100 MB a second, by tests/fuzz/test_hostile_grammars.py.
-MAX_KEPT_SECONDS = 2.0
+# Memory is bounded by CPU time, with which it grows: by up to 300 MB a second, of those in
+# tests/support/hostile_grammars.py.
+MAX_KEPT_SECONDS = 0.5  # that compiling and following have taken, of grammars that are kept
+MAX_COMPILING_SECONDS = 1.0  # that compiling has taken, of those that are kept or that sequences have
 MASK_SECONDS = 0.1  # of CPU time for one mask, which takes microseconds
 
 _FIELD = "grammar"
+
+
+class GrammarsBusy(RequestError):  # noqa: N818, a state and no fault
+    """Grammars that are in use leave no room for another one; it may be sent again later (HTTP 429)."""
 
 
 class Grammars:
@@ -46,6 +53,8 @@ class Grammars:
         self._tokenizer = tokenizer
         self.vocab_size = min(vocab_size, tokenizer.vocab_size)  # an embedding may have more rows
         self._kept: OrderedDict[str, CompiledGrammar] = OrderedDict()
+        self._alive: WeakSet[CompiledGrammar] = WeakSet()  # kept, or of a sequence that has not ended
+        self._alive_lock = Lock()
         self._compiler: GrammarCompiler | None = None
         self._compiling = ThreadPoolExecutor(1, "ckdist-grammars")
         self._masking = SideThread("ckdist-masks", MASK_SECONDS)
@@ -68,16 +77,20 @@ class Grammars:
         if found is None:
             self._make_room(1, len(grammar))
             found = self._kept[grammar] = CompiledGrammar(grammar)
+            with self._alive_lock:
+                self._alive.add(found)
             found.future = self._compiling.submit(self._compile, found)
         self._kept.move_to_end(grammar)
         return found
 
     def leave(self, constraint: Constraint) -> None:
-        """A sequence has ended. Its grammar is forgotten where it could not be followed; the oldest are where all have
-        taken too much time.
+        """A sequence has ended. Its grammar is forgotten where it could not be followed, or there was no room for it; the
+        oldest are where all have taken too much time.
         """
         compiled = constraint.compiled
-        if constraint.error is not None and self._kept.get(compiled.text) is compiled:
+        done = compiled.future.done()
+        failed = constraint.error is not None or (done and isinstance(compiled.future.exception(), GrammarsBusy))
+        if failed and self._kept.get(compiled.text) is compiled:
             del self._kept[compiled.text]
         self._make_room(0, 0)
 
@@ -121,12 +134,21 @@ class Grammars:
             self._compiler = GrammarCompiler(self._tokenizer, self.vocab_size)
         return self._compiler
 
+    def _compiling_seconds(self) -> float:
+        """Of all grammars that take memory."""
+        with self._alive_lock:
+            return sum(found.compiling_seconds for found in self._alive)
+
     def _compile(self, grammar: CompiledGrammar) -> "LLMatcher":
-        compiler, begin = self._prepared(), time.thread_time()
-        try:
-            return compiler.compile(grammar.text)
-        finally:
-            grammar.seconds += time.thread_time() - begin
+        """The matcher; GrammarsBusy where it would take too much memory beside others."""
+        compiler = self._prepared()
+        if self._compiling_seconds() > MAX_COMPILING_SECONDS:
+            raise GrammarsBusy("too many complex grammars are in use; try again later", _FIELD)
+        begin = time.thread_time()
+        matcher = compiler.compile(grammar.text)
+        grammar.compiling_seconds = time.thread_time() - begin
+        grammar.seconds += grammar.compiling_seconds
+        return matcher
 
 
 @dataclass(frozen=True)

@@ -163,6 +163,23 @@ def test_how_much_is_kept(tokenizer, monkeypatch):
     assert made.find(texts[7]) is found[7] and made.find(texts[0]) is not found[0]
 
 
+def test_grammars_that_take_much_time_are_forgotten_and_many_at_once_wait(engine, tokenizer, grammars, monkeypatch):
+    made = engine()
+    add(made, 0)
+    first = grammars.find(GRAMMAR)
+    assert finish(made)[0][2] == "stop" and grammars.find(GRAMMAR) is first
+    first.seconds += compiling.MAX_KEPT_SECONDS
+    add(made, 1)
+    assert finish(made)[1][2] == "stop" and grammars.find(GRAMMAR) is not first
+    monkeypatch.setattr(compiling, "MAX_COMPILING_SECONDS", -1.0)
+    for _ in range(2):  # not remembered
+        add(made, 2, choice_grammar(["no room"]))
+        assert finish(made)[2][2:] == ("error", "too many complex grammars are in use; try again later")
+    monkeypatch.undo()
+    add(made, 2, choice_grammar(["no room"]))
+    assert finish(made)[2][2] == "stop"
+
+
 def test_a_thread_that_does_not_come_back_is_left_behind():
     thread, ended, done, left = SideThread("test", 0.02), threading.Event(), [], []
     batch = thread.begin([lambda: done.append(0), lambda: ended.wait(60), lambda: done.append(left[:])])
