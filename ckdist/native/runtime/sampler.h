@@ -163,7 +163,7 @@ class Sampler {
   std::vector<float> selected_maxima_;
   std::vector<float> modified_;    // (vocab,)
   std::vector<uint32_t> allowed_;  // a mask with words for the whole vocabulary
-  std::vector<float> terms_;     // (vocab,)
+  std::vector<float> terms_;       // (vocab,)
   std::vector<float> logits_of_candidates_;
   std::vector<float> terms_of_candidates_;
   std::vector<uint32_t> seen_;    // (vocab,): count in the output, and kInPrompt
