@@ -11,6 +11,8 @@ import jsonschema
 import numpy as np
 import pytest
 
+from ckdist.engine.launch import BUNDLED
+from tests.support.adapters import random_adapter
 from tests.support.running import running
 
 SUCCESS = {"type": "object", "properties": {"success": {"type": "boolean", "const": True}}, "required": ["success"]}
@@ -23,8 +25,12 @@ DOCUMENTS = ["def f(x):", "import os", "the sea and the ship", "class A:\n    pa
 
 
 @pytest.fixture(scope="module")
-def http():
-    with running("--pooling", "mean") as url, httpx.Client(base_url=url, timeout=60) as client:
+def http(tmp_path_factory):
+    """With an adapter, so that all below is tried with one."""
+    adapter = tmp_path_factory.mktemp("lora") / "adapter"
+    random_adapter(adapter, BUNDLED, ("q_proj", "down_proj"), scale=0.03)
+    flags = ("--pooling", "mean", "--lora", str(adapter))
+    with running(*flags) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
 
@@ -138,6 +144,7 @@ def test_embeddings_are_normalised_and_the_same_for_the_same_text(http):
         ([12, 34, "string", 56], 1),
         (["one", [12, 34]], 2),
         ([[12, 34], [12, "string", 34]], 2),
+        ([{"prompt_string": "string", "multimodal_data": []}, "string"], 2),
     ],
 )
 def test_texts_and_token_ids_may_stand_beside_each_other(http, given, count):
@@ -145,7 +152,7 @@ def test_texts_and_token_ids_may_stand_beside_each_other(http, given, count):
     assert made.status_code == 200 and len(made.json()["data"]) == count
 
 
-@pytest.mark.parametrize("given", [[], {"content": "string"}, "This is a test " * 2000])
+@pytest.mark.parametrize("given", [[], {"content": "string"}, {"prompt_string": "", "multimodal_data": ["x"]}, "This is a test " * 2000])
 def test_inputs_that_are_none_or_too_long(http, given):
     answer = http.post("/v1/embeddings", json={"input": given})
     assert answer.status_code == 400 and answer.json()["error"]["message"]
