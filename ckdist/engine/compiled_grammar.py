@@ -11,8 +11,9 @@ class CompiledGrammar:
     """`text`: what was compiled. `future`: the matcher at the grammar's beginning; sequences follow copies of it.
 
     The copies share the states of one lexer, which are made as texts need them. So what a grammar keeps grows with
-    `seconds`, the CPU time that compiling and following it have taken; `compiling_seconds` is the first part. `is_stuck`: a thread was left behind with a
-    copy, and with the lock of the shared states; no copy may be asked any more.
+    `seconds`, the CPU time that compiling and following it have taken; `compiling_seconds` is the first part.
+    `is_stuck`: a thread was left behind with a copy, and with the lock of the shared states; no copy may be asked any
+    more.
     """
 
     future: "Future[LLMatcher]"

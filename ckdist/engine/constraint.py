@@ -56,14 +56,15 @@ class Constraint:
         if self.error is not None:
             return
         begin = time.thread_time()
-        if self._matcher is None:
-            self._matcher = self.compiled.future.result(0).deep_copy()
-            self._find_forced(self._matcher)
+        matcher = self._matcher
+        if matcher is None:
+            matcher = self._matcher = self.compiled.future.result(0).deep_copy()
+            self._find_forced(matcher)
         if self.forced:
             self.allowed[:] = 0
             self.allowed[self.forced[0] // WORD_BITS] |= np.uint32(1 << self.forced[0] % WORD_BITS)
         else:
-            self._matcher.unsafe_compute_mask_ptr(self._address, self._bytes)
+            matcher.unsafe_compute_mask_ptr(self._address, self._bytes)
             if banned is not None:
                 self._ban(banned)
         self._count(begin)

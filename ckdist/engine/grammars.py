@@ -84,8 +84,8 @@ class Grammars:
         return found
 
     def leave(self, constraint: Constraint) -> None:
-        """A sequence has ended. Its grammar is forgotten where it could not be followed, or there was no room for it; the
-        oldest are where all have taken too much time.
+        """A sequence has ended. Its grammar is forgotten where it could not be followed, or there was no room for it;
+        the oldest are where all have taken too much time.
         """
         compiled = constraint.compiled
         done = compiled.future.done()

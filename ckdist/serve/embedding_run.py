@@ -52,7 +52,7 @@ class EmbeddingRun:
     async def _received(self) -> list[np.ndarray]:
         """Of each prompt float32 (hidden,), or (tokens, hidden) where nothing is pooled."""
         count, begun, received, turns = len(self.work.prompts), 0, 0, Turns()
-        found = [np.empty(0, np.float32)] * count
+        found: list[np.ndarray] = [np.empty(0, np.float32)] * count
         with self._generation as generation:
             while received < count:
                 begun = self._submit(generation, begun)

@@ -152,7 +152,9 @@ def test_texts_and_token_ids_may_stand_beside_each_other(http, given, count):
     assert made.status_code == 200 and len(made.json()["data"]) == count
 
 
-@pytest.mark.parametrize("given", [[], {"content": "string"}, {"prompt_string": "", "multimodal_data": ["x"]}, "This is a test " * 2000])
+@pytest.mark.parametrize(
+    "given", [[], {"content": "string"}, {"prompt_string": "", "multimodal_data": ["x"]}, "This is a test " * 2000]
+)
 def test_inputs_that_are_none_or_too_long(http, given):
     answer = http.post("/v1/embeddings", json={"input": given})
     assert answer.status_code == 400 and answer.json()["error"]["message"]
