@@ -71,7 +71,7 @@ class EmbeddingRun:
         vectors, count = await self.vectors(), self.work.queries
         if self.work.first_texts:
             return 1 / (1 + np.exp(-vectors[:, 0])) if self.work.sigmoid else vectors[:, 0]
-        return (vectors[:count] * vectors[count:]).sum(axis=1)
+        return (vectors[:count] * vectors[count:]).sum(axis=1).clip(-1, 1)  # which rounding may exceed
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage object."""
