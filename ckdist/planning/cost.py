@@ -195,6 +195,11 @@ class CostModel:
             found.setdefault((instr.op, dims, weights, instr.attrs.get("window", 0)), []).append(instr)
         return [(alike[0], len(alike)) for alike in found.values()]
 
+    @property
+    def mixture(self) -> bool:
+        """Whether some layer has experts."""
+        return any(instr.op == "experts" for instr, _ in self.distinct)
+
     def on(self, machine: MachineSpec) -> "CostModel":
         """The same program on another machine."""
         other = copy.copy(self)

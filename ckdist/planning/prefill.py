@@ -15,11 +15,14 @@ from ckdist.comm.protocol import World
 from ckdist.config.engine import EngineConfig
 from ckdist.planning.cost import CostModel
 from ckdist.planning.measured_cost import LayerCosts, load_costs, measure, save_costs, sizes_of
-from ckdist.planning.paired_test import NOISY, UNSEEN
+from ckdist.planning.paired_test import LEAST_GAIN, NOISY, UNSEEN
 from ckdist.program.executable import DECODE, PREFILL, Executable, StageRanks
 
 # Of the time: what 600 pairs show nine times in ten where each run varies by a half (`paired_test.pairs_for`).
 WORTH_MEASURING = 0.1
+# The same of a mixture of experts: each rank also gathers, quantises and adds the rows of every expert, which the model
+# does not price. So it is asked about unless it is predicted to lose.
+MIXTURE_WORTH_MEASURING = 0.0
 
 
 @dataclass(frozen=True)
@@ -83,10 +86,11 @@ def choose_prefill(
         executable.prefill_from = 0
         return PrefillChoice(0, "token-parallel, as --prefill says")
     gains = predicted_gains(world, models, sizes_of(executable))
+    worth = MIXTURE_WORTH_MEASURING if models[PREFILL].mixture else WORTH_MEASURING
     key = key_of()
     costs = load_costs(key) if world.rank == 0 and not anew else None
     kept = costs is not None
-    asked = dict.fromkeys(gains) if anew else {} if unmeasured else promising(gains)
+    asked = dict.fromkeys(gains) if anew else {} if unmeasured else promising(gains, worth)
     if world.broadcast(not kept and bool(asked)):
         with held():
             if world.rank:
@@ -117,13 +121,15 @@ def predicted_gains(world: World, models: list[CostModel], sizes: list[int]) -> 
     return {size: 1 - b / a for size, a, b in zip(sizes, tensor, token, strict=True)}
 
 
-def promising(gains: dict[int, float]) -> dict[int, float]:
-    """The sizes worth measuring, from the largest down to the last that has none without a gain above it."""
+def promising(gains: dict[int, float], worth: float = WORTH_MEASURING) -> dict[int, float]:
+    """The sizes with a gain that is `worth` measuring, from the largest down to the last that has none without one
+    above it, and the gain that the measurement should show.
+    """
     found = {}
     for size in sorted(gains, reverse=True):
-        if gains[size] < WORTH_MEASURING:
+        if gains[size] < worth:
             break
-        found[size] = gains[size]
+        found[size] = max(gains[size], LEAST_GAIN)
     return found
 
 

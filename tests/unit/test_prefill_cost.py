@@ -10,11 +10,12 @@ from ckdist.engine.launch import BUNDLED
 from ckdist.layout import TENSOR, TOKEN, TOKEN_IN_HOSTS
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward
-from ckdist.models.spec import Attention
+from ckdist.models.spec import Attention, MoeFfn, Routing
 from ckdist.planning import cost as prefill_cost
 from ckdist.planning.cost import CostModel, RankPlace, layers_of, nominal, place_of
 from ckdist.planning.memory import state_bytes
-from ckdist.planning.prefill import WORTH_MEASURING, predicted_gains, promising
+from ckdist.planning.paired_test import LEAST_GAIN
+from ckdist.planning.prefill import MIXTURE_WORTH_MEASURING, WORTH_MEASURING, predicted_gains, promising
 from ckdist.program.cache import CacheArray
 from ckdist.program.tracer import trace
 from ckdist.topology import read_machine
@@ -105,6 +106,14 @@ def test_a_layer_has_each_of_its_weights_once():
 def test_two_neighbouring_cores_measure_nothing(spec, weight):
     found = gains(spec, neighbours(2), weight=weight)
     assert promising(found) == {} and abs(found[512]) < WORTH_MEASURING
+
+
+def test_of_a_mixture_what_is_not_predicted_to_lose_is_measured():
+    layers = tuple(dataclasses.replace(layer, ffn=MoeFfn(8, 256, Routing(2))) for layer in SPEC.layers)
+    for spec, mixture in ((dataclasses.replace(SPEC, layers=layers), True), (SPEC, False)):
+        assert {model.mixture for model in models(spec, neighbours(2))[0]} == {mixture}
+    predicted = {512: 0.001, 256: 0.2, 128: -0.01, 64: 0.3}
+    assert promising(predicted, MIXTURE_WORTH_MEASURING) == {512: LEAST_GAIN, 256: 0.2}
 
 
 def test_weights_on_another_node_cost():
