@@ -6,6 +6,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 
 from ckdist.engine.engine import Engine
 from ckdist.engine.grammars import Grammars
@@ -98,3 +99,21 @@ def test_answers_validate(seed):
             answer = json.loads(tokenizer.decode(tokens[number]))
             jsonschema.validate(answer, schemas[number], format_checker=checks)
     assert sum(reason == "stop" for reason in reasons.values()) > 100
+
+
+@pytest.mark.parametrize(
+    "pattern, taken, refused",
+    [
+        (r'^[^"\\]+$', ["a\\nb", "é"], ['a\\"', "a\\\\"]),
+        (r'^[^"]+$', ["a\\\\"], ['a\\"']),
+        (r"^\[\^[^\\]$", ["[^\\t"], ["[^\\\\"]),
+        ("^[^-a]$", ["b", "\\n"], ["-", "a"]),
+    ],
+)
+def test_classes_hold_for_escaped_characters_too(pattern, taken, refused):
+    schema = {"type": "object", "properties": {"pattern": {"type": "string", "pattern": pattern}}}
+    grammar = json_schema_grammar({**schema, "required": ["pattern"], "additionalProperties": False})
+    for text in taken + refused:
+        matcher = LLMatcher(LLTokenizer("byte", slices=[]), grammar, log_level=0)
+        taken_whole = matcher.consume_tokens(list(f'{{"pattern": "{text}"}}'.encode()))
+        assert (taken_whole and matcher.is_accepting()) == (text in taken), text
