@@ -44,7 +44,7 @@ def test_a_report_and_its_numbers(simulate):
     assert found["requests"] == found["finished"] and found["replicas"] == 4 and 0 < found["goodput_part"] <= 1
     text = simulate(*load)
     assert f"{found['requests']} finished" in text and "first token within 1 s" in text
-    assert max(map(len, text.splitlines())) <= 120
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_trace_and_clients(simulate, tmp_path):
