@@ -80,7 +80,7 @@ def follow(tokenizer: Tokenizer, grammars: Grammars, grammar: str, text: str, ti
     """Walks along `text` once."""
     begin = time.perf_counter()
     compiled = grammars.find(grammar)
-    compiled.result()
+    compiled.future.result()
     times.compiled = max(times.compiled, time.perf_counter() - begin)
     constraint, left = Constraint(compiled, grammars.vocab_size), text.encode()
     while left:

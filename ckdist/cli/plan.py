@@ -91,10 +91,10 @@ def open_model(config: PlanConfig) -> Checkpoint:
         return describe(described, config.type)
     if not path.exists() and not (name.startswith("hf:") or is_url(name)) and name not in PUBLISHED:
         close = difflib.get_close_matches(name, shape_names(), n=1, cutoff=0.3)
-        guess = f", did you mean {close[0]}?" if close else "."
+        guess = f" (did you mean {close[0]}?)" if close else ""
         raise ConfigError(
-            f"{name[:200]} is no file, no folder and no model that is known by name{guess} "
-            f"Shapes without weights are {', '.join(shape_names())}"
+            f"{name[:200]} is no file, no folder and no model that is known by name{guess}; "
+            f"shapes without weights are {', '.join(shape_names())}"
         )
     if config.type:
         raise ConfigError(

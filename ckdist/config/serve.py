@@ -62,8 +62,8 @@ class ServeConfig(EngineConfig):
     pooling: str = option(
         "auto",
         "--pooling",
-        choices=("auto", "mean", "last", "cls"),
-        help="how hidden states become an embedding (auto: as the model's files say)",
+        choices=("auto", "mean", "last", "cls", "none"),
+        help="how hidden states become an embedding (auto: as the model's files say; none: one for each token)",
     )
     strict_fields: bool = option(
         False, "--strict-fields", help="refuse requests with a field that is not known, instead of ignoring it"

@@ -16,7 +16,7 @@ from ckdist.engine.batch_builder import BatchBuilder
 from ckdist.engine.block_pool import BlockPool
 from ckdist.engine.constraint import Constraint
 from ckdist.engine.dry_breakers import DryBreakers
-from ckdist.engine.grammars import Grammars, Masks
+from ckdist.engine.grammars import Grammars, GrammarsBusy, Masks
 from ckdist.engine.histogram import Histogram
 from ckdist.engine.output import Output
 from ckdist.engine.output_processor import OutputProcessor
@@ -168,6 +168,9 @@ class Engine:
         """Frees what a sequence that ended held."""
         self.scheduler.remove(sequence)
         del self._sequences[sequence.id]
+        state = sequence.sampling_state
+        if state is not None and state.constraint is not None and self.grammars is not None:
+            self.grammars.leave(state.constraint)
 
     def step(self) -> list[Output]:
         """Issues as many batches as may be under way, and gives what the oldest one brings.
@@ -240,13 +243,14 @@ class Engine:
         """Ends the sequences whose grammars turn out to be wrong."""
         outputs, waiting = [], []
         for sequence in self._compiling:
-            compiled = _constraint(sequence).compiled
+            compiled = _constraint(sequence).compiled.future
             if sequence.state is State.FINISHED:
                 continue
             if not compiled.done():
                 waiting.append(sequence)
             elif (error := compiled.exception()) is not None:
-                outputs.append(self.outputs.failed(sequence, str(error), 400))
+                status = 429 if isinstance(error, GrammarsBusy) else 400
+                outputs.append(self.outputs.failed(sequence, str(error), status))
         self._compiling = waiting
         return outputs
 

@@ -5,15 +5,19 @@ What comes here has passed `check_grammar` in a process with limits, so compilin
 it takes to follow it is counted (see Constraint).
 """
 
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import numpy as np
 
+from ckdist.engine.compiled_grammar import CompiledGrammar
 from ckdist.engine.constraint import Constraint
 from ckdist.engine.side_thread import Batch, SideThread
 from ckdist.errors import RequestError
@@ -26,21 +30,31 @@ if TYPE_CHECKING:  # most processes meet no grammar, and llguidance takes a whil
 
 MAX_KEPT = 64  # compiled grammars
 MAX_KEPT_TEXT = 2 << 20  # characters of these; a compiled grammar takes up to 200 bytes for each
-MASK_SECONDS = 0.5  # for one mask, which takes microseconds
+# Memory is bounded by CPU time, with which it grows: by up to 300 MB a second, of those in
+# tests/support/hostile_grammars.py.
+MAX_KEPT_SECONDS = 0.5  # that compiling and following have taken, of grammars that are kept
+MAX_COMPILING_SECONDS = 1.0  # that compiling has taken, of those that are kept or that sequences have
+MASK_SECONDS = 0.1  # of CPU time for one mask, which takes microseconds
 
 _FIELD = "grammar"
 
 
+class GrammarsBusy(RequestError):  # noqa: N818, a state and no fault
+    """Grammars that are in use leave no room for another one; it may be sent again later (HTTP 429)."""
+
+
 class Grammars:
-    """Compiles grammars and remembers the last MAX_KEPT or MAX_KEPT_TEXT. It knows the vocabulary once `prepare` was
-    called, or with the first grammar.
+    """Compiles grammars and remembers the last MAX_KEPT, MAX_KEPT_TEXT or MAX_KEPT_SECONDS. It knows the vocabulary
+    once `prepare` was called, or with the first grammar.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         """`vocab_size`: columns of the logits."""
         self._tokenizer = tokenizer
         self.vocab_size = min(vocab_size, tokenizer.vocab_size)  # an embedding may have more rows
-        self._kept: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._kept: OrderedDict[str, CompiledGrammar] = OrderedDict()
+        self._alive: WeakSet[CompiledGrammar] = WeakSet()  # kept, or of a sequence that has not ended
+        self._alive_lock = Lock()
         self._compiler: GrammarCompiler | None = None
         self._compiling = ThreadPoolExecutor(1, "ckdist-grammars")
         self._masking = SideThread("ckdist-masks", MASK_SECONDS)
@@ -51,8 +65,8 @@ class Grammars:
         """
         self._compiling.submit(self._prepared).result()
 
-    def find(self, grammar: str) -> "Future[LLMatcher]":
-        """Of the compiled grammar; RequestError where llguidance refuses it, then or now."""
+    def find(self, grammar: str) -> CompiledGrammar:
+        """The compiled grammar; RequestError where llguidance refuses it, now or by its future."""
         from ckdist.tokens.grammar import MAX_WHOLE
 
         if len(grammar) > MAX_WHOLE:
@@ -61,22 +75,40 @@ class Grammars:
             raise RequestError("grammars need a model with a token that ends a text, and this one has none", _FIELD)
         found = self._kept.get(grammar)
         if found is None:
-            self._make_room(len(grammar))
-            found = self._kept[grammar] = self._compiling.submit(self._compile, grammar)
+            self._make_room(1, len(grammar))
+            found = self._kept[grammar] = CompiledGrammar(grammar)
+            with self._alive_lock:
+                self._alive.add(found)
+            found.future = self._compiling.submit(self._compile, found)
         self._kept.move_to_end(grammar)
         return found
 
-    def _make_room(self, size: int) -> None:
-        """Forgets the grammars that were not used for longest, until one of so many characters can be kept."""
-        while self._kept and (len(self._kept) >= MAX_KEPT or sum(map(len, self._kept)) + size > MAX_KEPT_TEXT):
-            oldest = next((key for key, future in self._kept.items() if future.done()), next(iter(self._kept)))
-            del self._kept[oldest]
+    def leave(self, constraint: Constraint) -> None:
+        """A sequence has ended. Its grammar is forgotten where it could not be followed, or there was no room for it;
+        the oldest are where all have taken too much time.
+        """
+        compiled = constraint.compiled
+        done = compiled.future.done()
+        failed = constraint.error is not None or (done and isinstance(compiled.future.exception(), GrammarsBusy))
+        if failed and self._kept.get(compiled.text) is compiled:
+            del self._kept[compiled.text]
+        self._make_room(0, 0)
+
+    def _make_room(self, count: int, size: int) -> None:
+        """Forgets the grammars that were not used for longest, until `count` more of `size` characters can be kept."""
+        kept = self._kept
+        while kept and (
+            len(kept) + count > MAX_KEPT
+            or sum(map(len, kept)) + size > MAX_KEPT_TEXT
+            or sum(found.seconds for found in kept.values()) > MAX_KEPT_SECONDS
+        ):
+            del kept[next((key for key, found in kept.items() if found.future.done()), next(iter(kept)))]
 
     def has_room(self, grammar: str) -> bool:
         """Whether `find` knows it, or fewer than MAX_KEPT grammars wait to be compiled."""
         if grammar in self._kept or len(self._kept) < MAX_KEPT:
             return True
-        return any(found.done() for found in self._kept.values())
+        return any(found.future.done() for found in self._kept.values())
 
     def begin_masks(self, constraints: Sequence[tuple[Constraint, np.ndarray | None]]) -> "Masks":
         """Begins to make the masks of the next tokens; the arrays are those of `Constraint.fill`."""
@@ -85,14 +117,14 @@ class Grammars:
 
     def finish_masks(self, masks: "Masks") -> None:
         """Waits for the masks. A constraint that takes too long has an `error`."""
-        for index in self._masking.finish(masks.batch):
-            masks.constraints[index].give_up()
+        self._masking.finish(masks.batch, lambda index: masks.constraints[index].give_up())
 
     def advance(self, moves: Sequence[tuple[Constraint, int]]) -> None:
-        """Each constraint learns of its next token; one that takes too long has an `error`."""
-        self.finish_masks(
-            Masks([c for c, _ in moves], self._masking.begin([partial(c.advance, token) for c, token in moves]))
-        )
+        """Each constraint learns of its next token. That takes no longer than the mask which has allowed it, and in
+        another thread it would hold the GIL as well.
+        """
+        for constraint, token in moves:
+            constraint.advance(token)
 
     def _prepared(self) -> "GrammarCompiler":
         """Of the vocabulary, which is read once, in the compiling thread."""
@@ -102,8 +134,21 @@ class Grammars:
             self._compiler = GrammarCompiler(self._tokenizer, self.vocab_size)
         return self._compiler
 
-    def _compile(self, grammar: str) -> "LLMatcher":
-        return self._prepared().compile(grammar)
+    def _compiling_seconds(self) -> float:
+        """Of all grammars that take memory."""
+        with self._alive_lock:
+            return sum(found.compiling_seconds for found in self._alive)
+
+    def _compile(self, grammar: CompiledGrammar) -> "LLMatcher":
+        """The matcher; GrammarsBusy where it would take too much memory beside others."""
+        compiler = self._prepared()
+        if self._compiling_seconds() > MAX_COMPILING_SECONDS:
+            raise GrammarsBusy("too many complex grammars are in use; try again later", _FIELD)
+        begin = time.thread_time()
+        matcher = compiler.compile(grammar.text)
+        grammar.compiling_seconds = time.thread_time() - begin
+        grammar.seconds += grammar.compiling_seconds
+        return matcher
 
 
 @dataclass(frozen=True)

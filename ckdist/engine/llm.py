@@ -132,6 +132,8 @@ class LLM:
         pooling: mean, last or cls; None: what the model's files say, else the mean of an encoder's hidden states and
         the last one of a decoder's. Raises RequestError.
         """
+        if pooling == "none":
+            raise RequestError("pooling none gives no single vector; use mean, last or cls", "pooling")
         vectors, row_of = dict[int, np.ndarray](), dict[Hashable, int]()
         todo = iter(enumerate(prompts))
         try:

@@ -166,7 +166,7 @@ def _fill(out: CData, row: SampleRow) -> list[Any]:
         out.banned_tokens, out.banned_count = tokens(state.banned)
     if state is not None and state.constraint is not None:
         allowed = state.constraint.allowed
-        out.allowed, out.allowed_words = native.pointer(allowed, "uint32_t *"), len(allowed)
+        out.allowed, out.allowed_words = native.ffi.from_buffer("uint32_t *", allowed), len(allowed)
     if params.steps is not None:
         out.steps, out.step_count = tokens([_STEPS[name] for name in params.steps])
         out.min_keep, out.typical_p, out.top_n_sigma = params.min_keep, params.typical_p, params.top_n_sigma

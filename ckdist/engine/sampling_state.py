@@ -38,7 +38,7 @@ class SamplingState:
     @property
     def awaited(self) -> list[Future[Any]]:
         """What must be done before a token can be drawn."""
-        parts = (self.breakers, self.constraint and self.constraint.compiled)
+        parts = (self.breakers, self.constraint and self.constraint.compiled.future)
         return [part for part in parts if part is not None and not part.done()]
 
 

@@ -386,7 +386,7 @@ class CostModel:
         hit = experts_hit(used, rows, self.alike)
         if experts.axis is None:
             return hit
-        return min(1.0, hit * whole_factor(used * experts.count * rows, self.mesh.size(experts.axis)))
+        return min(1.0, hit * whole_factor(round(used * experts.count) * rows, self.mesh.size(experts.axis)))
 
     def _exchange(self, instr: Instr, shape: StepShape) -> Times:
         """Of a collective."""

@@ -21,10 +21,13 @@ async def embeddings(run: EmbeddingRun, source: Source) -> list[bytes]:
 
 
 async def llama_embeddings(run: EmbeddingRun, source: Source) -> list[bytes]:
-    """llama-server's own: of each input a list of one vector."""
+    """llama-server's own: of each input a list of one vector, or of one for each token."""
     del source  # which it does not name
-    vectors = await run.vectors()
-    return await _list(b"[", ({"index": i, "embedding": [_floats(v)]} for i, v in enumerate(vectors)), b"]")
+    answer = [b"["]
+    for i, rows in enumerate(await run.token_vectors()):
+        begin = b'%s{"index":%d,"embedding":[' % (b"," if i else b"", i)
+        answer += await _list(begin, map(_floats, rows), b"]}")
+    return [*answer, b"]"]
 
 
 async def ranking(run: EmbeddingRun, source: Source) -> list[bytes]:
@@ -51,7 +54,7 @@ async def scores(run: EmbeddingRun, source: Source) -> list[bytes]:
     return [to_json({**new_head("list", "score", source), "data": data, "usage": run.usage()})]
 
 
-async def _list(begin: bytes, items: Iterable[dict[str, Any]], end: bytes) -> list[bytes]:
+async def _list(begin: bytes, items: Iterable[Any], end: bytes) -> list[bytes]:
     """A list of long items between what stands around it, in turns with the event loop's other work."""
     turns, parts = Turns(), [begin]
     for item in items:

@@ -26,21 +26,43 @@ class EmbeddingRun:
         """When the last vectors came, in seconds of time.monotonic."""
         return self._generation.progress_at
 
+    @property
+    def _pools(self) -> bool:
+        """Whether a prompt has one vector."""
+        return self._client.model.get("pooling") != "none"
+
     async def vectors(self) -> np.ndarray:
         """Float32 (prompts, dimensions), as the request wants them; of pairs (pairs, 1). Problem 400 where it wants
-        more dimensions than there are, 429 where there is no room for a first prompt.
+        more dimensions than there are, and where the server pools nothing; 429 where there is no room for a first
+        prompt.
         """
+        if not self._pools:
+            message = "the server gives a vector for each token (--pooling none), which only /embedding answers with"
+            raise Problem(400, message)
+        return self._finished(np.array(await self._received(), np.float32))
+
+    async def token_vectors(self) -> list[np.ndarray]:
+        """Of each prompt float32 (1, hidden), or (tokens, hidden), as they are, where the server pools nothing. Problem
+        as `vectors`.
+        """
+        if self._pools:
+            return list((await self.vectors())[:, None])
+        return await self._received()
+
+    async def _received(self) -> list[np.ndarray]:
+        """Of each prompt float32 (hidden,), or (tokens, hidden) where nothing is pooled."""
         count, begun, received, turns = len(self.work.prompts), 0, 0, Turns()
-        found: list[np.ndarray | None] = [None] * count
+        found: list[np.ndarray] = [np.empty(0, np.float32)] * count
         with self._generation as generation:
             while received < count:
                 begun = self._submit(generation, begun)
                 for number, message in await generation.next():
-                    found[number] = np.frombuffer(message["vector"], "<f4")
+                    vector = np.frombuffer(message["vector"], "<f4")
+                    found[number] = vector if self._pools else vector.reshape(message["prompt_tokens"], -1)
                     self._count(message)
                     received += 1
                     await turns.end()  # others of the vectors may arrive meanwhile
-        return self._finished(np.array(found, np.float32))
+        return found
 
     async def scores(self) -> np.ndarray:
         """Float32: of each of the texts that are compared its score with its query, or with the only one. Problem as
@@ -49,7 +71,7 @@ class EmbeddingRun:
         vectors, count = await self.vectors(), self.work.queries
         if self.work.first_texts:
             return 1 / (1 + np.exp(-vectors[:, 0])) if self.work.sigmoid else vectors[:, 0]
-        return (vectors[:count] * vectors[count:]).sum(axis=1)
+        return (vectors[:count] * vectors[count:]).sum(axis=1).clip(-1, 1)  # which rounding may exceed
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage object."""

@@ -2,13 +2,14 @@
 holds up others.
 
 A zygote has the model's tokenizer loaded and forks workers, which take a request each. A worker that exceeds a limit is
-killed by the kernel: its request is a 400, and another worker takes its place. Long bodies take turns, so that short
-ones never wait for them all.
+killed by the kernel: its request is a 400, and another worker takes its place. Long bodies take turns, and so do those
+with grammars, so that others never wait for them all.
 """
 
 import asyncio
 import contextlib
 import logging
+import re
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import astuple
@@ -29,6 +30,9 @@ from ckdist.tokens.vocabulary import Vocabulary
 HANDLER = "ckdist.serve.requests.task:run"
 WORKERS = 8  # they share what the zygote has loaded; some are left where others are stuck until they are killed
 LONG_AT_ONCE = 2
+STRUCTURED_AT_ONCE = 4
+# What stands in a body whose grammar or schema is to be tried; a text that says so too only takes its turn with them.
+STRUCTURED = re.compile(rb'"(?:guided_|grammar"|json_schema"|response_format"|structured_outputs"|format"|tools")')
 LONG = 256 << 10  # bytes of a body that takes its turn among its like
 PART_BYTES = 256 << 10
 MAX_WAITING = 256  # short bodies
@@ -103,6 +107,7 @@ class TextWork:
         vocabulary = await asyncio.to_thread(self._zygote.load)
         self._idle: asyncio.LifoQueue[Worker] = asyncio.LifoQueue()  # the last one used has the warmest caches
         self._short, self._long = Lane(WORKERS, MAX_WAITING), Lane(LONG_AT_ONCE, MAX_WAITING_LONG)
+        self._structured = Lane(STRUCTURED_AT_ONCE, MAX_WAITING)
         for _ in range(WORKERS):
             self._fork()
         return vocabulary
@@ -119,7 +124,7 @@ class TextWork:
         raises as Problem; Problem 429 when too much waits already. A caller that is cancelled leaves no work that was
         not begun, and no long one.
         """
-        lane = self._long if len(body) > LONG else self._short
+        lane = self._long if len(body) > LONG else self._structured if STRUCTURED.search(body) else self._short
         if lane.waiting >= lane.most_waiting:
             raise Problem(429, f"{lane.waiting} requests wait to be tokenised; try again later")
         lane.waiting += 1
@@ -160,7 +165,7 @@ class TextWork:
         stays = False
         try:
             answer = await asyncio.wait_for(worker.ask(head, body), limits.wall + GRACE_SECONDS)
-            stays = lane is self._short
+            stays = lane is not self._long
             return answer
         except (EOFError, OSError, asyncio.TimeoutError):
             if self.ended:

@@ -111,7 +111,8 @@ def _request(row: Mapping[str, str], prefixes: dict[str, int]) -> tuple[float, i
         arrival = float(text)
     except ValueError:
         arrival = datetime.fromisoformat(text[:26]).timestamp()  # of seven digits of a second Python takes six
-    prompt, output, tokens = (_whole(row.get(name) or "0", name) for name in ("prompt", "output", "prefix_tokens"))
+    prompt, output = (_whole(row[name], name) for name in ("prompt", "output"))
+    tokens = _whole(row.get("prefix_tokens") or "0", "prefix_tokens")
     if not math.isfinite(arrival) or abs(arrival) > 1e12:
         raise ValueError(f"an arrival of {text[:30]}")
     if min(prompt, output) < 0 or max(prompt, output) > 1 << 24:

@@ -176,6 +176,16 @@ def test_maxima_are_strided(isa, rng, n):
         spoilt = x.copy()
         spoilt[n // 2] = bad
         assert call("maxima", isa, floats(spoilt), n, floats(out)) == 0
+    words = rng.integers(0, 2**32, size=-(-n // 32), dtype=np.uint32)
+    kept = np.empty(n, F32)
+    masked = [floats(x), native.pointer(words, "uint32_t *"), -1e30, n, floats(kept), floats(out)]
+    assert call("maxima_allowed", isa, *masked) == 1
+    allowed = np.unpackbits(words.view(np.uint8), count=n, bitorder="little").astype(bool)
+    np.testing.assert_array_equal(kept, np.where(allowed, x, F32(-1e30)))
+    padded[:n] = kept
+    np.testing.assert_array_equal(out, padded.reshape(spans, 64, 16).max(1))
+    x[n // 2] = np.nan
+    assert call("maxima_allowed", isa, *masked) == 0
 
 
 @pytest.mark.parametrize("cols, lead, n", [(256, 0, 256), (300, 0, 300), (512, 40, 100), (64, 63, 1)])

@@ -20,6 +20,7 @@ from ckdist.weights.adapter_file import MODULES, Lora, load_adapter, save_adapte
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.dtypes import Q8_0
+from tests.support.adapters import random_adapter
 from tests.support.launcher import run_ranks
 from tests.support.thread_ranks import run_threads
 from tests.support.tiny_training import config
@@ -176,35 +177,6 @@ def test_trained_adapters_are_pefts_files_and_come_back(base, tmp_path):
 def test_targets_are_checked(base, tmp_path):
     with pytest.raises(ConfigError, match=r"lora_target_modules \(qproj\) must be some of q_proj"):
         open_model(adapting(base, tmp_path, lora_target_modules=("qproj",)))
-
-
-def random_adapter(folder, model, targets, seed=0, rank=5):
-    """An adapter in PEFT's format, written here without ckdist, and the matrices that it adds by the names of the
-    weights.
-    """
-    rng, stored, added = np.random.default_rng(seed), {}, {}
-    for name, tensor in open_checkpoint(model).tensors.items():
-        stem = name.removesuffix(".weight")
-        # one of a gated pair has none
-        if stem.rpartition(".")[2] not in targets or stem.startswith("model.layers.1.mlp.up"):
-            continue
-        out, into = tensor.shape
-        a, b = (0.3 * rng.standard_normal(shape).astype(np.float32) for shape in ((rank, into), (out, rank)))
-        stored |= {f"base_model.model.{stem}.lora_A.weight": a, f"base_model.model.{stem}.lora_B.weight": b}
-        added[name] = 2.5 / rank * b @ a
-    folder.mkdir()
-    safetensors.save_file(stored, folder / "adapter_model.safetensors")
-    fields = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "r": rank,
-        "lora_alpha": 2.5,
-        "target_modules": sorted(targets),
-        "bias": "none",
-        "modules_to_save": None,
-    }
-    (folder / "adapter_config.json").write_text(json.dumps(fields))
-    return added
 
 
 def merged(folder, model, added) -> str:

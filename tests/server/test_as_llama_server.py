@@ -11,6 +11,8 @@ import jsonschema
 import numpy as np
 import pytest
 
+from ckdist.engine.launch import BUNDLED
+from tests.support.adapters import random_adapter
 from tests.support.running import running
 
 SUCCESS = {"type": "object", "properties": {"success": {"type": "boolean", "const": True}}, "required": ["success"]}
@@ -23,8 +25,12 @@ DOCUMENTS = ["def f(x):", "import os", "the sea and the ship", "class A:\n    pa
 
 
 @pytest.fixture(scope="module")
-def http():
-    with running("--pooling", "mean") as url, httpx.Client(base_url=url, timeout=60) as client:
+def http(tmp_path_factory):
+    """With an adapter, so that all below is tried with one."""
+    adapter = tmp_path_factory.mktemp("lora") / "adapter"
+    random_adapter(adapter, BUNDLED, ("q_proj", "down_proj"), scale=0.03)
+    flags = ("--pooling", "mean", "--lora", str(adapter))
+    with running(*flags) as url, httpx.Client(base_url=url, timeout=60) as client:
         yield client
 
 
@@ -50,6 +56,27 @@ def content(http, **fields) -> str:
 )
 def test_what_leaves_no_choice_is_written(http, fields, wanted):
     assert content(http, **fields) == wanted
+
+
+def test_a_schema_beside_other_fields(http):
+    """Choices, log probabilities, a stop string, streams, and a prompt whose beginning is in the cache."""
+    schema = {"type": "object", "properties": {"code": {"type": "string", "maxLength": 12}}, "required": ["code"]}
+    form = {"response_format": {"type": "json_object", "schema": {**schema, "additionalProperties": False}}}
+    given = {**form, "n": 3, "seed": 5, "logprobs": True, "top_logprobs": 2}
+    first, again = (chat(http, **given).json() for _ in range(2))
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    texts = [choice["message"]["content"] for choice in first["choices"]]
+    assert texts == [choice["message"]["content"] for choice in again["choices"]] and len(set(texts)) > 1
+    for choice, text in zip(first["choices"], texts, strict=True):
+        jsonschema.validate(json.loads(text), schema)
+        assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == text
+    lines = chat(http, **form, n=3, seed=5, stream=True).text.splitlines()
+    streamed = ["", "", ""]
+    for line in lines:
+        for choice in json.loads(line[6:])["choices"] if line.startswith("data: {") else ():
+            streamed[choice["index"]] += choice["delta"].get("content") or ""
+    assert streamed == texts
+    assert content(http, **form, seed=5, stop=["code"]) == '{"'
 
 
 def test_objects_and_lists(http):
@@ -138,6 +165,7 @@ def test_embeddings_are_normalised_and_the_same_for_the_same_text(http):
         ([12, 34, "string", 56], 1),
         (["one", [12, 34]], 2),
         ([[12, 34], [12, "string", 34]], 2),
+        ([{"prompt_string": "string", "multimodal_data": []}, "string"], 2),
     ],
 )
 def test_texts_and_token_ids_may_stand_beside_each_other(http, given, count):
@@ -145,7 +173,9 @@ def test_texts_and_token_ids_may_stand_beside_each_other(http, given, count):
     assert made.status_code == 200 and len(made.json()["data"]) == count
 
 
-@pytest.mark.parametrize("given", [[], {"content": "string"}, "This is a test " * 2000])
+@pytest.mark.parametrize(
+    "given", [[], {"content": "string"}, {"prompt_string": "", "multimodal_data": ["x"]}, "This is a test " * 2000]
+)
 def test_inputs_that_are_none_or_too_long(http, given):
     answer = http.post("/v1/embeddings", json={"input": given})
     assert answer.status_code == 400 and answer.json()["error"]["message"]

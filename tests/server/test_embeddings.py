@@ -88,6 +88,20 @@ def test_wrong_requests(http, path, body, words):
     assert answer.status_code == 400 and words in answer.json()["error"]["message"]
 
 
+def test_a_vector_for_each_token():
+    """With --pooling none /embedding gives them as they are; other paths have no use for them."""
+    with serving(parallel=2, max_queue=4) as (engine, served), httpx.Client(base_url=served.url, timeout=20) as http:
+        engine.model["pooling"] = "none"
+        wait_for(lambda: http.post("/v1/embeddings", json={"input": "a"}).status_code == 400)
+        found = http.post("/embedding", json={"content": [[5, 6], [5]]}).json()
+        assert [item["index"] for item in found] == [0, 1]
+        both, one = (np.array(item["embedding"], np.float32) for item in found)
+        np.testing.assert_array_equal(both, vector_of([5, 6]).reshape(2, 4))
+        np.testing.assert_array_equal(one, vector_of([5])[None])
+        refused = http.post("/v1/rerank", json={"query": "a", "documents": ["b"]}).json()["error"]["message"]
+        assert "--pooling none" in refused
+
+
 def test_a_cross_encoder():
     """Pairs go to the engine as one prompt each; the score is what comes back, or its sigmoid."""
     with serving(parallel=2, max_queue=4) as (engine, served), httpx.Client(base_url=served.url, timeout=20) as http:

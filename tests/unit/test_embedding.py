@@ -16,7 +16,7 @@ GREEDY = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
 
 def expected(prompt, pooling: str) -> np.ndarray:
     rows = np.array([prefix_logits(prompt[: n + 1], 50) for n in range(len(prompt))], np.float32)
-    return {"mean": rows.mean(axis=0, dtype=np.float64), "last": rows[-1], "cls": rows[0]}[pooling]
+    return {"mean": rows.mean(axis=0, dtype=np.float64), "last": rows[-1], "cls": rows[0], "none": rows}[pooling]
 
 
 def finish(engine) -> tuple[dict, dict]:
@@ -42,7 +42,7 @@ def test_vectors_beside_texts(seed):
         own = rng.integers(0, 50, rng.integers(1, 60))
         prompts[index] = np.concatenate([base[: rng.integers(0, 64)], own])[:100].astype(np.int32)
         if index % 2:
-            poolings[index] = ["mean", "last", "cls"][index % 3]
+            poolings[index] = ["mean", "last", "cls", "none"][index // 2 % 4]
             engine.embed(index, prompts[index], poolings[index])
         else:
             engine.add(index, prompts[index], GREEDY)

@@ -159,23 +159,41 @@ def test_how_much_is_kept(tokenizer, monkeypatch):
     made, texts = Grammars(tokenizer, tokenizer.vocab_size), [regex_grammar(f"{i}" * 40) for i in range(9)]
     monkeypatch.setattr(compiling, "MAX_KEPT_TEXT", 3 * len(texts[0]))
     found = [made.find(text) for text in texts]
-    assert all(future.result(30) for future in found) and made.find(texts[8]) is found[8]
+    assert all(one.future.result(30) for one in found) and made.find(texts[8]) is found[8]
     assert made.find(texts[7]) is found[7] and made.find(texts[0]) is not found[0]
 
 
+def test_grammars_that_take_much_time_are_forgotten_and_many_at_once_wait(engine, tokenizer, grammars, monkeypatch):
+    made = engine()
+    add(made, 0)
+    first = grammars.find(GRAMMAR)
+    assert finish(made)[0][2] == "stop" and grammars.find(GRAMMAR) is first
+    first.seconds += compiling.MAX_KEPT_SECONDS
+    add(made, 1)
+    assert finish(made)[1][2] == "stop" and grammars.find(GRAMMAR) is not first
+    monkeypatch.setattr(compiling, "MAX_COMPILING_SECONDS", -1.0)
+    for _ in range(2):  # not remembered
+        add(made, 2, choice_grammar(["no room"]))
+        assert finish(made)[2][2:] == ("error", "too many complex grammars are in use; try again later")
+    monkeypatch.undo()
+    add(made, 2, choice_grammar(["no room"]))
+    assert finish(made)[2][2] == "stop"
+
+
 def test_a_thread_that_does_not_come_back_is_left_behind():
-    thread, ended, done = SideThread("test", 0.2), threading.Event(), []
-    batch = thread.begin([lambda: done.append(0), lambda: ended.wait(60), lambda: done.append(2)])
-    assert thread.finish(batch) == [1] and done == [0, 2]
-    assert thread.finish(thread.begin([lambda: done.append(3)])) == [] and done == [0, 2, 3]
+    thread, ended, done, left = SideThread("test", 0.02), threading.Event(), [], []
+    batch = thread.begin([lambda: done.append(0), lambda: ended.wait(60), lambda: done.append(left[:])])
+    thread.finish(batch, left.append)
+    thread.finish(thread.begin([lambda: done.append(3)]), left.append)
+    assert left == [1] and done == [0, [1], 3]
     ended.set()
     with pytest.raises(ZeroDivisionError):
-        thread.finish(thread.begin([lambda: 1 / 0]))
+        thread.finish(thread.begin([lambda: 1 / 0]), left.append)
 
 
 def test_banned_tokens_are_not_allowed_unless_nothing_else_is(grammars, tokenizer):
     found = grammars.find(choice_grammar(["a", "b"]))
-    found.result(30)
+    found.future.result(30)
     a, b = (tokenizer.encode(text, add_special=False)[0] for text in "ab")
     constraint = Constraint(found, tokenizer.vocab_size)
     allowed = lambda: np.flatnonzero(np.unpackbits(constraint.allowed.view(np.uint8), bitorder="little")).tolist()

@@ -129,7 +129,7 @@ def test_what_templates_would_fail_on(tokenizer):
 
 def follows(tokenizer, grammar: str, text: str) -> bool:
     """Whether the whole text, with its marks as tokens, is an answer by the grammar, which then may end."""
-    matcher = Grammars(tokenizer, tokenizer.vocab_size).find(grammar).result(60).deep_copy()
+    matcher = Grammars(tokenizer, tokenizer.vocab_size).find(grammar).future.result(60).deep_copy()
     tokens = tokenizer.encode(text, add_special=False, parse_special=True)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 

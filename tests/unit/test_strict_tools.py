@@ -98,7 +98,7 @@ def tokenizer_with(folder, template):
 
 def follows(tokenizer, grammar, text, parse_special=True) -> bool:
     """Whether the text, its marks as tokens, is an answer by the grammar."""
-    matcher = Grammars(tokenizer, tokenizer.vocab_size).find(grammar).result(60).deep_copy()
+    matcher = Grammars(tokenizer, tokenizer.vocab_size).find(grammar).future.result(60).deep_copy()
     tokens = tokenizer.encode(text, add_special=False, parse_special=parse_special)
     return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
@@ -136,7 +136,7 @@ def test_free_text_forbids_no_letters(folder):
     form = answer_form(tokenizer, "q", Tools(GIVEN), True)
     free = answer_grammar(tokenizer, form, Tools(GIVEN, strict=frozenset(SCHEMAS)), None)
     compiled = Grammars(tokenizer, tokenizer.vocab_size).find(free)
-    compiled.result(60)
+    compiled.future.result(60)
     constraint = Constraint(compiled, tokenizer.vocab_size)
     constraint.fill(None)
     allowed = {i for i in range(tokenizer.vocab_size) if constraint.allowed[i // 32] >> i % 32 & 1}

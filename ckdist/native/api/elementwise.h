@@ -22,6 +22,8 @@ CKDIST_EXPORT int32_t ckdist_soft_cap(const char* isa, float* x, float cap, int6
 CKDIST_EXPORT int32_t ckdist_add(const char* isa, const float* x, int64_t n, float* out);
 /* Returns 1 where all are finite, else 0; out: (ceil(n / 1024), 16) */
 CKDIST_EXPORT int32_t ckdist_maxima(const char* isa, const float* x, int64_t n, float* out);
+CKDIST_EXPORT int32_t ckdist_maxima_allowed(const char* isa, const float* x, const uint32_t* allowed, float removed,
+                                            int64_t n, float* kept, float* out);
 CKDIST_EXPORT int32_t ckdist_sum_exp(const char* isa, const float* x, int64_t n, float shift, float scale, float* terms,
                                      double* sum);
 CKDIST_EXPORT int32_t ckdist_sum_at_least(const char* isa, const float* x, const float* terms, int64_t n,

@@ -51,6 +51,14 @@ int32_t ckdist_maxima(const char* isa, const float* x, int64_t n, float* out) {
   return status < 0 ? status : finite;
 }
 
+int32_t ckdist_maxima_allowed(const char* isa, const float* x, const uint32_t* allowed, float removed, int64_t n,
+                              float* kept, float* out) {
+  bool finite = false;
+  const int status =
+      guard([&] { finite = kernels_by_name(isa).elementwise.maxima_allowed(x, allowed, removed, n, kept, out); });
+  return status < 0 ? status : finite;
+}
+
 int32_t ckdist_sum_exp(const char* isa, const float* x, int64_t n, float shift, float scale, float* terms,
                        double* sum) {
   return guard([&] { *sum = kernels_by_name(isa).elementwise.sum_exp(x, n, shift, scale, terms); });

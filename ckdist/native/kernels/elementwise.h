@@ -52,6 +52,8 @@ struct ElementwiseKernel {
   // is that of x[kMaxSpan s + 16 i + l] over i < kMaxSpan / 16. Writes max_count(n) of them; false where any number is
   // NaN or infinite.
   bool (*maxima)(const float* x, int64_t n, float* out);
+  // The same of `kept`, which is x where bit i % 32 of allowed[i / 32] is set and `removed` elsewhere. kept may be x.
+  bool (*maxima_allowed)(const float* x, const uint32_t* allowed, float removed, int64_t n, float* kept, float* out);
   // Sum of exp((x[i] - shift) * scale) over n; the terms go to `out` when it is not null.
   double (*sum_exp)(const float* x, int64_t n, float shift, float scale, float* out);
   // Sum of terms[i] over those i < n whose x[i] is at least `threshold`.

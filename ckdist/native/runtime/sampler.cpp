@@ -225,20 +225,27 @@ float Sampler::less_repetition(float logit, float scale, int32_t length, const c
 }
 
 void Sampler::rescan(int32_t row) {
-  if (!kernels_.elementwise.maxima(modified_.data(), vocab_, maxima_.data()))
-    fail(Status::config, "logit_bias or penalties of row %d make logits infinite; use smaller ones", row);
+  if (!kernels_.elementwise.maxima(modified_.data(), vocab_, maxima_.data())) fail_infinite(row);
 }
 
-// Removes from modified_ what the mask (see ckdist_sampling) does not allow, 32 tokens at a time.
-void Sampler::remove_forbidden(const uint32_t* allowed, int64_t words) {
-  float* const logits = modified_.data();
-  for (int64_t begin = 0; begin < vocab_; begin += 32) {
-    const uint32_t word = begin / 32 < words ? allowed[begin / 32] : 0;
-    const int64_t count = std::min<int64_t>(32, vocab_ - begin);
-    if (word == 0) std::fill_n(logits + begin, count, kRemoved);
-    else if (~word != 0)
-      for (int64_t i = 0; i < count; ++i) logits[begin + i] = (word >> i & 1) ? logits[begin + i] : kRemoved;
+void Sampler::fail_infinite(int32_t row) {
+  fail(Status::config, "logit_bias or penalties of row %d make logits infinite; use smaller ones", row);
+}
+
+// modified_ = what the mask (see ckdist_sampling) allows of `logits`, scanned; false where a number is not finite.
+bool Sampler::keep_allowed(const float* logits, const ckdist_sampling& s, int32_t row) {
+  const uint32_t* allowed = s.allowed;
+  const int64_t words = (vocab_ + 31) / 32;
+  if (s.allowed_words < words) {
+    allowed_.assign(words, 0);
+    std::copy_n(s.allowed, s.allowed_words, allowed_.begin());
+    allowed = allowed_.data();
   }
+  modified_.resize(vocab_);
+  if (!kernels_.elementwise.maxima_allowed(logits, allowed, kRemoved, vocab_, modified_.data(), maxima_.data()))
+    return false;
+  if (largest() == kRemoved) fail(Status::config, "the mask of row %d allows no token", row);
+  return true;
 }
 
 // The row with logit_bias, penalties and DRY applied and banned and forbidden tokens removed: `logits` itself where
@@ -249,8 +256,9 @@ const float* Sampler::modify(const float* logits, const ckdist_sampling& s, int3
   check_tokens(s.banned_tokens, s.banned_count, "banned tokens", row);
   const bool penalties = !steps && count_tokens(s, row);
   const bool dry = !steps && s.dry_multiplier > 0.0f;
-  if (!penalties && !dry && s.bias_count + s.banned_count == 0 && !s.allowed) return logits;
-  modified_.assign(logits, logits + vocab_);
+  const bool edited = penalties || dry || s.bias_count + s.banned_count > 0;
+  if (!edited && !s.allowed) return logits;
+  if (edited) modified_.assign(logits, logits + vocab_);
   for (int64_t i = 0; i < s.bias_count; ++i) modified_[s.bias_tokens[i]] += s.bias_values[i];
   if (penalties)
     for (const int32_t token : touched_) modified_[token] = penalised(modified_[token], token, s);
@@ -259,9 +267,12 @@ const float* Sampler::modify(const float* logits, const ckdist_sampling& s, int3
     for (const auto& r : repetitions(s, row))
       modified_[r.token] = less_repetition(modified_[r.token], 1.0f, r.length, s);
   for (int64_t i = 0; i < s.banned_count; ++i) modified_[s.banned_tokens[i]] = kRemoved;
-  if (s.allowed) remove_forbidden(s.allowed, s.allowed_words);
-  rescan(row);
-  if (s.allowed && largest() == kRemoved) fail(Status::config, "the mask of row %d allows no token", row);
+  if (!s.allowed) {
+    rescan(row);
+  } else if (!keep_allowed(edited ? modified_.data() : logits, s, row)) {
+    scan(logits, row);  // which says so where the logits were not finite as they came
+    fail_infinite(row);
+  }
   return modified_.data();
 }
 
@@ -353,7 +364,7 @@ int32_t Sampler::greedy(const float* logits, int32_t row) {
 void Sampler::sample(const float* logits, int32_t row, const ckdist_sampling& sampling, ckdist_sampled_token& out) {
   check(sampling, row);
   if (sampling.step_count > 0 || sampling.mirostat > 0) check_steps(sampling, row);
-  scan(logits, row);
+  if (!sampling.allowed || sampling.top_logprobs >= 0) scan(logits, row);  // else modify() does, with the mask
   out = {};
   double normaliser = 0.0;
   if (sampling.top_logprobs >= 0) {

@@ -65,6 +65,7 @@ class Sampler {
   void check_tokens(const int32_t* tokens, int64_t count, const char* what, int32_t row) const;
   void scan(const float* logits, int32_t row);
   void rescan(int32_t row);
+  [[noreturn]] static void fail_infinite(int32_t row);
   float largest() const;
   int32_t best(const float* logits) const;
   void gather(const float* logits, float threshold);
@@ -76,7 +77,7 @@ class Sampler {
   bool keep_mass(double target);
   void cut_mass(const float* logits, float shift, float scale, float temperature, float top_p, float least);
   const float* modify(const float* logits, const ckdist_sampling& sampling, int32_t row);
-  void remove_forbidden(const uint32_t* allowed, int64_t words);
+  bool keep_allowed(const float* logits, const ckdist_sampling& sampling, int32_t row);
   bool count_tokens(const ckdist_sampling& sampling, int32_t row);
   float penalised(float logit, int32_t token, const ckdist_sampling& sampling) const;
   void forget_tokens();
@@ -160,8 +161,9 @@ class Sampler {
   const int64_t vocab_;
   std::vector<float> maxima_;  // of the row last scanned, as ElementwiseKernel::maxima leaves them
   std::vector<float> selected_maxima_;
-  std::vector<float> modified_;  // (vocab,)
-  std::vector<float> terms_;     // (vocab,)
+  std::vector<float> modified_;    // (vocab,)
+  std::vector<uint32_t> allowed_;  // a mask with words for the whole vocabulary
+  std::vector<float> terms_;       // (vocab,)
   std::vector<float> logits_of_candidates_;
   std::vector<float> terms_of_candidates_;
   std::vector<uint32_t> seen_;    // (vocab,): count in the output, and kInPrompt

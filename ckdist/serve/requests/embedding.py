@@ -142,10 +142,12 @@ def _document(item: Any, name: str = "documents") -> str:
 
 
 def _inputs(fields: Fields, names: tuple[str, ...], facts: ModelFacts) -> tuple[Input, ...]:
-    """One text, a list of texts, token ids, or a list of lists of them."""
-    name, given = names[0], fields.value(names, str, list)
+    """One text, a list of texts, token ids, or a list of lists of them; a text may be llama-server's object."""
+    name, given = names[0], fields.value(names, str, list, dict)
     if isinstance(given, str):
         return (given,)
+    if isinstance(given, dict):
+        return (_input(given, name, facts),)
     if not given:
         message = f"{name} is needed: a string, a list of strings, token ids, or a list of token id lists"
         raise RequestError(message, name, "missing_required_parameter")
@@ -159,6 +161,8 @@ def _input(item: Any, name: str, facts: ModelFacts) -> Input:
         return item
     if isinstance(item, list):
         return _token_input(item, name, facts)
+    if isinstance(item, dict) and isinstance(item.get("prompt_string"), str) and not item.get("multimodal_data"):
+        return item["prompt_string"]
     message = f"{name} must be a string or a list of token ids, not {kind_of(item)}"
     raise RequestError(message, name.partition("[")[0], "invalid_type")
 

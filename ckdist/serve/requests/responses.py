@@ -7,7 +7,8 @@ from ckdist.errors import RequestError
 from ckdist.serve.requests.fields import Fields
 from ckdist.serve.requests.json_body import kind_of
 
-READ = frozenset(["input", "instructions", "max_output_tokens", "tools", "tool_choice", "text"])
+KEPT = ("previous_response_id", "conversation", "prompt")  # what a server would have to keep
+READ = frozenset(["input", "instructions", "max_output_tokens", "tools", "tool_choice", "text", *KEPT])
 TEXTS = ("input_text", "output_text", "text", "refusal")
 INERT = frozenset(["include", "truncation", "background", "max_tool_calls"])
 # Fields that the answer repeats, with their defaults.
@@ -35,7 +36,7 @@ def echoed(body: dict[str, Any]) -> dict[str, Any]:
 def to_chat(body: dict[str, Any]) -> dict[str, Any]:
     """RequestError for what is not as OpenAI has it, and for answers that are not kept here."""
     fields = Fields(body)
-    for name in ("previous_response_id", "conversation", "prompt"):
+    for name in KEPT:
         if fields.value(name, str, dict):
             raise RequestError(f"{name} is not supported, since no answers are kept; send the whole input", name)
     if fields.switch("background"):

@@ -143,32 +143,42 @@ void add(const float* x, int64_t n, float* out) {
   });
 }
 
-bool maxima(const float* x, int64_t n, float* out) {
+// take(i, lanes, probe): the Vec at i, whose maximum counts, after `probe` has seen the numbers that must be finite.
+template <class Take>
+CKDIST_INLINE bool maxima_of(int64_t n, float* out, Take&& take) {
   Vec probe[kStreams] = {set(0), set(0), set(0), set(0)};  // 0 x is NaN for NaN and infinities, and a sum keeps it
   for (int64_t start = 0; start < n; start += kMaxSpan, out += kLanes) {
-    const float* span = x + start;
-    const int64_t length = n - start < kMaxSpan ? n - start : kMaxSpan;
+    const int64_t end = n - start < kMaxSpan ? n : start + kMaxSpan;
     Vec largest[kStreams];
     for (int s = 0; s < kStreams; ++s) largest[s] = set(-__builtin_inff());
-    int64_t i = 0;
-    for (; length - i >= kStreams * kLanes; i += kStreams * kLanes) {
-      for (int s = 0; s < kStreams; ++s) {
-        const Vec a = load(span + i + s * kLanes);
-        largest[s] = max(largest[s], a);
-        probe[s] = fma(a, set(0.0f), probe[s]);
-      }
-    }
-    for (; i < length; i += kLanes) {
-      const int lanes = lanes_left(length, i);
-      const Vec a = load_lanes(span + i, lanes);
-      static const float order[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-      const Vec present = select(less(load(order), set(static_cast<float>(lanes))), a, set(-__builtin_inff()));
-      largest[0] = max(largest[0], present);
-      probe[0] = fma(a, set(0.0f), probe[0]);
+    int64_t i = start;
+    for (; end - i >= kStreams * kLanes; i += kStreams * kLanes)
+      for (int s = 0; s < kStreams; ++s) largest[s] = max(largest[s], take(i + s * kLanes, kLanes, probe[s]));
+    for (; i < end; i += kLanes) {
+      const int lanes = lanes_left(end, i);
+      largest[0] = max(largest[0], select(lanes_of((1u << lanes) - 1), take(i, lanes, probe[0]), largest[0]));
     }
     store(out, max(max(largest[0], largest[1]), max(largest[2], largest[3])));
   }
   return reduce_sum((probe[0] + probe[1]) + (probe[2] + probe[3])) == 0.0f;
+}
+
+bool maxima(const float* x, int64_t n, float* out) {
+  return maxima_of(n, out, [&](int64_t i, int lanes, Vec& probe) {
+    const Vec a = load_lanes(x + i, lanes);
+    probe = fma(a, set(0.0f), probe);
+    return a;
+  });
+}
+
+bool maxima_allowed(const float* x, const uint32_t* allowed, float removed, int64_t n, float* kept, float* out) {
+  return maxima_of(n, out, [&](int64_t i, int lanes, Vec& probe) {
+    const Vec a = load_lanes(x + i, lanes);
+    probe = fma(a, set(0.0f), probe);
+    const Vec b = select(lanes_of(allowed[i / 32] >> i % 32 & 0xffff), a, set(removed));
+    store_lanes(kept + i, b, lanes);
+    return b;
+  });
 }
 
 // Floats over spans of 1024 and doubles over the spans: the error does not grow with the vocabulary.
@@ -210,8 +220,8 @@ double sum_at_least(const float* x, const float* terms, int64_t n, float thresho
 }  // namespace
 
 extern const ElementwiseKernel elementwise_kernel = {
-    rms_norm, sum_parts,           rope, rope_pairs, sum_squares, scale_weighted, gated,       activate, layer_norm,
-    soft_cap, prepare_activations, add,  add_scaled, maxima,      sum_exp,        sum_at_least};
+    rms_norm, sum_parts,           rope, rope_pairs, sum_squares, scale_weighted, gated,   activate,    layer_norm,
+    soft_cap, prepare_activations, add,  add_scaled, maxima,      maxima_allowed, sum_exp, sum_at_least};
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

@@ -114,6 +114,7 @@ CKDIST_INLINE Vec truncate(Vec a) {
 }  // |a| < 2^31
 CKDIST_INLINE Mask less(Vec a, Vec b) { return {_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ)}; }
 CKDIST_INLINE Vec select(Mask m, Vec a, Vec b) { return {_mm512_mask_blend_ps(m.m, b.v, a.v)}; }
+CKDIST_INLINE Mask lanes_of(uint32_t bits) { return {static_cast<__mmask16>(bits)}; }  // lane l: bit l
 CKDIST_INLINE Vec copy_sign(Vec magnitude, Vec sign) {
   return {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_castps_si512(magnitude.v), _mm512_castps_si512(sign.v),
                                                         _mm512_set1_epi32(INT32_MIN), 0xD8))};  // sign bit from `sign`
@@ -461,6 +462,11 @@ CKDIST_INLINE Mask less(Vec a, Vec b) {
   return out;
 }
 CKDIST_INLINE Vec select(Mask m, Vec a, Vec b) { CKDIST_EACH_PART(part_select(m.m[i], a.v[i], b.v[i])); }
+CKDIST_INLINE Mask lanes_of(uint32_t bits) {  // lane l: bit l
+  float lanes[kLanes];
+  for (int l = 0; l < kLanes; ++l) lanes[l] = static_cast<float>(bits >> l & 1);
+  return less(set(0.0f), load(lanes));
+}
 // a * 2^n, where n stands in the low mantissa bits of `power`; the result must be a normal number.
 CKDIST_INLINE Vec add_exponent(Vec a, Vec power) { CKDIST_EACH_PART(part_add_exponent(a.v[i], power.v[i])); }
 CKDIST_INLINE Vec load_f16(const uint16_t* p) { CKDIST_EACH_PART(part_f16(p + i * kPartLanes)); }
