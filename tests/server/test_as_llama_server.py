@@ -58,6 +58,27 @@ def test_what_leaves_no_choice_is_written(http, fields, wanted):
     assert content(http, **fields) == wanted
 
 
+def test_a_schema_beside_other_fields(http):
+    """Choices, log probabilities, a stop string, streams, and a prompt whose beginning is in the cache."""
+    schema = {"type": "object", "properties": {"code": {"type": "string", "maxLength": 12}}, "required": ["code"]}
+    form = {"response_format": {"type": "json_object", "schema": {**schema, "additionalProperties": False}}}
+    given = {**form, "n": 3, "seed": 5, "logprobs": True, "top_logprobs": 2}
+    first, again = (chat(http, **given).json() for _ in range(2))
+    assert again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+    texts = [choice["message"]["content"] for choice in first["choices"]]
+    assert texts == [choice["message"]["content"] for choice in again["choices"]] and len(set(texts)) > 1
+    for choice, text in zip(first["choices"], texts, strict=True):
+        jsonschema.validate(json.loads(text), schema)
+        assert "".join(entry["token"] for entry in choice["logprobs"]["content"]) == text
+    lines = chat(http, **form, n=3, seed=5, stream=True).text.splitlines()
+    streamed = ["", "", ""]
+    for line in lines:
+        for choice in json.loads(line[6:])["choices"] if line.startswith("data: {") else ():
+            streamed[choice["index"]] += choice["delta"].get("content") or ""
+    assert streamed == texts
+    assert content(http, **form, seed=5, stop=["code"]) == '{"'
+
+
 def test_objects_and_lists(http):
     assert content(http, response_format={"type": "json_object"}, max_tokens=5).startswith("{")
     numbers = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "maxItems": 4}

@@ -5,13 +5,14 @@ Biases of scores by distance stand for positions, queries are not scaled, norms 
 
 from dataclasses import replace
 
-from ckdist.models import from_config, limits
+from ckdist.models import from_config, from_gguf, limits
 from ckdist.models.families import bert
-from ckdist.models.families.family import Family, TensorNames
+from ckdist.models.families.family import Family, GgufHeader, TensorNames
 from ckdist.models.fields import Fields
 from ckdist.models.spec import Attention, CrossAttention, DenseFfn, LayerSpec, ModelSpec, RelativeBias
 
 NAME = "t5"
+DISTANCE = 128
 MAX_POSITION = 1 << 15  # distances have no end; so many tokens a sequence may have
 FUNCTIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu", "swish": "silu"}
 
@@ -24,19 +25,44 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     attention = Attention(heads, heads, width, 1.0, rope=None, relative=RelativeBias(buckets, distance))
     ffn, count = _ffn(f), f.integer("num_layers", 6, high=limits.MAX_LAYERS)
     vocab, hidden = f.integer("vocab_size", 32128, high=limits.MAX_VOCAB), f.integer("d_model", high=limits.MAX_WIDTH)
-    eps, encodes = f.number("layer_norm_epsilon", 1e-6, high=1.0), replace(attention, bidirectional=True)
-    encoder = ModelSpec(
-        NAME, vocab, hidden, (LayerSpec(encodes, ffn),) * count, {}, eps, MAX_POSITION, root="encoder"
-    )  # fmt: skip
+    encoder = _encoder(attention, ffn, count, vocab, hidden, f.number("layer_norm_epsilon", 1e-6, high=1.0))
     names = f.values.get("architectures")
     if isinstance(names, list) and str(names[0]).endswith("EncoderModel"):
         return encoder
-    cross = CrossAttention(Attention(heads, heads, width, 1.0, rope=None))
-    layers = (LayerSpec(attention, ffn, cross=cross),) * f.integer("num_decoder_layers", count, high=limits.MAX_LAYERS)
-    tied = from_config.tied(f, outer, True)
+    layers = f.integer("num_decoder_layers", count, high=limits.MAX_LAYERS)
+    start = f.integer("decoder_start_token_id", 0, low=0, high=vocab - 1)
+    return _whole(encoder, attention, layers, from_config.tied(f, outer, True), start)
+
+
+def from_gguf_header(header: GgufHeader) -> ModelSpec:
+    """From a GGUF file, which says neither the feed-forward's function, which llama.cpp takes to be that of version 1.1
+    where it is gated, nor beyond which distance all is one, 128.
+    """
+    f, n = header.fields, from_gguf.sizes(header)
+    buckets = f.integer("attention.relative_buckets_count", 32, low=4, high=DISTANCE)
+    attention = Attention(
+        n.num_heads, n.num_heads, n.head_dim, 1.0, rope=None, relative=RelativeBias(buckets, DISTANCE)
+    )  # fmt: skip
+    gated = "enc.blk.0.ffn_gate.weight" in header.dims
+    ffn = DenseFfn(n.intermediate_size, "gelu_tanh" if gated else "relu", gated=gated)
+    encoder = _encoder(attention, ffn, n.num_layers, n.vocab_size, n.hidden_size, n.norm_eps)
+    layers = f.integer("decoder_block_count", n.num_layers, high=limits.MAX_LAYERS)
+    start = f.integer("decoder_start_token_id", 0, low=0, high=n.vocab_size - 1)
+    return _whole(encoder, attention, layers, "output.weight" not in header.dims, start)
+
+
+def _encoder(attention: Attention, ffn: DenseFfn, layers: int, vocab: int, hidden: int, eps: float) -> ModelSpec:
+    encodes = LayerSpec(replace(attention, bidirectional=True), ffn)
+    return ModelSpec(NAME, vocab, hidden, (encodes,) * layers, {}, eps, MAX_POSITION, root="encoder")
+
+
+def _whole(encoder: ModelSpec, attention: Attention, layers: int, tied: bool, start: int) -> ModelSpec:
+    """With a decoder of so many layers, which begins with the token `start`."""
+    cross = CrossAttention(replace(attention, relative=None))
+    layer, hidden = LayerSpec(attention, encoder.layers[0].ffn, cross=cross), encoder.hidden_size
     return ModelSpec(
-        NAME, vocab, hidden, layers, {}, eps, MAX_POSITION, tied, logit_scale=hidden**-0.5 if tied else 1.0,
-        encoder=encoder, start_tokens=(f.integer("decoder_start_token_id", 0, low=0, high=vocab - 1),),
+        NAME, encoder.vocab_size, hidden, (layer,) * layers, {}, encoder.norm_eps, MAX_POSITION, tied,
+        logit_scale=hidden**-0.5 if tied else 1.0, encoder=encoder, start_tokens=(start,),
     )  # fmt: skip
 
 
@@ -85,6 +111,24 @@ NAMES = TensorNames(
     own_names=False,
     encoder=ENCODER,
 )
+GGUF_SELF = {
+    **{f"attn_{own}": f"self_attn.{own}_proj" for own in "qkvo"},
+    "attn_rel_b": "self_attn.relative_bias",
+    "attn_norm": "input_layernorm",
+    **{f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
+    "ffn_norm": "post_attention_layernorm",
+}
+GGUF_NAMES = TensorNames(
+    top={"token_embd": "model.embed_tokens", "dec.output_norm": "model.norm", "output": "lm_head"},
+    layer={
+        **GGUF_SELF,
+        **{f"cross_attn_{own}": f"cross_attn.{own}_proj" for own in "qkvo"},
+        "cross_attn_norm": "cross_attention_layernorm",
+    },
+    prefix="dec.blk",
+    own_names=False,
+    encoder=TensorNames(top={"enc.output_norm": "model.norm"}, layer=GGUF_SELF, prefix="enc.blk", own_names=False),
+)
 FAMILY = Family(
     name=NAME,
     architectures=(
@@ -97,10 +141,14 @@ FAMILY = Family(
     model_types=(NAME, "mt5"),
     gguf=NAME,
     from_config=config,
-    from_gguf=None,
+    from_gguf=from_gguf_header,
     to_gguf=bert.export,
     safetensors=NAMES,
-    gguf_names=NAMES,
+    gguf_names=GGUF_NAMES,
     # copies of the shared embeddings, and biases that the first files had for distances in cross-attention
-    ignored=(r"(en|de)coder\.embed_tokens\.weight", r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative.+"),
+    ignored=(
+        r"(en|de)coder\.embed_tokens\.weight",
+        r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative.+",
+        r"dec\.blk\.0\.cross_attn_rel_b\.weight",
+    ),
 )

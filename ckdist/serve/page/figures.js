@@ -19,12 +19,12 @@ export function bytes(number) {
 }
 
 export function share(part, all) {
-  return all > 0 ? `${whole.format((100 * part) / all)} %` : "–";
+  return all > 0 ? `${whole.format((100 * part) / all)}\u00a0%` : "–";
 }
 
 export function milliseconds(seconds) {
   const ms = seconds * 1e3;
-  return ms < 10 ? ms.toFixed(2) : ms < 100 ? ms.toFixed(1) : ms.toFixed(0);
+  return ms < 9.995 ? ms.toFixed(2) : ms < 99.95 ? ms.toFixed(1) : ms.toFixed(0);
 }
 
 // Tokens of a second, between two events: of prompts, by the time of the steps that had them (0: there was none, or
