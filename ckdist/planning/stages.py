@@ -32,7 +32,7 @@ from ckdist.weights.packed_type import WeightCost
 PROMPT = 2048  # tokens, by which layers are divided
 MIXTURES = 10  # of what a decoded token and a prompt cost, of which each is a division
 OPERATIONS_PER_BYTE = 30  # a step's weights are read as fast as so many operations with them are done, roughly
-ATTENTION_RATE = 0.3  # operations of attention in the time of one of products, roughly
+ATTENTION_RATE = 0.4  # operations of attention in the time of one of products, roughly
 
 
 @dataclass(frozen=True)

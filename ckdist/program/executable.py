@@ -71,7 +71,7 @@ class StageRanks:
     @staticmethod
     def arena_bytes(count: int, ranks: int, max_tokens: int, hidden: int) -> int:
         """Of the job's communicator, that rows on their way to the next of `count` stages of `ranks` ranks take."""
-        return 0 if count == 1 else count * (4 * -(-max_tokens // ranks) * hidden + _ALIGNMENT)
+        return 0 if count == 1 else (count + 1) * (4 * -(-max_tokens // ranks) * hidden + _ALIGNMENT)
 
 
 @dataclass(frozen=True)
@@ -202,8 +202,10 @@ class Executable:
 
     @property
     def in_flight(self) -> int:
-        """How many steps may be published before the first of them is collected."""
-        return self.costs.stages
+        """How many steps may be published before the first of them is collected: of several stages one more than there
+        are, so that none waits for the last one to publish the next piece of a prompt.
+        """
+        return self.costs.stages + (self.costs.stages > 1)
 
     @functools.cached_property
     def labels(self) -> list[list[tuple[str, int | None]]]:
