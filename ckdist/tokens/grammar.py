@@ -16,6 +16,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from ckdist.errors import RequestError
+from ckdist.tokens.schema_patterns import with_exact_patterns
 
 MAX_GRAMMAR = 256 << 10  # characters, of the form that llguidance reads
 REMEMBERED = 16  # grammars that have passed
@@ -56,8 +57,8 @@ def json_schema_grammar(
     if not isinstance(schema, dict):
         raise RequestError(f"{field} must be a JSON Schema: an object", field, "invalid_json_schema")
     _check_size(schema, field)
-    schema = {key: value for key, value in schema.items() if key != "x-guidance"}
-    return _made(lambda: LLMatcher.grammar_from_json_schema(schema, overrides=options), field)
+    exact: dict[str, Any] = with_exact_patterns({key: value for key, value in schema.items() if key != "x-guidance"})
+    return _made(lambda: LLMatcher.grammar_from_json_schema(exact, overrides=options), field)
 
 
 def regex_grammar(pattern: str, field: str = "regex") -> str:

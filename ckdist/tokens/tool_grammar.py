@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckdist.tokens.grammar import SEPARATORS, quoted
+from ckdist.tokens.schema_patterns import with_exact_patterns
 from ckdist.tokens.text_before_calls import Literal, TextBeforeCalls, thought_rules
 from ckdist.tokens.tool_format import ToolFormat
 
@@ -103,7 +104,7 @@ class ToolGrammar:
 def json_rule(schema: dict[str, Any], strict: bool) -> str:
     """JSON by a schema, as Lark; `strict`: it may hold no keyword that is not known."""
     options = {**SEPARATORS, "lenient": not strict}
-    return "%json " + json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
+    return "%json " + json.dumps({**with_exact_patterns(schema), "x-guidance": options}, ensure_ascii=False)
 
 
 def with_thought(start: str, rules: list[str], thought_end: str | None, literal: Literal) -> str:
