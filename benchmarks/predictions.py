@@ -7,12 +7,14 @@ The kernels are measured first (or read from a file of `ckdist bench machine --s
 measured right before and right after each model, by the models that `ckdist bench machine` makes up for it: on a shared
 machine speed changes from minute to minute. Where it changed by more than DRIFT from before to after, the model is
 measured again, up to --tries times; the last counts. How much alike experts are chosen is that of the model's router,
-which is counted beside the measured steps. No model here is used for the calibration.
+which is counted beside the measured steps. No model here is used for the calibration. `process` is what the process
+holds more than before the model was loaded, of everything but files.
 """
 
 import argparse
 import dataclasses
 import json
+import pathlib
 import statistics
 import time
 
@@ -83,8 +85,18 @@ def alike(model):
     return float(np.clip(1 - (rows - 1) / (count - 1), 0, 1))
 
 
+def held():
+    """Bytes of memory that this process has and no file."""
+    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    sizes = {name: text.split() for name, text in (line.split(":", 1) for line in lines)}
+    return sum(int(sizes[name][0]) << 10 for name in ("RssAnon", "RssShmem"))
+
+
 def measured(path, world, turns):
-    """Tokens and seconds of what a model does, bytes of what it holds, and how alike experts are chosen; on rank 0."""
+    """Tokens and seconds of what a model does, bytes of what it holds and the process, and how alike experts are
+    chosen; on rank 0.
+    """
+    before = held()
     config = EngineConfig(model=path, ctx_size=CONTEXT, parallel=max(SEQUENCES), repack="off", prefill="tensor")
     model = load_model(config, world)
     if world.rank:
@@ -92,7 +104,8 @@ def measured(path, world, turns):
         model.close()
         return {}, {}, 0.0
     took, chosen = speeds(model, turns), alike(model)
-    memory = {"weights": model.weight_bytes, "cache": model.executable.kv_bytes}
+    LockstepSequences(model.executable, max(SEQUENCES)).fill(np.zeros(CONTEXT, np.int32))  # every page of the cache
+    memory = {"weights": model.weight_bytes, "cache": model.executable.kv_bytes, "process": held() - before}
     model.close()
     return took, memory, chosen
 
@@ -111,8 +124,9 @@ def rows(path, machine, world, took, memory, chosen):
         count = int(what.split()[1]) if what != "prefill" else 0
         rate = one.decode(count, (CONTEXT + GENERATED) // 2) if count else one.prefill(PROMPT)
         found.append((what, rate.tokens, tokens / seconds))
-    held = one.memory(CONTEXT, max(SEQUENCES))[0]
-    found += [(what, getattr(held, what), size) for what, size in memory.items()]
+    taken = one.memory(CONTEXT, max(SEQUENCES))[0]
+    predicted = {"weights": taken.weights, "cache": taken.cache, "process": taken.total - taken.process}
+    found += [(what, predicted[what], size) for what, size in memory.items()]
     return [
         {"model": path.rsplit("/", 1)[-1], "ranks": world.size, "what": what, "predicted": predicted,
          "measured": measured, "error": predicted / measured - 1}
@@ -160,7 +174,7 @@ def main():
         machine = with_exchange(machine, world)
     else:
         machine = kernels_measured(world)
-    with made_models(machine, world) as models:
+    with made_models(world) as models:
         found = compared(given, machine, world, lambda: measured_steps(machine, world, models))
     if given.json and world.rank == 0:
         with open(given.json, "w", encoding="utf-8") as file:

@@ -18,10 +18,22 @@ def new_figure(width: float, height: float) -> Any:
     return importlib.import_module("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
 
 
+def plain_ticks(axis: Any) -> None:
+    """Numbers at 1, 2 and 5 of each power of ten of a logarithmic axis, written out."""
+    ticker = importlib.import_module("matplotlib.ticker")
+    axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(ticker.NullFormatter())
+
+
 def check_path(path: str | os.PathLike[str]) -> None:
-    """ConfigError for a path whose ending names no format of a picture, and where matplotlib is not installed."""
+    """ConfigError for a path whose ending names no format of a picture, or whose folder is not there, and where
+    matplotlib is not installed.
+    """
     if not str(path).endswith(ENDINGS):
         raise ConfigError(f"a picture's file must end with {', '.join(ENDINGS)}, and is {str(path)[:200]!r}")
+    if not pathlib.Path(path).parent.is_dir():
+        raise ConfigError(f"the picture {str(path)[:200]} cannot be written: there is no such folder")
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("a picture needs matplotlib, which is not installed: pip install 'ckdist[plot]'")
 
@@ -41,4 +53,4 @@ def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
         raise ConfigError(f"the picture {target} cannot be written: {error.strerror or error}") from None
 
 
-__all__ = ["ENDINGS", "check_path", "new_figure", "save_figure"]
+__all__ = ["ENDINGS", "check_path", "new_figure", "plain_ticks", "save_figure"]

@@ -175,8 +175,8 @@ class ModelBench:
             weights = chunks * work.bytes_read(min(n_prompt, most))
             return self.bounds.seconds(weights + self.kv_bytes_per_token * context, work.operations(n_prompt, 1))
         # Every step reads all weights that its tokens take, and of each sequence what it has in the cache: half of what
-        # is generated, on average. A stage reads its weights once for each step that is under way, or waits.
-        context, steps = sequences * (depth + (n_gen + 1) / 2), self.executable.in_flight
+        # is generated, on average. A stage reads its weights once for each of the steps that decode them.
+        context, steps = sequences * (depth + (n_gen + 1) / 2), self.executable.costs.groups(sequences)
         weights = steps * work.bytes_read(-(-sequences // steps))
         return self.bounds.seconds(
             n_gen * (weights + self.kv_bytes_per_token * context),

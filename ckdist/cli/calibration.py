@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from ckdist import native
-from ckdist.cli.traced_steps import STEPS, Groups, TracedSteps
+from ckdist.cli.traced_steps import STEPS, Groups, OtherBytes, TracedSteps
 from ckdist.comm.protocol import World
 from ckdist.config.engine import EngineConfig
-from ckdist.engine.launch import load_model
+from ckdist.engine.launch import Model, load_model
 from ckdist.models.decoder import weight_shapes
 from ckdist.models.registry import spec_from_config
 from ckdist.planning.cluster import Cluster
@@ -47,6 +47,8 @@ LATENT = {
 }  # fmt: skip
 MADE = {"plain": (DENSE, None), "Q8_0": (DENSE, "q8_0"), "Q4_K": (DENSE, "q4_k"), "latent": (LATENT, None)}
 BYTE_TYPES = "Q8_0", "Q4_K"
+SMALL = DENSE | {"num_hidden_layers": 1}  # whose weights are read again after other bytes
+REUSED = 0.125, 0.25, 0.5, 1.0, 1.5  # so many times the caches: bytes from one use of a weight to the next
 SHORT, LONG = 32, 1024  # tokens of context
 FEW, SOME, MANY = 4, 64, 512  # rows of products: of sequences that are decoded together, and of prompts
 ALONE, BEHIND, TOGETHER = StepShape.decode(1, SHORT), StepShape.decode(1, LONG), StepShape.decode(FEW, SHORT)
@@ -54,9 +56,10 @@ PROMPTED, PIECE = StepShape.prompt(MANY), StepShape.prompt(SOME)
 SHAPES = ALONE, BEHIND, TOGETHER, PIECE, PROMPTED
 TURNS = 3
 MOST_FACTOR = 4.0  # that products in steps are faster or slower than alone
-LOSSES = tuple(math.exp(x) for x in np.linspace(math.log(0.02), math.log(2.0), 48))
-MOST_LAYERS, CACHES = 16, 1.0  # so many times the machine's caches the weights of bfloat16 have at least
-EVICTED = 2.0  # so many times their size is read before a decoded token
+LOSSES = tuple(math.exp(x) for x in np.linspace(math.log(0.02), math.log(2.0), 24))
+HALVINGS = 20  # of the logarithms of bounds, by which a figure is found
+MOST_REUSE, MOST_BYTES = 20.0, 1e16  # times faster than memory at most; more bytes than any model has
+EVICTED = 1.5  # so many times the machine's caches is read from one use of a weight to the next, if it is from memory
 
 IN_MEMORY, ROOM = pathlib.Path("/dev/shm"), 2 << 30  # noqa: S108, a file system in memory; bytes that it has free
 
@@ -65,14 +68,18 @@ Setter = Callable[[MachineSpec, float], MachineSpec]
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Of one model: seconds of steps by shape and group, of each turn, and its costs."""
+    """Of one model: seconds of steps by shape and group, of each turn, and its costs. `between`: bytes that the ranks
+    of its node read from one use of a weight to the next.
+    """
 
     times: Mapping[StepShape, Sequence[Groups]]
     cost: CostModel
+    between: float = math.inf
 
     def joined(self, other: "Measured") -> "Measured":
         """With what was measured at another time."""
-        return Measured({shape: [*each, *other.times[shape]] for shape, each in self.times.items()}, self.cost)
+        both = {shape: [*each, *other.times[shape]] for shape, each in self.times.items()}
+        return dataclasses.replace(self, times=both)
 
     def seconds(self, shape: StepShape, group: str) -> float:
         """The median of the turns."""
@@ -89,7 +96,7 @@ class Measured:
         taken = lambda value: self.cost.on(changed(spec, value)).groups(shape)[group]
         low, high = bounds
         grows = taken(high) > taken(low)
-        for _ in range(40):
+        for _ in range(HALVINGS):
             middle = math.sqrt(low * high) if low > 0 else (low + high) / 2
             if (taken(middle) < wanted) == grows:
                 low = middle
@@ -99,7 +106,7 @@ class Measured:
 
 
 @contextlib.contextmanager
-def made_models(spec: MachineSpec, world: World) -> Iterator[pathlib.Path]:
+def made_models(world: World) -> Iterator[pathlib.Path]:
     """A folder with the models' files, in memory where there is room, for as long as the caller needs them; a
     collective call.
     """
@@ -108,8 +115,8 @@ def made_models(spec: MachineSpec, world: World) -> Iterator[pathlib.Path]:
         folder = stack.enter_context(temporary) if temporary is not None else None
         parent = pathlib.Path(world.broadcast(folder))
         if world.rank == 0:
-            _write(parent / "dense", DENSE | {"num_hidden_layers": _layers(spec)})
-            _write(parent / "latent", LATENT)
+            for name, config in (("dense", DENSE), ("latent", LATENT), ("small", SMALL)):
+                _write(parent / name, config)
         world.gather(None)  # the files are there
         yield parent
         world.gather(None)  # nobody reads them any more
@@ -124,25 +131,36 @@ def _memory() -> str | None:
 
 
 def measured_steps(spec: MachineSpec, world: World, models: pathlib.Path) -> dict[str, Measured]:
-    """The steps of the models of MADE, which lie in a folder, on all ranks; on rank 0, a collective call."""
+    """The steps of the models of MADE, which lie in a folder, on all ranks, and those of SMALL with weights that may
+    still be in a cache; on rank 0, a collective call.
+    """
+    others = OtherBytes(int(EVICTED * _caches()) if world.rank == 0 else 0)
     found: dict[str, Measured] = {}
-    for name, (config, quantize) in MADE.items():
-        one = _measured(spec, models / ("dense" if config is DENSE else "latent"), quantize, world)
-        if one is not None:
-            found[name] = one
+    try:
+        for name, (config, quantize) in MADE.items():
+            with _loaded(spec, models / ("dense" if config is DENSE else "latent"), quantize, world) as (model, cost):
+                if world.rank == 0:
+                    found[name] = _from_memory(model, cost, others)
+        with _loaded(spec, models / "small", None, world) as (model, cost):
+            if world.rank == 0:
+                found |= {f"again after {one.between:.3g}": one for one in _again(model, cost, others)}
+    finally:
+        others.close()
     return found
 
 
 def calibrated(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
     """The machine with what whole steps reach of its bandwidth, products, attention and elementwise rate."""
     plain, latent, rates = found["plain"], found["latent"], (1e7, 1e13)
+    spec = dataclasses.replace(spec, reuse=())
     spec = plain.solved(spec, "elementwise", (1e6, 1e11), PROMPTED, OTHERS)
     spec = _with_products(_with_reading(spec, found), found)
     spec = plain.solved(spec, "attention", rates, PROMPTED, ATTENTION)
     spec = plain.solved(spec, "attention_one", rates, BEHIND, ATTENTION)
     spec = latent.solved(spec, "latent", rates, PROMPTED, ATTENTION)
     spec = latent.solved(spec, "latent_one", rates, BEHIND, ATTENTION)
-    return latent.solved(spec, "achieved_heads", (0.02, 4.0), PROMPTED, HEADS)
+    spec = latent.solved(spec, "achieved_heads", (0.02, 4.0), PROMPTED, HEADS)
+    return _with_reuse(spec, [one for one in found.values() if one.between < math.inf])
 
 
 def _with_reading(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
@@ -165,6 +183,26 @@ def _reading(spec: MachineSpec, rate: float) -> MachineSpec:
     most = max(spec.bandwidth, rate)
     core = max(spec.core_bandwidth, most / spec.cores)
     return dataclasses.replace(spec, bandwidth=most, achieved_bandwidth=rate / most, core_bandwidth=core)
+
+
+def _with_reuse(spec: MachineSpec, found: Sequence[Measured]) -> MachineSpec:
+    """The machine with the rates at which weights are read that may still be in a cache: at least that of memory, and
+    never more after more bytes, so that where it seems otherwise both have the mean.
+    """
+    memory, pools = spec.bandwidth * spec.achieved_bandwidth, list[tuple[float, list[float]]]()
+    for one in sorted(found, key=lambda one: one.between):
+        rate = one.solved(spec, _reusing, (memory, MOST_REUSE * memory), ALONE, PRODUCT).reuse[0][1]
+        pools.append((math.log(rate), [one.between]))
+        while len(pools) > 1 and pools[-1][0] >= pools[-2][0]:
+            (first, sizes), (second, more) = pools[-2:]
+            mean = (first * len(sizes) + second * len(more)) / (len(sizes) + len(more))
+            pools[-2:] = [(mean, sizes + more)]
+    return dataclasses.replace(spec, reuse=tuple((size, math.exp(rate)) for rate, sizes in pools for size in sizes))
+
+
+def _reusing(spec: MachineSpec, rate: float) -> MachineSpec:
+    """The machine whose nodes read all weights again at so many bytes per second."""
+    return dataclasses.replace(spec, reuse=((MOST_BYTES, rate),))
 
 
 def _with_products(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
@@ -190,14 +228,6 @@ def _with_products(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineS
         each = factors.get(kind, (None, factors["BF16"], mean)[form] or [1.0] * len(PRODUCT_ROWS))
         products[kind] = tuple(rate * factor for rate, factor in zip(alone, each, strict=True))
     return dataclasses.replace(spec, products=products)
-
-
-def _layers(spec: MachineSpec) -> int:
-    """So many that the weights do not stay in caches, as far as memory allows."""
-    each = 2 * sum(math.prod(shape) for name, shape in _shapes(DENSE).items() if ".layers.0." in name)
-    room = native.lib.ckdist_available_memory() / 16
-    least = int(DENSE["num_hidden_layers"])
-    return max(least, min(MOST_LAYERS, int(min(CACHES * _caches(), room, spec.memory / 16) / each)))
 
 
 def _caches() -> int:
@@ -236,24 +266,45 @@ def _stored(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) ->
             yield name, shape
 
 
-def _measured(spec: MachineSpec, folder: pathlib.Path, quantize: str | None, world: World) -> Measured | None:
-    """Steps of SHAPES on all ranks; on rank 0, a collective call."""
+@contextlib.contextmanager
+def _loaded(
+    spec: MachineSpec, folder: pathlib.Path, quantize: str | None, world: World
+) -> Iterator[tuple[Model, CostModel]]:
+    """A model on all ranks, those behind the first of which do as that one does, and what its steps cost; a collective
+    call.
+    """
     config = EngineConfig(
         model=str(folder), ctx_size=LONG + 2 * STEPS, parallel=FEW, repack="off", prefill="tensor", quantize=quantize,
         threads=max(1, spec.total_cores // world.local_size),
     )  # fmt: skip
+    cluster = Cluster(spec, hosts=world.size // world.local_size, ranks=world.local_size)
+    cost = Predictor(open_checkpoint(folder), cluster, Way("tensor"), quantize=quantize).stages[0].costs[0]
     model = load_model(config, world)
     try:
         if world.rank:
             model.executable.work()
-            return None
-        steps = TracedSteps(model, int(EVICTED * _caches()))
-        times = {shape: steps.measured(shape, TURNS) for shape in SHAPES}
+        yield model, cost
     finally:
         model.close()
-    cluster = Cluster(spec, hosts=world.size // world.local_size, ranks=world.local_size)
-    cost = Predictor(open_checkpoint(folder), cluster, Way("tensor"), quantize=quantize).stages[0].costs[0]
-    return Measured(times, cost)
+
+
+def _from_memory(model: Model, cost: CostModel, others: OtherBytes) -> Measured:
+    """Steps of SHAPES, whose weights are in no cache if they decode."""
+    steps = TracedSteps(model, others)
+    count = lambda shape: int(EVICTED * _caches() - cost.bytes_read(shape).always)
+    return Measured({shape: steps.measured(shape, TURNS, max(0, count(shape))) for shape in SHAPES}, cost)
+
+
+def _again(model: Model, cost: CostModel, others: OtherBytes) -> Iterator[Measured]:
+    """Steps of one token, whose weights are read again after as many bytes as REUSED says; nothing where no cache
+    has room for them.
+    """
+    steps, own = TracedSteps(model, others), cost.bytes_read(ALONE).always * cost.neighbours
+    caches = _caches() / max(1, len(this_machine().nodes))
+    for part in REUSED if own < caches else ():
+        if (count := part * caches - own) >= 0:
+            turns = steps.measured(ALONE, TURNS, int(count) * len(this_machine().nodes))
+            yield Measured({ALONE: turns}, cost, part * caches)
 
 
 __all__ = ["Measured", "calibrated", "made_models", "measured_steps"]

@@ -57,7 +57,7 @@ def this_machine_spec() -> MachineSpec:
 def measured(world: World) -> MachineSpec | None:
     """This machine, on rank 0; a collective call."""
     spec = kernels_measured(world)
-    with made_models(spec, world) as models:
+    with made_models(world) as models:
         steps = measured_steps(spec, world, models)
     return with_training(calibrated(spec, steps)) if world.rank == 0 else None
 

@@ -14,6 +14,7 @@ from typing import Any
 from ckdist.cli.machine_speed import this_machine_spec
 from ckdist.config.plan import PlanConfig
 from ckdist.errors import ConfigError
+from ckdist.figure import check_path
 from ckdist.hub.catalogue import CATALOGUE as PUBLISHED
 from ckdist.hub.remote_file import is_url
 from ckdist.hub.resolve import find
@@ -36,7 +37,7 @@ from ckdist.planning.rank_memory import RankMemory
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.described import describe, shape_names, shape_path
 
-COLUMNS = 100
+COLUMNS = 80
 MOST_HOSTS = 16  # of the table over hosts, unless more are asked for
 BOUNDS = {
     "bandwidth": "memory",
@@ -49,6 +50,8 @@ BOUNDS = {
 
 def run(config: PlanConfig) -> int:
     """Prints the plan; 0."""
+    if config.plot is not None:
+        check_path(config.plot)  # before seconds are spent
     checkpoint = open_model(config)
     question = question_of(config, checkpoint, open_machine(config))
     if config.train:
@@ -117,19 +120,20 @@ def question_of(config: PlanConfig, checkpoint: Checkpoint, machine: MachineSpec
 
 
 def lines(question: Question, found: list[Answer]) -> Iterator[str]:
-    """What people read; no line is longer than 100 columns."""
+    """What people read; no line is longer than 80 columns."""
     best = found[0]
-    yield from heading(question, best)
+    for line in heading(question, best):
+        yield from textwrap.wrap(line, COLUMNS)
     yield ""
-    yield f"{'way':<20s}{'memory of a rank':<19s}{'decode tok/s':<22s}{'bound':<13s}prefill tok/s"
-    room = question.cluster.rank_memory
+    room = f"GiB of {question.cluster.rank_memory / 2**30:.0f}"  # that a rank has
+    yield f"{'way':<19s}{room:<11s}{'decode tok/s':<19s}{'bound':<12s}prefill tok/s"
     for one in found:
-        size = f"{one.largest.total / 2**30:.1f} of {room / 2**30:.0f} GiB"
+        size = f"{one.largest.total / 2**30:.1f}"
         if one.decode and one.prefill:
-            speeds = f"{rate(one.decode):<22s}{BOUNDS[one.decode.bound]:<13s}{rate(one.prefill)}"
+            speeds = f"{rate(one.decode):<19s}{BOUNDS[one.decode.bound]:<12s}{rate(one.prefill)}"
         else:
             speeds = "does not fit: no speed"
-        yield f"{one.way!s:<20s}{size:<19s}{speeds}"
+        yield f"{one.way!s:<19s}{size:<11s}{speeds}"
     yield ""
     if not best.fits:
         yield from remedies(question)
@@ -201,7 +205,7 @@ def remedies(question: Question) -> Iterator[str]:
 def hosts_lines(question: Question) -> Iterator[str]:
     """The best way on more hosts, and where they make it slower."""
     rows = over_hosts(question, max(MOST_HOSTS, question.cluster.hosts))
-    yield f"{'hosts':<8s}{'best way':<24s}{'decode tok/s':<14s}{'prefill tok/s':<15s}"
+    yield f"{'hosts':<8s}{'best way':<20s}{'decode tok/s':<14s}prefill tok/s"
     previous, told = 0.0, False
     for hosts, one in rows:
         if not (one.decode and one.prefill):
@@ -209,7 +213,7 @@ def hosts_lines(question: Question) -> Iterator[str]:
             continue
         note = "slower than with fewer" if one.decode.tokens < previous and not told else ""
         told, previous = told or bool(note), max(previous, one.decode.tokens)
-        yield f"{hosts:<8d}{one.way!s:<24s}{one.decode.tokens:<14.1f}{one.prefill.tokens:<15.1f}{note}".rstrip()
+        yield f"{hosts:<8d}{one.way!s:<20s}{one.decode.tokens:<14.1f}{one.prefill.tokens:<15.1f}{note}".rstrip()
     fitting = [(hosts, one.decode.tokens) for hosts, one in rows if one.decode]
     if len(fitting) > 1 and fitting[0][0] == 1:
         hosts, tokens = fitting[1]
@@ -233,11 +237,13 @@ def money_lines(question: Question, best: Answer) -> Iterator[str]:
 
 def rate(one: Any) -> str:
     """Tokens per second, and between what they may lie."""
-    return f"{number(one.tokens)} ({number(one.low)} to {number(one.high)})"
+    return f"{number(one.tokens)} ({number(one.low)}-{number(one.high)})"
 
 
 def number(value: float) -> str:
     """Three digits."""
+    if value >= 1e4:
+        return f"{value / 1e3:.3g}k"
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 

@@ -10,7 +10,7 @@ from ckdist.planning.compare import Question, parameters
 from ckdist.planning.memory import gigabytes
 from ckdist.train.plan import TrainingAnswer, training_answers
 
-COLUMNS = 100
+COLUMNS = 80
 
 
 def run_training(config: PlanConfig, question: Question) -> int:
@@ -28,10 +28,12 @@ def lines(config: PlanConfig, question: Question, found: list[TrainingAnswer]) -
     """What people read."""
     machine, (total, _) = question.cluster.machine, parameters(question.checkpoint)
     what = "all weights" if config.train == "full" else "adapters of rank 16"
-    yield f"training of {what} of {total / 1e9:.2f} B parameters, {config.batch_tokens} tokens a step of each replica"
+    size = f"{total / 1e9:.2f} B parameters"
+    heading = f"training of {what} of {size}, {config.batch_tokens} tokens a step of each replica"
+    yield from textwrap.wrap(heading, COLUMNS)
     if config.batches > 1:
         yield f"in {config.batches} batches, one after the other"
-    yield f"{config.hosts} x {machine.name[:50]} ({machine.source[:30]})"
+    yield from textwrap.wrap(f"{config.hosts} x {machine.name[:50]} ({machine.source[:30]})", COLUMNS)
     yield ""
     yield f"{'mesh':<24s}{'memory of a rank':<22s}{'step':<12s}{'tokens/s':<12s}bound"
     room = question.cluster.rank_memory / 2**30

@@ -19,7 +19,7 @@ from ckdist.planning.predict import PredictedStepCost, Way
 from ckdist.planning.step_cost import StepCost, StepTotals, linear_step_cost, read_step_cost
 from ckdist.simulate.fleet import ClosedLoop, Fleet, simulate_clients, simulate_requests
 from ckdist.simulate.lengths import Lengths, parse_lengths
-from ckdist.simulate.load import RequestKind, poisson, read_trace
+from ckdist.simulate.load import RequestKind, Requests, poisson, read_trace
 from ckdist.simulate.observed import Observed
 from ckdist.simulate.plot import draw
 from ckdist.simulate.replica import ServerShape
@@ -84,12 +84,10 @@ def fleet_of(config: SimulateConfig) -> Fleet:
     return Fleet(replicas, server, cost, config.router, mtbf, config.restart, config.sample, config.seed, jobs)
 
 
-def simulate(config: SimulateConfig, fleet: Fleet) -> tuple[Observed, float]:
-    """What becomes of the load that is asked for, and the seconds in which it arrives."""
+def load_of(config: SimulateConfig) -> Requests | ClosedLoop:
+    """Who asks, and for what. ConfigError where what tells it cannot be used."""
     if config.trace is not None:
-        requests = read_trace(config.trace, config.duration)
-        seconds = min(config.duration, float(requests.arrival[-1]))
-        return simulate_requests(fleet, requests, seconds), seconds
+        return read_trace(config.trace, config.duration)
     kind = RequestKind(
         _lengths("--prompt-tokens", config.prompt_tokens),
         _lengths("--output-tokens", config.output_tokens),
@@ -97,17 +95,23 @@ def simulate(config: SimulateConfig, fleet: Fleet) -> tuple[Observed, float]:
         config.prefixes,
     )
     if config.clients is not None:
+        return ClosedLoop(config.clients, kind, config.think)
+    assert config.rate is not None  # as the configuration has checked
+    return poisson(np.random.default_rng([config.seed, 0]), kind, config.rate, config.duration)
+
+
+def simulate(config: SimulateConfig, load: Requests | ClosedLoop, fleet: Fleet) -> tuple[Observed, float]:
+    """What becomes of the load, and the seconds in which it arrives."""
+    if isinstance(load, ClosedLoop):
         steps = fleet.simulated * config.duration / fleet.cost.seconds(StepTotals(decodes=1, outputs=1))
         if steps > MOST_STEPS:
             raise ConfigError(
                 f"--clients for --duration {config.duration:g} are {steps:.2g} steps or fewer, of at most "
                 f"{MOST_STEPS:.0e}: shorten it, or give --sample"
             )
-        loop = ClosedLoop(config.clients, kind, config.think)
-        return simulate_clients(fleet, loop, config.duration), config.duration
-    assert config.rate is not None  # as the configuration has checked
-    requests = poisson(np.random.default_rng([config.seed, 0]), kind, config.rate, config.duration)
-    return simulate_requests(fleet, requests, config.duration), config.duration
+        return simulate_clients(fleet, load, config.duration), config.duration
+    seconds = min(config.duration, float(load.arrival[-1])) if config.trace is not None else config.duration
+    return simulate_requests(fleet, load, seconds), seconds
 
 
 def _lengths(flag: str, text: str) -> Lengths:
@@ -125,8 +129,8 @@ def run(config: SimulateConfig) -> int:
     if config.plot is not None:
         check_path(config.plot)  # before minutes are spent
     objective = Objective(config.first_token, config.per_token)
-    fleet = fleet_of(config)
-    seen, seconds = simulate(config, fleet)
+    load, fleet = load_of(config), fleet_of(config)
+    seen, seconds = simulate(config, load, fleet)
     found = report(seen, fleet, seconds, objective)
     print(json.dumps(found, indent=1) if config.json else "\n".join(lines(found, objective)))
     if config.plot is not None:

@@ -46,7 +46,7 @@ def start_lines(name: str, model: Model) -> tuple[list[str], list[str]]:
     if world.size > 1:
         transport = model.executable.communicator.transport
         stages = model.executable.stages
-        divided = f" in {stages.count} stages" if stages is not None else ""
+        divided = f" in {stages.costs.stages} stages" if stages is not None else ""
         where = f"{world.size} ranks × {threads}{batch}{divided} on {hosts} host{'s' * (hosts > 1)} ({transport})"
     isa = native.isa()
     tokens = plan.cache.num_blocks * BLOCK_TOKENS

@@ -2,8 +2,11 @@
 and the rest; from the events that its threads write. It fits nothing.
 """
 
+import os
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,22 +16,51 @@ from ckdist.engine.launch import Model
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.single import SingleSequence
 from ckdist.planning.cost import GROUP_OF, OTHERS, StepShape
+from ckdist.topology import this_machine
 
 LANE_EVENTS = 1 << 15
 EVENT = native.dtype("ckdist_trace_event")
-STEPS = 8  # tokens that are decoded for one measurement
+STEPS = 6  # tokens that are decoded for one measurement
+READERS = 4  # CPUs of a last-level cache that read other bytes, at most
 
 Groups = dict[str, float]  # seconds by group, and of the whole step
+
+
+class OtherBytes:
+    """Bytes that are read so that what was read before leaves the caches: by some CPUs of each last-level cache."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: bytes that there are."""
+        by_cache: dict[int, list[int]] = {}
+        machine = this_machine()
+        for cpu in machine.binding.cpus:
+            by_cache.setdefault(machine.by_number[cpu].l3, []).append(cpu)
+        self._cpus = [cpu for cpus in by_cache.values() for cpu in islice(cpus, READERS)]
+        self._each = np.ones((len(self._cpus), most // 8 // len(self._cpus)), np.int64)  # (readers, numbers)
+        self._pool = ThreadPoolExecutor(len(self._cpus))
+
+    def read(self, count: int) -> None:
+        """So many bytes of them."""
+        numbers = count // 8 // len(self._cpus)
+        if numbers:
+            list(self._pool.map(self._read, range(len(self._cpus)), [numbers] * len(self._cpus)))
+
+    def _read(self, reader: int, numbers: int) -> None:
+        """What one of the readers reads, on its CPU."""
+        os.sched_setaffinity(0, {self._cpus[reader]})  # of this thread alone
+        self._each[reader, :numbers].sum()
+
+    def close(self) -> None:
+        """Ends the readers."""
+        self._pool.shutdown()
 
 
 class TracedSteps:
     """Rank 0's steps of a model."""
 
-    def __init__(self, model: Model, caches: int = 0) -> None:
-        """`caches`: bytes that the first thread reads before every decoded token, so that its weights come from memory,
-        as those of larger models do. Where cores do not share their last cache, only its own loses them.
-        """
-        self._others = np.ones(caches // 8, np.int64)  # what is read
+    def __init__(self, model: Model, others: OtherBytes | None = None) -> None:
+        """`others`: what may be read before every decoded token."""
+        self._others = others
         out = native.ffi.new("struct ckdist_trace **")
         native.check(native.lib.ckdist_trace_new(LANE_EVENTS, out))
         self._trace = native.ffi.gc(out[0], native.lib.ckdist_trace_free)
@@ -38,12 +70,12 @@ class TracedSteps:
         ]
         model.executable.trace(self._trace)
 
-    def measured(self, shape: StepShape, turns: int) -> list[Groups]:
+    def measured(self, shape: StepShape, turns: int, others: int = 0) -> list[Groups]:
         """Of steps of a shape: a prompt, or a token of each of some sequences; of each turn, after one that does not
-        count.
+        count. `others`: so many other bytes are read before every decoded token.
         """
         chunk = shape.chunks[0]
-        work = self._prompt(chunk.tokens) if chunk.tokens > 1 else self._decode(chunk.count, chunk.context)
+        work = self._prompt(chunk.tokens) if chunk.tokens > 1 else self._decode(chunk.count, chunk.context, others)
         steps = 1 if chunk.tokens > 1 else STEPS
         return [self._timed(work, steps) for _ in range(turns + 1)][1:]
 
@@ -52,17 +84,22 @@ class TracedSteps:
         ids = np.arange(tokens, dtype=np.int32)
         return lambda: SingleSequence(self._executable).feed(ids, outputs="last")
 
-    def _decode(self, count: int, context: int) -> Callable[[], object]:
+    def _decode(self, count: int, context: int, others: int) -> Callable[[], object]:
         """STEPS steps of tokens that differ; what lies in the cache is of no account."""
         sequences = LockstepSequences(self._executable, count)
         ids = np.arange(STEPS * count, dtype=np.int32).reshape(STEPS, count)
 
+        def read_others() -> None:
+            """Before a step."""
+            if self._others is not None:
+                self._others.read(others)
+
         def work() -> None:
             """STEPS steps, in the middle of which there is the context."""
             sequences.length = context - STEPS // 2
-            self._others.sum()
+            read_others()
             for _logits in sequences.run(ids):
-                self._others.sum()
+                read_others()
 
         return work
 
@@ -89,4 +126,4 @@ class TracedSteps:
         return found
 
 
-__all__ = ["Groups", "TracedSteps"]
+__all__ = ["Groups", "OtherBytes", "TracedSteps"]

@@ -139,8 +139,8 @@ class SimulateConfig:
         """ConfigError unless there is one kind of load, with its own flags alone."""
         kinds = [flag for flag in ("rate", "trace", "clients") if getattr(self, flag) is not None]
         if len(kinds) != 1:
-            found = " and ".join(f"--{kind}" for kind in kinds) or "nothing"
-            raise ConfigError(f"{found} says who asks: give one of --rate, --trace and --clients")
+            found = " and ".join(f"--{kind}" for kind in kinds) + " say" if kinds else "nothing says"
+            raise ConfigError(f"{found} who asks: give one of --rate, --trace and --clients")
         own: dict[str, tuple[str, ...]] = {
             "trace": ("prompt_tokens", "output_tokens", "prefix_tokens", "prefixes", "think"),
             "rate": ("think",),

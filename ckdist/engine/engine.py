@@ -71,7 +71,7 @@ class Engine:
         self.scheduler = Scheduler(
             self.pool, executable.max_tokens, executable.max_sequences,
             min(max_outputs or executable.max_tokens, executable.max_tokens), max_waiting, prefix_reuse,
-            executable.in_flight, whole_prompts=not executable.has_logits or len(start_tokens) > 0,
+            executable.costs, whole_prompts=not executable.has_logits or len(start_tokens) > 0,
         )  # fmt: skip
         self._builder = BatchBuilder(self.scheduler, self.max_positions)
         self._sequences: dict[Hashable, Sequence] = {}

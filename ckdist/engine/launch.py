@@ -255,7 +255,8 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
     traced, loader, plan, lowered = shard.traced, shard.loader, shard.plan, shard.lowered
     program, token_program = traced.program, traced.token_program
     spec = traced.checkpoint.spec
-    communicator, stages = open_communicators(config, world, traced, plan)
+    weight = functools.partial(weight_cost, loader)
+    communicator, stages = open_communicators(config, world, traced, plan, weight)
     executable = Executable(
         shard.plans,
         spec.at_context(plan.cache.context_length),

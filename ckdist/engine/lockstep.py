@@ -26,7 +26,7 @@ class LockstepSequences:
         self.executable, self.count = executable, count
         self.length = 0
         # one step's each, so that all stages have work
-        self._groups = [range(*group) for group in even_ranges(count, min(count, executable.in_flight))]
+        self._groups = [range(*group) for group in even_ranges(count, executable.costs.groups(count))]
         # (sequences, blocks)
         self._tables = np.arange(executable.num_blocks // count * count, dtype=np.int32).reshape(count, -1)
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from ckdist.engine.sampler import Sample, SampleRow
 from ckdist.program.batch import Batch
+from ckdist.program.stage_costs import StageCosts
 from ckdist.tokens.chat import ChatTemplate
 
 
@@ -56,6 +57,11 @@ class StepExecutable(Protocol):
     @property
     def in_flight(self) -> int:
         """How many steps may be issued before the first of them is collected."""
+        ...
+
+    @property
+    def costs(self) -> StageCosts:
+        """How large steps are best where several are under way."""
         ...
 
     def publish(self, batch: Batch, /) -> None:

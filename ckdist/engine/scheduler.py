@@ -19,10 +19,10 @@ from ckdist.engine.sequence import Sequence, State
 from ckdist.engine.state_pool import SequenceState
 from ckdist.errors import RequestError
 from ckdist.program.batch import BLOCK_TOKENS, NO_SLOT
+from ckdist.program.stage_costs import PIECE_UNIT, StageCosts
 
 # a prompt waits for a shared prefix that is being computed when it is this much longer than the known one
 MIN_AWAITED_BLOCKS = 4
-LEAST_PROMPT_TOKENS = 64  # of a step with prompts, where several steps are under way
 SNAPSHOT_TOKENS = 1024  # within a prompt a state is saved behind each whole number of these
 
 
@@ -69,17 +69,16 @@ class Scheduler:
         max_outputs: int,
         max_waiting: int,
         prefix_reuse: bool = True,
-        in_flight: int = 1,
+        costs: StageCosts | None = None,
         whole_prompts: bool = False,
     ) -> None:
         """Of one step: `max_tokens`, `max_outputs`.
 
-        `max_waiting`: length of the queue. `in_flight`: steps that are issued before the first has run, at most.
-        `whole_prompts`: of an encoder, what it reads is computed in one step, and nothing is left behind for other
-        sequences; none is then longer than `max_tokens`.
+        `max_waiting`: length of the queue. `costs`: where stages work on several steps at once. `whole_prompts`: of an
+        encoder, what it reads is computed in one step, and nothing is left behind for other sequences; none is then
+        longer than `max_tokens`.
         """
-        self.in_flight = in_flight
-        max_tokens = step_tokens(max_tokens, max_sequences, in_flight)
+        self.costs = costs or StageCosts()
         self.pool, self.max_tokens, self.max_outputs, self.max_waiting = pool, max_tokens, max_outputs, max_waiting
         self.max_sequences = min(max_sequences, max_tokens, max_outputs)  # so that a step can decode all that runs
         self.prefix_reuse, self.whole_prompts = prefix_reuse and not whole_prompts, whole_prompts
@@ -90,6 +89,7 @@ class Scheduler:
         self._hidden = False  # what the last step made
         self._chunks: list[SequenceChunk] = []  # of the step that is being made, with so many
         self._tokens = self._outputs = 0
+        self._budget, self._piece = max_tokens, 0.0  # tokens of the step that is made, and work of a piece of prompts
         # the head of the queue that found no room, and how much there was
         self._refused: tuple[Sequence, int] | None = None
 
@@ -109,7 +109,8 @@ class Scheduler:
         """The next step, or None when there is nothing to do."""
         self._chunks, self._tokens, self._outputs = [], 0, 0
         prompts, hidden = False, self._next_is_hidden()
-        decoding = -(-len(self.running) // self.in_flight)  # at most: the other steps have as many
+        self._budget = self.max_tokens
+        decoding = self._most_decoding()
         for sequence in tuple(self.running):
             if sequence.wants_hidden is not hidden:
                 continue
@@ -123,14 +124,42 @@ class Scheduler:
                 prompts = True
             elif len(self._chunks) < decoding:
                 self._take(sequence)
+        self._budget = self._step_budget()
         if prompts:
             for sequence in self.running:
                 if sequence.length - sequence.computed > 1 and sequence.wants_hidden is hidden:
                     self._take(sequence)
-        while self.waiting and self._tokens < self.max_tokens and self._admit(self.waiting[0]):
+        while self.waiting and self._tokens < self._budget and self._admit(self.waiting[0]):
             if self.running[-1].wants_hidden is hidden:
                 self._take(self.running[-1])
         return Step(self._chunks, hidden) if self._chunks else None
+
+    def _most_decoding(self) -> int:
+        """Sequences that a step decodes, at most: an equal part of those that run, and none while as many steps as
+        there are parts are under way.
+        """
+        count = len(self.running)
+        if self.costs.stages == 1 or count == 0:
+            return count
+        groups = self.costs.groups(count)
+        most = -(-count // groups)
+        awaited = sum(s.in_flight > 0 and s.computed == s.length for s in self.running)
+        return most if -(-awaited // most) < groups else 0
+
+    def _step_budget(self) -> int:
+        """Tokens of the step that has taken what it decodes, at most. Where several steps are under way prompts go in
+        pieces, which take as long as those that they began with until none is left.
+        """
+        if self.costs.stages == 1:
+            return self.max_tokens
+        prompts = [s for s in (*self.running, *self.waiting) if s.length - s.computed > 1]
+        if not prompts:
+            self._piece = 0.0
+            return self.max_tokens
+        work = sum(self.costs.work(s.computed, s.length) for s in prompts)
+        self._piece = max(self._piece, work / self.costs.pieces(work))
+        tokens = self.costs.piece_tokens(self._piece, prompts[0].computed, self.max_tokens)
+        return min(self.max_tokens, max(tokens, self._tokens + PIECE_UNIT))
 
     def _next_is_hidden(self) -> bool:
         """Whether the next step makes hidden states: what runs wants them, or it is their turn."""
@@ -170,12 +199,12 @@ class Scheduler:
         reads all or none.
         """
         if sequence.source is not None and not sequence.encoded:
-            if len(sequence.source) <= self.max_tokens - self._tokens:
+            if len(sequence.source) <= self._budget - self._tokens:
                 self._chunks.append(SequenceChunk(sequence, 0, len(sequence.source), self._outputs, 0))
                 self._tokens += len(sequence.source)
             return
         first = sequence.computed
-        tokens = min(sequence.length - first, self.max_tokens - self._tokens)
+        tokens = min(sequence.length - first, self._budget - self._tokens)
         outputs = self.max_outputs - self._outputs
         if sequence.scoring:
             begin = max(first, sequence.scored)
@@ -338,15 +367,6 @@ class Scheduler:
         block = int(sequence.block_table[own.position // BLOCK_TOKENS - 1])
         own.last_block = block if states.keep(own.saving, block) and decoded else -1
         own.saving, own.position = NO_SLOT, 0
-
-
-def step_tokens(max_tokens: int, max_sequences: int, in_flight: int) -> int:
-    """Tokens that a step takes of prompts, at most: fewer where several steps are under way, so that a prompt has
-    pieces for all stages, and the first and last of them, at which some stages idle, are short.
-    """
-    if in_flight == 1:
-        return max_tokens
-    return min(max_tokens, max(LEAST_PROMPT_TOKENS, max_sequences, max_tokens // (2 * in_flight)))
 
 
 def snapshot_position(first: int, tokens: int, length: int, wanted: int) -> int:

@@ -4,7 +4,6 @@ import numpy as np
 
 from ckdist.engine.protocol import StepExecutable
 from ckdist.engine.request import Tokens
-from ckdist.engine.scheduler import step_tokens
 from ckdist.errors import CapacityError
 from ckdist.program.batch import BLOCK_TOKENS, Batch, own_slots
 
@@ -33,9 +32,11 @@ class SingleSequence:
             )
         kept = [np.zeros((0, self.executable.vocab_size), np.float32)]
         executable, under_way = self.executable, 0
-        most = step_tokens(executable.max_tokens, executable.max_sequences, executable.in_flight)
-        for begin in range(0, len(ids), most):
-            chunk = ids[begin : begin + most]
+        costs, begin = executable.costs, 0
+        work = costs.work(self.length, self.length + len(ids))
+        piece = work / costs.pieces(work)
+        while begin < len(ids):
+            chunk = ids[begin : begin + costs.piece_tokens(piece, self.length, executable.max_tokens)]
             last = begin + len(chunk) == len(ids)
             wanted = (
                 np.arange(len(chunk))
@@ -50,6 +51,6 @@ class SingleSequence:
                 under_way -= 1
             executable.publish(Batch(chunk, runs, self._blocks[:blocks], wanted.astype(np.int32), states))
             under_way += 1
-            self.length += len(chunk)
+            self.length, begin = self.length + len(chunk), begin + len(chunk)
         kept += [executable.collect().copy() for _ in range(under_way)]
         return np.concatenate(kept)  # chunks whose logits are not wanted have no rows

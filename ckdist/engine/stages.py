@@ -23,14 +23,23 @@ from ckdist.models.spec import ModelSpec
 from ckdist.planning.layout_choice import choose_layout
 from ckdist.planning.layouts import NOMINAL_LINK, can_dispatch, layouts_for, places_experts, uneven
 from ckdist.planning.plan import Plan
-from ckdist.planning.stages import StageRank, check_stages, divide_layers, exchange_line, stage_lines
+from ckdist.planning.stages import (
+    ProductWork,
+    StageRank,
+    check_stages,
+    divide_layers,
+    exchange_line,
+    product_work,
+    stage_costs,
+    stage_lines,
+)
 from ckdist.program.executable import StageRanks
 from ckdist.program.program import Program
 from ckdist.program.tracer import Tracer, trace
 from ckdist.weights.adapter import Adapter
 from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.loader import ShardLoader
-from ckdist.weights.packed_type import weight_cost
+from ckdist.weights.packed_type import WeightCost, weight_cost
 
 log = logging.getLogger(__name__)
 
@@ -88,8 +97,7 @@ def layers_of_stages(
         )
     program = trace(forward, spec, SINGLE, Mesh(), tracer)
     agree(world, "model", program.digest())  # each stage compares but its own part
-    max_tokens = min(config.ubatch_size, config.batch_size)
-    layers = divide_layers(program, count, max_tokens, native.isa(), functools.partial(weight_cost, loader))
+    layers = divide_layers(program, count, native.isa(), functools.partial(weight_cost, loader))
     return [(begin, end) for begin, end in world.broadcast(layers)]
 
 
@@ -140,21 +148,23 @@ def dispatch_alike(world: World, rank: StageRank, prefill: Layout) -> bool:
 
 
 def open_communicators(
-    config: EngineConfig, world: World, traced: Traced, plan: Plan
+    config: EngineConfig, world: World, traced: Traced, plan: Plan, weight: Callable[[str], WeightCost]
 ) -> tuple[Communicator, StageRanks | None]:
     """The communicator of the job, and where there are several stages whom this rank meets in them; a collective
-    call.
+    call. `weight`: of a matrix.
     """
-    rank, hidden = traced.rank, traced.spec.hidden_size
+    rank, hidden, decode = traced.rank, traced.spec.hidden_size, (traced.program, plan.mesh)
     rows = StageRanks.arena_bytes(rank.stage.count, rank.world.size, plan.cache.max_tokens, hidden)
     communicator = open_communicator(
         world, config.transport, timeout=config.comm_timeout, spins=plan.spins, arena_bytes=ARENA_BYTES + rows
     )
     if rank.stage.count == 1:
         return communicator, None
+    works = {number: work for number, *work in world.gather([rank.stage.number, *product_work(*decode, weight)])}
+    costs = stage_costs([ProductWork(*work) for work in works.values()])
     own = communicator.split(color=rank.stage.number)
     assert own is not None  # of a color that is not negative
-    return communicator, StageRanks(own, rank.stage.count, rank.previous, rank.next, hidden)
+    return communicator, StageRanks(own, costs, rank.previous, rank.next, hidden)
 
 
 def tell_stages(world: World, traced: Traced, communicator: Communicator, weight_bytes: int) -> None:

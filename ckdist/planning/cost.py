@@ -18,6 +18,7 @@ from ckdist.layout import Dim
 from ckdist.mesh import Mesh
 from ckdist.planning.expert_placement import one_sum, whole_factor
 from ckdist.planning.machine import MachineSpec
+from ckdist.planning.reuse import BytesRead, ReadRates, read_rates
 from ckdist.program.batch import BLOCK_TOKENS
 from ckdist.program.executable import block_bytes
 from ckdist.program.program import Instr, Program, Weight
@@ -184,6 +185,7 @@ class CostModel:
         self.own, self.machine, self.cache, self.alike = places[mesh.rank], machine, cache, alike
         self.neighbours = sum((p.host, p.node) == (self.own.host, self.own.node) for p in places)
         self.direct_bytes = Thresholds().transport_direct_bytes
+        self.rates: dict[StepShape, ReadRates] = {}
         self.distinct = self._distinct(program)
 
     def _distinct(self, program: Program) -> list[tuple[Instr, int]]:
@@ -203,7 +205,7 @@ class CostModel:
     def on(self, machine: MachineSpec) -> "CostModel":
         """The same program on another machine."""
         other = copy.copy(self)
-        other.machine = machine
+        other.machine, other.rates = machine, {}
         return other
 
     def step(self, shape: StepShape) -> Times:
@@ -279,7 +281,8 @@ class CostModel:
             case "delta_rule":  # of each state four operations of two, and it is read and written
                 keys, values = instr.inputs[0].dims[1].width, instr.inputs[2].dims[1].local(self.mesh)
                 computed = 8.0 * shape.tokens * keys * values / (threads * machine.attention_rate())
-                return self._overlapped(8.0 * shape.sequences * keys * values, computed)
+                read = 8.0 * shape.sequences * keys * values
+                return self._overlapped(read / self._read_rates(shape).always, computed)
             case "all_reduce" | "all_to_all" | "all_gather":
                 return self._exchange(instr, shape)
             case "send" | "recv":  # priced by who knows which host has the other stage
@@ -287,11 +290,10 @@ class CostModel:
         floats = sum(self._rows(v.dims[0], shape) * v.dims[1].local(self.mesh) for v in instr.outputs)
         return Times(arithmetic=floats / (threads * machine.elementwise))
 
-    def _overlapped(self, read_bytes: float, computed: float, slower: float = 1.0) -> Times:
-        """Of what reads weights or a cache and computes: the longer of both, and a part of the shorter, which is hidden
-        by it. `slower`: times that reading takes longer than from the rank's own node.
+    def _overlapped(self, read: float, computed: float) -> Times:
+        """Of what reads weights or a cache and computes, in seconds: the longer of both, and a part of the shorter,
+        which is hidden by it.
         """
-        read = read_bytes * slower / self.machine.read_rate(self.own.threads, self.neighbours)
         hidden = self.machine.overlap_loss * min(read, computed)
         waits = self.machine.barrier if self.own.threads > 1 else 0.0
         return Times(read, hidden, latency=waits) if read >= computed else Times(hidden, computed, latency=waits)
@@ -305,8 +307,12 @@ class CostModel:
         for chunk in shape.chunks:
             rate = self.own.threads * self.machine.attention_rate(latent, chunk.tokens == 1)
             computed += 2.0 * chunk.count * chunk.seen(window) * widths / rate
-        read = sum(chunk.count * chunk.read(window) for chunk in shape.chunks) * self._cached(instr)
-        return self._overlapped(read, computed)
+        return self._overlapped(self._cache_read(instr, shape) / self._read_rates(shape).always, computed)
+
+    def _cache_read(self, instr: Instr, shape: StepShape) -> float:
+        """Bytes of the cache that an attend reads."""
+        window = instr.attrs.get("window", 0)
+        return sum(chunk.count * chunk.read(window) for chunk in shape.chunks) * self._cached(instr)
 
     def _cached(self, instr: Instr) -> float:
         """Bytes of the cache of a position that an attend reads."""
@@ -324,42 +330,68 @@ class CostModel:
         """Of a product: of a stack of experts what the rows take."""
         axis = instr.inputs[0].dims[0].axis
         sources = [self.places[m.rank] for m in self.mesh.along(axis)] if axis else [self.own]
+        slower = sum(map(self.own.factor, sources)) / len(sources)
         computed = read = 0.0
-        for cost, each, elements in self._parts(instr, shape):
+        for cost, each, elements, used in self._parts(instr, shape):
             rate = self.machine.product_rate(cost.kind, cost.form, each)
             rate *= self.machine.achieved_heads if instr.op == "linear_heads" else 1.0
             computed += 2.0 * each * elements / (self.own.threads * rate)
-            read += elements * cost.element_bytes
-        return self._overlapped(read, computed, sum(map(self.own.factor, sources)) / len(sources))
+            read += slower * elements * cost.element_bytes / self._read_rates(shape).of(used)
+        return self._overlapped(read, computed)
+
+    def _read_rates(self, shape: StepShape) -> ReadRates:
+        """Bytes per second that this rank reads in steps like this one, one after the other."""
+        if shape not in self.rates:
+            machine, threads = self.machine, self.own.threads
+            rate = lambda between: machine.read_rate(threads, self.neighbours, between)
+            hit = lambda used, steps: experts_hit(used, steps * shape.tokens, self.alike)
+            reach = machine.reuse[-1][0] / self.neighbours if machine.reuse else 0.0
+            self.rates[shape] = read_rates(self.bytes_read(shape), hit, rate, reach)
+        return self.rates[shape]
+
+    def bytes_read(self, shape: StepShape) -> BytesRead:
+        """What a step reads: of matrices, caches and states."""
+        always, stacks = 0.0, dict[float, float]()
+        for instr, count in self.distinct:
+            if instr.op in PRODUCTS:
+                for matrix in _matrices(instr):
+                    size = count * self._elements(matrix) * self.weight(matrix.name).element_bytes
+                    if (used := _used(instr, matrix)) is None:
+                        always += size
+                    else:
+                        stacks[used] = stacks.get(used, 0.0) + size
+            elif instr.op in ("attend", "attend_latent"):
+                always += count * self._cache_read(instr, shape)
+        return BytesRead(always, stacks)
 
     def product_work(self, instr: Instr, shape: StepShape) -> tuple[float, float]:
         """Operations of a product, and bytes of the weights that it reads."""
         parts = list(self._parts(instr, shape))
-        operations = sum(2.0 * each * elements for _, each, elements in parts)
-        return operations, sum(elements * cost.element_bytes for cost, _, elements in parts)
+        operations = sum(2.0 * each * elements for _, each, elements, _ in parts)
+        return operations, sum(elements * cost.element_bytes for cost, _, elements, _ in parts)
 
-    def _parts(self, instr: Instr, shape: StepShape) -> Iterator[tuple[WeightCost, float, float]]:
+    def _parts(self, instr: Instr, shape: StepShape) -> Iterator[tuple[WeightCost, float, float, float | None]]:
         """Of each matrix of a product: its cost, rows that are multiplied with it, and its elements; of a stack the
-        rows of one expert, in the mean, and the elements of those that some row takes.
+        rows of one expert, in the mean, the elements of those that some row takes, and the part that a row takes.
         """
         rows = self._rows(instr.inputs[0].dims[0], shape)
         for matrix in _matrices(instr):
             elements, each = float(self._elements(matrix)), float(rows)
-            if len(matrix.dims) > 2:
-                touched = self._touched(instr, matrix, rows)
-                each *= instr.inputs[1].dims[-1].count / matrix.dims[0].count / touched
+            if (used := _used(instr, matrix)) is not None:
+                touched = self._touched(used, matrix, rows)
+                each *= used / touched
                 elements *= touched
-            yield self.weight(matrix.name), each, elements
+            yield self.weight(matrix.name), each, elements, used
 
-    def _touched(self, instr: Instr, stack: Weight, rows: int) -> float:
+    def _touched(self, used: float, stack: Weight, rows: int) -> float:
         """The part of this rank's experts that some row takes; where ranks have different experts, of the rank that has
         the most of them.
         """
-        used, experts = instr.inputs[1].dims[-1].count, stack.dims[0]
-        hit = experts_hit(used / experts.count, rows, self.alike)
+        experts = stack.dims[0]
+        hit = experts_hit(used, rows, self.alike)
         if experts.axis is None:
             return hit
-        return min(1.0, hit * whole_factor(used * rows, self.mesh.size(experts.axis)))
+        return min(1.0, hit * whole_factor(round(used * experts.count) * rows, self.mesh.size(experts.axis)))
 
     def _exchange(self, instr: Instr, shape: StepShape) -> Times:
         """Of a collective."""
@@ -410,6 +442,11 @@ def experts_hit(used: float, rows: float, alike: float = 0.0) -> float:
     with a part of its choices that others made already.
     """
     return 1 - (1 - min(1.0, used)) ** (1 + (rows - 1) * (1 - alike))
+
+
+def _used(instr: Instr, matrix: Weight) -> float | None:
+    """The part of a stack of experts that a row takes; None of other matrices."""
+    return instr.inputs[1].dims[-1].count / matrix.dims[0].count if len(matrix.dims) > 2 else None
 
 
 def _matrices(instr: Instr) -> list[Weight]:

@@ -34,7 +34,6 @@ READ_BYTES, READ_REPEATS = 64 << 20, 2  # per thread, of what is measured
 KERNEL_SECONDS = 0.005  # of one measurement of a kernel
 ROUNDS, ROUNDS_SECONDS = 4, 1.0  # of all measurements, at most; the best of each counts, for neighbours disturb some
 ACHIEVED_READ = 0.7  # of what is measured that products reach
-LEAST_PROMPT_TOKENS = 64  # of a stage's step
 
 
 @dataclass(frozen=True)
@@ -180,10 +179,9 @@ def _forecasts(
     """Of each number of stages that the model can be divided into."""
     tokens = min(config.ubatch_size, config.batch_size)
     for count in counts:
-        step = tokens if count == 1 else min(tokens, max(LEAST_PROMPT_TOKENS, tokens // (2 * count)))
         way = Way(_named(count), 1, count, config.prefill, config.experts)
         try:
-            p = Predictor(checkpoint, cluster, way, step, config.quantize, (config.cache_type_k, config.cache_type_v))
+            p = Predictor(checkpoint, cluster, way, tokens, config.quantize, (config.cache_type_k, config.cache_type_v))
             one, several = (p.decode(n, CONTEXT).seconds for n in (1, SEQUENCES))
             yield Forecast(count, one, several, p.prefill(PROMPT).seconds)
         except (CkdistError, ConfigError):  # it cannot be divided so

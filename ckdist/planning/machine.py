@@ -5,12 +5,15 @@ operations and seconds; a multiplication and its addition are two operations. It
 """
 
 import difflib
+import itertools
 import math
 import pathlib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
+
+import numpy as np
 
 from ckdist.comm.thresholds import cache_folder
 from ckdist.comm.transports.link import Link
@@ -29,7 +32,8 @@ MAX_TYPES = 256
 PRODUCT_ROWS = (1, 4, 16, 64, 256)  # of products that are measured
 LEAST_ROWS = 8  # of a product that was not measured: fewer take as long, for the weights are unpacked all the same
 MEASURED, DATA_SHEET = "measured", "data sheet, not measured"
-FORMS = "f32", "bf16", "int8"  # by activation format
+MAX_REUSE = 64
+REUSE = "pairs: what is read again after so many other bytes is read so fast, of the node's bytes per second"
 
 
 def fact(section: str, about: str, low: float, high: float, default: Any = None, kind: type = float) -> Any:
@@ -67,6 +71,9 @@ class MachineSpec:
     achieved_bandwidth: float = fact("memory", "the share of it that reading weights reaches", 0.01, 1.0, 0.8)
     core_bandwidth: float = fact("memory", "bytes per second that one core reads", 1e6, 1e15, 2e10)
     remote: float = fact("memory", "times longer that reading another node's memory takes", 1.0, 100.0, 2.0)
+    reuse: tuple[tuple[float, float], ...] = field(
+        default=(), metadata={"section": "memory", "about": REUSE, "kind": tuple}
+    )
 
     f32: float = fact("arithmetic", "operations per second of one core with float32", 1e6, 1e18)
     bf16: float = fact("arithmetic", "the same with bfloat16", 1e6, 1e18)
@@ -103,6 +110,7 @@ class MachineSpec:
                 _check_number(where, item.name, getattr(self, item.name), item.metadata)
         if self.nodes % self.sockets:
             raise ConfigError(f"{where}: host.nodes {self.nodes} is not a multiple of host.sockets {self.sockets}")
+        _check_reuse(where, self.reuse)
         if len(self.products) > MAX_TYPES:
             raise ConfigError(f"{where}: products has {len(self.products)} types, more than the {MAX_TYPES} allowed")
         for name, rates in self.products.items():
@@ -129,9 +137,24 @@ class MachineSpec:
         """Bytes of the host."""
         return self.nodes * self.memory
 
-    def read_rate(self, cores: int, ranks: int = 1) -> float:
-        """Bytes of weights per second that so many cores read from their node, which so many ranks share."""
-        return min(self.core_bandwidth * cores, self.bandwidth * self.achieved_bandwidth / ranks)
+    def read_rate(self, cores: int, ranks: int = 1, between: float = math.inf) -> float:
+        """Bytes of weights per second that so many cores read from their node, which so many ranks share.
+
+        `between`: bytes that a rank reads from one use of a byte to the next; what is few of them stays in the cache.
+        """
+        cached = self.reuse_rate(between * ranks)
+        core = max(self.core_bandwidth, cached / self.cores)
+        return min(core * cores, max(self.bandwidth * self.achieved_bandwidth, cached) / ranks)
+
+    def reuse_rate(self, between: float) -> float:
+        """Bytes per second that the node's cores read of what comes again after so many other bytes; on a line between
+        the logarithms of what was measured, and 0 beyond: nothing of it is in a cache.
+        """
+        if not self.reuse or between > self.reuse[-1][0]:
+            return 0.0
+        at = [math.log(max(1.0, size)) for size, _ in self.reuse]
+        rates = [math.log(rate) for _, rate in self.reuse]
+        return math.exp(np.interp(math.log(max(1.0, between)), at, rates))
 
     def product_rate(self, kind: str, form: int, rows: float) -> float:
         """Operations per second of one core in products of so many rows with weights of a type, whose activations
@@ -169,11 +192,15 @@ class MachineSpec:
                 section = item.metadata["section"]
                 lines += ["", f"[{section}]"]
             value = getattr(self, item.name)
+            if value == ():
+                continue
             shown = (
                 _quoted(value)
                 if isinstance(value, str)
                 else f"{value:.6g}"
                 if item.metadata["kind"] is float
+                else [[float(f"{number:.4g}") for number in pair] for pair in value]
+                if item.metadata["kind"] is tuple
                 else value
             )
             lines.append(f"{item.name} = {shown}  # {item.metadata['about']}")
@@ -229,7 +256,7 @@ def machine_named(name: str) -> MachineSpec:
     known = catalogue_names()
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        guess = f", did you mean {close[0]}?" if close else ""
+        guess = f", did you mean {close[0]}?" if close else "."
         raise ConfigError(
             f"machine {name[:100]!r} is not known{guess} Give a .toml file, `this`, or one of {', '.join(known)}"
         )
@@ -280,8 +307,29 @@ def _value(facts: Mapping[str, Any], section: str, name: str, value: Any, where:
         if not isinstance(value, str) or not value.isprintable() or len(value) > 200:
             raise ConfigError(f"{where}: {full} must be a text of one line")
         return value
+    if item.metadata["kind"] is tuple:
+        if not isinstance(value, list) or not all(isinstance(pair, list) for pair in value):
+            raise ConfigError(f"{where}: {full} must be a list of pairs")
+        pairs = tuple(tuple(pair[:3]) for pair in value[: MAX_REUSE + 1])
+        _check_reuse(where, pairs)
+        return pairs
     _check_number(where, full, value, item.metadata)
     return item.metadata["kind"](value)
+
+
+def _check_reuse(where: str, pairs: Any) -> None:
+    """ConfigError where pairs of bytes and rates are none, too many, or out of order."""
+    if len(pairs) > MAX_REUSE or not all(len(pair) == 2 for pair in pairs):
+        raise ConfigError(f"{where}: memory.reuse must be at most {MAX_REUSE} pairs of bytes and bytes per second")
+    for pair in pairs:
+        for value, low in zip(pair, (1, 1e6), strict=True):
+            _check_number(where, "memory.reuse", value, {"low": low, "high": 1e16, "kind": float})
+    for (size, rate), (larger, slower) in itertools.pairwise(pairs):
+        if larger <= size or slower > rate:
+            raise ConfigError(
+                f"{where}: memory.reuse has {rate:g} bytes/s at {size:g} and {slower:g} at {larger:g} bytes: sizes "
+                "must grow, and rates must not"
+            )
 
 
 def _check_number(where: str, name: str, value: Any, limits: Mapping[str, Any]) -> None:

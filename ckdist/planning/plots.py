@@ -38,6 +38,9 @@ def _hosts(axes: Any, question: Question) -> None:
             counts, [rate.low for rate in rates], [rate.high for rate in rates], alpha=0.2, color=line.get_color()
         )
     axes.set(xscale="log", yscale="log", xlabel="hosts", ylabel="tokens/s", title="the best way on more hosts")
+    counts = [hosts for hosts, _ in rows]
+    axes.set_xticks(counts, [str(hosts) for hosts in counts], minor=False)
+    axes.set_xticks([], minor=True)
     if rows:
         axes.legend()
 
@@ -55,7 +58,7 @@ def _roofline(axes: Any, question: Question) -> None:
     for rows in BATCHES:
         operations, size = intensity(one, rows)
         seconds = one.seconds(StepShape.decode(rows, question.context))
-        axes.plot(operations / size, operations / seconds * machine.nodes, "o", label=f"{rows} rows")
+        axes.plot(operations / size, operations / seconds * machine.nodes, "o", label=f"{rows} row{'s' * (rows > 1)}")
     axes.set(
         xscale="log", yscale="log", xlabel="operations per byte of weights", ylabel="operations/s", title="roofline"
     )
@@ -82,9 +85,10 @@ def _memory(axes: Any, question: Question, found: Sequence[Answer]) -> None:
         axes.bar(names, sizes, bottom=below, label=part)
         below = [a + b for a, b in zip(below, sizes, strict=True)]
     axes.axhline(question.cluster.rank_memory / 2**30, color="k", linestyle="--", label="there is")
-    axes.set(ylabel="GiB of the largest rank", title="memory")
+    top = max(*below, question.cluster.rank_memory / 2**30)
+    axes.set(ylabel="GiB of the largest rank", title="memory", ylim=(0, 1.4 * top))
     axes.tick_params(axis="x", rotation=20)
-    axes.legend(fontsize="small")
+    axes.legend(fontsize="small", ncols=3, loc="upper center")
 
 
 __all__ = ["draw", "intensity"]

@@ -19,7 +19,7 @@ from ckdist.planning.cost import Chunks, CostModel, RankPlace, StepShape, Times
 from ckdist.planning.layouts import layouts_for
 from ckdist.planning.memory import cache_types
 from ckdist.planning.rank_memory import RankMemory, Wanted, rank_memory
-from ckdist.planning.stages import check_stages, divide_layers
+from ckdist.planning.stages import check_stages, divide_layers, product_work, stage_costs
 from ckdist.planning.step_cost import StepTotals
 from ckdist.program.lower import lower, stored_dims
 from ckdist.program.lowered import Lowered
@@ -120,6 +120,7 @@ class Predictor:
                 f"{way.stages} stages: give a multiple of both"
             )
         self.stages = [self._stage(*stage) for stage in self._divided()]
+        self.costs = stage_costs([product_work(s.programs[0], s.mesh, self.weight) for s in self.stages])
         self.stage_times = functools.lru_cache(maxsize=KEPT_STEPS)(self._stage_times)
 
     def packed(self, name: str) -> int:
@@ -139,7 +140,7 @@ class Predictor:
         layers = [(0, len(spec.layers))]
         if count > 1:
             program = trace(forward, spec, SINGLE, Mesh())
-            layers = divide_layers(program, count, self.ubatch_size, self.cluster.machine.isa, self.weight)
+            layers = divide_layers(program, count, self.cluster.machine.isa, self.weight)
         for number, own in enumerate(layers):
             yield Stage(number, count, own), places[number * each : (number + 1) * each]
 
@@ -199,20 +200,22 @@ class Predictor:
     def decode(self, sequences: int, context: int) -> Rate:
         """Of so many sequences on the whole cluster, each behind `context` tokens."""
         each = -(-sequences // self.way.replicas)
-        batches = min(len(self.stages), each)
+        batches = self.costs.groups(each)
         shape = StepShape.decode(-(-each // batches), context)
         seconds = max(self.seconds(shape), batches * self.interval(shape))
         return Rate(sequences / seconds, seconds, self.step(shape), self.cluster.machine.uncertainty)
 
     def prefill(self, tokens: int, context: int = 0, prompts: int = 1) -> Rate:
         """Of prompts of so many tokens, each behind `context` others; seconds are those of one."""
-        sizes = [self.ubatch_size] * (tokens // self.ubatch_size) + [tokens % self.ubatch_size]
+        pieces = self.costs.pieces(self.costs.work(context, context + tokens))
+        piece = min(self.ubatch_size, -(-tokens // pieces))
+        sizes = [piece] * (tokens // piece) + [tokens % piece]
         whole, rest = len(sizes) - 1, sizes[-1]
         shapes = [(StepShape.prompt(rest, context + tokens - rest), 1.0)] if rest else []
         samples = min(whole, CHUNKS_SAMPLED)
         for i in range(samples):
             at = (i + 0.5) * whole / samples if samples < whole else i
-            shapes.append((StepShape.prompt(self.ubatch_size, context + int(at * self.ubatch_size)), whole / samples))
+            shapes.append((StepShape.prompt(piece, context + int(at * piece)), whole / samples))
         times, slowest = Times(), 0.0
         for shape, count in shapes:
             times = times.plus(self.step(shape), count)

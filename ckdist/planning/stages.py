@@ -9,10 +9,12 @@ next batch carries it to the first stage. Batches go from rank 0 to all ranks, r
     ranks 4, 5    second stage      rows from ranks 2, 3, and to ranks 0, 1
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
+from typing import NamedTuple
 
 from ckdist.comm.group_world import GroupWorld
 from ckdist.comm.protocol import World
@@ -20,11 +22,17 @@ from ckdist.comm.transports.link import Link
 from ckdist.errors import ConfigError
 from ckdist.layout import Range
 from ckdist.mesh import Mesh
-from ckdist.planning.cost import CostModel, RankPlace, nominal
+from ckdist.planning.cost import PRODUCTS, CostModel, RankPlace, StepShape, nominal
 from ckdist.planning.memory import gigabytes
 from ckdist.program.program import Program
+from ckdist.program.stage_costs import StageCosts
 from ckdist.program.stages import Stage
 from ckdist.weights.packed_type import WeightCost
+
+PROMPT = 2048  # tokens, by which layers are divided
+MIXTURES = 10  # of what a decoded token and a prompt cost, of which each is a division
+OPERATIONS_PER_BYTE = 30  # a step's weights are read as fast as so many operations with them are done, roughly
+ATTENTION_RATE = 0.4  # operations of attention in the time of one of products, roughly
 
 
 @dataclass(frozen=True)
@@ -65,23 +73,72 @@ def check_stages(count: int, ranks: int, layers: int) -> None:
         raise ConfigError(f"{flag} does not divide {ranks} rank{'s' * (ranks > 1)}: start a multiple of {count} ranks")
 
 
-def divide_layers(
-    program: Program, count: int, max_tokens: int, isa: str, weight: Callable[[str], WeightCost]
-) -> list[Range]:
-    """The layers of each of `count` stages of a program of one rank, so that the slowest has the least to do.
+def divide_layers(program: Program, count: int, isa: str, weight: Callable[[str], WeightCost]) -> list[Range]:
+    """The layers of each of `count` stages of a program of one rank.
 
-    What a layer, the embedding and the head cost is their share of a decoded token and of a prompt's step of
-    `max_tokens` tokens, by the cost model of `ckdist.planning.cost`; `weight` as there.
+    The slowest stage bounds both decode, of which the head is a large part, and prompts, which need it for one row.
+    The product of its shares of both is least: no stage can be made faster at one of them by some factor without being
+    slower at the other by more. What a layer, the embedding and the head cost is predicted by the cost model of
+    `ckdist.planning.cost`; `weight` as there.
     """
     model = CostModel(program, Mesh(), [RankPlace("", 0, 0, 1, {})], nominal(isa), weight)
-    shares = [0.0] * (len(program.boundaries) + 1)
-    for tokens in (1, max_tokens):
-        seconds = model.seconds_between_boundaries(program, tokens)
-        shares = [share + each / sum(seconds) for share, each in zip(shares, seconds, strict=True)]
-    embedding, *layers, head = shares
+    decode, prompt = (_layer_shares(model.seconds_between_boundaries(program, tokens)) for tokens in (1, PROMPT))
+    return even_in_both(decode, prompt, count)
+
+
+def _layer_shares(seconds: Sequence[float]) -> list[float]:
+    """Of each layer, with the embedding in the first and the head in the last one, its part of the whole."""
+    embedding, *layers, head = seconds
     layers[0] += embedding
     layers[-1] += head
-    return even_slices(layers, count)
+    return [each / sum(seconds) for each in layers]
+
+
+def even_in_both(first: Sequence[float], second: Sequence[float], count: int) -> list[Range]:
+    """`count` contiguous slices, none empty, for which the product of the largest sums of both costs is least, among
+    those that are even in a mixture of both.
+    """
+    found = []
+    for part in range(MIXTURES + 1):
+        mixed = [part * a + (MIXTURES - part) * b for a, b in zip(first, second, strict=True)]
+        slices = even_slices(mixed, count)
+        found.append((math.prod(max(sum(costs[a:b]) for a, b in slices) for costs in (first, second)), slices))
+    return min(found)[1]
+
+
+class ProductWork(NamedTuple):
+    """Of a stage's layers operations for a token of a prompt, those of attention for each token before it, and bytes of
+    weights that a step with a prompt reads; of all the stage bytes that a decode step reads.
+    """
+
+    operations: float
+    attended: float
+    read: float
+    decode_read: float
+
+
+def product_work(program: Program, mesh: Mesh, weight: Callable[[str], WeightCost]) -> ProductWork:
+    """Of one rank of a stage with this program; `weight`: of a matrix."""
+    places = [RankPlace("", 0, 0, 1, {})] * math.prod(mesh.axes.values())
+    model = CostModel(program, mesh, places, nominal("amx"), weight)
+    products = [instr for instr in program.instrs if instr.op in PRODUCTS]
+    layers = [instr for instr in products if instr.inputs[0].dims[0].name == "tokens"]
+    work = [model.product_work(instr, StepShape.prompt(PROMPT)) for instr in layers]
+    operations, read = (sum(each) for each in zip(*work, strict=True))
+    decode_read = sum(model.product_work(instr, StepShape.decode(1, 0))[1] for instr in products)
+    attends = [i for i in program.instrs if i.op in ("attend", "attend_latent") and not i.attrs.get("window")]
+    widths = (i.inputs[0].dims[1].local(mesh) + i.outputs[0].dims[1].local(mesh) for i in attends)
+    return ProductWork(operations / PROMPT, 2.0 * sum(widths), read, decode_read)
+
+
+def stage_costs(works: Sequence[ProductWork]) -> StageCosts:
+    """What steps cost, of the work of a rank of each stage. A step reads the weights of its layers however few tokens
+    it has; of mixtures it reads more experts than a token takes.
+    """
+    operations, attended, read, decode_read = (list(each) for each in zip(*works, strict=True))
+    cost = OPERATIONS_PER_BYTE * sum(read) / sum(operations)
+    doubling = ATTENTION_RATE * sum(operations) / max(1.0, sum(attended))
+    return StageCosts(len(works), cost, doubling, max(decode_read) / sum(decode_read))
 
 
 def even_slices(costs: Sequence[float], count: int) -> list[Range]:
@@ -130,4 +187,16 @@ def stage_lines(ranks: Sequence[tuple[int, int, int, int]]) -> list[str]:
     return lines
 
 
-__all__ = ["StageRank", "check_stages", "divide_layers", "even_slices", "exchange_line", "stage_lines", "stage_rank"]
+__all__ = [
+    "ProductWork",
+    "StageRank",
+    "check_stages",
+    "divide_layers",
+    "even_in_both",
+    "even_slices",
+    "exchange_line",
+    "product_work",
+    "stage_costs",
+    "stage_lines",
+    "stage_rank",
+]

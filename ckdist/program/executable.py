@@ -15,6 +15,7 @@ from ckdist.program.lowered import LayerAttention, LayerState, Lowered
 from ckdist.program.model_shape import ModelShape, Rotation
 from ckdist.program.pool import ThreadPool
 from ckdist.program.rotations import ROPE_TABLES
+from ckdist.program.stage_costs import StageCosts
 from ckdist.program.step import native_steps
 
 if TYPE_CHECKING:  # a program is bound to ranks without what opens their communicator
@@ -58,11 +59,11 @@ class ExecutionPlan:
 class StageRanks:
     """Whom a rank meets in a job of several stages: `communicator` has the ranks of its own; `previous` and `next` are
     the ranks of the job that it receives rows of `hidden` floats from and sends them to, -1 where there is none.
-    `count`: stages, which work on as many batches at once.
+    `costs`: of the stages, which work on as many batches at once.
     """
 
     communicator: "Communicator"
-    count: int
+    costs: StageCosts
     previous: int
     next: int
     hidden: int
@@ -70,7 +71,7 @@ class StageRanks:
     @staticmethod
     def arena_bytes(count: int, ranks: int, max_tokens: int, hidden: int) -> int:
         """Of the job's communicator, that rows on their way to the next of `count` stages of `ranks` ranks take."""
-        return 0 if count == 1 else count * (4 * -(-max_tokens // ranks) * hidden + _ALIGNMENT)
+        return 0 if count == 1 else (count + 1) * (4 * -(-max_tokens // ranks) * hidden + _ALIGNMENT)
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class Executable:
         hidden_plans: Sequence[ExecutionPlan] = (),
     ):
         self.spec, self.config, self.communicator, self.stages = spec, config, communicator, stages
-        self.in_flight = 1 if stages is None else stages.count
+        self.costs = StageCosts() if stages is None else stages.costs
         self.max_tokens, self.max_sequences = config.max_tokens, config.max_sequences
         self.num_blocks, self.context_length, self.vocab_size = (
             config.num_blocks,
@@ -198,6 +199,13 @@ class Executable:
         self._published: deque[tuple[int, bool]] = deque()
         self._logits: np.ndarray | None = None  # (max_tokens, vocab): where the ranks gather them
         self._hidden: np.ndarray | None = None  # (max_tokens, hidden)
+
+    @property
+    def in_flight(self) -> int:
+        """How many steps may be published before the first of them is collected: of several stages one more than there
+        are, so that none waits for the last one to publish the next piece of a prompt.
+        """
+        return self.costs.stages + (self.costs.stages > 1)
 
     @functools.cached_property
     def labels(self) -> list[list[tuple[str, int | None]]]:

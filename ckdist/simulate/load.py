@@ -83,7 +83,7 @@ def check_count(requests: float, what: str) -> None:
 
 def read_trace(path: str, seconds: float | None = None) -> Requests:
     """The requests of a file, of the first so many seconds, from 0 on. ConfigError where it cannot be used."""
-    lines = csv.DictReader(io.StringIO(read_text_file(path, "--trace", MAX_TRACE_BYTES)))
+    lines = csv.DictReader(io.StringIO(read_text_file(path, f"--trace {path[:200]}", MAX_TRACE_BYTES)))
     names = {AZURE.get(name or "", name): name for name in lines.fieldnames or ()}
     lacking = [name for name in ("arrival", "prompt", "output") if name not in names]
     if lacking:
@@ -111,8 +111,8 @@ def _request(row: Mapping[str, str], prefixes: dict[str, int]) -> tuple[float, i
         arrival = float(text)
     except ValueError:
         arrival = datetime.fromisoformat(text[:26]).timestamp()  # of seven digits of a second Python takes six
-    prompt, output = int(row["prompt"]), int(row["output"])
-    tokens = int(row.get("prefix_tokens") or 0)
+    prompt, output = (_whole(row[name], name) for name in ("prompt", "output"))
+    tokens = _whole(row.get("prefix_tokens") or "0", "prefix_tokens")
     if not math.isfinite(arrival) or abs(arrival) > 1e12:
         raise ValueError(f"an arrival of {text[:30]}")
     if min(prompt, output) < 0 or max(prompt, output) > 1 << 24:
@@ -121,6 +121,14 @@ def _request(row: Mapping[str, str], prefixes: dict[str, int]) -> tuple[float, i
         raise ValueError(f"a prefix of {tokens} tokens in a prompt of {prompt}")
     prefix = prefixes.setdefault(row.get("prefix") or "", len(prefixes)) if tokens else NO_PREFIX
     return arrival, max(1, prompt), max(1, output), prefix, tokens
+
+
+def _whole(text: str, name: str) -> int:
+    """The number of a column; ValueError says what it is instead."""
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"{name} is {text[:30]!r}, and must be a whole number") from None
 
 
 __all__ = ["NO_PREFIX", "RequestKind", "Requests", "check_count", "poisson", "read_trace"]

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ckdist.figure import new_figure, save_figure
+from ckdist.figure import new_figure, plain_ticks, save_figure
 from ckdist.simulate.observed import FINISHED, Observed
 from ckdist.simulate.report import Objective, Rows
 
@@ -38,6 +38,7 @@ def draw(seen: Observed, objective: Objective, path: str) -> None:
         if axes.lines:
             axes.legend()
     parts.set_xscale("log")
+    plain_ticks(parts.xaxis)
     save_figure(figure, path)
 
 

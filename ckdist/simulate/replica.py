@@ -21,6 +21,7 @@ from ckdist.engine.scheduler import EngineBusy, Scheduler, Step
 from ckdist.engine.sequence import Sequence as EngineSequence
 from ckdist.planning.step_cost import StepCost, StepTotals
 from ckdist.program.batch import BLOCK_TOKENS
+from ckdist.program.stage_costs import StageCosts
 from ckdist.simulate.load import NO_PREFIX
 from ckdist.simulate.observed import FAILED, FINISHED, REFUSED, Observed
 
@@ -100,7 +101,7 @@ class Replica:
         shape = self.shape
         self._scheduler = Scheduler(
             BlockPool(shape.cache_tokens // BLOCK_TOKENS), shape.max_tokens, shape.max_sequences, shape.max_tokens,
-            shape.max_waiting, shape.prefix_reuse, shape.stages,
+            shape.max_waiting, shape.prefix_reuse, StageCosts(shape.stages),
         )  # fmt: skip
         self._under_way: deque[tuple[Step, float]] = deque()  # issued, and when it is done
         self._stage_free = [self.clock] * shape.stages

@@ -10,7 +10,7 @@ import numpy as np
 from ckdist.simulate.fleet import Fleet
 from ckdist.simulate.observed import FAILED, FINISHED, REFUSED, Observed
 
-COLUMNS = 110
+COLUMNS = 80
 PARTS = 0.50, 0.95, 0.99
 ENDS = {"finished": FINISHED, "failed": FAILED, "refused": REFUSED}
 

@@ -44,7 +44,7 @@ def test_a_report_and_its_numbers(simulate):
     assert found["requests"] == found["finished"] and found["replicas"] == 4 and 0 < found["goodput_part"] <= 1
     text = simulate(*load)
     assert f"{found['requests']} finished" in text and "first token within 1 s" in text
-    assert max(map(len, text.splitlines())) <= 120
+    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_trace_and_clients(simulate, tmp_path):
@@ -97,7 +97,7 @@ def test_a_model_that_does_not_fit(monkeypatch, capfd):
     "words, message",
     [
         ("", "nothing says who asks"),
-        ("--rate 1 --clients 2", "--rate and --clients says who asks"),
+        ("--rate 1 --clients 2", "--rate and --clients say who asks"),
         ("--rate 1 --hosts 0", r"--hosts \(0\) must be from 1"),
         ("--rate 1 --hosts 1000000000000", "--hosts"),
         ("--rate -1", "--rate"),
@@ -121,9 +121,9 @@ def test_what_cannot_be(steps, words, message):
     [
         ("--rate 1 --prompt-tokens normal:5", "is not a number or uniform:LOW:HIGH"),
         ("--rate 1000000 --duration 1000000000", "makes 1e+15 requests, of at most 5000000"),
-        ("--rate 1 --host-mtbf 0.001 --restart 0 --duration 1e9", "fail 2.8e+08 times, of at most 1000000"),
+        ("--clients 1 --host-mtbf 0.001 --restart 0 --duration 1e9", "fail 2.8e+08 times, of at most 1000000"),
         ("--clients 1000000 --hosts 100000 --duration 1e9", "steps or fewer, of at most 1e+10"),
-        ("--trace /nowhere.csv", "cannot read --trace: No such file"),
+        ("--trace /nowhere.csv", "cannot read --trace /nowhere.csv: No such file"),
     ],
 )
 def test_what_is_found_later(monkeypatch, capfd, steps, words, message):

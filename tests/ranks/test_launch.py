@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import signal
 import subprocess
 import threading
@@ -141,10 +142,12 @@ def test_a_world_is_started_once_and_not_by_what_a_rank_starts():
 
 
 @contextlib.contextmanager
-def serving(port: int, *flags: str, folder: str | None = None) -> Iterator[subprocess.Popen]:
+def serving(
+    port: int, *flags: str, folder: str | None = None, serve: tuple[str, ...] = ()
+) -> Iterator[subprocess.Popen]:
     """`ckdist launch flags... -n 2 ckdist serve`, once it answers."""
     model = ("-m", folder) if folder else ()
-    words = ("serve", "--port", str(port), "-t", "1", "-c", "256", "--comm-timeout", "5", *model)
+    words = ("serve", "--port", str(port), "-t", "1", "-c", "256", "--comm-timeout", "5", *model, *serve)
     with launched("-n", "2", *flags, "ckdist", *words) as job:
         wait_healthy(f"http://127.0.0.1:{port}")
         yield job
@@ -155,8 +158,12 @@ def ask(port: int, tokens: int, **more) -> httpx.Response:
     return httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, **more)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_server_answers_again_after_a_kill(rank):
+@pytest.mark.parametrize(
+    "rank, how, flags",
+    [(0, signal.SIGKILL, ()), (1, signal.SIGKILL, ("-pp", "2")), (1, signal.SIGSTOP, ("-pp", "2"))],
+    ids=["killed", "stage killed", "stage stopped"],
+)
+def test_a_server_answers_again_after_a_lost_rank(rank, how, flags):
     """No request hangs: those under way end, and those that come meanwhile are answered or refused at once."""
     port, ends = free_port(), []
 
@@ -171,13 +178,13 @@ def test_a_server_answers_again_after_a_kill(rank):
             ends.append((status, time.monotonic() - began))
 
     done = threading.Event()
-    with serving(port, "--restarts", "1") as job:
+    with serving(port, "--restarts", "1", serve=flags) as job:
         before = ask(port, 8, timeout=30).json()["choices"][0]["text"]
         clients = [threading.Thread(target=keep_asking, daemon=True) for _ in range(3)]
         for client in clients:
             client.start()
         wait_for(lambda: ends or time.sleep(0.2) is None)
-        ranks_of(job)[rank].kill()
+        ranks_of(job)[rank].send_signal(how)
         killed = time.monotonic()
         wait_for(lambda: not healthy(f"http://127.0.0.1:{port}"), 10)
         wait_healthy(f"http://127.0.0.1:{port}", HEALTHY_SECONDS - (time.monotonic() - killed))
@@ -189,7 +196,10 @@ def test_a_server_answers_again_after_a_kill(rank):
         job.terminate()
         assert job.wait(20) == 0
         said = job.stdout.read()
-    assert f"rank {rank} of 2 was ended by signal 9 (SIGKILL); all ranks start again in 1 s (restart 1 of 1)" in said
+    reason = rf"rank {rank} of 2 was ended by signal 9 \(SIGKILL\)"
+    if how == signal.SIGSTOP:
+        reason = "rank 1 has not been heard of(?s:.*)"
+    assert re.search(rf"{reason}; all ranks start again in 1 s \(restart 1 of 1\)", said), said
     assert after == before
     assert {status for status, _ in ends} <= {0, 200, 503} and max(seconds for _, seconds in ends) < HEALTHY_SECONDS
 

@@ -22,7 +22,7 @@ from ckdist.errors import CommError, ConfigError
 from ckdist.layout import SINGLE, TENSOR
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward
-from ckdist.planning.stages import even_slices, exchange_line, stage_rank
+from ckdist.planning.stages import even_in_both, even_slices, exchange_line, stage_rank
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.stages import Stage
 from ckdist.program.tracer import trace
@@ -223,6 +223,15 @@ def test_layers_are_divided_by_what_they_cost():
         found = [sum(costs[a:b]) for a, b in even_slices(costs, stages)]
         assert len(found) == stages and max(found) == min(map(max, sums))
     assert even_slices([1.0] * 7, 3) in ([(0, 2), (2, 4), (4, 7)], [(0, 2), (2, 5), (5, 7)], [(0, 3), (3, 5), (5, 7)])
+
+
+def test_layers_are_divided_for_decode_and_for_prompts():
+    """Where the head is as much of decode as three layers, a last stage of fewer layers helps decode less than it harms
+    prompts.
+    """
+    assert even_in_both([1.0, 1, 1, 1, 1, 4], [1.0] * 6, 2) == [(0, 3), (3, 6)]
+    assert even_in_both([1.0, 1, 1, 1, 1, 30], [1.0] * 6, 2) == [(0, 3), (3, 6)]
+    assert even_in_both([1.0, 1, 1, 1, 1, 2], [1.0, 1, 1, 1, 1, 2], 2) == even_slices([1.0, 1, 1, 1, 1, 2], 2)
 
 
 def test_what_stages_would_save_between_hosts():

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from ckdist.program.batch import BLOCK_TOKENS, Batch
+from ckdist.program.stage_costs import StageCosts
 
 
 class PagedExecutable:
@@ -29,7 +30,7 @@ class PagedExecutable:
         state_slots=0,
         in_flight=1,
     ):
-        self.state_slots, self.in_flight = state_slots, in_flight
+        self.state_slots, self.in_flight, self.costs = state_slots, in_flight, StageCosts(in_flight, 30.0)
         self.published: deque[np.ndarray] = deque()
         self.most_under_way = 0
         self.states: list[list[int]] = [[] for _ in range(state_slots)]

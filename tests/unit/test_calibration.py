@@ -6,7 +6,7 @@ import pytest
 
 from ckdist import native
 from ckdist.cli import calibration
-from ckdist.cli.calibration import ALONE, DENSE, LATENT, MADE, SHAPES, Measured, calibrated
+from ckdist.cli.calibration import ALONE, DENSE, LATENT, MADE, SHAPES, SMALL, Measured, calibrated
 from ckdist.cli.traced_steps import TracedSteps
 from ckdist.cli.training_speed import fitted
 from ckdist.comm.world import SingleWorld
@@ -34,7 +34,7 @@ RATES = {
 TRUE = MachineSpec(
     cores=4, memory=64e9, bandwidth=40e9, achieved_bandwidth=0.7, core_bandwidth=15e9, f32=4e10, bf16=1e11, int8=2e11,
     attention=3e10, attention_one=2e9, latent=2e10, latent_one=3e9, elementwise=7e8, overlap_loss=0.4,
-    achieved_heads=0.3, products=RATES,
+    achieved_heads=0.3, products=RATES, reuse=((1e8, 80e9), (2e8, 50e9), (4e8, 50e9), (8e8, 28e9)),
 )  # fmt: skip
 
 
@@ -42,7 +42,15 @@ def measured(name: str) -> Measured:
     config, _ = MADE[name]
     kind = name if name in ("Q8_0", "Q4_K") else "BF16"
     cost = Predictor(describe_config(config, "made up", kind), Cluster(TRUE), Way("tensor")).stages[0].costs[0]
-    return Measured({shape: [cost.groups(shape)] * 3 for shape in SHAPES}, cost)
+    from_memory = cost.on(dataclasses.replace(TRUE, reuse=()))
+    return Measured({shape: [from_memory.groups(shape)] * 3 for shape in SHAPES}, cost)
+
+
+def measured_again(between: float) -> Measured:
+    """Steps of a small model whose weights are read again after so many bytes."""
+    small = Predictor(describe_config(SMALL, "made up", "BF16"), Cluster(TRUE), Way("tensor")).stages[0].costs[0]
+    fast = small.on(dataclasses.replace(TRUE, reuse=((1e16, TRUE.reuse_rate(between)),)))
+    return Measured({ALONE: [fast.groups(ALONE)] * 3}, small, between)
 
 
 def test_all_figures_are_found_again():
@@ -51,15 +59,19 @@ def test_all_figures_are_found_again():
         TRUE, achieved_bandwidth=0.9, attention=1e9, attention_one=1e9, latent=1e9, latent_one=1e9, elementwise=1e8,
         overlap_loss=1.0, achieved_heads=1.0, products={**kernels, "F32": RATES["F32"]},
     )  # fmt: skip
-    found = calibrated(wrong, {name: measured(name) for name in MADE})
+    again = {f"again {size}": measured_again(size) for size, _ in reversed(TRUE.reuse)}
+    found = calibrated(wrong, {name: measured(name) for name in MADE} | again)
     for name in MADE:
         for shape in SHAPES:
             cost = measured(name).cost
-            assert cost.on(found).step(shape).total == pytest.approx(cost.on(TRUE).step(shape).total, rel=0.05)
+            found_seconds, true_seconds = (cost.on(machine).step(shape).total for machine in (found, TRUE))
+            assert found_seconds == pytest.approx(true_seconds, rel=0.05)
     for name in ("attention", "attention_one", "elementwise", "latent"):
         assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.05), name
     assert found.products["Q6_K"][4] == pytest.approx(RATES["Q6_K"][4], rel=0.05)  # as other types of its activations
     assert found.products["F32"] == RATES["F32"]  # nothing was measured of its activations
+    assert [size for size, _ in found.reuse] == [size for size, _ in TRUE.reuse]
+    assert [rate for _, rate in found.reuse] == pytest.approx([rate for _, rate in TRUE.reuse], rel=0.05)
 
 
 def test_what_no_figure_explains_stays_at_a_bound():

@@ -9,6 +9,7 @@ from ckdist.engine.engine import Engine
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.scheduler import EngineBusy
 from ckdist.errors import NativeError, RequestError
+from ckdist.program.stage_costs import StageCosts
 from tests.support.paged_executable import PagedExecutable, PlainSampler, alone, log_softmax, prefix_logits
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0)
@@ -359,6 +360,34 @@ def test_two_stages_have_work_at_once():
     while engine.has_work:
         engine.step()
     assert executable.batches[before:] == [[[128, 0]], [[128, 128]], [[128, 256]], [[116, 384]]]
+
+
+def test_sequences_decode_in_one_step_where_weights_are_read_long_and_a_stage_has_most_of_them():
+    """Those that came by themselves join the others."""
+    executable = PagedExecutable(in_flight=2, max_tokens=512, context_length=512)
+    executable.costs = StageCosts(2, 40.0, slowest=0.65)
+    engine = Engine(executable, PlainSampler())
+    for i in range(8):
+        engine.add(i, [i, 1], greedy(30))
+        engine.step()
+    while engine.has_work:
+        engine.step()
+    steps = [len(chunks) for chunks in executable.batches]
+    assert steps.count(8) > 20 and max(steps) == 8
+
+
+def test_how_large_the_steps_of_stages_are():
+    """The number of pieces is the best one for what a step costs; pieces of a long prompt take equally long."""
+    costs = StageCosts(2, 40.0, 2000.0, 0.65)
+    seconds = lambda n, work: (n + 1) * (40 + work / n)
+    for tokens in (500, 2048, 20000):
+        work = costs.work(0, tokens)
+        assert seconds(costs.pieces(work), work) <= min(seconds(n, work) for n in range(1, 300)) * 1.001
+    firsts = [costs.piece_tokens(300.0, first, 512) for first in (0, 1000, 2000, 4000)]
+    assert firsts == [288, 192, 160, 96] and costs.work(2000, 2160) == pytest.approx(300, rel=0.1)
+    assert costs.pieces(20.0) == 1 and costs.piece_tokens(20.0, 0, 512) == 64
+    assert [costs.groups(count) for count in (0, 1, 8, 64)] == [1, 1, 1, 2]
+    assert StageCosts(3, 40.0, slowest=0.4).groups(2) == 2 and StageCosts().piece_tokens(20.0, 0, 512) == 512
 
 
 def test_the_last_abort_leaves_nothing_under_way():

@@ -57,6 +57,10 @@ def test_the_catalogue_says_that_it_is_not_measured():
         ({"host": {**LEAST["host"], "nodes": 3, "sockets": 2}}, "not a multiple of host.sockets 2"),
         ({"products": {"Q4_K": [1e9]}}, "products.Q4_K has 1 rates, and needs 5"),
         ({"products": {"Q4_K": ["x"] * 5}}, "products.Q4_K is x"),
+        ({"memory": {"bandwidth": 1e11, "reuse": 7}}, "memory.reuse must be a list of pairs"),
+        ({"memory": {"bandwidth": 1e11, "reuse": [[1e8]]}}, "memory.reuse must be at most 64 pairs"),
+        ({"memory": {"bandwidth": 1e11, "reuse": [[1e8, "x"]]}}, "memory.reuse is x; it must be a number"),
+        ({"memory": {"bandwidth": 1e11, "reuse": [[1e8, 5e10], [1e9, 6e10]]}}, "and rates must not"),
         ({"name": "two\nlines"}, "name must be a text of one line"),
     ],
 )  # fmt: skip

@@ -1,0 +1,84 @@
+"""All predictions held against measurements: of models by number of ranks, and of trainings; signed errors.
+
+    python benchmarks/all_predictions.py MODEL.gguf... [--ranks 1 2] [--under COMMAND] [--json FILE]
+
+Runs `predictions.py` of each model and number of ranks, and `training_predictions.py`, one process after the other, on
+kernels that are measured once. `--under`: a command that each of them is run by, as one that waits for a quiet machine.
+Threads are divided over the ranks.
+"""
+
+import argparse
+import json
+import pathlib
+import shlex
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).parent
+CKDIST = [sys.executable, "-m", "ckdist.cli.main"]
+SPEEDS = "prefill", "decode 1", "decode 4"
+MEMORY = "weights", "cache", "process"
+
+
+def run(words, under):
+    """Runs a command, whose lines are shown; whether it did what it should."""
+    print("$", shlex.join(words), file=sys.stderr, flush=True)
+    return subprocess.run([*under, *words], stdout=sys.stderr).returncode == 0
+
+
+def rows_of(script, arguments, ranks, under, folder):
+    """What a benchmark found, on so many ranks; nothing if it failed."""
+    target = pathlib.Path(folder, "rows.json")
+    target.unlink(missing_ok=True)
+    launch = [*CKDIST, "launch", "-n", str(ranks), "--"] if ranks > 1 else []
+    words = [*launch, sys.executable, str(HERE / script), *arguments, "--json", str(target)]
+    if not run(words, under) or not target.exists():
+        return []
+    found = json.loads(target.read_text())
+    return found["rows"] if isinstance(found, dict) else found
+
+
+def table(rows):
+    """The lines of the tables."""
+    cases = dict.fromkeys((row["model"], row["ranks"]) for row in rows if "what" in row)
+    error = {(row["model"], row["ranks"], row.get("what") or row["mesh"]): row["error"] for row in rows}
+    yield f"| model | ranks | {' | '.join((*SPEEDS, *MEMORY))} |"
+    yield "|---" * (2 + len(SPEEDS + MEMORY)) + "|"
+    for case in cases:
+        cells = [f"{error[(*case, what)]:+.1%}" if (*case, what) in error else "" for what in SPEEDS + MEMORY]
+        yield f"| {case[0].removesuffix('.gguf')} | {case[1]} | {' | '.join(cells)} |"
+    yield ""
+    yield "| training | ranks | predicted | measured | error |\n|---|---|---|---|---|"
+    for row in rows:
+        if "mesh" in row:
+            seconds = f"{row['predicted']:.3f} s | {row['measured']:.3f} s"
+            yield f"| {row['model']} | {row['mesh']} | {seconds} | {row['error']:+.1%} |"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--tries", type=int, default=3)
+    parser.add_argument("--under", default="", help="a command that runs each measurement")
+    parser.add_argument("--json", help="file for all numbers")
+    given = parser.parse_args()
+    under, rows, turns = shlex.split(given.under), [], ["--turns", str(given.turns)]
+    with tempfile.TemporaryDirectory() as folder:
+        machine = ["--machine", str(pathlib.Path(folder, "machine.toml"))]
+        if not run([*CKDIST, "bench", "machine", "--save", machine[1]], under):
+            raise SystemExit("the machine could not be measured")
+        for ranks in given.ranks:
+            for model in given.models:
+                words = [*machine, *turns, "--tries", str(given.tries), model]
+                rows += rows_of("predictions.py", words, ranks, under, folder)
+            rows += rows_of("training_predictions.py", [*machine, *turns], ranks, under, folder)
+    print("\n".join(table(rows)))
+    if given.json:
+        pathlib.Path(given.json).write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

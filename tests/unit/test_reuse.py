@@ -1,0 +1,73 @@
+"""What is read again soon lies in the cache: rates of reading, by the bytes from one use of a byte to the next."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckdist.planning.cost import StepShape, experts_hit
+from ckdist.planning.machine import machine_of, tomllib
+from ckdist.planning.reuse import BytesRead, read_rates
+from tests.unit.test_predict import DENSE, MACHINE, MIXTURE, predictor
+
+CURVE = ((5e6, 300e9), (50e6, 200e9), (500e6, 120e9))
+CACHED = dataclasses.replace(MACHINE, reuse=CURVE)  # whose memory gives 80 GB/s
+DECODE = StepShape.decode(1, 0)
+
+
+def test_rates_lie_between_what_was_measured_and_those_of_memory():
+    rates = [CACHED.read_rate(8, 1, size) for size in (1e3, 5e6, 20e6, 50e6, 2e8, 5e8, 6e8, 1e12)]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[:2] == pytest.approx([300e9] * 2) and rates[3] == pytest.approx(200e9)
+    assert rates[-2:] == [CACHED.read_rate(8)] * 2 == [80e9] * 2
+    assert CACHED.read_rate(8, 2, 25e6) == pytest.approx(100e9)  # two ranks, that share cache and rate
+    assert CACHED.read_rate(2, 1, 50e6) == pytest.approx(50e9)  # a core's part of what all of them reach
+
+
+def test_experts_come_again_as_in_a_cache_of_what_was_used_last():
+    """Against a simulated one, which forgets what was not used for the longest time."""
+    rng, experts, used, room, steps = np.random.default_rng(0), 64, 4, 24, 4000
+    recent, found = list(range(experts)), 0  # the last first
+    for _ in range(steps):
+        chosen = rng.choice(experts, used, replace=False).tolist()
+        found += sum(recent.index(expert) < room for expert in chosen)
+        recent = chosen + [expert for expert in recent if expert not in chosen]
+    rate = lambda between: 1.0 if between <= room else 1e-9  # nothing else takes time
+    missed = 1e-9 / read_rates(BytesRead(0.0, {used / experts: experts}), experts_hit, rate, 10 * room).of(
+        used / experts
+    )
+    assert 1 - missed == pytest.approx(found / (steps * used), abs=0.06)
+
+
+@settings(max_examples=40, deadline=None)
+@given(used=st.floats(0.01, 1.0), rows=st.integers(1, 16), alike=st.floats(0.0, 1.0), size=st.floats(1e6, 1e10))
+def test_more_bytes_are_never_read_faster(used, rows, alike, size):
+    rate = lambda between: CACHED.read_rate(8, 1, between)
+    hit = lambda part, steps: experts_hit(part, steps * rows, alike)
+    of = lambda always, stack: read_rates(BytesRead(always, {used: stack}), hit, rate, CURVE[-1][0])
+    small, dense, stack = of(size, size), of(2 * size, size), of(size, 2 * size)
+    for more in (dense, stack):
+        assert more.always <= small.always and more.of(used) <= small.of(used) * (1 + 1e-9)
+    assert 80e9 * (1 - 1e-9) <= small.of(used) <= small.always * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("config", [DENSE, MIXTURE])
+def test_a_model_that_stays_in_the_cache_is_faster(config):
+    config = {**config, "tie_word_embeddings": True}  # else a step reads one row of a table
+    quick = {"int8": 1e14, "bf16": 1e14}  # so that memory decides
+    plain, cached = (dataclasses.replace(machine, **quick) for machine in (MACHINE, CACHED))
+    one, other = predictor(config, machine=plain), predictor(config, machine=cached)
+    read = one.stages[0].costs[0].bytes_read(DECODE)
+    assert read.always + sum(read.stacks.values()) == pytest.approx(one.memory(16, 1)[0].weights, rel=0.1)
+    assert bool(read.stacks) == ("num_experts" in config)
+    assert other.decode(1, 0).tokens > 1.1 * one.decode(1, 0).tokens
+    tiny = predictor(config, machine=dataclasses.replace(plain, reuse=((1e3, 300e9),)))
+    assert tiny.decode(1, 0).tokens == one.decode(1, 0).tokens
+
+
+def test_a_machine_file_has_the_curve():
+    found = machine_of(tomllib.loads(CACHED.toml()), "file.toml")
+    assert found.reuse == CURVE and found == CACHED
+    assert "reuse" not in MACHINE.toml()
