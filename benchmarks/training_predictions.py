@@ -13,10 +13,9 @@ import dataclasses
 import json
 import statistics
 import time
-from types import SimpleNamespace
 
 from ckdist.cli.machine_speed import kernels_measured, with_exchange
-from ckdist.cli.training_speed import random_batch, random_weights, with_training
+from ckdist.cli.training_speed import OPTIMIZER, RATE, random_batch, random_weights, with_training
 from ckdist.comm.communicator import open_communicator
 from ckdist.comm.world import start_world
 from ckdist.mesh import Mesh
@@ -36,10 +35,7 @@ from ckdist.train.step_cost import TrainingStepCost
 
 # name: hidden size, intermediate size, heads, layers, vocabulary, tokens of a sequence, sequences of all ranks
 MODELS = {"15M": (384, 1024, 6, 6, 4096, 256, 8), "110M": (768, 2048, 12, 12, 16384, 512, 2)}
-OPTIMIZER = SimpleNamespace(
-    optim="adamw", weight_decay=0.1, adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-8, max_grad_norm=0, zero_stage=0
-)
-HEAD_DIM, RATE = 64, 1e-4
+HEAD_DIM = 64
 STAGED = 2  # batches of a step in stages
 
 

@@ -1,10 +1,11 @@
-"""What training steps reach of a machine's products, attention and row steps, by a small model that is made up here
-and in no catalogue.
+"""What training steps reach of a machine's products, attention, row steps and memory, by a small model that is made up
+here and in no catalogue.
 """
 
 import dataclasses
 import statistics
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -17,21 +18,31 @@ from ckdist.program.pool import ThreadPool
 from ckdist.topology import this_machine
 from ckdist.topology.bandwidth import node_cpus
 from ckdist.train.batch import PackedBatch
+from ckdist.train.config import TrainConfig
 from ckdist.train.loss_program import LossProgram, lower_model
 from ckdist.train.native_executable import NativeExecutable
+from ckdist.train.optimizer import Optimizer
 from ckdist.train.ranks import TrainingRanks
 from ckdist.train.step_cost import ATTENTION_KINDS, PRODUCT_KINDS, WAITING_KINDS, TrainingStepCost
 from ckdist.weights.dtypes import BF16
 
 SHAPE = {
-    "model_type": "llama", "vocab_size": 4096, "max_position_embeddings": 256, "rms_norm_eps": 1e-6,
+    "model_type": "llama", "vocab_size": 4096, "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
     "hidden_size": 640, "intermediate_size": 1792, "num_attention_heads": 10, "num_key_value_heads": 10,
     "num_hidden_layers": 4, "head_dim": 64,
 }  # fmt: skip
-LENGTH, SEQUENCES = 256, 2
+TOKENS = 1024
+SHORT, LONG = 128, 512  # tokens of a sequence
+OPTIMIZER = TrainConfig(
+    output_dir="none", model_name_or_path="none", train_file=("none",), weight_decay=0.1, max_grad_norm=0.0
+)
+RATE = 1e-4
 TURNS = 3
 LEAST_SECONDS = 1e-6
 HIGHEST, LOWEST = 4.0, 0.01  # of the share of a product's rate
+MOST_BYTES = 100.0  # times the rate of reading weights, for packing and the optimizer
+MOST_KEYS = 256.0
+UPDATE = "update"  # by the optimizer
 
 Load = Callable[[str], np.ndarray]
 
@@ -56,40 +67,66 @@ def random_batch(spec: ModelSpec, length: int, sequences: int, seed: int = 0) ->
 
 def with_training(machine: MachineSpec) -> MachineSpec:
     """The machine with what a training in bfloat16 reaches on all its cores."""
-    tokens, spec = LENGTH * SEQUENCES, spec_from_config(SHAPE, "the model that is made up")
-    program = lower_model(spec, tokens, "bfloat16", Mesh.of_job(1, 0))
+    spec = spec_from_config(SHAPE, "the model that is made up")
+    program = lower_model(spec, TOKENS, "bfloat16", Mesh.of_job(1, 0))
     cpus = [cpu for node in node_cpus(this_machine()).values() for cpu in node]
-    executable = NativeExecutable(
-        program, random_weights(program), ThreadPool(len(cpus), cpus), TrainingRanks(program.shards.mesh)
-    )
-    batch, turns = random_batch(spec, LENGTH, SEQUENCES), []
+    ranks, pool = TrainingRanks(program.shards.mesh), ThreadPool(len(cpus), cpus)
+    executable = NativeExecutable(program, random_weights(program), pool, ranks)
+    optimizer = Optimizer(OPTIMIZER, executable.parameters, executable.gradients, ranks, pool)
+    turns: dict[int, list[dict[str, float]]] = {SHORT: [], LONG: []}
     try:
-        for _ in range(TURNS + 1):
+        for length in (SHORT, LONG) * (TURNS + 1):
             executable.zero_grad()
-            executable.forward_backward(batch, False)
-            turns.append(executable.times())
+            executable.forward_backward(random_batch(spec, length, TOKENS // length), False)
+            began = time.perf_counter()
+            optimizer.step(RATE, TOKENS)
+            turns[length].append(executable.times() | {UPDATE: time.perf_counter() - began})
     finally:
         executable.close()
-    found = {kind: statistics.median(times[kind] for times in turns[1:]) for kind in turns[0]}
-    cost = TrainingStepCost(program, Cluster(machine, ranks=1), LENGTH, recompute=False)
-    return fitted(machine, cost, tokens, found)
+    found = {
+        length: {kind: statistics.median(times[kind] for times in each[1:]) for kind in each[0]}
+        for length, each in turns.items()
+    }
+    return fitted(machine, TrainingStepCost(program, Cluster(machine, ranks=1), LONG, recompute=False), TOKENS, found)
 
 
-def fitted(machine: MachineSpec, cost: TrainingStepCost, tokens: int, found: dict[str, float]) -> MachineSpec:
-    """The machine with the figures for which a batch of so many tokens takes `found`, seconds by kind of step."""
-    (work, _), threads = cost.stage_work[0], cost.threads
-    products = sum(found[kind] for kind in PRODUCT_KINDS)
-    attention = sum(found[kind] for kind in ATTENTION_KINDS)
-    rest = sum(found.values()) - products - attention - sum(found[kind] for kind in WAITING_KINDS)
-    products -= work.weights / machine.read_rate(threads)
-    per_second = lambda amount, seconds: tokens * amount / max(seconds, LEAST_SECONDS) / threads
-    share = per_second(work.products, products) / machine.product_rate(BF16.name, 1, tokens)
+def fitted(
+    machine: MachineSpec, cost: TrainingStepCost, tokens: int, found: Mapping[int, Mapping[str, float]]
+) -> MachineSpec:
+    """The machine with the figures for which a batch of so many tokens, and an update, take `found`: of two lengths of
+    sequences, the short one first, seconds by kind of step.
+    """
+    bare = dataclasses.replace(machine, training_keys=0.0)
+    cost = dataclasses.replace(cost, cluster=dataclasses.replace(cost.cluster, machine=bare))
+    (short, below), (long, above) = found.items()
+    (work, _), threads = dataclasses.replace(cost, sequence=long).stage_work[0], cost.threads
+    total = lambda times, kinds: sum(times[kind] for kind in kinds)
+    products, packing = total(above, PRODUCT_KINDS), above["pack"]
+    rest = sum(above.values()) - total(above, (*PRODUCT_KINDS, *ATTENTION_KINDS, *WAITING_KINDS, UPDATE))
+    products -= packing + work.gradients / cost.read_rate
+    per_second = lambda amount, seconds: amount / max(seconds, LEAST_SECONDS)
+    of_core = lambda amount, seconds: per_second(tokens * amount, seconds) / threads
+    share = of_core(work.products, products) / machine.product_rate(BF16.name, 1, tokens)
+    limited = lambda rate: min(MOST_BYTES, max(LOWEST, rate / cost.read_rate))
+    keys = other_keys(short, long, total(below, ATTENTION_KINDS), total(above, ATTENTION_KINDS))
+    attention = work.attention * (1 + 2 * keys / long)
     return dataclasses.replace(
         machine,
         training=min(HIGHEST, max(LOWEST, share)),
-        training_attention=per_second(work.attention, attention),
-        training_elementwise=per_second(work.elements, rest),
+        training_attention=of_core(attention, total(above, ATTENTION_KINDS)),
+        training_keys=keys,
+        training_elementwise=of_core(work.elements, rest),
+        training_packing=limited(per_second(work.packed, packing)),
+        training_optimizer=limited(per_second(cost.update_bytes, above[UPDATE])),
     )
 
 
-__all__ = ["fitted", "random_batch", "random_weights", "with_training"]
+def other_keys(short: int, long: int, below: float, above: float) -> float:
+    """How many keys of a token take as long as what attention does beside keys, of the seconds with two lengths of
+    sequences: 0 to MOST_KEYS. They are in proportion to half the length and this.
+    """
+    slope = (above - below) / (long - short) * 2  # of a key
+    return min(MOST_KEYS, max(0.0, above / slope - long / 2)) if slope > 0 else MOST_KEYS
+
+
+__all__ = ["OPTIMIZER", "RATE", "UPDATE", "fitted", "other_keys", "random_batch", "random_weights", "with_training"]

@@ -89,7 +89,10 @@ class MachineSpec:
 
     training: float = fact("training", "the share of a product's rate that those of training reach", 0.01, 4.0, 1.0)
     training_attention: float = fact("training", "operations per second of one core in its attention", 0.0, 1e18, 0.0)
+    training_keys: float = fact("training", "keys of a token that the rest of its attention is worth", 0.0, 1e6, 0.0)
     training_elementwise: float = fact("training", "numbers per second of one core in its row steps", 0.0, 1e15, 0.0)
+    training_packing: float = fact("training", "times the rate of reading weights, that packing has", 0.01, 100.0, 1.0)
+    training_optimizer: float = fact("training", "the same of the optimizer", 0.01, 100.0, 1.0)
 
     barrier: float = fact("steps", "seconds of a barrier of a node's threads", 0.0, 1.0, 2e-6)
     between: float = fact("steps", "seconds between two steps", 0.0, 10.0, 3e-4)

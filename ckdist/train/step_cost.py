@@ -41,13 +41,14 @@ WAITING_KINDS = "reduce_gradients", "all_reduce", "recv_rows", "send_rows", "pac
 @dataclass(frozen=True)
 class Work:
     """On one rank of a token operations of products and of attention and numbers of row steps, and of a batch bytes of
-    weights.
+    weights that are packed and of their gradients.
     """
 
     products: float = 0.0
     attention: float = 0.0
     elements: float = 0.0
-    weights: float = 0.0
+    packed: float = 0.0
+    gradients: float = 0.0
 
     def plus(self, other: "Work") -> "Work":
         """Both."""
@@ -81,6 +82,16 @@ class TrainingStepCost:
         """Of a rank."""
         return self.cluster.places()[0].threads
 
+    @property
+    def read_rate(self) -> float:
+        """Bytes of weights per second of a rank."""
+        return self.machine.read_rate(self.threads, self.cluster.local_size)
+
+    @property
+    def update_bytes(self) -> float:
+        """That the optimizer reads and writes."""
+        return float(OPTIMIZER_BYTES * self.program.lowered.trained_floats)
+
     def step(self, tokens: int, batches: int = 1) -> Times:
         """Of a step of `batches` batches of so many tokens in all, of each replica. Of stages the slowest decides."""
         times = max((self._batch(*stage, tokens / batches) for stage in self.stage_work), key=lambda one: one.total)
@@ -107,14 +118,14 @@ class TrainingStepCost:
         rate = machine.product_rate(kind.name, form, ROWS) * machine.training
         computed = work.products / rate + work.attention / (machine.training_attention or machine.attention_rate())
         computed += work.elements / (machine.training_elementwise or machine.elementwise)
-        read = work.weights / machine.read_rate(self.threads, self.cluster.local_size)
+        read = (work.packed / machine.training_packing + work.gradients) / self.read_rate
         return Times(read, tokens * computed / self.threads).plus(self._sums(tokens, layers))
 
     def work(self, instr: Instr) -> Work:
         """Of an instruction's forward and backward passes for a token, and the forward pass that is computed again."""
         again, trained = float(self.recompute), {w.name for w in self.program.trained}
         if instr.op == "attend_packed":
-            seen = self.sequence / 2
+            seen = self.sequence / 2 + self.machine.training_keys
             width = instr.inputs[0].dims[1].local(self.mesh) + instr.outputs[0].dims[1].local(self.mesh)
             return Work(attention=(ATTEND + again) * 2.0 * seen * width)
         matrices = [w for w in instr.weights if w is not None and len(w.dims) > 1]
@@ -122,13 +133,14 @@ class TrainingStepCost:
             widths = [v.dims[1].local(self.mesh) for v in instr.outputs if len(v.dims) > 1]
             return Work(elements=(ELEMENTS + again) * sum(widths))
         part = instr.inputs[1].dims[-1].count / matrices[0].dims[0].count if instr.op == "grouped_experts" else 1.0
-        products = weights = 0.0
+        products = trained_elements = 0.0
         for w in matrices:
             elements = math.prod(dim.local(self.mesh) for dim in w.dims)
             times = (TRAINED if w.name in trained else FROZEN) + again * (instr.op != "cross_entropy")
             products += times * 2.0 * part * elements
-            weights += elements * (PACK_BYTES + GRADIENT_BYTES if w.name in trained else 0)
-        return Work(products=products, weights=weights)
+            trained_elements += elements * (w.name in trained)
+        packed, gradients = PACK_BYTES * trained_elements, GRADIENT_BYTES * trained_elements
+        return Work(products=products, packed=packed, gradients=gradients)
 
     def _sums(self, tokens: float, layers: int) -> Times:
         """Tensor-parallel sums of a batch: of a layer two forward and two backward."""
@@ -158,8 +170,7 @@ class TrainingStepCost:
             share = max(1, local // of_replica)  # ranks of a host that send together have one sum
             sent = one_sum(1, trained * local // share, self.cluster.hosts, Thresholds().transport_direct_bytes)
             link = sent.seconds(machine.link)
-        updated = OPTIMIZER_BYTES * trained / machine.read_rate(self.threads, local)
-        return Times(updated, 0.0, exchange, link)
+        return Times(self.update_bytes / self.read_rate / machine.training_optimizer, 0.0, exchange, link)
 
 
 def cluster_of(world: World, threads: int) -> Cluster:

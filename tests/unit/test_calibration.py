@@ -8,7 +8,7 @@ from ckdist import native
 from ckdist.cli import calibration
 from ckdist.cli.calibration import ALONE, DENSE, LATENT, MADE, SHAPES, SMALL, Measured, calibrated
 from ckdist.cli.traced_steps import TracedSteps
-from ckdist.cli.training_speed import fitted
+from ckdist.cli.training_speed import MOST_KEYS, UPDATE, fitted, other_keys
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine import EngineConfig
 from ckdist.engine.launch import load_model
@@ -21,7 +21,7 @@ from ckdist.planning.kernel_speed import attention_rate, elementwise_rate, produ
 from ckdist.planning.machine import MachineSpec
 from ckdist.planning.predict import Predictor, Way
 from ckdist.train.loss_program import lower_model
-from ckdist.train.step_cost import ATTENTION_KINDS, PRODUCT_KINDS, TrainingStepCost
+from ckdist.train.step_cost import ATTENTION_KINDS, PRODUCT_KINDS, WAITING_KINDS, TrainingStepCost
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.described import describe_config
 from ckdist.weights.dtypes import BF16, Q4_K
@@ -99,20 +99,37 @@ def test_the_parts_of_a_step_are_those_of_its_threads():
 
 
 def test_figures_of_training_are_found_again():
-    true = dataclasses.replace(TRUE, training=0.4, training_attention=6e9, training_elementwise=2e8)
+    true = dataclasses.replace(
+        TRUE, training=0.4, training_attention=6e9, training_keys=100.0, training_elementwise=2e8,
+        training_packing=0.8, training_optimizer=1.4,
+    )  # fmt: skip
     small = {**DENSE, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "head_dim": 16}
     program = lower_model(spec_from_config(small, "small"), 64, "bfloat16", Mesh.of_job(1, 0))
-    cost = TrainingStepCost(program, Cluster(true, ranks=1), 32, recompute=False)
-    (work, _), threads = cost.stage_work[0], cost.threads
-    seconds = dict.fromkeys((*PRODUCT_KINDS, *ATTENTION_KINDS, "rope", "pack"), 0.0)
-    rate = 0.4 * true.product_rate("BF16", 1, 256) * threads
-    seconds["matmul"] = 64 * work.products / rate + work.weights / true.read_rate(threads)
-    seconds["attend_grad"] = 64 * work.attention / (6e9 * threads)
-    seconds["rope"] = 64 * work.elements / (2e8 * threads)
-    waiting = dict.fromkeys(("reduce_gradients", "all_reduce", "recv_rows", "send_rows"), 0.0)
-    found = fitted(TRUE, dataclasses.replace(cost, cluster=Cluster(TRUE, ranks=1)), 64, seconds | waiting)
-    assert (found.training_attention, found.training_elementwise) == pytest.approx((6e9, 2e8))
+    cost = TrainingStepCost(program, Cluster(true, ranks=1), 64, recompute=False)
+    threads, seconds = cost.threads, dict[int, dict[str, float]]()
+    for length in (32, 64):
+        work, _ = dataclasses.replace(cost, sequence=length).stage_work[0]
+        kinds = dict.fromkeys((*PRODUCT_KINDS, *ATTENTION_KINDS, *WAITING_KINDS), 0.0)
+        packing = work.packed / (0.8 * true.read_rate(threads))
+        rate = 0.4 * true.product_rate("BF16", 1, 256) * threads
+        seconds[length] = kinds | {
+            "matmul": 64 * work.products / rate + work.gradients / true.read_rate(threads) + packing,
+            "attend_grad": 64 * work.attention / (6e9 * threads),
+            "rope": 64 * work.elements / (2e8 * threads),
+            "pack": packing,
+            UPDATE: cost.update_bytes / (1.4 * true.read_rate(threads)),
+        }
+    wrong = dataclasses.replace(TRUE, training_keys=7.0, training_optimizer=3.0)
+    found = fitted(wrong, dataclasses.replace(cost, cluster=Cluster(wrong, ranks=1)), 64, seconds)
+    for name in ("training_attention", "training_keys", "training_elementwise", "training_packing"):
+        assert getattr(found, name) == pytest.approx(getattr(true, name)), name
+    assert found.training_optimizer == pytest.approx(1.4)
     assert found.training == pytest.approx(0.4, rel=0.2)  # of a rate of fewer rows
+
+
+@pytest.mark.parametrize("below, above, keys", [(1.0, 1.0, MOST_KEYS), (1.0, 9.0, 0.0), (2.0, 1.0, MOST_KEYS)])
+def test_what_attention_does_beside_keys_has_bounds(below, above, keys):
+    assert other_keys(128, 512, below, above) == keys
 
 
 @pytest.mark.parametrize("config", [DENSE, LATENT])

@@ -39,12 +39,29 @@ def test_a_step_grows_with_its_tokens_and_with_what_is_computed_again():
     assert cost(Mesh.of_job(1, 0), recompute=False).step(64).arithmetic < one.step(64).arithmetic
 
 
-@pytest.mark.parametrize("name", ["training", "training_attention", "training_elementwise", "bandwidth"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "training",
+        "training_attention",
+        "training_elementwise",
+        "training_packing",
+        "training_optimizer",
+        "bandwidth",
+    ],
+)
 def test_a_better_machine_is_never_slower(name):
     low = dataclasses.replace(MACHINE, training_attention=1e9, training_elementwise=1e8)
     high = dataclasses.replace(low, **{name: 2 * getattr(low, name)}, core_bandwidth=2 * low.core_bandwidth)
     mesh = Mesh.of_job(1, 0)
     assert cost(mesh, high).step(64).total < cost(mesh, low).step(64).total
+
+
+def test_attention_is_in_proportion_to_half_a_sequence_and_the_rest_of_it():
+    whole, half = (dataclasses.replace(MACHINE, training_keys=keys) for keys in (32.0, 0.0))
+    of = lambda machine: cost(Mesh.of_job(1, 0), machine)
+    assert of(whole).stage_work[0][0].attention == 2 * of(half).stage_work[0][0].attention
+    assert of(half).step(64).total < of(whole).step(64).total
 
 
 def test_products_are_counted_by_hand():
@@ -53,6 +70,7 @@ def test_products_are_counted_by_hand():
     layers, head = 4 * (4 * 64 * 64 + 3 * 64 * 128), 512 * 64
     assert work.products == 8 * layers + 6 * head
     assert work.attention == 4.5 * 2 * 32 * 4 * 128
+    assert (work.packed, work.gradients) == (12 * (layers + head), 8 * (layers + head))
 
 
 def test_stages_wait_for_their_first_batch():
