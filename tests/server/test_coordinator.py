@@ -361,12 +361,14 @@ def test_a_rank_lost_while_idle_is_noticed(server):
 def test_ranks_are_asked_only_while_somebody_looks(server, monkeypatch):
     monkeypatch.setattr(coordinator, "WATCH_SECONDS", 1.2)
     assert server.receive(lambda m: m["op"] == "status")["ranks"] == [] and server.ranks.asked == 0
-    server.send(op="watch")
-    server.receive(lambda m: m["op"] == "status" and m["ranks"] and m["ranks"][0]["steps_total"] > 1)
+    for times in (1, 2):  # a second look, since on a busy machine the first may bring one answer alone
+        server.send(op="watch")
+        server.receive(lambda m, n=times: m["op"] == "status" and m["ranks"] and m["ranks"][0]["steps_total"] >= n)
+    looked = server.ranks.asked
     last = server.receive(lambda m: m["op"] == "status" and not m["ranks"])
     asked = server.ranks.asked
     later = server.receive(lambda m: m["op"] == "status" and m["clock"] > last["clock"] + 0.9)
-    assert later["ranks"] == [] and server.ranks.asked == asked <= 4
+    assert later["ranks"] == [] and server.ranks.asked == asked <= looked + 2
 
 
 def test_sleeps_while_idle(server):
