@@ -466,10 +466,11 @@ void widen(const uint8_t* const* codes, int first, int last, int width, int16_t*
   }
 }
 
-// Scores of P Vecs of queries against one block: out (16, P, 16), scaled by K's scales.
+// Scores of P Vecs of queries against one block: out (16, P, 16), scaled by K's scales. `after`: what is fetched
+// meanwhile, as long as the block; null: nothing.
 template <int P>
 __attribute__((noinline)) void score_lanes(const int16_t* key, const int16_t* q, int head_dim, int group,
-                                           const float* scales, Behind behind, float* out) {
+                                           const float* scales, Behind behind, const uint8_t* after, float* out) {
   for (int start = 0, end; start < head_dim; start += group) {
     end = start + group < head_dim ? start + group : head_dim;
     for (int first = 0; first < kBlockTokens; first += kSteps) {
@@ -479,6 +480,7 @@ __attribute__((noinline)) void score_lanes(const int16_t* key, const int16_t* q,
       for (int i = start / 2; i < end / 2; ++i) {
         Ints x[P];
         for (int p = 0; p < P; ++p) x[p] = load_pairs(q + int64_t{p} * kLanes * head_dim + i * 2 * kLanes);
+        if (after != nullptr && first == 0) __builtin_prefetch(after + i * 4 * kBlockTokens, 0, 2);
         for (int j = 0; j < kSteps; ++j) {
           const Ints k = set_pair(key + (i * kBlockTokens + first + j) * 2);
           for (int p = 0; p < P; ++p) sum[p][j] = dot(sum[p][j], x[p], k);
@@ -497,10 +499,10 @@ __attribute__((noinline)) void score_lanes(const int16_t* key, const int16_t* q,
 }
 
 // values (head_dim, 16) of each of P Vecs of queries = weights (groups, 128, P, 16, 2) times the V of blocks [first,
-// last).
+// last). `fetched`: what comes after these blocks, meanwhile.
 template <int P>
 __attribute__((noinline)) void accumulate_lanes(const Span& span, int first, int last, const int16_t* weights,
-                                                int head_dim, int group, float* values) {
+                                                int head_dim, int group, bool fetched, float* values) {
   for (int column = 0; column < head_dim; column += kSteps) {
     const int16_t* w = weights + int64_t{column} / group * kSpan * P * kLanes;
     Ints sum[P][kSteps];
@@ -508,7 +510,9 @@ __attribute__((noinline)) void accumulate_lanes(const Span& span, int first, int
       for (int c = 0; c < kSteps; ++c) sum[p][c] = zeros();
     for (int b = first; b < last; ++b) {
       const int16_t* v = span.values<int16_t>(b, column);
+      const uint8_t* after = fetched && column % kLanes == 0 ? span.after_v[b] + column * 4 : nullptr;
       for (int j = b * kBlockTokens / 2; j < (b + 1) * kBlockTokens / 2; ++j, v += span.v_pairs) {
+        if (after != nullptr) __builtin_prefetch(after, 0, 2), after += 2 * span.v_pairs;
         Ints weight[P];
         for (int p = 0; p < P; ++p) weight[p] = load_pairs(w + (j * P + p) * 2 * kLanes);
         for (int c = 0; c < kSteps; ++c) {
@@ -586,10 +590,11 @@ __attribute__((noinline)) void soften_lanes(const AttentionTask& task, const Sha
   }
 }
 
-// The P Vecs of queries from `at` on; false where none of them sees the span.
+// The P Vecs of queries from `at` on; false where none of them sees the span. `fetched`: what comes after the keys and
+// values, meanwhile.
 template <class Value, int P>
 bool attend_vecs(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& span,
-                 const SpanPart& part, int64_t at) {
+                 const SpanPart& part, int64_t at, bool fetched) {
   float low[P * kLanes], high[P * kLanes];
   int least_low = kSpan, most_low = 0, least_high = kSpan, most_high = 0;
   for (int i = 0; i < P * kLanes; ++i) {
@@ -608,11 +613,11 @@ bool attend_vecs(const AttentionTask& task, const Shape& shape, const Workspace&
   for (int b = first; b < last; ++b)
     score_lanes<P>(reinterpret_cast<const int16_t*>(span.k[b]), work.q + at * task.key_width, task.key_width,
                    key_group(task.cache()), span.k_scales + b * kLanes, behind_of(task, work, at),
-                   work.scores + b * kLanes * P * kLanes);
+                   fetched ? span.after_k[b] : nullptr, work.scores + b * kLanes * P * kLanes);
   for (int p = 0; p < P; ++p)
     soften_lanes<Value, P>(task, shape, work, span, part, at + p * kLanes, p, first * kLanes, last * kLanes,
                            low + p * kLanes, high + p * kLanes, edge);
-  accumulate_lanes<P>(span, first, last, work.weights, task.value_width, shape.group,
+  accumulate_lanes<P>(span, first, last, work.weights, task.value_width, shape.group, fetched,
                       part.values + at * task.value_width);
   return true;
 }
@@ -625,12 +630,16 @@ void attend_lanes(const AttentionTask& task, const Shape& shape, const Workspace
   if (sizeof(Key) == 1) widen(codes.k, codes.first, codes.last, task.key_width, work.keys, span.k);
   if (sizeof(Value) == 1 && !task.latent)
     widen(codes.v, codes.first, codes.last, task.value_width, work.values, span.v);
+  const bool fetches = sizeof(Key) == 2 && sizeof(Value) == 2 && !task.latent;  // others are read when made these
+  bool fetched = false;  // once is enough
   int64_t at = 0;
   if constexpr (kVecs > 1)
     for (; shape.lanes - at >= kMostLanes; at += kMostLanes)
-      if (attend_vecs<Value, kVecs>(task, shape, work, span, part, at)) done(at, at + kMostLanes);
+      if (attend_vecs<Value, kVecs>(task, shape, work, span, part, at, fetches && !fetched))
+        fetched = true, done(at, at + kMostLanes);
   for (; at < shape.lanes; at += kLanes)
-    if (attend_vecs<Value, 1>(task, shape, work, span, part, at)) done(at, at + kLanes);
+    if (attend_vecs<Value, 1>(task, shape, work, span, part, at, fetches && !fetched))
+      fetched = true, done(at, at + kLanes);
 }
 
 template <class Key, class Value>

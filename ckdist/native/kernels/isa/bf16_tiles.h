@@ -3,8 +3,10 @@
 //
 // As many columns of up to 32 tokens are taken at a time as stay in the L1 cache, and of up to 16 tokens in place all:
 // weights come fastest from memory in one stretch. Tiles of weights pass by them, two at a time. Between two blocks of
-// columns the sums wait in memory, so that they are added in the order of the columns whatever the blocks are. Private
-// to isa/.
+// columns the sums wait in memory, so that they are added in the order of the columns whatever the blocks are.
+//
+// Weights from memory take longer than the products of some 80 tokens. So of more than 64 tokens each step fetches a
+// part of the next block's weights: memory does not idle while the later tokens pass. Private to isa/.
 #pragma once
 #include <cstring>
 
@@ -17,7 +19,7 @@ namespace {
 constexpr int kStepBytes = kTileRowBytes;                    // of a token's columns that one product takes
 constexpr int kWeightBytes = kTileMostRows * kTileRowBytes;  // of a tile's weights that it takes
 constexpr int kBlockBytes = 16 << 10;                        // of activations: they stay in the L1 cache
-constexpr int kGroupPairs = 16, kGroupStrips = 4;  // 512 rows of weights by 128 tokens, whose sums stay in the L2 cache
+constexpr int64_t kNearTokens = 64;                          // up to which weights are fetched from near ahead alone
 
 // Up to 32 tokens by some steps of columns: a step of a token is 64 bytes.
 struct ActivationBlock {
@@ -29,6 +31,7 @@ struct ActivationBlock {
 // they lie.
 struct PaddedRows {
   static constexpr bool kInPlace = true;
+  static constexpr int kGroupPairs = 4, kGroupStrips = 16;  // 128 rows of weights by 512 tokens
   const uint8_t* at;
   int64_t stride;
 
@@ -41,6 +44,7 @@ struct PaddedRows {
 // columns]: in place, rows a power of two apart would share few sets of the cache.
 struct ActivationRows {
   static constexpr bool kInPlace = false;
+  static constexpr int kGroupPairs = 16, kGroupStrips = 4;  // 512 by 128: copies serve many rows
   const uint8_t* at;
   int64_t stride, blocks;
 
@@ -61,6 +65,7 @@ struct ActivationRows {
 // [word][16 rows]. They are copied to [step][token][32 columns], too.
 struct PackedRows {
   static constexpr bool kInPlace = false;
+  static constexpr int kGroupPairs = 16, kGroupStrips = 4;  // 512 by 128: copies serve many rows
   const uint8_t* tiles;
   int64_t tile_bytes, blocks;
 
@@ -84,21 +89,42 @@ struct PackedRows {
   }
 };
 
-// Up to 512 rows of weights by up to 128 tokens.
+// Rows of weights by tokens, whose sums stay in the L2 cache: 256 KB. `next`: the tiles that are read after these, null
+// where these are for more tokens.
 struct Bf16Group {
   const Matrix& matrix;
   int64_t tile_begin, tile_end, token, tokens;
+  const uint8_t* next;
   float* y;  // of the first token and row 0 of the matrix
   int64_t y_stride;
 
   int64_t blocks() const { return (matrix.cols + 15) / 16; }
   int64_t steps() const { return (blocks() + 1) / 2; }
+  const uint8_t* tiles() const { return matrix.tiles + tile_begin * matrix.tile_bytes; }
+  // What is fetched while tokens pass the block that ends with step `end`; null: nothing.
+  const uint8_t* after(int64_t end) const {
+    if (end == steps()) return next;
+    return token == 0 ? tiles() + end * kWeightBytes : nullptr;
+  }
+};
+
+// Of each of two tiles, what the steps fetch: `lines` each, one after the other.
+struct Fetch {
+  const uint8_t* at;
+  int64_t tile_bytes;
+  int lines;
+
+  void step() {
+    if (lines == 0) return;
+    fetch_lines(at, lines), fetch_lines(at + tile_bytes, lines);
+    at += 64 * lines;
+  }
 };
 
 // Steps [first, first + steps) of the columns of two tiles, over the sums in the tiles. `fetched`: they come from
-// memory.
+// memory. `fetch`: what comes later.
 inline void bf16_steps(const TileStrip& strip, const uint8_t* tiles, int64_t tile_bytes, int64_t blocks, int64_t first,
-                       int64_t steps, const ActivationBlock& activations, bool fetched) {
+                       int64_t steps, const ActivationBlock& activations, bool fetched, Fetch fetch) {
   const uint8_t *one = tiles + first * kWeightBytes, *two = one + (strip.tile_count - 1) * tile_bytes;
   const uint8_t* x = activations.at;
   const int64_t whole = blocks / 2 - first < steps ? blocks / 2 - first : steps;
@@ -107,6 +133,7 @@ inline void bf16_steps(const TileStrip& strip, const uint8_t* tiles, int64_t til
     // At the end of the steps the next ones are the first of the tiles behind these.
     const int64_t ahead = kNear + (s + near < whole ? 0 : strip.tile_count * tile_bytes - whole * kWeightBytes);
     if (fetched) fetch_lines(one + ahead, kWeightBytes / 64), fetch_lines(two + ahead, kWeightBytes / 64);
+    fetch.step();
     add_products<false>(strip, x, activations.token_stride, one, two);
   }
   if (whole == steps) return;
@@ -120,28 +147,37 @@ inline void bf16_steps(const TileStrip& strip, const uint8_t* tiles, int64_t til
 
 template <bool add, class Rows>
 void bf16_group(const Bf16Group& group, const Rows& rows, int& configured) {
-  alignas(64) float sums[kGroupStrips][kGroupPairs][kSumsTiles * kTileSums];
+  alignas(64) float sums[Rows::kGroupStrips][Rows::kGroupPairs][kSumsTiles * kTileSums];
   alignas(64) uint8_t x[kBlockBytes];
   const int widest = static_cast<int>(group.tokens < kTokensAtOnce ? group.tokens : kTokensAtOnce);
-  const int64_t all = group.steps();
+  const int64_t all = group.steps(), tile_bytes = group.matrix.tile_bytes;
   const int64_t block = Rows::kInPlace && widest <= kStripTokens ? all : kBlockBytes / (widest * kStepBytes);
+  const bool far = Rows::kInPlace && group.tokens > kNearTokens;
+  const int64_t strips = (group.tokens + kTokensAtOnce - 1) / kTokensAtOnce,
+                lines = (kWeightBytes / 64 + strips - 1) / strips;
   int64_t first = 0;
   do {
     const int64_t steps = all - first < block ? all - first : block;
+    const uint8_t* const after = far ? group.after(first + steps) : nullptr;
     for (int64_t token = 0; token < group.tokens; token += kTokensAtOnce) {
       TileStrip strip{};
       strip.tokens = static_cast<int>(group.tokens - token < kTokensAtOnce ? group.tokens - token : kTokensAtOnce);
       if (strip.tokens != configured) configure(configured = strip.tokens, kTileRowBytes);
       const ActivationBlock activations = rows.block(group.token + token, strip.tokens, first, steps, x);
+      const bool fetched = group.token + token == 0 && !(far && first > 0);
       for (int64_t tile = group.tile_begin; tile < group.tile_end; tile += 2) {
+        const int64_t at = (tile - group.tile_begin) * tile_bytes;
         float* const wait = block < all ? sums[token / kTokensAtOnce][(tile - group.tile_begin) / 2] : sums[0][0];
         const int64_t left = group.matrix.rows - tile * kTileRows;
         strip.tile_count = group.tile_end - tile > 1 ? 2 : 1;
         strip.rows = static_cast<int>(left < strip.tile_count * kTileRows ? left : strip.tile_count * kTileRows);
+        Fetch fetch{};
+        if (after != nullptr)
+          fetch = {after + at + token / kTokensAtOnce * block * lines * 64, (strip.tile_count - 1) * tile_bytes,
+                   static_cast<int>(lines)};
         if (first) load_tiles(strip, wait);
         else zero_sums(strip.strips());
-        bf16_steps(strip, group.matrix.tiles + tile * group.matrix.tile_bytes, group.matrix.tile_bytes, group.blocks(),
-                   first, steps, activations, group.token + token == 0);
+        bf16_steps(strip, group.tiles() + at, tile_bytes, group.blocks(), first, steps, activations, fetched, fetch);
         store_tiles(strip, wait);
         if (first + steps < all) continue;
         strip.y = group.y + (group.token + token) * group.y_stride + tile * kTileRows;
@@ -158,12 +194,16 @@ template <bool add, class Rows>
 void multiply_bf16(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const Rows& rows, int64_t tokens,
                    float* y, int64_t y_stride) {
   int configured = 0;
-  constexpr int64_t tiles = 2 * kGroupPairs, group_tokens = kGroupStrips * kTokensAtOnce;
-  for (int64_t tile = tile_begin; tile < tile_end; tile += tiles)
-    for (int64_t token = 0; token < tokens; token += group_tokens)
-      bf16_group<add>({matrix, tile, tile_end - tile < tiles ? tile_end : tile + tiles, token,
-                       tokens - token < group_tokens ? tokens - token : group_tokens, y, y_stride},
-                      rows, configured);
+  constexpr int64_t tiles = 2 * Rows::kGroupPairs, group_tokens = Rows::kGroupStrips * kTokensAtOnce;
+  for (int64_t tile = tile_begin; tile < tile_end; tile += tiles) {
+    const int64_t end = tile_end - tile < tiles ? tile_end : tile + tiles;
+    for (int64_t token = 0; token < tokens; token += group_tokens) {
+      const int64_t left = tokens - token;
+      const uint8_t* const next = left > group_tokens ? nullptr : matrix.tiles + end * matrix.tile_bytes;
+      bf16_group<add>({matrix, tile, end, token, left < group_tokens ? left : group_tokens, next, y, y_stride}, rows,
+                      configured);
+    }
+  }
   if (configured) tile_release();
 }
 

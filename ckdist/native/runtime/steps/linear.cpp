@@ -9,7 +9,8 @@ namespace {
 // Of a product's weights that a thread takes at a time: it fits the L2 cache of CPUs that have AMX, whose kernels want
 // many rows at a time; for those of other levels it made no difference there.
 constexpr int64_t kPieceBytes = 1536 << 10, kLeastPieces = 4;
-constexpr int64_t kGatedRows = 64;          // that a gate joins at a time, while the L2 cache has both
+// What a gate joins at a time, while the L2 cache has it: rows, and weights of both.
+constexpr int64_t kGatedRows = 256, kGatedBytes = 512 << 10;
 constexpr int64_t kAheadBytes = 256 << 10;  // of a product's weights that are fetched before it begins
 // A product that is added to another is made of so many tokens and tiles at a time: it stays in the L2 cache.
 constexpr int64_t kSummedTokens = 256, kSummedTiles = 8;
@@ -165,7 +166,7 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     const Matrix& w = r.matrix(gate.weight.first + s);
     const bool divided = rows.end - rows.begin > Inference::kFewRows && !r.packing;
     const int64_t pair_bytes = w.tile_bytes + r.matrix(up.weight.first + s).tile_bytes;
-    const int64_t tiles_each = divided ? std::max<int64_t>(kPieceBytes / pair_bytes, 1) : tiles.end - tiles.begin;
+    const int64_t tiles_each = divided ? std::max<int64_t>(kGatedBytes / pair_bytes, 1) : tiles.end - tiles.begin;
     const int64_t rows_each = divided ? kGatedRows : rows.end - rows.begin;
     int64_t gate_stride, up_stride;
     float* const g = r.floats(gate.out, &gate_stride) + column;
