@@ -198,6 +198,19 @@ def test_a_token_does_not_depend_on_its_batch(isa, name):
 
 
 @pytest.mark.parametrize("isa", each())
+def test_many_tokens_and_rows_give_what_few_tokens_give(isa):
+    rows, cols = 270, 544  # more of both than a kernel takes at once
+    data, _ = random_rows("BF16", rows, cols)
+    tiles = pack(isa, "BF16", data, rows, cols)
+    x = np.random.default_rng(4).normal(size=(560, cols)).astype(np.float32)
+    prepared = prepare(isa, activation_format(isa, "BF16"), x)
+    few = np.concatenate([multiply(isa, "BF16", tiles, rows, cols, prepared[t : t + 20]) for t in range(0, 560, 20)])
+    for tokens in (65, 97, 513, 560):
+        together = multiply(isa, "BF16", tiles, rows, cols, prepared[:tokens])
+        np.testing.assert_array_equal(together.view(np.uint32), few[:tokens].view(np.uint32))
+
+
+@pytest.mark.parametrize("isa", each())
 def test_rows_too_wide_to_be_expanded_once(isa):
     """Expanded, the tile is larger than what stays in the cache; each strip of tokens expands it for itself, with
     the same bits.

@@ -631,7 +631,7 @@ void attend_lanes(const AttentionTask& task, const Shape& shape, const Workspace
   if (sizeof(Value) == 1 && !task.latent)
     widen(codes.v, codes.first, codes.last, task.value_width, work.values, span.v);
   const bool fetches = sizeof(Key) == 2 && sizeof(Value) == 2 && !task.latent;  // others are read when made these
-  bool fetched = false;  // once is enough
+  bool fetched = false;                                                         // once is enough
   int64_t at = 0;
   if constexpr (kVecs > 1)
     for (; shape.lanes - at >= kMostLanes; at += kMostLanes)
