@@ -228,7 +228,7 @@ void block_strip(const Strip& strip) {
   for (int64_t b = 0; b < strip.blocks; ++b) {
     // At a tile's end its next lines are those behind the tiles that are read beside it.
     constexpr int last = (kNear + layout.bytes() / 2) / layout.bytes();
-    const int64_t past = b < strip.blocks - last ? 0 : (tiles - 1) * strip.tile_bytes;
+    const int64_t past = strip.apart || b < strip.blocks - last ? 0 : (tiles - 1) * strip.tile_bytes;
     __m512 of_block[tiles][tokens];
 #pragma GCC unroll 2
     for (int i = 0; i < tiles; ++i) {
@@ -284,7 +284,7 @@ void block_strip(const Strip& strip) {
   }
 #pragma GCC unroll 2
   for (int i = 0; i < tiles; ++i)
-    store_sums<tokens>(strip.y + i * kTileRows, strip.y_stride, i + 1 < tiles ? kTileRows : strip.rows, sums[i]);
+    store_sums<tokens>(strip.y + i * strip.y_tile, strip.y_stride, i + 1 < tiles ? kTileRows : strip.rows, sums[i]);
 }
 
 template <Type type>
@@ -318,7 +318,7 @@ void float_strip(const Strip& strip) {
     for (int t = 0; t < tokens; ++t) sums[i][t] = _mm512_setzero_ps();
   const uint8_t *tile = strip.tile, *x = strip.x, *end = tile + strip.blocks * kBlockWords<type> * kVectorBytes<type>;
   for (; tile < end; tile += bytes, x += vectors * 4) {
-    const int64_t past = end - tile > kNear ? 0 : (tiles - 1) * strip.tile_bytes;
+    const int64_t past = strip.apart || end - tile > kNear ? 0 : (tiles - 1) * strip.tile_bytes;
 #pragma GCC unroll 2
     for (int i = 0; i < tiles; ++i) {
       const uint8_t* const at = tile + i * strip.tile_bytes;
@@ -341,7 +341,7 @@ void float_strip(const Strip& strip) {
   }
 #pragma GCC unroll 2
   for (int i = 0; i < tiles; ++i)
-    store_sums<tokens>(strip.y + i * kTileRows, strip.y_stride, i + 1 < tiles ? kTileRows : strip.rows, sums[i]);
+    store_sums<tokens>(strip.y + i * strip.y_tile, strip.y_stride, i + 1 < tiles ? kTileRows : strip.rows, sums[i]);
 }
 
 template <Type type>
@@ -352,8 +352,8 @@ struct Product {
 
   template <int tokens, int tiles = 1>
   static constexpr StripFunction of() {
-    if constexpr (layout.columns > 0) return {tokens, tiles, block_strip<form_of(type), tokens, tiles>};
-    else return {tokens, tiles, float_strip<type, tokens, tiles>};
+    if constexpr (layout.columns > 0) return {tokens, tiles, block_strip<form_of(type), tokens, tiles>, tiles > 1};
+    else return {tokens, tiles, float_strip<type, tokens, tiles>, tiles > 1};
   }
 
   static StripFunction strip(int64_t tokens, int64_t tiles) {
