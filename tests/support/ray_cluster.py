@@ -9,12 +9,15 @@ import tempfile
 
 from tests.support.hosts import Hosts
 from tests.support.hosts import why_not as why_no_hosts
+from tests.support.launched import LAUNCH
 from tests.support.launcher import environment
 from tests.support.paths import ROOT
 
 PORT = 6379
 START_SECONDS = 120  # of a node
 STORE_BYTES = 80_000_000  # the least that Ray takes
+WITHOUT = ("--include-dashboard=false", "--no-monitor")  # of the head
+QUIET = ("--include-log-monitor=false", "--disable-usage-stats")
 
 
 def why_not() -> str | None:
@@ -31,7 +34,7 @@ class RayCluster(contextlib.AbstractContextManager):
     def __enter__(self):
         self.hosts.__enter__()
         self.address = f"{self.hosts.addresses[0]}:{PORT}"
-        head = ("--head", f"--port={PORT}", f"--temp-dir={self.folder.name}", "--include-dashboard=false")
+        head = ("--head", f"--port={PORT}", f"--temp-dir={self.folder.name}", *WITHOUT)
         try:
             for host, flags in enumerate((head, (f"--address={self.address}",))):
                 self._start(host, *flags)
@@ -46,9 +49,9 @@ class RayCluster(contextlib.AbstractContextManager):
 
     def _start(self, host: int, *flags: str) -> None:
         """A node on a host. Its output goes to a file, for what it leaves behind would keep a pipe open."""
-        sizes = ("--num-cpus=1", f"--object-store-memory={STORE_BYTES}", "--disable-usage-stats")
+        sizes = ("--num-cpus=1", f"--object-store-memory={STORE_BYTES}")
         address = f"--node-ip-address={self.hosts.addresses[host]}"
-        words = [sys.executable, "-m", "ray.scripts.scripts", "start", *flags, address, *sizes]
+        words = [sys.executable, "-m", "ray.scripts.scripts", "start", *flags, address, *sizes, *QUIET]
         output = pathlib.Path(self.hosts.directory, f"ray{host}")
         with output.open("w") as file:
             settings = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": file, "timeout": START_SECONDS}
@@ -61,7 +64,7 @@ class RayCluster(contextlib.AbstractContextManager):
 
     def launch(self, *words: str, timeout: float = 120) -> subprocess.CompletedProcess:
         """`ckdist launch --on ray words...` on the first host, to its end."""
-        command = self.hosts.inside(0, sys.executable, "-m", "ckdist.cli.main", "launch", "--on", "ray", *words)
+        command = self.hosts.inside(0, *LAUNCH, "--on", "ray", *words)
         return subprocess.run(command, env=self.env(), capture_output=True, text=True, timeout=timeout, cwd=ROOT)
 
 
