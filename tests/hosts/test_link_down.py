@@ -28,7 +28,7 @@ def hosts():
 
 
 def over_the_link(hosts, *words: str):
-    """`ckdist launch` on the first host, of a rank there and one on the second. Busy machines may need a restart more."""
+    """`ckdist launch` on the first host: a rank there and one on the second. Busy machines may need more restarts."""
     both = ("-n", "2", "--hosts", f"{hosts.namespaces[0]},{hosts.addresses[1]}", "--restarts", "3")
     return launched(*both, *words, before=hosts.inside(0), env=hosts.ssh.environment())
 
