@@ -82,10 +82,12 @@ class MachineSpec:
     achieved_heads: float = fact("arithmetic", "the share of that that small products of heads reach", 0.01, 4.0, 1.0)
     attention: float = fact("arithmetic", "operations per second of one core in attention; 0: as f32", 0.0, 1e18, 0.0)
     attention_one: float = fact("arithmetic", "the same for single tokens; 0: as attention", 0.0, 1e18, 0.0)
+    attention_cached: float = fact("arithmetic", "bytes of their caches that one core takes up; 0: any", 0.0, 1e18, 0.0)
     latent: float = fact("arithmetic", "the same in latent attention; 0: as attention", 0.0, 1e18, 0.0)
     latent_one: float = fact("arithmetic", "the same for single tokens; 0: as attention_one", 0.0, 1e18, 0.0)
     elementwise: float = fact("arithmetic", "numbers per second of one core in norms and gates", 1e3, 1e15, 4e9)
     overlap_loss: float = fact("arithmetic", "of reading and computing the hidden part that costs", 0.0, 4.0, 0.25)
+    attention_loss: float = fact("arithmetic", "the same in attention of single tokens", 0.0, 4.0, 0.25)
 
     training: float = fact("training", "the share of a product's rate that those of training reach", 0.01, 4.0, 1.0)
     training_attention: float = fact("training", "operations per second of one core in its attention", 0.0, 1e18, 0.0)

@@ -80,6 +80,13 @@ def test_stages_wait_for_their_first_batch():
     assert four.latency == pytest.approx(one.latency)
 
 
+def test_every_rank_says_the_same_of_a_step_in_stages():
+    """What other stages train is counted too."""
+    first, second = (cost(Mesh.of_job(2, rank, pp=2), batches=2) for rank in range(2))
+    assert [work.packed > 0 for work, _ in first.stage_work] == [True, True]
+    assert first.stage_work == second.stage_work
+
+
 def test_every_mesh_is_planned():
     cluster = Cluster(MACHINE, hosts=4)
     meshes = [str(mesh) for mesh in training_meshes(cluster, 4)]
