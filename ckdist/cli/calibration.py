@@ -26,7 +26,7 @@ from ckdist.engine.launch import Model, load_model
 from ckdist.models.decoder import weight_shapes
 from ckdist.models.registry import spec_from_config
 from ckdist.planning.cluster import Cluster
-from ckdist.planning.cost import ATTENTION, HEADS, OTHERS, PRODUCT, CostModel, StepShape
+from ckdist.planning.cost import ATTENTION, EXPERTS, HEADS, OTHERS, PRODUCT, CostModel, StepShape
 from ckdist.planning.machine import PRODUCT_ROWS, MachineSpec
 from ckdist.planning.predict import Predictor, Way
 from ckdist.topology import this_machine
@@ -45,7 +45,10 @@ LATENT = {
     "q_lora_rank": 512, "qk_nope_head_dim": 96, "qk_rope_head_dim": 32, "v_head_dim": 96, "n_routed_experts": 8,
     "num_experts_per_tok": 2, "moe_intermediate_size": 256, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
-MADE = {"plain": (DENSE, None), "Q8_0": (DENSE, "q8_0"), "Q4_K": (DENSE, "q4_k"), "latent": (LATENT, None)}
+MIXTURE = DENSE | {
+    "model_type": "qwen3_moe", "num_hidden_layers": 3, "num_experts": 16, "num_experts_per_tok": 4,
+    "moe_intermediate_size": 640, "decoder_sparse_step": 1, "norm_topk_prob": True, "mlp_only_layers": [],
+}  # fmt: skip
 BYTE_TYPES = "Q8_0", "Q4_K"
 SMALL = DENSE | {"num_hidden_layers": 1}  # whose weights are read again after other bytes
 GROUPED = SMALL | {"num_key_value_heads": 2}  # and whose heads share keys and values otherwise
@@ -54,12 +57,21 @@ SHORT, LONG = 32, 1024  # tokens of context
 FEW, SOME, MANY = 4, 64, 512  # rows of products: of sequences that are decoded together, and of prompts
 ALONE, BEHIND, TOGETHER = StepShape.decode(1, SHORT), StepShape.decode(1, LONG), StepShape.decode(FEW, SHORT)
 PROMPTED, PIECE = StepShape.prompt(MANY), StepShape.prompt(SOME)
-SHAPES = ALONE, BEHIND, TOGETHER, PIECE, PROMPTED
+# Models that are made up: their numbers, --quantize, and the steps that are measured of them.
+MADE: Mapping[str, tuple[Mapping[str, Any], str | None, tuple[StepShape, ...]]] = {
+    "plain": (DENSE, None, (ALONE, BEHIND, TOGETHER, PIECE, PROMPTED)),
+    "Q8_0": (DENSE, "q8_0", (ALONE, TOGETHER, PIECE, PROMPTED)),
+    "Q4_K": (DENSE, "q4_k", (ALONE, TOGETHER, PIECE, PROMPTED)),
+    "latent": (LATENT, None, (PROMPTED,)),
+    "mixture": (MIXTURE, "q4_k", (ALONE, PROMPTED)),
+}
+FOLDERS = {"dense": DENSE, "latent": LATENT, "mixture": MIXTURE, "small": SMALL, "grouped": GROUPED}
 TURNS = 3
 MOST_FACTOR = 4.0  # that products in steps are faster or slower than alone
 LOSSES = tuple(math.exp(x) for x in np.linspace(math.log(0.02), math.log(2.0), 24))
 HALVINGS = 20  # of the logarithms of bounds, by which a figure is found
 ROUNDS = 6  # in which figures that depend on each other are found
+SHARES = 0.02, 4.0  # bounds of parts of rates,
 RATES = 1e7, 1e13  # bounds of operations per second, and of bytes
 MOST_REUSE, MOST_BYTES = 20.0, 1e16  # times faster than memory at most; more bytes than any model has
 EVICTED = 1.5  # so many times the machine's caches is read from one use of a weight to the next, if it is from memory
@@ -119,7 +131,7 @@ def made_models(world: World) -> Iterator[pathlib.Path]:
         folder = stack.enter_context(temporary) if temporary is not None else None
         parent = pathlib.Path(world.broadcast(folder))
         if world.rank == 0:
-            for name, config in (("dense", DENSE), ("latent", LATENT), ("small", SMALL), ("grouped", GROUPED)):
+            for name, config in FOLDERS.items():
                 _write(parent / name, config)
         world.gather(None)  # the files are there
         yield parent
@@ -142,11 +154,12 @@ def measured_steps(spec: MachineSpec, world: World, models: pathlib.Path) -> dic
     others = OtherBytes(int(EVICTED * _caches()) if world.rank == 0 else 0)
     found: dict[str, Measured] = {}
     try:
-        for name, (config, quantize) in MADE.items():
-            with _loaded(spec, models / ("dense" if config is DENSE else "latent"), quantize, world) as (model, cost):
+        for name, (config, quantize, shapes) in MADE.items():
+            folder = next(own for own, each in FOLDERS.items() if each is config)
+            with _loaded(spec, models / folder, quantize, world) as (model, cost):
                 if world.rank == 0:
                     steps = TracedSteps(model, others)
-                    found[name] = _from_memory(steps, cost)
+                    found[name] = _from_memory(steps, cost, shapes)
                     found |= _near(name, steps, cost)
         for name in ("small", "grouped"):
             with _loaded(spec, models / name, None, world) as (model, cost):
@@ -168,7 +181,9 @@ def calibrated(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
     spec = _with_products(_with_reading(spec, found), found)
     spec = plain.solved(spec, "attention", RATES, PROMPTED, ATTENTION)
     spec = latent.solved(spec, "latent", RATES, PROMPTED, ATTENTION)
-    spec = latent.solved(spec, "achieved_heads", (0.02, 4.0), PROMPTED, HEADS)
+    spec = latent.solved(spec, "achieved_heads", SHARES, PROMPTED, HEADS)
+    spec = found["mixture"].solved(spec, "achieved_experts", SHARES, PROMPTED, EXPERTS)
+    spec = found["mixture"].solved(spec, "experts_read", SHARES, ALONE, EXPERTS)
     spec = _with_reuse(spec, [one for one in found.values() if one.between < math.inf])
     return _with_single_tokens(spec, found)
 
@@ -311,10 +326,10 @@ def _loaded(
         model.close()
 
 
-def _from_memory(steps: TracedSteps, cost: CostModel) -> Measured:
-    """Steps of SHAPES, whose weights are in no cache if they decode."""
+def _from_memory(steps: TracedSteps, cost: CostModel, shapes: Sequence[StepShape]) -> Measured:
+    """Steps of some shapes, whose weights are in no cache if they decode."""
     count = lambda shape: int(EVICTED * _caches() - cost.bytes_read(shape).always)
-    return Measured({shape: steps.measured(shape, TURNS, max(0, count(shape))) for shape in SHAPES}, cost)
+    return Measured({shape: steps.measured(shape, TURNS, max(0, count(shape))) for shape in shapes}, cost)
 
 
 def _near(name: str, steps: TracedSteps, cost: CostModel) -> dict[str, Measured]:

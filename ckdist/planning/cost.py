@@ -340,13 +340,13 @@ class CostModel:
         axis = instr.inputs[0].dims[0].axis
         sources = [self.places[m.rank] for m in self.mesh.along(axis)] if axis else [self.own]
         slower = sum(map(self.own.factor, sources)) / len(sources)
-        computed = read = 0.0
+        machine, computed, read = self.machine, 0.0, 0.0
+        share = {"linear_heads": machine.achieved_heads, "experts": machine.achieved_experts}.get(instr.op, 1.0)
         for cost, each, elements, used in self._parts(instr, shape):
-            rate = self.machine.product_rate(cost.kind, cost.form, each)
-            rate *= self.machine.achieved_heads if instr.op == "linear_heads" else 1.0
+            rate = machine.product_rate(cost.kind, cost.form, each) * share
             computed += 2.0 * each * elements / (self.own.threads * rate)
             read += slower * elements * cost.element_bytes / self._read_rates(shape).of(used)
-        return self._overlapped(read, computed)
+        return self._overlapped(read / machine.experts_read if instr.op == "experts" else read, computed)
 
     def _read_rates(self, shape: StepShape) -> ReadRates:
         """Bytes per second that this rank reads in steps like this one, one after the other."""

@@ -14,8 +14,8 @@ from ckdist.cli.calibration import (
     GROUPED,
     LATENT,
     MADE,
+    MIXTURE,
     NEAR,
-    SHAPES,
     SMALL,
     Measured,
     calibrated,
@@ -46,17 +46,18 @@ RATES = {
 }  # fmt: skip
 TRUE = MachineSpec(
     cores=4, memory=64e9, bandwidth=40e9, achieved_bandwidth=0.7, core_bandwidth=15e9, f32=4e10, bf16=1e11, int8=2e11,
-    attention=3e10, attention_one=2e9, attention_cached=4e9, attention_loss=0.6, latent=2e10, latent_one=3e9, elementwise=7e8, overlap_loss=0.4,
-    achieved_heads=0.3, products=RATES, reuse=((1e8, 80e9), (2e8, 50e9), (4e8, 50e9), (8e8, 28e9)),
+    attention=3e10, attention_one=2e9, attention_cached=4e9, attention_loss=0.6, latent=2e10, latent_one=3e9,
+    elementwise=7e8, overlap_loss=0.4, achieved_heads=0.3, achieved_experts=0.8, experts_read=0.9, products=RATES,
+    reuse=((1e8, 80e9), (2e8, 50e9), (4e8, 50e9), (8e8, 28e9)),
 )  # fmt: skip
 
 
 def measured(name: str) -> Measured:
-    config, _ = MADE[name]
-    kind = name if name in ("Q8_0", "Q4_K") else "BF16"
+    config, quantize, shapes = MADE[name]
+    kind = quantize.upper() if quantize else "BF16"
     cost = Predictor(describe_config(config, "made up", kind), Cluster(TRUE), Way("tensor")).stages[0].costs[0]
     from_memory = cost.on(dataclasses.replace(TRUE, reuse=()))
-    return Measured({shape: [from_memory.groups(shape)] * 3 for shape in SHAPES}, cost)
+    return Measured({shape: [from_memory.groups(shape)] * 3 for shape in shapes}, cost)
 
 
 def measured_again(between: float) -> Measured:
@@ -83,11 +84,12 @@ def test_all_figures_are_found_again():
     again |= {name + NEAR: measured_near(config) for name, config in near.items()}
     found = calibrated(wrong, {name: measured(name) for name in MADE} | again)
     for name in MADE:
-        for shape in SHAPES:
+        for shape in MADE[name][2]:
             cost = measured(name).cost
             found_seconds, true_seconds = (cost.on(machine).step(shape).total for machine in (found, TRUE))
             assert found_seconds == pytest.approx(true_seconds, rel=0.05)
     figures = "attention", "attention_one", "attention_cached", "attention_loss", "elementwise", "latent", "latent_one"
+    figures += "experts_read", "achieved_experts"
     for name in figures:
         assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.05), name
     assert found.products["Q6_K"][4] == pytest.approx(RATES["Q6_K"][4], rel=0.05)  # as other types of its activations
@@ -102,7 +104,7 @@ def test_what_no_figure_explains_stays_at_a_bound():
 
 
 def test_what_was_measured_twice_is_one():
-    low, high = ({shape: [{OTHERS: seconds}] * 3 for shape in SHAPES} for seconds in (1.0, 3.0))
+    low, high = ({ALONE: [{OTHERS: seconds}] * 3} for seconds in (1.0, 3.0))
     cost = measured("plain").cost
     assert Measured(low, cost).joined(Measured(high, cost)).seconds(ALONE, OTHERS) == 2.0
 
@@ -156,7 +158,7 @@ def test_what_attention_does_beside_keys_has_bounds(below, above, keys):
     assert other_keys(128, 512, below, above) == keys
 
 
-@pytest.mark.parametrize("config", [DENSE, LATENT])
+@pytest.mark.parametrize("config", [DENSE, LATENT, MIXTURE])
 def test_the_models_that_are_made_up_are_models(config, tmp_path):
     small = {**config, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 64}
     checkpoint = open_checkpoint(calibration._write(tmp_path / "made", small))
