@@ -1,5 +1,6 @@
 """The ranks of another host, seen from the supervisor: the agent that starts them there, and what is said with it."""
 
+import math
 import os
 import pathlib
 import shlex
@@ -63,6 +64,7 @@ class RemoteRanks:
         """Starts the agent by `words`. ConfigError where these cannot be started."""
         self._loop, self._events, self.host, self._words = loop, events, host, words
         self.ready = self.done = self._closing = False
+        self._close_by = math.inf
         self._last = ""  # that was written beside the messages
         inward, outward, errors = os.pipe(), os.pipe(), os.pipe()
         ours = (inward[0], outward[1], errors[0])
@@ -97,18 +99,18 @@ class RemoteRanks:
         self._channel.send(packed("signal", number))
 
     def kill(self) -> None:
-        """Has the agent end its ranks at once."""
+        """Has the agent end its ranks at once; it has CLOSE_SECONDS from the first call on."""
         self._closing = True
+        self._close_by = min(self._close_by, time.monotonic() + CLOSE_SECONDS)
         self._channel.send(packed("kill"))
 
     def close(self) -> None:
         """Has the agent end its ranks and itself; what does not, is left to its own end of the connection."""
         self.kill()
-        deadline = time.monotonic() + CLOSE_SECONDS
-        while self._agent.code is None and self._loop.turn(deadline):
+        while self._agent.code is None and self._loop.turn(self._close_by):
             pass
         self._agent.signal(signal.SIGKILL)
-        while self._errors.reads and self._loop.turn(deadline):
+        while self._errors.reads and self._loop.turn(self._close_by):
             pass
         self._channel.close()
         self._errors.close()

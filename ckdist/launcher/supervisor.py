@@ -18,6 +18,8 @@ from ckdist.launcher.remote_ranks import SSH, agent_words
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before a restart; each is twice the last
 SETTLED_SECONDS = 600.0  # a job that ran for so long has all its restarts again
+AWAIT_SECONDS = 600.0  # that a host may be out of reach, once a run has had it, before that costs a restart
+REACH_PAUSE = 5.0  # seconds between two tries to reach it
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
@@ -59,7 +61,8 @@ class Supervisor:
             raise ConfigError(f"--min-ranks ({policy.min_ranks}) is more than the {job.size} ranks of the job")
         self._loop, self._children = EventLoop(), children or Children()
         self._attempt: Attempt | None = None
-        self._stopped = False
+        self._begun = time.monotonic()  # of the last attempt
+        self._stopped = self._reached = False  # once: all hosts
 
     def run(self) -> int:
         """Until the job has ended for good; its exit code, 128 and the signal's number where a signal ended it."""
@@ -68,9 +71,8 @@ class Supervisor:
         with self._loop.signals(handlers):
             used, pause = 0, FIRST_PAUSE
             while True:
-                begun = time.monotonic()
                 outcome = self._run_once()
-                if time.monotonic() - begun > SETTLED_SECONDS:
+                if time.monotonic() - self._begun > SETTLED_SECONDS:
                     used, pause = 0, FIRST_PAUSE
                 if self._stopped or not outcome.again or used >= self._policy.restarts:
                     self._tell_end(outcome, used)
@@ -83,22 +85,40 @@ class Supervisor:
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     def _run_once(self) -> Outcome:
-        """One run, on fewer hosts where some cannot be reached and those that are left are enough."""
+        """One run: on fewer hosts where some cannot be reached and those that are left are enough, else once all are
+        there again.
+        """
         placed: Mapping[str, range] = self._placed
+        patience, said = time.monotonic() + AWAIT_SECONDS, ""
         while True:
-            size = sum(map(len, placed.values()))
-            job = replace(self._job, size=size)
-            self._attempt = Attempt(
-                self._loop, self._children, job, placed, self._agents, self._output, self._policy.stop_seconds
-            )
-            outcome = self._attempt.run()
-            self._attempt = None
+            outcome = self._attempt_on(placed)
             left = [Host(name, len(ranks)) for name, ranks in placed.items() if name not in outcome.unreached and ranks]
             fewer = sum(host.slots or 0 for host in left)
-            if self._stopped or not outcome.unreached or not left or fewer < (self._policy.min_ranks or self._job.size):
+            if self._stopped or not outcome.unreached:
                 return outcome
-            self._output.say(f"{outcome.reason}; going on with {fewer} of {self._job.size} ranks")
-            placed = place_ranks(fewer, left)
+            if left and fewer >= (self._policy.min_ranks or self._job.size):
+                self._output.say(f"{outcome.reason}; going on with {fewer} of {self._job.size} ranks")
+                placed = place_ranks(fewer, left)
+                continue
+            if not outcome.again or not self._reached or time.monotonic() > patience:
+                return outcome
+            if outcome.reason != said:
+                minutes = f"{AWAIT_SECONDS / 60:g} minutes"
+                self._output.say(f"{outcome.reason}; tried again every {REACH_PAUSE:g} s for {minutes}")
+                said = outcome.reason
+            if self._waited(REACH_PAUSE):
+                return outcome
+
+    def _attempt_on(self, placed: Mapping[str, range]) -> Outcome:
+        """One attempt with these ranks on each host."""
+        job, self._begun = replace(self._job, size=sum(map(len, placed.values()))), time.monotonic()
+        self._attempt = Attempt(
+            self._loop, self._children, job, placed, self._agents, self._output, self._policy.stop_seconds
+        )
+        outcome = self._attempt.run()
+        self._attempt = None
+        self._reached |= not outcome.unreached
+        return outcome
 
     def _tell_end(self, outcome: Outcome, used: int) -> None:
         """Why the job has ended, unless a rank of this terminal's has said so itself."""

@@ -2,13 +2,15 @@
 
 import contextlib
 import json
+import pathlib
 import signal
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
 from tests.support.generated import GENERATE, tokens_of_one_process
-from tests.support.hosts import Hosts, why_not
+from tests.support.hosts import Hosts, Output, why_not
 from tests.support.launched import launch, launched
 from tests.support.paths import ROOT
 from tests.support.served import wait_for
@@ -100,14 +102,34 @@ def test_no_rank_outlives_a_killed_supervisor(hosts):
         wait_for(lambda: not hosts.processes(), 10)
 
 
+def test_a_host_that_was_there_is_waited_for(hosts):
+    """That costs no restart beside the one that its loss has cost."""
+    table = hosts.table.read_text()
+    shell = f"echo began; [ -e {hosts.directory}/back ] || sleep 100"
+    with running(hosts, "-n", "2", "--restarts", "1", "bash", "-c", shell) as job:
+        output = Output(job)
+        output.wait_for("began", 2)
+        hosts.table.write_text(table.splitlines(keepends=True)[0])
+        agents(hosts, 1)[0].kill()
+        output.wait_for(f"{hosts.addresses[1]} cannot be reached, .*; tried again every 5 s for 10 minutes")
+        pathlib.Path(hosts.directory, "back").touch()
+        hosts.table.write_text(table)
+        assert output.wait(20) == [0], output.text()
+    assert "restart 1 of 1" in output.text() and output.text().count("cannot be reached") == 1
+
+
+def agents(hosts: Hosts, host: int) -> list[psutil.Process]:
+    """The launcher's agent on a host."""
+    return [p for p in hosts.processes(host) if p.cmdline()[1:3] == ["-m", "ckdist.launcher.agent"]]
+
+
 def test_a_training_goes_on_with_fewer_ranks(hosts, tmp_path):
     """One host goes for good: its agent is killed, and nothing can be started there any more."""
     path = toml(tmp_path, per_device_train_batch_size=3, max_steps=1500, save_steps=50, logging_steps=50)
     with running(hosts, "-n", "2", "--restarts", "2", "--min-ranks", "1", "ckdist", "train", str(path)) as job:
         wait_for(lambda: list((tmp_path / "out").glob("checkpoint-*")), 60)
         hosts.table.write_text(f"{hosts.addresses[0]} {hosts.namespaces[0]}\n")
-        (agent,) = [p for p in hosts.processes(1) if p.cmdline()[1:3] == ["-m", "ckdist.launcher.agent"]]
-        agent.kill()
+        agents(hosts, 1)[0].kill()
         said = job.stdout.read()
         assert job.wait(60) == 0, said
     assert f"host {hosts.addresses[1]} was lost" in said and "going on with 1 of 2 ranks" in said, said

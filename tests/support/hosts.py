@@ -6,6 +6,7 @@ told to use TCP, and the hosts differ by name.
 """
 
 import contextlib
+import ctypes
 import functools
 import json
 import os
@@ -25,6 +26,7 @@ from tests.support.launcher import environment
 from tests.support.paths import ROOT
 
 NAMES = ("a", "b")
+CLONE_NEWNET = 0x40000000  # of <sched.h>
 
 
 def run(*words: str, check: bool = True) -> str:
@@ -55,6 +57,12 @@ def remove(namespaces: list[str]) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
         run("ip", "netns", "del", namespace, check=False)
+
+
+def set_network(descriptor: int) -> None:
+    """Moves this thread into a network namespace."""
+    if ctypes.CDLL(None, use_errno=True).setns(descriptor, CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "setns")
 
 
 def abandoned() -> list[str]:
@@ -181,6 +189,20 @@ class Hosts(contextlib.AbstractContextManager):
             "bash",
             *words,
         ]
+
+    @contextlib.contextmanager
+    def entered(self, host: int):
+        """This thread is in the host's network while the `with` lasts, and so are the sockets that it opens."""
+        there, here = (
+            os.open(path, os.O_RDONLY) for path in (f"/run/netns/{self.namespaces[host]}", "/proc/thread-self/ns/net")
+        )
+        try:
+            set_network(there)
+            yield
+        finally:
+            set_network(here)
+            os.close(there)
+            os.close(here)
 
     def torchrun(self, each: int, *words: str, **more) -> list[subprocess.Popen]:
         """Starts `python words...` on `each` ranks of either host as torchrun would, without a launcher; rank 0 is

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import psutil
 
@@ -22,10 +22,10 @@ def launch(*words: str, timeout: float = 60, **more) -> subprocess.CompletedProc
 
 
 @contextlib.contextmanager
-def launched(*words: str, **more) -> Iterator[subprocess.Popen]:
-    """`ckdist launch words...` while the `with` lasts; its standard error goes with its output."""
+def launched(*words: str, before: Sequence[str] = (), **more) -> Iterator[subprocess.Popen]:
+    """`before... ckdist launch words...` while the `with` lasts; its standard error goes with its output."""
     job = subprocess.Popen(
-        [*LAUNCH, *words],
+        [*before, *LAUNCH, *words],
         env={**environment(), **more.pop("env", {})},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
