@@ -14,5 +14,9 @@ constexpr int kNear = 2 << 10;  // bytes
 [[gnu::always_inline]] inline void fetch_lines(const uint8_t* at, int lines) {
   for (int line = 0; line < lines; ++line) __builtin_prefetch(at + 64 * line, 0, 2);
 }
+// To the L1 cache.
+[[gnu::always_inline]] inline void fetch_lines_near(const uint8_t* at, int lines) {
+  for (int line = 0; line < lines; ++line) __builtin_prefetch(at + 64 * line, 0, 3);
+}
 
 }  // namespace ckdist

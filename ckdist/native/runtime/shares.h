@@ -14,7 +14,7 @@ class Shares {
   Shares(int64_t bytes, int threads, bool few_tokens) : threads_(threads), bytes_(bytes) {
     first_ = threads == 1 ? bytes : bytes / threads / 4 * 3;
     rest_ =
-        std::max<int64_t>((bytes - first_ * threads) / (threads * (few_tokens ? 8 : 2)), few_tokens ? kSmallBytes : 1);
+        std::max<int64_t>((bytes - first_ * threads) / (threads * (few_tokens ? 4 : 2)), few_tokens ? kSmallBytes : 1);
   }
 
   int64_t first() const { return first_; }  // bytes of a thread's own piece

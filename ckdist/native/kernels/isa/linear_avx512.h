@@ -226,13 +226,10 @@ void block_strip(const Strip& strip) {
   Columns x = Columns::of(strip.x, strip.padded);
   const uint8_t* group_sums = strip.x + ActivationRow::group_sums(strip.padded);
   for (int64_t b = 0; b < strip.blocks; ++b) {
-    // At a tile's end its next lines are those behind the tiles that are read beside it.
-    constexpr int last = (kNear + layout.bytes() / 2) / layout.bytes();
-    const int64_t past = b < strip.blocks - last ? 0 : (tiles - 1) * strip.tile_bytes;
     __m512 of_block[tiles][tokens];
 #pragma GCC unroll 2
     for (int i = 0; i < tiles; ++i) {
-      if constexpr (ExpandedBlocks<type>::used) block[i].at = expanded[i].template next<tokens>(past);
+      if constexpr (ExpandedBlocks<type>::used) block[i].at = expanded[i].template next<tokens>();
       if constexpr (layout.whole()) {
 #pragma GCC unroll 16
         for (int t = 0; t < tokens; ++t) of_block[i][t] = _mm512_setzero_ps();
@@ -242,7 +239,7 @@ void block_strip(const Strip& strip) {
 #pragma GCC unroll 2
       for (int i = 0; i < tiles; ++i) {
         __m512* const total = layout.whole() ? of_block[i] : sums[i];
-        if constexpr (!ExpandedBlocks<type>::used) fetch<type, tokens>(block[i].at + 64 * g * lines, lines, past);
+        if constexpr (!ExpandedBlocks<type>::used) fetch<type, tokens>(block[i].at + 64 * g * lines, lines);
         const uint8_t* planes = block[i].planes(g);
         const __m512i codes[kSteps] = {read_step<type, 0>(planes), read_step<type, 1>(planes),
                                        read_step<type, 2>(planes), read_step<type, 3>(planes),
@@ -284,7 +281,7 @@ void block_strip(const Strip& strip) {
   }
 #pragma GCC unroll 2
   for (int i = 0; i < tiles; ++i)
-    store_sums<tokens>(strip.y + i * kTileRows, strip.y_stride, i + 1 < tiles ? kTileRows : strip.rows, sums[i]);
+    store_sums<tokens>(strip.y + i * strip.y_tile, strip.y_stride, i + 1 < tiles ? kTileRows : strip.rows, sums[i]);
 }
 
 template <Type type>
@@ -318,14 +315,13 @@ void float_strip(const Strip& strip) {
     for (int t = 0; t < tokens; ++t) sums[i][t] = _mm512_setzero_ps();
   const uint8_t *tile = strip.tile, *x = strip.x, *end = tile + strip.blocks * kBlockWords<type> * kVectorBytes<type>;
   for (; tile < end; tile += bytes, x += vectors * 4) {
-    const int64_t past = end - tile > kNear ? 0 : (tiles - 1) * strip.tile_bytes;
 #pragma GCC unroll 2
     for (int i = 0; i < tiles; ++i) {
       const uint8_t* const at = tile + i * strip.tile_bytes;
       __m512i weights[vectors];
 #pragma GCC unroll 8
       for (int v = 0; v < vectors; ++v) weights[v] = read_column<type>(at, v);
-      fetch<type, tokens>(at, bytes / 64, past);
+      fetch<type, tokens>(at, bytes / 64);
       int64_t row = 0;
 #pragma GCC unroll 16
       for (int t = 0; t < tokens; t += lanes, row += lanes * strip.x_stride) {
@@ -341,7 +337,7 @@ void float_strip(const Strip& strip) {
   }
 #pragma GCC unroll 2
   for (int i = 0; i < tiles; ++i)
-    store_sums<tokens>(strip.y + i * kTileRows, strip.y_stride, i + 1 < tiles ? kTileRows : strip.rows, sums[i]);
+    store_sums<tokens>(strip.y + i * strip.y_tile, strip.y_stride, i + 1 < tiles ? kTileRows : strip.rows, sums[i]);
 }
 
 template <Type type>
@@ -352,8 +348,8 @@ struct Product {
 
   template <int tokens, int tiles = 1>
   static constexpr StripFunction of() {
-    if constexpr (layout.columns > 0) return {tokens, tiles, block_strip<form_of(type), tokens, tiles>};
-    else return {tokens, tiles, float_strip<type, tokens, tiles>};
+    if constexpr (layout.columns > 0) return {tokens, tiles, block_strip<form_of(type), tokens, tiles>, tiles > 1};
+    else return {tokens, tiles, float_strip<type, tokens, tiles>, tiles > 1};
   }
 
   static StripFunction strip(int64_t tokens, int64_t tiles) {

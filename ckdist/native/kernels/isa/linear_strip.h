@@ -24,8 +24,9 @@ struct Strip {
   const uint8_t* x;  // row of the first token
   int64_t x_stride;  // in bytes
   int64_t padded;    // columns of such a row
-  float* y;          // (tokens, 16 tiles) through y_stride
+  float* y;          // (tokens, 16) of a tile through y_stride
   int64_t y_stride;
+  int64_t y_tile;  // floats from a tile's y to the next one's
   int tokens;
   int rows;            // of the last tile that exist
   ExpandBlock expand;  // of types that are expanded; null where the tile's blocks are
@@ -51,6 +52,7 @@ struct Columns {
 struct StripFunction {
   int tokens, tiles;
   void (*run)(const Strip&);
+  bool apart = false;  // memory gives more when the tiles are of two places, each read from its beginning to its end
 };
 
 constexpr int log2_of(int n) { return n <= 1 ? 0 : 1 + log2_of(n / 2); }
@@ -66,22 +68,18 @@ constexpr int sums_shift() {
 constexpr int64_t kTileBlockBytes =
     384 << 10;  // of tiles that stay in the L2 cache while all tokens pass by, a few at a time in the L1
 constexpr int64_t kRowsBytes = 512 << 10;  // of activations that stay there beside them
-// Fetches a tile ahead of use; `past`: bytes in between that are not read next. On AMD's CPUs the hardware does that
-// better than instructions for one or two tokens (by a fifth for whole bytes), unless scales stand per 16 columns. With
-// more rows of activations beside the tile it loses track; then what is far ahead is brought to the L2 cache, as
-// bringing it to the L1 cache holds up the loads (half the speed at eight tokens of whole bytes). Codes of two or three
-// bits are bound by arithmetic, and wanted in the L1 cache.
+// Fetches a tile ahead of use. On Intel's CPUs from near ahead to the L1 cache, which gives a tenth more than the L2.
+// On AMD's CPUs the hardware does that better than instructions for one or two tokens (by a fifth for whole bytes),
+// unless scales stand per 16 columns. With more rows of activations beside the tile it loses track; then what is far
+// ahead is brought to the L2 cache, as bringing it to the L1 cache holds up the loads (half the speed at eight tokens
+// of whole bytes).
 template <Type type, int tokens>
-[[gnu::always_inline]] inline void fetch(const uint8_t* at, int lines, int64_t past = 0) {
+[[gnu::always_inline]] inline void fetch(const uint8_t* at, int lines) {
   constexpr int far = 16 << 10, nearer = 6 << 10;
-  constexpr bool scaled_often = layout_of(type).group < kGroupColumns,
-                 bound_by_memory = !scaled_often || layout_of(type).low_bits > 3;
-  if (tokens > 2 || (weights_fetched && bound_by_memory)) {
-    fetch_lines(at + (weights_fetched ? kNear + past : far), lines);
-  } else if (scaled_often) {
-    at += past + (weights_fetched ? kNear : nearer);
-    for (int line = 0; line < lines; ++line) __builtin_prefetch(at + 64 * line);
-  }
+  constexpr bool scaled_often = layout_of(type).group < kGroupColumns;
+  if (weights_fetched) fetch_lines_near(at + kNear, lines);
+  else if (tokens > 2) fetch_lines(at + far, lines);
+  else if (scaled_often) fetch_lines_near(at + nearer, lines);
 }
 
 // Blocks that are packed as they are stored, expanded one after the other for the tokens of a strip.
@@ -98,11 +96,11 @@ struct ExpandedBlocks {
   }
 
   template <int tokens>
-  const uint8_t* next(int64_t past = 0) {
+  const uint8_t* next() {
     const uint8_t* const packed = at;
     at += bytes;
     if (!expand) return packed;
-    fetch<type, tokens>(packed, bytes / 64, past);
+    fetch<type, tokens>(packed, bytes / 64);
     expand(packed, block);
     return block;
   }
@@ -126,9 +124,10 @@ void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const 
   alignas(64) uint8_t expanded[expands ? kTileBlockBytes : 64];
   strip.expand = once ? nullptr : expand;
   strip.block_bytes = once ? expanded_bytes : packed_bytes;
-  strip.tile_bytes = once ? strip.blocks * expanded_bytes : matrix.tile_bytes;
-  const int64_t fitting = strip.tile_bytes > 0 ? kTileBlockBytes / strip.tile_bytes : 1;
-  const int64_t tile_block = fitting > 1 ? fitting : 1;
+  const int64_t each = once ? strip.blocks * expanded_bytes : matrix.tile_bytes;  // bytes of a tile
+  const int64_t fitting = each > 0 ? kTileBlockBytes / each : 1;
+  const bool many = tokens > Product::strip(tokens, tile_end - tile_begin).tokens;  // strips for each tile
+  const int64_t tile_block = !many ? tile_end - tile_begin : fitting > 1 ? fitting : 1;
   for (int64_t begin = tile_begin; begin < tile_end; begin += tile_block) {
     const int64_t end = begin + tile_block < tile_end ? begin + tile_block : tile_end;
     const uint8_t* first = matrix.tiles + begin * matrix.tile_bytes;
@@ -146,14 +145,19 @@ void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const 
           tokens - token - strip.tokens < strip.tokens ? tokens - token - strip.tokens : strip.tokens;
       const int64_t lines =
           tokens * x_stride <= kRowsBytes ? 0 : (coming * x_stride / 64 + end - begin - 1) / (end - begin);
-      for (int64_t tile = begin, tiles; tile < end; tile += tiles) {
-        const StripFunction function = Product::strip(tokens - token, end - tile);
+      for (int64_t done = begin, tiles; done < end; done += tiles) {
+        const StripFunction function = Product::strip(tokens - token, end - done);
         tiles = function.tiles;
         for (int64_t line = 0; line < lines * tiles; ++line, next += 64) __builtin_prefetch(next, 0, 2);
-        const int64_t last = (tile + tiles - 1) * kTileRows;
-        strip.tile = first + (tile - begin) * strip.tile_bytes;
+        // Tiles that are apart are one of the first half and one of the second.
+        const int64_t step = function.apart ? (end - begin) / 2 : 1;
+        const int64_t tile = function.apart ? begin + (done - begin) / 2 : done;
+        const int64_t last = (tile + (tiles - 1) * step) * kTileRows;
+        strip.tile = first + (tile - begin) * each;
+        strip.tile_bytes = step * each;
         strip.rows = static_cast<int>(matrix.rows - last < kTileRows ? matrix.rows - last : kTileRows);
         strip.y = y + token * y_stride + tile * kTileRows;
+        strip.y_tile = step * kTileRows;
         for (int t = 0; t < strip.tokens; ++t) __builtin_prefetch(strip.y + t * y_stride, 1);
         function.run(strip);
       }

@@ -19,6 +19,7 @@ constexpr int64_t kScratchFloats = 32 << 10;   // products before they are joine
 constexpr int64_t kBlockRows = 64;             // of a product at a time, where there are many
 constexpr int64_t kBlockBytes = 256 << 10;     // of weights likewise
 constexpr int64_t kLeastRows = 4;              // fewer cost as much
+constexpr int64_t kDownTiles = 8;              // of the output at a time, of few rows: runs of memory of each expert
 constexpr int64_t kLowRows = 256;              // of which matrices A of LoRA make something at a time
 
 struct Experts : StepRun<Inference, ckdist_experts_step> {
@@ -90,12 +91,14 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
       group();
       if (thread == 0) r.count_experts(bytes_read());
       each_piece(up_cost(), 0, [&](int64_t from, int64_t to, int64_t piece) { multiply_up(from, to, piece); });
-      const int64_t tiles = down_tiles();
-      if (down_cost() > 0)
-        each_piece(down_cost() * tiles, 1, [&](int64_t from, int64_t to, int64_t piece) {
-          const int64_t cost = down_cost();
-          multiply_down({boundary(from, cost, tiles, piece), boundary(to, cost, tiles, piece)});
-        });
+      const int64_t tiles = down_tiles(), unit = few ? kDownTiles : 1, units = (tiles + unit - 1) / unit,
+                    cost = down_cost() * unit;
+      const auto at = [&](int64_t cost_before, int64_t piece) {
+        return std::min(boundary(cost_before, cost, units, piece) * unit, tiles);
+      };
+      if (cost > 0)
+        each_piece(cost * units, 1,
+                   [&](int64_t from, int64_t to, int64_t piece) { multiply_down({at(from, piece), at(to, piece)}); });
       else clear();
     }
     if (!shared_out) return r.finish(thread, index, step.out, n);
