@@ -73,6 +73,7 @@ HALVINGS = 20  # of the logarithms of bounds, by which a figure is found
 ROUNDS = 6  # in which figures that depend on each other are found
 SHARES = 0.02, 4.0  # bounds of parts of rates,
 RATES = 1e7, 1e13  # bounds of operations per second, and of bytes
+LEAST_ACHIEVED = 0.01  # of memory's bandwidth
 MOST_REUSE, MOST_BYTES = 20.0, 1e16  # times faster than memory at most; more bytes than any model has
 EVICTED = 1.5  # so many times the machine's caches is read from one use of a weight to the next, if it is from memory
 NEAR = " near"  # of a model's name: nothing is read between its steps
@@ -224,23 +225,25 @@ def _reading(spec: MachineSpec, rate: float) -> MachineSpec:
 
 
 def _with_reuse(spec: MachineSpec, found: Sequence[Measured]) -> MachineSpec:
-    """The machine with the rates at which weights are read that may still be in a cache: at least that of memory, and
-    never more after more bytes, so that where it seems otherwise both have the mean.
+    """The machine with the rates at which weights are read that may still be in a cache: so many times memory's rate
+    as one model reads faster than after the most bytes. After more bytes it is never faster, so that where it seems
+    otherwise both have the mean.
     """
     memory, pools = spec.bandwidth * spec.achieved_bandwidth, list[tuple[float, list[float]]]()
     for one in sorted(found, key=lambda one: one.between):
-        rate = one.solved(spec, _reusing, (memory, MOST_REUSE * memory), ALONE, PRODUCT).reuse[0][1]
+        rate = one.solved(spec, _reusing, (memory / MOST_REUSE, MOST_REUSE * memory), ALONE, PRODUCT).reuse[0][1]
         pools.append((math.log(rate), [one.between]))
         while len(pools) > 1 and pools[-1][0] >= pools[-2][0]:
             (first, sizes), (second, more) = pools[-2:]
             mean = (first * len(sizes) + second * len(more)) / (len(sizes) + len(more))
             pools[-2:] = [(mean, sizes + more)]
-    return dataclasses.replace(spec, reuse=tuple((size, math.exp(rate)) for rate, sizes in pools for size in sizes))
+    times = [(size, math.exp(rate - pools[-1][0])) for rate, sizes in pools for size in sizes]
+    return dataclasses.replace(spec, reuse=tuple((size, memory * faster) for size, faster in times))
 
 
 def _reusing(spec: MachineSpec, rate: float) -> MachineSpec:
-    """The machine whose nodes read all weights again at so many bytes per second."""
-    return dataclasses.replace(spec, reuse=((MOST_BYTES, rate),))
+    """The machine whose nodes read all weights again at so many bytes per second, be memory faster or not."""
+    return dataclasses.replace(spec, reuse=((MOST_BYTES, rate),), achieved_bandwidth=LEAST_ACHIEVED)
 
 
 def _with_products(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
