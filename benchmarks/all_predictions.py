@@ -3,8 +3,9 @@
     python benchmarks/all_predictions.py MODEL.gguf... [--ranks 1 2] [--under COMMAND] [--json FILE]
 
 Runs `predictions.py` of each model and number of ranks, and `training_predictions.py`, one process after the other, on
-kernels that are measured once. `--under`: a command that each of them is run by, as one that waits for a quiet machine.
-Threads are divided over the ranks.
+kernels that are measured once. Each takes two or three minutes. `--under`: a command that each of them is run by, as
+one that waits for a quiet machine. `--json`: a file of all numbers, which is written after each process; what it has
+already is not measured again, so that several runs add up to one table. Threads are divided over the ranks.
 """
 
 import argparse
@@ -19,6 +20,7 @@ HERE = pathlib.Path(__file__).parent
 CKDIST = [sys.executable, "-m", "ckdist.cli.main"]
 SPEEDS = "prefill", "decode 1", "decode 4"
 MEMORY = "weights", "cache", "process"
+TRAININGS = "trainings"
 
 
 def run(words, under):
@@ -63,21 +65,27 @@ def main():
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--tries", type=int, default=3)
     parser.add_argument("--under", default="", help="a command that runs each measurement")
-    parser.add_argument("--json", help="file for all numbers")
+    parser.add_argument("--json", help="file of all numbers, to which new ones are added")
     given = parser.parse_args()
-    under, rows, turns = shlex.split(given.under), [], ["--turns", str(given.turns)]
+    under, turns = shlex.split(given.under), ["--turns", str(given.turns)]
+    kept = pathlib.Path(given.json) if given.json else None
+    rows = json.loads(kept.read_text()) if kept and kept.exists() else []
+    known = {(row["model"] if "what" in row else TRAININGS, row["ranks"]) for row in rows}
+    cases = [(model, ranks) for ranks in given.ranks for model in (*given.models, TRAININGS)]
+    cases = [case for case in cases if (pathlib.Path(case[0]).name, case[1]) not in known]
     with tempfile.TemporaryDirectory() as folder:
         machine = ["--machine", str(pathlib.Path(folder, "machine.toml"))]
-        if not run([*CKDIST, "bench", "machine", "--save", machine[1]], under):
+        if cases and not run([*CKDIST, "bench", "machine", "--save", machine[1]], under):
             raise SystemExit("the machine could not be measured")
-        for ranks in given.ranks:
-            for model in given.models:
+        for model, ranks in cases:
+            if model == TRAININGS:
+                rows += rows_of("training_predictions.py", [*machine, *turns], ranks, under, folder)
+            else:
                 words = [*machine, *turns, "--tries", str(given.tries), model]
                 rows += rows_of("predictions.py", words, ranks, under, folder)
-            rows += rows_of("training_predictions.py", [*machine, *turns], ranks, under, folder)
+            if kept:
+                kept.write_text(json.dumps(rows, indent=1))
     print("\n".join(table(rows)))
-    if given.json:
-        pathlib.Path(given.json).write_text(json.dumps(rows, indent=1))
 
 
 if __name__ == "__main__":

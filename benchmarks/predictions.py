@@ -13,6 +13,7 @@ holds more than before the model was loaded, of everything but files.
 
 import argparse
 import dataclasses
+import gc
 import json
 import pathlib
 import statistics
@@ -96,6 +97,7 @@ def measured(path, world, turns):
     """Tokens and seconds of what a model does, bytes of what it holds and the process, and how alike experts are
     chosen; on rank 0.
     """
+    gc.collect()  # weights of models before this one, whose loaders and handles point at each other
     before = held()
     config = EngineConfig(model=path, ctx_size=CONTEXT, parallel=max(SEQUENCES), repack="off", prefill="tensor")
     model = load_model(config, world)

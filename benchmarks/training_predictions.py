@@ -69,6 +69,8 @@ def measured(shape, world, mesh, turns):
         optimizer.step(RATE, sequences * length * mesh.size("dp"))
         took.append(max(world.gather(time.perf_counter() - began)))
     executable.close()
+    del optimizer
+    pool.close()
     if communicator is not None:
         communicator.close()
     return statistics.median(took[1:]), program, batches, sequences * length
@@ -91,7 +93,7 @@ def main():
             machine = with_exchange(machine_of(tomllib.loads(file.read()), given.machine), world)
     else:
         machine = kernels_measured(world)
-    reached = lambda: with_training(machine) if world.rank == 0 else machine
+    reached = lambda: with_training(machine, world)
     axes = ("dp", "tp", "pp") if world.size > 1 else ("dp",)
     found, before = [], reached()
     for name, shape in MODELS.items():

@@ -26,7 +26,7 @@ from ckdist.engine.launch import Model, load_model
 from ckdist.models.decoder import weight_shapes
 from ckdist.models.registry import spec_from_config
 from ckdist.planning.cluster import Cluster
-from ckdist.planning.cost import ATTENTION, HEADS, OTHERS, PRODUCT, CostModel, StepShape
+from ckdist.planning.cost import ATTENTION, EXPERTS, HEADS, OTHERS, PRODUCT, CostModel, StepShape
 from ckdist.planning.machine import PRODUCT_ROWS, MachineSpec
 from ckdist.planning.predict import Predictor, Way
 from ckdist.topology import this_machine
@@ -45,21 +45,38 @@ LATENT = {
     "q_lora_rank": 512, "qk_nope_head_dim": 96, "qk_rope_head_dim": 32, "v_head_dim": 96, "n_routed_experts": 8,
     "num_experts_per_tok": 2, "moe_intermediate_size": 256, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
-MADE = {"plain": (DENSE, None), "Q8_0": (DENSE, "q8_0"), "Q4_K": (DENSE, "q4_k"), "latent": (LATENT, None)}
+MIXTURE = DENSE | {
+    "model_type": "qwen3_moe", "num_hidden_layers": 3, "num_experts": 16, "num_experts_per_tok": 4,
+    "moe_intermediate_size": 640, "decoder_sparse_step": 1, "norm_topk_prob": True, "mlp_only_layers": [],
+}  # fmt: skip
 BYTE_TYPES = "Q8_0", "Q4_K"
 SMALL = DENSE | {"num_hidden_layers": 1}  # whose weights are read again after other bytes
+GROUPED = SMALL | {"num_key_value_heads": 2}  # and whose heads share keys and values otherwise
 REUSED = 0.125, 0.25, 0.5, 1.0, 1.5  # so many times the caches: bytes from one use of a weight to the next
 SHORT, LONG = 32, 1024  # tokens of context
 FEW, SOME, MANY = 4, 64, 512  # rows of products: of sequences that are decoded together, and of prompts
 ALONE, BEHIND, TOGETHER = StepShape.decode(1, SHORT), StepShape.decode(1, LONG), StepShape.decode(FEW, SHORT)
 PROMPTED, PIECE = StepShape.prompt(MANY), StepShape.prompt(SOME)
-SHAPES = ALONE, BEHIND, TOGETHER, PIECE, PROMPTED
+# Models that are made up: their numbers, --quantize, and the steps that are measured of them.
+MADE: Mapping[str, tuple[Mapping[str, Any], str | None, tuple[StepShape, ...]]] = {
+    "plain": (DENSE, None, (ALONE, BEHIND, TOGETHER, PIECE, PROMPTED)),
+    "Q8_0": (DENSE, "q8_0", (ALONE, TOGETHER, PIECE, PROMPTED)),
+    "Q4_K": (DENSE, "q4_k", (ALONE, TOGETHER, PIECE, PROMPTED)),
+    "latent": (LATENT, None, (PROMPTED,)),
+    "mixture": (MIXTURE, "q4_k", (ALONE, PROMPTED)),
+}
+FOLDERS = {"dense": DENSE, "latent": LATENT, "mixture": MIXTURE, "small": SMALL, "grouped": GROUPED}
 TURNS = 3
 MOST_FACTOR = 4.0  # that products in steps are faster or slower than alone
 LOSSES = tuple(math.exp(x) for x in np.linspace(math.log(0.02), math.log(2.0), 24))
 HALVINGS = 20  # of the logarithms of bounds, by which a figure is found
+ROUNDS = 6  # in which figures that depend on each other are found
+SHARES = 0.02, 4.0  # bounds of parts of rates,
+RATES = 1e7, 1e13  # bounds of operations per second, and of bytes
+LEAST_ACHIEVED = 0.01  # of memory's bandwidth
 MOST_REUSE, MOST_BYTES = 20.0, 1e16  # times faster than memory at most; more bytes than any model has
 EVICTED = 1.5  # so many times the machine's caches is read from one use of a weight to the next, if it is from memory
+NEAR = " near"  # of a model's name: nothing is read between its steps
 
 IN_MEMORY, ROOM = pathlib.Path("/dev/shm"), 2 << 30  # noqa: S108, a file system in memory; bytes that it has free
 
@@ -115,7 +132,7 @@ def made_models(world: World) -> Iterator[pathlib.Path]:
         folder = stack.enter_context(temporary) if temporary is not None else None
         parent = pathlib.Path(world.broadcast(folder))
         if world.rank == 0:
-            for name, config in (("dense", DENSE), ("latent", LATENT), ("small", SMALL)):
+            for name, config in FOLDERS.items():
                 _write(parent / name, config)
         world.gather(None)  # the files are there
         yield parent
@@ -132,18 +149,26 @@ def _memory() -> str | None:
 
 def measured_steps(spec: MachineSpec, world: World, models: pathlib.Path) -> dict[str, Measured]:
     """The steps of the models of MADE, which lie in a folder, on all ranks, and those of SMALL with weights that may
-    still be in a cache; on rank 0, a collective call.
+    still be in a cache; and of three models a single token behind others with nothing read in between (NEAR). On rank
+    0, a collective call.
     """
     others = OtherBytes(int(EVICTED * _caches()) if world.rank == 0 else 0)
     found: dict[str, Measured] = {}
     try:
-        for name, (config, quantize) in MADE.items():
-            with _loaded(spec, models / ("dense" if config is DENSE else "latent"), quantize, world) as (model, cost):
+        for name, (config, quantize, shapes) in MADE.items():
+            folder = next(own for own, each in FOLDERS.items() if each is config)
+            with _loaded(spec, models / folder, quantize, world) as (model, cost):
                 if world.rank == 0:
-                    found[name] = _from_memory(model, cost, others)
-        with _loaded(spec, models / "small", None, world) as (model, cost):
-            if world.rank == 0:
-                found |= {f"again after {one.between:.3g}": one for one in _again(model, cost, others)}
+                    steps = TracedSteps(model, others)
+                    found[name] = _from_memory(steps, cost, shapes)
+                    found |= _near(name, steps, cost)
+        for name in ("small", "grouped"):
+            with _loaded(spec, models / name, None, world) as (model, cost):
+                if world.rank == 0:
+                    steps = TracedSteps(model, others)
+                    found |= _near(name, steps, cost)
+                    if name == "small":
+                        found |= {f"again after {one.between:.3g}": one for one in _again(steps, cost)}
     finally:
         others.close()
     return found
@@ -151,16 +176,30 @@ def measured_steps(spec: MachineSpec, world: World, models: pathlib.Path) -> dic
 
 def calibrated(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
     """The machine with what whole steps reach of its bandwidth, products, attention and elementwise rate."""
-    plain, latent, rates = found["plain"], found["latent"], (1e7, 1e13)
+    plain, latent = found["plain"], found["latent"]
     spec = dataclasses.replace(spec, reuse=())
     spec = plain.solved(spec, "elementwise", (1e6, 1e11), PROMPTED, OTHERS)
     spec = _with_products(_with_reading(spec, found), found)
-    spec = plain.solved(spec, "attention", rates, PROMPTED, ATTENTION)
-    spec = plain.solved(spec, "attention_one", rates, BEHIND, ATTENTION)
-    spec = latent.solved(spec, "latent", rates, PROMPTED, ATTENTION)
-    spec = latent.solved(spec, "latent_one", rates, BEHIND, ATTENTION)
-    spec = latent.solved(spec, "achieved_heads", (0.02, 4.0), PROMPTED, HEADS)
-    return _with_reuse(spec, [one for one in found.values() if one.between < math.inf])
+    spec = plain.solved(spec, "attention", RATES, PROMPTED, ATTENTION)
+    spec = latent.solved(spec, "latent", RATES, PROMPTED, ATTENTION)
+    spec = latent.solved(spec, "achieved_heads", SHARES, PROMPTED, HEADS)
+    spec = found["mixture"].solved(spec, "achieved_experts", SHARES, PROMPTED, EXPERTS)
+    spec = found["mixture"].solved(spec, "experts_read", SHARES, ALONE, EXPERTS)
+    spec = _with_reuse(spec, [one for one in found.values() if one.between < math.inf])
+    return _with_single_tokens(spec, found)
+
+
+def _with_single_tokens(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
+    """The machine with what attention of single tokens reaches: of two models, whose heads share keys and values
+    otherwise, where these are near, and the part of reading them from memory that it does not hide.
+    """
+    for _ in range(ROUNDS):
+        spec = found["grouped" + NEAR].solved(spec, "attention_one", RATES, BEHIND, ATTENTION)
+        spec = found["small" + NEAR].solved(spec, "attention_cached", RATES, BEHIND, ATTENTION)
+        far = dataclasses.replace(spec, reuse=())
+        loss = found["plain"].solved(far, "attention_loss", (0.0, 4.0), BEHIND, ATTENTION).attention_loss
+        spec = dataclasses.replace(spec, attention_loss=loss)
+    return found["latent" + NEAR].solved(spec, "latent_one", RATES, BEHIND, ATTENTION)
 
 
 def _with_reading(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
@@ -186,23 +225,25 @@ def _reading(spec: MachineSpec, rate: float) -> MachineSpec:
 
 
 def _with_reuse(spec: MachineSpec, found: Sequence[Measured]) -> MachineSpec:
-    """The machine with the rates at which weights are read that may still be in a cache: at least that of memory, and
-    never more after more bytes, so that where it seems otherwise both have the mean.
+    """The machine with the rates at which weights are read that may still be in a cache: so many times memory's rate
+    as one model reads faster than after the most bytes. After more bytes it is never faster, so that where it seems
+    otherwise both have the mean.
     """
     memory, pools = spec.bandwidth * spec.achieved_bandwidth, list[tuple[float, list[float]]]()
     for one in sorted(found, key=lambda one: one.between):
-        rate = one.solved(spec, _reusing, (memory, MOST_REUSE * memory), ALONE, PRODUCT).reuse[0][1]
+        rate = one.solved(spec, _reusing, (memory / MOST_REUSE, MOST_REUSE * memory), ALONE, PRODUCT).reuse[0][1]
         pools.append((math.log(rate), [one.between]))
         while len(pools) > 1 and pools[-1][0] >= pools[-2][0]:
             (first, sizes), (second, more) = pools[-2:]
             mean = (first * len(sizes) + second * len(more)) / (len(sizes) + len(more))
             pools[-2:] = [(mean, sizes + more)]
-    return dataclasses.replace(spec, reuse=tuple((size, math.exp(rate)) for rate, sizes in pools for size in sizes))
+    times = [(size, math.exp(rate - pools[-1][0])) for rate, sizes in pools for size in sizes]
+    return dataclasses.replace(spec, reuse=tuple((size, memory * faster) for size, faster in times))
 
 
 def _reusing(spec: MachineSpec, rate: float) -> MachineSpec:
-    """The machine whose nodes read all weights again at so many bytes per second."""
-    return dataclasses.replace(spec, reuse=((MOST_BYTES, rate),))
+    """The machine whose nodes read all weights again at so many bytes per second, be memory faster or not."""
+    return dataclasses.replace(spec, reuse=((MOST_BYTES, rate),), achieved_bandwidth=LEAST_ACHIEVED)
 
 
 def _with_products(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
@@ -288,18 +329,23 @@ def _loaded(
         model.close()
 
 
-def _from_memory(model: Model, cost: CostModel, others: OtherBytes) -> Measured:
-    """Steps of SHAPES, whose weights are in no cache if they decode."""
-    steps = TracedSteps(model, others)
+def _from_memory(steps: TracedSteps, cost: CostModel, shapes: Sequence[StepShape]) -> Measured:
+    """Steps of some shapes, whose weights are in no cache if they decode."""
     count = lambda shape: int(EVICTED * _caches() - cost.bytes_read(shape).always)
-    return Measured({shape: steps.measured(shape, TURNS, max(0, count(shape))) for shape in SHAPES}, cost)
+    return Measured({shape: steps.measured(shape, TURNS, max(0, count(shape))) for shape in shapes}, cost)
 
 
-def _again(model: Model, cost: CostModel, others: OtherBytes) -> Iterator[Measured]:
+def _near(name: str, steps: TracedSteps, cost: CostModel) -> dict[str, Measured]:
+    """Steps of a single token behind others, with nothing read between them; of models that are used so."""
+    turns = {BEHIND: steps.measured(BEHIND, TURNS)} if name in ("small", "grouped", "latent") else {}
+    return {name + NEAR: Measured(turns, cost)} if turns else {}
+
+
+def _again(steps: TracedSteps, cost: CostModel) -> Iterator[Measured]:
     """Steps of one token, whose weights are read again after as many bytes as REUSED says; nothing where no cache
     has room for them.
     """
-    steps, own = TracedSteps(model, others), cost.bytes_read(ALONE).always * cost.neighbours
+    own = cost.bytes_read(ALONE).always * cost.neighbours
     caches = _caches() / max(1, len(this_machine().nodes))
     for part in REUSED if own < caches else ():
         if (count := part * caches - own) >= 0:

@@ -59,7 +59,8 @@ def measured(world: World) -> MachineSpec | None:
     spec = kernels_measured(world)
     with made_models(world) as models:
         steps = measured_steps(spec, world, models)
-    return with_training(calibrated(spec, steps)) if world.rank == 0 else None
+    found = with_training(calibrated(spec, steps) if world.rank == 0 else spec, world)
+    return found if world.rank == 0 else None
 
 
 def kernels_measured(world: World) -> MachineSpec:

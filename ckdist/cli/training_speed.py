@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from ckdist.comm.protocol import World
 from ckdist.mesh import Mesh
 from ckdist.models.registry import spec_from_config
 from ckdist.models.spec import ModelSpec
 from ckdist.planning.cluster import Cluster
 from ckdist.planning.machine import MachineSpec
 from ckdist.program.pool import ThreadPool
-from ckdist.topology import this_machine
-from ckdist.topology.bandwidth import node_cpus
+from ckdist.topology.placement import place
 from ckdist.train.batch import PackedBatch
 from ckdist.train.config import TrainConfig
 from ckdist.train.loss_program import LossProgram, lower_model
@@ -65,17 +65,20 @@ def random_batch(spec: ModelSpec, length: int, sequences: int, seed: int = 0) ->
     return PackedBatch(ids[:-1], ids[1:], np.arange(0, length * sequences + 1, length, dtype=np.int32))
 
 
-def with_training(machine: MachineSpec) -> MachineSpec:
-    """The machine with what a training in bfloat16 reaches on all its cores."""
+def with_training(machine: MachineSpec, world: World) -> MachineSpec:
+    """The machine with what a training in bfloat16 reaches, where each rank of a host trains a model of its own at the
+    same time; a collective call, whose result counts on rank 0.
+    """
     spec = spec_from_config(SHAPE, "the model that is made up")
     program = lower_model(spec, TOKENS, "bfloat16", Mesh.of_job(1, 0))
-    cpus = [cpu for node in node_cpus(this_machine()).values() for cpu in node]
-    ranks, pool = TrainingRanks(program.shards.mesh), ThreadPool(len(cpus), cpus)
+    threads = max(1, machine.total_cores // world.local_size)
+    ranks, pool = TrainingRanks(program.shards.mesh), ThreadPool(threads, place(world, threads).cpus)
     executable = NativeExecutable(program, random_weights(program), pool, ranks)
     optimizer = Optimizer(OPTIMIZER, executable.parameters, executable.gradients, ranks, pool)
     turns: dict[int, list[dict[str, float]]] = {SHORT: [], LONG: []}
     try:
         for length in (SHORT, LONG) * (TURNS + 1):
+            world.gather(None)
             executable.zero_grad()
             executable.forward_backward(random_batch(spec, length, TOKENS // length), False)
             began = time.perf_counter()
@@ -83,11 +86,14 @@ def with_training(machine: MachineSpec) -> MachineSpec:
             turns[length].append(executable.times() | {UPDATE: time.perf_counter() - began})
     finally:
         executable.close()
+        del optimizer
+        pool.close()
     found = {
         length: {kind: statistics.median(times[kind] for times in each[1:]) for kind in each[0]}
         for length, each in turns.items()
     }
-    return fitted(machine, TrainingStepCost(program, Cluster(machine, ranks=1), LONG, recompute=False), TOKENS, found)
+    cluster = Cluster(machine, ranks=world.local_size)
+    return fitted(machine, TrainingStepCost(program, cluster, LONG, recompute=False), TOKENS, found)
 
 
 def fitted(

@@ -291,28 +291,37 @@ class CostModel:
         return Times(arithmetic=floats / (threads * machine.elementwise))
 
     def _overlapped(self, read: float, computed: float) -> Times:
-        """Of what reads weights or a cache and computes, in seconds: the longer of both, and a part of the shorter,
-        which is hidden by it.
-        """
-        hidden = self.machine.overlap_loss * min(read, computed)
-        waits = self.machine.barrier if self.own.threads > 1 else 0.0
-        return Times(read, hidden, latency=waits) if read >= computed else Times(hidden, computed, latency=waits)
+        """Of what reads weights or a cache and computes, in seconds, and then waits for the rank's other threads."""
+        return _hidden(read, computed, self.machine.overlap_loss).plus(self._waits())
+
+    def _waits(self) -> Times:
+        """Of a barrier of the rank's threads."""
+        return Times(latency=self.machine.barrier if self.own.threads > 1 else 0.0)
 
     def _attend(self, instr: Instr, shape: StepShape) -> Times:
-        """Two products of each token with what it sees, and the cache read once for each sequence."""
-        window = instr.attrs.get("window", 0)
+        """Two products of each token with what it sees, and the cache read once for each sequence. A single token has
+        few products with what it reads, so that taking it up counts too.
+        """
+        machine, threads, window = self.machine, self.own.threads, instr.attrs.get("window", 0)
         queries, outputs = instr.inputs[0].dims[1], instr.outputs[0].dims[1]
-        widths = queries.local(self.mesh) + outputs.local(self.mesh)
-        latent, computed = instr.op == "attend_latent", 0.0
+        widths, latent = queries.local(self.mesh) + outputs.local(self.mesh), instr.op == "attend_latent"
+        times = self._waits()
         for chunk in shape.chunks:
-            rate = self.own.threads * self.machine.attention_rate(latent, chunk.tokens == 1)
-            computed += 2.0 * chunk.count * chunk.seen(window) * widths / rate
-        return self._overlapped(self._cache_read(instr, shape) / self._read_rates(shape).always, computed)
+            cached, single = self._cache_of(instr, chunk), chunk.tokens == 1
+            computed = 2.0 * chunk.count * chunk.seen(window) * widths / machine.attention_rate(latent, single)
+            if single and machine.attention_cached and not latent:
+                computed += cached / machine.attention_cached
+            loss = machine.attention_loss if single else machine.overlap_loss
+            times = times.plus(_hidden(cached / self._read_rates(shape).always, computed / threads, loss))
+        return times
 
     def _cache_read(self, instr: Instr, shape: StepShape) -> float:
         """Bytes of the cache that an attend reads."""
-        window = instr.attrs.get("window", 0)
-        return sum(chunk.count * chunk.read(window) for chunk in shape.chunks) * self._cached(instr)
+        return sum(self._cache_of(instr, chunk) for chunk in shape.chunks)
+
+    def _cache_of(self, instr: Instr, chunk: Chunks) -> float:
+        """The same for some sequences."""
+        return chunk.count * chunk.read(instr.attrs.get("window", 0)) * self._cached(instr)
 
     def _cached(self, instr: Instr) -> float:
         """Bytes of the cache of a position that an attend reads."""
@@ -331,13 +340,13 @@ class CostModel:
         axis = instr.inputs[0].dims[0].axis
         sources = [self.places[m.rank] for m in self.mesh.along(axis)] if axis else [self.own]
         slower = sum(map(self.own.factor, sources)) / len(sources)
-        computed = read = 0.0
+        machine, computed, read = self.machine, 0.0, 0.0
+        share = {"linear_heads": machine.achieved_heads, "experts": machine.achieved_experts}.get(instr.op, 1.0)
         for cost, each, elements, used in self._parts(instr, shape):
-            rate = self.machine.product_rate(cost.kind, cost.form, each)
-            rate *= self.machine.achieved_heads if instr.op == "linear_heads" else 1.0
+            rate = machine.product_rate(cost.kind, cost.form, each) * share
             computed += 2.0 * each * elements / (self.own.threads * rate)
             read += slower * elements * cost.element_bytes / self._read_rates(shape).of(used)
-        return self._overlapped(read, computed)
+        return self._overlapped(read / machine.experts_read if instr.op == "experts" else read, computed)
 
     def _read_rates(self, shape: StepShape) -> ReadRates:
         """Bytes per second that this rank reads in steps like this one, one after the other."""
@@ -435,6 +444,14 @@ class CostModel:
         """This rank's rows of a value: its share of the step's tokens, or of the rows of logits."""
         rows = shape.tokens if dim.name == "tokens" else shape.outputs
         return -(-rows // self.mesh.size(dim.axis)) if dim.axis else rows
+
+
+def _hidden(read: float, computed: float, loss: float) -> Times:
+    """Of what reads and computes at once, in seconds: the longer of both, and a part of the shorter, which is hidden by
+    it.
+    """
+    hidden = loss * min(read, computed)
+    return Times(read, hidden) if read >= computed else Times(hidden, computed)
 
 
 def experts_hit(used: float, rows: float, alike: float = 0.0) -> float:

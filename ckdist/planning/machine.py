@@ -69,6 +69,7 @@ class MachineSpec:
 
     bandwidth: float = fact("memory", "bytes per second of a node's memory at most", 1e6, 1e16)
     achieved_bandwidth: float = fact("memory", "the share of it that reading weights reaches", 0.01, 1.0, 0.8)
+    experts_read: float = fact("memory", "of that the share that experts reach, each of a few rows", 0.01, 4.0, 1.0)
     core_bandwidth: float = fact("memory", "bytes per second that one core reads", 1e6, 1e15, 2e10)
     remote: float = fact("memory", "times longer that reading another node's memory takes", 1.0, 100.0, 2.0)
     reuse: tuple[tuple[float, float], ...] = field(
@@ -80,12 +81,15 @@ class MachineSpec:
     int8: float = fact("arithmetic", "the same with bytes", 1e6, 1e18)
     achieved_arithmetic: float = fact("arithmetic", "the share of it that products reach", 0.01, 1.0, 0.7)
     achieved_heads: float = fact("arithmetic", "the share of that that small products of heads reach", 0.01, 4.0, 1.0)
+    achieved_experts: float = fact("arithmetic", "the same of experts", 0.01, 4.0, 1.0)
     attention: float = fact("arithmetic", "operations per second of one core in attention; 0: as f32", 0.0, 1e18, 0.0)
     attention_one: float = fact("arithmetic", "the same for single tokens; 0: as attention", 0.0, 1e18, 0.0)
+    attention_cached: float = fact("arithmetic", "bytes of their caches that one core takes up; 0: any", 0.0, 1e18, 0.0)
     latent: float = fact("arithmetic", "the same in latent attention; 0: as attention", 0.0, 1e18, 0.0)
     latent_one: float = fact("arithmetic", "the same for single tokens; 0: as attention_one", 0.0, 1e18, 0.0)
     elementwise: float = fact("arithmetic", "numbers per second of one core in norms and gates", 1e3, 1e15, 4e9)
     overlap_loss: float = fact("arithmetic", "of reading and computing the hidden part that costs", 0.0, 4.0, 0.25)
+    attention_loss: float = fact("arithmetic", "the same in attention of single tokens", 0.0, 4.0, 0.25)
 
     training: float = fact("training", "the share of a product's rate that those of training reach", 0.01, 4.0, 1.0)
     training_attention: float = fact("training", "operations per second of one core in its attention", 0.0, 1e18, 0.0)

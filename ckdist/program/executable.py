@@ -476,6 +476,7 @@ class Executable:
         if self._handle is not None:
             native.lib.ckdist_executable_free(self._handle)
             self._handle = None
+            self.pool.close()
 
 
 __all__ = [

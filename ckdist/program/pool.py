@@ -17,3 +17,9 @@ class ThreadPool:
         out = native.ffi.new("struct ckdist_pool **")
         native.check(native.lib.ckdist_pool_new(threads, cpu_array, spins, out))
         self.handle = native.ffi.gc(out[0], native.lib.ckdist_pool_free)
+
+    def close(self) -> None:
+        """Ends the threads as soon as nothing native works with them any more; the thread that called has its CPUs
+        back then.
+        """
+        native.ffi.release(self.handle)

@@ -23,7 +23,6 @@ from ckdist.program.program import Instr
 from ckdist.program.training_tracer import TrainingTracer
 from ckdist.topology import this_machine
 from ckdist.train.loss_program import LossProgram, trace_model
-from ckdist.train.one_f_one_b import bubble
 from ckdist.weights.dtypes import BF16, F32
 
 ROWS = 256  # of products, whose rate counts
@@ -93,9 +92,12 @@ class TrainingStepCost:
         return float(OPTIMIZER_BYTES * self.program.lowered.trained_floats)
 
     def step(self, tokens: int, batches: int = 1) -> Times:
-        """Of a step of `batches` batches of so many tokens in all, of each replica. Of stages the slowest decides."""
-        times = max((self._batch(*stage, tokens / batches) for stage in self.stage_work), key=lambda one: one.total)
-        waits = bubble(len(self.stage_work), len(self.program.stage.chunks), batches) * batches * times.total
+        """Of a step of `batches` batches of so many tokens in all, of each replica: those of the slowest stage, and
+        of each other one a batch in which it waits, as `one_f_one_b.bubble` has it for stages that are alike.
+        """
+        stages = [self._batch(*stage, tokens / batches) for stage in self.stage_work]
+        times = max(stages, key=lambda one: one.total)
+        waits = (sum(one.total for one in stages) - times.total) / len(self.program.stage.chunks)
         done = Times().plus(times, batches)
         return done.plus(self._after()).plus(Times(latency=waits + self.machine.between))
 
@@ -123,7 +125,7 @@ class TrainingStepCost:
 
     def work(self, instr: Instr) -> Work:
         """Of an instruction's forward and backward passes for a token, and the forward pass that is computed again."""
-        again, trained = float(self.recompute), {w.name for w in self.program.trained}
+        again, trained = float(self.recompute), self.program.trained_shards.whole_shapes
         if instr.op == "attend_packed":
             seen = self.sequence / 2 + self.machine.training_keys
             width = instr.inputs[0].dims[1].local(self.mesh) + instr.outputs[0].dims[1].local(self.mesh)

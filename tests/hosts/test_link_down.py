@@ -16,7 +16,7 @@ from tests.support.tiny_training import toml
 
 pytestmark = pytest.mark.skipif(bool(why_not() or why_no_ssh()), reason=f"no such hosts: {why_not() or why_no_ssh()}")
 
-TIMEOUT = 3.0  # --comm-timeout: four fifths of it is the silence after which a rank is lost
+TIMEOUT = 5.0  # --comm-timeout: four fifths of it is the silence after which a rank is lost
 LOST = r"rank 0: rank 1 \(on \w+\) has not been heard of"
 URL = "http://127.0.0.1:8080"  # in the first host's network
 
@@ -28,8 +28,8 @@ def hosts():
 
 
 def over_the_link(hosts, *words: str):
-    """`ckdist launch` on the first host, of a rank there and one on the second, with a single restart."""
-    both = ("-n", "2", "--hosts", f"{hosts.namespaces[0]},{hosts.addresses[1]}", "--restarts", "1")
+    """`ckdist launch` on the first host: a rank there and one on the second. Busy machines may need more restarts."""
+    both = ("-n", "2", "--hosts", f"{hosts.namespaces[0]},{hosts.addresses[1]}", "--restarts", "3")
     return launched(*both, *words, before=hosts.inside(0), env=hosts.ssh.environment())
 
 
@@ -44,7 +44,7 @@ def ask(tokens: int) -> tuple[int, str]:
 
 
 def test_a_server_of_two_stages(hosts):
-    """Down for a sixth of the timeout nothing is lost. For longer, requests end, and there are answers again."""
+    """Down for an eighth of the timeout nothing is lost. For longer, requests end, and there are answers again."""
     short, ends, done = [], [], threading.Event()
 
     def ask_once() -> None:
@@ -69,7 +69,7 @@ def test_a_server_of_two_stages(hosts):
         asking.start()
         time.sleep(0.3)
         hosts.set_link("down")
-        time.sleep(TIMEOUT / 6)
+        time.sleep(TIMEOUT / 8)
         hosts.set_link("up")
         assert not short
         asking.join()
@@ -89,12 +89,11 @@ def test_a_server_of_two_stages(hosts):
             client.join()
         job.terminate()
         assert output.wait(20) == [0], output.text()
-    assert re.search(
-        r"rank 0 of 2 on \w+ ended with code 1; all ranks start again in 1 s \(restart 1 of 1\)", output.text()
-    )
+    again = r"rank [01] of 2 on \S+ ended with code 1; all ranks start again in 1 s \(restart 1 of 3\)"
+    assert re.search(again, output.text()), output.text()
     statuses = {status for status, _ in ends}
     assert {0, 200} <= statuses <= {0, 200, 503} and max(seconds for _, seconds in ends) < TIMEOUT + 5
-    wait_for(lambda: not [p for p in hosts.processes() if "sshd" not in " ".join(p.cmdline())])
+    assert hosts.wait_empty(5) == []
 
 
 def losses(folder) -> dict[int, float]:
@@ -105,17 +104,17 @@ def losses(folder) -> dict[int, float]:
 def test_a_training_of_two_stages(hosts, tmp_path):
     """It goes on from its last checkpoint, with the losses of one that nothing has happened to."""
     fields = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "pipeline_parallel_size": 2}
-    fields |= {"max_steps": 300, "save_steps": 20, "ddp_timeout": TIMEOUT}
+    fields |= {"max_steps": 300, "save_steps": 20}
     for name in ("whole", "cut"):
         (tmp_path / name).mkdir()
     whole = launch("-n", "2", "ckdist", "train", str(toml(tmp_path / "whole", **fields)))
     assert whole.returncode == 0, whole.stderr
-    with over_the_link(hosts, "ckdist", "train", str(toml(tmp_path / "cut", **fields))) as job:
+    with over_the_link(hosts, "ckdist", "train", str(toml(tmp_path / "cut", ddp_timeout=TIMEOUT, **fields))) as job:
         output = Output(job)
         wait_for(lambda: list((tmp_path / "cut/out").glob("checkpoint-*")), 60)
         hosts.set_link("down")
         output.wait_for(LOST)
         hosts.set_link("up")
         assert output.wait(60) == [0], output.text()
-    assert "restart 1 of 1" in output.text() and "steps are done" in output.text()
+    assert "restart 1 of 3" in output.text() and "steps are done" in output.text()
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole") and len(losses(tmp_path / "whole")) == 300

@@ -1,12 +1,25 @@
 """Figures of a machine are found again from the steps that they were made of; and kernels are timed as they are."""
 
 import dataclasses
+import os
 
 import pytest
 
 from ckdist import native
 from ckdist.cli import calibration
-from ckdist.cli.calibration import ALONE, DENSE, LATENT, MADE, SHAPES, SMALL, Measured, calibrated
+from ckdist.cli.calibration import (
+    ALONE,
+    BEHIND,
+    DENSE,
+    GROUPED,
+    LATENT,
+    MADE,
+    MIXTURE,
+    NEAR,
+    SMALL,
+    Measured,
+    calibrated,
+)
 from ckdist.cli.traced_steps import TracedSteps
 from ckdist.cli.training_speed import MOST_KEYS, UPDATE, fitted, other_keys
 from ckdist.comm.world import SingleWorld
@@ -33,17 +46,18 @@ RATES = {
 }  # fmt: skip
 TRUE = MachineSpec(
     cores=4, memory=64e9, bandwidth=40e9, achieved_bandwidth=0.7, core_bandwidth=15e9, f32=4e10, bf16=1e11, int8=2e11,
-    attention=3e10, attention_one=2e9, latent=2e10, latent_one=3e9, elementwise=7e8, overlap_loss=0.4,
-    achieved_heads=0.3, products=RATES, reuse=((1e8, 80e9), (2e8, 50e9), (4e8, 50e9), (8e8, 28e9)),
+    attention=3e10, attention_one=2e9, attention_cached=4e9, attention_loss=0.6, latent=2e10, latent_one=3e9,
+    elementwise=7e8, overlap_loss=0.4, achieved_heads=0.3, achieved_experts=0.8, experts_read=0.9, products=RATES,
+    reuse=((1e8, 80e9), (2e8, 50e9), (4e8, 50e9), (8e8, 28e9)),
 )  # fmt: skip
 
 
 def measured(name: str) -> Measured:
-    config, _ = MADE[name]
-    kind = name if name in ("Q8_0", "Q4_K") else "BF16"
+    config, quantize, shapes = MADE[name]
+    kind = quantize.upper() if quantize else "BF16"
     cost = Predictor(describe_config(config, "made up", kind), Cluster(TRUE), Way("tensor")).stages[0].costs[0]
     from_memory = cost.on(dataclasses.replace(TRUE, reuse=()))
-    return Measured({shape: [from_memory.groups(shape)] * 3 for shape in SHAPES}, cost)
+    return Measured({shape: [from_memory.groups(shape)] * 3 for shape in shapes}, cost)
 
 
 def measured_again(between: float) -> Measured:
@@ -53,6 +67,12 @@ def measured_again(between: float) -> Measured:
     return Measured({ALONE: [fast.groups(ALONE)] * 3}, small, between)
 
 
+def measured_near(config: dict) -> Measured:
+    """Steps of a single token behind others, with nothing read in between."""
+    cost = Predictor(describe_config(config, "made up", "BF16"), Cluster(TRUE), Way("tensor")).stages[0].costs[0]
+    return Measured({BEHIND: [cost.groups(BEHIND)] * 3}, cost)
+
+
 def test_all_figures_are_found_again():
     kernels = {kind: (rates[0], *(rate * 1.5 for rate in rates[1:])) for kind, rates in RATES.items()}
     wrong = dataclasses.replace(
@@ -60,13 +80,17 @@ def test_all_figures_are_found_again():
         overlap_loss=1.0, achieved_heads=1.0, products={**kernels, "F32": RATES["F32"]},
     )  # fmt: skip
     again = {f"again {size}": measured_again(size) for size, _ in reversed(TRUE.reuse)}
+    near = {"small": SMALL, "grouped": GROUPED, "latent": LATENT}
+    again |= {name + NEAR: measured_near(config) for name, config in near.items()}
     found = calibrated(wrong, {name: measured(name) for name in MADE} | again)
     for name in MADE:
-        for shape in SHAPES:
+        for shape in MADE[name][2]:
             cost = measured(name).cost
             found_seconds, true_seconds = (cost.on(machine).step(shape).total for machine in (found, TRUE))
             assert found_seconds == pytest.approx(true_seconds, rel=0.05)
-    for name in ("attention", "attention_one", "elementwise", "latent"):
+    figures = "attention", "attention_one", "attention_cached", "attention_loss", "elementwise", "latent", "latent_one"
+    figures += "experts_read", "achieved_experts"
+    for name in figures:
         assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.05), name
     assert found.products["Q6_K"][4] == pytest.approx(RATES["Q6_K"][4], rel=0.05)  # as other types of its activations
     assert found.products["F32"] == RATES["F32"]  # nothing was measured of its activations
@@ -80,12 +104,13 @@ def test_what_no_figure_explains_stays_at_a_bound():
 
 
 def test_what_was_measured_twice_is_one():
-    low, high = ({shape: [{OTHERS: seconds}] * 3 for shape in SHAPES} for seconds in (1.0, 3.0))
+    low, high = ({ALONE: [{OTHERS: seconds}] * 3} for seconds in (1.0, 3.0))
     cost = measured("plain").cost
     assert Measured(low, cost).joined(Measured(high, cost)).seconds(ALONE, OTHERS) == 2.0
 
 
 def test_the_parts_of_a_step_are_those_of_its_threads():
+    given = os.sched_getaffinity(0)
     model = load_model(EngineConfig(ctx_size=64, parallel=2, repack="off", threads=1), SingleWorld())
     try:
         for shape in (StepShape.decode(2, 16), StepShape.prompt(32)):
@@ -96,6 +121,7 @@ def test_the_parts_of_a_step_are_those_of_its_threads():
                 assert min(parts) > 0 and sum(parts) <= found["total"]
     finally:
         model.close()
+    assert os.sched_getaffinity(0) == given, "a model that is closed leaves no thread where it pinned it"
 
 
 def test_figures_of_training_are_found_again():
@@ -132,7 +158,7 @@ def test_what_attention_does_beside_keys_has_bounds(below, above, keys):
     assert other_keys(128, 512, below, above) == keys
 
 
-@pytest.mark.parametrize("config", [DENSE, LATENT])
+@pytest.mark.parametrize("config", [DENSE, LATENT, MIXTURE])
 def test_the_models_that_are_made_up_are_models(config, tmp_path):
     small = {**config, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 64}
     checkpoint = open_checkpoint(calibration._write(tmp_path / "made", small))

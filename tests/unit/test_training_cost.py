@@ -74,10 +74,21 @@ def test_products_are_counted_by_hand():
 
 
 def test_stages_wait_for_their_first_batch():
-    """(S - 1) / (M V) of what they compute, Narayanan et al. 2021 (arXiv:2104.04473)."""
-    one, two, four = (cost(Mesh.of_job(2, 0, pp=2), batches=n).step(64 * n, n) for n in (1, 2, 4))
-    assert one.latency == pytest.approx(two.total - one.total)  # what one more batch takes
+    """Each but the slowest for one batch: of stages that are alike (S - 1) / (M V) of what they compute, Narayanan et
+    al. 2021 (arXiv:2104.04473).
+    """
+    of = lambda batches: cost(Mesh.of_job(2, 0, pp=2), batches=batches)
+    one, two, four = (of(n).step(64 * n, n) for n in (1, 2, 4))
+    each = [of(1)._batch(*stage, 64).total for stage in of(1).stage_work]
+    assert one.latency == pytest.approx(min(each)) and two.total - one.total == pytest.approx(max(each))
     assert four.latency == pytest.approx(one.latency)
+
+
+def test_every_rank_says_the_same_of_a_step_in_stages():
+    """What other stages train is counted too."""
+    first, second = (cost(Mesh.of_job(2, rank, pp=2), batches=2) for rank in range(2))
+    assert [work.packed > 0 for work, _ in first.stage_work] == [True, True]
+    assert first.stage_work == second.stage_work
 
 
 def test_every_mesh_is_planned():
