@@ -29,9 +29,10 @@ def test_hosts_are_ray_s_alone():
 
 
 @needs_ray
+@pytest.mark.alone  # Ray's dozen processes take the time of other tests, and theirs
 @pytest.mark.timeout(400)
 def test_jobs_on_two_nodes():
-    """One test, so that the workers of pytest-xdist start one cluster."""
+    """One test for one cluster."""
     with RayCluster() as ray:
         ranks_and_exit_codes(ray)
         nothing_is_left_of_a_job_whose_launcher_is_killed(ray)

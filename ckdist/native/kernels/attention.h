@@ -38,8 +38,11 @@ struct AttentionTask {
   const uint8_t* kv;           // block 0 of this layer and kv-head
   int64_t block_stride;        // bytes from one block to the next
   const int32_t* block_table;  // block of positions [16 i, 16 i + 16)
-  const uint8_t*
-      next_kv;  // block 0 of the kv-head that the same thread attends to next, in the same blocks; null: not known
+  // What the same thread attends to next: block 0 of its kv-head, and of its sequence the blocks that are read first.
+  // Null: not known.
+  const uint8_t* next_kv;
+  const int32_t* next_table;  // (next_blocks,)
+  int64_t next_blocks;
   int64_t first_position;
   int tokens;
   int heads;

@@ -210,15 +210,14 @@ Span open_span(const AttentionTask& task, const Shape& shape, const Workspace& w
       store(work.v_scales + g * kSpan + b * kLanes, select(less(abs(scales), set(3e38f)), scales, set(0.0f)));
     }
   }
-  // While the keys of a span are read its values are fetched, meanwhile the keys of the next span, or of the next
-  // kv-head's first.
-  const int64_t first_block = task.first_span() * kSpanBlocks;
+  // While the keys of a span are read its values are fetched, meanwhile the keys of the next span, or the first
+  // that are read next.
   for (int b = span.first; b < span.last; ++b) {
     span.after_k[b] = span.v[b];
     const int64_t next = start / kBlockTokens + kSpanBlocks + b;
     if (next < blocks) span.after_v[b] = block(kSpanBlocks + b);
-    else if (task.next_kv && first_block + b < blocks)
-      span.after_v[b] = task.next_kv + task.block_table[first_block + b] * task.block_stride;
+    else if (task.next_kv && b < task.next_blocks)
+      span.after_v[b] = task.next_kv + task.next_table[b] * task.block_stride;
     else span.after_v[b] = span.v[b];
   }
   if (task.latent) {  // the keys of the next span are fetched while these are made values

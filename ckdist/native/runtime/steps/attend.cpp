@@ -142,20 +142,30 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
       if (split.spans_each > 0) return attend_split(split);
     }
     // One token per sequence: the thread that stores a kv-head's key also attends to it: no barrier is needed.
-    const auto attend_one = [&](int sequence, int kv_head, bool next) {
+    const int64_t items = r.batch.sequences * kv_heads;
+    const auto attend_one = [&](int64_t item, int64_t next) {
+      const int sequence = int(item / kv_heads), kv_head = int(item % kv_heads);
       rotate_and_store(sequence, sequence, kv_head);
       AttentionTask task = task_of({sequence, 0, 1, kv_head});
-      if (next) task.next_kv = layer().kv(kv_head + 1);
+      if (next < items) read_next(task, int(next / kv_heads), int(next % kv_heads));
       r.kernels.attention.attend(task, r.memory(thread));
     };
     if (r.batch.sequences == 1 && kv_heads % r.active() == 0) {  // even shares are known ahead
-      const int each = kv_heads / r.active();
-      for (int h = 0; h < each; h++) attend_one(0, thread * each + h, h + 1 < each);
-    } else {
-      for (int64_t i; (i = r.next_item(index)) < r.batch.sequences * kv_heads;)
-        attend_one(int(i / kv_heads), int(i % kv_heads), false);
+      const int64_t each = kv_heads / r.active(), end = (thread + 1) * each;
+      for (int64_t i = thread * each; i < end; i++) attend_one(i, i + 1 < end ? i + 1 : items);
+    } else {  // threads mostly take turns
+      for (int64_t i; (i = r.next_item(index)) < items;) attend_one(i, i + r.active());
     }
     r.finish(thread, index, step.out, r.batch.tokens);
+  }
+
+  // What is read of a kv-head of a sequence is fetched at the end of a task.
+  void read_next(AttentionTask& task, int sequence, int kv_head) const {
+    const AttentionTask next = placed(sequence, 0, 1);
+    const int64_t first = next.first_span() * (kSpan / kBlockTokens);
+    task.next_kv = layer().kv(kv_head);
+    task.next_table = r.batch.block_tables + start_of(sequence).block + first;
+    task.next_blocks = (next.end() + kBlockTokens - 1) / kBlockTokens - first;
   }
 
   void attend_split(const Split& split) {
