@@ -26,9 +26,10 @@ from ckdist.engine.launch import Model, load_model
 from ckdist.models.decoder import weight_shapes
 from ckdist.models.registry import spec_from_config
 from ckdist.planning.cluster import Cluster
-from ckdist.planning.cost import ATTENTION, EXPERTS, HEADS, OTHERS, PRODUCT, CostModel, StepShape
+from ckdist.planning.cost import ATTENTION, EXPERTS, HEADS, OTHERS, PRODUCT, CostModel
 from ckdist.planning.machine import PRODUCT_ROWS, MachineSpec
 from ckdist.planning.predict import Predictor, Way
+from ckdist.planning.step_shape import StepShape
 from ckdist.topology import this_machine
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import open_checkpoint

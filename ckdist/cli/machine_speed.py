@@ -22,10 +22,10 @@ from ckdist.config.engine import EngineConfig
 from ckdist.engine.launch import BUNDLED, load_model
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.planning.cluster import Cluster
-from ckdist.planning.cost import StepShape
 from ckdist.planning.machine import MachineSpec, kept_machine, kept_path, machine_of, tomllib
 from ckdist.planning.machine_speed import machine_title, measure_machine
 from ckdist.planning.predict import Predictor, Way
+from ckdist.planning.step_shape import StepShape
 from ckdist.topology import this_machine
 from ckdist.weights.checkpoint import open_checkpoint
 

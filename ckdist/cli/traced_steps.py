@@ -15,7 +15,8 @@ from ckdist import native
 from ckdist.engine.launch import Model
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.single import SingleSequence
-from ckdist.planning.cost import GROUP_OF, OTHERS, StepShape
+from ckdist.planning.cost import GROUP_OF, OTHERS
+from ckdist.planning.step_shape import StepShape
 from ckdist.topology import this_machine
 
 LANE_EVENTS = 1 << 15

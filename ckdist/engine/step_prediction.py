@@ -7,8 +7,9 @@ import logging
 from dataclasses import dataclass, field
 
 from ckdist.engine.scheduler import Step
-from ckdist.planning.cost import Chunks, CostModel, StepShape
+from ckdist.planning.cost import CostModel
 from ckdist.planning.machine import MEASURED
+from ckdist.planning.step_shape import Chunks, StepShape
 
 log = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from ckdist.mesh import Mesh
 from ckdist.planning.expert_placement import one_sum, whole_factor
 from ckdist.planning.machine import MachineSpec
 from ckdist.planning.reuse import BytesRead, ReadRates, read_rates
+from ckdist.planning.step_shape import Chunks, StepShape
 from ckdist.program.batch import BLOCK_TOKENS
 from ckdist.program.executable import block_bytes
 from ckdist.program.program import Instr, Program, Weight
@@ -89,53 +90,6 @@ def rank_places(world: World, placement: Placement, threads: int) -> list[RankPl
     """Of all ranks, in their order; a collective call. `threads`: of this one, with prompts."""
     own = place_of(this_machine(), world.hosts[world.rank], placement, threads)
     return [RankPlace(*row) for row in world.gather([own.host, own.node, own.l3, own.threads, dict(own.distances)])]
-
-
-@dataclass(frozen=True)
-class Chunks:
-    """`count` sequences that are alike: of each so many tokens, behind so many others that are cached."""
-
-    count: int
-    tokens: int
-    context: int = 0
-
-    def seen(self, window: int) -> float:
-        """Positions that the tokens of one of the sequences attend to, added up."""
-        whole = self.tokens * (self.context + self.tokens / 2)
-        return min(whole, float(self.tokens * window)) if window else whole
-
-    def read(self, window: int) -> float:
-        """Positions of the cache that are read of one of the sequences."""
-        end = self.context + self.tokens
-        return min(end, self.tokens + window) if window else end
-
-
-@dataclass(frozen=True)
-class StepShape:
-    """What one step computes: tokens of some sequences, and how many rows of logits."""
-
-    chunks: tuple[Chunks, ...]
-    outputs: int
-
-    @staticmethod
-    def prompt(tokens: int, context: int = 0) -> "StepShape":
-        """A part of one prompt, which ends with a row of logits."""
-        return StepShape((Chunks(1, tokens, context),), 1)
-
-    @staticmethod
-    def decode(sequences: int, context: int) -> "StepShape":
-        """A token of each of some sequences, behind `context` others."""
-        return StepShape((Chunks(sequences, 1, context),), sequences)
-
-    @property
-    def tokens(self) -> int:
-        """Of all sequences."""
-        return sum(chunk.count * chunk.tokens for chunk in self.chunks)
-
-    @property
-    def sequences(self) -> int:
-        """That take part."""
-        return sum(chunk.count for chunk in self.chunks)
 
 
 class Times(NamedTuple):

@@ -8,8 +8,9 @@ from typing import Any
 
 from ckdist.figure import check_path, new_figure, save_figure
 from ckdist.planning.compare import Answer, Question, over_hosts
-from ckdist.planning.cost import PRODUCTS, StepShape
+from ckdist.planning.cost import PRODUCTS
 from ckdist.planning.predict import Predictor, Way
+from ckdist.planning.step_shape import StepShape
 
 MOST_HOSTS = 64
 BATCHES = (1, 4, 16, 64, 256)

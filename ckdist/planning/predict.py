@@ -15,12 +15,13 @@ from ckdist.layout import SINGLE, Layout
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward, main_forward
 from ckdist.planning.cluster import Cluster, PlannedWorld
-from ckdist.planning.cost import Chunks, CostModel, RankPlace, StepShape, Times
+from ckdist.planning.cost import CostModel, RankPlace, Times
 from ckdist.planning.layouts import layouts_for
 from ckdist.planning.memory import cache_types
 from ckdist.planning.rank_memory import RankMemory, Wanted, rank_memory
 from ckdist.planning.stages import check_stages, divide_layers, product_work, stage_costs
 from ckdist.planning.step_cost import StepTotals
+from ckdist.planning.step_shape import Chunks, StepShape
 from ckdist.program.lower import lower, stored_dims
 from ckdist.program.lowered import Lowered
 from ckdist.program.program import Program

@@ -22,8 +22,9 @@ from ckdist.comm.transports.link import Link
 from ckdist.errors import ConfigError
 from ckdist.layout import Range
 from ckdist.mesh import Mesh
-from ckdist.planning.cost import PRODUCTS, CostModel, RankPlace, StepShape, nominal
+from ckdist.planning.cost import PRODUCTS, CostModel, RankPlace, nominal
 from ckdist.planning.memory import gigabytes
+from ckdist.planning.step_shape import StepShape
 from ckdist.program.program import Program
 from ckdist.program.stage_costs import StageCosts
 from ckdist.program.stages import Stage

@@ -29,10 +29,11 @@ from ckdist.errors import NativeError
 from ckdist.mesh import Mesh
 from ckdist.models.registry import spec_from_config
 from ckdist.planning.cluster import Cluster
-from ckdist.planning.cost import ATTENTION, OTHERS, PRODUCT, StepShape
+from ckdist.planning.cost import ATTENTION, OTHERS, PRODUCT
 from ckdist.planning.kernel_speed import attention_rate, elementwise_rate, product_rate
 from ckdist.planning.machine import MachineSpec
 from ckdist.planning.predict import Predictor, Way
+from ckdist.planning.step_shape import StepShape
 from ckdist.train.loss_program import lower_model
 from ckdist.train.step_cost import ATTENTION_KINDS, PRODUCT_KINDS, WAITING_KINDS, TrainingStepCost
 from ckdist.weights.checkpoint import open_checkpoint

@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from ckdist.errors import ConfigError
 from ckdist.planning.cluster import Cluster
-from ckdist.planning.cost import Chunks, StepShape, experts_hit
+from ckdist.planning.cost import experts_hit
 from ckdist.planning.machine import MachineSpec
 from ckdist.planning.predict import PredictedStepCost, Predictor, Way, ways_for
 from ckdist.planning.step_cost import StepTotals
+from ckdist.planning.step_shape import Chunks, StepShape
 from ckdist.weights.described import describe_config
 
 MACHINE = MachineSpec(cores=8, nodes=2, memory=64e9, bandwidth=100e9, f32=40e9, bf16=80e9, int8=200e9)

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckdist.planning.cost import StepShape, experts_hit
+from ckdist.planning.cost import experts_hit
 from ckdist.planning.machine import machine_of, tomllib
 from ckdist.planning.reuse import BytesRead, read_rates
+from ckdist.planning.step_shape import StepShape
 from tests.unit.test_predict import DENSE, MACHINE, MIXTURE, predictor
 
 CURVE = ((5e6, 300e9), (50e6, 200e9), (500e6, 120e9))

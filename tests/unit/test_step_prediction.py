@@ -6,7 +6,8 @@ from ckdist.engine.step_prediction import EVERY, StepPrediction
 from ckdist.layout import SINGLE
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward
-from ckdist.planning.cost import CostModel, RankPlace, StepShape, nominal
+from ckdist.planning.cost import CostModel, RankPlace, nominal
+from ckdist.planning.step_shape import StepShape
 from ckdist.program.tracer import trace
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.packed_type import WeightCost
