@@ -62,7 +62,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--tries", type=int, default=3)
     parser.add_argument("--under", default="", help="a command that runs each measurement")
     parser.add_argument("--json", help="file of all numbers, to which new ones are added")

@@ -52,6 +52,7 @@ MIXTURE = DENSE | {
 }  # fmt: skip
 BYTE_TYPES = "Q8_0", "Q4_K"
 SMALL = DENSE | {"num_hidden_layers": 1}  # whose weights are read again after other bytes
+AGAIN = {"plain": None, "Q8_0": "q8_0", "Q4_K": "q4_k"}  # how it is quantised for that, by the models of MADE
 GROUPED = SMALL | {"num_key_value_heads": 2}  # and whose heads share keys and values otherwise
 REUSED = 0.125, 0.25, 0.5, 1.0, 1.5  # so many times the caches: bytes from one use of a weight to the next
 SHORT, LONG = 32, 1024  # tokens of context
@@ -63,21 +64,24 @@ MADE: Mapping[str, tuple[Mapping[str, Any], str | None, tuple[StepShape, ...]]] 
     "plain": (DENSE, None, (ALONE, BEHIND, TOGETHER, PIECE, PROMPTED)),
     "Q8_0": (DENSE, "q8_0", (ALONE, TOGETHER, PIECE, PROMPTED)),
     "Q4_K": (DENSE, "q4_k", (ALONE, TOGETHER, PIECE, PROMPTED)),
-    "latent": (LATENT, None, (PROMPTED,)),
+    "latent": (LATENT, None, (ALONE, PROMPTED)),
+    "latent Q8_0": (LATENT, "q8_0", (ALONE, PROMPTED)),
     "mixture": (MIXTURE, "q4_k", (ALONE, PROMPTED)),
 }
 FOLDERS = {"dense": DENSE, "latent": LATENT, "mixture": MIXTURE, "small": SMALL, "grouped": GROUPED}
 TURNS = 3
 MOST_FACTOR = 4.0  # that products in steps are faster or slower than alone
-LOSSES = tuple(math.exp(x) for x in np.linspace(math.log(0.02), math.log(2.0), 24))
+LOSSES = tuple(np.linspace(0.0, 1.0, 11))  # from all of the shorter part hidden to reading and computing by turns
 HALVINGS = 20  # of the logarithms of bounds, by which a figure is found
+LEAST_SECONDS = 1e-9  # that a group of steps counts as
 ROUNDS = 6  # in which figures that depend on each other are found
 SHARES = 0.02, 4.0  # bounds of parts of rates,
 RATES = 1e7, 1e13  # bounds of operations per second, and of bytes
 LEAST_ACHIEVED = 0.01  # of memory's bandwidth
 MOST_REUSE, MOST_BYTES = 20.0, 1e16  # times faster than memory at most; more bytes than any model has
 EVICTED = 1.5  # so many times the machine's caches is read from one use of a weight to the next, if it is from memory
-NEAR = " near"  # of a model's name: nothing is read between its steps
+# Of a model's name: nothing is read between its steps; weights are read again after other bytes.
+NEAR, AFTER = " near", " again after "
 
 IN_MEMORY, ROOM = pathlib.Path("/dev/shm"), 2 << 30  # noqa: S108, a file system in memory; bytes that it has free
 
@@ -87,12 +91,13 @@ Setter = Callable[[MachineSpec, float], MachineSpec]
 @dataclasses.dataclass(frozen=True)
 class Measured:
     """Of one model: seconds of steps by shape and group, of each turn, and its costs. `between`: bytes that the ranks
-    of its node read from one use of a weight to the next.
+    of its node read from one use of a weight to the next; infinite: weights come from memory; None: as many as the
+    steps read themselves.
     """
 
     times: Mapping[StepShape, Sequence[Groups]]
     cost: CostModel
-    between: float = math.inf
+    between: float | None = math.inf
 
     def joined(self, other: "Measured") -> "Measured":
         """With what was measured at another time."""
@@ -103,24 +108,37 @@ class Measured:
         """The median of the turns."""
         return statistics.median(one.get(group, 0.0) for one in self.times[shape])
 
-    def solved(
-        self, spec: MachineSpec, change: str | Setter, bounds: tuple[float, float], shape: StepShape, group: str
-    ) -> MachineSpec:
-        """The machine with the figure for which a group of a step takes as long as was measured, by bisection; at its
-        bounds, the nearest. `change`: the figure's name, or what makes a machine of a value.
-        """
-        wanted = self.seconds(shape, group)
-        changed = change if callable(change) else lambda of, value: dataclasses.replace(of, **{change: value})
-        taken = lambda value: self.cost.on(changed(spec, value)).groups(shape)[group]
-        low, high = bounds
-        grows = taken(high) > taken(low)
-        for _ in range(HALVINGS):
-            middle = math.sqrt(low * high) if low > 0 else (low + high) / 2
-            if (taken(middle) < wanted) == grows:
-                low = middle
-            else:
-                high = middle
-        return changed(spec, high if low == bounds[0] else low)
+    def predicted(self, spec: MachineSpec, shape: StepShape, group: str) -> float:
+        """Seconds of a group of a step on a machine, whose caches hold as much as they did here."""
+        if self.between == math.inf:
+            spec = dataclasses.replace(spec, reuse=())
+        elif self.between is not None and spec.reuse:
+            spec = _reusing(spec, spec.reuse_rate(self.between))
+        return self.cost.on(spec).groups(shape)[group]
+
+    def error(self, spec: MachineSpec, shape: StepShape, group: str) -> float:
+        """The logarithm of predicted over measured."""
+        return math.log(self.predicted(spec, shape, group) / max(self.seconds(shape, group), LEAST_SECONDS))
+
+
+def solved(
+    spec: MachineSpec, change: str | Setter, bounds: tuple[float, float], group: str, *cases: tuple[Measured, StepShape]
+) -> MachineSpec:
+    """The machine with the figure for which a group of some models' steps takes as long as was measured, in the
+    geometric mean, by bisection; at its bounds, the nearest. `change`: the figure's name, or what makes a machine of a
+    value.
+    """
+    changed = change if callable(change) else lambda of, value: dataclasses.replace(of, **{change: value})
+    error = lambda value: sum(one.error(changed(spec, value), shape, group) for one, shape in cases)
+    low, high = bounds
+    grows = error(high) > error(low)
+    for _ in range(HALVINGS):
+        middle = math.sqrt(low * high) if low > 0 else (low + high) / 2
+        if (error(middle) < 0) == grows:
+            low = middle
+        else:
+            high = middle
+    return changed(spec, high if low == bounds[0] else low)
 
 
 @contextlib.contextmanager
@@ -149,9 +167,9 @@ def _memory() -> str | None:
 
 
 def measured_steps(spec: MachineSpec, world: World, models: pathlib.Path) -> dict[str, Measured]:
-    """The steps of the models of MADE, which lie in a folder, on all ranks, and those of SMALL with weights that may
-    still be in a cache; and of three models a single token behind others with nothing read in between (NEAR). On rank
-    0, a collective call.
+    """The steps of the models of MADE, which lie in a folder, on all ranks, and those of SMALL, of some types, with
+    weights that may still be in a cache (AFTER); and of three models a single token behind others with nothing read in
+    between (NEAR). On rank 0, a collective call.
     """
     others = OtherBytes(int(EVICTED * _caches()) if world.rank == 0 else 0)
     found: dict[str, Measured] = {}
@@ -163,13 +181,14 @@ def measured_steps(spec: MachineSpec, world: World, models: pathlib.Path) -> dic
                     steps = TracedSteps(model, others)
                     found[name] = _from_memory(steps, cost, shapes)
                     found |= _near(name, steps, cost)
-        for name in ("small", "grouped"):
-            with _loaded(spec, models / name, None, world) as (model, cost):
+        for name, quantize in (("grouped", None), *(("small", kind) for kind in AGAIN.values())):
+            with _loaded(spec, models / name, quantize, world) as (model, cost):
                 if world.rank == 0:
                     steps = TracedSteps(model, others)
-                    found |= _near(name, steps, cost)
+                    if quantize is None:
+                        found |= _near(name, steps, cost)
                     if name == "small":
-                        found |= {f"again after {one.between:.3g}": one for one in _again(steps, cost)}
+                        found |= _again(next(own for own, kind in AGAIN.items() if kind == quantize), steps, cost)
     finally:
         others.close()
     return found
@@ -177,16 +196,17 @@ def measured_steps(spec: MachineSpec, world: World, models: pathlib.Path) -> dic
 
 def calibrated(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
     """The machine with what whole steps reach of its bandwidth, products, attention and elementwise rate."""
-    plain, latent = found["plain"], found["latent"]
+    plain, latent, mixture = (found[name] for name in ("plain", "latent", "mixture"))
     spec = dataclasses.replace(spec, reuse=())
-    spec = plain.solved(spec, "elementwise", (1e6, 1e11), PROMPTED, OTHERS)
+    spec = solved(spec, "elementwise", (1e6, 1e11), OTHERS, (plain, PROMPTED))
     spec = _with_products(_with_reading(spec, found), found)
-    spec = plain.solved(spec, "attention", RATES, PROMPTED, ATTENTION)
-    spec = latent.solved(spec, "latent", RATES, PROMPTED, ATTENTION)
-    spec = latent.solved(spec, "achieved_heads", SHARES, PROMPTED, HEADS)
-    spec = found["mixture"].solved(spec, "achieved_experts", SHARES, PROMPTED, EXPERTS)
-    spec = found["mixture"].solved(spec, "experts_read", SHARES, ALONE, EXPERTS)
-    spec = _with_reuse(spec, [one for one in found.values() if one.between < math.inf])
+    spec = solved(spec, "attention", RATES, ATTENTION, (plain, PROMPTED))
+    spec = solved(spec, "latent", RATES, ATTENTION, (latent, PROMPTED))
+    spec = solved(spec, "heads", RATES, HEADS, (latent, PROMPTED))
+    spec = solved(spec, "heads_int8", RATES, HEADS, (found["latent Q8_0"], PROMPTED))
+    spec = solved(spec, "heads_read", SHARES, HEADS, (latent, ALONE), (found["latent Q8_0"], ALONE))
+    spec = solved(spec, "achieved_experts", SHARES, EXPERTS, (mixture, PROMPTED))
+    spec = solved(spec, "experts_read", SHARES, EXPERTS, (mixture, ALONE))
     return _with_single_tokens(spec, found)
 
 
@@ -195,27 +215,59 @@ def _with_single_tokens(spec: MachineSpec, found: Mapping[str, Measured]) -> Mac
     otherwise, where these are near, and the part of reading them from memory that it does not hide.
     """
     for _ in range(ROUNDS):
-        spec = found["grouped" + NEAR].solved(spec, "attention_one", RATES, BEHIND, ATTENTION)
-        spec = found["small" + NEAR].solved(spec, "attention_cached", RATES, BEHIND, ATTENTION)
-        far = dataclasses.replace(spec, reuse=())
-        loss = found["plain"].solved(far, "attention_loss", (0.0, 4.0), BEHIND, ATTENTION).attention_loss
-        spec = dataclasses.replace(spec, attention_loss=loss)
-    return found["latent" + NEAR].solved(spec, "latent_one", RATES, BEHIND, ATTENTION)
+        spec = solved(spec, "attention_one", RATES, ATTENTION, (found["grouped" + NEAR], BEHIND))
+        spec = solved(spec, "attention_cached", RATES, ATTENTION, (found["small" + NEAR], BEHIND))
+        spec = solved(spec, "attention_loss", (0.0, 4.0), ATTENTION, (found["plain"], BEHIND))
+    return solved(spec, "latent_one", RATES, ATTENTION, (found["latent" + NEAR], BEHIND))
 
 
 def _with_reading(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
-    """The machine with the rate at which weights are read in steps, and the part of computing that reading does not
-    hide: that for which types of weights agree best about the rate.
+    """The machine with the rates at which weights are read in steps, from memory and again after other bytes, and the
+    part of computing that reading does not hide, between LOSSES: that with which these rates explain best what types
+    of weights take that compute more and less than they read. From memory they hardly differ in that, from a cache
+    they do.
     """
-    bounds = spec.bandwidth / 20, spec.bandwidth * 20
-    best, least = spec, math.inf
+    errors = []
     for loss in LOSSES:
-        lossy = dataclasses.replace(spec, overlap_loss=loss)
-        solved = [found[name].solved(lossy, _reading, bounds, ALONE, PRODUCT) for name in ("plain", *BYTE_TYPES)]
-        rates = [math.log(one.bandwidth * one.achieved_bandwidth) for one in solved]
-        if (spread := statistics.pstdev(rates)) < least:
-            best, least = _reading(lossy, math.exp(statistics.mean(rates))), spread
-    return best
+        lossy = _with_rates(dataclasses.replace(spec, overlap_loss=loss), found)
+        of_types = [[one.error(lossy, ALONE, PRODUCT) for one in each] for each in _read_again(found).values()]
+        errors.append(sum(len(each) * statistics.pvariance(each) for each in of_types))
+    best = int(np.argmin(errors))
+    loss = LOSSES[best]
+    if 0 < best < len(LOSSES) - 1:  # the lowest point of the parabola through three
+        before, least, after = errors[best - 1 : best + 2]
+        loss += (before - after) / (before - 2 * least + after) / 2 * (LOSSES[1] - LOSSES[0])
+    return _with_rates(dataclasses.replace(spec, overlap_loss=float(loss)), found)
+
+
+def _read_again(found: Mapping[str, Measured]) -> dict[float, list[Measured]]:
+    """What was measured of reading weights, of all their types: by the bytes from one use to the next."""
+    by_size: dict[float, list[Measured]] = {math.inf: [found[name] for name in AGAIN]}
+    for one in found.values():
+        if one.between is not None and one.between < math.inf:
+            by_size.setdefault(one.between, []).append(one)
+    return by_size
+
+
+def _with_rates(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
+    """The machine with the rates at which weights are read, with the loss that it has: of reading again so many times
+    memory's rate as is measured. After more bytes it is never faster, so that where it seems otherwise both have the
+    mean; after the most it is memory's.
+    """
+    again = _read_again(found)
+    bounds = spec.bandwidth / 20, spec.bandwidth * 20
+    spec = solved(spec, _reading, bounds, PRODUCT, *((one, ALONE) for one in again.pop(math.inf)))
+    memory, pools = spec.bandwidth * spec.achieved_bandwidth, list[tuple[float, list[float]]]()
+    for size, each in sorted(again.items()):
+        bounds, cases = (memory / MOST_REUSE, MOST_REUSE * memory), ((one, ALONE) for one in each)
+        rate = solved(spec, _reusing, bounds, PRODUCT, *cases).reuse[0][1]
+        pools.append((math.log(rate), [size]))
+        while len(pools) > 1 and pools[-1][0] >= pools[-2][0]:
+            (first, sizes), (second, more) = pools[-2:]
+            mean = (first * len(sizes) + second * len(more)) / (len(sizes) + len(more))
+            pools[-2:] = [(mean, sizes + more)]
+    times = [(size, math.exp(rate - pools[-1][0])) for rate, sizes in pools for size in sizes]
+    return dataclasses.replace(spec, reuse=tuple((size, memory * faster) for size, faster in times))
 
 
 def _reading(spec: MachineSpec, rate: float) -> MachineSpec:
@@ -223,23 +275,6 @@ def _reading(spec: MachineSpec, rate: float) -> MachineSpec:
     most = max(spec.bandwidth, rate)
     core = max(spec.core_bandwidth, most / spec.cores)
     return dataclasses.replace(spec, bandwidth=most, achieved_bandwidth=rate / most, core_bandwidth=core)
-
-
-def _with_reuse(spec: MachineSpec, found: Sequence[Measured]) -> MachineSpec:
-    """The machine with the rates at which weights are read that may still be in a cache: so many times memory's rate
-    as one model reads faster than after the most bytes. After more bytes it is never faster, so that where it seems
-    otherwise both have the mean.
-    """
-    memory, pools = spec.bandwidth * spec.achieved_bandwidth, list[tuple[float, list[float]]]()
-    for one in sorted(found, key=lambda one: one.between):
-        rate = one.solved(spec, _reusing, (memory / MOST_REUSE, MOST_REUSE * memory), ALONE, PRODUCT).reuse[0][1]
-        pools.append((math.log(rate), [one.between]))
-        while len(pools) > 1 and pools[-1][0] >= pools[-2][0]:
-            (first, sizes), (second, more) = pools[-2:]
-            mean = (first * len(sizes) + second * len(more)) / (len(sizes) + len(more))
-            pools[-2:] = [(mean, sizes + more)]
-    times = [(size, math.exp(rate - pools[-1][0])) for rate, sizes in pools for size in sizes]
-    return dataclasses.replace(spec, reuse=tuple((size, memory * faster) for size, faster in times))
 
 
 def _reusing(spec: MachineSpec, rate: float) -> MachineSpec:
@@ -259,8 +294,8 @@ def _with_products(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineS
             times = lambda of, value, index=index, kind=kind: of.with_product(kind, index, value)
             alone = spec.products[kind][index]
             bounds = alone / MOST_FACTOR, alone * MOST_FACTOR
-            solved = found[name].solved(spec, times, bounds, shape, PRODUCT).products[kind][index]
-            factors[kind][index] = solved / alone
+            cases = [(one, shape) for own, one in found.items() if own.split(AFTER)[0] == name and shape in one.times]
+            factors[kind][index] = solved(spec, times, bounds, PRODUCT, *cases).products[kind][index] / alone
         factors[kind][2] = math.sqrt(factors[kind][1] * factors[kind][3])  # of rows between those
     of_bytes = zip(*(factors[kind] for kind in BYTE_TYPES), strict=True)
     mean = [math.prod(each) ** (1 / len(each)) for each in of_bytes]
@@ -332,26 +367,30 @@ def _loaded(
 
 def _from_memory(steps: TracedSteps, cost: CostModel, shapes: Sequence[StepShape]) -> Measured:
     """Steps of some shapes, whose weights are in no cache if they decode."""
-    count = lambda shape: int(EVICTED * _caches() - cost.bytes_read(shape).always)
-    return Measured({shape: steps.measured(shape, TURNS, max(0, count(shape))) for shape in shapes}, cost)
+    count = lambda shape: max(0, int(EVICTED * _caches() - cost.bytes_read(shape).always))
+    turns = steps.measured([(shape, count(shape)) for shape in shapes], TURNS)
+    return Measured(dict(zip(shapes, turns, strict=True)), cost)
 
 
 def _near(name: str, steps: TracedSteps, cost: CostModel) -> dict[str, Measured]:
     """Steps of a single token behind others, with nothing read between them; of models that are used so."""
-    turns = {BEHIND: steps.measured(BEHIND, TURNS)} if name in ("small", "grouped", "latent") else {}
-    return {name + NEAR: Measured(turns, cost)} if turns else {}
+    turns = {BEHIND: steps.measured([(BEHIND, 0)], TURNS)[0]} if name in ("small", "grouped", "latent") else {}
+    return {name + NEAR: Measured(turns, cost, None)} if turns else {}
 
 
-def _again(steps: TracedSteps, cost: CostModel) -> Iterator[Measured]:
-    """Steps of one token, whose weights are read again after as many bytes as REUSED says; nothing where no cache
-    has room for them.
+def _again(name: str, steps: TracedSteps, cost: CostModel) -> dict[str, Measured]:
+    """Steps of one token, whose weights are read again after as many bytes as REUSED says, and of FEW after the fewest;
+    nothing where no cache has room for them.
     """
+    caches, nodes = _caches() / max(1, len(this_machine().nodes)), len(this_machine().nodes)
     own = cost.bytes_read(ALONE).always * cost.neighbours
-    caches = _caches() / max(1, len(this_machine().nodes))
-    for part in REUSED if own < caches else ():
-        if (count := part * caches - own) >= 0:
-            turns = steps.measured(ALONE, TURNS, int(count) * len(this_machine().nodes))
-            yield Measured({ALONE: turns}, cost, part * caches)
+    sizes = [part * caches for part in REUSED if own <= part * caches and own < caches]
+    cases = [(ALONE, size) for size in sizes] + [(TOGETHER, size) for size in sizes[:1]]
+    turns = steps.measured([(shape, int(size - own) * nodes) for shape, size in cases], TURNS)
+    times: dict[float, dict[StepShape, list[Groups]]] = {size: {} for size in sizes}
+    for (shape, size), each in zip(cases, turns, strict=True):
+        times[size][shape] = each
+    return {f"{name}{AFTER}{size:.3g}": Measured(of_shape, cost, size) for size, of_shape in times.items()}
 
 
-__all__ = ["Measured", "calibrated", "made_models", "measured_steps"]
+__all__ = ["Measured", "calibrated", "made_models", "measured_steps", "solved"]
