@@ -25,8 +25,9 @@ from ckdist.train.trainer import Trainer, native_executable, train
 from ckdist.weights.adapter_file import MODULES
 from tests.support.curves import WIDE, assert_same_curve, assert_same_tensors, curve, metrics, tensors, wide
 from tests.support.launcher import run_ranks
+from tests.support.ports import free_port
 from tests.support.specs import spec
-from tests.support.thread_ranks import free_port, run_threads
+from tests.support.thread_ranks import run_threads
 from tests.support.tiny_training import toml
 from tests.support.torchrun import finish, secret, start
 
