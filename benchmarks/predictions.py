@@ -8,9 +8,10 @@ measured right before and right after each model, by the models that `ckdist ben
 machine speed changes from minute to minute. What is measured of a model takes turns, so that a slow second is in one or
 two turns of each. Where the machine changed by more than DRIFT, all of it is measured again, made up models and the
 model, up to --tries times, and the last counts, whatever the errors are: DRIFT is from before to after, in products of
-one row and of many, and of a quarter of a model's turns from another quarter (upper over lower quartile). How much alike experts are chosen is that of the model's router,
-which is counted beside the measured steps. No model here is used for the calibration. `process` is what the process
-holds more than before the model was loaded, of everything but files.
+one row and of many, and of a quarter of a model's turns from another quarter (upper over lower quartile). How much
+alike experts are chosen is that of the model's router, which is counted beside the measured steps. No model here is
+used for the calibration. `process` is what the process holds more than before the model was loaded, of everything but
+files, and of what it shares with other ranks its part.
 """
 
 import argparse
@@ -59,12 +60,14 @@ def speeds(model, turns):
     """Of prompts and of decode by number of sequences: tokens and seconds of turns."""
     executable, rng = model.executable, np.random.default_rng(0)
     ids = lambda *shape: rng.integers(0, model.spec.vocab_size, shape, dtype=np.int32)
-    works, tokens = {"prefill": (int, lambda: SingleSequence(executable).feed(ids(PROMPT), outputs="last"))}, {}
+    prompt = ids(PROMPT)  # of all sequences; the first one's is written anew where it lies by each turn of prefill
+    LockstepSequences(executable, max(SEQUENCES)).fill(prompt)
+    works, tokens = {"prefill": (int, lambda: SingleSequence(executable).feed(prompt, outputs="last"))}, {}
     for count in SEQUENCES:
         batch = LockstepSequences(executable, count)
 
         def decode(steps, batch=batch, count=count):
-            batch.length = CONTEXT // 2  # what lies in the cache there is of no account
+            batch.length = PROMPT
             for _logits in batch.run(ids(steps, count)):
                 pass
 
@@ -105,8 +108,8 @@ def held():
 
 
 def measured(path, world, turns):
-    """Tokens and seconds of turns of what a model does, bytes of what it holds and the process, and how alike experts are
-    chosen; on rank 0.
+    """Tokens and seconds of turns of what a model does, bytes of what it holds and the process, and how alike experts
+    are chosen; on rank 0.
     """
     gc.collect()  # weights of models before this one, whose loaders and handles point at each other
     before = held()
@@ -166,8 +169,9 @@ def compared(given, machine, world, steps):
                 row["reads"] = now.bandwidth * now.achieved_bandwidth
                 print(
                     f"{row['model']:<26s} {row['ranks']} rank{'s' * (row['ranks'] > 1):<2s} {row['what']:<28s}"
-                    f"{row['predicted']:>14.5g}{row['measured']:>14.5g}{row['error']:>+8.1%}   drift {changed:.0%} (try {tried + 1}), "
-                    f"{row['reads'] / 1e9:.1f} GB/s, overlap loss {now.overlap_loss:.2f}, alike {chosen:.2f}",
+                    f"{row['predicted']:>14.5g}{row['measured']:>14.5g}{row['error']:>+8.1%}   "
+                    f"drift {changed:.0%} in try {tried + 1}, {row['reads'] / 1e9:.1f} GB/s, overlap loss "
+                    f"{now.overlap_loss:.2f}, alike {chosen:.2f}",
                     flush=True,
                 )
     return found

@@ -54,6 +54,10 @@ BYTE_TYPES = "Q8_0", "Q4_K"
 SMALL = DENSE | {"num_hidden_layers": 1}  # whose weights are read again after other bytes
 AGAIN = {"plain": None, "Q8_0": "q8_0", "Q4_K": "q4_k"}  # how it is quantised for that, by the models of MADE
 GROUPED = SMALL | {"num_key_value_heads": 2}  # and whose heads share keys and values otherwise
+NARROW = DENSE | {  # of whose products so many are small that what each takes beside its work counts
+    "hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64,
+    "num_hidden_layers": 24,
+}  # fmt: skip
 REUSED = 0.125, 0.25, 0.5, 1.0, 1.5  # so many times the caches: bytes from one use of a weight to the next
 SHORT, LONG = 32, 1024  # tokens of context
 FEW, SOME, MANY = 4, 64, 512  # rows of products: of sequences that are decoded together, and of prompts
@@ -68,13 +72,18 @@ MADE: Mapping[str, tuple[Mapping[str, Any], str | None, tuple[StepShape, ...]]] 
     "latent Q8_0": (LATENT, "q8_0", (ALONE, PROMPTED)),
     "mixture": (MIXTURE, "q4_k", (ALONE, PROMPTED)),
 }
-FOLDERS = {"dense": DENSE, "latent": LATENT, "mixture": MIXTURE, "small": SMALL, "grouped": GROUPED}
+FOLDERS = {
+    "dense": DENSE, "latent": LATENT, "mixture": MIXTURE, "small": SMALL, "grouped": GROUPED, "narrow": NARROW,
+}  # fmt: skip
+NEAR_STEPS = {"small": BEHIND, "grouped": BEHIND, "latent": BEHIND, "narrow": ALONE}  # of what is measured so
 TURNS = 3
 MOST_FACTOR = 4.0  # that products in steps are faster or slower than alone
-LOSSES = tuple(np.linspace(0.0, 1.0, 11))  # from all of the shorter part hidden to reading and computing by turns
-HALVINGS = 20  # of the logarithms of bounds, by which a figure is found
+# From all of the shorter part hidden to reading and computing by turns; and then around the best of these.
+LOSSES, FINER = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), tuple(0.02 * step for step in range(-9, 10))
+HALVINGS = 15  # of the logarithms of bounds, by which a figure is found
 LEAST_SECONDS = 1e-9  # that a group of steps counts as
-ROUNDS = 6  # in which figures that depend on each other are found
+ROUNDS, READINGS = 6, 2  # in which figures that depend on each other are found
+BARRIERS = 1e-8, 1e-4  # bounds of seconds of a barrier,
 SHARES = 0.02, 4.0  # bounds of parts of rates,
 RATES = 1e7, 1e13  # bounds of operations per second, and of bytes
 LEAST_ACHIEVED = 0.01  # of memory's bandwidth
@@ -114,7 +123,7 @@ class Measured:
             spec = dataclasses.replace(spec, reuse=())
         elif self.between is not None and spec.reuse:
             spec = _reusing(spec, spec.reuse_rate(self.between))
-        return self.cost.on(spec).groups(shape)[group]
+        return self.cost.on(spec).group_seconds(shape, group)
 
     def error(self, spec: MachineSpec, shape: StepShape, group: str) -> float:
         """The logarithm of predicted over measured."""
@@ -168,8 +177,8 @@ def _memory() -> str | None:
 
 def measured_steps(spec: MachineSpec, world: World, models: pathlib.Path) -> dict[str, Measured]:
     """The steps of the models of MADE, which lie in a folder, on all ranks, and those of SMALL, of some types, with
-    weights that may still be in a cache (AFTER); and of three models a single token behind others with nothing read in
-    between (NEAR). On rank 0, a collective call.
+    weights that may still be in a cache (AFTER); and of some models a single token with nothing read in between
+    (NEAR). On rank 0, a collective call.
     """
     others = OtherBytes(int(EVICTED * _caches()) if world.rank == 0 else 0)
     found: dict[str, Measured] = {}
@@ -181,11 +190,12 @@ def measured_steps(spec: MachineSpec, world: World, models: pathlib.Path) -> dic
                     steps = TracedSteps(model, others)
                     found[name] = _from_memory(steps, cost, shapes)
                     found |= _near(name, steps, cost)
-        for name, quantize in (("grouped", None), *(("small", kind) for kind in AGAIN.values())):
+        near = ("grouped", None), ("narrow", "q4_k"), *(("small", kind) for kind in AGAIN.values())
+        for name, quantize in near:
             with _loaded(spec, models / name, quantize, world) as (model, cost):
                 if world.rank == 0:
                     steps = TracedSteps(model, others)
-                    if quantize is None:
+                    if name != "small" or quantize is None:
                         found |= _near(name, steps, cost)
                     if name == "small":
                         found |= _again(next(own for own, kind in AGAIN.items() if kind == quantize), steps, cost)
@@ -199,6 +209,9 @@ def calibrated(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
     plain, latent, mixture = (found[name] for name in ("plain", "latent", "mixture"))
     spec = dataclasses.replace(spec, reuse=())
     spec = solved(spec, "elementwise", (1e6, 1e11), OTHERS, (plain, PROMPTED))
+    for _ in range(READINGS):
+        spec = _with_reading(spec, found)
+        spec = solved(spec, "barrier", BARRIERS, PRODUCT, (found["narrow" + NEAR], ALONE))
     spec = _with_products(_with_reading(spec, found), found)
     spec = solved(spec, "attention", RATES, ATTENTION, (plain, PROMPTED))
     spec = solved(spec, "latent", RATES, ATTENTION, (latent, PROMPTED))
@@ -227,17 +240,16 @@ def _with_reading(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSp
     of weights take that compute more and less than they read. From memory they hardly differ in that, from a cache
     they do.
     """
-    errors = []
-    for loss in LOSSES:
+
+    def disagreement(loss: float) -> float:
+        """The sum of squares of logarithms by which types differ from their mean."""
         lossy = _with_rates(dataclasses.replace(spec, overlap_loss=loss), found)
         of_types = [[one.error(lossy, ALONE, PRODUCT) for one in each] for each in _read_again(found).values()]
-        errors.append(sum(len(each) * statistics.pvariance(each) for each in of_types))
-    best = int(np.argmin(errors))
-    loss = LOSSES[best]
-    if 0 < best < len(LOSSES) - 1:  # the lowest point of the parabola through three
-        before, least, after = errors[best - 1 : best + 2]
-        loss += (before - after) / (before - 2 * least + after) / 2 * (LOSSES[1] - LOSSES[0])
-    return _with_rates(dataclasses.replace(spec, overlap_loss=float(loss)), found)
+        return sum(len(each) * statistics.pvariance(each) for each in of_types)
+
+    best = min(LOSSES, key=disagreement)
+    best = min((loss for step in FINER if 0 <= (loss := best + step) <= 1), key=disagreement)
+    return _with_rates(dataclasses.replace(spec, overlap_loss=best), found)
 
 
 def _read_again(found: Mapping[str, Measured]) -> dict[float, list[Measured]]:
@@ -373,9 +385,10 @@ def _from_memory(steps: TracedSteps, cost: CostModel, shapes: Sequence[StepShape
 
 
 def _near(name: str, steps: TracedSteps, cost: CostModel) -> dict[str, Measured]:
-    """Steps of a single token behind others, with nothing read between them; of models that are used so."""
-    turns = {BEHIND: steps.measured([(BEHIND, 0)], TURNS)[0]} if name in ("small", "grouped", "latent") else {}
-    return {name + NEAR: Measured(turns, cost, None)} if turns else {}
+    """Steps of a single token, with nothing read between them; of models that are used so."""
+    if (shape := NEAR_STEPS.get(name)) is None:
+        return {}
+    return {name + NEAR: Measured({shape: steps.measured([(shape, 0)], TURNS)[0]}, cost, None)}
 
 
 def _again(name: str, steps: TracedSteps, cost: CostModel) -> dict[str, Measured]:

@@ -141,6 +141,7 @@ class CostModel:
         self.neighbours = sum((p.host, p.node) == (self.own.host, self.own.node) for p in places)
         self.direct_bytes = Thresholds().transport_direct_bytes
         self.rates: dict[StepShape, ReadRates] = {}
+        self.read: dict[StepShape, BytesRead] = {}  # on any machine
         self.distinct = self._distinct(program)
 
     def _distinct(self, program: Program) -> list[tuple[Instr, int]]:
@@ -172,11 +173,13 @@ class CostModel:
 
     def groups(self, shape: StepShape) -> dict[str, float]:
         """Seconds of a step by GROUP_OF."""
-        found: dict[str, float] = {}
-        for instr, count in self.distinct:
-            group = GROUP_OF.get(instr.op, OTHERS)
-            found[group] = found.get(group, 0.0) + count * self._times(instr, shape).total
-        return found
+        names = dict.fromkeys(GROUP_OF.get(instr.op, OTHERS) for instr, _ in self.distinct)
+        return {name: self.group_seconds(shape, name) for name in names}
+
+    def group_seconds(self, shape: StepShape, group: str) -> float:
+        """Seconds of a step that one of GROUP_OF takes."""
+        own = ((instr, count) for instr, count in self.distinct if GROUP_OF.get(instr.op, OTHERS) == group)
+        return sum(count * self._times(instr, shape).total for instr, count in own)
 
     def seconds(self, tokens: int) -> float:
         """Of one layer of a step with `tokens` tokens of one prompt and no context before them."""
@@ -319,6 +322,12 @@ class CostModel:
 
     def bytes_read(self, shape: StepShape) -> BytesRead:
         """What a step reads: of matrices, caches and states."""
+        if shape not in self.read:
+            self.read[shape] = self._bytes_read(shape)
+        return self.read[shape]
+
+    def _bytes_read(self, shape: StepShape) -> BytesRead:
+        """The same, counted."""
         always, stacks = 0.0, dict[float, float]()
         for instr, count in self.distinct:
             if instr.op in PRODUCTS:

@@ -181,7 +181,7 @@ class MachineSpec:
         return rates[-1]
 
     def heads_rate(self, form: int) -> float:
-        """Numbers per second of one core that products of single heads take and give, whose activations have a format."""
+        """Numbers per second of one core that products of single heads take and give, by their activations' format."""
         return (self.heads_int8 if form == INT8_FORM else 0.0) or self.heads or math.inf
 
     def with_product(self, kind: str, index: int, rate: float) -> "MachineSpec":
