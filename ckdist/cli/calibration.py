@@ -54,10 +54,6 @@ BYTE_TYPES = "Q8_0", "Q4_K"
 SMALL = DENSE | {"num_hidden_layers": 1}  # whose weights are read again after other bytes
 AGAIN = {"plain": None, "Q8_0": "q8_0", "Q4_K": "q4_k"}  # how it is quantised for that, by the models of MADE
 GROUPED = SMALL | {"num_key_value_heads": 2}  # and whose heads share keys and values otherwise
-NARROW = DENSE | {  # of whose products so many are small that what each takes beside its work counts
-    "hidden_size": 512, "intermediate_size": 1024, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 64,
-    "num_hidden_layers": 24,
-}  # fmt: skip
 REUSED = 0.125, 0.25, 0.5, 1.0, 1.5  # so many times the caches: bytes from one use of a weight to the next
 SHORT, LONG = 32, 1024  # tokens of context
 FEW, SOME, MANY = 4, 64, 512  # rows of products: of sequences that are decoded together, and of prompts
@@ -72,18 +68,19 @@ MADE: Mapping[str, tuple[Mapping[str, Any], str | None, tuple[StepShape, ...]]] 
     "latent Q8_0": (LATENT, "q8_0", (ALONE, PROMPTED)),
     "mixture": (MIXTURE, "q4_k", (ALONE, PROMPTED)),
 }
-FOLDERS = {
-    "dense": DENSE, "latent": LATENT, "mixture": MIXTURE, "small": SMALL, "grouped": GROUPED, "narrow": NARROW,
+FOLDERS = {"dense": DENSE, "latent": LATENT, "mixture": MIXTURE, "small": SMALL, "grouped": GROUPED}
+NEAR_STEPS = {  # what is measured with nothing read in between
+    "small": BEHIND, "grouped": BEHIND, "latent": BEHIND,
+    "plain": ALONE, "Q8_0": ALONE, "Q4_K": ALONE, "mixture": ALONE,
 }  # fmt: skip
-NEAR_STEPS = {"small": BEHIND, "grouped": BEHIND, "latent": BEHIND, "narrow": ALONE}  # of what is measured so
 TURNS = 3
 MOST_FACTOR = 4.0  # that products in steps are faster or slower than alone
 # From all of the shorter part hidden to reading and computing by turns; and then around the best of these.
 LOSSES, FINER = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), tuple(0.02 * step for step in range(-9, 10))
 HALVINGS = 15  # of the logarithms of bounds, by which a figure is found
 LEAST_SECONDS = 1e-9  # that a group of steps counts as
-ROUNDS, READINGS = 6, 2  # in which figures that depend on each other are found
-BARRIERS = 1e-8, 1e-4  # bounds of seconds of a barrier,
+ROUNDS = 6  # in which figures that depend on each other are found
+POWERS = 0.02, 2.0  # bounds of what of a cache's gain models reach,
 SHARES = 0.02, 4.0  # bounds of parts of rates,
 RATES = 1e7, 1e13  # bounds of operations per second, and of bytes
 LEAST_ACHIEVED = 0.01  # of memory's bandwidth
@@ -190,12 +187,11 @@ def measured_steps(spec: MachineSpec, world: World, models: pathlib.Path) -> dic
                     steps = TracedSteps(model, others)
                     found[name] = _from_memory(steps, cost, shapes)
                     found |= _near(name, steps, cost)
-        near = ("grouped", None), ("narrow", "q4_k"), *(("small", kind) for kind in AGAIN.values())
-        for name, quantize in near:
+        for name, quantize in (("grouped", None), *(("small", kind) for kind in AGAIN.values())):
             with _loaded(spec, models / name, quantize, world) as (model, cost):
                 if world.rank == 0:
                     steps = TracedSteps(model, others)
-                    if name != "small" or quantize is None:
+                    if quantize is None:
                         found |= _near(name, steps, cost)
                     if name == "small":
                         found |= _again(next(own for own, kind in AGAIN.items() if kind == quantize), steps, cost)
@@ -209,9 +205,6 @@ def calibrated(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
     plain, latent, mixture = (found[name] for name in ("plain", "latent", "mixture"))
     spec = dataclasses.replace(spec, reuse=())
     spec = solved(spec, "elementwise", (1e6, 1e11), OTHERS, (plain, PROMPTED))
-    for _ in range(READINGS):
-        spec = _with_reading(spec, found)
-        spec = solved(spec, "barrier", BARRIERS, PRODUCT, (found["narrow" + NEAR], ALONE))
     spec = _with_products(_with_reading(spec, found), found)
     spec = solved(spec, "attention", RATES, ATTENTION, (plain, PROMPTED))
     spec = solved(spec, "latent", RATES, ATTENTION, (latent, PROMPTED))
@@ -219,7 +212,7 @@ def calibrated(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
     spec = solved(spec, "heads_int8", RATES, HEADS, (found["latent Q8_0"], PROMPTED))
     spec = solved(spec, "heads_read", SHARES, HEADS, (latent, ALONE), (found["latent Q8_0"], ALONE))
     spec = solved(spec, "achieved_experts", SHARES, EXPERTS, (mixture, PROMPTED))
-    spec = solved(spec, "experts_read", SHARES, EXPERTS, (mixture, ALONE))
+    spec = solved(spec, "experts_read", SHARES, EXPERTS, (mixture, ALONE), (found["mixture" + NEAR], ALONE))
     return _with_single_tokens(spec, found)
 
 
@@ -264,7 +257,8 @@ def _read_again(found: Mapping[str, Measured]) -> dict[float, list[Measured]]:
 def _with_rates(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
     """The machine with the rates at which weights are read, with the loss that it has: of reading again so many times
     memory's rate as is measured. After more bytes it is never faster, so that where it seems otherwise both have the
-    mean; after the most it is memory's.
+    mean; after the most it is memory's. How much of that models reach that read only their own bytes is measured by
+    three of them, as a power of all these times.
     """
     again = _read_again(found)
     bounds = spec.bandwidth / 20, spec.bandwidth * 20
@@ -278,8 +272,12 @@ def _with_rates(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec
             (first, sizes), (second, more) = pools[-2:]
             mean = (first * len(sizes) + second * len(more)) / (len(sizes) + len(more))
             pools[-2:] = [(mean, sizes + more)]
-    times = [(size, math.exp(rate - pools[-1][0])) for rate, sizes in pools for size in sizes]
-    return dataclasses.replace(spec, reuse=tuple((size, memory * faster) for size, faster in times))
+    faster = [(size, rate - pools[-1][0]) for rate, sizes in pools for size in sizes]
+    curve = lambda of, power: dataclasses.replace(
+        of, reuse=tuple((size, memory * math.exp(power * times)) for size, times in faster)
+    )
+    own = [(found[name + NEAR], ALONE) for name in AGAIN]
+    return solved(spec, curve, POWERS, PRODUCT, *own) if faster else spec
 
 
 def _reading(spec: MachineSpec, rate: float) -> MachineSpec:
