@@ -19,6 +19,7 @@ import dataclasses
 import functools
 import gc
 import json
+import math
 import pathlib
 import statistics
 import time
@@ -154,23 +155,22 @@ def compared(given, machine, world, steps):
     """The rows of all models, which are printed as they come; `steps()` measures the models that are made up."""
     before, found = steps(), []
     for path in given.models:
-        for tried in range(given.tries):
+        tried, changed = 0, math.inf
+        while changed >= DRIFT and tried < given.tries:
             took, memory, chosen = measured(path, world, given.turns)
             after = steps()
             changed = world.broadcast(max(drift(before, after), spread(took)) if world.rank == 0 else None)
-            between, before = (before, after), after
-            if changed < DRIFT:
-                break
+            between, before, tried = (before, after), after, tried + 1
         if world.rank == 0:
             now = calibrated(machine, {name: one.joined(between[1][name]) for name, one in between[0].items()})
             found += rows(path, now, world, took, memory, chosen)
             for row in found[-len(took) - len(memory) :]:
-                row |= {"drift": changed, "tries": tried + 1, "alike": chosen, "overlap_loss": now.overlap_loss}
+                row |= {"drift": changed, "tries": tried, "alike": chosen, "overlap_loss": now.overlap_loss}
                 row["reads"] = now.bandwidth * now.achieved_bandwidth
                 print(
                     f"{row['model']:<26s} {row['ranks']} rank{'s' * (row['ranks'] > 1):<2s} {row['what']:<28s}"
                     f"{row['predicted']:>14.5g}{row['measured']:>14.5g}{row['error']:>+8.1%}   "
-                    f"drift {changed:.0%} in try {tried + 1}, {row['reads'] / 1e9:.1f} GB/s, overlap loss "
+                    f"drift {changed:.0%} in try {tried}, {row['reads'] / 1e9:.1f} GB/s, overlap loss "
                     f"{now.overlap_loss:.2f}, alike {chosen:.2f}",
                     flush=True,
                 )
