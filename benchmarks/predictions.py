@@ -26,7 +26,7 @@ import time
 
 import numpy as np
 
-from ckdist.cli.calibration import ALONE, PROMPTED, calibrated, made_models, measured_steps
+from ckdist.cli.calibration import ALONE, NEAR, PROMPTED, TYPES, calibrated, made_models, measured_steps
 from ckdist.cli.machine_speed import kernels_measured, with_exchange
 from ckdist.comm.world import start_world
 from ckdist.config.engine import EngineConfig
@@ -129,8 +129,9 @@ def measured(path, world, turns):
 
 def drift(before, after):
     """How many times faster or slower the machine's products have become, of one row and of many."""
-    of = lambda one, shape: one["plain"].seconds(shape, PRODUCT)
-    return max(max(of(before, s) / of(after, s), of(after, s) / of(before, s)) for s in (ALONE, PROMPTED)) - 1
+    cases = ("plain", PROMPTED), *((f"{name} deep{NEAR}", ALONE) for name in TYPES)
+    changes = [before[name].seconds(shape, PRODUCT) / after[name].seconds(shape, PRODUCT) for name, shape in cases]
+    return max(max(change, 1 / change) for change in changes) - 1
 
 
 def rows(path, machine, world, took, memory, chosen):

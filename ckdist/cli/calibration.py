@@ -51,27 +51,28 @@ MIXTURE = DENSE | {
     "moe_intermediate_size": 640, "decoder_sparse_step": 1, "norm_topk_prob": True, "mlp_only_layers": [],
 }  # fmt: skip
 BYTE_TYPES = "Q8_0", "Q4_K"
-SMALL = DENSE | {"num_hidden_layers": 1}  # whose weights are read again after other bytes
-AGAIN = {"plain": None, "Q8_0": "q8_0", "Q4_K": "q4_k"}  # how it is quantised for that, by the models of MADE
-GROUPED = SMALL | {"num_key_value_heads": 2}  # and whose heads share keys and values otherwise
-REUSED = 0.125, 0.25, 0.5, 1.0, 1.5  # so many times the caches: bytes from one use of a weight to the next
+SMALL = DENSE | {"num_hidden_layers": 1}
+GROUPED = SMALL | {"num_key_value_heads": 2}  # whose heads share keys and values otherwise
+TYPES = {"plain": None, "Q8_0": "q8_0", "Q4_K": "q4_k"}  # how dense models are quantised
+DEPTHS = "small", "dense", "deep"  # of dense models, whose weights are read again after so many others of their own
 SHORT, LONG = 32, 1024  # tokens of context
 FEW, SOME, MANY = 4, 64, 512  # rows of products: of sequences that are decoded together, and of prompts
 ALONE, BEHIND, TOGETHER = StepShape.decode(1, SHORT), StepShape.decode(1, LONG), StepShape.decode(FEW, SHORT)
 PROMPTED, PIECE = StepShape.prompt(MANY), StepShape.prompt(SOME)
 # Models that are made up: their numbers, --quantize, and the steps that are measured of them.
 MADE: Mapping[str, tuple[Mapping[str, Any], str | None, tuple[StepShape, ...]]] = {
-    "plain": (DENSE, None, (ALONE, BEHIND, TOGETHER, PIECE, PROMPTED)),
-    "Q8_0": (DENSE, "q8_0", (ALONE, TOGETHER, PIECE, PROMPTED)),
-    "Q4_K": (DENSE, "q4_k", (ALONE, TOGETHER, PIECE, PROMPTED)),
+    "plain": (DENSE, None, (BEHIND, PIECE, PROMPTED)),
+    "Q8_0": (DENSE, "q8_0", (PIECE, PROMPTED)),
+    "Q4_K": (DENSE, "q4_k", (PIECE, PROMPTED)),
     "latent": (LATENT, None, (ALONE, PROMPTED)),
     "latent Q8_0": (LATENT, "q8_0", (ALONE, PROMPTED)),
     "mixture": (MIXTURE, "q4_k", (ALONE, PROMPTED)),
 }
 FOLDERS = {"dense": DENSE, "latent": LATENT, "mixture": MIXTURE, "small": SMALL, "grouped": GROUPED}
-NEAR_STEPS = {  # what is measured with nothing read in between
-    "small": BEHIND, "grouped": BEHIND, "latent": BEHIND,
-    "plain": ALONE, "Q8_0": ALONE, "Q4_K": ALONE, "mixture": ALONE,
+# What is measured with nothing read in between, of models of MADE or of folders, and of all DEPTHS.
+NEAR_STEPS = {
+    **dict.fromkeys(("small", "grouped", "latent"), (BEHIND,)), "mixture": (ALONE,),
+    **{f"{name} {depth}": (ALONE, TOGETHER) for name in TYPES for depth in DEPTHS},
 }  # fmt: skip
 TURNS = 3
 MOST_FACTOR = 4.0  # that products in steps are faster or slower than alone
@@ -80,14 +81,13 @@ LOSSES, FINER = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), tuple(0.02 * step for step in ra
 HALVINGS = 15  # of the logarithms of bounds, by which a figure is found
 LEAST_SECONDS = 1e-9  # that a group of steps counts as
 ROUNDS = 6  # in which figures that depend on each other are found
-POWERS = 0.02, 2.0  # bounds of what of a cache's gain models reach,
 SHARES = 0.02, 4.0  # bounds of parts of rates,
 RATES = 1e7, 1e13  # bounds of operations per second, and of bytes
 LEAST_ACHIEVED = 0.01  # of memory's bandwidth
 MOST_REUSE, MOST_BYTES = 20.0, 1e16  # times faster than memory at most; more bytes than any model has
 EVICTED = 1.5  # so many times the machine's caches is read from one use of a weight to the next, if it is from memory
-# Of a model's name: nothing is read between its steps; weights are read again after other bytes.
-NEAR, AFTER = " near", " again after "
+LEAST_LAYERS, MOST_LAYERS = 8, 32  # of the deep model, whose weights are that many bytes if its layers allow it
+NEAR = " near"  # of a model's name: nothing is read between its steps
 
 IN_MEMORY, ROOM = pathlib.Path("/dev/shm"), 2 << 30  # noqa: S108, a file system in memory; bytes that it has free
 
@@ -96,14 +96,13 @@ Setter = Callable[[MachineSpec, float], MachineSpec]
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Of one model: seconds of steps by shape and group, of each turn, and its costs. `between`: bytes that the ranks
-    of its node read from one use of a weight to the next; infinite: weights come from memory; None: as many as the
-    steps read themselves.
+    """Of one model: seconds of steps by shape and group, of each turn, and its costs. `evicted`: so much was read before
+    each step that weights and caches come from memory; else what the steps read themselves.
     """
 
     times: Mapping[StepShape, Sequence[Groups]]
     cost: CostModel
-    between: float | None = math.inf
+    evicted: bool = True
 
     def joined(self, other: "Measured") -> "Measured":
         """With what was measured at another time."""
@@ -116,10 +115,8 @@ class Measured:
 
     def predicted(self, spec: MachineSpec, shape: StepShape, group: str) -> float:
         """Seconds of a group of a step on a machine, whose caches hold as much as they did here."""
-        if self.between == math.inf:
+        if self.evicted:
             spec = dataclasses.replace(spec, reuse=())
-        elif self.between is not None and spec.reuse:
-            spec = _reusing(spec, spec.reuse_rate(self.between))
         return self.cost.on(spec).group_seconds(shape, group)
 
     def error(self, spec: MachineSpec, shape: StepShape, group: str) -> float:
@@ -157,7 +154,8 @@ def made_models(world: World) -> Iterator[pathlib.Path]:
         folder = stack.enter_context(temporary) if temporary is not None else None
         parent = pathlib.Path(world.broadcast(folder))
         if world.rank == 0:
-            for name, config in FOLDERS.items():
+            deep = DENSE | {"num_hidden_layers": deep_layers(_caches())}
+            for name, config in {**FOLDERS, "deep": deep}.items():
                 _write(parent / name, config)
         world.gather(None)  # the files are there
         yield parent
@@ -173,31 +171,37 @@ def _memory() -> str | None:
 
 
 def measured_steps(spec: MachineSpec, world: World, models: pathlib.Path) -> dict[str, Measured]:
-    """The steps of the models of MADE, which lie in a folder, on all ranks, and those of SMALL, of some types, with
-    weights that may still be in a cache (AFTER); and of some models a single token with nothing read in between
+    """The steps of the models of MADE, which lie in a folder, on all ranks, and those with nothing read in between
     (NEAR). On rank 0, a collective call.
     """
     others = OtherBytes(int(EVICTED * _caches()) if world.rank == 0 else 0)
     found: dict[str, Measured] = {}
+    cases = [(name, _folder(config), quantize, shapes) for name, (config, quantize, shapes) in MADE.items()]
+    cases += [("small", "small", None, ()), ("grouped", "grouped", None, ())]
+    cases += [(f"{name} {depth}", depth, kind, ()) for name, kind in TYPES.items() for depth in DEPTHS]
     try:
-        for name, (config, quantize, shapes) in MADE.items():
-            folder = next(own for own, each in FOLDERS.items() if each is config)
+        for name, folder, quantize, shapes in cases:
             with _loaded(spec, models / folder, quantize, world) as (model, cost):
                 if world.rank == 0:
                     steps = TracedSteps(model, others)
-                    found[name] = _from_memory(steps, cost, shapes)
-                    found |= _near(name, steps, cost)
-        for name, quantize in (("grouped", None), *(("small", kind) for kind in AGAIN.values())):
-            with _loaded(spec, models / name, quantize, world) as (model, cost):
-                if world.rank == 0:
-                    steps = TracedSteps(model, others)
-                    if quantize is None:
-                        found |= _near(name, steps, cost)
-                    if name == "small":
-                        found |= _again(next(own for own, kind in AGAIN.items() if kind == quantize), steps, cost)
+                    if shapes:
+                        found[name] = _from_memory(steps, cost, shapes)
+                    if name in NEAR_STEPS:
+                        found[name + NEAR] = _near(steps, cost, NEAR_STEPS[name])
     finally:
         others.close()
     return found
+
+
+def _folder(config: Mapping[str, Any]) -> str:
+    """Where a model's files are."""
+    return next(name for name, each in FOLDERS.items() if each is config)
+
+
+def deep_layers(caches: float) -> int:
+    """Layers of the deep model, which leave nothing of it in caches of so many bytes."""
+    each = sum(math.prod(shape) for name, shape in _shapes(SMALL).items() if "layers" in name)
+    return int(np.clip(math.ceil(EVICTED * caches / (2 * each)), LEAST_LAYERS, MOST_LAYERS))
 
 
 def calibrated(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
@@ -228,56 +232,36 @@ def _with_single_tokens(spec: MachineSpec, found: Mapping[str, Measured]) -> Mac
 
 
 def _with_reading(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
-    """The machine with the rates at which weights are read in steps, from memory and again after other bytes, and the
-    part of computing that reading does not hide, between LOSSES: that with which these rates explain best what types
-    of weights take that compute more and less than they read. From memory they hardly differ in that, from a cache
-    they do.
+    """The machine with the rates at which weights are read in steps, and the part of computing that reading does not
+    hide: between LOSSES that with which rates fall most evenly with the bytes that are read from one use of a weight to
+    the next, be weights of a type that computes more or less than it reads.
     """
-
-    def disagreement(loss: float) -> float:
-        """The sum of squares of logarithms by which types differ from their mean."""
-        lossy = _with_rates(dataclasses.replace(spec, overlap_loss=loss), found)
-        of_types = [[one.error(lossy, ALONE, PRODUCT) for one in each] for each in _read_again(found).values()]
-        return sum(len(each) * statistics.pvariance(each) for each in of_types)
-
-    best = min(LOSSES, key=disagreement)
-    best = min((loss for step in FINER if 0 <= (loss := best + step) <= 1), key=disagreement)
-    return _with_rates(dataclasses.replace(spec, overlap_loss=best), found)
+    best = min(LOSSES, key=lambda loss: _with_rates(spec, found, loss)[1])
+    near = (loss for step in FINER if 0 <= (loss := best + step) <= 1)
+    return _with_rates(spec, found, min(near, key=lambda loss: _with_rates(spec, found, loss)[1]))[0]
 
 
-def _read_again(found: Mapping[str, Measured]) -> dict[float, list[Measured]]:
-    """What was measured of reading weights, of all their types: by the bytes from one use to the next."""
-    by_size: dict[float, list[Measured]] = {math.inf: [found[name] for name in AGAIN]}
-    for one in found.values():
-        if one.between is not None and one.between < math.inf:
-            by_size.setdefault(one.between, []).append(one)
-    return by_size
-
-
-def _with_rates(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
-    """The machine with the rates at which weights are read, with the loss that it has: of reading again so many times
-    memory's rate as is measured. After more bytes it is never faster, so that where it seems otherwise both have the
-    mean; after the most it is memory's. How much of that models reach that read only their own bytes is measured by
-    three of them, as a power of all these times.
+def _with_rates(spec: MachineSpec, found: Mapping[str, Measured], loss: float) -> tuple[MachineSpec, float]:
+    """The machine with a loss and the rates of models of all depths: after the most bytes that of memory, before that
+    those of a cache. After more bytes it is never faster, so that where it seems otherwise all that are in question
+    have the mean; and the sum of squares of logarithms by which rates differ from that.
     """
-    again = _read_again(found)
-    bounds = spec.bandwidth / 20, spec.bandwidth * 20
-    spec = solved(spec, _reading, bounds, PRODUCT, *((one, ALONE) for one in again.pop(math.inf)))
-    memory, pools = spec.bandwidth * spec.achieved_bandwidth, list[tuple[float, list[float]]]()
-    for size, each in sorted(again.items()):
-        bounds, cases = (memory / MOST_REUSE, MOST_REUSE * memory), ((one, ALONE) for one in each)
-        rate = solved(spec, _reusing, bounds, PRODUCT, *cases).reuse[0][1]
-        pools.append((math.log(rate), [size]))
-        while len(pools) > 1 and pools[-1][0] >= pools[-2][0]:
-            (first, sizes), (second, more) = pools[-2:]
-            mean = (first * len(sizes) + second * len(more)) / (len(sizes) + len(more))
-            pools[-2:] = [(mean, sizes + more)]
-    faster = [(size, rate - pools[-1][0]) for rate, sizes in pools for size in sizes]
-    curve = lambda of, power: dataclasses.replace(
-        of, reuse=tuple((size, memory * math.exp(power * times)) for size, times in faster)
-    )
-    own = [(found[name + NEAR], ALONE) for name in AGAIN]
-    return solved(spec, curve, POWERS, PRODUCT, *own) if faster else spec
+    spec = dataclasses.replace(spec, overlap_loss=loss)
+    bounds = spec.bandwidth / MOST_FACTOR, spec.bandwidth * MOST_REUSE
+    measured = []
+    for name in (f"{name} {depth}{NEAR}" for name in TYPES for depth in DEPTHS):
+        one = found[name]
+        rate = solved(spec, _reusing, bounds, PRODUCT, (one, ALONE)).reuse[0][1]
+        measured.append((one.cost.bytes_read(ALONE).always * one.cost.neighbours, math.log(rate)))
+    pools: list[list[tuple[float, float]]] = []  # sizes and rates of each
+    mean = lambda pool: statistics.mean(rate for _, rate in pool)
+    for case in sorted(measured):
+        pools.append([case])
+        while len(pools) > 1 and mean(pools[-1]) >= mean(pools[-2]):
+            pools[-2:] = [pools[-2] + pools[-1]]
+    curve = tuple((size, math.exp(mean(pool))) for pool in pools for size, _ in pool)
+    spread = sum((rate - mean(pool)) ** 2 for pool in pools for _, rate in pool)
+    return dataclasses.replace(_reading(spec, curve[-1][1]), reuse=curve), spread
 
 
 def _reading(spec: MachineSpec, rate: float) -> MachineSpec:
@@ -304,7 +288,8 @@ def _with_products(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineS
             times = lambda of, value, index=index, kind=kind: of.with_product(kind, index, value)
             alone = spec.products[kind][index]
             bounds = alone / MOST_FACTOR, alone * MOST_FACTOR
-            cases = [(one, shape) for own, one in found.items() if own.split(AFTER)[0] == name and shape in one.times]
+            own = [found[name], *(found[f"{name} {depth}{NEAR}"] for depth in DEPTHS)]
+            cases = [(one, shape) for one in own if shape in one.times]
             factors[kind][index] = solved(spec, times, bounds, PRODUCT, *cases).products[kind][index] / alone
         factors[kind][2] = math.sqrt(factors[kind][1] * factors[kind][3])  # of rows between those
     of_bytes = zip(*(factors[kind] for kind in BYTE_TYPES), strict=True)
@@ -382,26 +367,10 @@ def _from_memory(steps: TracedSteps, cost: CostModel, shapes: Sequence[StepShape
     return Measured(dict(zip(shapes, turns, strict=True)), cost)
 
 
-def _near(name: str, steps: TracedSteps, cost: CostModel) -> dict[str, Measured]:
-    """Steps of a single token, with nothing read between them; of models that are used so."""
-    if (shape := NEAR_STEPS.get(name)) is None:
-        return {}
-    return {name + NEAR: Measured({shape: steps.measured([(shape, 0)], TURNS)[0]}, cost, None)}
-
-
-def _again(name: str, steps: TracedSteps, cost: CostModel) -> dict[str, Measured]:
-    """Steps of one token, whose weights are read again after as many bytes as REUSED says, and of FEW after the fewest;
-    nothing where no cache has room for them.
-    """
-    caches, nodes = _caches() / max(1, len(this_machine().nodes)), len(this_machine().nodes)
-    own = cost.bytes_read(ALONE).always * cost.neighbours
-    sizes = [part * caches for part in REUSED if own <= part * caches and own < caches]
-    cases = [(ALONE, size) for size in sizes] + [(TOGETHER, size) for size in sizes[:1]]
-    turns = steps.measured([(shape, int(size - own) * nodes) for shape, size in cases], TURNS)
-    times: dict[float, dict[StepShape, list[Groups]]] = {size: {} for size in sizes}
-    for (shape, size), each in zip(cases, turns, strict=True):
-        times[size][shape] = each
-    return {f"{name}{AFTER}{size:.3g}": Measured(of_shape, cost, size) for size, of_shape in times.items()}
+def _near(steps: TracedSteps, cost: CostModel, shapes: Sequence[StepShape]) -> Measured:
+    """Steps of some shapes, with nothing read between them."""
+    turns = steps.measured([(shape, 0) for shape in shapes], TURNS)
+    return Measured(dict(zip(shapes, turns, strict=True)), cost, evicted=False)
 
 
 __all__ = ["Measured", "calibrated", "made_models", "measured_steps", "solved"]
