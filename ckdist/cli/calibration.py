@@ -54,7 +54,8 @@ BYTE_TYPES = "Q8_0", "Q4_K"
 SMALL = DENSE | {"num_hidden_layers": 1}
 GROUPED = SMALL | {"num_key_value_heads": 2}  # whose heads share keys and values otherwise
 TYPES = {"plain": None, "Q8_0": "q8_0", "Q4_K": "q4_k"}  # how dense models are quantised
-DEPTHS = "small", "dense", "deep"  # of dense models, whose weights are read again after so many others of their own
+SAME = {"plain": 1, "Q8_0": 2, "Q4_K": 4}  # layers with which these types have as many bytes
+DEPTHS = "same", "dense", "deep"  # of dense models, whose weights are read again after so many others of their own
 SHORT, LONG = 32, 1024  # tokens of context
 FEW, SOME, MANY = 4, 64, 512  # rows of products: of sequences that are decoded together, and of prompts
 ALONE, BEHIND, TOGETHER = StepShape.decode(1, SHORT), StepShape.decode(1, LONG), StepShape.decode(FEW, SHORT)
@@ -68,7 +69,10 @@ MADE: Mapping[str, tuple[Mapping[str, Any], str | None, tuple[StepShape, ...]]] 
     "latent Q8_0": (LATENT, "q8_0", (ALONE, PROMPTED)),
     "mixture": (MIXTURE, "q4_k", (ALONE, PROMPTED)),
 }
-FOLDERS = {"dense": DENSE, "latent": LATENT, "mixture": MIXTURE, "small": SMALL, "grouped": GROUPED}
+FOLDERS = {
+    "dense": DENSE, "latent": LATENT, "mixture": MIXTURE, "small": SMALL, "grouped": GROUPED,
+    **{f"{layers} layers": DENSE | {"num_hidden_layers": layers} for layers in SAME.values()},
+}  # fmt: skip
 # What is measured with nothing read in between, of models of MADE or of folders, and of all DEPTHS.
 NEAR_STEPS = {
     **dict.fromkeys(("small", "grouped", "latent"), (BEHIND,)), "mixture": (ALONE,),
@@ -178,7 +182,9 @@ def measured_steps(spec: MachineSpec, world: World, models: pathlib.Path) -> dic
     found: dict[str, Measured] = {}
     cases = [(name, _folder(config), quantize, shapes) for name, (config, quantize, shapes) in MADE.items()]
     cases += [("small", "small", None, ()), ("grouped", "grouped", None, ())]
-    cases += [(f"{name} {depth}", depth, kind, ()) for name, kind in TYPES.items() for depth in DEPTHS]
+    for name, kind in TYPES.items():
+        of_depth = lambda depth, name=name: f"{SAME[name]} layers" if depth == "same" else depth
+        cases += [(f"{name} {depth}", of_depth(depth), kind, ()) for depth in DEPTHS]
     try:
         for name, folder, quantize, shapes in cases:
             with _loaded(spec, models / folder, quantize, world) as (model, cost):
@@ -233,8 +239,8 @@ def _with_single_tokens(spec: MachineSpec, found: Mapping[str, Measured]) -> Mac
 
 def _with_reading(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
     """The machine with the rates at which weights are read in steps, and the part of computing that reading does not
-    hide: between LOSSES that with which rates fall most evenly with the bytes that are read from one use of a weight to
-    the next, be weights of a type that computes more or less than it reads.
+    hide: between LOSSES that with which models of as many bytes agree best about the rate, whose types of weights
+    compute more and less than they read.
     """
     best = min(LOSSES, key=lambda loss: _with_rates(spec, found, loss)[1])
     near = (loss for step in FINER if 0 <= (loss := best + step) <= 1)
@@ -244,24 +250,29 @@ def _with_reading(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSp
 def _with_rates(spec: MachineSpec, found: Mapping[str, Measured], loss: float) -> tuple[MachineSpec, float]:
     """The machine with a loss and the rates of models of all depths: after the most bytes that of memory, before that
     those of a cache. After more bytes it is never faster, so that where it seems otherwise all that are in question
-    have the mean; and the sum of squares of logarithms by which rates differ from that.
+    have the mean; and the variance of the logarithms of rates of models of as many bytes.
     """
     spec = dataclasses.replace(spec, overlap_loss=loss)
     bounds = spec.bandwidth / MOST_FACTOR, spec.bandwidth * MOST_REUSE
-    measured = []
-    for name in (f"{name} {depth}{NEAR}" for name in TYPES for depth in DEPTHS):
-        one = found[name]
+
+    def case(name: str) -> tuple[float, float]:
+        """Bytes of a model, and the logarithm of the rate at which they are read."""
+        one = found[name + NEAR]
         rate = solved(spec, _reusing, bounds, PRODUCT, (one, ALONE)).reuse[0][1]
-        measured.append((one.cost.bytes_read(ALONE).always * one.cost.neighbours, math.log(rate)))
+        return one.cost.bytes_read(ALONE).always * one.cost.neighbours, math.log(rate)
+
+    same = [case(f"{name} same") for name in TYPES]
+    cases = [case(f"{name} {depth}") for name in TYPES for depth in DEPTHS if depth != "same"]
+    cases.append((statistics.mean(size for size, _ in same), statistics.mean(rate for _, rate in same)))
     pools: list[list[tuple[float, float]]] = []  # sizes and rates of each
     mean = lambda pool: statistics.mean(rate for _, rate in pool)
-    for case in sorted(measured):
-        pools.append([case])
+    for each in sorted(cases):
+        pools.append([each])
         while len(pools) > 1 and mean(pools[-1]) >= mean(pools[-2]):
             pools[-2:] = [pools[-2] + pools[-1]]
     curve = tuple((size, math.exp(mean(pool))) for pool in pools for size, _ in pool)
-    spread = sum((rate - mean(pool)) ** 2 for pool in pools for _, rate in pool)
-    return dataclasses.replace(_reading(spec, curve[-1][1]), reuse=curve), spread
+    found_rates = dataclasses.replace(_reading(spec, curve[-1][1]), reuse=curve)
+    return found_rates, statistics.pvariance(rate for _, rate in same)
 
 
 def _reading(spec: MachineSpec, rate: float) -> MachineSpec:

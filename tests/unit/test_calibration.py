@@ -16,6 +16,7 @@ from ckdist.cli.calibration import (
     MIXTURE,
     NEAR,
     NEAR_STEPS,
+    SAME,
     TYPES,
     Measured,
     calibrated,
@@ -71,7 +72,8 @@ def measured_near(name: str) -> Measured:
     """Steps with nothing read in between."""
     first, _, depth = name.partition(" ")
     if first in TYPES:
-        config = DENSE | {"num_hidden_layers": 18} if depth == "deep" else FOLDERS[depth]
+        layers = {"same": SAME[first], "dense": DENSE["num_hidden_layers"], "deep": 18}
+        config = DENSE | {"num_hidden_layers": layers[depth]}
         cost = predictor(config, TYPES[first]).stages[0].costs[0]
     else:
         cost = predictor(*(MADE[name][:2] if name in MADE else (FOLDERS[name], None))).stages[0].costs[0]
