@@ -62,9 +62,9 @@ ALONE, BEHIND, TOGETHER = StepShape.decode(1, SHORT), StepShape.decode(1, LONG),
 PROMPTED, PIECE = StepShape.prompt(MANY), StepShape.prompt(SOME)
 # Models that are made up: their numbers, --quantize, and the steps that are measured of them.
 MADE: Mapping[str, tuple[Mapping[str, Any], str | None, tuple[StepShape, ...]]] = {
-    "plain": (DENSE, None, (BEHIND, PIECE, PROMPTED)),
-    "Q8_0": (DENSE, "q8_0", (PIECE, PROMPTED)),
-    "Q4_K": (DENSE, "q4_k", (PIECE, PROMPTED)),
+    "plain": (DENSE, None, (ALONE, BEHIND, PIECE, PROMPTED)),
+    "Q8_0": (DENSE, "q8_0", (ALONE, PIECE, PROMPTED)),
+    "Q4_K": (DENSE, "q4_k", (ALONE, PIECE, PROMPTED)),
     "latent": (LATENT, None, (ALONE, PROMPTED)),
     "latent Q8_0": (LATENT, "q8_0", (ALONE, PROMPTED)),
     "mixture": (MIXTURE, "q4_k", (ALONE, PROMPTED)),
@@ -93,15 +93,15 @@ EVICTED = 1.5  # so many times the machine's caches is read from one use of a we
 LEAST_LAYERS, MOST_LAYERS = 8, 32  # of the deep model, whose weights are that many bytes if its layers allow it
 NEAR = " near"  # of a model's name: nothing is read between its steps
 
-IN_MEMORY, ROOM = pathlib.Path("/dev/shm"), 2 << 30  # noqa: S108, a file system in memory; bytes that it has free
+IN_MEMORY, ROOM = pathlib.Path("/dev/shm"), 3 << 30  # noqa: S108, a file system in memory; bytes that it has free
 
 Setter = Callable[[MachineSpec, float], MachineSpec]
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Of one model: seconds of steps by shape and group, of each turn, and its costs. `evicted`: so much was read before
-    each step that weights and caches come from memory; else what the steps read themselves.
+    """Of one model: seconds of steps by shape and group, of each turn, and its costs. `evicted`: so much was read
+    before each step that weights and caches come from memory; else what the steps read themselves.
     """
 
     times: Mapping[StepShape, Sequence[Groups]]
@@ -239,8 +239,8 @@ def _with_single_tokens(spec: MachineSpec, found: Mapping[str, Measured]) -> Mac
 
 def _with_reading(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
     """The machine with the rates at which weights are read in steps, and the part of computing that reading does not
-    hide: between LOSSES that with which models of as many bytes agree best about the rate, whose types of weights
-    compute more and less than they read.
+    hide: between LOSSES that with which types of weights, which compute more and less than they read, agree best about
+    the rates from memory and of models of as many bytes.
     """
     best = min(LOSSES, key=lambda loss: _with_rates(spec, found, loss)[1])
     near = (loss for step in FINER if 0 <= (loss := best + step) <= 1)
@@ -250,19 +250,20 @@ def _with_reading(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSp
 def _with_rates(spec: MachineSpec, found: Mapping[str, Measured], loss: float) -> tuple[MachineSpec, float]:
     """The machine with a loss and the rates of models of all depths: after the most bytes that of memory, before that
     those of a cache. After more bytes it is never faster, so that where it seems otherwise all that are in question
-    have the mean; and the variance of the logarithms of rates of models of as many bytes.
+    have the mean; and the variances of logarithms of rates of models of as many bytes, and of those from memory.
     """
     spec = dataclasses.replace(spec, overlap_loss=loss)
     bounds = spec.bandwidth / MOST_FACTOR, spec.bandwidth * MOST_REUSE
 
     def case(name: str) -> tuple[float, float]:
         """Bytes of a model, and the logarithm of the rate at which they are read."""
-        one = found[name + NEAR]
-        rate = solved(spec, _reusing, bounds, PRODUCT, (one, ALONE)).reuse[0][1]
+        one = found[name]
+        reads = solved(spec, _reading if one.evicted else _reusing, bounds, PRODUCT, (one, ALONE))
+        rate = reads.bandwidth * reads.achieved_bandwidth if one.evicted else reads.reuse[0][1]
         return one.cost.bytes_read(ALONE).always * one.cost.neighbours, math.log(rate)
 
-    same = [case(f"{name} same") for name in TYPES]
-    cases = [case(f"{name} {depth}") for name in TYPES for depth in DEPTHS if depth != "same"]
+    same, far = [case(f"{name} same{NEAR}") for name in TYPES], [case(name) for name in TYPES]
+    cases = [case(f"{name} {depth}{NEAR}") for name in TYPES for depth in DEPTHS if depth != "same"]
     cases.append((statistics.mean(size for size, _ in same), statistics.mean(rate for _, rate in same)))
     pools: list[list[tuple[float, float]]] = []  # sizes and rates of each
     mean = lambda pool: statistics.mean(rate for _, rate in pool)
@@ -272,7 +273,7 @@ def _with_rates(spec: MachineSpec, found: Mapping[str, Measured], loss: float) -
             pools[-2:] = [pools[-2] + pools[-1]]
     curve = tuple((size, math.exp(mean(pool))) for pool in pools for size, _ in pool)
     found_rates = dataclasses.replace(_reading(spec, curve[-1][1]), reuse=curve)
-    return found_rates, statistics.pvariance(rate for _, rate in same)
+    return found_rates, sum(statistics.pvariance(rate for _, rate in each) for each in (same, far))
 
 
 def _reading(spec: MachineSpec, rate: float) -> MachineSpec:
