@@ -82,9 +82,10 @@ TURNS = 3
 MOST_FACTOR = 4.0  # that products in steps are faster or slower than alone
 # From all of the shorter part hidden to reading and computing by turns; and then around the best of these.
 LOSSES, FINER = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), tuple(0.02 * step for step in range(-9, 10))
+LOSS_BOUNDS = 0.01, 4.0  # of products of several rows
 HALVINGS = 15  # of the logarithms of bounds, by which a figure is found
 LEAST_SECONDS = 1e-9  # that a group of steps counts as
-ROUNDS = 6  # in which figures that depend on each other are found
+ROUNDS = 4  # in which figures that depend on each other are found
 SHARES = 0.02, 4.0  # bounds of parts of rates,
 RATES = 1e7, 1e13  # bounds of operations per second, and of bytes
 LEAST_ACHIEVED = 0.01  # of memory's bandwidth
@@ -116,6 +117,10 @@ class Measured:
     def seconds(self, shape: StepShape, group: str) -> float:
         """The median of the turns."""
         return statistics.median(one.get(group, 0.0) for one in self.times[shape])
+
+    def left(self, shape: StepShape) -> float:
+        """Seconds of a step that belong to no group, from its end to the next; in the median."""
+        return statistics.median(max(0.0, 2 * one["total"] - sum(one.values())) for one in self.times[shape])
 
     def predicted(self, spec: MachineSpec, shape: StepShape, group: str) -> float:
         """Seconds of a group of a step on a machine, whose caches hold as much as they did here."""
@@ -213,7 +218,8 @@ def deep_layers(caches: float) -> int:
 def calibrated(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
     """The machine with what whole steps reach of its bandwidth, products, attention and elementwise rate."""
     plain, latent, mixture = (found[name] for name in ("plain", "latent", "mixture"))
-    spec = dataclasses.replace(spec, reuse=())
+    left = statistics.median(found[f"{name} same{NEAR}"].left(ALONE) for name in TYPES)
+    spec = dataclasses.replace(spec, reuse=(), between=min(1.0, left))
     spec = solved(spec, "elementwise", (1e6, 1e11), OTHERS, (plain, PROMPTED))
     spec = _with_products(_with_reading(spec, found), found)
     spec = solved(spec, "attention", RATES, ATTENTION, (plain, PROMPTED))
@@ -289,6 +295,17 @@ def _reusing(spec: MachineSpec, rate: float) -> MachineSpec:
 
 
 def _with_products(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
+    """The machine with the rates that products reach in steps, and what of the hidden part costs those of several rows:
+    rates of FEW rows by weights from a cache, where computing takes longer, the loss by those from memory.
+    """
+    for _ in range(ROUNDS):
+        cases = [(found[f"{name} deep{NEAR}"], TOGETHER) for name in TYPES]
+        rates = _with_row_rates(spec, found)
+        spec = dataclasses.replace(spec, rows_loss=solved(rates, "rows_loss", LOSS_BOUNDS, PRODUCT, *cases).rows_loss)
+    return _with_row_rates(spec, found)
+
+
+def _with_row_rates(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
     """The machine with the rates that products of the measured types reach in steps; of other types of the same
     activations, the rates of kernels alone change by the same factors.
     """
@@ -300,9 +317,8 @@ def _with_products(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineS
             times = lambda of, value, index=index, kind=kind: of.with_product(kind, index, value)
             alone = spec.products[kind][index]
             bounds = alone / MOST_FACTOR, alone * MOST_FACTOR
-            own = [found[name], *(found[f"{name} {depth}{NEAR}"] for depth in DEPTHS)]
-            cases = [(one, shape) for one in own if shape in one.times]
-            factors[kind][index] = solved(spec, times, bounds, PRODUCT, *cases).products[kind][index] / alone
+            one = found[f"{name} same{NEAR}" if shape is TOGETHER else name]
+            factors[kind][index] = solved(spec, times, bounds, PRODUCT, (one, shape)).products[kind][index] / alone
         factors[kind][2] = math.sqrt(factors[kind][1] * factors[kind][3])  # of rows between those
     of_bytes = zip(*(factors[kind] for kind in BYTE_TYPES), strict=True)
     mean = [math.prod(each) ** (1 / len(each)) for each in of_bytes]

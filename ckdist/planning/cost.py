@@ -308,7 +308,9 @@ class CostModel:
                 widths = instr.inputs[0].dims[1].local(self.mesh) + instr.outputs[0].dims[1].local(self.mesh)
                 given = each * widths / (self.own.threads * machine.heads_rate(cost.form))
         reached = {"experts": machine.experts_read, "linear_heads": machine.heads_read}.get(instr.op, 1.0)
-        return self._overlapped(read / reached, computed).plus(Times(arithmetic=given))
+        several = self._rows(instr.inputs[0].dims[0], shape) > 1
+        loss = (machine.rows_loss if several else 0.0) or machine.overlap_loss
+        return _hidden(read / reached, computed, loss).plus(self._waits()).plus(Times(arithmetic=given))
 
     def _read_rates(self, shape: StepShape) -> ReadRates:
         """Bytes per second that this rank reads in steps like this one, one after the other."""

@@ -92,6 +92,7 @@ class MachineSpec:
     latent_one: float = fact("arithmetic", "the same for single tokens; 0: as attention_one", 0.0, 1e18, 0.0)
     elementwise: float = fact("arithmetic", "numbers per second of one core in norms and gates", 1e3, 1e15, 4e9)
     overlap_loss: float = fact("arithmetic", "of reading and computing the hidden part that costs", 0.0, 4.0, 0.25)
+    rows_loss: float = fact("arithmetic", "the same of products of several rows; 0: as of one", 0.0, 4.0, 0.0)
     attention_loss: float = fact("arithmetic", "the same in attention of single tokens", 0.0, 4.0, 0.25)
 
     training: float = fact("training", "the share of a product's rate that those of training reach", 0.01, 4.0, 1.0)
