@@ -4,9 +4,7 @@
 // laid end to end; the thread that completes an expert makes the activations that its down projection reads. Then
 // threads take columns of the output, each over all experts in their order, waiting only for one that is not complete
 // yet. So each weight is read once for all rows of its expert, and a token's sum has one order, alone or in a batch.
-#include <array>
 #include <cmath>
-#include <utility>
 
 #include "runtime/shares.h"
 #include "runtime/steps/expert_exchange.h"
@@ -241,8 +239,6 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     if (g.set == 1) return from + rows.begin * stride;
     const int32_t* const tokens = grouping.tokens + g.first;
     if (rows.end - rows.begin == 1) return from + tokens[rows.begin] * stride;
-    const std::array<int64_t, 3> those = {x, g.first + rows.begin, g.first + rows.end};
-    if (std::exchange(gathered, those) == those) return own.gathered;  // for the shard before
     for (int64_t row = rows.begin; row < rows.end; row++)
       std::copy(from + tokens[row] * stride, from + (tokens[row] + 1) * stride,
                 own.gathered + (row - rows.begin) * stride);
@@ -447,7 +443,6 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
   bool few = false, shared_out = false;
   uint32_t number = 0;
   Room own{};
-  std::array<int64_t, 3> gathered{-1, 0, 0};  // which activations' rows are side by side: value, first and end
   Choice choice{};
   Grouping grouping{};
   ExpertExchange exchange{};
