@@ -269,6 +269,11 @@ class CostModel:
             times = times.plus(_hidden(cached / self._read_rates(shape).always, computed / threads, loss))
         return times
 
+    def cache_read(self, shape: StepShape) -> float:
+        """Bytes of the cache that a step reads."""
+        attends = [(instr, count) for instr, count in self.distinct if instr.op in ("attend", "attend_latent")]
+        return sum(count * self._cache_read(instr, shape) for instr, count in attends)
+
     def _cache_read(self, instr: Instr, shape: StepShape) -> float:
         """Bytes of the cache that an attend reads."""
         return sum(self._cache_of(instr, chunk) for chunk in shape.chunks)

@@ -36,7 +36,7 @@ from ckdist.weights.packed_type import WeightCost
 
 PROMPT = 2048  # tokens, by which layers are divided
 MIXTURES = 10  # of what a decoded token and a prompt cost, of which each is a division
-OPERATIONS_PER_BYTE = 30  # a step's weights are read as fast as so many operations with them are done, roughly
+STEP_READ = 30e9  # bytes per second, of weights and caches that each step reads: most of the reading is hidden
 PIECE_ROWS, KERNEL_SECONDS = 192, 0.01  # tokens of products that are measured, and how long each kernel is
 
 
@@ -112,11 +112,10 @@ def even_in_both(first: Sequence[float], second: Sequence[float], count: int) ->
 
 
 class ProductWork(NamedTuple):
-    """Of a stage's layers operations for a token of a prompt and their seconds, those of attention for each token
-    before it, and bytes of weights that a step with a prompt reads; of all the stage bytes that a decode step reads.
+    """Of a stage's layers seconds of products for a token of a prompt and of attention for each token before it, and
+    bytes of weights and caches that a step with a prompt reads; of all the stage bytes that a decode step reads.
     """
 
-    operations: float
     computed: float
     attended: float
     read: float
@@ -147,21 +146,22 @@ def product_work(
     model = CostModel(program, mesh, places, machine, weight)
     products = [instr for instr in program.instrs if instr.op in PRODUCTS]
     layers = [instr for instr in products if instr.inputs[0].dims[0].name == "tokens"]
-    operations, read = (sum(each) for each in zip(*(model.product_work(i, prompt) for i in layers), strict=True))
+    read = model.cache_read(StepShape.decode(1, PROMPT // 2))
+    read += sum(model.product_work(instr, prompt)[1] for instr in layers)
     computed = sum(model.product_seconds(instr, prompt) for instr in layers)
     decode_read = sum(model.product_work(instr, StepShape.decode(1, 0))[1] for instr in products)
     attends = [i for i in program.instrs if i.op in ("attend", "attend_latent") and not i.attrs.get("window")]
     widths = lambda i: i.inputs[0].dims[1].local(mesh) + i.outputs[0].dims[1].local(mesh)
     attended = sum(2.0 * widths(i) / machine.attention_rate(i.op == "attend_latent") for i in attends)
-    return ProductWork(operations / PROMPT, computed / PROMPT, attended, read, decode_read)
+    return ProductWork(computed / PROMPT, attended, read, decode_read)
 
 
 def stage_costs(works: Sequence[ProductWork]) -> StageCosts:
     """What steps cost, of the work of a rank of each stage. A step reads the weights of its layers however few tokens
     it has; of mixtures it reads more experts than a token takes.
     """
-    operations, computed, attended, read, decode_read = (list(each) for each in zip(*works, strict=True))
-    cost = OPERATIONS_PER_BYTE * sum(read) / sum(operations)
+    computed, attended, read, decode_read = (list(each) for each in zip(*works, strict=True))
+    cost = sum(read) / STEP_READ / sum(computed)
     doubling = sum(computed) / sum(attended) if any(attended) else math.inf
     return StageCosts(len(works), cost, doubling, max(decode_read) / sum(decode_read))
 
