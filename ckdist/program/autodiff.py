@@ -16,6 +16,7 @@ from itertools import pairwise
 from ckdist.errors import LayoutError
 from ckdist.program.emitter import Emitter
 from ckdist.program.ops import OPS
+from ckdist.program.ops.stages import received_dims
 from ckdist.program.program import Instr, Program, Value, Weight
 
 
@@ -58,7 +59,7 @@ class _Backward:
     def run(self) -> Program:
         """The program with its backward pass; see `backward`."""
         if self.loss in self.active:
-            self.contributions[self.loss] = [self._first_gradient()]
+            self.contributions.update((of, [gradient]) for of, gradient in self._first_gradients())
         for index in reversed(range(len(self.program.instrs))):
             instr = self.program.instrs[index]
             if index in self.blocks:
@@ -77,14 +78,14 @@ class _Backward:
         instrs = needed((*self.program.instrs, *self.g.instrs), outputs)
         return Program(self.program.inputs, outputs, instrs)
 
-    def _first_gradient(self) -> Value:
-        """Of the loss by itself; or of what is sent, by the loss that others compute."""
+    def _first_gradients(self) -> list[tuple[Value, Value]]:
+        """Of the loss by itself; or of what is sent, each by the loss that others compute."""
         if self.send is None:
-            (gradient,) = self.g.emit("one", (), names=["d_loss"])
-        else:
-            attrs = {"hidden": self.loss.dims[1], "axis": self.send.attrs["axis"], "stage": self.send.attrs["to"]}
-            (gradient,) = self.g.emit("recv", self.program.inputs[:1], names=["d_sent"], **attrs)
-        return gradient
+            return [(self.loss, self.g.emit("one", (), names=["d_loss"])[0])]
+        sent = self.send.outputs
+        attrs = {"axis": self.send.attrs["axis"], "stage": self.send.attrs["to"], **received_dims(*sent)}
+        gradients = self.g.emit("recv", self.program.inputs[:1], names=["d_sent", "d_tally"][: len(sent)], **attrs)
+        return list(zip(sent, gradients, strict=True))
 
     def _through(self, instr: Instr) -> None:
         """Turns the gradients of `instr`'s outputs into contributions to those of its operands."""

@@ -40,7 +40,7 @@ TILE = 16  # columns that products read at once
 UNPLACED = -1  # a value of a row, before the step that makes it
 BUCKET_BYTES = 1 << 20  # a shorter stretch of gradients waits for its neighbours
 # ops of which every value is in floats, and results that no product reads as they are
-FLOAT_RESULTS = {"embed", "scale", "add", "cross_entropy_grad", "low_rank", "recv"}
+FLOAT_RESULTS = {"embed", "scale", "add", "cross_entropy_grad", "low_rank", "recv", "tally", "balance_loss_grad"}
 NO_OPERANDS = {"attend_packed": (1,), "route": (0, 1), "grouped_experts": (0,), "grouped_experts_grad": (0, 1)}
 FLOAT_READERS = {
     "scale",
@@ -49,6 +49,8 @@ FLOAT_READERS = {
     "all_reduce",
     "route",
     "route_grad",
+    "tally",
+    "tally_grad",
     "balance_loss_grad",
     "send",
 }  # low_rank reads what it adds to
@@ -193,6 +195,10 @@ class TrainingLowering:
         other = self.names.residuals.get(output)
         return ValueIndex(ABSENT) if other is None else self.names.at[other]
 
+    def is_for_loss_alone(self, value: Value) -> bool:
+        """Whether nothing but the load-balancing loss reads a value, and not its gradient."""
+        return all(reader.op == "balance_loss" for reader in self.names.readers.get(value, ()))
+
     def is_fused(self, instr: Instr) -> bool:
         """Whether an add is part of the step that makes one of its operands, where its result then is."""
         for own, other in (instr.inputs, instr.inputs[::-1]):
@@ -218,7 +224,9 @@ class TrainingLowering:
     def output(self, value: Value) -> ValueIndex:
         """The place of a value that the next step makes, in its row."""
         names, width, rows = self.names, value.dims[-1].local(self.mesh), value.dims[0].width
-        if value in names.beside:
+        if len(value.dims) == 1:
+            names.at[value] = self.alone(width, False, 0)
+        elif value in names.beside:
             row, at = names.beside[value]
             names.at[value] = ValueIndex(self._place(width, True))
             row[at] = names.at[value]
@@ -241,7 +249,9 @@ class TrainingLowering:
         return row
 
     def alone(self, width: int, operand: bool, rows: int = 1, room: int = 0) -> ValueIndex:
-        """A new value in a row of its own, of which a token has so many, with room for as many elements or more."""
+        """A new value in a row of its own, of which a token has so many, with room for as many elements or more. 0: the
+        batch has one.
+        """
         self.rows.append([self._place(width, operand, rows, room)])
         return ValueIndex(self.rows[-1][0])
 
@@ -368,8 +378,9 @@ class TrainingLowering:
         return self.placed[self.rows[row][0]]
 
     def _row_bytes(self, row: int, max_tokens: int) -> int:
-        """Of all tokens."""
-        return max_tokens * self._head(row).rows * self._head(row).stride
+        """Of a batch."""
+        head = self._head(row)
+        return (max_tokens * head.rows or 1) * head.stride
 
     def _element_bytes(self, value: PlacedValue) -> int:
         """Of an element of a value."""

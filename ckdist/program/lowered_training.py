@@ -28,7 +28,7 @@ class Parameter:
 @dataclass
 class PlacedValue:
     """`width` elements a row, with room for `room` of them in `stride` bytes; the first is at `offset` in the arena. A
-    token has `rows` of them.
+    token has `rows` of them; 0: a batch has one.
     """
 
     width: int

@@ -20,7 +20,7 @@ class RankContext:
         self.first_token = 0  # of the step's tokens this rank's first, where they are sharded
         self.first_text: int | None = None  # of a sequence of two texts the tokens of the first
         self.logits_indices = np.zeros(0, np.int_)  # of the step's tokens, whose logits are wanted
-        self.received: dict[int, np.ndarray] = {}  # stage -> (tokens, hidden) that it sends
+        self.received: dict[int, list[np.ndarray]] = {}  # stage -> what it sends
         self.starts = np.zeros(1, np.int32)  # where the packed sequences begin, and where the last one ends
 
     def share(self, dim: Dim) -> Range:

@@ -132,7 +132,9 @@ class TrainingTracer(Tracer):
 
     def balance_loss(self, targets: Value, coefficient: float) -> Value:
         """What the choices of all layers so far add to the sum of the losses. Partial where tokens are sharded."""
-        return self._emit("balance_loss", (targets, *self._routed), names=["balance"], coefficient=coefficient)
+        tally, layers = self._emit("tally", (targets, *self._routed)), len(self._routed) // 2
+        operands = (targets, tally)
+        return self._emit("balance_loss", operands, names=["balance"], layers=layers, coefficient=coefficient)
 
 
 def trace_loss(

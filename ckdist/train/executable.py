@@ -37,6 +37,12 @@ class TrainingExecutable(Protocol):
         """This rank's sum of losses, forward alone."""
         ...
 
+    def flush(self) -> None:
+        """Waits until other stages have all that was sent; called before other collective calls, since what is on its
+        way needs its sender's turns. CommError when a rank died or stalled.
+        """
+        ...
+
     def zero_grad(self) -> None:
         """The next `forward_backward` begins its gradients anew; what `gradients` hold until then says nothing."""
         ...

@@ -13,6 +13,7 @@ from ckdist.program.autodiff import backward
 from ckdist.program.lower_training import lower_training
 from ckdist.program.lowered_training import ChunkPrograms, LoweredTraining
 from ckdist.program.program import Program, Weight
+from ckdist.program.step import ABSENT
 from ckdist.program.training_tracer import TrainingTracer, trace_loss
 from ckdist.train.shards import Shards
 from ckdist.train.stage import TrainingStage
@@ -47,8 +48,10 @@ class LossProgram:
 
     @property
     def message_floats(self) -> int:
-        """Of a message: the rows that one of the ranks of a stage sends."""
-        return -(-self.max_tokens // self.shards.mesh.size("tp")) * self.spec.hidden_size
+        """Of a message: the rows that one of the ranks of a stage sends, and a tally of experts behind them."""
+        tallies = [step.fields["tally"] for step in self.lowered.steps if step.kind == "send_rows"]
+        tally = max((self.lowered.values[v].width for v in tallies if v != ABSENT), default=0)
+        return -(-self.max_tokens // self.shards.mesh.size("tp")) * self.spec.hidden_size + tally
 
 
 def trace_model(spec: ModelSpec, mesh: Mesh, tracer: Callable[..., TrainingTracer] = TrainingTracer) -> Program:

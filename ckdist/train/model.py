@@ -68,11 +68,6 @@ class TrainedModel:
         """The steps of this rank of a mesh, in whose steps are at most so many batches of a replica. ConfigError for a
         model that cannot be sharded so.
         """
-        if mesh.size("pp") > 1 and self.spec.balance_coefficient:
-            raise ConfigError(
-                f"router_aux_loss_coef ({self.spec.balance_coefficient:g}) is of all layers together, which stages do "
-                f"not have: set it to 0, or pipeline_parallel_size ({mesh.size('pp')}) to 1"
-            )
         chunks = config.virtual_pipeline_parallel_size
         stage = TrainingStage.of(mesh, self.program, set(self.weights), chunks, batches)
         try:

@@ -259,6 +259,10 @@ class NativeExecutable:
             self.waited = seconds["recv_rows"] + seconds["send_rows"]
         return out[0]
 
+    def flush(self) -> None:
+        """Waits until other stages have all that was sent. CommError when a rank died or stalled."""
+        native.check(native.lib.ckdist_training_flush(self._handle))
+
     def zero_grad(self) -> None:
         """The next `forward_backward` begins its gradients anew; until then they hold what they held."""
         self._fresh = [True] * len(self._fresh)

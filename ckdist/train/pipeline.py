@@ -40,6 +40,7 @@ def forward_backward(executable: TrainingExecutable, stage: TrainingStage, batch
         else:
             executable.forward(batch, each.chunk, slot)
         busy += time.perf_counter() - began - executable.waited
+    executable.flush()
     return StepSums(loss, balance, busy)
 
 

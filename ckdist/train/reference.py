@@ -70,6 +70,9 @@ class ReferenceExecutable:
         """What the load-balancing loss adds to the program's."""
         return float(self._balance.run_packed([batch])[0][0]) if self._balance else 0.0
 
+    def flush(self) -> None:
+        """Nothing: it sends nothing."""
+
     def zero_grad(self) -> None:
         """Sets the gradients to zero."""
         self.gradients.flat[:] = 0

@@ -439,6 +439,7 @@ class Trainer:
         ):
             loss += self.executable.loss(batch)
             tokens += int((batch.targets >= 0).sum())
+        self.executable.flush()
         loss, tokens = self.ranks.sum_replicas(loss, tokens)
         return loss / max(tokens, 1)
 

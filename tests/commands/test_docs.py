@@ -12,7 +12,6 @@ import pathlib
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.ports import free_port
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -49,14 +49,6 @@ def blocks(page: pathlib.Path) -> list[Block]:
 
 
 RUNNABLE = [page for page in PAGES if any(b.mark is None or b.mark == "server" for b in blocks(page))]
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 def answers(port: int, server: subprocess.Popen) -> bool:
@@ -94,7 +86,7 @@ def place(tmp_path):
 @pytest.mark.timeout(600)
 def test_commands_run(page, place):
     folder, environment = place
-    port, other = free_ports(2)
+    port, other = free_port(), free_port()
     servers = []
     try:
         for block in blocks(page):

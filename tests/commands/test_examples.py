@@ -9,8 +9,8 @@ import pytest
 from tests.support.launched import LAUNCH
 from tests.support.launcher import environment
 from tests.support.paths import ROOT
+from tests.support.ports import free_port
 from tests.support.served import wait_healthy
-from tests.support.thread_ranks import free_port
 
 EXAMPLES = ROOT / "examples"
 BUNDLED = str(ROOT / "ckdist/models/bundled")

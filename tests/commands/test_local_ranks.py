@@ -23,8 +23,8 @@ from tests.support.generated import GENERATE, tokens_of_one_process
 from tests.support.launched import ranks_of, wait_ended
 from tests.support.launcher import environment, mpirun
 from tests.support.paths import ROOT
+from tests.support.ports import free_port
 from tests.support.served import wait_healthy
-from tests.support.thread_ranks import free_port
 from tests.support.tiny_training import toml
 from tests.support.trees.layouts import LAYOUTS
 

@@ -8,9 +8,9 @@ import pytest
 from tests.support.generated import GENERATE, tokens_of_one_process
 from tests.support.launcher import environment
 from tests.support.paths import ROOT
+from tests.support.ports import free_port
 from tests.support.served import healthy, wait_for
 from tests.support.slurm import Slurm, why_not
-from tests.support.thread_ranks import free_port
 from tests.support.tiny_training import toml
 from tests.support.torchrun import secret
 

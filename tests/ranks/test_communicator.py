@@ -25,8 +25,9 @@ from ckdist.comm.communicator import open_communicator
 from ckdist.errors import CommError, ConfigError
 from tests.support.collective_jobs import WRONG_CALLS, options, start_program
 from tests.support.launcher import mpirun, run_ranks
+from tests.support.ports import free_port
 from tests.support.programs import collectives
-from tests.support.thread_ranks import free_port, run_threads
+from tests.support.thread_ranks import run_threads
 
 RANKS = (2, 3, 4, 5, 7)
 
@@ -253,7 +254,7 @@ def test_lost_process_is_noticed_by_all(transport, what, how, secret_file):
     processes = start_job(3, transport, what, str(timeout), CKDIST_JOB_SECRET_FILE=secret_file)
     try:
         for rank, p in enumerate(processes):
-            assert p.stdout.readline() == f"rank {rank} pid {p.pid} running\n"
+            assert p.stdout.readline() == f"rank {rank} pid {p.pid} running\n", p.stderr.read()
         time.sleep(0.2)
         processes[1].send_signal(how)
         start = time.monotonic()

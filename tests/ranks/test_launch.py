@@ -15,8 +15,8 @@ import pytest
 
 from tests.support.generated import GENERATE, tokens_of_one_process
 from tests.support.launched import launch, launched, ranks_of, wait_ended
+from tests.support.ports import free_port
 from tests.support.served import healthy, wait_for, wait_healthy
-from tests.support.thread_ranks import free_port
 from tests.support.tiny_training import toml
 
 HEALTHY_SECONDS = 15.0  # in which a server answers again

@@ -198,7 +198,7 @@ def test_the_interpreter_of_each_stage(family):
             stage = Stage(number, len(s.layers), (layer, layer + 1))
             interpreter = Interpreter(stage.program(whole, mesh), s, mesh, weights.get)
             for context in interpreter.contexts:
-                context.received = {number - 1: received}
+                context.received = {number - 1: [received]}
             received = interpreter.run(ids)
         np.testing.assert_array_equal(received, expected)
 

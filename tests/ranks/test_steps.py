@@ -21,6 +21,7 @@ from tests.support.compiled import NATIVE, OURS, compiled
 from tests.support.exchange import exchange
 from tests.support.launcher import environment
 from tests.support.paths import ROOT
+from tests.support.ports import free_port
 from tests.support.steps import ARENA_BYTES, Steps, open_steps
 
 
@@ -129,7 +130,7 @@ def test_a_rank_that_is_stopped_between_steps_is_named(monkeypatch, tmp_path):
     job = {
         "WORLD_SIZE": "2",
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(thread_ranks.free_port()),
+        "MASTER_PORT": str(free_port()),
         "CKDIST_JOB_SECRET_FILE": str(secret),
     }
     for name, value in {**job, "RANK": "0"}.items():

@@ -2,10 +2,7 @@
 jobs that cannot start.
 """
 
-import contextlib
 import json
-import pathlib
-import random
 import shutil
 import signal
 import socket
@@ -19,8 +16,8 @@ import pytest
 from tests.support.generated import GENERATE, tokens_of_one_process
 from tests.support.launcher import environment, run_ranks
 from tests.support.paths import ROOT
+from tests.support.ports import free_port
 from tests.support.served import wait_healthy, write_tokenizer
-from tests.support.thread_ranks import free_port
 from tests.support.torchrun import finish, secret, start
 
 
@@ -142,18 +139,8 @@ def test_an_impossible_transport_is_the_users_mistake(tmp_path):
     assert all("--transport mpi does not work: no MPI launcher started this process" in line for line in lines)
 
 
-def agent_beside_a_free_port() -> socket.socket:
-    """A socket that listens, and whose next port is free: below those that connections of other tests are given."""
-    least = int(pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in random.sample(range(max(1024, least - 8192), least - 1, 2), 100):
-        with contextlib.suppress(OSError):
-            socket.create_server(("127.0.0.1", port + 1)).close()
-            return socket.create_server(("127.0.0.1", port))
-    raise AssertionError("no two ports beside each other are free")
-
-
 def test_torchruns_agent_keeps_its_port(tmp_path):
-    with agent_beside_a_free_port() as agent:
+    with socket.create_server(("127.0.0.1", free_port())) as agent:
         path = secret(tmp_path)
         done = finish(
             [

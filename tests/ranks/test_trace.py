@@ -22,8 +22,8 @@ from ckdist.engine.trace import EVENT, Trace, clock_offset
 from ckdist.errors import ConfigError
 from tests.support.launcher import run_ranks
 from tests.support.paths import ROOT
+from tests.support.ports import free_port
 from tests.support.served import wait_healthy, write_tokenizer
-from tests.support.thread_ranks import free_port
 from tests.support.torchrun import finish, secret, start
 
 lib, ffi = native.lib, native.ffi

@@ -291,8 +291,9 @@ def test_a_step_that_is_not_finite_is_skipped_counted_and_told(tmp_path, caplog)
     class Broken:
         def __init__(self, *arguments):
             self.inner, self.calls = reference_executable(*arguments), 0
-            self.parameters, self.gradients, self.loss, self.balance, self.waited, self.zero_grad = (
-                getattr(self.inner, n) for n in ("parameters", "gradients", "loss", "balance", "waited", "zero_grad")
+            self.parameters, self.gradients, self.loss, self.balance, self.waited, self.zero_grad, self.flush = (
+                getattr(self.inner, n)
+                for n in ("parameters", "gradients", "loss", "balance", "waited", "zero_grad", "flush")
             )
 
         def forward_backward(self, batch, reduce, *place):

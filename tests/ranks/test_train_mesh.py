@@ -24,7 +24,8 @@ from tests.support.curves import (
     wide,
 )
 from tests.support.launcher import run_ranks
-from tests.support.thread_ranks import free_port, run_threads
+from tests.support.ports import free_port
+from tests.support.thread_ranks import run_threads
 from tests.support.tiny_training import config, toml
 from tests.support.torchrun import finish, secret, start
 

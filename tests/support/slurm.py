@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 
-from tests.support.thread_ranks import free_port
+from tests.support.ports import free_port
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "sinfo")
 CONFIG = """\

@@ -1,6 +1,5 @@
 """Ranks as threads of this process: a world without a launcher, and one function run on every rank of it."""
 
-import socket
 import threading
 
 import msgpack
@@ -59,9 +58,3 @@ def run_threads(hosts, body) -> list:
         raise (real or errors)[0]
     assert not any(thread.is_alive() for thread in threads), "a rank hangs"
     return results
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

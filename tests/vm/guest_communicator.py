@@ -16,8 +16,9 @@ from ckdist.comm.communicator import open_communicator
 from ckdist.errors import CommError, ConfigError
 from tests.support.collective_jobs import WRONG_CALLS
 from tests.support.launcher import environment
+from tests.support.ports import free_port
 from tests.support.programs import collectives
-from tests.support.thread_ranks import free_port, run_threads
+from tests.support.thread_ranks import run_threads
 
 ADDRESSES = ("10.9.0.1", "10.9.0.2")
 

@@ -38,6 +38,8 @@ enum ckdist_training_step_kind {
   ckdist_step_latent_keys,
   ckdist_step_latent_keys_grad,
   ckdist_step_latent_keys_weight_grad,
+  ckdist_step_tally,
+  ckdist_step_tally_grad,
   ckdist_step_balance_loss,
   ckdist_step_recv_rows,
   ckdist_step_send_rows,
@@ -255,27 +257,42 @@ struct ckdist_latent_keys_weight_grad_step {
   int64_t rank;
 };
 
-/* out = the rows that another stage sends. shared: the tensor-parallel ranks receive some each, and zeros in others'
-   places. */
+/* out = the rows that another stage sends, and behind them a tally, if there is one. shared: the tensor-parallel ranks
+   receive some each, and zeros in others' places. */
 struct ckdist_recv_rows_step {
   struct ckdist_step step;
-  int32_t out, peer, tag, shared; /* peer: a stage */
+  int32_t out, tally, peer, tag, shared; /* peer: a stage */
 };
 
-/* Sends another stage the rows of x; shared: this tensor-parallel rank's. */
+/* Sends another stage the rows of x, and a tally, if there is one; shared: this tensor-parallel rank's rows. */
 struct ckdist_send_rows_step {
   struct ckdist_step step;
-  int32_t x, peer, tag, shared;
+  int32_t x, tally, peer, tag, shared;
 };
 
-/* The load-balancing loss of all layers, and its gradient by their logits, times the coefficient and the targets. */
-struct ckdist_balanced {
-  int32_t logits, chosen, d_logits;
+/* A tally is of the whole batch: of each expert how often it was taken, and the sum of its scores, over all tokens of
+   some layers. out = that of these layers (+ before); the gradients of their logits. */
+struct ckdist_tallied {
+  int32_t logits, chosen;
 };
+struct ckdist_tally_step {
+  struct ckdist_step step;
+  int32_t out, before, count;
+  const struct ckdist_tallied* layers;
+};
+struct ckdist_tallied_grad {
+  int32_t logits, d_logits;
+};
+struct ckdist_tally_grad_step {
+  struct ckdist_step step;
+  int32_t d_tally, count;
+  const struct ckdist_tallied_grad* layers;
+};
+
+/* The load-balancing loss of so many layers, times the targets, and its gradient, times the coefficient as well. */
 struct ckdist_balance_loss_step {
   struct ckdist_step step;
-  int32_t count;
-  const struct ckdist_balanced* layers;
+  int32_t tally, d_tally, layers;
   float coefficient;
 };
 

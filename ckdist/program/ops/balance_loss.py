@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ckdist.errors import LayoutError
-from ckdist.program.ops.experts import scores_of
 from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, lower, op, vjp, whole
+from ckdist.program.ops.tally import counted
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 
@@ -18,69 +17,48 @@ if TYPE_CHECKING:  # which import the ops
     from ckdist.program.lower_training import TrainingLowering
 
 
-def layers_of(inputs: Values) -> list[tuple[Value, Value]]:
-    """The logits and the chosen experts of each layer, which stand by turns behind the targets."""
-    return list(zip(inputs[1::2], inputs[2::2], strict=True))
-
-
 def infer_balance_loss(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """A number, partial where tokens are sharded. LayoutError where layers have unequal numbers of experts."""
+    """A number of targets and a tally, partial where tokens are sharded."""
     whole("balance_loss", *inputs)
-    if len({logits.dims for logits, _ in layers_of(inputs)}) != 1:
-        raise LayoutError("balance_loss needs layers that choose from equal numbers of experts")
     return [((), inputs[0].dims[0].axis)]
 
 
-class Balance:
-    """With C the times that each expert is taken and S the sum of its softmax, over the rows of all layers, whose
-    number is N: experts * sum(C / N * S / N). Rows are the tokens of sequences with a target.
+def factor(context: RankContext, targets: np.ndarray, tally: np.ndarray, attrs: Attrs) -> float:
+    """The loss is this times the sum over experts of the times that each is taken, times the sum of its scores: the
+    coefficient, the batch's targets (of which losses are the sum) and the experts, over the square of the rows. Rows
+    are the counted tokens of all layers.
     """
-
-    def __init__(self, context: RankContext, inputs: Arrays):
-        targets, *rest = inputs
-        self.counted = np.zeros(len(targets), bool)  # tokens
-        for sequence in context.sequences():
-            self.counted[sequence] = np.any(targets[sequence] >= 0)
-        self.targets = np.count_nonzero(targets >= 0)
-        self.scores = [scores_of(logits, "softmax") for logits in rest[::2]]  # (tokens, experts) each
-        self.experts = self.scores[0].shape[1]
-        self.rows = max(1, len(self.scores) * np.count_nonzero(self.counted))
-        chosen = np.concatenate([of[self.counted].ravel() for of in rest[1::2]])
-        self.taken = np.bincount(chosen, minlength=self.experts) / self.rows
-        self.share = sum(scores[self.counted].sum(axis=0) for scores in self.scores) / self.rows
+    rows = max(1, attrs["layers"] * np.count_nonzero(counted(context, targets)))
+    return attrs["coefficient"] * np.count_nonzero(targets >= 0) * (len(tally) // 2) / rows**2
 
 
 @op("balance_loss", infer_balance_loss)
 def balance_loss(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """The coefficient times the batch's targets, of which losses are the sum, times the loss; see `Balance`."""
-    b = Balance(context, inputs)
-    return [np.asarray(attrs["coefficient"] * b.targets * b.experts * (b.taken * b.share).sum(), inputs[1].dtype)]
+    """See `factor`."""
+    taken, scores = np.split(inputs[1], 2)
+    found = factor(context, inputs[0], inputs[1], attrs) * (taken * scores).sum()
+    return [np.asarray(found, inputs[1].dtype)]
 
 
 @vjp("balance_loss")
 def balance_loss_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
-    """One instruction for the gradients of the logits of all layers."""
-    layers = len(instr.inputs) // 2
-    names = ["d_router"] * layers
-    found = g.emit("balance_loss_grad", (*instr.inputs, grads[0]), names=names, **instr.attrs)
-    results: Gradients = [None] * len(wanted)
-    results[1::2] = found
-    return results
+    """One instruction."""
+    return [None, *g.emit("balance_loss_grad", (*instr.inputs, grads[0]), names=["d_tally"], **instr.attrs)]
 
 
 def infer_balance_loss_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As the logits of each layer."""
+    """As the tally."""
     whole("balance_loss_grad", *inputs)
-    return [(logits.dims, None) for logits, _ in layers_of(inputs[:-1])]
+    return [(inputs[1].dims, None)]
 
 
 @op("balance_loss_grad", infer_balance_loss_grad)
 def balance_loss_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Through the softmax alone: the numbers of times are no function of the logits."""
-    *operands, d_loss = inputs
-    b = Balance(context, operands)
-    factor = d_loss * attrs["coefficient"] * b.targets * b.experts / b.rows * b.counted[:, None]
-    return [(factor * p * (b.taken - (p * b.taken).sum(axis=-1, keepdims=True))).astype(p.dtype) for p in b.scores]
+    """By both halves of the tally: each by the other one."""
+    targets, tally, d_loss = inputs
+    taken, scores = np.split(tally, 2)
+    found = d_loss * factor(context, targets, tally, attrs) * np.concatenate([scores, taken])
+    return [found.astype(tally.dtype)]
 
 
 @lower("balance_loss", "training")
@@ -90,9 +68,11 @@ def lower_balance_loss(lowering: "TrainingLowering", instr: Instr) -> None:
 
 @lower("balance_loss_grad", "training")
 def lower_balance_loss_grad(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step."""
-    layers = [
-        {"logits": lowering.value(logits), "chosen": lowering.value(chosen), "d_logits": lowering.output(out)}
-        for (logits, chosen), out in zip(layers_of(instr.inputs[:-1]), instr.outputs, strict=True)
-    ]
-    lowering.emit("balance_loss", count=len(layers), layers=layers, coefficient=instr.attrs["coefficient"])
+    """A step."""
+    lowering.emit(
+        "balance_loss",
+        tally=lowering.value(instr.inputs[1]),
+        d_tally=lowering.output(instr.outputs[0]),
+        layers=instr.attrs["layers"],
+        coefficient=instr.attrs["coefficient"],
+    )

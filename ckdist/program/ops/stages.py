@@ -2,17 +2,19 @@
 way.
 
 The ranks of a stage share the rows: each receives its own from the rank with the same place in the other stage. What it
-has is a summand of the whole, as an embedding of a part of the vocabulary is.
+has is a summand of the whole, as an embedding of a part of the vocabulary is. A tally of experts goes with the rows
+where there is one; each rank has all of it.
 """
 
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ckdist.layout import even_ranges
+from ckdist.layout import Dim, even_ranges
 from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, lower, op, unsharded, vjp, whole
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
+from ckdist.program.step import ABSENT, ValueIndex
 
 if TYPE_CHECKING:  # which import the ops
     from ckdist.program.emitter import Emitter
@@ -21,19 +23,28 @@ if TYPE_CHECKING:  # which import the ops
     from ckdist.program.lower_training import TrainingLowering
 
 
+def received_dims(rows: Value, *tally: Value) -> dict[str, Dim]:
+    """The attributes of a `recv` that say what it receives: rows, and a tally or none."""
+    dims = {"hidden": rows.dims[1]}
+    return {**dims, "tally": tally[0].dims[0]} if tally else dims
+
+
 def infer_recv(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """(tokens, hidden), partial over `axis`, among whose ranks the rows are shared; None: a rank has all of its own."""
-    return [((inputs[0].dims[0], attrs["hidden"]), attrs["axis"])]
+    """(tokens, hidden), partial over `axis`, among whose ranks the rows are shared; None: a rank has all of its own.
+    And a tally, where it has a dimension.
+    """
+    rows = ((inputs[0].dims[0], attrs["hidden"]), attrs["axis"])
+    return [rows] if "tally" not in attrs else [rows, ((attrs["tally"],), None)]
 
 
 @op("recv", infer_recv)
 def recv(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """This rank's rows of what was sent, and zeros; `context.received`: of all ranks of the stage."""
-    received = context.received[attrs["stage"]]
+    """This rank's rows of what was sent, and zeros; `context.received`: of all ranks of the stage. And the tally."""
+    received, *tally = context.received[attrs["stage"]]
     rows = np.zeros_like(received)
     begin, end = (0, len(rows)) if attrs["axis"] is None else _own_rows(context, attrs["axis"], len(rows))
     rows[begin:end] = received[begin:end]
-    return [rows]
+    return [rows, *tally]
 
 
 def _own_rows(context: RankContext, axis: str, count: int) -> tuple[int, int]:
@@ -54,27 +65,30 @@ def lower_recv_rows(lowering: "TrainingLowering", instr: Instr) -> None:
     """A step."""
     peer, tag = lowering.message(instr.attrs["stage"], lowering.chunk)
     is_shared = instr.attrs["axis"] is not None
-    lowering.emit("recv_rows", out=lowering.output(instr.outputs[0]), peer=peer, tag=tag, shared=is_shared)
+    rows, *tally = map(lowering.output, instr.outputs)
+    of_tally = tally[0] if tally else ValueIndex(ABSENT)
+    lowering.emit("recv_rows", out=rows, tally=of_tally, peer=peer, tag=tag, shared=is_shared)
 
 
 @vjp("recv")
 def recv_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
-    """The gradient goes back to where the value came from."""
-    g.emit("send", (grads[0],), names=["d_sent"], to=instr.attrs["stage"], axis=instr.attrs["axis"])
+    """The gradients go back to where the values came from."""
+    names = ["d_sent", "d_tally_sent"][: len(grads)]
+    g.emit("send", grads, names=names, to=instr.attrs["stage"], axis=instr.attrs["axis"])
     return [None]
 
 
 def infer_send(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The same value; LayoutError where it is partial or its columns are sharded."""
-    whole("send", inputs[0])
+    """The same values; LayoutError where one is partial or its columns are sharded."""
+    whole("send", *inputs)
     unsharded("send", inputs[0])
-    return [(inputs[0].dims, None)]
+    return [(value.dims, None) for value in inputs]
 
 
 @op("send", infer_send)
 def send(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
     """What the next stage receives."""
-    return [inputs[0]]
+    return inputs
 
 
 @lower("send", "inference")
@@ -88,10 +102,12 @@ def lower_send_rows(lowering: "TrainingLowering", instr: Instr) -> None:
     """A step."""
     peer, tag = lowering.message(lowering.chunk, instr.attrs["to"])
     is_shared = instr.attrs["axis"] is not None
-    lowering.emit("send_rows", x=lowering.value(instr.inputs[0]), peer=peer, tag=tag, shared=is_shared)
+    rows, *tally = map(lowering.value, instr.inputs)
+    of_tally = tally[0] if tally else ValueIndex(ABSENT)
+    lowering.emit("send_rows", x=rows, tally=of_tally, peer=peer, tag=tag, shared=is_shared)
 
 
 @vjp("send")
 def send_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
-    """The gradient that comes back from there, with which a backward pass begins."""
-    return [grads[0]]
+    """The gradients that come back from there, with which a backward pass begins."""
+    return [*grads]

@@ -137,8 +137,13 @@ void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const 
       first = expanded;
     }
     for (int64_t token = 0; token < tokens; token += strip.tokens) {
-      strip.tokens = Product::strip(tokens - token, end - begin).tokens;
+      const StripFunction widest = Product::strip(tokens - token, end - begin);
+      strip.tokens = widest.tokens;
       strip.x = x + token * x_stride;
+      // Tiles that are apart are one of the first half and one of the second.
+      const int64_t step = widest.apart ? (end - begin) / 2 : 1;
+      strip.tile_bytes = step * each;
+      strip.y_tile = step * kTileRows;
       // The next tokens' rows come to the L2 cache meanwhile, a part with every tile, unless all stay there.
       const uint8_t* next = strip.x + strip.tokens * x_stride;
       const int64_t coming =
@@ -149,15 +154,11 @@ void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const 
         const StripFunction function = Product::strip(tokens - token, end - done);
         tiles = function.tiles;
         for (int64_t line = 0; line < lines * tiles; ++line, next += 64) __builtin_prefetch(next, 0, 2);
-        // Tiles that are apart are one of the first half and one of the second.
-        const int64_t step = function.apart ? (end - begin) / 2 : 1;
         const int64_t tile = function.apart ? begin + (done - begin) / 2 : done;
         const int64_t last = (tile + (tiles - 1) * step) * kTileRows;
         strip.tile = first + (tile - begin) * each;
-        strip.tile_bytes = step * each;
         strip.rows = static_cast<int>(matrix.rows - last < kTileRows ? matrix.rows - last : kTileRows);
         strip.y = y + token * y_stride + tile * kTileRows;
-        strip.y_tile = step * kTileRows;
         for (int t = 0; t < strip.tokens; ++t) __builtin_prefetch(strip.y + t * y_stride, 1);
         function.run(strip);
       }

@@ -1,7 +1,7 @@
 // Rows that stages of a training exchange: activations forward, their gradients back.
 //
 // Each of the ranks that share a stage's tensors exchanges its share of the rows with the rank in its place in the
-// other stage.
+// other stage. A tally of experts lies behind them where there is one.
 #include <algorithm>
 
 #include "runtime/training.h"
@@ -9,16 +9,22 @@
 namespace ckdist {
 namespace {
 
+int64_t tally_floats(const Training& r, int tally) { return tally < 0 ? 0 : r.width(tally); }
+
 struct RecvRows : TrainingRun<ckdist_recv_rows_step> {
   static int64_t workspace_bytes(const Training& r, const Fields& step) {
-    return r.program.max_tokens * r.width(step.out) * 4;
+    return (r.program.max_tokens * r.width(step.out) + tally_floats(r, step.tally)) * 4;
   }
 
   void run() {
     const int64_t width = r.width(step.out);
     const auto [begin, end] = r.own_rows(step.shared);
     float* const rows = reinterpret_cast<float*>(r.workspace());
-    r.meet(thread, index, true, [&](Idle) { r.receive(step.peer, step.tag, rows, (end - begin) * width); });
+    r.meet(thread, index, true, [&](Idle) {
+      const int64_t floats = (end - begin) * width, tally = tally_floats(r, step.tally);
+      r.receive(step.peer, step.tag, rows, floats + tally);
+      if (tally > 0) std::copy_n(rows + floats, tally, r.floats(step.tally, 0));
+    });
     each_token([&](int64_t t) {
       float* const out = r.floats(step.out, t);
       if (t >= begin && t < end) std::copy_n(rows + (t - begin) * width, width, out);
@@ -36,7 +42,11 @@ struct SendRows : TrainingRun<ckdist_send_rows_step> {
     each_token([&](int64_t t) {
       if (t >= begin && t < end) std::copy_n(r.floats(step.x, t), width, r.outgoing() + (t - begin) * width);
     });
-    r.meet(thread, index, true, [&](Idle) { r.send(step.peer, step.tag, (end - begin) * width); });
+    r.meet(thread, index, true, [&](Idle) {
+      const int64_t floats = (end - begin) * width, tally = tally_floats(r, step.tally);
+      if (tally > 0) std::copy_n(r.floats(step.tally, 0), tally, r.outgoing() + floats);
+      r.send(step.peer, step.tag, floats + tally);
+    });
   }
 };
 
