@@ -24,7 +24,7 @@ from ckdist.errors import ConfigError
 from ckdist.layout import Range
 from ckdist.mesh import Mesh
 from ckdist.planning.cost import PRODUCTS, CostModel, RankPlace, matrices_of, nominal
-from ckdist.planning.kernel_speed import LARGE_ROWS, attention_rate, product_rate
+from ckdist.planning.kernel_speed import attention_rate, product_rate
 from ckdist.planning.machine import PRODUCT_ROWS, MachineSpec
 from ckdist.planning.memory import gigabytes
 from ckdist.planning.step_shape import StepShape
@@ -37,7 +37,8 @@ from ckdist.weights.packed_type import WeightCost
 PROMPT = 2048  # tokens, by which layers are divided
 MIXTURES = 10  # of what a decoded token and a prompt cost, of which each is a division
 STEP_READ = 30e9  # bytes per second, of weights and caches that each step reads: most of the reading is hidden
-PIECE_ROWS, KERNEL_SECONDS = 192, 0.01  # tokens of products that are measured, and how long each kernel is
+PIECE_TOKENS, MATRIX_ROWS = 192, 1024  # of products that are measured
+KERNEL_SECONDS, KERNEL_REPEATS = 0.002, 8  # short, for the best of many is right where others take a core at times
 
 
 @dataclass(frozen=True)
@@ -130,10 +131,10 @@ def prompt_machine(
     """
     kinds = {weight(w.name).kind for instr in program.instrs if instr.op in PRODUCTS for w in matrices_of(instr)}
     rates = {
-        kind: product_rate(cpus[:1], BY_NAME[kind].number, PIECE_ROWS, KERNEL_SECONDS, LARGE_ROWS)
+        kind: product_rate(cpus[:1], BY_NAME[kind].number, PIECE_TOKENS, KERNEL_SECONDS, MATRIX_ROWS, KERNEL_REPEATS)
         for kind in sorted(kinds)
     }
-    attention = attention_rate(cpus[0], cache, KERNEL_SECONDS)
+    attention = attention_rate(cpus[0], cache, KERNEL_SECONDS * KERNEL_REPEATS)
     products = {kind: (rate,) * len(PRODUCT_ROWS) for kind, rate in rates.items()}
     return replace(nominal(native.isa()), attention=attention, products=products)
 
