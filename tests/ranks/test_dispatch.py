@@ -31,7 +31,7 @@ def with_executable(hosts, family, threads, body, chunk=16, **numbers):
 @pytest.mark.parametrize(
     "hosts, threads, numbers",
     [
-        ("ab", 2, {}),
+        ("ab", 3, {}),
         ("abc", 1, {}),
         ("abcdefg", 1, {"heads": 4, "kv_heads": 1}),  # of 8 or 9 experts some hosts have two
         ("aabb", 1, {"heads": 8, "kv_heads": 4}),

@@ -5,15 +5,17 @@
 
 namespace ckdist {
 
-RowExchange::RowExchange(StepCommunicator& ranks, int64_t rows, int64_t row_bytes, bool alike)
+RowExchange::RowExchange(StepCommunicator& ranks, int64_t rows, int64_t row_bytes, bool alike, int threads)
     : ranks_(ranks),
       host_(ranks.host()),
       hosts_(ranks.host_count()),
       place_(alike ? ranks.local_rank : 0),
       places_(alike ? ranks.local_size : 1),
-      memory_(2 * (rows + hosts_) * row_bytes, "rows between hosts"),
+      row_bytes_(row_bytes),
+      memory_((2 * (rows + hosts_) + threads) * row_bytes, "rows between hosts"),
       sent_(memory_.data()),
       received_(sent_ + (rows + hosts_) * row_bytes),
+      own_(received_ + (rows + hosts_) * row_bytes),
       registered_(ranks.register_memory(memory_.data(), memory_.size())),
       zeros_(size_t(row_bytes / 4)) {
   pending_.reserve(size_t(2 * hosts_));
@@ -45,129 +47,177 @@ int32_t RowExchange::at(const Lists& lists, int host, int owner, int place) cons
   return int32_t(std::lower_bound(begin, end, first_of(owner, place)) - lists.rows);
 }
 
-const float* RowExchange::summand(Partial in, int64_t row, int64_t rows, int64_t width, float* room) const {
-  if (places_ == 1) return in.rows + row * width;
-  ranks_.fold_local(in.slot, row * width, (row + rows) * width, room);
+const float* RowExchange::summand(Partial in, int64_t begin, int64_t end, float* room) const {
+  if (places_ == 1) return in.rows + begin;
+  ranks_.fold_local(in.slot, begin, end, room);
   return room;
 }
 
-void RowExchange::all_gather(uint8_t* base, int64_t stride, int step) {
-  uint8_t* in = passed_on(place_);
-  for (int k = 1; k < hosts_; k++) {
-    const int64_t bytes = count_of(other(k), place_) * stride;
-    receive(other(k), places_ > 1 ? in : base + first(other(k)) * stride, bytes);
-    in += bytes;
-  }
-  for (int k = 1; k < hosts_; k++)
-    send(other(k), base + first_of(host_, place_) * stride, count_of(host_, place_) * stride);
-  wait(step);
-  if (places_ == 1) return;
-  meet(step);
-  for (int place = 0; place < places_; place++) {
-    in = passed_on(place);
+void RowExchange::all_gather(Team& team, uint8_t* base, int64_t stride, int step) {
+  team.meet([&] {
+    turn_ ^= 1;
+    uint8_t* in = passed_on(place_);
     for (int k = 1; k < hosts_; k++) {
-      const int64_t bytes = count_of(other(k), place) * stride;
-      std::memcpy(base + first_of(other(k), place) * stride, in, size_t(bytes));
+      const int64_t bytes = count_of(other(k), place_) * stride;
+      receive(other(k), places_ > 1 ? in : base + first(other(k)) * stride, bytes);
       in += bytes;
     }
+    for (int k = 1; k < hosts_; k++)
+      send(other(k), base + first_of(host_, place_) * stride, count_of(host_, place_) * stride);
+    wait(step);
+    meet(step);
+  });
+  if (places_ == 1) return;
+  for (int place = 0; place < places_; place++) {
+    const uint8_t* in = passed_on(place);
+    for (int k = 1; k < hosts_; k++) {
+      const int64_t rows = count_of(other(k), place);
+      const auto [begin, end] = team.share(rows);
+      std::memcpy(base + (first_of(other(k), place) + begin) * stride, in + begin * stride,
+                  size_t((end - begin) * stride));
+      in += rows * stride;
+    }
   }
-  turn_ ^= 1;
+  team.meet();
 }
 
-void RowExchange::reduce_scatter(Partial in, float* out, int64_t width, int step) {
-  meet(step);
+void RowExchange::reduce_scatter(Team& team, Partial in, float* out, int64_t width, int step) {
   const int64_t floats = count_of(host_, place_) * width;
   const float* parts[kMaxRanks];
   float *back = reinterpret_cast<float*>(received_), *room = reinterpret_cast<float*>(sent_);
-  for (int k = 1; k < hosts_; k++, back += floats) {
-    parts[other(k)] = back;
-    receive(other(k), back, floats * 4);
+  for (int k = 1; k < hosts_; k++, back += floats) parts[other(k)] = back;
+  team.meet([&] {
+    turn_ ^= 1;
+    meet(step);
+  });
+  // The others' rows are added up to be sent, this host's to be added to what comes.
+  const float* given[kMaxRanks];
+  for (int k = 1; k <= hosts_; k++) {
+    const int64_t first = first_of(other(k), place_) * width, count = count_of(other(k), place_) * width;
+    const auto [begin, end] = team.share(count);
+    given[other(k)] = summand(in, first + begin, first + end, room + begin) - begin;
+    room += count;
   }
-  for (int k = 1; k < hosts_; k++) {
-    const int64_t rows = count_of(other(k), place_);
-    send(other(k), summand(in, first_of(other(k), place_), rows, width, room), rows * width * 4);
-    room += rows * width;
-  }
-  parts[host_] = summand(in, first_of(host_, place_), count_of(host_, place_), width, room);
-  wait(step);
-  ranks_.fold_hosts(places_ > 1 ? reinterpret_cast<float*>(passed_on(place_)) : out + first(host_) * width, parts,
-                    floats);
-  give_sums(out, width, step);
+  parts[host_] = given[host_];
+  team.meet([&] {
+    for (int k = 1; k < hosts_; k++) receive(other(k), const_cast<float*>(parts[other(k)]), floats * 4);
+    for (int k = 1; k < hosts_; k++) send(other(k), given[other(k)], count_of(other(k), place_) * width * 4);
+    wait(step);
+  });
+  const auto [begin, end] = team.share(floats);
+  for (int h = 0; h < hosts_; h++) parts[h] += begin;
+  ranks_.fold_hosts(sums(out, width) + begin, parts, end - begin);
+  give_sums(team, out, width, step);
 }
 
 // The sums that the ranks of this host made become each one's.
-void RowExchange::give_sums(float* out, int64_t width, int step) {
+void RowExchange::give_sums(Team& team, float* out, int64_t width, int step) {
+  team.meet([&] { meet(step); });
   if (places_ == 1) return;
-  meet(step);
-  for (int place = 0; place < places_; place++)
-    std::memcpy(out + first_of(host_, place) * width, passed_on(place), size_t(count_of(host_, place) * width * 4));
-  turn_ ^= 1;
+  for (int place = 0; place < places_; place++) {
+    const auto [begin, end] = team.share(count_of(host_, place) * width);
+    std::memcpy(out + first_of(host_, place) * width + begin, reinterpret_cast<float*>(passed_on(place)) + begin,
+                size_t(end - begin) * 4);
+  }
+  team.meet();
 }
 
-void RowExchange::dispatch(const Lists& to, const Lists& from, uint8_t* base, int64_t stride, int step) {
-  uint8_t *in = passed_on(place_), *out = sent_;
+void RowExchange::dispatch(Team& team, const Lists& to, const Lists& from, uint8_t* base, int64_t stride, int step) {
+  uint8_t* out = sent_;
   for (int k = 1; k < hosts_; k++) {
-    const int h = other(k);
-    const int64_t bytes = (at(from, h, h, place_ + 1) - at(from, h, h, place_)) * stride;
-    receive(h, in, bytes);
-    in += bytes;
+    const Range rows = listed(to, other(k), host_, place_), own = team.share(rows.end - rows.begin);
+    for (int64_t i = own.begin; i < own.end; i++)
+      std::memcpy(out + i * stride, base + to.rows[rows.begin + i] * stride, size_t(stride));
+    out += (rows.end - rows.begin) * stride;
   }
-  for (int k = 1; k < hosts_; k++) {
-    const int h = other(k);
-    const uint8_t* const begin = out;
-    for (int32_t i = at(to, h, host_, place_); i < at(to, h, host_, place_ + 1); i++, out += stride)
-      std::memcpy(out, base + to.rows[i] * stride, size_t(stride));
-    send(h, begin, out - begin);
-  }
-  wait(step);
-  meet(step);
-  for (int place = 0; place < places_; place++) {
-    in = passed_on(place);
+  team.meet([&] {
+    turn_ ^= 1;
+    uint8_t *in = passed_on(place_), *sent = sent_;
     for (int k = 1; k < hosts_; k++) {
-      const int32_t end = at(from, other(k), other(k), place + 1);
-      for (int32_t i = at(from, other(k), other(k), place); i < end; i++, in += stride)
-        std::memcpy(base + from.rows[i] * stride, in, size_t(stride));
+      const Range rows = listed(from, other(k), other(k), place_);
+      receive(other(k), in, (rows.end - rows.begin) * stride);
+      in += (rows.end - rows.begin) * stride;
+    }
+    for (int k = 1; k < hosts_; k++) {
+      const Range rows = listed(to, other(k), host_, place_);
+      send(other(k), sent, (rows.end - rows.begin) * stride);
+      sent += (rows.end - rows.begin) * stride;
+    }
+    wait(step);
+    meet(step);
+  });
+  for (int place = 0; place < places_; place++) {
+    const uint8_t* in = passed_on(place);
+    for (int k = 1; k < hosts_; k++) {
+      const Range rows = listed(from, other(k), other(k), place), own = team.share(rows.end - rows.begin);
+      for (int64_t i = own.begin; i < own.end; i++)
+        std::memcpy(base + from.rows[rows.begin + i] * stride, in + i * stride, size_t(stride));
+      in += (rows.end - rows.begin) * stride;
     }
   }
-  if (places_ > 1) turn_ ^= 1;
+  team.meet();
 }
 
-void RowExchange::combine(const Lists& to, const Lists& from, Partial in, float* out, int64_t width, int step) {
-  meet(step);
-  float *back = reinterpret_cast<float*>(received_), *given = reinterpret_cast<float*>(sent_);
-  const float* next[kMaxRanks];  // what came of a host's rows and was not added yet
-  int32_t listed[kMaxRanks];     // and where its row stands in `to`
+void RowExchange::combine(Team& team, const Lists& to, const Lists& from, Partial in, float* out, int64_t width,
+                          int step) {
+  team.meet([&] {
+    turn_ ^= 1;
+    meet(step);
+  });
+  float* given = reinterpret_cast<float*>(sent_);
+  for (int k = 1; k < hosts_; k++) {
+    const Range rows = listed(from, other(k), other(k), place_), own = team.share(rows.end - rows.begin);
+    for (int64_t i = own.begin; i < own.end; i++) {
+      const int64_t first = from.rows[rows.begin + i] * width;
+      float* const row = given + i * width;
+      if (const float* const of = summand(in, first, first + width, row); of != row) std::copy(of, of + width, row);
+    }
+    given += (rows.end - rows.begin) * width;
+  }
+  team.meet([&] {
+    float *back = reinterpret_cast<float*>(received_), *sent = reinterpret_cast<float*>(sent_);
+    for (int k = 1; k < hosts_; k++) {
+      const Range rows = listed(to, other(k), host_, place_);
+      receive(other(k), back, (rows.end - rows.begin) * width * 4);
+      back += (rows.end - rows.begin) * width;
+    }
+    for (int k = 1; k < hosts_; k++) {
+      const Range rows = listed(from, other(k), other(k), place_);
+      send(other(k), sent, (rows.end - rows.begin) * width * 4);
+      sent += (rows.end - rows.begin) * width;
+    }
+    wait(step);
+  });
+  add_returned(team, to, in, out, width);
+  give_sums(team, out, width, step);
+}
+
+// The sums of a thread's rows of those that this rank carries, with what came back of them.
+void RowExchange::add_returned(Team& team, const Lists& to, Partial in, float* out, int64_t width) const {
+  const Range own = team.share(count_of(host_, place_));
+  const int64_t first = first_of(host_, place_);
+  const float *next[kMaxRanks], *back = reinterpret_cast<const float*>(received_);  // of a host what is added next
+  int64_t at[kMaxRanks] = {}, end[kMaxRanks] = {};                                  // where its row stands in `to`
   for (int k = 1; k < hosts_; k++) {
     const int h = other(k);
-    listed[h] = at(to, h, host_, place_), next[h] = back;
-    const int64_t floats = (at(to, h, host_, place_ + 1) - listed[h]) * width;
-    receive(h, back, floats * 4);
-    back += floats;
+    const Range rows = listed(to, h, host_, place_);
+    at[h] = std::lower_bound(to.rows + rows.begin, to.rows + rows.end, first + own.begin) - to.rows, end[h] = rows.end;
+    next[h] = back + (at[h] - rows.begin) * width;
+    back += (rows.end - rows.begin) * width;
   }
-  for (int k = 1; k < hosts_; k++) {
-    const int h = other(k);
-    const float* const begin = given;
-    const int32_t end = at(from, h, h, place_ + 1);
-    for (int32_t i = at(from, h, h, place_); i < end; i++, given += width)
-      if (const float* const row = summand(in, from.rows[i], 1, width, given); row != given)
-        std::copy(row, row + width, given);
-    send(h, begin, (given - begin) * 4);
-  }
-  wait(step);
+  float *const sum = sums(out, width), *const room = reinterpret_cast<float*>(own_ + team.thread * row_bytes_);
   const float* parts[kMaxRanks];
-  float* sum = places_ > 1 ? reinterpret_cast<float*>(passed_on(place_)) : out + first(host_) * width;
-  const int64_t begin = first_of(host_, place_), end = first_of(host_, place_ + 1);
-  for (int64_t row = begin; row < end; row++, sum += width) {
+  for (int64_t i = own.begin; i < own.end; i++) {
+    const int64_t row = first + i;
     for (int h = 0; h < hosts_; h++) {
       parts[h] = zeros_.data();
-      if (h == host_ || listed[h] == to.starts[h + 1] || to.rows[listed[h]] != row) continue;
+      if (h == host_ || at[h] == end[h] || to.rows[at[h]] != row) continue;
       parts[h] = next[h];
-      next[h] += width, listed[h]++;
+      next[h] += width, at[h]++;
     }
-    parts[host_] = summand(in, row, 1, width, given);
-    ranks_.fold_hosts(sum, parts, width);
+    parts[host_] = summand(in, row * width, (row + 1) * width, room);
+    ranks_.fold_hosts(sum + i * width, parts, width);
   }
-  give_sums(out, width, step);
 }
 
 }  // namespace ckdist

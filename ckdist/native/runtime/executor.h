@@ -14,6 +14,7 @@
 #include "api/executable.h"
 #include "api/steps_training.h"
 #include "core/arena.h"
+#include "core/team.h"
 #include "core/trace.h"
 #include "runtime/pool.h"
 
@@ -179,6 +180,20 @@ class Executor {
   int64_t memory_bytes_ = 0, workspace_bytes_ = 0;
   std::optional<Arena> memory_, workspace_;
   alignas(64) std::atomic<int64_t> next_{0};  // item of `parallel_for`
+};
+
+// The threads that walk through a step, while they exchange with other ranks.
+class StepTeam final : public Team {
+ public:
+  StepTeam(Executor& executor, int thread, int index)
+      : Team(thread, executor.active()), executor_(executor), index_(index) {}
+
+ private:
+  void run_last(void (*last)(void*), void* of) override {
+    executor_.meet(thread, index_, true, [&](Idle) { last(of); });
+  }
+  Executor& executor_;
+  const int index_;
 };
 
 }  // namespace ckdist

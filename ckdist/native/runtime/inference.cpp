@@ -163,7 +163,7 @@ void Inference::reserve_exchange() {
     ranks->peers(slot, peers_[slot].data());
   }
   if (sizes.row_bytes > 0)
-    host_rows = std::make_unique<RowExchange>(*ranks, program.max_tokens, sizes.row_bytes, sizes.rows > 0);
+    host_rows = std::make_unique<RowExchange>(*ranks, program.max_tokens, sizes.row_bytes, sizes.rows > 0, threads());
 }
 
 float* Inference::floats(int index, int64_t* stride) {
@@ -202,12 +202,11 @@ void Inference::count_step(int thread) {
 void Inference::finish(int thread, int index, int out, int64_t rows) {
   count_step(thread);
   const ckdist_value& v = value(out);
-  if (plan->host_rows && v.sum >= 0)
-    meet(thread, index, true, [&](Idle) {
-      int64_t stride;
-      host_rows->reduce_scatter({floats(out, &stride), int(v.offset)}, floats(v.sum, &stride), v.width, index);
-    });
-  else if (v.place == ckdist_place_logits) meet(thread, index, true, [&](Idle) { end_batch(rows, index); });
+  if (plan->host_rows && v.sum >= 0) {
+    int64_t stride;
+    StepTeam team(*this, thread, index);
+    host_rows->reduce_scatter(team, {floats(out, &stride), int(v.offset)}, floats(v.sum, &stride), v.width, index);
+  } else if (v.place == ckdist_place_logits) meet(thread, index, true, [&](Idle) { end_batch(rows, index); });
   else if (v.place == ckdist_place_hidden) meet(thread, index, true, [&](Idle) { end_batch(0, index); });
   else if (v.place == ckdist_place_sums)
     meet(thread, index, true, [&](Idle idle) {

@@ -11,6 +11,7 @@
 
 #include "comm/communicator.h"
 #include "comm/row_exchange.h"
+#include "core/range.h"
 #include "kernels/kernels.h"
 #include "runtime/batch.h"
 #include "runtime/executor.h"
@@ -20,10 +21,6 @@
 #include "runtime/traffic.h"
 
 namespace ckdist {
-
-struct Range {
-  int64_t begin, end;
-};
 
 class Inference : public Executor {
  public:

@@ -51,22 +51,25 @@ ExpertExchange ExpertExchange::carve(Carver& c, const Inference& r, const ckdist
   return {to, list()};
 }
 
-void ExpertExchange::dispatch(Inference& r, const ckdist_experts_step& step, const Choice& choice, int index) const {
+void ExpertExchange::dispatch(Team& team, Inference& r, const ckdist_experts_step& step, const Choice& choice,
+                              int index) const {
   RowExchange& hosts = *r.host_rows;
-  hosts.all_gather(reinterpret_cast<uint8_t*>(choice.rows), Choice::width(step.routing.used) * 4, index);
+  hosts.all_gather(team, reinterpret_cast<uint8_t*>(choice.rows), Choice::width(step.routing.used) * 4, index);
   const int here = r.ranks->host();
-  list_rows(r, step, choice, to, [&](int host) { return host == here ? -1 : here; }, [](int host) { return host; });
-  list_rows(r, step, choice, from, [&](int host) { return host == here ? -1 : host; }, [&](int) { return here; });
+  team.meet([&] {
+    list_rows(r, step, choice, to, [&](int host) { return host == here ? -1 : here; }, [](int host) { return host; });
+    list_rows(r, step, choice, from, [&](int host) { return host == here ? -1 : host; }, [&](int) { return here; });
+  });
   for (int i = 0; i < kExpertInputs * step.count; i++)
     if (const int x = expert_input(step, i); x >= 0 && first_use(step, i))
-      hosts.dispatch(to, from, r.step_activations(x), Inference::activation_stride(r.value(x)), index);
+      hosts.dispatch(team, to, from, r.step_activations(x), Inference::activation_stride(r.value(x)), index);
 }
 
-void ExpertExchange::combine(Inference& r, const ckdist_experts_step& step, int index) const {
+void ExpertExchange::combine(Team& team, Inference& r, const ckdist_experts_step& step, int index) const {
   int64_t stride;
   const RowExchange::Partial in{r.floats(step.out, &stride), int(r.value(step.out).offset)};
   float* const out = r.floats(r.value(step.out).sum, &stride);
-  r.host_rows->combine(to, from, in, out, stride, index);
+  r.host_rows->combine(team, to, from, in, out, stride, index);
 }
 
 }  // namespace ckdist

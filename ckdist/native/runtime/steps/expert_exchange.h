@@ -14,10 +14,11 @@ struct ExpertExchange {
   RowExchange::Lists to, from;
 
   static ExpertExchange carve(Carver& c, const Inference& r, const ckdist_experts_step& step);
+  // All threads make these calls.
   // Hosts tell one another which experts their rows take; then rows go to the hosts that have these.
-  void dispatch(Inference& r, const ckdist_experts_step& step, const Choice& choice, int index) const;
+  void dispatch(Team& team, Inference& r, const ckdist_experts_step& step, const Choice& choice, int index) const;
   // Adds what every host has made of a row, at the host whose row it is.
-  void combine(Inference& r, const ckdist_experts_step& step, int index) const;
+  void combine(Team& team, Inference& r, const ckdist_experts_step& step, int index) const;
 };
 
 }  // namespace ckdist

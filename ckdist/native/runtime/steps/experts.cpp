@@ -103,9 +103,9 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     }
     if (!shared_out) return r.finish(thread, index, step.out, n);
     r.count_step(thread);
-    r.meet(thread, index, true, [&](Idle) {
-      if (n > 0) exchange.combine(r, step, index);
-    });
+    StepTeam team(r, thread, index);
+    if (n > 0) exchange.combine(team, r, step, index);
+    else team.meet();
   }
 
  private:
@@ -125,8 +125,11 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     const int64_t first = r.first_row(step.step);
     const Range rows = r.rows_of(thread, r.rows(step.step));
     for (int64_t row = first + rows.begin; row < first + rows.end; row++) choose(row);
-    r.meet(thread, index, shared_out, [&](Idle) {
-      if (shared_out) exchange.dispatch(r, step, choice, index);
+    if (shared_out) {
+      StepTeam team(r, thread, index);
+      exchange.dispatch(team, r, step, choice, index);
+    }
+    r.meet(thread, index, false, [&](Idle) {
       grouping.make(step, choice, n);
       count_rows();
     });

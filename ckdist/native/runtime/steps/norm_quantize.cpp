@@ -19,20 +19,21 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
     }
     const Range own = r.rows_of(thread, n);
     for (int64_t row = own.begin; row < own.end; row++) make_row(row, true);
-    if (step.gather) r.meet(thread, index, true, [&](Idle) { gather(); });
+    if (step.gather) gather();
     else r.meet(thread, index);
   }
 
   // Every host gets the rows that others made.
   void gather() const {
+    StepTeam team(r, thread, index);
     for (const ckdist_span& shards : step.activations)
       for (int c = 0; c < shards.count; c++) {
         const ckdist_value& a = r.value(shards.first + c);
-        r.host_rows->all_gather(r.step_activations(shards.first + c), Inference::activation_stride(a), index);
+        r.host_rows->all_gather(team, r.step_activations(shards.first + c), Inference::activation_stride(a), index);
       }
     if (!step.gather_sum) return;
     const int64_t row_bytes = r.value(step.sum).width * int64_t{sizeof(float)};
-    r.host_rows->all_gather(r.step_activations(step.sum), row_bytes, index);
+    r.host_rows->all_gather(team, r.step_activations(step.sum), row_bytes, index);
   }
 
   void make_row(int64_t out_row, bool keep) {

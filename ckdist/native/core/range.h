@@ -1,0 +1,10 @@
+#pragma once
+#include <cstdint>
+
+namespace ckdist {
+
+struct Range {
+  int64_t begin, end;
+};
+
+}  // namespace ckdist
