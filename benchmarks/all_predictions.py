@@ -1,20 +1,23 @@
 """All predictions held against measurements: of models by number of ranks, and of trainings; signed errors.
 
-    python benchmarks/all_predictions.py MODEL.gguf... [--ranks 1 2] [--under COMMAND] [--json FILE]
+    python benchmarks/all_predictions.py MODEL.gguf... [--ranks 1 2] [--under COMMAND] [--json FILE] [--machine FILE]
 
 Runs `predictions.py` of each model and number of ranks, and `training_predictions.py`, one process after the other, on
 kernels that are measured once. Each takes two or three minutes. `--under`: a command that each of them is run by, as
 one that waits for a quiet machine. `--json`: a file of all numbers, which is written after each process; what it has
-already is not measured again, so that several runs add up to one table. Threads are divided over the ranks.
+already is not measured again, so that several runs add up to one table, on the kernels in --machine, which the first
+of them measures; each begins nothing more after --seconds. Threads are divided over the ranks.
 """
 
 import argparse
 import json
+import math
 import pathlib
 import shlex
 import subprocess
 import sys
 import tempfile
+import time
 
 HERE = pathlib.Path(__file__).parent
 CKDIST = [sys.executable, "-m", "ckdist.cli.main"]
@@ -62,11 +65,13 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--tries", type=int, default=3)
+    parser.add_argument("--machine", help="a file for the kernels, which are measured where it is not there")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after which no measurement begins")
     parser.add_argument("--under", default="", help="a command that runs each measurement")
     parser.add_argument("--json", help="file of all numbers, to which new ones are added")
-    given = parser.parse_args()
+    given, began = parser.parse_args(), time.monotonic()
     under, turns = shlex.split(given.under), ["--turns", str(given.turns)]
     kept = pathlib.Path(given.json) if given.json else None
     rows = json.loads(kept.read_text()) if kept and kept.exists() else []
@@ -74,10 +79,14 @@ def main():
     cases = [(model, ranks) for ranks in given.ranks for model in (*given.models, TRAININGS)]
     cases = [case for case in cases if (pathlib.Path(case[0]).name, case[1]) not in known]
     with tempfile.TemporaryDirectory() as folder:
-        machine = ["--machine", str(pathlib.Path(folder, "machine.toml"))]
-        if cases and not run([*CKDIST, "bench", "machine", "--save", machine[1]], under):
+        kernels = pathlib.Path(given.machine or pathlib.Path(folder, "machine.toml"))
+        machine = ["--machine", str(kernels)]
+        measured = kernels.exists() or not cases
+        if not measured and not run([*CKDIST, "bench", "machine", "--save", str(kernels)], under):
             raise SystemExit("the machine could not be measured")
         for model, ranks in cases:
+            if time.monotonic() - began > given.seconds:
+                break
             if model == TRAININGS:
                 rows += rows_of("training_predictions.py", [*machine, *turns], ranks, under, folder)
             else:

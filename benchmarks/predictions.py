@@ -5,23 +5,28 @@
 
 The kernels are measured first (or read from a file of `ckdist bench machine --save`). What whole steps reach of them is
 measured right before and right after each model, by the models that `ckdist bench machine` makes up for it: on a shared
-machine speed changes from minute to minute. Where it changed by more than DRIFT from before to after, the model is
-measured again, up to --tries times; the last counts. How much alike experts are chosen is that of the model's router,
-which is counted beside the measured steps. No model here is used for the calibration. `process` is what the process
-holds more than before the model was loaded, of everything but files.
+machine speed changes from minute to minute. What is measured of a model takes turns, so that a slow second is in one or
+two turns of each. Where the machine changed by more than DRIFT, all of it is measured again, made up models and the
+model, up to --tries times, and the last counts, whatever the errors are: DRIFT is from before to after, in products of
+one row and of many, and of a quarter of a model's turns from another quarter (upper over lower quartile). How much
+alike experts are chosen is that of the model's router, which is counted beside the measured steps. No model here is
+used for the calibration. `process` is what the process holds more than before the model was loaded, of everything but
+files, and of what it shares with other ranks its part.
 """
 
 import argparse
 import dataclasses
+import functools
 import gc
 import json
+import math
 import pathlib
 import statistics
 import time
 
 import numpy as np
 
-from ckdist.cli.calibration import ALONE, PROMPTED, calibrated, made_models, measured_steps
+from ckdist.cli.calibration import ALONE, NEAR, PROMPTED, TYPES, calibrated, made_models, measured_steps
 from ckdist.cli.machine_speed import kernels_measured, with_exchange
 from ckdist.comm.world import start_world
 from ckdist.config.engine import EngineConfig
@@ -36,36 +41,46 @@ from ckdist.planning.predict import Predictor, Way
 from ckdist.weights.checkpoint import open_checkpoint
 
 CONTEXT, PROMPT, GENERATED, SEQUENCES = 1024, 512, 24, (1, 4)
+WARM = 16  # tokens before those that count, which leave in the caches what stays there
 DRIFT = 0.1
 
 
-def timed(work, turns):
-    """Median seconds of work, of some turns after one that does not count."""
-    took = []
+def timed(works, turns):
+    """Seconds of each of some (preparation, work) by turns, which they take in turn, after one that does not count."""
+    took = {what: [] for what in works}
     for _ in range(turns + 1):
-        began = time.perf_counter()
-        work()
-        took.append(time.perf_counter() - began)
-    return statistics.median(took[1:])
+        for what, (prepare, work) in works.items():
+            prepare()
+            began = time.perf_counter()
+            work()
+            took[what].append(time.perf_counter() - began)
+    return {what: seconds[1:] for what, seconds in took.items()}
 
 
 def speeds(model, turns):
-    """Of prompts and of decode by number of sequences: tokens and seconds."""
+    """Of prompts and of decode by number of sequences: tokens and seconds of turns."""
     executable, rng = model.executable, np.random.default_rng(0)
     ids = lambda *shape: rng.integers(0, model.spec.vocab_size, shape, dtype=np.int32)
-    prompt = lambda: SingleSequence(executable).feed(ids(PROMPT), outputs="last")
-    found = {"prefill": (PROMPT, timed(prompt, turns))}
+    prompt = ids(PROMPT)  # of all sequences; the first one's is written anew where it lies by each turn of prefill
+    LockstepSequences(executable, max(SEQUENCES)).fill(prompt)
+    works, tokens = {"prefill": (int, lambda: SingleSequence(executable).feed(prompt, outputs="last"))}, {}
     for count in SEQUENCES:
         batch = LockstepSequences(executable, count)
-        batch.fill(ids(CONTEXT // 2))
 
-        def decode(batch=batch, count=count):
-            batch.length = CONTEXT // 2
-            for _logits in batch.run(ids(GENERATED, count)):
+        def decode(steps, batch=batch, count=count):
+            batch.length = PROMPT
+            for _logits in batch.run(ids(steps, count)):
                 pass
 
-        found[f"decode {count}"] = (count * GENERATED, timed(decode, turns))
-    return found
+        works[f"decode {count}"] = functools.partial(decode, WARM), functools.partial(decode, GENERATED)
+        tokens[f"decode {count}"] = count * GENERATED
+    return {what: (tokens.get(what, PROMPT), seconds) for what, seconds in timed(works, turns).items()}
+
+
+def spread(took):
+    """How many times longer a quarter of the turns took than another quarter, of what differs the most; less one."""
+    quartiles = [statistics.quantiles(seconds, n=4) for _, seconds in took.values() if len(seconds) > 1]
+    return max((upper / lower for lower, _, upper in quartiles), default=1.0) - 1
 
 
 def alike(model):
@@ -87,15 +102,15 @@ def alike(model):
 
 
 def held():
-    """Bytes of memory that this process has and no file."""
-    lines = pathlib.Path("/proc/self/status").read_text().splitlines()
+    """Bytes of memory that this process has and no file; of what it shares with other processes its part."""
+    lines = pathlib.Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
     sizes = {name: text.split() for name, text in (line.split(":", 1) for line in lines)}
-    return sum(int(sizes[name][0]) << 10 for name in ("RssAnon", "RssShmem"))
+    return sum(int(sizes[name][0]) << 10 for name in ("Pss_Anon", "Pss_Shmem"))
 
 
 def measured(path, world, turns):
-    """Tokens and seconds of what a model does, bytes of what it holds and the process, and how alike experts are
-    chosen; on rank 0.
+    """Tokens and seconds of turns of what a model does, bytes of what it holds and the process, and how alike experts
+    are chosen; on rank 0.
     """
     gc.collect()  # weights of models before this one, whose loaders and handles point at each other
     before = held()
@@ -114,8 +129,9 @@ def measured(path, world, turns):
 
 def drift(before, after):
     """How many times faster or slower the machine's products have become, of one row and of many."""
-    of = lambda one, shape: one["plain"].seconds(shape, PRODUCT)
-    return max(max(of(before, s) / of(after, s), of(after, s) / of(before, s)) for s in (ALONE, PROMPTED)) - 1
+    cases = ("plain", PROMPTED), *((f"{name} deep{NEAR}", ALONE) for name in TYPES)
+    changes = [before[name].seconds(shape, PRODUCT) / after[name].seconds(shape, PRODUCT) for name, shape in cases]
+    return max(max(change, 1 / change) for change in changes) - 1
 
 
 def rows(path, machine, world, took, memory, chosen):
@@ -125,7 +141,7 @@ def rows(path, machine, world, took, memory, chosen):
     for what, (tokens, seconds) in took.items():
         count = int(what.split()[1]) if what != "prefill" else 0
         rate = one.decode(count, (CONTEXT + GENERATED) // 2) if count else one.prefill(PROMPT)
-        found.append((what, rate.tokens, tokens / seconds))
+        found.append((what, rate.tokens, tokens / statistics.median(seconds)))
     taken = one.memory(CONTEXT, max(SEQUENCES))[0]
     predicted = {"weights": taken.weights, "cache": taken.cache, "process": taken.total - taken.process}
     found += [(what, predicted[what], size) for what, size in memory.items()]
@@ -140,22 +156,23 @@ def compared(given, machine, world, steps):
     """The rows of all models, which are printed as they come; `steps()` measures the models that are made up."""
     before, found = steps(), []
     for path in given.models:
-        for _ in range(given.tries):
+        tried, changed = 0, math.inf
+        while changed >= DRIFT and tried < given.tries:
             took, memory, chosen = measured(path, world, given.turns)
             after = steps()
-            changed = world.broadcast(drift(before, after) if world.rank == 0 else None)
-            between, before = (before, after), after
-            if changed < DRIFT:
-                break
+            changed = world.broadcast(max(drift(before, after), spread(took)) if world.rank == 0 else None)
+            between, before, tried = (before, after), after, tried + 1
         if world.rank == 0:
             now = calibrated(machine, {name: one.joined(between[1][name]) for name, one in between[0].items()})
             found += rows(path, now, world, took, memory, chosen)
             for row in found[-len(took) - len(memory) :]:
-                row |= {"drift": changed, "alike": chosen, "reads": now.bandwidth * now.achieved_bandwidth}
+                row |= {"drift": changed, "tries": tried, "alike": chosen, "overlap_loss": now.overlap_loss}
+                row["reads"] = now.bandwidth * now.achieved_bandwidth
                 print(
                     f"{row['model']:<26s} {row['ranks']} rank{'s' * (row['ranks'] > 1):<2s} {row['what']:<28s}"
-                    f"{row['predicted']:>14.5g}{row['measured']:>14.5g}{row['error']:>+8.1%}   drift {changed:.0%}, "
-                    f"{row['reads'] / 1e9:.1f} GB/s, overlap loss {now.overlap_loss:.2f}, alike {chosen:.2f}",
+                    f"{row['predicted']:>14.5g}{row['measured']:>14.5g}{row['error']:>+8.1%}   "
+                    f"drift {changed:.0%} in try {tried}, {row['reads'] / 1e9:.1f} GB/s, overlap loss "
+                    f"{now.overlap_loss:.2f}, alike {chosen:.2f}",
                     flush=True,
                 )
     return found
@@ -164,7 +181,7 @@ def compared(given, machine, world, steps):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="+")
-    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--tries", type=int, default=3)
     parser.add_argument("--machine", help="a machine file, for the kernels")
     parser.add_argument("--json", help="file for all numbers")

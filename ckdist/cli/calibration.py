@@ -51,48 +51,63 @@ MIXTURE = DENSE | {
     "moe_intermediate_size": 640, "decoder_sparse_step": 1, "norm_topk_prob": True, "mlp_only_layers": [],
 }  # fmt: skip
 BYTE_TYPES = "Q8_0", "Q4_K"
-SMALL = DENSE | {"num_hidden_layers": 1}  # whose weights are read again after other bytes
-GROUPED = SMALL | {"num_key_value_heads": 2}  # and whose heads share keys and values otherwise
-REUSED = 0.125, 0.25, 0.5, 1.0, 1.5  # so many times the caches: bytes from one use of a weight to the next
+SMALL = DENSE | {"num_hidden_layers": 1}
+GROUPED = SMALL | {"num_key_value_heads": 2}  # whose heads share keys and values otherwise
+TYPES = {"plain": None, "Q8_0": "q8_0", "Q4_K": "q4_k"}  # how dense models are quantised
+SAME = {"plain": 1, "Q8_0": 2, "Q4_K": 4}  # layers with which these types have as many bytes
+DEPTHS = "same", "dense", "deep"  # of dense models, whose weights are read again after so many others of their own
 SHORT, LONG = 32, 1024  # tokens of context
 FEW, SOME, MANY = 4, 64, 512  # rows of products: of sequences that are decoded together, and of prompts
 ALONE, BEHIND, TOGETHER = StepShape.decode(1, SHORT), StepShape.decode(1, LONG), StepShape.decode(FEW, SHORT)
 PROMPTED, PIECE = StepShape.prompt(MANY), StepShape.prompt(SOME)
 # Models that are made up: their numbers, --quantize, and the steps that are measured of them.
 MADE: Mapping[str, tuple[Mapping[str, Any], str | None, tuple[StepShape, ...]]] = {
-    "plain": (DENSE, None, (ALONE, BEHIND, TOGETHER, PIECE, PROMPTED)),
-    "Q8_0": (DENSE, "q8_0", (ALONE, TOGETHER, PIECE, PROMPTED)),
-    "Q4_K": (DENSE, "q4_k", (ALONE, TOGETHER, PIECE, PROMPTED)),
-    "latent": (LATENT, None, (PROMPTED,)),
+    "plain": (DENSE, None, (ALONE, BEHIND, PIECE, PROMPTED)),
+    "Q8_0": (DENSE, "q8_0", (ALONE, PIECE, PROMPTED)),
+    "Q4_K": (DENSE, "q4_k", (ALONE, PIECE, PROMPTED)),
+    "latent": (LATENT, None, (ALONE, PROMPTED)),
+    "latent Q8_0": (LATENT, "q8_0", (ALONE, PROMPTED)),
     "mixture": (MIXTURE, "q4_k", (ALONE, PROMPTED)),
 }
-FOLDERS = {"dense": DENSE, "latent": LATENT, "mixture": MIXTURE, "small": SMALL, "grouped": GROUPED}
+FOLDERS = {
+    "dense": DENSE, "latent": LATENT, "mixture": MIXTURE, "small": SMALL, "grouped": GROUPED,
+    **{f"{layers} layers": DENSE | {"num_hidden_layers": layers} for layers in SAME.values()},
+}  # fmt: skip
+# What is measured with nothing read in between, of models of MADE or of folders, and of all DEPTHS.
+NEAR_STEPS = {
+    **dict.fromkeys(("small", "grouped", "latent"), (BEHIND,)), "mixture": (ALONE,),
+    **{f"{name} {depth}": (ALONE, TOGETHER) for name in TYPES for depth in DEPTHS},
+}  # fmt: skip
 TURNS = 3
 MOST_FACTOR = 4.0  # that products in steps are faster or slower than alone
-LOSSES = tuple(math.exp(x) for x in np.linspace(math.log(0.02), math.log(2.0), 24))
-HALVINGS = 20  # of the logarithms of bounds, by which a figure is found
-ROUNDS = 6  # in which figures that depend on each other are found
+# From all of the shorter part hidden to reading and computing by turns; and then around the best of these.
+LOSSES, FINER = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), tuple(0.02 * step for step in range(-9, 10))
+LOSS_BOUNDS = 0.01, 4.0  # of products of several rows
+HALVINGS = 15  # of the logarithms of bounds, by which a figure is found
+LEAST_SECONDS = 1e-9  # that a group of steps counts as
+ROUNDS = 4  # in which figures that depend on each other are found
 SHARES = 0.02, 4.0  # bounds of parts of rates,
 RATES = 1e7, 1e13  # bounds of operations per second, and of bytes
 LEAST_ACHIEVED = 0.01  # of memory's bandwidth
 MOST_REUSE, MOST_BYTES = 20.0, 1e16  # times faster than memory at most; more bytes than any model has
 EVICTED = 1.5  # so many times the machine's caches is read from one use of a weight to the next, if it is from memory
+LEAST_LAYERS, MOST_LAYERS = 8, 32  # of the deep model, whose weights are that many bytes if its layers allow it
 NEAR = " near"  # of a model's name: nothing is read between its steps
 
-IN_MEMORY, ROOM = pathlib.Path("/dev/shm"), 2 << 30  # noqa: S108, a file system in memory; bytes that it has free
+IN_MEMORY, ROOM = pathlib.Path("/dev/shm"), 3 << 30  # noqa: S108, a file system in memory; bytes that it has free
 
 Setter = Callable[[MachineSpec, float], MachineSpec]
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Of one model: seconds of steps by shape and group, of each turn, and its costs. `between`: bytes that the ranks
-    of its node read from one use of a weight to the next.
+    """Of one model: seconds of steps by shape and group, of each turn, and its costs. `evicted`: so much was read
+    before each step that weights and caches come from memory; else what the steps read themselves.
     """
 
     times: Mapping[StepShape, Sequence[Groups]]
     cost: CostModel
-    between: float = math.inf
+    evicted: bool = True
 
     def joined(self, other: "Measured") -> "Measured":
         """With what was measured at another time."""
@@ -103,24 +118,39 @@ class Measured:
         """The median of the turns."""
         return statistics.median(one.get(group, 0.0) for one in self.times[shape])
 
-    def solved(
-        self, spec: MachineSpec, change: str | Setter, bounds: tuple[float, float], shape: StepShape, group: str
-    ) -> MachineSpec:
-        """The machine with the figure for which a group of a step takes as long as was measured, by bisection; at its
-        bounds, the nearest. `change`: the figure's name, or what makes a machine of a value.
-        """
-        wanted = self.seconds(shape, group)
-        changed = change if callable(change) else lambda of, value: dataclasses.replace(of, **{change: value})
-        taken = lambda value: self.cost.on(changed(spec, value)).groups(shape)[group]
-        low, high = bounds
-        grows = taken(high) > taken(low)
-        for _ in range(HALVINGS):
-            middle = math.sqrt(low * high) if low > 0 else (low + high) / 2
-            if (taken(middle) < wanted) == grows:
-                low = middle
-            else:
-                high = middle
-        return changed(spec, high if low == bounds[0] else low)
+    def left(self, shape: StepShape) -> float:
+        """Seconds of a step that belong to no group, from its end to the next; in the median."""
+        return statistics.median(max(0.0, 2 * one["total"] - sum(one.values())) for one in self.times[shape])
+
+    def predicted(self, spec: MachineSpec, shape: StepShape, group: str) -> float:
+        """Seconds of a group of a step on a machine, whose caches hold as much as they did here."""
+        if self.evicted:
+            spec = dataclasses.replace(spec, reuse=())
+        return self.cost.on(spec).group_seconds(shape, group)
+
+    def error(self, spec: MachineSpec, shape: StepShape, group: str) -> float:
+        """The logarithm of predicted over measured."""
+        return math.log(self.predicted(spec, shape, group) / max(self.seconds(shape, group), LEAST_SECONDS))
+
+
+def solved(
+    spec: MachineSpec, change: str | Setter, bounds: tuple[float, float], group: str, *cases: tuple[Measured, StepShape]
+) -> MachineSpec:
+    """The machine with the figure for which a group of some models' steps takes as long as was measured, in the
+    geometric mean, by bisection; at its bounds, the nearest. `change`: the figure's name, or what makes a machine of a
+    value.
+    """
+    changed = change if callable(change) else lambda of, value: dataclasses.replace(of, **{change: value})
+    error = lambda value: sum(one.error(changed(spec, value), shape, group) for one, shape in cases)
+    low, high = bounds
+    grows = error(high) > error(low)
+    for _ in range(HALVINGS):
+        middle = math.sqrt(low * high) if low > 0 else (low + high) / 2
+        if (error(middle) < 0) == grows:
+            low = middle
+        else:
+            high = middle
+    return changed(spec, high if low == bounds[0] else low)
 
 
 @contextlib.contextmanager
@@ -133,7 +163,8 @@ def made_models(world: World) -> Iterator[pathlib.Path]:
         folder = stack.enter_context(temporary) if temporary is not None else None
         parent = pathlib.Path(world.broadcast(folder))
         if world.rank == 0:
-            for name, config in FOLDERS.items():
+            deep = DENSE | {"num_hidden_layers": deep_layers(_caches())}
+            for name, config in {**FOLDERS, "deep": deep}.items():
                 _write(parent / name, config)
         world.gather(None)  # the files are there
         yield parent
@@ -149,44 +180,55 @@ def _memory() -> str | None:
 
 
 def measured_steps(spec: MachineSpec, world: World, models: pathlib.Path) -> dict[str, Measured]:
-    """The steps of the models of MADE, which lie in a folder, on all ranks, and those of SMALL with weights that may
-    still be in a cache; and of three models a single token behind others with nothing read in between (NEAR). On rank
-    0, a collective call.
+    """The steps of the models of MADE, which lie in a folder, on all ranks, and those with nothing read in between
+    (NEAR). On rank 0, a collective call.
     """
     others = OtherBytes(int(EVICTED * _caches()) if world.rank == 0 else 0)
     found: dict[str, Measured] = {}
+    cases = [(name, _folder(config), quantize, shapes) for name, (config, quantize, shapes) in MADE.items()]
+    cases += [("small", "small", None, ()), ("grouped", "grouped", None, ())]
+    for name, kind in TYPES.items():
+        of_depth = lambda depth, name=name: f"{SAME[name]} layers" if depth == "same" else depth
+        cases += [(f"{name} {depth}", of_depth(depth), kind, ()) for depth in DEPTHS]
     try:
-        for name, (config, quantize, shapes) in MADE.items():
-            folder = next(own for own, each in FOLDERS.items() if each is config)
+        for name, folder, quantize, shapes in cases:
             with _loaded(spec, models / folder, quantize, world) as (model, cost):
                 if world.rank == 0:
                     steps = TracedSteps(model, others)
-                    found[name] = _from_memory(steps, cost, shapes)
-                    found |= _near(name, steps, cost)
-        for name in ("small", "grouped"):
-            with _loaded(spec, models / name, None, world) as (model, cost):
-                if world.rank == 0:
-                    steps = TracedSteps(model, others)
-                    found |= _near(name, steps, cost)
-                    if name == "small":
-                        found |= {f"again after {one.between:.3g}": one for one in _again(steps, cost)}
+                    if shapes:
+                        found[name] = _from_memory(steps, cost, shapes)
+                    if name in NEAR_STEPS:
+                        found[name + NEAR] = _near(steps, cost, NEAR_STEPS[name])
     finally:
         others.close()
     return found
 
 
+def _folder(config: Mapping[str, Any]) -> str:
+    """Where a model's files are."""
+    return next(name for name, each in FOLDERS.items() if each is config)
+
+
+def deep_layers(caches: float) -> int:
+    """Layers of the deep model, which leave nothing of it in caches of so many bytes."""
+    each = sum(math.prod(shape) for name, shape in _shapes(SMALL).items() if "layers" in name)
+    return int(np.clip(math.ceil(EVICTED * caches / (2 * each)), LEAST_LAYERS, MOST_LAYERS))
+
+
 def calibrated(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
     """The machine with what whole steps reach of its bandwidth, products, attention and elementwise rate."""
-    plain, latent = found["plain"], found["latent"]
-    spec = dataclasses.replace(spec, reuse=())
-    spec = plain.solved(spec, "elementwise", (1e6, 1e11), PROMPTED, OTHERS)
+    plain, latent, mixture = (found[name] for name in ("plain", "latent", "mixture"))
+    left = statistics.median(found[f"{name} same{NEAR}"].left(ALONE) for name in TYPES)
+    spec = dataclasses.replace(spec, reuse=(), between=min(1.0, left))
+    spec = solved(spec, "elementwise", (1e6, 1e11), OTHERS, (plain, PROMPTED))
     spec = _with_products(_with_reading(spec, found), found)
-    spec = plain.solved(spec, "attention", RATES, PROMPTED, ATTENTION)
-    spec = latent.solved(spec, "latent", RATES, PROMPTED, ATTENTION)
-    spec = latent.solved(spec, "achieved_heads", SHARES, PROMPTED, HEADS)
-    spec = found["mixture"].solved(spec, "achieved_experts", SHARES, PROMPTED, EXPERTS)
-    spec = found["mixture"].solved(spec, "experts_read", SHARES, ALONE, EXPERTS)
-    spec = _with_reuse(spec, [one for one in found.values() if one.between < math.inf])
+    spec = solved(spec, "attention", RATES, ATTENTION, (plain, PROMPTED))
+    spec = solved(spec, "latent", RATES, ATTENTION, (latent, PROMPTED))
+    spec = solved(spec, "heads", RATES, HEADS, (latent, PROMPTED))
+    spec = solved(spec, "heads_int8", RATES, HEADS, (found["latent Q8_0"], PROMPTED))
+    spec = solved(spec, "heads_read", SHARES, HEADS, (latent, ALONE), (found["latent Q8_0"], ALONE))
+    spec = solved(spec, "achieved_experts", SHARES, EXPERTS, (mixture, PROMPTED))
+    spec = solved(spec, "experts_read", SHARES, EXPERTS, (mixture, ALONE), (found["mixture" + NEAR], ALONE))
     return _with_single_tokens(spec, found)
 
 
@@ -195,27 +237,49 @@ def _with_single_tokens(spec: MachineSpec, found: Mapping[str, Measured]) -> Mac
     otherwise, where these are near, and the part of reading them from memory that it does not hide.
     """
     for _ in range(ROUNDS):
-        spec = found["grouped" + NEAR].solved(spec, "attention_one", RATES, BEHIND, ATTENTION)
-        spec = found["small" + NEAR].solved(spec, "attention_cached", RATES, BEHIND, ATTENTION)
-        far = dataclasses.replace(spec, reuse=())
-        loss = found["plain"].solved(far, "attention_loss", (0.0, 4.0), BEHIND, ATTENTION).attention_loss
-        spec = dataclasses.replace(spec, attention_loss=loss)
-    return found["latent" + NEAR].solved(spec, "latent_one", RATES, BEHIND, ATTENTION)
+        spec = solved(spec, "attention_one", RATES, ATTENTION, (found["grouped" + NEAR], BEHIND))
+        spec = solved(spec, "attention_cached", RATES, ATTENTION, (found["small" + NEAR], BEHIND))
+        spec = solved(spec, "attention_loss", (0.0, 4.0), ATTENTION, (found["plain"], BEHIND))
+    return solved(spec, "latent_one", RATES, ATTENTION, (found["latent" + NEAR], BEHIND))
 
 
 def _with_reading(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
-    """The machine with the rate at which weights are read in steps, and the part of computing that reading does not
-    hide: that for which types of weights agree best about the rate.
+    """The machine with the rates at which weights are read in steps, and the part of computing that reading does not
+    hide: between LOSSES that with which types of weights, which compute more and less than they read, agree best about
+    the rates from memory and of models of as many bytes.
     """
-    bounds = spec.bandwidth / 20, spec.bandwidth * 20
-    best, least = spec, math.inf
-    for loss in LOSSES:
-        lossy = dataclasses.replace(spec, overlap_loss=loss)
-        solved = [found[name].solved(lossy, _reading, bounds, ALONE, PRODUCT) for name in ("plain", *BYTE_TYPES)]
-        rates = [math.log(one.bandwidth * one.achieved_bandwidth) for one in solved]
-        if (spread := statistics.pstdev(rates)) < least:
-            best, least = _reading(lossy, math.exp(statistics.mean(rates))), spread
-    return best
+    best = min(LOSSES, key=lambda loss: _with_rates(spec, found, loss)[1])
+    near = (loss for step in FINER if 0 <= (loss := best + step) <= 1)
+    return _with_rates(spec, found, min(near, key=lambda loss: _with_rates(spec, found, loss)[1]))[0]
+
+
+def _with_rates(spec: MachineSpec, found: Mapping[str, Measured], loss: float) -> tuple[MachineSpec, float]:
+    """The machine with a loss and the rates of models of all depths: after the most bytes that of memory, before that
+    those of a cache. After more bytes it is never faster, so that where it seems otherwise all that are in question
+    have the mean; and the variances of logarithms of rates of models of as many bytes, and of those from memory.
+    """
+    spec = dataclasses.replace(spec, overlap_loss=loss)
+    bounds = spec.bandwidth / MOST_FACTOR, spec.bandwidth * MOST_REUSE
+
+    def case(name: str) -> tuple[float, float]:
+        """Bytes of a model, and the logarithm of the rate at which they are read."""
+        one = found[name]
+        reads = solved(spec, _reading if one.evicted else _reusing, bounds, PRODUCT, (one, ALONE))
+        rate = reads.bandwidth * reads.achieved_bandwidth if one.evicted else reads.reuse[0][1]
+        return one.cost.bytes_read(ALONE).always * one.cost.neighbours, math.log(rate)
+
+    same, far = [case(f"{name} same{NEAR}") for name in TYPES], [case(name) for name in TYPES]
+    cases = [case(f"{name} {depth}{NEAR}") for name in TYPES for depth in DEPTHS if depth != "same"]
+    cases.append((statistics.mean(size for size, _ in same), statistics.mean(rate for _, rate in same)))
+    pools: list[list[tuple[float, float]]] = []  # sizes and rates of each
+    mean = lambda pool: statistics.mean(rate for _, rate in pool)
+    for each in sorted(cases):
+        pools.append([each])
+        while len(pools) > 1 and mean(pools[-1]) >= mean(pools[-2]):
+            pools[-2:] = [pools[-2] + pools[-1]]
+    curve = tuple((size, math.exp(mean(pool))) for pool in pools for size, _ in pool)
+    found_rates = dataclasses.replace(_reading(spec, curve[-1][1]), reuse=curve)
+    return found_rates, sum(statistics.pvariance(rate for _, rate in each) for each in (same, far))
 
 
 def _reading(spec: MachineSpec, rate: float) -> MachineSpec:
@@ -225,29 +289,23 @@ def _reading(spec: MachineSpec, rate: float) -> MachineSpec:
     return dataclasses.replace(spec, bandwidth=most, achieved_bandwidth=rate / most, core_bandwidth=core)
 
 
-def _with_reuse(spec: MachineSpec, found: Sequence[Measured]) -> MachineSpec:
-    """The machine with the rates at which weights are read that may still be in a cache: so many times memory's rate
-    as one model reads faster than after the most bytes. After more bytes it is never faster, so that where it seems
-    otherwise both have the mean.
-    """
-    memory, pools = spec.bandwidth * spec.achieved_bandwidth, list[tuple[float, list[float]]]()
-    for one in sorted(found, key=lambda one: one.between):
-        rate = one.solved(spec, _reusing, (memory / MOST_REUSE, MOST_REUSE * memory), ALONE, PRODUCT).reuse[0][1]
-        pools.append((math.log(rate), [one.between]))
-        while len(pools) > 1 and pools[-1][0] >= pools[-2][0]:
-            (first, sizes), (second, more) = pools[-2:]
-            mean = (first * len(sizes) + second * len(more)) / (len(sizes) + len(more))
-            pools[-2:] = [(mean, sizes + more)]
-    times = [(size, math.exp(rate - pools[-1][0])) for rate, sizes in pools for size in sizes]
-    return dataclasses.replace(spec, reuse=tuple((size, memory * faster) for size, faster in times))
-
-
 def _reusing(spec: MachineSpec, rate: float) -> MachineSpec:
     """The machine whose nodes read all weights again at so many bytes per second, be memory faster or not."""
     return dataclasses.replace(spec, reuse=((MOST_BYTES, rate),), achieved_bandwidth=LEAST_ACHIEVED)
 
 
 def _with_products(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
+    """The machine with the rates that products reach in steps, and what of the hidden part costs those of several rows:
+    rates of FEW rows by weights from a cache, where computing takes longer, the loss by those from memory.
+    """
+    for _ in range(ROUNDS):
+        cases = [(found[f"{name} deep{NEAR}"], TOGETHER) for name in TYPES]
+        rates = _with_row_rates(spec, found)
+        spec = dataclasses.replace(spec, rows_loss=solved(rates, "rows_loss", LOSS_BOUNDS, PRODUCT, *cases).rows_loss)
+    return _with_row_rates(spec, found)
+
+
+def _with_row_rates(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
     """The machine with the rates that products of the measured types reach in steps; of other types of the same
     activations, the rates of kernels alone change by the same factors.
     """
@@ -259,8 +317,8 @@ def _with_products(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineS
             times = lambda of, value, index=index, kind=kind: of.with_product(kind, index, value)
             alone = spec.products[kind][index]
             bounds = alone / MOST_FACTOR, alone * MOST_FACTOR
-            solved = found[name].solved(spec, times, bounds, shape, PRODUCT).products[kind][index]
-            factors[kind][index] = solved / alone
+            one = found[f"{name} same{NEAR}" if shape is TOGETHER else name]
+            factors[kind][index] = solved(spec, times, bounds, PRODUCT, (one, shape)).products[kind][index] / alone
         factors[kind][2] = math.sqrt(factors[kind][1] * factors[kind][3])  # of rows between those
     of_bytes = zip(*(factors[kind] for kind in BYTE_TYPES), strict=True)
     mean = [math.prod(each) ** (1 / len(each)) for each in of_bytes]
@@ -332,26 +390,15 @@ def _loaded(
 
 def _from_memory(steps: TracedSteps, cost: CostModel, shapes: Sequence[StepShape]) -> Measured:
     """Steps of some shapes, whose weights are in no cache if they decode."""
-    count = lambda shape: int(EVICTED * _caches() - cost.bytes_read(shape).always)
-    return Measured({shape: steps.measured(shape, TURNS, max(0, count(shape))) for shape in shapes}, cost)
+    count = lambda shape: max(0, int(EVICTED * _caches() - cost.bytes_read(shape).always))
+    turns = steps.measured([(shape, count(shape)) for shape in shapes], TURNS)
+    return Measured(dict(zip(shapes, turns, strict=True)), cost)
 
 
-def _near(name: str, steps: TracedSteps, cost: CostModel) -> dict[str, Measured]:
-    """Steps of a single token behind others, with nothing read between them; of models that are used so."""
-    turns = {BEHIND: steps.measured(BEHIND, TURNS)} if name in ("small", "grouped", "latent") else {}
-    return {name + NEAR: Measured(turns, cost)} if turns else {}
+def _near(steps: TracedSteps, cost: CostModel, shapes: Sequence[StepShape]) -> Measured:
+    """Steps of some shapes, with nothing read between them."""
+    turns = steps.measured([(shape, 0) for shape in shapes], TURNS)
+    return Measured(dict(zip(shapes, turns, strict=True)), cost, evicted=False)
 
 
-def _again(steps: TracedSteps, cost: CostModel) -> Iterator[Measured]:
-    """Steps of one token, whose weights are read again after as many bytes as REUSED says; nothing where no cache
-    has room for them.
-    """
-    own = cost.bytes_read(ALONE).always * cost.neighbours
-    caches = _caches() / max(1, len(this_machine().nodes))
-    for part in REUSED if own < caches else ():
-        if (count := part * caches - own) >= 0:
-            turns = steps.measured(ALONE, TURNS, int(count) * len(this_machine().nodes))
-            yield Measured({ALONE: turns}, cost, part * caches)
-
-
-__all__ = ["Measured", "calibrated", "made_models", "measured_steps"]
+__all__ = ["Measured", "calibrated", "made_models", "measured_steps", "solved"]

@@ -1,10 +1,10 @@
-"""Seconds of whole steps of a loaded model by what they do: products, products of heads, experts, attention, exchange,
-and the rest; from the events that its threads write. It fits nothing.
+"""Seconds of whole steps of a loaded model by what they do: products, products of heads, experts, attention, and
+the rest; from the events that its threads write. It fits nothing.
 """
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
@@ -21,7 +21,8 @@ from ckdist.topology import this_machine
 
 LANE_EVENTS = 1 << 15
 EVENT = native.dtype("ckdist_trace_event")
-STEPS = 6  # tokens that are decoded for one measurement
+STEPS = 6  # tokens that are decoded for one measurement, behind WARM that leaves in the caches what stays there
+WARM = 1
 READERS = 4  # CPUs of a last-level cache that read other bytes, at most
 
 Groups = dict[str, float]  # seconds by group, and of the whole step
@@ -71,22 +72,28 @@ class TracedSteps:
         ]
         model.executable.trace(self._trace)
 
-    def measured(self, shape: StepShape, turns: int, others: int = 0) -> list[Groups]:
-        """Of steps of a shape: a prompt, or a token of each of some sequences; of each turn, after one that does not
-        count. `others`: so many other bytes are read before every decoded token.
+    def measured(self, cases: Sequence[tuple[StepShape, int]], turns: int) -> list[list[Groups]]:
+        """Of steps of some shapes, each a prompt, or a token of each of some sequences, and other bytes that are read
+        before every decoded token: of each case its turns, which they take in turn, after one that does not count.
         """
+        works = [self._work(shape, others) for shape, others in cases]
+        rounds = [[self._timed(*work) for work in works] for _ in range(turns + 1)][1:]
+        return [list(of_case) for of_case in zip(*rounds, strict=True)]
+
+    def _work(self, shape: StepShape, others: int) -> tuple[Callable[[int], object], int, int]:
+        """What runs so many steps, and how many count, and do not before."""
         chunk = shape.chunks[0]
-        work = self._prompt(chunk.tokens) if chunk.tokens > 1 else self._decode(chunk.count, chunk.context, others)
-        steps = 1 if chunk.tokens > 1 else STEPS
-        return [self._timed(work, steps) for _ in range(turns + 1)][1:]
+        if chunk.tokens > 1:
+            return self._prompt(chunk.tokens), 1, 0
+        return self._decode(chunk.count, chunk.context, others), STEPS, WARM
 
-    def _prompt(self, tokens: int) -> Callable[[], object]:
-        """One step with a prompt of its own."""
+    def _prompt(self, tokens: int) -> Callable[[int], object]:
+        """Steps with a prompt of their own each."""
         ids = np.arange(tokens, dtype=np.int32)
-        return lambda: SingleSequence(self._executable).feed(ids, outputs="last")
+        return lambda steps: [SingleSequence(self._executable).feed(ids, outputs="last") for _ in range(steps)]
 
-    def _decode(self, count: int, context: int, others: int) -> Callable[[], object]:
-        """STEPS steps of tokens that differ; what lies in the cache is of no account."""
+    def _decode(self, count: int, context: int, others: int) -> Callable[[int], object]:
+        """Steps of tokens that differ; what lies in the cache is of no account."""
         sequences = LockstepSequences(self._executable, count)
         ids = np.arange(STEPS * count, dtype=np.int32).reshape(STEPS, count)
 
@@ -95,19 +102,21 @@ class TracedSteps:
             if self._others is not None:
                 self._others.read(others)
 
-        def work() -> None:
-            """STEPS steps, in the middle of which there is the context."""
-            sequences.length = context - STEPS // 2
-            read_others()
-            for _logits in sequences.run(ids):
+        def work(steps: int) -> None:
+            """Some steps, in the middle of which there is the context."""
+            sequences.length = context - steps // 2
+            for step in range(steps):
                 read_others()
+                for _logits in sequences.run(ids[step : step + 1]):
+                    pass
 
         return work
 
-    def _timed(self, work: Callable[[], object], steps: int) -> Groups:
-        """Seconds of one of the steps."""
+    def _timed(self, work: Callable[[int], object], steps: int, before: int) -> Groups:
+        """Seconds of one of the steps, behind others."""
+        work(before)
         begin = time.monotonic_ns()
-        work()
+        work(steps)
         found = {"total": (time.monotonic_ns() - begin) * 1e-9 / steps}
         lanes = [events for events in self._lanes() if (events["begin"] >= begin).any()]
         for events in lanes:

@@ -42,11 +42,12 @@ WIRE, WIRE_SECONDS = 1e9, 30e-6  # between hosts: bytes per second, and seconds 
 MIXERS = "attend", "attend_latent", "delta_rule"
 PRODUCTS = "linear", "linear_heads", "experts"
 COLLECTIVES = "all_reduce", "all_to_all", "all_gather"
-PRODUCT, HEADS, EXPERTS, ATTENTION, EXCHANGED, OTHERS = "products", "heads", "experts", "attention", "exchange", "rest"
-# What an instruction, or the step that it is fused into, belongs to; all others are OTHERS.
+PRODUCT, HEADS, EXPERTS, ATTENTION, OTHERS = "products", "heads", "experts", "attention", "rest"
+# What an instruction, or the step that it is fused into, belongs to; all others are OTHERS: sums of ranks too, since
+# the norms and residuals behind them wait for the summands and add them.
 GROUP_OF = {
     "linear": PRODUCT, "gated": PRODUCT, "linear_heads": HEADS, "experts": EXPERTS, "route": EXPERTS,
-    **dict.fromkeys((*MIXERS, "rope", "norm_latent"), ATTENTION), **dict.fromkeys(COLLECTIVES, EXCHANGED),
+    **dict.fromkeys((*MIXERS, "rope", "norm_latent"), ATTENTION),
 }  # fmt: skip
 LOCAL = 10  # NUMA distance of a node to itself
 CACHE_TYPES = "i16", "i16"  # of keys and values
@@ -140,6 +141,7 @@ class CostModel:
         self.neighbours = sum((p.host, p.node) == (self.own.host, self.own.node) for p in places)
         self.direct_bytes = Thresholds().transport_direct_bytes
         self.rates: dict[StepShape, ReadRates] = {}
+        self.read: dict[StepShape, BytesRead] = {}  # on any machine
         self.distinct = self._distinct(program)
 
     def _distinct(self, program: Program) -> list[tuple[Instr, int]]:
@@ -171,11 +173,13 @@ class CostModel:
 
     def groups(self, shape: StepShape) -> dict[str, float]:
         """Seconds of a step by GROUP_OF."""
-        found: dict[str, float] = {}
-        for instr, count in self.distinct:
-            group = GROUP_OF.get(instr.op, OTHERS)
-            found[group] = found.get(group, 0.0) + count * self._times(instr, shape).total
-        return found
+        names = dict.fromkeys(GROUP_OF.get(instr.op, OTHERS) for instr, _ in self.distinct)
+        return {name: self.group_seconds(shape, name) for name in names}
+
+    def group_seconds(self, shape: StepShape, group: str) -> float:
+        """Seconds of a step that one of GROUP_OF takes."""
+        own = ((instr, count) for instr, count in self.distinct if GROUP_OF.get(instr.op, OTHERS) == group)
+        return sum(count * self._times(instr, shape).total for instr, count in own)
 
     def seconds(self, tokens: int) -> float:
         """Of one layer of a step with `tokens` tokens of one prompt and no context before them."""
@@ -300,12 +304,18 @@ class CostModel:
         sources = [self.places[m.rank] for m in self.mesh.along(axis)] if axis else [self.own]
         slower = sum(map(self.own.factor, sources)) / len(sources)
         machine, computed, read = self.machine, 0.0, 0.0
-        share = {"linear_heads": machine.achieved_heads, "experts": machine.achieved_experts}.get(instr.op, 1.0)
+        share, given = machine.achieved_experts if instr.op == "experts" else 1.0, 0.0
         for cost, each, elements, used in self._parts(instr, shape):
             rate = machine.product_rate(cost.kind, cost.form, each) * share
             computed += 2.0 * each * elements / (self.own.threads * rate)
             read += slower * elements * cost.element_bytes / self._read_rates(shape).of(used)
-        return self._overlapped(read / machine.experts_read if instr.op == "experts" else read, computed)
+            if instr.op == "linear_heads":  # small products, beside which what they take and give counts
+                widths = instr.inputs[0].dims[1].local(self.mesh) + instr.outputs[0].dims[1].local(self.mesh)
+                given = each * widths / (self.own.threads * machine.heads_rate(cost.form))
+        reached = {"experts": machine.experts_read, "linear_heads": machine.heads_read}.get(instr.op, 1.0)
+        several = self._rows(instr.inputs[0].dims[0], shape) > 1
+        loss = (machine.rows_loss if several else 0.0) or machine.overlap_loss
+        return _hidden(read / reached, computed, loss).plus(self._waits()).plus(Times(arithmetic=given))
 
     def _read_rates(self, shape: StepShape) -> ReadRates:
         """Bytes per second that this rank reads in steps like this one, one after the other."""
@@ -319,6 +329,12 @@ class CostModel:
 
     def bytes_read(self, shape: StepShape) -> BytesRead:
         """What a step reads: of matrices, caches and states."""
+        if shape not in self.read:
+            self.read[shape] = self._bytes_read(shape)
+        return self.read[shape]
+
+    def _bytes_read(self, shape: StepShape) -> BytesRead:
+        """The same, counted."""
         always, stacks = 0.0, dict[float, float]()
         for instr, count in self.distinct:
             if instr.op in PRODUCTS:

@@ -29,6 +29,7 @@ else:
 CATALOGUE = pathlib.Path(__file__).parent / "machines"
 MAX_FILE_BYTES = 1 << 20
 MAX_TYPES = 256
+INT8_FORM = 2  # of a product's activations, as native/kernels have it
 PRODUCT_ROWS = (1, 4, 16, 64, 256)  # of products that are measured
 LEAST_ROWS = 8  # of a product that was not measured: fewer take as long, for the weights are unpacked all the same
 MEASURED, DATA_SHEET = "measured", "data sheet, not measured"
@@ -70,6 +71,7 @@ class MachineSpec:
     bandwidth: float = fact("memory", "bytes per second of a node's memory at most", 1e6, 1e16)
     achieved_bandwidth: float = fact("memory", "the share of it that reading weights reaches", 0.01, 1.0, 0.8)
     experts_read: float = fact("memory", "of that the share that experts reach, each of a few rows", 0.01, 4.0, 1.0)
+    heads_read: float = fact("memory", "the same of matrices of single heads", 0.01, 4.0, 1.0)
     core_bandwidth: float = fact("memory", "bytes per second that one core reads", 1e6, 1e15, 2e10)
     remote: float = fact("memory", "times longer that reading another node's memory takes", 1.0, 100.0, 2.0)
     reuse: tuple[tuple[float, float], ...] = field(
@@ -80,8 +82,9 @@ class MachineSpec:
     bf16: float = fact("arithmetic", "the same with bfloat16", 1e6, 1e18)
     int8: float = fact("arithmetic", "the same with bytes", 1e6, 1e18)
     achieved_arithmetic: float = fact("arithmetic", "the share of it that products reach", 0.01, 1.0, 0.7)
-    achieved_heads: float = fact("arithmetic", "the share of that that small products of heads reach", 0.01, 4.0, 1.0)
-    achieved_experts: float = fact("arithmetic", "the same of experts", 0.01, 4.0, 1.0)
+    achieved_experts: float = fact("arithmetic", "the share of that that experts reach", 0.01, 4.0, 1.0)
+    heads: float = fact("arithmetic", "numbers per second that heads' products take and give; 0: any", 0.0, 1e15, 0.0)
+    heads_int8: float = fact("arithmetic", "the same with bytes; 0: as others", 0.0, 1e15, 0.0)
     attention: float = fact("arithmetic", "operations per second of one core in attention; 0: as f32", 0.0, 1e18, 0.0)
     attention_one: float = fact("arithmetic", "the same for single tokens; 0: as attention", 0.0, 1e18, 0.0)
     attention_cached: float = fact("arithmetic", "bytes of their caches that one core takes up; 0: any", 0.0, 1e18, 0.0)
@@ -89,6 +92,7 @@ class MachineSpec:
     latent_one: float = fact("arithmetic", "the same for single tokens; 0: as attention_one", 0.0, 1e18, 0.0)
     elementwise: float = fact("arithmetic", "numbers per second of one core in norms and gates", 1e3, 1e15, 4e9)
     overlap_loss: float = fact("arithmetic", "of reading and computing the hidden part that costs", 0.0, 4.0, 0.25)
+    rows_loss: float = fact("arithmetic", "the same of products of several rows; 0: as of one", 0.0, 4.0, 0.0)
     attention_loss: float = fact("arithmetic", "the same in attention of single tokens", 0.0, 4.0, 0.25)
 
     training: float = fact("training", "the share of a product's rate that those of training reach", 0.01, 4.0, 1.0)
@@ -176,6 +180,10 @@ class MachineSpec:
                 part = (at - math.log(low)) / (math.log(high) - math.log(low))
                 return slow * (fast / slow) ** part
         return rates[-1]
+
+    def heads_rate(self, form: int) -> float:
+        """Numbers per second of one core that products of single heads take and give, by their activations' format."""
+        return (self.heads_int8 if form == INT8_FORM else 0.0) or self.heads or math.inf
 
     def with_product(self, kind: str, index: int, rate: float) -> "MachineSpec":
         """The machine with another rate of a type's products of PRODUCT_ROWS[index] rows."""

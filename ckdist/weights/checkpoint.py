@@ -41,7 +41,7 @@ class Checkpoint:
     format: str  # gguf, safetensors
     spec: ModelSpec
     tensors: Mapping[str, TensorSource] = field(repr=False)
-    metadata: Mapping[str, Any] = field(repr=False)  # of the GGUF, or config.json
+    metadata: Mapping[str, Any] = field(repr=False)  # of the GGUF, without the vocabulary, or config.json
     notes: tuple[str, ...] = ()  # what of the files is not used, one line each
     # that stand in the metadata in place of the file's
     overrides: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -107,7 +107,13 @@ def _open_gguf(path: pathlib.Path, overrides: Mapping[str, Any]) -> Checkpoint:
     found, unread = _sources(spec, family(spec.family).gguf_names, stored, weight_shapes(spec))
     tensors = _required(spec, found, where)
     predicting = model.metadata.get(f"{model.metadata['general.architecture']}.nextn_predict_layers", 0)
-    return Checkpoint(path, "gguf", spec, tensors, model.metadata, _notes(spec, unread, predicting, where), overrides)
+    metadata = {name: value for name, value in model.metadata.items() if not _of_vocabulary(name, value)}
+    return Checkpoint(path, "gguf", spec, tensors, metadata, _notes(spec, unread, predicting, where), overrides)
+
+
+def _of_vocabulary(name: str, value: object) -> bool:
+    """Whether metadata is an array of the tokenizer, who reads them itself: some ten MB in each rank otherwise."""
+    return name.startswith("tokenizer.") and isinstance(value, list | np.ndarray)
 
 
 def _open_folder(path: pathlib.Path) -> Checkpoint:

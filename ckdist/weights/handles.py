@@ -1,6 +1,6 @@
 """What a plan of weights gives back: where a matrix or a vector lies once its loader is open.
 
-Handles live as long as their loader.
+A handle keeps its loader, and so the weights.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -12,6 +12,7 @@ import logging
 import pathlib
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
@@ -58,8 +59,9 @@ class ShardLoader:
         self._files = {
             path: i for i, path in enumerate(sorted({p for s in checkpoint.tensors.values() for p in s.files}))
         }
-        self._matrices: dict[tuple[Any, ...], MatrixHandle] = {}  # by what was planned
-        self._vectors: dict[tuple[Any, ...], VectorHandle] = {}
+        # By what was planned; a handle keeps its loader, and so the weights, while a plan has it.
+        self._matrices = weakref.WeakValueDictionary[tuple[Any, ...], MatrixHandle]()
+        self._vectors = weakref.WeakValueDictionary[tuple[Any, ...], VectorHandle]()
         self._read: list[tuple[TensorSource, Sequence[Range], Sequence[int]]] = []  # rows that were planned
         self._open = False
         self._reporter: threading.Thread | None = None
@@ -94,8 +96,8 @@ class ShardLoader:
         begin, end = (0, cols) if col_range is None else map(int, col_range)
         chosen = range(*(matrices or (0, len(source.places))))
         key = (source.name, ranges, begin, end, chosen)
-        if key in self._matrices:
-            return self._matrices[key]
+        if (known := self._matrices.get(key)) is not None:
+            return known
         packed = dtypes.BY_NUMBER[self.type_of(name)]
         transposed = source.part is not None and source.part.transposed
         numbers = [packed.number] if transposed else [packed.number, source.type]
@@ -164,8 +166,8 @@ class ShardLoader:
         (size,) = source.shape
         end = size if end is None else end
         key = (source.name, int(begin), int(end))
-        if key in self._vectors:
-            return self._vectors[key]
+        if (known := self._vectors.get(key)) is not None:
+            return known
         self._read.append((source, [(begin, end)], (0,)))
         name_bytes = ffi.new("char[]", name.encode())
         plan = ffi.new("struct ckdist_vector_plan *", {

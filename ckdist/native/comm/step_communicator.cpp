@@ -16,7 +16,13 @@ constexpr int64_t kBusyNs = 2'000'000;        // for so long
 constexpr int64_t kIdleNs = 50'000'000;       // then so
 constexpr int64_t kLongIdleNs = 200'000'000;  // and so once it has had nothing to do for so long
 
-int64_t padded(int64_t floats) { return (floats + kPageFloats - 1) / kPageFloats * kPageFloats; }
+int64_t round_up(int64_t floats, int64_t unit) { return (floats + unit - 1) / unit * unit; }
+int64_t padded(int64_t floats) { return round_up(floats, kPageFloats); }
+// Of a slot whose rank has whole huge pages, where its slots fill at least one.
+int64_t padded_slot(int64_t floats) {
+  constexpr int64_t unit = Segment::kHugePage / 4 / kSlots;
+  return floats < unit ? padded(floats) : round_up(floats, unit);
+}
 int64_t slice_begin(int64_t floats, int i, int count) { return floats * i / count; }
 
 // Rows that one rank of a host gets for all of them: its share of the other hosts' rows, or of the host's own.
@@ -53,7 +59,7 @@ struct StepCommunicator::Layout {
   Layout(const Order& order, int rank, const Thresholds& thresholds, const StepSizes& sizes) {
     const int hosts = int(order.hosts().size()), local = int(order.hosts()[order.host_of(rank)].size());
     const bool several = hosts > 1, many = hosts > 2;
-    value = padded(sizes.partial_floats);
+    value = padded_slot(sizes.partial_floats);
     kept = many ? padded(std::min(sizes.partial_floats, thresholds.transport_direct_bytes / 4)) : several ? value : 0;
     slice = many ? padded(sizes.partial_floats / smallest_host(order) / hosts + 2) : 0;
     partials = local * kSlots * value;
@@ -113,6 +119,7 @@ StepCommunicator::StepCommunicator(Parts parts, Segment memory, const StepSizes&
     registered_ =
         parts_.channel->register_memory(memory_.data(), (layout.floats() + layout.counters + layout.rows) * 4);
   std::memset(partial(0), 0, size_t(kSlots * padded_ * 4));  // first touch by the owner
+  Segment::collapse(reinterpret_cast<uint8_t*>(partial(0)), kSlots * padded_ * 4);
   pending_.reserve(size_t(size) * (kRowsAtOnce + 4));
   later_.reserve(size_t(size) * (kRowsAtOnce + 4));
   meet(kStart, grace_ns_, {});

@@ -18,5 +18,8 @@ constexpr int kNear = 2 << 10;  // bytes
 [[gnu::always_inline]] inline void fetch_lines_near(const uint8_t* at, int lines) {
   for (int line = 0; line < lines; ++line) __builtin_prefetch(at + 64 * line, 0, 3);
 }
+[[gnu::always_inline]] inline void fetch_floats(const float* at, int64_t n) {
+  for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(at + i);
+}
 
 }  // namespace ckdist

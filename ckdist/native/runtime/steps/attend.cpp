@@ -6,8 +6,6 @@
 namespace ckdist {
 namespace {
 
-constexpr int64_t kTokensAhead = 2;  // whose heads are fetched while one's are rotated
-
 struct Attend : AttentionRun<Attend, ckdist_attend_step> {
   AttentionFields attention() const {
     const int32_t q = step.rotated >= 0 ? step.rotated : step.q;
@@ -130,7 +128,7 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
       const float* at = step.rotated >= 0 ? r.peer_row(of, token) : r.floats(of, &stride) + token * stride;
       at += (of == step.q ? layer.first_head[kv_head] : kv_head) * width;
       const int64_t n = (of == step.q ? layer.heads_per_kv[kv_head] : 1) * width;
-      for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(at + i);
+      fetch_floats(at, n);
     }
   }
 

@@ -55,20 +55,25 @@ struct AttendLatent : AttentionRun<AttendLatent, ckdist_attend_latent_step> {
     const Start start = start_of(sequence);
     const int64_t position = r.batch.chunks[sequence].first_position + token - start.token;
     uint8_t* const block = of.kv(0) + r.batch.block_tables[start.block + position / kBlockTokens] * of.block_bytes;
-    const float* x;
-    int64_t stride;
-    if (r.value(step.k).place == ckdist_place_tokens) {
-      x = r.peer_row(step.k, token);
-      if (r.rank_of(token) != r.ranks->local_rank) r.count_moved(thread, width * 4);
-    } else {
-      x = r.floats(step.k, &stride);
-      x += token * stride;
-    }
+    const float* const x = key_row(token);
+    if (r.value(step.k).place == ckdist_place_tokens && r.rank_of(token) != r.ranks->local_rank)
+      r.count_moved(thread, width * 4);
+    fetch_floats(key_row(std::min(token + kTokensAhead, r.batch.tokens - 1)), width);
+    // A key has a place in each line of the block: later positions find them.
+    for (int64_t line = 0; position % kBlockTokens == 0 && line < of.block_bytes; line += 64)
+      __builtin_prefetch(block + line, 1);
     if (step.norm >= 0) r.kernels.elementwise.rms_norm(x, r.vector(step.norm), step.eps, latent, key);
     else std::copy(x, x + latent, key);
     std::copy(x + latent, x + width, key + latent);
     rotate(key, position, width, key, latent);
     r.kernels.attention.store(of.cache, block, int(position % kBlockTokens), key, nullptr);
+  }
+
+  const float* key_row(int64_t token) {
+    if (r.value(step.k).place == ckdist_place_tokens) return r.peer_row(step.k, token);
+    int64_t stride;
+    const float* const k = r.floats(step.k, &stride);
+    return k + token * stride;
   }
 
   // Every thread rotates its part of all tokens' heads.

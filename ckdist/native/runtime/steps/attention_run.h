@@ -3,6 +3,7 @@
 #pragma once
 #include <atomic>
 
+#include "kernels/prefetch.h"
 #include "runtime/inference.h"
 
 namespace ckdist {
@@ -10,6 +11,7 @@ namespace ckdist {
 constexpr int kQueryTile = 32;  // query tokens of one attention task
 // The same of latent attention, whose heads are wide: what is summed for 128 queries stays in the L2 cache.
 constexpr int kLatentTile = 16;
+constexpr int64_t kTokensAhead = 2;  // whose keys are fetched while one's is stored
 
 // What a step's tasks are made of: values of rotated queries and of the result, and how scores are made.
 struct AttentionFields {

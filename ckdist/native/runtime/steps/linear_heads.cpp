@@ -2,12 +2,14 @@
 //
 // What a matrix multiplies is a few columns wide, so the thread that multiplies quantizes it, and no barrier stands
 // between.
+#include "kernels/prefetch.h"
 #include "runtime/steps/packed_weight.h"
 
 namespace ckdist {
 namespace {
 
 constexpr int64_t kItemRows = 128;  // whose activations and results stay in the L2 cache beside a head's matrix
+constexpr int64_t kRowsAhead = 2;   // that are fetched: rows are pages apart, so no hardware brings them
 
 struct LinearHeads : StepRun<Inference, ckdist_linear_heads_step> {
   static constexpr bool kReadsAhead = true;
@@ -54,6 +56,7 @@ struct LinearHeads : StepRun<Inference, ckdist_linear_heads_step> {
     float* const out = r.floats(step.out, &out_stride) + rows.begin * out_stride + head * out_width;
     uint8_t* const activations = r.memory(thread);
     for (int64_t t = 0; t < n; t++) {
+      fetch_floats(x_row(std::min(rows.begin + t + kRowsAhead, rows.end - 1)) + head * step.x_width, step.x_width);
       const float* const x = x_row(rows.begin + t) + head * step.x_width;
       if (r.value(step.x).place == ckdist_place_tokens && r.rank_of(rows.begin + t) != r.ranks->local_rank)
         r.count_moved(thread, step.x_width * 4);
