@@ -158,7 +158,7 @@ class Scheduler:
             return self.max_tokens
         work = sum(self.costs.work(s.computed, s.length) for s in prompts)
         self._piece = max(self._piece, work / self.costs.pieces(work))
-        tokens = self.costs.piece_tokens(self._piece, prompts[0].computed, self.max_tokens)
+        tokens = self.costs.piece_tokens(self._piece, work, prompts[0].computed, self.max_tokens)
         return min(self.max_tokens, max(tokens, self._tokens + PIECE_UNIT))
 
     def _next_is_hidden(self) -> bool:

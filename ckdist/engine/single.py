@@ -32,11 +32,12 @@ class SingleSequence:
             )
         kept = [np.zeros((0, self.executable.vocab_size), np.float32)]
         executable, under_way = self.executable, 0
-        costs, begin = executable.costs, 0
-        work = costs.work(self.length, self.length + len(ids))
+        costs, begin, end = executable.costs, 0, self.length + len(ids)
+        work = costs.work(self.length, end)
         piece = work / costs.pieces(work)
         while begin < len(ids):
-            chunk = ids[begin : begin + costs.piece_tokens(piece, self.length, executable.max_tokens)]
+            left = costs.work(self.length, end)
+            chunk = ids[begin : begin + costs.piece_tokens(piece, left, self.length, executable.max_tokens)]
             last = begin + len(chunk) == len(ids)
             wanted = (
                 np.arange(len(chunk))

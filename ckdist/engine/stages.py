@@ -30,12 +30,14 @@ from ckdist.planning.stages import (
     divide_layers,
     exchange_line,
     product_work,
+    prompt_machine,
     stage_costs,
     stage_lines,
 )
 from ckdist.program.executable import StageRanks
 from ckdist.program.program import Program
 from ckdist.program.tracer import Tracer, trace
+from ckdist.topology.binding import own_cpus
 from ckdist.weights.adapter import Adapter
 from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.loader import ShardLoader
@@ -160,7 +162,9 @@ def open_communicators(
     )
     if rank.stage.count == 1:
         return communicator, None
-    works = {number: work for number, *work in world.gather([rank.stage.number, *product_work(*decode, weight)])}
+    machine = prompt_machine(traced.program, weight, plan.placement.cpus or own_cpus(), config.cache_type_k)
+    own_work = product_work(*decode, weight, machine)
+    works = {number: work for number, *work in world.gather([rank.stage.number, *own_work])}
     costs = stage_costs([ProductWork(*work) for work in works.values()])
     own = communicator.split(color=rank.stage.number)
     assert own is not None  # of a color that is not negative

@@ -149,7 +149,7 @@ class CostModel:
         found: dict[tuple[object, ...], list[Instr]] = {}
         for instr in program.instrs:
             dims = tuple(v.dims for v in (*instr.inputs, *instr.outputs))
-            weights = tuple((w.dims, self.weight(w.name)) for w in _matrices(instr)) if instr.op in PRODUCTS else ()
+            weights = tuple((w.dims, self.weight(w.name)) for w in matrices_of(instr)) if instr.op in PRODUCTS else ()
             found.setdefault((instr.op, dims, weights, instr.attrs.get("window", 0)), []).append(instr)
         return [(alike[0], len(alike)) for alike in found.values()]
 
@@ -222,7 +222,7 @@ class CostModel:
         if instr.op not in ("linear", "experts") or not rows.axis:
             return 0.0
         others = 1 - 1 / self.mesh.size(rows.axis)
-        return sum(self._elements(w) * self.weight(w.name).element_bytes * others for w in _matrices(instr))
+        return sum(self._elements(w) * self.weight(w.name).element_bytes * others for w in matrices_of(instr))
 
     def _elements(self, w: Weight) -> int:
         """Of this rank's part of a matrix, or of a stack."""
@@ -272,6 +272,11 @@ class CostModel:
             loss = machine.attention_loss if single else machine.overlap_loss
             times = times.plus(_hidden(cached / self._read_rates(shape).always, computed / threads, loss))
         return times
+
+    def cache_read(self, shape: StepShape) -> float:
+        """Bytes of the cache that a step reads."""
+        attends = [(instr, count) for instr, count in self.distinct if instr.op in ("attend", "attend_latent")]
+        return sum(count * self._cache_read(instr, shape) for instr, count in attends)
 
     def _cache_read(self, instr: Instr, shape: StepShape) -> float:
         """Bytes of the cache that an attend reads."""
@@ -333,7 +338,7 @@ class CostModel:
         always, stacks = 0.0, dict[float, float]()
         for instr, count in self.distinct:
             if instr.op in PRODUCTS:
-                for matrix in _matrices(instr):
+                for matrix in matrices_of(instr):
                     size = count * self._elements(matrix) * self.weight(matrix.name).element_bytes
                     if (used := _used(instr, matrix)) is None:
                         always += size
@@ -349,12 +354,17 @@ class CostModel:
         operations = sum(2.0 * each * elements for _, each, elements, _ in parts)
         return operations, sum(elements * cost.element_bytes for cost, _, elements, _ in parts)
 
+    def product_seconds(self, instr: Instr, shape: StepShape) -> float:
+        """Of a product's operations on one core, without the reading of its weights."""
+        rate = lambda cost, rows: self.machine.product_rate(cost.kind, cost.form, rows)
+        return sum(2.0 * each * size / rate(cost, each) for cost, each, size, _ in self._parts(instr, shape))
+
     def _parts(self, instr: Instr, shape: StepShape) -> Iterator[tuple[WeightCost, float, float, float | None]]:
         """Of each matrix of a product: its cost, rows that are multiplied with it, and its elements; of a stack the
         rows of one expert, in the mean, the elements of those that some row takes, and the part that a row takes.
         """
         rows = self._rows(instr.inputs[0].dims[0], shape)
-        for matrix in _matrices(instr):
+        for matrix in matrices_of(instr):
             elements, each = float(self._elements(matrix)), float(rows)
             if (used := _used(instr, matrix)) is not None:
                 touched = self._touched(used, matrix, rows)
@@ -436,7 +446,7 @@ def _used(instr: Instr, matrix: Weight) -> float | None:
     return instr.inputs[1].dims[-1].count / matrix.dims[0].count if len(matrix.dims) > 2 else None
 
 
-def _matrices(instr: Instr) -> list[Weight]:
+def matrices_of(instr: Instr) -> list[Weight]:
     """The weights of an instruction without its vectors."""
     return [w for w in instr.weights if w is not None and len(w.dims) > 1]
 
@@ -465,6 +475,7 @@ __all__ = [
     "Times",
     "experts_hit",
     "layers_of",
+    "matrices_of",
     "nominal",
     "place_of",
     "rank_places",

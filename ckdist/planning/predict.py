@@ -121,7 +121,8 @@ class Predictor:
                 f"{way.stages} stages: give a multiple of both"
             )
         self.stages = [self._stage(*stage) for stage in self._divided()]
-        self.costs = stage_costs([product_work(s.programs[0], s.mesh, self.weight) for s in self.stages])
+        works = [product_work(s.programs[0], s.mesh, self.weight, cluster.machine) for s in self.stages]
+        self.costs = stage_costs(works)
         self.stage_times = functools.lru_cache(maxsize=KEPT_STEPS)(self._stage_times)
 
     def packed(self, name: str) -> int:

@@ -11,29 +11,34 @@ next batch carries it to the first stage. Batches go from rank 0 to all ranks, r
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
+from ckdist import native
 from ckdist.comm.group_world import GroupWorld
 from ckdist.comm.protocol import World
 from ckdist.comm.transports.link import Link
 from ckdist.errors import ConfigError
 from ckdist.layout import Range
 from ckdist.mesh import Mesh
-from ckdist.planning.cost import PRODUCTS, CostModel, RankPlace, nominal
+from ckdist.planning.cost import PRODUCTS, CostModel, RankPlace, matrices_of, nominal
+from ckdist.planning.kernel_speed import attention_rate, product_rate
+from ckdist.planning.machine import PRODUCT_ROWS, MachineSpec
 from ckdist.planning.memory import gigabytes
 from ckdist.planning.step_shape import StepShape
 from ckdist.program.program import Program
 from ckdist.program.stage_costs import StageCosts
 from ckdist.program.stages import Stage
+from ckdist.weights.dtypes import BY_NAME
 from ckdist.weights.packed_type import WeightCost
 
 PROMPT = 2048  # tokens, by which layers are divided
 MIXTURES = 10  # of what a decoded token and a prompt cost, of which each is a division
-OPERATIONS_PER_BYTE = 30  # a step's weights are read as fast as so many operations with them are done, roughly
-ATTENTION_RATE = 0.4  # operations of attention in the time of one of products, roughly
+STEP_READ = 30e9  # bytes per second, of weights and caches that each step reads: most of the reading is hidden
+PIECE_TOKENS, MATRIX_ROWS = 192, 1024  # of products that are measured
+KERNEL_SECONDS, KERNEL_REPEATS = 0.002, 8  # short, for the best of many is right where others take a core at times
 
 
 @dataclass(frozen=True)
@@ -108,37 +113,57 @@ def even_in_both(first: Sequence[float], second: Sequence[float], count: int) ->
 
 
 class ProductWork(NamedTuple):
-    """Of a stage's layers operations for a token of a prompt, those of attention for each token before it, and bytes of
-    weights that a step with a prompt reads; of all the stage bytes that a decode step reads.
+    """Of a stage's layers seconds of products for a token of a prompt and of attention for each token before it, and
+    bytes of weights and caches that a step with a prompt reads; of all the stage bytes that a decode step reads.
     """
 
-    operations: float
+    computed: float
     attended: float
     read: float
     decode_read: float
 
 
-def product_work(program: Program, mesh: Mesh, weight: Callable[[str], WeightCost]) -> ProductWork:
+def prompt_machine(
+    program: Program, weight: Callable[[str], WeightCost], cpus: Sequence[int], cache: str
+) -> MachineSpec:
+    """One of nominal figures, but for the kernels of prompts, as one of the CPUs runs them: products with a program's
+    types of weights, and attention with a type of keys and values. It takes some hundredths of a second.
+    """
+    kinds = {weight(w.name).kind for instr in program.instrs if instr.op in PRODUCTS for w in matrices_of(instr)}
+    rates = {
+        kind: product_rate(cpus[:1], BY_NAME[kind].number, PIECE_TOKENS, KERNEL_SECONDS, MATRIX_ROWS, KERNEL_REPEATS)
+        for kind in sorted(kinds)
+    }
+    attention = attention_rate(cpus[0], cache, KERNEL_SECONDS * KERNEL_REPEATS)
+    products = {kind: (rate,) * len(PRODUCT_ROWS) for kind, rate in rates.items()}
+    return replace(nominal(native.isa()), attention=attention, products=products)
+
+
+def product_work(
+    program: Program, mesh: Mesh, weight: Callable[[str], WeightCost], machine: MachineSpec
+) -> ProductWork:
     """Of one rank of a stage with this program; `weight`: of a matrix."""
-    places = [RankPlace("", 0, 0, 1, {})] * math.prod(mesh.axes.values())
-    model = CostModel(program, mesh, places, nominal("amx"), weight)
+    places, prompt = [RankPlace("", 0, 0, 1, {})] * math.prod(mesh.axes.values()), StepShape.prompt(PROMPT)
+    model = CostModel(program, mesh, places, machine, weight)
     products = [instr for instr in program.instrs if instr.op in PRODUCTS]
     layers = [instr for instr in products if instr.inputs[0].dims[0].name == "tokens"]
-    work = [model.product_work(instr, StepShape.prompt(PROMPT)) for instr in layers]
-    operations, read = (sum(each) for each in zip(*work, strict=True))
+    read = model.cache_read(StepShape.decode(1, PROMPT // 2))
+    read += sum(model.product_work(instr, prompt)[1] for instr in layers)
+    computed = sum(model.product_seconds(instr, prompt) for instr in layers)
     decode_read = sum(model.product_work(instr, StepShape.decode(1, 0))[1] for instr in products)
     attends = [i for i in program.instrs if i.op in ("attend", "attend_latent") and not i.attrs.get("window")]
-    widths = (i.inputs[0].dims[1].local(mesh) + i.outputs[0].dims[1].local(mesh) for i in attends)
-    return ProductWork(operations / PROMPT, 2.0 * sum(widths), read, decode_read)
+    widths = lambda i: i.inputs[0].dims[1].local(mesh) + i.outputs[0].dims[1].local(mesh)
+    attended = sum(2.0 * widths(i) / machine.attention_rate(i.op == "attend_latent") for i in attends)
+    return ProductWork(computed / PROMPT, attended, read, decode_read)
 
 
 def stage_costs(works: Sequence[ProductWork]) -> StageCosts:
     """What steps cost, of the work of a rank of each stage. A step reads the weights of its layers however few tokens
     it has; of mixtures it reads more experts than a token takes.
     """
-    operations, attended, read, decode_read = (list(each) for each in zip(*works, strict=True))
-    cost = OPERATIONS_PER_BYTE * sum(read) / sum(operations)
-    doubling = ATTENTION_RATE * sum(operations) / max(1.0, sum(attended))
+    computed, attended, read, decode_read = (list(each) for each in zip(*works, strict=True))
+    cost = sum(read) / STEP_READ / sum(computed)
+    doubling = sum(computed) / sum(attended) if any(attended) else math.inf
     return StageCosts(len(works), cost, doubling, max(decode_read) / sum(decode_read))
 
 
@@ -197,6 +222,7 @@ __all__ = [
     "even_slices",
     "exchange_line",
     "product_work",
+    "prompt_machine",
     "stage_costs",
     "stage_lines",
     "stage_rank",

@@ -7,7 +7,7 @@ Prompts compute long, so what counts is that no stage idles and that weights are
 import math
 from dataclasses import dataclass
 
-LEAST_PIECE, PIECE_UNIT = 64, 32  # tokens; products take rows by PIECE_UNIT
+LEAST_PIECE, PIECE_UNIT = 64, 16  # tokens; products take rows by PIECE_UNIT
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,18 @@ class StageCosts:
             return 1
         return max(1, round(min(math.sqrt((self.stages - 1) * work / self.step_cost), work / LEAST_PIECE)))
 
-    def piece_tokens(self, work: float, first: int, most: int) -> int:
-        """Tokens behind `first` others that are a piece of so much work, `most` at most. All pieces take as long: no
-        stage then waits for a longer one in the stage before it.
+    def piece_tokens(self, piece: float, left: float, first: int, most: int) -> int:
+        """Tokens behind `first` others that are the next piece, `most` at most, where pieces are of about so much work
+        and prompts have so much left. All that are left take as long: no stage then waits for a longer one in the stage
+        before it.
         """
-        if self.stages == 1:
+        count = round(left / piece)
+        if self.stages == 1 or count <= 1:
             return most
-        units = round(work / (1 + first / self.doubling_context) / PIECE_UNIT)
-        return min(most, max(LEAST_PIECE, units * PIECE_UNIT))
+        work, own = left / count, 1 + first / self.doubling_context  # own: of the first of them
+        # the root of own * tokens + tokens**2 / (2 doubling_context) = work
+        tokens = 2 * work / (own + math.sqrt(own * own + 2 * work / self.doubling_context))
+        return min(most, max(LEAST_PIECE, round(tokens / PIECE_UNIT) * PIECE_UNIT))
 
     def groups(self, sequences: int) -> int:
         """In how many steps so many sequences decode a token each. A step passes one stage after the other, while each

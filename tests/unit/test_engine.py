@@ -1,5 +1,7 @@
 """The engine over a simulated paged cache: every sequence gets exactly what it would get alone."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -383,11 +385,15 @@ def test_how_large_the_steps_of_stages_are():
     for tokens in (500, 2048, 20000):
         work = costs.work(0, tokens)
         assert seconds(costs.pieces(work), work) <= min(seconds(n, work) for n in range(1, 300)) * 1.001
-    firsts = [costs.piece_tokens(300.0, first, 512) for first in (0, 1000, 2000, 4000)]
-    assert firsts == [288, 192, 160, 96] and costs.work(2000, 2160) == pytest.approx(300, rel=0.1)
-    assert costs.pieces(20.0) == 1 and costs.piece_tokens(20.0, 0, 512) == 64
+    ends = [0]
+    while ends[-1] < 4000:
+        left = costs.work(ends[-1], 4000)
+        ends.append(min(4000, ends[-1] + costs.piece_tokens(300.0, left, ends[-1], 512)))
+    works = [costs.work(first, end) for first, end in itertools.pairwise(ends)]
+    assert len(works) == 27 and works == pytest.approx([costs.work(0, 4000) / 27] * 27, rel=0.12)
+    assert costs.pieces(20.0) == 1 and costs.piece_tokens(20.0, 200.0, 0, 512) == 64
     assert [costs.groups(count) for count in (0, 1, 8, 64)] == [1, 1, 1, 2]
-    assert StageCosts(3, 40.0, slowest=0.4).groups(2) == 2 and StageCosts().piece_tokens(20.0, 0, 512) == 512
+    assert StageCosts(3, 40.0, slowest=0.4).groups(2) == 2 and StageCosts().piece_tokens(20.0, 200.0, 0, 512) == 512
 
 
 def test_the_last_abort_leaves_nothing_under_way():

@@ -108,16 +108,17 @@ struct Bf16Group {
   }
 };
 
-// Of each of two tiles, what the steps fetch: `lines` each, one after the other.
+// Of each of two tiles, what the steps fetch: up to `lines` each, one after the other, until none is left.
 struct Fetch {
   const uint8_t* at;
   int64_t tile_bytes;
-  int lines;
+  int lines, left;
 
   void step() {
-    if (lines == 0) return;
-    fetch_lines(at, lines), fetch_lines(at + tile_bytes, lines);
-    at += 64 * lines;
+    if (left == 0) return;
+    const int now = lines < left ? lines : left;
+    fetch_lines(at, now), fetch_lines(at + tile_bytes, now);
+    at += 64 * now, left -= now;
   }
 };
 
@@ -153,8 +154,8 @@ void bf16_group(const Bf16Group& group, const Rows& rows, int& configured) {
   const int64_t all = group.steps(), tile_bytes = group.matrix.tile_bytes;
   const int64_t block = Rows::kInPlace && widest <= kStripTokens ? all : kBlockBytes / (widest * kStepBytes);
   const bool far = Rows::kInPlace && group.tokens > kNearTokens;
-  const int64_t strips = (group.tokens + kTokensAtOnce - 1) / kTokensAtOnce,
-                lines = (kWeightBytes / 64 + strips - 1) / strips;
+  // Lines of a block of a tile, in equal parts for the strips: more than there are would take others' place.
+  const int64_t strips = (group.tokens + kTokensAtOnce - 1) / kTokensAtOnce, lines = block * (kWeightBytes / 64);
   int64_t first = 0;
   do {
     const int64_t steps = all - first < block ? all - first : block;
@@ -172,17 +173,24 @@ void bf16_group(const Bf16Group& group, const Rows& rows, int& configured) {
         strip.tile_count = group.tile_end - tile > 1 ? 2 : 1;
         strip.rows = static_cast<int>(left < strip.tile_count * kTileRows ? left : strip.tile_count * kTileRows);
         Fetch fetch{};
-        if (after != nullptr)
-          fetch = {after + at + token / kTokensAtOnce * block * lines * 64, (strip.tile_count - 1) * tile_bytes,
-                   static_cast<int>(lines)};
+        if (after != nullptr) {
+          const int64_t part = token / kTokensAtOnce, begin = lines * part / strips,
+                        count = lines * (part + 1) / strips - begin;
+          fetch = {after + at + begin * 64, (strip.tile_count - 1) * tile_bytes,
+                   static_cast<int>((count + steps - 1) / steps), static_cast<int>(count)};
+        }
         if (first) load_tiles(strip, wait);
         else zero_sums(strip.strips());
         bf16_steps(strip, group.tiles() + at, tile_bytes, group.blocks(), first, steps, activations, fetched, fetch);
-        store_tiles(strip, wait);
-        if (first + steps < all) continue;
         strip.y = group.y + (group.token + token) * group.y_stride + tile * kTileRows;
         strip.y_stride = group.y_stride;
-        write_sums<add>(strip, wait);
+        const bool last = first + steps == all;
+        if (!add && last && strip.whole()) {
+          store_sums(strip);
+          continue;
+        }
+        store_tiles(strip, wait);
+        if (last) write_sums<add>(strip, wait);
       }
     }
     first += steps;

@@ -21,6 +21,7 @@ struct TileStrip {
   int64_t y_stride;
 
   int strips() const { return tokens > kStripTokens ? 2 : 1; }
+  bool whole() const { return rows == tile_count * kTileRows; }
   int strip_tokens(int strip) const {
     return strip ? tokens - kStripTokens : tokens < kStripTokens ? tokens : kStripTokens;
   }
@@ -99,7 +100,19 @@ inline void store_tiles(const TileStrip& strip, void* to) {
   }
 }
 
-// To y, or added to it.
+// To y, where the tiles are whole.
+inline void store_sums(const TileStrip& strip) {
+  const int64_t stride = 4 * strip.y_stride;
+  tile_store<0>(strip.y, stride);
+  if (strip.tile_count > 1) tile_store<1>(strip.y + kTileRows, stride);
+  if (strip.strips() > 1) {
+    float* const y = strip.y + kStripTokens * strip.y_stride;
+    tile_store<2>(y, stride);
+    if (strip.tile_count > 1) tile_store<3>(y + kTileRows, stride);
+  }
+}
+
+// From memory to y, or added to it.
 template <bool add = false>
 inline void write_sums(const TileStrip& strip, const float* sums) {
   for (int s = 0; s < strip.strips(); ++s)
