@@ -70,7 +70,9 @@ def test_a_training_saves_a_checkpoint_and_is_queued_again(slurm, env, tmp_path)
     fields = {"per_device_train_batch_size": 3, "max_steps": 100000, "save_steps": 0, "logging_steps": 100}
     output, metrics = tmp_path / "log", tmp_path / "out" / "metrics.jsonl"
     job = submit(slurm, env, str(ROOT / "launch/slurm/train.sbatch"), str(toml(tmp_path, **fields)), output=output)
-    wait_for(lambda: metrics.exists() and metrics.read_text(), 60)
+    trains = lambda: metrics.exists() and metrics.read_text()
+    wait_for(lambda: trains() or not state(slurm, job).startswith(("PENDING", "CONFIGURING", "RUNNING")), 60, EVERY)
+    assert trains(), state(slurm, job) + output.read_text()
     slurm.run("scancel", "--signal=TERM", "--batch", job)
     wait_for(lambda: not state(slurm, job).startswith(("RUNNING", "COMPLETING")), 40, EVERY)
     assert state(slurm, job).startswith("PENDING"), state(slurm, job) + output.read_text()  # Slurm waits two minutes

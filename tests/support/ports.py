@@ -9,7 +9,7 @@ _RANGE = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range")  # what the syst
 _PAIRS = 400  # to one worker of pytest
 
 
-def _worker() -> int:
+def worker() -> int:
     """The number of this worker of pytest-xdist; 0 without it."""
     return int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 
@@ -21,7 +21,7 @@ def free_port() -> int:
     """A port of loopback that nothing listens at, nor at the next one: below those that connections are given, so it
     stays free until it is used, and of this worker alone.
     """
-    end = int(_RANGE.read_text().split()[0]) - 2 * _PAIRS * _worker()
+    end = int(_RANGE.read_text().split()[0]) - 2 * _PAIRS * worker()
     for step in itertools.islice(_steps, _PAIRS):
         port = end - 2 * (1 + step % _PAIRS)
         try:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import time
 
-from tests.support.ports import free_port
+from tests.support.ports import free_port, worker
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "sinfo")
 CONFIG = """\
@@ -35,6 +35,7 @@ JobCompType=jobcomp/none
 AccountingStorageType=accounting_storage/none
 ReturnToService=2
 KillWait=5
+FirstJobId={first_job}
 NodeName={host} NodeAddr=127.0.0.1 CPUs={cpus} State=UNKNOWN
 PartitionName=all Nodes={host} Default=YES OverSubscribe=YES State=UP
 """
@@ -62,6 +63,7 @@ class Slurm(contextlib.AbstractContextManager):
         for name in ("state", "spool"):
             (self.folder / name).mkdir()
         values = {"host": host, "folder": self.folder, "controller": free_port(), "daemon": free_port()}
+        values["first_job"] = 1 + 50 * worker()  # ranks meet at a port made of the job's number
         (self.folder / "slurm.conf").write_text(CONFIG.format(cpus=os.cpu_count(), **values))
         key = self.folder / "munge.key"
         key.write_bytes(os.urandom(128))
