@@ -16,7 +16,7 @@ F32 = np.float32
 # own (f16's would be 5e-3, bf16's 4e-2).
 TOLERANCE = {"f32": 2e-5, "f16": 2e-5, "bf16": 2e-5, "q8_0": 3e-3, "i16": 4e-3}
 # Levels with a dot product of integers, and those whose vectors they have.
-PAIRS_OF_LEVELS = [("avx2_vnni", "avx2"), ("avx512_vnni", "avx512"), ("neon_dotprod", "neon"), ("neon_i8mm", "neon")]
+PAIRS_OF_LEVELS = [("avx2_vnni", "avx2"), ("avx512_vnni", "avx512"), ("amx", "avx512"), ("neon_dotprod", "neon"), ("neon_i8mm", "neon")]
 TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "i16": 25, "bf16": 30}
 
 
@@ -60,7 +60,7 @@ class Settings:
     sinks: tuple[float, ...] = ()  # of each head
 
 
-def attend(cache, q, first, settings, spans=0):
+def attend(cache, q, first, settings, spans=0, library=native.lib):
     """q: (tokens, heads, head_dim); the same shape comes back. spans: of 256 positions at a time, merged; 0: in one
     go.
     """
@@ -78,14 +78,14 @@ def attend(cache, q, first, settings, spans=0):
     task.context = settings.context
     sinks = np.array(settings.sinks, F32)
     task.sinks = floats(sinks) if settings.sinks else native.ffi.NULL
-    size = native.check(native.lib.ckdist_attention_scratch_bytes(cache.isa, cache.shape, tokens, heads))
+    size = native.check(library.ckdist_attention_scratch_bytes(cache.isa, cache.shape, tokens, heads))
     scratch = np.full(size + 64, 0xFF, np.uint8)  # NaN patterns: nothing may be read before it is written
     start = -scratch.ctypes.data % 64
     at = native.ffi.cast("uint8_t *", scratch.ctypes.data + start)
     if spans:
-        native.check(native.lib.ckdist_attend_in_parts(cache.isa, task, spans, at))
+        native.check(library.ckdist_attend_in_parts(cache.isa, task, spans, at))
     else:
-        native.check(native.lib.ckdist_attend(cache.isa, task, at))
+        native.check(library.ckdist_attend(cache.isa, task, at))
     return out
 
 

@@ -1,5 +1,5 @@
-"""AMX products, which few machines can run: compiled here against a model of the tile instructions, as Intel documents
-them.
+"""AMX products and attention, which few machines can run: compiled here against a model of the tile instructions, as
+Intel documents them.
 
 Products of quantised weights must have AVX-512's bits, since it takes the fewest tokens; bfloat16 has an order of its
 own.
@@ -17,6 +17,7 @@ import pytest
 
 from ckdist import native
 from ckdist.errors import ConfigError
+from tests.kernels.test_attention import Cache, Settings, attend
 from tests.support.compiled import NATIVE, OURS, compiled
 from tests.support.paths import ROOT
 from tests.support.products import (
@@ -42,6 +43,7 @@ ISA_FLAGS = [
     "-mavx512dq",
     "-mavx512vnni",
     "-mavx512bf16",
+    "-mavx512vbmi",
     "-mamx-tile",
     "-mamx-int8",
     "-mamx-bf16",
@@ -49,16 +51,13 @@ ISA_FLAGS = [
 TOKENS = (1, 9, 10, 16, 17, 33)
 
 
-@pytest.fixture(scope="module")
-def tiles():
-    """The products of ISA amx over the model."""
+def over_model(name, sources):
+    """A library of kernels of ISA amx over the model."""
     if lacks := native.isas().get("avx512_bf16", "a compiler that knows it"):
         pytest.skip(f"level avx512_bf16: this CPU lacks {lacks}")  # which runs the kernels around the tiles
-    names = "isa/linear_bytes.cpp isa/linear_bf16.cpp isa/linear_float8.cpp isa/machine.cpp isa/pack_tile.cpp"
-    names += " layout.cpp layout_blocks.cpp layout_interleaved.cpp"
-    library = compiled(
-        "tiles",
-        [OURS / "tile_products.cpp", *(NATIVE / "kernels" / name for name in names.split())],
+    return compiled(
+        name,
+        [OURS / f"{name}.cpp", *(NATIVE / source for source in sources)],
         "-O1",
         "-shared",
         "-fPIC",
@@ -69,11 +68,24 @@ def tiles():
         '-DCKDIST_TILES="tile_model.h"',
         unknown=("unrecognized command", "unknown argument"),
     )
-    loaded = ctypes.CDLL(str(library))
-    loaded.tile_faults.restype = ctypes.c_char_p
-    for name in ("tile_row_products", "tile_is_live", "tile_peak"):
-        getattr(loaded, name).restype = ctypes.c_int64
-    return loaded
+
+
+def loaded(path):
+    library = ctypes.CDLL(str(path))
+    library.tile_faults.restype = ctypes.c_char_p
+    for name in ("tile_row_products", "tile_is_live"):
+        getattr(library, name).restype = ctypes.c_int64
+    return library
+
+
+@pytest.fixture(scope="module")
+def tiles():
+    """Products."""
+    names = "isa/linear_bytes isa/linear_bf16 isa/linear_float8 isa/machine isa/pack_tile layout layout_blocks"
+    sources = [f"kernels/{name}.cpp" for name in [*names.split(), "layout_interleaved"]]
+    library = loaded(over_model("tile_products", sources))
+    library.tile_peak.restype = ctypes.c_int64
+    return library
 
 
 def in_tiles(library, name, tiles, rows, cols, prepared, tile_range=None):
@@ -236,6 +248,30 @@ def test_the_peak_counts_what_tiles_do(tiles):
         assert tiles.tile_peak(fmt, ctypes.c_int64(3)) == (tiles.tile_row_products() - before) * 16 * depth * 2
         assert tiles.tile_row_products() - before == 3 * 4 * 16
     assert tiles.tile_faults() == b"" and not tiles.tile_is_live()
+
+
+# Of keys, values, and whether these are a part of keys.
+WIDTHS = [(128, 128, False), (72, 40, False), (8, 24, False), (96, 64, True), (40, 24, True)]
+
+
+@pytest.mark.parametrize("key_width, value_width, latent", WIDTHS)
+def test_attention_in_tiles_has_the_bits_of_avx512(key_width, value_width, latent):
+    names = ["", "_float", "_integer", "_parts", "_store"]
+    sources = ["core/error.cpp", "bindings/attention_api.cpp", *(f"kernels/isa/attention{name}.cpp" for name in names)]
+    path = over_model("tile_attention", sources)
+    library, tiles = native.ffi.dlopen(str(path)), loaded(path)
+    rng = np.random.default_rng(5)
+    for tokens, heads, positions in ((9, 1, 9), (20, 3, 500), (1, 17, 300), (150, 1, 150)):
+        k, v = (rng.normal(size=(positions, width)).astype(np.float32) for width in (key_width, value_width))
+        q = 2 * rng.normal(size=(tokens, heads, key_width)).astype(np.float32)
+        cache = Cache(b"avx512_bf16", "i16", k, k[:, :value_width].copy() if latent else v, latent=latent)
+        for settings in (Settings(), Settings(window=40, soft_cap=5, sinks=tuple(range(heads)))):
+            whole = attend(cache, q, positions - tokens, settings)
+            for spans in (0, 1):
+                before = tiles.tile_row_products()
+                assert_same_bits(attend(cache, q, positions - tokens, settings, spans, library), whole)
+                assert tiles.tile_row_products() > before
+                assert tiles.tile_faults() == b"" and not tiles.tile_is_live()
 
 
 @pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="AMX is of x86")

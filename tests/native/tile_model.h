@@ -1,5 +1,5 @@
 // The tile operations of kernels/isa/tile.h in plain C++, after the pseudo-code of Intel's Software Developer's Manual
-// (volume 2: LDTILECFG, TILEZERO, TILELOADD, TILESTORED, TDPBSSD, TDPBF16PS, TILERELEASE), for machines without AMX.
+// (volume 2: LDTILECFG, TILEZERO, TILELOADD, TILESTORED, TDPBSSD and its like, TDPBF16PS, TILERELEASE), for machines without AMX.
 // What the hardware would answer with a fault is kept in tile_fault.
 #pragma once
 #include <cmath>
@@ -94,7 +94,9 @@ inline void zero_upper_rows() {
     std::memset(model.data[sum][row], 0, kTileRowBytes);
 }
 
-template <int sum, int a, int b>
+inline int byte_of(uint8_t byte, bool is_signed) { return is_signed ? static_cast<int8_t>(byte) : byte; }
+
+template <int sum, int a, int b, bool a_signed = true, bool b_signed = true>
 inline void tile_dot_bytes() {
   if (!dot_fits<sum, a, b>()) return;
   for (int m = 0; m < model.shapes.rows[sum]; ++m) {
@@ -104,8 +106,8 @@ inline void tile_dot_bytes() {
       for (int n = 0; n < model.shapes.row_bytes[sum] / 4; ++n)
         for (int i = 0; i < 4; ++i)
           row[n] = static_cast<int32_t>(static_cast<uint32_t>(row[n]) +
-                                        static_cast<uint32_t>(static_cast<int8_t>(model.data[a][m][4 * k + i]) *
-                                                              static_cast<int8_t>(model.data[b][k][4 * n + i])));
+                                        static_cast<uint32_t>(byte_of(model.data[a][m][4 * k + i], a_signed) *
+                                                              byte_of(model.data[b][k][4 * n + i], b_signed)));
     write_row_and_zero<sum>(m, row);
   }
   zero_upper_rows<sum>();

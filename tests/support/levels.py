@@ -9,7 +9,7 @@ HERE = [name for name, lacks in ALL.items() if not lacks]
 # Whose code is shared by the levels above them, where a file asks for no more.
 VECTORS = ("baseline", "avx2", "avx512", "neon")
 # Of kernels that ask for dot products of integers alone, and for conversions to bfloat16 alone.
-INTEGERS = (*VECTORS, "avx2_vnni", "avx512_vnni", "neon_dotprod", "neon_i8mm")
+INTEGERS = (*VECTORS, "avx2_vnni", "avx512_vnni", "amx", "neon_dotprod", "neon_i8mm")
 BF16 = (*VECTORS, "avx512_bf16", "neon_bf16")
 
 

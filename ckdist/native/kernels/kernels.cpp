@@ -74,6 +74,7 @@ namespace amx {
 extern const KernelTable byte_kernels;
 extern const LinearKernel bf16_kernel, float8_kernel;
 extern const ProductKernel bf16_product;
+extern const AttentionKernel attention_kernel;
 extern const MachineKernel machine_kernel;
 }  // namespace amx
 #endif
@@ -190,10 +191,14 @@ void add_x86_levels(std::vector<Level>& levels) {
     k.linear[static_cast<int>(Type::bf16)] = amx::bf16_kernel;
     k.linear[static_cast<int>(Type::f8_e4m3)] = amx::float8_kernel;
     k.product.bf16 = amx::bf16_product;
+    k.attention = amx::attention_kernel;
     return k;
   }();
   std::string tiles =
-      both(bf16, lacking({{"amx_tile", has_amx(24)}, {"amx_int8", has_amx(25)}, {"amx_bf16", has_amx(22)}}));
+      both(bf16, lacking({{"avx512_vbmi", __builtin_cpu_supports("avx512vbmi") != 0},
+                                         {"amx_tile", has_amx(24)},
+                                         {"amx_int8", has_amx(25)},
+                                         {"amx_bf16", has_amx(22)}}));
   if (tiles.empty() && !may_use_tiles()) tiles = "the kernel's permission to use tiles";
   levels.push_back({&of_amx, tiles});
 #endif

@@ -23,16 +23,18 @@ int64_t scratch_bytes(const CacheShape& cache, int tokens, int heads) {
   return 4 * most;
 }
 
+// Both are codes; where one is, it becomes floats.
+bool integers(const AttentionTask& task) { return is_integer(task.key_type) && is_integer(task.value_type); }
+
+Shape shape_here(const AttentionTask& task) { return integers(task) ? shape_of_integers(task) : shape_of(task); }
+
 int64_t part_bytes(const CacheShape& cache, int tokens, int heads) {
   AttentionTask task = {};
   task.key_type = cache.key_type, task.value_type = cache.value_type;
   task.key_width = cache.key_width, task.value_width = cache.value_width, task.latent = cache.latent;
   task.tokens = tokens, task.heads = heads;
-  return 4 * shape_of(task).part_floats();
+  return 4 * shape_here(task).part_floats();
 }
-
-// Both are codes; where one is, it becomes floats.
-bool integers(const AttentionTask& task) { return is_integer(task.key_type) && is_integer(task.value_type); }
 
 void attend(const AttentionTask& task, uint8_t* scratch) {
   float* floats = reinterpret_cast<float*>(scratch);
@@ -47,7 +49,7 @@ void attend_spans(const AttentionTask& task, int64_t first, int64_t last, uint8_
 }
 
 void merge(const AttentionTask& task, uint8_t* parts, uint8_t* scratch) {
-  const Shape shape = shape_of(task);
+  const Shape shape = shape_here(task);
   float* factors = reinterpret_cast<float*>(scratch);
   const SpanPart state(factors + (1 + shape.groups()) * shape.lanes, shape);
   clear(shape, state);

@@ -13,12 +13,24 @@
 
 #include "kernels/isa/attention_lanes.h"
 #include "kernels/isa/attention_rows.h"
+#ifdef __AMX_INT8__
+#include "kernels/isa/attention_tiles.h"
+#endif
 
 namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
 constexpr int kQueriesAhead = 6;  // that are fetched while one is made codes
+
+// Whether AMX takes the task: queries in rows, as vectors have few of them.
+bool in_tiles([[maybe_unused]] const AttentionTask& task) {
+#ifdef __AMX_INT8__
+  return task.key_type == KvType::i16 && task.value_type == KvType::i16 && int64_t{task.tokens} * task.heads > kFew;
+#else
+  return false;
+#endif
+}
 
 void prepare_queries(const AttentionTask& task, const Shape& shape, const Workspace& work) {
   const auto query = [&](int64_t row) {
@@ -40,6 +52,18 @@ void prepare_queries(const AttentionTask& task, const Shape& shape, const Worksp
     }
     work.factor[row] = scale * task.scale;
   };
+#ifdef __AMX_INT8__
+  if (in_tiles(task)) {
+    const int64_t bytes = row_bytes(task.cache());
+    for (int64_t row = 0; row < shape.queries; ++row) {
+      uint8_t* group = reinterpret_cast<uint8_t*>(work.q) + row / kTileQueries * kTileQueries * 2 * bytes;
+      uint8_t* high = group + row % kTileQueries * bytes;
+      codes(row, work.codes);
+      lay_out_query(task.cache(), work.codes, high, high + kTileQueries * bytes);
+    }
+    return;
+  }
+#endif
   if (!shape.by_lane) {
     const int rows = rows_of_group(shape);
     for (int64_t row = 0; row < shape.queries; ++row) {
@@ -73,39 +97,43 @@ void prepare_queries(const AttentionTask& task, const Shape& shape, const Worksp
   }
 }
 
+// One span into its part; done(first lane, last lane) when these are there.
+template <class Key, class Value, class Done>
+void attend_span(const AttentionTask& task, const Shape& shape, const Workspace& work, int64_t start,
+                 const SpanPart& part, Done&& done) {
+  const Span span = open_span<Key, Value>(task, shape, work, start);
+#ifdef __AMX_INT8__
+  if (in_tiles(task)) return attend_tiles(task, shape, work, span, part, done);
+#endif
+  if (shape.by_lane) return attend_lanes<Key, Value>(task, shape, work, span, part, done);
+  attend_rows<Key, Value>(task, shape, work, span, part);
+  done(0, shape.lanes);
+}
+
 template <class Key, class Value>
 void attend_typed(const AttentionTask& task, float* scratch) {
   const Workspace work(scratch, task.cache(), task.tokens, task.heads);
-  const Shape shape = shape_of(task);
+  const Shape shape = shape_of_integers(task);
   const SpanPart part(work.part, shape), state(work.state, shape);
   prepare_queries(task, shape, work);
   clear(shape, part);
   clear(shape, state);
-  for (int64_t s = task.first_span(); s < task.last_span(); ++s) {
-    const Span span = open_span<Key, Value>(task, shape, work, s * kSpan);
-    if (shape.by_lane) {
-      attend_lanes<Key, Value>(task, shape, work, span, part, [&](int64_t first, int64_t last) {
-        merge_part(shape, part, state, work.factors, first, last);
-      });
-    } else {
-      attend_rows<Key, Value>(task, shape, work, span, part);
-      merge_part(shape, part, state, work.factors, 0, shape.lanes);
-    }
-  }
+  for (int64_t s = task.first_span(); s < task.last_span(); ++s)
+    attend_span<Key, Value>(task, shape, work, s * kSpan, part, [&](int64_t first, int64_t last) {
+      merge_part(shape, part, state, work.factors, first, last);
+    });
   finish(task, shape, state);
 }
 
 template <class Key, class Value>
 void attend_spans(const AttentionTask& task, int64_t first, int64_t last, float* parts, float* scratch) {
   const Workspace work(scratch, task.cache(), task.tokens, task.heads);
-  const Shape shape = shape_of(task);
+  const Shape shape = shape_of_integers(task);
   prepare_queries(task, shape, work);
   for (int64_t s = first; s < last; ++s) {
     const SpanPart part(parts + (s - first) * shape.part_floats(), shape);
     clear(shape, part);
-    const Span span = open_span<Key, Value>(task, shape, work, s * kSpan);
-    if (shape.by_lane) attend_lanes<Key, Value>(task, shape, work, span, part, [](int64_t, int64_t) {});
-    else attend_rows<Key, Value>(task, shape, work, span, part);
+    attend_span<Key, Value>(task, shape, work, s * kSpan, part, [](int64_t, int64_t) {});
   }
 }
 
@@ -118,6 +146,12 @@ void by_types(const AttentionTask& task, Run&& run) {
 }
 
 }  // namespace
+
+Shape shape_of_integers(const AttentionTask& task) {
+  Shape shape = shape_of(task);
+  shape.by_lane = shape.by_lane && !in_tiles(task);
+  return shape;
+}
 
 int64_t integer_scratch_floats(const CacheShape& cache, int tokens, int heads) {
   return Workspace(nullptr, cache, tokens, heads).floats;

@@ -1,11 +1,14 @@
 // Numbers as 16-bit integers with one scale, and attention over a cache of integers. Private to isa/.
 #pragma once
 #include "kernels/attention.h"
+#include "kernels/isa/attention_parts.h"
 #include "kernels/isa/integers.h"
 
 namespace ckdist {
 namespace CKDIST_ISA {
 
+// As shape_of(), but for what AMX takes.
+Shape shape_of_integers(const AttentionTask& task);
 int64_t integer_scratch_floats(const CacheShape& cache, int tokens, int heads);
 void attend_integer(const AttentionTask& task, float* scratch);
 void attend_integer_spans(const AttentionTask& task, int64_t first, int64_t last, float* parts, float* scratch);

@@ -1,9 +1,7 @@
 // Few queries over a span of a cache of integers: a lane is a position (scores) or a dimension (values), and each load
 // of the cache serves all queries. Private to isa/.
 #pragma once
-#include "kernels/isa/attention_bias.h"
-#include "kernels/isa/attention_span.h"
-#include "kernels/isa/exp.h"
+#include "kernels/isa/attention_soften.h"
 
 namespace ckdist {
 namespace CKDIST_ISA {
@@ -108,75 +106,17 @@ template <class Key, class Value, int R>
 void attend_group(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& span,
                   const SpanPart& part, int64_t row) {
   constexpr int kBlocks = kAccumulators >= 4 * R ? 4 : kAccumulators >= 2 * R ? 2 : 1;
-  int low[R], high[R], first = kSpanBlocks, last = 0;
-  for (int r = 0; r < R; ++r) {
-    seen(task, span.start, row + r, low + r, high + r);
-    const int from = low[r] / kLanes, to = (high[r] + kLanes - 1) / kLanes;
-    first = from < first ? from : first;
-    last = to > last ? to : last;
-  }
-  if (first >= last) first = span.first, last = span.first;
+  QueryGroup group(task, span.start, row, R);
+  if (group.first >= group.last) group.first = group.last = span.first;
+  const int first = group.first, last = group.last;
   score_blocks<Key, R, kBlocks>(span, first, last, work.q + row * task.key_width, task.key_width,
                                 key_group(task.cache()), behind_of(task, work, row), work.scores);
-
-  float sums[kLanes] = {}, scales[kLanes] = {}, factors[kLanes], biases[kSpan];
-  for (int r = 0; r < R; ++r) {
-    float* scores = work.scores + r * kSpan;
-    if (task.bias) {
-      const ScoreBias bias(task, row + r);
-      for (int i = first * kLanes; i < last * kLanes; ++i) biases[i] = bias.of(span.start + i);
-    }
-    const Vec factor = set(work.factor[row + r]), from = set(static_cast<float>(low[r])),
-              to = set(static_cast<float>(high[r]));
-    Vec largest = set(-__builtin_inff());
-    for (int i = first * kLanes; i < last * kLanes; i += kLanes) {
-      Vec s = load(scores + i) * factor;
-      if (task.bias) s = s + load(biases + i);
-      s = cap(s, task.soft_cap);
-      if (i < low[r] || i + kLanes > high[r]) {
-        const Vec position = lane_numbers() + set(static_cast<float>(i));
-        s = select(less(position, to), select(less(position, from), set(-__builtin_inff()), s), set(-__builtin_inff()));
-      }
-      store(scores + i, s);
-      largest = max(s, largest);
-    }
-    const float peak = reduce_max(largest);
-    const Vec shift = set(peak == -__builtin_inff() ? 0.0f : peak);
-    Vec sum = set(0.0f);
-    for (int i = first * kLanes; i < last * kLanes; i += kLanes) {
-      const Vec weight = exp_units(load(scores + i) - shift);
-      store(scores + i, weight);
-      sum = sum + weight;
-    }
-    part.largest[row + r] = peak;
-    part.sum[row + r] = sums[r] = reduce_sum(sum);
-  }
-  for (int g = 0; g < shape.groups(); ++g) {
-    for (int r = 0; r < R; ++r) {
-      const Vec from = set(static_cast<float>(low[r])), to = set(static_cast<float>(high[r]));
-      Vec largest = set(0.0f);
-      for (int i = first * kLanes; i < last * kLanes; i += kLanes) {
-        Vec scale = load(span.v_scales + g * kSpan + i);
-        if (i < low[r] || i + kLanes > high[r]) {
-          const Vec position = lane_numbers() + set(static_cast<float>(i));
-          scale = select(less(position, to), select(less(position, from), set(0.0f), scale), set(0.0f));
-        }
-        largest = max(scale, largest);
-      }
-      scales[r] = reduce_max(largest);
-    }
-    Vec unit;
-    store(factors, weigh<Value>(load(sums), load(scales), &unit));
-    float units[kLanes];
-    store(units, unit);
-    for (int r = 0; r < R; ++r) {
-      part.unit[g * shape.lanes + row + r] = units[r];
-      int16_t* weights = work.weights + (g * R + r) * kSpan;
-      for (int i = first * kLanes; i < last * kLanes; i += kLanes)
-        store_i16(weights + i,
-                  (load(work.scores + r * kSpan + i) * set(factors[r])) * load(span.v_scales + g * kSpan + i));
-    }
-  }
+  const auto weigh_row = [&](int g, int r, Vec factor) {
+    int16_t* weights = work.weights + (g * R + r) * kSpan;
+    for (int i = first * kLanes; i < last * kLanes; i += kLanes)
+      store_i16(weights + i, (load(work.scores + r * kSpan + i) * factor) * load(span.v_scales + g * kSpan + i));
+  };
+  soften_rows<Value>(task, shape, work, span, part, group, work.scores, weigh_row);
   const auto accumulate = [&](auto code) {
     accumulate_columns<decltype(code), Value, R, 8>(span, first, last, work.weights, shape.group, 0,
                                                     part.values + row * shape.width, shape.width);

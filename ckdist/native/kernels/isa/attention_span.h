@@ -21,6 +21,13 @@ constexpr int kAccumulators = 4, kRows = 4, kVecs = 1, kSteps = 4;
 constexpr int kAccumulators = 2, kRows = 2, kVecs = 1, kSteps = 2;
 #endif
 constexpr int kMostLanes = kVecs * kLanes;
+// Codes that tiles may read more: of a query for each of up to two scales, and behind the last keys.
+constexpr int kQueryPadding = 64, kKeyPadding = 1024;
+#if defined(__AMX_INT8__)
+constexpr int kMostGroups = 8, kMostRows = 16 * kMostGroups;  // queries whose scores and weights are there at once
+#else
+constexpr int kMostRows = kMostLanes > kRows ? kMostLanes : kRows;
+#endif
 
 struct Workspace {
   int64_t floats = 0;
@@ -47,17 +54,17 @@ struct Workspace {
       return start;
     };
     const auto words = [&](int64_t n) { return reinterpret_cast<int16_t*>(take((n + 1) / 2)); };
-    q = words(lanes * cache.key_width);
+    q = words(lanes * (cache.key_width + 2 * kQueryPadding));
     codes = words(kLanes * int64_t{cache.key_width});
     factor = take(lanes);
     behind = take(lanes);
-    scores = take(kSpan * (kMostLanes > kRows ? kMostLanes : kRows));
-    weights = words(groups * kSpan * (kMostLanes > kRows ? kMostLanes : kRows));
+    scores = take(kSpan * kMostRows);
+    weights = words(groups * kSpan * kMostRows);
     const int64_t most_groups = cache.key_width / 32 + 2;  // of keys
     k_scales = take(most_groups * kSpan);
     v_scales = take(groups * kSpan);
     factors = take((1 + groups) * lanes);
-    keys = words(kSpan * int64_t{cache.key_width});
+    keys = words(kSpan * int64_t{cache.key_width > 2 * kLanes ? cache.key_width : 2 * kLanes} + kKeyPadding);
     values = words(kSpan * round_lanes(cache.value_width));
     const int64_t most = lanes * (2 + groups) + lanes * round_lanes(cache.value_width);
     part = take(most);

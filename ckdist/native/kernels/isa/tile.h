@@ -59,10 +59,13 @@ inline void tile_store(void* to, int64_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "n"(tile) : "memory");
 }
 
-// sum[m][n] += dot of four signed bytes a[m][k] and four signed bytes b[k][n], over all k; int32.
-template <int sum, int a, int b>
+// sum[m][n] += dot of four bytes a[m][k] and four bytes b[k][n], over all k; int32. Whether a's and b's are signed.
+template <int sum, int a, int b, bool a_signed = true, bool b_signed = true>
 inline void tile_dot_bytes() {
-  asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"n"(sum), "n"(a), "n"(b));
+  if constexpr (a_signed && b_signed) asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"n"(sum), "n"(a), "n"(b));
+  else if constexpr (a_signed) asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"n"(sum), "n"(a), "n"(b));
+  else if constexpr (b_signed) asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"n"(sum), "n"(a), "n"(b));
+  else asm volatile("tdpbuud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"n"(sum), "n"(a), "n"(b));
 }
 
 // The same of pairs of bfloat16 in float32: the first of all pairs and the second of all pairs make a chain of fused
