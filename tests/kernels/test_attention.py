@@ -16,7 +16,13 @@ F32 = np.float32
 # own (f16's would be 5e-3, bf16's 4e-2).
 TOLERANCE = {"f32": 2e-5, "f16": 2e-5, "bf16": 2e-5, "q8_0": 3e-3, "i16": 4e-3}
 # Levels with a dot product of integers, and those whose vectors they have.
-PAIRS_OF_LEVELS = [("avx2_vnni", "avx2"), ("avx512_vnni", "avx512"), ("amx", "avx512"), ("neon_dotprod", "neon"), ("neon_i8mm", "neon")]
+PAIRS_OF_LEVELS = [
+    ("avx2_vnni", "avx2"),
+    ("avx512_vnni", "avx512"),
+    ("amx", "avx512"),
+    ("neon_dotprod", "neon"),
+    ("neon_i8mm", "neon"),
+]
 TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "i16": 25, "bf16": 30}
 
 

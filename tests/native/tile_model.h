@@ -1,6 +1,6 @@
 // The tile operations of kernels/isa/tile.h in plain C++, after the pseudo-code of Intel's Software Developer's Manual
-// (volume 2: LDTILECFG, TILEZERO, TILELOADD, TILESTORED, TDPBSSD and its like, TDPBF16PS, TILERELEASE), for machines without AMX.
-// What the hardware would answer with a fault is kept in tile_fault.
+// (volume 2: LDTILECFG, TILEZERO, TILELOADD, TILESTORED, TDPBSSD and its like, TDPBF16PS, TILERELEASE), for machines
+// without AMX. What the hardware would answer with a fault is kept in tile_fault.
 #pragma once
 #include <cmath>
 #include <cstdint>

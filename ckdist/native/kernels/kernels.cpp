@@ -194,11 +194,10 @@ void add_x86_levels(std::vector<Level>& levels) {
     k.attention = amx::attention_kernel;
     return k;
   }();
-  std::string tiles =
-      both(bf16, lacking({{"avx512_vbmi", __builtin_cpu_supports("avx512vbmi") != 0},
-                                         {"amx_tile", has_amx(24)},
-                                         {"amx_int8", has_amx(25)},
-                                         {"amx_bf16", has_amx(22)}}));
+  std::string tiles = both(bf16, lacking({{"avx512vbmi", __builtin_cpu_supports("avx512vbmi") != 0},
+                                          {"amx_tile", has_amx(24)},
+                                          {"amx_int8", has_amx(25)},
+                                          {"amx_bf16", has_amx(22)}}));
   if (tiles.empty() && !may_use_tiles()) tiles = "the kernel's permission to use tiles";
   levels.push_back({&of_amx, tiles});
 #endif

@@ -23,10 +23,12 @@ constexpr int kAccumulators = 2, kRows = 2, kVecs = 1, kSteps = 2;
 constexpr int kMostLanes = kVecs * kLanes;
 // Codes that tiles may read more: of a query for each of up to two scales, and behind the last keys.
 constexpr int kQueryPadding = 64, kKeyPadding = 1024;
+// Queries whose scores and weights are there at once.
+constexpr int kVectorRows = kMostLanes > kRows ? kMostLanes : kRows;
 #if defined(__AMX_INT8__)
-constexpr int kMostGroups = 8, kMostRows = 16 * kMostGroups;  // queries whose scores and weights are there at once
+constexpr int kMostGroups = 8, kMostRows = 16 * kMostGroups;
 #else
-constexpr int kMostRows = kMostLanes > kRows ? kMostLanes : kRows;
+constexpr int kMostRows = kVectorRows;
 #endif
 
 struct Workspace {
@@ -35,13 +37,14 @@ struct Workspace {
   int16_t* codes;  // (16, key_width)
   float* factor;   // (lanes,): score / (codes of q . k)
   float* behind;   // (lanes,): latent: by how much more what is behind the values counts
-  float* scores;   // rows: (R, 256); lanes: (256, Vecs, 16)
-  int16_t* weights;  // rows: (groups, R, 256); lanes: (groups, 128, Vecs, 16, 2)
-  float* k_scales;   // (groups of keys, 256)
-  float* v_scales;   // (groups of values, 256)
-  float* factors;    // (1 + groups, lanes)
-  int16_t* keys;     // a span of int8 codes widened, as blocks of i16
-  int16_t* values;   // likewise; latent: (Vecs of columns, 128 pairs of positions, 16, 2)
+  float* scores;   // rows: (R, 256); lanes: (256, Vecs, 16); tiles: (groups of queries, 16, 256)
+  int16_t*
+      weights;      // rows: (groups, R, 256); lanes: (groups, 128, Vecs, 16, 2); tiles: (groups of queries, 2, 16, 256)
+  float* k_scales;  // (groups of keys, 256)
+  float* v_scales;  // (groups of values, 256)
+  float* factors;   // (1 + groups, lanes)
+  int16_t* keys;    // a span of int8 codes widened, as blocks of i16
+  int16_t* values;  // likewise; latent: (Vecs of columns, 128 pairs of positions, 16, 2)
   float* part;
   float* state;
 
@@ -59,7 +62,8 @@ struct Workspace {
     factor = take(lanes);
     behind = take(lanes);
     scores = take(kSpan * kMostRows);
-    weights = words(groups * kSpan * kMostRows);
+    const int64_t in_vectors = groups * kVectorRows;  // tiles have one group
+    weights = words(kSpan * (in_vectors > kMostRows ? in_vectors : kMostRows));
     const int64_t most_groups = cache.key_width / 32 + 2;  // of keys
     k_scales = take(most_groups * kSpan);
     v_scales = take(groups * kSpan);

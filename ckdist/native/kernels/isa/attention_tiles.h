@@ -10,9 +10,9 @@ namespace CKDIST_ISA {
 namespace {
 
 constexpr int kTileQueries = kTileMostRows;
-constexpr int kTileCodes = kTileRowBytes;                    // that a product sums
-constexpr int kHalvesBytes = 2 * kTileRowBytes;              // of a line of high bytes and one of low bytes
-constexpr int kCodesBytes = kTileMostRows * kHalvesBytes;    // of codes that a product takes
+constexpr int kTileCodes = kTileRowBytes;                       // that a product sums
+constexpr int kHalvesBytes = 2 * kTileRowBytes;                 // of a line of high bytes and one of low bytes
+constexpr int kCodesBytes = kTileMostRows * kHalvesBytes;       // of codes that a product takes
 constexpr int kValuesBytes = kSpan / kTileCodes * kCodesBytes;  // of sixteen columns of a span's values
 constexpr int kSums = kTileMostRows * kLanes;
 
@@ -50,8 +50,9 @@ CKDIST_INLINE void lay_out_query(const CacheShape& cache, const int16_t* codes, 
 
 // The halves of 64 codes in lanes of 32 bits.
 CKDIST_INLINE void store_halves(const __m512i* codes, uint8_t* high, uint8_t* low) {
-  alignas(64) static constexpr uint8_t kFirst[64] = {0,  4,  8,  12, 16, 20, 24, 28,  32,  36,  40,  44,  48,  52,  56,  60,
-                                                     64, 68, 72, 76, 80, 84, 88, 92, 96, 100, 104, 108, 112, 116, 120, 124};
+  alignas(64) static constexpr uint8_t kFirst[64] = {0,  4,  8,  12,  16,  20,  24,  28,  32,  36, 40,
+                                                     44, 48, 52, 56,  60,  64,  68,  72,  76,  80, 84,
+                                                     88, 92, 96, 100, 104, 108, 112, 116, 120, 124};
   const __m512i lows = _mm512_load_si512(kFirst), highs = _mm512_or_si512(lows, _mm512_set1_epi8(1));
   const auto pack = [&](__m512i index) {
     return _mm512_inserti64x4(_mm512_permutex2var_epi8(codes[0], index, codes[1]),
@@ -64,9 +65,9 @@ CKDIST_INLINE void store_halves(const __m512i* codes, uint8_t* high, uint8_t* lo
 // Two lines of pairs of codes, of the first two and the next two that a product sums, as a line of high bytes and one
 // of low bytes.
 CKDIST_INLINE void split_lines(const void* first, const void* second, uint8_t* to) {
-  const __m512i lanes = _mm512_set_epi32(0x3c3c3c3c, 0x38383838, 0x34343434, 0x30303030, 0x2c2c2c2c, 0x28282828,
-                                         0x24242424, 0x20202020, 0x1c1c1c1c, 0x18181818, 0x14141414, 0x10101010,
-                                         0x0c0c0c0c, 0x08080808, 0x04040404, 0);
+  const __m512i lanes =
+      _mm512_set_epi32(0x3c3c3c3c, 0x38383838, 0x34343434, 0x30303030, 0x2c2c2c2c, 0x28282828, 0x24242424, 0x20202020,
+                       0x1c1c1c1c, 0x18181818, 0x14141414, 0x10101010, 0x0c0c0c0c, 0x08080808, 0x04040404, 0);
   const __m512i low = _mm512_or_si512(lanes, _mm512_set1_epi32(0x42400200)),
                 high = _mm512_or_si512(lanes, _mm512_set1_epi32(0x43410301));
   const __m512i a = _mm512_loadu_si512(first), b = _mm512_loadu_si512(second);
@@ -148,7 +149,8 @@ class TileSpan {
   int64_t take(int64_t row) {
     for (count_ = 0; row < shape_.queries && count_ < kMostGroups; row += kTileQueries) {
       const int64_t left = shape_.queries - row;
-      groups_[count_] = QueryGroup(task_, span_.start, row, left < kTileQueries ? static_cast<int>(left) : kTileQueries);
+      groups_[count_] =
+          QueryGroup(task_, span_.start, row, left < kTileQueries ? static_cast<int>(left) : kTileQueries);
       count_ += groups_[count_].first < groups_[count_].last;
     }
     return row;
@@ -193,8 +195,8 @@ class TileSpan {
         const QueryGroup& group = groups_[i];
         if (b + 1 < group.first || b >= group.last) continue;
         const uint8_t* queries = reinterpret_cast<const uint8_t*>(work_.q) + 2 * group.row * stride + of.at;
-        multiply_codes(queries, queries + kTileQueries * stride, stride, keys + of.first / 4 * kHalvesBytes, block_bytes,
-                       of.products(), sums);
+        multiply_codes(queries, queries + kTileQueries * stride, stride, keys + of.first / 4 * kHalvesBytes,
+                       block_bytes, of.products(), sums);
         const Behind behind = behind_of(task_, work_, group.row);
         float* score = scores(i) + b * kLanes;
         for (int r = 0; r < group.rows; ++r, score += kSpan) {
