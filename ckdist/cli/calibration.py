@@ -68,8 +68,8 @@ MADE: Mapping[str, tuple[Mapping[str, Any], str | None, tuple[StepShape, ...]]] 
     "plain": (DENSE, None, (ALONE, PIECE, PROMPTED)),
     "Q8_0": (DENSE, "q8_0", (ALONE, PIECE, PROMPTED)),
     "Q4_K": (DENSE, "q4_k", (ALONE, PIECE, PROMPTED)),
-    "latent": (LATENT, None, (ALONE, PROMPTED)),
-    "latent Q8_0": (LATENT, "q8_0", (ALONE, PROMPTED)),
+    "latent": (LATENT, None, (PROMPTED,)),
+    "latent Q8_0": (LATENT, "q8_0", (PROMPTED,)),
     "mixture": (MIXTURE, "q4_k", (ALONE, PROMPTED)),
 }
 FOLDERS = {
@@ -78,7 +78,8 @@ FOLDERS = {
 }  # fmt: skip
 # What is measured with nothing read in between, of models of MADE or of folders, and of all DEPTHS.
 NEAR_STEPS = {
-    **dict.fromkeys(("small", "latent"), (ALONE, TOGETHER, BEHIND)), "grouped": (BEHIND,), "mixture": (ALONE, TOGETHER),
+    **dict.fromkeys(("small", "latent"), (ALONE, TOGETHER, BEHIND)), "grouped": (BEHIND,),
+    **dict.fromkeys(("mixture", "latent Q8_0"), (ALONE, TOGETHER)),
     **{f"{name} {depth}": (ALONE, TOGETHER) for name in TYPES for depth in DEPTHS},
     f"{FAR} deep": (ALONE, TOGETHER, BEHIND, ALL_BEHIND),
 }  # fmt: skip
@@ -90,7 +91,8 @@ LOSS_BOUNDS = 0.01, 4.0  # of products of several rows
 HALVINGS = 15  # of the logarithms of bounds, by which a figure is found
 LEAST_SECONDS = 1e-9  # that a group of steps counts as
 ROUNDS = 4  # in which figures that depend on each other are found
-SHARES = 0.02, 4.0  # bounds of parts of rates,
+ONCE = 1e-9, 1e-4  # bounds of seconds of one head,
+SHARES = 0.02, 4.0  # of parts of rates,
 RATES = 1e7, 1e13  # bounds of operations per second, and of bytes
 LEAST_ACHIEVED = 0.01  # of memory's bandwidth
 MOST_REUSE, MOST_BYTES = 20.0, 1e16  # times faster than memory at most; more bytes than any model has
@@ -138,14 +140,20 @@ class Measured:
 
 
 def solved(
-    spec: MachineSpec, change: str | Setter, bounds: tuple[float, float], group: str, *cases: tuple[Measured, StepShape]
+    spec: MachineSpec,
+    change: str | Setter,
+    bounds: tuple[float, float],
+    group: str,
+    *cases: tuple[Measured, StepShape],
+    beside: str = "",
 ) -> MachineSpec:
     """The machine with the figure for which a group of some models' steps takes as long as was measured, in the
     geometric mean, by bisection; at its bounds, the nearest. `change`: the figure's name, or what makes a machine of a
-    value.
+    value. `beside`: a group of the same steps than which it is not to be more wrong, as both read at one rate.
     """
     changed = change if callable(change) else lambda of, value: dataclasses.replace(of, **{change: value})
-    error = lambda value: sum(one.error(changed(spec, value), shape, group) for one, shape in cases)
+    others = sum(one.error(spec, shape, beside) for one, shape in cases) if beside else 0.0
+    error = lambda value: sum(one.error(changed(spec, value), shape, group) for one, shape in cases) - others
     low, high = bounds
     grows = error(high) > error(low)
     for _ in range(HALVINGS):
@@ -229,9 +237,11 @@ def calibrated(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
     spec = solved(spec, "latent", RATES, ATTENTION, (latent, PROMPTED))
     spec = solved(spec, "heads", RATES, HEADS, (latent, PROMPTED))
     spec = solved(spec, "heads_int8", RATES, HEADS, (found["latent Q8_0"], PROMPTED))
-    spec = solved(spec, "heads_read", SHARES, HEADS, (latent, ALONE), (found["latent Q8_0"], ALONE))
+    heads = ((found[name + NEAR], shape) for name in ("latent", "latent Q8_0") for shape in (ALONE, TOGETHER))
+    spec = solved(spec, "heads_once", ONCE, HEADS, *heads, beside=PRODUCT)
     spec = solved(spec, "achieved_experts", SHARES, EXPERTS, (mixture, PROMPTED))
-    spec = solved(spec, "experts_read", SHARES, EXPERTS, (mixture, ALONE), *((found["mixture" + NEAR], one) for one in (ALONE, TOGETHER)))
+    near = ((found["mixture" + NEAR], shape) for shape in (ALONE, TOGETHER))
+    spec = solved(spec, "experts_read", SHARES, EXPERTS, (mixture, ALONE), *near)
     return _with_single_tokens(spec, found)
 
 

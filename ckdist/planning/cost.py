@@ -324,8 +324,11 @@ class CostModel:
             if instr.op == "linear_heads":  # small products, beside which what they take and give counts
                 widths = instr.inputs[0].dims[1].local(self.mesh) + instr.outputs[0].dims[1].local(self.mesh)
                 given = each * widths / (self.own.threads * machine.heads_rate(cost.form))
-        reached = {"experts": machine.experts_read, "linear_heads": machine.heads_read}.get(instr.op, 1.0)
-        return _hidden(read / reached, computed, machine.product_loss(most)).plus(self._waits()).plus(Times(arithmetic=given))
+                heads = matrices_of(instr)[0].dims[0]
+                given += heads.local(self.mesh) / heads.width * machine.heads_once / self.own.threads
+        reached = machine.experts_read if instr.op == "experts" else 1.0
+        times = _hidden(read / reached, computed, machine.product_loss(most)).plus(self._waits())
+        return times.plus(Times(arithmetic=given))
 
     def _read_rates(self, shape: StepShape) -> ReadRates:
         """Bytes per second that this rank reads in steps like this one, one after the other."""
@@ -435,7 +438,7 @@ class CostModel:
         rows, threads = self._rows(v.dims[0], shape), self.own.threads
         if v.dims[1].name in HEADS_DIMS:
             return rows / threads
-        return rows if rows <= REPLICATED_ROWS else -(-rows // threads)
+        return max(min(rows, REPLICATED_ROWS), -(-rows // threads))
 
     def _rows(self, dim: Dim, shape: StepShape) -> int:
         """This rank's rows of a value: its share of the step's tokens, or of the rows of logits."""

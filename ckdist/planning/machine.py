@@ -71,7 +71,6 @@ class MachineSpec:
     bandwidth: float = fact("memory", "bytes per second of a node's memory at most", 1e6, 1e16)
     achieved_bandwidth: float = fact("memory", "the share of it that reading weights reaches", 0.01, 1.0, 0.8)
     experts_read: float = fact("memory", "of that the share that experts reach, each of a few rows", 0.01, 4.0, 1.0)
-    heads_read: float = fact("memory", "the same of matrices of single heads", 0.01, 4.0, 1.0)
     attention_read: float = fact("memory", "the same of caches by single tokens", 0.01, 4.0, 1.0)
     core_bandwidth: float = fact("memory", "bytes per second that one core reads", 1e6, 1e15, 2e10)
     remote: float = fact("memory", "times longer that reading another node's memory takes", 1.0, 100.0, 2.0)
@@ -86,9 +85,10 @@ class MachineSpec:
     achieved_experts: float = fact("arithmetic", "the share of that that experts reach", 0.01, 4.0, 1.0)
     heads: float = fact("arithmetic", "numbers per second that heads' products take and give; 0: any", 0.0, 1e15, 0.0)
     heads_int8: float = fact("arithmetic", "the same with bytes; 0: as others", 0.0, 1e15, 0.0)
+    heads_once: float = fact("arithmetic", "seconds of each head's product beside these", 0.0, 1.0, 0.0)
     attention: float = fact("arithmetic", "operations per second of one core in attention; 0: as f32", 0.0, 1e18, 0.0)
     attention_one: float = fact("arithmetic", "the same for single tokens; 0: as attention", 0.0, 1e18, 0.0)
-    attention_given: float = fact("arithmetic", "numbers that one core takes and gives for these; 0: any", 0.0, 1e18, 0.0)
+    attention_given: float = fact("arithmetic", "numbers that one core takes and gives for it; 0: any", 0.0, 1e18, 0.0)
     latent: float = fact("arithmetic", "the same in latent attention; 0: as attention", 0.0, 1e18, 0.0)
     latent_one: float = fact("arithmetic", "the same for single tokens; 0: as attention_one", 0.0, 1e18, 0.0)
     latent_given: float = fact("arithmetic", "the same as attention_given; 0: as that", 0.0, 1e18, 0.0)
@@ -105,7 +105,7 @@ class MachineSpec:
 
     barrier: float = fact("steps", "seconds of a barrier of a node's threads", 0.0, 1.0, 2e-6)
     between: float = fact("steps", "seconds between two steps", 0.0, 10.0, 3e-4)
-    between_far: float = fact("steps", "the same if they read as much as reuse's last size; 0: as that", 0.0, 10.0, 0.0)
+    between_far: float = fact("steps", "the same of those that read the most; 0: as that", 0.0, 10.0, 0.0)
 
     rank_seconds: float = fact("ranks", "seconds in which ranks of a host meet", 0.0, 1.0, 2e-6)
     rank_core_rate: float = fact("ranks", "bytes per second of one core from another rank's memory", 1e3, 1e15, 8e9)
