@@ -272,7 +272,7 @@ def _with_reading(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSp
 
 
 def _between_steps(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
-    """The machine with the time between steps: by a line through models that read little and the one that reads most."""
+    """The machine with the time between steps: by a line from models that read little to the one that reads most."""
     few, most = [found[f"{name} same{NEAR}"] for name in TYPES], found[f"plain deep{NEAR}"]
     size = statistics.mean(_cycle(one) for one in few)
     near, far = statistics.median(one.left(ALONE) for one in few), most.left(ALONE)
@@ -407,8 +407,8 @@ def _loaded(
     call.
     """
     config = EngineConfig(
-        model=str(folder), ctx_size=LONG + 2 * BLOCK_TOKENS, parallel=FEW, repack="off", prefill="tensor", quantize=quantize,
-        threads=max(1, spec.total_cores // world.local_size),
+        model=str(folder), ctx_size=LONG + 2 * BLOCK_TOKENS, parallel=FEW, repack="off", prefill="tensor",
+        quantize=quantize, threads=max(1, spec.total_cores // world.local_size),
     )  # fmt: skip
     cluster = Cluster(spec, hosts=world.size // world.local_size, ranks=world.local_size)
     cost = Predictor(open_checkpoint(folder), cluster, Way("tensor"), quantize=quantize).stages[0].costs[0]

@@ -51,8 +51,8 @@ RATES = {
 TRUE = MachineSpec(
     cores=4, memory=64e9, bandwidth=40e9, achieved_bandwidth=0.7, core_bandwidth=15e9, f32=4e10, bf16=1e11, int8=2e11,
     attention=3e10, attention_one=2e9, attention_given=3e8, attention_read=0.8, latent=2e10, latent_one=3e9,
-    latent_given=5e8, elementwise=7e8, overlap_loss=0.4, heads=1e9, heads_int8=5e8, heads_once=6e-7, achieved_experts=0.8,
-    experts_read=0.9, products=RATES, between=1e-4, between_far=8e-4,
+    latent_given=5e8, elementwise=7e8, overlap_loss=0.4, heads=1e9, heads_int8=5e8, heads_once=6e-7,
+    achieved_experts=0.8, experts_read=0.9, products=RATES, between=1e-4, between_far=8e-4,
     reuse=((1e8, 80e9), (2e8, 50e9), (4e8, 50e9), (7e8, 28e9)),
 )  # fmt: skip
 

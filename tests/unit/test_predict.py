@@ -143,7 +143,7 @@ def test_threads_share_out_rows_and_not_what_is_in_them():
 
     one, two = (rest(1, StepShape.decode(count, 0)) for count in (1, 2))
     assert rest(4, StepShape.decode(1, 0)) == pytest.approx(one, rel=0.1)  # heads of the last token are each thread's
-    assert rest(4, StepShape.decode(2, 0)) == rest(4, StepShape.decode(4, 0)) == pytest.approx(two, rel=0.1)
+    assert rest(4, StepShape.decode(4, 0)) == pytest.approx(two, rel=0.1)
     assert rest(4, StepShape.prompt(512)) == pytest.approx(rest(1, StepShape.prompt(512)) / 4, rel=0.1)
 
 
