@@ -11,6 +11,7 @@ import functools
 import gc
 import os
 import pathlib
+import shutil
 import ssl
 import tempfile
 
@@ -19,15 +20,21 @@ import pytest
 from ckdist.hub.store import FOLDER_VARIABLE, store_folder
 
 
+MPIRUN_SESSIONS = "PRTE_MCA_prte_tmpdir_base"  # where each mpirun makes a folder, named by its process number
+
+
 def pytest_configure(config) -> None:
-    """A cache folder of this run, which child processes inherit, workers among them."""
+    """A cache folder of this run and one for the sessions of mpirun, which child processes inherit, workers among
+    them.
+    """
     if hasattr(config, "workerinput"):
         return
     os.environ.setdefault(FOLDER_VARIABLE, str(store_folder()))
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's idle threads would poll on cores that tests use
-    folder = tempfile.TemporaryDirectory(prefix="ckdist-cache-")
-    os.environ["XDG_CACHE_HOME"] = folder.name
-    config.add_cleanup(folder.cleanup)
+    for variable, prefix in (("XDG_CACHE_HOME", "ckdist-cache-"), (MPIRUN_SESSIONS, "ckdist-mpi-")):
+        folder = tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
+        os.environ[variable] = folder.name
+        config.add_cleanup(folder.cleanup)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -46,6 +53,17 @@ def cpus():
     given = os.sched_getaffinity(0)
     yield
     os.sched_setaffinity(0, given)
+
+
+@pytest.fixture(autouse=True)
+def sessions_of_mpirun():
+    """An mpirun that was killed leaves its folder, and a later one that is given the same process number then ends with
+    "The PMIx server's listener thread failed to start". So what the dead left goes.
+    """
+    yield
+    for session in pathlib.Path(os.environ[MPIRUN_SESSIONS]).glob("*.*"):
+        if not pathlib.Path("/proc", session.suffix[1:]).exists():
+            shutil.rmtree(session, ignore_errors=True)
 
 
 def pytest_collection_modifyitems(items) -> None:
