@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ckdist import native
-from ckdist.cli.traced_steps import STEPS, Groups, OtherBytes, TracedSteps
+from ckdist.cli.traced_steps import Groups, OtherBytes, TracedSteps
 from ckdist.comm.protocol import World
 from ckdist.config.engine import EngineConfig
 from ckdist.engine.launch import Model, load_model
@@ -30,6 +30,7 @@ from ckdist.planning.cost import ATTENTION, EXPERTS, HEADS, OTHERS, PRODUCT, Cos
 from ckdist.planning.machine import PRODUCT_ROWS, MachineSpec
 from ckdist.planning.predict import Predictor, Way
 from ckdist.planning.step_shape import StepShape
+from ckdist.program.batch import BLOCK_TOKENS
 from ckdist.topology import this_machine
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import open_checkpoint
@@ -56,17 +57,19 @@ GROUPED = SMALL | {"num_key_value_heads": 2}  # whose heads share keys and value
 TYPES = {"plain": None, "Q8_0": "q8_0", "Q4_K": "q4_k"}  # how dense models are quantised
 SAME = {"plain": 1, "Q8_0": 2, "Q4_K": 4}  # layers with which these types have as many bytes
 DEPTHS = "same", "dense", "deep"  # of dense models, whose weights are read again after so many others of their own
+FAR = "Q4_K"  # of which the deep model's caches are read too
 SHORT, LONG = 32, 1024  # tokens of context
 FEW, SOME, MANY = 4, 64, 512  # rows of products: of sequences that are decoded together, and of prompts
-ALONE, BEHIND, TOGETHER = StepShape.decode(1, SHORT), StepShape.decode(1, LONG), StepShape.decode(FEW, SHORT)
+ALONE, BEHIND = StepShape.decode(1, SHORT), StepShape.decode(1, LONG)
+TOGETHER, ALL_BEHIND = StepShape.decode(FEW, SHORT), StepShape.decode(FEW, LONG)
 PROMPTED, PIECE = StepShape.prompt(MANY), StepShape.prompt(SOME)
 # Models that are made up: their numbers, --quantize, and the steps that are measured of them.
 MADE: Mapping[str, tuple[Mapping[str, Any], str | None, tuple[StepShape, ...]]] = {
-    "plain": (DENSE, None, (ALONE, BEHIND, PIECE, PROMPTED)),
+    "plain": (DENSE, None, (ALONE, PIECE, PROMPTED)),
     "Q8_0": (DENSE, "q8_0", (ALONE, PIECE, PROMPTED)),
     "Q4_K": (DENSE, "q4_k", (ALONE, PIECE, PROMPTED)),
-    "latent": (LATENT, None, (ALONE, PROMPTED)),
-    "latent Q8_0": (LATENT, "q8_0", (ALONE, PROMPTED)),
+    "latent": (LATENT, None, (PROMPTED,)),
+    "latent Q8_0": (LATENT, "q8_0", (PROMPTED,)),
     "mixture": (MIXTURE, "q4_k", (ALONE, PROMPTED)),
 }
 FOLDERS = {
@@ -75,8 +78,10 @@ FOLDERS = {
 }  # fmt: skip
 # What is measured with nothing read in between, of models of MADE or of folders, and of all DEPTHS.
 NEAR_STEPS = {
-    **dict.fromkeys(("small", "grouped", "latent"), (BEHIND,)), "mixture": (ALONE,),
+    **dict.fromkeys(("small", "latent"), (ALONE, TOGETHER, BEHIND)), "grouped": (BEHIND,),
+    **dict.fromkeys(("mixture", "latent Q8_0"), (ALONE, TOGETHER)),
     **{f"{name} {depth}": (ALONE, TOGETHER) for name in TYPES for depth in DEPTHS},
+    f"{FAR} deep": (ALONE, TOGETHER, BEHIND, ALL_BEHIND),
 }  # fmt: skip
 TURNS = 3
 MOST_FACTOR = 4.0  # that products in steps are faster or slower than alone
@@ -86,7 +91,8 @@ LOSS_BOUNDS = 0.01, 4.0  # of products of several rows
 HALVINGS = 15  # of the logarithms of bounds, by which a figure is found
 LEAST_SECONDS = 1e-9  # that a group of steps counts as
 ROUNDS = 4  # in which figures that depend on each other are found
-SHARES = 0.02, 4.0  # bounds of parts of rates,
+ONCE = 1e-9, 1e-4  # bounds of seconds of one head,
+SHARES = 0.02, 4.0  # of parts of rates,
 RATES = 1e7, 1e13  # bounds of operations per second, and of bytes
 LEAST_ACHIEVED = 0.01  # of memory's bandwidth
 MOST_REUSE, MOST_BYTES = 20.0, 1e16  # times faster than memory at most; more bytes than any model has
@@ -134,14 +140,20 @@ class Measured:
 
 
 def solved(
-    spec: MachineSpec, change: str | Setter, bounds: tuple[float, float], group: str, *cases: tuple[Measured, StepShape]
+    spec: MachineSpec,
+    change: str | Setter,
+    bounds: tuple[float, float],
+    group: str,
+    *cases: tuple[Measured, StepShape],
+    beside: str = "",
 ) -> MachineSpec:
     """The machine with the figure for which a group of some models' steps takes as long as was measured, in the
     geometric mean, by bisection; at its bounds, the nearest. `change`: the figure's name, or what makes a machine of a
-    value.
+    value. `beside`: a group of the same steps than which it is not to be more wrong, as both read at one rate.
     """
     changed = change if callable(change) else lambda of, value: dataclasses.replace(of, **{change: value})
-    error = lambda value: sum(one.error(changed(spec, value), shape, group) for one, shape in cases)
+    others = sum(one.error(spec, shape, beside) for one, shape in cases) if beside else 0.0
+    error = lambda value: sum(one.error(changed(spec, value), shape, group) for one, shape in cases) - others
     low, high = bounds
     grows = error(high) > error(low)
     for _ in range(HALVINGS):
@@ -218,29 +230,35 @@ def deep_layers(caches: float) -> int:
 def calibrated(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
     """The machine with what whole steps reach of its bandwidth, products, attention and elementwise rate."""
     plain, latent, mixture = (found[name] for name in ("plain", "latent", "mixture"))
-    left = statistics.median(found[f"{name} same{NEAR}"].left(ALONE) for name in TYPES)
-    spec = dataclasses.replace(spec, reuse=(), between=min(1.0, left))
+    spec = dataclasses.replace(spec, reuse=())
     spec = solved(spec, "elementwise", (1e6, 1e11), OTHERS, (plain, PROMPTED))
-    spec = _with_products(_with_reading(spec, found), found)
+    spec = _with_products(_between_steps(_with_reading(spec, found), found), found)
     spec = solved(spec, "attention", RATES, ATTENTION, (plain, PROMPTED))
     spec = solved(spec, "latent", RATES, ATTENTION, (latent, PROMPTED))
     spec = solved(spec, "heads", RATES, HEADS, (latent, PROMPTED))
     spec = solved(spec, "heads_int8", RATES, HEADS, (found["latent Q8_0"], PROMPTED))
-    spec = solved(spec, "heads_read", SHARES, HEADS, (latent, ALONE), (found["latent Q8_0"], ALONE))
+    heads = ((found[name + NEAR], shape) for name in ("latent", "latent Q8_0") for shape in (ALONE, TOGETHER))
+    spec = solved(spec, "heads_once", ONCE, HEADS, *heads, beside=PRODUCT)
     spec = solved(spec, "achieved_experts", SHARES, EXPERTS, (mixture, PROMPTED))
-    spec = solved(spec, "experts_read", SHARES, EXPERTS, (mixture, ALONE), (found["mixture" + NEAR], ALONE))
+    near = ((found["mixture" + NEAR], shape) for shape in (ALONE, TOGETHER))
+    spec = solved(spec, "experts_read", SHARES, EXPERTS, (mixture, ALONE), *near)
     return _with_single_tokens(spec, found)
 
 
 def _with_single_tokens(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
-    """The machine with what attention of single tokens reaches: of two models, whose heads share keys and values
-    otherwise, where these are near, and the part of reading them from memory that it does not hide.
+    """The machine with what attention of single tokens reaches: what each costs by short contexts, how fast caches are
+    read by a model of many layers and by one of a single layer, and computing by one whose heads share keys and values.
     """
+    small, grouped, latent = (found[name + NEAR] for name in ("small", "grouped", "latent"))
+    deep = found[f"{FAR} deep{NEAR}"]
     for _ in range(ROUNDS):
-        spec = solved(spec, "attention_one", RATES, ATTENTION, (found["grouped" + NEAR], BEHIND))
-        spec = solved(spec, "attention_cached", RATES, ATTENTION, (found["small" + NEAR], BEHIND))
-        spec = solved(spec, "attention_loss", (0.0, 4.0), ATTENTION, (found["plain"], BEHIND))
-    return solved(spec, "latent_one", RATES, ATTENTION, (found["latent" + NEAR], BEHIND))
+        spec = solved(spec, "attention_given", RATES, ATTENTION, (small, ALONE), (small, TOGETHER))
+        read = (small, BEHIND), (deep, BEHIND), (deep, ALL_BEHIND)
+        spec = solved(spec, "attention_read", SHARES, ATTENTION, *read)
+        spec = solved(spec, "attention_one", RATES, ATTENTION, (grouped, BEHIND))
+        spec = solved(spec, "latent_given", RATES, ATTENTION, (latent, ALONE), (latent, TOGETHER))
+        spec = solved(spec, "latent_one", RATES, ATTENTION, (latent, BEHIND))
+    return spec
 
 
 def _with_reading(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
@@ -251,6 +269,21 @@ def _with_reading(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSp
     best = min(LOSSES, key=lambda loss: _with_rates(spec, found, loss)[1])
     near = (loss for step in FINER if 0 <= (loss := best + step) <= 1)
     return _with_rates(spec, found, min(near, key=lambda loss: _with_rates(spec, found, loss)[1]))[0]
+
+
+def _between_steps(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
+    """The machine with the time between steps: by a line from models that read little to the one that reads most."""
+    few, most = [found[f"{name} same{NEAR}"] for name in TYPES], found[f"plain deep{NEAR}"]
+    size = statistics.mean(_cycle(one) for one in few)
+    near, far = statistics.median(one.left(ALONE) for one in few), most.left(ALONE)
+    far = max(near, far)
+    first = max(0.0, near - (far - near) * size / (_cycle(most) - size))
+    return dataclasses.replace(spec, between=min(1.0, first), between_far=min(1.0, far))
+
+
+def _cycle(one: Measured) -> float:
+    """Bytes that all ranks of a node read in a step of one token."""
+    return one.cost.bytes_read(ALONE).always * one.cost.neighbours
 
 
 def _with_rates(spec: MachineSpec, found: Mapping[str, Measured], loss: float) -> tuple[MachineSpec, float]:
@@ -266,7 +299,7 @@ def _with_rates(spec: MachineSpec, found: Mapping[str, Measured], loss: float) -
         one = found[name]
         reads = solved(spec, _reading if one.evicted else _reusing, bounds, PRODUCT, (one, ALONE))
         rate = reads.bandwidth * reads.achieved_bandwidth if one.evicted else reads.reuse[0][1]
-        return one.cost.bytes_read(ALONE).always * one.cost.neighbours, math.log(rate)
+        return _cycle(one), math.log(rate)
 
     same, far = [case(f"{name} same{NEAR}") for name in TYPES], [case(name) for name in TYPES]
     cases = [case(f"{name} {depth}{NEAR}") for name in TYPES for depth in DEPTHS if depth != "same"]
@@ -374,8 +407,8 @@ def _loaded(
     call.
     """
     config = EngineConfig(
-        model=str(folder), ctx_size=LONG + 2 * STEPS, parallel=FEW, repack="off", prefill="tensor", quantize=quantize,
-        threads=max(1, spec.total_cores // world.local_size),
+        model=str(folder), ctx_size=LONG + 2 * BLOCK_TOKENS, parallel=FEW, repack="off", prefill="tensor",
+        quantize=quantize, threads=max(1, spec.total_cores // world.local_size),
     )  # fmt: skip
     cluster = Cluster(spec, hosts=world.size // world.local_size, ranks=world.local_size)
     cost = Predictor(open_checkpoint(folder), cluster, Way("tensor"), quantize=quantize).stages[0].costs[0]

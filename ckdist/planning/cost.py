@@ -22,7 +22,7 @@ from ckdist.planning.reuse import BytesRead, ReadRates, read_rates
 from ckdist.planning.step_shape import Chunks, StepShape
 from ckdist.program.batch import BLOCK_TOKENS
 from ckdist.program.executable import block_bytes
-from ckdist.program.program import Instr, Program, Weight
+from ckdist.program.program import Instr, Program, Value, Weight
 from ckdist.topology import Machine, Placement, this_machine
 from ckdist.weights.packed_type import WeightCost
 
@@ -50,6 +50,8 @@ GROUP_OF = {
     **dict.fromkeys((*MIXERS, "rope", "norm_latent"), ATTENTION),
 }  # fmt: skip
 LOCAL = 10  # NUMA distance of a node to itself
+HEADS_DIMS = "heads", "kv_heads"  # of values whose rows threads share out by heads
+REPLICATED_ROWS = 2  # so few rows each thread norms for itself (kReplicatedRows in native/runtime)
 CACHE_TYPES = "i16", "i16"  # of keys and values
 
 
@@ -166,10 +168,18 @@ class CostModel:
 
     def step(self, shape: StepShape) -> Times:
         """Of one step of the whole program."""
-        times = Times(latency=self.machine.between)
+        times = Times(latency=self._between(shape))
         for instr, count in self.distinct:
             times = times.plus(self._times(instr, shape), count)
         return times
+
+    def _between(self, shape: StepShape) -> float:
+        """From a step to the next one: what Python needs for it comes from the farther the more a step reads."""
+        machine, read = self.machine, self.bytes_read(shape)
+        touched = read.always + sum(
+            size * experts_hit(used, shape.tokens, self.alike) for used, size in read.stacks.items()
+        )
+        return machine.between_steps(touched * self.neighbours)
 
     def groups(self, shape: StepShape) -> dict[str, float]:
         """Seconds of a step by GROUP_OF."""
@@ -245,8 +255,8 @@ class CostModel:
                 return self._exchange(instr, shape)
             case "send" | "recv":  # priced by who knows which host has the other stage
                 return Times()
-        floats = sum(self._rows(v.dims[0], shape) * v.dims[1].local(self.mesh) for v in instr.outputs)
-        return Times(arithmetic=floats / (threads * machine.elementwise))
+        floats = sum(self._rows_of_thread(v, shape) * v.dims[1].local(self.mesh) for v in instr.outputs)
+        return Times(arithmetic=floats / machine.elementwise)
 
     def _overlapped(self, read: float, computed: float) -> Times:
         """Of what reads weights or a cache and computes, in seconds, and then waits for the rank's other threads."""
@@ -257,20 +267,22 @@ class CostModel:
         return Times(latency=self.machine.barrier if self.own.threads > 1 else 0.0)
 
     def _attend(self, instr: Instr, shape: StepShape) -> Times:
-        """Two products of each token with what it sees, and the cache read once for each sequence. A single token has
-        few products with what it reads, so that taking it up counts too.
+        """Two products of each token with what it sees, and the cache read once for each sequence. A single token sees
+        little, so that what is done once for it counts too: numbers that it takes and gives.
         """
         machine, threads, window = self.machine, self.own.threads, instr.attrs.get("window", 0)
         queries, outputs = instr.inputs[0].dims[1], instr.outputs[0].dims[1]
         widths, latent = queries.local(self.mesh) + outputs.local(self.mesh), instr.op == "attend_latent"
+        given = sum(v.dims[1].local(self.mesh) for v in (*instr.inputs, *instr.outputs))
         times = self._waits()
         for chunk in shape.chunks:
-            cached, single = self._cache_of(instr, chunk), chunk.tokens == 1
+            read, single = self._cache_of(instr, chunk) / self._read_rates(shape).always, chunk.tokens == 1
             computed = 2.0 * chunk.count * chunk.seen(window) * widths / machine.attention_rate(latent, single)
-            if single and machine.attention_cached and not latent:
-                computed += cached / machine.attention_cached
-            loss = machine.attention_loss if single else machine.overlap_loss
-            times = times.plus(_hidden(cached / self._read_rates(shape).always, computed / threads, loss))
+            if single:
+                read /= machine.attention_read
+                once = chunk.count * given / (threads * machine.token_rate(latent))
+                times = times.plus(Times(arithmetic=once))
+            times = times.plus(_hidden(read, computed / threads, machine.overlap_loss))
         return times
 
     def cache_read(self, shape: StepShape) -> float:
@@ -303,19 +315,20 @@ class CostModel:
         axis = instr.inputs[0].dims[0].axis
         sources = [self.places[m.rank] for m in self.mesh.along(axis)] if axis else [self.own]
         slower = sum(map(self.own.factor, sources)) / len(sources)
-        machine, computed, read = self.machine, 0.0, 0.0
+        machine, computed, read, most = self.machine, 0.0, 0.0, 1.0
         share, given = machine.achieved_experts if instr.op == "experts" else 1.0, 0.0
         for cost, each, elements, used in self._parts(instr, shape):
             rate = machine.product_rate(cost.kind, cost.form, each) * share
-            computed += 2.0 * each * elements / (self.own.threads * rate)
+            computed, most = computed + 2.0 * each * elements / (self.own.threads * rate), max(most, each)
             read += slower * elements * cost.element_bytes / self._read_rates(shape).of(used)
             if instr.op == "linear_heads":  # small products, beside which what they take and give counts
                 widths = instr.inputs[0].dims[1].local(self.mesh) + instr.outputs[0].dims[1].local(self.mesh)
                 given = each * widths / (self.own.threads * machine.heads_rate(cost.form))
-        reached = {"experts": machine.experts_read, "linear_heads": machine.heads_read}.get(instr.op, 1.0)
-        several = self._rows(instr.inputs[0].dims[0], shape) > 1
-        loss = (machine.rows_loss if several else 0.0) or machine.overlap_loss
-        return _hidden(read / reached, computed, loss).plus(self._waits()).plus(Times(arithmetic=given))
+                heads = matrices_of(instr)[0].dims[0]
+                given += heads.local(self.mesh) / heads.width * machine.heads_once / self.own.threads
+        reached = machine.experts_read if instr.op == "experts" else 1.0
+        times = _hidden(read / reached, computed, machine.product_loss(most)).plus(self._waits())
+        return times.plus(Times(arithmetic=given))
 
     def _read_rates(self, shape: StepShape) -> ReadRates:
         """Bytes per second that this rank reads in steps like this one, one after the other."""
@@ -419,6 +432,13 @@ class CostModel:
         """The ranks that meet in a collective."""
         axis = instr.attrs["axis"]
         return [m.rank for m in self.mesh.along(axis)] if axis in self.mesh.axes else list(range(len(self.places)))
+
+    def _rows_of_thread(self, v: Value, shape: StepShape) -> float:
+        """Rows of a value that a thread makes; of heads, the part of each row that its heads are."""
+        rows, threads = self._rows(v.dims[0], shape), self.own.threads
+        if v.dims[1].name in HEADS_DIMS:
+            return rows / threads
+        return max(min(rows, REPLICATED_ROWS), -(-rows // threads))
 
     def _rows(self, dim: Dim, shape: StepShape) -> int:
         """This rank's rows of a value: its share of the step's tokens, or of the rows of logits."""

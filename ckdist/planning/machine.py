@@ -71,7 +71,7 @@ class MachineSpec:
     bandwidth: float = fact("memory", "bytes per second of a node's memory at most", 1e6, 1e16)
     achieved_bandwidth: float = fact("memory", "the share of it that reading weights reaches", 0.01, 1.0, 0.8)
     experts_read: float = fact("memory", "of that the share that experts reach, each of a few rows", 0.01, 4.0, 1.0)
-    heads_read: float = fact("memory", "the same of matrices of single heads", 0.01, 4.0, 1.0)
+    attention_read: float = fact("memory", "the same of caches by single tokens", 0.01, 4.0, 1.0)
     core_bandwidth: float = fact("memory", "bytes per second that one core reads", 1e6, 1e15, 2e10)
     remote: float = fact("memory", "times longer that reading another node's memory takes", 1.0, 100.0, 2.0)
     reuse: tuple[tuple[float, float], ...] = field(
@@ -85,15 +85,16 @@ class MachineSpec:
     achieved_experts: float = fact("arithmetic", "the share of that that experts reach", 0.01, 4.0, 1.0)
     heads: float = fact("arithmetic", "numbers per second that heads' products take and give; 0: any", 0.0, 1e15, 0.0)
     heads_int8: float = fact("arithmetic", "the same with bytes; 0: as others", 0.0, 1e15, 0.0)
+    heads_once: float = fact("arithmetic", "seconds of each head's product beside these", 0.0, 1.0, 0.0)
     attention: float = fact("arithmetic", "operations per second of one core in attention; 0: as f32", 0.0, 1e18, 0.0)
     attention_one: float = fact("arithmetic", "the same for single tokens; 0: as attention", 0.0, 1e18, 0.0)
-    attention_cached: float = fact("arithmetic", "bytes of their caches that one core takes up; 0: any", 0.0, 1e18, 0.0)
+    attention_given: float = fact("arithmetic", "numbers that one core takes and gives for it; 0: any", 0.0, 1e18, 0.0)
     latent: float = fact("arithmetic", "the same in latent attention; 0: as attention", 0.0, 1e18, 0.0)
     latent_one: float = fact("arithmetic", "the same for single tokens; 0: as attention_one", 0.0, 1e18, 0.0)
+    latent_given: float = fact("arithmetic", "the same as attention_given; 0: as that", 0.0, 1e18, 0.0)
     elementwise: float = fact("arithmetic", "numbers per second of one core in norms and gates", 1e3, 1e15, 4e9)
     overlap_loss: float = fact("arithmetic", "of reading and computing the hidden part that costs", 0.0, 4.0, 0.25)
     rows_loss: float = fact("arithmetic", "the same of products of several rows; 0: as of one", 0.0, 4.0, 0.0)
-    attention_loss: float = fact("arithmetic", "the same in attention of single tokens", 0.0, 4.0, 0.25)
 
     training: float = fact("training", "the share of a product's rate that those of training reach", 0.01, 4.0, 1.0)
     training_attention: float = fact("training", "operations per second of one core in its attention", 0.0, 1e18, 0.0)
@@ -104,6 +105,7 @@ class MachineSpec:
 
     barrier: float = fact("steps", "seconds of a barrier of a node's threads", 0.0, 1.0, 2e-6)
     between: float = fact("steps", "seconds between two steps", 0.0, 10.0, 3e-4)
+    between_far: float = fact("steps", "the same of those that read the most; 0: as that", 0.0, 10.0, 0.0)
 
     rank_seconds: float = fact("ranks", "seconds in which ranks of a host meet", 0.0, 1.0, 2e-6)
     rank_core_rate: float = fact("ranks", "bytes per second of one core from another rank's memory", 1e3, 1e15, 8e9)
@@ -190,6 +192,25 @@ class MachineSpec:
         rates = list(self.products[kind])
         rates[index] = rate
         return replace(self, products={**self.products, kind: tuple(rates)})
+
+    def product_loss(self, rows: float) -> float:
+        """The hidden part of reading and computing that costs in products of so many rows: between one and
+        PRODUCT_ROWS[1] on a line over their logarithms.
+        """
+        part = min(1.0, math.log(max(rows, 1.0)) / math.log(PRODUCT_ROWS[1]))
+        return self.overlap_loss + part * ((self.rows_loss or self.overlap_loss) - self.overlap_loss)
+
+    def between_steps(self, read: float) -> float:
+        """Seconds between two steps that read so many bytes each, which send more of what Python needs out of caches
+        the more there are; on a line to what was measured with the most.
+        """
+        if not self.reuse or not self.between_far:
+            return self.between
+        return self.between + min(1.0, read / self.reuse[-1][0]) * (self.between_far - self.between)
+
+    def token_rate(self, latent: bool = False) -> float:
+        """Numbers per second of one core that attention of single tokens takes and gives."""
+        return (self.latent_given if latent else 0.0) or self.attention_given or math.inf
 
     def attention_rate(self, latent: bool = False, single: bool = False) -> float:
         """Operations per second of one core in attention: over latent vectors, and of one token of each sequence."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ckdist.errors import ConfigError
 from ckdist.planning.cluster import Cluster
-from ckdist.planning.cost import experts_hit
+from ckdist.planning.cost import ATTENTION, OTHERS, experts_hit
 from ckdist.planning.machine import MachineSpec
 from ckdist.planning.predict import PredictedStepCost, Predictor, Way, ways_for
 from ckdist.planning.step_cost import StepTotals
@@ -131,6 +131,46 @@ def test_a_step_of_a_simulation_is_priced():
     assert cost.seconds(StepTotals(decodes=2, decode_context=200, outputs=2)) == p.seconds(StepShape.decode(2, 100))
     prompt = StepTotals(prompt_tokens=64, prompt_attended=64 * 100 + 64 * 32, outputs=1)
     assert cost.seconds(prompt) == p.seconds(StepShape.prompt(64, 100))
+
+
+def test_threads_share_out_rows_and_not_what_is_in_them():
+    """One row is normed by each thread for itself; of 4 and of 512 rows each of 4 threads has its part."""
+
+    def rest(threads, shape):
+        machine = dataclasses.replace(MACHINE, nodes=1, cores=threads)
+        llama = DENSE | {"model_type": "llama"}  # which norms no heads
+        return predictor(llama, machine=machine).stages[0].costs[0].group_seconds(shape, OTHERS)
+
+    one, two = (rest(1, StepShape.decode(count, 0)) for count in (1, 2))
+    assert rest(4, StepShape.decode(1, 0)) == pytest.approx(one, rel=0.1)  # heads of the last token are each thread's
+    assert rest(4, StepShape.decode(4, 0)) == pytest.approx(two, rel=0.1)
+    assert rest(4, StepShape.prompt(512)) == pytest.approx(rest(1, StepShape.prompt(512)) / 4, rel=0.1)
+
+
+def test_attention_of_a_token_costs_once_and_by_what_it_reads():
+    shapes = [StepShape.decode(1, context) for context in (0, 1000, 2000)]
+
+    def took(**figures):
+        costs = predictor(machine=dataclasses.replace(MACHINE, **figures)).stages[0].costs[0]
+        return [costs.group_seconds(shape, ATTENTION) for shape in shapes]
+
+    free, once, slow = took(), took(attention_given=1e6), took(attention_read=0.5)
+    more = [longer - less for longer, less in zip(once, free, strict=True)]
+    numbers = (2 * 16 + 2 * 8) * 128 * DENSE["num_hidden_layers"]  # queries and what comes out, keys and values
+    assert more == pytest.approx([numbers / 2 / (MACHINE.cores * 1e6)] * 3)  # of one of two nodes
+    assert slow[2] - slow[1] == pytest.approx(2 * (free[2] - free[1]), rel=0.1)
+
+
+def test_steps_that_read_more_are_farther_apart():
+    machine = dataclasses.replace(MACHINE, reuse=((1e6, 1e11), (1e8, 5e10)), between=1e-4, between_far=5e-4)
+    assert [machine.between_steps(read) for read in (0, 5e7, 1e8, 1e12)] == pytest.approx([1e-4, 3e-4, 5e-4, 5e-4])
+    assert MACHINE.between_steps(1e12) == MACHINE.between
+
+
+def test_products_of_few_rows_hide_as_much_as_is_between_one_and_four():
+    machine = dataclasses.replace(MACHINE, overlap_loss=0.2, rows_loss=1.0)
+    assert [machine.product_loss(rows) for rows in (1, 2, 4, 64)] == pytest.approx([0.2, 0.6, 1.0, 1.0])
+    assert MACHINE.product_loss(4) == MACHINE.overlap_loss
 
 
 def test_experts_that_are_chosen_alike_are_fewer():
