@@ -19,7 +19,6 @@ import pytest
 
 from ckdist.hub.store import FOLDER_VARIABLE, store_folder
 
-
 MPIRUN_SESSIONS = "PRTE_MCA_prte_tmpdir_base"  # where each mpirun makes a folder, named by its process number
 
 
