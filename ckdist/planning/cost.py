@@ -9,13 +9,13 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 from ckdist.comm.protocol import World
 from ckdist.comm.thresholds import Thresholds
 from ckdist.layout import Dim
 from ckdist.mesh import Mesh
+from ckdist.planning.alike_layers import MIXERS, layers_of
 from ckdist.planning.expert_placement import one_sum, whole_factor
 from ckdist.planning.machine import MachineSpec
 from ckdist.planning.reuse import BytesRead, ReadRates, read_rates
@@ -39,7 +39,6 @@ THREAD_READ = 10e9  # bytes per second of weights that one thread reads from its
 NODE_READ = 200e9  # and that all ranks of a node read together
 EXCHANGE = 16e9, 8e9  # bytes per second of one thread from another core's cache: below the same L3, and below another
 WIRE, WIRE_SECONDS = 1e9, 30e-6  # between hosts: bytes per second, and seconds of one message
-MIXERS = "attend", "attend_latent", "delta_rule"
 PRODUCTS = "linear", "linear_heads", "experts"
 COLLECTIVES = "all_reduce", "all_to_all", "all_gather"
 PRODUCT, HEADS, EXPERTS, ATTENTION, OTHERS = "products", "heads", "experts", "attention", "rest"
@@ -471,22 +470,6 @@ def matrices_of(instr: Instr) -> list[Weight]:
     return [w for w in instr.weights if w is not None and len(w.dims) > 1]
 
 
-def layers_of(program: Program) -> list[tuple[tuple[Instr, ...], int]]:
-    """The instructions from behind a layer's attention or linear attention to the next, which are one layer's, and how
-    many layers are like that, in the order in which they come first; all of a model with a single layer.
-    """
-    attends = [i for i, instr in enumerate(program.instrs) if instr.op in MIXERS]
-    if len(attends) < 2:
-        return [(program.instrs, 1)]
-    alike: dict[tuple[object, ...], tuple[tuple[Instr, ...], int]] = {}
-    for begin, end in pairwise(attends):
-        layer = program.instrs[begin + 1 : end + 1]
-        shape = tuple((instr.op, tuple(v.dims for v in (*instr.inputs, *instr.outputs))) for instr in layer)
-        first, count = alike.get(shape, (layer, 0))
-        alike[shape] = first, count + 1
-    return list(alike.values())
-
-
 __all__ = [
     "Chunks",
     "CostModel",
@@ -494,7 +477,6 @@ __all__ = [
     "StepShape",
     "Times",
     "experts_hit",
-    "layers_of",
     "matrices_of",
     "nominal",
     "place_of",

@@ -12,7 +12,8 @@ from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward
 from ckdist.models.spec import Attention, MoeFfn, Routing
 from ckdist.planning import cost as prefill_cost
-from ckdist.planning.cost import CostModel, RankPlace, layers_of, nominal, place_of
+from ckdist.planning.alike_layers import layers_of
+from ckdist.planning.cost import CostModel, RankPlace, nominal, place_of
 from ckdist.planning.memory import state_bytes
 from ckdist.planning.paired_test import LEAST_GAIN
 from ckdist.planning.prefill import MIXTURE_WORTH_MEASURING, WORTH_MEASURING, predicted_gains, promising

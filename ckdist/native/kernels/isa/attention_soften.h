@@ -28,7 +28,7 @@ struct QueryGroup {
   bool sees_all(int r, int from, int to) const { return low[r] <= from && high[r] >= to; }
 };
 
-// Whether query r of the group sees the positions [i, i + 16): all ones, or as a mask for select().
+// `here` at those of positions [i, i + 16) that query r of the group sees, and `other` elsewhere.
 CKDIST_INLINE Vec seen_or(const QueryGroup& group, int r, int i, Vec here, Vec other) {
   if (group.sees_all(r, i, i + kLanes)) return here;
   const Vec position = lane_numbers() + set(static_cast<float>(i));
