@@ -37,4 +37,11 @@ inline int64_t boundary(int64_t at, int64_t tile_bytes, int64_t tiles, int64_t p
   return std::clamp<int64_t>((at + bytes / 2) / bytes * unit, 0, tiles);
 }
 
+// Tiles of a product that are made at a time: as many as have so many bytes, but `least`, in whole pairs and threes, as
+// kernels take them.
+inline int64_t tiles_at_once(int64_t bytes, int64_t tile_bytes, int64_t least) {
+  constexpr int64_t together = 6;
+  return std::max(bytes / tile_bytes, least) / together * together;
+}
+
 }  // namespace ckdist

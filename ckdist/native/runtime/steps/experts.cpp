@@ -17,7 +17,8 @@ namespace {
 constexpr int64_t kGatheredBytes = 512 << 10;  // of activations whose rows are put side by side
 constexpr int64_t kScratchFloats = 32 << 10;   // products before they are joined, or added
 constexpr int64_t kBlockRows = 64;             // of a product at a time, where there are many
-constexpr int64_t kBlockBytes = 256 << 10;     // of weights likewise
+constexpr int64_t kBlockBytes = 256 << 10;     // of weights likewise, but
+constexpr int64_t kBlockTiles = 6;             // at least
 constexpr int64_t kLeastRows = 4;              // fewer cost as much
 constexpr int64_t kDownTiles = 8;              // of the output at a time, of few rows: runs of memory of each expert
 constexpr int64_t kLowRows = 256;              // of which matrices A of LoRA make something at a time
@@ -261,7 +262,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
       const int64_t rows_each = few ? chunk.end - chunk.begin : std::min(kBlockRows, chunk.end - chunk.begin);
       const int64_t pair_bytes = r.matrix(set.gate.first + s).tile_bytes + r.matrix(set.up.first + s).tile_bytes;
       int64_t tiles_each = std::max<int64_t>(kScratchFloats / 2 / kTileRows / rows_each, 1);
-      if (!few) tiles_each = std::min(tiles_each, std::max<int64_t>(kBlockBytes / pair_bytes, 1));
+      if (!few) tiles_each = std::min(tiles_each, tiles_at_once(kBlockBytes, pair_bytes, kBlockTiles));
       for (int64_t tile = tiles.begin; tile < tiles.end; tile += tiles_each) {
         const Range some = {tile, std::min(tile + tiles_each, tiles.end)};
         for (int64_t at = chunk.begin; at < chunk.end; at += rows_each) {

@@ -9,6 +9,7 @@ namespace {
 // Of a product's weights that a thread takes at a time: it fits the L2 cache of CPUs that have AMX, whose kernels want
 // many rows at a time; for those of other levels it made no difference there.
 constexpr int64_t kPieceBytes = 1536 << 10, kLeastPieces = 4;
+constexpr int64_t kLeastTiles = 12;  // of a product at a time, however long they are: kernels want many
 // What a gate joins at a time, while the L2 cache has it: rows, and weights of both.
 constexpr int64_t kGatedRows = 256, kGatedBytes = 512 << 10;
 constexpr int64_t kAheadBytes = 256 << 10;  // of a product's weights that are fetched before it begins
@@ -29,7 +30,8 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     const int64_t n = r.rows(step.step), bytes = weight_bytes(r, step);
     if (n > 0 && bytes > 0) {
       if (n >= Inference::kThreadRows * r.active() && !r.packing) {  // else every thread would pack all weights
-        const int64_t pieces = std::max((bytes + kPieceBytes - 1) / kPieceBytes, kLeastPieces);
+        const int64_t each = std::max(kPieceBytes, kLeastTiles * longest_tile());
+        const int64_t pieces = std::max((bytes + each - 1) / each, kLeastPieces);
         r.for_each_item(thread, index, pieces * r.active(), [&](int64_t item) {
           multiply_bytes(bytes * (item % pieces) / pieces, bytes * (item % pieces + 1) / pieces, bytes / pieces,
                          r.rows_of(int(item / pieces), n));
@@ -61,6 +63,13 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
       const ckdist_span& w = step.products[m].weight;
       for (int s = w.first; s < w.first + w.count; s++) bytes += r.matrix(s).tile_count() * r.matrix(s).tile_bytes;
     }
+    return bytes;
+  }
+
+  // Bytes of the longest tile of a product.
+  int64_t longest_tile() const {
+    int64_t bytes = 0;
+    for (int m = 0; m < step.count; m++) bytes = std::max(bytes, r.matrix(step.products[m].weight.first).tile_bytes);
     return bytes;
   }
 
@@ -166,7 +175,7 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     const Matrix& w = r.matrix(gate.weight.first + s);
     const bool divided = rows.end - rows.begin > Inference::kFewRows && !r.packing;
     const int64_t pair_bytes = w.tile_bytes + r.matrix(up.weight.first + s).tile_bytes;
-    const int64_t tiles_each = divided ? std::max<int64_t>(kGatedBytes / pair_bytes, 1) : tiles.end - tiles.begin;
+    const int64_t tiles_each = divided ? tiles_at_once(kGatedBytes, pair_bytes, kLeastTiles) : tiles.end - tiles.begin;
     const int64_t rows_each = divided ? kGatedRows : rows.end - rows.begin;
     int64_t gate_stride, up_stride;
     float* const g = r.floats(gate.out, &gate_stride) + column;
