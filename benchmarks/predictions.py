@@ -8,10 +8,10 @@ measured right before and right after each model, by the models that `ckdist ben
 machine speed changes from minute to minute. What is measured of a model takes turns, so that a slow second is in one or
 two turns of each. Where the machine changed by more than DRIFT, all of it is measured again, made up models and the
 model, up to --tries times, and the last counts, whatever the errors are: DRIFT is from before to after, in products of
-one row and of many, and of a quarter of a model's turns from another quarter (upper over lower quartile). How much
-alike experts are chosen is that of the model's router, which is counted beside the measured steps. No model here is
-used for the calibration. `process` is what the process holds more than before the model was loaded, of everything but
-files, and of what it shares with other ranks its part.
+many rows and of one with weights from caches and from memory, and of a quarter of a model's turns from another quarter
+(upper over lower quartile). How much alike experts are chosen is that of the model's router, which is counted beside
+the measured steps. No model here is used for the calibration. `process` is what the process holds more than before the
+model was loaded, of everything but files, and of what it shares with other ranks its part.
 """
 
 import argparse
@@ -26,7 +26,8 @@ import time
 
 import numpy as np
 
-from ckdist.cli.calibration import ALONE, NEAR, PROMPTED, TYPES, calibrated, made_models, measured_steps
+from ckdist.cli.calibration import calibrated, measured_steps
+from ckdist.cli.made_models import ALONE, DEPTHS, NEAR, PROMPTED, TYPES, made_models
 from ckdist.cli.machine_speed import kernels_measured, with_exchange
 from ckdist.comm.world import start_world
 from ckdist.config.engine import EngineConfig
@@ -128,10 +129,12 @@ def measured(path, world, turns):
 
 
 def drift(before, after):
-    """How many times faster or slower the machine's products have become, of one row and of many."""
-    cases = ("plain", PROMPTED), *((f"{name} deep{NEAR}", ALONE) for name in TYPES)
-    changes = [before[name].seconds(shape, PRODUCT) / after[name].seconds(shape, PRODUCT) for name, shape in cases]
-    return max(max(change, 1 / change) for change in changes) - 1
+    """How many times faster or slower the machine's products have become: of many rows, and of one with weights that
+    come again after few bytes, more, and so many that they come from memory, in the geometric mean of types.
+    """
+    cases = [[("plain", PROMPTED)], *([(f"{name} {depth}{NEAR}", ALONE) for name in TYPES] for depth in DEPTHS)]
+    change = lambda name, shape: math.log(before[name].seconds(shape, PRODUCT) / after[name].seconds(shape, PRODUCT))
+    return math.exp(max(abs(statistics.mean(change(*case) for case in each)) for each in cases)) - 1
 
 
 def rows(path, machine, world, took, memory, chosen):

@@ -7,82 +7,46 @@ else is wrong in the model, or slow at that moment, does not go into it.
 
 import contextlib
 import dataclasses
-import json
 import math
 import pathlib
-import shutil
 import statistics
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
-
-import numpy as np
 
 from ckdist import native
+from ckdist.cli.made_models import (
+    ALONE,
+    ALL_BEHIND,
+    BEHIND,
+    BYTE_TYPES,
+    DEPTHS,
+    EVICTED,
+    FAR,
+    FEW,
+    LEAST,
+    LONG,
+    NEAR,
+    NEAR_STEPS,
+    PIECE,
+    PROMPTED,
+    SOME,
+    TOGETHER,
+    TYPES,
+    cache_bytes,
+    made_cases,
+)
 from ckdist.cli.traced_steps import Groups, OtherBytes, TracedSteps
 from ckdist.comm.protocol import World
 from ckdist.config.engine import EngineConfig
 from ckdist.engine.launch import Model, load_model
-from ckdist.models.decoder import weight_shapes
-from ckdist.models.registry import spec_from_config
 from ckdist.planning.cluster import Cluster
 from ckdist.planning.cost import ATTENTION, EXPERTS, HEADS, OTHERS, PRODUCT, CostModel
 from ckdist.planning.machine import PRODUCT_ROWS, MachineSpec
 from ckdist.planning.predict import Predictor, Way
 from ckdist.planning.step_shape import StepShape
 from ckdist.program.batch import BLOCK_TOKENS
-from ckdist.topology import this_machine
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import open_checkpoint
-from ckdist.weights.safetensors_writer import TensorToWrite, as_stored, write_safetensors
 
-COMMON = {"vocab_size": 4096, "max_position_embeddings": 4096, "tie_word_embeddings": True, "rms_norm_eps": 1e-6}
-DENSE = {
-    **COMMON, "model_type": "llama", "hidden_size": 1280, "intermediate_size": 3840, "num_attention_heads": 16,
-    "num_key_value_heads": 8, "head_dim": 96, "num_hidden_layers": 6,
-}  # fmt: skip
-LATENT = {
-    **COMMON, "model_type": "deepseek_v3", "hidden_size": 1280, "intermediate_size": 2560, "num_attention_heads": 16,
-    "num_key_value_heads": 16, "num_hidden_layers": 4, "first_k_dense_replace": 4, "kv_lora_rank": 384,
-    "q_lora_rank": 512, "qk_nope_head_dim": 96, "qk_rope_head_dim": 32, "v_head_dim": 96, "n_routed_experts": 8,
-    "num_experts_per_tok": 2, "moe_intermediate_size": 256, "n_group": 1, "topk_group": 1,
-}  # fmt: skip
-MIXTURE = DENSE | {
-    "model_type": "qwen3_moe", "num_hidden_layers": 3, "num_experts": 16, "num_experts_per_tok": 4,
-    "moe_intermediate_size": 640, "decoder_sparse_step": 1, "norm_topk_prob": True, "mlp_only_layers": [],
-}  # fmt: skip
-BYTE_TYPES = "Q8_0", "Q4_K"
-SMALL = DENSE | {"num_hidden_layers": 1}
-GROUPED = SMALL | {"num_key_value_heads": 2}  # whose heads share keys and values otherwise
-TYPES = {"plain": None, "Q8_0": "q8_0", "Q4_K": "q4_k"}  # how dense models are quantised
-SAME = {"plain": 1, "Q8_0": 2, "Q4_K": 4}  # layers with which these types have as many bytes
-DEPTHS = "same", "dense", "deep"  # of dense models, whose weights are read again after so many others of their own
-FAR = "Q4_K"  # of which the deep model's caches are read too
-SHORT, LONG = 32, 1024  # tokens of context
-FEW, SOME, MANY = 4, 64, 512  # rows of products: of sequences that are decoded together, and of prompts
-ALONE, BEHIND = StepShape.decode(1, SHORT), StepShape.decode(1, LONG)
-TOGETHER, ALL_BEHIND = StepShape.decode(FEW, SHORT), StepShape.decode(FEW, LONG)
-PROMPTED, PIECE = StepShape.prompt(MANY), StepShape.prompt(SOME)
-# Models that are made up: their numbers, --quantize, and the steps that are measured of them.
-MADE: Mapping[str, tuple[Mapping[str, Any], str | None, tuple[StepShape, ...]]] = {
-    "plain": (DENSE, None, (ALONE, PIECE, PROMPTED)),
-    "Q8_0": (DENSE, "q8_0", (ALONE, PIECE, PROMPTED)),
-    "Q4_K": (DENSE, "q4_k", (ALONE, PIECE, PROMPTED)),
-    "latent": (LATENT, None, (PROMPTED,)),
-    "latent Q8_0": (LATENT, "q8_0", (PROMPTED,)),
-    "mixture": (MIXTURE, "q4_k", (ALONE, PROMPTED)),
-}
-FOLDERS = {
-    "dense": DENSE, "latent": LATENT, "mixture": MIXTURE, "small": SMALL, "grouped": GROUPED,
-    **{f"{layers} layers": DENSE | {"num_hidden_layers": layers} for layers in SAME.values()},
-}  # fmt: skip
-# What is measured with nothing read in between, of models of MADE or of folders, and of all DEPTHS.
-NEAR_STEPS = {
-    **dict.fromkeys(("small", "latent"), (ALONE, TOGETHER, BEHIND)), "grouped": (BEHIND,),
-    **dict.fromkeys(("mixture", "latent Q8_0"), (ALONE, TOGETHER)),
-    **{f"{name} {depth}": (ALONE, TOGETHER) for name in TYPES for depth in DEPTHS},
-    f"{FAR} deep": (ALONE, TOGETHER, BEHIND, ALL_BEHIND),
-}  # fmt: skip
 TURNS = 3
 MOST_FACTOR = 4.0  # that products in steps are faster or slower than alone
 # From all of the shorter part hidden to reading and computing by turns; and then around the best of these.
@@ -90,17 +54,12 @@ LOSSES, FINER = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), tuple(0.02 * step for step in ra
 LOSS_BOUNDS = 0.01, 4.0  # of products of several rows
 HALVINGS = 15  # of the logarithms of bounds, by which a figure is found
 LEAST_SECONDS = 1e-9  # that a group of steps counts as
-ROUNDS = 4  # in which figures that depend on each other are found
-ONCE = 1e-9, 1e-4  # bounds of seconds of one head,
+ROUNDS = 8  # in which figures that depend on each other are found
+ONCE = 1e-9, 1e-4  # bounds of seconds of one head, or of a step's attention,
 SHARES = 0.02, 4.0  # of parts of rates,
 RATES = 1e7, 1e13  # bounds of operations per second, and of bytes
 LEAST_ACHIEVED = 0.01  # of memory's bandwidth
 MOST_REUSE, MOST_BYTES = 20.0, 1e16  # times faster than memory at most; more bytes than any model has
-EVICTED = 1.5  # so many times the machine's caches is read from one use of a weight to the next, if it is from memory
-LEAST_LAYERS, MOST_LAYERS = 8, 32  # of the deep model, whose weights are that many bytes if its layers allow it
-NEAR = " near"  # of a model's name: nothing is read between its steps
-
-IN_MEMORY, ROOM = pathlib.Path("/dev/shm"), 3 << 30  # noqa: S108, a file system in memory; bytes that it has free
 
 Setter = Callable[[MachineSpec, float], MachineSpec]
 
@@ -165,45 +124,14 @@ def solved(
     return changed(spec, high if low == bounds[0] else low)
 
 
-@contextlib.contextmanager
-def made_models(world: World) -> Iterator[pathlib.Path]:
-    """A folder with the models' files, in memory where there is room, for as long as the caller needs them; a
-    collective call.
-    """
-    with contextlib.ExitStack() as stack:
-        temporary = tempfile.TemporaryDirectory(prefix="ckdist-", dir=_memory()) if world.rank == 0 else None
-        folder = stack.enter_context(temporary) if temporary is not None else None
-        parent = pathlib.Path(world.broadcast(folder))
-        if world.rank == 0:
-            deep = DENSE | {"num_hidden_layers": deep_layers(_caches())}
-            for name, config in {**FOLDERS, "deep": deep}.items():
-                _write(parent / name, config)
-        world.gather(None)  # the files are there
-        yield parent
-        world.gather(None)  # nobody reads them any more
-
-
-def _memory() -> str | None:
-    """A folder whose files lie in memory, if it has room for the models; None: where temporary files are."""
-    try:
-        return str(IN_MEMORY) if shutil.disk_usage(IN_MEMORY).free > ROOM else None
-    except OSError:
-        return None
-
-
 def measured_steps(spec: MachineSpec, world: World, models: pathlib.Path) -> dict[str, Measured]:
     """The steps of the models of MADE, which lie in a folder, on all ranks, and those with nothing read in between
     (NEAR). On rank 0, a collective call.
     """
-    others = OtherBytes(int(EVICTED * _caches()) if world.rank == 0 else 0)
+    others = OtherBytes(int(EVICTED * cache_bytes()) if world.rank == 0 else 0)
     found: dict[str, Measured] = {}
-    cases = [(name, _folder(config), quantize, shapes) for name, (config, quantize, shapes) in MADE.items()]
-    cases += [("small", "small", None, ()), ("grouped", "grouped", None, ())]
-    for name, kind in TYPES.items():
-        of_depth = lambda depth, name=name: f"{SAME[name]} layers" if depth == "same" else depth
-        cases += [(f"{name} {depth}", of_depth(depth), kind, ()) for depth in DEPTHS]
     try:
-        for name, folder, quantize, shapes in cases:
+        for name, folder, quantize, shapes in made_cases():
             with _loaded(spec, models / folder, quantize, world) as (model, cost):
                 if world.rank == 0:
                     steps = TracedSteps(model, others)
@@ -216,47 +144,42 @@ def measured_steps(spec: MachineSpec, world: World, models: pathlib.Path) -> dic
     return found
 
 
-def _folder(config: Mapping[str, Any]) -> str:
-    """Where a model's files are."""
-    return next(name for name, each in FOLDERS.items() if each is config)
-
-
-def deep_layers(caches: float) -> int:
-    """Layers of the deep model, which leave nothing of it in caches of so many bytes."""
-    each = sum(math.prod(shape) for name, shape in _shapes(SMALL).items() if "layers" in name)
-    return int(np.clip(math.ceil(EVICTED * caches / (2 * each)), LEAST_LAYERS, MOST_LAYERS))
-
-
 def calibrated(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
     """The machine with what whole steps reach of its bandwidth, products, attention and elementwise rate."""
     plain, latent, mixture = (found[name] for name in ("plain", "latent", "mixture"))
     spec = dataclasses.replace(spec, reuse=())
     spec = solved(spec, "elementwise", (1e6, 1e11), OTHERS, (plain, PROMPTED))
     spec = _with_products(_between_steps(_with_reading(spec, found), found), found)
-    spec = solved(spec, "attention", RATES, ATTENTION, (plain, PROMPTED))
+    for _ in range(ROUNDS):
+        spec = solved(spec, "attention", RATES, ATTENTION, (plain, PROMPTED))
+        spec = solved(spec, "attention_scores", RATES, ATTENTION, (mixture, PROMPTED))
     spec = solved(spec, "latent", RATES, ATTENTION, (latent, PROMPTED))
     spec = solved(spec, "heads", RATES, HEADS, (latent, PROMPTED))
     spec = solved(spec, "heads_int8", RATES, HEADS, (found["latent Q8_0"], PROMPTED))
     heads = ((found[name + NEAR], shape) for name in ("latent", "latent Q8_0") for shape in (ALONE, TOGETHER))
     spec = solved(spec, "heads_once", ONCE, HEADS, *heads, beside=PRODUCT)
+    of_bytes = found["mixture Q4_K"]
     spec = solved(spec, "achieved_experts", SHARES, EXPERTS, (mixture, PROMPTED))
-    near = ((found["mixture" + NEAR], shape) for shape in (ALONE, TOGETHER))
-    spec = solved(spec, "experts_read", SHARES, EXPERTS, (mixture, ALONE), *near)
+    spec = solved(spec, "achieved_experts_int8", SHARES, EXPERTS, (of_bytes, PROMPTED))
+    spec = solved(spec, "experts_read", SHARES, EXPERTS, (of_bytes, ALONE), (found["mixture Q4_K" + NEAR], ALONE))
     return _with_single_tokens(spec, found)
 
 
 def _with_single_tokens(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
-    """The machine with what attention of single tokens reaches: what each costs by short contexts, how fast caches are
-    read by a model of many layers and by one of a single layer, and computing by one whose heads share keys and values.
+    """The machine with what attention of single tokens reaches: by short contexts what each token costs, and what one
+    step of them costs; how fast caches are read by a model of many layers and by one of a single layer; and computing
+    by one whose heads share keys and values.
     """
-    small, grouped, latent = (found[name + NEAR] for name in ("small", "grouped", "latent"))
-    deep = found[f"{FAR} deep{NEAR}"]
+    grouped, latent, deep = (found[name + NEAR] for name in ("grouped", "latent", f"{FAR} deep"))
+    least, same = found[f"{LEAST} same{NEAR}"], [found[f"{name} same{NEAR}"] for name in TYPES]
     for _ in range(ROUNDS):
-        spec = solved(spec, "attention_given", RATES, ATTENTION, (small, ALONE), (small, TOGETHER))
-        read = (small, BEHIND), (deep, BEHIND), (deep, ALL_BEHIND)
+        spec = solved(spec, "attention_given", RATES, ATTENTION, *((one, TOGETHER) for one in same))
+        spec = solved(spec, "attention_once", ONCE, ATTENTION, *((one, ALONE) for one in same))
+        read = (least, BEHIND), (deep, BEHIND), (deep, ALL_BEHIND)
         spec = solved(spec, "attention_read", SHARES, ATTENTION, *read)
         spec = solved(spec, "attention_one", RATES, ATTENTION, (grouped, BEHIND))
-        spec = solved(spec, "latent_given", RATES, ATTENTION, (latent, ALONE), (latent, TOGETHER))
+        spec = solved(spec, "latent_given", RATES, ATTENTION, (latent, TOGETHER))
+        spec = solved(spec, "latent_once", ONCE, ATTENTION, (latent, ALONE))
         spec = solved(spec, "latent_one", RATES, ATTENTION, (latent, BEHIND))
     return spec
 
@@ -363,42 +286,6 @@ def _with_row_rates(spec: MachineSpec, found: Mapping[str, Measured]) -> Machine
     return dataclasses.replace(spec, products=products)
 
 
-def _caches() -> int:
-    """Bytes of the machine's last caches, as far as memory has room for what is to leave them."""
-    machine = this_machine()
-    caches = len({cpu.l3 for cpu in machine.cpus}) * machine.l3_bytes
-    return min(caches, native.lib.ckdist_available_memory() // 16)
-
-
-def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Of all weights of a model."""
-    return weight_shapes(spec_from_config(config, "the calibration's model"))
-
-
-def _write(folder: pathlib.Path, config: Mapping[str, Any]) -> pathlib.Path:
-    """A folder with a model of random weights in bfloat16."""
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    stored = list(_stored(config, _shapes(config)))
-    most = max(math.prod(shape) for _, shape in stored)
-    drawn = as_stored(0.02 * np.random.default_rng(0).standard_normal(most, np.float32), "BF16")  # (elements,)
-    values = lambda shape: lambda: drawn[: math.prod(shape)].reshape(shape)
-    tensors: Iterator[TensorToWrite] = (TensorToWrite(name, "BF16", shape, values(shape)) for name, shape in stored)
-    write_safetensors(folder / "model.safetensors", tensors)
-    return folder
-
-
-def _stored(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The names and shapes of a file's tensors: of latent attention keys and values of a head are stored together."""
-    for name, shape in shapes.items():
-        if name.endswith("k_b_proj.weight"):
-            keys, values = config["qk_nope_head_dim"], config["v_head_dim"]
-            rows = config["num_attention_heads"] * (keys + values)
-            yield name.replace("k_b_proj", "kv_b_proj"), (rows, config["kv_lora_rank"])
-        elif not name.endswith("v_b_proj.weight"):
-            yield name, shape
-
-
 @contextlib.contextmanager
 def _loaded(
     spec: MachineSpec, folder: pathlib.Path, quantize: str | None, world: World
@@ -423,7 +310,7 @@ def _loaded(
 
 def _from_memory(steps: TracedSteps, cost: CostModel, shapes: Sequence[StepShape]) -> Measured:
     """Steps of some shapes, whose weights are in no cache if they decode."""
-    count = lambda shape: max(0, int(EVICTED * _caches() - cost.bytes_read(shape).always))
+    count = lambda shape: max(0, int(EVICTED * cache_bytes() - cost.bytes_read(shape).always))
     turns = steps.measured([(shape, count(shape)) for shape in shapes], TURNS)
     return Measured(dict(zip(shapes, turns, strict=True)), cost)
 
@@ -434,4 +321,4 @@ def _near(steps: TracedSteps, cost: CostModel, shapes: Sequence[StepShape]) -> M
     return Measured(dict(zip(shapes, turns, strict=True)), cost, evicted=False)
 
 
-__all__ = ["Measured", "calibrated", "made_models", "measured_steps", "solved"]
+__all__ = ["Measured", "calibrated", "measured_steps", "solved"]

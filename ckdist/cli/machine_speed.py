@@ -12,7 +12,8 @@ import numpy as np
 
 from ckdist import native
 from ckdist.cli.bench_comm import Stopwatch
-from ckdist.cli.calibration import calibrated, made_models, measured_steps
+from ckdist.cli.calibration import calibrated, measured_steps
+from ckdist.cli.made_models import made_models
 from ckdist.cli.training_speed import with_training
 from ckdist.comm.communicator import open_communicator
 from ckdist.comm.protocol import World

@@ -42,8 +42,8 @@ WIRE, WIRE_SECONDS = 1e9, 30e-6  # between hosts: bytes per second, and seconds 
 PRODUCTS = "linear", "linear_heads", "experts"
 COLLECTIVES = "all_reduce", "all_to_all", "all_gather"
 PRODUCT, HEADS, EXPERTS, ATTENTION, OTHERS = "products", "heads", "experts", "attention", "rest"
-# What an instruction, or the step that it is fused into, belongs to; all others are OTHERS: sums of ranks too, since
-# the norms and residuals behind them wait for the summands and add them.
+# What an instruction, or the step that it is fused into, belongs to, as do norms of heads to attention; all others are
+# OTHERS: sums of ranks too, since the norms and residuals behind them wait for the summands and add them.
 GROUP_OF = {
     "linear": PRODUCT, "gated": PRODUCT, "linear_heads": HEADS, "experts": EXPERTS, "route": EXPERTS,
     **dict.fromkeys((*MIXERS, "rope", "norm_latent"), ATTENTION),
@@ -182,12 +182,12 @@ class CostModel:
 
     def groups(self, shape: StepShape) -> dict[str, float]:
         """Seconds of a step by GROUP_OF."""
-        names = dict.fromkeys(GROUP_OF.get(instr.op, OTHERS) for instr, _ in self.distinct)
+        names = dict.fromkeys(group_of(instr) for instr, _ in self.distinct)
         return {name: self.group_seconds(shape, name) for name in names}
 
     def group_seconds(self, shape: StepShape, group: str) -> float:
         """Seconds of a step that one of GROUP_OF takes."""
-        own = ((instr, count) for instr, count in self.distinct if GROUP_OF.get(instr.op, OTHERS) == group)
+        own = ((instr, count) for instr, count in self.distinct if group_of(instr) == group)
         return sum(count * self._times(instr, shape).total for instr, count in own)
 
     def seconds(self, tokens: int) -> float:
@@ -254,6 +254,8 @@ class CostModel:
                 return self._exchange(instr, shape)
             case "send" | "recv":  # priced by who knows which host has the other stage
                 return Times()
+        if group_of(instr) == ATTENTION:  # its own figures have what it is fused with
+            return Times()
         floats = sum(self._rows_of_thread(v, shape) * v.dims[1].local(self.mesh) for v in instr.outputs)
         return Times(arithmetic=floats / machine.elementwise)
 
@@ -273,16 +275,19 @@ class CostModel:
         queries, outputs = instr.inputs[0].dims[1], instr.outputs[0].dims[1]
         widths, latent = queries.local(self.mesh) + outputs.local(self.mesh), instr.op == "attend_latent"
         given = sum(v.dims[1].local(self.mesh) for v in (*instr.inputs, *instr.outputs))
+        heads, once = queries.local(self.mesh) / queries.width, 0.0
         times = self._waits()
         for chunk in shape.chunks:
             read, single = self._cache_of(instr, chunk) / self._read_rates(shape).always, chunk.tokens == 1
             computed = 2.0 * chunk.count * chunk.seen(window) * widths / machine.attention_rate(latent, single)
             if single:
                 read /= machine.attention_read
-                once = chunk.count * given / (threads * machine.token_rate(latent))
-                times = times.plus(Times(arithmetic=once))
+                each = chunk.count * given / (threads * machine.token_rate(latent))
+                times, once = times.plus(Times(arithmetic=each)), machine.attention_start(latent)
+            elif machine.attention_scores and not latent:
+                computed += chunk.count * chunk.seen(window) * heads / machine.attention_scores
             times = times.plus(_hidden(read, computed / threads, machine.overlap_loss))
-        return times
+        return times.plus(Times(latency=once))
 
     def cache_read(self, shape: StepShape) -> float:
         """Bytes of the cache that a step reads."""
@@ -314,10 +319,10 @@ class CostModel:
         axis = instr.inputs[0].dims[0].axis
         sources = [self.places[m.rank] for m in self.mesh.along(axis)] if axis else [self.own]
         slower = sum(map(self.own.factor, sources)) / len(sources)
-        machine, computed, read, most = self.machine, 0.0, 0.0, 1.0
-        share, given = machine.achieved_experts if instr.op == "experts" else 1.0, 0.0
+        machine, computed, read, given, most = self.machine, 0.0, 0.0, 0.0, 1.0
         for cost, each, elements, used in self._parts(instr, shape):
-            rate = machine.product_rate(cost.kind, cost.form, each) * share
+            rate = machine.product_rate(cost.kind, cost.form, each)
+            rate *= machine.experts_share(cost.form) if instr.op == "experts" else 1.0
             computed, most = computed + 2.0 * each * elements / (self.own.threads * rate), max(most, each)
             read += slower * elements * cost.element_bytes / self._read_rates(shape).of(used)
             if instr.op == "linear_heads":  # small products, beside which what they take and give counts
@@ -458,6 +463,13 @@ def experts_hit(used: float, rows: float, alike: float = 0.0) -> float:
     with a part of its choices that others made already.
     """
     return 1 - (1 - min(1.0, used)) ** (1 + (rows - 1) * (1 - alike))
+
+
+def group_of(instr: Instr) -> str:
+    """What an instruction belongs to."""
+    if instr.op == "rms_norm" and instr.outputs[0].dims[1].name in HEADS_DIMS:
+        return ATTENTION
+    return GROUP_OF.get(instr.op, OTHERS)
 
 
 def _used(instr: Instr, matrix: Weight) -> float | None:

@@ -83,15 +83,19 @@ class MachineSpec:
     int8: float = fact("arithmetic", "the same with bytes", 1e6, 1e18)
     achieved_arithmetic: float = fact("arithmetic", "the share of it that products reach", 0.01, 1.0, 0.7)
     achieved_experts: float = fact("arithmetic", "the share of that that experts reach", 0.01, 4.0, 1.0)
+    achieved_experts_int8: float = fact("arithmetic", "the same with bytes; 0: as others", 0.0, 4.0, 0.0)
     heads: float = fact("arithmetic", "numbers per second that heads' products take and give; 0: any", 0.0, 1e15, 0.0)
     heads_int8: float = fact("arithmetic", "the same with bytes; 0: as others", 0.0, 1e15, 0.0)
     heads_once: float = fact("arithmetic", "seconds of each head's product beside these", 0.0, 1.0, 0.0)
     attention: float = fact("arithmetic", "operations per second of one core in attention; 0: as f32", 0.0, 1e18, 0.0)
-    attention_one: float = fact("arithmetic", "the same for single tokens; 0: as attention", 0.0, 1e18, 0.0)
+    attention_scores: float = fact("arithmetic", "its scores per second of one core, beside that; 0: any", 0.0, 1e18, 0.0)
+    attention_one: float = fact("arithmetic", "operations for single tokens; 0: as attention", 0.0, 1e18, 0.0)
     attention_given: float = fact("arithmetic", "numbers that one core takes and gives for it; 0: any", 0.0, 1e18, 0.0)
-    latent: float = fact("arithmetic", "the same in latent attention; 0: as attention", 0.0, 1e18, 0.0)
+    attention_once: float = fact("arithmetic", "seconds of each layer's attention of single tokens", 0.0, 1.0, 0.0)
+    latent: float = fact("arithmetic", "operations in latent attention; 0: as attention", 0.0, 1e18, 0.0)
     latent_one: float = fact("arithmetic", "the same for single tokens; 0: as attention_one", 0.0, 1e18, 0.0)
     latent_given: float = fact("arithmetic", "the same as attention_given; 0: as that", 0.0, 1e18, 0.0)
+    latent_once: float = fact("arithmetic", "the same as attention_once; 0: as that", 0.0, 1.0, 0.0)
     elementwise: float = fact("arithmetic", "numbers per second of one core in norms and gates", 1e3, 1e15, 4e9)
     overlap_loss: float = fact("arithmetic", "of reading and computing the hidden part that costs", 0.0, 4.0, 0.25)
     rows_loss: float = fact("arithmetic", "the same of products of several rows; 0: as of one", 0.0, 4.0, 0.0)
@@ -207,6 +211,14 @@ class MachineSpec:
         if not self.reuse or not self.between_far:
             return self.between
         return self.between + min(1.0, read / self.reuse[-1][0]) * (self.between_far - self.between)
+
+    def experts_share(self, form: int) -> float:
+        """The share of its rate that a product with an expert reaches, by its activations' format."""
+        return (self.achieved_experts_int8 if form == INT8_FORM else 0.0) or self.achieved_experts
+
+    def attention_start(self, latent: bool = False) -> float:
+        """Seconds that attention of single tokens takes in each layer, however many they are."""
+        return (self.latent_once if latent else 0.0) or self.attention_once
 
     def token_rate(self, latent: bool = False) -> float:
         """Numbers per second of one core that attention of single tokens takes and gives."""

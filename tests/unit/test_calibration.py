@@ -6,8 +6,8 @@ import os
 import pytest
 
 from ckdist import native
-from ckdist.cli import calibration
-from ckdist.cli.calibration import (
+from ckdist.cli.calibration import Measured, calibrated, solved
+from ckdist.cli.made_models import (
     ALONE,
     DENSE,
     FOLDERS,
@@ -18,10 +18,10 @@ from ckdist.cli.calibration import (
     NEAR_STEPS,
     SAME,
     TYPES,
-    Measured,
-    calibrated,
+    WIDE,
     deep_layers,
-    solved,
+    made_cases,
+    write_model,
 )
 from ckdist.cli.traced_steps import TracedSteps
 from ckdist.cli.training_speed import MOST_KEYS, UPDATE, fitted, other_keys
@@ -50,9 +50,10 @@ RATES = {
 }  # fmt: skip
 TRUE = MachineSpec(
     cores=4, memory=64e9, bandwidth=40e9, achieved_bandwidth=0.7, core_bandwidth=15e9, f32=4e10, bf16=1e11, int8=2e11,
-    attention=3e10, attention_one=2e9, attention_given=3e8, attention_read=0.8, latent=2e10, latent_one=3e9,
-    latent_given=5e8, elementwise=7e8, overlap_loss=0.4, heads=1e9, heads_int8=5e8, heads_once=6e-7,
-    achieved_experts=0.8, experts_read=0.9, products=RATES, between=1e-4, between_far=8e-4,
+    attention=3e10, attention_scores=2e8, attention_one=2e9, attention_given=3e8, attention_once=3e-6,
+    attention_read=0.8, latent=2e10, latent_one=3e9, latent_given=5e8, latent_once=7e-6, elementwise=7e8,
+    overlap_loss=0.4, heads=1e9, heads_int8=5e8, heads_once=6e-7, achieved_experts=0.8, achieved_experts_int8=0.7,
+    experts_read=0.9, products=RATES, between=1e-4, between_far=8e-4,
     reuse=((1e8, 80e9), (2e8, 50e9), (4e8, 50e9), (7e8, 28e9)),
 )  # fmt: skip
 
@@ -85,9 +86,10 @@ def measured_near(name: str) -> Measured:
 def test_all_figures_are_found_again():
     kernels = {kind: (rates[0], *(rate * 1.5 for rate in rates[1:])) for kind, rates in RATES.items()}
     wrong = dataclasses.replace(
-        TRUE, achieved_bandwidth=0.9, attention=1e9, attention_one=1e9, attention_given=1e9, attention_read=1.0,
-        latent=1e9, latent_one=1e9, latent_given=0.0, elementwise=1e8, overlap_loss=1.0, between=1e-5, between_far=0.0,
-        heads=1e8, heads_once=0.0, products={**kernels, "F32": RATES["F32"]},
+        TRUE, achieved_bandwidth=0.9, attention=1e9, attention_scores=0.0, attention_one=1e9, attention_given=1e9,
+        attention_once=0.0, attention_read=1.0, latent=1e9, latent_one=1e9, latent_given=0.0, latent_once=0.0,
+        elementwise=1e8, overlap_loss=1.0, between=1e-5, between_far=0.0, heads=1e8, heads_once=0.0,
+        achieved_experts_int8=0.0, products={**kernels, "F32": RATES["F32"]},
     )  # fmt: skip
     near = {name + NEAR: measured_near(name) for name in NEAR_STEPS}
     found = calibrated(wrong, {name: measured(name) for name in MADE} | near)
@@ -97,8 +99,8 @@ def test_all_figures_are_found_again():
             found_seconds, true_seconds = (cost.on(machine).step(shape).total for machine in (found, TRUE))
             assert found_seconds == pytest.approx(true_seconds, rel=0.05)
     figures = "attention", "attention_one", "attention_given", "attention_read", "latent", "latent_one", "latent_given"
-    figures += "elementwise", "experts_read", "achieved_experts", "heads", "heads_int8", "heads_once", "between"
-    figures += ("between_far",)
+    figures += "attention_scores", "attention_once", "latent_once", "elementwise", "experts_read", "achieved_experts"
+    figures += "achieved_experts_int8", "heads", "heads_int8", "heads_once", "between", "between_far"
     for name in figures:
         assert getattr(found, name) == pytest.approx(getattr(TRUE, name), rel=0.05), name
     assert found.overlap_loss == pytest.approx(TRUE.overlap_loss, abs=0.015)
@@ -172,10 +174,10 @@ def test_what_attention_does_beside_keys_has_bounds(below, above, keys):
     assert other_keys(128, 512, below, above) == keys
 
 
-@pytest.mark.parametrize("config", [DENSE, LATENT, MIXTURE])
+@pytest.mark.parametrize("config", [DENSE, WIDE, LATENT, MIXTURE])
 def test_the_models_that_are_made_up_are_models(config, tmp_path):
     small = {**config, "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 64, "vocab_size": 64}
-    checkpoint = open_checkpoint(calibration._write(tmp_path / "made", small))
+    checkpoint = open_checkpoint(write_model(tmp_path / "made", small))
     assert checkpoint.spec == describe_config(small, "the same").spec
 
 
