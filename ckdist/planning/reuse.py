@@ -1,14 +1,23 @@
 """How fast a step reads its weights and caches where some of them lie in the last-level cache since an earlier step.
 
-A byte is still there if few enough others were read since (Mattson et al. 1970, "Evaluation techniques for storage
-hierarchies"). What each step reads comes again after one step. An expert comes again after as many as chance has it.
+What a machine file has is of models whose steps read the same bytes each: the more these are, the fewer are still there
+when they come again. Which bytes give way to those that come is about random in such caches, so that it depends on how
+many came since, and not on which of them were used last: of n bytes that come, those of a cache of C stay with a chance
+of exp(-n / C). What each step reads comes again after one step; an expert after as many as chance has it, and what comes
+for it sends away what each step reads. So the step of a mixture is like that of a model of more bytes than its own.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+
+import numpy as np
 
 MOST_STEPS = 512  # between two uses of an expert that are told apart
 LEAST_SHARE = 1e-3  # of an expert's uses: so few later ones count as the last
+SIZES = 256  # of bytes that steps read, on a scale of logarithms, between which lines are drawn
+LEAST_BYTES, MOST_BYTES = 1e3, 1e18  # of these
+BEYOND = 1.001  # times the most of which something stays: nothing does
+HALVINGS = 40
 
 
 @dataclass(frozen=True)
@@ -38,36 +47,56 @@ def read_rates(
 ) -> ReadRates:
     """The rates at which a step like those before it reads.
 
-    `hit(used, steps)`: the part of a stack that so many steps touch; `rate(bytes)`: bytes per second of what comes
-    again after so many others; beyond `reach` all rates are the same.
+    `hit(used, steps)`: the part of a stack that so many steps touch; `rate(bytes)`: bytes per second of a model whose
+    steps read so many, the same each; beyond `reach` all rates are that of memory.
     """
+    near, far = 1 / rate(0.0), 1 / rate(2 * reach)  # seconds of a byte, from the cache and from memory
+    if not read.stacks or far <= near:
+        return ReadRates(rate(read.always), dict.fromkeys(read.stacks, rate(2 * reach)))
+    sizes = np.geomspace(min(LEAST_BYTES, reach), reach, SIZES)
+    missed = np.array([(1 / rate(size) - near) / (far - near) for size in sizes])
+    sizes = np.append(sizes, [reach * BEYOND, MOST_BYTES])
+    missed = np.append(missed, [1.0, 1.0])  # of what a step reads, the part that comes from memory
+    came = sizes * missed
+    parts = {used: _comes_again(used, hit) for used in read.stacks}
 
-    def touched(steps: int) -> float:
-        """Bytes that so many steps read, each once."""
-        return read.always + sum(size * hit(used, steps) for used, size in read.stacks.items())
+    def misses(size: float, used: float) -> tuple[float, float]:
+        """Where a step is like that of a model of so many bytes: of what it reads of a stack the part that comes from
+        memory, and that part over the one of what each step reads.
+        """
+        steps, shares = parts[used]
+        once = float(np.interp(size, sizes, came))
+        part, one = float(shares @ np.interp(steps * once, came, missed)), float(np.interp(once, came, missed))
+        return part, float(shares @ steps) if one <= 0 else part / one
 
-    def seconds(used: float) -> float:
-        """Of a byte of a stack, in the mean."""
-        return sum(part / rate(touched(steps)) for steps, part in _comes_again(lambda n: hit(used, n), touched, reach))
+    def alike(size: float) -> float:
+        """The bytes of the model that it is like."""
+        stacks = ((total * hit(used, 1), used) for used, total in read.stacks.items())
+        return read.always + sum(taken * misses(size, used)[1] for taken, used in stacks)
 
-    return ReadRates(rate(touched(1)), {used: 1 / seconds(used) for used in read.stacks})
+    low, high = 0.0, alike(0.0)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if alike(middle) > middle else (low, middle)
+    one = float(np.interp(np.interp(high, sizes, came), came, missed))
+    reads = lambda part: 1 / (near + (far - near) * part)
+    return ReadRates(reads(one), {used: reads(misses(high, used)[0]) for used in read.stacks})
 
 
-def _comes_again(
-    hit: Callable[[int], float], touched: Callable[[int], float], reach: float
-) -> Iterator[tuple[int, float]]:
+def _comes_again(used: float, hit: Callable[[float, int], float]) -> tuple[np.ndarray, np.ndarray]:
     """After how many steps experts that a step takes come again, and which part of them does; the last part is all that
     comes later. Of n steps' experts the last one brought H(n) - H(n - 1): what no step shortly before had (Denning and
     Schwartz 1972, "Properties of the working-set model").
     """
-    once, steps, new = hit(1), 1, 1.0
-    while True:
-        later = max(0.0, (hit(steps + 1) - hit(steps)) / once)
-        if later < LEAST_SHARE or steps == MOST_STEPS or touched(steps) > reach:
-            yield steps, new
-            return
-        yield steps, new - later
-        steps, new = steps + 1, later
+    once, shares, new = hit(used, 1), [], 1.0
+    for steps in range(1, MOST_STEPS):
+        later = max(0.0, (hit(used, steps + 1) - hit(used, steps)) / once)
+        if later < LEAST_SHARE:
+            break
+        shares.append(new - later)
+        new = later
+    shares.append(new)
+    return np.arange(1.0, len(shares) + 1), np.array(shares)
 
 
 __all__ = ["BytesRead", "ReadRates", "read_rates"]

@@ -1,6 +1,7 @@
 """What is read again soon lies in the cache: rates of reading, by the bytes from one use of a byte to the next."""
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -27,19 +28,34 @@ def test_rates_lie_between_what_was_measured_and_those_of_memory():
     assert CACHED.read_rate(2, 1, 50e6) == pytest.approx(50e9)  # a core's part of what all of them reach
 
 
-def test_experts_come_again_as_in_a_cache_of_what_was_used_last():
-    """Against a simulated one, which forgets what was not used for the longest time."""
-    rng, experts, used, room, steps = np.random.default_rng(0), 64, 4, 24, 4000
-    recent, found = list(range(experts)), 0  # the last first
+def misses_of_steps(size: float, room: float) -> float:
+    """Of a cache that gives up what chance has, the part of the bytes that steps of the same ones find gone."""
+    missed = 1.0
+    for _ in range(500):
+        missed = 1 - math.exp(-size * missed / room)
+    return missed
+
+
+@pytest.mark.parametrize("always", [0, 20])
+def test_experts_come_again_as_in_a_cache_that_gives_up_at_random(always):
+    """Against a simulated one: of experts, and of what each step reads beside them."""
+    rng, experts, used, room, steps = np.random.default_rng(0), 64, 4, 40, 6000
+    kept, found = np.full(room, -1), {True: 0, False: 0}  # what lies where
     for _ in range(steps):
-        chosen = rng.choice(experts, used, replace=False).tolist()
-        found += sum(recent.index(expert) < room for expert in chosen)
-        recent = chosen + [expert for expert in recent if expert not in chosen]
-    rate = lambda between: 1.0 if between <= room else 1e-9  # nothing else takes time
-    missed = 1e-9 / read_rates(BytesRead(0.0, {used / experts: experts}), experts_hit, rate, 10 * room).of(
-        used / experts
-    )
-    assert 1 - missed == pytest.approx(found / (steps * used), abs=0.06)
+        chosen = [*rng.choice(experts, used, replace=False), *range(experts, experts + always)]
+        for each in chosen:
+            here = bool((kept == each).any())
+            found[each < experts] += here
+            if not here:
+                kept[rng.integers(room)] = each
+    near, far = 1e9, 1e6
+    rate = lambda between: 1 / (1 / near + misses_of_steps(between, room * 1e6) * (1 / far - 1 / near))
+    part = used / experts
+    rates = read_rates(BytesRead(always * 1e6, {part: experts * 1e6}), experts_hit, rate, 1e10)
+    hits = lambda of: 1 - (1 / of - 1 / near) / (1 / far - 1 / near)
+    assert hits(rates.of(part)) == pytest.approx(found[True] / (steps * used), abs=0.04)
+    if always:
+        assert hits(rates.always) == pytest.approx(found[False] / (steps * always), abs=0.04)
 
 
 @settings(max_examples=40, deadline=None)
