@@ -85,21 +85,35 @@ def spread(took):
 
 
 def alike(model):
-    """The part of a token's experts that it has because other sequences of a step chose them; 0 of dense models."""
+    """The part of a token's experts that it has because other tokens of a step chose them: of decode, and of a prompt;
+    0 of dense models.
+    """
     executable, count = model.executable, max(SEQUENCES)
     used = [layer.ffn.routing.used for layer in model.spec.layers if isinstance(layer.ffn, MoeFfn)]
     if not used:
-        return 0.0
+        return 0.0, 0.0
     batch, rng, hit = LockstepSequences(executable, count), np.random.default_rng(1), []
-    batch.fill(rng.integers(0, model.spec.vocab_size, CONTEXT // 2, dtype=np.int32))
+    ids = lambda *shape: rng.integers(0, model.spec.vocab_size, shape, dtype=np.int32)
     before = executable.expert_rows()
-    for _logits in batch.run(rng.integers(0, model.spec.vocab_size, (GENERATED, count), dtype=np.int32)):
+
+    def taken():
+        """The part of the experts that the step took."""
+        nonlocal before
         after = executable.expert_rows()
-        hit += [np.mean(after[layer] > before[layer]) for layer in after]
+        found = np.mean([after[layer] > before[layer] for layer in after])
         before = after
-    experts = statistics.mean(map(len, before.values()))
-    rows = np.log1p(-min(0.999, float(np.mean(hit)))) / np.log1p(-used[0] / experts)  # that choose by chance
-    return float(np.clip(1 - (rows - 1) / (count - 1), 0, 1))
+        return float(found)
+
+    SingleSequence(executable).feed(ids(PROMPT), outputs="last")
+    prompt = taken()
+    batch.fill(ids(PROMPT))
+    taken()
+    for _logits in batch.run(ids(GENERATED, count)):
+        hit.append(taken())
+    chance = np.log1p(-used[0] / len(next(iter(before.values()))))
+    rows = lambda hit: np.log1p(-min(0.999, hit)) / chance  # that choose by chance
+    part = lambda hit, count: float(np.clip(1 - (rows(hit) - 1) / (count - 1), 0, 1))
+    return part(statistics.mean(hit), count), part(prompt, PROMPT)
 
 
 def held():
@@ -120,7 +134,7 @@ def measured(path, world, turns):
     if world.rank:
         model.executable.work()
         model.close()
-        return {}, {}, 0.0
+        return {}, {}, (0.0, 0.0)
     took, chosen = speeds(model, turns), alike(model)
     LockstepSequences(model.executable, max(SEQUENCES)).fill(np.zeros(CONTEXT, np.int32))  # every page of the cache
     memory = {"weights": model.weight_bytes, "cache": model.executable.kv_bytes, "process": held() - before}
@@ -140,10 +154,10 @@ def drift(before, after):
 def rows(path, machine, world, took, memory, chosen):
     """What is predicted and what is measured of one model."""
     cluster, found = Cluster(machine, ranks=world.size), []
-    one = Predictor(open_checkpoint(path), cluster, Way("tensor"), alike=chosen)
+    one, prompts = (Predictor(open_checkpoint(path), cluster, Way("tensor"), alike=part) for part in chosen)
     for what, (tokens, seconds) in took.items():
         count = int(what.split()[1]) if what != "prefill" else 0
-        rate = one.decode(count, (CONTEXT + GENERATED) // 2) if count else one.prefill(PROMPT)
+        rate = one.decode(count, (CONTEXT + GENERATED) // 2) if count else prompts.prefill(PROMPT)
         found.append((what, rate.tokens, tokens / statistics.median(seconds)))
     taken = one.memory(CONTEXT, max(SEQUENCES))[0]
     predicted = {"weights": taken.weights, "cache": taken.cache, "process": taken.total - taken.process}
@@ -175,7 +189,7 @@ def compared(given, machine, world, steps):
                     f"{row['model']:<26s} {row['ranks']} rank{'s' * (row['ranks'] > 1):<2s} {row['what']:<28s}"
                     f"{row['predicted']:>14.5g}{row['measured']:>14.5g}{row['error']:>+8.1%}   "
                     f"drift {changed:.0%} in try {tried}, {row['reads'] / 1e9:.1f} GB/s, overlap loss "
-                    f"{now.overlap_loss:.2f}, alike {chosen:.2f}",
+                    f"{now.overlap_loss:.2f}, alike {chosen[0]:.2f} and {chosen[1]:.2f}",
                     flush=True,
                 )
     return found

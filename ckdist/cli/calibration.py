@@ -48,14 +48,14 @@ from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import open_checkpoint
 
 TURNS = 3
-MOST_FACTOR = 4.0  # that products in steps are faster or slower than alone
+MOST_FACTOR, MOST_FASTER = 4.0, 1.25  # that products in steps are slower than alone, and faster
 # From all of the shorter part hidden to reading and computing by turns; and then around the best of these.
 LOSSES, FINER = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), tuple(0.02 * step for step in range(-9, 10))
 LOSS_BOUNDS = 0.01, 4.0  # of products of several rows
 HALVINGS = 15  # of the logarithms of bounds, by which a figure is found
 LEAST_SECONDS = 1e-9  # that a group of steps counts as
 ROUNDS = 8  # in which figures that depend on each other are found
-ONCE = 1e-9, 1e-4  # bounds of seconds of one head, or of a step's attention,
+ONCE = 1e-9, 1e-4  # bounds of seconds of one head, or expert, or of a layer's attention,
 SHARES = 0.02, 4.0  # of parts of rates,
 RATES = 1e7, 1e13  # bounds of operations per second, and of bytes
 LEAST_ACHIEVED = 0.01  # of memory's bandwidth
@@ -159,9 +159,10 @@ def calibrated(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
     heads = ((found[name + NEAR], shape) for name in ("latent", "latent Q8_0") for shape in (ALONE, TOGETHER))
     spec = solved(spec, "heads_once", ONCE, HEADS, *heads, beside=PRODUCT)
     of_bytes = found["mixture Q4_K"]
-    spec = solved(spec, "achieved_experts", SHARES, EXPERTS, (mixture, PROMPTED))
-    spec = solved(spec, "achieved_experts_int8", SHARES, EXPERTS, (of_bytes, PROMPTED))
-    spec = solved(spec, "experts_read", SHARES, EXPERTS, (of_bytes, ALONE), (found["mixture Q4_K" + NEAR], ALONE))
+    for _ in range(ROUNDS):
+        spec = solved(spec, "achieved_experts", SHARES, EXPERTS, (mixture, PROMPTED))
+        spec = solved(spec, "achieved_experts_int8", SHARES, EXPERTS, (of_bytes, PROMPTED))
+        spec = solved(spec, "experts_once", ONCE, EXPERTS, (of_bytes, ALONE))
     return _with_single_tokens(spec, found)
 
 
@@ -272,7 +273,7 @@ def _with_row_rates(spec: MachineSpec, found: Mapping[str, Measured]) -> Machine
         for index, shape in at.items():
             times = lambda of, value, index=index, kind=kind: of.with_product(kind, index, value)
             alone = spec.products[kind][index]
-            bounds = alone / MOST_FACTOR, alone * MOST_FACTOR
+            bounds = alone / MOST_FACTOR, alone * MOST_FASTER
             one = found[f"{name} same{NEAR}" if shape is TOGETHER else name]
             factors[kind][index] = solved(spec, times, bounds, PRODUCT, (one, shape)).products[kind][index] / alone
         factors[kind][2] = math.sqrt(factors[kind][1] * factors[kind][3])  # of rows between those

@@ -39,7 +39,7 @@ WIDE = {
 }  # fmt: skip
 MIXTURE = DENSE | {
     "model_type": "qwen3_moe", "num_attention_heads": 12, "num_key_value_heads": 4, "head_dim": 64,
-    "num_hidden_layers": 3, "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 640,
+    "num_hidden_layers": 2, "num_experts": 32, "num_experts_per_tok": 4, "moe_intermediate_size": 640,
     "decoder_sparse_step": 1, "norm_topk_prob": True, "mlp_only_layers": [],
 }  # fmt: skip
 BYTE_TYPES = "Q8_0", "Q4_K"
@@ -69,7 +69,7 @@ FOLDERS = {
 }  # fmt: skip
 # What is measured with nothing read in between, of models of MADE or of folders, and of all DEPTHS.
 NEAR_STEPS = {
-    **dict.fromkeys(("mixture Q4_K", "latent Q8_0"), (ALONE, TOGETHER)), "grouped": (BEHIND,),
+    "latent Q8_0": (ALONE, TOGETHER), "grouped": (BEHIND,),
     **{f"{name} {depth}": (ALONE, TOGETHER) for name in TYPES for depth in DEPTHS},
     **dict.fromkeys((f"{LEAST} same", "latent"), (ALONE, TOGETHER, BEHIND)),
     f"{FAR} deep": (ALONE, TOGETHER, BEHIND, ALL_BEHIND),

@@ -16,7 +16,7 @@ from ckdist.comm.thresholds import Thresholds
 from ckdist.layout import Dim
 from ckdist.mesh import Mesh
 from ckdist.planning.alike_layers import MIXERS, layers_of
-from ckdist.planning.expert_placement import one_sum, whole_factor
+from ckdist.planning.expert_placement import experts_hit, one_sum, whole_factor
 from ckdist.planning.machine import MachineSpec
 from ckdist.planning.reuse import BytesRead, ReadRates, read_rates
 from ckdist.planning.step_shape import Chunks, StepShape
@@ -330,8 +330,9 @@ class CostModel:
                 given = each * widths / (self.own.threads * machine.heads_rate(cost.form))
                 heads = matrices_of(instr)[0].dims[0]
                 given += heads.local(self.mesh) / heads.width * machine.heads_once / self.own.threads
-        reached = machine.experts_read if instr.op == "experts" else 1.0
-        times = _hidden(read / reached, computed, machine.product_loss(most)).plus(self._waits())
+        if instr.op == "experts":
+            given = self._experts(instr, shape) * machine.experts_once / self.own.threads
+        times = _hidden(read, computed, machine.product_loss(most)).plus(self._waits())
         return times.plus(Times(arithmetic=given))
 
     def _read_rates(self, shape: StepShape) -> ReadRates:
@@ -388,6 +389,12 @@ class CostModel:
                 each *= used / touched
                 elements *= touched
             yield self.weight(matrix.name), each, elements, used
+
+    def _experts(self, instr: Instr, shape: StepShape) -> float:
+        """This rank's experts that some row takes."""
+        stack = matrices_of(instr)[0]
+        touched = self._touched(_used(instr, stack) or 0.0, stack, self._rows(instr.inputs[0].dims[0], shape))
+        return touched * stack.dims[0].local(self.mesh)
 
     def _touched(self, used: float, stack: Weight, rows: int) -> float:
         """The part of this rank's experts that some row takes; where ranks have different experts, of the rank that has
@@ -458,13 +465,6 @@ def _hidden(read: float, computed: float, loss: float) -> Times:
     return Times(read, hidden) if read >= computed else Times(hidden, computed)
 
 
-def experts_hit(used: float, rows: float, alike: float = 0.0) -> float:
-    """The part of all experts that some of the rows take, each of which takes the part `used` of them: by chance, or
-    with a part of its choices that others made already.
-    """
-    return 1 - (1 - min(1.0, used)) ** (1 + (rows - 1) * (1 - alike))
-
-
 def group_of(instr: Instr) -> str:
     """What an instruction belongs to."""
     if instr.op == "rms_norm" and instr.outputs[0].dims[1].name in HEADS_DIMS:
@@ -488,7 +488,6 @@ __all__ = [
     "RankPlace",
     "StepShape",
     "Times",
-    "experts_hit",
     "matrices_of",
     "nominal",
     "place_of",

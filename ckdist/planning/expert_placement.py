@@ -143,4 +143,11 @@ def _mixtures(spec: ModelSpec) -> list[MoeFfn]:
     return [layer.ffn for layer in spec.layers if isinstance(layer.ffn, MoeFfn)]
 
 
-__all__ = ["ExpertPlacement", "choose_placement", "dispatch_from"]
+def experts_hit(used: float, rows: float, alike: float = 0.0) -> float:
+    """The part of all experts that some of the rows take, each of which takes the part `used` of them: by chance, or
+    with a part of its choices that others made already.
+    """
+    return 1 - (1 - min(1.0, used)) ** (1 + (rows - 1) * (1 - alike))
+
+
+__all__ = ["ExpertPlacement", "choose_placement", "dispatch_from", "experts_hit"]

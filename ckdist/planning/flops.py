@@ -6,7 +6,7 @@ from typing import Protocol
 
 from ckdist import native
 from ckdist.comm.protocol import World
-from ckdist.planning.cost import experts_hit
+from ckdist.planning.expert_placement import experts_hit
 from ckdist.program.lowered import Lowered
 from ckdist.program.step import MatrixIndex, Step
 

@@ -70,8 +70,7 @@ class MachineSpec:
 
     bandwidth: float = fact("memory", "bytes per second of a node's memory at most", 1e6, 1e16)
     achieved_bandwidth: float = fact("memory", "the share of it that reading weights reaches", 0.01, 1.0, 0.8)
-    experts_read: float = fact("memory", "of that the share that experts reach, each of a few rows", 0.01, 4.0, 1.0)
-    attention_read: float = fact("memory", "the same of caches by single tokens", 0.01, 4.0, 1.0)
+    attention_read: float = fact("memory", "of that the share that single tokens reach of caches", 0.01, 4.0, 1.0)
     core_bandwidth: float = fact("memory", "bytes per second that one core reads", 1e6, 1e15, 2e10)
     remote: float = fact("memory", "times longer that reading another node's memory takes", 1.0, 100.0, 2.0)
     reuse: tuple[tuple[float, float], ...] = field(
@@ -84,6 +83,7 @@ class MachineSpec:
     achieved_arithmetic: float = fact("arithmetic", "the share of it that products reach", 0.01, 1.0, 0.7)
     achieved_experts: float = fact("arithmetic", "the share of that that experts reach", 0.01, 4.0, 1.0)
     achieved_experts_int8: float = fact("arithmetic", "the same with bytes; 0: as others", 0.0, 4.0, 0.0)
+    experts_once: float = fact("arithmetic", "seconds of one core for each expert that tokens take", 0.0, 1.0, 0.0)
     heads: float = fact("arithmetic", "numbers per second that heads' products take and give; 0: any", 0.0, 1e15, 0.0)
     heads_int8: float = fact("arithmetic", "the same with bytes; 0: as others", 0.0, 1e15, 0.0)
     heads_once: float = fact("arithmetic", "seconds of each head's product beside these", 0.0, 1.0, 0.0)

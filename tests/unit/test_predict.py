@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from ckdist.errors import ConfigError
 from ckdist.planning.cluster import Cluster
-from ckdist.planning.cost import ATTENTION, OTHERS, experts_hit
+from ckdist.planning.cost import ATTENTION, OTHERS
+from ckdist.planning.expert_placement import experts_hit
 from ckdist.planning.machine import MachineSpec
 from ckdist.planning.predict import PredictedStepCost, Predictor, Way, ways_for
 from ckdist.planning.step_cost import StepTotals

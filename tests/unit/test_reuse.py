@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckdist.planning.cost import experts_hit
+from ckdist.planning.expert_placement import experts_hit
 from ckdist.planning.machine import machine_of, tomllib
 from ckdist.planning.reuse import BytesRead, read_rates
 from ckdist.planning.step_shape import StepShape
