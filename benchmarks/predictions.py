@@ -27,8 +27,8 @@ import time
 import numpy as np
 
 from ckdist.cli.calibration import calibrated, measured_steps
-from ckdist.cli.made_models import ALONE, DEPTHS, NEAR, PROMPTED, TYPES, made_models
 from ckdist.cli.machine_speed import kernels_measured, with_exchange
+from ckdist.cli.made_models import ALONE, DEPTHS, NEAR, PROMPTED, TYPES, made_models
 from ckdist.comm.world import start_world
 from ckdist.config.engine import EngineConfig
 from ckdist.engine.launch import load_model
@@ -92,7 +92,7 @@ def alike(model):
     used = [layer.ffn.routing.used for layer in model.spec.layers if isinstance(layer.ffn, MoeFfn)]
     if not used:
         return 0.0, 0.0
-    batch, rng, hit = LockstepSequences(executable, count), np.random.default_rng(1), []
+    batch, rng = LockstepSequences(executable, count), np.random.default_rng(1)
     ids = lambda *shape: rng.integers(0, model.spec.vocab_size, shape, dtype=np.int32)
     before = executable.expert_rows()
 
@@ -108,8 +108,7 @@ def alike(model):
     prompt = taken()
     batch.fill(ids(PROMPT))
     taken()
-    for _logits in batch.run(ids(GENERATED, count)):
-        hit.append(taken())
+    hit = [taken() for _logits in batch.run(ids(GENERATED, count))]
     chance = np.log1p(-used[0] / len(next(iter(before.values()))))
     rows = lambda hit: np.log1p(-min(0.999, hit)) / chance  # that choose by chance
     part = lambda hit, count: float(np.clip(1 - (rows(hit) - 1) / (count - 1), 0, 1))

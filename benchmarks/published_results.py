@@ -72,9 +72,7 @@ def machines() -> dict[str, MachineSpec]:
         "Raspberry Pi 5": pi,
         "Graviton 4": graviton,
         "Graviton 3": dataclasses.replace(graviton, cores=64, bandwidth=8 * 4800e6 * 8),
-        "2 x EPYC 9175F, 8 x DDR5-6400 each": dataclasses.replace(
-            epyc, sockets=2, nodes=2, bandwidth=8 * 6400e6 * 8
-        ),
+        "2 x EPYC 9175F, 8 x DDR5-6400 each": dataclasses.replace(epyc, sockets=2, nodes=2, bandwidth=8 * 6400e6 * 8),
         "EPYC 9374F": dataclasses.replace(epyc, **zen4, cores=32, bandwidth=12 * 4800e6 * 8),
         "EPYC 9554": dataclasses.replace(epyc, **zen4, cores=64, bandwidth=12 * 4800e6 * 8),
         "Threadripper PRO 7965WX": dataclasses.replace(epyc, **zen4, cores=24, bandwidth=8 * 4800e6 * 8),
@@ -136,7 +134,16 @@ LATER = (
         "ik_llama.cpp", "ik_llama.cpp, pull request 259", "Xeon 6980P", "deepseek-r1", "Q4_K", 64, 10.02, 1, 21, 93.08
     ),
     Published(
-        "ik_llama.cpp", "ik_llama.cpp, 534", "Threadripper PRO 7965WX", "qwen2.5-72b", "Q4_0", 256, 4.74, 1, 24, 45.6,
+        "ik_llama.cpp",
+        "ik_llama.cpp, 534",
+        "Threadripper PRO 7965WX",
+        "qwen2.5-72b",
+        "Q4_0",
+        256,
+        4.74,
+        1,
+        24,
+        45.6,
         2048,
     ),
     Published(

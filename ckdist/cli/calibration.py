@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from ckdist import native
 from ckdist.cli.made_models import (
-    ALONE,
     ALL_BEHIND,
+    ALONE,
     BEHIND,
     BYTE_TYPES,
     DEPTHS,

@@ -119,7 +119,9 @@ def made_cases() -> Iterator[tuple[str, str, str | None, Sequence[StepShape]]]:
 
 def deep_layers(caches: float) -> int:
     """Layers of the deep model, which leave nothing of it in caches of so many bytes."""
-    each = sum(math.prod(shape) for name, shape in _shapes(DENSE | {"num_hidden_layers": 1}).items() if "layers" in name)
+    each = sum(
+        math.prod(shape) for name, shape in _shapes(DENSE | {"num_hidden_layers": 1}).items() if "layers" in name
+    )
     return int(np.clip(math.ceil(EVICTED * caches / (2 * each)), LEAST_LAYERS, MOST_LAYERS))
 
 

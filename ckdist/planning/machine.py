@@ -88,7 +88,9 @@ class MachineSpec:
     heads_int8: float = fact("arithmetic", "the same with bytes; 0: as others", 0.0, 1e15, 0.0)
     heads_once: float = fact("arithmetic", "seconds of each head's product beside these", 0.0, 1.0, 0.0)
     attention: float = fact("arithmetic", "operations per second of one core in attention; 0: as f32", 0.0, 1e18, 0.0)
-    attention_scores: float = fact("arithmetic", "its scores per second of one core, beside that; 0: any", 0.0, 1e18, 0.0)
+    attention_scores: float = fact(
+        "arithmetic", "its scores per second of one core, beside that; 0: any", 0.0, 1e18, 0.0
+    )
     attention_one: float = fact("arithmetic", "operations for single tokens; 0: as attention", 0.0, 1e18, 0.0)
     attention_given: float = fact("arithmetic", "numbers that one core takes and gives for it; 0: any", 0.0, 1e18, 0.0)
     attention_once: float = fact("arithmetic", "seconds of each layer's attention of single tokens", 0.0, 1.0, 0.0)

@@ -20,7 +20,6 @@ from ckdist.cli.made_models import (
     TYPES,
     WIDE,
     deep_layers,
-    made_cases,
     write_model,
 )
 from ckdist.cli.traced_steps import TracedSteps
