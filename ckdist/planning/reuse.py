@@ -3,8 +3,9 @@
 What a machine file has is of models whose steps read the same bytes each: the more these are, the fewer are still there
 when they come again. Which bytes give way to those that come is about random in such caches, so that it depends on how
 many came since, and not on which of them were used last: of n bytes that come, those of a cache of C stay with a chance
-of exp(-n / C). What each step reads comes again after one step; an expert after as many as chance has it, and what comes
-for it sends away what each step reads. So the step of a mixture is like that of a model of more bytes than its own.
+of exp(-n / C). What each step reads comes again after one step; an expert after as many as chance has it, and what
+comes for it sends away what each step reads. So the step of a mixture is like that of a model of more bytes than its
+own.
 """
 
 from collections.abc import Callable, Mapping
