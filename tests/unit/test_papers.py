@@ -127,4 +127,4 @@ def test_published_results():
     found.loader.exec_module(module)
     errors = [decode.tokens / one.decode - 1 for one, decode, _ in module.rows()]
     assert sum(abs(error) <= 0.25 for error in errors) >= 14
-    assert max(errors) < 3 and min(errors) > -0.25
+    assert max(errors[: len(module.PUBLISHED)]) < 1.5 and max(errors) < 3 and min(errors) > -0.25
