@@ -23,6 +23,7 @@ import psutil
 from ckdist import native
 from ckdist.comm.bootstrap.handshake import read_secret
 from ckdist.errors import CkdistError, ConfigError
+from ckdist.python_words import code_words
 from ckdist.topology import Machine
 from ckdist.topology.instructions import reason
 
@@ -116,14 +117,10 @@ def mpi(timeout: float = TIMEOUT) -> tuple[bool, str]:
     if importlib.util.find_spec("mpi4py") is None:
         return False, "mpi4py is not installed: pip install 'ckdist[mpi]'"
     code, text = run_briefly(
-        [
-            sys.executable,
-            "-c",
-            (
-                "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
-                "print(MPI.Get_library_version().splitlines()[0])"
-            ),
-        ],
+        code_words(
+            "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
+            "print(MPI.Get_library_version().splitlines()[0])"
+        ),
         timeout,
     )
     return code == 0, last_line(text).rstrip("\0").split(", package")[0]
@@ -168,11 +165,11 @@ def verbs(machine: Machine, timeout: float = TIMEOUT) -> tuple[bool, str]:
         "print(about); raise SystemExit(not works)"
     )
     began = time.monotonic()
-    code, text = run_briefly([sys.executable, "-c", tried], timeout)
+    code, text = run_briefly(code_words(tried), timeout)
     about = f"{active}: {text}" if code == 124 else last_line(text)
     if importlib.util.find_spec("pyverbs") is not None:
         listed = "import pyverbs.device as d; print(*(i.name.decode() for i in d.get_device_list()))"
-        pyverbs, text = run_briefly([sys.executable, "-c", listed], max(0.1, timeout - (time.monotonic() - began)))
+        pyverbs, text = run_briefly(code_words(listed), max(0.1, timeout - (time.monotonic() - began)))
         about += f"; pyverbs sees {last_line(text)}" if pyverbs == 0 else "; pyverbs does not load"
     return code == 0, about
 
@@ -188,7 +185,7 @@ def dsa(machine: Machine, timeout: float = TIMEOUT) -> tuple[bool, str]:
         "from ckdist.native import check, ffi, lib; about = ffi.new('char[]', 1000); "
         "works = check(lib.ckdist_try_dsa(about, 1000)); print(ffi.string(about).decode()); raise SystemExit(not works)"
     )
-    code, text = run_briefly([sys.executable, "-c", tried], timeout)
+    code, text = run_briefly(code_words(tried), timeout)
     return code == 0, text if code == 124 else last_line(text, 400)
 
 

@@ -23,6 +23,7 @@ from ckdist.cli.capabilities import TIMEOUT, Capability, capabilities
 from ckdist.cli.main import launched_rank
 from ckdist.cli.node_speed import GEMM_TYPES
 from ckdist.config.commands import DoctorConfig
+from ckdist.python_words import module_words
 from ckdist.topology import Machine, this_machine
 from ckdist.topology.advice import Advice, advise
 from ckdist.topology.devices import DsaDevice
@@ -42,7 +43,7 @@ def time_left() -> float:
 
 def measure(seconds: float = MEASURE_SECONDS, limit: float = MEASURE_LIMIT) -> list[dict[str, Any]]:
     """What `ckdist.cli.node_speed` measured within `limit` seconds, start-up included."""
-    command = [sys.executable, "-m", "ckdist.cli.node_speed", str(seconds)]
+    command = module_words("ckdist.cli.node_speed", str(seconds))
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

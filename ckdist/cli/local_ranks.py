@@ -5,13 +5,13 @@ rank 0 has the terminal.
 """
 
 import pathlib
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ckdist.comm.bootstrap.launchers import is_rank
 from ckdist.config.engine import EngineConfig
 from ckdist.launcher.hosts import MAX_RANKS, Host
+from ckdist.python_words import module_words
 from ckdist.topology import Machine, this_machine
 
 if TYPE_CHECKING:
@@ -58,6 +58,6 @@ def run_ranks(settings: object, arguments: Sequence[str]) -> int | None:
     from ckdist.launcher.output import Output
     from ckdist.launcher.supervisor import Policy, Supervisor
 
-    words = (sys.executable, "-m", "ckdist.cli.main", *arguments)
+    words = tuple(module_words("ckdist.cli.main", *arguments))
     job = Job(words, count, str(pathlib.Path.cwd()), captured=False)
     return Supervisor(job, [Host("localhost", count)], Policy(stop_seconds=STOP_SECONDS), Output()).run()

@@ -21,7 +21,6 @@ from ckdist.engine.coordinator import Coordinator
 from ckdist.engine.launch import BUNDLED, Model, load_model, make_engine
 from ckdist.engine.rank_reports import RankReports
 from ckdist.engine.socket_directory import socket_directory
-from ckdist.errors import EngineError
 from ckdist.hub.remote_file import is_url
 from ckdist.hub.resolve import resolve
 from ckdist.models.spec import ModelSpec
@@ -87,6 +86,12 @@ def open_line(config: ServeConfig, listener: socket.socket) -> str | None:
     )
 
 
+def host_cpus(world: World) -> set[int]:
+    """On rank 0 the CPUs that this host's ranks were started with. A collective call."""
+    masks = world.gather((world.hosts[world.rank], sorted(os.sched_getaffinity(0))))
+    return {cpu for host, mask in masks if host == world.hosts[world.rank] for cpu in mask}
+
+
 def launcher() -> int | None:
     """The process of Open MPI that started this rank; None without one."""
     return os.getppid() if "OMPI_COMM_WORLD_SIZE" in os.environ else None
@@ -124,6 +129,7 @@ def run(config: ServeConfig) -> int:
     started_by = launcher()
     world = start_world()
     listener = together(world, lambda: listen(config.host, config.port) if world.rank == 0 else None)
+    cpus = host_cpus(world)
     name = config.alias or model_name(config)
     config = dataclasses.replace(config, model=resolve(config.model, world))
     if listener is None:  # not rank 0
@@ -133,7 +139,8 @@ def run(config: ServeConfig) -> int:
         coordinator = held.enter_context(
             Coordinator(directory, {"id": name}, step_limit=config.comm_timeout * 4, drain_seconds=config.drain_timeout)
         )
-        http = HttpProcess.start(config, coordinator.address, os.fspath(config.model or BUNDLED), name, listener)
+        model_file = os.fspath(config.model or BUNDLED)
+        http = HttpProcess.start(config, coordinator.address, model_file, name, listener, cpus)
         held.callback(http.stop)
         if line := open_line(config, listener):
             log.warning("%s", line)
@@ -168,8 +175,8 @@ def run(config: ServeConfig) -> int:
             if launcher() != started_by:  # it was killed, and nobody else would end its ranks
                 coordinator.request_drain()
             model.loader.check()
-            if http.poll():
-                raise EngineError(f"the HTTP process ended with code {http.poll()}; its own message is above")
+            if failure := http.failure():
+                raise failure
             if http.poll() == 0:  # it was told to drain, and has
                 coordinator.request_drain()
 

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 HTTP_ROUTING_ID = b"http"  # the HTTP process's name on the socket: it is told the status before it has asked anything
 BEAT_SECONDS = 0.5  # between two status messages
+EARLY_END_SECONDS = 2.0  # after the limit of a drain, for the HTTP process to end requests with what they have
 MAX_PEERS = 64
 MESSAGES_PER_STEP = 64  # so that a flood of messages does not stop the running sequences
 MAX_UNSENT = 100_000  # messages to a peer that does not read
@@ -145,7 +146,7 @@ class Coordinator:
         if engine.lane is not None and engine.has_work:
             engine.lane.add(lib.ckdist_trace_receive, begin, time.monotonic_ns())
         if self._drain_requested and self.state != "draining":
-            self._drain_end = time.monotonic() + self._drain_seconds
+            self._drain_end = time.monotonic() + self._drain_seconds + EARLY_END_SECONDS
             self._enter("draining")
         if engine.has_work:
             outputs = self._step(engine)

@@ -20,6 +20,7 @@ from typing import BinaryIO
 from ckdist.errors import ConfigError, FetchError
 from ckdist.hub.catalogue import Wheel
 from ckdist.progress import ProgressBar
+from ckdist.python_words import module_words
 
 STALL_SECONDS = 300.0  # nothing more has come for so long: pip's own limits are far below
 CHUNK = MAX_LOG_BYTES = 1 << 20
@@ -57,9 +58,7 @@ def download(
     work = folder / "pip"
     work.mkdir()
     command = [
-        sys.executable,
-        "-m",
-        "pip",
+        *module_words("pip"),
         "--disable-pip-version-check",
         "--no-input",
         "download",
@@ -77,7 +76,6 @@ def download(
     ]
     # What pip says is held in memory, since a full disk would keep nothing of it.
     with open(os.memfd_create("pip"), "w+b") as log, ProgressBar(total, "B", f"fetching {what}", progress) as bar:
-        # In a folder of its own, since -m would run a pip.py that lies where the user happens to be.
         pip = subprocess.Popen(
             command,
             cwd=work,

@@ -3,8 +3,8 @@
 import json
 import os
 import selectors
+import shlex
 import signal
-import sys
 import time
 from typing import Any
 
@@ -12,6 +12,7 @@ from ckdist.errors import CommError, ConfigError
 from ckdist.launcher.children import Child, Children
 from ckdist.launcher.hosts import Host
 from ckdist.launcher.ray_nodes import HOLD_SECONDS
+from ckdist.python_words import module_words
 
 START_SECONDS = 60.0  # to import ray and to reach the cluster
 END_SECONDS = 10.0
@@ -32,7 +33,7 @@ class RayHosts:
         self._children = children
         inward, outward = os.pipe(), os.pipe()
         self._input = outward[1]
-        words = [sys.executable, "-m", "ckdist.launcher.ray_nodes", *([] if ranks is None else [str(ranks)])]
+        words = module_words("ckdist.launcher.ray_nodes", *([] if ranks is None else [str(ranks)]))
         self._holder = children.start(words, lambda _: None, streams=(outward[0], inward[1], None))
         for fd in (outward[0], inward[1]):
             os.close(fd)
@@ -44,7 +45,7 @@ class RayHosts:
             self.__exit__()
             raise (ConfigError if told["user"] else CommError)(told["failed"])
         self.hosts = tuple(Host(name, 1 if ranks is None else None) for name in told["hosts"])
-        self.agent = f"{sys.executable} -m ckdist.launcher.ray_agent {told['group']} {{host}}"
+        self.agent = f"{shlex.join(module_words('ckdist.launcher.ray_agent', told['group']))} {{host}}"
 
     def __enter__(self) -> "RayHosts":
         return self

@@ -5,7 +5,6 @@ import os
 import pathlib
 import shlex
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from typing import Protocol
@@ -18,6 +17,7 @@ from ckdist.launcher.event_loop import EventLoop
 from ckdist.launcher.frames import GREETING, FrameReader, packed
 from ckdist.launcher.job import Job
 from ckdist.launcher.local_ranks import Events, Lines
+from ckdist.python_words import module_words
 
 # Runs a command on a host: {host} is the host, {command} the command quoted for a shell; without {command} its words
 # follow as they are.
@@ -43,7 +43,7 @@ def agent_words(template: str, host: str) -> list[str]:
     """The words that start the agent on `host`. ConfigError for a template that is none."""
     root = str(pathlib.Path(__file__).parents[2])
     path = os.pathsep.join(dict.fromkeys([root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
-    command = ["env", f"PYTHONPATH={path}", sys.executable, "-m", "ckdist.launcher.agent"]
+    command = ["env", f"PYTHONPATH={path}", *module_words("ckdist.launcher.agent")]
     try:
         words = shlex.split(template)
     except ValueError as error:

@@ -24,7 +24,7 @@ def main() -> int:
     )
     with contextlib.suppress(AttributeError, OSError):
         # Rank 0 is bound to its own cores, where its compute threads run; this process goes where there is room.
-        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+        os.sched_setaffinity(0, settings.cpus)
     gc.collect()
     gc.freeze()  # what was imported stays: a collection that looks at it stops the event loop for 50 ms
     try:

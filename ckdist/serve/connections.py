@@ -6,17 +6,27 @@ callbacks alone.
 """
 
 import asyncio
+import errno
+import logging
+import math
+import pathlib
 import resource
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import cast
+from dataclasses import dataclass
+from typing import Any, cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-ACCEPTS = 64  # in one turn of the event loop
-OTHER_FILES = 128  # pipes, sockets and files of this process that are no connections
+ACCEPTS = 64  # in one turn of the event loop, at most
+OTHER_FILES = 64  # that this process opens later and are no connections: sockets of text workers, modules
+OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+COMPLAINT_SECONDS = 60.0  # between two lines about a lack of files
+
+log = logging.getLogger(__name__)
 
 _current: ContextVar["Connection"] = ContextVar("connection")  # on which the running request came
 
@@ -143,12 +153,41 @@ class ConnectionPool:
             self._silent[connection] = None
 
 
-def room_for(places: int) -> int:
-    """`places`, or fewer where the limit of open files, raised as far as this user may, has no room for as many."""
+@dataclass(frozen=True)
+class Room:
+    """How many connections there may be, and how many of them are accepted in one turn of the event loop."""
+
+    places: int
+    accepts: int
+
+
+def room_for(places: int) -> Room:
+    """Room for `places` connections, or fewer if the limit of open files has no room for as many.
+
+    The limit is raised as far as this user may.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+    accepts = min(ACCEPTS, limit // 16)
     # What is closed to make room stays open until the turn of the event loop ends.
-    others = OTHER_FILES + 2 * ACCEPTS
-    allowed = places + others if hard == resource.RLIM_INFINITY else min(places + others, hard)
+    others = sum(1 for _ in pathlib.Path("/proc/self/fd").iterdir()) + OTHER_FILES + 2 * accepts
+    allowed = min(places + others, limit)
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    return max(1, min(places, allowed - others))
+    return Room(max(1, min(places, allowed - others)), accepts)
+
+
+class OutOfFiles:
+    """An asyncio exception handler: a lack of files is one line a minute. asyncio accepts again a second later."""
+
+    def __init__(self) -> None:
+        self._said = -math.inf
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """Reports what asyncio could not raise anywhere."""
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in OUT_OF_FILES):
+            loop.default_exception_handler(context)
+        elif time.monotonic() - self._said > COMPLAINT_SECONDS:
+            self._said = time.monotonic()
+            log.error("no connections are accepted for a second: %s; raise the limit with ulimit -n", error.strerror)

@@ -23,6 +23,7 @@ from ckdist.serve.problems import Problem
 ROUTING_ID = b"http"  # so that rank 0 can send its status before it was asked anything
 MAX_UNSENT = 10_000
 TICK_SECONDS = 0.25
+PROMPT_TOKEN_BYTES = 4  # a prompt is int32
 STATES = ("loading", "ready", "draining", "failed")
 FINISH_REASONS = (None, "stop", "length", "abort")
 
@@ -35,6 +36,8 @@ class Generation:
     def __init__(self, client: "EngineClient"):
         self._client = client
         self._ids: dict[str, int] = {}  # of the sequences that run
+        self._prompt_tokens: dict[int, int] = {}
+        self._has_tokens = False
         self._arrived: deque[tuple[int, dict[str, Any]]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._problem: Problem | None = None
@@ -54,6 +57,7 @@ class Generation:
 
     def submit(self, number: int, prompt: bytes, sampling: SamplingParams) -> None:
         """Start sequence `number`. Problem 503 when the engine takes nothing."""
+        self._prompt_tokens[number] = len(prompt) // PROMPT_TOKEN_BYTES
         self._ids[self._client.submit(self, {"op": "submit", "prompt": prompt, "sampling": asdict(sampling)})] = number
 
     def embed(self, number: int, prompt: bytes, pooling: str, first_text: int = 0) -> None:
@@ -90,7 +94,23 @@ class Generation:
         number = self._ids[sequence_id]
         if message["op"] == "embedding" or message["finish_reason"] is not None:
             del self._ids[sequence_id]
+        self._has_tokens = self._has_tokens or bool(message.get("tokens"))
         self._arrived.append((number, message))
+        self._wake()
+
+    def end_early(self, problem: Problem) -> None:
+        """Ends the sequences with what they have, as if their limit of tokens was reached; with `problem` if no
+        sequence has a token.
+        """
+        if not self._has_tokens:
+            self.fail(problem)
+            return
+        for sequence_id, number in list(self._ids.items()):
+            self._client.abort(sequence_id)
+            counts = {"prompt_tokens": self._prompt_tokens[number], "cached_tokens": 0}
+            message = {"op": "tokens", "tokens": [], "finish_reason": "length", **counts}
+            self._arrived.append((number, message))
+        self._ids.clear()
         self._wake()
 
     def fail(self, problem: Problem, finished: str | None = None) -> None:
@@ -189,6 +209,11 @@ class EngineClient:
     def drain(self) -> None:
         """Ask rank 0 to finish what runs and take nothing new."""
         self._drain_pending = not self._send({"op": "drain"})
+
+    def end_early(self, reason: str) -> None:
+        """Everything that runs ends with the tokens that it has, or with 503 and `reason` without any."""
+        for generation in set(self._generations.values()):
+            generation.end_early(Problem(503, reason))
 
     def lose(self, reason: str) -> None:
         """Everything that runs ends with 503 and `reason`, and nothing is submitted any more: rank 0 is gone, or this

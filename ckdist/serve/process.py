@@ -9,20 +9,24 @@ import dataclasses
 import logging
 import os
 import pathlib
+import resource
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
+from collections.abc import Collection
 
 from ckdist.config.serve import ServeConfig
 from ckdist.errors import ConfigError, EngineError
 from ckdist.overrides import metadata_overrides
+from ckdist.python_words import module_words
+from ckdist.serve.error_output import ErrorOutput
 from ckdist.serve.heartbeat import STUCK_SECONDS, FailureDetector
 from ckdist.serve.origins import is_loopback
 from ckdist.serve.settings import BACKLOG, HttpSettings, read_api_keys
 
+FEWEST_FILES = 128
 KILL_SECONDS = 5.0
 LOOK_SECONDS = 1.0
 MAX_RESTARTS = 3  # within RESTART_SECONDS
@@ -73,19 +77,30 @@ class HttpProcess:
         self._settings, self._listener = settings, listener
         self._ending = False  # it was told to end
         self._restarts: collections.deque[float] = collections.deque()
-        self._process, self._detector = self._spawn()
+        self._process, self._detector, self._errors = self._spawn()
         self._keeper = threading.Thread(target=self._keep, daemon=True, name="ckdist-http")
         self._keeper.start()
 
     @classmethod
     def start(
-        cls, config: ServeConfig, endpoint: str, model: str, model_name: str, listener: socket.socket
+        cls,
+        config: ServeConfig,
+        endpoint: str,
+        model: str,
+        model_name: str,
+        listener: socket.socket,
+        cpus: Collection[int] | None = None,
     ) -> "HttpProcess":
         """Start the process; it answers 503 until rank 0's status is "ready".
 
         `endpoint` is where rank 0's ROUTER is bound; `model` the GGUF file or folder whose tokenizer is used;
-        `listener` comes from `listen` and is this object's from here on. ConfigError for unreadable keys.
+        `listener` comes from `listen` and is this object's from here on; `cpus` are those that the process may use
+        (None: this process's). ConfigError for unreadable keys and for too few open files.
         """
+        if -1 < (limit := resource.getrlimit(resource.RLIMIT_NOFILE)[1]) < FEWEST_FILES:  # -1: there is no limit
+            raise ConfigError(
+                f"{limit} files may be open, and the server needs {FEWEST_FILES}: raise the hard limit with ulimit -Hn"
+            )
         api_keys = read_api_keys(config)
         open_on_loopback = not api_keys and is_loopback(listener.getsockname()[0])  # a page may do what its user may
         max_sequences = config.parallel + config.max_queue
@@ -96,6 +111,7 @@ class HttpProcess:
             overrides=metadata_overrides(config.override_kv),
             listener=listener.fileno(),
             parent=os.getpid(),
+            cpus=tuple(sorted(os.sched_getaffinity(0) if cpus is None else cpus)),
             api_keys=api_keys,
             cors_origins=config.cors_origin,
             allowed_hosts=(config.host, *config.allowed_host) if config.allowed_host or open_on_loopback else None,
@@ -126,6 +142,14 @@ class HttpProcess:
             return None
         code = self._process.poll()
         return 0 if self._ending and code == -signal.SIGTERM else code
+
+    def failure(self) -> EngineError | None:
+        """An error with the reason if the process has ended by itself with a code other than 0."""
+        if not (code := self.poll()):
+            return None
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
+        reason = self._errors.last_line() or "it wrote no message"
+        return EngineError(f"the HTTP process {how}: {reason}")
 
     def wait_answering(self, seconds: float) -> None:
         """Waits until it answers requests, has ended, or `seconds` have passed."""
@@ -158,28 +182,30 @@ class HttpProcess:
         assert code is not None, "the keeper ends after the process"
         return code
 
-    def _spawn(self) -> tuple[subprocess.Popen[bytes], FailureDetector]:
+    def _spawn(self) -> tuple[subprocess.Popen[bytes], FailureDetector, ErrorOutput]:
         reading, writing = os.pipe()
+        errors, own = ErrorOutput(), os.dup(2)
         process = subprocess.Popen(
-            [sys.executable, "-m", "ckdist.serve"],
+            module_words("ckdist.serve"),
             stdin=subprocess.PIPE,
-            pass_fds=(self._listener.fileno(), writing),
+            stderr=errors.writing,
+            pass_fds=(self._listener.fileno(), writing, own),
             start_new_session=True,  # signals for rank 0's group must not end it before it has answered its clients
             env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
         )
         os.close(writing)
+        os.close(own)
+        errors.started()
         assert process.stdin is not None
         try:
-            process.stdin.write(dataclasses.replace(self._settings, heartbeat=writing).to_json())
+            process.stdin.write(dataclasses.replace(self._settings, heartbeat=writing, log=own).to_json())
             process.stdin.close()
         except OSError as error:
             process.kill()
             process.wait()
             os.close(reading)
-            raise EngineError(
-                f"the HTTP process ended at its start: {error.strerror}; its own message is above"
-            ) from None
-        return process, FailureDetector(reading)
+            raise EngineError(f"the HTTP process ended at its start: {errors.last_line() or error.strerror}") from None
+        return process, FailureDetector(reading), errors
 
     def _keep(self) -> None:
         """Until the process has ended for good."""
@@ -209,7 +235,7 @@ class HttpProcess:
         self._restarts.append(now)
         log.warning("the HTTP process %s; it is started again, and its clients' requests have ended", what)
         try:
-            self._process, self._detector = self._spawn()
+            self._process, self._detector, self._errors = self._spawn()
         except (EngineError, OSError) as error:
             log.error("the HTTP process cannot be started again: %s", error)
             return False

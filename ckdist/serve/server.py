@@ -21,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ckdist.errors import CkdistError
 from ckdist.serve.app import create_app
-from ckdist.serve.connections import ACCEPTS, ConnectionPool, room_for
+from ckdist.serve.connections import ConnectionPool, OutOfFiles, room_for
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.heartbeat import Heartbeat
 from ckdist.serve.service import Service
@@ -62,9 +62,8 @@ class HttpServer:
         self.client = EngineClient(settings.endpoint)
         self.service = Service(settings, self.client)
         self.signals = 0
-        self.connections = ConnectionPool(
-            room_for(settings.max_requests + SILENT_CONNECTIONS), settings.first_request, settings.silence
-        )
+        room = room_for(settings.max_requests + SILENT_CONNECTIONS)
+        self.connections = ConnectionPool(room.places, settings.first_request, settings.silence)
         self.uvicorn = Uvicorn(
             uvicorn.Config(
                 self.connections.watched(create_app(self.service)),
@@ -77,7 +76,7 @@ class HttpServer:
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
-                backlog=ACCEPTS,
+                backlog=room.accepts,
                 timeout_keep_alive=cast("int", settings.silence),  # it goes to call_later, which takes fractions
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS,
                 h11_max_incomplete_event_size=MAX_HEADER_BYTES,
@@ -87,6 +86,7 @@ class HttpServer:
     async def run(self) -> int:
         """Serves until there is a reason to end; the exit code."""
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(OutOfFiles())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._count_signal)
         self.client.on_state = lambda state: log.info("the engine is %s", state)
@@ -122,7 +122,7 @@ class HttpServer:
                 self.service.tokenizer, loading = None, asyncio.create_task(self.service.text.start())
             self.connections.close_silent()
             if os.getppid() != self.settings.parent:
-                return await self._give_up("rank 0 has ended; the server is going down")
+                return await self._outlive_rank_0()
             if self.signals or self.client.state == "draining":
                 return await self._drain()
             await asyncio.sleep(WATCH_SECONDS)
@@ -138,14 +138,20 @@ class HttpServer:
         end = time.monotonic() + self.settings.drain_timeout
         while self.client.active or self.connections.busy:
             if time.monotonic() > end or self.signals > 1:
-                log.warning("%d sequences did not finish in time", self.client.active)
-                self.client.lose("the server is shutting down")
+                log.warning("%d sequences did not finish in time and end with what they have", self.client.active)
+                self.client.end_early("the server is shutting down")
                 await asyncio.sleep(WATCH_SECONDS)
+                self.client.lose("the server is shutting down")
                 return 0
             if os.getppid() != self.settings.parent:
-                return await self._give_up("rank 0 has ended; the server is going down")
+                return await self._outlive_rank_0()
             await asyncio.sleep(WATCH_SECONDS / 4)
         return 0
+
+    async def _outlive_rank_0(self) -> int:
+        if self.settings.log >= 0:
+            os.dup2(self.settings.log, 2)  # rank 0, which copied what this process writes, is gone
+        return await self._give_up("rank 0 has ended; the server is going down")
 
     async def _give_up(self, reason: str) -> int:
         """Clients get 503 with the reason, for as long as those who come again at once need to see it."""

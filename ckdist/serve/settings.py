@@ -41,6 +41,8 @@ class HttpSettings:
     strict_fields: bool = False
     webui: bool = True  # the page at /
     adapter: str | None = None  # name of the LoRA adapter that the model was loaded with
+    cpus: tuple[int, ...] = ()  # that the host's ranks were started with
+    log: int = -1  # descriptor of rank 0's standard error, for lines after rank 0's end
     heartbeat: int = -1  # descriptor of the pipe on which rank 0 hears that this process lives; -1: it does not listen
     verbose: bool = False
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import re
+import signal
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import astuple
@@ -39,6 +40,7 @@ MAX_WAITING = 256  # short bodies
 MAX_WAITING_LONG = 8
 CPU_SECONDS, CPU_SECONDS_PER_MB = 0.25, 1.5  # a chat takes 1 ms, a MB of text 0.6 s
 MEMORY, MEMORY_PER_BYTE = 256 << 20, 320
+KILLING = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # no limit sends these
 GRACE_SECONDS = 2.0  # after a worker's own time limit, before it is killed from here
 
 log = logging.getLogger(__name__)
@@ -93,6 +95,7 @@ class TextWork:
         self.model, self.overrides = model, overrides
         self._zygote: Zygote | None = None
         self._running: set[asyncio.Task[Any]] = set()
+        self._asking = asyncio.Lock()
 
     @property
     def ended(self) -> bool:
@@ -167,9 +170,9 @@ class TextWork:
             answer = await asyncio.wait_for(worker.ask(head, body), limits.wall + GRACE_SECONDS)
             stays = lane is not self._long
             return answer
-        except (EOFError, OSError, asyncio.TimeoutError):
-            if self.ended:
-                raise Problem(503, "the tokenizer is loading again; try again soon") from None
+        except (EOFError, OSError, asyncio.TimeoutError) as error:
+            if not isinstance(error, asyncio.TimeoutError) and await self._was_killed(worker):
+                raise Problem(503, "the process that prepared the request was killed; try again") from None
             log.warning("a text worker was ended by its limits (%s, %d bytes)", kind, len(body))
             return {"problem": too_much(kind).to_map()}, []
         finally:
@@ -180,6 +183,12 @@ class TextWork:
                 worker.connection.close()
                 self._fork()
             lane.turn.release()
+
+    async def _was_killed(self, worker: Worker) -> bool:
+        """Whether something outside has ended the worker, or all workers, and not a limit of its own."""
+        async with self._asking:
+            number = await asyncio.to_thread(self._started().signal_of, worker.number)
+        return number is None or number in KILLING
 
     def _fork(self) -> None:
         with contextlib.suppress(EngineError):  # `ended` says so

@@ -11,7 +11,6 @@ import logging
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO
@@ -19,6 +18,7 @@ from typing import IO
 import msgpack
 
 from ckdist.errors import EngineError, ModelFileError
+from ckdist.python_words import module_words
 from ckdist.tokens.folder import RANKS, tokenizer_file
 from ckdist.tokens.limits import Limits
 from ckdist.tokens.probe import REMEDY
@@ -29,6 +29,7 @@ from ckdist.tokens.vocabulary import MAX_PIECES_BYTES, Vocabulary
 
 Overrides = Mapping[str, int | float | bool | str] | None  # of a GGUF file's metadata
 COMMAND_LOG_FORMAT = "%(message)s"  # as `ckdist` writes its own log
+END_SECONDS = 1.0  # between the end of a process's output and its own
 MAX_RESULT = MAX_PIECES_BYTES + (64 << 20)
 
 
@@ -74,7 +75,7 @@ class Zygote:
         }
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "ckdist.tokens.zygote"],
+                module_words("ckdist.tokens.zygote"),
                 stdin=theirs.fileno(),
                 stdout=subprocess.PIPE,
                 env={
@@ -87,18 +88,28 @@ class Zygote:
         self.control.send(json.dumps(settings).encode())
 
     def load(self) -> Vocabulary:
-        """ModelFileError for a tokenizer that cannot be loaded within the limits."""
+        """The model's vocabulary.
+
+        ModelFileError if the tokenizer cannot be loaded within the limits, EngineError if the process failed itself.
+        """
         with self._output as output:
             data = output.read(MAX_RESULT + 1)
         try:
             result = msgpack.unpackb(data, max_bin_len=MAX_RESULT)
         except (ValueError, msgpack.UnpackException):
             result = {}
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(END_SECONDS)  # how it ended says why
         if "vocabulary" in result:
             return Vocabulary.from_bytes(result["vocabulary"])
         self.close()
         if "refused" in result:
             raise ModelFileError(result["refused"])
+        if (self.process.returncode or 0) > 0:  # no limit ended it
+            raise EngineError(
+                f"the process that loads the tokenizer of {self.model} ended with code {self.process.returncode}; "
+                "its own message is above"
+            )
         raise ModelFileError(
             f"the tokenizer of {self.model} takes more than {self.limits.cpu:.0f} s of CPU time or "
             f"{self.limits.memory >> 20} MB to load and try (its process ended with {self.process.returncode}); "
@@ -121,6 +132,16 @@ class Zygote:
         """Worker `number` ends, whatever it does."""
         with contextlib.suppress(OSError):  # the zygote has ended, and its workers with it
             self.control.send(b"K%d" % number)
+
+    def signal_of(self, number: int) -> int | None:
+        """The signal that ended worker `number`, 0 without one, None if the process has ended itself.
+
+        Waits for the answer: one thread at a time may call it.
+        """
+        with contextlib.suppress(OSError, ValueError):
+            self.control.send(b"S%d" % number)
+            return int(self.control.recv(16))
+        return None
 
     def close(self) -> None:
         """Ends the process, and its workers with it."""

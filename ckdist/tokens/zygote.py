@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -32,7 +33,9 @@ Handler = Callable[[Tokenizer, dict[str, Any], bytes], tuple[dict[str, Any], byt
 
 REAP_SECONDS = 0.5
 TRYING = Limits(cpu=1.0, memory=512 << 20)  # for a chat template: published ones take a tenth
-FORK, KILL = b"F", b"K"  # followed by the worker's number; FORK brings the worker's socket
+FORK, KILL, STATUS = b"F", b"K", b"S"  # followed by the worker's number; FORK brings the worker's socket
+STATUS_SECONDS = 1.0  # for a worker whose socket is closed to end
+KEPT_SIGNALS = 256
 
 
 def main() -> None:
@@ -120,6 +123,7 @@ def _in_child(function: Callable[[], Any], limits: Limits) -> Any:
 def _fork_on_demand(control: socket.socket, tokenizer: Tokenizer, handler: Handler) -> None:
     """Until the owner closes its side."""
     workers: dict[int, int] = {}  # number: process
+    signals: dict[int, int] = {}  # number of an ended worker: the signal that ended it, 0 without one
     gc.collect()
     gc.freeze()  # what is loaded stays shared with the workers
     control.settimeout(REAP_SECONDS)
@@ -127,11 +131,11 @@ def _fork_on_demand(control: socket.socket, tokenizer: Tokenizer, handler: Handl
         try:
             data, descriptors, _, _ = socket.recv_fds(control, 64, 1)
         except TimeoutError:
-            _reap(workers)
+            _reap(workers, signals)
             continue
         if not data:
             return
-        _reap(workers)
+        _reap(workers, signals)
         command, number = data[:1], int(data[1:])
         if command == KILL and number in workers:
             os.kill(workers[number], signal.SIGKILL)  # not reaped yet, so the number is still this process'
@@ -147,12 +151,28 @@ def _fork_on_demand(control: socket.socket, tokenizer: Tokenizer, handler: Handl
                     os._exit(0)
             workers[number] = pid
             os.close(descriptors[0])
+        elif command == STATUS:
+            control.send(b"%d" % _signal_of(number, workers, signals))
 
 
-def _reap(workers: dict[int, int]) -> None:
+def _signal_of(number: int, workers: dict[int, int], signals: dict[int, int]) -> int:
+    """The signal that has ended a worker; 0 if it ended by itself or goes on."""
+    deadline = time.monotonic() + STATUS_SECONDS
+    while number in workers and time.monotonic() < deadline:
+        time.sleep(0.001)
+        _reap(workers, signals)
+    return signals.get(number, 0)
+
+
+def _reap(workers: dict[int, int], signals: dict[int, int]) -> None:
+    """Waits for the workers that have ended, and keeps the signals of the last KEPT_SIGNALS."""
     for number, pid in list(workers.items()):
-        if os.waitpid(pid, os.WNOHANG)[0]:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
             del workers[number]
+            signals[number] = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
+    while len(signals) > KEPT_SIGNALS:
+        del signals[next(iter(signals))]
 
 
 def _work(connection: socket.socket, tokenizer: Tokenizer, handler: Handler) -> None:

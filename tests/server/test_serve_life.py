@@ -132,15 +132,35 @@ def test_draining_lets_running_requests_finish(by):
         assert http.poll() == 0
 
 
-def test_draining_is_bounded():
+def test_a_drain_at_its_limit_gives_what_requests_have():
+    ask_for = {"prompt": "ab", "max_tokens": 250}
     with serving(drain_timeout=0.3) as (engine, http):
-        engine.delay = 0.1
-        running = in_background(lambda: stream_text(http, 250))
-        wait_for(lambda: engine.running == 1)
-        time.sleep(0.3)
+        engine.delay = 0.05
+        post = lambda more: httpx.post(f"{http.url}/v1/completions", json={**ask_for, **more}, timeout=20)
+        whole = in_background(lambda: post({}))
+        streamed = in_background(lambda: post({"stream": True, "stream_options": {"include_usage": True}}))
+        wait_for(lambda: engine.running == 2)
+        time.sleep(0.5)
+        assert http.stop(5) == 0
+        wait_for(lambda: whole and streamed)
+    answer = whole[0].json()
+    (choice,), usage = answer["choices"], answer["usage"]
+    assert choice["finish_reason"] == "length" and "ab" * 2 in choice["text"]
+    assert usage["prompt_tokens"] == 2 and usage["completion_tokens"] == len(choice["text"])
+    *chunks, last, end = streamed[0].text.strip().split("\n\n")
+    assert end == "data: [DONE]"
+    assert json.loads(last.removeprefix("data: "))["usage"]["completion_tokens"] > 4
+    assert json.loads(chunks[-1].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_drain_at_its_limit_refuses_what_has_no_token_yet():
+    with serving(drain_timeout=0.2) as (engine, http):
+        engine.silent = True
+        running = in_background(lambda: ask(http.url, timeout=20))
+        wait_for(lambda: engine.submitted)
         assert http.stop(5) == 0
         wait_for(lambda: running)
-        assert "shutting down" in str(running[0])
+        assert running[0].status_code == 503 and "shutting down" in running[0].text
 
 
 def test_stopping_what_already_drains_is_no_second_word():
@@ -253,7 +273,7 @@ def test_the_port_is_free_once_the_process_ends():
 
 
 @contextlib.contextmanager
-def http_process(folder, listener, before=None, **settings):
+def http_process(folder, listener, before=None, stderr=None, **settings):
     """The HTTP process over the engine and the tokenizer in a folder; `before` runs in it before Python does."""
     number = listener.fileno()
     told = HttpSettings(
@@ -267,6 +287,7 @@ def http_process(folder, listener, before=None, **settings):
     process = subprocess.Popen(
         [sys.executable, "-m", "ckdist.serve"],
         stdin=subprocess.PIPE,
+        stderr=stderr,
         pass_fds=(number,),
         env=environment(),
         preexec_fn=before,  # noqa: PLW1509
@@ -346,6 +367,29 @@ def test_connections_stay_within_the_limit_of_open_files(tmp_path):
                 assert running[0].status_code == 200
 
 
+def test_too_few_open_files_are_refused_or_said_once_a_minute(tmp_path):
+    write_tokenizer(tmp_path)
+    script = (
+        "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)); from ckdist.cli.main import main; "
+        "raise SystemExit(main(['serve', '--port', '0']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2 and "64 files may be open, and the server needs 128" in done.stderr
+    with FakeEngine(f"ipc://{tmp_path}/engine", VOCAB), listen("127.0.0.1", 0) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with http_process(tmp_path, listener, stderr=(tmp_path / "log").open("w")) as process:
+            wait_for(lambda: httpx.get(f"{url}/health", timeout=30).status_code == 200, 30)
+            used = len(os.listdir(f"/proc/{process.pid}/fd"))
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (used + 5, used + 5))  # after its places were counted
+            with silent_connections(url, 20):
+                time.sleep(2.5)
+            assert ask(url, timeout=30).status_code == 200
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert len(lines) == 1 and "no connections are accepted for a second: Too many open files" in lines[0]
+
+
 def test_a_client_that_reads_slowly_gets_all_of_a_large_answer():
     """What it has not read waits in the server, which answers others meanwhile."""
     body = json.dumps({"content": "ab" * 100_000, "with_pieces": True}).encode()
@@ -409,6 +453,19 @@ def test_an_http_process_that_dies_again_and_again_ends_the_job():
         wait_for(lambda: http.poll() == -signal.SIGKILL)
 
 
+def test_the_end_of_an_http_process_is_given_with_its_reason(tmp_path, monkeypatch, capfd):
+    """Its last line is part of the error, and all its lines arrive on standard error."""
+    (tmp_path / "tokenizer.json").write_text("{}")
+    http = HttpProcess.start(
+        ServeConfig(port=0), f"ipc://{tmp_path}/engine", str(tmp_path), "m", listen("127.0.0.1", 0)
+    )
+    wait_for(lambda: http.poll() is not None, 30)
+    failure = http.failure()
+    http.stop()
+    assert "the HTTP process ended with code 1: " in str(failure) and "the tokenizer does not load" in str(failure)
+    assert "the tokenizer does not load" in capfd.readouterr().err
+
+
 def test_an_http_process_that_cannot_be_started_again_ends_the_job(monkeypatch, caplog):
     """What starts in its place ends before it has read its settings, which are more than a pipe holds."""
     with serving() as (_, http):
@@ -417,6 +474,7 @@ def test_an_http_process_that_cannot_be_started_again_ends_the_job(monkeypatch, 
         os.kill(http.pid, signal.SIGKILL)
         wait_for(lambda: http.poll() == -signal.SIGKILL)
     assert "cannot be started again: the HTTP process ended at its start: Broken pipe" in caplog.text
+    assert "was ended by signal 9" in str(http.failure())
 
 
 def test_an_http_process_that_is_started_again_during_a_drain_ends(monkeypatch):

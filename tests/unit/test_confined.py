@@ -5,6 +5,8 @@ of a process.
 import json
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 
 import httpx
@@ -98,6 +100,25 @@ def test_the_server_survives_the_end_of_the_process_that_has_the_tokenizer():
         )
         assert http.poll() is None
     wait_for(lambda: not any(worker.is_running() for worker in workers))
+
+
+@pytest.mark.parametrize("whom", ["workers", "zygote"])
+def test_a_killed_text_process_is_not_the_clients_mistake(whom):
+    with serving() as (_, http):
+        zygote = psutil.Process(http.pid).children()[0]
+        workers, answers = zygote.children(), []
+        for worker in workers:
+            worker.suspend()
+        body = {"prompt": "ab", "max_tokens": 1}
+        client = threading.Thread(
+            target=lambda: answers.append(httpx.post(f"{http.url}/v1/completions", json=body, timeout=60))
+        )
+        client.start()
+        time.sleep(0.5)  # the request lies with a worker
+        for process in workers if whom == "workers" else [zygote]:
+            process.kill()
+        client.join()
+        assert answers[0].status_code == 503 and "retry-after" in answers[0].headers, answers[0].text
 
 
 def test_nothing_is_left_of_a_server_that_was_killed():

@@ -21,6 +21,7 @@ FLOORS = {
     "mesh": 1,
     "prctl": 1,
     "progress": 1,
+    "python_words": 1,
     "figure": 1,
     "terminal": 1,
     "text_file": 1,
