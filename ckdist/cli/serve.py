@@ -132,15 +132,14 @@ def run(config: ServeConfig) -> int:
     cpus = host_cpus(world)
     name = config.alias or model_name(config)
     config = dataclasses.replace(config, model=resolve(config.model, world))
-    if listener is None:  # not rank 0
+    if listener is None:
         return work(config, world)
     with contextlib.ExitStack() as held:
         directory = held.enter_context(socket_directory())
         coordinator = held.enter_context(
             Coordinator(directory, {"id": name}, step_limit=config.comm_timeout * 4, drain_seconds=config.drain_timeout)
         )
-        model_file = os.fspath(config.model or BUNDLED)
-        http = HttpProcess.start(config, coordinator.address, model_file, name, listener, cpus)
+        http = HttpProcess.start(config, coordinator.address, os.fspath(config.model or BUNDLED), name, listener, cpus)
         held.callback(http.stop)
         if line := open_line(config, listener):
             log.warning("%s", line)

@@ -69,6 +69,17 @@ class ServeConfig(EngineConfig):
         False, "--strict-fields", help="refuse requests with a field that is not known, instead of ignoring it"
     )
     no_webui: bool = option(False, "--no-webui", help="serve the API alone, without the page at /")
+    log_file: str | None = option(
+        None,
+        "--log-file",
+        metavar="FILE",
+        help="append the HTTP process's log to this file; default: standard error",
+    )
+    log_format: str = option(
+        "text", "--log-format", choices=("text", "json"), help="lines for people, or one JSON object per line"
+    )
+    no_log_requests: bool = option(False, "--no-log-requests", help="do not log a line for each request")
+    log_prompts: bool = option(False, "--log-prompts", help="add each prompt's text to its request's line")
     timeout: float = option(
         600.0,
         "--timeout",

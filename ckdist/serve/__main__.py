@@ -3,14 +3,14 @@
 import asyncio
 import contextlib
 import gc
-import logging
 import os
 import pathlib
 import socket
 import sys
 
+from ckdist.serve.request_log import start_logging
 from ckdist.serve.server import HttpServer
-from ckdist.serve.settings import LOG_FORMAT, HttpSettings
+from ckdist.serve.settings import HttpSettings
 
 MAX_SETTINGS_BYTES = 1 << 20
 
@@ -18,10 +18,7 @@ MAX_SETTINGS_BYTES = 1 << 20
 def main() -> int:
     """Runs the HTTP process; its exit code (see `HttpServer`)."""
     settings = HttpSettings.from_json(sys.stdin.buffer.read(MAX_SETTINGS_BYTES))
-    logging.basicConfig(
-        level=logging.INFO if settings.verbose else logging.WARNING,
-        format=LOG_FORMAT,
-    )
+    start_logging(settings)
     with contextlib.suppress(AttributeError, OSError):
         # Rank 0 is bound to its own cores, where its compute threads run; this process goes where there is room.
         os.sched_setaffinity(0, settings.cpus)

@@ -2,10 +2,12 @@
 
 import hmac
 import time
+from typing import Any, cast
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ckdist.serve import request_log
 from ckdist.serve.answer import problem_answer
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.origins import Origins, is_preflight
@@ -27,6 +29,7 @@ class Access:
         """
         self.app, self.metrics, self.names = app, metrics, names
         self.keys = tuple(key.encode() for key in settings.api_keys)
+        self.model = settings.model_name
         self.max_requests = settings.max_requests
         self.origins = Origins(settings.cors_origins, settings.allowed_hosts)
         self.under_way = 0
@@ -35,14 +38,15 @@ class Access:
         """One HTTP request, as ASGI has it; the server passes on nothing else."""
         begun, status = time.monotonic(), 499  # when nothing is sent, the client went away
         headers = dict(reversed(scope["headers"]))  # of several alike the first counts
-        for_pages = self.origins.headers(headers)
+        request = request_log.begin(cast("dict[str, Any]", scope), headers)
+        more = [*self.origins.headers(headers), (b"x-request-id", request.id.encode())]
 
         async def watch(message: Message) -> None:
-            """Notes the status, and adds the headers for web pages."""
+            """Notes the status, and adds the headers for web pages and the request's id."""
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message = {**message, "headers": [*message.get("headers", ()), *for_pages]}
+                message = {**message, "headers": [*message.get("headers", ()), *more]}
             await send(message)
 
         known, path = self.names.resolve(scope["path"]) or (scope["path"], "other")
@@ -53,6 +57,7 @@ class Access:
             await (answer or self.app)(scope, receive, watch)
         finally:
             self.under_way -= 1
+            request_log.end(request, status, scope.get("ckdist.key", "-"), self.model)
             self.metrics.requests.labels(path, str(status)).inc()
             self.metrics.request_seconds.labels(path).observe(time.monotonic() - begun)
 

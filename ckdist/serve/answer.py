@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from ckdist.serve.encoding import Turns, to_json, to_json_in_turns
 from ckdist.serve.problems import ANTHROPIC, Problem
+from ckdist.serve.request_log import note_problem
 
 CHECK_SECONDS = 1.0
 PART_BYTES = 256 << 10
@@ -24,6 +25,7 @@ PROBLEM_HEADERS = {
     429: {"Retry-After": "1"},
     503: {"Retry-After": "1"},
 }
+CLIENT_GONE = Problem(499, "the client has closed the connection", code="client_gone")
 END_OF_STREAM = b"data: [DONE]\n\n"
 
 log = logging.getLogger(__name__)
@@ -65,6 +67,7 @@ class LongAnswer(Response):
 
 def problem_answer(problem: Problem, path: str, more_headers: Mapping[str, str] | None = None) -> Response:
     """`problem` in the shape that belongs to the path, with the headers that belong to its status."""
+    note_problem(problem)
     headers = {**PROBLEM_HEADERS.get(problem.status, {}), **(more_headers or {})}
     return json_answer(problem.body_for(path), problem.status, headers)
 
@@ -141,9 +144,10 @@ class EventStream(Response):
                 receive, self._send_all(send), lambda: max(self._sent_at, self.progress_at()), self.timeout
             )
         except ClientGone:
-            return
+            note_problem(CLIENT_GONE)
         except Exception as error:
             problem = Problem.of(error)
+            note_problem(problem)
             if problem.status == 500:
                 log.error("a stream has failed", exc_info=error)
             if not self._started:

@@ -10,10 +10,11 @@ from starlette.routing import BaseRoute, Route
 
 from ckdist.errors import CkdistError
 from ckdist.serve.access import Access
-from ckdist.serve.answer import ClientGone, problem_answer
+from ckdist.serve.answer import CLIENT_GONE, ClientGone, problem_answer
 from ckdist.serve.paths import absent, anthropic, embeddings, llama_server, openai, page, status, tokens
 from ckdist.serve.paths.path import PathNames
 from ckdist.serve.problems import Problem
+from ckdist.serve.request_log import note_problem
 from ckdist.serve.service import Service
 
 PATHS = (
@@ -53,6 +54,7 @@ def _add_error_answers(app: Starlette) -> None:
 
     async def nobody_listens(_request: Request, _error: Exception) -> Response:
         """What the metrics count; nobody gets it."""
+        note_problem(CLIENT_GONE)
         return Response(status_code=499)
 
     answers = {CkdistError: refuse, Exception: refuse, HTTPException: refuse_path}

@@ -77,6 +77,10 @@ class EmbeddingRun:
         """OpenAI's usage object."""
         return {"prompt_tokens": self.prompt_tokens, "total_tokens": self.prompt_tokens}
 
+    def log_fields(self) -> dict[str, int | float | str]:
+        """Token counts for the request's log line."""
+        return {"prompt_tokens": self.prompt_tokens, "prompts": len(self.work.prompts)}
+
     def _submit(self, generation: Generation, begun: int) -> int:
         """Gives the engine further prompts, as far as there is room; how many it has had."""
         pooling, sequences = (self._client.model.get(name) for name in ("pooling", "sequences"))

@@ -69,6 +69,12 @@ class Problem(CkdistError):  # noqa: N818 - RFC 9457's word
 
     def body(self) -> dict[str, Any]:
         """The answer's JSON: OpenAI's error object."""
-        kind = TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
         code = self.code or CODES.get(self.status)
-        return {"error": {"message": self.message, "type": kind, "param": self.field, "code": code, **self.details}}
+        return {
+            "error": {"message": self.message, "type": self.kind, "param": self.field, "code": code, **self.details}
+        }
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's word for errors of this status."""
+        return TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")

@@ -24,6 +24,7 @@ from ckdist.python_words import module_words
 from ckdist.serve.error_output import ErrorOutput
 from ckdist.serve.heartbeat import STUCK_SECONDS, FailureDetector
 from ckdist.serve.origins import is_loopback
+from ckdist.serve.request_log import make_log_file
 from ckdist.serve.settings import BACKLOG, HttpSettings, read_api_keys
 
 FEWEST_FILES = 128
@@ -101,6 +102,8 @@ class HttpProcess:
             raise ConfigError(
                 f"{limit} files may be open, and the server needs {FEWEST_FILES}: raise the hard limit with ulimit -Hn"
             )
+        if config.log_file is not None:
+            make_log_file(config.log_file)
         api_keys = read_api_keys(config)
         open_on_loopback = not api_keys and is_loopback(listener.getsockname()[0])  # a page may do what its user may
         max_sequences = config.parallel + config.max_queue
@@ -124,6 +127,10 @@ class HttpProcess:
             strict_fields=config.strict_fields,
             webui=not config.no_webui,
             adapter=pathlib.Path(os.path.abspath(config.lora)).name if config.lora else None,  # noqa: PTH100 - no links
+            log_file=config.log_file,
+            log_format=config.log_format,
+            log_requests=not config.no_log_requests,
+            log_prompts=config.log_prompts,
             verbose=config.verbose,
         )
         return cls(settings, listener)

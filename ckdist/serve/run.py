@@ -29,6 +29,7 @@ class Run:
         self._heard: set[int] = set()
         self._unseen: dict[int, Growth] = {}  # growth that has tokens and nothing to show, as half a character
         self._heard_at: dict[int, float] = {}  # of the choices that have tokens, when the last one came
+        self._finish_reasons: dict[str, None] = {}
         self._completion_tokens = 0
         self._prompt_tokens = 0
         self.cached_tokens = [0] * len(work.prompts)  # of each prompt, what the prefix cache had
@@ -118,6 +119,21 @@ class Run:
             "prompt_tokens_details": {"cached_tokens": sum(self.cached_tokens)},
         }
 
+    def log_fields(self) -> dict[str, int | float | str]:
+        """Token counts and speeds for the request's log line. `sim` is the share of the prompt that was cached."""
+        cached = sum(self.cached_tokens)
+        fields: dict[str, int | float | str] = {"prompt_tokens": self._prompt_tokens, "cached_tokens": cached}
+        if not self._heard:
+            return fields
+        seconds = self._last_at - self._first_at
+        return fields | {
+            "sim": round(cached / max(1, self._prompt_tokens), 3),
+            "generated_tokens": self._completion_tokens,
+            "finish": ",".join(self._finish_reasons) or "aborted",
+            "first_token_seconds": round(self._first_at - self._begun_at, 4),
+            "tokens_per_second": round((self._completion_tokens - len(self._heard)) / seconds, 2) if seconds else 0.0,
+        }
+
     def timings(self) -> dict[str, Any]:
         """llama-server's timings object, of what has arrived so far."""
         prompt_seconds, seconds = self._first_at - self._begun_at, self._last_at - self._first_at
@@ -136,6 +152,7 @@ class Run:
             await self._prepend_prompt(piece, message)
         if choice.finish_reason is not None:
             del self._choices[choice.number]
+            self._finish_reasons[choice.finish_reason] = None
             self._metrics.finished.labels(choice.finish_reason).inc()
             self._generation.abort(choice.number)  # nothing to abort, unless a stop string ended it
         return piece

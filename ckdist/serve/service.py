@@ -23,8 +23,9 @@ from ckdist.serve.machine import Machine
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.openai_answer import Source
 from ckdist.serve.problems import Problem
+from ckdist.serve.request_log import MAX_PROMPT_TOKENS, note_run
 from ckdist.serve.requests.embedding import EmbeddingWork
-from ckdist.serve.requests.prepared import ModelFacts, Prepared
+from ckdist.serve.requests.prepared import ModelFacts, Prepared, unpack_tokens
 from ckdist.serve.run import Run
 from ckdist.serve.settings import HttpSettings
 from ckdist.serve.text_work import TextWork
@@ -146,6 +147,7 @@ class Service:
         self._report(work.ignored)
         settings = self.settings
         run = EmbeddingRun(self.client, self.metrics, work, settings.max_sequences)
+        note_run(run)
         answer = form(run, self.source)
         return await while_connected(request.receive, answer, lambda: run.progress_at, settings.timeout)
 
@@ -170,11 +172,18 @@ class Service:
         """
         tokenizer = self.loaded_tokenizer()  # its process may have ended since the request was prepared
         run = Run(self.client, tokenizer, self.metrics, prepared, self.settings.max_sequences)
+        note_run(run, self._logged_prompt(tokenizer, prepared) if self.settings.log_prompts else None)
         answer, timeout = form(run, tokenizer, self.source), self.settings.timeout
         if prepared.stream:
             return EventStream(answer.events(), lambda: run.progress_at, timeout, end)
         whole = await while_connected(request.receive, answer.whole(), lambda: run.progress_at, timeout)
         return LongAnswer([await to_json_in_turns(whole)])
+
+    @staticmethod
+    def _logged_prompt(tokenizer: Vocabulary, prepared: Prepared) -> str:
+        """The beginning of the first prompt as text."""
+        decoder = tokenizer.decoder(skip_special=False)
+        return "".join(decoder.step(token) for token in unpack_tokens(prepared.prompts[0])[:MAX_PROMPT_TOKENS])
 
     def _report(self, ignored: tuple[str, ...]) -> None:
         """Says of each unknown field once that it is ignored."""

@@ -44,6 +44,10 @@ class HttpSettings:
     cpus: tuple[int, ...] = ()  # that the host's ranks were started with
     log: int = -1  # descriptor of rank 0's standard error, for lines after rank 0's end
     heartbeat: int = -1  # descriptor of the pipe on which rank 0 hears that this process lives; -1: it does not listen
+    log_file: str | None = None
+    log_format: str = "text"
+    log_requests: bool = True
+    log_prompts: bool = False
     verbose: bool = False
 
     def to_json(self) -> bytes:

@@ -1,0 +1,146 @@
+"""One log line for each HTTP request: who asked, for which path, and the tokens and times of its answer."""
+
+import json
+import logging
+import logging.handlers
+import os
+import re
+import secrets
+import sys
+import time
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ckdist.errors import ConfigError
+from ckdist.serve.problems import Problem
+from ckdist.serve.settings import LOG_FORMAT, HttpSettings
+
+REQUEST_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
+PROBES = ("/health", "/ping", "/livez", "/readyz", "/metrics")  # not logged, unless their key is refused, say
+MAX_PATH = 200
+MAX_PROMPT_TOKENS = 4096  # of a prompt that is logged
+
+log = logging.getLogger("ckdist.requests")
+
+
+class Tokens(Protocol):
+    """The engine's work on one request."""
+
+    def log_fields(self) -> dict[str, int | float | str]:
+        """Token counts and speeds by their names in the log."""
+        ...
+
+
+@dataclass
+class Request:
+    """A request under way. `run` and `problem` are set by the functions below."""
+
+    id: str
+    client: str
+    method: str
+    path: str
+    begun: float = field(default_factory=time.monotonic)
+    run: Tokens | None = None
+    problem: Problem | None = None
+    prompt: str | None = None
+
+
+_current: ContextVar[Request | None] = ContextVar("request", default=None)
+
+
+def begin(scope: dict[str, Any], headers: dict[bytes, bytes]) -> Request:
+    """The record of the request that ASGI's `scope` describes, current in this task from now on.
+
+    Its id is the client's `X-Request-Id` if that is a plain word, else a new one.
+    """
+    given = headers.get(b"x-request-id", b"")
+    name = given.decode() if REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+    address = (scope.get("client") or ("-",))[0]
+    request = Request(name, address, scope["method"], scope["path"])
+    _current.set(request)
+    return request
+
+
+def note_run(run: Tokens, prompt: str | None = None) -> None:
+    """`run` answers the current request. `prompt`: its text, if prompts are logged."""
+    if (request := _current.get()) is not None:
+        request.run, request.prompt = run, prompt
+
+
+def note_problem(problem: Problem) -> None:
+    """`problem` ends the current request."""
+    if (request := _current.get()) is not None:
+        request.problem = problem
+
+
+def end(request: Request, status: int, key: str, model: str) -> None:
+    """Writes the request's line."""
+    if not log.isEnabledFor(logging.INFO) or (request.path in PROBES and status in (200, 503)):
+        return
+    fields: dict[str, Any] = {
+        "request_id": request.id,
+        "client": request.client,
+        "key": key,
+        "method": request.method,
+        "path": request.path[:MAX_PATH],
+        "status": status,
+    }
+    if request.run is not None:
+        fields |= {"model": model, **request.run.log_fields()}
+    if request.problem is not None:
+        fields |= {"error": request.problem.code or request.problem.kind}
+        if request.problem.field is not None:
+            fields["field"] = request.problem.field[:MAX_PATH]
+    fields["seconds"] = round(time.monotonic() - request.begun, 4)
+    if request.prompt is not None:
+        fields["prompt"] = request.prompt
+    log.info("request", extra={"fields": fields})
+
+
+class TextLines(logging.Formatter):
+    """`time http LEVEL: message`; a request's fields follow as name=value."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line of `record`."""
+        line = super().format(record)
+        fields = getattr(record, "fields", {})
+        return " ".join([line, *(f"{name}={_word(value)}" for name, value in fields.items())])
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line of `record`."""
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line = {"time": f"{moment}.{int(record.msecs):03d}Z", "level": record.levelname, "logger": record.name}
+        line |= {"message": record.getMessage(), **getattr(record, "fields", {})}
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def _word(value: Any) -> str:
+    """A value as one word: texts that hold spaces, quotes or control characters are quoted."""
+    text = str(value)
+    return text if re.fullmatch(r"[!#-~]+", text) else json.dumps(text)
+
+
+def make_log_file(path: str) -> None:
+    """Creates --log-file if there is none. ConfigError if it cannot be written."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o640))
+    except OSError as error:
+        raise ConfigError(f"--log-file ({path}) cannot be written: {error.strerror}") from None
+
+
+def start_logging(settings: HttpSettings) -> None:
+    """Sends this process's log to standard error or --log-file."""
+    if settings.log_file is None:
+        handler: logging.Handler = logging.StreamHandler(sys.stderr)
+    else:  # a log rotation moves the file away: then it is opened again
+        handler = logging.handlers.WatchedFileHandler(settings.log_file)
+    handler.setFormatter(JsonLines() if settings.log_format == "json" else TextLines(LOG_FORMAT))
+    logging.basicConfig(level=logging.INFO if settings.verbose else logging.WARNING, handlers=[handler])
+    log.setLevel(logging.INFO if settings.log_requests else logging.WARNING)
