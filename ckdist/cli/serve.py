@@ -163,10 +163,9 @@ def run(config: ServeConfig) -> int:
         coordinator.begin(engine, RankReports(model), embedding_facts(config, model))
         http.wait_answering(ANSWERING_SECONDS)
         curl = curl_line(http.url, config, tokenizer.chat_template is not None, model.spec)
-        print(*lines, f"serving {name} at {http.url}  try: {curl}", sep="\n", flush=True)
+        lines += [f"serving {name} at {http.url}  try: {curl}", *filter(None, [stop_line()])]
+        print(*lines, sep="\n", flush=True)
         notify("READY=1", f"STATUS=serving {name} at {http.url}")
-        if line := stop_line():
-            print(line, flush=True)
 
         def watch() -> None:
             """What rank 0 looks at between two steps."""
