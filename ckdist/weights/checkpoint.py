@@ -171,8 +171,8 @@ def _sources(
     unread = []
     for one in stored:
         name, index = stack_of(one.name)
-        weights = names.weights_of(name)
-        if not weights or any(weight not in shapes for weight in weights):
+        weights = weights_of(names, name, shapes)
+        if not weights:
             unread.append(one.name)
             continue
         # of a vector that is stored as a row for each channel, these follow one another
@@ -213,6 +213,15 @@ def _sources(
     for weight, matrices in stacks.items():
         found[weight] = _stacked(weight, matrices, shapes[weight])
     return found, unread
+
+
+def weights_of(names: TensorNames, stored: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+    """The weights among `shapes` in a stored tensor, whose name may lack `model.`: transformers' AutoModel saves so."""
+    for name in (stored, f"model.{stored}"):
+        weights = names.weights_of(name)
+        if weights and all(weight in shapes for weight in weights):
+            return weights
+    return ()
 
 
 def _weights_in(
