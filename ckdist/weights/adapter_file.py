@@ -22,7 +22,7 @@ from ckdist.models.registry import family
 from ckdist.models.spec import ModelSpec, MoeFfn
 from ckdist.program.tracer import LowRank
 from ckdist.weights.adapter_config import CONFIG, MERGE, AdapterConfig
-from ckdist.weights.checkpoint import SAFETENSORS_TYPES, heads_of, weights_of
+from ckdist.weights.checkpoint import KNOWN_TYPES, SAFETENSORS_TYPES, heads_of, weights_of
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.safetensors import StoredTensor, read_safetensors
 from ckdist.weights.safetensors_writer import TensorToWrite, write_safetensors
@@ -270,10 +270,7 @@ class _AdapterReader:
 
 def _read(tensor: StoredTensor) -> np.ndarray:
     if tensor.dtype not in SAFETENSORS_TYPES:
-        raise ModelFileError(
-            f"{tensor.file}: tensor {tensor.name!r:.120} has dtype {tensor.dtype}; "
-            f"the known ones are {', '.join(SAFETENSORS_TYPES)}"
-        )
+        raise ModelFileError(f"{tensor.file}: tensor {tensor.name!r:.120} has dtype {tensor.dtype}; {KNOWN_TYPES}")
     return read_tensor(
         TensorSource(tensor.name, SAFETENSORS_TYPES[tensor.dtype].number, tensor.shape, tensor.file, tensor.offset)
     )

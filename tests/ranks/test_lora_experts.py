@@ -148,7 +148,7 @@ def test_pefts_adapters(folder, ranks, tmp_path):
 def test_some_experts_and_shared_ones_may_have_matrices(base, tmp_path, targets):
     """In a batch of many rows and alone, with ranks and alphas by PEFT's patterns."""
     rng, stored, added = np.random.default_rng(3), {}, {}
-    for name, tensor in read_folder(Path(base)).items():
+    for name, tensor in read_folder(Path(base)).tensors.items():
         stem = name.removesuffix(".weight")
         if stem.rpartition(".")[2] not in targets or ".experts.3." in name:
             continue
