@@ -203,8 +203,8 @@ def load_model(
     checkpoint = together(
         world, lambda: open_checkpoint(config.model or BUNDLED, metadata_overrides(config.override_kv))
     )
-    for note in checkpoint.notes if world.rank == 0 else ():
-        log.warning("%s: %s", checkpoint.path.name, note)
+    if world.rank == 0:
+        checkpoint.warn(log)
     if not (checkpoint.spec.generates or embeddings):
         raise ConfigError(
             f"{checkpoint.path} is an encoder ({checkpoint.spec.family}), which makes no text: "

@@ -3,6 +3,7 @@
 `open_checkpoint` takes a GGUF file (any part of a split one) or a folder with config.json and safetensors files.
 """
 
+import logging
 import math
 import os
 import pathlib
@@ -52,6 +53,11 @@ class Checkpoint:
     def folder(self) -> pathlib.Path:
         """The folder in which the model's files are."""
         return self.path if self.path.is_dir() else self.path.parent
+
+    def warn(self, log: logging.Logger) -> None:
+        """Logs the notes."""
+        for note in self.notes:
+            log.warning("%s: %s", self.path.name, note)
 
     @property
     def size_bytes(self) -> int:

@@ -1,16 +1,20 @@
 """Folders of safetensors that can be read in two ways, or whose tensors have other names."""
 
+import contextlib
 import json
 import shutil
 
 import numpy as np
 import pytest
 
-from ckdist.errors import ModelFileError
+from ckdist.cli.export import export_gguf
+from ckdist.errors import ConfigError, ModelFileError
 from ckdist.models.spec import Attention
+from ckdist.train.trainer import train
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from tests.support.paths import GOLDEN
+from tests.support.tiny_training import config
 
 safetensors = pytest.importorskip("safetensors.numpy")
 FAMILIES = sorted(path.parent.name for path in GOLDEN.glob("*/model.safetensors"))
@@ -25,8 +29,8 @@ def stored(family):
 def folder(path, family, tensors=None, **fields):
     """A golden model with other tensors and other fields in config.json."""
     path.mkdir(exist_ok=True)
-    config = json.loads((GOLDEN / family / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | fields))
+    original = json.loads((GOLDEN / family / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(original | fields))
     if tensors is not None:
         safetensors.save_file(tensors, path / SINGLE)
     return path
@@ -58,6 +62,18 @@ def test_names_without_model_are_read(tmp_path, family, prefix):
     assert_same(checkpoint, family)
     (note,) = [note for note in checkpoint.notes if "lack 'model.'" in note]
     assert "they are read with it" in note
+
+
+def test_export_and_training_say_how_a_folder_was_read(tmp_path, caplog):
+    tensors = {name.removeprefix("model."): array for name, array in stored("llama3").items()}
+    path = folder(tmp_path / "model", "llama3", tensors)
+    with contextlib.suppress(ModelFileError):  # the golden model has no tokenizer
+        export_gguf(str(path), str(tmp_path / "model.gguf"), "f32")
+    assert "lack 'model.'" in caplog.text
+    caplog.clear()
+    with contextlib.suppress(ModelFileError, ConfigError):
+        train(config(tmp_path, model_config={}, model_name_or_path=str(path), max_length=16))
+    assert "lack 'model.'" in caplog.text
 
 
 def test_names_of_nothing_are_shown(tmp_path):
@@ -117,9 +133,9 @@ def test_a_head_that_differs_from_tied_embeddings_is_used_and_named(tmp_path):
 
 @pytest.mark.parametrize("family, is_known", [("llama3", False), ("qwen3", False), ("glm4", True), ("qwen35", True)])
 def test_a_partial_rotation_is_ignored_by_name_in_families_without_it(tmp_path, family, is_known):
-    config = json.loads((GOLDEN / family / "config.json").read_text())
-    name = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
-    fields = {name: (config.get(name) or {}) | {"partial_rotary_factor": 0.5}}
+    original = json.loads((GOLDEN / family / "config.json").read_text())
+    name = "rope_parameters" if original.get("rope_parameters") else "rope_scaling"
+    fields = {name: (original.get(name) or {}) | {"partial_rotary_factor": 0.5}}
     checkpoint = open_checkpoint(folder(tmp_path / "model", family, stored(family), **fields))
     notes = [note for note in checkpoint.notes if "partial_rotary_factor is 0.5" in note]
     head_dim = next(layer.attention.head_dim for layer in checkpoint.spec.layers if isinstance(layer.mixer, Attention))
