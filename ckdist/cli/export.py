@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import logging
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,7 @@ from ckdist.weights.dequantize import read_rows, read_tensor
 from ckdist.weights.gguf_writer import GgufTensorToWrite, write_gguf
 from ckdist.weights.mxfp4 import block_rows, is_mxfp4
 
+log = logging.getLogger(__name__)
 FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "q4_k": 14, "bf16": 32}  # general.file_type
 MXFP4_FILE = 38  # the same of files whose experts are MXFP4
 TYPES = {"f32": dtypes.F32, "f16": dtypes.F16, "bf16": dtypes.BF16, "q8_0": dtypes.Q8_0, "q4_k": dtypes.Q4_K}
@@ -175,6 +177,7 @@ def export_gguf(source: str, target: str, type_name: str, progress: bool = False
     Raises ConfigError and ModelFileError for what the user can mend.
     """
     checkpoint = open_checkpoint(source)
+    checkpoint.warn(log)
     if checkpoint.format != "safetensors":
         raise ConfigError(f"{source} is a GGUF already: give a folder with safetensors")
     spec, path = checkpoint.spec, pathlib.Path(target)

@@ -203,8 +203,8 @@ def load_model(
     checkpoint = together(
         world, lambda: open_checkpoint(config.model or BUNDLED, metadata_overrides(config.override_kv))
     )
-    for note in checkpoint.notes if world.rank == 0 else ():
-        log.warning("%s: %s", checkpoint.path.name, note)
+    if world.rank == 0:
+        checkpoint.warn(log)
     if not (checkpoint.spec.generates or embeddings):
         raise ConfigError(
             f"{checkpoint.path} is an encoder ({checkpoint.spec.family}), which makes no text: "
@@ -214,6 +214,8 @@ def load_model(
     if config.lora and checkpoint.spec.encoder is not None:
         raise ConfigError(f"--lora is for decoders, and {checkpoint.path} has an encoder ({checkpoint.spec.family})")
     adapter = Adapter(pathlib.Path(config.lora), checkpoint.spec) if config.lora else None
+    for note in adapter.notes if adapter and world.rank == 0 else ():
+        log.warning("%s: %s", config.lora, note)
     tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
     loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
     config = with_chosen_layout(config, world, checkpoint)

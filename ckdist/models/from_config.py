@@ -130,15 +130,17 @@ def sliding_layers(f: Fields, num_layers: int, otherwise: list[bool]) -> list[bo
 
 
 def rotations(
-    f: Fields, n: Sizes, theta: float = 1e4, partial: float = 1.0, interleaved: bool = False
+    f: Fields, n: Sizes, theta: float = 1e4, partial: float | None = None, interleaved: bool = False
 ) -> dict[str, RopeSpec]:
     """The rotation of full layers, "global", and where the file has another for sliding ones, "local".
 
     Newer files write `rope_parameters`, older ones `rope_theta` and `rope_scaling`.
-    `theta` and `partial` (the part of a head that is rotated): where the file gives none.
+    `theta` and `partial` (the part of a head that is rotated): where the file gives none. A `partial` of None: the
+    family has no `partial_rotary_factor`, and all of a head is rotated, as in transformers 5.
     """
     theta = f.number("rope_theta", theta, low=1.0)
-    partial = f.number("partial_rotary_factor", partial, high=1.0)
+    if partial is not None:
+        partial = f.number("partial_rotary_factor", partial, high=1.0)
     parameters = f.sub("rope_parameters") if f.has("rope_parameters") else f.sub("rope_scaling")
     nested = parameters.has("full_attention") or parameters.has("sliding_attention")
     shape = rope.RopeShape(n.head_dim, n.max_position, theta, partial, interleaved)

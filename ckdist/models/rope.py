@@ -19,7 +19,7 @@ class RopeShape:
     head_dim: int
     max_position: int
     theta: float
-    partial: float = 1.0  # the part of a head that is rotated
+    partial: float | None = None  # the part of a head that is rotated; None: all, whatever the file says
     interleaved: bool = False
 
 
@@ -85,6 +85,8 @@ def longrope_magnitude(factor: float, original_context: int) -> float:
 
 def rotated_dims(shape: RopeShape, fields: Fields) -> int:
     """Dimensions of a head that are rotated. ModelFileError unless they are an even number above 0."""
+    if shape.partial is None:
+        return shape.head_dim
     partial = fields.number("partial_rotary_factor", shape.partial, high=1.0)
     dims = int(shape.head_dim * partial)
     if partial != 1.0 and (dims % 2 or dims < 2):

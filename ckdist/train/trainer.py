@@ -141,6 +141,8 @@ class Trainer:
         resumed = world.broadcast(str(self.folder.choose(config.resume) or "") if self.folder is not None else None)
         base = resolve(config.model_name_or_path or None, world) or ""
         self.model = open_model(replace(config, model_name_or_path=base))
+        if self.model.checkpoint is not None and world.rank == 0:
+            self.model.checkpoint.warn(log)
         if world.local_rank == 0:
             open_tokenizer(config, self.model, make=True)
         world.gather(None)  # it is there

@@ -62,18 +62,21 @@ class PackedMatrix:
 class Adapter:
     """The adapter of a model in `folder`.
 
-    `low_rank` is what it adds to which linear layers.
+    Attributes:
+        low_rank: Which linears it adds to, with which ranks.
+        notes: One line each.
     """
 
     def __init__(self, folder: Path, spec: ModelSpec):
         self.folder = folder
-        lora, self._tensors = load_adapter(folder, spec)
+        stored = load_adapter(folder, spec)
+        self._tensors, self.notes = stored.matrices, stored.notes
         ranks = {
             name.removesuffix(".lora_A.weight"): array.shape[-2]
             for name, array in self._tensors.items()
             if name.endswith(".lora_A.weight")
         }
-        self.low_rank = LowRank(lambda stem: ranks.get(stem, 0), lora.scale)
+        self.low_rank = LowRank(lambda stem: ranks.get(stem, 0), scale=1.0)
         self._packed: dict[MatrixKey, PackedMatrix] = {}
 
     def check(self, program: Program) -> None:
@@ -91,8 +94,7 @@ class Adapter:
                 )
 
     def matrix(self, key: MatrixKey) -> PackedMatrix:
-        """Rows and columns [begin, end) of a matrix, or of those of a stack, with zeros where these go beyond it; B is
-        times the scale.
+        """Rows and columns [begin, end) of a matrix, or of those of a stack, with zeros where these go beyond it.
 
         The same part is packed once.
         """
@@ -100,8 +102,6 @@ class Adapter:
             part = self._tensors[key.name][..., slice(*key.rows), slice(*key.columns)]
             if part.ndim > 2 and key.matrices is not None:
                 part = part[slice(*key.matrices)]
-            if ".lora_B." in key.name:
-                part = part * np.float32(self.low_rank.scale)
             ends = zip((key.rows, key.columns), part.shape[-2:], strict=True)
             missing = [(0, 0)] * (part.ndim - 2) + [(0, end - begin - n) for (begin, end), n in ends]
             self._packed[key] = PackedMatrix(np.pad(part, missing))

@@ -7,24 +7,23 @@ columns are by rank and then by expert; gate and up are one matrix, and have one
 """
 
 import json
-import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from ckdist.errors import ConfigError, ModelFileError
 from ckdist.models.blocks.moe import is_expert, is_of_mixture
+from ckdist.models.decoder import weight_shapes
 from ckdist.models.families.family import TensorNames, stack_of
 from ckdist.models.registry import family
 from ckdist.models.spec import ModelSpec, MoeFfn
 from ckdist.program.tracer import LowRank
-from ckdist.weights.checkpoint import SAFETENSORS_TYPES
+from ckdist.weights.adapter_config import CONFIG, MERGE, AdapterConfig
+from ckdist.weights.checkpoint import KNOWN_TYPES, SAFETENSORS_TYPES, heads_of, weights_of
 from ckdist.weights.dequantize import read_tensor
-from ckdist.weights.json_file import read_json_object
 from ckdist.weights.safetensors import StoredTensor, read_safetensors
 from ckdist.weights.safetensors_writer import TensorToWrite, write_safetensors
 from ckdist.weights.tensor_source import TensorSource
@@ -33,20 +32,9 @@ LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa")
 FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
 MODULES = ("q_proj", "k_proj", "v_proj", "o_proj", *FEED_FORWARD, *LATENT)
 FUSED = ("gate_up_proj", "down_proj")  # parameters of stacked experts
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
-# Fields of adapter_config.json that change what an adapter means, and the value with which it means what is computed
-# here.
-_PLAIN = {
-    "peft_type": "LORA",
-    "bias": "none",
-    "fan_in_fan_out": False,
-    "use_rslora": False,
-    "use_dora": False,
-    "lora_bias": False,
-    "modules_to_save": None,
-}
-_NOTHING = (None, [], {}, False, "none")
+ANOTHER_MODEL = "it was trained on another model"
 Matrices = dict[str, np.ndarray]
 
 
@@ -75,11 +63,25 @@ class Lora:
         return LowRank(lambda stem: self.rank if stem.rpartition(".")[2] in self.targets else 0, self.scale)
 
 
-def load_adapter(folder: Path, spec: ModelSpec) -> tuple[Lora, Matrices]:
-    """An adapter of a model: float32 matrices by the model's names, as model.layers.0.self_attn.q_proj.lora_A.weight,
-    in pairs of (rank, in) and (out, rank), of experts in stacks of these.
+@dataclass(frozen=True)
+class StoredAdapter:
+    """What an adapter adds to a model: W x + B (A x).
 
-    ModelFileError for what is missing, does not belong together or is not supported.
+    Attributes:
+        matrices: float32 A (rank, in) and B (out, rank) by the model's names, as
+            model.layers.0.self_attn.q_proj.lora_A.weight; of experts stacks of these. B is times its scale.
+        notes: One line each.
+    """
+
+    matrices: Matrices
+    notes: tuple[str, ...]
+
+
+def load_adapter(folder: Path, spec: ModelSpec) -> StoredAdapter:
+    """Reads an adapter of a model.
+
+    Raises:
+        ModelFileError: A file or a matrix is missing, does not fit the model, or is not supported.
     """
     return _AdapterReader(folder, spec).read()
 
@@ -88,38 +90,17 @@ class _AdapterReader:
     """One adapter, while it is read."""
 
     def __init__(self, folder: Path, spec: ModelSpec):
-        self.file, self.config = folder / WEIGHTS, read_json_object(folder / CONFIG)
-        self.names, self.hidden = family(spec.family).safetensors, spec.hidden_size
+        self.file, self.config = folder / WEIGHTS, AdapterConfig(folder)
+        self.spec, self.names, self.shapes = spec, family(spec.family).safetensors, weight_shapes(spec)
         self.mixtures = {
             f"model.layers.{i}.mlp.experts": layer.ffn
             for i, layer in enumerate(spec.layers)
             if isinstance(layer.ffn, MoeFfn)
         }
-        self._check_config(folder / CONFIG)
-        self.rank, self.alpha = self.config["r"], float(self.config["lora_alpha"])
         self.found: Matrices = {}
+        self.stacks: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {}  # A and B of each expert
 
-    def _check_config(self, file: Path) -> None:
-        for name, plain in _PLAIN.items():
-            value = self.config.get(name, plain)
-            if value != plain and not (plain in _NOTHING and value in _NOTHING):
-                raise ModelFileError(f"{file}: {name} is {value!r:.60}; only {plain!r} is supported")
-        for name in ("rank_pattern", "alpha_pattern"):
-            patterns = self.config.get(name) or {}
-            known = [key for one in FUSED for key in (one, rf".*\.{one}")]
-            if not isinstance(patterns, dict) or any(key not in known for key in patterns):
-                raise ModelFileError(
-                    f"{file}: {name} is {patterns!r:.60}; only {' and '.join(FUSED)} may have their own"
-                )
-            whole = name == "rank_pattern"
-            if not all(_is_positive(value) and (not whole or type(value) is int) for value in patterns.values()):
-                raise ModelFileError(f"{file}: {name} is {patterns!r:.60}; it must have positive numbers")
-        rank, alpha = self.config.get("r"), self.config.get("lora_alpha")
-        alpha = alpha if isinstance(alpha, (int, float)) and not isinstance(alpha, bool) else math.nan
-        if type(rank) is not int or rank < 1 or not math.isfinite(alpha):
-            raise ModelFileError(f"{file} must have r, a whole number, and lora_alpha, a finite number")
-
-    def read(self) -> tuple[Lora, Matrices]:
+    def read(self) -> StoredAdapter:
         """See `load_adapter`."""
         sources = {
             name.removeprefix(PREFIX).replace(".default.", "."): tensor
@@ -136,81 +117,121 @@ class _AdapterReader:
                 raise ModelFileError(f"{self.file} has {name}, but not {other}")
             if kind == "lora_A":
                 self._add(stem, tensor, sources[other], f"{stem}.base_layer.{kind}.weight" in sources)
-        targets = {name.split(".")[-3] for name in self.found}
-        return Lora(self.rank, self.alpha, tuple(sorted(targets))), self.found
+        for stem, experts in self.stacks.items():
+            self._stack(stem, experts)
+        return StoredAdapter(self.found, self._notes())
 
     def _unknown(self, name: str) -> ModelFileError:
         return ModelFileError(
-            f"{self.file}: tensor {name!r:.120} is not a matrix of LoRA on one of {', '.join(MODULES)}"
+            f"{self.file}: tensor {name!r:.120} is not a matrix of LoRA on one of {', '.join(MODULES)}: {MERGE}"
         )
 
     def _add(self, stem: str, a: StoredTensor, b: StoredTensor, is_outer: bool) -> None:
         """A and B of one linear, of one expert's or of all experts of a layer."""
-        experts = stem.removesuffix(".base_layer")
+        inner = stem.removesuffix(".base_layer")
+        stacked = weights_of(self.names, f"{inner}.{FUSED[1]}.weight", self.shapes)
+        experts = stacked[0].removesuffix(f".{FUSED[1]}.weight") if stacked else ""
         if experts in self.mixtures:
-            self._add_fused(experts, self._parameter(stem, is_outer or experts != stem, experts != stem), a, b)
+            which = self._parameter(inner, is_outer or inner != stem, inner != stem)
+            self._add_fused(experts, f"{inner}.{which}", a, b)
             return
-        stack, index = stack_of(f"{stem}.weight")
-        weights = self.names.weights_of(stack)
-        stem = weights[0].removesuffix(".weight") if len(weights) == 1 else ""
-        if stem.rpartition(".")[2] not in MODULES or (index is not None) != is_expert(stem):
+        stored, index = stack_of(f"{stem}.weight")
+        weights = weights_of(self.names, stored, self.shapes)
+        stems = [weight.removesuffix(".weight") for weight in weights]
+        if not stems and stem.rpartition(".")[2] in MODULES:
+            raise ModelFileError(f"{self.file} has {a.name}, and the model has no such layer: {ANOTHER_MODEL}")
+        if not stems or not all(one.rpartition(".")[2] in MODULES for one in stems) or self.names.is_kv_b(stored):
             raise self._unknown(a.name)
-        for tensor, rank in ((a, a.shape[0] if a.shape else 0), (b, b.shape[-1] if b.shape else 0)):
-            if len(tensor.shape) != 2 or rank != self.rank:
-                raise ModelFileError(
-                    f"{self.file}: {tensor.name} has shape {list(tensor.shape)}, and r is {self.rank} in {CONFIG}"
-                )
-        for kind, tensor in (("A", a), ("B", b)):
-            name, values = f"{stem}.lora_{kind}.weight", _read(tensor)
-            if index is None:
-                self.found[name] = values
+        if (index is not None) != is_expert(stems[0]) or (index is not None and len(stems) > 1):
+            raise self._unknown(a.name)
+        low, values = self._pair(self._key(stem, a), a, b)
+        rows = self._rows_of(stored, weights, len(values)) if index is None else [slice(None)]
+        if len(rows) != len(stems):
+            total = sum(self.shapes[weight][0] for weight in weights)
+            raise ModelFileError(
+                f"{self.file}: {b.name} has {len(values)} rows, and the model needs {total}: {ANOTHER_MODEL}"
+            )
+        for one, part in zip(stems, rows, strict=True):
+            if index is not None:
+                self._add_expert(one, index, low, values)
             else:
-                self._put(name, index, values)
+                self.found[f"{one}.lora_A.weight"] = low
+                self.found[f"{one}.lora_B.weight"] = np.ascontiguousarray(values[part])
 
-    def _put(self, name: str, index: int, values: np.ndarray) -> None:
-        """An expert's matrix into its stack, which begins with zeros."""
-        ffn = self.mixtures.get(name.partition(".experts.")[0] + ".experts")
-        if ffn is None or index >= ffn.num_experts:
-            has = f"{ffn.num_experts} experts" if ffn else "none"
-            raise ModelFileError(f"{self.file} has a matrix of expert {index} of {name}, and the layer has {has}")
-        sizes = self.hidden, ffn.intermediate_size
-        sides = sizes[::-1] if ".down_proj." in name else sizes  # of the matrix, its columns and its rows
-        needed = (self.rank, sides[0]) if ".lora_A." in name else (sides[1], self.rank)
-        if values.shape != needed:
-            raise ModelFileError(
-                f"{self.file}: expert {index} of {name} has shape {list(values.shape)}, and the model needs "
-                f"{list(needed)}: it was trained on another model"
-            )
-        self.found.setdefault(name, np.zeros((ffn.num_experts, *needed), np.float32))[index] = values
-
-    def _parameter(self, stem: str, is_nested: bool, is_inner: bool) -> str:
-        """Which parameter matrices at `experts` are of: gate_up_proj is inside of down_proj where both have some."""
-        if is_nested:
-            return FUSED[0 if is_inner else 1]
-        targets = self.config.get("target_parameters")
-        named = {str(name).rpartition(".")[2] for name in targets} if isinstance(targets, list) else set()
-        if len(named & set(FUSED)) != 1:
-            raise ModelFileError(
-                f"{self.file} has matrices of {stem}, and target_parameters in {CONFIG} is {targets!r:.60}: "
-                f"it must name {' or '.join(FUSED)}"
-            )
-        return (named & set(FUSED)).pop()
-
-    def _add_fused(self, experts: str, which: str, a: StoredTensor, b: StoredTensor) -> None:
-        """A (experts * rank, in) and B (out, rank * experts) of one parameter of a layer's stack."""
-        count = self.mixtures[experts].num_experts
-        of = lambda name, default: next(
-            (v for key, v in (self.config.get(name) or {}).items() if key.endswith(which)), default
+    def _key(self, stem: str, a: StoredTensor) -> str:
+        """PEFT's name of the module, or of its parameter, that patterns are matched with."""
+        if self.config.is_module(stem):
+            return stem
+        if self.config.is_parameter(f"{stem}.weight"):
+            return f"{stem}.weight"
+        raise ModelFileError(
+            f"{self.file} has {a.name}, and {CONFIG} puts no matrices there (target_modules, exclude_modules, "
+            "layers_to_transform): one of the two files is another adapter's"
         )
-        rank, alpha = of("rank_pattern", self.rank), of("alpha_pattern", self.alpha)
-        if len(a.shape) != 2 or len(b.shape) != 2 or (a.shape[0], b.shape[1]) != (rank * count,) * 2:
+
+    def _pair(self, key: str, a: StoredTensor, b: StoredTensor, experts: int = 1) -> tuple[np.ndarray, np.ndarray]:
+        """A and B times its scale. ModelFileError if they have another rank than the configuration says."""
+        rank = self.config.rank(key)
+        if len(a.shape) != 2 or len(b.shape) != 2 or (a.shape[0], b.shape[1]) != (rank * experts,) * 2:
+            layer = f", and the layer has {experts} experts" if experts > 1 else ""
             raise ModelFileError(
                 f"{self.file}: {a.name} and {b.name} have shapes {list(a.shape)} and {list(b.shape)}; "
-                f"r is {rank}, and the layer has {count} experts"
+                f"r is {rank} in {CONFIG}{layer}"
             )
-        low = _read(a).reshape(count, rank, -1)
-        values = np.ascontiguousarray(_read(b).reshape(-1, rank, count).transpose(2, 0, 1))  # (experts, out, rank)
-        values *= np.float32((alpha / rank) / (self.alpha / self.rank))
+        return _read(a), _read(b) * np.float32(self.config.scale(key))
+
+    def _rows_of(self, stored: str, weights: Sequence[str], there: int) -> list[np.ndarray | slice]:
+        """The rows of a stored matrix that belong to each of its weights; none if there are too few or too many."""
+        counts = [self.shapes[weight][0] for weight in weights]
+        if len(weights) == 1:
+            return [slice(None)]  # compared with the program's
+        if there != sum(counts):
+            return []
+        heads = heads_of(self.spec, weights[0]) if self.names.is_joined(stored) else 1
+        rows = np.arange(there).reshape(heads, -1)
+        ends = np.cumsum(counts) // heads
+        return [part.ravel() for part in np.split(rows, ends[:-1].tolist(), axis=1)]
+
+    def _add_expert(self, stem: str, index: int, low: np.ndarray, values: np.ndarray) -> None:
+        count, rows, columns = self.shapes[f"{stem}.weight"]
+        if index >= count:
+            raise ModelFileError(
+                f"{self.file} has a matrix of expert {index} of {stem}, and the layer has {count} experts"
+            )
+        for kind, values_there, needed in (("A", low.shape[1], columns), ("B", values.shape[0], rows)):
+            if values_there != needed:
+                raise ModelFileError(
+                    f"{self.file}: expert {index} of {stem}.lora_{kind} has {values_there} "
+                    f"{'columns' if kind == 'A' else 'rows'}, and the model needs {needed}: {ANOTHER_MODEL}"
+                )
+        self.stacks.setdefault(stem, {})[index] = low, values
+
+    def _stack(self, stem: str, experts: Mapping[int, tuple[np.ndarray, np.ndarray]]) -> None:
+        """All experts' matrices with the greatest of their ranks, beyond which they are zero."""
+        count, rows, columns = self.shapes[f"{stem}.weight"]
+        rank = max(len(low) for low, _ in experts.values())
+        a, b = np.zeros((count, rank, columns), np.float32), np.zeros((count, rows, rank), np.float32)
+        for index, (low, values) in experts.items():
+            a[index, : len(low)] = low
+            b[index, :, : len(low)] = values
+        self.found[f"{stem}.lora_A.weight"], self.found[f"{stem}.lora_B.weight"] = a, b
+
+    def _parameter(self, experts: str, is_nested: bool, is_inner: bool) -> str:
+        """Which parameter matrices at `experts` are of: gate_up_proj is inside of down_proj where both have some."""
+        named = [name for name in FUSED if self.config.is_parameter(f"{experts}.{name}")]
+        if len(named) != (2 if is_nested else 1):
+            raise ModelFileError(
+                f"{self.file} has matrices of {experts}, and target_parameters in {CONFIG} must name "
+                f"{' and '.join(FUSED) if is_nested else f'{FUSED[0]} or {FUSED[1]}'} there"
+            )
+        return named[0] if is_inner else named[-1]
+
+    def _add_fused(self, experts: str, key: str, a: StoredTensor, b: StoredTensor) -> None:
+        """A (experts * rank, in) and B (out, rank * experts) of one parameter of a layer's stack."""
+        count, which = self.mixtures[experts].num_experts, key.rpartition(".")[2]
+        low, values = self._pair(key, a, b, count)
+        low = low.reshape(count, -1, low.shape[1])
+        values = values.reshape(len(values), -1, count).transpose(2, 0, 1)  # (experts, out, rank)
         parts = {which: values}
         if which == FUSED[0]:
             half = values.shape[1] // 2
@@ -221,18 +242,35 @@ class _AdapterReader:
             self.found[f"{experts}.{name}.lora_A.weight"] = low
             self.found[f"{experts}.{name}.lora_B.weight"] = np.ascontiguousarray(part)
 
-
-def _is_positive(value: Any) -> bool:
-    """Whether a field is a number that a rank or an alpha can be."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+    def _notes(self) -> tuple[str, ...]:
+        """Names modules that the configuration targets and the file has no matrices of. PEFT warns of them too."""
+        missing = []
+        for weight, shape in self.shapes.items():
+            stem = weight.removesuffix(".weight")
+            if stem.rpartition(".")[2] not in MODULES or len(shape) < 2:
+                continue
+            if is_expert(stem):
+                experts, _, part = stem.rpartition(".")
+                stored = self.names.stored_matrix(weight, 0).removesuffix(".weight")
+                parameter = f"{experts}.{FUSED[part == 'down_proj']}"
+                is_target = self.config.is_module(stored) or self.config.is_parameter(parameter)
+                whole = f"{stem}.lora_A.weight" in self.found
+                if is_target and len(self.stacks.get(stem, ())) < shape[0] and (stem in self.stacks or not whole):
+                    missing.append(stem)
+            elif f"{stem}.lora_A.weight" not in self.found:
+                (stored,) = self.names.stored([weight])
+                if self.config.is_module(stored.removesuffix(".weight")):
+                    missing.append(stem)
+        if not missing:
+            return ()
+        verb = "module has" if len(missing) == 1 else "modules have"
+        note = f"{len(missing)} targeted {verb} no matrices, or not for all experts, as {missing[0]!r}"
+        return (f"{note}: only the base's weights are used there",)
 
 
 def _read(tensor: StoredTensor) -> np.ndarray:
     if tensor.dtype not in SAFETENSORS_TYPES:
-        raise ModelFileError(
-            f"{tensor.file}: tensor {tensor.name!r:.120} has dtype {tensor.dtype}; "
-            f"the known ones are {', '.join(SAFETENSORS_TYPES)}"
-        )
+        raise ModelFileError(f"{tensor.file}: tensor {tensor.name!r:.120} has dtype {tensor.dtype}; {KNOWN_TYPES}")
     return read_tensor(
         TensorSource(tensor.name, SAFETENSORS_TYPES[tensor.dtype].number, tensor.shape, tensor.file, tensor.offset)
     )

@@ -3,10 +3,11 @@
 `open_checkpoint` takes a GGUF file (any part of a split one) or a folder with config.json and safetensors files.
 """
 
+import logging
 import math
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from ckdist.hub.remote_file import open_file
 from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
 from ckdist.models.families.family import TensorNames, stack_of
 from ckdist.models.registry import family, spec_from_config, spec_from_gguf
-from ckdist.models.spec import GatedDeltaNet, LatentAttention, ModelSpec, MoeFfn
+from ckdist.models.spec import Attention, GatedDeltaNet, LatentAttention, ModelSpec, MoeFfn
 from ckdist.overrides import FLAG
 from ckdist.weights import dtypes
 from ckdist.weights.generation import with_generation_rules
@@ -29,8 +30,10 @@ from ckdist.weights.scales import Scales, stacked_scales
 from ckdist.weights.tensor_source import HeadPart, TensorSource
 from ckdist.weights.unread import notes_on_unread
 
+PARTIAL = "partial_rotary_factor"
 MAX_VECTOR = 1 << 10  # elements of a tensor that the spec holds
 SAFETENSORS_TYPES = {"F32": dtypes.F32, "F16": dtypes.F16, "BF16": dtypes.BF16}
+KNOWN_TYPES = f"the known ones are {', '.join(SAFETENSORS_TYPES)}: save it as one of these"
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,11 @@ class Checkpoint:
     def folder(self) -> pathlib.Path:
         """The folder in which the model's files are."""
         return self.path if self.path.is_dir() else self.path.parent
+
+    def warn(self, log: logging.Logger) -> None:
+        """Logs the notes."""
+        for note in self.notes:
+            log.warning("%s: %s", self.path.name, note)
 
     @property
     def size_bytes(self) -> int:
@@ -105,7 +113,7 @@ def _open_gguf(path: pathlib.Path, overrides: Mapping[str, Any]) -> Checkpoint:
         if t.name not in held
     ]
     found, unread = _sources(spec, family(spec.family).gguf_names, stored, weight_shapes(spec))
-    tensors = _required(spec, found, where)
+    tensors = _required(spec, found, where, unread)
     predicting = model.metadata.get(f"{model.metadata['general.architecture']}.nextn_predict_layers", 0)
     metadata = {name: value for name, value in model.metadata.items() if not _of_vocabulary(name, value)}
     return Checkpoint(path, "gguf", spec, tensors, metadata, _notes(spec, unread, predicting, where), overrides)
@@ -122,7 +130,8 @@ def _open_folder(path: pathlib.Path) -> Checkpoint:
         raise ModelFileError(f"{path} is not a model: it has no config.json; give a folder with one, or a GGUF file")
     config = with_generation_rules(read_json_object(config_path), path)
     spec = spec_from_config(config, str(config_path))
-    tensors, joined = read_folder(path), []
+    folder, joined = read_folder(path), []
+    tensors = folder.tensors
     if quantization := quantization_config(config):
         joined, tensors = join_tensors(tensors, quantization, str(path))
     stored = [
@@ -140,13 +149,44 @@ def _open_folder(path: pathlib.Path) -> Checkpoint:
         )
         for t in tensors.values()
     ]
-    shapes = weight_shapes(spec)
-    found, unread = _sources(spec, family(spec.family).safetensors, stored, {OUTPUT: shapes[EMBEDDING], **shapes})
-    if spec.tie_embeddings and OUTPUT in found and EMBEDDING in found and not _alike(found[OUTPUT], found[EMBEDDING]):
-        spec = replace(spec, tie_embeddings=False)  # config.json says otherwise, but somebody has trained it
-    tensors = _required(spec, found, str(path))
+    shapes, names = weight_shapes(spec), family(spec.family).safetensors
+    found, unread = _sources(spec, names, stored, {OUTPUT: shapes[EMBEDDING], **shapes})
+    notes = [*folder.notes, *_naming_notes(names, stored, shapes), *_rotation_notes(config, spec)]
+    if spec.tie_embeddings and OUTPUT in found and EMBEDDING not in found:
+        found[EMBEDDING] = replace(found[OUTPUT], name=EMBEDDING)
+    elif spec.tie_embeddings and OUTPUT in found and not _alike(found[OUTPUT], found[EMBEDDING]):
+        spec = replace(spec, tie_embeddings=False)
+        notes.append(
+            f"config.json ties {OUTPUT} to {EMBEDDING}, and the file has another one, which is used, "
+            "as in transformers: set tie_word_embeddings to false"
+        )
+    tensors = _required(spec, found, str(path), unread)
     predicting = config.get("num_nextn_predict_layers")
-    return Checkpoint(path, "safetensors", spec, tensors, config, _notes(spec, unread, predicting, str(path)))
+    notes += _notes(spec, unread, predicting, str(path))
+    return Checkpoint(path, "safetensors", spec, tensors, config, tuple(notes))
+
+
+def _naming_notes(
+    names: TensorNames, stored: Sequence["StoredWeights"], shapes: Mapping[str, tuple[int, ...]]
+) -> list[str]:
+    """A note if tensors are read whose names lack `model.`."""
+    stacks = {stack_of(one.name)[0]: one.name for one in stored}
+    lacking = [
+        stacks[stack] for stack in stacks if weights_of(names, stack, shapes) not in ((), names.weights_of(stack))
+    ]
+    return [f"names of tensors lack 'model.', as {name!r:.100}: they are read with it" for name in lacking[:1]]
+
+
+def _rotation_notes(config: Mapping[str, Any], spec: ModelSpec) -> list[str]:
+    """A note if config.json rotates a part of each head and the family has no such field."""
+    parts = [config, config.get("text_config"), *(rope.scaling for rope in spec.ropes.values())]
+    stated = [part.get(PARTIAL) for part in parts if isinstance(part, Mapping)]
+    partial = next((value for value in stated if value not in (None, 1)), None)
+    widths = {layer.mixer.head_dim for layer in spec.layers if isinstance(layer.mixer, Attention)}
+    if partial is None or any(rope.dims not in widths for rope in spec.ropes.values()):
+        return []
+    stated_as = f"{PARTIAL} is {partial!r:.20} in config.json"
+    return [f"{stated_as} and is ignored, as in transformers: {spec.family} has no such field"]
 
 
 @dataclass(frozen=True)
@@ -171,8 +211,8 @@ def _sources(
     unread = []
     for one in stored:
         name, index = stack_of(one.name)
-        weights = names.weights_of(name)
-        if not weights or any(weight not in shapes for weight in weights):
+        weights = weights_of(names, name, shapes)
+        if not weights:
             unread.append(one.name)
             continue
         # of a vector that is stored as a row for each channel, these follow one another
@@ -186,10 +226,7 @@ def _sources(
                 found[part.name] = part
             continue
         if tensor.type < 0:
-            known = ", ".join(SAFETENSORS_TYPES)
-            raise ModelFileError(
-                f"{tensor.file}: tensor {weights[0]!r} has dtype {tensor.dtype}; the known ones are {known}"
-            )
+            raise ModelFileError(f"{tensor.file}: tensor {weights[0]!r} has dtype {tensor.dtype}; {KNOWN_TYPES}")
         known = found if index is None else {w: s[index] for w, s in stacks.items() if index in s}
         transposed = tensor.scales is None and names.is_transposed(name)
         if transposed or names.is_alternating(name):
@@ -213,6 +250,15 @@ def _sources(
     for weight, matrices in stacks.items():
         found[weight] = _stacked(weight, matrices, shapes[weight])
     return found, unread
+
+
+def weights_of(names: TensorNames, stored: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
+    """The weights among `shapes` in a stored tensor, whose name may lack `model.`: transformers' AutoModel saves so."""
+    for name in (stored, f"model.{stored}"):
+        weights = names.weights_of(name)
+        if weights and all(weight in shapes for weight in weights):
+            return weights
+    return ()
 
 
 def _weights_in(
@@ -307,10 +353,7 @@ def _head_parts(spec: ModelSpec, tensor: StoredWeights, weights: tuple[str, ...]
             f"but the model needs {(heads * (keys + values), rank)}"
         )
     if tensor.type < 0:
-        raise ModelFileError(
-            f"{tensor.file}: tensor {tensor.name!r} has dtype {tensor.dtype}; "
-            f"the known ones are {', '.join(SAFETENSORS_TYPES)}"
-        )
+        raise ModelFileError(f"{tensor.file}: tensor {tensor.name!r} has dtype {tensor.dtype}; {KNOWN_TYPES}")
     k_part = HeadPart(keys + values, 0, keys, rank, transposed=True)
     v_part = HeadPart(keys + values, keys, values, rank)
     stored = {"file": tensor.file, "offset": tensor.offset, "scales": tensor.scales}
@@ -383,15 +426,18 @@ def _alike(a: TensorSource, b: TensorSource) -> bool:
         )
 
 
-def _required(spec: ModelSpec, found: Mapping[str, TensorSource], where: str) -> dict[str, TensorSource]:
+def _required(
+    spec: ModelSpec, found: Mapping[str, TensorSource], where: str, unread: Sequence[str]
+) -> dict[str, TensorSource]:
     """The sources of all weights that `spec` needs, in its order; ModelFileError when one is missing or misshapen."""
     tensors = {}
     for name, shape in weight_shapes(spec).items():
         source = found.get(name)
         if source is None:
-            raise ModelFileError(
-                f"{where}: tensor {name!r} of shape {shape} is missing; {len(found)} tensors of the model are there"
-            )
+            there = f"{len(found)} tensors of the model are there"
+            if not found and unread:
+                there = f"none of the model's tensors are there, but {unread[0]!r:.100} is one of {len(unread)}"
+            raise ModelFileError(f"{where}: tensor {name!r} of shape {shape} is missing; {there}")
         if len(shape) == 2 and len(source.shape) == 3:  # a matrix for each head, whose rows follow one another
             source = replace(source, shape=(source.shape[0] * source.shape[1], source.shape[2]), matrices=())
         if source.shape != shape:

@@ -5,6 +5,7 @@ Format: https://github.com/huggingface/safetensors#format. Every length, offset 
 
 import os
 import pathlib
+import re
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -19,6 +20,7 @@ MAX_DIMENSION = 1 << 40
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
+_SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 
 _ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
@@ -38,18 +40,60 @@ class StoredTensor:
     nbytes: int
 
 
-def read_folder(folder: str | os.PathLike[str]) -> dict[str, StoredTensor]:
-    """The tensors of `model.safetensors`, or of the files that `model.safetensors.index.json` names, in `folder`.
+@dataclass(frozen=True)
+class StoredFolder:
+    """The tensors of a folder. `notes`: one line each on files that a reader could have taken otherwise."""
 
-    Raises ModelFileError when neither is there, a file is missing or damaged, or the index names a tensor or file that
-    is not there or lies outside of the folder.
+    tensors: dict[str, StoredTensor]
+    notes: tuple[str, ...] = ()
+
+
+def read_folder(folder: str | os.PathLike[str]) -> StoredFolder:
+    """Reads `model.safetensors`; else the files that `model.safetensors.index.json` names; else the shards.
+
+    This is transformers' order, which needs an index beside shards.
+
+    Raises:
+        ModelFileError: None of them is there, a file is missing or damaged, or the index names a tensor or file that
+            is not there or lies outside of the folder.
     """
     folder = pathlib.Path(folder)
+    shards = [match for path in sorted(folder.iterdir()) if (match := _SHARD.fullmatch(path.name))]
     if (folder / SINGLE_FILE).is_file():
-        return read_safetensors(folder / SINGLE_FILE)
-    index_path = folder / INDEX_FILE
-    if not index_path.is_file():
+        others = [name for name in (INDEX_FILE, *(shard[0] for shard in shards)) if (folder / name).is_file()]
+        notes = ()
+        if shards:
+            notes = (f"{SINGLE_FILE} is read, and {' and '.join(others[:2])} beside it are not: remove one of the two",)
+        return StoredFolder(read_safetensors(folder / SINGLE_FILE), notes)
+    if (folder / INDEX_FILE).is_file():
+        return StoredFolder(_indexed(folder))
+    if not shards:
         raise ModelFileError(f"{folder} has neither {SINGLE_FILE} nor {INDEX_FILE}")
+    return _shards(folder, shards)
+
+
+def _shards(folder: pathlib.Path, shards: list[re.Match[str]]) -> StoredFolder:
+    """The tensors of shards without an index."""
+    sets = sorted({(shard["stem"], shard["count"]) for shard in shards})
+    if len(sets) > 1:
+        names = " and ".join(f"{stem}-*-of-{count}.safetensors" for stem, count in sets[:2])
+        raise ModelFileError(f"{folder} has shards of several models, {names}, and no {INDEX_FILE}: keep those of one")
+    stem, count = sets[0]
+    numbers = {int(shard["number"]) for shard in shards}
+    missing = next((n for n in range(1, int(count) + 1) if n not in numbers), None)
+    if missing is not None:
+        raise ModelFileError(f"{folder / f'{stem}-{missing:05}-of-{count}.safetensors'} is missing: fetch it again")
+    tensors: dict[str, StoredTensor] = {}
+    for shard in shards:
+        for name, tensor in read_safetensors(folder / shard[0]).items():
+            if name in tensors:
+                raise ModelFileError(f"{tensor.file} and {tensors[name].file} both have tensor {name!r:.200}")
+            tensors[name] = tensor
+    return StoredFolder(tensors, (f"{INDEX_FILE} is missing: all {len(shards)} shards are read",))
+
+
+def _indexed(folder: pathlib.Path) -> dict[str, StoredTensor]:
+    index_path = folder / INDEX_FILE
     weight_map = read_json_object(index_path).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ModelFileError(f"{index_path} has no 'weight_map' of tensor names to file names")

@@ -16,7 +16,7 @@ _BESIDE = (  # in names of either format, and what is not done without them
     (re.compile(r"(model\.)?(audio_\w+|embed_audio)\..+|a\..+"), "sound is not heard"),
     (re.compile(r"(model\.)?mtp(_\w+)?\..+"), "tokens are predicted one at a time"),
 )
-_LAYER = re.compile(r"(?:blk|model\.layers)\.(\d+)\..+")
+_LAYER = re.compile(r"(?:blk|(?:model\.)?layers)\.(\d+)\..+")
 _SHOWN = 3
 
 

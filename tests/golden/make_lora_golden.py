@@ -1,10 +1,12 @@
-"""Makes adapters on experts, and what models of make_golden.py make with them: by PEFT and transformers in float32.
+"""Makes adapters, and the logits of make_golden.py's models with them: by PEFT and transformers in float32.
 
-    pip install ckdist[golden] peft && python tests/golden/make_lora_golden.py
+    pip install ckdist[golden] peft && python tests/golden/make_lora_golden.py [FOLDER ...]
 
-Each folder tests/golden/lora/FAMILY holds
-    adapter_config.json, adapter_model.safetensors   matrices on attention and experts, none of them zero
+Each folder tests/golden/lora/FAMILY[-WORD] holds
+    adapter_config.json, adapter_model.safetensors   none of the matrices is zero
     logits.npy    float32 (24, vocab), of the first ids of tests/golden/FAMILY/ids.npy
+FAMILY-patterns    written by PEFT: rank_pattern, alpha_pattern and rsLoRA, and modules that are left out; of phi3 on
+           fused linears, of qwen2moe on stacked experts, of qwen35 on queries whose rows stand beside gates
 gptoss     written by PEFT, of `target_parameters`: gate and up by turns, matrices with inputs as rows
 mixtral    written by PEFT from per-expert linears (w1, w2, w3), which it fuses: gate and up one after the other
 qwen3moe   per-expert linears, as PEFT writes them where experts are modules; PEFT reads and fuses them
@@ -12,6 +14,7 @@ qwen3moe   per-expert linears, as PEFT writes them where experts are modules; PE
 
 import json
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -32,14 +35,14 @@ def base(name: str):
     return AutoModelForCausalLM.from_pretrained(GOLDEN / name, dtype=torch.float32, **exact).eval()
 
 
-def write_logits(name: str, model) -> None:
+def write_logits(name: str, model, folder: str = "") -> None:
     ids = torch.from_numpy(np.load(GOLDEN / name / "ids.npy")[:TOKENS]).long()
     with torch.no_grad():
         logits = model(ids[None], use_cache=False).logits[0].numpy()
         with model.disable_adapter():
             plain = model(ids[None], use_cache=False).logits[0].numpy()
-    np.save(OUT / name / "logits.npy", logits)
-    print(name, "adapted and plain logits are", float(np.abs(logits - plain).max()), "apart")
+    np.save(OUT / (folder or name) / "logits.npy", logits)
+    print(folder or name, "adapted and plain logits are", float(np.abs(logits - plain).max()), "apart")
 
 
 def fill(model) -> None:
@@ -49,15 +52,13 @@ def fill(model) -> None:
             parameter.data = 0.3 * torch.randn(parameter.shape)
 
 
-def write_parameters(name: str) -> None:
-    parameters = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
-    config = LoraConfig(
-        r=RANK, lora_alpha=ALPHA, target_modules=ATTENTION, target_parameters=parameters, task_type="CAUSAL_LM"
-    )
-    model = get_peft_model(base(name), config).eval()
+def write(name: str, folder: str, **fields) -> None:
+    model = get_peft_model(base(name), LoraConfig(r=RANK, lora_alpha=ALPHA, task_type="CAUSAL_LM", **fields)).eval()
     fill(model)
-    model.save_pretrained(OUT / name)
-    write_logits(name, model)
+    model.peft_config["default"].base_model_name_or_path = name
+    model.save_pretrained(OUT / folder)
+    # read again: save_pretrained sorts patterns, of which the first that matches counts
+    write_logits(name, PeftModel.from_pretrained(base(name), OUT / folder).eval(), folder)
 
 
 def per_expert(
@@ -78,19 +79,63 @@ def per_expert(
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    shutil.rmtree(OUT, ignore_errors=True)
-    write_parameters("gptoss")
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+PATTERNS = {
+    "llama3": {
+        "target_modules": [*ATTENTION, "v_proj", "gate_proj", "up_proj", "down_proj"],
+        "exclude_modules": ["model.layers.1.self_attn.o_proj"],
+        "rank_pattern": {r"layers\.1\.self_attn\.q_proj": 5, "down_proj": 3, "proj": 7},
+        "alpha_pattern": {"v_proj": 1.5, r"^model\.layers\.0\..*": 9, "gate_proj": -2},
+    },
+    "phi3": {
+        "target_modules": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"],
+        "layers_to_transform": [1],
+        "rank_pattern": {"qkv_proj": 5, "down_proj": 1},
+        "alpha_pattern": {"gate_up_proj": 9, "self_attn.qkv_proj": 0.5},
+    },
+    "qwen2moe": {
+        "target_modules": ATTENTION,
+        "target_parameters": EXPERTS,
+        "rank_pattern": {"experts.gate_up_proj": 3, "q_proj": 1},
+        "alpha_pattern": {r"layers\.0\.mlp\.experts\.down_proj": 9, r"model.*gate_up_proj": 2, "o_proj": 3},
+    },
+    "qwen35": {
+        "target_modules": ["q_proj", "k_proj", "down_proj"],
+        "rank_pattern": {"q_proj": 3},
+        "alpha_pattern": {"k_proj": 9},
+    },
+}
+
+
+def per_expert_linears() -> None:
     parts = {"gate_proj": (64, 36), "up_proj": (64, 36), "down_proj": (36, 64)}
     per_expert("qwen3moe", "mlp.experts", parts, 9, (0, 2), OUT / "qwen3moe")
     write_logits("qwen3moe", PeftModel.from_pretrained(base("qwen3moe"), OUT / "qwen3moe").eval())
+
+
+def fused_linears() -> None:
     with tempfile.TemporaryDirectory() as folder:
         parts = {"w1": (64, 76), "w3": (64, 76), "w2": (76, 64)}
         per_expert("mixtral", "block_sparse_moe.experts", parts, 4, (0, 1), Path(folder))
         model = PeftModel.from_pretrained(base("mixtral"), folder).eval()
         model.save_pretrained(OUT / "mixtral")
         write_logits("mixtral", model)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    makers = {
+        "gptoss": lambda: write("gptoss", "gptoss", target_modules=ATTENTION, target_parameters=EXPERTS),
+        "qwen3moe": per_expert_linears,
+        "mixtral": fused_linears,
+    }
+    for name, fields in PATTERNS.items():
+        makers[f"{name}-patterns"] = lambda name=name, fields=fields: write(
+            name, f"{name}-patterns", use_rslora=True, **fields
+        )
+    for folder in sys.argv[1:] or makers:
+        shutil.rmtree(OUT / folder, ignore_errors=True)
+        makers[folder]()
     for readme in OUT.glob("*/README.md"):
         readme.unlink()
 

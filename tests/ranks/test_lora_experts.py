@@ -94,15 +94,15 @@ def test_a_trained_adapter_is_served_as_a_merged_model(base, tmp_path):
         adapters.append(tmp_path / f"tp{tp}" / "out" / "adapter")
     np.testing.assert_allclose(curves[1], curves[0], rtol=1e-5)
     assert curves[0][-1] < curves[0][0]
-    lora, tensors = load_adapter(adapters[0], open_checkpoint(base).spec)
-    assert {*LATENT, "o_proj", "gate_proj"} <= set(lora.targets)
+    tensors = load_adapter(adapters[0], open_checkpoint(base).spec).matrices
+    assert {*LATENT, "o_proj", "gate_proj"} <= {name.split(".")[-3] for name in tensors}
     of_experts = {name.split(".", 4)[4].rpartition(".lora_A")[0] for name in tensors if "expert" in name}
     assert of_experts >= {f"{of}.{part}" for of in ("experts", "shared_expert") for part in FEED_FORWARD}
     checkpoint = open_checkpoint(base)
     weights = {name: read_tensor(source) for name, source in checkpoint.tensors.items()}
     for name in [name for name in tensors if ".lora_A." in name]:
         b = tensors[name.replace("lora_A", "lora_B")]
-        weights[name.replace(".lora_A", "")] += np.float32(lora.scale) * b @ tensors[name]
+        weights[name.replace(".lora_A", "")] += b @ tensors[name]
     shutil.copytree(base, tmp_path / "merged")
     stored = {t.name: np.ascontiguousarray(t.values()) for t in stored_tensors(checkpoint.spec, weights)}
     safetensors.save_file(stored, tmp_path / "merged" / "model.safetensors")
@@ -124,11 +124,19 @@ def logits(folder, ranks, model, ids, *flags) -> np.ndarray:  # (tokens, vocab)
     return np.load(out)
 
 
-@pytest.mark.parametrize("family, ranks", [("gptoss", 1), ("gptoss", 3), ("mixtral", 2), ("qwen3moe", 3)])
-def test_pefts_adapters_on_experts(family, ranks, tmp_path):
+@pytest.mark.parametrize(
+    "folder, ranks",
+    [
+        ("gptoss", 1), ("gptoss", 3), ("mixtral", 2), ("qwen3moe", 3), ("llama3-patterns", 1), ("llama3-patterns", 2),
+        ("phi3-patterns", 1), ("phi3-patterns", 2), ("qwen2moe-patterns", 1), ("qwen2moe-patterns", 2),
+        ("qwen35-patterns", 1), ("qwen35-patterns", 2),
+    ],
+)  # fmt: skip
+def test_pefts_adapters(folder, ranks, tmp_path):
     """Logits are PEFT's, and with tokens sharded the same bits; of 3 ranks one has nothing of gpt-oss' experts."""
-    expected, ids = np.load(LORA / family / "logits.npy"), np.load(GOLDEN / family / "ids.npy")[:24]
-    adapter = ["--lora", str(LORA / family)]
+    family = folder.partition("-")[0]
+    expected, ids = np.load(LORA / folder / "logits.npy"), np.load(GOLDEN / family / "ids.npy")[:24]
+    adapter = ["--lora", str(LORA / folder)]
     by_tensor = logits(tmp_path, ranks, GOLDEN / family, ids, *adapter, "--prefill", "tensor")
     assert np.abs(by_tensor - expected).max() < 1e-4
     if ranks > 1:
@@ -138,20 +146,25 @@ def test_pefts_adapters_on_experts(family, ranks, tmp_path):
 
 @pytest.mark.parametrize("targets", [("gate_proj",), ("up_proj",), ("down_proj",)])
 def test_some_experts_and_shared_ones_may_have_matrices(base, tmp_path, targets):
-    """In a batch of many rows and alone."""
+    """In a batch of many rows and alone, with ranks and alphas by PEFT's patterns."""
     rng, stored, added = np.random.default_rng(3), {}, {}
-    for name, tensor in read_folder(Path(base)).items():
+    for name, tensor in read_folder(Path(base)).tensors.items():
         stem = name.removesuffix(".weight")
         if stem.rpartition(".")[2] not in targets or ".experts.3." in name:
             continue
-        (rows, columns), rank = tensor.shape, 17  # more than a tile's rows
+        (rows, columns), rank = tensor.shape, 5 if ".experts.1." in name else 17  # more than a tile's rows
+        alpha = 9 if ".experts.2." in name or ".shared_experts." in name else 3.4
         a, b = (0.2 * rng.standard_normal(shape).astype(np.float32) for shape in ((rank, columns), (rows, rank)))
         stored |= {f"base_model.model.{stem}.lora_A.weight": a, f"base_model.model.{stem}.lora_B.weight": b}
-        added[name] = np.float32(3.4 / rank) * b @ a
+        added[name] = np.float32(alpha / rank) * b @ a
     assert any(".shared_experts." in name for name in added) and any(".experts.0." in name for name in added)
     (tmp_path / "adapter").mkdir()
     safetensors.save_file(stored, tmp_path / "adapter" / "adapter_model.safetensors")
-    fields = {"peft_type": "LORA", "r": 17, "lora_alpha": 3.4, "target_modules": list(targets)}
+    fields = {
+        "peft_type": "LORA", "r": 17, "lora_alpha": 3.4, "target_modules": list(targets),
+        "rank_pattern": {rf"experts\.1\.{targets[0]}": 5},
+        "alpha_pattern": {r".*\.experts\.2\..*": 9, f"shared_experts.{targets[0]}": 9},
+    }  # fmt: skip
     (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(fields))
     shutil.copytree(base, tmp_path / "merged")
     plain = safetensors.load_file(Path(base) / "model.safetensors")
@@ -196,11 +209,11 @@ def test_what_is_saved_comes_back(family, targets, tmp_path):
         inner = "mlp.experts.base_layer" if targets == FEED_FORWARD else "mlp.experts"
         assert f"{inner}.lora_A.weight" in experts
         assert ("down_proj" in targets) == ("mlp.experts.down_proj" in written["target_parameters"])
-    found, tensors = load_adapter(tmp_path, spec)
+    tensors = load_adapter(tmp_path, spec).matrices
     delta = lambda of, stem, scale: scale * of[f"{stem}.lora_B.weight"] @ of[f"{stem}.lora_A.weight"]
     for stem in {name.rpartition(".lora_")[0] for name in saved}:
         expected = delta(saved, stem, lora.scale)
-        np.testing.assert_allclose(delta(tensors, stem, found.scale), expected, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(delta(tensors, stem, 1.0), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_damaged_adapters_on_experts(tmp_path):
@@ -218,14 +231,15 @@ def test_damaged_adapters_on_experts(tmp_path):
     swap = lambda old, new: lambda tensors: {name.replace(old, new): array for name, array in tensors.items()}
     some = lambda keep: lambda tensors: {name: array for name, array in tensors.items() if keep(name)}
     refused("linears", "matrix of expert 9 of .* and the layer has 9 experts", swap("experts.8.", "experts.9."))
-    refused("linears", "of expert 0 of .* and the layer has none", swap("layers.2.", "layers.1."))
-    refused("linears", r"shape \[2, 64\], and the model needs \[2, 36\]", swap("gate_proj", "down_proj"))
-    refused("linears", r"shape \[2, 36\], and r is 3", r=3)
-    refused("fused", "r is 3, and the layer has 5 experts", some(lambda name: "experts" in name), r=3)
-    refused("fused", "rank_pattern is .*only gate_up_proj and down_proj may have their own", rank_pattern={"q_proj": 4})
-    refused("fused", "it must have positive numbers", rank_pattern={"down_proj": 2.5})
+    refused("linears", "layers.1.mlp.experts.0.* and the model has no such layer", swap("layers.2.", "layers.1."))
+    refused("linears", r"lora_A has 64 columns, and the model needs 36", swap("gate_proj", "down_proj"))
+    refused("linears", r"shapes \[2, 36\] and \[64, 2\]; r is 3", r=3)
+    refused(
+        "fused", "r is 3 in adapter_config.json, and the layer has 5 experts", some(lambda name: "experts" in name), r=3
+    )
+    refused("fused", r"q_proj.lora_B.weight have shapes .*; r is 4 in", rank_pattern={"q_proj": 4})
     outer = some(lambda name: "experts.lora" in name)
-    refused("fused", "target_parameters .* must name gate_up_proj or down_proj", outer)
+    refused("fused", "target_parameters .* must name gate_up_proj or down_proj there", outer)
     refused("fused", "is not a matrix of LoRA", swap("experts.base_layer", "experts.base_layer.base_layer"))
 
 

@@ -274,7 +274,10 @@ def test_gguf_that_is_not_such_a_model(tmp_path):
             "below high_freq_factor, which is 1",
         ),
         (
-            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.2}},
+            {
+                "architectures": ["Phi3ForCausalLM"],
+                "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.2},
+            },
             "partial_rotary_factor is 0.2; it must be such that an even number of the 16",
         ),
         (

@@ -26,7 +26,7 @@ def model(n: Sizes, rope: RopeSpec, window: int, activation: str, tied: bool) ->
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
     n = from_config.sizes(f, DEFAULTS)
-    rope = from_config.rotations(f, n)["global"]
+    rope = from_config.rotations(f, n, partial=1.0)["global"]
     return model(n, rope, from_config.window(f, 0), from_config.activation(f), from_config.tied(f, outer))
 
 
