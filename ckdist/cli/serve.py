@@ -24,6 +24,7 @@ from ckdist.engine.socket_directory import socket_directory
 from ckdist.hub.remote_file import is_url
 from ckdist.hub.resolve import resolve
 from ckdist.models.spec import ModelSpec
+from ckdist.serve.api_keys import asks_for_key
 from ckdist.serve.notify import notify
 from ckdist.serve.origins import is_loopback
 from ckdist.serve.process import HttpProcess, listen
@@ -52,7 +53,7 @@ def curl_line(url: str, config: ServeConfig, chats: bool, spec: ModelSpec | None
     """A line to try the server with: a question to a model that `chats`, else a text to go on with, to embed, or to
     score.
     """
-    key = ' -H "Authorization: Bearer $API_KEY"' if config.api_key or config.api_key_file else ""
+    key = ' -H "Authorization: Bearer $API_KEY"' if asks_for_key(config) else ""
     path, body = "completions", {"prompt": "def main(", "max_tokens": 32}
     if chats and (spec is None or spec.encoder is None):
         question = "Explain in two sentences why the sky is blue."
@@ -79,10 +80,11 @@ def embedding_facts(config: ServeConfig, model: Model) -> dict[str, str | int]:
 def open_line(config: ServeConfig, listener: socket.socket) -> str | None:
     """A warning where more than this machine's users reach the server, and it asks nobody for a key."""
     address, port = listener.getsockname()[:2]
-    if config.api_key or config.api_key_file or is_loopback(address):
+    if asks_for_key(config) or is_loopback(address):
         return None
     return (
-        f"any client that reaches {address} port {port} can use this server; --api-key or --api-key-file asks for a key"
+        f"any client that reaches {address} port {port} can use this server; --api-key-file or CKDIST_API_KEY asks for "
+        "a key"
     )
 
 
@@ -105,6 +107,11 @@ def stop_line() -> str | None:
     if "OMPI_COMM_WORLD_SIZE" not in os.environ or DRAINED_VARIABLE in os.environ:
         return None
     return f"To stop without cutting streams: kill -TERM {os.getpid()}"
+
+
+def keys_line(config: ServeConfig) -> str | None:
+    """How to have the key file read again."""
+    return None if config.api_key_file is None else f"To read the API keys again: kill -HUP {os.getpid()}"
 
 
 def work(config: ServeConfig, world: World) -> int:
@@ -151,6 +158,8 @@ def run(config: ServeConfig) -> int:
 
         for number in DRAIN_SIGNALS:
             signal.signal(number, drain)
+        if config.api_key_file is not None:
+            signal.signal(signal.SIGHUP, lambda *_: http.read_keys_again())
         model = load_model(config, world, progress=True, embeddings=True)
         with dismissing(model, world):
             engine, tokenizer = make_engine(model, config.max_queue + config.parallel)
@@ -163,7 +172,7 @@ def run(config: ServeConfig) -> int:
         coordinator.begin(engine, RankReports(model), embedding_facts(config, model))
         http.wait_answering(ANSWERING_SECONDS)
         curl = curl_line(http.url, config, tokenizer.chat_template is not None, model.spec)
-        lines += [f"serving {name} at {http.url}  try: {curl}", *filter(None, [stop_line()])]
+        lines += [f"serving {name} at {http.url}  try: {curl}", *filter(None, [stop_line(), keys_line(config)])]
         print(*lines, sep="\n", flush=True)
         notify("READY=1", f"STATUS=serving {name} at {http.url}")
 

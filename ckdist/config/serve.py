@@ -24,9 +24,20 @@ class ServeConfig(EngineConfig):
         "--api-key",
         metavar="KEY",
         secret=True,
-        help="key that clients must send; several are separated by commas",
+        help="key that clients must send; several are separated by commas; others on this host see it: use CKDIST_API_KEY",
     )
-    api_key_file: str | None = option(None, "--api-key-file", metavar="FILE", help="file with one key per line")
+    api_key_file: str | None = option(
+        None,
+        "--api-key-file",
+        metavar="FILE",
+        help="file of mode 600 with one key per line, or a TOML table [[key]] for each; SIGHUP reads it again",
+    )
+    shared_cache: bool = option(
+        False, "--shared-cache", help="reuse cached prompts across API keys; only cache_salt tells tenants apart"
+    )
+    special_tokens_in_text: bool = option(
+        False, "--special-tokens-in-text", help="let control tokens stand in the text of messages"
+    )
     cors_origin: tuple[str, ...] = option(
         (),
         "--cors-origin",

@@ -2,10 +2,11 @@
 
 It moves no keys or values; those lie with the executable, under the same block numbers.
 
-A full block is known by its parent and its own tokens, so the known blocks form a tree of prefixes. The parent is named
-by a serial number that is never used twice, and the dictionary compares the tokens themselves: a hash collision is
-never a wrong answer. Who holds a block holds its parents, and blocks are released last first: so among the unreferenced
-blocks a child always comes before its parent, and evicting the least recently used never orphans one.
+A full block is known by its parent and its own tokens, so the known blocks form a tree of prefixes for each tenant. The
+parent of a first block is its tenant; every other parent is named by a serial number that is never used twice. The
+dictionary compares the tokens themselves: a hash collision is never a wrong answer. Who holds a block holds its
+parents, and blocks are released last first: so among the unreferenced blocks a child always comes before its parent,
+and evicting the least recently used never orphans one.
 """
 
 from collections import OrderedDict
@@ -15,7 +16,8 @@ import numpy as np
 from ckdist.engine.state_pool import StatePool
 from ckdist.program.batch import BLOCK_TOKENS
 
-ROOT = -1  # the parent of a sequence's first block
+ROOT = -1  # no shared block comes before a sequence's first one
+ONE_TENANT = b""  # the tenant of all requests that are not told apart
 TOKEN_BYTES = 4  # of an int32
 
 
@@ -28,9 +30,9 @@ class BlockPool:
         self._references = [0] * num_blocks
         self._free = list(range(num_blocks - 1, -1, -1))  # nothing worth keeping in them; the last is taken first
         self._idle: OrderedDict[int, None] = OrderedDict()  # shared but unreferenced, least recently used first
-        self._shared: dict[tuple[int, bytes], int] = {}  # (parent's serial, tokens) -> block
-        self._keys: list[tuple[int, bytes] | None] = [None] * num_blocks
-        self._serials = [0] * num_blocks + [0]  # of shared blocks; the last is ROOT's
+        self._shared: dict[tuple[int | bytes, bytes], int] = {}  # (parent's serial or the tenant, tokens) -> block
+        self._keys: list[tuple[int | bytes, bytes] | None] = [None] * num_blocks
+        self._serials = [0] * num_blocks  # of shared blocks
         self._next_serial = 1
 
     @property
@@ -43,20 +45,21 @@ class BlockPool:
         """Blocks that nobody holds but whose prefix can be reused."""
         return len(self._idle)
 
-    def match(self, tokens: np.ndarray, limit: int) -> list[int]:
-        """The known blocks that hold the longest prefix of `tokens`, of at most `limit` tokens. They are not yet held.
+    def match(self, tokens: np.ndarray, limit: int, tenant: bytes = ONE_TENANT) -> list[int]:
+        """The tenant's blocks that hold the longest prefix of `tokens`, of at most `limit` tokens. They are not yet
+        held.
 
         tokens: int32 (length,)
         """
         blocks: list[int] = []
         data, size = tokens[:limit].tobytes(), BLOCK_TOKENS * TOKEN_BYTES
-        parent = ROOT
+        serial: int | bytes = tenant
         for begin in range(0, len(data) - size + 1, size):
-            block = self._shared.get((self._serials[parent], data[begin : begin + size]))
+            block = self._shared.get((serial, data[begin : begin + size]))
             if block is None:
                 break
             blocks.append(block)
-            parent = block
+            serial = self._serials[block]
         return blocks
 
     def idle_among(self, blocks: list[int]) -> int:
@@ -91,15 +94,16 @@ class BlockPool:
             references[block] = 1
         return blocks
 
-    def share(self, blocks: list[int], parent: int, tokens: bytes) -> list[int]:
+    def share(self, blocks: list[int], parent: int, tokens: bytes, tenant: bytes = ONE_TENANT) -> list[int]:
         """Makes full blocks that follow one another known. Where a prefix is known already, its block is given back in
         place of the caller's, and held instead of it.
 
-        parent: the shared block before the first, or ROOT. tokens: their int32 tokens, BLOCK_TOKENS of each.
+        parent: the tenant's shared block before the first, or ROOT. tokens: their int32 tokens, BLOCK_TOKENS of each.
         """
         shared, serials, keys, size = self._shared, self._serials, self._keys, BLOCK_TOKENS * TOKEN_BYTES
         each = [tokens[begin : begin + size] for begin in range(0, len(tokens), size)]
-        serial, found = serials[parent], list[int]()
+        serial: int | bytes = tenant if parent == ROOT else serials[parent]
+        found = list[int]()
         while len(found) < len(blocks) and (known := shared.get((serial, each[len(found)]))) is not None:
             self.hold([known])
             self.release([blocks[len(found)]])

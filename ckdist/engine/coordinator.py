@@ -265,9 +265,10 @@ class Coordinator:
         elif peer not in self._peers:
             raise RequestError(f"{MAX_PEERS} clients are connected, of at most {MAX_PEERS}; close one")
         elif isinstance(request, EmbedRequest):
-            self._engine.embed((peer, request.id), request.prompt, request.pooling, request.first_text)
+            key, pooling = (peer, request.id), request.pooling
+            self._engine.embed(key, request.prompt, pooling, request.first_text, request.tenant)
         else:
-            self._engine.add((peer, request.id), request.prompt, request.params)
+            self._engine.add((peer, request.id), request.prompt, request.params, request.tenant)
 
     def _enter(self, state: str, error: str | None = None) -> None:
         """Goes to a state, and tells every peer."""

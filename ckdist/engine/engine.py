@@ -13,7 +13,7 @@ from concurrent.futures import wait
 import numpy as np
 
 from ckdist.engine.batch_builder import BatchBuilder
-from ckdist.engine.block_pool import BlockPool
+from ckdist.engine.block_pool import ONE_TENANT, BlockPool
 from ckdist.engine.constraint import Constraint
 from ckdist.engine.dry_breakers import DryBreakers
 from ckdist.engine.grammars import Grammars, GrammarsBusy, Masks
@@ -98,8 +98,8 @@ class Engine:
         """Of the sequences that are not finished."""
         return list(self._sequences)
 
-    def add(self, id: Hashable, prompt: Tokens, params: SamplingParams) -> None:
-        """Queues a request.
+    def add(self, id: Hashable, prompt: Tokens, params: SamplingParams, tenant: bytes | None = ONE_TENANT) -> None:
+        """Queues a request. It takes over cached blocks of its tenant alone; with None neither takes nor leaves any.
 
         Raises RequestError for wrong fields or a prompt that cannot fit, EngineBusy when the queue is full.
         """
@@ -121,14 +121,22 @@ class Engine:
         )
         begin, source = (self._start, ids) if len(self._start) else (ids, None)
         capacity = min(len(begin) + params.max_tokens, self.max_positions)
-        sequence = Sequence(id, begin, params, seed, capacity, time.monotonic(), state, source=source)
+        sequence = Sequence(id, begin, params, seed, capacity, time.monotonic(), state, source=source, tenant=tenant)
         self._queue(sequence)
         if state is not None and state.constraint is not None:
             self._compiling.append(sequence)
 
-    def embed(self, id: Hashable, prompt: Tokens, pooling: str, first_text: int = 0) -> None:
+    def embed(
+        self,
+        id: Hashable,
+        prompt: Tokens,
+        pooling: str,
+        first_text: int = 0,
+        tenant: bytes | None = ONE_TENANT,
+    ) -> None:
         """Queues a prompt whose hidden states behind the last norm become one vector, the `embedding` of its Output; of
-        a cross-encoder that is its score. first_text: of a prompt of two texts the tokens of the first.
+        a cross-encoder that is its score. first_text: of a prompt of two texts the tokens of the first. tenant: as of
+        `add`.
 
         Raises RequestError for a wrong `pooling` or a prompt that cannot fit, EngineBusy when the queue is full.
         """
@@ -141,7 +149,7 @@ class Engine:
         ids = self._check_prompt(id, prompt, False)
         if not 0 <= first_text <= len(ids):
             raise RequestError(f"the first text has {first_text} of {len(ids)} tokens", "first_text")
-        pools = {"pooling": Pooling(pooling), "first_text": first_text}
+        pools = {"pooling": Pooling(pooling), "first_text": first_text, "tenant": tenant}
         self._queue(Sequence(id, ids, NO_SAMPLING, 0, len(ids), time.monotonic(), **pools))
 
     def _check_prompt(self, id: Hashable, prompt: Tokens, continues: bool) -> np.ndarray:

@@ -1,10 +1,12 @@
 """What the HTTP process and rank 0 say to each other over pyzmq: msgpack maps, sized and validated on arrival.
 
 To rank 0 (DEALER -> ROUTER), `op` is one of
-    submit   id, prompt (token ids as int32 bytes, little-endian), sampling (the fields of SamplingParams)
+    submit   id, prompt (token ids as int32 bytes, little-endian), sampling (the fields of SamplingParams),
+             tenant (bytes: it takes over cached blocks of that tenant alone; absent: one tenant for all; null: it
+             neither takes over blocks nor leaves any)
     hello    -                        the first message of a process: what its name has asked for before ends
     embed    id, prompt (as above), pooling (of `ckdist.engine.pooling`), first_text (of a prompt of two texts the
-             tokens of the first, else absent)
+             tokens of the first, else absent), tenant (as above)
     abort    id
     watch    -                        somebody looks at the machine: for WATCH_SECONDS the status has `ranks`
     drain    -                        finish what runs, take nothing new, then end

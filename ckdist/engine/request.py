@@ -8,11 +8,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ckdist.config.samplers import SAMPLERS
+from ckdist.engine.block_pool import ONE_TENANT
 from ckdist.engine.dry_breakers import MAX_BREAKERS, check_breakers
 from ckdist.engine.sampling import SamplingParams
 from ckdist.errors import RequestError
 
 MAX_ID_CHARS = 200
+MAX_TENANT_BYTES = 64
 MAX_LOGPROBS = 20  # alternatives per token
 MAX_LOGIT_BIAS = 1024
 MAX_STOP_TOKENS = 256
@@ -30,6 +32,7 @@ class Request:
 
     id: str
     prompt: np.ndarray  # int32 (tokens,)
+    tenant: bytes | None  # None: it neither takes over cached blocks nor leaves any
     params: SamplingParams
 
 
@@ -39,34 +42,37 @@ class EmbedRequest:
 
     id: str
     prompt: np.ndarray  # int32 (tokens,)
+    tenant: bytes | None
     pooling: str
     first_text: int  # of a prompt of two texts the tokens of the first, else 0
 
 
 def parse_embed(message: Mapping[str, Any]) -> EmbedRequest:
     """The request in an `embed` message. Raises RequestError that names the field."""
-    key, prompt = _key_and_prompt(message)
+    key, prompt, tenant = _common_fields(message)
     pooling = message.get("pooling")
     if not isinstance(pooling, str):
         raise RequestError("pooling must be a string", "pooling")
     first_text = message.get("first_text", 0)
     _integer("first_text", first_text, 0, len(prompt))
-    return EmbedRequest(key, prompt, pooling, first_text)
+    return EmbedRequest(key, prompt, tenant, pooling, first_text)
 
 
-def _key_and_prompt(message: Mapping[str, Any]) -> tuple[str, np.ndarray]:
-    """What every request has."""
-    key, prompt = message.get("id"), message.get("prompt")
+def _common_fields(message: Mapping[str, Any]) -> tuple[str, np.ndarray, bytes | None]:
+    """Id, prompt and tenant of a request."""
+    key, prompt, tenant = message.get("id"), message.get("prompt"), message.get("tenant", ONE_TENANT)
     if not isinstance(key, str) or not 1 <= len(key) <= MAX_ID_CHARS:
         raise RequestError(f"id must be a string of 1 to {MAX_ID_CHARS} characters", "id")
     if not isinstance(prompt, bytes) or len(prompt) % 4:
         raise RequestError("prompt must be token ids as int32 bytes", "prompt")
-    return key, np.frombuffer(prompt, "<i4")
+    if tenant is not None and not (isinstance(tenant, bytes) and len(tenant) <= MAX_TENANT_BYTES):
+        raise RequestError(f"tenant must be at most {MAX_TENANT_BYTES} bytes, or null", "tenant")
+    return key, np.frombuffer(prompt, "<i4"), tenant
 
 
 def parse_submit(message: Mapping[str, Any]) -> Request:
     """The request in a `submit` message. Raises RequestError that names the field."""
-    key, prompt = _key_and_prompt(message)
+    key, prompt, tenant = _common_fields(message)
     sampling = message.get("sampling", {})
     if not isinstance(sampling, dict):
         raise RequestError("sampling must be a map", "sampling")
@@ -79,7 +85,7 @@ def parse_submit(message: Mapping[str, Any]) -> Request:
     for name in ("stop_token_ids", "dry_sequence_breakers", "samplers"):
         if isinstance(sampling.get(name), list):
             sampling = {**sampling, name: tuple(sampling[name])}
-    return Request(key, prompt, SamplingParams(**sampling))
+    return Request(key, prompt, tenant, SamplingParams(**sampling))
 
 
 def check_prompt(prompt: Tokens, vocab_size: int) -> np.ndarray:

@@ -254,7 +254,8 @@ class Scheduler:
             self._refused is not None and self._refused[0] is sequence and available <= self._refused[1]
         ):
             return False
-        prefix = self.pool.match(sequence.tokens, sequence.reusable) if self.prefix_reuse else []
+        tenant = sequence.tenant if self.prefix_reuse else None
+        prefix = [] if tenant is None else self.pool.match(sequence.tokens, sequence.reusable, tenant)
         states, known, source = self.pool.states, len(prefix), NO_SLOT
         if states is not None:
             reused, source = states.latest(prefix)
@@ -288,11 +289,13 @@ class Scheduler:
         sequence.block_table[begin : begin + count] = self.pool.allocate(count)
 
     def share_blocks(self, sequence: Sequence) -> None:
-        """Makes the full blocks of a sequence, as far as it is computed, known to the pool."""
+        """Makes the full blocks of a sequence, as far as it is computed, known to its tenant."""
+        if sequence.tenant is None:
+            return
         begin, end, table = sequence.shared_blocks, sequence.computed // BLOCK_TOKENS, sequence.block_table
         tokens = sequence.tokens[begin * BLOCK_TOKENS : end * BLOCK_TOKENS].tobytes()
         parent = int(table[begin - 1]) if begin else ROOT
-        table[begin:end] = self.pool.share(table[begin:end].tolist(), parent, tokens)
+        table[begin:end] = self.pool.share(table[begin:end].tolist(), parent, tokens, sequence.tenant)
         sequence.shared_blocks = end
 
     def _release(self, sequence: Sequence) -> None:
@@ -346,7 +349,8 @@ class Scheduler:
         """Chooses where a chunk leaves a snapshot, if anywhere, and finds a slot for it."""
         states = self.pool.states
         own.saving, own.position = NO_SLOT, 0
-        position = snapshot_position(first, tokens, sequence.length, own.wanted) if self.prefix_reuse else 0
+        reuses = self.prefix_reuse and sequence.tenant is not None
+        position = snapshot_position(first, tokens, sequence.length, own.wanted) if reuses else 0
         if states is None or position == 0:
             return
         if tokens == 1 and own.last_block >= 0:
@@ -389,6 +393,8 @@ def snapshot_position(first: int, tokens: int, length: int, wanted: int) -> int:
 
 def shared_blocks(sequence: Sequence, running: Sequence) -> int:
     """Full blocks that `sequence` could take over from `running`, which is still computing its prompt; else 0."""
+    if sequence.tenant is None or sequence.tenant != running.tenant:
+        return 0
     end = min(sequence.reusable, running.length)
     if running.length - running.computed <= 1 or end < BLOCK_TOKENS:
         return 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ckdist.engine.block_pool import ONE_TENANT
 from ckdist.engine.pooling import Pooling
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.state_pool import SequenceState
@@ -35,7 +36,8 @@ class Sequence:
     positions whose logits need not be asked for (again): all but the last where no prompt logprobs are wanted.
     `sampling_state` is None where its parameters need none (any more). `in_flight` counts the steps with a chunk of it
     that are issued and whose results have not come. With a `pooling` hidden states are wanted in place of logits, and
-    nothing is sampled. `first_text`: of a prompt of two texts the tokens of the first, else 0.
+    nothing is sampled. `first_text`: of a prompt of two texts the tokens of the first, else 0. It takes over blocks of
+    its `tenant` alone, and leaves its own to that; with None it does neither.
 
     With a `source` the prompt is where decoding begins, and an encoder reads the source before: `encoded` says that it
     has. The blocks are then for both, source and sequence, position by position.
@@ -63,17 +65,19 @@ class Sequence:
         "source",
         "state",
         "state_slots",
+        "tenant",
         "tokens",
     )  # fmt: skip
 
     def __init__(
         self, id: Hashable, prompt: "Tokens", params: SamplingParams, seed: int, capacity: int, arrival: float,
         sampling_state: "SamplingState | None" = None, pooling: Pooling | None = None, first_text: int = 0,
-        source: np.ndarray | None = None,
+        source: np.ndarray | None = None, tenant: bytes | None = ONE_TENANT,
     ) -> None:  # fmt: skip
         """`capacity`: the most tokens, prompt and output together, that it may ever have."""
         self.id, self.params, self.seed, self.arrival = id, params, seed, arrival
         self.sampling_state, self.pooling, self.first_text = sampling_state, pooling, first_text
+        self.tenant = tenant
         self.state = State.WAITING
         self.tokens = np.empty(capacity, np.int32)  # (capacity,) prompt, then output
         self.tokens[: len(prompt)] = prompt

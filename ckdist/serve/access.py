@@ -1,6 +1,5 @@
 """The outermost layer of the HTTP application: who may come in, and what came of each request in the metrics."""
 
-import hmac
 import time
 from typing import Any, cast
 
@@ -8,7 +7,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ckdist.serve import request_log
+from ckdist.serve.accounts import NO_KEY, Account, Accounts
 from ckdist.serve.answer import problem_answer
+from ckdist.serve.failed_keys import FailedKeys
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.origins import Origins, is_preflight
 from ckdist.serve.paths import page
@@ -23,13 +24,13 @@ EVER_ANSWERED = ("/health", "/ping", "/metrics")  # however many requests are un
 class Access:
     """Refuses what may not come in; passes everything else on to `app`."""
 
-    def __init__(self, app: ASGIApp, settings: HttpSettings, metrics: Metrics, names: PathNames):
+    def __init__(self, app: ASGIApp, settings: HttpSettings, accounts: Accounts, metrics: Metrics, names: PathNames):
         """`names` are those that the metrics tell apart; all others count as one, so that a stranger cannot fill
         memory with names.
         """
         self.app, self.metrics, self.names = app, metrics, names
-        self.keys = tuple(key.encode() for key in settings.api_keys)
         self.model = settings.model_name
+        self.accounts, self.failed_keys = accounts, FailedKeys()
         self.max_requests = settings.max_requests
         self.origins = Origins(settings.cors_origins, settings.allowed_hosts)
         self.under_way = 0
@@ -50,8 +51,10 @@ class Access:
             await send(message)
 
         known, path = self.names.resolve(scope["path"]) or (scope["path"], "other")
-        scope = {**scope, "path": known}
-        answer = self._answer(scope["method"], path, known, headers)
+        account, problem = self._account(scope, path, headers)
+        scope["ckdist.key"] = NO_KEY if account is None else account.name
+        scope = {**scope, "path": known, "ckdist.account": account}
+        answer = self._answer(scope["method"], path, known, headers, problem)
         self.under_way += 1
         try:
             await (answer or self.app)(scope, receive, watch)
@@ -61,9 +64,11 @@ class Access:
             self.metrics.requests.labels(path, str(status)).inc()
             self.metrics.request_seconds.labels(path).observe(time.monotonic() - begun)
 
-    def _answer(self, method: str, path: str, known: str, headers: dict[bytes, bytes]) -> Response | None:
+    def _answer(
+        self, method: str, path: str, known: str, headers: dict[bytes, bytes], no_key: Problem | None
+    ) -> Response | None:
         """The answer to what the application does not get to see; None for all else. `path` is a name of the table,
-        `known` the path itself.
+        `known` the path itself; `no_key`: why the client may not come in.
         """
         if b"content-length" in headers and b"transfer-encoding" in headers:
             # A proxy in front may read the other of the two, and then takes a part of the body for a request.
@@ -71,19 +76,34 @@ class Access:
             return problem_answer(problem, known, {"Connection": "close"})
         if is_preflight(method, headers):
             return self.origins.preflight(headers)
-        problem = self.origins.refusal(method, headers)
-        if problem is None and self.keys and path not in OPEN_PATHS and not self._holds_key(headers):
-            problem = Problem(
-                401, "a valid API key is needed: send 'Authorization: Bearer KEY'", code="invalid_api_key"
-            )
+        problem = self.origins.refusal(method, headers) or no_key
         if problem is None and self.under_way >= self.max_requests and path not in EVER_ANSWERED:
             problem = Problem(
                 429, f"{self.under_way} requests are under way, of at most {self.max_requests}; try again later"
             )
         return None if problem is None else problem_answer(problem, known)
 
-    def _holds_key(self, headers: dict[bytes, bytes]) -> bool:
+    def _account(self, scope: Scope, path: str, headers: dict[bytes, bytes]) -> tuple[Account | None, Problem | None]:
+        """The account of the request's key, or why there is none: both are None on a path that needs no key."""
+        if not self.accounts.ask_for_key:
+            return self.accounts.anyone, None
         kind, _, key = headers.get(b"authorization", b"").partition(b" ")
-        given = [headers.get(b"x-api-key", b"")] + [key.strip()] * (kind.lower() == b"bearer")
-        # Every key is compared, and each in constant time, so that the time taken tells nothing about any of them.
-        return any([hmac.compare_digest(key, known) for key in given for known in self.keys])  # noqa: C419
+        keys = [headers.get(b"x-api-key", b"")] + [key.strip()] * (kind.lower() == b"bearer")
+        given = [key for key in keys if key]
+        account = self.accounts.find(given)
+        if path in OPEN_PATHS or is_preflight(scope["method"], headers):
+            return account, None
+        host = (scope.get("client") or ("",))[0]
+        wait = self.failed_keys.wait_seconds(host) if given else 0
+        if account is not None and (not wait or self.failed_keys.has_accepted(host, account.name)):
+            self.failed_keys.accept(host, account.name)
+            return account, None
+        if account is None and given:
+            self.metrics.failed_keys.inc()
+        if wait:
+            message = f"too many wrong API keys came from this address; try again in {wait} s"
+            return None, Problem(429, message, retry_after=wait)
+        if given:
+            self.failed_keys.add(host)
+        message = "a valid API key is needed: send 'Authorization: Bearer KEY'"
+        return None, Problem(401, message, code="invalid_api_key")

@@ -69,6 +69,8 @@ def problem_answer(problem: Problem, path: str, more_headers: Mapping[str, str] 
     """`problem` in the shape that belongs to the path, with the headers that belong to its status."""
     note_problem(problem)
     headers = {**PROBLEM_HEADERS.get(problem.status, {}), **(more_headers or {})}
+    if problem.retry_after is not None:
+        headers["Retry-After"] = str(problem.retry_after)
     return json_answer(problem.body_for(path), problem.status, headers)
 
 

@@ -38,7 +38,8 @@ def create_app(service: Service) -> Access:
     app = Starlette(routes=routes)
     app.router.redirect_slashes = False
     _add_error_answers(app)
-    return Access(app, service.settings, service.metrics, PathNames(path.name for path in paths))
+    names = PathNames(path.name for path in paths)
+    return Access(app, service.settings, service.accounts, service.metrics, names)
 
 
 def _add_error_answers(app: Starlette) -> None:

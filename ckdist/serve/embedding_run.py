@@ -5,21 +5,26 @@ from typing import Any
 import numpy as np
 
 from ckdist.errors import EngineError
+from ckdist.serve.accounts import Account
 from ckdist.serve.encoding import Turns
 from ckdist.serve.engine_client import EngineClient, Generation
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.embedding import EmbeddingWork
+from ckdist.serve.requests.prepared import TOKEN_BYTES
 
 
 class EmbeddingRun:
     """`vectors` may be awaited once."""
 
-    def __init__(self, client: EngineClient, metrics: Metrics, work: EmbeddingWork, max_sequences: int):
+    def __init__(
+        self, client: EngineClient, metrics: Metrics, work: EmbeddingWork, max_sequences: int, account: Account
+    ):
         """`max_sequences`: of all requests."""
-        self.work, self.prompt_tokens = work, 0
+        self.work, self.prompt_tokens, self._account = work, 0, account
+        self._tenant = account.tenant(work.cache_salt, work.cache_prompt)
         self._client, self._metrics, self._max_sequences = client, metrics, max_sequences
-        self._generation = client.generation()
+        self._generation = client.generation(account)
 
     @property
     def progress_at(self) -> float:
@@ -53,6 +58,7 @@ class EmbeddingRun:
         """Of each prompt float32 (hidden,), or (tokens, hidden) where nothing is pooled."""
         count, begun, received, turns = len(self.work.prompts), 0, 0, Turns()
         found: list[np.ndarray] = [np.empty(0, np.float32)] * count
+        self._account.take_tokens(sum(len(prompt) for prompt in self.work.prompts) // TOKEN_BYTES)
         with self._generation as generation:
             while received < count:
                 begun = self._submit(generation, begun)
@@ -91,8 +97,11 @@ class EmbeddingRun:
                 if generation.running:
                     break
                 raise Problem(429, f"{self._client.active} sequences run or wait, of at most {self._max_sequences}")
+            if generation.running and self._account.is_full:
+                break
+            self._account.check_sequences(1)
             first_text = self.work.first_texts[begun] if self.work.first_texts else 0
-            generation.embed(begun, self.work.prompts[begun], pooling, first_text)
+            generation.embed(begun, self.work.prompts[begun], pooling, first_text, self._tenant)
             begun += 1
         return begun
 

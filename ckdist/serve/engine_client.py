@@ -16,7 +16,9 @@ from typing import Any
 import zmq
 
 from ckdist.engine import messages
+from ckdist.engine.block_pool import ONE_TENANT
 from ckdist.engine.sampling import SamplingParams
+from ckdist.serve.accounts import Account
 from ckdist.serve.encoding import TURN_SECONDS
 from ckdist.serve.problems import Problem
 
@@ -33,8 +35,8 @@ log = logging.getLogger(__name__)
 class Generation:
     """The sequences of one HTTP request. Leaving its `with` block aborts what has not finished."""
 
-    def __init__(self, client: "EngineClient"):
-        self._client = client
+    def __init__(self, client: "EngineClient", account: Account):
+        self._client, self.account = client, account
         self._ids: dict[str, int] = {}  # of the sequences that run
         self._prompt_tokens: dict[int, int] = {}
         self._has_tokens = False
@@ -55,17 +57,21 @@ class Generation:
         """Sequences that have not finished."""
         return len(self._ids)
 
-    def submit(self, number: int, prompt: bytes, sampling: SamplingParams) -> None:
+    def submit(self, number: int, prompt: bytes, sampling: SamplingParams, tenant: bytes | None = ONE_TENANT) -> None:
         """Start sequence `number`. Problem 503 when the engine takes nothing."""
         self._prompt_tokens[number] = len(prompt) // PROMPT_TOKEN_BYTES
-        self._ids[self._client.submit(self, {"op": "submit", "prompt": prompt, "sampling": asdict(sampling)})] = number
+        message = {"op": "submit", "prompt": prompt, "sampling": asdict(sampling), "tenant": tenant}
+        self._ids[self._client.submit(self, message)] = number
 
-    def embed(self, number: int, prompt: bytes, pooling: str, first_text: int = 0) -> None:
+    def embed(
+        self, number: int, prompt: bytes, pooling: str, first_text: int = 0, tenant: bytes | None = ONE_TENANT
+    ) -> None:
         """Ask for the vector of prompt `number`, of which a first text may have `first_text` tokens. Problem 503 when
         the engine takes nothing.
         """
         more = {"first_text": first_text} if first_text else {}
-        self._ids[self._client.submit(self, {"op": "embed", "prompt": prompt, "pooling": pooling, **more})] = number
+        message = {"op": "embed", "prompt": prompt, "pooling": pooling, "tenant": tenant, **more}
+        self._ids[self._client.submit(self, message)] = number
 
     def abort(self, number: int) -> None:
         """End sequence `number`; its messages that are still on the way are dropped."""
@@ -144,7 +150,7 @@ class EngineClient:
         self._announced = "loading"
         self._heard_at: float | None = None
         self._lost: str | None = None
-        self._generations: dict[str, Generation] = {}
+        self._generations: dict[str, Generation] = {}  # of the sequences that run, or that their accounts hold
         self._drain_pending = False
 
     def start(self) -> None:
@@ -198,9 +204,9 @@ class EngineClient:
         }
         return Problem(503, reasons[state])
 
-    def generation(self) -> Generation:
-        """A new one, without sequences."""
-        return Generation(self)
+    def generation(self, account: Account | None = None) -> Generation:
+        """A new one, without sequences. `account`: whose limits hold for it."""
+        return Generation(self, account or Account())
 
     def watch(self) -> None:
         """Tell rank 0 that somebody looks at the machine, for the next WATCH_SECONDS."""
@@ -223,22 +229,48 @@ class EngineClient:
         self._announce()
 
     def submit(self, generation: Generation, message: dict[str, Any]) -> str:
-        """Starts a sequence for `generation`, of a message without its id; the id. Problem 503 when the engine takes
-        nothing.
+        """Starts a sequence for `generation`, of a message without its id; the id. While the account is full, it starts
+        later. Problem 503 when the engine takes nothing.
         """
         problem = self.unavailable()
         if problem is not None:
             raise problem
-        sequence_id = secrets.token_hex(8)
-        if not self._send({**message, "id": sequence_id}):
+        sequence_id, account = secrets.token_hex(8), generation.account
+        message = {**message, "id": sequence_id}
+        if account.is_full:
+            account.held[sequence_id] = message
+        elif self._send(message):
+            account.running += 1
+        else:
             raise Problem(503, f"the engine has not read the last {MAX_UNSENT} messages; try again later")
         self._generations[sequence_id] = generation
         return sequence_id
 
     def abort(self, sequence_id: str) -> None:
         """Ends a sequence; one that has ended is none."""
-        if self._generations.pop(sequence_id, None) is not None:
+        generation = self._generations.get(sequence_id)
+        if generation is None:
+            return
+        if sequence_id not in generation.account.held:
             self._send({"op": "abort", "id": sequence_id})
+        self._end(sequence_id)
+
+    def _end(self, sequence_id: str) -> Generation | None:
+        """Forgets a sequence, and starts the next one that its account holds. Returns its generation, if there is one."""
+        generation = self._generations.pop(sequence_id, None)
+        if generation is None:
+            return None
+        account = generation.account
+        if account.held.pop(sequence_id, None) is None:
+            account.running -= 1
+        while account.held and not account.is_full:
+            held_id, message = account.held.popitem(last=False)
+            account.running += 1
+            if not self._send(message):
+                problem = Problem(503, f"the engine has not read the last {MAX_UNSENT} messages; try again later")
+                account.running -= 1
+                self._generations.pop(held_id).fail(problem, held_id)
+        return generation
 
     def _send(self, message: dict[str, Any]) -> bool:
         try:
@@ -273,10 +305,10 @@ class EngineClient:
             if message["finish_reason"] not in FINISH_REASONS or not isinstance(message["tokens"], list):
                 raise ValueError(f"tokens of sequence {message['id']} are malformed")
             if message["finish_reason"] is not None:
-                del self._generations[message["id"]]
+                self._end(message["id"])
             generation.deliver(message["id"], message)
         elif op == "embedding":
-            generation = self._generations.pop(message["id"], None)
+            generation = self._end(message["id"])
             if generation is not None:
                 if not isinstance(message["vector"], bytes) or not message["vector"]:
                     raise ValueError(f"the vector of sequence {message['id']} is malformed")
@@ -289,7 +321,7 @@ class EngineClient:
             self.ranks, self.clock = message.get("ranks") or [], message.get("clock") or 0.0
             self._announce()
         elif op == "error":
-            generation = self._generations.pop(message["id"], None)
+            generation = self._end(message["id"])
             if generation is not None:
                 status = message.get("status")
                 problem = Problem(

@@ -80,6 +80,7 @@ class Metrics(Collector):
         registry = self.registry = CollectorRegistry()
 
         self.requests = Counter("ckdist_requests", "Answered HTTP requests", ["path", "status"], registry=registry)
+        self.failed_keys = Counter("ckdist_failed_keys", "Requests with a wrong API key", registry=registry)
         self.aborts = Counter(
             "ckdist_aborted_requests", "Requests that ended before all their choices were complete", registry=registry
         )

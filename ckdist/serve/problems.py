@@ -27,7 +27,8 @@ class Problem(CkdistError):  # noqa: N818 - RFC 9457's word
     """A request is answered with `status` and `message`.
 
     `field` is the offending field of the request; `code` is OpenAI's word for the fault, null in the answer where there
-    is none; `details` are numbers that stand beside them in the error object.
+    is none; `details` are numbers that stand beside them in the error object. `retry_after`: seconds after which the
+    same request may succeed.
     """
 
     def __init__(
@@ -37,9 +38,11 @@ class Problem(CkdistError):  # noqa: N818 - RFC 9457's word
         field: str | None = None,
         code: str | None = None,
         details: dict[str, int] | None = None,
+        retry_after: int | None = None,
     ):
         super().__init__(message)
         self.status, self.message, self.field, self.code, self.details = status, message, field, code, details or {}
+        self.retry_after = retry_after
 
     @classmethod
     def of(cls, error: Exception) -> "Problem":

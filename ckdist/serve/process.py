@@ -21,11 +21,12 @@ from ckdist.config.serve import ServeConfig
 from ckdist.errors import ConfigError, EngineError
 from ckdist.overrides import metadata_overrides
 from ckdist.python_words import module_words
+from ckdist.serve.api_keys import VARIABLE, given_keys, read_key_file
 from ckdist.serve.error_output import ErrorOutput
 from ckdist.serve.heartbeat import STUCK_SECONDS, FailureDetector
 from ckdist.serve.origins import is_loopback
 from ckdist.serve.request_log import make_log_file
-from ckdist.serve.settings import BACKLOG, HttpSettings, read_api_keys
+from ckdist.serve.settings import BACKLOG, HttpSettings
 
 FEWEST_FILES = 128
 KILL_SECONDS = 5.0
@@ -104,8 +105,11 @@ class HttpProcess:
             )
         if config.log_file is not None:
             make_log_file(config.log_file)
-        api_keys = read_api_keys(config)
-        open_on_loopback = not api_keys and is_loopback(listener.getsockname()[0])  # a page may do what its user may
+        api_keys, path = given_keys(config), config.api_key_file
+        file_keys = () if path is None else read_key_file(path)
+        open_on_loopback = not (api_keys or file_keys) and is_loopback(
+            listener.getsockname()[0]
+        )  # a page may do what its user may
         max_sequences = config.parallel + config.max_queue
         settings = HttpSettings(
             endpoint=endpoint,
@@ -116,6 +120,10 @@ class HttpProcess:
             parent=os.getpid(),
             cpus=tuple(sorted(os.sched_getaffinity(0) if cpus is None else cpus)),
             api_keys=api_keys,
+            file_keys=file_keys,
+            api_key_file=None if path is None else os.path.abspath(path),  # noqa: PTH100 - links may change
+            shared_cache=config.shared_cache,
+            special_in_text=config.special_tokens_in_text,
             cors_origins=config.cors_origin,
             allowed_hosts=(config.host, *config.allowed_host) if config.allowed_host or open_on_loopback else None,
             parallel=config.parallel,
@@ -173,6 +181,11 @@ class HttpProcess:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
+    def read_keys_again(self) -> None:
+        """The running process reads its key file again, and one that is started later has its keys."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGHUP)
+
     def stop(self, timeout: float = KILL_SECONDS) -> int:
         """Drain unless it was told to, since a second word means at once; wait `timeout` seconds, then kill.
 
@@ -192,19 +205,26 @@ class HttpProcess:
     def _spawn(self) -> tuple[subprocess.Popen[bytes], FailureDetector, ErrorOutput]:
         reading, writing = os.pipe()
         errors, own = ErrorOutput(), os.dup(2)
-        process = subprocess.Popen(
-            module_words("ckdist.serve"),
-            stdin=subprocess.PIPE,
-            stderr=errors.writing,
-            pass_fds=(self._listener.fileno(), writing, own),
-            start_new_session=True,  # signals for rank 0's group must not end it before it has answered its clients
-            env={**os.environ, "TOKENIZERS_PARALLELISM": "false"},
-        )
+        environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+        # The process inherits the mask: a SIGHUP before it has a handler waits.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        try:
+            process = subprocess.Popen(
+                module_words("ckdist.serve"),
+                stdin=subprocess.PIPE,
+                stderr=errors.writing,
+                pass_fds=(self._listener.fileno(), writing, own),
+                start_new_session=True,  # signals for rank 0's group must not end it before it has answered its clients
+                env={**environment, "TOKENIZERS_PARALLELISM": "false"},
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(writing)
         os.close(own)
         errors.started()
         assert process.stdin is not None
         try:
+            self._settings = self._settings.with_current_keys()
             process.stdin.write(dataclasses.replace(self._settings, heartbeat=writing, log=own).to_json())
             process.stdin.close()
         except OSError as error:

@@ -4,12 +4,13 @@ import dataclasses
 import time
 from typing import Any
 
+from ckdist.serve.accounts import Account
 from ckdist.serve.choice import Choice, Growth, Piece
 from ckdist.serve.encoding import Turns
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.problems import Problem
-from ckdist.serve.requests.prepared import Prepared, unpack_tokens
+from ckdist.serve.requests.prepared import TOKEN_BYTES, Prepared, unpack_tokens
 from ckdist.serve.requests.sampling import for_choice
 from ckdist.serve.scores import score_prompt
 from ckdist.serve.timings import timings_of
@@ -20,11 +21,17 @@ class Run:
     """Submits on entering its `with` block, aborts what is left on leaving it."""
 
     def __init__(
-        self, client: EngineClient, tokenizer: Vocabulary, metrics: Metrics, work: Prepared, max_sequences: int
+        self,
+        client: EngineClient,
+        tokenizer: Vocabulary,
+        metrics: Metrics,
+        work: Prepared,
+        max_sequences: int,
+        account: Account,
     ):
-        self.work, self.max_sequences = work, max_sequences
+        self.work, self.max_sequences, self._account = work, max_sequences, account
         self._client, self._tokenizer, self._metrics = client, tokenizer, metrics
-        self._generation = client.generation()
+        self._generation = client.generation(account)
         self._choices: dict[int, Choice] = {}  # that still grow
         self._heard: set[int] = set()
         self._unseen: dict[int, Growth] = {}  # growth that has tokens and nothing to show, as half a character
@@ -57,12 +64,15 @@ class Run:
             raise Problem(
                 429, f"{self._client.active} sequences run or wait, of at most {self.max_sequences}; try again later"
             )
+        self._account.check_sequences(count)
+        self._account.take_tokens(sum(len(prompt) for prompt in work.prompts) // TOKEN_BYTES)
+        tenant = self._account.tenant(work.cache_salt, work.cache_prompt)
         try:
             for number in range(count):
                 prompt = number // work.n
                 room, sampling = work.max_tokens[prompt], for_choice(work.sampling, number % work.n)
                 sampling = dataclasses.replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
-                self._generation.submit(number, work.prompts[prompt], sampling)
+                self._generation.submit(number, work.prompts[prompt], sampling, tenant)
                 self._choices[number] = Choice(number, self._tokenizer, work)
         except BaseException:
             self.__exit__()
@@ -170,6 +180,7 @@ class Run:
     def _count(self, number: int, tokens: int, message: dict[str, Any]) -> None:
         self._last_at = time.monotonic()
         self._completion_tokens += tokens
+        self._account.count_tokens(tokens)
         self._metrics.generated_tokens.inc(tokens)
         if tokens:
             if number in self._heard_at:

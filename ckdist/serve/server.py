@@ -89,6 +89,8 @@ class HttpServer:
         loop.set_exception_handler(OutOfFiles())
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._count_signal)
+        loop.add_signal_handler(signal.SIGHUP, self._read_keys_again)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})  # rank 0 started this process with it blocked
         self.client.on_state = lambda state: log.info("the engine is %s", state)
         self.client.start()
         beating = asyncio.create_task(Heartbeat(self.settings.heartbeat, lambda: self.service.state == "ready").run())
@@ -106,6 +108,13 @@ class HttpServer:
 
     def _count_signal(self) -> None:
         self.signals += 1
+
+    def _read_keys_again(self) -> None:
+        settings = self.settings.with_current_keys()
+        if settings is not self.settings:
+            self.settings = settings
+            self.service.accounts.replace((*settings.api_keys, *settings.file_keys))
+            log.warning("the API keys were read again: %d in %s", len(settings.file_keys), settings.api_key_file)
 
     async def _watch(self, begun: asyncio.Task[Vocabulary]) -> int:
         """Until there is a reason to end; returns the exit code. `begun` loads the tokenizer."""

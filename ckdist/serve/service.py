@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from ckdist import __version__
 from ckdist.errors import EngineError
+from ckdist.serve.accounts import Account, Accounts
 from ckdist.serve.answer import END_OF_STREAM, EventStream, LongAnswer, while_connected
 from ckdist.serve.body import read_body
 from ckdist.serve.embedding_run import EmbeddingRun
@@ -54,6 +55,7 @@ class Service:
 
     def __init__(self, settings: HttpSettings, client: EngineClient):
         self.settings, self.client = settings, client
+        self.accounts = Accounts((*settings.api_keys, *settings.file_keys), settings.shared_cache)
         self.text = TextWork(settings.model, settings.overrides)
         self.tokenizer: Vocabulary | None = None
         self.draining = False
@@ -106,7 +108,7 @@ class Service:
         settings = self.settings
         name, sizes = settings.model_name, (self.vocab_size, self.context_length)
         scores, encodes = str(self.client.model.get("scores", "")), bool(self.client.model.get("encodes"))
-        return ModelFacts(name, *sizes, settings.strict_fields, scores, encodes)
+        return ModelFacts(name, *sizes, settings.strict_fields, scores, encodes, settings.special_in_text)
 
     @property
     def known_model(self) -> dict[str, Any]:
@@ -146,7 +148,7 @@ class Service:
         assert isinstance(work, EmbeddingWork), f"{kind} asks for no vectors"
         self._report(work.ignored)
         settings = self.settings
-        run = EmbeddingRun(self.client, self.metrics, work, settings.max_sequences)
+        run = EmbeddingRun(self.client, self.metrics, work, settings.max_sequences, self._account(request))
         note_run(run)
         answer = form(run, self.source)
         return await while_connected(request.receive, answer, lambda: run.progress_at, settings.timeout)
@@ -171,7 +173,8 @@ class Service:
         stream.
         """
         tokenizer = self.loaded_tokenizer()  # its process may have ended since the request was prepared
-        run = Run(self.client, tokenizer, self.metrics, prepared, self.settings.max_sequences)
+        account = self._account(request)
+        run = Run(self.client, tokenizer, self.metrics, prepared, self.settings.max_sequences, account)
         note_run(run, self._logged_prompt(tokenizer, prepared) if self.settings.log_prompts else None)
         answer, timeout = form(run, tokenizer, self.source), self.settings.timeout
         if prepared.stream:
@@ -184,6 +187,10 @@ class Service:
         """The beginning of the first prompt as text."""
         decoder = tokenizer.decoder(skip_special=False)
         return "".join(decoder.step(token) for token in unpack_tokens(prepared.prompts[0])[:MAX_PROMPT_TOKENS])
+
+    def _account(self, request: Request) -> Account:
+        """The account whose key the request has."""
+        return request.scope.get("ckdist.account") or self.accounts.anyone
 
     def _report(self, ignored: tuple[str, ...]) -> None:
         """Says of each unknown field once that it is ignored."""

@@ -3,17 +3,17 @@ argv.
 """
 
 import json
-from dataclasses import asdict, dataclass, field
+import logging
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from ckdist.config.serve import ServeConfig
 from ckdist.errors import ConfigError
-from ckdist.text_file import read_text_file
+from ckdist.serve.api_keys import ApiKey, read_key_file
 
 BACKLOG = 4096  # connections that wait to be accepted
 LOG_FORMAT = "%(asctime)s http %(levelname)s: %(message)s"  # of this process and of those that it starts
-MAX_KEYS = 1000
-MAX_KEY_FILE_BYTES = 1 << 18
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,11 @@ class HttpSettings:
     overrides: dict[str, int | float | bool | str] = field(default_factory=dict)  # of the model's metadata
     listener: int
     parent: int
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    api_keys: tuple[ApiKey, ...] = ()  # those that are not in a file
+    file_keys: tuple[ApiKey, ...] = ()  # those of `api_key_file`, which may be read again
+    api_key_file: str | None = None
+    shared_cache: bool = False  # keys do not tell tenants of the prefix cache apart
+    special_in_text: bool = False  # control tokens may stand in the text of messages
     cors_origins: tuple[str, ...] = ()  # whose web pages may use the server
     allowed_hosts: tuple[str, ...] | None = None  # names it answers to; None: any
     parallel: int = 8  # sequences that run at once
@@ -61,25 +65,16 @@ class HttpSettings:
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
         }
+        for name in ("api_keys", "file_keys"):
+            values[name] = tuple(map(ApiKey.from_map, values[name]))
         return cls(**values)
 
-
-def read_api_keys(config: ServeConfig) -> tuple[str, ...]:
-    """The keys of --api-key and --api-key-file; ConfigError when a file cannot be read or holds no key."""
-    keys = [key.strip() for key in (config.api_key or "").split(",")]
-    if config.api_key is not None and not any(keys):
-        raise ConfigError("--api-key is empty; give a key, or leave the flag out")
-    if config.api_key_file is not None:
-        lines = [
-            line.strip()
-            for line in read_text_file(
-                config.api_key_file, f"--api-key-file {config.api_key_file}", MAX_KEY_FILE_BYTES
-            ).splitlines()
-        ]
-        if not any(lines):
-            raise ConfigError(f"--api-key-file ({config.api_key_file}) holds no key; write one per line")
-        keys += lines
-    keys = [key for key in keys if key]
-    if len(keys) > MAX_KEYS:
-        raise ConfigError(f"{len(keys)} API keys were given; at most {MAX_KEYS} are allowed")
-    return tuple(keys)
+    def with_current_keys(self) -> "HttpSettings":
+        """These settings with the keys that their key file has now. A file that is wrong changes nothing."""
+        if self.api_key_file is None:
+            return self
+        try:
+            return replace(self, file_keys=read_key_file(self.api_key_file))
+        except ConfigError as error:
+            log.error("the API keys stay as they were: %s", error)
+            return self

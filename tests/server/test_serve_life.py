@@ -22,11 +22,12 @@ from ckdist.config.serve import ServeConfig
 from ckdist.engine.sampling import SamplingParams
 from ckdist.errors import ConfigError, EngineError, RequestError
 from ckdist.serve import body, heartbeat
+from ckdist.serve.api_keys import ApiKey
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.problems import Problem
 from ckdist.serve.process import HttpProcess, listen
 from ckdist.serve.requests.prepared import pack_tokens
-from ckdist.serve.settings import HttpSettings, read_api_keys
+from ckdist.serve.settings import HttpSettings
 from tests.support.clients import openai
 from tests.support.fake_engine import FakeEngine
 from tests.support.launcher import environment
@@ -469,7 +470,7 @@ def test_the_end_of_an_http_process_is_given_with_its_reason(tmp_path, monkeypat
 def test_an_http_process_that_cannot_be_started_again_ends_the_job(monkeypatch, caplog):
     """What starts in its place ends before it has read its settings, which are more than a pipe holds."""
     with serving() as (_, http):
-        http._settings = dataclasses.replace(http._settings, api_keys=("k" * (1 << 20),))
+        http._settings = dataclasses.replace(http._settings, model="m" * (1 << 20))
         monkeypatch.setattr(sys, "executable", shutil.which("false"))
         os.kill(http.pid, signal.SIGKILL)
         wait_for(lambda: http.poll() == -signal.SIGKILL)
@@ -503,21 +504,10 @@ def test_a_websocket_is_a_request_like_others():
                 assert one.recv(4096).startswith(b"HTTP/1.1 %d " % answer)
 
 
-def test_api_keys_from_a_file(tmp_path):
-    file = tmp_path / "keys"
-    file.write_text("one\n\n two \n")
-    assert read_api_keys(ServeConfig(api_key="zero", api_key_file=str(file))) == ("zero", "one", "two")
-    file.write_text("\n")
-    with pytest.raises(ConfigError, match="holds no key"):
-        read_api_keys(ServeConfig(api_key_file=str(file)))
-    with pytest.raises(ConfigError, match=r"cannot read --api-key-file .*none: No such file"):
-        read_api_keys(ServeConfig(api_key_file=str(tmp_path / "none")))
-    with pytest.raises(ConfigError, match="--api-key is empty"):
-        read_api_keys(ServeConfig(api_key=""))
-
-
 def test_settings_survive_the_way():
-    settings = HttpSettings(endpoint="ipc://x", model="m", model_name="n", listener=3, parent=4, api_keys=("secret",))
+    settings = HttpSettings(
+        endpoint="ipc://x", model="m", model_name="n", listener=3, parent=4, api_keys=(ApiKey("a", "secret"),)
+    )
     assert HttpSettings.from_json(settings.to_json()) == settings
     assert "secret" not in repr(settings)
 
@@ -588,9 +578,3 @@ def test_a_process_that_hears_nothing_is_killed_in_its_time():
         begun = time.monotonic()
         assert http.stop(0.5) == -signal.SIGKILL and time.monotonic() - begun < 20
         assert not _alive(http.pid)
-
-
-def test_too_many_keys(tmp_path):
-    (tmp_path / "keys").write_text("k\n" * 100_000)
-    with pytest.raises(ConfigError, match="100000 API keys were given; at most"):
-        read_api_keys(ServeConfig(api_key_file=str(tmp_path / "keys")))

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckdist.engine.block_pool import ROOT, BlockPool
+from ckdist.engine.block_pool import ONE_TENANT, ROOT, BlockPool
 from ckdist.program.batch import BLOCK_TOKENS
 
 
@@ -75,7 +75,7 @@ def test_counts_add_up_and_parents_outlive_children(actions):
                 references[block] += 1
         assert pool._references == references
         assert pool.available == references.count(0)
-        serials = {0} | {pool._serials[block] for block in pool._shared.values()}
+        serials = {ONE_TENANT} | {pool._serials[block] for block in pool._shared.values()}
         assert all(parent in serials for parent, _ in pool._shared), (
             "a known block whose parent is not known can never be found"
         )

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from ckdist.serve import embedding_run
+from ckdist.serve.accounts import Account
 from ckdist.serve.embedding_run import EmbeddingRun
 from ckdist.serve.engine_client import Generation
 from ckdist.serve.requests.embedding import EmbeddingWork
@@ -21,8 +22,8 @@ class Client:
     def __init__(self):
         self.ids, self.made = map(str, itertools.count()), None
 
-    def generation(self) -> Generation:
-        self.made = Generation(self)
+    def generation(self, account: Account) -> Generation:
+        self.made = Generation(self, account)
         return self.made
 
     def submit(self, generation: Generation, message: dict) -> str:
@@ -50,7 +51,7 @@ def test_a_vector_that_arrives_while_another_is_read_is_waited_for(monkeypatch):
     work = EmbeddingWork([b"first", b"second"], normalise=False)
     count = SimpleNamespace(inc=lambda _: None)
     metrics = SimpleNamespace(prompt_tokens=count, cached_tokens=count)
-    run = EmbeddingRun(client, metrics, work, 4)
+    run = EmbeddingRun(client, metrics, work, 4, Account())
 
     assert (
         asyncio.run(asyncio.wait_for(run.vectors(), 10)).tolist() == [[1.0, 2.0], [3.0, 4.0]] and run.prompt_tokens == 2

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ckdist.errors import RequestError
+from ckdist.serve.requests.cache_use import read_cache_use
 from ckdist.serve.requests.fields import Fields, check_token_ids
 from ckdist.serve.requests.json_body import kind_of
 from ckdist.serve.requests.names import INERT, NEUTRAL
@@ -30,7 +31,7 @@ class EmbeddingWork:
     Of texts that are compared the first `queries` are one side. `best`: how many of the others are wanted, and `texts`
     these as they were given, where the answer holds them. For a cross-encoder each prompt is a pair: `first_texts` has
     how many of its tokens are the first text, `sigmoid` says whether a score is that of what comes out. `plain`: the
-    answer is a list of scores and nothing else.
+    answer is a list of scores and nothing else. `cache_salt`, `cache_prompt`: see `read_cache_use`.
     """
 
     prompts: list[bytes]
@@ -43,6 +44,8 @@ class EmbeddingWork:
     first_texts: tuple[int, ...] = ()
     sigmoid: bool = False
     plain: bool = False
+    cache_salt: str | None = None
+    cache_prompt: bool = True
     ignored: tuple[str, ...] = ()
 
     def to_map(self) -> dict[str, Any]:
@@ -181,6 +184,8 @@ def _pairs(
     limit = fields.integer("truncate_prompt_tokens", 0, -1, 1 << 31)
     cut = facts.context_length if limit == -1 else min(limit, facts.context_length)
     sigmoid = fields.switch(("use_activation", "activation"), True) and facts.scores == "sigmoid"
+    salt, reuse = read_cache_use(fields)
+    more |= {"cache_salt": salt, "cache_prompt": reuse}
     ignored = fields.finish(OF_PROMPTS, INERT, facts.strict_fields)
     known: dict[str, list[int]] = {}  # queries are met again and again
     prompts, first_texts = list[bytes](), list[int]()
@@ -215,6 +220,8 @@ def _work(
     limit = fields.integer("truncate_prompt_tokens", 0, -1, 1 << 31)
     cut = facts.context_length if limit == -1 else min(limit, facts.context_length)
     add_special = fields.switch("add_special_tokens", True)
+    salt, reuse = read_cache_use(fields)
+    more |= {"cache_salt": salt, "cache_prompt": reuse}
     ignored = fields.finish(OF_PROMPTS, INERT, facts.strict_fields)
     prompts = [pack_tokens(_tokens(item, tokenizer, facts, field, cut, add_special)) for item in inputs]
     return EmbeddingWork(prompts, ignored=ignored, **more)

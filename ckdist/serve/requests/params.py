@@ -9,6 +9,7 @@ from typing import Any
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.text import check_stop
 from ckdist.errors import RequestError
+from ckdist.serve.requests.cache_use import read_cache_use
 from ckdist.serve.requests.fields import Fields
 from ckdist.serve.requests.names import INERT, NEUTRAL
 from ckdist.serve.requests.prepared import ModelFacts, Prepared, pack_tokens
@@ -42,6 +43,8 @@ class RequestParams:
     skip_special: bool
     token_ids: bool
     timings_per_token: bool
+    cache_salt: str | None
+    cache_prompt: bool
     ignored: tuple[str, ...]
 
     def prepared(self, prompts: list[list[int]], facts: ModelFacts, field: str, **more: Any) -> Prepared:
@@ -76,6 +79,7 @@ def read_params(
         message = f"min_tokens ({sampling.min_tokens}) is more than the {max_tokens} tokens that the answer may have"
         raise RequestError(message, "min_tokens", "invalid_value")
     stream = fields.switch("stream")
+    cache_salt, cache_prompt = read_cache_use(fields)
     options = Fields(fields.value("stream_options", dict) or {})
     return RequestParams(
         sampling=sampling,
@@ -90,6 +94,8 @@ def read_params(
         skip_special=fields.switch("skip_special_tokens", True),
         token_ids=fields.switch(("return_token_ids", "return_tokens")),
         timings_per_token=fields.switch("timings_per_token"),
+        cache_salt=cache_salt,
+        cache_prompt=cache_prompt,
         ignored=_finish(fields, facts),
     )
 

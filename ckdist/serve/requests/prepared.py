@@ -20,7 +20,8 @@ class ModelFacts:
     """`vocab_size` counts the rows of the embedding (a tokenizer may know fewer tokens); `context_length` is the tokens
     that a prompt and its output may have in all. With `strict_fields` a field that nobody knows is refused. `scores`:
     of a cross-encoder what makes scores of what comes out, sigmoid or identity; "" of any other model. `encodes`: an
-    encoder reads prompts, and what follows is no continuation of them.
+    encoder reads prompts, and what follows is no continuation of them. `special_in_text`: control tokens that stand in
+    the text of messages are such tokens.
     """
 
     name: str
@@ -29,6 +30,7 @@ class ModelFacts:
     strict_fields: bool = False
     scores: str = ""
     encodes: bool = False
+    special_in_text: bool = False
 
     def check_continues(self, what: str) -> None:
         """RequestError where what follows a prompt does not go on with it, which `what` would need."""
@@ -46,7 +48,7 @@ class Prepared:
     `timings_per_token`, `continuous_usage`: what pieces of the answer carry besides their text. `response_fields` are
     the parts of the answer that are wanted, none for all. `ignored` has names of fields that nobody knows. `answer`:
     how a chat's answer is taken apart; None where it is text alone. `echoed`: fields of the request that the answer
-    repeats.
+    repeats. `cache_salt`, `cache_prompt`: see `read_cache_use`.
     """
 
     prompts: list[bytes]
@@ -67,6 +69,8 @@ class Prepared:
     response_fields: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     answer: AnswerForm | None = None
+    cache_salt: str | None = None
+    cache_prompt: bool = True
     echoed: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def prompt_tokens(self, choice: int) -> list[int]:

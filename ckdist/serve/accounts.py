@@ -1,0 +1,133 @@
+"""Accounts: what the clients with keys of one name use, within their limits; and the account that a key belongs to."""
+
+import hashlib
+import hmac
+import math
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+from typing import Any
+
+from ckdist.engine.block_pool import ONE_TENANT
+from ckdist.serve.api_keys import ApiKey, KeyLimits
+from ckdist.serve.problems import Problem
+
+WINDOW_SECONDS = 60
+NO_KEY = "-"  # name of the account of clients without keys
+
+
+class Account:
+    """What the clients of one name use.
+
+    Attributes:
+        root: Tenant of requests without a salt of their own.
+        running: Sequences that the engine has.
+        held: Messages of sequences that wait here until fewer than `max_running` run, by id.
+    """
+
+    def __init__(self, name: str = NO_KEY, root: bytes = ONE_TENANT, limits: KeyLimits | None = None) -> None:
+        self.name, self.root, self.limits = name, root, limits or KeyLimits()
+        self.running = 0
+        self.held: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self._used: deque[tuple[int, int]] = deque()  # (second, tokens) within the last WINDOW_SECONDS
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a further sequence has to wait."""
+        most = self.limits.max_running
+        return most is not None and self.running >= most
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that run or wait."""
+        return self.running + len(self.held)
+
+    def tenant(self, salt: str | None, reuse: bool) -> bytes | None:
+        """The tenant of a request: one for each salt under this account's root; None without reuse of the cache."""
+        if not reuse:
+            return None
+        if salt is None:
+            return self.root
+        return hashlib.blake2b(salt.encode(), key=self.root, digest_size=32, person=b"ckdist salt").digest()
+
+    def check_sequences(self, count: int) -> None:
+        """Problem 400 if `count` sequences can never run or wait at once, 429 if they cannot now."""
+        running, waiting = self.limits.max_running, self.limits.max_waiting
+        if running is None or waiting is None or self.sequences + count <= running + waiting:
+            return
+        most = f"max_running {running} and max_waiting {waiting} of key {self.name!r}"
+        if count > running + waiting:
+            raise Problem(400, f"the request asks for {count} sequences, which exceeds {most}")
+        raise Problem(429, f"{self.sequences} sequences run or wait, and {count} more exceed {most}; try again later")
+
+    def take_tokens(self, count: int) -> None:
+        """Counts a prompt. Problem 400 if it exceeds a minute's tokens, 429 if it exceeds those that are left."""
+        limit = self.limits.tokens_per_minute
+        if limit is None:
+            return
+        if count > limit:
+            raise Problem(400, f"{count} tokens exceed tokens_per_minute {limit} of key {self.name!r}")
+        self._forget()
+        used = sum(tokens for _, tokens in self._used)
+        if used + count > limit:
+            message = f"{used} tokens were used within a minute, and {count} more exceed tokens_per_minute {limit}"
+            wait = self._seconds_until(used + count - limit)
+            raise Problem(429, f"{message} of key {self.name!r}; try again in {wait} s", retry_after=wait)
+        self.count_tokens(count)
+
+    def count_tokens(self, count: int) -> None:
+        """Counts tokens that were generated."""
+        if self.limits.tokens_per_minute is None or not count:
+            return
+        second = int(time.monotonic())
+        if self._used and self._used[-1][0] == second:
+            count += self._used.pop()[1]
+        self._used.append((second, count))
+        self._forget()
+
+    def _forget(self) -> None:
+        while self._used and self._used[0][0] + WINDOW_SECONDS < time.monotonic():
+            self._used.popleft()
+
+    def _seconds_until(self, tokens: int) -> int:
+        """Seconds until so many of the counted tokens are older than a minute."""
+        for second, count in self._used:
+            tokens -= count
+            if tokens <= 0:
+                return max(1, math.ceil(second + WINDOW_SECONDS - time.monotonic()) + 1)
+        return WINDOW_SECONDS
+
+
+class Accounts:
+    """The account of every name. Without keys all clients have one."""
+
+    def __init__(self, keys: Iterable[ApiKey], shared_cache: bool) -> None:
+        """shared_cache: Keys do not tell tenants apart."""
+        self._shared_cache = shared_cache
+        self._by_name: dict[str, Account] = {}
+        self._keys: tuple[tuple[bytes, Account], ...] = ()
+        self.anyone = Account()
+        self.replace(keys)
+
+    @property
+    def ask_for_key(self) -> bool:
+        """Whether clients need a key."""
+        return bool(self._keys)
+
+    def replace(self, keys: Iterable[ApiKey]) -> None:
+        """Takes other keys. A name that stays keeps its account, with its new limits."""
+        known, self._by_name = self._by_name, {}
+        found = []
+        for item in keys:
+            root = ONE_TENANT if self._shared_cache else item.tenant
+            account = self._by_name.get(item.name) or known.get(item.name) or Account(item.name, root)
+            account.limits = item.limits
+            self._by_name[item.name] = account
+            found.append((item.key.encode(), account))
+        self._keys = tuple(found)
+
+    def find(self, given: Iterable[bytes]) -> Account | None:
+        """The account of the first of these keys that is known."""
+        # Every key is compared, and each in constant time, so that the time taken tells nothing about any of them.
+        same = [account for key in given for known, account in self._keys if hmac.compare_digest(key, known)]
+        return same[0] if same else None
