@@ -32,8 +32,7 @@ def question(name: str) -> str:
 
 def answer(model: str, adapter: pathlib.Path | None) -> str:
     with ckdist.LLM(model, lora=adapter and str(adapter), ctx_size=256) as llm:
-        prompt = llm.tokenizer.chat_template.render([{"role": "user", "content": question(ASKED)}])
-        ids = llm.tokenizer.encode(prompt, add_special=False)
+        ids = llm.tokenizer.chat_tokens([{"role": "user", "content": question(ASKED)}])
         return llm.generate([ids], ckdist.SamplingParams(max_tokens=24, temperature=0))[0].text.strip()
 
 

@@ -17,12 +17,10 @@ class EngineChat:
     def __init__(self, llm: LLM, config: ChatConfig, name: str) -> None:
         self.name = name
         self._llm, self._config, self._sampling = llm, config, sampling_of(config)
-        template = llm.tokenizer.chat_template
-        if template is None:
+        if llm.tokenizer.chat_template is None:
             raise ConfigError(f"{name} has no chat template: use ckdist generate, or a model that chats")
-        self._template = template
 
     def answers(self, messages: Sequence[Mapping[str, str]]) -> Iterator[str]:
         """The next answer, piece by piece. RequestError where the chat is longer than the context."""
-        prompt = self._llm.tokenizer.encode(self._template.render(messages), add_special=False)
+        prompt = self._llm.tokenizer.chat_tokens(messages, self._config.special_tokens_in_text)
         yield from self._llm.stream(prompt, self._sampling, stop=self._config.stop)

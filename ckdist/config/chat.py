@@ -23,12 +23,18 @@ class ChatConfig(SamplingConfig):
         None, "--api-key", metavar="KEY", secret=True, help="key that the server of --url wants"
     )
 
+    special_tokens_in_text: bool = option(
+        False, "--special-tokens-in-text", help="let control tokens stand in the text of messages; not with --url"
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.url is not None and not re.fullmatch(r"https?://[^/\s]+(/\S*)?", self.url):
             raise ConfigError(f"--url ({self.url}) must be http://HOST:PORT or https://HOST:PORT")
         if self.url is not None and self.model is not None:
             raise ConfigError("--url and --model were both given: a server has its own model, so leave one of them out")
+        if self.url is not None and self.special_tokens_in_text:
+            raise ConfigError("--special-tokens-in-text is a flag of the server at --url; leave it out here")
 
     @property
     def runs_model(self) -> bool:

@@ -1,6 +1,6 @@
 """What the engine asks of the parts that it brings together: an executable, a sampler, a tokenizer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -113,6 +113,10 @@ class TextTokenizer(Protocol):
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """The token ids of a text, with BOS and the like where `add_special` says so."""
+        ...
+
+    def chat_tokens(self, messages: Sequence[Mapping[str, object]], special_in_text: bool = False) -> list[int]:
+        """The token ids of a chat, in whose messages control tokens are text unless `special_in_text`."""
         ...
 
     def decoder(self) -> TextDecoder:

@@ -6,11 +6,14 @@ import time
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import TypeVar
 
 FREE_FAILURES = 5
 MAX_SECONDS = 60
 FORGET_SECONDS = 600.0
 MAX_ENTRIES = 4096  # of addresses, and of their accepted keys; the least recently used give way
+
+Value = TypeVar("Value")
 
 
 @dataclass
@@ -59,7 +62,7 @@ class FailedKeys:
         return (network(host), name) in self._accepted
 
 
-def _keep(entries: OrderedDict[Hashable, object], key: Hashable, value: object) -> None:
+def _keep(entries: OrderedDict[Hashable, Value], key: Hashable, value: Value) -> None:
     entries[key] = value
     if len(entries) > MAX_ENTRIES:
         entries.popitem(last=False)

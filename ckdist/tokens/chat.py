@@ -1,19 +1,19 @@
 """Chat templates: the jinja2 programs in model files that write a list of messages as one prompt.
 
-The text that comes out is encoded with special tokens parsed and without adding any (`encode(text,
-add_special=False)`), as transformers and llama-server do: the template puts its control tokens, BOS included, itself.
-It follows that a user who writes a control token's text in a message gets that control token; a server that must not
-allow it refuses such text before it renders.
+The text that comes out is encoded with special tokens parsed and without adding any, as transformers and llama-server
+do: the template puts its control tokens, BOS included, itself. A control token's text in a message is no such token:
+`prompt` says where such text stands. `render` gives the text alone.
 """
 
 import functools
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ckdist.errors import ModelFileError, RequestError
+from ckdist.tokens.control_text import ControlText, RenderedChat, new_mark
 from ckdist.tokens.harmony import adapted, described, is_harmony
 from ckdist.tokens.tool_format import HERMES, ToolFormat, find_tool_format
 from ckdist.tokens.traits import Message, Traits, adapt, find_traits, joined_text
@@ -26,6 +26,13 @@ if TYPE_CHECKING:  # who renders no chat loads no jinja2
 
 MAX_TEMPLATE = 256 << 10  # characters
 MAX_OUTPUT = 16 << 20  # characters
+THOUGHTS = (  # marks around reasoning, as models write it
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<thinking>", "</thinking>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
 END = "ckdistFinalMessageEndsHere"  # put behind a message that is continued, to find its end in the prompt
 
 CHATML = (
@@ -66,17 +73,23 @@ class ChatTemplate:
         self._tool_formats: dict[str, ToolFormat] = {}
         self._refused: dict[str, str] = {}  # by name, why a template is not used
 
-    def render(
+    def render(self, messages: Sequence[Mapping[str, object]], **options: Any) -> str:
+        """The text of `prompt`."""
+        return self.prompt(None, messages, **options).text
+
+    def prompt(
         self,
+        control: ControlText | None,
+        /,
         messages: Sequence[Mapping[str, object]],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, object]] | None = None,
         template: str | None = None,
         continue_final_message: bool | None = None,
         **variables: object,
-    ) -> str:
+    ) -> RenderedChat:
         """The prompt for `messages`, each with a `role` and a `content` of text or of text parts, in OpenAI's form (see
-        `traits`).
+        `traits`). `control`: control tokens that are text in what the messages, tools and variables say.
 
         `template` names one of several; without it, tools choose `tool_use` where there is one. `variables`
         (enable_thinking and the like) reach the template as they are. A last message of the assistant is continued: the
@@ -100,9 +113,17 @@ class ChatTemplate:
         tools = list(tools) if tools else None
         if is_harmony(self.sources[name]):
             messages, tools = adapted(messages), described(tools) if tools else None
-        if continues and by_assistant and not messages[-1].get("tool_calls"):
-            return self._continued(name, messages, tools, variables)
-        return self._render(name, messages, add_generation_prompt, tools, variables)
+        continues = continues and by_assistant and not messages[-1].get("tool_calls")
+
+        def rendered(messages: list[Any], tools: list[Any] | None, variables: dict[str, Any]) -> str:
+            """The text, with the marks of what it is made of."""
+            if continues:
+                return self._continued(name, messages, tools, variables)
+            return self._render(name, messages, add_generation_prompt, tools, variables)
+
+        if control is None:
+            return RenderedChat(rendered(messages, tools, variables))
+        return self._with_literal_text(control, name, rendered, (messages, tools, variables))
 
     def traits(self, name: str = "default") -> Traits:
         """What template `name` can take."""
@@ -147,6 +168,28 @@ class ChatTemplate:
         else:
             self._traits[name] = traits
             self._compile(name)
+
+    def _with_literal_text(
+        self,
+        control: ControlText,
+        name: str,
+        rendered: Callable[[list[Any], list[Any] | None, dict[str, Any]], str],
+        given: tuple[list[Any], list[Any] | None, dict[str, Any]],
+    ) -> RenderedChat:
+        """The prompt, and where the text of `given` reads as a control token. A template takes the marks around the
+        assistant's own reasoning out of its text: these stay.
+        """
+        messages, tools, variables = given
+        source = self.sources[name]
+        own = frozenset(mark for marks in THOUGHTS for mark in marks if mark in source)
+        kept = [own if message["role"] == "assistant" else () for message in messages]
+        pairs = list(zip(messages, kept, strict=True))
+        if not (any(control.needs_mark(*pair) for pair in pairs) or control.needs_mark([tools, variables])):
+            return RenderedChat(rendered(*given))
+        mark = new_mark(given, (source, *self.special_tokens.values()))
+        marked = [control.marked(message, mark, own) for message, own in pairs]
+        options = {key: control.marked(value, mark) for key, value in variables.items()}
+        return control.without_marks(rendered(marked, control.marked(tools, mark), options), mark)
 
     def _continued(self, name: str, messages: list[Any], tools: list[Any] | None, variables: dict[str, Any]) -> str:
         """The prompt up to the end of the last message's own text."""

@@ -3,14 +3,18 @@
 Where it comes from is not its business: `folder` and `gguf` build it.
 """
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import tokenizers
 
 from ckdist.errors import RequestError
 from ckdist.tokens.chat import ChatTemplate
+from ckdist.tokens.control_text import ControlText
 from ckdist.tokens.density import most_bytes_per_token
+from ckdist.tokens.literal_text import LiteralText
 from ckdist.tokens.vocabulary import Vocabulary
 
 
@@ -32,18 +36,29 @@ class Tokenizer(Vocabulary):
         """No text has fewer tokens than its bytes divided by this; None where that cannot be said."""
         return most_bytes_per_token(self.backend, self.pieces)
 
-    def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
+    def encode(
+        self,
+        text: str,
+        add_special: bool = True,
+        parse_special: bool = True,
+        literal: Collection[tuple[int, int]] = (),
+    ) -> list[int]:
         """The ids of `text`; with `add_special` the model's own BOS and EOS rules apply.
 
         With `parse_special` control tokens that stand in the text as text become those tokens, as in transformers and
         llama-server: that is how a rendered chat template becomes control tokens. Without it they are plain text, which
-        nobody can use to end a turn; tokens that are user-defined and not control are found either way. A BOS that the
-        text begins with already is not doubled. Raises RequestError for text that is not Unicode (lone surrogates).
+        nobody can use to end a turn; tokens that are user-defined and not control are found either way. `literal`: spans of
+        the text in which it is so (see `RenderedChat`). A BOS that the text begins with already is not doubled. Raises
+        RequestError for text that is not Unicode (lone surrogates).
         """
-        backend = self.backend if parse_special else self._plain
         try:
-            # A batch, since only that releases the GIL; `fast` keeps no offsets.
-            ids = backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+            if literal or not parse_special:
+                ids = self._literal.encode(text, literal if parse_special else None)
+            else:
+                # A batch, since only that releases the GIL; `fast` keeps no offsets.
+                ids = self.backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        except RequestError:
+            raise
         except (UnicodeEncodeError, TypeError):
             raise RequestError(
                 "the text is not valid Unicode: it has bytes or escapes that are no characters"
@@ -57,20 +72,30 @@ class Tokenizer(Vocabulary):
         prefix = () if self.prefix and self.prefix == tuple(ids[: len(self.prefix)]) else self.prefix
         return [*prefix, *ids, *self.suffix]
 
+    def chat_tokens(
+        self, messages: Sequence[Mapping[str, object]], special_in_text: bool = False, **options: Any
+    ) -> list[int]:
+        """The ids of a chat, as the model's template writes it. The text of messages makes no control tokens.
+
+        `special_in_text`: It does. `options` are those of `ChatTemplate.prompt`. Raises RequestError if the model has no
+        template, or that refuses the messages.
+        """
+        if self.chat_template is None:
+            raise RequestError("the model has no chat template")
+        chat = self.chat_template.prompt(None if special_in_text else self.control_text, messages, **options)
+        return self.encode(chat.text, add_special=False, literal=chat.literal)
+
     def pair(self, first: list[int], second: list[int]) -> tuple[list[int], int]:
         """The ids of two texts that are read together, by the ids of each; and of how many the first is."""
         begin = [*self.prefix, *first, *self.middle]
         return [*begin, *second, *self.suffix], len(begin)
 
     @cached_property
-    def _plain(self) -> tokenizers.Tokenizer:
-        """`backend`, sharing its vocabulary, as one that takes control tokens in a text for plain text."""
-        plain = tokenizers.Tokenizer(self.backend.model)
-        if self.backend.normalizer is not None:
-            plain.normalizer = self.backend.normalizer
-        if self.backend.pre_tokenizer is not None:
-            plain.pre_tokenizer = self.backend.pre_tokenizer
-        added = self.backend.get_added_tokens_decoder()
-        plain.add_tokens([added[token_id] for token_id in sorted(added)])
-        plain.encode_special_tokens = True
-        return plain
+    def control_text(self) -> ControlText:
+        """The texts of the control tokens."""
+        added = self.backend.get_added_tokens_decoder().values()
+        return ControlText(token.content for token in added if token.special)
+
+    @cached_property
+    def _literal(self) -> LiteralText:
+        return LiteralText(self.backend)

@@ -77,7 +77,8 @@ def _load(model: str, overrides: dict[str, Any], limits: Limits) -> tuple[bytes,
     try:
         tokenizer = tokenizer_of(model, overrides)
         probe(tokenizer, model)
-        _ = tokenizer.most_bytes_per_token  # kept for the workers
+        # Kept for the workers.
+        _ = tokenizer.most_bytes_per_token, tokenizer.control_text, tokenizer.encode("", parse_special=False)
         return frames.packed({"vocabulary": tokenizer.to_bytes()}), tokenizer
     except UserError as error:
         return frames.packed({"refused": str(error)}), None

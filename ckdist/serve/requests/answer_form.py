@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ckdist.serve.parsers.form import AnswerForm
 from ckdist.serve.requests.tools import Tools
-from ckdist.tokens.chat import ChatTemplate
+from ckdist.tokens.chat import THOUGHTS, ChatTemplate
 from ckdist.tokens.grammar import check_grammar, quoted
 from ckdist.tokens.harmony import CHANNEL, END, MARKS, MESSAGE, begun, is_harmony
 from ckdist.tokens.harmony_grammar import harmony_grammar
@@ -27,13 +27,6 @@ NAMED = {
         "<|tool_calls_section_end|>",
     ),
 }
-THOUGHTS = (
-    ("<think>", "</think>"),
-    ("[THINK]", "[/THINK]"),
-    ("<seed:think>", "</seed:think>"),
-    ("<thinking>", "</thinking>"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-)
 
 
 def answer_form(tokenizer: Tokenizer, prompt: str, tools: Tools, split_reasoning: bool) -> AnswerForm | None:

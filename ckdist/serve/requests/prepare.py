@@ -15,8 +15,9 @@ from ckdist.serve.requests.infill import infill_tokens, read_gap
 from ckdist.serve.requests.json_body import parse_object
 from ckdist.serve.requests.llama_completion import parse_llama_completion
 from ckdist.serve.requests.prepared import ModelFacts, Prepared
-from ckdist.serve.requests.prompt import render_chat, tokenise
+from ckdist.serve.requests.prompt import render_chat, tokenise_chat
 from ckdist.serve.requests.tokens import detokenize, tokenize, tokenizer_facts
+from ckdist.tokens.control_text import RenderedChat
 from ckdist.tokens.tokenizer import Tokenizer
 
 
@@ -30,9 +31,9 @@ def prepare(
 def chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
     """A body of /v1/chat/completions, ready for the engine."""
     request = parse_chat(body, tokenizer, facts)
-    text = _rendered(request, tokenizer)
-    tokens = tokenise(tokenizer, text, request.add_special_tokens, facts, "messages")
-    form = answer_form(tokenizer, text, request.tools, request.split_reasoning)
+    rendered = _rendered(request, tokenizer, facts)
+    tokens = tokenise_chat(tokenizer, rendered, request.add_special_tokens, facts)
+    form = answer_form(tokenizer, rendered.text, request.tools, request.split_reasoning)
     sampling = request.params.sampling
     grammar = answer_grammar(tokenizer, form, request.tools, sampling.grammar)
     params = replace(request.params, sampling=replace(sampling, grammar=grammar))
@@ -47,8 +48,8 @@ def messages(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> P
 def count_tokens(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
     """How many tokens the prompt of such a body has."""
     request = parse_chat(anthropic.to_chat(body, needs_max_tokens=False), tokenizer, facts)
-    text = _rendered(request, tokenizer)
-    return {"input_tokens": len(tokenise(tokenizer, text, request.add_special_tokens, facts, "messages"))}
+    rendered = _rendered(request, tokenizer, facts)
+    return {"input_tokens": len(tokenise_chat(tokenizer, rendered, request.add_special_tokens, facts))}
 
 
 def response(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
@@ -85,13 +86,12 @@ def infill(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Pre
 
 def apply_template(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
     """llama-server's /apply-template: the chat as the text that the model would continue."""
-    return {"prompt": _rendered(parse_chat(body, tokenizer, facts), tokenizer)}
+    return {"prompt": _rendered(parse_chat(body, tokenizer, facts), tokenizer, facts).text}
 
 
-def _rendered(request: ChatRequest, tokenizer: Tokenizer) -> str:
-    return render_chat(
-        tokenizer, request.messages, request.add_generation_prompt, request.template_kwargs, request.tools.given
-    )
+def _rendered(request: ChatRequest, tokenizer: Tokenizer, facts: ModelFacts) -> RenderedChat:
+    options = request.add_generation_prompt, request.template_kwargs, request.tools.given
+    return render_chat(tokenizer, request.messages, *options, facts)
 
 
 KINDS: dict[str, Callable[[dict[str, Any], Tokenizer, ModelFacts], Prepared | EmbeddingWork | dict[str, Any]]] = {

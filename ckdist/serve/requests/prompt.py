@@ -5,6 +5,7 @@ from typing import Any
 
 from ckdist.errors import RequestError
 from ckdist.serve.requests.prepared import ModelFacts
+from ckdist.tokens.control_text import RenderedChat
 from ckdist.tokens.tokenizer import Tokenizer
 
 
@@ -13,20 +14,29 @@ def render_chat(
     messages: list[dict[str, Any]],
     add_generation_prompt: bool,
     kwargs: dict[str, Any],
-    tools: Sequence[dict[str, Any]] = (),
-) -> str:
+    tools: Sequence[dict[str, Any]],
+    facts: ModelFacts,
+) -> RenderedChat:
     """A chat as text; the tokenizer has a template (see `with_template`). RequestError when the template refuses."""
     template = tokenizer.chat_template
     assert template is not None, "with_template gives every served model one"
-    return template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools, **kwargs)
+    control = None if facts.special_in_text else tokenizer.control_text
+    return template.prompt(control, messages, add_generation_prompt=add_generation_prompt, tools=tools, **kwargs)
 
 
 def tokenise(tokenizer: Tokenizer, text: str, add_special: bool, facts: ModelFacts, field: str) -> list[int]:
     """The ids of `text`. RequestError, without any work, for one that has more bytes than any text that fits the
     context.
     """
-    check_length(tokenizer, text, facts, field)
-    return tokenizer.encode(text, add_special=add_special)
+    return tokenise_chat(tokenizer, RenderedChat(text), add_special, facts, field)
+
+
+def tokenise_chat(
+    tokenizer: Tokenizer, chat: RenderedChat, add_special: bool, facts: ModelFacts, field: str = "messages"
+) -> list[int]:
+    """The ids of a chat. RequestError as of `tokenise`."""
+    check_length(tokenizer, chat.text, facts, field)
+    return tokenizer.encode(chat.text, add_special=add_special, literal=chat.literal)
 
 
 def check_length(tokenizer: Tokenizer, text: str, facts: ModelFacts, field: str) -> None:

@@ -29,19 +29,18 @@ def tokenize(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> d
         raise RequestError(message, "content", "missing_required_parameter")
     if is_chat:
         request = parse_chat({name: body[name] for name in body if name not in TOKENIZE_NAMES}, tokenizer, facts)
-        text = render_chat(
-            tokenizer, request.messages, request.add_generation_prompt, request.template_kwargs, request.tools.given
-        )
+        options = request.add_generation_prompt, request.template_kwargs, request.tools.given
+        text, literal = render_chat(tokenizer, request.messages, *options, facts)
     else:
         fields.finish(NEUTRAL, INERT, facts.strict_fields)
-        text = content if content is not None else prompt or ""
+        text, literal = content if content is not None else prompt or "", ()
     if (with_pieces or with_texts) and len(text) > MAX_CHARACTERS_IN_PIECES:
         raise RequestError(
             f"the text has {len(text)} characters, and with_pieces and return_token_strs take at most "
             f"{MAX_CHARACTERS_IN_PIECES}: send it in parts, or leave them out",
             "with_pieces" if with_pieces else "return_token_strs",
         )
-    tokens = tokenizer.encode(text, add_special=add_special, parse_special=parse_special)
+    tokens = tokenizer.encode(text, add_special, parse_special, literal)
     answer: dict[str, Any] = {"tokens": tokens}
     if with_pieces:
         pieces = {token: {"id": token, "piece": _piece(tokenizer, token)} for token in set(tokens)}

@@ -1,0 +1,123 @@
+"""Control tokens that stand as text in messages: marked before a template renders them, and found in its prompt.
+
+A template is a program: it trims, splits, joins and compares the text of messages. So the text gets marks that such
+programs carry along: one character, which occurs nowhere else, inside every text of a control token. Parts of such a
+text at the ends of a string get a mark too, since a template may join them with others. The marks are taken out of the
+prompt; a control token's text that had one inside is text, and all others are the template's own tokens.
+"""
+
+import json
+import os
+import random
+import re
+from bisect import bisect_right
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple
+
+from ckdist.errors import RequestError
+
+MARKS = range(0x20000, 0x2A6D0)  # CJK extension B: letters, which no filter of a template changes
+DRAWS = 64
+SYMBOL = re.compile(r"[^\w\s]")
+
+
+class RenderedChat(NamedTuple):
+    """A prompt, and the spans of it that read as control tokens and are text."""
+
+    text: str
+    literal: tuple[tuple[int, int], ...] = ()
+
+
+class ControlText:
+    """The texts of a vocabulary's control tokens. Texts of one character and of spaces are left out."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        self.texts = frozenset(text for text in texts if len(text) > 1 and not text.isspace())
+        self._longest = max(map(len, self.texts), default=0)
+        pattern = pattern_of(self.texts)
+        self._first, self._every = re.compile(pattern), re.compile(f"(?=({pattern}))")
+        # Parts of words are left out: they are everywhere, and templates compare them.
+        cuts = [(text, cut) for text in self.texts for cut in range(1, len(text))]
+        self._heads = frozenset(text[:cut] for text, cut in cuts if SYMBOL.search(text, 0, cut))
+        self._tails = frozenset(text[cut:] for text, cut in cuts if SYMBOL.search(text, cut))
+        self._all = "\n".join(self.texts)
+
+    def needs_mark(self, value: Any, kept: Collection[str] = ()) -> bool:
+        """Whether a string in `value` (of JSON's types) needs a mark. Texts in `kept` need none."""
+        return bool(self.texts) and any(self._positions(text, kept) for text in strings(value))
+
+    def marked(self, value: Any, mark: str, kept: Collection[str] = ()) -> Any:
+        """`value` with marks in its strings, keys of maps included."""
+        if isinstance(value, str):
+            cuts = [0, *self._positions(value, kept), len(value)]
+            return mark.join(value[begin:end] for begin, end in pairwise(cuts))
+        if isinstance(value, Mapping):
+            return {self.marked(key, mark, kept): self.marked(item, mark, kept) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self.marked(item, mark, kept) for item in value]
+        return value
+
+    def without_marks(self, prompt: str, mark: str) -> RenderedChat:
+        """The prompt, and the spans that had a mark inside."""
+        parts = prompt.replace(_escaped(mark), mark).split(mark)
+        text, marks = "".join(parts), list(accumulate(map(len, parts)))[:-1]
+        spans = [(found.start(), found.end(1)) for found in self._every.finditer(text)] if marks else []
+        inside = lambda span: bisect_right(marks, span[0]) < bisect_right(marks, span[1] - 1)
+        return RenderedChat(text, tuple(filter(inside, spans)))
+
+    def _positions(self, text: str, kept: Collection[str]) -> list[int]:
+        """Where the marks of a string belong."""
+        found, size, most = set[int](), len(text), self._longest
+        if self._first.search(text):
+            found.update(match.start() + 1 for match in self._every.finditer(text) if match[1] not in kept)
+        head, tail = text[: most - 1], text[-most + 1 :]
+        if SYMBOL.search(tail):
+            found.update(size - n + 1 for n in range(1, len(tail) + 1) if tail[-n:] in self._heads)
+        if SYMBOL.search(head):
+            found.update(n - 1 for n in range(1, len(head) + 1) if head[:n] in self._tails)
+            if size < most and text in self._all:
+                found.add(size // 2)
+        return sorted(found)
+
+
+def new_mark(values: Iterable[Any], texts: Iterable[str]) -> str:
+    """A character that stands nowhere in `values` and `texts`. RequestError if their author has written them all."""
+    there = [*(text for value in values for text in strings(value)), *texts]
+    for _ in range(DRAWS):
+        mark = chr(random.choice(MARKS))
+        if not any(mark in text or _escaped(mark) in text for text in there):
+            return mark
+    raise RequestError("the messages have too many different characters; send fewer", "messages")
+
+
+def strings(value: Any) -> Iterator[str]:
+    """All strings in `value`, keys of maps included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from strings(key)
+            yield from strings(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from strings(item)
+
+
+def pattern_of(texts: Iterable[str]) -> str:
+    """A regular expression of the longest of `texts` at a position, as a trie: thousands of texts cost like a few."""
+    texts = set(texts)
+    if not texts:
+        return r"(?!)"
+    common = os.path.commonprefix(list(texts))  # noqa: RUF071 - of texts, not of paths
+    rest = {text[len(common) :] for text in texts}
+    firsts = sorted({text[0] for text in rest if text})
+    branches = [pattern_of(text for text in rest if text[:1] == first) for first in firsts]
+    if not branches:
+        return re.escape(common)
+    return f"{re.escape(common)}(?:{'|'.join(branches)}){'?' if '' in rest else ''}"
+
+
+def _escaped(mark: str) -> str:
+    """The mark as JSON in ASCII has it."""
+    return json.dumps(mark)[1:-1]
