@@ -35,6 +35,7 @@ HEAD = "<!-- Written by docs/reference.py from the code. -->\n\n"
 READERS = {"_schema": "object, string", "_text": "string", "_choices": "list", "_tools": "list"}
 # Variables of the environment that the code reads; a test holds these against the code.
 VARIABLES = {
+    "CKDIST_API_KEY": "keys that clients of `ckdist serve` must send, separated by commas, if there is no `--api-key`",
     "CKDIST_CONNECTIONS": "set by `ckdist launch`: the sockets that a rank has inherited",
     "CKDIST_DRAINED": "set by `launch/drained`, under which SIGTERM to mpirun drains",
     "CKDIST_INTERFACE": "network interface that carries the ranks, by its name, where a host has several",

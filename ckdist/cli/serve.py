@@ -131,6 +131,20 @@ def work(config: ServeConfig, world: World) -> int:
     return 0
 
 
+def handle_signals(config: ServeConfig, http: HttpProcess, coordinator: Coordinator) -> None:
+    """From now on a signal drains the server, and with a key file SIGHUP reads that again."""
+
+    def drain(*_: object) -> None:
+        """Refuses new requests, and ends when those that run are done."""
+        http.drain()
+        coordinator.request_drain()
+
+    for number in DRAIN_SIGNALS:
+        signal.signal(number, drain)
+    if config.api_key_file is not None:
+        signal.signal(signal.SIGHUP, lambda *_: http.read_keys_again())
+
+
 def run(config: ServeConfig) -> int:
     """Serves until it is told to end; 0. EngineError where the HTTP process has failed."""
     started_by = launcher()
@@ -150,16 +164,7 @@ def run(config: ServeConfig) -> int:
         held.callback(http.stop)
         if line := open_line(config, listener):
             log.warning("%s", line)
-
-        def drain(*_: object) -> None:
-            """Refuses new requests, and ends when those that run are done."""
-            http.drain()
-            coordinator.request_drain()
-
-        for number in DRAIN_SIGNALS:
-            signal.signal(number, drain)
-        if config.api_key_file is not None:
-            signal.signal(signal.SIGHUP, lambda *_: http.read_keys_again())
+        handle_signals(config, http, coordinator)
         model = load_model(config, world, progress=True, embeddings=True)
         with dismissing(model, world):
             engine, tokenizer = make_engine(model, config.max_queue + config.parallel)

@@ -24,7 +24,7 @@ class ServeConfig(EngineConfig):
         "--api-key",
         metavar="KEY",
         secret=True,
-        help="key that clients must send; several are separated by commas; others on this host see it: use CKDIST_API_KEY",
+        help="key that clients must send; several are separated by commas; ps shows it: better use CKDIST_API_KEY",
     )
     api_key_file: str | None = option(
         None,

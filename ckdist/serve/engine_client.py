@@ -49,7 +49,8 @@ class Generation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number in list(self._ids.values()):
+        # The last ones first: they may wait for places that the first ones give up.
+        for number in reversed(list(self._ids.values())):
             self.abort(number)
 
     @property
@@ -256,7 +257,7 @@ class EngineClient:
         self._end(sequence_id)
 
     def _end(self, sequence_id: str) -> Generation | None:
-        """Forgets a sequence, and starts the next one that its account holds. Returns its generation, if there is one."""
+        """Forgets a sequence, and starts the next one that its account holds. Returns its generation, if any."""
         generation = self._generations.pop(sequence_id, None)
         if generation is None:
             return None

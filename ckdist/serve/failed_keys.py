@@ -28,8 +28,8 @@ class Failures:
 class FailedKeys:
     """Memory of failures.
 
-    A key that an address used before is accepted while the address has to wait: whoever shares an address with an
-    attacker, as behind a proxy, is not locked out.
+    A key that an address used before is accepted while the address has to wait: clients that share an address with an
+    attacker, as behind a proxy, are not locked out.
     """
 
     def __init__(self) -> None:

@@ -38,9 +38,9 @@ class ControlText:
         pattern = pattern_of(self.texts)
         self._first, self._every = re.compile(pattern), re.compile(f"(?=({pattern}))")
         # Parts of words are left out: they are everywhere, and templates compare them.
-        cuts = [(text, cut) for text in self.texts for cut in range(1, len(text))]
-        self._heads = frozenset(text[:cut] for text, cut in cuts if SYMBOL.search(text, 0, cut))
-        self._tails = frozenset(text[cut:] for text, cut in cuts if SYMBOL.search(text, cut))
+        symbols = [(text, [found.end() for found in SYMBOL.finditer(text)]) for text in self.texts]
+        self._heads = frozenset(text[:cut] for text, at in symbols if at for cut in range(at[0], len(text)))
+        self._tails = frozenset(text[cut:] for text, at in symbols if at for cut in range(1, at[-1]))
         self._all = "\n".join(self.texts)
 
     def needs_mark(self, value: Any, kept: Collection[str] = ()) -> bool:

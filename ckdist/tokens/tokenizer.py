@@ -47,9 +47,9 @@ class Tokenizer(Vocabulary):
 
         With `parse_special` control tokens that stand in the text as text become those tokens, as in transformers and
         llama-server: that is how a rendered chat template becomes control tokens. Without it they are plain text, which
-        nobody can use to end a turn; tokens that are user-defined and not control are found either way. `literal`: spans of
-        the text in which it is so (see `RenderedChat`). A BOS that the text begins with already is not doubled. Raises
-        RequestError for text that is not Unicode (lone surrogates).
+        nobody can use to end a turn; tokens that are user-defined and not control are found either way. `literal`:
+        spans of the text in which it is so (see `RenderedChat`). A BOS that the text begins with already is not
+        doubled. Raises RequestError for text that is not Unicode (lone surrogates).
         """
         try:
             if literal or not parse_special:
@@ -77,8 +77,8 @@ class Tokenizer(Vocabulary):
     ) -> list[int]:
         """The ids of a chat, as the model's template writes it. The text of messages makes no control tokens.
 
-        `special_in_text`: It does. `options` are those of `ChatTemplate.prompt`. Raises RequestError if the model has no
-        template, or that refuses the messages.
+        `special_in_text`: It does. `options` are those of `ChatTemplate.prompt`. Raises RequestError if the model has
+        no template, or that refuses the messages.
         """
         if self.chat_template is None:
             raise RequestError("the model has no chat template")
