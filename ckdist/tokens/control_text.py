@@ -42,6 +42,7 @@ class ControlText:
         self._heads = frozenset(text[:cut] for text, at in symbols if at for cut in range(at[0], len(text)))
         self._tails = frozenset(text[cut:] for text, at in symbols if at for cut in range(1, at[-1]))
         self._all = "\n".join(self.texts)
+        self._have_symbols = all(SYMBOL.search(text) for text in self.texts)
 
     def needs_mark(self, value: Any, kept: Collection[str] = ()) -> bool:
         """Whether a string in `value` (of JSON's types) needs a mark. Texts in `kept` need none."""
@@ -68,6 +69,8 @@ class ControlText:
 
     def _positions(self, text: str, kept: Collection[str]) -> list[int]:
         """Where the marks of a string belong."""
+        if self._have_symbols and not SYMBOL.search(text):
+            return []
         found, size, most = set[int](), len(text), self._longest
         if self._first.search(text):
             found.update(match.start() + 1 for match in self._every.finditer(text) if match[1] not in kept)
