@@ -16,7 +16,7 @@ USER = lambda text: [{"role": "user", "content": text}]
 
 @pytest.fixture(scope="module")
 def served():
-    with serving({"context_length": 4096}, TEMPLATE, parallel=4, max_queue=8) as pair:
+    with serving({"context_length": 4096}, TEMPLATE, parallel=4, max_queue=8, special_tokens_in_text=True) as pair:
         yield pair
 
 

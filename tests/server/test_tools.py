@@ -30,7 +30,7 @@ ANSWER = f"<think>Hm.</think>\nLet me see.\n{CALL}\n{CALL}"
 
 @pytest.fixture(scope="module")
 def served():
-    with serving({"context_length": 4096}, TEMPLATE, parallel=4, max_queue=8) as pair:
+    with serving({"context_length": 4096}, TEMPLATE, parallel=4, max_queue=8, special_tokens_in_text=True) as pair:
         yield pair
 
 
