@@ -97,6 +97,19 @@ def client(server):
     return openai.OpenAI(base_url=server.url + "/v1", api_key="none")
 
 
+def test_a_salt_finds_its_own_prompts_alone(server):
+    """A prompt of 80 tokens, whole blocks of which are found again by the salt that left them."""
+
+    def cached(**fields):
+        body = {"prompt": [5, 6, 7, 8] * 20, "max_tokens": 1, **fields}
+        usage = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"]
+
+    salted = [cached(cache_salt=salt) for salt in "abab"]
+    assert salted == [0, 0, 64, 64] and cached() == 0 and cached() == 64
+    assert cached(cache_prompt=False) == 0 and cached(cache_salt="a", cache_prompt=False) == 0
+
+
 def complete(client, prompt: str, **more) -> str:
     return client.completions.create(model="any", prompt=prompt, max_tokens=24, temperature=0, **more).choices[0].text
 

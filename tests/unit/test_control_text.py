@@ -31,7 +31,8 @@ TEMPLATES = {
     if name.isupper() and isinstance(source, str)
 } | {"chatml": CHATML, "harmony": HARMONY, "roles": TEMPLATE}
 MARK_TEXTS = """<|im_start|> <|im_end|> <|start|> <|end|> <|end_header|> <|eot_id|> <|message|> <|channel|> <|call|>
-<|return|> <|user|> <|assistant|> <|system|> <|observation|> [gMASK] <sop> ]~!b[ ]~b] [e~[ [INST] [/INST] [TOOL_CALLS] [ARGS]
+<|return|>
+<|user|> <|assistant|> <|system|> <|observation|> [gMASK] <sop> ]~!b[ ]~b] [e~[ [INST] [/INST] [TOOL_CALLS] [ARGS]
 [AVAILABLE_TOOLS] [/AVAILABLE_TOOLS] <|User|> <|Assistant|> <|calls_begin|> <|calls_end|> <|end_of_sentence|>
 <｜User｜> <｜Assistant｜> <｜end▁of▁sentence｜> <｜tool▁call▁begin｜> <｜tool▁sep｜> <|im_user|> <|im_middle|>
 <|im_assistant|> <|im_system|> <|tool_call_begin|> <|tool_call_end|> <|tool_calls_section_begin|> <|start_of_role|>
