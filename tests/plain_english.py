@@ -16,16 +16,19 @@ from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).parent.parent
 IF = (
-    r"there (?:is|are|was|were)|it (?:is|has|was|can|does|would|had|costs|pays|were)|they (?:are|have|can|do|were)|nobody"
-    r"|nothing|none\b|no\b|not\b|that (?:is|has|pays|does|fails|can)|one is|some\b|several\b|both\b|a user|asked|wanted|given"
+    r"there (?:is|are|was|were)|it (?:is|has|was|can|does|would|had|costs|pays|were)|they (?:are|have|can|do|were)"
+    r"|nobody|nothing|none\b|no\b|not\b|that (?:is|has|pays|does|fails|can)|one is|some\b|several\b|both\b|a user"
+    r"|asked|wanted|given"
 )
 PATTERNS = {
     "a name in place of 'what …'": r"(?<!\")\b[Ww]hat\b(?![^.;:]*\?)",
-    "a subject first": r"(?:^|(?<=[.:;] )|(?<=\n))(?:Of|That (?:the|a|an|of|it|which|this|no|all|each|`\w+`)|Than|Whom)\b",
+    "a subject first": r"(?:^|(?<=[.:;] )|(?<=\n))"
+    r"(?:Of|That (?:the|a|an|of|it|which|this|no|all|each|`\w+`)|Than|Whom)\b",
     "'if' for a condition": rf"\bwhere (?:{IF})",
     "no inverted clause": r"\b(?:[Oo]f|[Tt]han|[Tt]o|[Bb]y) (?:which|whom|whose)\b",
-    "programs do not tell or hear": r"\b(?:is|are|was|were|be|been) told\b|\btells?\b|\bhears?\b|\blets? go\b|\bletting go\b",
-    "the field's words": r"\banew\b|\bbeside\b|\b(?:so|as) many\b(?! as)|\bso much\b|\balike\b|\bbehind \d|\bof their own accord\b",
+    "programs do not tell or hear": r"\b(?:is|are|was|were|be|been) told\b|\btells?\b|\bhears?\b|\blets? go\b"
+    r"|\bletting go\b",
+    "the field's words": r"\banew\b|\bbeside\b|\b(?:so|as) many\b(?! as)|\bso much\b|\balike\b|\bbehind \d",
 }
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import ckdist
 from ckdist.engine.messages import PromptScores, pack_scores
 from ckdist.errors import EngineError
+from ckdist.serve.text_work import WORKERS
 from ckdist.tokens import confined, load_tokenizer
 from ckdist.tokens.confined import load_tried, load_vocabulary
 from ckdist.tokens.gguf import tokenizer_from_gguf
@@ -106,6 +107,7 @@ def test_the_server_survives_the_end_of_the_process_that_has_the_tokenizer():
 def test_a_killed_text_process_is_not_the_clients_mistake(whom):
     with serving() as (_, http):
         zygote = psutil.Process(http.pid).children()[0]
+        wait_for(lambda: len(zygote.children()) == WORKERS)
         workers, answers = zygote.children(), []
         for worker in workers:
             worker.suspend()
