@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 OWN_FLAGS = ("threads", "threads_batch", "kv_memory", "verbose")  # a host may have more cores or memory than another
 SHOWN = 24  # characters of a value around its first difference
+HIDDEN = "SHA-256 "  # begins the value of a flag that no message may show
 BUILD = ("ckdist's version", "the native library's build", "the native declarations")
 
 
@@ -55,14 +56,15 @@ def agree_fields(world: World, values: Mapping[str, str], remedy: Callable[[str]
     told = [dict(row) for row in world.gather(rows)]
     for name in dict.fromkeys(name for row in told for name in row):
         if pair := odd_one([row.get(name, "") for row in told]):
-            odd, usual = pair
-            shown = shown_apart(told[odd].get(name, ""), told[usual].get(name, ""))
+            shown = shown_apart(*(told[rank].get(name, "") for rank in pair))
             where = [rank_on_host(world, rank) for rank in pair]
             raise ConfigError(f"{name} is {shown[0]} on {where[0]} and {shown[1]} on {where[1]}: {remedy(name)}")
 
 
 def shown_apart(a: str, b: str) -> tuple[str, str]:
     """Two values for a message, both from shortly before to shortly after their first difference."""
+    if a.startswith(HIDDEN) or b.startswith(HIDDEN):
+        return "one value", "another"
     first = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     begin = 0 if first <= SHOWN else first - SHOWN // 2
     cut = lambda text: ("…" if begin else "") + text[begin : first + SHOWN] + ("…" if len(text) > first + SHOWN else "")
@@ -93,7 +95,7 @@ def flag_values(config: "DataclassInstance") -> dict[str, str]:
             continue
         secret = not item.repr and value is not None
         name = item.metadata["flags"][-1] if item.metadata.get("flags") else item.name
-        found[name] = f"secret {hashlib.sha256(repr(value).encode()).hexdigest()[:8]}" if secret else repr(value)
+        found[name] = HIDDEN + hashlib.sha256(repr(value).encode()).hexdigest() if secret else repr(value)
     return found
 
 
