@@ -73,13 +73,13 @@ def compare_samples(world: World, files: Sequence[ModelFile]) -> None:
     for name in dict.fromkeys(name for row in listed for name in row):
         _compare_names(copies, [row.get(name) for row in listed], name)
     begins = [file.sample(len(files)) for file in files]
-    sums = together(
-        world, lambda: [f.checksums(at) for f, at in zip(files, begins, strict=True)] if copies.reads else []
+    digests = together(
+        world, lambda: [f.digests(at) for f, at in zip(files, begins, strict=True)] if copies.reads else []
     )
-    for index, totals in enumerate(zip(*copies.gather([_total(found) for found in sums]), strict=True)):
+    for index, totals in enumerate(zip(*copies.gather([_total(found) for found in digests]), strict=True)):
         if pair := odd_one(totals):
-            found = copies.gather(sums[index].tobytes() if copies.reads else None)
-            block = _first_difference([np.frombuffer(found[copy], np.uint32) for copy in pair])
+            found = copies.gather(digests[index].tobytes() if copies.reads else None)
+            block = _first_difference([np.frombuffer(found[copy], np.uint64) for copy in pair])
             _refuse(copies, index, pair, int(begins[index][block]))
 
 
@@ -105,9 +105,9 @@ def differing_block(copies: Copies, index: int, pair: tuple[int, int], span: Ran
     """Refuses two copies that differ somewhere in bytes [begin, end) of a file."""
     begins = np.arange(span[0], span[1], BLOCK)
     reads = copies.world.rank in [copies.readers[copy] for copy in pair]
-    own = together(copies.world, lambda: copies.files[index].checksums(begins).tobytes() if reads else b"")
+    own = together(copies.world, lambda: copies.files[index].digests(begins).tobytes() if reads else b"")
     found = copies.gather(own)
-    block = _first_difference([np.frombuffer(found[copy], np.uint32) for copy in pair])
+    block = _first_difference([np.frombuffer(found[copy], np.uint64) for copy in pair])
     _refuse(copies, index, pair, int(begins[block]))
 
 
@@ -130,8 +130,8 @@ def _host(copies: Copies, copy: int) -> str:
     return rank_on_host(copies.world, copies.readers[copy])
 
 
-def _total(sums: np.ndarray) -> bytes:
-    return hashlib.sha256(sums.tobytes()).digest()
+def _total(digests: np.ndarray) -> bytes:
+    return hashlib.sha256(digests.tobytes()).digest()
 
 
 def _first_difference(pair: list[np.ndarray]) -> int:

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
-from zlib import crc32
 
 import numpy as np
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from ckdist.errors import ModelFileError
 from ckdist.hub.remote import BESIDE, CONFIG
@@ -27,7 +27,7 @@ BLOCK = 4096  # bytes that are sampled at one place
 BLOCKS_OF_TENSOR = 64  # at most, evenly from its first byte to its last
 SAMPLED_BLOCKS = 8192  # of the tensors of all files, unless each has one alone
 READERS = 16  # threads: a disk or a server of files answers many small reads at once
-READ_BYTES = 1 << 20  # that a checksum takes at once, while they are in the core's cache
+READ_BYTES = 1 << 20  # that are hashed at once, while they are in the core's cache
 TEMPLATES = "additional_chat_templates"
 NETWORK_FILES = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre")  # whose mounts name the server and its folder
 
@@ -96,26 +96,27 @@ class ModelFile:
             parts += [inside.ravel(), *(np.arange(begin, end, BLOCK) for begin, end in self.held)]
         return np.unique(np.concatenate(parts) // BLOCK * BLOCK)
 
-    def checksums(self, begins: np.ndarray) -> np.ndarray:
-        """uint32 (n,): CRC-32 of the blocks that begin there. ModelFileError if the file cannot be read."""
+    def digests(self, begins: np.ndarray) -> np.ndarray:
+        """uint64 (n,): XXH3 of the blocks that begin there. ModelFileError if the file cannot be read."""
         if self.is_partial:
             fetch_ranges(self.path, [(0, self.tensors[0][0] if self.tensors else self.size)])
         with self.opened() as file, ThreadPoolExecutor(READERS, "sample") as pool:
             descriptor, slices = file.fileno(), np.array_split(begins, min(READERS, max(1, len(begins))))
-            read = lambda part: [crc32(os.pread(descriptor, BLOCK, begin)) for begin in part.tolist()]
-            return np.array([value for values in pool.map(read, slices) for value in values], np.uint32)
+            read = lambda part: [xxh3_64_intdigest(os.pread(descriptor, BLOCK, begin)) for begin in part.tolist()]
+            return np.array([value for values in pool.map(read, slices) for value in values], np.uint64)
 
-    def checksum(self, span: Range) -> int:
-        """CRC-32 of bytes [begin, end). ModelFileError if the file cannot be read."""
-        value, (at, end) = 0, span
+    def digest(self, span: Range) -> int:
+        """XXH3 of bytes [begin, end). ModelFileError if the file cannot be read."""
+        state, (at, end) = xxh3_64(), span
         buffer = memoryview(bytearray(READ_BYTES))
         with self.opened() as file:
             while at < end:
                 count = os.preadv(file.fileno(), [buffer[: min(READ_BYTES, end - at)]], at)
                 if not count:
                     raise ModelFileError(f"{self.path} has become shorter: it ends at byte {at}")
-                value, at = crc32(buffer[:count], value), at + count
-        return value
+                state.update(buffer[:count])
+                at += count
+        return state.intdigest()
 
     def block(self, begin: int) -> bytes:
         """The bytes of one block."""

@@ -14,7 +14,7 @@ from ckdist.weights.copies import Copies, differing_block
 from ckdist.weights.model_files import ModelFile
 
 MAX_READERS = 4  # threads of a rank
-CHUNK = 16 << 20  # bytes of one checksum; a multiple of the sampled blocks
+CHUNK = 16 << 20  # bytes of one digest; a multiple of the sampled blocks
 
 
 class WholeComparison:
@@ -34,7 +34,7 @@ class WholeComparison:
         self._copies = Copies.find(world, files, by_host=False)
         self._chunks: list[tuple[int, Range]] = []  # the index of a file, and bytes of it
         self._parts: list[list[np.ndarray]] = []  # the chunks that each rank of each copy reads
-        self._sums: list[Future[int]] = []
+        self._digests: list[Future[int]] = []
         if len(self._copies.groups) == 1:
             return
         wanted = np.concatenate([np.zeros(0, bool), *(self._add(i, file, needed) for i, file in enumerate(files))])
@@ -47,7 +47,7 @@ class WholeComparison:
         self._pool = ThreadPoolExecutor(threads, "compare")
         for chunk in part.tolist():
             index, span = self._chunks[chunk]
-            self._sums.append(self._pool.submit(files[index].checksum, span))
+            self._digests.append(self._pool.submit(files[index].digest, span))
 
     def _add(self, index: int, file: ModelFile, needed: Mapping[Path, Sequence[Range]]) -> np.ndarray:
         """Divides a file into chunks; bool (n,): those that this rank needs."""
@@ -69,18 +69,19 @@ class WholeComparison:
         copies = self._copies
         if len(copies.groups) == 1:
             return
-        own = together(copies.world, lambda: [future.result() for future in self._sums])
+        own = together(copies.world, lambda: [future.result() for future in self._digests])
         self._pool.shutdown()
-        told = copies.world.gather(np.array(own, np.uint32).tobytes())
-        sums = np.full((len(copies.groups), len(self._chunks)), -1, np.int64)
+        told = copies.world.gather(np.array(own, np.uint64).tobytes())
+        digests = np.zeros((len(copies.groups), len(self._chunks)), np.uint64)
+        read = np.zeros(digests.shape, bool)
         for copy, ranks in enumerate(copies.groups):
             for rank, part in zip(ranks, self._parts[copy], strict=True):
-                sums[copy, part] = np.frombuffer(told[rank], np.uint32)
-        most = sums.max(axis=0)
-        least = np.where(sums < 0, most, sums).min(axis=0)
-        for chunk in np.flatnonzero(least != most).tolist():
-            readers = np.flatnonzero(sums[:, chunk] >= 0).tolist()
-            pair = odd_one(sums[readers, chunk].tolist())
-            assert pair is not None  # the least of these checksums is not the greatest
+                digests[copy, part] = np.frombuffer(told[rank], np.uint64)
+                read[copy, part] = True
+        most = digests.max(axis=0)
+        for chunk in np.flatnonzero((read & (digests != most)).any(axis=0)).tolist():
+            readers = np.flatnonzero(read[:, chunk]).tolist()
+            pair = odd_one(digests[readers, chunk].tolist())
+            assert pair is not None  # one of these digests is not the greatest
             index, span = self._chunks[chunk]
             differing_block(copies, index, (readers[pair[0]], readers[pair[1]]), span)

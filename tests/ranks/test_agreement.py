@@ -203,8 +203,8 @@ def test_a_copy_is_read_for_its_ranks_and_its_neighbours(copies, monkeypatch):
         path = folders[world.rank] / "model.safetensors"
         WholeComparison(world, files, {path: [thirds[world.rank]]}, threads=1).finish()
 
-    checksum = ModelFile.checksum
-    monkeypatch.setattr(ModelFile, "checksum", lambda file, span: (read.append(span), checksum(file, span))[1])
+    digest = ModelFile.digest
+    monkeypatch.setattr(ModelFile, "digest", lambda file, span: (read.append(span), digest(file, span))[1])
     run_threads(["a", "b", "c"], whole)
     assert sum(end - begin for begin, end in read) <= 2 * file.size + 6 * 2**20
     for rank, (begin, end) in enumerate(thirds):
@@ -217,8 +217,8 @@ def test_a_copy_is_read_for_its_ranks_and_its_neighbours(copies, monkeypatch):
 
 
 def test_ranks_that_read_one_copy_read_nothing_twice(monkeypatch):
-    monkeypatch.setattr(ModelFile, "checksum", None)
-    monkeypatch.setattr(ModelFile, "checksums", None)
+    monkeypatch.setattr(ModelFile, "digest", None)
+    monkeypatch.setattr(ModelFile, "digests", None)
 
     def rank(world: ThreadWorld) -> None:
         files = model_files(open_checkpoint(BUNDLED))
