@@ -67,8 +67,10 @@ def shown_apart(a: str, b: str) -> tuple[str, str]:
         return "one value", "another"
     first = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     begin = 0 if first <= SHOWN else first - SHOWN // 2
-    cut = lambda text: ("…" if begin else "") + text[begin : first + SHOWN] + ("…" if len(text) > first + SHOWN else "")
-    return cut(a), cut(b)
+    shortened = lambda text: (
+        ("…" if begin else "") + text[begin : first + SHOWN] + ("…" if len(text) > first + SHOWN else "")
+    )
+    return shortened(a), shortened(b)
 
 
 def agree_on_start(world: World, config: "DataclassInstance") -> None:

@@ -235,7 +235,8 @@ def load_model(
     comparison = WholeComparison(world, files, loader.byte_ranges() if files else {}, min(loader.threads, MAX_READERS))
     with tracing.span(native.lib.ckdist_trace_load) if tracing else contextlib.nullcontext():
         fill(loader) if fill else fill_shard(loader, config, world, progress, tracing and tracing.handle)
-        comparison.finish()
+        with loader.held():  # the server is ready sooner, and the next reader finds the files in the system's cache
+            comparison.finish()
     return start(shard, config, world, tracing, measure)
 
 

@@ -21,6 +21,7 @@ from ckdist.layout import Range
 from ckdist.weights.adapter_file import CONFIG as ADAPTER_CONFIG
 from ckdist.weights.adapter_file import WEIGHTS as ADAPTER_WEIGHTS
 from ckdist.weights.checkpoint import Checkpoint
+from ckdist.weights.gguf import MAX_HEADER_BYTES
 from ckdist.weights.safetensors import read_safetensors
 
 BLOCK = 4096  # bytes that are sampled at one place
@@ -87,7 +88,7 @@ class ModelFile:
         if not self.tensors:
             return np.arange(0, self.size, BLOCK)
         firsts = np.array([first for first, _ in self.tensors], np.int64)
-        parts = [np.arange(0, firsts[0], BLOCK)]
+        parts = [np.arange(0, min(int(firsts[0]), MAX_HEADER_BYTES), BLOCK)]
         if not self.is_partial:
             count = max(1, min(BLOCKS_OF_TENSOR, SAMPLED_BLOCKS // (len(firsts) * files)))
             lasts = np.append(firsts[1:], self.size) - 1
