@@ -67,10 +67,10 @@ def shown_apart(a: str, b: str) -> tuple[str, str]:
         return "one value", "another"
     first = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     begin = 0 if first <= SHOWN else first - SHOWN // 2
-    shortened = lambda text: (
-        ("…" if begin else "") + text[begin : first + SHOWN] + ("…" if len(text) > first + SHOWN else "")
-    )
-    return shortened(a), shortened(b)
+    end = first + SHOWN
+    front = "…" if begin else ""
+    shown = [front + text[begin:end] + ("…" if len(text) > end else "") for text in (a, b)]
+    return shown[0], shown[1]
 
 
 def agree_on_start(world: World, config: "DataclassInstance") -> None:
