@@ -61,7 +61,7 @@ from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.copies import compare_samples
 from ckdist.weights.host_shards import HostShards
 from ckdist.weights.loader import ShardLoader
-from ckdist.weights.model_files import model_files
+from ckdist.weights.model_files import ModelFile, model_files
 from ckdist.weights.packed_type import packed_type, weight_cost
 from ckdist.weights.whole_comparison import MAX_READERS, WholeComparison
 
@@ -232,11 +232,9 @@ def load_model(
         else None
     )
     shard = plan_and_open(traced, loader, config, world)
-    comparison = WholeComparison(world, files, loader.byte_ranges() if files else {}, min(loader.threads, MAX_READERS))
+    fill = fill or (lambda loader: fill_shard(loader, config, world, progress, tracing and tracing.handle))
     with tracing.span(native.lib.ckdist_trace_load) if tracing else contextlib.nullcontext():
-        fill(loader) if fill else fill_shard(loader, config, world, progress, tracing and tracing.handle)
-        with loader.held():  # the server is ready sooner, and the next reader finds the files in the system's cache
-            comparison.finish()
+        fill_and_compare(loader, files, world, fill)
     return start(shard, config, world, tracing, measure)
 
 
@@ -355,6 +353,20 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
     )  # fmt: skip
     engine.prediction = model.prediction
     return engine, tokenizer
+
+
+def fill_and_compare(
+    loader: ShardLoader, files: list[ModelFile], world: World, fill: Callable[[ShardLoader], object]
+) -> None:
+    """Packs the weights, or begins to, while all bytes of them are compared over hosts. A collective call with
+    ModelFileError where they differ.
+    """
+    threads = min(loader.threads, MAX_READERS)
+    comparison = WholeComparison(world, files, loader.byte_ranges() if files else {}, threads)
+    fill(loader)
+    # Packing in the background gives pages back to the system that the comparison would have to read again.
+    with loader.held() if comparison.has_copies else contextlib.nullcontext():
+        comparison.finish()
 
 
 def fill_shard(loader: ShardLoader, config: EngineConfig, world: World, progress: bool, trace: CData | None) -> None:

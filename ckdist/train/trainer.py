@@ -171,9 +171,7 @@ class Trainer:
             )
         self.ranks = TrainingRanks.split(mesh, self.communicator)
         self.pool = ThreadPool(self.threads, self.placement.cpus)
-        comparison = self._compare_base()
-        self.executable = make_executable(self.model, config, program, self.ranks, self.pool)
-        comparison.finish()
+        self.executable = self._loaded(make_executable, program)
         self.shards = program.trained_shards
         self.optimizer = Optimizer(
             config,
@@ -198,14 +196,17 @@ class Trainer:
         if world.rank == 0:
             self.report = Report(self.output, self.state.step, self.state.steps, config.report_to)
 
-    def _compare_base(self) -> WholeComparison:
-        """Compares the files of the base model over hosts, all their bytes from now on in the background. A collective
+    def _loaded(self, make_executable: MakeExecutable, program: LossProgram) -> TrainingExecutable:
+        """The executable with its weights, while the files of the base model are compared over hosts. A collective
         call with ModelFileError where they differ.
         """
         checkpoint = self.model.checkpoint
         files = together(self.world, lambda: model_files(checkpoint)) if checkpoint and self.world.size > 1 else []
         compare_samples(self.world, files)
-        return WholeComparison(self.world, files, {}, min(self.threads, MAX_READERS))
+        comparison = WholeComparison(self.world, files, {}, min(self.threads, MAX_READERS))
+        executable = make_executable(self.model, self.config, program, self.ranks, self.pool)
+        comparison.finish()
+        return executable
 
     def _needed_memory(self, program: LossProgram, mesh: Mesh) -> dict[str, int]:
         """Bytes by what they hold, on this rank. CapacityError where they are not free."""

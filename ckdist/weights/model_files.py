@@ -18,7 +18,7 @@ from ckdist.errors import ModelFileError
 from ckdist.hub.remote import BESIDE, CONFIG
 from ckdist.hub.remote_file import fetch_ranges, has_parts, stamp_of
 from ckdist.layout import Range
-from ckdist.weights.adapter_file import CONFIG as ADAPTER_CONFIG
+from ckdist.weights.adapter_config import CONFIG as ADAPTER_CONFIG
 from ckdist.weights.adapter_file import WEIGHTS as ADAPTER_WEIGHTS
 from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.gguf import MAX_HEADER_BYTES

@@ -35,7 +35,7 @@ class WholeComparison:
         self._chunks: list[tuple[int, Range]] = []  # the index of a file, and bytes of it
         self._parts: list[list[np.ndarray]] = []  # the chunks that each rank of each copy reads
         self._digests: list[Future[int]] = []
-        if len(self._copies.groups) == 1:
+        if not self.has_copies:
             return
         wanted = np.concatenate([np.zeros(0, bool), *(self._add(i, file, needed) for i, file in enumerate(files))])
         told = world.gather(np.packbits(wanted).tobytes())
@@ -61,13 +61,18 @@ class WholeComparison:
         self._chunks += [(index, (begin, min(begin + CHUNK, file.size))) for begin in begins]
         return wanted
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether there is something to compare."""
+        return len(self._copies.groups) > 1
+
     def finish(self) -> None:
         """Waits for all ranks, and compares; a collective call.
 
         Raises ModelFileError, the same on every rank, that names host, file and tensor of the first difference.
         """
         copies = self._copies
-        if len(copies.groups) == 1:
+        if not self.has_copies:
             return
         own = together(copies.world, lambda: [future.result() for future in self._digests])
         self._pool.shutdown()
