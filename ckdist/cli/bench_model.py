@@ -11,7 +11,7 @@ from ckdist.cli.bench_rows import ModelBench, measurements
 from ckdist.cli.bench_sweep import sweep, sweep_measurements
 from ckdist.cli.rows import write_rows
 from ckdist.cli.session import model_session, packed_first
-from ckdist.comm.world import start_world
+from ckdist.comm.agreement import start_ranks
 from ckdist.config.bench import BenchConfig
 from ckdist.planning.memory import gigabytes
 from ckdist.progress import ProgressBar
@@ -45,7 +45,7 @@ def gist(row: dict[str, Any]) -> dict[str, Any]:
 def run(config: BenchConfig) -> int:
     """Measures a model; rank 0 prints the rows; 0."""
     config = dataclasses.replace(packed_first(config), parallel=max(config.parallel, *config.n_parallel))
-    world = start_world()
+    world = start_ranks(config)
     threads = config.threads or default_threads(world)
     bounds = measure_bounds(world, threads, place(world, threads).cpus)
     with model_session(config, world, measure=config.tune) as model:

@@ -9,7 +9,7 @@ import pathlib
 import numpy as np
 
 from ckdist.cli.session import longer_context, model_session, packed_first
-from ckdist.comm.world import start_world
+from ckdist.comm.agreement import start_ranks
 from ckdist.config.perplexity import PerplexityConfig
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
@@ -111,7 +111,7 @@ def score(executable: Executable, ids: np.ndarray, logits_file: np.ndarray | Non
 
 def run(config: PerplexityConfig) -> int:
     """Prints the perplexity of a text, and writes its logits where that is asked for; 0."""
-    world = start_world()
+    world = start_ranks(config)
     text = (
         read_text_file(config.file, f"--file {config.file}", MAX_TEXT_BYTES, "replace")
         if world.rank == 0 and config.file is not None

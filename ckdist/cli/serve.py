@@ -14,8 +14,9 @@ import socket
 
 from ckdist.cli.session import dismissing
 from ckdist.cli.start_lines import start_lines
+from ckdist.comm.agreement import start_ranks
 from ckdist.comm.protocol import World
-from ckdist.comm.world import start_world, together
+from ckdist.comm.world import together
 from ckdist.config.serve import ServeConfig
 from ckdist.engine.coordinator import Coordinator
 from ckdist.engine.launch import BUNDLED, Model, load_model, make_engine
@@ -148,7 +149,7 @@ def handle_signals(config: ServeConfig, http: HttpProcess, coordinator: Coordina
 def run(config: ServeConfig) -> int:
     """Serves until it is told to end; 0. EngineError where the HTTP process has failed."""
     started_by = launcher()
-    world = start_world()
+    world = start_ranks(config)
     listener = together(world, lambda: listen(config.host, config.port) if world.rank == 0 else None)
     cpus = host_cpus(world)
     name = config.alias or model_name(config)

@@ -5,8 +5,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import TypeVar
 
+from ckdist.comm.agreement import start_ranks
 from ckdist.comm.protocol import World
-from ckdist.comm.world import start_world
 from ckdist.config.engine import EngineConfig
 from ckdist.engine.launch import Model, load_model
 from ckdist.errors import CkdistError, UserError
@@ -55,7 +55,7 @@ def model_session(config: EngineConfig, world: World | None = None, measure: boo
     mistake of the user's that rank 0 alone has noticed lets the others leave in order, so that the job's exit code is
     that of the mistake.
     """
-    world = world or start_world()
+    world = world or start_ranks(config)
     config = dataclasses.replace(config, model=resolve(config.model, world))
     model: Model = load_model(config, world, progress=world.rank == 0, measure=measure)
     if world.rank == 0:

@@ -26,7 +26,7 @@ from ckdist.comm.bootstrap.launched_world import LaunchedWorld, is_launched
 from ckdist.comm.bootstrap.launchers import MPI_VARIABLES
 from ckdist.comm.bootstrap.sockets import connect_ranks
 from ckdist.comm.bootstrap.star_world import packed
-from ckdist.comm.host_name import host_name
+from ckdist.comm.host_name import host_name, machine_name
 from ckdist.comm.protocol import World
 from ckdist.errors import CkdistError, CommError, ConfigError, UserError
 
@@ -217,17 +217,6 @@ def start_world() -> World:
         ) from None
 
 
-def agree(world: World, what: str, value: str) -> None:
-    """CommError on every rank unless all have the same `value`."""
-    values = world.gather(value)
-    for rank, other in enumerate(values):
-        if other != values[0]:
-            raise CommError(
-                f"rank {rank} has a different {what} ({other[:16]}) than rank 0 ({values[0][:16]}): "
-                "start all ranks with the same model, flags and version"
-            )
-
-
 def together(world: World, action: Callable[[], Result]) -> Result:
     """The action's result, once it has worked on every rank.
 
@@ -240,7 +229,8 @@ def together(world: World, action: Callable[[], Result]) -> Result:
         raise
     for rank, (text, user) in enumerate(world.gather([None, False])):
         if text:
-            raise (ConfigError if user else CommError)(f"rank {rank}: {text}")
+            where = f"rank {rank} ({machine_name(world.hosts[rank])})"
+            raise (ConfigError if user else CommError)(f"{where}: {text}")
     return result
 
 

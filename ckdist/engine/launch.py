@@ -12,12 +12,12 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ckdist import __version__, native
+from ckdist import native
 from ckdist.comm.host_name import machine_name
 from ckdist.comm.protocol import World
 from ckdist.comm.thresholds import load_thresholds
 from ckdist.comm.transports.link import Link
-from ckdist.comm.world import agree, together
+from ckdist.comm.world import together
 from ckdist.config.engine import EngineConfig
 from ckdist.engine.dry_breakers import DryBreakers
 from ckdist.engine.engine import Engine
@@ -58,9 +58,12 @@ from ckdist.topology import default_threads, huge_pages, is_bound, sample_pages,
 from ckdist.topology.tree import format_cpu_list
 from ckdist.weights.adapter import Adapter
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
+from ckdist.weights.copies import compare_samples
 from ckdist.weights.host_shards import HostShards
 from ckdist.weights.loader import ShardLoader
+from ckdist.weights.model_files import ModelFile, model_files
 from ckdist.weights.packed_type import packed_type, weight_cost
+from ckdist.weights.whole_comparison import MAX_READERS, WholeComparison
 
 log = logging.getLogger(__name__)
 
@@ -210,10 +213,12 @@ def load_model(
             f"{checkpoint.path} is an encoder ({checkpoint.spec.family}), which makes no text: "
             "`ckdist serve` it and ask /v1/embeddings, or use LLM(...).embed"
         )
-    agree(world, "set of flags or version", repr(_settings(config)))
     if config.lora and checkpoint.spec.encoder is not None:
         raise ConfigError(f"--lora is for decoders, and {checkpoint.path} has an encoder ({checkpoint.spec.family})")
-    adapter = Adapter(pathlib.Path(config.lora), checkpoint.spec) if config.lora else None
+    folder = pathlib.Path(config.lora) if config.lora else None
+    files = together(world, lambda: model_files(checkpoint, folder)) if world.size > 1 else []
+    compare_samples(world, files)
+    adapter = Adapter(folder, checkpoint.spec) if folder else None
     for note in adapter.notes if adapter and world.rank == 0 else ():
         log.warning("%s: %s", config.lora, note)
     tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
@@ -227,29 +232,10 @@ def load_model(
         else None
     )
     shard = plan_and_open(traced, loader, config, world)
+    fill = fill or (lambda loader: fill_shard(loader, config, world, progress, tracing and tracing.handle))
     with tracing.span(native.lib.ckdist_trace_load) if tracing else contextlib.nullcontext():
-        fill(loader) if fill else fill_shard(loader, config, world, progress, tracing and tracing.handle)
+        fill_and_compare(loader, files, world, fill)
     return start(shard, config, world, tracing, measure)
-
-
-def _settings(config: EngineConfig) -> list[object]:
-    """What must be the same on all ranks beside the program."""
-    return [
-        __version__,
-        config.quantize or "",
-        config.ubatch_size,
-        config.batch_size,
-        config.ctx_size,
-        config.parallel,
-        config.cache_type_k,
-        config.cache_type_v,
-        config.pipeline_parallel_size,
-        config.layout or "",
-        config.prefill,
-        config.experts,
-        config.repack,
-        bool(config.trace),
-    ]
 
 
 def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | None, measure: bool) -> Model:
@@ -367,6 +353,20 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
     )  # fmt: skip
     engine.prediction = model.prediction
     return engine, tokenizer
+
+
+def fill_and_compare(
+    loader: ShardLoader, files: list[ModelFile], world: World, fill: Callable[[ShardLoader], object]
+) -> None:
+    """Packs the weights, or begins to, while all bytes of them are compared over hosts. A collective call with
+    ModelFileError where they differ.
+    """
+    threads = min(loader.threads, MAX_READERS)
+    comparison = WholeComparison(world, files, loader.byte_ranges() if files else {}, threads)
+    fill(loader)
+    # Packing in the background gives pages back to the system that the comparison would have to read again.
+    with loader.held() if comparison.has_copies else contextlib.nullcontext():
+        comparison.finish()
 
 
 def fill_shard(loader: ShardLoader, config: EngineConfig, world: World, progress: bool, trace: CData | None) -> None:

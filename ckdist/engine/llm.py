@@ -1,12 +1,12 @@
 """The offline front end: prompts in, completions out, in one process with rank 0's engine. No server, no sockets."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from ckdist.comm.world import start_world
+from ckdist.comm.agreement import start_ranks
 from ckdist.config.engine import EngineConfig
 from ckdist.config.options import present_names
 from ckdist.engine.engine import Engine
@@ -54,10 +54,9 @@ class LLM:
         an MPI launcher every rank makes the LLM, and it returns on rank 0 alone: the others work in here, and their
         processes end with rank 0's `close`. Raises the errors of `load_model`, and FetchError.
         """
-        world = start_world()
-        settings = present_names(EngineConfig, settings)
-        config = EngineConfig(model=resolve(None if path is None else str(path), world), **settings)
-        model = load_model(config, world, embeddings=True)
+        config = EngineConfig(model=None if path is None else str(path), **present_names(EngineConfig, settings))
+        world = start_ranks(config)
+        model = load_model(replace(config, model=resolve(config.model, world)), world, embeddings=True)
 
         def leave() -> None:
             """Ends this rank, together with the others."""

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckdist import native
+from ckdist.comm.agreement import agree
 from ckdist.comm.communicator import Communicator, open_communicator
 from ckdist.comm.protocol import World
 from ckdist.comm.transports.link import Link, measured_link
-from ckdist.comm.world import agree
 from ckdist.config.engine import EngineConfig
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, Layout, Range

@@ -142,6 +142,12 @@ def has_parts(path: pathlib.Path) -> bool:
     return _parts_path(path).exists()
 
 
+def stamp_of(path: pathlib.Path) -> str:
+    """What the server of a file at a URL says of its version; empty for a file that is whole."""
+    parts = _read(path)
+    return parts.stamp if parts else ""
+
+
 def open_file(path: pathlib.Path) -> BinaryIO:
     """`path` for reading bytes; of a file of which parts are here, what is read is fetched. OSError as of `open`."""
     if has_parts(path):

@@ -114,13 +114,21 @@ def _native_form(ctype: CData, value: Any, keep: list[Any]) -> Any:
 
 
 def isa() -> str:
-    """The level of instructions whose kernels were chosen at load.
+    """The level of instructions whose kernels were chosen, at load or by `use_isa`.
 
     Raises ConfigError where CKDIST_ISA names none that this CPU has.
     """
     out = ffi.new("const char **")
     check(lib.ckdist_isa(out))
     return ffi.string(out[0]).decode()
+
+
+def use_isa(name: str) -> None:
+    """Chooses the kernels of another level; what was opened before keeps its own.
+
+    Raises ConfigError for a level that this build or this CPU lacks.
+    """
+    check(lib.ckdist_use_isa(ffi.new("char[]", name.encode())))
 
 
 def isas() -> dict[str, str]:

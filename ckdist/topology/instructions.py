@@ -20,7 +20,13 @@ def next_better() -> tuple[str, str]:
 
 
 def reason() -> str:
-    """Why the chosen level is the one: CKDIST_ISA, or the CPU; and what the next better one needs."""
+    """Why the chosen level is the one: CKDIST_ISA, the CPU, or another rank's; and what the next better one needs."""
     name, lacks = next_better()
-    why = "chosen by CKDIST_ISA" if "CKDIST_ISA" in os.environ else "the best of this CPU"
+    chosen = native.isa()
+    if os.environ.get("CKDIST_ISA") == chosen:
+        why = "chosen by CKDIST_ISA"
+    elif chosen == next(n for n, missing in native.isas().items() if not missing):
+        why = "the best of this CPU"
+    else:
+        why = "the best that all ranks have"
     return why + (f"; {name} needs {lacks}" if name else "")

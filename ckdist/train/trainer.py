@@ -13,9 +13,10 @@ from typing import TypeAlias
 
 import numpy as np
 
+from ckdist.comm.agreement import agree, agree_on_start
 from ckdist.comm.communicator import ARENA_BYTES, Communicator, open_communicator
 from ckdist.comm.protocol import World
-from ckdist.comm.world import agree, start_world
+from ckdist.comm.world import start_world, together
 from ckdist.errors import CommError, ConfigError
 from ckdist.hub.resolve import resolve
 from ckdist.mesh import Mesh
@@ -47,6 +48,9 @@ from ckdist.train.schedule import Schedule
 from ckdist.train.source import BatchSource, share_source
 from ckdist.train.step_cost import TrainingStepCost, cluster_of
 from ckdist.weights.adapter_file import save_adapter
+from ckdist.weights.copies import compare_samples
+from ckdist.weights.model_files import model_files
+from ckdist.weights.whole_comparison import MAX_READERS, WholeComparison
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +139,7 @@ class Trainer:
     def _open(self, source: BatchSource | None, make_executable: MakeExecutable) -> None:
         """What `__init__` does, within what lets go after an error."""
         config, world = self.config, self.world
-        agree(world, "configuration", repr(config))
+        agree_on_start(world, config)
         mesh = training_mesh(config, world.size, world.rank)
         self.folder = Folder(self.output) if world.rank == 0 else None
         resumed = world.broadcast(str(self.folder.choose(config.resume) or "") if self.folder is not None else None)
@@ -167,7 +171,7 @@ class Trainer:
             )
         self.ranks = TrainingRanks.split(mesh, self.communicator)
         self.pool = ThreadPool(self.threads, self.placement.cpus)
-        self.executable = make_executable(self.model, config, program, self.ranks, self.pool)
+        self.executable = self._loaded(make_executable, program)
         self.shards = program.trained_shards
         self.optimizer = Optimizer(
             config,
@@ -191,6 +195,18 @@ class Trainer:
         )  # fmt: skip
         if world.rank == 0:
             self.report = Report(self.output, self.state.step, self.state.steps, config.report_to)
+
+    def _loaded(self, make_executable: MakeExecutable, program: LossProgram) -> TrainingExecutable:
+        """The executable with its weights, while the files of the base model are compared over hosts. A collective
+        call with ModelFileError where they differ.
+        """
+        checkpoint = self.model.checkpoint
+        files = together(self.world, lambda: model_files(checkpoint)) if checkpoint and self.world.size > 1 else []
+        compare_samples(self.world, files)
+        comparison = WholeComparison(self.world, files, {}, min(self.threads, MAX_READERS))
+        executable = make_executable(self.model, self.config, program, self.ranks, self.pool)
+        comparison.finish()
+        return executable
 
     def _needed_memory(self, program: LossProgram, mesh: Mesh) -> dict[str, int]:
         """Bytes by what they hold, on this rank. CapacityError where they are not free."""

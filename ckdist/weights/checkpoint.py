@@ -15,6 +15,7 @@ import numpy as np
 
 from ckdist.errors import ConfigError, ModelFileError
 from ckdist.hub.remote_file import open_file
+from ckdist.layout import Range
 from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
 from ckdist.models.families.family import TensorNames, stack_of
 from ckdist.models.registry import family, spec_from_config, spec_from_gguf
@@ -48,6 +49,7 @@ class Checkpoint:
     notes: tuple[str, ...] = ()  # what of the files is not used, one line each
     # that stand in the metadata in place of the file's
     overrides: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    held: tuple[tuple[pathlib.Path, Range], ...] = ()  # file and bytes of small tensors that the spec holds
 
     @property
     def folder(self) -> pathlib.Path:
@@ -116,7 +118,9 @@ def _open_gguf(path: pathlib.Path, overrides: Mapping[str, Any]) -> Checkpoint:
     tensors = _required(spec, found, where, unread)
     predicting = model.metadata.get(f"{model.metadata['general.architecture']}.nextn_predict_layers", 0)
     metadata = {name: value for name, value in model.metadata.items() if not _of_vocabulary(name, value)}
-    return Checkpoint(path, "gguf", spec, tensors, metadata, _notes(spec, unread, predicting, where), overrides)
+    small = [model.tensors[name] for name in held if name in model.tensors]
+    spans = tuple((t.file, (t.offset, t.offset + t.nbytes)) for t in small)
+    return Checkpoint(path, "gguf", spec, tensors, metadata, _notes(spec, unread, predicting, where), overrides, spans)
 
 
 def _of_vocabulary(name: str, value: object) -> bool:

@@ -208,13 +208,17 @@ class ShardLoader:
         check(lib.ckdist_loader_open(self._native, shared))
         self._open = True
 
-    def _fetch(self) -> None:
-        """Fetches what was planned of files of which parts are here."""
-        wanted: dict[pathlib.Path, list[Range]] = {}
+    def byte_ranges(self) -> dict[pathlib.Path, list[Range]]:
+        """The bytes of each file of the model that were planned."""
+        wanted: dict[pathlib.Path, list[Range]] = {path: [] for path in self._files}
         for source, rows, matrices in self._read:
             for path, part in source.byte_ranges(rows, matrices):
-                wanted.setdefault(path, []).append(part)
-        for path, ranges in wanted.items():
+                wanted[path].append(part)
+        return wanted
+
+    def _fetch(self) -> None:
+        """Fetches what was planned of files of which parts are here."""
+        for path, ranges in self.byte_ranges().items():
             fetch_ranges(path, ranges, tell=True)
 
     def add_peer(self, path: str, arena_bytes: int) -> int:

@@ -85,6 +85,7 @@ class Hosts(contextlib.AbstractContextManager):
         base, last = self.network.rsplit(".", 1)
         self.addresses = [f"{base}.{int(last) + 1 + i}" for i in range(2)]
         self.directory = None
+        self.mounts = ({}, {})  # by host: folders that its processes see at the paths of others
 
     def __enter__(self):
         remove(abandoned())
@@ -176,6 +177,7 @@ class Hosts(contextlib.AbstractContextManager):
 
     def inside(self, host: int, *words: str) -> list[str]:
         """The command that runs `words` on a host."""
+        binds = "".join(f"mount --bind '{there}' '{place}' && " for place, there in self.mounts[host].items())
         return [
             "ip",
             "netns",
@@ -183,9 +185,10 @@ class Hosts(contextlib.AbstractContextManager):
             self.namespaces[host],
             "unshare",
             "--uts",
+            "--mount",
             "bash",
             "-c",
-            f'hostname {self.namespaces[host]} && exec "$@"',
+            f'{binds}hostname {self.namespaces[host]} && exec "$@"',
             "bash",
             *words,
         ]

@@ -15,6 +15,8 @@ CKDIST_EXPORT const char* ckdist_isa_name(int32_t i);
 CKDIST_EXPORT const char* ckdist_isa_lacks(int32_t i);
 /* The one whose kernels were chosen at load; CKDIST_ISA in the environment forces another that the CPU has. */
 CKDIST_EXPORT int ckdist_isa(const char** out);
+/* Chooses another one that the CPU has. What was opened before keeps its kernels. */
+CKDIST_EXPORT int ckdist_use_isa(const char* isa);
 
 /* Numbers of weight types: those below ckdist_own_types are GGUF's (ggml_type), those of safetensors alone go on to
    ckdist_type_count. */

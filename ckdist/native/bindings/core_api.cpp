@@ -24,6 +24,9 @@ const char* ckdist_isa_lacks(int32_t i) {
 int ckdist_isa(const char** out) {
   return ckdist::guard([&] { *out = ckdist::kernels().name; });
 }
+int ckdist_use_isa(const char* isa) {
+  return ckdist::guard([&] { ckdist::use_kernels(isa); });
+}
 int64_t ckdist_type_block_elements(int32_t type) { return ckdist::type_traits(type).block_elements; }
 int64_t ckdist_type_block_bytes(int32_t type) { return ckdist::type_traits(type).block_bytes; }
 int64_t ckdist_available_memory(void) { return ckdist::available_memory(); }

@@ -1,5 +1,6 @@
 #include "kernels/kernels.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
@@ -260,6 +261,11 @@ const Kernels& choose() {
   return *levels().back().kernels;
 }
 
+std::atomic<const Kernels*>& chosen_kernels() {
+  static std::atomic<const Kernels*> chosen{&choose()};
+  return chosen;
+}
+
 }  // namespace
 
 const std::vector<Level>& levels() {
@@ -278,9 +284,8 @@ const Kernels& kernels_named(const char* isa) {
   fail(Status::config, "ISA %.32s needs %s, which this CPU lacks; use one of %s", isa, lacks.c_str(), here.c_str());
 }
 
-const Kernels& kernels() {
-  static const Kernels& chosen = choose();
-  return chosen;
-}
+const Kernels& kernels() { return *chosen_kernels().load(std::memory_order_acquire); }
+
+void use_kernels(const char* isa) { chosen_kernels().store(&kernels_named(isa), std::memory_order_release); }
 
 }  // namespace ckdist

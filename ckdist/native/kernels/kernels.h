@@ -50,5 +50,6 @@ struct Level {
 const std::vector<Level>& levels();  // of this build, best first
 const Kernels& kernels();            // those chosen at load; an Error where CKDIST_ISA names what is not available
 const Kernels& kernels_named(const char* isa);  // an Error where this build or this CPU lacks it
+void use_kernels(const char* isa);              // from now on; an Error as of kernels_named
 
 }  // namespace ckdist

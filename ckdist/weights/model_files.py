@@ -1,0 +1,180 @@
+"""The files that a model's ranks compute with, and the blocks of them that stand for their contents at start."""
+
+import contextlib
+import functools
+import io
+import os
+import pathlib
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+from ckdist.errors import ModelFileError
+from ckdist.hub.remote import BESIDE, CONFIG
+from ckdist.hub.remote_file import fetch_ranges, has_parts, stamp_of
+from ckdist.layout import Range
+from ckdist.weights.adapter_config import CONFIG as ADAPTER_CONFIG
+from ckdist.weights.adapter_file import WEIGHTS as ADAPTER_WEIGHTS
+from ckdist.weights.checkpoint import Checkpoint
+from ckdist.weights.gguf import MAX_HEADER_BYTES
+from ckdist.weights.safetensors import read_safetensors
+
+BLOCK = 4096  # bytes that are sampled at one place
+BLOCKS_OF_TENSOR = 64  # at most, evenly from its first byte to its last
+SAMPLED_BLOCKS = 8192  # of the tensors of all files, unless each has one alone
+READERS = 16  # threads: a disk or a server of files answers many small reads at once
+READ_BYTES = 1 << 20  # that are hashed at once, while they are in the core's cache
+TEMPLATES = "additional_chat_templates"
+NETWORK_FILES = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre")  # whose mounts name the server and its folder
+
+
+@dataclass(frozen=True)
+class ModelFile:
+    """One file of a model or of its adapter.
+
+    Attributes:
+        name: The same on all hosts, wherever the file lies.
+        tensors: First byte and name of each tensor, ascending. Empty if the file holds no weights.
+        held: Bytes of small tensors that the model's spec holds.
+    """
+
+    name: str
+    path: pathlib.Path
+    tensors: tuple[tuple[int, str], ...] = ()
+    held: tuple[Range, ...] = ()
+
+    @cached_property
+    def status(self) -> os.stat_result:
+        """As the system knows the file. ModelFileError if it is not there any more."""
+        try:
+            return self.path.stat()
+        except OSError as error:
+            raise self._unreadable(error) from None
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.status.st_size
+
+    @cached_property
+    def is_partial(self) -> bool:
+        """Whether this host fetches the parts of the file that it needs from a URL."""
+        return has_parts(self.path)
+
+    @property
+    def version(self) -> str:
+        """Of a file at a URL the server's stamp, else empty."""
+        return stamp_of(self.path) if self.is_partial else ""
+
+    def identity(self) -> list[str | int]:
+        """Equal on two ranks only if they read the same file, on one machine or from one file server."""
+        device = os.major(self.status.st_dev), os.minor(self.status.st_dev)
+        return [network_source(*device) or f"{machine_boot()} {device}", self.status.st_ino, self.size]
+
+    def tensor_at(self, byte: int) -> str:
+        """The name of the tensor that holds a byte; empty in front of the first."""
+        index = np.searchsorted([first for first, _ in self.tensors], byte, side="right")
+        return self.tensors[index - 1][1] if index else ""
+
+    def sample(self, files: int) -> np.ndarray:
+        """int64 (n,), ascending: where blocks begin that stand for the file, one of `files`. All of a small file, all
+        of a header, and blocks of every tensor; of a file at a URL the header alone.
+        """
+        if not self.tensors:
+            return np.arange(0, self.size, BLOCK)
+        firsts = np.array([first for first, _ in self.tensors], np.int64)
+        parts = [np.arange(0, min(int(firsts[0]), MAX_HEADER_BYTES), BLOCK)]
+        if not self.is_partial:
+            count = max(1, min(BLOCKS_OF_TENSOR, SAMPLED_BLOCKS // (len(firsts) * files)))
+            lasts = np.append(firsts[1:], self.size) - 1
+            steps = np.arange(count)
+            inside = firsts[:, None] + (lasts - firsts)[:, None] * steps // max(1, count - 1)
+            parts += [inside.ravel(), *(np.arange(begin, end, BLOCK) for begin, end in self.held)]
+        return np.unique(np.concatenate(parts) // BLOCK * BLOCK)
+
+    def digests(self, begins: np.ndarray) -> np.ndarray:
+        """uint64 (n,): XXH3 of the blocks that begin there. ModelFileError if the file cannot be read."""
+        if self.is_partial:
+            fetch_ranges(self.path, [(0, self.tensors[0][0] if self.tensors else self.size)])
+        with self.opened() as file, ThreadPoolExecutor(READERS, "sample") as pool:
+            descriptor, slices = file.fileno(), np.array_split(begins, min(READERS, max(1, len(begins))))
+            read = lambda part: [xxh3_64_intdigest(os.pread(descriptor, BLOCK, begin)) for begin in part.tolist()]
+            return np.array([value for values in pool.map(read, slices) for value in values], np.uint64)
+
+    def digest(self, span: Range) -> int:
+        """XXH3 of bytes [begin, end). ModelFileError if the file cannot be read."""
+        state, (at, end) = xxh3_64(), span
+        buffer = memoryview(bytearray(READ_BYTES))
+        with self.opened() as file:
+            while at < end:
+                count = os.preadv(file.fileno(), [buffer[: min(READ_BYTES, end - at)]], at)
+                if not count:
+                    raise ModelFileError(f"{self.path} has become shorter: it ends at byte {at}")
+                state.update(buffer[:count])
+                at += count
+        return state.intdigest()
+
+    def block(self, begin: int) -> bytes:
+        """The bytes of one block."""
+        with self.opened() as file:
+            return os.pread(file.fileno(), BLOCK, begin)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[io.FileIO]:
+        """The file for reading. ModelFileError if it cannot be read."""
+        try:
+            with open(self.path, "rb", buffering=0) as file:
+                yield file
+        except OSError as error:
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: OSError) -> ModelFileError:
+        return ModelFileError(f"{self.path} cannot be read: {error.strerror or error}")
+
+
+def model_files(checkpoint: Checkpoint, adapter: pathlib.Path | None = None) -> list[ModelFile]:
+    """The files of a model and of the adapter in a folder, in an order that is the same on all hosts."""
+    firsts: dict[pathlib.Path, dict[int, str]] = {}
+    for name, source in checkpoint.tensors.items():
+        beside = (*source.scales.places, *source.scales.zeros) if source.scales else ()
+        for path, first in (*source.places, *beside):
+            firsts.setdefault(path, {}).setdefault(first, name)
+    held = {path: tuple(span for file, span in checkpoint.held if file == path) for path in firsts}
+    files = [ModelFile(p.name, p, tuple(sorted(found.items())), held[p]) for p, found in sorted(firsts.items())]
+    if (folder := checkpoint.path).is_dir():
+        paths = [folder / name for name in (CONFIG, *BESIDE)] + sorted((folder / TEMPLATES).glob("*.jinja"))
+        files += [ModelFile(str(p.relative_to(folder)), p) for p in paths if p.is_file()]
+    if adapter is not None:
+        weights = adapter / ADAPTER_WEIGHTS
+        tensors = sorted((t.offset, t.name) for t in read_safetensors(weights).values())
+        files.append(ModelFile(f"adapter {ADAPTER_CONFIG}", adapter / ADAPTER_CONFIG))
+        files.append(ModelFile(f"adapter {ADAPTER_WEIGHTS}", weights, tuple(tensors)))
+    return files
+
+
+@functools.cache
+def machine_boot() -> str:
+    """A name of this machine since it was started."""
+    try:
+        return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def network_source(major: int, minor: int) -> str:
+    """The file server and its folder that a device is; empty for a device of this machine's own."""
+    try:
+        lines = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    for line in lines:
+        mount, _, described = line.partition(" - ")
+        kind, source, *_ = described.split()
+        if mount.split()[2] == f"{major}:{minor}" and kind in NETWORK_FILES:
+            return f"{kind} {source}"
+    return ""

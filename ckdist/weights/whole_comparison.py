@@ -1,0 +1,92 @@
+"""All bytes that ranks compute with, compared over the copies of a model's files while weights are packed."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from ckdist.comm.agreement import odd_one
+from ckdist.comm.protocol import World
+from ckdist.comm.world import together
+from ckdist.layout import Range
+from ckdist.weights.copies import Copies, differing_block
+from ckdist.weights.model_files import ModelFile
+
+MAX_READERS = 4  # threads of a rank
+CHUNK = 16 << 20  # bytes of one digest; a multiple of the sampled blocks
+
+
+class WholeComparison:
+    """Reads in the background, from its making on, what `finish` compares.
+
+    A copy is read where its own ranks need it, and where the ranks of the copy before it do: so whatever a rank
+    computes with is compared with another copy, and each copy is read for two of N parts, however many there are.
+    The ranks of a copy divide the work. Nothing is read if there is one copy. Files at a URL are left out.
+    """
+
+    def __init__(
+        self, world: World, files: Sequence[ModelFile], needed: Mapping[Path, Sequence[Range]], threads: int
+    ) -> None:
+        """Starts `threads` threads; a collective call. `needed`: bytes of a file that this rank computes with; all
+        bytes of a file that is not in it.
+        """
+        self._copies = Copies.find(world, files, by_host=False)
+        self._chunks: list[tuple[int, Range]] = []  # the index of a file, and bytes of it
+        self._parts: list[list[np.ndarray]] = []  # the chunks that each rank of each copy reads
+        self._digests: list[Future[int]] = []
+        if not self.has_copies:
+            return
+        wanted = np.concatenate([np.zeros(0, bool), *(self._add(i, file, needed) for i, file in enumerate(files))])
+        told = world.gather(np.packbits(wanted).tobytes())
+        rows = [np.unpackbits(np.frombuffer(row, np.uint8), count=len(wanted)) for row in told]
+        needs = [np.any([rows[rank] for rank in ranks], axis=0) for ranks in self._copies.groups]
+        for copy, ranks in enumerate(self._copies.groups):
+            self._parts.append(np.array_split(np.flatnonzero(needs[copy] | needs[copy - 1]), len(ranks)))
+        part = self._parts[self._copies.own][self._copies.groups[self._copies.own].index(world.rank)]
+        self._pool = ThreadPoolExecutor(threads, "compare")
+        for chunk in part.tolist():
+            index, span = self._chunks[chunk]
+            self._digests.append(self._pool.submit(files[index].digest, span))
+
+    def _add(self, index: int, file: ModelFile, needed: Mapping[Path, Sequence[Range]]) -> np.ndarray:
+        """Divides a file into chunks; bool (n,): those that this rank needs."""
+        if not file.tensors or file.is_partial:
+            return np.zeros(0, bool)
+        begins = range(0, file.size, CHUNK)
+        wanted = np.zeros(len(begins), bool)
+        for begin, end in needed.get(file.path, [(0, file.size)]):
+            if begin < end:
+                wanted[begin // CHUNK : -(-end // CHUNK)] = True
+        self._chunks += [(index, (begin, min(begin + CHUNK, file.size))) for begin in begins]
+        return wanted
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether there is something to compare."""
+        return len(self._copies.groups) > 1
+
+    def finish(self) -> None:
+        """Waits for all ranks, and compares; a collective call.
+
+        Raises ModelFileError, the same on every rank, that names host, file and tensor of the first difference.
+        """
+        copies = self._copies
+        if not self.has_copies:
+            return
+        own = together(copies.world, lambda: [future.result() for future in self._digests])
+        self._pool.shutdown()
+        told = copies.world.gather(np.array(own, np.uint64).tobytes())
+        digests = np.zeros((len(copies.groups), len(self._chunks)), np.uint64)
+        read = np.zeros(digests.shape, bool)
+        for copy, ranks in enumerate(copies.groups):
+            for rank, part in zip(ranks, self._parts[copy], strict=True):
+                digests[copy, part] = np.frombuffer(told[rank], np.uint64)
+                read[copy, part] = True
+        most = digests.max(axis=0)
+        for chunk in np.flatnonzero((read & (digests != most)).any(axis=0)).tolist():
+            readers = np.flatnonzero(read[:, chunk]).tolist()
+            pair = odd_one(digests[readers, chunk].tolist())
+            assert pair is not None  # one of these digests is not the greatest
+            index, span = self._chunks[chunk]
+            differing_block(copies, index, (readers[pair[0]], readers[pair[1]]), span)
