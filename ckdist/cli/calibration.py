@@ -12,7 +12,6 @@ import pathlib
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from ckdist import native
 from ckdist.cli.made_models import (
     ALL_BEHIND,
     ALONE,
@@ -46,6 +45,7 @@ from ckdist.planning.step_shape import StepShape
 from ckdist.program.batch import BLOCK_TOKENS
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import open_checkpoint
+from ckdist.weights.packed_type import activation_format
 
 TURNS = 3
 MOST_FACTOR, MOST_FASTER = 4.0, 1.25  # that products in steps are slower than alone, and faster
@@ -281,7 +281,7 @@ def _with_row_rates(spec: MachineSpec, found: Mapping[str, Measured]) -> Machine
     mean = [math.prod(each) ** (1 / len(each)) for each in of_bytes]
     products = {}
     for kind, alone in spec.products.items():
-        form = native.lib.ckdist_activation_format(native.ffi.NULL, dtypes.BY_NAME[kind].number)
+        form = activation_format(dtypes.BY_NAME[kind].number, spec.isa)
         each = factors.get(kind, (None, factors["BF16"], mean)[form] or [1.0] * len(PRODUCT_ROWS))
         products[kind] = tuple(rate * factor for rate, factor in zip(alone, each, strict=True))
     return dataclasses.replace(spec, products=products)

@@ -20,6 +20,7 @@ from ckdist.comm.transports.link import Link
 from ckdist.errors import ConfigError
 from ckdist.text_file import read_text_file
 from ckdist.topology.bandwidth import METHOD
+from ckdist.weights.packed_type import activation_format
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -124,6 +125,9 @@ class MachineSpec:
 
     def __post_init__(self) -> None:
         where = self.name or "the machine"
+        if not self.isa:
+            raise ConfigError(f"{where} has no isa: give the level of instructions whose kernels run, as avx2 or amx")
+        activation_format(0, self.isa)  # ConfigError if the level is not known
         for item in fields(self):
             if item.metadata.get("kind") in (int, float):
                 _check_number(where, item.name, getattr(self, item.name), item.metadata)

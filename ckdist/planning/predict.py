@@ -131,7 +131,7 @@ class Predictor:
 
     def weight(self, name: str) -> WeightCost:
         """What an element of a matrix costs."""
-        return cost_of_type(self.packed(name))
+        return cost_of_type(self.packed(name), self.cluster.machine.isa)
 
     def _divided(self) -> Iterator[tuple[Stage, list[RankPlace]]]:
         """Each stage of the first replica and the places of its ranks."""

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from ckdist.native import ffi, lib
+from ckdist import native
 from ckdist.weights.adapter import PackedMatrix, is_low_rank
 from ckdist.weights.dtypes import BY_NUMBER
 from ckdist.weights.loader import ShardLoader
@@ -22,11 +22,19 @@ def packed_type(loader: ShardLoader, name: str) -> int:
 
 
 def weight_cost(loader: ShardLoader, name: str) -> WeightCost:
-    """Of matrix `name` of a program."""
-    return cost_of_type(packed_type(loader, name))
+    """Cost of matrix `name` of a program with the kernels of this CPU."""
+    return cost_of_type(packed_type(loader, name), native.isa())
 
 
-def cost_of_type(number: int) -> WeightCost:
-    """Of a matrix of a type, by its ggml number."""
+def cost_of_type(number: int, isa: str) -> WeightCost:
+    """Cost of a matrix of a type, by its ggml number, with the kernels of level `isa`, which this CPU may lack."""
     kind = BY_NUMBER[number]
-    return WeightCost(kind.block_bytes / kind.block_elements, lib.ckdist_activation_format(ffi.NULL, number), kind.name)
+    return WeightCost(kind.block_bytes / kind.block_elements, activation_format(number, isa), kind.name)
+
+
+def activation_format(number: int, isa: str) -> int:
+    """The format in which kernels of level `isa` read the activations of a weight type, by its ggml number.
+
+    Raises ConfigError if the level is not known.
+    """
+    return native.check(native.lib.ckdist_activation_format(isa.encode(), number))

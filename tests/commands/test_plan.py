@@ -1,9 +1,13 @@
 """`ckdist plan`: tables for people, JSON for programs, models without weights, and one line for what is absurd."""
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 
+from ckdist import native
 from ckdist.cli.main import main
 from ckdist.engine.launch import BUNDLED
 from ckdist.planning.machine import machine_named
@@ -50,6 +54,25 @@ def test_a_folder_without_weights_and_its_picture(tmp_path, capsys):
     code, text, err = plan("-m", str(tmp_path), "--machine", str(machine), "--plot", str(picture), capsys=capsys)
     assert code == 0, err
     assert "best: tensor" in text and picture.read_text().startswith("<?xml")
+
+
+PLANS = """
+from ckdist.cli.main import main
+for name in ("xeon-8592", "epyc-9965", "xeon-8280", "graviton4"):
+    assert main(["plan", "-m", "qwen3-0.6b", "--type", "BF16", "--machine", name, "--json"]) == 0
+"""
+
+
+def test_plans_of_a_machine_do_not_depend_on_the_cpu_that_computes_them():
+    """The lowest level of this CPU and its best: a plan of prompts in BF16 differed 12.5 times."""
+    plain, best = (
+        subprocess.run(
+            [sys.executable, "-c", PLANS], env={**os.environ, **level}, capture_output=True, text=True, timeout=120
+        )
+        for level in ({"CKDIST_ISA": "baseline"}, {"CKDIST_ISA": next(k for k, v in native.isas().items() if not v)})
+    )
+    assert plain.returncode == best.returncode == 0, plain.stderr + best.stderr
+    assert plain.stdout.count("prefill") and plain.stdout == best.stdout
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

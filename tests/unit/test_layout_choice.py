@@ -40,7 +40,15 @@ def test_stages_are_of_whole_hosts_or_parts_of_one(hosts, local, fields, counts)
 @pytest.mark.parametrize("rate, seconds, stages", [(1e7, 1e-3, 2), (1e11, 1e-6, 1)])
 def test_a_slow_link_favours_stages(rate, seconds, stages):
     machine = MachineSpec(
-        cores=4, memory=64e9, bandwidth=50e9, f32=40e9, bf16=40e9, int8=80e9, link_rate=rate, link_seconds=seconds
+        isa="avx2",
+        cores=4,
+        memory=64e9,
+        bandwidth=50e9,
+        f32=40e9,
+        bf16=40e9,
+        int8=80e9,
+        link_rate=rate,
+        link_seconds=seconds,
     )
     choice = best_layout(describe_config(MODEL, "config.json", "Q4_K"), Cluster(machine, 2), config(), [1, 2])
     assert choice.stages == stages

@@ -12,6 +12,7 @@ MACHINE = MachineSpec(
     int8=80e9, products={"Q4_K": (1e9, 3e9, 8e9, 20e9, 30e9)},
 )  # fmt: skip
 LEAST = {
+    "isa": "avx2",
     "host": {"cores": 8, "memory": 64e9},
     "memory": {"bandwidth": 1e11},
     "arithmetic": {"f32": 4e10, "bf16": 4e10, "int8": 8e10},
@@ -61,6 +62,8 @@ def test_the_catalogue_says_that_it_is_not_measured():
         ({"memory": {"bandwidth": 1e11, "reuse": [[1e8]]}}, "memory.reuse must be at most 64 pairs"),
         ({"memory": {"bandwidth": 1e11, "reuse": [[1e8, "x"]]}}, "memory.reuse is x; it must be a number"),
         ({"memory": {"bandwidth": 1e11, "reuse": [[1e8, 5e10], [1e9, 6e10]]}}, "and rates must not"),
+        ({"isa": "sse9"}, "ISA sse9 is not known; use one of baseline, avx2, "),
+        ({"isa": ""}, "has no isa: give the level of instructions"),
         ({"name": "two\nlines"}, "name must be a text of one line"),
     ],
 )  # fmt: skip

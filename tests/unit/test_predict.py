@@ -16,7 +16,9 @@ from ckdist.planning.step_cost import StepTotals
 from ckdist.planning.step_shape import Chunks, StepShape
 from ckdist.weights.described import describe_config
 
-MACHINE = MachineSpec(cores=8, nodes=2, memory=64e9, bandwidth=100e9, f32=40e9, bf16=80e9, int8=200e9)
+MACHINE = MachineSpec(
+    isa="avx512_bf16", cores=8, nodes=2, memory=64e9, bandwidth=100e9, f32=40e9, bf16=80e9, int8=200e9
+)
 DENSE = {
     "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 4,
     "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 32000,

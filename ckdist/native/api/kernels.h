@@ -17,7 +17,8 @@ CKDIST_EXPORT int ckdist_pack(const char* isa, int32_t type, int64_t rows, int64
 CKDIST_EXPORT int ckdist_unpack(const char* isa, int32_t type, int64_t rows, int64_t cols, const uint8_t* tiles,
                                 int64_t tiles_bytes, float* out);
 
-/* What the type's product wants its activations in: 0 float32, 1 bfloat16, 2 int8 with a scale per 32 columns. */
+/* The format of the activations of the type's product: 0 float32, 1 bfloat16, 2 int8 with a scale per 32 columns. It
+   comes from a table of all levels of all architectures: this CPU and this build may lack the level. */
 CKDIST_EXPORT int ckdist_activation_format(const char* isa, int32_t type);
 CKDIST_EXPORT int64_t ckdist_activation_bytes(int32_t format, int64_t cols);
 /* x: float32 (tokens, n), that stand at columns [lead, lead + n) of cols; out: tokens rows of ckdist_activation_bytes.

@@ -4,6 +4,7 @@
 #include "bindings/isa_choice.h"
 #include "core/dtype.h"
 #include "core/error.h"
+#include "kernels/formats.h"
 #include "kernels/layout_blocks.h"
 
 namespace ckdist {
@@ -42,6 +43,12 @@ const LinearKernel& checked_kernel(const char* isa, int32_t type, int64_t rows, 
 int64_t row_bytes(int32_t type, int64_t cols) {
   const TypeTraits& traits = type_traits(type);
   return cols / traits.block_elements * traits.block_bytes;
+}
+
+std::string level_names() {
+  std::string names;
+  for (const LevelFormats& level : kLevelFormats) names += (names.empty() ? "" : ", ") + std::string(level.name);
+  return names;
 }
 
 ActivationFormat checked_format(int32_t format) {
@@ -105,8 +112,12 @@ int ckdist_unpack(const char* isa, int32_t type, int64_t rows, int64_t cols, con
 }
 
 int ckdist_activation_format(const char* isa, int32_t type) {
-  return static_cast<int>(
-      guarded_size([&] { return static_cast<int64_t>(checked_kernel(isa, type, 0, 0).activation); }));
+  return static_cast<int>(guarded_size([&] {
+    checked_type(type, 0, 0);
+    const LevelFormats* level = level_formats(isa ? isa : kernels().name);
+    if (!level) fail(Status::config, "ISA %.32s is not known; use one of %s", isa, level_names().c_str());
+    return static_cast<int64_t>(activation_format(*level, static_cast<Type>(type)));
+  }));
 }
 
 int64_t ckdist_activation_bytes(int32_t format, int64_t cols) {

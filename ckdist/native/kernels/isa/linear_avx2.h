@@ -13,11 +13,6 @@ namespace {
 constexpr int kLane = 8;  // rows of a half
 constexpr int kHalves = kTileRows / kLane;
 
-template <Type type>
-constexpr ActivationFormat activation_of() {
-  return layout_of(type).columns ? ActivationFormat::q8 : ActivationFormat::f32;
-}
-
 inline __m256i load(const uint8_t* at) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)); }
 
 // Lanes of half `half` that are rows of the tile.

@@ -12,12 +12,7 @@ namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
-template <Type type>
-constexpr ActivationFormat activation_of() {
-  return layout_of(type).columns          ? ActivationFormat::q8
-         : type == Type::bf16 && kBf16Dot ? ActivationFormat::bf16
-                                          : ActivationFormat::f32;
-}
+static_assert(kBf16Dot == kFormats.bf16_pairs);
 
 inline __m512i load(const uint8_t* at) { return _mm512_loadu_si512(at); }
 

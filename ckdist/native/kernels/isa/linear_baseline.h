@@ -14,11 +14,6 @@ constexpr int kMaxTokens = 16;
 constexpr int kSteps = kGroupColumns / 4;
 constexpr int kVector = kTileRows * 4;  // codes of one step
 
-template <Type type>
-constexpr ActivationFormat activation_of() {
-  return layout_of(type).columns ? ActivationFormat::q8 : ActivationFormat::f32;
-}
-
 struct Rows {
   float lane[kTileRows];
 };

@@ -18,7 +18,7 @@ constexpr auto product = multiply<Float8Product>;
 
 }  // namespace
 
-extern const LinearKernel float8_kernel = {kFloat8Activation, Tiles<Type::f8_e4m3>::tile_bytes,
+extern const LinearKernel float8_kernel = {activation_format(kFormats, Type::f8_e4m3), Tiles<Type::f8_e4m3>::tile_bytes,
                                            CKDIST_VECTORS::pack_tile<Type::f8_e4m3>, Tiles<Type::f8_e4m3>::unpack_row,
                                            product};
 

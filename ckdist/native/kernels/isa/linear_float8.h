@@ -64,9 +64,9 @@ struct Float8Product {
 };
 
 #if defined(__AVX512BF16__)
-constexpr ActivationFormat kFloat8Activation = ActivationFormat::bf16;
+static_assert(kFormats.float8_pairs);
 #else
-constexpr ActivationFormat kFloat8Activation = ActivationFormat::f32;
+static_assert(!kFormats.float8_pairs);
 #endif
 
 }  // namespace

@@ -22,13 +22,7 @@ constexpr bool kBf16Dot = true;
 #else
 constexpr bool kBf16Dot = false;
 #endif
-
-template <Type type>
-constexpr ActivationFormat activation_of() {
-  return layout_of(type).columns          ? ActivationFormat::q8
-         : type == Type::bf16 && kBf16Dot ? ActivationFormat::bf16
-                                          : ActivationFormat::f32;
-}
+static_assert(kBf16Dot == kFormats.bf16_pairs);
 
 template <int tokens>
 inline void store_sums(const Strip& strip, const float32x4_t (*sums)[kQuarters]) {

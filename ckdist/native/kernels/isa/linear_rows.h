@@ -24,8 +24,8 @@ constexpr LinearKernel kernel_of() {
 #else
   constexpr auto product = multiply<Product<type>>;
 #endif
-  return {activation_of<type>(), Tiles<type>::tile_bytes, CKDIST_VECTORS::pack_tile<type>, Tiles<type>::unpack_row,
-          product};
+  return {activation_format(kFormats, type), Tiles<type>::tile_bytes, CKDIST_VECTORS::pack_tile<type>,
+          Tiles<type>::unpack_row, product};
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 // Columns are never split: bringing the sums of a few tokens back from y costs more than streaming a long tile from the
 // L2 cache.
 #pragma once
+#include "kernels/formats.h"
 #include "kernels/isa/expand.h"
 #include "kernels/isa/float8.h"
 #include "kernels/layout.h"
@@ -16,6 +17,13 @@
 namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
+
+#define CKDIST_QUOTE(name) #name
+#define CKDIST_QUOTED(macro) CKDIST_QUOTE(macro)
+constexpr LevelFormats kFormats =
+    *level_formats(CKDIST_QUOTED(CKDIST_ISA));  // fails to compile if it is not in the table
+#undef CKDIST_QUOTED
+#undef CKDIST_QUOTE
 
 struct Strip {
   const uint8_t* tile;  // the first

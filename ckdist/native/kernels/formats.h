@@ -1,0 +1,42 @@
+// The format in which each level reads the activations of a product, by the type of its weights. Levels of every
+// architecture are here, so that a plan of a machine asks neither this build nor this CPU. The kernels under isa/ take
+// their format from here.
+#pragma once
+#include "kernels/layout.h"
+#include "kernels/linear.h"
+
+namespace ckdist {
+
+// How a level multiplies floats of 16 and 8 bits: in pairs of bfloat16, or expanded to float32. Bytes are multiplied
+// as bytes on all.
+struct LevelFormats {
+  const char* name;
+  bool bf16_pairs;
+  bool float8_pairs;
+};
+
+constexpr LevelFormats kLevelFormats[] = {
+    {"baseline", false, false},     {"avx2", false, false},      {"avx2_vnni", false, false}, {"avx512", false, false},
+    {"avx512_vnni", false, false},  {"avx512_bf16", true, true}, {"amx", true, true},         {"neon", false, false},
+    {"neon_dotprod", false, false}, {"neon_i8mm", false, false}, {"neon_bf16", true, false},
+};
+
+constexpr bool same_text(const char* a, const char* b) {
+  for (; *a && *a == *b; ++a, ++b) {}
+  return *a == *b;
+}
+
+// The level of this name; null if none has it.
+constexpr const LevelFormats* level_formats(const char* name) {
+  for (const LevelFormats& level : kLevelFormats)
+    if (same_text(level.name, name)) return &level;
+  return nullptr;
+}
+
+constexpr ActivationFormat activation_format(const LevelFormats& level, Type type) {
+  if (type == Type::bf16) return level.bf16_pairs ? ActivationFormat::bf16 : ActivationFormat::f32;
+  if (is_float8(type)) return level.float8_pairs ? ActivationFormat::bf16 : ActivationFormat::f32;
+  return layout_of(type).columns ? ActivationFormat::q8 : ActivationFormat::f32;
+}
+
+}  // namespace ckdist
