@@ -180,12 +180,13 @@ def placement_lines(machine: Machine) -> list[str]:
     mask = machine.binding.cpus
     ranks = max(1, len({machine.by_number[cpu].node for cpu in mask if cpu in machine.by_number}))
     ranges = shares(machine, [mask] * ranks)
+    quota = machine.control_group.quota
+    quota = None if quota is None else quota / ranks
     rows = [["rank", "node", "threads", "cpus"]]
     for rank in range(ranks):
-        place = place_rank(machine, [mask] * ranks, rank, threads_of(machine, ranges[rank], rank == 0))
-        rows.append(
-            [str(rank), format_cpu_list(place.nodes), str(len(place.cpus)), format_cpu_list(place.cpus) or "any"]
-        )
+        threads = threads_of(machine, ranges[rank], rank == 0, quota)
+        place = place_rank(machine, [mask] * ranks, rank, threads, quota)
+        rows.append([str(rank), format_cpu_list(place.nodes), str(threads), format_cpu_list(place.cpus) or "any"])
     return table(rows)
 
 

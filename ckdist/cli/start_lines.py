@@ -30,8 +30,11 @@ def start_lines(name: str, model: Model) -> tuple[list[str], list[str]]:
     call.
     """
     plan, world = model.plan, model.world
-    note = "" if plan.placement.note == this_machine().simple else plan.placement.note
-    rows = world.gather([model.weight_bytes, model.executable.kv_bytes, plan.memory, note, not plan.placement.cpus])
+    quota = plan.placement.quota
+    known = quota is not None or plan.placement.note == this_machine().simple  # it is in a line that says more
+    note = "" if known else plan.placement.note
+    unpinned = not plan.placement.cpus and quota is None
+    rows = world.gather([model.weight_bytes, model.executable.kv_bytes, plan.memory, note, unpinned])
     weights, cache = (max(row[i] for row in rows) for i in (0, 1))
     advice = [note for note in dict.fromkeys(row[3] for row in rows) if note]
     if any(row[4] for row in rows):
@@ -42,6 +45,7 @@ def start_lines(name: str, model: Model) -> tuple[list[str], list[str]]:
     hosts = len(set(world.hosts))
     threads = f"{plan.threads} thread{'s' * (plan.threads > 1)}"
     batch = f" ({plan.threads_batch} with prompts)" if plan.threads_batch != plan.threads else ""
+    batch += f" of a CPU quota of {quota:.3g} each" if quota is not None else ""
     where = f"1 rank × {threads}{batch}"
     if world.size > 1:
         transport = model.executable.communicator.transport

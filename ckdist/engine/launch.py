@@ -261,6 +261,8 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
     tell_stages(world, traced, communicator, shard.weight_bytes)
     if world.rank == 0:
         log.debug("%s%s", "each stage: " if stages else "", plan)
+    if world.local_rank == 0 and plan.placement.is_over_quota:
+        log.warning("%s", plan.placement.note)
     with tracing.span(native.lib.ckdist_trace_choose) if tracing else contextlib.nullcontext():
         types = [packed_type(loader, name) for name, *_ in lowered.matrices if "layers.0." in name]
         group = traced.rank.world

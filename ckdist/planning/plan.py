@@ -39,6 +39,7 @@ STATES_EACH = 4  # and how many of them there are for each of these at most
 
 # polls of a flag before a thread sleeps: some 100 µs, longer than a barrier of ranks that have cores of their own
 SPINS = 20000
+SPINS_QUOTA = 2000  # some 10 µs: the time in which a thread waits counts towards a control group's quota
 SPINS_CROWDED = 20  # where threads outnumber CPUs, a thread that waits must make room
 
 
@@ -131,9 +132,10 @@ def make_plan(
     needed = -(-context // BLOCK_TOKENS) * per_block
     needed, there = (needed, limit) if needed > limit else (needed + context * rope, room)
     most = budget // per_block * BLOCK_TOKENS if per_block else sys.maxsize
-    rows = world.gather([most, needed, there, longest * BLOCK_TOKENS, int(placement.crowded)])
+    spins = SPINS_CROWDED if placement.crowded else SPINS if placement.quota is None else SPINS_QUOTA
+    rows = world.gather([most, needed, there, longest * BLOCK_TOKENS, spins])
     most, needed, there, *_ = min(rows)  # of the rank that has the least room
-    longest, crowded = min(row[3] for row in rows), any(row[4] for row in rows)
+    longest, spins = min(row[3] for row in rows), min(row[4] for row in rows)
     if most < wanted:
         raise CapacityError(
             f"one sequence of --ctx-size {context} needs {gigabytes(needed)} for its {cache_name(types)} cache "
@@ -148,7 +150,6 @@ def make_plan(
     context = min(context, total)
     blocks = -(-total // BLOCK_TOKENS)
     cache = CacheConfig(most_tokens, sequences, context, blocks, types["k"], types["v"], slots)
-    spins = SPINS_CROWDED if crowded else SPINS
     return Plan(mesh, prefill, layout, cache, threads, threads_batch, spins, placement, max(0, free))
 
 

@@ -97,9 +97,8 @@ def _limits(machine: Machine) -> Iterator[Advice]:
     if group.quota is not None and group.quota < len(machine.cores(allowed)):
         yield Advice(
             f"a control group gives {group.quota:.1f} CPUs' worth of time to {len(machine.cores(allowed))} cores",
-            "threads are stopped in the middle of a step, and the others wait",
-            f"ckdist serve -t {max(1, int(group.quota))}"
-            f"  # or docker update --cpus {len(machine.cores(allowed))} CONTAINER",
+            "as many threads run, unpinned, and the other cores stay idle",
+            f"docker update --cpus {len(machine.cores(allowed))} CONTAINER  # or systemctl set-property UNIT CPUQuota=",
         )
     if group.memory is not None and machine.memory.total and group.memory < machine.memory.total * 0.9:
         yield Advice(

@@ -18,7 +18,12 @@ class ControlGroup:
     memory_used: int | None  # in the group that limits
     cpus: tuple[int, ...] | None
     memory_nodes: tuple[int, ...] | None
-    quota: float | None  # CPUs' worth of time
+    quotas: tuple[tuple[str, float], ...]  # (folder of a group, CPUs' worth of time), from this process's group upwards
+
+    @property
+    def quota(self) -> float | None:
+        """The smallest quota along the path."""
+        return min((cpus for _, cpus in self.quotas), default=None)
 
 
 def read_control_group(tree: Tree) -> ControlGroup:
@@ -30,7 +35,7 @@ def read_control_group(tree: Tree) -> ControlGroup:
         if ".." not in path.split("/"):
             groups.update((controller, path) for controller in controllers.split(","))
     memory: list[tuple[int, int | None]] = []
-    quotas: list[float] = []
+    quotas: list[tuple[str, float]] = []
     for folder in _up(groups, "memory"):
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             bound = tree.number(f"{folder}/{limit}")
@@ -41,11 +46,9 @@ def read_control_group(tree: Tree) -> ControlGroup:
             tree.text(f"{folder}/cpu.cfs_{what}_us") for what in ("quota", "period")
         ]
         if len(words) == 2 and all(w.isascii() and w.isdigit() and 0 < len(w) < 16 for w in words) and int(words[1]):
-            quotas.append(int(words[0]) / int(words[1]))
+            quotas.append((folder, int(words[0]) / int(words[1])))
     limit, used = min(memory, default=(None, None), key=lambda pair: pair[0])
-    return ControlGroup(
-        limit, used, _list(tree, groups, "cpus"), _list(tree, groups, "mems"), min(quotas, default=None)
-    )
+    return ControlGroup(limit, used, _list(tree, groups, "cpus"), _list(tree, groups, "mems"), tuple(quotas))
 
 
 def _up(groups: dict[str, str], controller: str) -> Iterator[str]:

@@ -8,8 +8,9 @@ only says what to do.
 import contextlib
 import itertools
 import os
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ckdist.comm.protocol import World
 from ckdist.topology.binding import own_cpus
@@ -24,7 +25,10 @@ FRONT_END_CORES = 8  # a share of at least so many physical cores gives one up t
 class Placement:
     """One rank's place.
 
-    `cpus`: one per thread, or empty where the threads outnumber the CPUs and are left to the kernel.
+    `cpus`: one per thread, or empty if the threads are left to the kernel: they outnumber the CPUs, or have a quota.
+
+    `threads`: the most that run at once. `quota`: CPUs' worth of time that a control group gives this rank, if it is
+    less than its cores; else None. Threads with a quota are not pinned: other containers have the same CPUs.
 
     `share`: all CPUs that are this rank's. `nodes`: where they are; `memory`: where its pages go, empty where that
     cannot be said; `sharers`: ranks whose memory lies there too. `bound`: a launcher's binding was in force and was
@@ -39,6 +43,13 @@ class Placement:
     bound: bool
     crowded: bool
     note: str
+    threads: int = 0
+    quota: float | None = None
+
+    @property
+    def is_over_quota(self) -> bool:
+        """Whether threads will be stopped in the middle of steps."""
+        return self.quota is not None and self.threads > max(1, int(self.quota))
 
     @property
     def node(self) -> int:
@@ -57,35 +68,60 @@ class Placement:
 def place(world: World, threads: int | None = None) -> Placement:
     """This rank's place, for `threads` threads (None: `default_threads`); a collective call."""
     masks = _masks(world)
-    machine = this_machine()
-    wanted = threads or threads_of(machine, shares(machine, masks)[world.local_rank], world.rank == 0)
-    return place_rank(machine, masks, world.local_rank, wanted)
+    machine, quota = this_machine(), quota_of(world)
+    wanted = threads or threads_of(machine, shares(machine, masks)[world.local_rank], world.rank == 0, quota)
+    return place_rank(machine, masks, world.local_rank, wanted, quota)
 
 
 def default_threads(world: World) -> int:
-    """Threads of a rank that was not told: one per fast physical core of its share; a collective call."""
-    machine = this_machine()
-    return threads_of(machine, shares(machine, _masks(world))[world.local_rank], world.rank == 0)
+    """Threads of a rank that was not told: one per fast physical core of its share, as far as its quota goes; a
+    collective call.
+    """
+    machine, quota = this_machine(), quota_of(world)
+    return threads_of(machine, shares(machine, _masks(world))[world.local_rank], world.rank == 0, quota)
+
+
+def _of_host(world: World, own: Any) -> list[Any]:
+    """`own` of each rank of this host, in local rank order; a collective call."""
+    return [one for one, host in zip(world.gather(own), world.hosts, strict=True) if host == world.hosts[world.rank]]
 
 
 def _masks(world: World) -> list[tuple[int, ...]]:
     """The CPUs that each rank of this host was given, in local rank order."""
-    everyone = world.gather(list(own_cpus()))
-    return [tuple(mask) for mask, host in zip(everyone, world.hosts, strict=True) if host == world.hosts[world.rank]]
+    return [tuple(mask) for mask in _of_host(world, list(own_cpus()))]
 
 
-def threads_of(machine: Machine, share: tuple[int, ...], front_end: bool) -> int:
-    """One per fast physical core, but for one that is left to the front end.
+def quota_of(world: World) -> float | None:
+    """CPUs' worth of time that control groups give this rank; None if there is no limit. A collective call."""
+    quotas = this_machine().control_group.quotas
+    return shared_quota(quotas, _of_host(world, [group for group, _ in quotas]))
+
+
+def shared_quota(quotas: Iterable[tuple[str, float]], groups: Sequence[Sequence[str]]) -> float | None:
+    """The smallest part of any quota. A group's ranks have equal parts of its quota.
+
+    Args:
+        quotas: This rank's groups with their quotas.
+        groups: The groups with a quota of each rank of the host.
+    """
+    return min((cpus / sum(group in others for others in groups) for group, cpus in quotas), default=None)
+
+
+def threads_of(machine: Machine, share: tuple[int, ...], front_end: bool, quota: float | None = None) -> int:
+    """One per fast physical core, but for one that is left to the front end; not more than the quota.
 
     Work is divided evenly over threads, so one on an efficient core would hold up all: those stay idle where there are
     fast ones.
     """
     cores = {cpu.core for cpu in machine.cpus if cpu.number in share and not cpu.efficient} or set(machine.cores(share))
-    return max(1, len(cores) - (front_end and len(cores) >= FRONT_END_CORES))
+    threads = max(1, len(cores) - (front_end and len(cores) >= FRONT_END_CORES))
+    return threads if quota is None else min(threads, max(1, int(quota)))
 
 
-def place_rank(machine: Machine, masks: list[tuple[int, ...]], local_rank: int, threads: int) -> Placement:
-    """The place of one of a host's ranks. `masks`: the CPUs that each of them was given."""
+def place_rank(
+    machine: Machine, masks: list[tuple[int, ...]], local_rank: int, threads: int, quota: float | None = None
+) -> Placement:
+    """The place of one of a host's ranks. `masks`: the CPUs that each of them was given; `quota`: this rank's."""
     everyone = shares(machine, masks)
     share = everyone[local_rank]
     bound = len(set(masks)) > 1
@@ -94,8 +130,21 @@ def place_rank(machine: Machine, masks: list[tuple[int, ...]], local_rank: int, 
     nodes = _nodes(machine, share)
     memory = _memory(machine, nodes)
     sharers = sum(bool(set(memory) & set(_memory(machine, _nodes(machine, other)))) for other in everyone)
-    cpus = () if crowded else tuple(threads_first(machine, share)[:threads])
-    return Placement(cpus, share, nodes, memory, max(1, sharers), bound, crowded, _note(machine, masks, everyone))
+    cores = len(machine.cores(share))
+    if quota is not None and quota >= cores:
+        quota = None
+    cpus = () if crowded or quota is not None else tuple(threads_first(machine, share)[:threads])
+    note = _note(machine, masks, everyone) if quota is None else quota_note(quota, cores, threads)
+    return Placement(cpus, share, nodes, memory, max(1, sharers), bound, crowded, note, threads, quota)
+
+
+def quota_note(quota: float, cores: int, threads: int) -> str:
+    """How a quota limits a rank's threads, and a warning if it has more."""
+    count = f"{threads} thread{'s' * (threads > 1)}"
+    of_rank = f"a control group limits a rank to {quota:.3g} CPUs of time on {cores} cores"
+    if threads > max(1, int(quota)):
+        return f"{of_rank}: its {count} will be stopped in the middle of steps; -t {max(1, int(quota))} avoids it"
+    return f"{of_rank}, so it has {count}"
 
 
 def shares(machine: Machine, masks: list[tuple[int, ...]]) -> list[tuple[int, ...]]:

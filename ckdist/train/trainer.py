@@ -21,6 +21,7 @@ from ckdist.errors import CommError, ConfigError
 from ckdist.hub.resolve import resolve
 from ckdist.mesh import Mesh
 from ckdist.planning.memory import require
+from ckdist.planning.plan import SPINS_QUOTA
 from ckdist.planning.training import memory_line, training_bytes
 from ckdist.program.pool import ThreadPool
 from ckdist.topology import bind_memory, default_threads, place
@@ -155,6 +156,8 @@ class Trainer:
         self.placement = place(world, self.threads)
         self.placement.enter()  # what is loaded from here on lies on the rank's own memory nodes, as in serving
         bind_memory(self.placement)
+        if world.local_rank == 0 and self.placement.is_over_quota:
+            log.warning("%s", self.placement.note)
         # of a step; a source of one's own may give more than the configuration says
         steady = 2 * mesh.size("pp") if source is not None else 1
         program = self.model.lowered(config, mesh, max(config.gradient_accumulation_steps, steady))
@@ -165,6 +168,7 @@ class Trainer:
                 world,
                 config.transport,
                 timeout=config.ddp_timeout,
+                spins=None if self.placement.quota is None else SPINS_QUOTA,
                 # gradients are reduced in place, and rows are read there
                 arena_bytes=ARENA_BYTES + 2 * needed["gradients"] + 2 * needed["rows for other stages"],
                 log=log.warning,

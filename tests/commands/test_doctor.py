@@ -79,7 +79,7 @@ class TestAdvice:
             "sys/class/infiniband/mlx5_0/ports/1/state": "4: ACTIVE",
         }
         text = self.advice(tmp_path, Layout(extra=extra), memlock=8 << 20)
-        assert "2.5 CPUs' worth of time to 4 cores" in text and "ckdist serve -t 2" in text
+        assert "2.5 CPUs' worth of time to 4 cores" in text and "docker update --cpus 4" in text
         assert "limits memory to 8.0 of 64.0 GiB" in text
         assert "may lock 8192 KiB" in text and "memlock unlimited" in text
 

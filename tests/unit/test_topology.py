@@ -9,6 +9,8 @@ import os
 import pathlib
 import random
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -18,7 +20,15 @@ from hypothesis import strategies as st
 from ckdist import native
 from ckdist.topology import Huge, Pages, bind_memory, huge_pages, read_machine, sample_pages, this_machine
 from ckdist.topology.devices import DsaDevice, DsaQueue
-from ckdist.topology.placement import Placement, place_rank, ranks_per_node, shares, threads_first, threads_of
+from ckdist.topology.placement import (
+    Placement,
+    place_rank,
+    ranks_per_node,
+    shared_quota,
+    shares,
+    threads_first,
+    threads_of,
+)
 from ckdist.topology.tree import format_cpu_list, parse_cpu_list
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.loader import ShardLoader
@@ -50,7 +60,9 @@ def machine_of(layout: Layout, tmp_path, environment=None):
 def places(machine, ranks: int, threads: int | None = None, masks=None) -> list[Placement]:
     masks = masks or [machine.binding.cpus] * ranks
     cut = shares(machine, masks)
-    return [place_rank(machine, masks, r, threads or threads_of(machine, cut[r], r == 0)) for r in range(ranks)]
+    quota = shared_quota(machine.control_group.quotas, [[group for group, _ in machine.control_group.quotas]] * ranks)
+    given = [threads or threads_of(machine, cut[r], r == 0, quota) for r in range(ranks)]
+    return [place_rank(machine, masks, r, given[r], quota) for r in range(ranks)]
 
 
 class TestReading:
@@ -142,6 +154,7 @@ class TestReading:
             "sys/fs/cgroup/pod/memory.max": str(8 * GIB),
             "sys/fs/cgroup/pod/memory.current": str(GIB),
             "sys/fs/cgroup/pod/box/memory.max": "max",
+            "sys/fs/cgroup/pod/cpu.max": "700000 100000",
             "sys/fs/cgroup/pod/box/cpu.max": "250000 100000",
             "sys/fs/cgroup/pod/cpuset.cpus.effective": "0-2",
         }
@@ -276,6 +289,49 @@ class TestPlacement:
         assert [p.share for p in places(machine, 4, masks=sockets)] == [(0, 1), (4, 5), (2, 3), (6, 7)], (
             "ranks of one mask divide it"
         )
+
+    @pytest.mark.parametrize("quota, threads", [("50000", 1), ("350000", 3), ("600000", 6), ("max", 6)])
+    def test_threads_are_no_more_than_a_quota(self, quota, threads, tmp_path):
+        """Of a container with six cores; those that a quota limits are not pinned beside another container's."""
+        files = {"proc/self/cgroup": "0::/pod/box", "sys/fs/cgroup/pod/cpu.max": f"{quota} 100000"}
+        machine = machine_of(Layout(cores=6, extra=files), tmp_path)
+        (place,) = places(machine, 1)
+        assert place.threads == threads and place.cpus == (() if threads < 6 else tuple(range(6)))
+        assert not place.is_over_quota and bool(place.note) == (threads < 6)
+        assert places(machine, 1, threads=6)[0].is_over_quota == (threads < 6), "-t rules, with a warning"
+
+    def test_a_real_group_limits_the_threads(self):
+        """Of the CPU controller's version 1 or 2; its quota is one CPU, of which this machine has more."""
+        root = next((r for r in ("/sys/fs/cgroup/cpu", "/sys/fs/cgroup") if os.path.exists(f"{r}/cgroup.procs")), "")
+        group = f"{root}/ckdist-{os.getpid()}"
+        try:
+            os.mkdir(group)
+        except OSError:
+            pytest.skip("no control group can be made here")
+        try:
+            for name, text in (("cpu.cfs_quota_us", "100000"), ("cpu.max", "100000 100000")):
+                if os.path.exists(f"{group}/{name}"):
+                    pathlib.Path(group, name).write_text(text)
+                    break
+            else:
+                pytest.skip("its CPU controller is off")
+            code = "import os; open(os.environ['G'] + '/cgroup.procs', 'w').write('0'); from ckdist.topology import *; "
+            code += "from ckdist.comm.world import SingleWorld as w; print(default_threads(w()), place(w()).quota)"
+            done = subprocess.run(
+                [sys.executable, "-c", code], env={**os.environ, "G": group}, capture_output=True, text=True, timeout=60
+            )
+        finally:
+            os.rmdir(group)
+        assert done.stdout.split() == ["1", "1.0" if len(this_machine().cores()) > 1 else "None"], done.stderr
+
+    def test_ranks_of_one_group_share_its_quota(self, tmp_path):
+        """One group above both ranks, and a smaller one of each rank's own."""
+        quotas = (("/pod/a", 4.0), ("/pod", 6.0))
+        assert shared_quota(quotas, [["/pod/a", "/pod"], ["/pod/b", "/pod"]]) == 3.0
+        assert shared_quota(quotas, [["/pod/a", "/pod"]]) == 4.0
+        assert shared_quota((), [[], []]) is None
+        machine = machine_of(Layout(cores=8), tmp_path)
+        assert [threads_of(machine, (0, 1, 2, 3), False, quota) for quota in (3.0, 1.5, 0.2, 9.0)] == [3, 1, 1, 4]
 
     def test_more_ranks_than_cores(self, tmp_path):
         machine = machine_of(Layout(cores=2, smt=2), tmp_path)
