@@ -11,6 +11,7 @@ import os
 import pathlib
 import signal
 import socket
+from typing import NamedTuple
 
 from ckdist.cli.session import dismissing
 from ckdist.cli.start_lines import start_lines
@@ -22,6 +23,7 @@ from ckdist.engine.coordinator import Coordinator
 from ckdist.engine.launch import BUNDLED, Model, load_model, make_engine
 from ckdist.engine.rank_reports import RankReports
 from ckdist.engine.socket_directory import socket_directory
+from ckdist.errors import ConfigError
 from ckdist.hub.remote_file import is_url
 from ckdist.hub.resolve import resolve
 from ckdist.models.spec import ModelSpec
@@ -89,6 +91,27 @@ def open_line(config: ServeConfig, listener: socket.socket) -> str | None:
     )
 
 
+class Listeners(NamedTuple):
+    """Rank 0's listening sockets."""
+
+    http: socket.socket
+    metrics: socket.socket | None  # of --metrics-port
+
+
+def open_listeners(config: ServeConfig) -> Listeners:
+    """Listens before anything heavy is done.
+
+    ConfigError if a port is taken, or others than this host's users reach a server that asks nobody for a key.
+    """
+    http = listen(config.host, config.port)
+    line = open_line(config, http)
+    if line and not config.no_auth:
+        http.close()
+        raise ConfigError(f"{line}; --no-auth serves without one")
+    metrics = None if config.metrics_port is None else listen(config.host, config.metrics_port, "--metrics-port")
+    return Listeners(http, metrics)
+
+
 def host_cpus(world: World) -> set[int]:
     """On rank 0 the CPUs that this host's ranks were started with. A collective call."""
     masks = world.gather((world.hosts[world.rank], sorted(os.sched_getaffinity(0))))
@@ -150,20 +173,22 @@ def run(config: ServeConfig) -> int:
     """Serves until it is told to end; 0. EngineError where the HTTP process has failed."""
     started_by = launcher()
     world = start_ranks(config)
-    listener = together(world, lambda: listen(config.host, config.port) if world.rank == 0 else None)
+    listeners = together(world, lambda: open_listeners(config) if world.rank == 0 else None)
     cpus = host_cpus(world)
     name = config.alias or model_name(config)
     config = dataclasses.replace(config, model=resolve(config.model, world))
-    if listener is None:
+    if listeners is None:
         return work(config, world)
     with contextlib.ExitStack() as held:
         directory = held.enter_context(socket_directory())
         coordinator = held.enter_context(
             Coordinator(directory, {"id": name}, step_limit=config.comm_timeout * 4, drain_seconds=config.drain_timeout)
         )
-        http = HttpProcess.start(config, coordinator.address, os.fspath(config.model or BUNDLED), name, listener, cpus)
+        http = HttpProcess.start(
+            config, coordinator.address, os.fspath(config.model or BUNDLED), name, *listeners, cpus
+        )
         held.callback(http.stop)
-        if line := open_line(config, listener):
+        if line := open_line(config, listeners.http):
             log.warning("%s", line)
         handle_signals(config, http, coordinator)
         model = load_model(config, world, progress=True, embeddings=True)
@@ -179,6 +204,8 @@ def run(config: ServeConfig) -> int:
         http.wait_answering(ANSWERING_SECONDS)
         curl = curl_line(http.url, config, tokenizer.chat_template is not None, model.spec)
         lines += [f"serving {name} at {http.url}  try: {curl}", *filter(None, [stop_line(), keys_line(config)])]
+        if listeners.metrics is not None:
+            lines.append(f"metrics at {http.url_of(listeners.metrics)}/metrics, without a key")
         print(*lines, sep="\n", flush=True)
         notify("READY=1", f"STATUS=serving {name} at {http.url}")
 

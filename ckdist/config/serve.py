@@ -19,6 +19,13 @@ class ServeConfig(EngineConfig):
     alias: str | None = option(
         None, "-a", "--alias", metavar="NAME", help="model name in answers (default: from the model file)"
     )
+    metrics_port: int | None = option(
+        None, "--metrics-port", parse=integer, low=0, high=65535, metavar="N",
+        help="port of its own for /metrics, /livez and /readyz, without an API key; 0: any free one",
+    )  # fmt: skip
+    no_auth: bool = option(
+        False, "--no-auth", help="serve an address beyond this host without an API key, which is refused otherwise"
+    )
     api_key: str | None = option(
         None,
         "--api-key",
@@ -112,6 +119,9 @@ class ServeConfig(EngineConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.no_auth and (self.api_key or self.api_key_file):
+            given = "--api-key" if self.api_key else f"--api-key-file {self.api_key_file}"
+            raise ConfigError(f"--no-auth and {given} contradict one another: leave one out")
         for origin in self.cors_origin:
             if origin not in ("*", "null") and not re.fullmatch(
                 r"[a-z][a-z0-9+.-]*://[^/\s]+/?", origin, re.IGNORECASE

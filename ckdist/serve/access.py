@@ -17,8 +17,9 @@ from ckdist.serve.paths.path import PathNames
 from ckdist.serve.problems import Problem
 from ckdist.serve.settings import HttpSettings
 
-OPEN_PATHS = ("/health", "/ping", *(path.name for path in page.PATHS))
-EVER_ANSWERED = ("/health", "/ping", "/metrics")  # however many requests are under way
+PROBES = ("/livez", "/readyz", "/health", "/ping")
+OPEN_PATHS = (*PROBES, *(path.name for path in page.PATHS))
+EVER_ANSWERED = (*PROBES, "/metrics")  # however many requests are under way
 
 
 class Access:

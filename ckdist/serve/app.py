@@ -1,5 +1,6 @@
 """The HTTP application: the table of paths, errors as answers, and who may come in."""
 
+from collections.abc import Iterable
 from functools import partial
 
 from starlette.applications import Starlette
@@ -12,7 +13,7 @@ from ckdist.errors import CkdistError
 from ckdist.serve.access import Access
 from ckdist.serve.answer import CLIENT_GONE, ClientGone, problem_answer
 from ckdist.serve.paths import absent, anthropic, embeddings, llama_server, openai, page, status, tokens
-from ckdist.serve.paths.path import PathNames
+from ckdist.serve.paths.path import Path, PathNames
 from ckdist.serve.problems import Problem
 from ckdist.serve.request_log import note_problem
 from ckdist.serve.service import Service
@@ -32,14 +33,23 @@ CODES = {404: "unknown_url", 405: "method_not_supported"}
 def create_app(service: Service) -> Access:
     """The ASGI application over `service`."""
     paths = (*PATHS, *page.PATHS) if service.settings.webui else PATHS
+    names = PathNames(path.name for path in paths)
+    return Access(_routed(service, paths), service.settings, service.accounts, service.metrics, names)
+
+
+def create_watching_app(service: Service) -> Starlette:
+    """The ASGI application of the port for metrics, which asks nobody for a key."""
+    return _routed(service, status.WATCHING_PATHS)
+
+
+def _routed(service: Service, paths: Iterable[Path]) -> Starlette:
     routes: list[BaseRoute] = [
         Route(path.name, partial(path.handle, service), methods=list(path.methods)) for path in paths
     ]
     app = Starlette(routes=routes)
     app.router.redirect_slashes = False
     _add_error_answers(app)
-    names = PathNames(path.name for path in paths)
-    return Access(app, service.settings, service.accounts, service.metrics, names)
+    return app
 
 
 def _add_error_answers(app: Starlette) -> None:

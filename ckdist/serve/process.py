@@ -38,8 +38,8 @@ REQUESTS_BESIDE_SEQUENCES = 512  # that are read, refused or counted at once
 log = logging.getLogger(__name__)
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket, before anything heavy is done.
+def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
+    """A listening socket on the port that `flag` names, before anything heavy is done.
 
     ConfigError when the port is taken or the host is not this machine's.
     """
@@ -57,7 +57,7 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"cannot listen on {host} port {port}: {error.strerror}; choose another --host or --port"
+            f"cannot listen on {host} port {port}: {error.strerror}; choose another --host or {flag}"
         ) from None
     return listener
 
@@ -69,19 +69,24 @@ class HttpProcess:
     RESTART_SECONDS; its clients' connections end with it. One that ends by itself is not.
     """
 
-    def __init__(self, settings: HttpSettings, listener: socket.socket):
-        """`settings.listener` is the descriptor of `listener`, which is closed by `stop`.
+    def __init__(self, settings: HttpSettings, listener: socket.socket, metrics: socket.socket | None = None):
+        """`settings` has the descriptors of `listener` and of `metrics`, which `stop` closes.
 
         EngineError when the process does not start.
         """
-        host, port = listener.getsockname()[:2]
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        self._settings, self._listener = settings, listener
+        self.url = self.url_of(listener)
+        self._settings, self._listeners = settings, [listener, *([metrics] if metrics is not None else [])]
         self._ending = False  # it was told to end
         self._restarts: collections.deque[float] = collections.deque()
         self._process, self._detector, self._errors = self._spawn()
         self._keeper = threading.Thread(target=self._keep, daemon=True, name="ckdist-http")
         self._keeper.start()
+
+    @staticmethod
+    def url_of(listener: socket.socket) -> str:
+        """The URL at which a listening socket is reached."""
+        host, port = listener.getsockname()[:2]
+        return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
     @classmethod
     def start(
@@ -91,13 +96,15 @@ class HttpProcess:
         model: str,
         model_name: str,
         listener: socket.socket,
+        metrics: socket.socket | None = None,
         cpus: Collection[int] | None = None,
     ) -> "HttpProcess":
         """Start the process; it answers 503 until rank 0's status is "ready".
 
         `endpoint` is where rank 0's ROUTER is bound; `model` the GGUF file or folder whose tokenizer is used;
-        `listener` comes from `listen` and is this object's from here on; `cpus` are those that the process may use
-        (None: this process's). ConfigError for unreadable keys and for too few open files.
+        `listener` and `metrics`, that of --metrics-port, come from `listen` and are this object's from here on; `cpus` are
+        those that the process may use (None: this process's). ConfigError for unreadable keys and for too few open
+        files.
         """
         if -1 < (limit := resource.getrlimit(resource.RLIMIT_NOFILE)[1]) < FEWEST_FILES:  # -1: there is no limit
             raise ConfigError(
@@ -117,6 +124,7 @@ class HttpProcess:
             model_name=config.alias or model_name,
             overrides=metadata_overrides(config.override_kv),
             listener=listener.fileno(),
+            metrics_listener=-1 if metrics is None else metrics.fileno(),
             parent=os.getpid(),
             cpus=tuple(sorted(os.sched_getaffinity(0) if cpus is None else cpus)),
             api_keys=api_keys,
@@ -141,7 +149,7 @@ class HttpProcess:
             log_prompts=config.log_prompts,
             verbose=config.verbose,
         )
-        return cls(settings, listener)
+        return cls(settings, listener, metrics)
 
     @property
     def pid(self) -> int:
@@ -197,7 +205,8 @@ class HttpProcess:
         if self._keeper.is_alive():
             self._kill()
             self._keeper.join()
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         code = self.poll()
         assert code is not None, "the keeper ends after the process"
         return code
@@ -213,7 +222,7 @@ class HttpProcess:
                 module_words("ckdist.serve"),
                 stdin=subprocess.PIPE,
                 stderr=errors.writing,
-                pass_fds=(self._listener.fileno(), writing, own),
+                pass_fds=(*(listener.fileno() for listener in self._listeners), writing, own),
                 start_new_session=True,  # signals for rank 0's group must not end it before it has answered its clients
                 env={**environment, "TOKENIZERS_PARALLELISM": "false"},
             )

@@ -17,13 +17,15 @@ from collections.abc import Iterator
 from typing import cast
 
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ckdist.errors import CkdistError
-from ckdist.serve.app import create_app
+from ckdist.serve.app import create_app, create_watching_app
 from ckdist.serve.connections import ConnectionPool, OutOfFiles, room_for
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.heartbeat import Heartbeat
+from ckdist.serve.metrics_port import MetricsPort
 from ckdist.serve.service import Service
 from ckdist.serve.settings import BACKLOG, HttpSettings
 from ckdist.tokens.vocabulary import Vocabulary
@@ -58,15 +60,19 @@ class HttpServer:
     """
 
     def __init__(self, settings: HttpSettings, listener: socket.socket):
-        self.settings, self.listener = settings, listener
+        self.settings, self.listeners = settings, [listener]
         self.client = EngineClient(settings.endpoint)
         self.service = Service(settings, self.client)
+        app: ASGIApp = create_app(self.service)
+        if settings.metrics_listener >= 0:
+            self.listeners.append(socket.socket(fileno=settings.metrics_listener))
+            app = MetricsPort(app, create_watching_app(self.service), self.listeners[-1].getsockname()[1])
         self.signals = 0
         room = room_for(settings.max_requests + SILENT_CONNECTIONS)
         self.connections = ConnectionPool(room.places, settings.first_request, settings.silence)
         self.uvicorn = Uvicorn(
             uvicorn.Config(
-                self.connections.watched(create_app(self.service)),
+                self.connections.watched(app),
                 loop="asyncio",
                 # uvicorn calls what it is given: a function does as well as a class.
                 http=cast("type[asyncio.Protocol]", self.connections.protocol(H11Protocol)),
@@ -94,7 +100,7 @@ class HttpServer:
         self.client.on_state = lambda state: log.info("the engine is %s", state)
         self.client.start()
         beating = asyncio.create_task(Heartbeat(self.settings.heartbeat, lambda: self.service.state == "ready").run())
-        answering = asyncio.create_task(self.uvicorn.serve([self.listener]))
+        answering = asyncio.create_task(self.uvicorn.serve(self.listeners))
         loading = asyncio.create_task(self.service.text.start())
         try:
             code = await self._watch(loading)

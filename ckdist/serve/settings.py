@@ -25,6 +25,7 @@ class HttpSettings:
     model_name: str
     overrides: dict[str, int | float | bool | str] = field(default_factory=dict)  # of the model's metadata
     listener: int
+    metrics_listener: int = -1  # descriptor of the socket of --metrics-port
     parent: int
     api_keys: tuple[ApiKey, ...] = ()  # those that are not in a file
     file_keys: tuple[ApiKey, ...] = ()  # those of `api_key_file`, which may be read again

@@ -58,7 +58,11 @@ def test_a_server_and_its_drain(slurm, env, tmp_path):
     job = submit(slurm, env, str(ROOT / "launch/slurm/serve.sbatch"), model, *flags, output=output)
     wait_for(lambda: healthy(f"http://127.0.0.1:{port}") or state(slurm, job).startswith("FAILED"), 60, EVERY)
     body = {"prompt": "def", "max_tokens": 4, "temperature": 0}
-    assert httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, timeout=30).status_code == 200
+    keys = tmp_path / ".ckdist-api-keys"
+    header = {"Authorization": f"Bearer {keys.read_text().strip()}"}
+    url = f"http://127.0.0.1:{port}/v1/completions"
+    assert httpx.post(url, json=body, headers=header, timeout=30).status_code == 200
+    assert httpx.post(url, json=body).status_code == 401 and oct(keys.stat().st_mode & 0o777) == "0o600"
     assert oct((tmp_path / f".ckdist-job-{job}").stat().st_mode & 0o777) == "0o600"
     slurm.run("scancel", "--signal=TERM", "--batch", job)
     wait_for(lambda: not state(slurm, job).startswith(("RUNNING", "COMPLETING")), 40, EVERY)

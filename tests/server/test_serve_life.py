@@ -17,7 +17,7 @@ import time
 import httpx
 import pytest
 
-from ckdist.cli.serve import open_line
+from ckdist.cli.serve import open_line, open_listeners
 from ckdist.config.serve import ServeConfig
 from ckdist.engine.sampling import SamplingParams
 from ckdist.errors import ConfigError, EngineError, RequestError
@@ -264,6 +264,44 @@ def test_a_server_open_to_all_warns(host, flags, warned):
     with listen(host, 0) as listener:
         line = open_line(ServeConfig(host=host, **flags), listener)
         assert (line is not None) == warned and (not warned or ("0.0.0.0" in line and "--api-key" in line))
+
+
+def test_an_address_beyond_this_host_needs_a_key_or_no_auth():
+    """The image and other recipes name 0.0.0.0: without a key they do not start."""
+    with pytest.raises(ConfigError, match=r"any client that reaches 0\.0\.0\.0 .*--no-auth serves without one"):
+        open_listeners(ServeConfig(host="0.0.0.0", port=0))
+    for flags in ({"host": "0.0.0.0", "no_auth": True}, {"host": "0.0.0.0", "api_key": "k"}, {}):
+        listeners = open_listeners(ServeConfig(port=0, **flags))
+        listeners.http.close()
+        assert listeners.metrics is None
+    with pytest.raises(ConfigError, match="--no-auth and --api-key contradict"):
+        ServeConfig(no_auth=True, api_key="k")
+
+
+def test_probes_and_a_port_for_metrics_need_no_key():
+    """While the model loads, while it serves, and while it drains; the port for metrics serves nothing else."""
+    with listen("127.0.0.1", 0) as metrics, serving(api_key="k", metrics=metrics) as (engine, http):
+        watched = HttpProcess.url_of(metrics)
+        engine.state = "loading"
+        wait_for(lambda: status(http, "/readyz") == 503)
+        assert status(http, "/livez") == 200 and status(http, "/metrics") == status(http, "/v1/models") == 401
+        assert httpx.get(f"{watched}/readyz").status_code == 503
+        engine.state = "ready"
+        wait_for(lambda: status(http, "/readyz") == 200)
+        assert "ckdist_state" in httpx.get(f"{watched}/metrics").text
+        assert httpx.get(f"{watched}/livez").status_code == 200
+        for path in ("/", "/health", "/v1/models", "/v1/machine"):
+            assert httpx.get(f"{watched}{path}").status_code == 404
+        engine.delay = 0.02
+        running = in_background(
+            lambda: httpx.post(
+                f"{http.url}/v1/completions", json={"prompt": "ab", "max_tokens": 99}, headers={"x-api-key": "k"}
+            )
+        )
+        wait_for(lambda: engine.running == 1)
+        http.drain()
+        wait_for(lambda: status(http, "/readyz") == 503)
+        assert status(http, "/livez") == 200 and not running
 
 
 def test_the_port_is_free_once_the_process_ends():

@@ -38,14 +38,14 @@ def write_tokenizer(folder: Path, template: str | None = TEMPLATE) -> Path:
 
 
 @contextlib.contextmanager
-def serving(engine_options: dict | None = None, template: str | None = TEMPLATE, **flags):
-    """A FakeEngine and an HttpProcess over it, ready."""
+def serving(engine_options: dict | None = None, template: str | None = TEMPLATE, metrics=None, **flags):
+    """A FakeEngine and an HttpProcess over it, ready. `metrics`: the socket of --metrics-port."""
     with tempfile.TemporaryDirectory() as name:
         folder = write_tokenizer(Path(name), template)
         endpoint = f"ipc://{name}/engine"
         with FakeEngine(endpoint, VOCAB, **(engine_options or {})) as engine:
             http = HttpProcess.start(
-                ServeConfig(port=0, **flags), endpoint, str(folder), "bytes", listen("127.0.0.1", 0)
+                ServeConfig(port=0, **flags), endpoint, str(folder), "bytes", listen("127.0.0.1", 0), metrics
             )
             try:
                 wait_healthy(http.url)

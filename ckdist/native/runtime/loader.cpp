@@ -9,7 +9,7 @@ namespace ckdist {
 namespace {
 
 constexpr int64_t kCacheLine = 64;
-constexpr int kMaxThreads = 1024;
+constexpr int kMaxThreads = 4096;  // as --threads
 
 }  // namespace
 

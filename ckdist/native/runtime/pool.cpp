@@ -1,8 +1,5 @@
 #include "runtime/pool.h"
 
-#include <pthread.h>
-#include <sched.h>
-
 namespace ckdist {
 
 namespace {
@@ -17,21 +14,20 @@ Pool::Pool(int threads, std::vector<int> cpus, int spins) : cpus_(std::move(cpus
 Pool::~Pool() {
   job_signal_.set(job_signal_.value.load(std::memory_order_relaxed) | kEnd);
   for (std::thread& worker : workers_) worker.join();
-  if (pinned_) sched_setaffinity(0, sizeof before_, &before_);  // the caller's thread is its own again
+  if (pinned_) before_.apply();  // the caller's thread is its own again
 }
 
 void Pool::pin(int thread) {
   if (size_t(thread) >= cpus_.size()) return;
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  CPU_SET(cpus_[thread], &set);
-  sched_setaffinity(0, sizeof set, &set);  // a refusal leaves the thread where the launcher put it
+  CpuMask own;
+  own.add(cpus_[thread]);
+  own.apply();  // a refusal leaves the thread where the launcher put it
 }
 
 void Pool::run(int active, const std::function<void(int)>& job) {
   if (failure_) std::rethrow_exception(failure_);
   if (!pinned_ && !cpus_.empty()) {
-    pinned_ = sched_getaffinity(0, sizeof before_, &before_) == 0;
+    pinned_ = before_.read();
     pin(0);
   }
   active_ = active;

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/cpu_mask.h"
 #include "core/futex.h"
 
 namespace ckdist {
@@ -73,7 +74,7 @@ class Pool {
   std::vector<int> cpus_;
   int spins_;
   bool pinned_ = false;
-  cpu_set_t before_;  // where the caller's thread might run before it was pinned
+  CpuMask before_;  // where the caller's thread might run before it was pinned
   int active_ = 1;
   const std::function<void(int)>* job_ = nullptr;
   Signal job_signal_;  // counts jobs; the top bit asks the workers to end

@@ -18,6 +18,11 @@ async def health(service: Service, request: Request) -> Response:
     return json_answer({"status": "ok"})
 
 
+async def alive(service: Service, request: Request) -> Response:
+    """200 as long as this process answers: while the model loads and while the server drains, too."""
+    return json_answer({"status": "alive"})
+
+
 async def metrics(service: Service, request: Request) -> Response:
     """The numbers for Prometheus."""
     return Response(service.metrics.render(), media_type=CONTENT_TYPE_LATEST)
@@ -35,10 +40,15 @@ async def version(service: Service, request: Request) -> Response:
     return json_answer({"version": __version__})
 
 
+WATCHING_PATHS = (
+    Path("/livez", alive),
+    Path("/readyz", health),
+    Path("/metrics", metrics),
+)
 PATHS = (
+    *WATCHING_PATHS,
     Path("/health", health),
     Path("/ping", health, ("GET", "POST")),
-    Path("/metrics", metrics),
     Path("/v1/machine", machine),
     Path("/version", version),
 )
