@@ -8,6 +8,7 @@ from ckdist.errors import ConfigError
 from ckdist.launcher.children import Children
 from ckdist.launcher.hosts import Host, parse_hosts, place_ranks, read_hostfile
 from ckdist.launcher.job import Job
+from ckdist.launcher.node_count import with_slots
 from ckdist.launcher.output import Output
 from ckdist.launcher.ray_hosts import RayHosts
 from ckdist.launcher.supervisor import Policy, Supervisor
@@ -38,10 +39,15 @@ def supervised(
     command: LaunchCommand, hosts: tuple[Host, ...], agent: str | None, children: Children | None = None
 ) -> int:
     """Runs the job on these hosts; its exit code."""
+    children, output = children or Children(), Output(not command.no_prefix)
+    if command.ranks is None and not all(host.slots for host in hosts):
+        hosts = with_slots(hosts, agent, children)
+        counts = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
+        output.say(f"one rank for each NUMA node: {counts}; -n N or slots say otherwise")
     size = sum(map(len, place_ranks(command.ranks, hosts).values()))
     job = Job(command.command, size, str(pathlib.Path.cwd()), forwarded(command.env))
     policy = Policy(command.restarts, command.min_ranks, command.stop_timeout)
-    return Supervisor(job, hosts, policy, Output(not command.no_prefix), agent, children).run()
+    return Supervisor(job, hosts, policy, output, agent, children).run()
 
 
 def run(command: LaunchCommand) -> int:

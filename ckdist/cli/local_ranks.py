@@ -12,18 +12,12 @@ from ckdist.comm.bootstrap.launchers import is_rank
 from ckdist.config.engine import EngineConfig
 from ckdist.launcher.hosts import MAX_RANKS, Host
 from ckdist.python_words import module_words
-from ckdist.topology import Machine, this_machine
+from ckdist.topology import this_machine
 
 if TYPE_CHECKING:
     from ckdist.config.commands import TrainCommand
 
 STOP_SECONDS = 86400.0  # what was told to end bounds that itself, as --drain-timeout does
-
-
-def nodes_in_use(machine: Machine) -> int:
-    """How many NUMA nodes have CPUs that this process may use: one at least."""
-    usable = set(machine.binding.cpus)
-    return max(1, sum(bool(usable & set(node.cpus)) for node in machine.nodes))
 
 
 def wanted_ranks(settings: object) -> int:
@@ -35,7 +29,7 @@ def wanted_ranks(settings: object) -> int:
     if not settings.runs_model:
         return 1
     stages = settings.pipeline_parallel_size
-    return stages * (settings.tensor_parallel_size or max(1, min(nodes_in_use(this_machine()), MAX_RANKS) // stages))
+    return stages * (settings.tensor_parallel_size or max(1, min(this_machine().nodes_in_use(), MAX_RANKS) // stages))
 
 
 def _of_training(command: "TrainCommand") -> int:

@@ -11,10 +11,17 @@ class LaunchCommand:
     """`ckdist launch`: start a command as several ranks, here or on several hosts, and watch over them."""
 
     ranks: int | None = option(
-        None, "-n", "--ranks", parse=integer, low=1, high=256, metavar="N", help="how many (default: one for each slot)"
+        None,
+        "-n",
+        "--ranks",
+        parse=integer,
+        low=1,
+        high=256,
+        metavar="N",
+        help="how many (default: one for each slot, or NUMA node)",
     )
     hosts: str | None = option(
-        None, "--hosts", metavar="HOST[:SLOTS],...", help="hosts, filled one after the other (default: this one)"
+        None, "--hosts", metavar="[USER@]HOST[:SLOTS],...", help="hosts, filled one after the other (default: this one)"
     )
     hostfile: str | None = option(
         None, "--hostfile", metavar="FILE", help="file with one host a line, as node1 slots=2"

@@ -11,13 +11,13 @@ import time
 from typing import Any
 
 from ckdist import __version__
-from ckdist.errors import CommError
+from ckdist.errors import CkdistError, CommError
 from ckdist.launcher.channel import Channel
 from ckdist.launcher.children import Children
 from ckdist.launcher.event_loop import EventLoop
 from ckdist.launcher.frames import GREETING, FrameReader, packed
 from ckdist.launcher.job import Job
-from ckdist.launcher.local_ranks import LocalRanks, StartError
+from ckdist.launcher.local_ranks import LocalRanks, StartError, nodes_here
 
 IDLE_SECONDS = 120.0  # until a job must have come
 FLUSH_SECONDS = 10.0  # until the last messages must have gone out
@@ -87,6 +87,11 @@ class Agent:
                 self.ranks.start(Job.from_dict(job), range(first, first + count))
             except StartError as error:
                 self._fail(str(error), error.code)
+        elif word == "count":
+            try:
+                self.channel.send(packed("counted", nodes_here()))
+            except CkdistError as error:  # as of a missing library
+                self._fail(str(error), 1)
         elif word == "carry":
             self.ranks.send(*parts)
         elif word == "signal":

@@ -198,6 +198,9 @@ class HostEvents:
         """A line of what brings commands to the host."""
         self.attempt.said(self.host, text)
 
+    def counted(self, nodes: int) -> None:
+        """Nothing: a run has its ranks."""
+
     def lost(self, reason: str, code: int, reached: bool) -> None:
         """The host cannot be reached, or not any more, or refuses."""
         self.attempt.lost(self.host, reason, code, reached)

@@ -11,13 +11,13 @@ from ckdist.text_file import read_text_file
 MAX_RANKS = 256
 MAX_HOSTFILE_BYTES = 1 << 20
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"  # a dash in front would be a flag of ssh's
-_ENTRY = re.compile(rf"(?P<name>{_NAME})(?::(?P<colon>\d{{1,4}}))?(?P<rest>(?:\s+[\w.-]+=\S+)*)")
+_ENTRY = re.compile(rf"(?P<name>(?:{_NAME}@)?{_NAME})(?::(?P<colon>\d{{1,4}}))?(?P<rest>(?:\s+[\w.-]+=\S+)*)")
 _LOCAL = ("localhost", "127.0.0.1")
 
 
 @dataclass(frozen=True)
 class Host:
-    """`slots`: how many ranks it takes; None where nobody said."""
+    """`name`: as ssh takes it, `user@host` too; `slots`: how many ranks it takes, None if nobody said."""
 
     name: str
     slots: int | None = None
@@ -30,7 +30,7 @@ class Host:
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
-    """`node1,node2:4` as two hosts, the second with four slots. ConfigError for what is no host."""
+    """`node1,me@node2:4` as two hosts, the second with four slots. ConfigError for what is no host."""
     return _joined([_entry(part.strip(), "--hosts") for part in text.split(",")])
 
 
@@ -54,7 +54,7 @@ def _stripped(line: str) -> str:
 def _entry(text: str, where: str) -> Host:
     match = _ENTRY.fullmatch(text)
     if match is None:
-        raise ConfigError(f"{where}: {text!r:.80} is no host: write `name`, `name:4` or `name slots=4`")
+        raise ConfigError(f"{where}: {text!r:.80} is no host: write `name`, `name:4`, `user@name` or `name slots=4`")
     named = dict(part.split("=", maxsplit=1) for part in match["rest"].split())
     count = match["colon"] or named.get("slots")
     if count is not None and not (count.isdigit() and 0 < int(count) <= MAX_RANKS):
@@ -74,17 +74,13 @@ def _joined(entries: Sequence[Host]) -> tuple[Host, ...]:
 def place_ranks(ranks: int | None, hosts: Sequence[Host]) -> dict[str, range]:
     """The ranks of each host, one host filled after the other; a host may get none.
 
-    `ranks` None: as many as there are slots. Where nobody said slots, hosts get equally many. ConfigError where there
-    are too few slots.
+    `ranks` None: as many as there are slots. If nobody said slots, hosts get equally many. ConfigError if there are too
+    few slots.
     """
-    slots = [host.slots for host in hosts]
-    known = [count for count in slots if count is not None]
+    room = [host.slots or 1 for host in hosts]
     if ranks is None:
-        if not known:
-            raise ConfigError("how many ranks? -n N says it, or slots in --hosts (node1:2) or --hostfile (slots=2)")
-        ranks = sum(count or 1 for count in slots)
-    if known:
-        room = [count or 1 for count in slots]
+        ranks = sum(room)
+    if any(host.slots for host in hosts):
         if sum(room) < ranks:
             raise ConfigError(f"{ranks} ranks need as many slots, and the hosts have {sum(room)}: give fewer, or slots")
     else:

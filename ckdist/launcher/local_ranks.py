@@ -175,3 +175,10 @@ def _refused(command: Sequence[str], error: OSError) -> StartError:
             f"{socket.gethostname()} has no command {command[0]!r}: give its path, or mend PATH", NOT_FOUND
         )
     return StartError(f"{command[0]} cannot be started: {error.strerror}", NOT_EXECUTABLE)
+
+
+def nodes_here() -> int:
+    """The NUMA nodes of this host that this process may use."""
+    from ckdist.topology import this_machine
+
+    return this_machine().nodes_in_use()

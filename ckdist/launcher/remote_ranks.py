@@ -32,6 +32,10 @@ class HostEvents(Events, Protocol):
         """What brings commands to the host, as ssh, has written a line."""
         ...
 
+    def counted(self, nodes: int) -> None:
+        """The host has so many NUMA nodes, as `RemoteRanks.count_nodes` asked."""
+        ...
+
     def lost(self, reason: str, code: int, reached: bool) -> None:
         """The host's ranks cannot be started or reached. `code`: of the job, if that is its end. `reached`: its agent
         was there.
@@ -85,6 +89,10 @@ class RemoteRanks:
         self._frames = FrameReader(GREETING)
         self._channel = Channel(loop, inward[0], outward[1], self._take)
         self._errors = Channel(loop, errors[0], None, Lines(self._wrote).add)
+
+    def count_nodes(self) -> None:
+        """Asks for the host's NUMA nodes; `events.counted` gets their number."""
+        self._channel.send(packed("count"))
 
     def start(self, job: Job, ranks: range) -> None:
         """Starts these ranks there; what goes wrong is told to `events.lost`."""
@@ -140,7 +148,7 @@ class RemoteRanks:
             self._lose(str(text), code if isinstance(code, int) else 1)
         elif word == "done":
             self.done = True
-        elif word in ("line", "carry", "ended"):
+        elif word in ("line", "carry", "ended", "counted"):
             getattr(self._events, word)(*parts)
         else:
             raise CommError(f"{word!r} is no word of this version's")

@@ -79,6 +79,11 @@ class Machine:
         """The packages (sockets) with CPUs, ascending."""
         return tuple(sorted({cpu.package for cpu in self.cpus}))
 
+    def nodes_in_use(self) -> int:
+        """How many NUMA nodes have CPUs that this process may use: one at least."""
+        usable = set(self.binding.cpus)
+        return max(1, sum(bool(usable & set(node.cpus)) for node in self.nodes))
+
     def cores(self, cpus: Collection[int] | None = None) -> tuple[int, ...]:
         """The physical cores of some CPUs, or of all."""
         return tuple(sorted({cpu.core for cpu in self.cpus if cpus is None or cpu.number in cpus}))

@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from ckdist.cli.local_ranks import nodes_in_use, run_ranks, wanted_ranks
+from ckdist.cli.local_ranks import run_ranks, wanted_ranks
 from ckdist.config.bench import BenchConfig
 from ckdist.config.chat import ChatConfig
 from ckdist.config.commands import TrainCommand
@@ -40,9 +40,9 @@ def ckdist(*words: str, before=CKDIST, **more) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize("name, nodes", [("one socket", 1), ("two sockets", 2), ("SNC-4", 8)])
 def test_a_rank_for_each_node(name, nodes, tmp_path, monkeypatch):
     machine = read_machine(LAYOUTS[name][0].write(tmp_path), environment={})
-    assert nodes_in_use(machine) == nodes
+    assert machine.nodes_in_use() == nodes
     first = tuple(machine.nodes[0].cpus)
-    assert nodes_in_use(read_machine(LAYOUTS[name][0].write(tmp_path), environment={}, cpus=first)) == 1
+    assert read_machine(LAYOUTS[name][0].write(tmp_path), environment={}, cpus=first).nodes_in_use() == 1
     monkeypatch.setattr("ckdist.cli.local_ranks.this_machine", lambda: machine)
     assert wanted_ranks(GenerateConfig()) == nodes and wanted_ranks(BenchConfig(target="comm")) == 1
     assert wanted_ranks(GenerateConfig(tensor_parallel_size=3)) == 3

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from ckdist.topology import this_machine
 from tests.support.generated import GENERATE, tokens_of_one_process
 from tests.support.hosts import Hosts, Output, why_not
 from tests.support.launched import launch, launched
@@ -49,6 +50,25 @@ def test_same_text_as_one_process(hosts, ranks):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["token_ids"] == tokens_of_one_process()
     assert hosts.carried() - before > 10_000 and hosts.wait_empty(3) == []
+
+
+def test_a_host_without_slots_has_a_rank_for_each_numa_node(hosts):
+    """The agents count; slots of the other host stand beside that."""
+    first, second = hosts.addresses
+    nodes = this_machine().nodes_in_use()
+    flags = ("--hosts", f"{first}:2,{second}", "--agent", AGENT, "--no-prefix")
+    done = launch(*flags, "bash", "-c", "echo $WORLD_SIZE $(hostname)", env=env(hosts))
+    assert done.returncode == 0, done.stderr
+    said = f"one rank for each NUMA node: {first}:2, {second}:{nodes}; -n N or slots say otherwise"
+    assert said in done.stderr and hosts.wait_empty(3) == []
+    names = [f"{2 + nodes} {name}" for name in hosts.namespaces]
+    assert sorted(done.stdout.splitlines()) == sorted([names[0]] * 2 + [names[1]] * nodes)
+
+
+def test_a_host_that_cannot_be_asked_is_named(hosts):
+    done = launch("--hosts", f"{hosts.addresses[0]},nowhere", "--agent", AGENT, "echo", env=env(hosts))
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert "host nowhere cannot be reached" in done.stderr and "nowhere:N says how many ranks" in done.stderr
 
 
 def test_ranks_of_a_hostfile_and_their_environment(hosts, tmp_path):

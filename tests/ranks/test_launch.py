@@ -74,7 +74,6 @@ def test_a_mistake_is_said_once_and_not_tried_again():
 def test_the_mistakes_of_its_own_command_line():
     for words, told in [
         (("-n", "2"), "which command?"),
-        (("echo",), "how many ranks? -n N says it"),
         (("-n", "2", "--hosts", "-oProxyCommand=x", "echo"), "is no host"),
         (("-n", "3", "--hosts", "a:1,b:1", "echo"), "3 ranks need as many slots, and the hosts have 2"),
         (("-n", "2", "--hosts", "a", "--agent", "ssh", "echo"), "must have {host} in it"),

@@ -17,6 +17,9 @@ from tests.support.paths import ROOT
 def test_hosts_of_flags_and_files(tmp_path):
     assert parse_hosts("a,b:3, a") == (Host("a", 2), Host("b", 3))
     assert parse_hosts("node-1.x") == (Host("node-1.x"),)
+    assert parse_hosts("me@a:2,b_c@a") == (Host("me@a", 2), Host("b_c@a"))
+    assert not Host("me@localhost").is_this, "another user's, so it is reached by ssh"
+    assert "me@a" in agent_words(SSH, "me@a")
     file = tmp_path / "hosts"
     file.write_text("# comment\n\nn1 slots=2 max_slots=4  # two sockets\nn2:3\nn3\nn3\n")
     assert read_hostfile(str(file)) == (Host("n1", 2), Host("n2", 3), Host("n3", 2))
@@ -25,7 +28,10 @@ def test_hosts_of_flags_and_files(tmp_path):
         read_hostfile(str(file))
 
 
-@pytest.mark.parametrize("text", ["", "a,,b", "-oProxyCommand=x", "a b", "a:0", "a:999", "a;b", "$(x)", "a slots=x"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "a,,b", "-oProxyCommand=x", "a b", "a:0", "a:999", "a;b", "$(x)", "a slots=x", "@a", "me@", "a@b@c", "-x@a"],
+)
 def test_what_is_no_host(text):
     with pytest.raises(ConfigError, match=r"is no host|slots; from 1 to 256"):
         parse_hosts(text)
@@ -44,7 +50,7 @@ def test_the_hostfiles_that_come_with_it():
         (3, "a,b", {"a": range(1), "b": range(1, 3)}),
         (3, "a:2,b:2", {"a": range(2), "b": range(2, 3)}),
         (2, "a:2,b:2", {"a": range(2), "b": range(2, 2)}),
-        (None, "a:2,b", {"a": range(2), "b": range(2, 3)}),
+        (None, "a:2,b:1", {"a": range(2), "b": range(2, 3)}),
     ],
 )
 def test_places(ranks, hosts, placed):
