@@ -4,6 +4,7 @@
 behind a context, and of each number of sequences that decode, behind a short and a long context.
 """
 
+import dataclasses
 import time
 from collections.abc import Iterator
 
@@ -89,7 +90,8 @@ class StepBench:
 
 def run(config: BenchConfig) -> int:
     """Measures; rank 0 prints a row for each step; 0. ConfigError where several steps are under way at once."""
-    with model_session(packed_first(config), measure=config.tune) as model:
+    one_stage = dataclasses.replace(config, pipeline_parallel_size=config.pipeline_parallel_size or 1)
+    with model_session(packed_first(one_stage), measure=config.tune) as model:
         if model is None:
             return 0
         if model.executable.in_flight > 1:

@@ -122,7 +122,9 @@ def machine_lines(machine: Machine, width: int) -> list[str]:
         ("rdma", f"{p.device} port {p.port}: {p.state}, {p.link}, {p.rate}, node {'?' if p.node is None else p.node}")
         for p in machine.rdma
     ] or [("rdma", "none")]
-    rows += [("over hosts", "--layout auto measures the link at the start, and takes tensors or stages by it")]
+    rows += [
+        ("over hosts", "the link is measured at the start, and tensors or stages are taken by it; -pp 1 takes tensors")
+    ]
     rows += [("dsa", dsa_line(device)) for device in machine.dsa[:8]] or [("dsa", "none")]
     rows += [("note", machine.simple)] if machine.simple else []
     nodes = [["node", "package", "cpus", "memory", "free", "huge pages free", "distances"]]

@@ -28,7 +28,7 @@ def wanted_ranks(settings: object) -> int:
         return _of_training(settings) if isinstance(settings, TrainCommand) else 1
     if not settings.runs_model:
         return 1
-    stages = settings.pipeline_parallel_size
+    stages = settings.pipeline_parallel_size or 1
     return stages * (settings.tensor_parallel_size or max(1, min(this_machine().nodes_in_use(), MAX_RANKS) // stages))
 
 

@@ -29,7 +29,6 @@ def cost_of(config: SimulateTrainingConfig) -> TrainingCost:
         config.data_parallel_size,
         config.tensor_parallel_size,
         config.pipeline_parallel_size,
-        config.expert_parallel_size,
     )
     batches = Batches(config.batches or 4 * mesh.pp, config.batch_tokens, config.sequence_tokens)
     host = host_of(open_machine(asked), config.disk_rate)

@@ -145,16 +145,16 @@ class EngineConfig:
         ),
     )
     pipeline_parallel_size: int = option(
-        1,
+        0,
         "-pp",
         "--pipeline-parallel-size",
         parse=integer,
-        low=1,
+        low=0,
         high=1024,
         metavar="N",
         help=(
             "stages that the layers are divided into, one after the other on as many groups of ranks; 1: every rank "
-            "has a part of every layer"
+            "has a part of every layer; 0: as --layout chooses"
         ),
     )
     layout: str | None = option(
@@ -163,7 +163,7 @@ class EngineConfig:
         choices=("auto",),
         help=(
             "auto: stages, or tensors over all ranks, as is predicted to be faster on the link between hosts that is "
-            "measured at the start (default: as -pp says)"
+            "measured at the start (default over several hosts, unless -pp, -tp, --prefill or --experts says more)"
         ),
     )
     prefill: str = option(

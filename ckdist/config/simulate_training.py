@@ -29,7 +29,7 @@ class SimulateTrainingConfig:
     )
     expert_parallel_size: int = option(
         1, "-ep", "--expert-parallel-size", parse=integer, low=1, high=1 << 16, metavar="N",
-        help="replicas that share a stage's experts",
+        help="1: `ckdist train` has every expert on every replica",
     )  # fmt: skip
     batches: int = option(
         0, "--batches", parse=integer, low=0, high=1 << 12, metavar="N",
@@ -71,6 +71,11 @@ class SimulateTrainingConfig:
             check_field(item, getattr(self, item.name))
         if not self.model:
             raise ConfigError("which model? ckdist simulate-training -m MODEL, a config.json, or a shape, as kimi-k2")
+        if self.expert_parallel_size > 1:
+            raise ConfigError(
+                f"--expert-parallel-size ({self.expert_parallel_size}) must be 1: `ckdist train` divides batches, layers "
+                "and tensors over hosts, and has every expert on every replica"
+            )
         if self.checkpoint_interval is not None and self.host_mtbf is None:
             raise ConfigError(
                 "--checkpoint-interval has no meaning without failures: give --host-mtbf, or leave it out"

@@ -144,7 +144,7 @@ class Engine:
             raise RequestError(f"pooling {pooling[:40]!r} is not known: use one of {', '.join(POOLINGS)}", "pooling")
         if not self.executable.has_hidden:
             raise RequestError(
-                "a model in several stages gives no embeddings; leave --pipeline-parallel-size out", "model"
+                "a model in several stages gives no embeddings; give --pipeline-parallel-size 1", "model"
             )
         ids = self._check_prompt(id, prompt, False)
         if not 0 <= first_text <= len(ids):

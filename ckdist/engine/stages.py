@@ -74,9 +74,13 @@ class Traced:
 
 
 def with_chosen_layout(config: EngineConfig, world: World, checkpoint: Checkpoint) -> EngineConfig:
-    """The configuration with the stages that `--layout auto` chooses; a collective call."""
-    if config.layout is None or not checkpoint.spec.generates:
-        return config
+    """The configuration with its stages, which `--layout auto` chooses; a collective call. Over several hosts that is
+    the default, unless a flag says how the model is divided.
+    """
+    divided = config.pipeline_parallel_size or config.tensor_parallel_size or config.prefill != "auto"
+    chooses = config.layout == "auto" or not (len(set(world.hosts)) == 1 or divided or config.experts != "auto")
+    if not chooses or not checkpoint.spec.generates or checkpoint.spec.reads_whole:
+        return dataclasses.replace(config, pipeline_parallel_size=config.pipeline_parallel_size or 1)
     choice = choose_layout(world, config, checkpoint)
     if world.rank == 0:
         log.info("layout: %s", choice.reason)

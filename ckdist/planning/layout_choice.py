@@ -64,7 +64,7 @@ def stage_counts(world: World, config: EngineConfig, layers: int) -> list[int]:
 
     A number that a flag names is the only one.
     """
-    if config.pipeline_parallel_size > 1:
+    if config.pipeline_parallel_size:
         return [config.pipeline_parallel_size]
     hosts = len(set(world.hosts))
     found = [n for n in range(1, min(world.size, layers) + 1) if world.size % n == 0]

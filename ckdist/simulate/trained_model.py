@@ -5,7 +5,7 @@ import math
 from ckdist.layout import SINGLE
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import main_forward
-from ckdist.models.spec import Attention, LatentAttention, ModelSpec, MoeFfn
+from ckdist.models.spec import Attention, LatentAttention, ModelSpec
 from ckdist.planning.cost import PRODUCTS
 from ckdist.program.program import Weight
 from ckdist.program.tracer import trace
@@ -20,16 +20,12 @@ def trained_model(spec: ModelSpec) -> TrainedModel:
             if weight is not None and len(weight.dims) > 1:
                 taken = instr.inputs[1].dims[-1].count / weight.dims[0].count if len(weight.dims) > 2 else 1.0
                 active += taken * _elements(weight)
-    mixtures = [layer.ffn for layer in spec.layers if isinstance(layer.ffn, MoeFfn)]
     return TrainedModel(
         parameters=sum(map(_elements, program.weights)),
-        expert_parameters=sum(_elements(weight) for weight in program.weights if len(weight.dims) > 2),
         active=active,
         layers=len(spec.layers),
         hidden=spec.hidden_size,
         attended=sum(_attended(layer.mixer) for layer in spec.layers),
-        expert_layers=len(mixtures),
-        experts_used=max((ffn.routing.used for ffn in mixtures), default=0),
     )
 
 

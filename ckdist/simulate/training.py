@@ -1,9 +1,8 @@
-"""A training in simulated time: one step over dp x tp x pp x ep hosts, and weeks of steps, failures and checkpoints.
+"""A training in simulated time: one step over dp x tp x pp hosts, and weeks of steps, failures and checkpoints.
 
 A step's passes go in the order of `ckdist.train.one_f_one_b`, each when its stage is free and its rows have come. What
 a pass takes is counted from the model's shape: operations over the hosts' rate, and exchanges over their links, none of
-which hides behind another. The model is a projection: `ckdist train` itself has neither `ep` nor several hosts in each
-axis at once.
+which hides behind another. Experts are on every replica, as in `ckdist train`.
 """
 
 import math
@@ -28,19 +27,15 @@ SUMS_EACH_WAY = 2  # all_reduces of a layer in a pass, tensor-parallel (Shoeybi 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model in numbers: parameters in all, of these those of experts, those that a token is multiplied with; layers,
-    hidden size, elements of all heads' queries and values (added up over layers), layers with experts and how many
-    experts a token takes.
+    """A model in numbers: parameters in all, those that a token is multiplied with; layers, hidden size, elements of all
+    heads' queries and values (added up over layers).
     """
 
     parameters: float
-    expert_parameters: float
     active: float
     layers: int
     hidden: int
     attended: float = 0.0
-    expert_layers: int = 0
-    experts_used: int = 0
 
 
 @dataclass(frozen=True)
@@ -58,21 +53,16 @@ class TrainingHost:
 
 @dataclass(frozen=True)
 class TrainingMesh:
-    """Hosts along each axis; `ep` of the `dp` replicas share the experts of a stage."""
+    """Hosts along each axis."""
 
     dp: int = 1
     tp: int = 1
     pp: int = 1
-    ep: int = 1
 
     def check(self, model: TrainedModel) -> None:
         """ConfigError where the model cannot be divided so."""
-        if self.dp % self.ep:
-            raise ConfigError(f"--expert-parallel-size {self.ep} does not divide the {self.dp} replicas of -dp")
         if self.pp > model.layers:
             raise ConfigError(f"-pp {self.pp} is more than the {model.layers} layers of the model")
-        if self.ep > 1 and not model.expert_parameters:
-            raise ConfigError(f"--expert-parallel-size {self.ep} needs a model with experts: leave it out")
 
     @property
     def hosts(self) -> int:
@@ -104,9 +94,7 @@ class TrainingCost:
     @property
     def weights(self) -> float:
         """Weights of one host."""
-        model, mesh = self.model, self.mesh
-        dense = model.parameters - model.expert_parameters
-        return (dense + model.expert_parameters / mesh.ep) / (mesh.tp * mesh.pp)
+        return self.model.parameters / (self.mesh.tp * self.mesh.pp)
 
     def memory(self) -> dict[str, float]:
         """Bytes of the host that holds the most, which is of the first stage."""
@@ -137,25 +125,13 @@ class TrainingCost:
         size = FLOAT * self.batches.tokens * self.model.hidden
         return SUMS_EACH_WAY * self.model.layers / self.mesh.pp * ring(self.host.link, self.mesh.tp, size)
 
-    def dispatch(self) -> float:
-        """Seconds in which the rows of a stage's forward pass go to their experts and come back."""
-        ep, link = self.mesh.ep, self.host.link
-        if ep == 1:
-            return 0.0
-        rows = self.batches.tokens / self.mesh.tp * self.model.experts_used
-        size = FLOAT * rows * self.model.hidden * (ep - 1) / ep
-        return 2 * self.model.expert_layers / self.mesh.pp * ((ep - 1) * link.seconds + size / link.rate)
-
     def hop(self) -> float:
         """Seconds of a batch's rows from a stage to the next."""
         return self.host.link.message(FLOAT * self.batches.tokens * self.model.hidden / self.mesh.tp)
 
     def gradients(self) -> float:
         """Seconds in which replicas add up their gradients, and share the updated weights."""
-        model, mesh, link = self.model, self.mesh, self.host.link
-        part = FLOAT / (mesh.tp * mesh.pp)
-        dense = ring(link, mesh.dp, part * (model.parameters - model.expert_parameters))
-        return dense + ring(link, mesh.dp // mesh.ep, part * model.expert_parameters / mesh.ep)
+        return ring(self.host.link, self.mesh.dp, FLOAT * self.weights)
 
     def update(self) -> float:
         """Seconds of the optimizer, which reads and writes its weights, gradients and state once."""
@@ -163,11 +139,11 @@ class TrainingCost:
 
     def forward(self) -> float:
         """Seconds of a stage's forward pass."""
-        return self.compute() + self.sums() + self.dispatch()
+        return self.compute() + self.sums()
 
     def backward(self) -> float:
         """Seconds of its backward pass."""
-        return BACKWARD * self.compute() + self.sums() + self.dispatch()
+        return BACKWARD * self.compute() + self.sums()
 
     def checkpoint(self) -> float:
         """Seconds in which all hosts write weights and state, each its part."""

@@ -87,7 +87,6 @@ def _parts(cost: TrainingCost, times: list[PipelineTimes]) -> dict[str, float]:
     slowest, count = max(times, key=lambda one: one.seconds), cost.batches.count
     parts = {
         "tensor-parallel sums": 2 * count * cost.sums(),
-        "rows to experts": 2 * count * cost.dispatch(),
         "waiting for stages": slowest.seconds - slowest.busy,
         "gradients": cost.gradients(),
         "optimizer": cost.update(),
@@ -102,7 +101,7 @@ def training_lines(found: Mapping[str, Any], cost: TrainingCost) -> list[str]:
     memory = ", ".join(f"{name} {gigabytes(size)}" for name, size in found["memory"].items())
     room = f"{gigabytes(found['memory_total'])} of {gigabytes(cost.host.memory)}"
     rows = [
-        ("mesh", f"dp {mesh.dp} x tp {mesh.tp} x pp {mesh.pp}, ep {mesh.ep}: {found['hosts']} hosts"),
+        ("mesh", f"dp {mesh.dp} x tp {mesh.tp} x pp {mesh.pp}: {found['hosts']} hosts"),
         ("step", f"{step:.4g} s for {found['tokens_of_step']} tokens, {found['tokens_per_second']:.5g} tokens/s"),
         ("", parts),
         ("bubble", f"{found['bubble']:.1%} of the computing"),

@@ -70,7 +70,7 @@ def test_predicted_steps_of_a_model_that_is_not_here(ckdist):
 
 
 def test_a_training(ckdist, tmp_path):
-    words = ("simulate-training", "-m", "deepseek-r1", "--machine", "epyc-9965", "-dp", 8, "-pp", 4, "-ep", 8)
+    words = ("simulate-training", "-m", "deepseek-r1", "--machine", "epyc-9965", "-dp", 2, "-tp", 4, "-pp", 4)
     found = json.loads(ckdist(*words, "--host-mtbf", 5000, "--json"))
     assert found["hosts"] == 32 and found["bubble"] > 3 / 16 and 0 < found["goodput"] < 1 and found["failures"] > 0
     assert sum(found["weeks"].values()) == pytest.approx(1)

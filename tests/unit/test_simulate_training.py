@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckdist.comm.transports.link import Link
+from ckdist.config.simulate_training import SimulateTrainingConfig
 from ckdist.errors import ConfigError
 from ckdist.simulate.training import (
     Batches,
@@ -26,9 +27,9 @@ from ckdist.simulate.training_report import training_lines, training_report
 from ckdist.train.one_f_one_b import bubble
 
 # DeepSeek-V3's shape: 671 B parameters, 37 B of them for a token
-MODEL = TrainedModel(671e9, 654e9, 37e9, 61, 7168, attended=61 * 128 * 320.0, expert_layers=58, experts_used=8)
+MODEL = TrainedModel(671e9, 37e9, 61, 7168, attended=61 * 128 * 320.0)
 HOST = TrainingHost(2e13, 1.5e12, 1e12, Link(1e-5, 5e10), 2e9)
-COST = TrainingCost(MODEL, HOST, TrainingMesh(16, 1, 8, 16), Batches(32, 4096, 4096))
+COST = TrainingCost(MODEL, HOST, TrainingMesh(16, 1, 8), Batches(32, 4096, 4096))
 
 
 def rng():
@@ -65,10 +66,9 @@ def test_memory_of_one_host_is_sixteen_bytes_a_weight_and_what_products_read():
     assert held == 16 * MODEL.parameters and memory["weights of products"] == 2 * MODEL.parameters
 
 
-def test_experts_and_replicas_divide_memory():
+def test_stages_divide_weights_and_replicas_the_optimizers_state():
     memory = COST.memory()
-    dense, experts = MODEL.parameters - MODEL.expert_parameters, MODEL.expert_parameters
-    assert memory["weights"] == pytest.approx(4 * (dense / 8 + experts / (8 * 16)))
+    assert memory["weights"] == pytest.approx(4 * MODEL.parameters / 8), "every replica has all experts, as in training"
     assert memory["optimizer state"] == pytest.approx(8 * MODEL.parameters / 128)
 
 
@@ -82,11 +82,11 @@ def test_parts_of_a_step_add_up():
 
 @settings(max_examples=40, deadline=None)
 @given(
-    dp=st.sampled_from([1, 2, 8]), tp=st.integers(1, 4), pp=st.integers(1, 6), ep=st.sampled_from([1, 2]),
+    dp=st.sampled_from([1, 2, 8]), tp=st.integers(1, 4), pp=st.integers(1, 6),
     rate=st.floats(1e8, 1e11),
 )  # fmt: skip
-def test_a_faster_link_or_host_is_never_slower(dp, tp, pp, ep, rate):
-    mesh = TrainingMesh(dp, tp, pp, min(ep, dp))
+def test_a_faster_link_or_host_is_never_slower(dp, tp, pp, rate):
+    mesh = TrainingMesh(dp, tp, pp)
     slow = replace(COST, mesh=mesh, host=replace(HOST, link=Link(1e-5, rate)))
     for host in (replace(slow.host, link=Link(1e-5, 2 * rate)), replace(slow.host, operations=4e13)):
         assert report(replace(slow, host=host))["step_seconds"] <= report(slow)["step_seconds"]
@@ -126,9 +126,8 @@ def test_a_seed_decides_everything_and_nothing_fails_unasked():
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: replace(COST, mesh=TrainingMesh(6, 1, 1, 4)), "does not divide the 6 replicas"),
+        (lambda: SimulateTrainingConfig(model="m", expert_parallel_size=8), r"size \(8\) must be 1: `ckdist train`"),
         (lambda: replace(COST, mesh=TrainingMesh(pp=62)), "more than the 61 layers"),
-        (lambda: replace(COST, model=replace(MODEL, expert_parameters=0)), "needs a model with experts"),
         (lambda: report(mtbf=3600.0), "would fail every 28.1 s"),
         (lambda: report(replace(COST, mesh=TrainingMesh(1 << 16, 1, 61)), 0.1), "are more than 4000000 passes"),
     ],
