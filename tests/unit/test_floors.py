@@ -1,4 +1,4 @@
-"""A file imports only from lower floors, or from its own (DESIGN: Floors)."""
+"""A file imports only from lower floors, or from its own (docs/architecture.md: The floors)."""
 
 import ast
 import re
@@ -65,8 +65,7 @@ NATIVE_BELOW = {
     "kernels": {"core"},
     "copy_engines": {"core"},
     "runtime": {"core", "comm", "kernels", "copy_engines"},
-    "train": {"core", "comm", "kernels", "copy_engines", "runtime"},
-    "bindings": {"core", "comm", "kernels", "copy_engines", "runtime", "train"},
+    "bindings": {"core", "comm", "kernels", "copy_engines", "runtime"},
 }
 NATIVE_FILES = sorted(p for p in (ROOT / "native").rglob("*") if p.suffix in (".h", ".cpp"))
 
@@ -76,3 +75,29 @@ def test_includes_go_down(path):
     own = path.relative_to(ROOT / "native").parts[0]
     for included in re.findall(r'^#include "([a-z]+)/', path.read_text(), re.MULTILINE):
         assert included in NATIVE_BELOW[own] | {own, "api"}, f"{path.name} of {own} includes {included}"
+
+
+def test_the_table_of_the_documentation_has_every_room():
+    rows = re.findall(r"^\| (\d) \| (.+) \|$", (ROOT.parent / "docs/architecture.md").read_text(), re.MULTILINE)
+    assert {room: int(number) for number, rooms in rows for room in re.findall(r"`(\w+)`", rooms)} == FLOORS
+
+
+ROOMS = "ckdist|tests|docs|benchmarks|launch|native|comm|core|kernels|isa|runtime|bindings|copy_engines|transports"
+NAMED = re.compile(rf"(?<![\w/.])((?:{ROOMS})/[\w/-]+\.(?:py|h|cpp|md))\b")
+
+
+def test_paths_that_comments_name_are_there():
+    """In code, of the project's own rooms; a path may leave out the folders above its room."""
+    known = [
+        p.relative_to(ROOT.parent).as_posix()
+        for room in ROOT.parent.iterdir()
+        if room.is_dir() and room.name in ("ckdist", "tests", "docs", "benchmarks", "launch")
+        for p in room.rglob("*.*")
+    ]
+    lines = [
+        (path.name, name)
+        for path in [*FILES, *NATIVE_FILES, *(ROOT.parent / "tests").rglob("*.py")]
+        for name in NAMED.findall(path.read_text())
+    ]
+    gone = [line for line in lines if not any(path.endswith(f"/{line[1]}") or path == line[1] for path in known)]
+    assert len(lines) > 50 and not gone

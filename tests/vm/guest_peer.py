@@ -1,5 +1,5 @@
 """Guest program: rank 1 of two on rxe1, in pyverbs and the standard library alone, written from the comments of
-comm/verbs_wire.h.
+comm/transports/verbs_frames.h.
 
 It shares no code with the project, so what both sides get wrong in the same way would show here. Started by
 guest_rank.py.

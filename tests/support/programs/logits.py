@@ -22,6 +22,7 @@ model = load_model(
         parallel=1,
         transport=sys.argv[1],
         comm_timeout=10,
+        pipeline_parallel_size=1,  # hosts would choose stages
     ),
     world,
 )

@@ -1,4 +1,4 @@
-// Transport over TCP sockets that are connected and authenticated already (ckdist/comm/mesh.py does both).
+// Transport over TCP sockets that ckdist/comm/bootstrap/handshake.py has connected and authenticated already.
 #pragma once
 #include "comm/transports/stream_transport.h"
 

@@ -65,7 +65,7 @@ class Transport {
   void wait(Request request, int peer, const char* what);
 
   // Short signs of life, which may be lost; receive_heartbeat returns the bytes of one, or 0. Transports without have
-  // their peers watched otherwise (comm/detector.h).
+  // their peers watched otherwise (comm/failure/failure_detector.h).
   virtual bool has_heartbeats() const { return false; }
   virtual void send_heartbeat(int, const void*, int64_t) {}
   virtual int64_t receive_heartbeat(int, void*, int64_t) { return 0; }

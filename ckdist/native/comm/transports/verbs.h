@@ -12,7 +12,7 @@ namespace ckdist {
 
 class Verbs : public Transport {
  public:
-  // Error(config) with the reason when it cannot be. gid_index: of the port's table; ckdist/comm/verbs.py chooses it.
+  // Error(config) with the reason when it cannot be. gid_index: of the port's table (comm/transports/verbs.py).
   static std::unique_ptr<Verbs> open(const char* device, int port, int gid_index, int rank, int size, double timeout_s);
   static void check_available();  // Error(config) with the reason when verbs cannot work in this process at all
   // Does a port carry data? Two queue pairs on it are connected to one another, and one writes to the other's memory.

@@ -2,7 +2,7 @@
 //
 // One instruction does twice the products of a float multiplication, on every ISA, and reads the cache as it lies.
 // Queries become 16-bit codes with a scale each, weights become whole numbers of 2^-16 of the span's largest and then
-// codes: what that rounds away is less than what float16 keys and values lose (tests/test_attention.py has both
+// codes: what that rounds away is less than what float16 keys and values lose (tests/kernels/test_attention.py has both
 // numbers). Integer sums are exact, so two shapes of the same work give the same bits: for few queries a lane is a
 // position (scores) or a dimension (values), and each load of the cache serves all queries; for many a lane is a query,
 // and nothing but broadcasts of the cache is read in the inner loop.
