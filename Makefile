@@ -1,5 +1,5 @@
-# make setup | serve | lint | format | tidy | docs | test | test-native | test-wheel | test-asan | test-tsan | test-vm
-#      test-aarch64 | coverage | bench-check | native | lock | clean
+# make setup | serve | lint | format | tidy | docs | test | test-avx2 | test-native | test-wheel | test-asan | test-tsan
+#      test-vm | test-aarch64 | coverage | bench-check | native | lock | clean
 # Python 3.10 or newer, a C++ compiler and make are all that must be there; the rest goes into .venv.
 
 PYTHON ?= python3
@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 LIBRARY := ckdist/native/libckdist.so
 SOURCES := CMakeLists.txt cmake/declarations.py $(shell find ckdist/native -name '*.cpp' -o -name '*.h')
 
-.PHONY: setup serve lint format tidy docs lock test test-native test-wheel test-asan test-tsan test-vm test-aarch64
+.PHONY: setup serve lint format tidy docs lock test test-avx2 test-native test-wheel test-asan test-tsan test-vm test-aarch64
 .PHONY: coverage bench-check native clean
 
 setup: $(VENV)/.ready $(LIBRARY)
@@ -86,6 +86,14 @@ ALONE = $(shell grep -rl --include='test_*.py' 'pytest.mark.alone' tests)
 test: setup test-native
 	$(BIN)/python -m pytest $(PARALLEL) -m "not alone"
 	$(BIN)/python -m pytest -m alone $(ALONE)
+
+# What can differ between CPUs (numbers of kernels, of models and of plans), as on one with AVX2 alone: the level and
+# numpy's BLAS are pinned. CPU_TESTS are the files of these that compute with them; `make test-avx2 CPU_TESTS=tests` has
+# all.
+CPU_TESTS := tests/unit tests/models tests/kernels
+AS_AVX2 = CKDIST_ISA=avx2 OPENBLAS_CORETYPE=Haswell
+test-avx2: setup
+	$(AS_AVX2) $(BIN)/python -m pytest $(PARALLEL) -m "not alone" $(CPU_TESTS)
 
 # Lines that the tests execute, of Python and of C++ (a build of its own), by room.
 coverage: setup

@@ -19,7 +19,7 @@ from tests.support.ports import free_port
 from tests.support.served import healthy, wait_for, wait_healthy
 from tests.support.tiny_training import toml
 
-HEALTHY_SECONDS = 15.0  # in which a server answers again
+HEALTHY_SECONDS = 90.0  # in which a server answers again: 10 on idle cores, and several times that on busy ones
 
 
 def shell(text: str) -> tuple[str, str, str]:
@@ -170,7 +170,7 @@ def test_a_server_answers_again_after_a_lost_rank(rank, how, flags):
         while not done.is_set():
             began = time.monotonic()
             try:
-                status = ask(port, 200, timeout=30).status_code
+                status = ask(port, 200, timeout=HEALTHY_SECONDS).status_code
             except httpx.TransportError:
                 status = 0
                 time.sleep(0.05)
@@ -184,16 +184,15 @@ def test_a_server_answers_again_after_a_lost_rank(rank, how, flags):
             client.start()
         wait_for(lambda: ends or time.sleep(0.2) is None)
         ranks_of(job)[rank].send_signal(how)
-        killed = time.monotonic()
-        wait_for(lambda: not healthy(f"http://127.0.0.1:{port}"), 10)
-        wait_healthy(f"http://127.0.0.1:{port}", HEALTHY_SECONDS - (time.monotonic() - killed))
-        after = ask(port, 8, timeout=30).json()["choices"][0]["text"]
+        wait_for(lambda: not healthy(f"http://127.0.0.1:{port}"), HEALTHY_SECONDS)
+        wait_healthy(f"http://127.0.0.1:{port}", HEALTHY_SECONDS)
+        after = ask(port, 8, timeout=HEALTHY_SECONDS).json()["choices"][0]["text"]
         done.set()
         for client in clients:
-            client.join(40)
+            client.join(HEALTHY_SECONDS)
         assert not any(client.is_alive() for client in clients)
         job.terminate()
-        assert job.wait(20) == 0
+        assert job.wait(HEALTHY_SECONDS) == 0
         said = job.stdout.read()
     reason = rf"rank {rank} of 2 was ended by signal 9 \(SIGKILL\)"
     if how == signal.SIGSTOP:
