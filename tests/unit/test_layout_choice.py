@@ -10,6 +10,7 @@ from ckdist.planning.cluster import Cluster, PlannedWorld
 from ckdist.planning.layout_choice import best_layout, choose_layout, measured_machine, stage_counts
 from ckdist.planning.machine import PRODUCT_ROWS, MachineSpec
 from ckdist.weights.described import describe_config
+from ckdist.weights.dtypes import BY_NAME
 
 MODEL = {
     "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 6,
@@ -74,3 +75,13 @@ def test_products_are_measured_with_the_kernels_of_the_models_own_types(monkeypa
         assert len(rates) == len(PRODUCT_ROWS) and min(rates) > 0
     quantised = measured_machine(SingleWorld(), config(threads=1, quantize="q8_0"), describe_config(MODEL, "c", "BF16"))
     assert set(quantised.products) == {"Q8_0"}
+
+
+def test_what_a_rank_has_measured_is_not_measured_at_the_next_start(monkeypatch):
+    """Over hosts the layout is chosen at every start; --layout auto measures anew."""
+    measured = []
+    monkeypatch.setattr(layout_choice, "_measured_rates", lambda cpus, types: measured.append(cpus) or [1.0] * 8)
+    types = [BY_NAME["F16"].number]
+    rates = [layout_choice._best_rates(SingleWorld(), (0,), types, anew) for anew in (False, False, True)]
+    assert rates == [[1.0] * 8] * 3
+    assert len(measured) == 2 * layout_choice.ROUNDS
