@@ -27,8 +27,8 @@ unexport PYTHONDONTWRITEBYTECODE
 LIBRARY := ckdist/native/libckdist.so
 SOURCES := CMakeLists.txt cmake/declarations.py $(shell find ckdist/native -name '*.cpp' -o -name '*.h')
 
-.PHONY: setup serve lint format tidy docs lock test test-avx2 test-native test-wheel test-asan test-tsan test-vm test-aarch64
-.PHONY: coverage bench-check native clean
+.PHONY: setup serve lint format tidy docs lock test test-avx2 test-native test-wheel test-asan test-tsan test-vm
+.PHONY: test-aarch64 coverage bench-check native clean
 
 setup: $(VENV)/.ready $(LIBRARY)
 
@@ -87,8 +87,8 @@ test: setup test-native
 	$(BIN)/python -m pytest $(PARALLEL) -m "not alone"
 	$(BIN)/python -m pytest -m alone $(ALONE)
 
-# Numbers of kernels, models and plans as on a CPU with AVX2 alone: the level and numpy's BLAS are pinned. BEST_LEVEL are
-# those that `make test` computes with this CPU's best level alone, not with each: what CI adds.
+# Numbers of kernels, models and plans as on a CPU with AVX2 alone: the level and numpy's BLAS are pinned. BEST_LEVEL
+# are those that `make test` computes with this CPU's best level alone, and not with each level: CI adds them.
 BEST_LEVEL := $(addprefix tests/unit/test_,autodiff.py vjp.py cross_attention.py embedding.py engine_sampling.py \
 	layout_choice.py papers.py predict.py prefill_cost.py step_cost.py training_cost.py) \
 	$(addprefix tests/models/test_,cache_types.py gptoss_files.py latent_files.py minilm.py published_formats.py \

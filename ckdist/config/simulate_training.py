@@ -73,8 +73,8 @@ class SimulateTrainingConfig:
             raise ConfigError("which model? ckdist simulate-training -m MODEL, a config.json, or a shape, as kimi-k2")
         if self.expert_parallel_size > 1:
             raise ConfigError(
-                f"--expert-parallel-size ({self.expert_parallel_size}) must be 1: `ckdist train` divides batches, layers "
-                "and tensors over hosts, and has every expert on every replica"
+                f"--expert-parallel-size ({self.expert_parallel_size}) must be 1: `ckdist train` divides batches, "
+                "layers and tensors over hosts, and has every expert on every replica"
             )
         if self.checkpoint_interval is not None and self.host_mtbf is None:
             raise ConfigError(

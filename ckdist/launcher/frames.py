@@ -3,7 +3,8 @@
 A list whose first part is a word:
 
     to the agent     count, start JOB FIRST COUNT, carry PEER DATA, signal NUMBER, kill
-    from the agent   hello VERSION, counted NODES, line RANK STREAM TEXT, carry PEER DATA, ended RANK CODE, failed TEXT CODE, done
+    from the agent   hello VERSION, counted NODES, line RANK STREAM TEXT, carry PEER DATA, ended RANK CODE,
+                     failed TEXT CODE, done
 """
 
 import struct

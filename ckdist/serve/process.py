@@ -102,9 +102,9 @@ class HttpProcess:
         """Start the process; it answers 503 until rank 0's status is "ready".
 
         `endpoint` is where rank 0's ROUTER is bound; `model` the GGUF file or folder whose tokenizer is used;
-        `listener` and `metrics`, that of --metrics-port, come from `listen` and are this object's from here on; `cpus` are
-        those that the process may use (None: this process's). ConfigError for unreadable keys and for too few open
-        files.
+        `listener` and `metrics`, that of --metrics-port, come from `listen` and are this object's from here on; `cpus`
+        are those that the process may use (None: this process's). ConfigError for unreadable keys and for too few
+        open files.
         """
         if -1 < (limit := resource.getrlimit(resource.RLIMIT_NOFILE)[1]) < FEWEST_FILES:  # -1: there is no limit
             raise ConfigError(
@@ -114,9 +114,8 @@ class HttpProcess:
             make_log_file(config.log_file)
         api_keys, path = given_keys(config), config.api_key_file
         file_keys = () if path is None else read_key_file(path)
-        open_on_loopback = not (api_keys or file_keys) and is_loopback(
-            listener.getsockname()[0]
-        )  # a page may do what its user may
+        # a page may do what its user may
+        open_on_loopback = is_loopback(listener.getsockname()[0]) and not (api_keys or file_keys)
         max_sequences = config.parallel + config.max_queue
         settings = HttpSettings(
             endpoint=endpoint,

@@ -27,8 +27,8 @@ SUMS_EACH_WAY = 2  # all_reduces of a layer in a pass, tensor-parallel (Shoeybi 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model in numbers: parameters in all, those that a token is multiplied with; layers, hidden size, elements of all
-    heads' queries and values (added up over layers).
+    """A model in numbers: parameters in all, those that a token is multiplied with; layers, hidden size, elements of
+    all heads' queries and values (added up over layers).
     """
 
     parameters: float

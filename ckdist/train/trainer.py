@@ -137,6 +137,15 @@ class Trainer:
             self.fail(error)
             raise
 
+    def _enter_place(self) -> None:
+        """Chooses the threads. What is loaded from here on lies on the rank's own memory nodes, as in serving."""
+        self.threads = self.config.threads or default_threads(self.world)
+        self.placement = place(self.world, self.threads)
+        self.placement.enter()
+        bind_memory(self.placement)
+        if self.world.local_rank == 0 and self.placement.is_over_quota:
+            log.warning("%s", self.placement.note)
+
     def _open(self, source: BatchSource | None, make_executable: MakeExecutable) -> None:
         """What `__init__` does, within what lets go after an error."""
         config, world = self.config, self.world
@@ -152,12 +161,7 @@ class Trainer:
             open_tokenizer(config, self.model, make=True)
         world.gather(None)  # it is there
         self.tokenizer = open_tokenizer(config, self.model, make=False)
-        self.threads = config.threads or default_threads(world)
-        self.placement = place(world, self.threads)
-        self.placement.enter()  # what is loaded from here on lies on the rank's own memory nodes, as in serving
-        bind_memory(self.placement)
-        if world.local_rank == 0 and self.placement.is_over_quota:
-            log.warning("%s", self.placement.note)
+        self._enter_place()
         # of a step; a source of one's own may give more than the configuration says
         steady = 2 * mesh.size("pp") if source is not None else 1
         program = self.model.lowered(config, mesh, max(config.gradient_accumulation_steps, steady))

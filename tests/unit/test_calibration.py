@@ -48,7 +48,8 @@ RATES = {
     "F32": (4e9, 1e10, 2e10, 3e10, 3e10),
 }  # fmt: skip
 TRUE = MachineSpec(
-    isa="avx512_bf16", cores=4, memory=64e9, bandwidth=40e9, achieved_bandwidth=0.7, core_bandwidth=15e9, f32=4e10, bf16=1e11, int8=2e11,
+    isa="avx512_bf16",
+    cores=4, memory=64e9, bandwidth=40e9, achieved_bandwidth=0.7, core_bandwidth=15e9, f32=4e10, bf16=1e11, int8=2e11,
     attention=3e10, attention_scores=2e8, attention_one=2e9, attention_given=3e8, attention_once=3e-6,
     attention_read=0.8, latent=2e10, latent_one=3e9, latent_given=5e8, latent_once=7e-6, elementwise=7e8,
     overlap_loss=0.4, heads=1e9, heads_int8=5e8, heads_once=6e-7, achieved_experts=0.8, achieved_experts_int8=0.7,

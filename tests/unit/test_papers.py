@@ -94,7 +94,8 @@ def test_250_billion_on_72_cores():
     """Two sockets of 36 cores at 2.5 GHz with tiles, 614.4 GB/s each, all peaks reached."""
     machine = MachineSpec(
         isa="amx", nodes=2, sockets=2, cores=36, memory=1e12, bandwidth=614.4e9, achieved_bandwidth=1.0,
-        core_bandwidth=1e12, f32=1e15, bf16=2048 * 2.5e9, int8=2048 * 2.5e9, achieved_arithmetic=1.0, attention=1e15, overlap_loss=0.0,
+        core_bandwidth=1e12, f32=1e15, bf16=2048 * 2.5e9, int8=2048 * 2.5e9, achieved_arithmetic=1.0,
+        attention=1e15, overlap_loss=0.0,
         barrier=0.0, between=0.0, rank_seconds=0.0, rank_core_rate=1e15, rank_rate=1e15, elementwise=1e15,
     )  # fmt: skip
     checkpoint = describe_config(DENSE_250B, "paper", "BF16")
