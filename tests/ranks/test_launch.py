@@ -146,8 +146,9 @@ def serving(
 ) -> Iterator[subprocess.Popen]:
     """`ckdist launch flags... -n 2 ckdist serve`, once it answers."""
     model = ("-m", folder) if folder else ()
-    words = ("serve", "--port", str(port), "-t", "1", "-c", "256", "--comm-timeout", "5", *model, *serve)
-    with launched("-n", "2", *flags, "ckdist", *words) as job:
+    # Its output is read at the end: lines of requests would fill the pipe.
+    words = ("serve", "--port", str(port), "-t", "1", "-c", "256", "--comm-timeout", "5", "--no-log-requests")
+    with launched("-n", "2", *flags, "ckdist", *words, *model, *serve) as job:
         wait_healthy(f"http://127.0.0.1:{port}")
         yield job
 
