@@ -1,5 +1,5 @@
-"""Writes configs/*/saved.json: published.json as transformers saves it, and configs/classes.json: what each
-configuration class has where a file says nothing.
+"""Writes configs/*/saved.json: published.json as transformers saves it, configs/golden.json: the same of the tiny models
+beside this file, and configs/classes.json: what each configuration class has where a file says nothing.
 
 Run with an environment that has torch and transformers 5: python tests/golden/make_configs.py
 """
@@ -72,4 +72,7 @@ if __name__ == "__main__":
         if rules := {name: published[name] for name in RULES if published.get(name) is not None}:
             write(path.with_name("generation_config.json"), rules)
         types.add(form.get("text_config", form)["model_type"])
+    tiny = [path for path in sorted(FOLDER.parent.rglob("config.json")) if FOLDER not in path.parents]
+    forms = {path.parent.relative_to(FOLDER.parent).as_posix(): json.loads(path.read_text()) for path in tiny}
+    write(FOLDER / "golden.json", {name: saved(form) for name, form in forms.items()})
     write(FOLDER / "classes.json", {name: class_fields(transformers.CONFIG_MAPPING[name]) for name in sorted(types)})

@@ -14,6 +14,7 @@ from tests.support.paths import GOLDEN
 
 CONFIGS = GOLDEN / "configs"
 CLASSES = json.loads((CONFIGS / "classes.json").read_text())
+TINY = json.loads((CONFIGS / "golden.json").read_text())
 MODELS = sorted(path.parent.name for path in CONFIGS.glob("*/published.json"))
 SAVED = sorted(path.parent.name for path in CONFIGS.glob("*/saved.json"))
 REQUIRED = ("d_model", "hidden_size", "vocab_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers")
@@ -22,7 +23,7 @@ WITHOUT_EFFECT = {  # model -> fields whose value matters only together with ano
     "bert": ("pad_token_id",),  # where positions begin is RoBERTa's to say
     "bert_scorer": ("pad_token_id",),
     "nomic_bert": ("max_position_embeddings",),  # no more than the 2048 that it was trained with
-    **dict.fromkeys(("qwen2", "qwen3", "qwen3moe", "smollm3"), ("use_sliding_window",)),  # sliding_window is null
+    **dict.fromkeys(("qwen2", "qwen3", "qwen3moe", "smollm3"), ("use_sliding_window", "max_window_layers")),
 }
 
 
@@ -47,6 +48,13 @@ def part_of(config: dict) -> dict:
 def test_a_published_config_and_what_transformers_saves_of_it_are_one_model(name):
     saved = with_generation_rules(read(name, "saved"), CONFIGS / name)
     assert numbers(spec_from_config(saved, "saved")) == numbers(spec_from_config(read(name, "published"), "published"))
+
+
+@pytest.mark.parametrize("folder", TINY)
+def test_a_tiny_model_that_transformers_saves_again_is_the_same(folder):
+    saved, config = TINY[folder], json.loads((GOLDEN / folder / "config.json").read_text())
+    assert numbers(spec_from_config(saved, "saved")) == numbers(spec_from_config(config, "config"))
+    assert read_config(saved, "saved")[1] == []
 
 
 @pytest.mark.parametrize("name", MODELS)
