@@ -90,11 +90,23 @@ class ConfigKeys:
     only: Mapping[str, Any] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
 
-    def but(self, **changes: Mapping[str, Any] | tuple[str, ...]) -> "ConfigKeys":
+    def but(
+        self,
+        *,
+        defaults: Mapping[str, Any] | None = None,
+        aliases: Mapping[str, str] | None = None,
+        nulls: Mapping[str, Any] | None = None,
+        only: Mapping[str, Any] | None = None,
+        unused: tuple[str, ...] = (),
+    ) -> "ConfigKeys":
         """With further entries, or other ones in place of its own."""
-        join = lambda own, more: {**own, **more} if isinstance(own, Mapping) else (*own, *more)
-        names = self.__dataclass_fields__
-        return ConfigKeys(**{name: join(getattr(self, name), changes.get(name, {})) for name in names})
+        return ConfigKeys(
+            {**self.defaults, **(defaults or {})},
+            {**self.aliases, **(aliases or {})},
+            {**self.nulls, **(nulls or {})},
+            {**self.only, **(only or {})},
+            (*self.unused, *unused),
+        )
 
     def fields(self, values: Mapping[str, Any], where: str, prefix: str = "") -> Fields:
         """The fields of a file in the spelling that is read. ModelFileError if two spellings of one field differ."""

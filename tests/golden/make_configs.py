@@ -1,5 +1,5 @@
-"""Writes configs/*/saved.json: published.json as transformers saves it, configs/golden.json: the same of the tiny models
-beside this file, and configs/classes.json: what each configuration class has where a file says nothing.
+"""Writes configs/*/saved.json: published.json as transformers saves it, configs/golden.json: the same of the tiny
+models beside this file, and configs/classes.json: what each configuration class has where a file says nothing.
 
 Run with an environment that has torch and transformers 5: python tests/golden/make_configs.py
 """

@@ -85,9 +85,10 @@ def model(f: Fields, outer: Fields, name: str, norm_first: bool, **positions: ob
     sizes = lambda layers: (name, vocab, hidden, layers, ropes, 1e-5, longest)
     encoder = ModelSpec(*sizes(of(Stack("encoder", False))), root="encoder", **common)
     starts = [f.integer("decoder_start_token_id", low=0, high=vocab - 1)]
-    older = "bos_token_id" if f.flag("force_bos_token_to_be_generated") else "forced_bos_token_id"
-    forced = f.integer("forced_bos_token_id", f.integer(older, None, low=0), low=0, high=vocab - 1)
-    starts += [] if forced is None else [forced]
+    older = f.flag("force_bos_token_to_be_generated")  # what files said before forced_bos_token_id
+    first = "bos_token_id" if older and not f.has("forced_bos_token_id") else "forced_bos_token_id"
+    if f.has(first):
+        starts.append(f.integer(first, low=0, high=vocab - 1))
     return ModelSpec(
         *sizes(of(Stack("decoder", True))), from_config.tied(f, outer), **common,
         encoder=encoder, start_tokens=tuple(starts), banned_tokens=_banned(f, vocab), output_bias=True,

@@ -86,7 +86,7 @@ def model(family_name: str, f: Fields, outer: Fields, routing: Routing) -> Model
     rotated = f.integer("qk_rope_head_dim", high=limits.MAX_HEAD_DIM)
     n = from_config.sizes(f, head_dim=rotated)
     ropes = from_config.rotations(f, n, interleaved=f.flag("rope_interleave"))
-    q_rank = f.integer("q_lora_rank", 0, high=limits.MAX_WIDTH)
+    q_rank = f.integer("q_lora_rank", None, high=limits.MAX_WIDTH) or 0
     attention = latent_attention(f, n, ropes["global"], q_rank)
     dense = min(f.integer("first_k_dense_replace", low=0), n.num_layers)
     if (step := f.integer("moe_layer_freq")) != 1:
