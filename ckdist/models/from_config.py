@@ -101,7 +101,7 @@ def experts(f: Fields, count: str, size: str, routing: Routing, **more: Any) -> 
 
 
 def balance(f: Fields) -> dict[str, float]:
-    """The coefficient of the load-balancing loss, as a field of a ModelSpec; none where routers' logits are no output."""
+    """The coefficient of the load-balancing loss, as a field of a ModelSpec; none if no router logits are output."""
     given = f.number("router_aux_loss_coef", low=-1.0, high=1e6)
     return {"balance_coefficient": given} if f.flag("output_router_logits") else {}
 

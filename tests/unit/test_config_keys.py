@@ -166,9 +166,7 @@ def test_a_field_that_the_family_does_not_know_is_named():
 def test_what_llama_does_not_compute_is_refused_by_name(field):
     if field in ("attention_bias", "mlp_bias"):
         return  # which it does
-    value = {"causal": False, "clip_qkv": 8.0, "pruned_heads": {"0": [1]}}.get(
-        field, True
-    )
+    value = {"causal": False, "clip_qkv": 8.0, "pruned_heads": {"0": [1]}}.get(field, True)
     with pytest.raises(ModelFileError, match=f"here: {field} is .*another value is not supported here"):
         spec_from_config(LLAMA | {field: value}, "here")
 
