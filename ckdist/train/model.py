@@ -144,7 +144,7 @@ def open_model(config: TrainConfig) -> TrainedModel:
     )
     spec, unknown = (checkpoint.spec, []) if checkpoint else read_config(values, "model_config")
     if unknown:
-        raise ConfigError(f"model_config has {', '.join(unknown)}, which no {spec.family} has: remove or correct it")
+        raise ConfigError(f"model_config: {unknown[0]}, and {spec.family} has no such field: remove or correct it")
     spec = balanced(spec.at_context(config.max_length), config.router_aux_loss_coef)
     if config.max_length > spec.max_position:
         raise ConfigError(

@@ -6,10 +6,12 @@ import json
 import numpy as np
 import pytest
 
-from ckdist.errors import ArchitectureError, ModelFileError
+from ckdist.errors import ArchitectureError, ConfigError, ModelFileError
 from ckdist.models.config_keys import REFUSED_UNLESS, UNUSED
 from ckdist.models.registry import own_families, read_config, spec_from_config
+from ckdist.train.model import open_model
 from ckdist.weights.generation import with_generation_rules
+from tests.support import tiny_training
 from tests.support.paths import GOLDEN
 
 CONFIGS = GOLDEN / "configs"
@@ -189,9 +191,21 @@ def test_gated_feed_forwards_take_gelu(name, function):
         assert {layer.ffn.activation for layer in spec.layers} == {function}
 
 
-def test_a_gate_without_a_gradient_or_a_gguf_form_is_refused(tmp_path):
+def test_a_gate_that_gguf_readers_do_not_compute_is_refused():
     spec = spec_from_config(LLAMA | {"hidden_act": "gelu"}, "here")
     with pytest.raises(
         ArchitectureError, match="llama with the activation gelu has no GGUF form: its readers compute silu"
     ):
         own_families()["llama"].to_gguf(spec, "here")
+
+
+@pytest.mark.parametrize(
+    "fields, said",
+    [
+        ({"hidden_act": "gelu"}, "the gate function gelu can be served, not trained; silu, gelu_tanh, .* can"),
+        ({"hidden_sizes": 8}, "model_config: hidden_sizes is 8, and llama has no such field: remove or correct it"),
+    ],
+)
+def test_a_training_refuses_a_gate_without_a_gradient_and_fields_that_are_not_known(tmp_path, fields, said):
+    with pytest.raises(ConfigError, match=said):
+        open_model(tiny_training.config(tmp_path, model_config=tiny_training.MODEL | fields))
