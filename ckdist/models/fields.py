@@ -19,25 +19,48 @@ class Fields:
     Each reader takes a `default`; without one the field is required. A JSON null counts as absent.
     """
 
-    def __init__(self, values: Mapping[str, Any], where: str, prefix: str = ""):
+    def __init__(
+        self, values: Mapping[str, Any], where: str, prefix: str = "", spelled: Mapping[str, str] | None = None
+    ):
+        """`spelled`: Name -> how the file spells it, for messages."""
         self.values = values
         self.where = where
         self.prefix = prefix
+        self._spelled = spelled or {}
+        self._read: set[str] = set()
+        self._objects: dict[str, Fields] = {}
 
     def sub(self, name: str) -> "Fields":
         """The fields of the object `name`, empty where it is absent."""
+        if name in self._objects:
+            return self._objects[name]
         value = self._get(name, {})
         if not isinstance(value, Mapping):
             raise self.error(name, value, "an object")
-        return Fields(value, self.where, f"{self.prefix}{name}.")
+        found = self._objects[name] = Fields(value, self.where, f"{self.name(name)}.")
+        return found
+
+    def name(self, name: str) -> str:
+        """The field as the file has it, with the objects that it is in."""
+        return f"{self.prefix}{self._spelled.get(name, name)}"
 
     def error(self, name: str, value: Any, wanted: str) -> ModelFileError:
         """The error for a field that is not what is `wanted`."""
-        return ModelFileError(f"{self.where}: {self.prefix}{name} is {repr(value)[:200]}; it must be {wanted}")
+        return ModelFileError(f"{self.where}: {self.name(name)} is {repr(value)[:200]}; it must be {wanted}")
+
+    def raw(self, name: str) -> Any:
+        """The value as the file has it, None if absent."""
+        self._read.add(name)
+        return self.values.get(name)
 
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""
-        return self.values.get(name) is not None
+        return self.raw(name) is not None
+
+    def unread(self) -> list[tuple["Fields", str]]:
+        """The fields that nothing has asked for, those in objects too."""
+        own = [(self, name) for name in self.values if name not in self._read]
+        return own + [entry for one in self._objects.values() for entry in one.unread()]
 
     def integer(self, name: str, default: Any = _MISSING, low: int = 1, high: int = 1 << 20) -> int:
         """A whole number from `low` to `high`; a float that is whole counts."""
@@ -82,9 +105,9 @@ class Fields:
 
     def _get(self, name: str, default: Any) -> Any:
         """The raw value, or `default`. ModelFileError where a required field is missing."""
-        value = self.values.get(name)
+        value = self.raw(name)
         if value is not None:
             return value
         if default is _MISSING:
-            raise ModelFileError(f"{self.where}: {self.prefix}{name} is missing")
+            raise ModelFileError(f"{self.where}: {self.name(name)} is missing")
         return default

@@ -1,6 +1,6 @@
 """What the `config.json` of a Hugging Face folder says in the same way for most families. It reads no weights.
 
-A file in `families` takes of it what its family has; absent fields take the defaults of transformers.
+A file in `families` takes of it what its family has. What an absent field is stands in its ConfigKeys.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,23 +9,14 @@ from typing import Any
 
 from ckdist.models import limits, rope
 from ckdist.models.fields import Fields
-from ckdist.models.spec import LayerSpec, ModelSpec, MoeFfn, RopeSpec
+from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, MoeFfn, RopeSpec
 from ckdist.program.routing import Routing
 
-ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_tanh": "gelu_tanh"}
-
-
-@dataclass(frozen=True)
-class ConfigDefaults:
-    """What fields mean where they are absent; None: they must be there. 0 kv-heads: as many as heads."""
-
-    max_position: int
-    layers: int | None = None
-    heads: int | None = None
-    kv_heads: int = 0
-    head_dim: int | None = None  # None: hidden_size / heads
-    vocab: int | None = None
-    norm_eps: float = 1e-6
+ACTIVATIONS = {
+    **dict.fromkeys(("silu", "swish"), "silu"),
+    **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
+    **dict.fromkeys(("gelu_pytorch_tanh", "gelu_tanh", "gelu_new", "gelu_fast"), "gelu_tanh"),
+}
 
 
 @dataclass(frozen=True)
@@ -34,7 +25,6 @@ class Sizes:
 
     num_layers: int
     hidden_size: int
-    intermediate_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -50,52 +40,57 @@ class Sizes:
         return ModelSpec(family, *sizes, tuple(layers), ropes, self.norm_eps, self.max_position, tied, **more)
 
 
-def sizes(f: Fields, default: ConfigDefaults) -> Sizes:
-    """The sizes in a config.json. ModelFileError for a wrong one."""
-    of = lambda name, absent, high: f.integer(name, *([] if absent is None else [absent]), high=high)
+def sizes(f: Fields, norm_eps: str = "rms_norm_eps", head_dim: int = 0) -> Sizes:
+    """The sizes in a config.json; `norm_eps`: its name there, `head_dim`: of a family whose file has another field.
+
+    ModelFileError for a wrong one.
+    """
     hidden_size = f.integer("hidden_size", high=limits.MAX_WIDTH)
-    num_heads = of("num_attention_heads", default.heads, limits.MAX_HEADS)
-    if f.has("head_dim"):
+    num_heads = f.integer("num_attention_heads", high=limits.MAX_HEADS)
+    if not head_dim and f.has("head_dim"):
         head_dim = f.integer("head_dim", high=limits.MAX_HEAD_DIM)
-    elif default.head_dim is not None:
-        head_dim = default.head_dim
-    elif hidden_size % num_heads:
+    elif not head_dim and hidden_size % num_heads:
         raise f.error(
             "hidden_size", hidden_size, f"divisible by num_attention_heads ({num_heads}), or head_dim must be given"
         )
-    else:
-        head_dim = hidden_size // num_heads
     return Sizes(
-        num_layers=of("num_hidden_layers", default.layers, limits.MAX_LAYERS),
+        num_layers=f.integer("num_hidden_layers", high=limits.MAX_LAYERS),
         hidden_size=hidden_size,
-        intermediate_size=f.integer("intermediate_size", high=limits.MAX_FFN),
         num_heads=num_heads,
-        num_kv_heads=f.integer("num_key_value_heads", default.kv_heads or num_heads, high=limits.MAX_HEADS),
-        head_dim=head_dim,
-        vocab_size=of("vocab_size", default.vocab, limits.MAX_VOCAB),
-        max_position=f.integer("max_position_embeddings", default.max_position, high=limits.MAX_POSITION),
-        norm_eps=f.number("rms_norm_eps", default.norm_eps, high=1.0),
+        num_kv_heads=f.integer("num_key_value_heads", num_heads, high=limits.MAX_HEADS),
+        head_dim=head_dim or hidden_size // num_heads,
+        vocab_size=f.integer("vocab_size", high=limits.MAX_VOCAB),
+        max_position=f.integer("max_position_embeddings", high=limits.MAX_POSITION),
+        norm_eps=f.number(norm_eps, high=1.0),
     )
 
 
-def tied(f: Fields, outer: Fields, default: bool = False) -> bool:
-    """Whether the output projection is the embeddings; `outer` is the config.json of a multimodal model."""
-    return f.flag("tie_word_embeddings", outer.flag("tie_word_embeddings", default))
+def tied(f: Fields, outer: Fields) -> bool:
+    """Whether the output projection is the embeddings; `outer` is the config.json of a multimodal model, which has the
+    projection.
+    """
+    return outer.flag("tie_word_embeddings", f.flag("tie_word_embeddings"))
 
 
-def activation(f: Fields, field: str = "hidden_act", default: str = "silu") -> str:
+def activation(f: Fields, field: str = "hidden_act") -> str:
     """The gate's function. ModelFileError where it is not known."""
-    name = f.text(field, default)
+    name = f.text(field)
     if name not in ACTIVATIONS:
         raise f.error(field, name, f"one of {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
+def dense(f: Fields, function: str | None = None, bias: bool = False) -> DenseFfn:
+    """The gated feed-forward of a layer; `function`: of its gate, None: as the file says."""
+    size = f.integer("intermediate_size", high=limits.MAX_FFN)
+    return DenseFfn(size, function or activation(f), bias)
+
+
 def experts(f: Fields, count: str, size: str, routing: Routing, **more: Any) -> MoeFfn:
     """The experts of a layer, whose number and intermediate size are in these fields; of them
-    `num_experts_per_tok` are taken, where it is absent `routing.used`. `more` are further fields of a MoeFfn.
+    `num_experts_per_tok` are taken. `more` are further fields of a MoeFfn.
     """
-    routing = replace(routing, used=f.integer("num_experts_per_tok", routing.used, high=limits.MAX_EXPERTS))
+    routing = replace(routing, used=f.integer("num_experts_per_tok", high=limits.MAX_EXPERTS))
     return MoeFfn(
         f.integer(count, high=limits.MAX_EXPERTS),
         f.integer(size, high=limits.MAX_FFN),
@@ -105,22 +100,20 @@ def experts(f: Fields, count: str, size: str, routing: Routing, **more: Any) -> 
     )
 
 
-def balance(f: Fields, coefficient: float = 0.001) -> dict[str, float]:
-    """The coefficient of the load-balancing loss, as a field of a ModelSpec; where the file gives none `coefficient`.
-    None where routers' logits are no output.
-    """
-    given = f.number("router_aux_loss_coef", coefficient, low=0.0, high=1e6)
+def balance(f: Fields) -> dict[str, float]:
+    """The coefficient of the load-balancing loss, as a field of a ModelSpec; none if no router logits are output."""
+    given = f.number("router_aux_loss_coef", low=-1.0, high=1e6)
     return {"balance_coefficient": given} if f.flag("output_router_logits") else {}
 
 
-def window(f: Fields, absent: int = 4096) -> int:
-    """Positions that sliding layers see; 0: none slides. A null means none, an absent field `absent`."""
-    return f.integer("sliding_window", 0 if "sliding_window" in f.values else absent, low=0, high=limits.MAX_POSITION)
+def window(f: Fields) -> int:
+    """Positions that sliding layers see; 0: none slides."""
+    return f.integer("sliding_window", 0, low=0, high=limits.MAX_POSITION)
 
 
 def sliding_layers(f: Fields, num_layers: int, otherwise: list[bool]) -> list[bool]:
     """Which layers slide: as `layer_types` says, else `otherwise`."""
-    types = f.values.get("layer_types")
+    types = f.raw("layer_types")
     if types is None:
         return otherwise
     known = ("sliding_attention", "full_attention")
@@ -129,21 +122,20 @@ def sliding_layers(f: Fields, num_layers: int, otherwise: list[bool]) -> list[bo
     return [t == "sliding_attention" for t in types]
 
 
-def rotations(
-    f: Fields, n: Sizes, theta: float = 1e4, partial: float | None = None, interleaved: bool = False
-) -> dict[str, RopeSpec]:
+def part(f: Fields) -> float:
+    """The part of a head that is rotated, of a family that may rotate less than all."""
+    return f.number("partial_rotary_factor", high=1.0)
+
+
+def rotations(f: Fields, n: Sizes, partial: float | None = None, interleaved: bool = False) -> dict[str, RopeSpec]:
     """The rotation of full layers, "global", and where the file has another for sliding ones, "local".
 
-    Newer files write `rope_parameters`, older ones `rope_theta` and `rope_scaling`.
-    `theta` and `partial` (the part of a head that is rotated): where the file gives none. A `partial` of None: the
-    family has no `partial_rotary_factor`, and all of a head is rotated, as in transformers 5.
+    Newer files write `rope_parameters`, older ones `rope_theta` and `rope_scaling`. `partial`: as `part` says, None:
+    the family rotates whole heads.
     """
-    theta = f.number("rope_theta", theta, low=1.0)
-    if partial is not None:
-        partial = f.number("partial_rotary_factor", partial, high=1.0)
-    parameters = f.sub("rope_parameters") if f.has("rope_parameters") else f.sub("rope_scaling")
+    parameters = f.sub("rope_parameters")
     nested = parameters.has("full_attention") or parameters.has("sliding_attention")
-    shape = rope.RopeShape(n.head_dim, n.max_position, theta, partial, interleaved)
+    shape = rope.RopeShape(n.head_dim, n.max_position, f.number("rope_theta", low=1.0), partial, interleaved)
     found = {"global": rope.from_fields(parameters.sub("full_attention") if nested else parameters, shape, f)}
     if nested and parameters.has("sliding_attention"):
         found["local"] = rope.from_fields(parameters.sub("sliding_attention"), shape, f)

@@ -13,7 +13,7 @@ from ckdist.models import limits, rope
 from ckdist.models.families.family import GgufHeader
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
-from ckdist.models.spec import Attention, MoeFfn, RopeSpec
+from ckdist.models.spec import Attention, DenseFfn, MoeFfn, RopeSpec
 from ckdist.program.routing import Routing
 
 GATING = {"softmax": 1, "sigmoid": 2}  # expert_gating_func; 0: as the architecture has it
@@ -32,7 +32,6 @@ def sizes(header: GgufHeader, epsilon: str = "attention.layer_norm_rms_epsilon")
     return Sizes(
         num_layers=f.integer("block_count", high=limits.MAX_LAYERS),
         hidden_size=hidden_size,
-        intermediate_size=per_layer(f, "feed_forward_length", limits.MAX_FFN),
         num_heads=num_heads,
         num_kv_heads=per_layer(f, kv_heads, limits.MAX_HEADS) if f.has(kv_heads) else num_heads,
         head_dim=head_dim(f, hidden_size, num_heads),
@@ -65,6 +64,16 @@ def head_dim(f: Fields, hidden_size: int, num_heads: int) -> int:
     if values != size:
         raise f.error("attention.value_length", values, f"the same as the heads' size, {size}")
     return size
+
+
+def ffn_size(header: GgufHeader) -> int:
+    """The intermediate size of a layer's feed-forward."""
+    return per_layer(header.fields, "feed_forward_length", limits.MAX_FFN)
+
+
+def dense(header: GgufHeader, activation: str = "silu") -> DenseFfn:
+    """The gated feed-forward of a layer; biases are seen by their tensors."""
+    return DenseFfn(ffn_size(header), activation, has(header, "ffn_gate.bias"))
 
 
 def has(header: GgufHeader, name: str) -> bool:

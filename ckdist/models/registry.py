@@ -4,6 +4,7 @@ import functools
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -76,16 +77,27 @@ def spec_from_config(config: Mapping[str, Any], where: str) -> ModelSpec:
 
     Raises ArchitectureError for an unknown family and ModelFileError for a wrong field; both begin with `where`.
     """
-    outer = Fields(config, where)
+    return read_config(config, where)[0]
+
+
+def read_config(config: Mapping[str, Any], where: str) -> tuple[ModelSpec, list[str]]:
+    """As `spec_from_config`, and the names of fields that the family does not know and that may change results."""
+    whole = Fields(config, where)
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and names and isinstance(names[0], str)):
-        raise outer.error("architectures", names, "a list of names")
-    name = names[0] if names else outer.text("model_type")
+        raise whole.error("architectures", names, "a list of names")
+    name = names[0] if names else whole.text("model_type")
     found = _find(name, (lambda one: one.architectures) if names else (lambda one: one.model_types), where)
-    fields = outer.sub("text_config") if outer.has("text_config") else outer  # the language part of a multimodal model
+    if whole.has("text_config"):  # the language part of a multimodal model
+        fields = found.keys.fields(whole.sub("text_config").values, where, "text_config.")
+        outer = replace(found.keys, defaults={}).fields(config, where)
+    else:
+        fields = outer = found.keys.fields(config, where)
     if fields.flag("use_bidirectional_attention"):
         raise fields.error("use_bidirectional_attention", True, "false: only causal attention is supported")
-    return checked(found.from_config(fields, outer), where)
+    spec = checked(found.from_config(fields, outer), where)
+    unknown = found.keys.unknown(fields)
+    return spec, unknown if outer is fields else [*unknown, *found.keys.unknown(outer)]
 
 
 def spec_from_gguf(

@@ -9,7 +9,7 @@ from ckdist.errors import ModelFileError
 from ckdist.models.fields import Fields
 from ckdist.models.spec import RopeSpec
 
-KNOWN_SCALINGS = ("default", "linear", "llama3", "yarn", "longrope")
+KNOWN_SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def rotated_dims(shape: RopeShape, fields: Fields) -> int:
 
 def from_fields(scaling: Fields, shape: RopeShape, outer: Fields) -> RopeSpec:
     """The rotation that `rope_parameters` or `rope_scaling` of a config.json, `outer`, describes."""
-    kind = scaling.text("rope_type", None) or scaling.text("type", "default")
+    kind = scaling.text("rope_type", scaling.text("type", "default"))
     theta = scaling.number("rope_theta", shape.theta, low=1.0)
     frequencies, max_position = plain(rotated_dims(shape, scaling), theta), shape.max_position
     magnitude = 1.0
@@ -122,6 +122,8 @@ def from_fields(scaling: Fields, shape: RopeShape, outer: Fields) -> RopeSpec:
         if all(scales):
             magnitude = yarn_magnitude(factor, scales[0]) / yarn_magnitude(factor, scales[1])
         magnitude = scaling.number("attention_factor", magnitude, high=1e3)
+    elif kind == "dynamic":  # as without scaling up to max_position, the longest context; other frequencies behind it
+        scaling.number("factor", low=1e-6, high=1e6)
     elif kind != "default":
         raise unknown_scaling(scaling.where, kind)
     return RopeSpec(
@@ -132,8 +134,8 @@ def from_fields(scaling: Fields, shape: RopeShape, outer: Fields) -> RopeSpec:
 def _longrope(scaling: Fields, shape: RopeShape, outer: Fields, frequencies: np.ndarray) -> RopeSpec:
     """Two rotations: of contexts up to the original one, and of longer ones."""
     name = "original_max_position_embeddings"
-    absent = outer.integer(name, shape.max_position, low=2, high=1 << 30)
-    original = scaling.integer(name, absent, low=2, high=1 << 30)
+    absent = scaling.integer(name, shape.max_position, low=2, high=1 << 30)
+    original = outer.integer(name, absent, low=2, high=1 << 30)  # Phi-3's field, before that of its scaling
     factor = scaling.number("factor", shape.max_position / original, low=1e-6, high=1e6)
     magnitude = scaling.number("attention_factor", longrope_magnitude(factor, original), high=1e3)
 

@@ -10,6 +10,8 @@ from ckdist.models import from_gguf, rope
 from ckdist.models.families.family import GgufForm
 from ckdist.models.spec import Attention, ModelSpec, MoeFfn, RopeSpec
 
+ACTIVATIONS = {"gemma2": "gelu_tanh", "gemma3": "gelu_tanh", "gpt-oss": "clamped_swiglu"}  # of readers; others: silu
+
 
 def dense(
     architecture: str,
@@ -27,6 +29,11 @@ def dense(
     """
     first = next((layer for layer in spec.layers if isinstance(layer.mixer, Attention)), spec.layers[0])
     mixer, ffn = first.attention, spec.layers[0].ffn
+    own = ACTIVATIONS.get(architecture, "silu")
+    if other := {layer.ffn.activation for layer in spec.layers} - {own}:
+        raise ArchitectureError(
+            f"{where}: {architecture} with the activation {other.pop()} has no GGUF form: its readers compute {own}"
+        )
     rotation, vectors = _rotation(spec, architecture, where, factors, truncate)
     values = {
         "block_count": len(spec.layers),

@@ -11,6 +11,14 @@ from ckdist.program.routing import Routing
 from ckdist.program.tracer import LatentWeights, LowRank, Spec, Tracer
 
 NOT_TRAINED = "models with linear attention or gated attention can be served, not trained: choose another model"
+WITH_GRADIENT = ("silu", "gelu_tanh", "clamped_swiglu")
+
+
+def check_gradient(function: str) -> None:
+    """ConfigError for a gate's function whose gradient the kernels do not have."""
+    if function not in WITH_GRADIENT:
+        known = ", ".join(WITH_GRADIENT)
+        raise ConfigError(f"models with the gate function {function} can be served, not trained; {known} can")
 
 
 class TrainingTracer(Tracer):
@@ -61,9 +69,10 @@ class TrainingTracer(Tracer):
         return self.emit("attend_packed", (q, k, v), weights, ["o", "lse"], **attrs)[0]
 
     def gated(self, gate: Value, up: Value, function: str) -> Value:
-        """function(gate) * up. ConfigError for gates behind attention."""
+        """function(gate) * up. ConfigError for gates behind attention, and for functions without a gradient."""
         if function == "sigmoid":
             raise ConfigError(NOT_TRAINED)
+        check_gradient(function)
         return super().gated(gate, up, function)
 
     def short_conv(self, *_: Any, **__: Any) -> tuple[Value, Value, Value]:
@@ -93,6 +102,7 @@ class TrainingTracer(Tracer):
         """As of every tracer; the experts that all tokens take are linears, and those that are chosen keep what their
         gradients read.
         """
+        check_gradient(function)
         own, shared = weights[:3], weights[3:]
         operands, matrices, attrs = (x, chosen, shares), *self._of_experts(own, biases)
         names = ["moe", "gate", "up", *(["low"] * len(attrs.get("adapted", ())))]

@@ -17,7 +17,7 @@ from ckdist.errors import ConfigError, LayoutError
 from ckdist.layout import SINGLE
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import loss
-from ckdist.models.registry import family, spec_from_config
+from ckdist.models.registry import family, read_config
 from ckdist.models.spec import ModelSpec, MoeFfn
 from ckdist.program.program import Program, Weight
 from ckdist.program.training_tracer import TrainingTracer, trace_loss
@@ -142,7 +142,9 @@ def open_model(config: TrainConfig) -> TrainedModel:
         if checkpoint
         else {"max_position_embeddings": config.max_length, "model_type": "llama", **config.model_config}
     )
-    spec = checkpoint.spec if checkpoint else spec_from_config(values, "model_config")
+    spec, unknown = (checkpoint.spec, []) if checkpoint else read_config(values, "model_config")
+    if unknown:
+        raise ConfigError(f"model_config: {unknown[0]}, and {spec.family} has no such field: remove or correct it")
     spec = balanced(spec.at_context(config.max_length), config.router_aux_loss_coef)
     if config.max_length > spec.max_position:
         raise ConfigError(

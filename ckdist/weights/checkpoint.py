@@ -18,8 +18,8 @@ from ckdist.hub.remote_file import open_file
 from ckdist.layout import Range
 from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
 from ckdist.models.families.family import TensorNames, stack_of
-from ckdist.models.registry import family, spec_from_config, spec_from_gguf
-from ckdist.models.spec import Attention, GatedDeltaNet, LatentAttention, ModelSpec, MoeFfn
+from ckdist.models.registry import family, read_config, spec_from_gguf
+from ckdist.models.spec import GatedDeltaNet, LatentAttention, ModelSpec, MoeFfn
 from ckdist.overrides import FLAG
 from ckdist.weights import dtypes
 from ckdist.weights.generation import with_generation_rules
@@ -31,7 +31,6 @@ from ckdist.weights.scales import Scales, stacked_scales
 from ckdist.weights.tensor_source import HeadPart, TensorSource
 from ckdist.weights.unread import notes_on_unread
 
-PARTIAL = "partial_rotary_factor"
 MAX_VECTOR = 1 << 10  # elements of a tensor that the spec holds
 SAFETENSORS_TYPES = {"F32": dtypes.F32, "F16": dtypes.F16, "BF16": dtypes.BF16}
 KNOWN_TYPES = f"the known ones are {', '.join(SAFETENSORS_TYPES)}: save it as one of these"
@@ -133,7 +132,7 @@ def _open_folder(path: pathlib.Path) -> Checkpoint:
     if not config_path.is_file():
         raise ModelFileError(f"{path} is not a model: it has no config.json; give a folder with one, or a GGUF file")
     config = with_generation_rules(read_json_object(config_path), path)
-    spec = spec_from_config(config, str(config_path))
+    spec, unknown = read_config(config, str(config_path))
     folder, joined = read_folder(path), []
     tensors = folder.tensors
     if quantization := quantization_config(config):
@@ -155,7 +154,7 @@ def _open_folder(path: pathlib.Path) -> Checkpoint:
     ]
     shapes, names = weight_shapes(spec), family(spec.family).safetensors
     found, unread = _sources(spec, names, stored, {OUTPUT: shapes[EMBEDDING], **shapes})
-    notes = [*folder.notes, *_naming_notes(names, stored, shapes), *_rotation_notes(config, spec)]
+    notes = [*folder.notes, *_naming_notes(names, stored, shapes)]
     if spec.tie_embeddings and OUTPUT in found and EMBEDDING not in found:
         found[EMBEDDING] = replace(found[OUTPUT], name=EMBEDDING)
     elif spec.tie_embeddings and OUTPUT in found and not _alike(found[OUTPUT], found[EMBEDDING]):
@@ -166,6 +165,7 @@ def _open_folder(path: pathlib.Path) -> Checkpoint:
         )
     tensors = _required(spec, found, str(path), unread)
     predicting = config.get("num_nextn_predict_layers")
+    notes += [f"{field} in config.json and is ignored: {spec.family} has no such field" for field in unknown]
     notes += _notes(spec, unread, predicting, str(path))
     return Checkpoint(path, "safetensors", spec, tensors, config, tuple(notes))
 
@@ -179,18 +179,6 @@ def _naming_notes(
         stacks[stack] for stack in stacks if weights_of(names, stack, shapes) not in ((), names.weights_of(stack))
     ]
     return [f"names of tensors lack 'model.', as {name!r:.100}: they are read with it" for name in lacking[:1]]
-
-
-def _rotation_notes(config: Mapping[str, Any], spec: ModelSpec) -> list[str]:
-    """A note if config.json rotates a part of each head and the family has no such field."""
-    parts = [config, config.get("text_config"), *(rope.scaling for rope in spec.ropes.values())]
-    stated = [part.get(PARTIAL) for part in parts if isinstance(part, Mapping)]
-    partial = next((value for value in stated if value not in (None, 1)), None)
-    widths = {layer.mixer.head_dim for layer in spec.layers if isinstance(layer.mixer, Attention)}
-    if partial is None or any(rope.dims not in widths for rope in spec.ropes.values()):
-        return []
-    stated_as = f"{PARTIAL} is {partial!r:.20} in config.json"
-    return [f"{stated_as} and is ignored, as in transformers: {spec.family} has no such field"]
 
 
 @dataclass(frozen=True)

@@ -249,7 +249,7 @@ NEW = {
             "original_max_position_embeddings": 123,
         },
     },
-    "MiniMaxM2": {**EXPERTS, "num_local_experts": 6, "rotary_dim": 8},
+    "MiniMaxM2": {"num_experts_per_tok": 3, "num_local_experts": 6, "rotary_dim": 8},
     # llama.cpp knows queries of one matrix by the number of layers; in many with experts a near tie may fall otherwise.
     "DeepseekV2": {**LATENT, "q_lora_rank": None, "num_hidden_layers": 27, "first_k_dense_replace": 26},
     "DeepseekV3": {

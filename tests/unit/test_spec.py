@@ -259,8 +259,8 @@ def test_gguf_that_is_not_such_a_model(tmp_path):
         ({"rope_theta": 0.5}, "rope_theta is 0.5; it must be a number above 1"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu'; it must be one of silu"),
         (
-            {"rope_scaling": {"type": "dynamic", "factor": 2.0}},
-            "RoPE scaling 'dynamic' is not known; the known ones are default, linear, llama3, yarn, longrope",
+            {"rope_scaling": {"type": "ntk", "factor": 2.0}},
+            "RoPE scaling 'ntk' is not known; the known ones are default, linear, dynamic, llama3, yarn, longrope",
         ),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.short_factor is missing"),
         (
@@ -274,10 +274,7 @@ def test_gguf_that_is_not_such_a_model(tmp_path):
             "below high_freq_factor, which is 1",
         ),
         (
-            {
-                "architectures": ["Phi3ForCausalLM"],
-                "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.2},
-            },
+            {"architectures": ["Glm4ForCausalLM"], "head_dim": 16, "partial_rotary_factor": 0.2},
             "partial_rotary_factor is 0.2; it must be such that an even number of the 16",
         ),
         (

@@ -4,12 +4,33 @@ from dataclasses import dataclass, replace
 
 from ckdist.errors import ModelFileError
 from ckdist.models import from_config, limits
+from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import bert
 from ckdist.models.families.family import Family, TensorNames
 from ckdist.models.fields import Fields
 from ckdist.models.spec import Attention, CrossAttention, DenseFfn, LayerSpec, ModelSpec, Norms
 
 NAME = "bart"
+KEYS = ConfigKeys(
+    {
+        "activation_function": "gelu",
+        "bos_token_id": 0,
+        "decoder_attention_heads": 16,
+        "decoder_ffn_dim": 4096,
+        "decoder_layers": 12,
+        "decoder_start_token_id": 2,
+        "encoder_attention_heads": 16,
+        "encoder_ffn_dim": 4096,
+        "encoder_layers": 12,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": True,
+        "vocab_size": 50265,
+    },
+    aliases={"hidden_size": "d_model", "num_attention_heads": "encoder_attention_heads"},
+    only={"normalize_embedding": True, "static_position_embeddings": False},
+    # encoder_layers; the tensor's rows; the tensor is there or not
+    unused=("num_hidden_layers", "extra_pos_embeddings", "add_bias_logits"),
+)
 OFFSET = 2  # rows before the first position's
 FUNCTIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh"}
 BEHIND = Norms(replaces_stream=(True, True))
@@ -25,19 +46,19 @@ class Stack:
 
     def layers(self, f: Fields, hidden: int, norm_first: bool) -> tuple[LayerSpec, ...]:
         """The layers of a config.json; `norm_first`: embeddings are normed. ModelFileError for a wrong field."""
-        heads = f.integer(f"{self.name}_attention_heads", 16, high=limits.MAX_HEADS)
+        heads = f.integer(f"{self.name}_attention_heads", high=limits.MAX_HEADS)
         if hidden % heads:
             raise f.error("d_model", hidden, f"divisible by {self.name}_attention_heads ({heads})")
         width = hidden // heads
         across = Attention(heads, heads, width, width**-0.5, rope=None, qkv_bias=True, o_bias=True)
         attention = replace(across, bidirectional=not self.crosses)
         cross = CrossAttention(across, replaces_stream=True)
-        function = f.text("activation_function", "gelu")
+        function = f.text("activation_function")
         if function not in FUNCTIONS:
             raise f.error("activation_function", function, f"one of {', '.join(FUNCTIONS)}")
-        size = f.integer(f"{self.name}_ffn_dim", 4096, high=limits.MAX_FFN)
+        size = f.integer(f"{self.name}_ffn_dim", high=limits.MAX_FFN)
         ffn = DenseFfn(size, FUNCTIONS[function], bias=True, gated=False)
-        count = f.integer(f"{self.name}_layers", 12, high=limits.MAX_LAYERS)
+        count = f.integer(f"{self.name}_layers", high=limits.MAX_LAYERS)
         return tuple(
             LayerSpec(attention, ffn, BEHIND if i or norm_first else FIRST, cross=cross if self.crosses else None)
             for i in range(count)
@@ -55,26 +76,28 @@ def model(f: Fields, outer: Fields, name: str, norm_first: bool, **positions: ob
     """
     if f.flag("normalize_before") or f.flag("add_final_layer_norm"):
         raise ModelFileError(f"{f.where}: normalize_before is true; of this family norms behind each part are read")
-    vocab, hidden = f.integer("vocab_size", 50265, high=limits.MAX_VOCAB), f.integer("d_model", high=limits.MAX_WIDTH)
-    longest = f.integer("max_position_embeddings", 1024, high=limits.MAX_POSITION)
+    vocab, hidden = f.integer("vocab_size", high=limits.MAX_VOCAB), f.integer("d_model", high=limits.MAX_WIDTH)
+    longest = f.integer("max_position_embeddings", high=limits.MAX_POSITION)
     positions = positions or {"positions": longest + OFFSET, "first_position": OFFSET}
     common = {"embedding_scale": hidden**0.5 if f.flag("scale_embedding") else 1.0, "norm": "layer_bias", **positions}
     of = lambda stack: stack.layers(f, hidden, norm_first)
     ropes = common.pop("ropes", {})
     sizes = lambda layers: (name, vocab, hidden, layers, ropes, 1e-5, longest)
     encoder = ModelSpec(*sizes(of(Stack("encoder", False))), root="encoder", **common)
-    starts = [f.integer("decoder_start_token_id", 2, low=0, high=vocab - 1)]
-    if f.has("forced_bos_token_id"):
-        starts.append(f.integer("forced_bos_token_id", low=0, high=vocab - 1))
+    starts = [f.integer("decoder_start_token_id", low=0, high=vocab - 1)]
+    older = f.flag("force_bos_token_to_be_generated")  # what files said before forced_bos_token_id
+    first = "bos_token_id" if older and not f.has("forced_bos_token_id") else "forced_bos_token_id"
+    if f.has(first):
+        starts.append(f.integer(first, low=0, high=vocab - 1))
     return ModelSpec(
-        *sizes(of(Stack("decoder", True))), from_config.tied(f, outer, True), **common,
+        *sizes(of(Stack("decoder", True))), from_config.tied(f, outer), **common,
         encoder=encoder, start_tokens=tuple(starts), banned_tokens=_banned(f, vocab), output_bias=True,
     )  # fmt: skip
 
 
 def _banned(f: Fields, vocab: int) -> tuple[int, ...]:
     """The tokens that `bad_words_ids` bans alone. ModelFileError where that is no list of lists of tokens."""
-    words = f.values.get("bad_words_ids") or []
+    words = f.raw("bad_words_ids") or []
     if not isinstance(words, list) or not all(isinstance(word, list) for word in words):
         raise f.error("bad_words_ids", words, "a list of lists of token ids")
     single = [Fields({"bad_words_ids": word[0]}, f.where, f.prefix) for word in words if len(word) == 1]
@@ -124,6 +147,7 @@ FAMILY = Family(
     name=NAME,
     architectures=("BartForConditionalGeneration",),
     model_types=(NAME,),
+    keys=KEYS,
     gguf=NAME,
     from_config=config,
     from_gguf=None,

@@ -7,21 +7,32 @@ one that the next layer begins with.
 from dataclasses import replace
 
 from ckdist.errors import ArchitectureError, ModelFileError
-from ckdist.models import from_config, from_gguf
+from ckdist.models import from_config, from_gguf, limits
+from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families.family import GGUF, Family, GgufForm, GgufHeader, TensorNames
 from ckdist.models.fields import Fields
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms, Scorer
 
 NAME = "bert"
+KEYS = ConfigKeys(
+    {
+        "hidden_act": "gelu",
+        "layer_norm_eps": 1e-12,
+        "max_position_embeddings": 512,
+        "pad_token_id": 0,
+        "type_vocab_size": 2,
+    },
+    unused=("tie_word_embeddings", "sbert_ce_default_activation_function"),  # heads of other tasks; a scorer reads it
+)
 NORMS = Norms(replaces_stream=(True, True))
 RANK = 4  # pooling_type of a cross-encoder
 FUNCTIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu"}
 ROBERTA = ("roberta", "xlm-roberta", "camembert")  # whose positions begin behind the padding's id
 
 
-def function(f: Fields, field: str, default: str) -> str:
+def function(f: Fields, field: str) -> str:
     """The function of a feed-forward. ModelFileError where it is not known."""
-    name = f.text(field, default)
+    name = f.text(field)
     if name not in FUNCTIONS:
         raise f.error(field, name, f"one of {', '.join(FUNCTIONS)}")
     return FUNCTIONS[name]
@@ -29,12 +40,12 @@ def function(f: Fields, field: str, default: str) -> str:
 
 def scores_pairs(f: Fields) -> bool:
     """Whether the model is a cross-encoder. ModelFileError for a classifier of several classes."""
-    names = f.values.get("architectures")
+    names = f.raw("architectures")
     if not (isinstance(names, list) and names and str(names[0]).endswith("ForSequenceClassification")):
         return False
-    classes = f.values.get("id2label")
+    classes = f.raw("id2label")
     if f.integer("num_labels", len(classes) if isinstance(classes, dict) else 2, low=0) != 1:
-        raise f.error("num_labels", f.values.get("num_labels", classes), "1: of classifiers cross-encoders are read")
+        raise f.error("num_labels", f.raw("num_labels") or classes, "1: of classifiers cross-encoders are read")
     return True
 
 
@@ -56,24 +67,28 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         raise f.error("is_decoder", True, "false: of BERT encoders alone are read")
     if f.text("position_embedding_type", "absolute") != "absolute":
         raise f.error("position_embedding_type", f.text("position_embedding_type"), "absolute")
-    n = from_config.sizes(f, from_config.ConfigDefaults(max_position=512))
-    first = f.integer("pad_token_id", 1, low=0) + 1 if f.text("model_type", NAME) in ROBERTA else 0
+    n = from_config.sizes(f, "layer_norm_eps")
+    first = f.integer("pad_token_id", low=0) + 1 if f.text("model_type", NAME) in ROBERTA else 0
     if n.max_position <= first:
         raise ModelFileError(f"{f.where}: {n.max_position} positions leave none behind the first {first}")
     return replace(
-        model(n, function(f, "hidden_act", "gelu"), f.integer("type_vocab_size", 2, low=0)),
-        norm_eps=f.number("layer_norm_eps", 1e-12, high=1.0), max_position=n.max_position - first,
+        model(n, feed_forward(f), f.integer("type_vocab_size", low=0)), max_position=n.max_position - first,
         first_position=first, scorer=Scorer(sigmoid=takes_sigmoid(f)) if scores_pairs(f) else None,
     )  # fmt: skip
 
 
-def model(n: from_config.Sizes, function: str, token_types: int) -> ModelSpec:
+def feed_forward(f: Fields) -> DenseFfn:
+    """Of a layer, from config.json."""
+    size = f.integer("intermediate_size", high=limits.MAX_FFN)
+    return DenseFfn(size, function(f, "hidden_act"), bias=True, gated=False)
+
+
+def model(n: from_config.Sizes, ffn: DenseFfn, token_types: int) -> ModelSpec:
     """A model of these sizes, with a row of the table of positions for each."""
     attention = Attention(
         n.num_heads, n.num_heads, n.head_dim, n.head_dim**-0.5, rope=None, qkv_bias=True, o_bias=True,
         bidirectional=True,
     )  # fmt: skip
-    ffn = DenseFfn(n.intermediate_size, function, bias=True, gated=False)
     layers = (LayerSpec(attention, ffn, NORMS),) * n.num_layers
     return n.model(
         NAME, layers, {}, False, norm="layer_bias", positions=n.max_position, token_types=token_types
@@ -99,7 +114,8 @@ def gguf_sizes(header: GgufHeader) -> from_config.Sizes:
 def from_gguf_header(header: GgufHeader) -> ModelSpec:
     """From a GGUF file, where RoBERTa's rows of positions before the first are cut off."""
     n, positions = gguf_sizes(header), rows(header, "position_embd")
-    spec = model(n, "gelu", rows(header, "token_types"))
+    ffn = DenseFfn(from_gguf.ffn_size(header), "gelu", bias=True, gated=False)
+    spec = model(n, ffn, rows(header, "token_types"))
     return replace(spec, positions=positions, max_position=min(n.max_position, positions))
 
 
@@ -151,6 +167,7 @@ FAMILY = Family(
     name=NAME,
     architectures=("BertModel", "BertForMaskedLM", "BertForSequenceClassification"),
     model_types=(NAME,),
+    keys=KEYS,
     gguf=NAME,
     from_config=config,
     from_gguf=from_gguf_header,

@@ -5,16 +5,49 @@ from dataclasses import replace
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, from_gguf, limits, rope, to_gguf
+from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
-from ckdist.models.from_config import ConfigDefaults, Sizes
-from ckdist.models.spec import Attention, DenseFfn, LatentAttention, LayerSpec, ModelSpec, MoeFfn, RopeSpec
+from ckdist.models.from_config import Sizes
+from ckdist.models.spec import Attention, LatentAttention, LayerSpec, ModelSpec, MoeFfn, RopeSpec
 from ckdist.program.routing import Routing
 
 NAME, GGUF = "deepseek_v2", "deepseek2"
 KV_B = ("self_attn.k_b_proj", "self_attn.v_b_proj")
 ROUTING = Routing(used=6, renormalise=False, group_scores=1)
+KEYS = ConfigKeys(
+    {
+        "first_k_dense_replace": 0,
+        "hidden_act": "silu",
+        "kv_lora_rank": 512,
+        "max_position_embeddings": 2048,
+        "moe_layer_freq": 1,
+        "n_group": 1,
+        "n_shared_experts": 2,
+        "norm_topk_prob": False,
+        "q_lora_rank": 1536,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "rms_norm_eps": 1e-6,
+        "rope_interleave": True,
+        "rope_theta": 1e4,
+        "routed_scaling_factor": 1.0,
+        "scoring_func": "softmax",
+        "topk_group": 1,
+        "topk_method": "greedy",
+        "v_head_dim": 128,
+    },
+    aliases={"num_experts": "n_routed_experts"},
+    nulls={"q_lora_rank": None, "n_shared_experts": 0},
+    unused=(
+        *("head_dim", "num_key_value_heads"),  # latent attention has others
+        "intermediate_size",  # if all layers have experts
+        # groups where all experts are one; the others if no layer has experts
+        *("n_group", "topk_group", "moe_intermediate_size", "n_routed_experts", "n_shared_experts", "norm_topk_prob"),
+        *("num_experts_per_tok", "routed_scaling_factor", "scoring_func", "topk_method"),
+    ),
+)
 METHODS = {1: "group_limited_greedy", 2: "noaux_tc"}  # by how many scores of a group count
 NO_EXPERTS = {
     "expert_count": 0,
@@ -30,37 +63,35 @@ def latent_attention(f: Fields, n: Sizes, rotation: RopeSpec, q_rank: int) -> La
     """The attention of config.json. The scale has YaRN's magnitude twice, of queries and of keys."""
     if f.flag("attention_bias"):
         raise f.error("attention_bias", True, "false: latent attention with biases is not supported")
-    width = lambda name, absent: f.integer(name, absent, high=limits.MAX_HEAD_DIM)
-    nope, rotated = width("qk_nope_head_dim", 128), width("qk_rope_head_dim", 64)
+    width = lambda name: f.integer(name, high=limits.MAX_HEAD_DIM)
+    nope, rotated = width("qk_nope_head_dim"), width("qk_rope_head_dim")
     scaling = Fields(rotation.scaling, f.where)
     scale = (nope + rotated) ** -0.5
     if (all_dims := scaling.number("mscale_all_dim", 0.0, low=-1.0)) and scaling.has("factor"):
         scale *= rope.yarn_magnitude(scaling.number("factor"), all_dims) ** 2
     return LatentAttention(
         n.num_heads,
-        f.integer("kv_lora_rank", 512, high=limits.MAX_LATENT),
+        f.integer("kv_lora_rank", high=limits.MAX_LATENT),
         nope,
         rotated,
-        width("v_head_dim", 128),
+        width("v_head_dim"),
         scale,
         q_rank,
         norm_eps=NORM_EPS,
     )
 
 
-def model(family_name: str, f: Fields, outer: Fields, defaults: ConfigDefaults, routing: Routing) -> ModelSpec:
+def model(family_name: str, f: Fields, outer: Fields, routing: Routing) -> ModelSpec:
     """From config.json; `routing`: of its experts, where it does not say."""
-    rotated = f.integer("qk_rope_head_dim", 64, high=limits.MAX_HEAD_DIM)
-    n = from_config.sizes(Fields({**f.values, "head_dim": rotated}, f.where, f.prefix), defaults)
-    ropes = from_config.rotations(f, n, interleaved=f.flag("rope_interleave", True))
-    no_low_rank = "q_lora_rank" in f.values and not f.has("q_lora_rank")
-    q_rank = 0 if no_low_rank else f.integer("q_lora_rank", 1536, high=limits.MAX_WIDTH)
+    rotated = f.integer("qk_rope_head_dim", high=limits.MAX_HEAD_DIM)
+    n = from_config.sizes(f, head_dim=rotated)
+    ropes = from_config.rotations(f, n, interleaved=f.flag("rope_interleave"))
+    q_rank = f.integer("q_lora_rank", None, high=limits.MAX_WIDTH) or 0
     attention = latent_attention(f, n, ropes["global"], q_rank)
-    dense = f.integer("first_k_dense_replace", 0, low=0)
-    if (step := f.integer("moe_layer_freq", 1)) != 1:
+    dense = min(f.integer("first_k_dense_replace", low=0), n.num_layers)
+    if (step := f.integer("moe_layer_freq")) != 1:
         raise f.error("moe_layer_freq", step, "1: experts in every layer behind the dense ones")
-    plain = LayerSpec(attention, DenseFfn(n.intermediate_size, from_config.activation(f)))
-    layers = [plain] * min(dense, n.num_layers)
+    layers = [LayerSpec(attention, from_config.dense(f))] * dense if dense else []
     if len(layers) < n.num_layers:
         layers += [LayerSpec(attention, mixture(f, routing))] * (n.num_layers - len(layers))
     return n.model(family_name, layers, ropes, from_config.tied(f, outer))
@@ -68,24 +99,24 @@ def model(family_name: str, f: Fields, outer: Fields, defaults: ConfigDefaults, 
 
 def mixture(f: Fields, absent: Routing) -> MoeFfn:
     """The experts of config.json."""
-    method = f.text("topk_method", METHODS[absent.group_scores])
+    method = f.text("topk_method")
     if method not in ("greedy", *METHODS.values()):
         raise f.error("topk_method", method, f"greedy, {' or '.join(METHODS.values())}")
-    scores = f.text("scoring_func", absent.scores)
+    scores = f.text("scoring_func")
     if scores not in ("softmax", "sigmoid"):
         raise f.error("scoring_func", scores, "softmax or sigmoid")
     grouped = method != "greedy"
-    of_groups = lambda name, default: f.integer(name, default, high=limits.MAX_EXPERTS) if grouped else 1
+    of_groups = lambda name: f.integer(name, high=limits.MAX_EXPERTS) if grouped else 1
     routing = replace(
         absent,
         scores=scores,
-        renormalise=f.flag("norm_topk_prob", absent.renormalise),
-        scale=f.number("routed_scaling_factor", absent.scale, high=1e6),
-        groups=of_groups("n_group", absent.groups),
-        top_groups=of_groups("topk_group", absent.top_groups),
+        renormalise=f.flag("norm_topk_prob"),
+        scale=f.number("routed_scaling_factor", high=1e6),
+        groups=of_groups("n_group"),
+        top_groups=of_groups("topk_group"),
     )
     size = f.integer("moe_intermediate_size", high=limits.MAX_FFN)
-    shared = f.integer("n_shared_experts", 0, low=0, high=limits.MAX_EXPERTS) * size
+    shared = f.integer("n_shared_experts", low=0, high=limits.MAX_EXPERTS) * size
     return from_config.experts(
         f,
         "n_routed_experts",
@@ -98,7 +129,7 @@ def mixture(f: Fields, absent: Routing) -> MoeFfn:
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    return model(NAME, f, outer, ConfigDefaults(max_position=2048), ROUTING)
+    return model(NAME, f, outer, ROUTING)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
@@ -131,7 +162,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
     predicting = f.integer("nextn_predict_layers", 0, low=0, high=n.num_layers - 1)
     count = n.num_layers - predicting
     dense = f.integer("leading_dense_block_count", 0, low=0) if from_gguf.is_mixture(header) else count
-    layers = [LayerSpec(attention, DenseFfn(n.intermediate_size))] * min(dense, count)
+    layers = [LayerSpec(attention, from_gguf.dense(header))] * min(dense, count) if dense else []
     if len(layers) < count:
         experts = from_gguf.experts(header, ROUTING, shared=True)
         if experts.routing.scores == "sigmoid":
@@ -212,6 +243,7 @@ FAMILY = Family(
     name=NAME,
     architectures=("DeepseekV2ForCausalLM",),
     model_types=("deepseek_v2",),
+    keys=KEYS,
     gguf=GGUF,
     from_config=config,
     from_gguf=gguf,

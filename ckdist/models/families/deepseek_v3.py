@@ -4,18 +4,31 @@ from dataclasses import replace
 
 from ckdist.models.families import deepseek_v2
 from ckdist.models.fields import Fields
-from ckdist.models.from_config import ConfigDefaults
 from ckdist.models.spec import ModelSpec
 from ckdist.program.routing import Routing
 
 NAME = "deepseek_v3"
-DEFAULTS = ConfigDefaults(max_position=4096)
+KEYS = deepseek_v2.KEYS.but(
+    defaults={
+        "first_k_dense_replace": 3,
+        "max_position_embeddings": 4096,
+        "n_group": 8,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": 8,
+        "routed_scaling_factor": 2.5,
+        "scoring_func": "sigmoid",
+        "topk_group": 4,
+        "topk_method": "noaux_tc",
+    },
+    aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
+)
 ROUTING = Routing(used=8, scores="sigmoid", scale=2.5, groups=8, top_groups=4)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    return deepseek_v2.model(NAME, f, outer, DEFAULTS, ROUTING)
+    return deepseek_v2.model(NAME, f, outer, ROUTING)
 
 
 FAMILY = replace(
@@ -23,6 +36,7 @@ FAMILY = replace(
     name=NAME,
     architectures=("DeepseekV3ForCausalLM",),
     model_types=("deepseek_v3",),
+    keys=KEYS,
     from_config=config,
     from_gguf=None,
 )

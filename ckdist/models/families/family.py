@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.fields import Fields
 from ckdist.models.spec import ModelSpec
 
@@ -210,6 +211,7 @@ class Family:
     to_gguf: Callable[[ModelSpec, str], GgufForm]
     safetensors: TensorNames
     gguf_names: TensorNames
+    keys: ConfigKeys = field(default_factory=ConfigKeys)  # of config.json
     ignored: tuple[str, ...] = ()
     # (spec, weight, its values) -> as GGUF has them, where that is more than another name
     gguf_values: Callable[[ModelSpec, str, np.ndarray], np.ndarray] | None = None

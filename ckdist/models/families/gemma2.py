@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
@@ -12,39 +13,58 @@ from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms
 
 NAME = "gemma2"
 NORMS = Norms("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
-DEFAULTS = from_config.ConfigDefaults(max_position=8192, layers=26, heads=8, kv_heads=4, head_dim=256)
+KEYS = ConfigKeys(
+    {
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "max_position_embeddings": 8192,
+        "num_attention_heads": 8,
+        "num_hidden_layers": 26,
+        "num_key_value_heads": 4,
+        "query_pre_attn_scalar": 256,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e4,
+        "sliding_window": 4096,
+        "tie_word_embeddings": True,
+    },
+    aliases={"sliding_window_size": "sliding_window"},
+    nulls={"attn_logit_softcapping": None, "final_logit_softcapping": None, "sliding_window": None},
+    unused=("hidden_act",),  # hidden_activation is what the published models compute
+)
 
 
-def activation(f: Fields) -> str:
-    """The gate's function; Gemma's hidden_act is not what it computes."""
-    return from_config.activation(f, "hidden_activation", "gelu_pytorch_tanh")
+def dense(f: Fields) -> DenseFfn:
+    """The feed-forward of a layer."""
+    return from_config.dense(f, from_config.activation(f, "hidden_activation"))
 
 
-def soft_cap(f: Fields, name: str, absent: float) -> float:
-    """A soft cap; 0 where there is none. A null there means none."""
-    return f.number(name, absent if name not in f.values else 0.0, high=1e6)
+def soft_cap(f: Fields, name: str) -> float:
+    """A soft cap; 0: there is none."""
+    return f.number(name, 0.0, high=1e6)
 
 
 def attention(f: Fields, n: Sizes) -> Attention:
     """The attention of a layer that sees everything, from config.json, without a soft cap."""
-    scale, bias = f.number("query_pre_attn_scalar", 256.0) ** -0.5, f.flag("attention_bias")
+    scale, bias = f.number("query_pre_attn_scalar") ** -0.5, f.flag("attention_bias")
     return Attention(n.num_heads, n.num_kv_heads, n.head_dim, scale, qkv_bias=bias, o_bias=bias)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    n = from_config.sizes(f, DEFAULTS)
-    full = replace(attention(f, n), soft_cap=soft_cap(f, "attn_logit_softcapping", 50.0))
+    n = from_config.sizes(f)
+    full = replace(attention(f, n), soft_cap=soft_cap(f, "attn_logit_softcapping"))
     slide = replace(full, window=from_config.window(f))
     sliding = from_config.sliding_layers(f, n.num_layers, [i % 2 == 0 for i in range(n.num_layers)])
-    ffn = DenseFfn(n.intermediate_size, activation(f))
+    ffn = dense(f)
     return n.model(
         NAME,
         [LayerSpec(slide if slides else full, ffn, NORMS) for slides in sliding],
         from_config.rotations(f, n),
-        from_config.tied(f, outer, True),
+        from_config.tied(f, outer),
         embedding_scale=math.sqrt(n.hidden_size),
-        logit_soft_cap=soft_cap(f, "final_logit_softcapping", 30.0),
+        logit_soft_cap=soft_cap(f, "final_logit_softcapping"),
     )
 
 
@@ -64,7 +84,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
     cap = lambda name, absent: f.number(name, absent, high=1e6)
     full = replace(gguf_attention(header, n, 46), soft_cap=cap("attn_logit_softcapping", 50.0))
     slide = replace(full, window=f.integer("attention.sliding_window", 4096, low=0))
-    ffn = DenseFfn(n.intermediate_size, "gelu_tanh", from_gguf.has(header, "ffn_gate.bias"))
+    ffn = from_gguf.dense(header, "gelu_tanh")
     sliding = from_gguf.sliding_layers(f, n.num_layers, 2)
     return n.model(
         NAME,
@@ -98,6 +118,7 @@ FAMILY = Family(
     name=NAME,
     architectures=("Gemma2ForCausalLM",),
     model_types=("gemma2",),
+    keys=KEYS,
     gguf=NAME,
     from_config=config,
     from_gguf=gguf,

@@ -10,34 +10,46 @@ from ckdist.models import from_config, from_gguf, rope, to_gguf
 from ckdist.models.families import gemma2
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
-from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, RopeSpec
+from ckdist.models.spec import LayerSpec, ModelSpec, RopeSpec
 
 NAME = "gemma3"
 THETA, LOCAL_THETA = 1e6, 1e4
-DEFAULTS = replace(gemma2.DEFAULTS, max_position=131072, vocab=262208)
+KEYS = gemma2.KEYS.but(
+    defaults={  # all: a part of a file may leave out what equals a default
+        "attn_logit_softcapping": None,
+        "final_logit_softcapping": None,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "max_position_embeddings": 131072,
+        "rope_local_base_freq": LOCAL_THETA,
+        "rope_theta": THETA,
+        "sliding_window_pattern": 6,
+        "vocab_size": 262208,
+    },
+    aliases={"_sliding_window_pattern": "sliding_window_pattern"},
+)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    n = from_config.sizes(f, DEFAULTS)
-    cap = gemma2.soft_cap(f, "attn_logit_softcapping", 0.0)
+    n = from_config.sizes(f)
+    cap = gemma2.soft_cap(f, "attn_logit_softcapping")
     full = replace(gemma2.attention(f, n), soft_cap=cap, qk_norm="head")
     window = from_config.window(f)
     slide = replace(full, window=window, rope="local" if window else "global")
-    period = f.integer("sliding_window_pattern", 6)
+    period = f.integer("sliding_window_pattern")
     sliding = from_config.sliding_layers(f, n.num_layers, [(i + 1) % period != 0 for i in range(n.num_layers)])
-    ffn = DenseFfn(n.intermediate_size, gemma2.activation(f))
-    ropes = from_config.rotations(f, n, THETA)
-    shape = rope.RopeShape(n.head_dim, n.max_position, f.number("rope_local_base_freq", LOCAL_THETA, low=1.0))
-    nested = f.sub("rope_parameters") if f.has("rope_parameters") else f.sub("rope_scaling")
-    ropes["local"] = rope.from_fields(nested.sub("sliding_attention"), shape, f)
+    ffn = gemma2.dense(f)
+    ropes = from_config.rotations(f, n)
+    shape = rope.RopeShape(n.head_dim, n.max_position, f.number("rope_local_base_freq", low=1.0))
+    ropes["local"] = rope.from_fields(f.sub("rope_parameters").sub("sliding_attention"), shape, f)
     return n.model(
         NAME,
         [LayerSpec(slide if slides else full, ffn, gemma2.NORMS) for slides in sliding],
         ropes,
-        from_config.tied(f, outer, True),
+        from_config.tied(f, outer),
         embedding_scale=math.sqrt(n.hidden_size),
-        logit_soft_cap=gemma2.soft_cap(f, "final_logit_softcapping", 0.0),
+        logit_soft_cap=gemma2.soft_cap(f, "final_logit_softcapping"),
     )
 
 
@@ -48,7 +60,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
     full = replace(gemma2.gguf_attention(header, n, 62), soft_cap=cap)
     window = f.integer("attention.sliding_window", low=0)
     slide = replace(full, window=window, rope="local" if window else "global")
-    ffn = DenseFfn(n.intermediate_size, "gelu_tanh", from_gguf.has(header, "ffn_gate.bias"))
+    ffn = from_gguf.dense(header, "gelu_tanh")
     theta = f.number("rope.freq_base_swa", LOCAL_THETA, low=1.0)
     local = RopeSpec(rope.plain(n.head_dim, theta).astype(np.float32), theta=theta)
     sliding = from_gguf.sliding_layers(f, n.num_layers, 6)
@@ -76,6 +88,7 @@ FAMILY = Family(
     name=NAME,
     architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
     model_types=("gemma3_text", "gemma3"),
+    keys=KEYS,
     gguf=NAME,
     from_config=config,
     from_gguf=gguf,

@@ -5,6 +5,7 @@ tensor.
 from dataclasses import replace
 
 from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
@@ -13,7 +14,18 @@ from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms,
 
 NAME = "glm4"
 NORMS = Norms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
-DEFAULTS = from_config.ConfigDefaults(max_position=131072, head_dim=128, norm_eps=1.5625e-7)
+KEYS = ConfigKeys(
+    {
+        "attention_bias": True,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 2,
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1.5625e-7,
+        "rope_theta": 1e4,
+    }
+)
 GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
 GGUF_NAMES = {
     "post_attention_norm": "post_self_attn_layernorm",
@@ -22,26 +34,26 @@ GGUF_NAMES = {
 }
 
 
-def model(n: Sizes, attention: Attention, rope: RopeSpec, activation: str, tied: bool) -> ModelSpec:
+def model(n: Sizes, attention: Attention, rope: RopeSpec, ffn: DenseFfn, tied: bool) -> ModelSpec:
     """All layers are alike."""
-    layers = [LayerSpec(attention, DenseFfn(n.intermediate_size, activation), NORMS)] * n.num_layers
+    layers = [LayerSpec(attention, ffn, NORMS)] * n.num_layers
     return n.model(NAME, layers, {"global": rope}, tied)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    n = from_config.sizes(f, DEFAULTS)
-    bias = f.flag("attention_bias", True)
+    n = from_config.sizes(f)
+    bias = f.flag("attention_bias")
     attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=bias)
-    rope = from_config.rotations(f, n, partial=0.5, interleaved=True)["global"]
-    return model(n, attention, rope, from_config.activation(f), from_config.tied(f, outer))
+    rope = from_config.rotations(f, n, from_config.part(f), interleaved=True)["global"]
+    return model(n, attention, rope, from_config.dense(f), from_config.tied(f, outer))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """From GGUF metadata."""
     n = from_gguf.sizes(header)
     rope = from_gguf.rotation(header, n, partial=True, interleaved=True)
-    return model(n, from_gguf.attention(header, n), rope, "silu", from_gguf.tied(header))
+    return model(n, from_gguf.attention(header, n), rope, from_gguf.dense(header), from_gguf.tied(header))
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
@@ -53,6 +65,7 @@ FAMILY = Family(
     name=NAME,
     architectures=("Glm4ForCausalLM",),
     model_types=("glm4",),
+    keys=KEYS,
     gguf=NAME,
     from_config=config,
     from_gguf=gguf,

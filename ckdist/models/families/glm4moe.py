@@ -2,9 +2,11 @@
 are left out.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ckdist.models import from_config, from_gguf, limits, to_gguf
+from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
@@ -13,9 +15,26 @@ from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 
 NAME = "glm4moe"
-DEFAULTS = from_config.ConfigDefaults(max_position=131072, norm_eps=1e-5)
+KEYS = ConfigKeys(
+    {
+        "first_k_dense_replace": 1,
+        "hidden_act": "silu",
+        "max_position_embeddings": 131072,
+        "n_group": 1,
+        "n_shared_experts": 1,
+        "norm_topk_prob": True,
+        "num_experts_per_tok": 8,
+        "num_key_value_heads": 8,
+        "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e4,
+        "routed_scaling_factor": 1.0,
+        "topk_group": 1,
+    },
+    aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
+)
 SHARED = {f"mlp.shared_experts.{part}_proj": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
-KEYS = (
+GGUF_KEYS = (
     "leading_dense_block_count",
     "expert_shared_count",
     "expert_gating_func",
@@ -26,16 +45,15 @@ KEYS = (
 )
 
 
-def model(n: Sizes, attention: Attention, ffn: MoeFfn, dense: int, rope: RopeSpec, tied: bool) -> ModelSpec:
-    """The first `dense` layers have no experts."""
-    first = DenseFfn(n.intermediate_size, ffn.activation)
-    layers = [LayerSpec(attention, first if i < dense else ffn) for i in range(n.num_layers)]
+def model(n: Sizes, attention: Attention, ffns: Sequence[DenseFfn | MoeFfn], rope: RopeSpec, tied: bool) -> ModelSpec:
+    """A layer for each of `ffns`."""
+    layers = [LayerSpec(attention, ffn) for ffn in ffns]
     return n.model(NAME, layers, {"global": rope}, tied)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    n = from_config.sizes(f, DEFAULTS)
+    n = from_config.sizes(f)
     attention = Attention(
         n.num_heads,
         n.num_kv_heads,
@@ -47,19 +65,20 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     routing = Routing(
         used=8,
         scores="sigmoid",
-        renormalise=f.flag("norm_topk_prob", True),
-        scale=f.number("routed_scaling_factor", 1.0, high=1e6),
-        groups=f.integer("n_group", 1, high=limits.MAX_EXPERTS),
-        top_groups=f.integer("topk_group", 1, high=limits.MAX_EXPERTS),
+        renormalise=f.flag("norm_topk_prob"),
+        scale=f.number("routed_scaling_factor", high=1e6),
+        groups=f.integer("n_group", high=limits.MAX_EXPERTS),
+        top_groups=f.integer("topk_group", high=limits.MAX_EXPERTS),
     )
-    shared = f.integer("n_shared_experts", 1, low=0, high=limits.MAX_EXPERTS)
+    shared = f.integer("n_shared_experts", low=0, high=limits.MAX_EXPERTS)
     size = f.integer("moe_intermediate_size", high=limits.MAX_FFN)
     ffn = from_config.experts(
         f, "n_routed_experts", "moe_intermediate_size", routing, correction_bias=True, shared_size=shared * size
     )
-    dense = f.integer("first_k_dense_replace", 1, low=0, high=limits.MAX_LAYERS)
-    rope = from_config.rotations(f, n, partial=0.5)["global"]
-    return model(n, attention, ffn, dense, rope, from_config.tied(f, outer))
+    dense = min(f.integer("first_k_dense_replace", low=0, high=limits.MAX_LAYERS), n.num_layers)
+    ffns = [from_config.dense(f)] * dense if dense else []
+    rope = from_config.rotations(f, n, from_config.part(f))["global"]
+    return model(n, attention, [*ffns, *[ffn] * (n.num_layers - dense)], rope, from_config.tied(f, outer))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
@@ -68,14 +87,17 @@ def gguf(header: GgufHeader) -> ModelSpec:
     predicting = f.integer("nextn_predict_layers", 0, low=0, high=n.num_layers - 1)
     n = replace(n, num_layers=n.num_layers - predicting)
     ffn = from_gguf.experts(header, Routing(used=8, scores="sigmoid"), shared=True)
-    dense = f.integer("leading_dense_block_count", 1, low=0, high=limits.MAX_LAYERS)
+    dense = min(f.integer("leading_dense_block_count", 1, low=0, high=limits.MAX_LAYERS), n.num_layers)
+    ffns = [from_gguf.dense(header)] * dense if dense else []
     rope = from_gguf.rotation(header, n, partial=True)
-    return model(n, from_gguf.attention(header, n), ffn, dense, rope, from_gguf.tied(header))
+    return model(
+        n, from_gguf.attention(header, n), [*ffns, *[ffn] * (n.num_layers - dense)], rope, from_gguf.tied(header)
+    )
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """As GGUF metadata."""
-    more = {"rope.dimension_count": spec.ropes["global"].dims, **to_gguf.experts(spec, where, KEYS)}
+    more = {"rope.dimension_count": spec.ropes["global"].dims, **to_gguf.experts(spec, where, GGUF_KEYS)}
     return to_gguf.dense(NAME, spec, where, more)
 
 
@@ -83,6 +105,7 @@ FAMILY = Family(
     name=NAME,
     architectures=("Glm4MoeForCausalLM",),
     model_types=("glm4_moe",),
+    keys=KEYS,
     gguf=NAME,
     from_config=config,
     from_gguf=gguf,

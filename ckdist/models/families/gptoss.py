@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
@@ -16,10 +17,28 @@ from ckdist.program.ops.elementwise import SWIGLU_ALPHA, SWIGLU_LIMIT
 from ckdist.program.routing import Routing
 
 NAME = "gpt-oss"
-DEFAULTS = from_config.ConfigDefaults(max_position=131072, head_dim=64, norm_eps=1e-5)
 ROUTING = Routing(used=4)
 THETA = 150000.0
 YARN = {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096, "truncate": False}  # if absent
+KEYS = ConfigKeys(
+    {
+        "attention_bias": True,
+        "head_dim": 64,
+        "hidden_act": "silu",
+        "max_position_embeddings": 131072,
+        "num_experts_per_tok": 4,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": YARN,
+        "rope_theta": THETA,
+        "sliding_window": 128,
+        "swiglu_alpha": SWIGLU_ALPHA,
+        "swiglu_limit": SWIGLU_LIMIT,
+    },
+    aliases={"num_experts": "num_local_experts", "experts_per_token": "num_experts_per_tok"},
+    nulls={"sliding_window": None},
+    unused=("initial_context_length",),  # the scaling has it
+)
 ACTIVATION = "clamped_swiglu"
 PERIOD = 2  # of which the last layer does not slide
 
@@ -34,21 +53,21 @@ def model(
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    n = from_config.sizes(f, DEFAULTS)
+    n = from_config.sizes(f)
     for name, known in (("swiglu_alpha", SWIGLU_ALPHA), ("swiglu_limit", SWIGLU_LIMIT)):
-        if f.number(name, known) != known:
+        if f.number(name) != known:
             raise f.error(name, f.values[name], f"{known:g}")
-    biased = f.flag("attention_bias", True)
+    biased = f.flag("attention_bias")
     attention = Attention(
         n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=biased, o_bias=biased, sinks=True
     )
     experts = from_config.experts(f, "num_local_experts", "intermediate_size", ROUTING, bias=True)
-    window = from_config.window(f, 128)
+    if experts.activation != "silu":
+        raise f.error("hidden_act", f.text("hidden_act"), "silu, of which this family clamps what it multiplies")
+    window = from_config.window(f)
     otherwise = [(i + 1) % PERIOD != 0 for i in range(n.num_layers)]
     sliding = from_config.sliding_layers(f, n.num_layers, otherwise)
-    if not (f.has("rope_parameters") or f.has("rope_scaling")):
-        f = Fields({**f.values, "rope_scaling": YARN}, f.where, f.prefix)
-    rotation = from_config.rotations(f, n, THETA)["global"]
+    rotation = from_config.rotations(f, n)["global"]
     ffn = replace(experts, activation=ACTIVATION)
     return model(n, attention, ffn, window, sliding, rotation, from_config.tied(f, outer))
 
@@ -80,6 +99,7 @@ FAMILY = Family(
     name=NAME,
     architectures=("GptOssForCausalLM",),
     model_types=("gpt_oss",),
+    keys=KEYS,
     gguf=NAME,
     from_config=config,
     from_gguf=gguf,

@@ -6,19 +6,23 @@ from ckdist.models import from_config, from_gguf, to_gguf
 from ckdist.models.families import llama
 from ckdist.models.families.family import GgufForm, GgufHeader
 from ckdist.models.fields import Fields
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
+from ckdist.models.spec import Attention, LayerSpec, ModelSpec
 
 NAME = "granite"
-DEFAULTS = from_config.ConfigDefaults(max_position=2048)
+KEYS = llama.KEYS.but(
+    defaults=dict.fromkeys(
+        ("attention_multiplier", "embedding_multiplier", "logits_scaling", "residual_multiplier"), 1.0
+    )
+)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    n, bias = from_config.sizes(f, DEFAULTS), f.flag("attention_bias")
-    multiplier = lambda name: f.number(name, 1.0, high=1e6)
+    n, bias = from_config.sizes(f), f.flag("attention_bias")
+    multiplier = lambda name: f.number(name, high=1e6)
     scale = multiplier("attention_multiplier")
     attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, scale, qkv_bias=bias, o_bias=bias)
-    ffn = DenseFfn(n.intermediate_size, from_config.activation(f), f.flag("mlp_bias"))
+    ffn = from_config.dense(f, bias=f.flag("mlp_bias"))
     layers = [LayerSpec(attention, ffn, residual_scale=multiplier("residual_multiplier"))] * n.num_layers
     return n.model(
         NAME,
@@ -34,7 +38,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
     """From GGUF metadata."""
     f, n = header.fields, from_gguf.sizes(header)
     multiplier = lambda name: f.number(name, 1.0, high=1e6)
-    ffn = DenseFfn(n.intermediate_size, bias=from_gguf.has(header, "ffn_gate.bias"))
+    ffn = from_gguf.dense(header)
     layer = LayerSpec(from_gguf.attention(header, n), ffn, residual_scale=multiplier("residual_scale"))
     return n.model(
         NAME,
@@ -63,6 +67,7 @@ FAMILY = replace(
     name=NAME,
     architectures=("GraniteForCausalLM",),
     model_types=("granite",),
+    keys=KEYS,
     gguf=NAME,
     from_config=config,
     from_gguf=gguf,

@@ -11,13 +11,13 @@ NAME = "kimi_k2"
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json, of K2.5 its part for text."""
-    return deepseek_v2.model(NAME, f, outer, deepseek_v3.DEFAULTS, deepseek_v3.ROUTING)
+    return deepseek_v2.model(NAME, f, outer, deepseek_v3.ROUTING)
 
 
 FAMILY = replace(
     deepseek_v3.FAMILY,
     name=NAME,
-    architectures=("KimiK2ForCausalLM", "KimiK25ForConditionalGeneration"),
+    architectures=("KimiK2ForCausalLM", "KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
     model_types=("kimi_k2", "kimi_k25"),
     from_config=config,
 )

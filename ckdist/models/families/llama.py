@@ -3,20 +3,22 @@
 from dataclasses import replace
 
 from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
+from ckdist.models.spec import Attention, LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
 
 NAME = "llama"
+KEYS = ConfigKeys({"hidden_act": "silu", "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "rope_theta": 1e4})
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    n, bias = from_config.sizes(f, from_config.ConfigDefaults(max_position=2048)), f.flag("attention_bias")
+    n, bias = from_config.sizes(f), f.flag("attention_bias")
     attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=bias, o_bias=bias)
-    ffn = DenseFfn(n.intermediate_size, from_config.activation(f), f.flag("mlp_bias"))
+    ffn = from_config.dense(f, bias=f.flag("mlp_bias"))
     layers = [LayerSpec(attention, ffn)] * n.num_layers
     return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
 
@@ -28,7 +30,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
     if from_gguf.is_mixture(header):
         name, ffn = "mixtral", from_gguf.experts(header, Routing(used=2))
     else:
-        name, ffn = NAME, DenseFfn(n.intermediate_size, bias=from_gguf.has(header, "ffn_gate.bias"))
+        name, ffn = NAME, from_gguf.dense(header)
     attention = from_gguf.attention(header, n)
     sliding = from_gguf.sliding_layers(f, n.num_layers, 0)
     layers = [LayerSpec(replace(attention, window=window * slides), ffn) for slides in sliding]
@@ -44,6 +46,7 @@ FAMILY = Family(
     name=NAME,
     architectures=("LlamaForCausalLM",),
     model_types=("llama",),
+    keys=KEYS,
     gguf=NAME,
     from_config=config,
     from_gguf=gguf,

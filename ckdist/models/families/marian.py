@@ -14,16 +14,27 @@ from ckdist.models.spec import ModelSpec, RopeSpec
 
 NAME = "marian"
 THETA = 10000.0
+KEYS = bart.KEYS.but(
+    defaults={
+        "bos_token_id": None,
+        "decoder_start_token_id": 58100,
+        "share_encoder_decoder_embeddings": True,
+        "vocab_size": 58101,
+    },
+    only={"normalize_embedding": False, "static_position_embeddings": True},
+)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json. ModelFileError for vocabularies of their own for both languages."""
-    if not f.flag("share_encoder_decoder_embeddings", True):
+    if not f.flag("share_encoder_decoder_embeddings"):
         raise ModelFileError(f"{f.where}: share_encoder_decoder_embeddings is false; it must be true")
     hidden = f.integer("d_model", high=limits.MAX_WIDTH)
     waves = RopeSpec((THETA ** (-np.arange(0, hidden, 2) / hidden)).astype(np.float32), theta=THETA)
     spec = bart.model(f, outer, NAME, norm_first=False, waves="global", ropes={"global": waves})
     pad = f.integer("pad_token_id", spec.start_tokens[0], low=0, high=spec.vocab_size - 1)
+    if (rows := f.integer("decoder_vocab_size", spec.vocab_size, high=limits.MAX_VOCAB)) != spec.vocab_size:
+        raise f.error("decoder_vocab_size", rows, f"the same as vocab_size, which is {spec.vocab_size}")
     return replace(spec, start_tokens=spec.start_tokens[:1], banned_tokens=tuple(sorted({*spec.banned_tokens, pad})))
 
 
@@ -32,6 +43,7 @@ FAMILY = replace(
     name=NAME,
     architectures=("MarianMTModel",),
     model_types=(NAME,),
+    keys=KEYS,
     gguf=NAME,
     from_config=config,
     ignored=(*bart.COPIES, r"model\.(en|de)coder\.embed_positions\.weight"),  # which are computed

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from ckdist.models import from_config, from_gguf, limits, to_gguf
+from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family, mixtral
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
@@ -10,19 +11,36 @@ from ckdist.models.spec import Attention, LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
 
 NAME = "minimax-m2"
-DEFAULTS = from_config.ConfigDefaults(max_position=196608, head_dim=128)
+KEYS = ConfigKeys(
+    {
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "max_position_embeddings": 196608,
+        "num_experts_per_tok": 8,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 5e6,
+        "router_aux_loss_coef": 0.001,
+        "scoring_func": "sigmoid",
+    },
+    aliases={"num_experts": "num_local_experts"},
+    only={"use_qk_norm": True, "qk_norm_type": "per_layer", "use_routing_bias": True, "shared_intermediate_size": 0},
+)
 ROUTING = Routing(used=8, scores="sigmoid")
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    n = from_config.sizes(f, DEFAULTS)
-    if f.text("scoring_func", "sigmoid") != "sigmoid":
-        raise f.error("scoring_func", f.values["scoring_func"], "sigmoid")
+    n = from_config.sizes(f)
+    if f.text("scoring_func") != "sigmoid":
+        raise f.error("scoring_func", f.text("scoring_func"), "sigmoid")
+    if any(kind != 1 for kind in f.raw("attn_type_list") or ()):
+        raise f.error("attn_type_list", f.raw("attn_type_list"), "1 for every layer: linear attention is not supported")
     attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qk_norm="row")
     ffn = from_config.experts(f, "num_local_experts", "intermediate_size", ROUTING, correction_bias=True)
     rotated = f.integer("rotary_dim", n.head_dim, high=limits.MAX_HEAD_DIM)
-    ropes = from_config.rotations(f, n, theta=5e6, partial=min(1.0, rotated / n.head_dim))
+    part = f.number("partial_rotary_factor", min(1.0, rotated / n.head_dim), high=1.0)
+    ropes = from_config.rotations(f, n, part)
     return n.model(
         NAME, [LayerSpec(attention, ffn)] * n.num_layers, ropes, from_config.tied(f, outer), **from_config.balance(f)
     )
@@ -46,6 +64,7 @@ FAMILY = Family(
     name=NAME,
     architectures=("MiniMaxM2ForCausalLM",),
     model_types=("minimax_m2",),
+    keys=KEYS,
     gguf=NAME,
     from_config=config,
     from_gguf=gguf,

@@ -4,17 +4,21 @@ from ckdist.models import from_config, to_gguf
 from ckdist.models.families import family, llama
 from ckdist.models.families.family import Family, GgufForm
 from ckdist.models.fields import Fields
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
+from ckdist.models.spec import Attention, LayerSpec, ModelSpec
 
 NAME = "mistral"
+KEYS = llama.KEYS.but(
+    defaults={"max_position_embeddings": 131072, "num_key_value_heads": 8, "sliding_window": 4096},
+    nulls={"num_key_value_heads": None, "sliding_window": None},
+)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    n = from_config.sizes(f, from_config.ConfigDefaults(max_position=131072, kv_heads=8))
+    n = from_config.sizes(f)
     window = from_config.window(f)
     attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, window=window)
-    layers = [LayerSpec(attention, DenseFfn(n.intermediate_size, from_config.activation(f)))] * n.num_layers
+    layers = [LayerSpec(attention, from_config.dense(f))] * n.num_layers
     return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
 
 
@@ -29,6 +33,7 @@ FAMILY = Family(
     name=NAME,
     architectures=("MistralForCausalLM",),
     model_types=("mistral",),
+    keys=KEYS,
     gguf="llama",
     from_config=config,
     from_gguf=None,

@@ -10,15 +10,27 @@ from ckdist.models.spec import Attention, LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
 
 NAME = "mixtral"
+KEYS = llama.KEYS.but(
+    defaults={
+        "max_position_embeddings": 131072,
+        "num_key_value_heads": 8,
+        "num_experts_per_tok": 2,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e6,
+        "router_aux_loss_coef": 0.001,
+    },
+    aliases={"num_experts": "num_local_experts"},
+    nulls={"num_key_value_heads": None},
+)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    n = from_config.sizes(f, from_config.ConfigDefaults(max_position=131072, norm_eps=1e-5))
-    window = from_config.window(f, 0)
+    n = from_config.sizes(f)
+    window = from_config.window(f)
     attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, window=window)
     ffn = from_config.experts(f, "num_local_experts", "intermediate_size", Routing(used=2))
-    ropes = from_config.rotations(f, n, theta=1e6)
+    ropes = from_config.rotations(f, n)
     return n.model(
         NAME, [LayerSpec(attention, ffn)] * n.num_layers, ropes, from_config.tied(f, outer), **from_config.balance(f)
     )
@@ -39,6 +51,7 @@ FAMILY = Family(
     name=NAME,
     architectures=("MixtralForCausalLM",),
     model_types=("mixtral",),
+    keys=KEYS,
     gguf=llama.NAME,
     from_config=config,
     from_gguf=None,

@@ -3,24 +3,47 @@ before each part, and windows in most layers.
 """
 
 from ckdist.models import from_config
+from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import bert
 from ckdist.models.families.family import Family, TensorNames
 from ckdist.models.fields import Fields
 from ckdist.models.rope import RopeShape, from_fields
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms, RopeSpec, Scorer
+from ckdist.models.spec import Attention, LayerSpec, ModelSpec, Norms, RopeSpec, Scorer
 
 NAME = "modernbert"
+KEYS = ConfigKeys(
+    {
+        "classifier_activation": "gelu",
+        "classifier_pooling": "cls",
+        "global_attn_every_n_layers": 3,
+        "global_rope_theta": 160000.0,
+        "hidden_activation": "gelu",
+        "local_attention": 128,
+        "local_rope_theta": 10000.0,
+        "max_position_embeddings": 8192,
+        "norm_eps": 1e-5,
+    },
+    unused=(
+        "classifier_bias",
+        "layer_norm_eps",
+        "position_embedding_type",
+        "tie_word_embeddings",  # of other heads, or old
+        "sbert_ce_default_activation_function",
+        "classifier_activation",
+        "classifier_pooling",
+    ),
+)
 FIRST_NORMS = Norms(replaces_stream=(True, False))  # that of the embeddings is the first layer's
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
     del outer  # encoders of text alone
-    n = from_config.sizes(f, from_config.ConfigDefaults(max_position=8192))
-    bias, period = f.flag("attention_bias"), f.integer("global_attn_every_n_layers", 3)
+    n = from_config.sizes(f, "norm_eps")
+    bias, period = f.flag("attention_bias"), f.integer("global_attn_every_n_layers")
     sliding = from_config.sliding_layers(f, n.num_layers, [bool(i % period) for i in range(n.num_layers)])
-    reach = f.integer("local_attention", 128, low=2) // 2  # tokens before and behind one that it sees
-    ffn = DenseFfn(n.intermediate_size, bert.function(f, "hidden_activation", "gelu"), f.flag("mlp_bias"))
+    reach = f.integer("local_attention", low=2) // 2  # tokens before and behind one that it sees
+    ffn = from_config.dense(f, bert.function(f, "hidden_activation"), f.flag("mlp_bias"))
     layers = tuple(
         LayerSpec(
             Attention(
@@ -32,27 +55,26 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         )
         for i, slides in enumerate(sliding)
     )  # fmt: skip
-    eps, norm = f.number("norm_eps", 1e-5, high=1.0), "layer_bias" if f.flag("norm_bias") else "layer"
+    norm = "layer_bias" if f.flag("norm_bias") else "layer"
     sizes, ropes = (n.vocab_size, n.hidden_size), _rotations(f, n.head_dim, n.max_position)
     scorer = _scorer(f, norm) if bert.scores_pairs(f) else None
-    return ModelSpec(NAME, *sizes, layers, ropes, eps, n.max_position, norm=norm, scorer=scorer)
+    return ModelSpec(NAME, *sizes, layers, ropes, n.norm_eps, n.max_position, norm=norm, scorer=scorer)
 
 
 def _scorer(f: Fields, norm: str) -> Scorer:
     """Of a cross-encoder. ModelFileError for a pooling that is not known."""
-    pooling, known = f.text("classifier_pooling", "cls"), ("cls", "mean")
+    pooling, known = f.text("classifier_pooling"), ("cls", "mean")
     if pooling not in known:
         raise f.error("classifier_pooling", pooling, f"one of {', '.join(known)}")
-    function = bert.function(f, "classifier_activation", "gelu")
+    function = bert.function(f, "classifier_activation")
     return Scorer(function, f.flag("classifier_bias"), norm, pooling == "mean", bert.takes_sigmoid(f))
 
 
 def _rotations(f: Fields, head_dim: int, max_position: int) -> dict[str, RopeSpec]:
     """Of full and of sliding layers."""
     parameters, found = f.sub("rope_parameters"), {}
-    kinds = {"global": ("full_attention", 160000.0), "local": ("sliding_attention", 10000.0)}
-    for name, (kind, theta) in kinds.items():
-        shape = RopeShape(head_dim, max_position, f.number(f"{name}_rope_theta", theta, low=1.0), 1.0, False)
+    for name, kind in (("global", "full_attention"), ("local", "sliding_attention")):
+        shape = RopeShape(head_dim, max_position, f.number(f"{name}_rope_theta", low=1.0))
         found[name] = from_fields(parameters.sub(kind), shape, f)
     return found
 
@@ -82,6 +104,7 @@ FAMILY = Family(
     name=NAME,
     architectures=("ModernBertModel", "ModernBertForMaskedLM", "ModernBertForSequenceClassification"),
     model_types=(NAME,),
+    keys=KEYS,
     gguf="modern-bert",
     from_config=config,
     from_gguf=None,

@@ -2,52 +2,69 @@
 
 from dataclasses import replace
 
-from ckdist.models import from_config, from_gguf
+from ckdist.models import from_config, from_gguf, limits
+from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import bert
 from ckdist.models.families.family import Family, GgufHeader, TensorNames
 from ckdist.models.fields import Fields
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
+from ckdist.models.spec import Attention, LayerSpec, ModelSpec
 
 NAME = "nomic_bert"
-# What the model's own code calls fields, and what transformers does.
-RENAMED = {
-    "n_embd": "hidden_size",
-    "n_head": "num_attention_heads",
-    "n_layer": "num_hidden_layers",
-    "n_inner": "intermediate_size",
-    "n_positions": "max_position_embeddings",
-    "layer_norm_epsilon": "layer_norm_eps",
-    "rotary_emb_base": "rope_theta",
-    "rotary_emb_fraction": "partial_rotary_factor",
-}
-ABSENT = {  # what the forward does not do, and the values that say so
-    "prenorm": False,
-    "qkv_proj_bias": False,
-    "mlp_fc1_bias": False,
-    "mlp_fc2_bias": False,
-    "rotary_emb_interleaved": False,
-}
+KEYS = ConfigKeys(
+    {
+        "activation_function": "swiglu",
+        "hidden_act": "silu",
+        "layer_norm_eps": 1e-12,
+        "max_position_embeddings": 2048,
+        "max_trained_positions": 2048,
+        "partial_rotary_factor": 1.0,
+        "rope_theta": 1000.0,
+        "type_vocab_size": 2,
+    },
+    aliases={  # the names of the model's own code
+        "n_embd": "hidden_size",
+        "n_head": "num_attention_heads",
+        "n_layer": "num_hidden_layers",
+        "n_inner": "intermediate_size",
+        "layer_norm_epsilon": "layer_norm_eps",
+        "rotary_emb_base": "rope_theta",
+        "rotary_emb_fraction": "partial_rotary_factor",
+    },
+    only={
+        "causal": False,
+        "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False,
+        "num_experts": 0,
+        "parallel_block": False,
+        "prenorm": False,
+        "qkv_proj_bias": False,
+        "rotary_emb_interleaved": False,
+        "rotary_emb_scale_base": None,
+        "rotary_scaling_factor": None,
+        "scale_attn_by_inverse_layer_idx": False,
+        "scale_attn_weights": True,
+        "use_rms_norm": False,
+    },
+    unused=("parallel_block_tied_norm", "tie_word_embeddings"),
+)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json. ModelFileError for what the forward does not do."""
     del outer  # encoders of text alone
-    for name, value in ABSENT.items():
-        if f.flag(name, value) != value:
-            raise f.error(name, f.values[name], str(value).lower())
-    if f.text("activation_function", "swiglu") != "swiglu" or f.text("hidden_act", "silu") != "silu":
-        raise f.error("activation_function", f.values.get("activation_function", f.values.get("hidden_act")), "swiglu")
-    values = {RENAMED.get(name, name): value for name, value in f.values.items()}
-    trained = f.integer("max_trained_positions", 2048)  # further ones need another rotation for each length
-    values["max_position_embeddings"] = min(values.get("max_position_embeddings") or trained, trained)
-    f = Fields(values, f.where, f.prefix)
-    n = from_config.sizes(f, from_config.ConfigDefaults(max_position=trained))
+    for name, known in (("activation_function", "swiglu"), ("hidden_act", "silu")):
+        if f.text(name) != known:
+            raise f.error(name, f.text(name), known)
+    n = from_config.sizes(f, "layer_norm_eps")
+    # the model's own code reaches further with another rotation for each length
+    trained = f.integer("max_trained_positions")
+    longest = min(n.max_position, trained, f.integer("n_positions", trained, high=limits.MAX_POSITION))
+    n = replace(n, max_position=longest)
     attention = Attention(n.num_heads, n.num_heads, n.head_dim, n.head_dim**-0.5, bidirectional=True)
-    layers = (LayerSpec(attention, DenseFfn(n.intermediate_size), bert.NORMS),) * n.num_layers
-    return ModelSpec(
-        NAME, n.vocab_size, n.hidden_size, layers, from_config.rotations(f, n, 1000.0),
-        f.number("layer_norm_eps", 1e-12, high=1.0), n.max_position, norm="layer_bias",
-        token_types=f.integer("type_vocab_size", 2, low=0),
+    layers = (LayerSpec(attention, from_config.dense(f, "silu"), bert.NORMS),) * n.num_layers
+    return n.model(
+        NAME, layers, from_config.rotations(f, n, from_config.part(f)), False, norm="layer_bias",
+        token_types=f.integer("type_vocab_size", low=0),
     )  # fmt: skip
 
 
@@ -55,7 +72,7 @@ def from_gguf_header(header: GgufHeader) -> ModelSpec:
     """From a GGUF file."""
     n = bert.gguf_sizes(header)
     attention = Attention(n.num_heads, n.num_heads, n.head_dim, n.head_dim**-0.5, bidirectional=True)
-    layers = (LayerSpec(attention, DenseFfn(n.intermediate_size), bert.NORMS),) * n.num_layers
+    layers = (LayerSpec(attention, from_gguf.dense(header), bert.NORMS),) * n.num_layers
     ropes = {"global": from_gguf.rotation(header, n, 1000.0)}
     return n.model(
         NAME, layers, ropes, False, norm="layer_bias", token_types=bert.rows(header, "token_types")
@@ -91,6 +108,7 @@ FAMILY = Family(
     name=NAME,
     architectures=("NomicBertModel",),
     model_types=(NAME,),
+    keys=KEYS,
     gguf="nomic-bert",
     from_config=config,
     from_gguf=from_gguf_header,

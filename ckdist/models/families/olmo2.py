@@ -3,15 +3,16 @@
 from dataclasses import replace
 
 from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms
+from ckdist.models.spec import Attention, LayerSpec, ModelSpec, Norms
 
 NAME = "olmo2"
 NORMS = Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
-DEFAULTS = from_config.ConfigDefaults(max_position=2048, norm_eps=1e-5)
+KEYS = ConfigKeys({"hidden_act": "silu", "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 1e4})
 GGUF_NORMS = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
@@ -28,8 +29,8 @@ def attention(f: Fields, n: Sizes) -> Attention:
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    n = from_config.sizes(f, DEFAULTS)
-    ffn = DenseFfn(n.intermediate_size, from_config.activation(f))
+    n = from_config.sizes(f)
+    ffn = from_config.dense(f)
     layers = [LayerSpec(attention(f, n), ffn, NORMS)] * n.num_layers
     return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
 
@@ -44,7 +45,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
         ropes["local"] = from_gguf.plain_rotation(header, n)
     slide = replace(full, window=window, rope="local" if window else "global")
     sliding = from_gguf.sliding_layers(f, n.num_layers, 4) if window else [False] * n.num_layers
-    ffn = DenseFfn(n.intermediate_size)
+    ffn = from_gguf.dense(header)
     layers = [LayerSpec(slide if slides else full, ffn, NORMS) for slides in sliding]
     return n.model("olmo3" if window else NAME, layers, ropes, from_gguf.tied(header))
 
@@ -59,6 +60,7 @@ FAMILY = Family(
     name=NAME,
     architectures=("Olmo2ForCausalLM",),
     model_types=("olmo2",),
+    keys=KEYS,
     gguf=NAME,
     from_config=config,
     from_gguf=gguf,

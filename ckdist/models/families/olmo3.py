@@ -7,22 +7,23 @@ from ckdist.models import from_config, rope, to_gguf
 from ckdist.models.families import family, olmo2
 from ckdist.models.families.family import Family, GgufForm
 from ckdist.models.fields import Fields
-from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec
+from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME = "olmo3"
-THETA, PERIOD = 500000.0, 4
+PERIOD = 4
+KEYS = olmo2.KEYS.but(defaults={"rope_theta": 500000.0, "sliding_window": 4096}, nulls={"sliding_window": None})
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    n = from_config.sizes(f, olmo2.DEFAULTS)
+    n = from_config.sizes(f)
     full, window = olmo2.attention(f, n), from_config.window(f)
-    ropes = from_config.rotations(f, n, THETA)
+    ropes = from_config.rotations(f, n)
     if "local" not in ropes:
-        shape = rope.RopeShape(n.head_dim, n.max_position, f.number("rope_theta", THETA, low=1.0))
+        shape = rope.RopeShape(n.head_dim, n.max_position, f.number("rope_theta", low=1.0))
         ropes["local"] = rope.from_fields(Fields({}, f.where), shape, f)
     sliding = from_config.sliding_layers(f, n.num_layers, [(i + 1) % PERIOD != 0 for i in range(n.num_layers)])
-    slide, ffn = replace(full, window=window, rope="local"), DenseFfn(n.intermediate_size, from_config.activation(f))
+    slide, ffn = replace(full, window=window, rope="local"), from_config.dense(f)
     layers = [LayerSpec(slide if slides else full, ffn, olmo2.NORMS) for slides in sliding]
     return n.model(NAME, layers, ropes, from_config.tied(f, outer))
 
@@ -45,6 +46,7 @@ FAMILY = Family(
     name=NAME,
     architectures=("Olmo3ForCausalLM",),
     model_types=("olmo3",),
+    keys=KEYS,
     gguf=olmo2.NAME,
     from_config=config,
     from_gguf=None,

@@ -10,15 +10,18 @@ from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
 
 NAME = "olmoe"
-DEFAULTS = from_config.ConfigDefaults(max_position=4096, norm_eps=1e-5)
+KEYS = olmo2.KEYS.but(
+    defaults={"max_position_embeddings": 4096, "num_experts_per_tok": 8, "router_aux_loss_coef": 0.01},
+    aliases={"num_local_experts": "num_experts"},
+)
 ROUTING = Routing(used=8, renormalise=False)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    n = from_config.sizes(f, DEFAULTS)
+    n = from_config.sizes(f)
     if f.has("clip_qkv"):
-        raise f.error("clip_qkv", f.values["clip_qkv"], "null: clipped queries, keys and values are not supported")
+        raise f.error("clip_qkv", f.raw("clip_qkv"), "null: clipped queries, keys and values are not supported")
     routing = Routing(ROUTING.used, renormalise=f.flag("norm_topk_prob"))
     layer = LayerSpec(olmo2.attention(f, n), from_config.experts(f, "num_experts", "intermediate_size", routing))
     return n.model(
@@ -26,7 +29,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         [layer] * n.num_layers,
         from_config.rotations(f, n),
         from_config.tied(f, outer),
-        **from_config.balance(f, 0.01),
+        **from_config.balance(f),
     )
 
 
@@ -48,6 +51,7 @@ FAMILY = Family(
     name=NAME,
     architectures=("OlmoeForCausalLM",),
     model_types=("olmoe",),
+    keys=KEYS,
     gguf=NAME,
     from_config=config,
     from_gguf=gguf,

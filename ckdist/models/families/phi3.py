@@ -5,6 +5,7 @@ part of a head and longrope. Phi-3.5 MoE and the vision models are others.
 from dataclasses import replace
 
 from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
@@ -12,22 +13,33 @@ from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, RopeSpec
 
 NAME = "phi3"
-DEFAULTS = from_config.ConfigDefaults(max_position=4096, norm_eps=1e-5)
+KEYS = ConfigKeys(
+    {
+        "hidden_act": "silu",
+        "max_position_embeddings": 4096,
+        "original_max_position_embeddings": 4096,
+        "partial_rotary_factor": 1.0,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1e4,
+    },
+    only={"full_attn_mod": 1, "interpolate_factor": 1},
+    unused=("original_max_position_embeddings",),  # where nothing scales the rotation
+)
 QKV, GATE_UP = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")
 
 
-def model(n: Sizes, rope: RopeSpec, window: int, activation: str, tied: bool) -> ModelSpec:
+def model(n: Sizes, rope: RopeSpec, window: int, ffn: DenseFfn, tied: bool) -> ModelSpec:
     """All layers are alike."""
     attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, window=window)
-    layers = [LayerSpec(attention, DenseFfn(n.intermediate_size, activation))] * n.num_layers
+    layers = [LayerSpec(attention, ffn)] * n.num_layers
     return n.model(NAME, layers, {"global": rope}, tied)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    n = from_config.sizes(f, DEFAULTS)
-    rope = from_config.rotations(f, n, partial=1.0)["global"]
-    return model(n, rope, from_config.window(f, 0), from_config.activation(f), from_config.tied(f, outer))
+    n = from_config.sizes(f)
+    rope = from_config.rotations(f, n, from_config.part(f))["global"]
+    return model(n, rope, from_config.window(f), from_config.dense(f), from_config.tied(f, outer))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
@@ -35,7 +47,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
     n = from_gguf.sizes(header)
     rope = from_gguf.rotation(header, n, partial=True, longrope=True)
     window = header.fields.integer("attention.sliding_window", 0, low=0, high=1 << 30)
-    return model(n, rope, window, "silu", from_gguf.tied(header))
+    return model(n, rope, window, from_gguf.dense(header), from_gguf.tied(header))
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
@@ -51,6 +63,7 @@ FAMILY = Family(
     name=NAME,
     architectures=("Phi3ForCausalLM",),
     model_types=("phi3",),
+    keys=KEYS,
     gguf=NAME,
     from_config=config,
     from_gguf=gguf,

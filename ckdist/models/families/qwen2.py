@@ -3,28 +3,38 @@
 from dataclasses import replace
 
 from ckdist.models import from_config, from_gguf, to_gguf
-from ckdist.models.families import family
+from ckdist.models.families import family, llama
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
+from ckdist.models.spec import Attention, LayerSpec, ModelSpec
 
 NAME = "qwen2"
+KEYS = llama.KEYS.but(
+    defaults={
+        "max_position_embeddings": 32768,
+        "max_window_layers": 28,
+        "num_key_value_heads": 32,
+        "sliding_window": 4096,
+    },
+    nulls={"num_key_value_heads": None, "sliding_window": None},
+    unused=("attention_bias",),  # queries, keys and values always have biases
+)
 
 
 def layers(f: Fields, n: Sizes, attention: Attention, local: bool) -> list[LayerSpec]:
     """The layers, of which those behind the first `max_window_layers` slide where the file says so."""
-    window = from_config.window(f) if f.flag("use_sliding_window") else 0
-    first = f.integer("max_window_layers", 28, low=0)
+    window = from_config.window(f) * f.flag("use_sliding_window")
+    first = f.integer("max_window_layers", low=0)
     sliding = from_config.sliding_layers(f, n.num_layers, [i >= first for i in range(n.num_layers)])
-    ffn = DenseFfn(n.intermediate_size, from_config.activation(f))
+    ffn = from_config.dense(f)
     slide = replace(attention, window=window, rope="local" if local and window else "global")
     return [LayerSpec(slide if slides else attention, ffn) for slides in sliding]
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    n = from_config.sizes(f, from_config.ConfigDefaults(max_position=32768))
+    n = from_config.sizes(f)
     ropes = from_config.rotations(f, n)
     attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=True)
     return n.model(NAME, layers(f, n, attention, "local" in ropes), ropes, from_config.tied(f, outer))
@@ -33,8 +43,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 def gguf(header: GgufHeader) -> ModelSpec:
     """From GGUF metadata, which knows no windows of this family."""
     n = from_gguf.sizes(header)
-    ffn = DenseFfn(n.intermediate_size, bias=from_gguf.has(header, "ffn_gate.bias"))
-    alike = [LayerSpec(from_gguf.attention(header, n), ffn)] * n.num_layers
+    alike = [LayerSpec(from_gguf.attention(header, n), from_gguf.dense(header))] * n.num_layers
     return n.model(header.family, alike, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
 
 
@@ -49,6 +58,7 @@ FAMILY = Family(
     name=NAME,
     architectures=("Qwen2ForCausalLM",),
     model_types=("qwen2",),
+    keys=KEYS,
     gguf=NAME,
     from_config=config,
     from_gguf=gguf,

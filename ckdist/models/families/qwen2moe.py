@@ -1,33 +1,43 @@
 """Qwen 1.5 and 2 with experts, and one with a gate that every token takes."""
 
+from dataclasses import replace
+
 from ckdist.models import from_config, from_gguf, limits, to_gguf
 from ckdist.models.families import family, qwen3moe
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
+from ckdist.models.spec import Attention, LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 
 NAME = "qwen2moe"
+KEYS = replace(qwen3moe.KEYS, aliases={}).but(
+    defaults={
+        "num_experts_per_tok": 4,
+        "num_key_value_heads": 16,
+        "qkv_bias": True,
+        "shared_expert_intermediate_size": 5632,
+    },
+    unused=("attention_bias", "max_window_layers", "sliding_window"),
+)
 ROUTING = Routing(used=4, renormalise=False)
+
+
+def experts(f: Fields, routing: Routing) -> MoeFfn:
+    """The experts of config.json, and one with a gate that every token takes."""
+    shared = f.integer("shared_expert_intermediate_size", high=limits.MAX_FFN)
+    sizes = ("num_experts", "moe_intermediate_size")
+    return from_config.experts(f, *sizes, routing, shared_size=shared, shared_gate=True)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    n = from_config.sizes(f, from_config.ConfigDefaults(max_position=32768))
-    if f.flag("use_sliding_window"):
+    n = from_config.sizes(f)
+    if f.flag("use_sliding_window") or any(from_config.sliding_layers(f, n.num_layers, [])):
         raise f.error("use_sliding_window", True, "false: windows of this family are not supported")
-    bias = f.flag("qkv_bias", True)
+    bias = f.flag("qkv_bias")
     attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=bias)
-    dense = DenseFfn(n.intermediate_size, from_config.activation(f))
-    ffn = from_config.experts(
-        f,
-        "num_experts",
-        "moe_intermediate_size",
-        Routing(ROUTING.used, renormalise=f.flag("norm_topk_prob")),
-        shared_size=f.integer("shared_expert_intermediate_size", 5632, high=limits.MAX_FFN),
-        shared_gate=True,
-    )
-    layers = [LayerSpec(attention, ffn if sparse else dense) for sparse in qwen3moe.sparse_layers(f, n.num_layers)]
+    routing = replace(ROUTING, renormalise=f.flag("norm_topk_prob"))
+    layers = [LayerSpec(attention, ffn) for ffn in qwen3moe.feed_forwards(f, n.num_layers, lambda: experts(f, routing))]
     return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer), **from_config.balance(f))
 
 
@@ -48,6 +58,7 @@ FAMILY = Family(
     name=NAME,
     architectures=("Qwen2MoeForCausalLM",),
     model_types=("qwen2_moe",),
+    keys=KEYS,
     gguf=NAME,
     from_config=config,
     from_gguf=gguf,

@@ -1,5 +1,7 @@
 """Qwen 3: Qwen 2 with norms of each head of queries and keys in place of biases."""
 
+from dataclasses import replace
+
 from ckdist.models import from_config
 from ckdist.models.families import family, qwen2
 from ckdist.models.families.family import Family
@@ -7,11 +9,12 @@ from ckdist.models.fields import Fields
 from ckdist.models.spec import Attention, ModelSpec
 
 NAME = "qwen3"
+KEYS = replace(qwen2.KEYS.but(defaults={"head_dim": 128}), unused=())
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    n = from_config.sizes(f, from_config.ConfigDefaults(max_position=32768, head_dim=128))
+    n = from_config.sizes(f)
     ropes, bias = from_config.rotations(f, n), f.flag("attention_bias")
     attention = Attention(
         n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=bias, o_bias=bias, qk_norm="head"
@@ -23,6 +26,7 @@ FAMILY = Family(
     name=NAME,
     architectures=("Qwen3ForCausalLM",),
     model_types=("qwen3",),
+    keys=KEYS,
     gguf=NAME,
     from_config=config,
     from_gguf=qwen2.gguf,

@@ -11,17 +11,33 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, from_gguf, limits, to_gguf
-from ckdist.models.families import family
+from ckdist.models.families import family, llama
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
-from ckdist.models.spec import Attention, DenseFfn, GatedDeltaNet, LayerSpec, ModelSpec
+from ckdist.models.spec import Attention, GatedDeltaNet, LayerSpec, ModelSpec
 
 NAME = "qwen35"
-DEFAULTS = from_config.ConfigDefaults(
-    max_position=32768, layers=32, heads=16, kv_heads=4, head_dim=256, vocab=248320, norm_eps=1e-6
+KEYS = llama.KEYS.but(
+    defaults={  # all: a part of a file may leave out what equals a default
+        "attn_output_gate": True,
+        "full_attention_interval": 4,
+        "head_dim": 256,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_value_head_dim": 128,
+        "max_position_embeddings": 32768,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 4,
+        "partial_rotary_factor": 0.25,
+        "vocab_size": 248320,
+    }
 )
-PARTIAL = 0.25  # of a head that is rotated
 PERIOD = 4  # every so manieth layer has attention
 LINEAR, FULL = "linear_attention", "full_attention"
 SECTIONS = 11, 11, 10  # of a rotation's frequencies those of time, height and width, which texts do not tell apart
@@ -29,9 +45,8 @@ SECTIONS = 11, 11, 10  # of a rotation's frequencies those of time, height and w
 
 def linear_layers(f: Fields, num_layers: int) -> list[bool]:
     """Which layers have linear attention, as a config.json says."""
-    types = f.values.get("layer_types")
+    types, period = f.raw("layer_types"), f.integer("full_attention_interval")
     if types is None:
-        period = f.integer("full_attention_interval", PERIOD)
         return [(i + 1) % period != 0 for i in range(num_layers)]
     if not isinstance(types, list) or len(types) != num_layers or any(t not in (LINEAR, FULL) for t in types):
         raise f.error("layer_types", types, f"a list of {num_layers} of {LINEAR} and {FULL}")
@@ -41,11 +56,11 @@ def linear_layers(f: Fields, num_layers: int) -> list[bool]:
 def delta_net(f: Fields) -> GatedDeltaNet:
     """The linear attention of a config.json."""
     return GatedDeltaNet(
-        f.integer("linear_num_key_heads", 16, high=limits.MAX_HEADS),
-        f.integer("linear_num_value_heads", 32, high=limits.MAX_HEADS),
-        f.integer("linear_key_head_dim", 128, high=limits.MAX_HEAD_DIM),
-        f.integer("linear_value_head_dim", 128, high=limits.MAX_HEAD_DIM),
-        f.integer("linear_conv_kernel_dim", 4, low=2, high=limits.MAX_CONV),
+        f.integer("linear_num_key_heads", high=limits.MAX_HEADS),
+        f.integer("linear_num_value_heads", high=limits.MAX_HEADS),
+        f.integer("linear_key_head_dim", high=limits.MAX_HEAD_DIM),
+        f.integer("linear_value_head_dim", high=limits.MAX_HEAD_DIM),
+        f.integer("linear_conv_kernel_dim", low=2, high=limits.MAX_CONV),
     )
 
 
@@ -53,7 +68,7 @@ def mixers(f: Fields, n: Sizes) -> list[Attention | GatedDeltaNet]:
     """Of every layer, as a config.json says. ModelFileError for biases, and for attention without a gate."""
     if f.flag("attention_bias"):
         raise f.error("attention_bias", True, "false: this family has none")
-    if not f.flag("attn_output_gate", True):
+    if not f.flag("attn_output_gate"):
         raise f.error("attn_output_gate", False, "true: the attention of this family has a gate")
     attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qk_norm="head", gated=True)
     linear = delta_net(f)
@@ -62,10 +77,10 @@ def mixers(f: Fields, n: Sizes) -> list[Attention | GatedDeltaNet]:
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    n = from_config.sizes(f, DEFAULTS)
-    ffn = DenseFfn(n.intermediate_size, from_config.activation(f))
+    n = from_config.sizes(f)
+    ffn = from_config.dense(f)
     layers = [LayerSpec(mixer, ffn) for mixer in mixers(f, n)]
-    ropes = from_config.rotations(f, n, partial=PARTIAL)
+    ropes = from_config.rotations(f, n, from_config.part(f))
     return n.model(NAME, layers, ropes, from_config.tied(f, outer))
 
 
@@ -113,8 +128,8 @@ def gguf_linear_layers(f: Fields, num_layers: int) -> list[bool]:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """From GGUF metadata."""
-    n = gguf_sizes(header)
-    layers = [LayerSpec(mixer, DenseFfn(n.intermediate_size)) for mixer in gguf_mixers(header, n, tiled=True)]
+    n, ffn = gguf_sizes(header), from_gguf.dense(header)
+    layers = [LayerSpec(mixer, ffn) for mixer in gguf_mixers(header, n, tiled=True)]
     rope = from_gguf.rotation(header, n, 1e7, partial=True)
     return n.model(NAME, layers, {"global": rope}, from_gguf.tied(header))
 
@@ -216,6 +231,7 @@ FAMILY = Family(
     name=NAME,
     architectures=("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"),
     model_types=("qwen3_5", "qwen3_5_text"),
+    keys=KEYS,
     gguf=NAME,
     from_config=config,
     from_gguf=gguf,

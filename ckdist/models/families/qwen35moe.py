@@ -2,25 +2,35 @@
 
 from dataclasses import replace
 
-from ckdist.models import from_config, from_gguf, limits, to_gguf
-from ckdist.models.families import family, qwen35
+from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models.families import family, qwen2moe, qwen35
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
 
 NAME = "qwen35moe"
-DEFAULTS = replace(qwen35.DEFAULTS, layers=40, kv_heads=2)
+KEYS = qwen35.KEYS.but(
+    defaults={
+        "hidden_size": 2048,
+        "moe_intermediate_size": 512,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 40,
+        "num_key_value_heads": 2,
+        "shared_expert_intermediate_size": 512,
+    },
+    unused=("intermediate_size",),  # no layer has a dense feed-forward
+)
 ROUTING = Routing(used=8)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    n = from_config.sizes(f, DEFAULTS)
-    shared = f.integer("shared_expert_intermediate_size", 512, high=limits.MAX_FFN)
-    ffn = from_config.experts(f, "num_experts", "moe_intermediate_size", ROUTING, shared_size=shared, shared_gate=True)
+    n = from_config.sizes(f)
+    ffn = qwen2moe.experts(f, ROUTING)
     layers = [LayerSpec(mixer, ffn) for mixer in qwen35.mixers(f, n)]
-    ropes = from_config.rotations(f, n, partial=qwen35.PARTIAL)
+    ropes = from_config.rotations(f, n, from_config.part(f))
     return n.model(NAME, layers, ropes, from_config.tied(f, outer))
 
 
@@ -46,6 +56,7 @@ FAMILY = Family(
     name=NAME,
     architectures=("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
     model_types=("qwen3_5_moe", "qwen3_5_moe_text"),
+    keys=KEYS,
     gguf=NAME,
     from_config=config,
     from_gguf=gguf,

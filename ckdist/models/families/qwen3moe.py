@@ -1,28 +1,54 @@
 """Qwen 3 with experts in place of the feed-forward, in all layers or in some."""
 
+from collections.abc import Callable
+from dataclasses import replace
+
 from ckdist.models import from_config, from_gguf, limits, to_gguf
-from ckdist.models.families import family
+from ckdist.models.families import family, llama
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 
 NAME = "qwen3moe"
+KEYS = llama.KEYS.but(
+    defaults={
+        "decoder_sparse_step": 1,
+        "max_position_embeddings": 32768,
+        "num_experts_per_tok": 8,
+        "num_key_value_heads": 4,
+        "router_aux_loss_coef": 0.001,
+        "sliding_window": 4096,
+    },
+    aliases={"num_local_experts": "num_experts"},
+    nulls={"sliding_window": None},
+    unused=(
+        *("intermediate_size", "max_window_layers"),  # if all layers have experts; windows are of all layers
+        *("moe_intermediate_size", "num_experts", "num_experts_per_tok", "shared_expert_intermediate_size"),  # if none
+    ),
+)
 ROUTING = Routing(used=8)
 
 
 def sparse_layers(f: Fields, num_layers: int) -> list[bool]:
     """Which layers have experts."""
-    step, dense = f.integer("decoder_sparse_step", 1, high=limits.MAX_LAYERS), f.values.get("mlp_only_layers") or []
+    step, dense = f.integer("decoder_sparse_step", high=limits.MAX_LAYERS), f.raw("mlp_only_layers") or []
     if not isinstance(dense, list) or any(type(i) is not int for i in dense):
         raise f.error("mlp_only_layers", dense, "a list of layers")
     return [i not in dense and (i + 1) % step == 0 for i in range(num_layers)]
 
 
+def feed_forwards(f: Fields, num_layers: int, experts: Callable[[], MoeFfn]) -> list[DenseFfn | MoeFfn]:
+    """The feed-forward of every layer. Fields that no layer needs are not asked for."""
+    sparse = sparse_layers(f, num_layers)
+    made = {has_experts: experts() if has_experts else from_config.dense(f) for has_experts in set(sparse)}
+    return [made[has_experts] for has_experts in sparse]
+
+
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    n = from_config.sizes(f, from_config.ConfigDefaults(max_position=32768))
-    bias, window = f.flag("attention_bias"), from_config.window(f) if f.flag("use_sliding_window") else 0
+    n = from_config.sizes(f)
+    bias, window = f.flag("attention_bias"), from_config.window(f) * f.flag("use_sliding_window")
     attention = Attention(
         n.num_heads,
         n.num_kv_heads,
@@ -33,11 +59,9 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         o_bias=bias,
         qk_norm="head",
     )
-    dense = DenseFfn(n.intermediate_size, from_config.activation(f))
-    sparse = sparse_layers(f, n.num_layers)
-    routing = Routing(ROUTING.used, renormalise=f.flag("norm_topk_prob"))
-    ffn = from_config.experts(f, "num_experts", "moe_intermediate_size", routing) if any(sparse) else dense
-    layers = [LayerSpec(attention, ffn if has_experts else dense) for has_experts in sparse]
+    routing = replace(ROUTING, renormalise=f.flag("norm_topk_prob"))
+    experts = lambda: from_config.experts(f, "num_experts", "moe_intermediate_size", routing)
+    layers = [LayerSpec(attention, ffn) for ffn in feed_forwards(f, n.num_layers, experts)]
     return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer), **from_config.balance(f))
 
 
@@ -61,6 +85,7 @@ FAMILY = Family(
     name=NAME,
     architectures=("Qwen3MoeForCausalLM",),
     model_types=("qwen3_moe",),
+    keys=KEYS,
     gguf=NAME,
     from_config=config,
     from_gguf=gguf,

@@ -6,15 +6,25 @@ from dataclasses import replace
 
 import numpy as np
 
-from ckdist.models import from_config, from_gguf, limits, to_gguf
-from ckdist.models.families import family, qwen3moe, qwen35, qwen35moe
+from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models.families import family, qwen2moe, qwen3moe, qwen35, qwen35moe
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
-from ckdist.models.spec import DenseFfn, GatedDeltaNet, LayerSpec, ModelSpec
+from ckdist.models.spec import GatedDeltaNet, LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
 
 NAME = "qwen3next"
-DEFAULTS = replace(qwen35.DEFAULTS, layers=48, kv_heads=2, vocab=151936)
+KEYS = qwen35moe.KEYS.but(
+    defaults={
+        "decoder_sparse_step": 1,
+        "intermediate_size": 5632,
+        "norm_topk_prob": True,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "num_hidden_layers": 48,
+        "vocab_size": 151936,
+    }
+)
 ROUTING = Routing(used=10)
 QKVZ = (*qwen35.QKV, "linear_attn.in_proj_z")
 BA = ("linear_attn.in_proj_b", "linear_attn.in_proj_a")
@@ -22,16 +32,11 @@ BA = ("linear_attn.in_proj_b", "linear_attn.in_proj_a")
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    n = from_config.sizes(f, DEFAULTS)
-    dense, sparse = DenseFfn(n.intermediate_size, from_config.activation(f)), qwen3moe.sparse_layers(f, n.num_layers)
-    shared = f.integer("shared_expert_intermediate_size", 512, high=limits.MAX_FFN)
-    routing = replace(ROUTING, renormalise=f.flag("norm_topk_prob", True))
-    experts = from_config.experts(
-        f, "num_experts", "moe_intermediate_size", routing, shared_size=shared, shared_gate=True
-    )
-    ffns = [experts if has_experts else dense for has_experts in sparse]
+    n = from_config.sizes(f)
+    routing = replace(ROUTING, renormalise=f.flag("norm_topk_prob"))
+    ffns = qwen3moe.feed_forwards(f, n.num_layers, lambda: qwen2moe.experts(f, routing))
     layers = [LayerSpec(mixer, ffn) for mixer, ffn in zip(qwen35.mixers(f, n), ffns, strict=True)]
-    ropes = from_config.rotations(f, n, partial=qwen35.PARTIAL)
+    ropes = from_config.rotations(f, n, from_config.part(f))
     return n.model(NAME, layers, ropes, from_config.tied(f, outer))
 
 
@@ -61,6 +66,7 @@ FAMILY = Family(
     name=NAME,
     architectures=("Qwen3NextForCausalLM",),
     model_types=("qwen3_next",),
+    keys=KEYS,
     gguf=NAME,
     from_config=config,
     from_gguf=gguf,

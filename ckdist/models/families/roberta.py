@@ -5,6 +5,7 @@ from dataclasses import replace
 from ckdist.models.families import bert
 
 NAME = "roberta"
+KEYS = bert.KEYS.but(defaults={"pad_token_id": 1})
 HEAD = {"classifier.dense": "model.scorer.dense", "classifier.out_proj": "model.scorer.out"}
 TOP = {name: of for name, of in bert.TOP.items() if not of.startswith("model.scorer")} | HEAD
 NAMES = replace(bert.NAMES, outer="roberta.", top=TOP)
@@ -14,6 +15,7 @@ FAMILY = replace(
     name=NAME,
     architectures=tuple(f"{name}{kind}" for kind in KINDS for name in ("Roberta", "XLMRoberta")),
     model_types=bert.ROBERTA,
+    keys=KEYS,
     gguf=NAME,
     from_config=lambda f, outer: replace(bert.config(f, outer), family=NAME),
     from_gguf=None,

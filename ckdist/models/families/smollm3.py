@@ -7,18 +7,29 @@ from ckdist.models import from_config, from_gguf, to_gguf
 from ckdist.models.families import llama
 from ckdist.models.families.family import GgufForm, GgufHeader
 from ckdist.models.fields import Fields
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec
+from ckdist.models.spec import Attention, LayerSpec, ModelSpec
 
 NAME = "smollm3"
 THETA, PERIOD = 2e6, 4
-DEFAULTS = from_config.ConfigDefaults(max_position=32768, layers=36, heads=16, kv_heads=4)
+KEYS = llama.KEYS.but(
+    defaults={
+        "max_position_embeddings": 32768,
+        "no_rope_layer_interval": PERIOD,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 36,
+        "num_key_value_heads": 4,
+        "rope_theta": THETA,
+        "tie_word_embeddings": True,
+    },
+    nulls={"num_key_value_heads": None},
+    unused=("max_window_layers",),
+)
 
 
 def rotated_layers(f: Fields, num_layers: int) -> list[bool]:
     """Which layers rotate: `no_rope_layers` has 1 for these, against its name."""
-    given = f.values.get("no_rope_layers")
+    given, period = f.raw("no_rope_layers"), f.integer("no_rope_layer_interval")
     if given is None:
-        period = f.integer("no_rope_layer_interval", PERIOD)
         return [(i + 1) % period != 0 for i in range(num_layers)]
     if not isinstance(given, list) or len(given) < num_layers or any(value not in (0, 1) for value in given):
         raise f.error("no_rope_layers", given, f"a list of at least {num_layers} of 0 and 1")
@@ -27,24 +38,24 @@ def rotated_layers(f: Fields, num_layers: int) -> list[bool]:
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    n, bias = from_config.sizes(f, DEFAULTS), f.flag("attention_bias")
+    n, bias = from_config.sizes(f), f.flag("attention_bias")
     rotated = rotated_layers(f, n.num_layers)
-    window = from_config.window(f, 0) if f.flag("use_sliding_window") else 0
+    window = from_config.window(f) * f.flag("use_sliding_window")
     sliding = from_config.sliding_layers(f, n.num_layers, [not rotates for rotates in rotated])
-    ffn = DenseFfn(n.intermediate_size, from_config.activation(f), f.flag("mlp_bias"))
+    ffn = from_config.dense(f, bias=f.flag("mlp_bias"))
     attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=bias, o_bias=bias)
     layers = [
         LayerSpec(replace(attention, rope="global" if rotates else None, window=window * slides), ffn)
         for rotates, slides in zip(rotated, sliding, strict=True)
     ]
-    return n.model(NAME, layers, from_config.rotations(f, n, THETA), from_config.tied(f, outer, True))
+    return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """From GGUF metadata, which takes it for granted that every fourth layer rotates nothing."""
     n = from_gguf.sizes(header)
     attention = from_gguf.attention(header, n)
-    ffn = DenseFfn(n.intermediate_size, bias=from_gguf.has(header, "ffn_gate.bias"))
+    ffn = from_gguf.dense(header)
     layers = [
         LayerSpec(replace(attention, rope="global" if (i + 1) % PERIOD else None), ffn) for i in range(n.num_layers)
     ]
@@ -68,6 +79,7 @@ FAMILY = replace(
     name=NAME,
     architectures=("SmolLM3ForCausalLM",),
     model_types=("smollm3",),
+    keys=KEYS,
     gguf=NAME,
     from_config=config,
     from_gguf=gguf,

@@ -6,6 +6,7 @@ Biases of scores by distance stand for positions, queries are not scaled, norms 
 from dataclasses import replace
 
 from ckdist.models import from_config, from_gguf, limits
+from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import bert
 from ckdist.models.families.family import Family, GgufHeader, TensorNames
 from ckdist.models.fields import Fields
@@ -13,25 +14,64 @@ from ckdist.models.spec import Attention, CrossAttention, DenseFfn, LayerSpec, M
 
 NAME = "t5"
 DISTANCE = 128
+KEYS = ConfigKeys(
+    {
+        "d_ff": 2048,
+        "d_kv": 64,
+        "d_model": 512,
+        "decoder_start_token_id": 0,
+        "feed_forward_proj": "relu",
+        "layer_norm_epsilon": 1e-6,
+        "num_heads": 8,
+        "num_layers": 6,
+        "relative_attention_max_distance": 128,
+        "relative_attention_num_buckets": 32,
+        "tie_word_embeddings": True,
+        "vocab_size": 32128,
+    },
+    aliases={
+        "head_dim": "d_kv",
+        "hidden_size": "d_model",
+        "num_attention_heads": "num_heads",
+        "num_hidden_layers": "num_layers",
+    },
+    # feed_forward_proj says the first two; distances have no end; an encoder has neither of the others
+    unused=(
+        "dense_act_fn",
+        "is_gated_act",
+        "n_positions",
+        "num_decoder_layers",
+        "scale_decoder_outputs",
+        "tie_word_embeddings",
+    ),
+)
 MAX_POSITION = 1 << 15  # distances have no end; so many tokens a sequence may have
 FUNCTIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu", "swish": "silu"}
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """From config.json."""
-    heads, width = f.integer("num_heads", 8, high=limits.MAX_HEADS), f.integer("d_kv", 64, high=limits.MAX_HEAD_DIM)
-    buckets = f.integer("relative_attention_num_buckets", 32, low=4, high=1 << 12)
-    distance = f.integer("relative_attention_max_distance", 128, low=buckets, high=1 << 16)
+    heads, width = f.integer("num_heads", high=limits.MAX_HEADS), f.integer("d_kv", high=limits.MAX_HEAD_DIM)
+    buckets = f.integer("relative_attention_num_buckets", low=4, high=1 << 12)
+    distance = f.integer("relative_attention_max_distance", low=buckets, high=1 << 16)
     attention = Attention(heads, heads, width, 1.0, rope=None, relative=RelativeBias(buckets, distance))
-    ffn, count = _ffn(f), f.integer("num_layers", 6, high=limits.MAX_LAYERS)
-    vocab, hidden = f.integer("vocab_size", 32128, high=limits.MAX_VOCAB), f.integer("d_model", high=limits.MAX_WIDTH)
-    encoder = _encoder(attention, ffn, count, vocab, hidden, f.number("layer_norm_epsilon", 1e-6, high=1.0))
-    names = f.values.get("architectures")
+    ffn, count = _ffn(f), f.integer("num_layers", high=limits.MAX_LAYERS)
+    vocab, hidden = f.integer("vocab_size", high=limits.MAX_VOCAB), f.integer("d_model", high=limits.MAX_WIDTH)
+    encoder = _encoder(attention, ffn, count, vocab, hidden, f.number("layer_norm_epsilon", high=1.0))
+    names = f.raw("architectures")
     if isinstance(names, list) and str(names[0]).endswith("EncoderModel"):
         return encoder
     layers = f.integer("num_decoder_layers", count, high=limits.MAX_LAYERS)
-    start = f.integer("decoder_start_token_id", 0, low=0, high=vocab - 1)
-    return _whole(encoder, attention, layers, from_config.tied(f, outer, True), start)
+    start = f.integer("decoder_start_token_id", low=0, high=vocab - 1)
+    return _whole(encoder, attention, layers, scales_outputs(f, outer), start)
+
+
+def scales_outputs(f: Fields, outer: Fields) -> bool:
+    """Whether hidden states are divided by the root of their width before the output projection, which then is the
+    embeddings. Versions from 1.1 have a projection of their own, and what transformers 5 saves of them says
+    `scale_decoder_outputs` in place of `tie_word_embeddings`.
+    """
+    return f.flag("scale_decoder_outputs", from_config.tied(f, outer))
 
 
 def from_gguf_header(header: GgufHeader) -> ModelSpec:
@@ -44,7 +84,7 @@ def from_gguf_header(header: GgufHeader) -> ModelSpec:
         n.num_heads, n.num_heads, n.head_dim, 1.0, rope=None, relative=RelativeBias(buckets, DISTANCE)
     )  # fmt: skip
     gated = "enc.blk.0.ffn_gate.weight" in header.dims
-    ffn = DenseFfn(n.intermediate_size, "gelu_tanh" if gated else "relu", gated=gated)
+    ffn = DenseFfn(from_gguf.ffn_size(header), "gelu_tanh" if gated else "relu", gated=gated)
     encoder = _encoder(attention, ffn, n.num_layers, n.vocab_size, n.hidden_size, n.norm_eps)
     layers = f.integer("decoder_block_count", n.num_layers, high=limits.MAX_LAYERS)
     start = f.integer("decoder_start_token_id", 0, low=0, high=n.vocab_size - 1)
@@ -68,12 +108,12 @@ def _whole(encoder: ModelSpec, attention: Attention, layers: int, tied: bool, st
 
 def _ffn(f: Fields) -> DenseFfn:
     """The feed-forward, whose name says whether it is gated. ModelFileError for a function that is not known."""
-    given = f.text("feed_forward_proj", "relu")
+    given = f.text("feed_forward_proj")
     name, gated = given.removeprefix("gated-"), given.startswith("gated-")
     name = "gelu_new" if given == "gated-gelu" else name
     if name not in FUNCTIONS:
         raise f.error("feed_forward_proj", given, f"gated- or not, and one of {', '.join(FUNCTIONS)}")
-    return DenseFfn(f.integer("d_ff", 2048, high=limits.MAX_FFN), FUNCTIONS[name], gated=gated)
+    return DenseFfn(f.integer("d_ff", high=limits.MAX_FFN), FUNCTIONS[name], gated=gated)
 
 
 def _attention(part: str, path: str) -> dict[str, str]:
@@ -133,12 +173,11 @@ FAMILY = Family(
     name=NAME,
     architectures=(
         "T5ForConditionalGeneration",
-        "MT5ForConditionalGeneration",
         "T5WithLMHeadModel",
         "T5EncoderModel",
-        "MT5EncoderModel",
     ),
-    model_types=(NAME, "mt5"),
+    model_types=(NAME,),
+    keys=KEYS,
     gguf=NAME,
     from_config=config,
     from_gguf=from_gguf_header,

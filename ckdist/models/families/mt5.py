@@ -1,0 +1,25 @@
+"""mT5 (Xue et al. 2020, arXiv:2010.11934): T5 1.1 of 101 languages, whose configurations have other defaults."""
+
+from dataclasses import replace
+
+from ckdist.models.families import t5
+
+NAME = "mt5"
+KEYS = t5.KEYS.but(
+    defaults={
+        "d_ff": 1024,
+        "feed_forward_proj": "gated-gelu",
+        "num_heads": 6,
+        "num_layers": 8,
+        "scale_decoder_outputs": False,
+        "vocab_size": 250112,
+    }
+)
+FAMILY = replace(
+    t5.FAMILY,
+    name=NAME,
+    architectures=("MT5ForConditionalGeneration", "MT5EncoderModel"),
+    model_types=(NAME,),
+    keys=KEYS,
+    from_gguf=None,
+)
