@@ -84,9 +84,11 @@ class FedTransport : public StreamTransport {
 
   std::vector<std::string> in, out;  // by lane; what was read of `in` is gone
   bool whole = true;                 // reads take all that they can
+  bool stuck = false;                // writes take nothing
 
  private:
   int64_t write(int, int lane, const void* data, int64_t bytes) override {
+    if (stuck) return 0;
     out[lane].append(static_cast<const char*>(data), size_t(bytes));
     return bytes;
   }
@@ -320,6 +322,7 @@ class Run {
 
   void feed(const std::vector<Sent>& frames) {
     receiver_.whole = random_.one_in(2);
+    receiver_.stuck = random_.one_in(3);
     std::vector<std::deque<const Sent*>> waiting(lanes_);
     for (const Sent& sent : frames) waiting[sent.lane].push_back(&sent);
     const int64_t cut = !honest_ && random_.one_in(8) ? 1 + random_.below(200) : 0;  // of the last frame

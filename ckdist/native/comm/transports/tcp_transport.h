@@ -1,4 +1,4 @@
-// Transport over TCP sockets that are connected and authenticated already (ckdist/comm/mesh.py does both).
+// Transport over TCP sockets that are connected and authenticated already (ckdist/comm/bootstrap/sockets.py does both).
 #pragma once
 #include "comm/transports/stream_transport.h"
 
@@ -19,6 +19,7 @@ class TcpTransport : public StreamTransport {
 
   void look() override { wait(0); }
   void wait(int milliseconds);
+  bool loses_large_packets(int peer, int lane) const;
 
   std::vector<int> sockets_;
   std::vector<bool> readable_;  // epoll said so, and not all has been read since
