@@ -75,7 +75,7 @@ int64_t TcpTransport::read(int peer, int lane, void* data, int64_t bytes) {
   const bool reset = n == 0 || errno == ECONNRESET;
   // A connection that times out where no route is left says so instead (EHOSTUNREACH, ENETUNREACH).
   ended(peer, lane,
-        n < 0 && loses_large_packets(peer, lane)
+        loses_large_packets(peer, lane)
             ? "does not answer: nothing large is acknowledged while heartbeats pass; check that the MTU is the same on "
               "both hosts and on all switches between them"
         : reset ? "closed the connection: it ended or died"
