@@ -62,7 +62,7 @@ class Family:
     """The communicators that were split from the same one, which share a transport.
 
     Attributes:
-        exposed: Arrays that peers may write as long as the transport lives, whoever has dropped them.
+        exposed: Arrays that peers may write as long as the transport lives, also when nothing else holds them.
     """
 
     def __init__(self) -> None:
@@ -76,9 +76,7 @@ class Communicator:
     All ranks make the same collective calls in the same order. `wait=False` returns an Operation at once.
     """
 
-    def __init__(
-        self, handle: CData, family: "Family", times: tuple[float, float] | None = None
-    ) -> None:
+    def __init__(self, handle: CData, family: "Family", times: tuple[float, float] | None = None) -> None:
         """`handle`: a native ckdist_communicator, which this owns. `times`: between hosts, as of `ChosenTransport`."""
         self._handle, self._family = handle, family
         family.members.add(self)

@@ -111,12 +111,12 @@ def test_a_stranger_is_dropped_and_a_rank_still_comes(changes, proof, cut):
     told: list[str] = []
     listener = Listener("127.0.0.1", 0, 0, SECRET, patience=5, log=told.append)
     try:
-        with socket.create_connection(listener.address[:2], timeout=10) as stranger:
-            with contextlib.suppress(OSError):  # it hangs up as soon as it has seen enough
-                stranger.sendall(bytes(hello[:cut]) + proof)
-                stranger.shutdown(socket.SHUT_WR)
-                while stranger.recv(4096):
-                    pass
+        # it hangs up as soon as it has seen enough
+        with contextlib.suppress(OSError), socket.create_connection(listener.address[:2], timeout=10) as stranger:
+            stranger.sendall(bytes(hello[:cut]) + proof)
+            stranger.shutdown(socket.SHUT_WR)
+            while stranger.recv(4096):
+                pass
         connect(listener.address[:2], Purpose(b"data", 1, 0), SECRET, 10).close()
         assert all("\n" not in line and line.startswith("dropped a connection from 127.0.0.1: ") for line in told)
     finally:

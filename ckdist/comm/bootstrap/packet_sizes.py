@@ -52,6 +52,8 @@ def check_packet_sizes(world: World, connections: Mapping[tuple[int, int], socke
     """Exchanges messages larger than a packet over every connection (peer, lane) to another host.
 
     Args:
+        world: The ranks, by host.
+        connections: This rank's, blocking again afterwards.
         seconds: Until all must have come.
 
     Raises:

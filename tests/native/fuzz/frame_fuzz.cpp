@@ -374,7 +374,7 @@ class Run {
     message.into.reset();
   }
 
-  // Whoever waited has an error and its memory back; the rank may still poll.
+  // Callers have an error and their memory back; the rank may still poll.
   void after_error() {
     for (Message& message : messages_) message.into.reset();
     for (int n = 0; n < 10; n++) try {

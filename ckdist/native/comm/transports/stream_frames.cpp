@@ -43,7 +43,7 @@ const FrameRule* rule_of(const FrameHeader& h) {
 
 const char* broken_rule(const FrameHeader& h, int lane, int lanes) {
   const FrameRule* const rule = rule_of(h);
-  if (!rule) return "no such kind";
+  if (!rule) return kNoFrame;
   if (h.pad[0] || h.pad[1]) return "a field that must be 0 is not";
   if (h.offset < 0 || h.bytes < 0 || h.total < 0 || h.total > rule->most) return "a size out of bounds";
   if ((rule->zero & kTag && h.tag) || (rule->zero & kMark && h.mark) || (rule->zero & kSequence && h.sequence) ||

@@ -41,6 +41,7 @@ inline int parts_of(int64_t total, int lanes) { return total >= kSplitAt ? lanes
 // Lane `lane` carries [first_of(total, lane, parts), first_of(total, lane + 1, parts)) of a message in `parts` parts.
 inline int64_t first_of(int64_t total, int lane, int parts) { return total * lane / parts; }
 
+inline constexpr char kNoFrame[] = "no such kind";  // the rule of a header whose magic or kind is not known
 // Null, or the rule that a header breaks which came on lane `lane` of `lanes`.
 const char* broken_rule(const FrameHeader& header, int lane, int lanes);
 // "notify, lane 0, tag 0, sequence 0, offset 3, 5000 of 5000 bytes"

@@ -50,6 +50,7 @@ void StreamTransport::cut_off(int peer, const char* format, ...) {
 void StreamTransport::refuse(int peer, const FrameHeader& h, const char* rule) {
   int lane = 0;
   while (&streams_[peer * lanes_ + lane].header != &h) lane++;
+  if (rule == kNoFrame) cut_off(peer, "sent something that is not a frame (%s)", describe(h, lane).c_str());
   cut_off(peer, "sent a bad frame (%s): %s", describe(h, lane).c_str(), rule);
 }
 
