@@ -1,5 +1,5 @@
 # make setup | serve | lint | format | tidy | docs | test | test-avx2 | test-native | test-wheel | test-asan | test-tsan
-#      test-vm | test-aarch64 | coverage | bench-check | native | lock | clean
+#      test-vm | test-aarch64 | fuzz | coverage | bench-check | native | lock | clean
 # Python 3.10 or newer, a C++ compiler and make are all that must be there; the rest goes into .venv.
 
 PYTHON ?= python3
@@ -28,7 +28,7 @@ LIBRARY := ckdist/native/libckdist.so
 SOURCES := CMakeLists.txt cmake/declarations.py $(shell find ckdist/native -name '*.cpp' -o -name '*.h')
 
 .PHONY: setup serve lint format tidy docs lock test test-avx2 test-native test-wheel test-asan test-tsan test-vm
-.PHONY: test-aarch64 coverage bench-check native clean
+.PHONY: test-aarch64 fuzz coverage bench-check native clean
 
 setup: $(VENV)/.ready $(LIBRARY)
 
@@ -139,6 +139,12 @@ test-asan: setup
 # How ranks and threads meet, under ThreadSanitizer.
 test-tsan: setup
 	$(MAKE) -f tests/native/tsan.mk PYTHON=$(BIN)/python
+
+# Damaged sessions for what ranks and agents send each other, the native parser under sanitizers.
+FUZZ_SECONDS ?= 40
+fuzz: setup
+	CKDIST_FUZZ_SECONDS=$(FUZZ_SECONDS) CKDIST_FUZZ_EXAMPLES=1000 \
+		$(BIN)/python -m pytest -q tests/fuzz/test_frame_fuzz.py tests/fuzz/test_start_up_frames.py
 
 # RDMA devices and two NUMA nodes in an emulated machine; as root it fetches what it needs.
 test-vm: setup

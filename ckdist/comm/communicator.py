@@ -58,18 +58,28 @@ def _operation(op: str) -> int:
     return OPERATIONS[op]
 
 
+class Family:
+    """The communicators that were split from the same one, which share a transport.
+
+    Attributes:
+        exposed: Arrays that peers may write as long as the transport lives, also when nothing else holds them.
+    """
+
+    def __init__(self) -> None:
+        self.members: weakref.WeakSet[Communicator] = weakref.WeakSet()
+        self.exposed: list[np.ndarray] = []
+
+
 class Communicator:
     """Ranks 0 to size - 1, of which this is one. Made by `open_communicator` or `split`.
 
     All ranks make the same collective calls in the same order. `wait=False` returns an Operation at once.
     """
 
-    def __init__(
-        self, handle: CData, family: "weakref.WeakSet[Communicator]", times: tuple[float, float] | None = None
-    ) -> None:
+    def __init__(self, handle: CData, family: "Family", times: tuple[float, float] | None = None) -> None:
         """`handle`: a native ckdist_communicator, which this owns. `times`: between hosts, as of `ChosenTransport`."""
-        self._handle, self._family = handle, family  # the communicators that were split from the same one
-        family.add(self)
+        self._handle, self._family = handle, family
+        family.members.add(self)
         self.under_way: set[Operation[Any]] = set()  # operations, which add and remove themselves
         self._windows = 0
         self.rank, self.size = lib.ckdist_communicator_rank(handle), lib.ckdist_communicator_size(handle)
@@ -297,6 +307,10 @@ class Communicator:
         self._windows += 1
         return Window(self, self._windows - 1, array)
 
+    def keep(self, array: np.ndarray) -> None:
+        """Keeps an array that peers may write alive as long as they can."""
+        self._family.exposed.append(array)
+
     def check_peers(self) -> None:
         """CommError when a rank of the job is known to be lost; never blocks.
 
@@ -426,9 +440,9 @@ def open_communicator(
         )
     )
     world.gather(None)  # the segments are open everywhere
-    family: weakref.WeakSet[Communicator] = weakref.WeakSet()
+    family = Family()
     if chosen and chosen.name == "mpi" and has_mpi(world):
-        before_mpi_ends(world, lambda: [c.close() for c in list(family)])
+        before_mpi_ends(world, lambda: [c.close() for c in list(family.members)])
     return Communicator(ffi.gc(out[0], lib.ckdist_communicator_free), family, chosen.times if chosen else None)
 
 

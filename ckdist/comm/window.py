@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class Window:
     """Memory of every rank that the others put to and get from.
 
-    `notify` counts in one of a rank's slots, `wait` waits for a count.
+    `notify` counts in one of a rank's slots (0 to 65535), `wait` waits for a count. The array stays alive as long as
+    the communicator, because peers may write it.
 
     Between ranks of one host an array from `allocate` is written and read in place, and its owner may do what it likes.
     Any other array is served by its owner while that waits in a call of its communicator: a `get` from a rank that only
@@ -26,6 +27,7 @@ class Window:
     def __init__(self, communicator: Communicator, number: int, array: np.ndarray) -> None:
         """`number`: which of the communicator's windows this is, the same on every rank."""
         self._communicator, self.number, self.array = communicator, number, array
+        communicator.keep(array)
         native.check(native.lib.ckdist_expose(communicator.handle, number, native.pointer(array), array.nbytes))
 
     def put(self, data: np.ndarray, rank: int, offset: int = 0) -> Operation[None]:

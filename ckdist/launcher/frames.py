@@ -59,7 +59,7 @@ class FrameReader:
     def _message(data: bytes) -> list[Any]:
         try:
             message = msgpack.unpackb(data, strict_map_key=False)
-        except (ValueError, msgpack.UnpackException):
+        except (ValueError, TypeError, msgpack.UnpackException):  # TypeError: a list as a key
             message = None
         if not isinstance(message, list) or not message or not isinstance(message[0], str):
             raise CommError("something came that is no message")

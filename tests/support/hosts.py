@@ -171,6 +171,12 @@ class Hosts(contextlib.AbstractContextManager):
             words = ["rate", f"{megabits}mbit", "burst", f"{max(32, megabits // 4)}kb", "latency", "100ms"]
             run("tc", "-n", namespace, "qdisc", "replace", "dev", link, "root", "tbf", *words)
 
+    def drop_large_packets(self, size: int = 1300) -> None:
+        """Both ends of the link drop packets of more than `size` bytes, as switches with a smaller MTU do."""
+        for namespace, link in zip(self.namespaces, self.links, strict=True):
+            words = ["rate", "1gbit", "burst", str(size), "latency", "100ms"]
+            run("tc", "-n", namespace, "qdisc", "replace", "dev", link, "root", "tbf", *words)
+
     def set_link(self, state: str) -> None:
         """`up` or `down`."""
         run("ip", "-n", self.namespaces[0], "link", "set", self.links[0], state)

@@ -15,6 +15,7 @@ import time
 from ckdist.errors import CommError
 
 MAX_MESSAGE = 64 << 20
+MAX_WAITING = 1024, 4 * MAX_MESSAGE  # messages, and bytes of them, that nobody has taken yet
 HEARTBEAT_SECONDS = 1.0
 SILENT_SECONDS = 30.0  # without a heartbeat, then a rank is lost
 SEND_SECONDS = 120.0
@@ -124,6 +125,12 @@ class BootstrapConnection:
                     )
                 if size:
                     self.messages.append(data)
+            waiting = len(self.messages), sum(map(len, self.messages))
+            if waiting[0] > MAX_WAITING[0] or waiting[1] > MAX_WAITING[1]:
+                raise ValueError(
+                    f"it sent {waiting[0]} messages of {waiting[1]} bytes before they were taken; "
+                    f"at most {MAX_WAITING[0]} of {MAX_WAITING[1]} bytes are kept"
+                )
             _changed.notify_all()
 
 

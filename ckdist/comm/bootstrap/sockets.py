@@ -5,9 +5,10 @@ import socket as sockets
 import time
 
 from ckdist.comm.bootstrap.handshake import Listener, Purpose, connect, job_secret
+from ckdist.comm.bootstrap.packet_sizes import check_packet_sizes
 from ckdist.comm.bootstrap.tcp_world import INTERFACE_VARIABLE, address_of
 from ckdist.comm.protocol import Log, World
-from ckdist.errors import ConfigError
+from ckdist.errors import CommError, ConfigError
 
 MAX_LANES = 16
 # all ranks are there and on their way to this point; how long a step may take later does not matter here
@@ -22,7 +23,8 @@ def connect_ranks(
 
     `interface`: name or address that this rank listens at; default: the one that reached the master, or that
     `common_address` finds. `lanes`: connections for data between two ranks, several for links that one cannot fill,
-    none where another transport carries it. A rank that cannot listen is an error on every rank.
+    none where another transport carries it. Between hosts these are tried with large messages (`packet_sizes`). A rank
+    that cannot listen is an error on every rank.
     """
     if not 0 <= lanes <= MAX_LANES:
         raise ConfigError(f"{lanes} connections between two ranks; use up to {MAX_LANES}")
@@ -30,6 +32,7 @@ def connect_ranks(
     reached = getattr(world, "address", None)  # by the master
     found = reached if interface or reached is not None else common_address(world)
     listener, address, problem = None, "", ""
+    connections: dict[tuple[int, int], sockets.socket] = {}
     try:
         address = address_of(interface) if interface else str(found)
         listener = Listener(address, 0, world.rank, secret, log=log)
@@ -41,7 +44,6 @@ def connect_ranks(
             raise ConfigError(f"rank {refused[0][0]}: {refused[0][1]}")
         assert listener is not None  # or this rank's problem was among the refused
         deadline = time.monotonic() + seconds
-        connections = {}
         for peer in range(world.rank):
             for lane in range(lanes + 1):
                 connections[peer, lane] = connect(
@@ -50,6 +52,12 @@ def connect_ranks(
         for peer in range(world.rank + 1, world.size):
             for lane in range(lanes + 1):
                 connections[peer, lane] = listener.take(Purpose(b"data", peer, world.rank, lane), deadline)
+        data = {place: connection for place, connection in connections.items() if place[1] < lanes}
+        check_packet_sizes(world, data, seconds)
+    except CommError:
+        for connection in connections.values():  # peers that wait for this rank go on
+            connection.close()
+        raise
     finally:
         if listener:
             listener.close()

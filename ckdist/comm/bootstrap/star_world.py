@@ -103,7 +103,7 @@ class StarWorld:
                 msgpack.unpackb(data, strict_map_key=False)
                 for data in receive({peer: self._connections[peer] for peer in peers}, seconds)
             ]
-        except (ValueError, msgpack.UnpackException):
+        except (ValueError, TypeError, msgpack.UnpackException):  # TypeError: a list as a key
             error = CommError(
                 f"one of ranks {', '.join(map(str, peers))} sent something that is not msgpack at start-up"
             )

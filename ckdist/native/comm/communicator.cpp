@@ -249,6 +249,7 @@ std::shared_ptr<Communicator::Operation> Communicator::inotify(int peer, int win
 }
 
 void Communicator::await_notified(int window, int slot, uint64_t count) {
+  Transport::check_slot(slot);
   guarded([&] {
     const int64_t start = now_ns();
     for (int polls = 0; channel_->notified(window, slot) < count; polls++) {

@@ -88,7 +88,7 @@ void ShmRendezvous::check_alive(int i) const {
   const Line& peer = line(i);
   const int pid = peer.pid;
   if (peer.abandoned)
-    fail(Status::comm, "rank %d (pid %d) gave up: %s%s", ranks_[i], pid, peer.reason, call_.context().c_str());
+    fail(Status::comm, "rank %d (pid %d) gave up: %s%s", ranks_[i], pid, reason(i).c_str(), call_.context().c_str());
   if (pid && process_start(pid) != peer.start)
     fail(Status::comm, "rank %d (pid %d) died%s", ranks_[i], pid, call_.context().c_str());
 }

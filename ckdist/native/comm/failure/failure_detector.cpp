@@ -137,6 +137,17 @@ void FailureDetector::look_at_local(int r) {
   }
 }
 
+bool FailureDetector::is_sane(const Frame& frame) {
+  return frame.magic == kMagic && frame.text_bytes <= kMaxText && frame.kind >= kHeartbeat && frame.kind <= kGaveUp;
+}
+
+std::string FailureDetector::text_of(const Frame& frame) {
+  std::string text(frame.text, frame.text_bytes);
+  for (char& c : text)
+    if (c < ' ' || c > '~') c = '?';
+  return text;
+}
+
 void FailureDetector::look_at_socket(int r) {
   Peer& p = peers_[r];
   while (!p.gone) {
@@ -152,8 +163,7 @@ void FailureDetector::look_at_socket(int r) {
     }
     p.got += n;
     p.heard_ns = now_ns();
-    if (p.got >= kHead && (p.frame.magic != kMagic || p.frame.text_bytes > kMaxText || p.frame.kind < kHeartbeat ||
-                           p.frame.kind > kGaveUp)) {
+    if (p.got >= kHead && !is_sane(p.frame)) {
       report_lost(r, "sent something that is no heartbeat");
       return;
     }
@@ -163,10 +173,7 @@ void FailureDetector::look_at_socket(int r) {
     p.waits_for.store(p.frame.waits_for, std::memory_order_relaxed);
     if (p.frame.kind == kLeft) p.gone = true;
     if (p.frame.kind != kGaveUp) continue;
-    std::string text = "gave up: " + std::string(p.frame.text, p.frame.text_bytes);
-    for (char& c : text)
-      if (c < ' ' || c > '~') c = '?';
-    report_lost(r, text.c_str());
+    report_lost(r, ("gave up: " + text_of(p.frame)).c_str());
   }
 }
 
@@ -179,13 +186,13 @@ void FailureDetector::look_at_transport(int r) {
       const int64_t n = transport_->receive_heartbeat(r, &p.frame, sizeof p.frame);
       if (n == 0) return;
       p.got = 0;
-      if (n < kHead || p.frame.magic != kMagic || p.frame.text_bytes != n - kHead)
+      if (n < kHead || !is_sane(p.frame) || p.frame.text_bytes != n - kHead)
         fail(Status::comm, "sent something that is no heartbeat");
       p.heard_ns = now_ns();
       p.moved.store(p.frame.moved, std::memory_order_relaxed);
       p.waits_for.store(p.frame.waits_for, std::memory_order_relaxed);
       if (p.frame.kind == kLeft) p.gone = true;
-      if (p.frame.kind == kGaveUp) fail(Status::comm, "gave up: %.*s", int(p.frame.text_bytes), p.frame.text);
+      if (p.frame.kind == kGaveUp) fail(Status::comm, "gave up: %s", text_of(p.frame).c_str());
     }
   } catch (const Error& e) { error = e.what(); }
   report_lost(r, error.c_str());

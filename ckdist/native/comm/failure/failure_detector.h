@@ -80,6 +80,8 @@ class FailureDetector {
     Frame frame;
   };
 
+  static bool is_sane(const Frame& frame);
+  static std::string text_of(const Frame& frame);
   void run();
   void stop();
   void heartbeat();

@@ -3,6 +3,7 @@
 #include <time.h>
 
 #include <algorithm>
+#include <climits>
 #include <cstring>
 
 #include "core/error.h"
@@ -155,6 +156,7 @@ Transport::Request MpiTransport::iget(int peer, int window, int64_t offset, void
 }
 
 Transport::Request MpiTransport::inotify(int peer, int window, int slot) {
+  check_slot(slot);
   Operation* operation;
   return ask(peer, {kNotify, window, slot, 0}, &operation);
 }
@@ -162,6 +164,22 @@ Transport::Request MpiTransport::inotify(int peer, int window, int slot) {
 uint64_t MpiTransport::notified(int window, int slot) {
   serve();
   return windows_[window].notified[slot];
+}
+
+// The window that a peer may use so.
+MpiTransport::Window& MpiTransport::window_of(int peer, const Ask& a) {
+  const auto found = a.window < 0 || a.window > INT_MAX ? windows_.end() : windows_.find(int(a.window));
+  const char* rule = nullptr;
+  if (a.kind < kPut || a.kind > kNotify) rule = "no such kind";
+  else if (found == windows_.end()) rule = "this rank did not expose such a window";
+  else if (a.kind == kNotify && (a.bytes || a.offset < 0 || a.offset >= kWindowSlots)) rule = "no slot of a window";
+  else if (a.kind != kNotify &&
+           (a.offset < 0 || a.bytes < 0 || a.offset > found->second.bytes || a.bytes > found->second.bytes - a.offset))
+    rule = "bytes beyond the window's end";
+  if (rule)
+    fail(Status::comm, "%s asked for something impossible (kind %lld, window %lld, offset %lld, %lld bytes): %s",
+         who(peer).c_str(), (long long)a.kind, (long long)a.window, (long long)a.offset, (long long)a.bytes, rule);
+  return found->second;
 }
 
 void MpiTransport::serve() {
@@ -179,17 +197,13 @@ void MpiTransport::serve() {
       s.stage = 0;
       continue;
     }
-    const auto found = windows_.find(int(s.ask.window));
     const Ask& a = s.ask;
-    if (found == windows_.end()) fail(Status::comm, "rank %d addressed a window that this rank did not expose", peer);
-    Window& window = found->second;
+    Window& window = window_of(peer, a);
     s.stage = 0;
     if (a.kind == kNotify) {
       window.notified[int(a.offset)]++;
       continue;
     }
-    if (a.offset < 0 || a.bytes < 0 || a.offset > window.bytes || a.bytes > window.bytes - a.offset)
-      fail(Status::comm, "rank %d addressed bytes beyond a window's end", peer);
     if (a.kind == kPut) receive(s.operation, peer, kPutTag, window.base + a.offset, a.bytes);
     else send(s.operation, peer, kGotTag, window.base + a.offset, a.bytes);
     s.stage = 2;

@@ -95,6 +95,7 @@ class MpiTransport : public Transport {
   bool done(Operation& operation);
   void pump(Queue& queue);
   Request ask(int peer, const Ask& ask, Operation** out);
+  Window& window_of(int peer, const Ask& ask);
   void serve();
 
   MpiCalls calls_;

@@ -1,13 +1,13 @@
 // A Transport over byte streams: frames, matching by tag, windows and goodbyes, for whatever can write and read bytes
 // in order.
 //
-// Between two ranks run one or more streams ("lanes"). A frame's header says what follows and how much, and is checked
-// against what this rank posted or exposed before a byte of it is stored. Long messages are split over all lanes: the
-// part on lane 0 announces the message, and the others wait until it did. A rank that gives up says why to the others
-// before it goes. Where the peer reads this rank's memory itself, a long message is announced alone: the receiver
-// copies it, and says so. What messages need while they are under way comes from a pool that keeps its memory.
+// Between two ranks run one or more streams ("lanes"). A frame's header says what follows and how much. It is checked
+// by the table of kinds (stream_frames.h), then against what this rank posted or exposed, before a byte of the data is
+// stored. Nothing is read any more from a peer that broke a rule. Long messages are split over all lanes: the part on
+// lane 0 announces the message, and the others wait until it did. Where the peer reads this rank's memory itself, a
+// long message is announced alone: the receiver copies it, and says so. A rank that gives up says why to the others
+// before it goes. What messages need while they are under way comes from a pool that keeps its memory.
 #pragma once
-#include <array>
 #include <deque>
 #include <map>
 #include <memory>
@@ -15,6 +15,8 @@
 #include <string>
 #include <vector>
 
+#include "comm/transports/kept_bytes.h"
+#include "comm/transports/stream_frames.h"
 #include "comm/transports/transport.h"
 
 namespace ckdist {
@@ -51,18 +53,8 @@ class StreamTransport : public Transport {
   const int lanes_;
 
  private:
-  enum Kind : uint8_t { kMessage = 1, kPart, kPut, kGet, kGot, kNotify, kGoodbye, kPlaced, kTaken };
-  struct Header {
-    uint32_t magic;
-    uint8_t kind, parts, pad[2];
-    int32_t tag;  // or window, or slot of a notification in `offset`, which is that of a placed message in its sender's
-                  // memory
-    uint32_t mark;      // of a message: the call that it belongs to
-    uint64_t sequence;  // of a message between two ranks, or of a get
-    int64_t offset, bytes, total;
-  };
   struct Outgoing {
-    Header header;
+    FrameHeader header;
     int64_t sent = 0;  // of header and data together
     const uint8_t* data;
     uint32_t request;  // index + 1, or 0
@@ -70,22 +62,28 @@ class StreamTransport : public Transport {
   };
   struct Message {  // matched or not: where the parts go
     explicit Message(std::pmr::memory_resource* pool) : kept(pool) {}
-    uint8_t* data = nullptr;
-    int64_t bytes = 0, left = 0;
+    uint8_t* data = nullptr;  // null until a receive is posted for it
+    int64_t bytes = 0;
+    int parts = 1;
+    uint32_t arrived = 0;  // parts, a bit each
     uint32_t request = 0, mark = 0;
     int tag = 0;
-    std::pmr::vector<uint8_t> kept;
-    const uint8_t* place = nullptr;  // of data that its sender keeps until it is copied
+    std::pmr::vector<KeptBytes> kept;  // by part, of a message that nobody was waiting for
+    const uint8_t* place = nullptr;    // of data that its sender keeps until it is copied
     uint64_t sequence = 0;
+    bool complete() const { return arrived == (1u << parts) - 1; }
+    int64_t held() const;  // bytes that it counts for while nobody receives it
   };
   struct Stream {
     explicit Stream(std::pmr::memory_resource* pool) : out(pool) {}
     std::pmr::deque<Outgoing> out;
-    Header header{};
+    FrameHeader header{};
     int64_t got = 0;  // of the header, then of the data
     bool in_data = false, ended = false;
     uint8_t* to = nullptr;
-    std::string goodbye;  // as it arrives: several peers may give up at once, each in pieces
+    int64_t room = 0;                  // bytes of the data that fit at `to`
+    std::shared_ptr<Message> message;  // that the data belongs to
+    std::string goodbye;               // as it arrives: several peers may give up at once, each in pieces
   };
   struct Posted {
     int tag;
@@ -97,13 +95,15 @@ class StreamTransport : public Transport {
     explicit Peer(std::pmr::memory_resource* pool)
         : arriving(pool), unexpected(pool), posted(pool), gets(pool), lent(pool) {}
     uint64_t sent = 0, announced = 0;
-    std::pmr::map<uint64_t, std::shared_ptr<Message>> arriving;  // by sequence
+    std::pmr::map<uint64_t, std::shared_ptr<Message>> arriving;  // in several parts, by sequence
     std::pmr::deque<std::shared_ptr<Message>> unexpected;
     std::pmr::deque<Posted> posted;
     std::pmr::map<uint64_t, Posted> gets;
     std::pmr::map<uint64_t, uint32_t> lent;  // placed messages that it has not taken: sequence, request
     std::string goodbye, end;                // what it said last; how its streams ended
     int lanes_ended = 0;
+    int answers = 0;       // to its gets, not sent yet
+    bool refused = false;  // it broke a rule: nothing more is read
   };
   struct Operation {
     uint32_t generation = 1;
@@ -119,22 +119,29 @@ class StreamTransport : public Transport {
   uint32_t begin(int parts);
   void finish(uint32_t request);
   Request ticket(uint32_t request) const;
-  void push(int peer, int lane, const Header& header, const void* data, uint32_t request, std::string kept = {});
-  void check_match(int peer, const Message& message, int64_t bytes, uint32_t mark) const;  // of a receive
-  void complete(const std::shared_ptr<Message>& message);
-  void take(int peer, const Message& message, void* to);  // of a placed one
+  void push(int peer, int lane, const FrameHeader& header, const void* data, uint32_t request, std::string kept = {});
+  void check_match(int peer, const Message& message, int64_t bytes, uint32_t mark);  // of a receive
+  void hold(int peer, const std::shared_ptr<Message>& message);                      // until somebody receives it
+  static void deliver(const Message& message);                                       // of what was kept
+  void take(int peer, const Message& message, void* to);                             // of a placed one
   bool drain(int peer, int lane);
   bool fill(int peer, int lane);
-  void open_placed(int peer, const Header& h);
-  void open_taken(int peer, const Header& h);
-  void announce(int peer, const Header& h);
-  bool open_part(int peer, Stream& stream);
-  bool open_frame(int peer, Stream& stream);  // false: its message is not announced yet
-  void close_frame(int peer, Stream& stream);
+  bool open_frame(int peer, int lane);  // false: its message is not announced yet
+  void open_placed(int peer, const FrameHeader& h);
+  void open_taken(int peer, const FrameHeader& h);
+  void open_got(int peer, Stream& stream);
+  void announce(int peer, Stream& stream);
+  bool open_part(int peer, int lane, Stream& stream);
+  static void place_data(int lane, Stream& stream);
+  Window& window_of(int peer, const FrameHeader& h);
+  void close_frame(int peer, int lane);
+  void close_message(int peer, int lane, Stream& stream);
+  [[noreturn]] __attribute__((format(printf, 3, 4))) void cut_off(int peer, const char* format, ...);
+  [[noreturn]] void refuse(int peer, const FrameHeader& h, const char* rule);
   void check_peer(int peer) const;
   bool awaited(int peer) const;  // is anything under way with it?
 
-  std::shared_ptr<Message> new_message();
+  std::shared_ptr<Message> new_message(const FrameHeader& h);
 
   std::pmr::unsynchronized_pool_resource pool_;
   std::vector<Stream> streams_;
@@ -144,6 +151,7 @@ class StreamTransport : public Transport {
   std::map<int, Window> windows_;
   uint64_t get_count_ = 0;
   int64_t unexpected_bytes_ = 0;
+  std::string gave_up_;  // why, once this rank did
 };
 
 }  // namespace ckdist

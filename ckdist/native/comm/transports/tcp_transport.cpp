@@ -1,8 +1,8 @@
 #include "comm/transports/tcp_transport.h"
 
 #include <fcntl.h>
+#include <linux/tcp.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -14,6 +14,20 @@
 #include "core/error.h"
 
 namespace ckdist {
+
+namespace {
+
+constexpr uint32_t kFreshMs = 3000;  // a heartbeat comes every second at the latest
+
+constexpr uint8_t kEstablished = 1;  // TCP_ESTABLISHED of the kernel
+
+bool info_of(int fd, tcp_info* info) {
+  socklen_t bytes = sizeof *info;
+  *info = {};
+  return fd >= 0 && getsockopt(fd, IPPROTO_TCP, TCP_INFO, info, &bytes) == 0;
+}
+
+}  // namespace
 
 TcpTransport::TcpTransport(int rank, int size, int lanes, const int* sockets, double timeout_s)
     : StreamTransport(rank, size, lanes, timeout_s),
@@ -58,11 +72,27 @@ int64_t TcpTransport::read(int peer, int lane, void* data, int64_t bytes) {
   if (n > 0) return n;
   readable_[peer * lanes_ + lane] = false;
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return 0;
+  const bool reset = n == 0 || errno == ECONNRESET;
   // A connection that times out where no route is left says so instead (EHOSTUNREACH, ENETUNREACH).
   ended(peer, lane,
-        n < 0 && errno != ECONNRESET ? "does not answer: its connection timed out"
-                                     : "closed the connection: it ended or died");
+        loses_large_packets(peer, lane)
+            ? "does not answer: nothing large is acknowledged while heartbeats pass; check that the MTU is the same on "
+              "both hosts and on all switches between them"
+        : reset ? "closed the connection: it ended or died"
+                : "does not answer: its connection timed out");
   return 0;
+}
+
+// Was a packet of full size not acknowledged for long, while what the heartbeats' connection sent was?
+bool TcpTransport::loses_large_packets(int peer, int lane) const {
+  tcp_info data, heartbeats;
+  if (size_t(peer) >= heartbeat_sockets.size() || !info_of(heartbeat_sockets[peer], &heartbeats) ||
+      !info_of(sockets_[peer * lanes_ + lane], &data))
+    return false;
+  return data.tcpi_last_ack_recv > uint64_t(timeout_ns / 2'000'000) &&
+         data.tcpi_bytes_sent >= data.tcpi_bytes_retrans + data.tcpi_bytes_acked + data.tcpi_snd_mss &&
+         heartbeats.tcpi_state == kEstablished && heartbeats.tcpi_unacked == 0 &&
+         heartbeats.tcpi_last_ack_recv < kFreshMs;
 }
 
 void TcpTransport::idle(int64_t ns) {

@@ -19,6 +19,7 @@ class TcpTransport : public StreamTransport {
 
   void look() override { wait(0); }
   void wait(int milliseconds);
+  bool loses_large_packets(int peer, int lane) const;
 
   std::vector<int> sockets_;
   std::vector<bool> readable_;  // epoll said so, and not all has been read since

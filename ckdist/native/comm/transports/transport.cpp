@@ -14,6 +14,11 @@ std::string Transport::who(int peer) const {
   return size_t(peer) < hosts.size() ? rank + " (on " + hosts[peer] + ")" : rank;
 }
 
+void Transport::check_slot(int slot) {
+  if (slot < 0 || slot >= kWindowSlots)
+    fail(Status::config, "%d is not a slot of a window; use 0 to %d", slot, kWindowSlots - 1);
+}
+
 void Transport::wait(Request request, int peer, const char* what) {
   for (int i = 0; i < kSpins; i++) {
     if (test(request)) return;

@@ -43,6 +43,9 @@ class Transport {
   virtual void expose(int window, void* base, int64_t bytes) = 0;
   virtual Request iput(int peer, int window, int64_t offset, const void* data, int64_t bytes) = 0;
   virtual Request iget(int peer, int window, int64_t offset, void* data, int64_t bytes) = 0;
+  // A window has this many counters, from slot 0 on.
+  static constexpr int kWindowSlots = 1 << 16;
+  static void check_slot(int slot);
   // Adds one to the peer's counter `slot` of a window after everything put to it before is visible there.
   virtual Request inotify(int peer, int window, int slot) = 0;
   virtual uint64_t notified(int window, int slot) = 0;  // this rank's counter

@@ -4,7 +4,7 @@
 // next slot, in order; the immediate value is the slot's number. The receiver has posted one receive per slot, and
 // posts it anew before it returns the slot by adding one to `credits` of a later frame, so no frame ever meets a
 // receiver that is not ready. The last credit is kept for a frame of kind kCredits, which therefore always gets
-// through.
+// through. One table (verbs_frames.cpp) says for each kind what may come.
 //
 // Short messages lie in the slot behind their frame. Long ones are offered, accepted with the address of the posted
 // receive, written there, and announced by a frame that follows on the same queue pair. All numbers are little-endian.
@@ -39,6 +39,11 @@ static_assert(sizeof(VerbsFrame) == 40, "the frame is a wire format");
 constexpr uint32_t kVerbsSlotBytes = 8192;
 constexpr int64_t kVerbsEager =
     kVerbsSlotBytes - sizeof(VerbsFrame);  // bytes of the longest message that travels in its slot
+
+constexpr int64_t kVerbsMaxReason = 400;  // bytes of a goodbye
+
+// Null, or the rule that a frame breaks of which `arrived` bytes came, its header included.
+const char* broken_rule(const VerbsFrame& frame, uint64_t arrived);
 
 // A rank's address: one VerbsHost, then one VerbsPair per rank of the world (its own is unused).
 struct VerbsHost {

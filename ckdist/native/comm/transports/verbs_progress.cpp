@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstring>
 
 #include "comm/transports/verbs_transport.h"
@@ -16,7 +17,6 @@ namespace {
 
 constexpr int64_t kMaxRequest = int64_t(4)
                                 << 20;       // bytes of one RDMA request: as each ends, its peers learn that data flows
-constexpr int64_t kMaxReason = 400;          // bytes of a goodbye
 constexpr int64_t kGoodbyeNs = 200'000'000;  // until it must have arrived
 constexpr int64_t kWatchNs = 50'000'000;
 constexpr int64_t kSilenceNs = 500'000'000;      // then a peer that is waited for is probed
@@ -110,7 +110,7 @@ void VerbsTransport::say_last(VerbsKind kind, const char* text, int64_t most_ns)
   if (!connected_) return;
   VerbsFrame header{};
   header.kind = kind;
-  header.bytes = std::min<int64_t>(int64_t(std::strlen(text)), kMaxReason);
+  header.bytes = std::min<int64_t>(int64_t(std::strlen(text)), kVerbsMaxReason);
   const int64_t end = now_ns() + std::min(most_ns, timeout_ns);
   const auto there = [](const Peer& p) { return p.pair && p.lost.empty() && !p.left; };
   try {
@@ -190,11 +190,10 @@ void VerbsTransport::arrived(int peer, const ibv_wc& entry) {
   const uint8_t* in = from.inbox + int64_t(slot) * kVerbsSlotBytes;
   VerbsFrame frame;
   std::memcpy(&frame, in, sizeof frame);
-  const bool carries = frame.kind == VerbsKind::kMessage || frame.kind == VerbsKind::kGoodbye;
-  if (!(entry.wc_flags & IBV_WC_WITH_IMM) || be32toh(entry.imm_data) != slot || frame.bytes < 0 ||
-      frame.bytes > int64_t(1) << 40 || (carries && entry.byte_len != sizeof frame + frame.bytes) ||
-      (!carries && entry.byte_len != sizeof frame) || frame.credits > uint32_t(slots_) - from.credits)
+  if (!(entry.wc_flags & IBV_WC_WITH_IMM) || be32toh(entry.imm_data) != slot)
     return lose(peer, "sent something that is not a frame");
+  if (const char* const rule = broken_rule(frame, entry.byte_len)) return refuse(peer, frame, rule);
+  if (frame.credits > uint32_t(slots_) - from.credits) return refuse(peer, frame, "more credits than there are");
   from.received++;
   from.credits += frame.credits;
   take(peer, frame, in + sizeof frame);
@@ -223,21 +222,25 @@ void VerbsTransport::take(int peer, const VerbsFrame& frame, const uint8_t* data
       return;
     }
     case VerbsKind::kArrived: expect(peer, frame.id, What::receive); return finish(frame.id);
-    case VerbsKind::kWindow:
-      from.windows[frame.tag] = {frame.address, frame.bytes, frame.key, frame.id};
-      return flush(peer);
+    case VerbsKind::kWindow: return take_window(peer, frame);
     case VerbsKind::kNotify: {
       const auto own = windows_.find(frame.tag);
-      if (own == windows_.end()) return lose(peer, "notified a window that this rank did not expose");
+      if (own == windows_.end()) return refuse(peer, frame, "this rank did not expose such a window");
       own->second.notified[int(frame.id)]++;
       return;
     }
     case VerbsKind::kCredits: return;
     case VerbsKind::kGoodbye:
-      return gave_up(peer, std::string(reinterpret_cast<const char*>(data), size_t(std::min(frame.bytes, kMaxReason))));
+      return gave_up(peer, std::string(reinterpret_cast<const char*>(data), size_t(frame.bytes)));
     case VerbsKind::kLeaving: from.left = true; return;
   }
-  lose(peer, "sent something that is not a frame");
+}
+
+void VerbsTransport::refuse(int peer, const VerbsFrame& f, const char* rule) {
+  char text[200];
+  std::snprintf(text, sizeof text, "sent a bad frame (kind %u, tag %d, id %u, %lld bytes): %s", unsigned(f.kind), f.tag,
+                f.id, (long long)f.bytes, rule);
+  lose(peer, text);
 }
 
 // ---- who is gone

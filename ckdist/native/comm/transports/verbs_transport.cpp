@@ -16,7 +16,8 @@ constexpr int kDepth = 256;                        // requests under way to one 
 constexpr int64_t kRingBytes = int64_t(64) << 20;  // for all rings of a rank; they have 8 to 64 slots
 constexpr int64_t kMaxMessage = int64_t(1) << 40;
 constexpr int64_t kMaxUnexpected = int64_t(256) << 20;  // bytes held for receives that are not posted yet
-constexpr int64_t kLeaveNs = 2'000'000'000;             // for what is under way when the transport closes
+constexpr size_t kWindowsAhead = 1024;
+constexpr int64_t kLeaveNs = 2'000'000'000;  // for what is under way when the transport closes
 
 int slots_for(int size) {
   return int(std::clamp<int64_t>(kRingBytes / (2 * kVerbsSlotBytes) / std::max(1, size - 1), 8, 64));
@@ -180,7 +181,10 @@ bool VerbsTransport::test(Request request) {
 VerbsTransport::Operation& VerbsTransport::expect(int peer, uint32_t operation, What what) {
   if (operation >= 1 && operation <= operations_.size()) {
     Operation& o = operations_[operation - 1];
-    if (o.used && !o.done && o.peer == peer && o.what == what) return o;
+    if (o.used && !o.done && o.open && o.peer == peer && o.what == what) {
+      o.open = false;
+      return o;
+    }
   }
   lose(peer, "answered a request that was not made");
   lost(peer);
@@ -227,6 +231,7 @@ Transport::Request VerbsTransport::isend(int peer, int tag, const void* data, in
     work.operation = operation;
   } else {
     local_key(operation, 0);
+    operations_[operation - 1].open = true;
     work.header.kind = VerbsKind::kOffer;
     work.header.id = operation;
   }
@@ -258,18 +263,20 @@ Transport::Request VerbsTransport::irecv(int peer, int tag, void* data, int64_t 
   return ticket(operation);
 }
 
-void VerbsTransport::check_match(int peer, int64_t sent, uint32_t sent_mark, int64_t bytes, uint32_t mark) {
+void VerbsTransport::check_match(int peer, int64_t sent, uint32_t sent_mark, int64_t bytes, uint32_t mark) const {
   if (sent != bytes)
-    fail(Status::comm, "rank %d sent %lld bytes where %lld were expected", peer, (long long)sent, (long long)bytes);
+    fail(Status::comm, "%s sent %lld bytes where %lld were expected", who(peer).c_str(), (long long)sent,
+         (long long)bytes);
   if (sent_mark != mark)
     fail(Status::comm,
-         "rank %d called another collective, or another dtype or operation, than this rank: all ranks must make the "
-         "same calls in the same order",
-         peer);
+         "%s called another collective, or another dtype or operation, than this rank: all ranks must make the same "
+         "calls in the same order",
+         who(peer).c_str());
 }
 
 void VerbsTransport::accept(int peer, uint32_t operation, uint32_t id) {
   Operation& o = operations_[operation - 1];
+  o.open = true;
   Work work{Work::frame};
   work.header.kind = VerbsKind::kAccept;
   work.header.id = id;
@@ -286,13 +293,13 @@ void VerbsTransport::take_message(int peer, const VerbsFrame& frame, const uint8
   const auto posted =
       std::find_if(from.posted.begin(), from.posted.end(), [&](const Posted& p) { return p.tag == frame.tag; });
   if (posted == from.posted.end()) {
+    const int64_t held = unexpected_bytes_ + (here ? frame.bytes : 0);
+    if (held > kMaxUnexpected || from.unexpected.size() >= size_t(kMaxUnexpected / kVerbsSlotBytes))
+      return lose(peer, "sent more than is held for receives that are not posted yet: " + std::to_string(held) +
+                            " bytes in " + std::to_string(from.unexpected.size() + 1) + " messages");
     from.unexpected.push_back({frame.tag, frame.key, frame.bytes, frame.id, here, {}});
-    if (!here) return;
-    from.unexpected.back().data.assign(data, data + frame.bytes);
-    unexpected_bytes_ += frame.bytes;
-    if (unexpected_bytes_ > kMaxUnexpected || from.unexpected.size() > size_t(kMaxUnexpected / kVerbsSlotBytes))
-      fail(Status::comm, "%lld bytes arrived that nobody receives, the last from rank %d; at most %lld are held",
-           (long long)unexpected_bytes_, peer, (long long)kMaxUnexpected);
+    if (here) from.unexpected.back().data.assign(data, data + frame.bytes);
+    unexpected_bytes_ = held;
     return;
   }
   const uint32_t operation = posted->operation;
@@ -305,6 +312,15 @@ void VerbsTransport::take_message(int peer, const VerbsFrame& frame, const uint8
 }
 
 // ---- windows
+
+void VerbsTransport::take_window(int peer, const VerbsFrame& frame) {
+  Peer& from = peers_[peer];
+  // A peer may be ahead of this rank, but all expose the same windows.
+  if (!from.windows.count(frame.tag) && from.windows.size() >= windows_.size() + kWindowsAhead)
+    return refuse(peer, frame, "more windows than all ranks have");
+  from.windows[frame.tag] = {frame.address, frame.bytes, frame.key, frame.id};
+  flush(peer);
+}
 
 void VerbsTransport::expose(int window, void* base, int64_t bytes) {
   if (bytes < 0) fail(Status::config, "a window of %lld bytes", (long long)bytes);
@@ -364,6 +380,7 @@ Transport::Request VerbsTransport::iget(int peer, int window, int64_t offset, vo
 Transport::Request VerbsTransport::inotify(int peer, int window, int slot) {
   Peer& to = reachable(peer);
   Work work{Work::frame};
+  check_slot(slot);
   work.header.kind = VerbsKind::kNotify;
   work.header.tag = window;
   work.header.id = uint32_t(slot);

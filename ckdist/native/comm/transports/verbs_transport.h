@@ -40,6 +40,7 @@ class VerbsTransport : public Verbs {
   struct Operation {
     uint32_t generation = 1;
     bool used = false, done = false;
+    bool open = false;  // offered or accepted: the peer may answer it, once
     What what = What::send;
     int peer = 0;
     uint8_t* data = nullptr;
@@ -119,7 +120,7 @@ class VerbsTransport : public Verbs {
   bool post_data(int peer, Work& work, VerbsRemote at);
   void flush(int peer);
   void accept(int peer, uint32_t operation, uint32_t id);
-  static void check_match(int peer, int64_t sent, uint32_t sent_mark, int64_t bytes, uint32_t mark);
+  void check_match(int peer, int64_t sent, uint32_t sent_mark, int64_t bytes, uint32_t mark) const;
 
   void return_credits();
   bool progress();  // true when anything ended or arrived
@@ -131,6 +132,8 @@ class VerbsTransport : public Verbs {
   void arrived(int peer, const ibv_wc& entry);
   void take(int peer, const VerbsFrame& frame, const uint8_t* data);
   void take_message(int peer, const VerbsFrame& frame, const uint8_t* data);
+  void take_window(int peer, const VerbsFrame& frame);
+  void refuse(int peer, const VerbsFrame& frame, const char* rule);
   void say_last(VerbsKind kind, const char* text, int64_t most_ns);
 
   std::unique_ptr<uint8_t, void (*)(void*)> rings_;  // every peer's inbox, then every peer's outbox
