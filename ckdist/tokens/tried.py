@@ -8,6 +8,7 @@ import tokenizers
 
 from ckdist import __version__
 from ckdist.comm.thresholds import cache_folder
+from ckdist.regular_file import read_regular
 from ckdist.tokens.folder import MAX_TOKENIZER_BYTES, tokenizer_file
 
 BESIDE = ("tokenizer_config.json", "config.json", "generation_config.json")  # the vocabulary's file
@@ -34,10 +35,7 @@ def _mark(folder: Path) -> Path:
     """
     digest = hashlib.sha256(f"{__version__} {tokenizers.__version__}".encode())
     for path in (tokenizer_file(folder), *(folder / name for name in BESIDE)):
-        size = path.stat().st_size if path.is_file() else 0
-        if size > MAX_TOKENIZER_BYTES:
-            raise OSError(f"{path} is too large")
-        digest.update(f"\n{path.name} {size}\n".encode())
-        if size:
-            digest.update(path.read_bytes())
+        data = read_regular(path, MAX_TOKENIZER_BYTES) if path.exists() else b""
+        digest.update(f"\n{path.name} {len(data)}\n".encode())
+        digest.update(data)
     return cache_folder() / "tokenizers" / digest.hexdigest()
