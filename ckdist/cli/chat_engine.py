@@ -5,21 +5,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from ckdist.cli.generate import sampling_of
 from ckdist.config.chat import ChatConfig
 from ckdist.engine.llm import LLM
-from ckdist.errors import ConfigError
+from ckdist.tokens.chat import ChatTemplate
 
 
 class EngineChat:
-    """`answers` over an engine. ConfigError for a model without a chat template.
+    """`answers` over an engine."""
 
-    The template is rendered in this process, without limits on time and memory: use templates that you trust.
-    """
-
-    def __init__(self, llm: LLM, config: ChatConfig, name: str) -> None:
+    def __init__(self, llm: LLM, template: ChatTemplate, config: ChatConfig, name: str) -> None:
         self.name = name
         self._llm, self._config, self._sampling = llm, config, sampling_of(config)
-        template = llm.tokenizer.chat_template
-        if template is None:
-            raise ConfigError(f"{name} has no chat template: use ckdist generate, or a model that chats")
         self._template = template
 
     def answers(self, messages: Sequence[Mapping[str, str]]) -> Iterator[str]:
