@@ -35,7 +35,7 @@ def open_regular(path: str | os.PathLike[str], pipes: bool = False) -> BufferedR
 
 
 def read_regular(path: str | os.PathLike[str], most_bytes: int) -> bytes:
-    """The bytes of a regular file of at most `most_bytes`, whose size is checked before it is read. OSError as above."""
+    """The bytes of a regular file of at most `most_bytes`, checked before reading. OSError as above."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(most_bytes + 1) if size <= most_bytes else b""

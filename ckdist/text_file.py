@@ -1,4 +1,4 @@
-"""Text files that a user names on the command line, of a bounded size. Pipes are accepted, devices are not."""
+"""Text files that a user names on the command line, of a bounded size. A pipe is accepted, a device is not."""
 
 from ckdist.errors import ConfigError
 from ckdist.regular_file import open_regular

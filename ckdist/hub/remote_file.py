@@ -131,8 +131,8 @@ def _compare(path: pathlib.Path, digest: str) -> None:
     except OSError as error:
         raise FetchError(disk_problem(path.parent, error)) from None
     raise FetchError(
-        f"{shown(parts.url)} has SHA-256 {found[:16]}… and the URL asks for {digest[:16]}…: it is damaged or another "
-        "file; nothing was kept"
+        f"{shown(parts.url)} has SHA-256 {found[:16]}… and the URL asks for {digest[:16]}…: it is damaged or "
+        "another file; nothing was kept"
     )
 
 

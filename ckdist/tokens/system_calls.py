@@ -43,7 +43,7 @@ LOADING = {
 }  # fmt: skip
 CLONE3 = 435
 # Arguments of which one must be of these values.
-VALUES = {
+VALUES: Mapping[str, tuple[int, tuple[int, ...]]] = {
     "prlimit64": (0, (0,)),  # this process
     "fcntl": (1, (0, 1, 2, 3, 4, 1030)),  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC
     "ioctl": (1, (0x5421, 0x5401)),  # FIONBIO, TCGETS
@@ -91,7 +91,9 @@ def _program(loading: bool, column: int, architecture: int) -> Iterator[bytes]:
     if column == 0:
         yield _step(AT_LEAST, FIRST_X32, 0, 1)
         yield _step(RETURN, ERRNO | errno.EPERM)
-    values: Mapping[str, tuple[int, tuple[int, ...]]] = VALUES if loading else {**VALUES, "tgkill": (0, (os.getpid(),))}
+    values = dict(VALUES)
+    if not loading:
+        values["tgkill"] = (0, (os.getpid(),))
     for name, numbers in {**IN_MEMORY, **(LOADING if loading else {})}.items():
         number = numbers[column]
         if number is None:

@@ -186,7 +186,10 @@ def test_contexts_that_do_not_fit(refused, ckdist, tmp_path, monkeypatch):
     monkeypatch.setattr("ckdist.planning.memory.native", Native(free=1 << 19))
     said = refused(*experts)
     assert re.search(r"take 1\.0 MiB \(experts 432\.0 KiB, others \d+\.\d KiB\), and its cache at least", said)
-    assert "512.0 KiB are free for it: 3 hosts with as much would hold the model" in said
+    assert (
+        "512.0 KiB are free for it (0.25 GiB of memory less 0.25 GiB for everything else): 3 hosts with as much would "
+        "hold the model" in said
+    )
 
 
 class Native:
@@ -205,7 +208,7 @@ class Native:
 def test_flags_that_do_not_fit_the_model(refused, tmp_path):
     assert "token id 210 is outside the vocabulary of 210" in refused(*score()[:3], "--token-ids", "1,210")
     assert "1 tokens cannot be scored: give at least 2" in refused(*score()[:3], "--token-ids", "1")
-    assert f"cannot read --file {tmp_path}: Is a directory" in refused(*score()[:3], "-f", tmp_path)
+    assert f"cannot read --file {tmp_path}: it is a folder, not a regular file" in refused(*score()[:3], "-f", tmp_path)
     assert "--n-prompt 600 is longer than the context of 512: the model's longest is 512" in refused(
         "bench", "-m", FOLDER, "-p", 600, "-t", 1
     )

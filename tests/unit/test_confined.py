@@ -70,6 +70,7 @@ def test_a_tokenizer_is_tried_once_and_again_when_a_byte_changed(tmp_path, monke
         (folder / name).write_text(((folder / name).read_text() if (folder / name).exists() else "{}") + " ")
     assert tried == [folder] * 3
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/dev/null")
     assert load_tried(folder) and load_tried(folder) and tried == [folder] * 5
 
 

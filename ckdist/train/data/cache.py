@@ -237,7 +237,10 @@ def _written(batch: list[Document], write_chats: WriteChats, refuse: Callable[[B
     chats = iter(write_chats([document.messages for document in batch if document.messages is not None]))
     waiting: list[Waiting] = []
     for document in batch:
-        written = (document.text, None) if document.messages is None else next(chats)
+        if document.messages is None:
+            waiting.append((document, document.text, None))
+            continue
+        written = next(chats)
         if isinstance(written, RequestError):
             refuse(BadLine(document.where, f"is a chat that cannot be written: {written}"))
         else:
