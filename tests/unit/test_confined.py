@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import ckdist
 from ckdist.engine.messages import PromptScores, pack_scores
 from ckdist.errors import EngineError, RequestError
+from ckdist.serve.text_work import WORKERS
 from ckdist.tokens import confined, frames, load_tokenizer, system_calls
 from ckdist.tokens.confined import load_tried, load_vocabulary
 from ckdist.tokens.confined_template import ConfinedTemplate
@@ -113,6 +114,7 @@ def test_the_server_survives_the_end_of_the_process_that_has_the_tokenizer():
 def test_a_killed_text_process_is_not_the_clients_mistake(whom):
     with serving() as (_, http):
         zygote = psutil.Process(http.pid).children()[0]
+        wait_for(lambda: len(zygote.children()) == WORKERS, 20)
         workers, answers = zygote.children(), []
         for worker in workers:
             worker.suspend()
