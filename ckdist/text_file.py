@@ -1,8 +1,7 @@
-"""Text files that a user names on the command line: a limit on their size, since /dev/zero and a wrong name are
-files too, and one clear line.
-"""
+"""Text files that a user names on the command line, of a bounded size. A pipe is accepted, a device is not."""
 
 from ckdist.errors import ConfigError
+from ckdist.regular_file import open_regular
 
 
 def read_text_file(path: str, what: str, most_bytes: int, errors: str = "strict") -> str:
@@ -11,7 +10,7 @@ def read_text_file(path: str, what: str, most_bytes: int, errors: str = "strict"
     `errors` as of bytes.decode.
     """
     try:
-        with open(path, "rb") as file:
+        with open_regular(path, pipes=True) as file:
             data = file.read(most_bytes + 1)
         if len(data) > most_bytes:
             raise ConfigError(f"cannot read {what}: it has more than the {most_bytes >> 10} KiB that are allowed")

@@ -51,6 +51,7 @@ VARIABLES = {
     "RANK": "number of this rank, from 0",
     "WORLD_SIZE": "number of ranks",
     "XDG_CACHE_HOME": "folder of what was measured once (default: `~/.cache`)",
+    "XDG_RUNTIME_DIR": "folder of the same where the home cannot be written (default: the temporary folder)",
     "XDG_STATE_HOME": "folder of the history of `ckdist chat` (default: `~/.local/state`)",
 }
 

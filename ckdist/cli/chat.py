@@ -14,8 +14,9 @@ from ckdist.cli.session import model_session
 from ckdist.config.chat import ChatConfig
 from ckdist.engine.launch import make_engine
 from ckdist.engine.llm import LLM
-from ckdist.errors import RequestError
+from ckdist.errors import ConfigError, RequestError
 from ckdist.terminal import is_terminal, styled
+from ckdist.tokens.confined_template import ConfinedTemplate
 
 HELP = """\
 /help           this list
@@ -157,7 +158,12 @@ def run(config: ChatConfig) -> int:
     with model_session(config) as model:
         if model is None:
             return 0
-        llm = LLM.from_engine(*make_engine(model))
-        name = pathlib.Path(model.checkpoint.path).name
-        converse(Chat(EngineChat(llm, config, name), config.system), LineInput())
+        engine, tokenizer = make_engine(model)
+        checkpoint, llm = model.checkpoint, LLM.from_engine(engine, tokenizer)
+        name = pathlib.Path(checkpoint.path).name
+        if tokenizer.chat_template is None:
+            raise ConfigError(f"{name} has no chat template: use ckdist generate, or a model that chats")
+        template = ConfinedTemplate(tokenizer.chat_template, checkpoint.path, checkpoint.overrides)
+        with contextlib.closing(template):
+            converse(Chat(EngineChat(llm, template, config, name), config.system), LineInput())
     return 0

@@ -1,26 +1,23 @@
 """Answers of a model in this process. The prefix of a chat is kept in the cache, so a turn computes what is new."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from ckdist.cli.generate import sampling_of
 from ckdist.config.chat import ChatConfig
 from ckdist.engine.llm import LLM
-from ckdist.errors import ConfigError
+from ckdist.tokens.chat import ChatTemplate
 
 
 class EngineChat:
-    """`answers` over an engine. ConfigError for a model without a chat template.
+    """`answers` over an engine."""
 
-    The template is rendered in this process, without limits on time and memory: use templates that you trust.
-    """
-
-    def __init__(self, llm: LLM, config: ChatConfig, name: str) -> None:
+    def __init__(self, llm: LLM, template: ChatTemplate, config: ChatConfig, name: str) -> None:
         self.name = name
         self._llm, self._config, self._sampling = llm, config, sampling_of(config)
-        if llm.tokenizer.chat_template is None:
-            raise ConfigError(f"{name} has no chat template: use ckdist generate, or a model that chats")
+        self._tokenizer = replace(llm.tokenizer, chat_template=template)
 
     def answers(self, messages: Sequence[Mapping[str, str]]) -> Iterator[str]:
         """The next answer, piece by piece. RequestError where the chat is longer than the context."""
-        prompt = self._llm.tokenizer.chat_tokens(messages, self._config.special_tokens_in_text)
+        prompt = self._tokenizer.chat_tokens(messages, self._config.special_tokens_in_text)
         yield from self._llm.stream(prompt, self._sampling, stop=self._config.stop)

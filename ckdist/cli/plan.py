@@ -16,7 +16,7 @@ from ckdist.config.plan import PlanConfig
 from ckdist.errors import ConfigError
 from ckdist.figure import check_path
 from ckdist.hub.catalogue import CATALOGUE as PUBLISHED
-from ckdist.hub.remote_file import is_url
+from ckdist.hub.model_url import is_url
 from ckdist.hub.resolve import find
 from ckdist.planning.cluster import Cluster
 from ckdist.planning.compare import (

@@ -24,7 +24,7 @@ from ckdist.engine.launch import BUNDLED, Model, load_model, make_engine
 from ckdist.engine.rank_reports import RankReports
 from ckdist.engine.socket_directory import socket_directory
 from ckdist.errors import ConfigError
-from ckdist.hub.remote_file import is_url
+from ckdist.hub.model_url import is_url
 from ckdist.hub.resolve import resolve
 from ckdist.models.spec import ModelSpec
 from ckdist.serve.api_keys import asks_for_key

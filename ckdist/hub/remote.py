@@ -4,6 +4,7 @@ Small files are fetched whole. Of large ones a local file stands for each, of wh
 hold (`hub/remote_file.py`).
 """
 
+import contextlib
 import hashlib
 import json
 import pathlib
@@ -11,8 +12,8 @@ import re
 from typing import Any
 
 from ckdist.errors import ConfigError, FetchError
-from ckdist.hub.remote_file import fetch_ranges, file_system, make_remote, shown
-from ckdist.hub.store import store_folder
+from ckdist.hub.model_url import NotThereError, fragment_of, scheme_of, shown
+from ckdist.hub.remote_file import fetch_ranges, make_remote, remote_folder
 
 CONFIG, SINGLE_FILE, INDEX_FILE = "config.json", "model.safetensors", "model.safetensors.index.json"
 BESIDE = (  # files of a folder that are read where they are there
@@ -31,17 +32,25 @@ def remote_model(url: str) -> str:
 
     Raises ConfigError for a kind of URL that is not known, FetchError for a file that is not there, or cannot be read.
     """
-    address, question, query = url.partition("?")
-    folder = store_folder() / "remote" / hashlib.sha256(url.encode()).hexdigest()[:32]
+    scheme_of(url)
+    fragment = fragment_of(url)
+    place = url.partition("#")[0]
+    address, question, query = place.partition("?")
+    folder = remote_folder() / hashlib.sha256(place.encode()).hexdigest()[:32]
     if not address.endswith(".gguf"):
-        return str(_folder(address.rstrip("/"), question + query, folder))
+        if fragment.digests:
+            raise ConfigError(f"{shown(url)} is a folder of many files: #sha256= is for GGUF files")
+        return str(_folder(address.rstrip("/"), question + query + url[len(place) :], folder))
     base, _, name = address.rpartition("/")
     split = SPLIT.fullmatch(name)
     names = [name]
     if split and 0 < int(split["count"]) <= MAX_FILES:
         names = [f"{split['stem']}-{i + 1:05}-of-{split['count']}.gguf" for i in range(int(split["count"]))]
-    for part in names:
-        make_remote(f"{base}/{part}{question}{query}", folder / _checked(part))
+    if fragment.digests and len(fragment.digests) != len(names):
+        raise ConfigError(f"{shown(url)} has {len(names)} files, and #sha256= has {len(fragment.digests)} numbers")
+    for i, part in enumerate(names):
+        own = f"#sha256={fragment.digests[i]}" if fragment.digests else url[len(place) :]
+        make_remote(f"{base}/{part}{question}{query}{own}", folder / _checked(part))
     return str(folder / name)
 
 
@@ -49,7 +58,7 @@ def _folder(base: str, query: str, folder: pathlib.Path) -> pathlib.Path:
     """The folder that stands for one at a URL."""
     _whole(f"{base}/{CONFIG}{query}", folder / CONFIG)
     for name in BESIDE:
-        if _is_there(f"{base}/{name}{query}"):
+        with contextlib.suppress(NotThereError):
             _whole(f"{base}/{name}{query}", folder / name)
     names = [SINGLE_FILE]
     if (folder / INDEX_FILE).exists():
@@ -71,14 +80,6 @@ def _whole(url: str, path: pathlib.Path) -> None:
     if (size := path.stat().st_size) > MAX_SMALL_BYTES:
         raise FetchError(f"{shown(url)} has {size} bytes, more than the {MAX_SMALL_BYTES} of such a file")
     fetch_ranges(path, [(0, size)])
-
-
-def _is_there(url: str) -> bool:
-    files, name = file_system(url)
-    try:
-        return files.exists(name)
-    except Exception as error:  # of any file system
-        raise FetchError(f"{shown(url)} could not be read: {type(error).__name__}; try again") from None
 
 
 def _checked(name: Any) -> str:

@@ -1,8 +1,8 @@
 """Files of which this host has parts: as much of a model at a URL as its ranks have asked for.
 
 The local file has the size of the whole, and holes where nothing was fetched. Beside it lies NAME.parts, which says
-where it comes from and which blocks are here; a file without one is whole. fsspec reads the URL, so it may be of any
-kind that fsspec and what is installed beside it know.
+where it comes from and which blocks are here; a file without one is whole. `web_file` reads https, fsspec the URLs of
+object stores.
 """
 
 import io
@@ -10,45 +10,34 @@ import json
 import logging
 import os
 import pathlib
-import re
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from dataclasses import asdict, dataclass, replace
+from typing import Any, BinaryIO, cast
 
-from ckdist.errors import ConfigError, FetchError
+from ckdist.errors import CkdistError, ConfigError, FetchError
 from ckdist.hub.lock import file_lock
-from ckdist.hub.store import disk_problem
+from ckdist.hub.model_url import WEB, NotThereError, fragment_of, scheme_of, shown
+from ckdist.hub.store import disk_problem, sha256_of, store_folder
+from ckdist.hub.web_file import WebFile
 from ckdist.layout import Range
 from ckdist.progress import ProgressBar
-
-if TYPE_CHECKING:
-    from fsspec import AbstractFileSystem
+from ckdist.regular_file import open_regular, read_regular
 
 log = logging.getLogger(__name__)
 
 SUFFIX = ".parts"
-SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://")
 BLOCK = 1 << 16  # bytes; what is fetched is whole blocks
 MAX_BYTES = 1 << 50  # of one file
 REQUEST_BLOCKS = 256  # of one request, at most
 REQUESTS = 4  # at the same time
 READ_AHEAD = 1 << 20  # bytes that are fetched where Python reads
 RECORD_SECONDS = 2.0  # between two records of what has come
+MAX_RECORD_BYTES = 64 << 20
 ATTEMPTS = 4  # of one request, with pauses between that double
-# what says that a file at a URL is another one than before, by the kinds of file system
+# what identifies a version of a file, by the kinds of object stores
 STAMPS = ("ETag", "etag", "Last-Modified", "LastModified", "mtime", "md5Hash", "checksum")
-
-
-def is_url(name: str) -> bool:
-    """Whether a model's name is a URL."""
-    return SCHEME.match(name) is not None
-
-
-def shown(url: str) -> str:
-    """A URL for messages: without a password and without what follows a question mark."""
-    return re.sub(r"//[^/@]*@", "//", url.partition("?")[0])
 
 
 @dataclass(frozen=True)
@@ -57,8 +46,9 @@ class Parts:
 
     url: str
     size: int  # bytes
-    stamp: str
+    stamp: dict[str, str]  # identifies the file's version at the URL
     here: tuple[Range, ...] = ()
+    sha256: str = ""  # of the whole file, once it was compared with the URL's
 
     def without_those_here(self, blocks: Iterable[Range]) -> list[Range]:
         """Of ascending ranges of blocks what is still missing."""
@@ -93,9 +83,21 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
 def make_remote(url: str, path: pathlib.Path) -> None:
     """Makes `path` stand for the file at `url`. Parts that are here stay, unless the file at the URL has changed.
 
-    FetchError where it cannot be reached or is not there, or where the store cannot be written, ConfigError for a kind
-    of URL that is not known.
+    A file whose URL ends in #sha256=HEX is fetched whole, and compared once.
+
+    FetchError where it cannot be reached or is not there, is another file, or where the store cannot be written,
+    ConfigError for a URL that is not known.
     """
+    digest = "".join(fragment_of(url).digests)
+    known = _read(path)
+    if digest and known is not None and known.sha256 == digest and path.is_file() and path.stat().st_size == known.size:
+        return
+    _stand_for(url, path)
+    if digest:
+        _compare(path, digest)
+
+
+def _stand_for(url: str, path: pathlib.Path) -> None:
     size, stamp = _described(url)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -113,6 +115,27 @@ def make_remote(url: str, path: pathlib.Path) -> None:
         raise FetchError(disk_problem(path.parent, error)) from None
 
 
+def _compare(path: pathlib.Path, digest: str) -> None:
+    """Fetches the whole file; removes it and raises FetchError if its SHA-256 is not `digest`."""
+    parts = _read(path)
+    assert parts is not None, "it stands for a file at a URL"
+    fetch_ranges(path, [(0, parts.size)], tell=True)
+    try:
+        found = sha256_of(path)
+        with file_lock(_lock_path(path)):
+            if found == digest:
+                _write(path, replace(_read(path) or parts, sha256=digest))
+                return
+            _parts_path(path).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+    except OSError as error:
+        raise FetchError(disk_problem(path.parent, error)) from None
+    raise FetchError(
+        f"{shown(parts.url)} has SHA-256 {found[:16]}… and the URL asks for {digest[:16]}…: it is damaged or "
+        "another file; nothing was kept"
+    )
+
+
 def fetch_ranges(path: pathlib.Path, ranges: Iterable[Range], tell: bool = False) -> None:
     """Makes bytes [begin, end) of `path` be here, for each of `ranges`; at once where the file is whole.
 
@@ -120,7 +143,7 @@ def fetch_ranges(path: pathlib.Path, ranges: Iterable[Range], tell: bool = False
 
     Raises FetchError where the URL cannot be read, what came is kept; or where the disk is full.
     """
-    if (parts := _read(path)) is None:
+    if not has_parts(path) or (parts := _read(path)) is None:
         return
     last = -(-parts.size // BLOCK)
     blocks = joined((max(0, begin) // BLOCK, min(-(-end // BLOCK), last)) for begin, end in ranges)
@@ -138,8 +161,20 @@ def fetch_ranges(path: pathlib.Path, ranges: Iterable[Range], tell: bool = False
 
 
 def has_parts(path: pathlib.Path) -> bool:
-    """Whether `path` stands for a file at a URL."""
-    return _parts_path(path).exists()
+    """Whether `path` stands for a file at a URL. FetchError outside the store: a model's folder must not name URLs."""
+    if not _parts_path(path).exists():
+        return False
+    if remote_folder().resolve() not in path.resolve().parents:
+        raise FetchError(
+            f"{_parts_path(path)} says that {path.name} has holes, and it is not in {remote_folder()}: give the "
+            "model's URL, or remove that file if the model is whole"
+        )
+    return True
+
+
+def remote_folder() -> pathlib.Path:
+    """The folder of files of which parts are here."""
+    return store_folder() / "remote"
 
 
 def stamp_of(path: pathlib.Path) -> str:
@@ -152,7 +187,7 @@ def open_file(path: pathlib.Path) -> BinaryIO:
     """`path` for reading bytes; of a file of which parts are here, what is read is fetched. OSError as of `open`."""
     if has_parts(path):
         return cast("BinaryIO", io.BufferedReader(_FetchingFile(path), READ_AHEAD))
-    return open(path, "rb")
+    return open_regular(path)
 
 
 class _FetchingFile(io.RawIOBase):
@@ -161,7 +196,7 @@ class _FetchingFile(io.RawIOBase):
     def __init__(self, path: pathlib.Path):
         super().__init__()
         self.path = path
-        self.file = open(path, "rb", buffering=0)  # noqa: SIM115, closed by close()
+        self.file = open_regular(path).detach()
 
     def readable(self) -> bool:
         """Yes."""
@@ -195,37 +230,50 @@ class _FetchingFile(io.RawIOBase):
         super().close()
 
 
-def file_system(url: str) -> "tuple[AbstractFileSystem, str]":
-    """What reads a URL, and the name of the file in it. ConfigError for a kind that is not known."""
-    import fsspec
+class _Stored:
+    """The file at the URL of an object store, by fsspec."""
 
-    if "::" in url or not is_url(url):
-        raise ConfigError(f"{shown(url)} is not a URL that a model is read from: write https://host/model.gguf")
-    try:
-        return fsspec.core.url_to_fs(url)
-    except ImportError as error:
-        raise ConfigError(
-            f"{shown(url)} cannot be read here: {error}; pip install 'ckdist[remote]' for https"
-        ) from None
-    except ValueError as error:
-        raise ConfigError(f"{shown(url)} is not a URL that a model is read from: {_one_line(error)}") from None
+    def __init__(self, url: str):
+        import fsspec
+
+        try:
+            self.files, self.name = fsspec.core.url_to_fs(url.partition("#")[0])
+        except ImportError as error:
+            raise ConfigError(f"{shown(url)} cannot be read here: {error}; pip install what fsspec needs") from None
+        except ValueError as error:
+            raise ConfigError(f"{shown(url)} is not a URL that a model is read from: {_one_line(error)}") from None
+
+    def describe(self) -> tuple[int, dict[str, str]]:
+        """As `WebFile.describe`."""
+        found = self.files.info(self.name)
+        size = found.get("size")
+        is_file = found.get("type", "file") == "file" and type(size) is int
+        return size if is_file else 0, {key: str(found[key]) for key in STAMPS if key in found}
+
+    def read(self, begin: int, end: int, size: int, _stamp: dict[str, str]) -> bytes:
+        """As `WebFile.read`."""
+        with self.files.open(self.name, "rb", cache_type="none", size=size) as file:
+            file.seek(begin)
+            return cast("bytes", file.read(end - begin))
 
 
-def _described(url: str) -> tuple[int, str]:
+def _at(url: str) -> WebFile | _Stored:
+    return WebFile(url) if scheme_of(url) in WEB else _Stored(url)
+
+
+def _described(url: str) -> tuple[int, dict[str, str]]:
     """Bytes of the file at a URL, and what changes when it does."""
-    files, name = file_system(url)
     try:
-        found = files.info(name)
+        size, stamp = _at(url).describe()
+    except CkdistError:
+        raise
     except FileNotFoundError:
-        raise FetchError(
-            f"{shown(url)} is not there, or nothing answers: look at its spelling, and the network"
-        ) from None
+        raise NotThereError(f"{shown(url)} is not there: look at its spelling") from None
     except Exception as error:  # of any file system
         raise FetchError(f"{shown(url)} could not be read: {_one_line(error)}; try again") from None
-    size = found.get("size")
-    if found.get("type", "file") != "file" or type(size) is not int or not 0 < size <= MAX_BYTES:
+    if not 0 < size <= MAX_BYTES:
         raise FetchError(f"{shown(url)} does not say how large it is, so parts of it cannot be read: fetch it whole")
-    return size, json.dumps([str(found[key]) for key in STAMPS if key in found])
+    return size, stamp
 
 
 def _fetch(path: pathlib.Path, parts: Parts, missing: Sequence[Range], tell: bool) -> None:
@@ -264,8 +312,7 @@ class _Source:
     """Reads blocks of a file at a URL; threads may share it."""
 
     def __init__(self, parts: Parts):
-        self.parts = parts
-        self.files, self.name = file_system(parts.url)
+        self.parts, self.file = parts, _at(parts.url)
 
     def read(self, blocks: Range) -> bytes:
         """The bytes of blocks [begin, end). FetchError where they do not come."""
@@ -275,9 +322,9 @@ class _Source:
             if attempt:
                 time.sleep(2.0 ** (attempt - 2))
             try:
-                with self.files.open(self.name, "rb", cache_type="none", size=self.parts.size) as file:
-                    file.seek(begin)
-                    data = cast("bytes", file.read(end - begin))
+                data = self.file.read(begin, end, self.parts.size, self.parts.stamp)
+            except CkdistError:
+                raise
             except FileNotFoundError:
                 raise FetchError(f"{url} is not there any more; what came of it is kept") from None
             except ValueError as error:
@@ -301,8 +348,10 @@ def _read(path: pathlib.Path) -> Parts | None:
     """What is here of a file; None of one that is whole. FetchError for a record that is damaged."""
     record = _parts_path(path)
     try:
-        said = json.loads(record.read_text())
-        return Parts(said["url"], said["size"], said["stamp"], tuple((begin, end) for begin, end in said["here"]))
+        said = json.loads(read_regular(record, MAX_RECORD_BYTES))
+        here = tuple((begin, end) for begin, end in said["here"])
+        stamp = said["stamp"] if isinstance(said["stamp"], dict) else {}
+        return Parts(said["url"], said["size"], stamp, here, said.get("sha256", ""))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
@@ -313,7 +362,7 @@ def _write(path: pathlib.Path, parts: Parts) -> None:
     """Replaces the record as a whole; only its owner may read it, as URLs may hold a key."""
     record = _parts_path(path)
     temporary = record.with_name(f"{record.name}.{os.getpid()}")
-    said = {"url": parts.url, "size": parts.size, "stamp": parts.stamp, "here": parts.here}
+    said = asdict(parts)
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             file.write(json.dumps(said) + "\n")

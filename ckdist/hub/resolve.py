@@ -9,8 +9,8 @@ from ckdist.comm.world import SingleWorld
 from ckdist.errors import CkdistError, ConfigError, FetchError, UserError
 from ckdist.hub.catalogue import CATALOGUE
 from ckdist.hub.fetch import fetch
+from ckdist.hub.model_url import is_url
 from ckdist.hub.remote import remote_model
-from ckdist.hub.remote_file import is_url
 from ckdist.hub.repository import PREFIX, fetch_repository
 from ckdist.hub.store import Store
 

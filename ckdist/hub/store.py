@@ -19,6 +19,7 @@ from ckdist.comm.thresholds import cache_folder
 from ckdist.errors import ConfigError, FetchError
 from ckdist.hub.catalogue import NamedModel
 from ckdist.hub.lock import file_lock
+from ckdist.regular_file import open_regular
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ class Store:
 def sha256_of(path: pathlib.Path) -> str:
     """The hex SHA-256 of a file's bytes. OSError where it cannot be read."""
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         while block := file.read(CHUNK):
             digest.update(block)
     return digest.hexdigest()

@@ -26,7 +26,7 @@ import numpy as np
 from ckdist import __version__, native
 from ckdist.comm.host_name import machine_name
 from ckdist.comm.protocol import World
-from ckdist.comm.thresholds import cache_folder
+from ckdist.comm.user_cache import cache_path
 from ckdist.planning.paired_test import FASTER, LOOKS, NO_FASTER, NOISY, look, median_within
 from ckdist.planning.plan import Plan
 from ckdist.program.batch import BLOCK_TOKENS, Batch, own_slots
@@ -183,9 +183,9 @@ def key_of(world: World, plan: Plan, executable: Executable, program: str, types
     }
 
 
-def path_of(key: dict[str, Any]) -> pathlib.Path:
-    """The file of the costs for `key`. RuntimeError where a user has no home."""
-    return cache_folder() / "prefill" / f"{hashlib.sha256(_json(key).encode()).hexdigest()[:32]}.json"
+def path_of(key: dict[str, Any], writing: bool = False) -> pathlib.Path:
+    """The file of the costs for `key`. OSError where there can be none."""
+    return cache_path(f"prefill/{hashlib.sha256(_json(key).encode()).hexdigest()[:32]}.json", writing)
 
 
 def load_costs(key: dict[str, Any]) -> LayerCosts | None:
@@ -196,7 +196,7 @@ def load_costs(key: dict[str, Any]) -> LayerCosts | None:
         costs = found["costs"]
         costs = LayerCosts(*(_frozen(costs[field.name]) for field in dataclasses.fields(LayerCosts)))
         return costs if found["key"] == json.loads(_json(key)) and _sound(costs) else None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError, RuntimeError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 
@@ -206,7 +206,7 @@ def save_costs(key: dict[str, Any], costs: LayerCosts) -> pathlib.Path | None:
         return None
     temporary = None
     try:
-        path = path_of(key)
+        path = path_of(key, writing=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}")
         temporary.write_text(_json({"key": key, "costs": dataclasses.asdict(costs)}), encoding="utf-8")
@@ -214,7 +214,7 @@ def save_costs(key: dict[str, Any], costs: LayerCosts) -> pathlib.Path | None:
         for old in sorted(path.parent.glob("*.json"), key=os.path.getmtime)[:-KEPT_FILES]:
             old.unlink()
         return path
-    except (OSError, RuntimeError):  # RuntimeError: there is no home
+    except OSError:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 temporary.unlink()

@@ -90,12 +90,16 @@ def free_memory(ranks_on_host: int) -> int:
 
 def require(needed: Mapping[str, int], ranks_on_host: int, remedy: str) -> None:
     """CapacityError with the sum and its parts where they do not fit the memory that is free for this rank."""
-    free, total = max(0, free_memory(ranks_on_host)), sum(needed.values())
+    free, total = free_memory(ranks_on_host), sum(needed.values())
     if total > free:
         parts = ", ".join(f"{gigabytes(size)} of {name}" for name, size in needed.items() if size)
-        raise CapacityError(
-            f"training needs {gigabytes(total)} on each rank ({parts}), and {gigabytes(free)} are free: {remedy}"
-        )
+        raise CapacityError(f"training needs {gigabytes(total)} on each rank ({parts}), and {_room(free)}: {remedy}")
+
+
+def _room(free: int) -> str:
+    """What is free for one rank, and why it is not more."""
+    rest = f"{gigabytes(free + RESERVE)} of memory less {gigabytes(RESERVE)} for everything else"
+    return f"{gigabytes(max(0, free))} are free for it ({rest})"
 
 
 def too_large(rank: int, ranks: tuple[int, int], weights: WeightBytes, cache: int, free: int) -> CapacityError:
@@ -104,8 +108,7 @@ def too_large(rank: int, ranks: tuple[int, int], weights: WeightBytes, cache: in
     `ranks`: in all, and on this host; `cache`: bytes of its least size; `free`: bytes for this rank.
     """
     size, on_host = ranks
-    there = f"but {gigabytes(max(0, free))} are free for it"
-    sums = f"the weights of rank {rank} take {weights}, and its cache at least {gigabytes(cache)}, {there}"
+    sums = f"the weights of rank {rank} take {weights}, and its cache at least {gigabytes(cache)}, but {_room(free)}"
     if free <= cache:
         return CapacityError(f"{sums}: use more ranks on more hosts or a smaller quantisation")
     hosts = math.ceil(weights.total * size / ((free - cache) * on_host))

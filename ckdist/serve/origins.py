@@ -15,7 +15,7 @@ from starlette.responses import Response
 from ckdist.serve.problems import Problem
 
 ANY = "*"
-OWN_SUFFIXES = (".localhost", ".internal", ".local")  # of no public name; Docker's host.docker.internal has one
+DOCKER_HOST = "host.docker.internal"
 JSON_TYPES = ("", "application/json")
 CURL_TYPE = "application/x-www-form-urlencoded"  # of `curl -d` unless it is told otherwise, and of web pages' forms
 PREFLIGHT_SECONDS = 600
@@ -31,11 +31,7 @@ class Origins:
         None: to any.
         """
         self.origins = frozenset(origin.rstrip("/").lower() for origin in origins)
-        self.hosts = (
-            None
-            if hosts is None
-            else frozenset(host.lower() for host in hosts) | {"localhost", socket.gethostname().lower()}
-        )
+        self.hosts = None if hosts is None else frozenset(host.lower() for host in hosts) | own_names()
 
     def refusal(self, method: str, headers: dict[bytes, bytes]) -> Problem | None:
         """Why a request is not answered, or None."""
@@ -103,13 +99,19 @@ class Origins:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
             return False
-        if (self.hosts is not None and name in self.hosts) or name.endswith(OWN_SUFFIXES):
+        if (self.hosts is not None and name in self.hosts) or name.endswith(".localhost"):
             return True
         try:  # rebinding needs a name
             ipaddress.ip_address(name)
             return True
         except ValueError:
             return False
+
+
+def own_names() -> set[str]:
+    """This machine's names. Anybody on the network may answer for another name in .local or .internal."""
+    name = socket.gethostname().lower()
+    return {"localhost", name, f"{name.partition('.')[0]}.local", DOCKER_HOST}
 
 
 def is_preflight(method: str, headers: dict[bytes, bytes]) -> bool:

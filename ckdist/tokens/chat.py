@@ -119,7 +119,7 @@ class ChatTemplate:
             """The text, with the marks of what it is made of."""
             if continues:
                 return self._continued(name, messages, tools, variables)
-            return self._render(name, messages, add_generation_prompt, tools, variables)
+            return self.written(name, messages, add_generation_prompt, tools, variables)
 
         if control is None:
             return RenderedChat(rendered(messages, tools, variables))
@@ -132,7 +132,7 @@ class ChatTemplate:
             def render(messages: list[Message], tools: list[dict[str, Any]] | None) -> str | None:
                 """The prompt; None where the template refuses."""
                 try:
-                    return self._render(name, messages, True, tools, {})
+                    return self.written(name, messages, True, tools, {})
                 except RequestError:
                     return None
 
@@ -150,7 +150,7 @@ class ChatTemplate:
             def render(messages: list[Message], tools: list[Any] | None, add_generation_prompt: bool) -> str | None:
                 """The prompt; None where the template refuses."""
                 try:
-                    return self._render(name, messages, add_generation_prompt, tools, {})
+                    return self.written(name, messages, add_generation_prompt, tools, {})
                 except RequestError:
                     return None
 
@@ -200,15 +200,15 @@ class ChatTemplate:
         else:
             *before, part = last["content"] or [{"type": "text", "text": ""}]
             marked = [*before, {**part, "text": part["text"] + END}]
-        prompt = self._render(name, [*messages[:-1], {**last, "content": marked}], False, tools, variables)
+        prompt = self.written(name, [*messages[:-1], {**last, "content": marked}], False, tools, variables)
         end = prompt.rfind(END)
         if end >= 0:
             return prompt[:end]
         return (
-            self._render(name, messages[:-1], True, tools, variables) + text
+            self.written(name, messages[:-1], True, tools, variables) + text
         )  # it leaves out what an assistant said last
 
-    def _render(
+    def written(
         self,
         name: str,
         messages: list[Any],
@@ -216,6 +216,7 @@ class ChatTemplate:
         tools: list[Any] | None,
         variables: dict[str, Any],
     ) -> str:
+        """The prompt that template `name` writes of messages that are adapted to it. RequestError as `render`."""
         from jinja2.exceptions import TemplateError
 
         context = {**self.special_tokens, **variables, "messages": messages, "tools": tools}

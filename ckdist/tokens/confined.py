@@ -9,6 +9,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import socket
 import subprocess
 from collections.abc import Mapping
@@ -30,6 +31,7 @@ from ckdist.tokens.vocabulary import MAX_PIECES_BYTES, Vocabulary
 Overrides = Mapping[str, int | float | bool | str] | None  # of a GGUF file's metadata
 COMMAND_LOG_FORMAT = "%(message)s"  # as `ckdist` writes its own log
 END_SECONDS = 1.0  # between the end of a process's output and its own
+SECRET = re.compile("KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)  # variables that a text process never needs
 MAX_RESULT = MAX_PIECES_BYTES + (64 << 20)
 
 
@@ -79,7 +81,7 @@ class Zygote:
                 stdin=theirs.fileno(),
                 stdout=subprocess.PIPE,
                 env={
-                    **os.environ,
+                    **{name: value for name, value in os.environ.items() if not SECRET.search(name)},
                     "TOKENIZERS_PARALLELISM": "false",
                     "OPENBLAS_NUM_THREADS": "1",
                     "RUST_BACKTRACE": "0",

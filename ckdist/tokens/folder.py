@@ -10,6 +10,7 @@ from typing import Any
 import tokenizers
 
 from ckdist.errors import ModelFileError
+from ckdist.regular_file import read_regular
 from ckdist.tokens.chat import ChatTemplate
 from ckdist.tokens.pieces import (
     CONTINUES,
@@ -90,20 +91,15 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
 def _read_bytes(path: Path, limit: int) -> bytes:
     try:
-        size = path.stat().st_size
-        if size > limit:
-            raise ModelFileError(
-                f"{path} has {size} bytes, more than the {limit} that such a file may have; is it the right file?"
-            )
-        return path.read_bytes()
+        return read_regular(path, limit)
     except OSError as error:
-        raise ModelFileError(f"{path} cannot be read: {error.strerror}; point to a folder that holds it") from None
+        raise ModelFileError(f"{path} cannot be read: {error.strerror}; fetch the model's own {path.name}") from None
 
 
 def tokenizer_file(folder: Path) -> Path:
     """The file of `folder` that holds the vocabulary: tokenizer.json, unless there is tiktoken.model alone."""
     whole = folder / "tokenizer.json"
-    return folder / RANKS if not whole.is_file() and (folder / RANKS).is_file() else whole
+    return folder / RANKS if not whole.exists() and (folder / RANKS).exists() else whole
 
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:

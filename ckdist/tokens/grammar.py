@@ -27,6 +27,11 @@ WALKS = (48, 48, 48, 256)  # bytes; the long one finds out what grows with the t
 MAX_ERROR = 300  # characters of llguidance's message that are shown
 MAX_NESTING = 64  # of brackets in a regular expression or a grammar
 # As Python's json.dumps writes, and so most of what models were trained on.
+REASONS = {  # llguidance's names for why nothing can follow
+    "NoExtensionBias": "no text follows it; does a rule or a $ref lead to itself alone?",
+    "LexerTooComplex": "its patterns are too complex",
+    "ParserTooComplex": "its rules are too complex",
+}
 SEPARATORS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 
 
@@ -172,5 +177,7 @@ def _check_nesting(text: str, field: str) -> None:
 
 
 def _refused(why: str, field: str) -> RequestError:
+    reason = why.removeprefix("ERROR: ").partition("\n")[0].strip()
+    why = REASONS.get(reason, why)
     why = " ".join(why.removeprefix("ERROR: ").split())[:MAX_ERROR] or "it is too complex"
     return RequestError(f"{field} is not a grammar that can be followed: {why}", field, "invalid_grammar")

@@ -5,9 +5,12 @@ Native code that loops holds no lock that a Python thread could wait for, so onl
 whose default is to end the process, or by refusing memory.
 """
 
+import logging
 import resource
 import signal
 from dataclasses import dataclass
+from io import FileIO
+from typing import TextIO
 
 from ckdist.prctl import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, prctl
 
@@ -32,16 +35,17 @@ class Limits:
 
 class Confinement:
     """Arms and disarms the limits of one task after the other. Made when the process is as large as it is without a
-    task.
+    task, or by its parent right before it is forked.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, status: FileIO) -> None:
+        """`status`: /proc/self/status, which a confined process cannot open."""
         self._used = {resource.RLIMIT_AS: 0, resource.RLIMIT_DATA: 0}
-        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
-            for line in file:
-                for kind, name in ((resource.RLIMIT_AS, "VmSize:"), (resource.RLIMIT_DATA, "VmData:")):
-                    if line.startswith(name):
-                        self._used[kind] = int(line.split()[1]) << 10
+        status.seek(0)
+        for line in status.read(1 << 16).decode("ascii", "replace").splitlines():
+            for kind, name in ((resource.RLIMIT_AS, "VmSize:"), (resource.RLIMIT_DATA, "VmData:")):
+                if line.startswith(name):
+                    self._used[kind] = int(line.split()[1]) << 10
 
     def arm(self, limits: Limits) -> None:
         """From now on the process is killed once it has used more than `limits`."""
@@ -64,8 +68,20 @@ def give_up_privileges() -> None:
     """No file can grow, nothing dumps core, and nobody of the same user can look into this process."""
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
-    for kind in (resource.RLIMIT_FSIZE, resource.RLIMIT_CORE):
-        resource.setrlimit(kind, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _lower(resource.RLIMIT_FSIZE, 0)
+
+
+class LogHandler(logging.StreamHandler[TextIO]):
+    """Writes lines where standard error is a file too, which must not grow otherwise."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes one line."""
+        _lower(resource.RLIMIT_FSIZE, UNLIMITED)
+        try:
+            super().emit(record)
+        finally:
+            _lower(resource.RLIMIT_FSIZE, 0)
 
 
 def start_nothing() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import tokenizers
 
 from ckdist import __version__
-from ckdist.comm.thresholds import cache_folder
+from ckdist.comm.user_cache import cache_path
+from ckdist.regular_file import read_regular
 from ckdist.tokens.folder import MAX_TOKENIZER_BYTES, tokenizer_file
 
 BESIDE = ("tokenizer_config.json", "config.json", "generation_config.json")  # the vocabulary's file
@@ -15,29 +16,24 @@ BESIDE = ("tokenizer_config.json", "config.json", "generation_config.json")  # t
 
 def was_tried(folder: Path) -> bool:
     """Whether a tokenizer of the same files has passed, with this version of everything."""
-    with contextlib.suppress(OSError, RuntimeError):
+    with contextlib.suppress(OSError):
         return _mark(folder).exists()
     return False
 
 
 def remember(folder: Path) -> None:
     """It has passed."""
-    with contextlib.suppress(OSError, RuntimeError):  # a cache that cannot be written is none
-        mark = _mark(folder)
+    with contextlib.suppress(OSError):  # a cache that cannot be written is none
+        mark = _mark(folder, writing=True)
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
 
 
-def _mark(folder: Path) -> Path:
-    """The empty file that says so. OSError for files that cannot be read or are too large, RuntimeError where a user
-    has no home.
-    """
+def _mark(folder: Path, writing: bool = False) -> Path:
+    """The empty file that says so. OSError for files that cannot be read or are too large."""
     digest = hashlib.sha256(f"{__version__} {tokenizers.__version__}".encode())
     for path in (tokenizer_file(folder), *(folder / name for name in BESIDE)):
-        size = path.stat().st_size if path.is_file() else 0
-        if size > MAX_TOKENIZER_BYTES:
-            raise OSError(f"{path} is too large")
-        digest.update(f"\n{path.name} {size}\n".encode())
-        if size:
-            digest.update(path.read_bytes())
-    return cache_folder() / "tokenizers" / digest.hexdigest()
+        data = read_regular(path, MAX_TOKENIZER_BYTES) if path.exists() else b""
+        digest.update(f"\n{path.name} {len(data)}\n".encode())
+        digest.update(data)
+    return cache_path(f"tokenizers/{digest.hexdigest()}", writing)

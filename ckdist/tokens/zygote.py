@@ -16,18 +16,23 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from io import FileIO
+from pathlib import Path
 from typing import Any
 
 from ckdist.errors import UserError
 from ckdist.prctl import die_with_parent
 from ckdist.tokens import frames
 from ckdist.tokens.chat import ChatTemplate, with_template
-from ckdist.tokens.limits import Confinement, Limits, give_up_privileges, start_nothing
+from ckdist.tokens.confining import confine_loading, confine_working
+from ckdist.tokens.limits import Confinement, Limits, LogHandler, give_up_privileges, start_nothing
 from ckdist.tokens.probe import REMEDY, probe
 from ckdist.tokens.source import tokenizer_of
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.tokens.tool_format import ToolFormat
 from ckdist.tokens.traits import Traits
+
+log = logging.getLogger(__name__)
 
 Handler = Callable[[Tokenizer, dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
 
@@ -43,23 +48,27 @@ def main() -> None:
     control = socket.socket(fileno=0)
     settings = json.loads(control.recv(1 << 16))
     die_with_parent(settings["parent"])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's: it ends this process, or goes on
     # A panic of the tokenizers library writes many lines to descriptor 2; what Python logs still goes to standard
     # error.
-    logging.basicConfig(level=settings["level"], format=settings["format"], stream=os.fdopen(os.dup(2), "w"))
+    handlers = [LogHandler(os.fdopen(os.dup(2), "w"))]
+    logging.basicConfig(level=settings["level"], format=settings["format"], handlers=handlers)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 2)
     give_up_privileges()
     handler = _named(settings["handler"])
-    result, tokenizer = _load(settings["model"], settings["overrides"], Limits(*settings["limits"]))
+    status = FileIO("/proc/self/status")
+    confine_loading(Path(settings["model"]), handler is not None)
+    result, tokenizer = _load(settings["model"], settings["overrides"], Limits(*settings["limits"]), status)
     if tokenizer is not None and handler is not None:
         tokenizer = with_template(tokenizer)
         if tokenizer.chat_template is not None:
-            _try_templates(tokenizer.chat_template)
+            _try_templates(tokenizer.chat_template, status)
     with os.fdopen(os.dup(1), "wb") as output:
         os.dup2(null, 1)
         output.write(result)
     if tokenizer is not None and handler is not None:
-        _fork_on_demand(control, tokenizer, handler)
+        _fork_on_demand(control, tokenizer, handler, status)
 
 
 def _named(name: str | None) -> Handler | None:
@@ -70,9 +79,9 @@ def _named(name: str | None) -> Handler | None:
     return getattr(importlib.import_module(module), function)
 
 
-def _load(model: str, overrides: dict[str, Any], limits: Limits) -> tuple[bytes, Tokenizer | None]:
+def _load(model: str, overrides: dict[str, Any], limits: Limits, status: FileIO) -> tuple[bytes, Tokenizer | None]:
     """The message to the owner, and the tokenizer where it loaded."""
-    confinement = Confinement()
+    confinement = Confinement(status)
     confinement.arm(limits)
     try:
         tokenizer = tokenizer_of(model, overrides)
@@ -89,28 +98,29 @@ def _load(model: str, overrides: dict[str, Any], limits: Limits) -> tuple[bytes,
         confinement.disarm()
 
 
-def _try_templates(template: ChatTemplate) -> None:
+def _try_templates(template: ChatTemplate, status: FileIO) -> None:
     """Each template is compiled and tried by a child first: one that kills it is refused, and the others are as fast as
     they can be.
     """
-    importlib.import_module("ckdist.tokens.sandbox")  # once, and not in every child and worker
     for name in template.sources:
         look = lambda name=name: [asdict(template.traits(name)), asdict(template.tool_format(name))]
-        found = _in_child(look, TRYING)
+        found = _in_child(look, TRYING, status)
         if found is None:
             template.adopt(name, None)
         else:
             template.adopt(name, Traits(**found[0]), ToolFormat(**found[1]))
 
 
-def _in_child(function: Callable[[], Any], limits: Limits) -> Any:
+def _in_child(function: Callable[[], Any], limits: Limits, status: FileIO) -> Any:
     """What `function` gives, as JSON can say it, in a child process with limits; None when they ended it."""
     reading, writing = os.pipe()
+    confinement = Confinement(status)
     zygote, pid = os.getpid(), os.fork()
     if pid == 0:
         try:
             die_with_parent(zygote)
-            Confinement().arm(limits)
+            confinement.arm(limits)
+            confine_working()
             os.write(writing, json.dumps(function()).encode())
         finally:
             os._exit(0)
@@ -121,7 +131,7 @@ def _in_child(function: Callable[[], Any], limits: Limits) -> Any:
     return json.loads(data) if data else None
 
 
-def _fork_on_demand(control: socket.socket, tokenizer: Tokenizer, handler: Handler) -> None:
+def _fork_on_demand(control: socket.socket, tokenizer: Tokenizer, handler: Handler, status: FileIO) -> None:
     """Until the owner closes its side."""
     workers: dict[int, int] = {}  # number: process
     signals: dict[int, int] = {}  # number of an ended worker: the signal that ended it, 0 without one
@@ -141,13 +151,17 @@ def _fork_on_demand(control: socket.socket, tokenizer: Tokenizer, handler: Handl
         if command == KILL and number in workers:
             os.kill(workers[number], signal.SIGKILL)  # not reaped yet, so the number is still this process'
         elif command == FORK:
-            zygote = os.getpid()
+            zygote, confinement = os.getpid(), Confinement(status)
             pid = os.fork()
             if pid == 0:
                 try:
                     die_with_parent(zygote)
                     control.close()
-                    _work(socket.socket(fileno=descriptors[0]), tokenizer, handler)
+                    _work(socket.socket(fileno=descriptors[0]), tokenizer, handler, confinement)
+                except ConnectionError:  # the owner has gone
+                    pass
+                except Exception as error:
+                    log.warning("a text worker has failed: %s: %s", type(error).__name__, error)
                 finally:
                     os._exit(0)
             workers[number] = pid
@@ -176,11 +190,11 @@ def _reap(workers: dict[int, int], signals: dict[int, int]) -> None:
         del signals[next(iter(signals))]
 
 
-def _work(connection: socket.socket, tokenizer: Tokenizer, handler: Handler) -> None:
+def _work(connection: socket.socket, tokenizer: Tokenizer, handler: Handler, confinement: Confinement) -> None:
     """One task after the other, each under the limits that come with it, until the owner closes its side."""
     connection.setblocking(True)
-    confinement = Confinement()
     start_nothing()
+    confine_working()
     while (task := frames.receive(connection)) is not None:
         head, body = task
         confinement.arm(Limits(*head.pop("limits")))

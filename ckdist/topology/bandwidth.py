@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from ckdist import native
 from ckdist.comm.host_name import machine_name
 from ckdist.comm.protocol import World
-from ckdist.comm.thresholds import cache_folder
+from ckdist.comm.user_cache import cache_path
 from ckdist.errors import CkdistError
 from ckdist.topology.binding import times_preempted
 from ckdist.topology.machine import Machine, this_machine
@@ -84,9 +84,8 @@ def rank_bandwidths(world: World, placement: Placement, threads: int) -> list[fl
     return world.gather(measured)
 
 
-def _path(key: str) -> pathlib.Path:
-    """RuntimeError where a user has no home."""
-    return cache_folder() / "bandwidth" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+def _path(key: str, writing: bool = False) -> pathlib.Path:
+    return cache_path(f"bandwidth/{hashlib.sha256(key.encode()).hexdigest()[:32]}.json", writing)
 
 
 def _kept(key: str) -> tuple[float, int]:
@@ -98,14 +97,14 @@ def _kept(key: str) -> tuple[float, int]:
         best, tries = found["bandwidth"], found["tries"]
         if found["key"] == key and 0 < best < float("inf") and 0 <= tries < TRIES:
             return best, tries
-    except (OSError, ValueError, TypeError, KeyError, RuntimeError):
+    except (OSError, ValueError, TypeError, KeyError):
         pass
     return 0.0, TRIES
 
 
 def _keep(key: str, bandwidth: float, tries: int) -> None:
-    with contextlib.suppress(OSError, RuntimeError):  # a cache that cannot be written is none
-        path = _path(key)
+    with contextlib.suppress(OSError):  # a cache that cannot be written is none
+        path = _path(key, writing=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}")
         temporary.write_text(json.dumps({"key": key, "bandwidth": bandwidth, "tries": tries}), encoding="utf-8")

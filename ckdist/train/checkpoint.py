@@ -21,6 +21,7 @@ from typing import BinaryIO
 import numpy as np
 
 from ckdist.errors import ConfigError, EngineError, ModelFileError
+from ckdist.regular_file import open_regular
 from ckdist.train.arena import Arena
 from ckdist.weights.json_file import read_json_object
 from ckdist.weights.safetensors import StoredTensor, read_safetensors
@@ -191,7 +192,7 @@ def verify(checkpoint: Path) -> TrainState:
         raise ModelFileError(f"{checkpoint} is corrupt: {STATE} has no checksums")
     for name, expected in checksums.items():
         try:
-            with open(checkpoint / Path(name).name, "rb") as file:
+            with open_regular(checkpoint / Path(name).name) as file:
                 found = _digest(file)
         except OSError as error:
             raise ModelFileError(f"{checkpoint} is corrupt: {name} cannot be read ({error.strerror})") from None

@@ -4,6 +4,7 @@ at the end.
 Every function here is called by all ranks together. Who computes gradients is a TrainingExecutable's affair.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -32,6 +33,7 @@ from ckdist.train.checkpoint import Folder, SavedTensors, TrainState
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.batches import FileBatches, OwnBatches, Position, validation_batches
 from ckdist.train.data.cache import TokenCache, open_cache
+from ckdist.train.data.chats import ChatProcess
 from ckdist.train.data.documents import find_files
 from ckdist.train.data.rows import Rows, split
 from ckdist.train.executable import TrainingExecutable
@@ -267,15 +269,18 @@ class Trainer:
     def _open_cache(self, patterns: tuple[str, ...]) -> TokenCache:
         """The tokens, made by one rank of each host while the others wait."""
         c, files = self.config, find_files(patterns)
+        chats = ChatProcess(self.model.tokenizer_folder)
         load = lambda: open_cache(
             Path(c.cache_dir or self.output / "cache"),
             files,
             self.tokenizer,
             c.text_column,
             c.bad_lines,
+            chats.write,
             self.world.rank == 0,
         )
-        cache = load() if self.world.local_rank == 0 else None
+        with contextlib.closing(chats):
+            cache = load() if self.world.local_rank == 0 else None
         self.world.gather(None)
         cache = cache or load()
         agree(self.world, "training text", cache.digest)

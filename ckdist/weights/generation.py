@@ -19,5 +19,5 @@ def with_generation_rules(config: Mapping[str, Any], folder: pathlib.Path) -> Ma
     object.
     """
     path = folder / FILE
-    given = read_json_object(path) if path.is_file() else {}
+    given = read_json_object(path) if path.exists() else {}
     return {**config, **{name: given[name] for name in RULES if given.get(name) is not None}}

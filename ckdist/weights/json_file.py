@@ -6,6 +6,7 @@ import pathlib
 from typing import Any
 
 from ckdist.errors import ModelFileError
+from ckdist.regular_file import read_regular
 
 MAX_BYTES = 64 << 20
 MAX_ITEMS = 1 << 22  # counted as commas, which bounds the memory of the parsed value
@@ -16,12 +17,9 @@ def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The JSON object in the file at `path`; ModelFileError when it is not one, or is larger than MAX_BYTES."""
     path = pathlib.Path(path)
     try:
-        with open(path, "rb") as file:
-            data = file.read(MAX_BYTES + 1)
+        data = read_regular(path, MAX_BYTES)
     except OSError as e:
         raise ModelFileError(f"{path} cannot be read: {e.strerror or e}") from None
-    if len(data) > MAX_BYTES:
-        raise ModelFileError(f"{path} has more than the {MAX_BYTES} bytes allowed for JSON")
     return parse_json_object(data, str(path))
 
 

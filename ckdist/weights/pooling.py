@@ -25,7 +25,7 @@ def stored_pooling(checkpoint: Checkpoint) -> str:
         number = checkpoint.metadata.get(f"{checkpoint.metadata['general.architecture']}.pooling_type")
         return GGUF_NUMBERS.get(number, usual) if isinstance(number, int) else usual
     path = checkpoint.folder.joinpath(*FOLDER_FILE)
-    if not path.is_file():
+    if not path.exists():
         return usual
     config = read_json_object(path)
     wanted = [name for name, value in config.items() if name.startswith("pooling_mode_") and value is True]

@@ -96,14 +96,14 @@ def folder(tmp_path, **changes) -> pathlib.Path:
             "--model is empty: give a GGUF file, a folder or a name, or leave the flag out for the bundled model",
         ),
         (["bench", "-p", "0", "-n", "0"], "--n-prompt 0 and --n-gen 0 leave nothing to measure: give one of them"),
-        (["train", "/dev/zero"], "cannot read /dev/zero: it has more than the 1024 KiB that are allowed"),
+        (["train", "/dev/zero"], "cannot read /dev/zero: it is a device, not a regular file"),
         (
             ["perplexity", "-m", GGUF, "-f", "/dev/zero"],
-            "cannot read --file /dev/zero: it has more than the 262144 KiB that are allowed",
+            "cannot read --file /dev/zero: it is a device, not a regular file",
         ),
         (
             ["serve", "-m", GGUF, "--port", "0", "--api-key-file", "/dev/zero"],
-            "cannot read --api-key-file /dev/zero: it is not a regular file",
+            "cannot read --api-key-file /dev/zero: it is a device, not a regular file",
         ),
         (generate("-p", "a\udcff"), "the text is not valid Unicode: it has bytes or escapes that are no characters"),
         (["perplexity"], "--file or --token-ids is needed, and neither was given"),
@@ -186,7 +186,10 @@ def test_contexts_that_do_not_fit(refused, ckdist, tmp_path, monkeypatch):
     monkeypatch.setattr("ckdist.planning.memory.native", Native(free=1 << 19))
     said = refused(*experts)
     assert re.search(r"take 1\.0 MiB \(experts 432\.0 KiB, others \d+\.\d KiB\), and its cache at least", said)
-    assert "512.0 KiB are free for it: 3 hosts with as much would hold the model" in said
+    assert (
+        "512.0 KiB are free for it (0.25 GiB of memory less 0.25 GiB for everything else): 3 hosts with as much would "
+        "hold the model" in said
+    )
 
 
 class Native:
@@ -205,7 +208,7 @@ class Native:
 def test_flags_that_do_not_fit_the_model(refused, tmp_path):
     assert "token id 210 is outside the vocabulary of 210" in refused(*score()[:3], "--token-ids", "1,210")
     assert "1 tokens cannot be scored: give at least 2" in refused(*score()[:3], "--token-ids", "1")
-    assert f"cannot read --file {tmp_path}: Is a directory" in refused(*score()[:3], "-f", tmp_path)
+    assert f"cannot read --file {tmp_path}: it is a folder, not a regular file" in refused(*score()[:3], "-f", tmp_path)
     assert "--n-prompt 600 is longer than the context of 512: the model's longest is 512" in refused(
         "bench", "-m", FOLDER, "-p", 600, "-t", 1
     )

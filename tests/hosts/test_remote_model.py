@@ -38,7 +38,7 @@ def test_a_host_fetches_its_part(tmp_path, flags, most):
         server = subprocess.Popen(hosts.inside(0, sys.executable, *words), stdin=subprocess.DEVNULL)
         try:
             time.sleep(0.5)
-            url = f"http://{hosts.addresses[0]}:{PORT}/"
+            url = f"http://{hosts.addresses[0]}:{PORT}/#unencrypted"
             words = ["-c", PROGRAM, str(stores), "bench", "-m", url, "-p", "4", "-n", "2", "-r", "1", "-t", "1", *flags]
             output = Output(*hosts.torchrun(1, *words))
             assert output.wait(90) == [0, 0], output.text()

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from ckdist.errors import ConfigError, FetchError
 from ckdist.hub import remote_file
-from ckdist.hub.remote_file import BLOCK, Parts, joined, shown
+from ckdist.hub.model_url import shown
+from ckdist.hub.remote_file import BLOCK, Parts, joined
 from ckdist.hub.resolve import find
 from ckdist.hub.store import FOLDER_VARIABLE
 from ckdist.weights.checkpoint import open_checkpoint
@@ -182,7 +183,7 @@ ranges = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 60)), max_size=8)
 @given(ranges, ranges)
 def test_ranges_are_sets_of_blocks(here, wanted):
     blocks = lambda found: {block for begin, end in found for block in range(begin, end)}
-    parts = Parts("", 0, "").with_these(here)
+    parts = Parts("", 0, {}).with_these(here)
     assert blocks(parts.here) == blocks(here) and list(parts.here) == joined(here)
     missing = parts.without_those_here(joined(wanted))
     assert blocks(missing) == blocks(wanted) - blocks(here) and missing == joined(missing)

@@ -163,6 +163,7 @@ def test_what_cannot_be_kept_is_no_error(own_cache, monkeypatch):
     assert save_costs(KEY, costs(1.0, 0.9, 0.9, 0.9)) is not None
     shutil.rmtree(own_cache / "ckdist")
     (own_cache / "ckdist").write_text("a file where a folder should be")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(own_cache / "ckdist"))
     assert save_costs(KEY, costs(0.9, 0.9, 0.9, 0.9)) is None and load_costs(KEY) is None
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setattr(
@@ -408,6 +409,7 @@ def test_the_choice_is_seen(own_cache):
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "file"))
     assert save_costs(KEY, costs(0.9, 0.9, 0.9, 0.8)) is None and load_costs(KEY) is None
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path_of(KEY).mkdir(parents=True)  # where the file would be

@@ -226,6 +226,7 @@ def test_a_key_in_its_own_header(served):
         assert httpx.get(f"{served[1].url}/v1/models", headers={"X-Api-Key": key}).status_code == status
 
 
+OWN_NAME = socket.gethostname().partition(".")[0]
 PAGES = [  # headers of a POST on loopback without keys, its status, the remedy
     ({}, 200, ""),
     ({"Content-Type": "application/json; charset=utf-8"}, 200, ""),
@@ -234,6 +235,10 @@ PAGES = [  # headers of a POST on loopback without keys, its status, the remedy
     ({"Host": "[::1]:8080"}, 200, ""),
     ({"Host": "192.0.2.1"}, 200, ""),
     ({"Host": "host.docker.internal:8080"}, 200, ""),
+    ({"Host": f"{OWN_NAME}.local"}, 200, ""),
+    ({"Host": "evil.local"}, 403, "--allowed-host"),
+    ({"Host": "attacker.internal:8080"}, 403, "--allowed-host"),
+    ({"Host": "host.docker.internal.evil.internal"}, 403, "--allowed-host"),
     ({"Host": "models.example"}, 200, ""),
     ({"Host": "evil.example", "Content-Type": "text/plain"}, 403, "--allowed-host"),
     (

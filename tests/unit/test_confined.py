@@ -2,8 +2,11 @@
 of a process.
 """
 
+import contextlib
 import json
 import os
+import re
+import shutil
 import signal
 import threading
 import time
@@ -17,13 +20,16 @@ from hypothesis import strategies as st
 
 import ckdist
 from ckdist.engine.messages import PromptScores, pack_scores
-from ckdist.errors import EngineError
+from ckdist.errors import EngineError, RequestError
 from ckdist.serve.text_work import WORKERS
-from ckdist.tokens import confined, load_tokenizer
+from ckdist.tokens import confined, frames, load_tokenizer, system_calls
 from ckdist.tokens.confined import load_tried, load_vocabulary
+from ckdist.tokens.confined_template import ConfinedTemplate
 from ckdist.tokens.gguf import tokenizer_from_gguf
 from ckdist.tokens.vocabulary import Vocabulary
 from tests.support.paths import GOLDEN as GOLDEN_FILES
+from tests.support.paths import ROOT
+from tests.support.programs import escape
 from tests.support.served import serving, wait_for, write_tokenizer
 
 BUNDLED = Path(ckdist.__file__).parent / "models" / "bundled"
@@ -65,6 +71,7 @@ def test_a_tokenizer_is_tried_once_and_again_when_a_byte_changed(tmp_path, monke
         (folder / name).write_text(((folder / name).read_text() if (folder / name).exists() else "{}") + " ")
     assert tried == [folder] * 3
     monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/dev/null")
     assert load_tried(folder) and load_tried(folder) and tried == [folder] * 5
 
 
@@ -107,7 +114,7 @@ def test_the_server_survives_the_end_of_the_process_that_has_the_tokenizer():
 def test_a_killed_text_process_is_not_the_clients_mistake(whom):
     with serving() as (_, http):
         zygote = psutil.Process(http.pid).children()[0]
-        wait_for(lambda: len(zygote.children()) == WORKERS)
+        wait_for(lambda: len(zygote.children()) == WORKERS, 20)
         workers, answers = zygote.children(), []
         for worker in workers:
             worker.suspend()
@@ -129,3 +136,67 @@ def test_nothing_is_left_of_a_server_that_was_killed():
         left = psutil.Process(http.pid).children(recursive=True)
         os.kill(http.pid, signal.SIGKILL)
         wait_for(lambda: not any(process.is_running() and process.status() != "zombie" for process in left), 20)
+
+
+@pytest.fixture(scope="module")
+def escaped(tmp_path_factory):
+    """What a worker answers that tries to get out, and the environment that it sees."""
+    patch = pytest.MonkeyPatch()
+    patch.setenv("PYTHONPATH", str(ROOT))
+    patch.setenv("HF_TOKEN", "secret")
+    try:
+        with confined.Zygote(BUNDLED, handler="tests.support.programs.escape:run") as zygote:
+            zygote.load()
+            _, connection = zygote.fork()
+            frames.send(connection, {"limits": [5, 256 << 20]}, b"")
+            answer = frames.receive(connection)
+            connection.close()
+    finally:
+        patch.undo()
+    assert answer is not None
+    return answer[0]
+
+
+@pytest.mark.skipif(not Path("/proc/sys/kernel/seccomp").exists(), reason="this kernel has no seccomp filters")
+def test_a_worker_opens_nothing_starts_nothing_and_reaches_nobody(escaped):
+    got = {name for name in escape.ATTEMPTS if escaped["found"][name] != "EPERM"}
+    assert not got, {name: escaped["found"][name] for name in got}
+    assert not any(escaped["found"][name] for name in escape.ALLOWED)
+
+
+def test_a_worker_does_not_see_secrets_of_the_environment(escaped):
+    assert "HF_TOKEN" not in escaped["environment"] and "TOKENIZERS_PARALLELISM" in escaped["environment"]
+
+
+HEADERS = {"x86_64": "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "aarch64": "/usr/include/asm-generic/unistd.h"}
+
+
+@pytest.mark.parametrize("machine", HEADERS)
+def test_the_filter_has_the_kernels_numbers(machine):
+    header = Path(HEADERS[machine])
+    if not header.exists():
+        pytest.skip(f"no {header}")
+    known = {m[1]: int(m[2]) for m in re.finditer(r"#define __NR(?:3264)?_(\w+) (\d+)", header.read_text())}
+    known.setdefault("newfstatat", known.get("fstatat", -1))
+    column = system_calls.MACHINES[machine][0]
+    for name, numbers in {**system_calls.IN_MEMORY, **system_calls.LOADING}.items():
+        assert numbers[column] == known.get(name, numbers[column]) and (numbers[column] is None) == (name not in known)
+
+
+def test_a_chat_is_rendered_by_a_process_that_survives_its_template(tmp_path):
+    shutil.copytree(BUNDLED, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(
+        "{%- if messages[-1].content == 'loop' %}{%- for a in range(99999) %}{%- for b in range(99999) %}{%- endfor %}"
+        "{%- endfor %}{%- endif %}{%- if messages[-1].content == 'no' %}{{ raise_exception('not this') }}{%- endif %}"
+        "{{- messages[-1].content + ' é😀' }}"
+    )
+    own = load_tokenizer(tmp_path / "model").chat_template
+    assert own is not None
+    with contextlib.closing(ConfinedTemplate(own, tmp_path / "model")) as template:
+        for text, line in (("a", ""), ("loop", "takes too much time or memory"), ("no", "not this"), ("b", "")):
+            messages = [{"role": "user", "content": text}]
+            if line:
+                with pytest.raises(RequestError, match=line):
+                    template.render(messages)
+            else:
+                assert template.render(messages) == own.render(messages) == f"{text} é😀"

@@ -22,6 +22,7 @@ FLOORS = {
     "prctl": 1,
     "progress": 1,
     "python_words": 1,
+    "regular_file": 1,
     "figure": 1,
     "terminal": 1,
     "text_file": 1,

@@ -201,3 +201,9 @@ def test_banned_tokens_are_not_allowed_unless_nothing_else_is(grammars, tokenize
     assert allowed() == [b]
     constraint.fill(np.array([a, b], np.int32))
     assert allowed() == sorted([a, b])
+
+
+@pytest.mark.parametrize("own", [{"$ref": "#/$defs/a"}, {"allOf": [{"$ref": "#/$defs/a"}]}])
+def test_a_ref_that_leads_to_itself_is_refused_in_words(own):
+    with pytest.raises(RequestError, match=r"no text follows it; does a rule or a \$ref lead to itself alone\?"):
+        check_grammar(json_schema_grammar({"$defs": {"a": own}, "$ref": "#/$defs/a"}))

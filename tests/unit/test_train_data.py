@@ -1,7 +1,10 @@
 """From files to packed batches: what is read, what is refused, what is learned, and who reads which part."""
 
+import contextlib
 import json
 import logging
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from ckdist.tokens.folder import load_tokenizer
 from ckdist.train.batch import PackedBatch
 from ckdist.train.data.batches import FileBatches, OwnBatches, Position
 from ckdist.train.data.cache import TokenCache, open_cache
+from ckdist.train.data.chats import ChatProcess
 from ckdist.train.data.documents import find_files
 from ckdist.train.data.rows import Rows, split
 
@@ -21,29 +25,35 @@ def tokenizer():
     return load_tokenizer(BUNDLED)
 
 
+@pytest.fixture(scope="module")
+def chats():
+    with contextlib.closing(ChatProcess(BUNDLED)) as process:
+        yield process
+
+
 def jsonl(tmp_path, *records) -> list:
     path = tmp_path / "data.jsonl"
     path.write_text("\n".join(r if isinstance(r, str) else json.dumps(r) for r in records) + "\n")
     return [path]
 
 
-def test_texts_begin_and_end_with_their_tokens_and_are_cached(tmp_path, tokenizer):
+def test_texts_begin_and_end_with_their_tokens_and_are_cached(tmp_path, tokenizer, chats):
     long = "".join(f"line {i} of a long text\n" for i in range(6000))
     (tmp_path / "a.txt").write_text(long)
     (tmp_path / "b.txt").write_text("short")
     files = find_files([str(tmp_path / "*.txt")])
-    cache = open_cache(tmp_path / "cache", files, tokenizer, "text", "error")
+    cache = open_cache(tmp_path / "cache", files, tokenizer, "text", "error", chats.write)
     assert cache.documents == 4 and cache.learned is None and cache.tokens.dtype == np.uint16
     first = cache.tokens[: cache.starts[3]]
     assert first[0] == first[-1] == 0 and (first[1:-1] != 0).all(), "one text in three pieces has one BOS and one end"
     assert tokenizer.decode(first.tolist()) == long
-    again = open_cache(tmp_path / "cache", files, tokenizer, "text", "error")
+    again = open_cache(tmp_path / "cache", files, tokenizer, "text", "error", chats.write)
     assert again.digest == cache.digest and len(list((tmp_path / "cache").iterdir())) == 1
     (tmp_path / "b.txt").write_text("another")
-    assert open_cache(tmp_path / "cache", files, tokenizer, "text", "error").digest != cache.digest
+    assert open_cache(tmp_path / "cache", files, tokenizer, "text", "error", chats.write).digest != cache.digest
 
 
-def test_bad_lines_are_named_or_counted(tmp_path, tokenizer, caplog):
+def test_bad_lines_are_named_or_counted(tmp_path, tokenizer, chats, caplog):
     files = jsonl(
         tmp_path,
         {"text": "fine"},
@@ -55,26 +65,28 @@ def test_bad_lines_are_named_or_counted(tmp_path, tokenizer, caplog):
         '{"text": "\\ud800"}',
     )
     with pytest.raises(ConfigError, match=r"data.jsonl:2 is not JSON.*bad_lines = \"skip\""):
-        open_cache(tmp_path / "cache", files, tokenizer, "text", "error")
+        open_cache(tmp_path / "cache", files, tokenizer, "text", "error", chats.write)
     with caplog.at_level(logging.WARNING):
-        cache = open_cache(tmp_path / "cache", files, tokenizer, "text", "skip")
+        cache = open_cache(tmp_path / "cache", files, tokenizer, "text", "skip", chats.write)
     assert cache.skipped == 6 and cache.documents == 1
     assert "data.jsonl:3 has no text in 'text'" in caplog.text and "6 lines in all" in caplog.text
     (tmp_path / "bad.txt").write_bytes(b"one\n\xff\xfe\n")
     with pytest.raises(ConfigError, match=r"bad.txt:2 byte 0 is not UTF-8"):
-        open_cache(tmp_path / "cache", [tmp_path / "bad.txt"], tokenizer, "text", "error")
+        open_cache(tmp_path / "cache", [tmp_path / "bad.txt"], tokenizer, "text", "error", chats.write)
     with pytest.raises(ConfigError, match="finds no file"):
         find_files([str(tmp_path / "*.none")])
 
 
-def test_loss_is_on_the_assistants_turns_alone(tmp_path, tokenizer):
+def test_loss_is_on_the_assistants_turns_alone(tmp_path, tokenizer, chats):
     messages = [
         {"role": "user", "content": "What?"},
         {"role": "assistant", "content": "This."},
         {"role": "user", "content": "And?"},
         {"role": "assistant", "content": "That."},
     ]
-    cache = open_cache(tmp_path / "cache", jsonl(tmp_path, {"messages": messages}), tokenizer, "text", "error")
+    cache = open_cache(
+        tmp_path / "cache", jsonl(tmp_path, {"messages": messages}), tokenizer, "text", "error", chats.write
+    )
     learned = np.asarray(cache.tokens)[np.asarray(cache.learned) == 1]
     assert tokenizer.decode(learned.tolist(), skip_special=False) == "This.<|end|>\nThat.<|end|>\n"
     ids, targets, starts = Rows(cache, np.arange(1), 512, seed=0).row(0, 0)
@@ -82,19 +94,45 @@ def test_loss_is_on_the_assistants_turns_alone(tmp_path, tokenizer):
     np.testing.assert_array_equal(targets[:-1][targets[:-1] >= 0], ids[1:][targets[:-1] >= 0])
 
 
-def test_parquet_rows(tmp_path, tokenizer):
+LOOPS_ON_A_WORD = """{%- for message in messages %}{%- if 'loop' in message.content %}
+{%- for a in range(99999) %}{%- for b in range(99999) %}{%- endfor %}{%- endfor %}{%- endif %}
+{{- message.role + ': ' + message.content + '<|end|>' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- 'assistant: ' }}{%- endif %}"""
+
+
+def test_a_template_that_never_ends_costs_its_own_chat_alone(tmp_path, caplog):
+    """It is rendered in a process with limits, on many chats at a time."""
+    shutil.copytree(BUNDLED, tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(LOOPS_ON_A_WORD)
+    tokenizer = load_tokenizer(tmp_path / "model")
+    chat = lambda text: {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "yes"}]}
+    files = jsonl(tmp_path, chat("one"), chat("loop"), chat("two"))
+    with contextlib.closing(ChatProcess(tmp_path / "model")) as chats:
+        with caplog.at_level(logging.WARNING):
+            cache = open_cache(tmp_path / "cache", files, tokenizer, "text", "skip", chats.write)
+        assert cache.documents == 2 and cache.skipped == 1
+        assert "data.jsonl:2 is a chat that cannot be written: the model's chat template takes too much" in caplog.text
+
+
+def test_chats_without_a_template_are_refused(tmp_path, tokenizer, chats):
+    files = jsonl(tmp_path, {"messages": [{"role": "assistant", "content": "yes"}]})
+    with pytest.raises(ConfigError, match="the tokenizer has no chat template"):
+        open_cache(tmp_path, files, replace(tokenizer, chat_template=None), "text", "error", chats.write)
+
+
+def test_parquet_rows(tmp_path, tokenizer, chats):
     pytest.importorskip("pyarrow")
     import pyarrow as pa
     from pyarrow import parquet
 
     path = tmp_path / "a.parquet"
     parquet.write_table(pa.table({"content": ["one", "two", None], "n": [1, 2, 3]}), path)
-    cache = open_cache(tmp_path / "cache", [path], tokenizer, "content", "skip")
+    cache = open_cache(tmp_path / "cache", [path], tokenizer, "content", "skip", chats.write)
     assert cache.documents == 2 and cache.skipped == 1
     with pytest.raises(ConfigError, match=r"a.parquet:3 has no text in 'content'"):
-        open_cache(tmp_path / "cache", [path], tokenizer, "content", "error")
+        open_cache(tmp_path / "cache", [path], tokenizer, "content", "error", chats.write)
     with pytest.raises(ConfigError, match="no column 'text' or 'messages'; it has content, n"):
-        open_cache(tmp_path / "cache", [path], tokenizer, "text", "error")
+        open_cache(tmp_path / "cache", [path], tokenizer, "text", "error", chats.write)
 
 
 def made_up(lengths, chats: int = 0) -> TokenCache:

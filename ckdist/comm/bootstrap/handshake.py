@@ -21,6 +21,7 @@ from typing import Any
 
 from ckdist.comm.protocol import Log, World
 from ckdist.errors import CommError, ConfigError
+from ckdist.regular_file import open_regular
 
 SECRET_VARIABLE = "CKDIST_JOB_SECRET_FILE"  # noqa: S105, the name of a variable
 MIN_SECRET = 16
@@ -53,7 +54,7 @@ def read_secret(path: str | None = None) -> bytes:
             f"and name it in {SECRET_VARIABLE}"
         )
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             mode = os.fstat(file.fileno()).st_mode
             secret = file.read(4097).strip()
     except OSError as error:

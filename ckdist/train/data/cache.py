@@ -3,17 +3,16 @@
 A cache is a folder named by a digest of what it was made from; it appears under that name when it is complete.
 """
 
-import functools
 import hashlib
 import json
 import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -21,6 +20,7 @@ from numpy.typing import DTypeLike
 from ckdist.errors import ConfigError, EngineError, RequestError
 from ckdist.progress import ProgressBar
 from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.train.data.chats import WriteChats
 from ckdist.train.data.documents import BadLine, Document, read_documents
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,13 @@ class TokenCache:
 
 
 def open_cache(
-    directory: Path, files: list[Path], tokenizer: Tokenizer, text_column: str, bad_lines: str, progress: bool = False
+    directory: Path,
+    files: list[Path],
+    tokenizer: Tokenizer,
+    text_column: str,
+    bad_lines: str,
+    write_chats: WriteChats,
+    progress: bool = False,
 ) -> TokenCache:
     """The tokens of `files`, made first where they are not there.
 
@@ -57,7 +63,7 @@ def open_cache(
     """
     folder = directory / cache_key(files, tokenizer, text_column, bad_lines)
     if not (folder / "meta.json").is_file():
-        _make(folder, files, tokenizer, text_column, bad_lines, progress)
+        _make(folder, files, tokenizer, text_column, bad_lines, write_chats, progress)
     meta = json.loads((folder / "meta.json").read_text())
 
     def load(name: str, dtype: DTypeLike, size: int) -> np.ndarray:
@@ -90,7 +96,13 @@ def end_of_text(tokenizer: Tokenizer) -> int | None:
 
 
 def _make(
-    folder: Path, files: list[Path], tokenizer: Tokenizer, text_column: str, bad_lines: str, progress: bool
+    folder: Path,
+    files: list[Path],
+    tokenizer: Tokenizer,
+    text_column: str,
+    bad_lines: str,
+    write_chats: WriteChats,
+    progress: bool,
 ) -> None:
     """Makes a cache in `folder`. ConfigError for what the user can mend, EngineError where it cannot be written."""
     try:
@@ -100,10 +112,12 @@ def _make(
         raise ConfigError(f"cannot write in {folder.parent}: {error.strerror}; set cache_dir") from None
     try:
         with _Writer(temporary, tokenizer.vocab_size) as writer:
-            for ids, learned in _encoded(
-                _read(files, text_column, bad_lines, writer, progress), tokenizer, bad_lines, writer
-            ):
-                writer.add(ids, learned)
+            refuse = lambda bad: _refuse(bad, bad_lines, writer)
+            if tokenizer.chat_template is None:
+                write_chats = lambda chats: [RequestError("the tokenizer has no chat template")] * len(chats)
+            for batch in _batches(_read(files, text_column, bad_lines, writer, progress)):
+                for ids, learned in _encode_batch(_written(batch, write_chats, refuse), tokenizer):
+                    writer.add(ids, learned)
         if not writer.tokens:
             raise ConfigError(f"the {len(files)} files of {files[0]} ... hold no text")
         writer.finish()
@@ -205,30 +219,37 @@ def _read(files: list[Path], text_column: str, bad_lines: str, writer: _Writer, 
             bar.update(file.stat().st_size)
 
 
-def _encoded(
-    documents: Iterable[Document], tokenizer: Tokenizer, bad_lines: str, writer: _Writer
-) -> Iterator[tuple[list[int], np.ndarray | None]]:
-    """Ids and, of chats, which are learned; batches are tokenised on all cores."""
-    waiting: list[Waiting] = []
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """Documents that are rendered and tokenised together."""
+    batch: list[Document] = []
     size = 0
     for document in documents:
-        try:
-            text, spans = (
-                (document.text, None) if document.messages is None else _chat_text(document.messages, tokenizer)
-            )
-        except RequestError as error:
-            _refuse(BadLine(document.where, f"is a chat that cannot be written: {error}"), bad_lines, writer)
-            continue
-        waiting.append((document, text, spans))
-        size += len(text)
+        batch.append(document)
+        size += len(document.text) + sum(len(str(message.get("content"))) for message in document.messages or ())
         if size >= BATCH_CHARACTERS:
-            yield from _encode_batch(waiting, tokenizer)
-            waiting, size = [], 0
-    yield from _encode_batch(waiting, tokenizer)
+            yield batch
+            batch, size = [], 0
+    yield batch
+
+
+def _written(batch: list[Document], write_chats: WriteChats, refuse: Callable[[BadLine], None]) -> list[Waiting]:
+    """The texts of documents; chats that cannot be written are refused."""
+    chats = iter(write_chats([document.messages for document in batch if document.messages is not None]))
+    waiting: list[Waiting] = []
+    for document in batch:
+        if document.messages is None:
+            waiting.append((document, document.text, None))
+            continue
+        written = next(chats)
+        if isinstance(written, RequestError):
+            refuse(BadLine(document.where, f"is a chat that cannot be written: {written}"))
+        else:
+            waiting.append((document, *written))
+    return waiting
 
 
 def _encode_batch(waiting: list[Waiting], tokenizer: Tokenizer) -> Iterator[tuple[list[int], np.ndarray | None]]:
-    """As `_encoded`, of some documents at once."""
+    """Ids and, of chats, which are learned; tokenised on all cores."""
     ending = end_of_text(tokenizer)
     encodings = (
         tokenizer.backend.encode_batch([text for _, text, _ in waiting], add_special_tokens=False) if waiting else []
@@ -248,28 +269,3 @@ def _encode_batch(waiting: list[Waiting], tokenizer: Tokenizer) -> Iterator[tupl
             ids = [*ids, ending]
         if ids:
             yield ids, None
-
-
-def _chat_text(messages: list[Any], tokenizer: Tokenizer) -> tuple[str, list[tuple[int, int]]]:
-    """A chat as its template writes it, and the spans of characters that the assistant says.
-
-    RequestError where they cannot be told.
-    """
-    if tokenizer.chat_template is None:
-        raise RequestError("the tokenizer has no chat template")
-    render = functools.partial(tokenizer.chat_template.render, continue_final_message=False)
-    text, spans = render(messages, add_generation_prompt=False), []
-    for index, message in enumerate(messages):
-        if message.get("role") != "assistant":
-            continue
-        before, after = (
-            render(messages[:index], add_generation_prompt=True),
-            render(messages[: index + 1], add_generation_prompt=False),
-        )
-        if not (after.startswith(before) and text.startswith(after)):
-            raise RequestError(
-                f"its template does not write messages[{index}] behind those before it, "
-                "so the assistant's words cannot be told apart"
-            )
-        spans.append((len(before), len(after)))
-    return text, spans

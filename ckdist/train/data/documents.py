@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ckdist.errors import ConfigError
+from ckdist.regular_file import open_regular
 
 PIECE_CHARACTERS = 1 << 16  # a longer text file is read in pieces that end at a line's end
 MAX_LINE_BYTES = 64 << 20
@@ -73,7 +74,7 @@ def read_documents(path: Path, text_column: str) -> Iterator[Document | BadLine]
 def _text(path: Path) -> Iterator[Document | BadLine]:
     """A text file, in pieces."""
     piece, size, first, begins = [], 0, 1, True
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         for number, raw in enumerate(_lines(file), 1):
             try:
                 line = raw.decode()
@@ -91,7 +92,7 @@ def _text(path: Path) -> Iterator[Document | BadLine]:
 
 def _json_lines(path: Path, text_column: str) -> Iterator[Document | BadLine]:
     """A file of JSON objects, one a line."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         for number, raw in enumerate(_lines(file), 1):
             if not raw.strip():
                 continue

@@ -1,0 +1,91 @@
+"""Chats as their template writes them, and the characters on which the loss is taken.
+
+A model's template is a program of strangers: a process with limits runs it, on many chats at a time.
+"""
+
+import functools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ckdist.errors import RequestError
+from ckdist.tokens.text_process import TOO_MUCH, TextProcess
+from ckdist.tokens.tokenizer import Tokenizer
+
+HANDLER = "ckdist.train.data.chats:run"
+BATCH_CHATS, BATCH_BYTES = 64, 1 << 20  # of one message to the process
+
+Messages: TypeAlias = list[Any]
+Written: TypeAlias = tuple[str, list[tuple[int, int]]]  # the text, and spans of characters that the assistant says
+WriteChats: TypeAlias = Callable[[Sequence[Messages]], list[Written | RequestError]]
+
+
+def write_chat(messages: Messages, tokenizer: Tokenizer) -> Written:
+    """A chat as its template writes it, and the spans of characters that the assistant says.
+
+    RequestError where they cannot be told.
+    """
+    assert tokenizer.chat_template is not None, "who writes chats has a template"
+    render = functools.partial(tokenizer.chat_template.render, continue_final_message=False)
+    text, spans = render(messages, add_generation_prompt=False), []
+    for index, message in enumerate(messages):
+        if message.get("role") != "assistant":
+            continue
+        before, after = (
+            render(messages[:index], add_generation_prompt=True),
+            render(messages[: index + 1], add_generation_prompt=False),
+        )
+        if not (after.startswith(before) and text.startswith(after)):
+            raise RequestError(
+                f"its template does not write messages[{index}] behind those before it, "
+                "so the assistant's words cannot be told apart"
+            )
+        spans.append((len(before), len(after)))
+    return text, spans
+
+
+class ChatProcess:
+    """Writes chats in a process with limits, which starts with the first. Its owner closes it."""
+
+    def __init__(self, model: Path):
+        self._process = TextProcess(model, None, HANDLER)
+        self.close = self._process.close
+
+    def write(self, chats: Sequence[Messages]) -> list[Written | RequestError]:
+        """Each chat's text and spans, or the reason why there are none."""
+        written: list[Written | RequestError] = []
+        batch: list[str] = []
+        for messages in chats:
+            batch.append(json.dumps(messages, default=str))
+            if len(batch) == BATCH_CHATS or sum(map(len, batch)) > BATCH_BYTES:
+                written += self._batch(batch)
+                batch = []
+        return written + self._batch(batch)
+
+    def _batch(self, batch: list[str]) -> list[Written | RequestError]:
+        """A batch that exceeds the limits is written chat by chat, so that one alone is refused."""
+        if not batch:
+            return []
+        try:
+            answer = self._process.ask(f"[{','.join(batch)}]".encode(), len(batch))
+        except RequestError as error:
+            return [error] if len(batch) == 1 else [entry for text in batch for entry in self._batch([text])]
+        return [
+            RequestError(entry) if isinstance(entry, str) else (entry[0], [(begin, end) for begin, end in entry[1]])
+            for entry in json.loads(answer)
+        ]
+
+
+def run(tokenizer: Tokenizer, _head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+    """What a worker does: of each chat its text and spans, or the reason why there are none, as JSON."""
+    written: list[Written | str] = []
+    try:
+        for messages in json.loads(body):
+            try:
+                written.append(write_chat(messages, tokenizer))
+            except RequestError as error:
+                written.append(str(error))
+        return {}, json.dumps(written).encode()
+    except (MemoryError, RecursionError):
+        return {"refused": TOO_MUCH}, b""
