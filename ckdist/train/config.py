@@ -22,6 +22,22 @@ else:
 SCHEDULES = ("constant", "linear", "cosine", "wsd")
 MAX_STEPS = 1 << 40
 MAX_CONFIG_BYTES = 1 << 20
+# Names that other trainers have for a field.
+OTHER_NAMES = {
+    "lr": "learning_rate", "max_lr": "learning_rate", "min_lr": "min_lr_ratio", "lr_scheduler": "lr_scheduler_type",
+    "scheduler": "lr_scheduler_type", "epochs": "num_train_epochs", "num_epochs": "num_train_epochs",
+    "steps": "max_steps", "batch_size": "per_device_train_batch_size", "micro_batch_size": "per_device_train_batch_size",
+    "grad_accum": "gradient_accumulation_steps", "accumulation_steps": "gradient_accumulation_steps",
+    "max_seq_length": "max_length", "max_seq_len": "max_length", "seq_len": "max_length", "block_size": "max_length",
+    "sequence_len": "max_length", "context_length": "max_length", "model": "model_name_or_path",
+    "base_model": "model_name_or_path", "tokenizer": "tokenizer_name", "data": "train_file", "dataset": "train_file",
+    "datasets": "train_file", "train_data": "train_file", "eval_file": "validation_file", "output": "output_dir",
+    "out": "output_dir", "optimizer": "optim", "warmup": "warmup_steps", "grad_clip": "max_grad_norm",
+    "clip_grad": "max_grad_norm", "gradient_checkpointing": "activation_checkpointing", "r": "lora_r",
+    "rank": "lora_r", "lora_rank": "lora_r", "alpha": "lora_alpha", "target_modules": "lora_target_modules",
+    "resume_from_checkpoint": "resume", "beta1": "adam_beta1", "beta2": "adam_beta2", "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size", "dp": "data_parallel_size", "wd": "weight_decay",
+}  # fmt: skip
 
 
 def setting(
@@ -208,15 +224,20 @@ def from_mapping(values: Mapping[str, Any], where: str) -> TrainConfig:
     known = [item.name for item in fields(TrainConfig)]
     for name in values:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            raise ConfigError(
-                f"{where}: unknown field {name!r:.80}"
-                + (f", did you mean {close[0]}?" if close else f"; the known ones are {', '.join(known)}")
-            )
+            raise ConfigError(f"{where}: unknown field {name!r:.80}{_nearest(name, known)}")
     try:
         return TrainConfig(**values)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    """What an unknown field may mean, or the known ones that begin with the same word, or all."""
+    close = [OTHER_NAMES[name]] if name in OTHER_NAMES else difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    if close:
+        return f", did you mean {close[0]}?"
+    akin = [item for item in known if item.partition("_")[0] == name.partition("_")[0]]
+    return f"; the known ones are {', '.join(akin or known)}"
 
 
 def load_config(path: str, overrides: Iterable[str] = ()) -> TrainConfig:

@@ -93,7 +93,7 @@ def test_parquet_rows(tmp_path, tokenizer):
     assert cache.documents == 2 and cache.skipped == 1
     with pytest.raises(ConfigError, match=r"a.parquet:3 has no text in 'content'"):
         open_cache(tmp_path / "cache", [path], tokenizer, "content", "error")
-    with pytest.raises(ConfigError, match="no column 'text' or 'messages'; it has content, n"):
+    with pytest.raises(ConfigError, match=r"has no text in 'text' and no 'messages'; its keys are content, n: set text_column"):
         open_cache(tmp_path / "cache", [path], tokenizer, "text", "error")
 
 
@@ -106,7 +106,7 @@ def made_up(lengths, chats: int = 0) -> TokenCache:
     tokens = np.arange(1, starts[-1] + 1, dtype=np.uint32)
     learned = np.ones(starts[-1], np.uint8)
     learned[starts[:chats]] = 0
-    return TokenCache(tokens, starts, learned if chats else None, "", 0)
+    return TokenCache(tokens, starts, learned if chats else None, "", 0, np.arange(len(lengths)), ("a.jsonl",))
 
 
 def pairs(batches) -> list[tuple[int, int]]:

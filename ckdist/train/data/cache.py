@@ -10,7 +10,7 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -21,15 +21,18 @@ from numpy.typing import DTypeLike
 from ckdist.errors import ConfigError, EngineError, RequestError
 from ckdist.progress import ProgressBar
 from ckdist.tokens.tokenizer import Tokenizer
-from ckdist.train.data.documents import BadLine, Document, read_documents
+from ckdist.train.data.documents import read_documents
+from ckdist.train.data.records import BadLine, Document
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 BATCH_CHARACTERS = 4 << 20  # that are tokenised at once, on all cores
 SHOWN_BAD_LINES = 5
+LINE_BITS = 40  # of a place: the file's index is above them
 
 Waiting: TypeAlias = tuple[Document, str, list[tuple[int, int]] | None]  # its text, and the spans that are learned
+Encoded: TypeAlias = tuple[str, list[int], np.ndarray | None]  # file:line, ids, and of a chat which are learned
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,18 @@ class TokenCache:
     learned: np.ndarray | None  # uint8 (tokens,): 1 where a chat's loss is taken on the token; None: on all
     digest: str  # of the tokens: equal on all ranks
     skipped: int  # bad lines that were left out
+    places: np.ndarray  # int64 (documents,): index in `files` << LINE_BITS | line
+    files: tuple[str, ...]
 
     @property
     def documents(self) -> int:
         """How many there are."""
         return len(self.starts) - 1
+
+    def where(self, document: int) -> str:
+        """Where a document begins, as file:line."""
+        place = int(self.places[document])
+        return f"{self.files[place >> LINE_BITS]}:{place & ((1 << LINE_BITS) - 1)}"
 
 
 def open_cache(
@@ -56,9 +66,12 @@ def open_cache(
     ConfigError for bad lines (bad_lines: error or skip) and for no tokens.
     """
     folder = directory / cache_key(files, tokenizer, text_column, bad_lines)
-    if not (folder / "meta.json").is_file():
+    is_made = (folder / "meta.json").is_file()
+    if not is_made:
         _make(folder, files, tokenizer, text_column, bad_lines, progress)
     meta = json.loads((folder / "meta.json").read_text())
+    if is_made and progress and meta["skipped"]:
+        log.warning("%d lines in all were left out when these tokens were made", meta["skipped"])
 
     def load(name: str, dtype: DTypeLike, size: int) -> np.ndarray:
         """A file of the cache, mapped."""
@@ -67,7 +80,8 @@ def open_cache(
     tokens = load("tokens.bin", meta["dtype"], meta["tokens"])
     starts = load("starts.bin", np.int64, meta["documents"] + 1)
     learned = load("learned.bin", np.uint8, meta["tokens"]) if meta["chats"] else None
-    return TokenCache(tokens, starts, learned, meta["digest"], meta["skipped"])
+    places = load("places.bin", np.int64, meta["documents"])
+    return TokenCache(tokens, starts, learned, meta["digest"], meta["skipped"], places, tuple(meta["files"]))
 
 
 def cache_key(files: list[Path], tokenizer: Tokenizer, text_column: str, bad_lines: str) -> str:
@@ -100,12 +114,13 @@ def _make(
         raise ConfigError(f"cannot write in {folder.parent}: {error.strerror}; set cache_dir") from None
     try:
         with _Writer(temporary, tokenizer.vocab_size) as writer:
-            for ids, learned in _encoded(
+            for where, ids, learned in _encoded(
                 _read(files, text_column, bad_lines, writer, progress), tokenizer, bad_lines, writer
             ):
-                writer.add(ids, learned)
+                writer.add(where, ids, learned)
         if not writer.tokens:
-            raise ConfigError(f"the {len(files)} files of {files[0]} ... hold no text")
+            held = f"{files[0]} has" if len(files) == 1 else f"{files[0]} and {len(files) - 1} more files have"
+            raise ConfigError(f"{held} no text" + (f" but {writer.skipped} bad lines" if writer.skipped else ""))
         writer.finish()
         try:
             temporary.rename(folder)
@@ -130,22 +145,25 @@ class _Writer:
         self.dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
         self.tokens = self.documents = self.skipped = 0
         self.chats = False
+        self.files: dict[str, int] = {}
         self.digest = hashlib.sha256()
 
     def __enter__(self) -> "_Writer":
-        self._tokens, self._starts, self._learned = (
+        self._tokens, self._starts, self._learned, self._places = (
             open(self.folder / f"{name}.bin", "wb")  # noqa: SIM115 - closed by __exit__
-            for name in ("tokens", "starts", "learned")
+            for name in ("tokens", "starts", "learned", "places")
         )
         self._starts.write(np.int64(0).tobytes())
         return self
 
     def __exit__(self, *_: object) -> None:
-        for file in (self._tokens, self._starts, self._learned):
+        for file in (self._tokens, self._starts, self._learned, self._places):
             file.close()
 
-    def add(self, ids: list[int], learned: np.ndarray | None) -> None:
+    def add(self, where: str, ids: list[int], learned: np.ndarray | None) -> None:
         """One document's tokens. `learned`: bool (tokens,), of a chat. OSError where the disk is full."""
+        path, _, line = where.rpartition(":")
+        place = self.files.setdefault(path, len(self.files)) << LINE_BITS | int(line)
         data = np.asarray(ids, self.dtype).tobytes()
         flags = np.ones(len(ids), np.uint8) if learned is None else learned.astype(np.uint8)
         self.chats |= learned is not None
@@ -154,6 +172,7 @@ class _Writer:
         self._tokens.write(data)
         self._learned.write(flags.tobytes())
         self._starts.write(np.int64(self.tokens).tobytes())
+        self._places.write(np.int64(place).tobytes())
         self.digest.update(data + flags.tobytes())
 
     def skip(self, bad: BadLine) -> None:
@@ -175,6 +194,7 @@ class _Writer:
             "dtype": self.dtype.name,
             "chats": self.chats,
             "skipped": self.skipped,
+            "files": list(self.files),
         }
         for path in self.folder.iterdir():  # on the disk before the folder has its name
             with open(path, "rb") as file:
@@ -205,16 +225,16 @@ def _read(files: list[Path], text_column: str, bad_lines: str, writer: _Writer, 
             bar.update(file.stat().st_size)
 
 
-def _encoded(
-    documents: Iterable[Document], tokenizer: Tokenizer, bad_lines: str, writer: _Writer
-) -> Iterator[tuple[list[int], np.ndarray | None]]:
-    """Ids and, of chats, which are learned; batches are tokenised on all cores."""
+def _encoded(documents: Iterable[Document], tokenizer: Tokenizer, bad_lines: str, writer: _Writer) -> Iterator[Encoded]:
+    """Where each begins, its ids and, of chats, which are learned; batches are tokenised on all cores."""
     waiting: list[Waiting] = []
     size = 0
     for document in documents:
         try:
             text, spans = (
-                (document.text, None) if document.messages is None else _chat_text(document.messages, tokenizer)
+                (document.text, None)
+                if document.messages is None
+                else _chat_text(document.messages, tokenizer, document.tools)
             )
         except RequestError as error:
             _refuse(BadLine(document.where, f"is a chat that cannot be written: {error}"), bad_lines, writer)
@@ -227,7 +247,7 @@ def _encoded(
     yield from _encode_batch(waiting, tokenizer)
 
 
-def _encode_batch(waiting: list[Waiting], tokenizer: Tokenizer) -> Iterator[tuple[list[int], np.ndarray | None]]:
+def _encode_batch(waiting: list[Waiting], tokenizer: Tokenizer) -> Iterator[Encoded]:
     """As `_encoded`, of some documents at once."""
     ending = end_of_text(tokenizer)
     encodings = (
@@ -240,24 +260,26 @@ def _encode_batch(waiting: list[Waiting], tokenizer: Tokenizer) -> Iterator[tupl
             learned = np.zeros(len(ids), bool)
             for begin, end in spans:
                 learned |= (begins >= begin) & (begins < end)
-            yield ids, learned
+            yield document.where, ids, learned
             continue
         if document.begins and tuple(ids[: len(tokenizer.prefix)]) != tokenizer.prefix:
             ids = [*tokenizer.prefix, *ids]
         if document.ends and ending is not None:
             ids = [*ids, ending]
         if ids:
-            yield ids, None
+            yield document.where, ids, None
 
 
-def _chat_text(messages: list[Any], tokenizer: Tokenizer) -> tuple[str, list[tuple[int, int]]]:
-    """A chat as its template writes it, and the spans of characters that the assistant says.
+def _chat_text(
+    messages: list[Any], tokenizer: Tokenizer, tools: Sequence[dict[str, Any]] = ()
+) -> tuple[str, list[tuple[int, int]]]:
+    """A chat as its template writes it, tools as in serving, and the spans of characters that the assistant says.
 
     RequestError where they cannot be told.
     """
     if tokenizer.chat_template is None:
         raise RequestError("the tokenizer has no chat template")
-    render = functools.partial(tokenizer.chat_template.render, continue_final_message=False)
+    render = functools.partial(tokenizer.chat_template.render, tools=tools, continue_final_message=False)
     text, spans = render(messages, add_generation_prompt=False), []
     for index, message in enumerate(messages):
         if message.get("role") != "assistant":
@@ -271,5 +293,7 @@ def _chat_text(messages: list[Any], tokenizer: Tokenizer) -> tuple[str, list[tup
                 f"its template does not write messages[{index}] behind those before it, "
                 "so the assistant's words cannot be told apart"
             )
+        if len(after) == len(before):
+            raise RequestError(f"its template writes nothing of messages[{index}], the assistant's")
         spans.append((len(before), len(after)))
     return text, spans

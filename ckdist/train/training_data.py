@@ -1,0 +1,100 @@
+"""The data of a training, opened on every rank: batches to train on, rows to validate on, and what is said of them."""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ckdist.comm.protocol import World
+from ckdist.comm.world import agree
+from ckdist.errors import ConfigError
+from ckdist.mesh import Mesh
+from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.train.config import TrainConfig
+from ckdist.train.data.batches import FileBatches, OwnBatches
+from ckdist.train.data.cache import TokenCache, open_cache
+from ckdist.train.data.cuts import count_cuts, describe_cuts
+from ckdist.train.data.documents import find_files
+from ckdist.train.data.rows import Rows, split
+from ckdist.train.source import BatchSource
+
+log = logging.getLogger(__name__)
+
+EVAL_ROWS = 256  # of max_length that a validation loss is taken on, at most
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """`digest` is of the training tokens. `validation`: None if there is none."""
+
+    batches: FileBatches | OwnBatches
+    validation: Rows | None = None
+    digest: str = ""
+
+
+def own_batches(config: TrainConfig, mesh: Mesh, source: BatchSource) -> TrainingData:
+    """Steps of a user's source; ConfigError where nothing says how many."""
+    if config.max_steps < 0:
+        raise ConfigError("a batch source of one's own has no end: set max_steps")
+    tokens = config.per_device_train_batch_size * config.max_length
+    return TrainingData(OwnBatches(source, mesh.index("dp"), mesh.size("dp"), tokens))
+
+
+def file_batches(config: TrainConfig, world: World, mesh: Mesh, tokenizer: Tokenizer) -> TrainingData:
+    """Steps over the text files. A collective call. ConfigError for data from which nothing can be learned."""
+    c = config
+    say = log.warning if world.rank == 0 else lambda _: None
+    files = find_files(c.train_file, say)
+    held_files = find_files(c.validation_file, say) if c.validation_file else []
+    for path in sorted({path.resolve() for path in files} & {path.resolve() for path in held_files}):
+        say(f"{path} is in train_file and in validation_file: the validation loss is of what was learned")
+    cache = _open_cache(c, world, files, tokenizer)
+    documents, held = split(cache, held_out_percentage(c), c.seed)
+    validated = _open_cache(c, world, held_files, tokenizer) if held_files else cache
+    held = np.arange(validated.documents) if held_files else held
+    lines = describe_cuts(count_cuts(cache, documents, c.max_length), cache, c.max_length, "train_file")
+    validation = Rows(validated, held, c.max_length, c.seed, shuffle=False) if len(held) else None
+    if validation is None:
+        lines += ["there is no validation loss: train_file has one document"] if held_out_percentage(c) else []
+    else:
+        name = "validation_file" if held_files else "what is held out"
+        cuts = count_cuts(validated, held, c.max_length)
+        try:
+            lines += describe_cuts(cuts, validated, c.max_length, name)
+        except ConfigError as error:
+            if held_files:
+                raise
+            lines.append(f"there is no validation loss: {error}")
+            validation = None
+    if validation is not None and (rows := validation.count(0)) > EVAL_ROWS:
+        lines.append(f"the validation loss is taken on the first {EVAL_ROWS} of {rows} rows of max_length")
+    for line in lines:
+        say(line)
+    rows = Rows(cache, documents, c.max_length, c.seed)
+    batches = FileBatches(
+        rows, mesh.index("dp"), mesh.size("dp"), c.per_device_train_batch_size, c.gradient_accumulation_steps
+    )
+    return TrainingData(batches, validation, cache.digest)
+
+
+def held_out_percentage(config: TrainConfig) -> float:
+    """Per cent of the training documents that are not trained on."""
+    return 0.0 if config.validation_file else config.validation_split_percentage
+
+
+def _open_cache(config: TrainConfig, world: World, files: list[Path], tokenizer: Tokenizer) -> TokenCache:
+    """The tokens, made by one rank of each host while the others wait."""
+    load = lambda: open_cache(
+        Path(config.cache_dir or Path(config.output_dir) / "cache"),
+        files,
+        tokenizer,
+        config.text_column,
+        config.bad_lines,
+        world.rank == 0,
+    )
+    cache = load() if world.local_rank == 0 else None
+    world.gather(None)
+    cache = cache or load()
+    agree(world, "training text", cache.digest)
+    return cache
