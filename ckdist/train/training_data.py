@@ -53,7 +53,10 @@ def file_batches(config: TrainConfig, world: World, mesh: Mesh, tokenizer: Token
     documents, held = split(cache, held_out_percentage(c), c.seed)
     validated = _open_cache(c, world, held_files, tokenizer) if held_files else cache
     held = np.arange(validated.documents) if held_files else held
-    lines = describe_cuts(count_cuts(cache, documents, c.max_length), cache, c.max_length, "train_file")
+    cuts = count_cuts(cache, documents, c.max_length)
+    lines = describe_cuts(cuts, cache, c.max_length, "train_file")
+    if cuts.divided and world.rank == 0:
+        log.info("%d of %d texts are longer than max_length and are learned in parts", cuts.divided, cuts.texts)
     validation = Rows(validated, held, c.max_length, c.seed, shuffle=False) if len(held) else None
     if validation is None:
         lines += ["there is no validation loss: train_file has one document"] if held_out_percentage(c) else []

@@ -93,7 +93,9 @@ def test_parquet_rows(tmp_path, tokenizer):
     assert cache.documents == 2 and cache.skipped == 1
     with pytest.raises(ConfigError, match=r"a.parquet:3 has no text in 'content'"):
         open_cache(tmp_path / "cache", [path], tokenizer, "content", "error")
-    with pytest.raises(ConfigError, match=r"has no text in 'text' and no 'messages'; its keys are content, n: set text_column"):
+    with pytest.raises(
+        ConfigError, match=r"has no text in 'text' and no 'messages'; its keys are content, n: set text_column"
+    ):
         open_cache(tmp_path / "cache", [path], tokenizer, "text", "error")
 
 

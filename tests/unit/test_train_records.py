@@ -18,6 +18,12 @@ USER, ANSWER = {"role": "user", "content": "Say yes."}, {"role": "assistant", "c
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
 CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+TEMPLATE = (
+    "{% for tool in tools or [] %}# Tools {{ tool | tojson }}{% endfor %}{% for m in messages %}"
+    "<|{{ m.role }}|>{{ m.content }}{{ m.reasoning_content }}{% for call in m.tool_calls or [] %}"
+    "{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
 RESULT = {"role": "tool", "tool_call_id": "c1", "content": "12 C"}
 
 
@@ -56,7 +62,7 @@ def test_a_json_file_of_one_record_or_of_none(tmp_path):
 @pytest.mark.parametrize(
     "name, data, said",
     [
-        ("a.json", '[{"text": "one"}\n {"text": "two"}]', "a.json:2 has '{\"text\": \"two\"}]' where a comma or the end"),
+        ("a.json", '[{"text": "one"}\n {"text": "two"}]', 'a.json:2 has \'{"text": "two"}]\' where a comma or the end'),
         ("a.json", '[{"text": "one"},\n {"text": ]', "a.json:2 is not JSON: "),
         ("a.json", '[{"text": "one"}] x', "goes on behind its list with 'x'"),
         ("a.csv", "text\none\n", "a.csv is no text, and .csv is not read: give .jsonl, .json, .parquet or text"),
@@ -93,7 +99,10 @@ def test_other_forms_are_refused_with_their_keys(tmp_path, record, said):
         ([ANSWER, USER, ANSWER], "messages[0] is the assistant's and follows no question of the user's"),
         ([USER, ANSWER, ANSWER], "messages[2] is the assistant's and follows another message of the assistant's"),
         ([USER, ANSWER, USER], "its last message is of the role 'user', and must be the assistant's answer"),
-        ([USER, {"role": "system", "content": "s"}, ANSWER], "messages[1] is of the role 'system', which may only come"),
+        (
+            [USER, {"role": "system", "content": "s"}, ANSWER],
+            "messages[1] is of the role 'system', which may only come",
+        ),
         ([{"role": "system", "content": "s"}] * 2 + [USER, ANSWER], "messages begin with the roles system, system"),
         ([{"role": "system", "content": "s"}, ANSWER], "messages[1] is the assistant's and follows no question"),
         ([USER, RESULT, ANSWER], "messages[1] is of the role 'tool', and no call of a tool is before it"),
@@ -146,10 +155,7 @@ def test_roles_that_a_server_takes_are_taken(tmp_path):
     "source",
     [
         None,  # a template without a place for tools
-        "{% for tool in tools or [] %}# Tools {{ tool | tojson }}{% endfor %}{% for m in messages %}"
-        "<|{{ m.role }}|>{{ m.content }}{{ m.reasoning_content }}{% for call in m.tool_calls or [] %}"
-        "{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant|>{% endif %}",
+        TEMPLATE,
     ],
 )
 def test_training_learns_an_answer_behind_the_prompt_that_a_server_makes(tmp_path, source):
@@ -162,7 +168,7 @@ def test_training_learns_an_answer_behind_the_prompt_that_a_server_makes(tmp_pat
     cache = open_cache(tmp_path / "cache", [tmp_path / "a.jsonl"], tokenizer, "text", "error")
     assert cache.where(0) == f"{tmp_path / 'a.jsonl'}:1"
     body = {**record, "messages": record["messages"][:-1]}
-    prompt = apply_template(body, tokenizer, ModelFacts.__new__(ModelFacts))["prompt"]
+    prompt = apply_template(body, tokenizer, ModelFacts("m", 4096, 4096))["prompt"]
     text = tokenizer.decode(cache.tokens.tolist(), skip_special=False)
     assert text.startswith(prompt) and "weather" in prompt and text[len(prompt) :].startswith("yes")
 

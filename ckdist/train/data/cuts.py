@@ -88,11 +88,6 @@ def describe_cuts(cuts: Cuts, cache: TokenCache, length: int, name: str) -> list
         )
     if not cuts.targets:
         raise ConfigError(_nothing(name))
-    if cuts.divided:
-        lines.append(
-            f"{name}: {cuts.divided} of {cuts.texts} texts are longer than max_length ({length}): each is learned in "
-            "parts that do not see each other"
-        )
     return lines
 
 

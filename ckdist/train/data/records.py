@@ -106,7 +106,9 @@ def _check_order(roles: list[str]) -> None:
         head += 1
     if roles[:head] not in ([], ["system"], ["developer"], ["system", "developer"]):
         shown = ", ".join(roles[:head])
-        raise RequestError(f"messages begin with the roles {shown}; one system and one developer message may come first")
+        raise RequestError(
+            f"messages begin with the roles {shown}; one system and one developer message may come first"
+        )
     for index, role in enumerate(roles[head:], head):
         before = roles[index - 1] if index > head else ""
         if role in ("system", "developer"):
