@@ -26,8 +26,9 @@ MAX_CONFIG_BYTES = 1 << 20
 OTHER_NAMES = {
     "lr": "learning_rate", "max_lr": "learning_rate", "min_lr": "min_lr_ratio", "lr_scheduler": "lr_scheduler_type",
     "scheduler": "lr_scheduler_type", "epochs": "num_train_epochs", "num_epochs": "num_train_epochs",
-    "steps": "max_steps", "batch_size": "per_device_train_batch_size", "micro_batch_size": "per_device_train_batch_size",
-    "grad_accum": "gradient_accumulation_steps", "accumulation_steps": "gradient_accumulation_steps",
+    "steps": "max_steps", "batch_size": "per_device_train_batch_size",
+    "micro_batch_size": "per_device_train_batch_size", "grad_accum": "gradient_accumulation_steps",
+    "accumulation_steps": "gradient_accumulation_steps",
     "max_seq_length": "max_length", "max_seq_len": "max_length", "seq_len": "max_length", "block_size": "max_length",
     "sequence_len": "max_length", "context_length": "max_length", "model": "model_name_or_path",
     "base_model": "model_name_or_path", "tokenizer": "tokenizer_name", "data": "train_file", "dataset": "train_file",

@@ -14,7 +14,7 @@ class SkippedSteps:
         self.learning_rate, self.count, self.in_a_row = learning_rate, before, 0
 
     def add(self, report: StepReport, updates: int) -> None:
-        """Raises EngineError if too many steps were skipped, or if the last step ends without any update (`updates`)."""
+        """Raises EngineError if too many steps were skipped, or if the last one ends and `updates` is 0."""
         if report.step == report.steps and not updates:
             raise EngineError(
                 f"none of the {report.steps} steps changed the model, and none is written: {report.reason}"

@@ -46,7 +46,7 @@ from ckdist.train.resumption import changed_settings, check_settings, settings_o
 from ckdist.train.schedule import Schedule
 from ckdist.train.source import BatchSource, share_source
 from ckdist.train.step_cost import TrainingStepCost, cluster_of
-from ckdist.train.training_data import EVAL_ROWS, file_batches, own_batches
+from ckdist.train.training_data import EVAL_ROWS, open_data
 from ckdist.weights.adapter_file import save_adapter
 
 log = logging.getLogger(__name__)
@@ -178,10 +178,7 @@ class Trainer:
             self.shards.replicated,
             self.shards.tied,
         )
-        if source is not None:
-            data = own_batches(config, mesh, source)
-        else:
-            data = file_batches(config, world, mesh, self.tokenizer)
+        data = open_data(config, world, mesh, self.tokenizer, source)
         self.batches, self.validation = data.batches, data.validation
         self.state = TrainState(seed=config.seed, data=data.digest)
         self._resume(Path(resumed) if resumed else None)

@@ -1,6 +1,7 @@
 """The data of a training, opened on every rank: batches to train on, rows to validate on, and what is said of them."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +15,9 @@ from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.batches import FileBatches, OwnBatches
 from ckdist.train.data.cache import TokenCache, open_cache
-from ckdist.train.data.cuts import count_cuts, describe_cuts
 from ckdist.train.data.documents import find_files
 from ckdist.train.data.rows import Rows, split
+from ckdist.train.data.truncation import count_truncated, describe_truncation
 from ckdist.train.source import BatchSource
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,19 @@ class TrainingData:
     digest: str = ""
 
 
-def own_batches(config: TrainConfig, mesh: Mesh, source: BatchSource) -> TrainingData:
+def open_data(
+    config: TrainConfig, world: World, mesh: Mesh, tokenizer: Tokenizer, source: BatchSource | None
+) -> TrainingData:
+    """The steps of a user's `source`, or of the files. A collective call.
+
+    ConfigError for data from which nothing can be learned.
+    """
+    if source is not None:
+        return _own_batches(config, mesh, source)
+    return _file_batches(config, world, mesh, tokenizer)
+
+
+def _own_batches(config: TrainConfig, mesh: Mesh, source: BatchSource) -> TrainingData:
     """Steps of a user's source; ConfigError where nothing says how many."""
     if config.max_steps < 0:
         raise ConfigError("a batch source of one's own has no end: set max_steps")
@@ -41,8 +54,7 @@ def own_batches(config: TrainConfig, mesh: Mesh, source: BatchSource) -> Trainin
     return TrainingData(OwnBatches(source, mesh.index("dp"), mesh.size("dp"), tokens))
 
 
-def file_batches(config: TrainConfig, world: World, mesh: Mesh, tokenizer: Tokenizer) -> TrainingData:
-    """Steps over the text files. A collective call. ConfigError for data from which nothing can be learned."""
+def _file_batches(config: TrainConfig, world: World, mesh: Mesh, tokenizer: Tokenizer) -> TrainingData:
     c = config
     say = log.warning if world.rank == 0 else lambda _: None
     files = find_files(c.train_file, say)
@@ -53,32 +65,37 @@ def file_batches(config: TrainConfig, world: World, mesh: Mesh, tokenizer: Token
     documents, held = split(cache, held_out_percentage(c), c.seed)
     validated = _open_cache(c, world, held_files, tokenizer) if held_files else cache
     held = np.arange(validated.documents) if held_files else held
-    cuts = count_cuts(cache, documents, c.max_length)
-    lines = describe_cuts(cuts, cache, c.max_length, "train_file")
-    if cuts.divided and world.rank == 0:
-        log.info("%d of %d texts are longer than max_length and are learned in parts", cuts.divided, cuts.texts)
-    validation = Rows(validated, held, c.max_length, c.seed, shuffle=False) if len(held) else None
-    if validation is None:
-        lines += ["there is no validation loss: train_file has one document"] if held_out_percentage(c) else []
-    else:
-        name = "validation_file" if held_files else "what is held out"
-        cuts = count_cuts(validated, held, c.max_length)
-        try:
-            lines += describe_cuts(cuts, validated, c.max_length, name)
-        except ConfigError as error:
-            if held_files:
-                raise
-            lines.append(f"there is no validation loss: {error}")
-            validation = None
-    if validation is not None and (rows := validation.count(0)) > EVAL_ROWS:
-        lines.append(f"the validation loss is taken on the first {EVAL_ROWS} of {rows} rows of max_length")
-    for line in lines:
+    counts = count_truncated(cache, documents, c.max_length)
+    for line in describe_truncation(counts, cache, c.max_length, "train_file"):
         say(line)
+    if counts.divided and world.rank == 0:
+        log.info("%d of %d texts are longer than max_length and are learned in parts", counts.divided, counts.texts)
     rows = Rows(cache, documents, c.max_length, c.seed)
     batches = FileBatches(
         rows, mesh.index("dp"), mesh.size("dp"), c.per_device_train_batch_size, c.gradient_accumulation_steps
     )
-    return TrainingData(batches, validation, cache.digest)
+    return TrainingData(batches, _validation(c, validated, held, say), cache.digest)
+
+
+def _validation(c: TrainConfig, cache: TokenCache, held: np.ndarray, say: Callable[[str], None]) -> Rows | None:
+    """Rows of the documents `held`; None if nothing is held out, or nothing of it can be learned."""
+    if not len(held):
+        if held_out_percentage(c):
+            say("there is no validation loss: train_file has one document")
+        return None
+    name = "validation_file" if c.validation_file else "the held-out part"
+    try:
+        for line in describe_truncation(count_truncated(cache, held, c.max_length), cache, c.max_length, name):
+            say(line)
+    except ConfigError as error:
+        if c.validation_file:
+            raise
+        say(f"there is no validation loss: {error}")
+        return None
+    validation = Rows(cache, held, c.max_length, c.seed, shuffle=False)
+    if (rows := validation.count(0)) > EVAL_ROWS:
+        say(f"the validation loss is taken on the first {EVAL_ROWS} of {rows} rows of max_length")
+    return validation
 
 
 def held_out_percentage(config: TrainConfig) -> float:

@@ -72,7 +72,7 @@ def test_what_is_cut_and_what_is_not_validated_on_is_said(tmp_path, caplog):
     long = pathlib.Path(chats(tmp_path / "a", 99, 1))
     files = (chats(tmp_path, 2, 700), str(long), str(long), f"{tmp_path}/*.jsonl")
     train(config(tmp_path, max_steps=1, train_file=files, validation_file=files[0]))
-    assert "train_file: 1 of 701 chats are longer than max_length (32) and are cut, as " in caplog.text
+    assert "train_file: 1 of 701 chats are longer than max_length (32) and are truncated, as " in caplog.text
     assert f"{long}:1 with" in caplog.text and f"{long} is named twice, and is read once" in caplog.text
     assert "chats.jsonl is in train_file and in validation_file" in caplog.text
     assert re.search(r"the validation loss is taken on the first 256 of \d+ rows of max_length", caplog.text)

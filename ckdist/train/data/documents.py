@@ -22,8 +22,8 @@ NEWLINE = "\n"
 LINES = (".jsonl", ".ndjson", ".jsonlines")
 # Data with a structure, archives and documents: their bytes are no text to learn.
 NOT_TEXT = re.compile(
-    r"\.(7z|arrow|avro|bz2|csv|db|docx|epub|feather|gguf|gif|gz|h5|hdf5|ipc|jpe?g|lz4|mp[34]|msgpack|np[yz]|odt|orc|pdf|"
-    r"pickle|pkl|png|pptx|pq|pth?|rar|rtf|safetensors|sqlite3?|tar|tfrecord|tgz|tsv|wav|xlsx?|xz|zip|zst)"
+    r"\.(7z|arrow|avro|bz2|csv|db|docx|epub|feather|gguf|gif|gz|h5|hdf5|ipc|jpe?g|lz4|mp[34]|msgpack|np[yz]|odt|orc|"
+    r"pdf|pickle|pkl|png|pptx|pq|pth?|rar|rtf|safetensors|sqlite3?|tar|tfrecord|tgz|tsv|wav|xlsx?|xz|zip|zst)"
 )
 BINARY_BYTES = 8000  # a file with a byte 0 among its first is no text, as git has it
 

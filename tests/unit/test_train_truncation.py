@@ -5,8 +5,8 @@ import pytest
 
 from ckdist.errors import ConfigError
 from ckdist.train.data.cache import LINE_BITS, TokenCache
-from ckdist.train.data.cuts import count_cuts, describe_cuts
 from ckdist.train.data.rows import Rows
+from ckdist.train.data.truncation import count_truncated, describe_truncation
 
 
 def cache_of(*flags: str) -> TokenCache:
@@ -23,23 +23,23 @@ def test_counts_are_those_of_the_rows():
     random = np.random.default_rng(0)
     flags = ["".join(random.choice(list("0001"), size)) + "1" for size in random.integers(1, 40, 1500)]
     cache = cache_of(*flags, "1" * 9)
-    cuts = count_cuts(cache, np.arange(cache.documents), 16)
+    counts = count_truncated(cache, np.arange(cache.documents), 16)
     rows = Rows(cache, np.arange(cache.documents), 16, seed=0)
     kept = sum(int((rows.row(0, index)[1] >= 0).sum()) for index in range(rows.count(0)))
     texts = [len(text) for text in [*flags, "1" * 9] if "0" not in text]
-    assert cuts.targets == kept and cuts.texts == len(texts)
-    assert cuts.answers - cuts.lost == kept - sum(size - 1 for size in texts)
-    assert cuts.cut == sum(len(flag) > 16 for flag in flags) and cuts.longest == max(map(len, flags))
+    assert counts.targets == kept and counts.texts == len(texts)
+    assert counts.answers - counts.lost == kept - sum(size - 1 for size in texts)
+    assert counts.truncated == sum(len(flag) > 17 for flag in flags) and counts.longest == max(map(len, flags))
 
 
 def test_a_cut_is_said_with_its_size_an_example_and_the_remedy():
     cache = cache_of("0001", "0" * 6 + "11", "0" * 9 + "1")
-    (line,) = describe_cuts(count_cuts(cache, np.arange(3), 6), cache, 6, "train_file")
+    (line,) = describe_truncation(count_truncated(cache, np.arange(3), 6), cache, 6, "train_file")
     assert line == (
-        "train_file: 2 of 3 chats are longer than max_length (6) and are cut, as a.jsonl:2 with 8 tokens: "
+        "train_file: 2 of 3 chats are longer than max_length (6) and are truncated, as a.jsonl:2 with 8 tokens: "
         "2 of 4 tokens of answers are lost, all of 1 chats; set max_length to 10 to keep them"
     )
-    assert describe_cuts(count_cuts(cache, np.arange(3), 10), cache, 10, "train_file") == []
+    assert describe_truncation(count_truncated(cache, np.arange(3), 10), cache, 10, "train_file") == []
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,13 @@ def test_a_cut_is_said_with_its_size_an_example_and_the_remedy():
 def test_data_without_a_learned_token_is_refused(flags, said):
     cache = cache_of(*flags)
     with pytest.raises(ConfigError) as caught:
-        describe_cuts(count_cuts(cache, np.arange(len(flags)), 4), cache, 4, "train_file")
+        describe_truncation(count_truncated(cache, np.arange(len(flags)), 4), cache, 4, "train_file")
     assert said in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_texts_that_are_learned_in_parts_are_counted():
     cache = cache_of("1" * 9, "11")
-    cuts = count_cuts(cache, np.arange(2), 4)
-    assert (cuts.divided, cuts.texts, cuts.targets) == (1, 2, 9) and not describe_cuts(cuts, cache, 4, "train_file")
+    counts = count_truncated(cache, np.arange(2), 4)
+    assert (counts.divided, counts.texts, counts.targets) == (1, 2, 9) and not describe_truncation(
+        counts, cache, 4, "train_file"
+    )
