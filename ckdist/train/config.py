@@ -70,21 +70,23 @@ class TrainConfig:
     )
 
     train_file: tuple[str, ...] = setting(
-        (), "text, .jsonl and .parquet files; * and ** match, {stdlib} is the folder of Python's library", kind=str
+        (),
+        "text, .jsonl, .json and .parquet files; * and ** match, {stdlib} is the folder of Python's library",
+        kind=str,
     )
     validation_file: tuple[str, ...] = setting(
-        (), "what the validation loss is taken on (default: a part of the training documents)", kind=str
+        (), "files of the validation loss, at most 256 rows of it (default: a part of the training documents)", kind=str
     )
     validation_split_percentage: float = setting(
         2.0, "per cent of the training documents that are held out", low=0, high=50
     )
-    text_column: str = setting("text", "field or column that holds the text of .jsonl and .parquet")
+    text_column: str = setting("text", "field or column that holds the text of .jsonl, .json and .parquet")
     bad_lines: str = setting(
         "error", "a line that cannot be used ends the run, or is counted and left out", choices=("error", "skip")
     )
     cache_dir: str = setting("", "where tokens are kept (default: output_dir/cache)")
 
-    max_length: int = setting(512, "longest sequence in tokens", low=2, high=1 << 20)
+    max_length: int = setting(512, "longest sequence in tokens; longer chats are truncated", low=2, high=1 << 20)
     per_device_train_batch_size: int = setting(
         8, "sequences of max_length that a replica computes at once", low=1, high=1 << 16
     )

@@ -60,6 +60,9 @@ def test_bad_lines_are_named_or_counted(tmp_path, tokenizer, caplog):
         cache = open_cache(tmp_path / "cache", files, tokenizer, "text", "skip")
     assert cache.skipped == 6 and cache.documents == 1
     assert "data.jsonl:3 has no text in 'text'" in caplog.text and "6 lines in all" in caplog.text
+    caplog.clear()
+    open_cache(tmp_path / "cache", files, tokenizer, "text", "skip", progress=True)
+    assert "6 lines in all were left out when these tokens were made" in caplog.text
     (tmp_path / "bad.txt").write_bytes(b"one\n\xff\xfe\n")
     with pytest.raises(ConfigError, match=r"bad.txt:2 byte 0 is not UTF-8"):
         open_cache(tmp_path / "cache", [tmp_path / "bad.txt"], tokenizer, "text", "error")
