@@ -14,9 +14,9 @@ import os
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -50,6 +50,7 @@ class TrainState:
     rows_of_step: int = 0
     steps: int = 0  # in all, as planned
     planned: str = ""  # what `steps` came from
+    settings: dict[str, Any] = field(default_factory=dict)  # the configuration, empty of an earlier version
 
 
 class Folder:
@@ -201,8 +202,9 @@ def verify(checkpoint: Path) -> TrainState:
                 f"{checkpoint} is corrupt: the SHA-256 of {name} begins with {found[:12]}, "
                 f"and must with {str(expected)[:12]}"
             )
-    known = TrainState.__dataclass_fields__
-    if set(values) != set(known) or not all(type(values[name]) is type(item.default) for name, item in known.items()):
+    values.setdefault("settings", {})
+    known = asdict(TrainState())
+    if set(values) != set(known) or not all(type(values[name]) is type(default) for name, default in known.items()):
         raise ModelFileError(
             f"{checkpoint} is of another version: {STATE} has "
             f"{', '.join(sorted(set(values) ^ set(known))) or 'fields of other types'}"

@@ -22,6 +22,23 @@ else:
 SCHEDULES = ("constant", "linear", "cosine", "wsd")
 MAX_STEPS = 1 << 40
 MAX_CONFIG_BYTES = 1 << 20
+# Names that other trainers have for a field.
+OTHER_NAMES = {
+    "lr": "learning_rate", "max_lr": "learning_rate", "min_lr": "min_lr_ratio", "lr_scheduler": "lr_scheduler_type",
+    "scheduler": "lr_scheduler_type", "epochs": "num_train_epochs", "num_epochs": "num_train_epochs",
+    "steps": "max_steps", "batch_size": "per_device_train_batch_size",
+    "micro_batch_size": "per_device_train_batch_size", "grad_accum": "gradient_accumulation_steps",
+    "accumulation_steps": "gradient_accumulation_steps",
+    "max_seq_length": "max_length", "max_seq_len": "max_length", "seq_len": "max_length", "block_size": "max_length",
+    "sequence_len": "max_length", "context_length": "max_length", "model": "model_name_or_path",
+    "base_model": "model_name_or_path", "tokenizer": "tokenizer_name", "data": "train_file", "dataset": "train_file",
+    "datasets": "train_file", "train_data": "train_file", "eval_file": "validation_file", "output": "output_dir",
+    "out": "output_dir", "optimizer": "optim", "warmup": "warmup_steps", "grad_clip": "max_grad_norm",
+    "clip_grad": "max_grad_norm", "gradient_checkpointing": "activation_checkpointing", "r": "lora_r",
+    "rank": "lora_r", "lora_rank": "lora_r", "alpha": "lora_alpha", "target_modules": "lora_target_modules",
+    "resume_from_checkpoint": "resume", "beta1": "adam_beta1", "beta2": "adam_beta2", "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size", "dp": "data_parallel_size", "wd": "weight_decay",
+}  # fmt: skip
 
 
 def setting(
@@ -53,21 +70,23 @@ class TrainConfig:
     )
 
     train_file: tuple[str, ...] = setting(
-        (), "text, .jsonl and .parquet files; * and ** match, {stdlib} is the folder of Python's library", kind=str
+        (),
+        "text, .jsonl, .json and .parquet files; * and ** match, {stdlib} is the folder of Python's library",
+        kind=str,
     )
     validation_file: tuple[str, ...] = setting(
-        (), "what the validation loss is taken on (default: a part of the training documents)", kind=str
+        (), "files of the validation loss, at most 256 rows of it (default: a part of the training documents)", kind=str
     )
     validation_split_percentage: float = setting(
         2.0, "per cent of the training documents that are held out", low=0, high=50
     )
-    text_column: str = setting("text", "field or column that holds the text of .jsonl and .parquet")
+    text_column: str = setting("text", "field or column that holds the text of .jsonl, .json and .parquet")
     bad_lines: str = setting(
         "error", "a line that cannot be used ends the run, or is counted and left out", choices=("error", "skip")
     )
     cache_dir: str = setting("", "where tokens are kept (default: output_dir/cache)")
 
-    max_length: int = setting(512, "longest sequence in tokens", low=2, high=1 << 20)
+    max_length: int = setting(512, "longest sequence in tokens; longer chats are truncated", low=2, high=1 << 20)
     per_device_train_batch_size: int = setting(
         8, "sequences of max_length that a replica computes at once", low=1, high=1 << 16
     )
@@ -208,15 +227,20 @@ def from_mapping(values: Mapping[str, Any], where: str) -> TrainConfig:
     known = [item.name for item in fields(TrainConfig)]
     for name in values:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            raise ConfigError(
-                f"{where}: unknown field {name!r:.80}"
-                + (f", did you mean {close[0]}?" if close else f"; the known ones are {', '.join(known)}")
-            )
+            raise ConfigError(f"{where}: unknown field {name!r:.80}{_nearest(name, known)}")
     try:
         return TrainConfig(**values)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from None
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    """What an unknown field may mean, or the known ones that begin with the same word, or all."""
+    close = [OTHER_NAMES[name]] if name in OTHER_NAMES else difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    if close:
+        return f", did you mean {close[0]}?"
+    akin = [item for item in known if item.partition("_")[0] == name.partition("_")[0]]
+    return f"; the known ones are {', '.join(akin or known)}"
 
 
 def load_config(path: str, overrides: Iterable[str] = ()) -> TrainConfig:

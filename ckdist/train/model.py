@@ -27,7 +27,8 @@ from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.train.arena import shape_of
 from ckdist.train.checkpoint import write_synced
 from ckdist.train.config import TrainConfig
-from ckdist.train.data.documents import BadLine, find_files, read_documents
+from ckdist.train.data.documents import find_files, read_documents
+from ckdist.train.data.records import BadLine
 from ckdist.train.initial import initial_matrix, initial_weight
 from ckdist.train.loss_program import LossProgram, lower_model, trace_model, trainable
 from ckdist.train.shards import Shards

@@ -25,7 +25,7 @@ METRICS, PICTURE = "metrics.jsonl", "loss.svg"
 class StepReport:
     """One step, of all ranks. `loss` is the mean over the tokens with a target, of the cross-entropy alone.
 
-    `peak_fraction` is of the measured arithmetic, 0 where it was not measured.
+    `peak_fraction` is of `peak_gflops`; 0 if that was not measured, or too low: a busy machine measures too little.
     """
 
     step: int  # from 1
@@ -41,12 +41,20 @@ class StepReport:
     tokens_per_second: float  # of all tokens
     target_tokens_per_second: float
     gflops: float
+    peak_gflops: float  # rate of products alone, of all ranks, measured at start
     peak_fraction: float
     eval_loss: float | None = None
     aux_loss: float | None = None  # that balances experts, without its coefficient; not in `loss`
     bubble: float | None = None  # time in which stages wait, as a part of that in which they compute
     predicted_seconds: float | None = None  # that a step of so many tokens was predicted to take
     bubble_formula: float | None = None  # (S - 1) / (M V) of S stages, V chunks of layers of each and M batches
+
+    @property
+    def reason(self) -> str:
+        """Why the step was skipped."""
+        if not self.tokens:
+            return "it has no token with a target"
+        return f"its gradient's norm is {self.grad_norm}" if math.isfinite(self.loss) else f"its loss is {self.loss}"
 
 
 class Report:
@@ -75,11 +83,10 @@ class Report:
 
     def show(self, r: StepReport) -> None:
         """Every step, on the bar."""
-        peak = f" ({r.peak_fraction:.0%} of peak)" if r.peak_fraction else ""
-        self._bar.note(f"loss {r.loss:.4f}, {_speed(r)}, {r.gflops:.1f} GFLOP/s{peak}")
+        self._bar.note(f"loss {r.loss:.4f}, {_speed(r)}, {r.gflops:.1f} GFLOP/s{_peak(r)}")
         self._bar.update(1)
         if r.skipped:
-            self.say(f"step {r.step} is skipped: its gradient's norm is {r.grad_norm}, and nothing was changed")
+            self.say(f"step {r.step} is skipped: {r.reason}, and nothing was changed")
 
     def write(self, r: StepReport) -> None:
         """Some steps: a line of metrics; on a terminal the bar is enough, elsewhere a line of text too."""
@@ -93,14 +100,13 @@ class Report:
         except OSError as error:  # whether to stop is decided by the next checkpoint
             self.say(f"{METRICS} has no line of step {r.step}: {error.strerror}")
         if not self._bar.shown:
-            peak = f" {r.peak_fraction:.1%} of peak" if r.peak_fraction else ""
             more = (("aux", r.aux_loss), ("eval", r.eval_loss))
             ahead = "".join(f" {name} loss {value:.4f}" for name, value in more if value is not None)
             stages = "" if r.bubble is None else f" bubble {r.bubble:.0%} ({r.bubble_formula:.0%} by formula)"
             stages += "" if r.predicted_seconds is None else f" {r.seconds:.3g} s, predicted {r.predicted_seconds:.3g}"
             log.info(
                 "step %d of %d loss %.4f%s lr %.2e norm %.3f %s %.1f GFLOP/s%s%s",
-                r.step, r.steps, r.loss, ahead, r.learning_rate, r.grad_norm, _speed(r), r.gflops, peak, stages,
+                r.step, r.steps, r.loss, ahead, r.learning_rate, r.grad_norm, _speed(r), r.gflops, _peak(r), stages,
             )  # fmt: skip
         if self._board is not None:
             speeds = ("tokens_per_second", "target_tokens_per_second", "gflops", "bubble")
@@ -158,6 +164,13 @@ def _speed(r: StepReport) -> str:
     """Tokens per second; beside them those with a target, where others have none, as in chats."""
     few = r.tokens < 0.9 * r.all_tokens
     return f"{r.tokens_per_second:.0f} tokens/s" + (f" ({r.target_tokens_per_second:.0f} with a target)" if few else "")
+
+
+def _peak(r: StepReport) -> str:
+    """The part of the measured peak, and that."""
+    if r.peak_fraction:
+        return f" ({r.peak_fraction:.0%} of {r.peak_gflops:.1f} measured at start)"
+    return f" (above the {r.peak_gflops:.1f} measured at start)" if r.peak_gflops else ""
 
 
 def check_report_to(report_to: tuple[str, ...]) -> None:

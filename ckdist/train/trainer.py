@@ -4,8 +4,8 @@ at the end.
 Every function here is called by all ranks together. Who computes gradients is a TrainingExecutable's affair.
 """
 
-import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ckdist.comm.agreement import agree, agree_on_start
+from ckdist.comm.agreement import agree_on_start
 from ckdist.comm.communicator import ARENA_BYTES, Communicator, open_communicator
 from ckdist.comm.protocol import World
 from ckdist.comm.world import start_world, together
@@ -32,10 +32,7 @@ from ckdist.train.arena import Arena
 from ckdist.train.checkpoint import Folder, SavedTensors, TrainState
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.batches import FileBatches, OwnBatches, Position, validation_batches
-from ckdist.train.data.cache import TokenCache, open_cache
-from ckdist.train.data.chats import ChatProcess
-from ckdist.train.data.documents import find_files
-from ckdist.train.data.rows import Rows, split
+from ckdist.train.divergence import SkippedSteps
 from ckdist.train.executable import TrainingExecutable
 from ckdist.train.folder import write_folder
 from ckdist.train.loss_program import LossProgram
@@ -47,9 +44,11 @@ from ckdist.train.pipeline import forward_backward
 from ckdist.train.ranks import TrainingRanks, training_mesh
 from ckdist.train.reference import ReferenceExecutable
 from ckdist.train.report import Report, StepReport, check_report_to
+from ckdist.train.resumption import changed_settings, check_settings, settings_of
 from ckdist.train.schedule import Schedule
 from ckdist.train.source import BatchSource, share_source
 from ckdist.train.step_cost import TrainingStepCost, cluster_of
+from ckdist.train.training_data import EVAL_ROWS, open_data
 from ckdist.weights.adapter_file import save_adapter
 from ckdist.weights.copies import compare_samples
 from ckdist.weights.model_files import model_files
@@ -57,7 +56,6 @@ from ckdist.weights.whole_comparison import MAX_READERS, WholeComparison
 
 log = logging.getLogger(__name__)
 
-EVAL_ROWS = 256  # of max_length that a validation loss is taken on, at most
 PEAK_FORMATS = {True: 1, False: 0}  # bf16 -> activation format of the products
 
 # What makes the executable: of the model, configuration, program, ranks and threads.
@@ -192,11 +190,12 @@ class Trainer:
             self.shards.replicated,
             self.shards.tied,
         )
-        self.state = TrainState(seed=config.seed)
-        self.validation: Rows | None = None
-        self.batches = self._own_batches(source) if source is not None else self._file_batches()
+        data = open_data(config, world, mesh, self.tokenizer, self.model.tokenizer_folder, source)
+        self.batches, self.validation = data.batches, data.validation
+        self.state = TrainState(seed=config.seed, data=data.digest)
         self._resume(Path(resumed) if resumed else None)
         self.schedule = Schedule.of(config, self.state.steps)
+        self.skipped = SkippedSteps(config.learning_rate, self.state.skipped_steps)
         self.peak = self.ranks.sum(arithmetic_rate(self.threads, self.placement.cpus, PEAK_FORMATS[config.bf16]))[0]
         self._tell_memory(mesh, needed)
         self.cost = TrainingStepCost(
@@ -240,52 +239,6 @@ class Trainer:
             for line in (*(() if alone else (over,)), *(lines[first.rank] for first in mesh.along("pp"))):
                 log.info("%s", line)
 
-    # Data
-
-    def _own_batches(self, source: BatchSource) -> OwnBatches:
-        """Steps of a user's source; ConfigError where nothing says how many."""
-        if self.config.max_steps < 0:
-            raise ConfigError("a batch source of one's own has no end: set max_steps")
-        tokens = self.config.per_device_train_batch_size * self.config.max_length
-        return OwnBatches(source, self.ranks.mesh.index("dp"), self.ranks.mesh.size("dp"), tokens)
-
-    def _file_batches(self) -> FileBatches:
-        """Steps over the text files; sets what is validated on."""
-        c = self.config
-        cache = self._open_cache(c.train_file)
-        documents, held = split(cache, 0 if c.validation_file else c.validation_split_percentage, c.seed)
-        validated = self._open_cache(c.validation_file) if c.validation_file else cache
-        held = np.arange(validated.documents) if c.validation_file else held
-        self.validation = Rows(validated, held, c.max_length, c.seed, shuffle=False) if len(held) else None
-        self.state = replace(self.state, data=cache.digest)
-        return FileBatches(
-            Rows(cache, documents, c.max_length, c.seed),
-            self.ranks.mesh.index("dp"),
-            self.ranks.mesh.size("dp"),
-            c.per_device_train_batch_size,
-            c.gradient_accumulation_steps,
-        )
-
-    def _open_cache(self, patterns: tuple[str, ...]) -> TokenCache:
-        """The tokens, made by one rank of each host while the others wait."""
-        c, files = self.config, find_files(patterns)
-        chats = ChatProcess(self.model.tokenizer_folder)
-        load = lambda: open_cache(
-            Path(c.cache_dir or self.output / "cache"),
-            files,
-            self.tokenizer,
-            c.text_column,
-            c.bad_lines,
-            chats.write,
-            self.world.rank == 0,
-        )
-        with contextlib.closing(chats):
-            cache = load() if self.world.local_rank == 0 else None
-        self.world.gather(None)
-        cache = cache or load()
-        agree(self.world, "training text", cache.digest)
-        return cache
-
     # Going on
 
     def _resume(self, folder: Path | None) -> None:
@@ -303,10 +256,12 @@ class Trainer:
                     f"{folder} was trained with seed {self.state.seed}, and seed is {c.seed}: "
                     "set the same, or another output_dir"
                 )
+            check_settings(c, self.state, folder)
             self._load(folder)
         elif self.ranks.data is not None:
             self.ranks.data.broadcast(self.executable.parameters.flat)
         self.batches.position = Position(self.state.epoch, self.state.row)
+        before = self.state
         rows = self.batches.rows_of_step if isinstance(self.batches, FileBatches) else 0
         planned = f"{c.max_steps} {c.num_train_epochs}"
         if (rows, planned) != (self.state.rows_of_step, self.state.planned):
@@ -314,7 +269,10 @@ class Trainer:
             if steps < 0 and isinstance(self.batches, FileBatches):
                 steps = self.state.step + self.batches.steps_left(c.num_train_epochs)
             self.state = replace(self.state, steps=steps, rows_of_step=rows, planned=planned)
+        self.state = replace(self.state, settings=settings_of(c))
         if folder is not None and self.world.rank == 0:
+            if changed := changed_settings(c, before, self.state):
+                log.warning("%s %s", folder, changed)
             log.info("going on from %s: %d of %d steps are done", folder, self.state.step, self.state.steps)
 
     def _load(self, folder: Path) -> None:
@@ -382,6 +340,7 @@ class Trainer:
                     self.report.write(last)
             if on_step is not None:
                 on_step(last)
+            self.skipped.add(last, self.state.updates)
             if c.save_steps and step % c.save_steps == 0:
                 self._save()
                 unsaved = False
@@ -404,14 +363,14 @@ class Trainer:
         loss, balance, tokens, every, stops = self.ranks.sum_replicas(*sums)
         waiting = self._bubble(time.perf_counter() - computing, own.busy, len(batches))
         rate = self.schedule.rate(self.state.step)
-        result = self.optimizer.step(rate, tokens)
+        result = self.optimizer.step(rate, tokens if math.isfinite(loss) else 0)
         self._advance(int(tokens), result.skipped)
         seconds = time.perf_counter() - began
-        gflops = self.model.operations(every, tokens) / seconds / 1e9
+        gflops, peak = self.model.operations(every, tokens) / seconds / 1e9, self.peak / 1e9
         report = StepReport(
             self.state.step, self.state.steps, self._epoch(), loss / max(tokens, 1), rate, result.grad_norm,
             result.skipped, int(tokens), int(every), seconds, every / seconds, tokens / seconds, gflops,
-            gflops * 1e9 / self.peak if self.peak else 0.0,
+            peak, gflops / peak if gflops <= peak and peak else 0.0,
             aux_loss=balance / max(tokens, 1) if self.model.spec.balance_coefficient else None,
             predicted_seconds=self._predicted(int(every), len(batches)), **waiting,
         )  # fmt: skip

@@ -7,8 +7,9 @@ import tomllib
 
 from ckdist.errors import ConfigError
 from ckdist.models.registry import spec_from_config
-from ckdist.train.config import TrainConfig, load_config
+from ckdist.train.config import OTHER_NAMES, TrainConfig, load_config
 from ckdist.train.model import balanced
+from ckdist.train.resumption import NAMED, OF_THE_DATA, REFUSED, WITHOUT_EFFECT
 from ckdist.weights.checkpoint import open_checkpoint
 from tests.support.paths import GOLDEN, ROOT
 
@@ -84,3 +85,29 @@ def test_the_models_own_coefficient():
     for output, found in ((True, 0.02), (False, 0.0)):
         spec = spec_from_config({**values, "output_router_logits": output}, "config.json")
         assert spec.balance_coefficient == found
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("lr", "did you mean learning_rate?"),
+        ("max_seq_length", "did you mean max_length?"),
+        ("gradient_checkpointing", "did you mean activation_checkpointing?"),
+        ("lora_dropout", "; the known ones are lora_r, lora_alpha, lora_target_modules"),
+        ("packing", "; the known ones are output_dir, "),
+    ],
+)
+def test_an_unknown_field_is_answered_by_the_one_that_is_meant(tmp_path, name, said):
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(tmp_path, f"{name} = 1"))
+    assert str(caught.value).partition(f"unknown field '{name}'")[2].removeprefix(", ").startswith(said)
+
+
+def test_names_of_other_trainers_lead_to_fields():
+    assert set(OTHER_NAMES.values()) <= set(TrainConfig.__dataclass_fields__)
+    assert not set(OTHER_NAMES) & set(TrainConfig.__dataclass_fields__)
+
+
+def test_every_field_has_a_place_among_those_that_may_change_at_resume():
+    groups = [*REFUSED, *NAMED, *OF_THE_DATA, *WITHOUT_EFFECT]
+    assert sorted(groups) == sorted(TrainConfig.__dataclass_fields__)

@@ -70,6 +70,9 @@ def test_bad_lines_are_named_or_counted(tmp_path, tokenizer, chats, caplog):
         cache = open_cache(tmp_path / "cache", files, tokenizer, "text", "skip", chats.write)
     assert cache.skipped == 6 and cache.documents == 1
     assert "data.jsonl:3 has no text in 'text'" in caplog.text and "6 lines in all" in caplog.text
+    caplog.clear()
+    open_cache(tmp_path / "cache", files, tokenizer, "text", "skip", chats.write, progress=True)
+    assert "6 lines in all were left out when these tokens were made" in caplog.text
     (tmp_path / "bad.txt").write_bytes(b"one\n\xff\xfe\n")
     with pytest.raises(ConfigError, match=r"bad.txt:2 byte 0 is not UTF-8"):
         open_cache(tmp_path / "cache", [tmp_path / "bad.txt"], tokenizer, "text", "error", chats.write)
@@ -131,7 +134,9 @@ def test_parquet_rows(tmp_path, tokenizer, chats):
     assert cache.documents == 2 and cache.skipped == 1
     with pytest.raises(ConfigError, match=r"a.parquet:3 has no text in 'content'"):
         open_cache(tmp_path / "cache", [path], tokenizer, "content", "error", chats.write)
-    with pytest.raises(ConfigError, match="no column 'text' or 'messages'; it has content, n"):
+    with pytest.raises(
+        ConfigError, match=r"has no text in 'text' and no 'messages'; its keys are content, n: set text_column"
+    ):
         open_cache(tmp_path / "cache", [path], tokenizer, "text", "error", chats.write)
 
 
@@ -144,7 +149,7 @@ def made_up(lengths, chats: int = 0) -> TokenCache:
     tokens = np.arange(1, starts[-1] + 1, dtype=np.uint32)
     learned = np.ones(starts[-1], np.uint8)
     learned[starts[:chats]] = 0
-    return TokenCache(tokens, starts, learned if chats else None, "", 0)
+    return TokenCache(tokens, starts, learned if chats else None, "", 0, np.arange(len(lengths)), ("a.jsonl",))
 
 
 def pairs(batches) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from ckdist.errors import RequestError
 from ckdist.serve.requests.fields import Fields
-from ckdist.serve.requests.json_body import kind_of
+from ckdist.tokens.chat_input import kind_of
 
 SAME = ("model", "max_tokens", "stream", "temperature", "top_p", "top_k", "thinking", "metadata")
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}

@@ -5,16 +5,15 @@ from typing import Any
 
 from ckdist.errors import RequestError
 from ckdist.serve.requests.fields import Fields
-from ckdist.serve.requests.json_body import kind_of
 from ckdist.serve.requests.params import MAX_LOGPROBS, RequestParams, read_params
 from ckdist.serve.requests.prepared import ModelFacts
 from ckdist.serve.requests.thinking import read_template_variables
 from ckdist.serve.requests.tools import Tools, read_tools
+from ckdist.tokens.chat_input import read_message
 from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_MESSAGES = 4096
 REASONING_FORMATS = ("none", "auto", "deepseek")
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
 @dataclass(frozen=True)
@@ -89,48 +88,4 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
         raise RequestError("messages is needed and must hold at least one message", "messages")
     if len(given) > MAX_MESSAGES:
         raise RequestError(f"messages has {len(given)} messages; at most {MAX_MESSAGES} are read", "messages")
-    return [_message(message, f"messages[{index}]") for index, message in enumerate(given)]
-
-
-def _message(message: Any, name: str) -> dict[str, Any]:
-    if not isinstance(message, dict):
-        raise RequestError(f"{name} must be an object, not {kind_of(message)}", "messages")
-    role = message.get("role")
-    if role not in ROLES:
-        shown = repr(role[:32]) if isinstance(role, str) else kind_of(role)
-        raise RequestError(f"{name}.role ({shown}) must be one of {', '.join(ROLES)}", "messages")
-    content = _content(message.get("content"), f"{name}.content")
-    calls = message.get("tool_calls")
-    if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
-        raise RequestError(f"{name}.tool_calls must be a list of objects", "messages")
-    if content is None and not calls and role != "assistant":
-        raise RequestError(f"{name}.content is needed for the role {role!r}", "messages")
-    return {**message, "role": role, "content": content, **_reasoning(message, name)}
-
-
-def _reasoning(message: dict[str, Any], name: str) -> dict[str, str]:
-    """What the assistant thought, under every name that templates read."""
-    for field in ("reasoning_content", "reasoning", "thinking"):
-        given = message.get(field)
-        if given is not None and not isinstance(given, str):
-            raise RequestError(f"{name}.{field} must be a string, not {kind_of(given)}", "messages")
-    found = message.get("reasoning_content") or message.get("reasoning") or message.get("thinking")
-    return dict.fromkeys(("reasoning_content", "reasoning", "thinking"), found) if found else {}
-
-
-def _content(content: Any, name: str) -> str | list[dict[str, str]] | None:
-    """Plain text, or parts of text alone; the template says whether they are joined."""
-    if content is None or isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise RequestError(f"{name} must be a string or a list of parts, not {kind_of(content)}", "messages")
-    parts = []
-    for index, part in enumerate(content):
-        if not isinstance(part, dict) or not isinstance(part.get("type"), str):
-            raise RequestError(f"{name}[{index}] must be an object with a type", "messages")
-        if part["type"] != "text":
-            raise RequestError(f"{name}[{index}] has type {part['type'][:32]!r}; only 'text' is supported", "messages")
-        if not isinstance(part.get("text"), str):
-            raise RequestError(f"{name}[{index}].text must be a string", "messages")
-        parts.append({"type": "text", "text": part["text"]})
-    return parts
+    return [read_message(message, f"messages[{index}]") for index, message in enumerate(given)]

@@ -5,10 +5,10 @@ from typing import Any
 
 from ckdist.errors import RequestError
 from ckdist.serve.requests.fields import Fields, check_token_ids
-from ckdist.serve.requests.json_body import kind_of
 from ckdist.serve.requests.params import MAX_LOGPROBS, RequestParams, read_params
 from ckdist.serve.requests.prepared import ModelFacts
 from ckdist.serve.requests.prompt import tokenise
+from ckdist.tokens.chat_input import kind_of
 from ckdist.tokens.tokenizer import Tokenizer
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI's

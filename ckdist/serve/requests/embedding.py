@@ -10,10 +10,10 @@ from typing import Any
 from ckdist.errors import RequestError
 from ckdist.serve.requests.cache_use import read_cache_use
 from ckdist.serve.requests.fields import Fields, check_token_ids
-from ckdist.serve.requests.json_body import kind_of
 from ckdist.serve.requests.names import INERT, NEUTRAL
 from ckdist.serve.requests.prepared import ModelFacts, pack_tokens
 from ckdist.serve.requests.prompt import tokenise, too_long
+from ckdist.tokens.chat_input import kind_of
 from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_INPUTS = 2048  # as OpenAI's

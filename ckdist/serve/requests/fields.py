@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 from ckdist.errors import RequestError
-from ckdist.serve.requests.json_body import kind_of
+from ckdist.tokens.chat_input import kind_of
 
 MAX_NAME = 64  # characters of a field's name that are shown
 MAX_IGNORED = 64  # names of one request that are reported

@@ -8,6 +8,7 @@ import json
 from typing import Any, NoReturn
 
 from ckdist.serve.problems import Problem
+from ckdist.tokens.chat_input import kind_of
 
 MAX_DEPTH = 64
 MAX_DIGITS = 40
@@ -27,15 +28,6 @@ def parse_object(data: bytes) -> dict[str, Any]:
         raise Problem(400, f"the body must be a JSON object, not {kind_of(value)}")
     _check(value, may_hold_surrogates=b"\\u" in data)
     return value
-
-
-def kind_of(value: object) -> str:
-    """JSON's word for the type of `value`."""
-    if value is None:
-        return "null"
-    return {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}[
-        type(value)
-    ]
 
 
 def _check(value: dict[str, Any], may_hold_surrogates: bool) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from ckdist.errors import RequestError
 from ckdist.serve.requests.fields import Fields
-from ckdist.serve.requests.json_body import kind_of
+from ckdist.tokens.chat_input import kind_of
 
 KEPT = ("previous_response_id", "conversation", "prompt")  # what a server would have to keep
 READ = frozenset(["input", "instructions", "max_output_tokens", "tools", "tool_choice", "text", *KEPT])

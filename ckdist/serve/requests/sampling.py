@@ -11,7 +11,7 @@ from ckdist.config.samplers import SAMPLERS
 from ckdist.engine.sampling import SamplingParams
 from ckdist.errors import RequestError
 from ckdist.serve.requests.fields import Fields, in_range
-from ckdist.serve.requests.json_body import kind_of
+from ckdist.tokens.chat_input import kind_of
 from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_STOP_TOKENS = 256

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ckdist.errors import RequestError
 from ckdist.serve.requests.fields import Fields
-from ckdist.serve.requests.json_body import kind_of
+from ckdist.tokens.chat_input import kind_of
 from ckdist.tokens.grammar import (
     check_grammar,
     choice_grammar,

@@ -6,7 +6,7 @@ from typing import Any
 
 from ckdist.errors import RequestError
 from ckdist.serve.requests.fields import Fields
-from ckdist.serve.requests.json_body import kind_of
+from ckdist.tokens.chat_input import kind_of
 
 RESERVED = frozenset(
     ["messages", "tools", "template", "add_generation_prompt", "continue_final_message", "bos_token", "eos_token"]

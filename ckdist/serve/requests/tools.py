@@ -1,15 +1,12 @@
 """The tools of a chat: `tools`, `tool_choice`, `parallel_tool_calls`, and `functions`, as they were called before."""
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from ckdist.errors import RequestError
 from ckdist.serve.requests.fields import Fields
-from ckdist.serve.requests.json_body import kind_of
+from ckdist.tokens.chat_input import read_tool_list
 
-MAX_TOOLS = 256
-NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 CHOICES = ("none", "auto", "required", "any")
 
 
@@ -46,7 +43,7 @@ class Tools:
 
 def read_tools(fields: Fields) -> Tools:
     """RequestError for tools that are none, and for a choice of one that is not there."""
-    given, former = _tools(fields, "tools"), _tools(fields, "functions")
+    given, former = (read_tool_list(fields.value(name, list) or [], name) for name in ("tools", "functions"))
     parallel = fields.switch("parallel_tool_calls", True)
     name, choice = _choice(fields)
     given = given or former
@@ -66,39 +63,6 @@ def read_tools(fields: Fields) -> Tools:
 
 def _strict(tools: tuple[dict[str, Any], ...]) -> frozenset[str]:
     return frozenset(tool["function"]["name"] for tool in tools if tool["function"].get("strict") is True)
-
-
-def _tools(fields: Fields, name: str) -> tuple[dict[str, Any], ...]:
-    given = fields.value(name, list) or []
-    if len(given) > MAX_TOOLS:
-        raise RequestError(f"{name} has {len(given)} tools; at most {MAX_TOOLS} are taken", name, "invalid_value")
-    tools = tuple(_tool(tool, f"{name}[{index}]", name) for index, tool in enumerate(given))
-    names = [tool["function"]["name"] for tool in tools]
-    if len(set(names)) < len(names):
-        raise RequestError(f"{name} has two tools of one name; give each its own", name, "invalid_value")
-    return tools
-
-
-def _tool(tool: Any, where: str, field: str) -> dict[str, Any]:
-    function = tool.get("function") if field == "tools" and isinstance(tool, dict) else tool
-    if field == "tools" and isinstance(tool, dict) and tool.get("type", "function") != "function":
-        kind = str(tool["type"])[:32]
-        raise RequestError(f"{where} has type {kind!r}; only 'function' is known", field, "invalid_value")
-    if not isinstance(function, dict):
-        message = f"{where} must be an object with a function, not {kind_of(tool)}"
-        raise RequestError(message, field, "invalid_type")
-    name, parameters = function.get("name"), function.get("parameters")
-    if not isinstance(name, str) or not NAME.fullmatch(name):
-        message = f"{where} needs a name of 1 to 128 letters, digits, or any of _ . : -"
-        raise RequestError(message, field, "invalid_value")
-    if parameters is not None and not isinstance(parameters, dict):
-        message = f"{where}: parameters must be a JSON Schema, not {kind_of(parameters)}"
-        raise RequestError(message, field, "invalid_json_schema")
-    properties, needed = (parameters or {}).get("properties", {}), (parameters or {}).get("required", [])
-    is_object = (parameters or {}).get("type", "object") == "object"
-    if not is_object or not isinstance(properties, dict) or not isinstance(needed, list):
-        raise RequestError(f"{where}: parameters must be the schema of an object", field, "invalid_json_schema")
-    return {"type": "function", "function": function}
 
 
 def _choice(fields: Fields) -> tuple[str, str | None]:

@@ -21,15 +21,18 @@ from ckdist.errors import ConfigError, EngineError, RequestError
 from ckdist.progress import ProgressBar
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.train.data.chats import WriteChats
-from ckdist.train.data.documents import BadLine, Document, read_documents
+from ckdist.train.data.documents import read_documents
+from ckdist.train.data.records import BadLine, Document
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 BATCH_CHARACTERS = 4 << 20  # that are tokenised at once, on all cores
 SHOWN_BAD_LINES = 5
+LINE_BITS = 40  # of a place: the file's index is above them
 
 Waiting: TypeAlias = tuple[Document, str, list[tuple[int, int]] | None]  # its text, and the spans that are learned
+Encoded: TypeAlias = tuple[str, list[int], np.ndarray | None]  # file:line, ids, and of a chat which are learned
 
 
 @dataclass(frozen=True)
@@ -41,11 +44,18 @@ class TokenCache:
     learned: np.ndarray | None  # uint8 (tokens,): 1 where a chat's loss is taken on the token; None: on all
     digest: str  # of the tokens: equal on all ranks
     skipped: int  # bad lines that were left out
+    places: np.ndarray  # int64 (documents,): index in `files` << LINE_BITS | line
+    files: tuple[str, ...]
 
     @property
     def documents(self) -> int:
         """How many there are."""
         return len(self.starts) - 1
+
+    def where(self, document: int) -> str:
+        """Where a document begins, as file:line."""
+        place = int(self.places[document])
+        return f"{self.files[place >> LINE_BITS]}:{place & ((1 << LINE_BITS) - 1)}"
 
 
 def open_cache(
@@ -62,9 +72,12 @@ def open_cache(
     ConfigError for bad lines (bad_lines: error or skip) and for no tokens.
     """
     folder = directory / cache_key(files, tokenizer, text_column, bad_lines)
-    if not (folder / "meta.json").is_file():
+    is_made = (folder / "meta.json").is_file()
+    if not is_made:
         _make(folder, files, tokenizer, text_column, bad_lines, write_chats, progress)
     meta = json.loads((folder / "meta.json").read_text())
+    if is_made and progress and meta["skipped"]:
+        log.warning("%d lines in all were left out when these tokens were made", meta["skipped"])
 
     def load(name: str, dtype: DTypeLike, size: int) -> np.ndarray:
         """A file of the cache, mapped."""
@@ -73,7 +86,8 @@ def open_cache(
     tokens = load("tokens.bin", meta["dtype"], meta["tokens"])
     starts = load("starts.bin", np.int64, meta["documents"] + 1)
     learned = load("learned.bin", np.uint8, meta["tokens"]) if meta["chats"] else None
-    return TokenCache(tokens, starts, learned, meta["digest"], meta["skipped"])
+    places = load("places.bin", np.int64, meta["documents"])
+    return TokenCache(tokens, starts, learned, meta["digest"], meta["skipped"], places, tuple(meta["files"]))
 
 
 def cache_key(files: list[Path], tokenizer: Tokenizer, text_column: str, bad_lines: str) -> str:
@@ -116,10 +130,11 @@ def _make(
             if tokenizer.chat_template is None:
                 write_chats = lambda chats: [RequestError("the tokenizer has no chat template")] * len(chats)
             for batch in _batches(_read(files, text_column, bad_lines, writer, progress)):
-                for ids, learned in _encode_batch(_written(batch, write_chats, refuse), tokenizer):
-                    writer.add(ids, learned)
+                for where, ids, learned in _encode_batch(_written(batch, write_chats, refuse), tokenizer):
+                    writer.add(where, ids, learned)
         if not writer.tokens:
-            raise ConfigError(f"the {len(files)} files of {files[0]} ... hold no text")
+            held = f"{files[0]} has" if len(files) == 1 else f"{files[0]} and {len(files) - 1} more files have"
+            raise ConfigError(f"{held} no text" + (f" but {writer.skipped} bad lines" if writer.skipped else ""))
         writer.finish()
         try:
             temporary.rename(folder)
@@ -144,22 +159,25 @@ class _Writer:
         self.dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
         self.tokens = self.documents = self.skipped = 0
         self.chats = False
+        self.files: dict[str, int] = {}
         self.digest = hashlib.sha256()
 
     def __enter__(self) -> "_Writer":
-        self._tokens, self._starts, self._learned = (
+        self._tokens, self._starts, self._learned, self._places = (
             open(self.folder / f"{name}.bin", "wb")  # noqa: SIM115 - closed by __exit__
-            for name in ("tokens", "starts", "learned")
+            for name in ("tokens", "starts", "learned", "places")
         )
         self._starts.write(np.int64(0).tobytes())
         return self
 
     def __exit__(self, *_: object) -> None:
-        for file in (self._tokens, self._starts, self._learned):
+        for file in (self._tokens, self._starts, self._learned, self._places):
             file.close()
 
-    def add(self, ids: list[int], learned: np.ndarray | None) -> None:
+    def add(self, where: str, ids: list[int], learned: np.ndarray | None) -> None:
         """One document's tokens. `learned`: bool (tokens,), of a chat. OSError where the disk is full."""
+        path, _, line = where.rpartition(":")
+        place = self.files.setdefault(path, len(self.files)) << LINE_BITS | int(line)
         data = np.asarray(ids, self.dtype).tobytes()
         flags = np.ones(len(ids), np.uint8) if learned is None else learned.astype(np.uint8)
         self.chats |= learned is not None
@@ -168,6 +186,7 @@ class _Writer:
         self._tokens.write(data)
         self._learned.write(flags.tobytes())
         self._starts.write(np.int64(self.tokens).tobytes())
+        self._places.write(np.int64(place).tobytes())
         self.digest.update(data + flags.tobytes())
 
     def skip(self, bad: BadLine) -> None:
@@ -189,6 +208,7 @@ class _Writer:
             "dtype": self.dtype.name,
             "chats": self.chats,
             "skipped": self.skipped,
+            "files": list(self.files),
         }
         for path in self.folder.iterdir():  # on the disk before the folder has its name
             with open(path, "rb") as file:
@@ -234,7 +254,9 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 def _written(batch: list[Document], write_chats: WriteChats, refuse: Callable[[BadLine], None]) -> list[Waiting]:
     """The texts of documents; chats that cannot be written are refused."""
-    chats = iter(write_chats([document.messages for document in batch if document.messages is not None]))
+    chats = iter(
+        write_chats([(document.messages, document.tools) for document in batch if document.messages is not None])
+    )
     waiting: list[Waiting] = []
     for document in batch:
         if document.messages is None:
@@ -248,8 +270,8 @@ def _written(batch: list[Document], write_chats: WriteChats, refuse: Callable[[B
     return waiting
 
 
-def _encode_batch(waiting: list[Waiting], tokenizer: Tokenizer) -> Iterator[tuple[list[int], np.ndarray | None]]:
-    """Ids and, of chats, which are learned; tokenised on all cores."""
+def _encode_batch(waiting: list[Waiting], tokenizer: Tokenizer) -> Iterator[Encoded]:
+    """Where each document begins, its ids and, of chats, which are learned; tokenised on all cores."""
     ending = end_of_text(tokenizer)
     encodings = (
         tokenizer.backend.encode_batch([text for _, text, _ in waiting], add_special_tokens=False) if waiting else []
@@ -261,11 +283,11 @@ def _encode_batch(waiting: list[Waiting], tokenizer: Tokenizer) -> Iterator[tupl
             learned = np.zeros(len(ids), bool)
             for begin, end in spans:
                 learned |= (begins >= begin) & (begins < end)
-            yield ids, learned
+            yield document.where, ids, learned
             continue
         if document.begins and tuple(ids[: len(tokenizer.prefix)]) != tokenizer.prefix:
             ids = [*tokenizer.prefix, *ids]
         if document.ends and ending is not None:
             ids = [*ids, ending]
         if ids:
-            yield ids, None
+            yield document.where, ids, None

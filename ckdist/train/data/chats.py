@@ -18,16 +18,17 @@ BATCH_CHATS, BATCH_BYTES = 64, 1 << 20  # of one message to the process
 
 Messages: TypeAlias = list[Any]
 Written: TypeAlias = tuple[str, list[tuple[int, int]]]  # the text, and spans of characters that the assistant says
-WriteChats: TypeAlias = Callable[[Sequence[Messages]], list[Written | RequestError]]
+Chat: TypeAlias = tuple[Messages, Sequence[dict[str, Any]]]  # messages, and the tools that they may call
+WriteChats: TypeAlias = Callable[[Sequence[Chat]], list[Written | RequestError]]
 
 
-def write_chat(messages: Messages, tokenizer: Tokenizer) -> Written:
-    """A chat as its template writes it, and the spans of characters that the assistant says.
+def write_chat(messages: Messages, tools: Sequence[dict[str, Any]], tokenizer: Tokenizer) -> Written:
+    """A chat as its template writes it, tools as in serving, and the spans of characters that the assistant says.
 
     RequestError where they cannot be told.
     """
     assert tokenizer.chat_template is not None, "who writes chats has a template"
-    render = functools.partial(tokenizer.chat_template.render, continue_final_message=False)
+    render = functools.partial(tokenizer.chat_template.render, tools=tools, continue_final_message=False)
     text, spans = render(messages, add_generation_prompt=False), []
     for index, message in enumerate(messages):
         if message.get("role") != "assistant":
@@ -41,6 +42,8 @@ def write_chat(messages: Messages, tokenizer: Tokenizer) -> Written:
                 f"its template does not write messages[{index}] behind those before it, "
                 "so the assistant's words cannot be told apart"
             )
+        if len(after) == len(before):
+            raise RequestError(f"its template writes nothing of messages[{index}], the assistant's")
         spans.append((len(before), len(after)))
     return text, spans
 
@@ -52,12 +55,12 @@ class ChatProcess:
         self._process = TextProcess(model, None, HANDLER)
         self.close = self._process.close
 
-    def write(self, chats: Sequence[Messages]) -> list[Written | RequestError]:
+    def write(self, chats: Sequence[Chat]) -> list[Written | RequestError]:
         """Each chat's text and spans, or the reason why there are none."""
         written: list[Written | RequestError] = []
         batch: list[str] = []
-        for messages in chats:
-            batch.append(json.dumps(messages, default=str))
+        for chat in chats:
+            batch.append(json.dumps(chat, default=str))
             if len(batch) == BATCH_CHATS or sum(map(len, batch)) > BATCH_BYTES:
                 written += self._batch(batch)
                 batch = []
@@ -81,9 +84,9 @@ def run(tokenizer: Tokenizer, _head: dict[str, Any], body: bytes) -> tuple[dict[
     """What a worker does: of each chat its text and spans, or the reason why there are none, as JSON."""
     written: list[Written | str] = []
     try:
-        for messages in json.loads(body):
+        for messages, tools in json.loads(body):
             try:
-                written.append(write_chat(messages, tokenizer))
+                written.append(write_chat(messages, tools, tokenizer))
             except RequestError as error:
                 written.append(str(error))
         return {}, json.dumps(written).encode()

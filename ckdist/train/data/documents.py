@@ -5,66 +5,68 @@ It knows no tokenizer.
 
 import glob
 import json
+import re
 import sysconfig
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ckdist.errors import ConfigError
 from ckdist.regular_file import open_regular
+from ckdist.train.data.records import BadLine, Document, columns_of, no_text, read_record
 
 PIECE_CHARACTERS = 1 << 16  # a longer text file is read in pieces that end at a line's end
 MAX_LINE_BYTES = 64 << 20
+MAX_JSON_BYTES = 1 << 30
 LIBRARY = "{stdlib}"
+NEWLINE = "\n"
+LINES = (".jsonl", ".ndjson", ".jsonlines")
+# Data with a structure, archives and documents: their bytes are no text to learn.
+NOT_TEXT = re.compile(
+    r"\.(7z|arrow|avro|bz2|csv|db|docx|epub|feather|gguf|gif|gz|h5|hdf5|ipc|jpe?g|lz4|mp[34]|msgpack|np[yz]|odt|orc|"
+    r"pdf|pickle|pkl|png|pptx|pq|pth?|rar|rtf|safetensors|sqlite3?|tar|tfrecord|tgz|tsv|wav|xlsx?|xz|zip|zst)"
+)
+BINARY_BYTES = 8000  # a file with a byte 0 among its first is no text, as git has it
 
 
-@dataclass(frozen=True)
-class Document:
-    """A text, or a chat's messages. `begins` and `ends`: this is the first, the last piece of its text."""
-
-    where: str  # file:line
-    text: str = ""
-    messages: list[Any] | None = None
-    begins: bool = True
-    ends: bool = True
-
-
-@dataclass(frozen=True)
-class BadLine:
-    """A line that cannot be used, and why not."""
-
-    where: str
-    why: str
-
-
-def find_files(patterns: Iterable[str]) -> list[Path]:
-    """The files that names and patterns stand for, each once, in order; ConfigError for a pattern that finds none."""
-    found: dict[Path, None] = {}
+def find_files(patterns: Iterable[str], warn: Callable[[str], None] = lambda _: None) -> list[Path]:
+    """The files that names and patterns stand for, each once, in order. `warn` is called for a file that two of them
+    name. ConfigError for a pattern that finds none.
+    """
+    found: dict[Path, Path] = {}  # by where it really lies
     for pattern in patterns:
         written = pattern.replace(LIBRARY, glob.escape(sysconfig.get_paths()["stdlib"]))
-        matches = [
-            Path(name)
-            # Path.glob takes no pattern that begins at the root.
-            for name in sorted(glob.glob(str(Path(written).expanduser()), recursive=True))  # noqa: PTH207
-            if Path(name).is_file()
-        ]
+        path = Path(written).expanduser()
+        # Path.glob takes no pattern that begins at the root.
+        names = sorted(glob.glob(str(path), recursive=True))  # noqa: PTH207
+        matches = [Path(name) for name in names if Path(name).is_file()]
         if not matches:
             raise ConfigError(
                 f"train_file or validation_file {pattern!r} finds no file here ({Path.cwd()}); "
-                "give names or patterns as data/*.txt"
+                + (
+                    f"it is a folder: write {pattern}/*.jsonl"
+                    if path.is_dir()
+                    else "give names or patterns as data/*.txt"
+                )
             )
-        found.update(dict.fromkeys(matches))
-    return list(found)
+        for match in matches:
+            if (first := found.setdefault(match.resolve(), match)) is not match:
+                warn(f"{match} is named twice{'' if first == match else f' (as {first} too)'}, and is read once")
+    return list(found.values())
 
 
 def read_documents(path: Path, text_column: str) -> Iterator[Document | BadLine]:
     """What is in one file, by its ending. ConfigError for a file that cannot be read at all."""
+    kind = path.suffix.lower()
     try:
-        if path.suffix == ".jsonl":
+        if kind in LINES:
             yield from _json_lines(path, text_column)
-        elif path.suffix == ".parquet":
+        elif kind == ".json":
+            yield from _json(path, text_column)
+        elif kind == ".parquet":
             yield from _parquet(path, text_column)
+        elif NOT_TEXT.fullmatch(kind):
+            raise ConfigError(f"{path} is no text, and {kind} is not read: give .jsonl, .json, .parquet or text")
         else:
             yield from _text(path)
     except OSError as error:
@@ -75,6 +77,9 @@ def _text(path: Path) -> Iterator[Document | BadLine]:
     """A text file, in pieces."""
     piece, size, first, begins = [], 0, 1, True
     with open_regular(path) as file:
+        if b"\0" in file.read(BINARY_BYTES):
+            raise ConfigError(f"{path} is no text: it has a byte 0; leave the file out")
+        file.seek(0)
         for number, raw in enumerate(_lines(file), 1):
             try:
                 line = raw.decode()
@@ -101,7 +106,60 @@ def _json_lines(path: Path, text_column: str) -> Iterator[Document | BadLine]:
             except (ValueError, RecursionError) as error:
                 yield BadLine(f"{path}:{number}", f"is not JSON: {str(error)[:100]}")
                 continue
-            yield _record(record, f"{path}:{number}", text_column)
+            yield read_record(record, f"{path}:{number}", text_column)
+
+
+def _json(path: Path, text_column: str) -> Iterator[Document | BadLine]:
+    """A file of a list of records, of one record, or of one a line. ConfigError where a list breaks off: nothing tells
+    where the next record begins.
+    """
+    with open_regular(path) as file:
+        data = file.read(MAX_JSON_BYTES + 1)
+    if len(data) > MAX_JSON_BYTES:
+        raise ConfigError(f"{path} has more than {MAX_JSON_BYTES} bytes: write it as .jsonl, one record a line")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 at byte {error.start}") from None
+    begin = _skip_space(text, 0)
+    if not text.startswith("[", begin):
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError):
+            yield from _json_lines(path, text_column)
+        else:
+            yield read_record(record, f"{path}:{text.count(NEWLINE, 0, begin) + 1}", text_column)
+        return
+    yield from _json_list(text, begin + 1, path, text_column)
+
+
+def _skip_space(text: str, at: int) -> int:
+    """The first place from `at` on that is not JSON's white space."""
+    while text[at : at + 1] in (" ", "\t", "\r", "\n"):
+        at += 1
+    return at
+
+
+def _json_list(text: str, at: int, path: Path, text_column: str) -> Iterator[Document | BadLine]:
+    """The records of the list that begins before `at`."""
+    decode, line, counted = json.JSONDecoder().raw_decode, 1, 0
+    at = _skip_space(text, at)
+    ended = text.startswith("]", at)
+    while not ended:
+        line, counted = line + text.count(NEWLINE, counted, at), at
+        try:
+            record, at = decode(text, at)
+        except (ValueError, RecursionError) as error:
+            raise ConfigError(f"{path}:{line} is not JSON: {str(error)[:100]}") from None
+        yield read_record(record, f"{path}:{line}", text_column)
+        at = _skip_space(text, at)
+        ended = text.startswith("]", at)
+        if not ended and not text.startswith(",", at):
+            line += text.count(NEWLINE, counted, at)
+            raise ConfigError(f"{path}:{line} has {text[at : at + 20]!r} where a comma or the end of the list belongs")
+        at = at if ended else _skip_space(text, at + 1)
+    if rest := text[at + 1 :].strip():
+        raise ConfigError(f"{path} goes on behind its list with {rest[:20]!r}: write one list")
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
@@ -119,39 +177,20 @@ def _parquet(path: Path, text_column: str) -> Iterator[Document | BadLine]:
         raise ConfigError(f"{path} needs pyarrow: pip install 'ckdist[train]'") from None
     try:
         file = parquet.ParquetFile(path)
-        wanted = [name for name in (text_column, "messages") if name in file.schema_arrow.names]
-        if not wanted:
-            raise ConfigError(
-                f"{path} has no column {text_column!r} or 'messages'; it has {', '.join(file.schema_arrow.names)[:200]}"
-            )
+        names = file.schema_arrow.names
+        if not {text_column, "messages"} & set(names):
+            raise ConfigError(f"{path} {no_text(names, text_column)}")
         number = 0
-        for batch in file.iter_batches(batch_size=1024, columns=wanted):
+        for batch in file.iter_batches(batch_size=1024, columns=columns_of(names, text_column)):
             for record in batch.to_pylist():
                 number += 1
-                yield _record({k: v for k, v in record.items() if v is not None}, f"{path}:{number}", text_column)
+                yield read_record(_without_nulls(record), f"{path}:{number}", text_column)
     except pa.ArrowException as error:
         raise ConfigError(f"{path} is not Parquet that can be read: {' '.join(str(error).split())[:200]}") from None
 
 
-def _record(record: object, where: str, text_column: str) -> Document | BadLine:
-    """One JSON object or row: `messages` go before the text."""
-    if not isinstance(record, dict):
-        return BadLine(where, f"is a {type(record).__name__}, not an object")
-    messages = record.get("messages")
-    if messages is not None:
-        if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
-            return BadLine(where, "has messages that are not a list of objects")
-        if not any(m.get("role") == "assistant" for m in messages):
-            return BadLine(where, "has messages without an assistant's turn, on which the loss would be")
-        return Document(where, messages=messages)
-    text = record.get(text_column)
-    if not isinstance(text, str):
-        return BadLine(
-            where,
-            f"has no text in {text_column!r}"
-            if text is None
-            else f"has a {type(text).__name__} in {text_column!r}, not a text",
-        )
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        return BadLine(where, "has a text that is not Unicode (half of a surrogate pair)")
-    return Document(where, text) if text else BadLine(where, f"has an empty text in {text_column!r}")
+def _without_nulls(value: Any) -> Any:
+    """Rows of a table have every field of every other row: null where their own record had none."""
+    if isinstance(value, dict):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value

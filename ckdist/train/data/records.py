@@ -1,0 +1,161 @@
+"""One record of a data file as a text or a chat, or the reason why it is neither.
+
+A record is refused rather than trained on in part: no field that changes the tokens is ignored.
+"""
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckdist.errors import RequestError
+from ckdist.tokens.chat_input import kind_of, read_message, read_tool_list
+
+# Forms of other trainers, by the keys that tell them, and how such a record is written here.
+OTHER_FORMS = (
+    ({"conversations"}, "write ShareGPT's conversations as messages, each with a role (user, assistant) and a content"),
+    ({"conversation"}, "write the conversation as messages, each with a role (user, assistant) and a content"),
+    ({"chosen", "rejected"}, "preferences are not trained; write the chosen chat as messages"),
+    (
+        {"instruction", "output"},
+        "write Alpaca's instruction and input as the user's message, output as the assistant's",
+    ),
+    ({"prompt", "completion"}, "write prompt as the user's message, completion as the assistant's"),
+    ({"prompt", "response"}, "write prompt as the user's message, response as the assistant's"),
+    ({"question", "answer"}, "write question as the user's message, answer as the assistant's"),
+)
+NOT_READ = ("functions", "function_call", "tool_choice", "documents", "chat_template_kwargs", "chat_template")
+MOST_KEYS = 12  # of a record that a message shows
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text, or a chat's messages and tools. `begins` and `ends`: this is the first, the last piece of its text."""
+
+    where: str  # file:line
+    text: str = ""
+    messages: list[dict[str, Any]] | None = None
+    tools: tuple[dict[str, Any], ...] = ()
+    begins: bool = field(default=True, kw_only=True)
+    ends: bool = field(default=True, kw_only=True)
+
+
+@dataclass(frozen=True)
+class BadLine:
+    """A line that cannot be used, and why not."""
+
+    where: str
+    why: str
+
+
+def read_record(record: object, where: str, text_column: str) -> Document | BadLine:
+    """A JSON object or a row of a table. `messages` go before the text."""
+    if not isinstance(record, dict):
+        return BadLine(where, f"is {kind_of(record)}, not an object")
+    if record.get("messages") is not None:
+        try:
+            return _chat(record, where)
+        except RequestError as error:
+            return BadLine(where, f"has a chat that cannot be learned: {error}")
+    text = record.get(text_column)
+    if text is None:
+        return BadLine(where, no_text(list(record), text_column))
+    if not isinstance(text, str):
+        return BadLine(where, f"has {kind_of(text)} in {text_column!r}, not a text")
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        return BadLine(where, "has a text that is not Unicode (half of a surrogate pair)")
+    return Document(where, text) if text else BadLine(where, f"has an empty text in {text_column!r}")
+
+
+def no_text(keys: list[str], text_column: str) -> str:
+    """Says which keys there are, which are read, and how a form that others know is written here."""
+    remedy = next((remedy for known, remedy in OTHER_FORMS if known <= set(keys)), "set text_column to the text's key")
+    shown = ", ".join(map(str, keys[:MOST_KEYS])) + (", …" if len(keys) > MOST_KEYS else "")
+    return f"has no text in {text_column!r} and no 'messages'; its keys are {shown[:200] or 'none'}: {remedy}"
+
+
+def columns_of(names: list[str], text_column: str) -> list[str]:
+    """Those columns of a table that `read_record` looks at."""
+    return [name for name in names if name in (text_column, "messages", "tools", *NOT_READ)]
+
+
+def _chat(record: dict[str, Any], where: str) -> Document:
+    """RequestError for a chat that serving would not take, or that teaches nothing or the wrong thing."""
+    if unread := [name for name in NOT_READ if record.get(name)]:
+        raise RequestError(f"{unread[0]} is not read in training; remove it, or give tools and tool_calls")
+    given, tools = record["messages"], record.get("tools")
+    if not isinstance(given, list) or not given:
+        raise RequestError(f"messages must be a list of messages, not {kind_of(given) if given else 'empty'}")
+    if tools is not None and not isinstance(tools, list):
+        raise RequestError(f"tools must be a list, not {kind_of(tools)}")
+    messages = [read_message(message, f"messages[{index}]") for index, message in enumerate(given)]
+    _check_order([message["role"] for message in messages])
+    for index, message in enumerate(messages):
+        _check_message(message, f"messages[{index}]")
+    _check_results(messages)
+    try:
+        json.dumps([messages, tools], ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        raise RequestError("a text is not Unicode (half of a surrogate pair)") from None
+    return Document(where, messages=messages, tools=read_tool_list(tools or [], "tools"))
+
+
+def _check_order(roles: list[str]) -> None:
+    """RequestError for an order in which an answer has no question, or a question no answer."""
+    head = 0
+    while head < len(roles) and roles[head] in ("system", "developer"):
+        head += 1
+    if roles[:head] not in ([], ["system"], ["developer"], ["system", "developer"]):
+        shown = ", ".join(roles[:head])
+        raise RequestError(
+            f"messages begin with the roles {shown}; one system and one developer message may come first"
+        )
+    for index, role in enumerate(roles[head:], head):
+        before = roles[index - 1] if index > head else ""
+        if role in ("system", "developer"):
+            raise RequestError(f"messages[{index}] is of the role {role!r}, which may only come first")
+        if role == "assistant" and before not in ("user", "tool", "function"):
+            after = "another message of the assistant's" if before else "no question of the user's"
+            raise RequestError(f"messages[{index}] is the assistant's and follows {after}")
+        if role in ("tool", "function") and before not in ("assistant", "tool", "function"):
+            raise RequestError(f"messages[{index}] is of the role {role!r}, and no call of a tool is before it")
+    if roles[-1] != "assistant":
+        raise RequestError(f"its last message is of the role {roles[-1]!r}, and must be the assistant's answer")
+
+
+def _check_message(message: dict[str, Any], name: str) -> None:
+    """RequestError for a field that would be ignored, and for an answer that says nothing."""
+    calls = message.get("tool_calls")
+    if message.get("function_call"):
+        raise RequestError(f"{name}.function_call is not read; write it as tool_calls")
+    if message.get("weight") not in (None, 1):
+        raise RequestError(f"{name}.weight ({message['weight']!r:.20}) is not read; every answer is learned")
+    if message["role"] != "assistant":
+        if calls:
+            raise RequestError(f"{name}.tool_calls must be the assistant's, not of the role {message['role']!r}")
+        return
+    for index, call in enumerate(calls or ()):
+        function = call.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise RequestError(f"{name}.tool_calls[{index}] needs a function with a name")
+        if not isinstance(function.get("arguments", ""), (str, dict)):
+            raise RequestError(f"{name}.tool_calls[{index}]: arguments must be an object, or its JSON text")
+    if not (message["content"] or calls or message.get("reasoning_content")):
+        raise RequestError(f"{name} is an empty answer of the assistant's")
+
+
+def _check_results(messages: list[dict[str, Any]]) -> None:
+    """RequestError for a tool's result that no call before it asked for."""
+    ids: list[Any] = []
+    for index, message in enumerate(messages):
+        if message["role"] == "assistant":
+            ids = [call.get("id") for call in message.get("tool_calls") or ()]
+            continue
+        if message["role"] not in ("tool", "function"):
+            continue
+        if not ids:
+            raise RequestError(
+                f"messages[{index}] is of the role {message['role']!r}, and no call of a tool is before it"
+            )
+        answered = message.get("tool_call_id")
+        if answered is not None and None not in ids and answered not in ids:
+            raise RequestError(f"messages[{index}].tool_call_id ({answered!r:.40}) is none of the calls before it")

@@ -1,0 +1,83 @@
+"""Settings that differ from those of the checkpoint that a training goes on from: refused, named, or without effect."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ckdist.errors import ConfigError
+from ckdist.train.checkpoint import TrainState
+from ckdist.train.config import TrainConfig
+from ckdist.train.schedule import Schedule
+
+# A change makes what was learned, or the place in the data, mean something else.
+REFUSED = {
+    "model_config": "it would be another model",
+    "lora_r": "the matrices would have other shapes",
+    "lora_alpha": "what was learned would count by another factor",
+    "lora_target_modules": "other layers would have matrices",
+    "max_length": "the place in the data counts rows of max_length",
+    "validation_split_percentage": "held-out documents would be trained on, and the place in the data would move",
+    "seed": "the order of the data would be another",
+    "optim": "the optimizer's state would be another",
+}
+# A change is named once, with both values.
+NAMED = (
+    "model_name_or_path", "num_train_epochs", "max_steps", "validation_file", "per_device_train_batch_size",
+    "gradient_accumulation_steps", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
+    "momentum", "max_grad_norm", "lr_scheduler_type", "warmup_steps", "warmup_ratio", "num_decay_steps",
+    "min_lr_ratio", "router_aux_loss_coef", "bf16",
+)  # fmt: skip
+# The tokens' digest covers these four.
+OF_THE_DATA = ("train_file", "text_column", "bad_lines", "tokenizer_name")
+# These change nothing that is learned beyond rounding.
+WITHOUT_EFFECT = (
+    "output_dir", "cache_dir", "activation_checkpointing", "tensor_parallel_size", "data_parallel_size",
+    "pipeline_parallel_size", "virtual_pipeline_parallel_size", "expert_parallel_size", "zero_stage", "threads",
+    "transport", "ddp_timeout", "logging_steps", "eval_steps", "save_steps", "save_total_limit", "resume",
+    "save_dtype", "report_to",
+)  # fmt: skip
+SCHEDULE = ("learning_rate", "lr_scheduler_type", "warmup_steps", "warmup_ratio", "num_decay_steps", "min_lr_ratio")
+
+
+def settings_of(config: TrainConfig) -> dict[str, Any]:
+    """The configuration as JSON has it."""
+    settings = config.as_dict()
+    if config.validation_file:
+        settings["validation_split_percentage"] = 0.0
+    return json.loads(json.dumps(settings))
+
+
+def check_settings(config: TrainConfig, saved: TrainState, checkpoint: Path) -> None:
+    """ConfigError for a change that `REFUSED` names."""
+    for name, old, new in _changes(config, saved):
+        if name in REFUSED:
+            raise ConfigError(
+                f"{checkpoint} was trained with {name} {old}, and {name} is {new}: {REFUSED[name]}; "
+                "set the same, or another output_dir"
+            )
+
+
+def changed_settings(config: TrainConfig, saved: TrainState, state: TrainState) -> str:
+    """Names the changes since `saved`, with both values; empty if there are none. `state`: with the steps as they are
+    planned now.
+    """
+    if not saved.settings:
+        return "does not record its settings: whether they have changed is not known"
+    lines = [f"{name} {old} → {new}" for name, old, new in _changes(config, saved) if name in NAMED]
+    if saved.rows_of_step and saved.rows_of_step != state.rows_of_step:
+        lines.append(f"rows of a step {saved.rows_of_step} → {state.rows_of_step}")
+    if saved.steps != state.steps:
+        lines.append(f"steps {saved.steps} → {state.steps}")
+    before = replace(config, **{name: saved.settings[name] for name in SCHEDULE if name in saved.settings})
+    expected = Schedule.of(before, saved.steps).rate(min(saved.step, saved.steps - 1))
+    rate = Schedule.of(config, state.steps).rate(min(saved.step, state.steps - 1))
+    if lines and abs(rate - expected) > 0.01 * expected:
+        lines.append(f"learning rate of the next step {expected:.3g} → {rate:.3g}")
+    return f"was trained with other settings: {', '.join(lines)}" if lines else ""
+
+
+def _changes(config: TrainConfig, saved: TrainState) -> list[tuple[str, Any, Any]]:
+    """Name, saved value and present value of the settings that differ."""
+    now = settings_of(config)
+    return [(name, old, now[name]) for name, old in saved.settings.items() if name in now and old != now[name]]

@@ -1,0 +1,132 @@
+"""The data of a training, opened on every rank: batches to train on, rows to validate on, and what is said of them."""
+
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ckdist.comm.agreement import agree
+from ckdist.comm.protocol import World
+from ckdist.errors import ConfigError
+from ckdist.mesh import Mesh
+from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.train.config import TrainConfig
+from ckdist.train.data.batches import FileBatches, OwnBatches
+from ckdist.train.data.cache import TokenCache, open_cache
+from ckdist.train.data.chats import ChatProcess
+from ckdist.train.data.documents import find_files
+from ckdist.train.data.rows import Rows, split
+from ckdist.train.data.truncation import count_truncated, describe_truncation
+from ckdist.train.source import BatchSource
+
+log = logging.getLogger(__name__)
+
+EVAL_ROWS = 256  # of max_length that a validation loss is taken on, at most
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """`digest` is of the training tokens. `validation`: None if there is none."""
+
+    batches: FileBatches | OwnBatches
+    validation: Rows | None = None
+    digest: str = ""
+
+
+def open_data(
+    config: TrainConfig,
+    world: World,
+    mesh: Mesh,
+    tokenizer: Tokenizer,
+    tokenizer_folder: Path,
+    source: BatchSource | None,
+) -> TrainingData:
+    """The steps of a user's `source`, or of the files. A collective call.
+
+    tokenizer_folder: Where `tokenizer` comes from; chats are rendered there in a process with limits.
+
+    ConfigError for data from which nothing can be learned.
+    """
+    if source is not None:
+        return _own_batches(config, mesh, source)
+    return _file_batches(config, world, mesh, tokenizer, tokenizer_folder)
+
+
+def _own_batches(config: TrainConfig, mesh: Mesh, source: BatchSource) -> TrainingData:
+    """Steps of a user's source; ConfigError where nothing says how many."""
+    if config.max_steps < 0:
+        raise ConfigError("a batch source of one's own has no end: set max_steps")
+    tokens = config.per_device_train_batch_size * config.max_length
+    return TrainingData(OwnBatches(source, mesh.index("dp"), mesh.size("dp"), tokens))
+
+
+def _file_batches(config: TrainConfig, world: World, mesh: Mesh, tokenizer: Tokenizer, folder: Path) -> TrainingData:
+    c = config
+    say = log.warning if world.rank == 0 else lambda _: None
+    files = find_files(c.train_file, say)
+    held_files = find_files(c.validation_file, say) if c.validation_file else []
+    for path in sorted({path.resolve() for path in files} & {path.resolve() for path in held_files}):
+        say(f"{path} is in train_file and in validation_file: the validation loss is of what was learned")
+    cache = _open_cache(c, world, files, tokenizer, folder)
+    documents, held = split(cache, held_out_percentage(c), c.seed)
+    validated = _open_cache(c, world, held_files, tokenizer, folder) if held_files else cache
+    held = np.arange(validated.documents) if held_files else held
+    counts = count_truncated(cache, documents, c.max_length)
+    for line in describe_truncation(counts, cache, c.max_length, "train_file"):
+        say(line)
+    if counts.divided and world.rank == 0:
+        log.info("%d of %d texts are longer than max_length and are learned in parts", counts.divided, counts.texts)
+    rows = Rows(cache, documents, c.max_length, c.seed)
+    batches = FileBatches(
+        rows, mesh.index("dp"), mesh.size("dp"), c.per_device_train_batch_size, c.gradient_accumulation_steps
+    )
+    return TrainingData(batches, _validation(c, validated, held, say), cache.digest)
+
+
+def _validation(c: TrainConfig, cache: TokenCache, held: np.ndarray, say: Callable[[str], None]) -> Rows | None:
+    """Rows of the documents `held`; None if nothing is held out, or nothing of it can be learned."""
+    if not len(held):
+        if held_out_percentage(c):
+            say("there is no validation loss: train_file has one document")
+        return None
+    name = "validation_file" if c.validation_file else "the held-out part"
+    try:
+        for line in describe_truncation(count_truncated(cache, held, c.max_length), cache, c.max_length, name):
+            say(line)
+    except ConfigError as error:
+        if c.validation_file:
+            raise
+        say(f"there is no validation loss: {error}")
+        return None
+    validation = Rows(cache, held, c.max_length, c.seed, shuffle=False)
+    if (rows := validation.count(0)) > EVAL_ROWS:
+        say(f"the validation loss is taken on the first {EVAL_ROWS} of {rows} rows of max_length")
+    return validation
+
+
+def held_out_percentage(config: TrainConfig) -> float:
+    """Per cent of the training documents that are not trained on."""
+    return 0.0 if config.validation_file else config.validation_split_percentage
+
+
+def _open_cache(config: TrainConfig, world: World, files: list[Path], tokenizer: Tokenizer, folder: Path) -> TokenCache:
+    """The tokens, made by one rank of each host while the others wait."""
+    chats = ChatProcess(folder)
+    load = lambda: open_cache(
+        Path(config.cache_dir or Path(config.output_dir) / "cache"),
+        files,
+        tokenizer,
+        config.text_column,
+        config.bad_lines,
+        chats.write,
+        world.rank == 0,
+    )
+    with contextlib.closing(chats):
+        cache = load() if world.local_rank == 0 else None
+    world.gather(None)
+    cache = cache or load()
+    agree(world, "training text", cache.digest)
+    return cache

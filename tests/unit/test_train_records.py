@@ -1,0 +1,198 @@
+"""What is read of a data file: its kind, the keys of a record, the order of roles, and tools as serving has them."""
+
+import json
+
+import pytest
+
+from ckdist.engine.launch import BUNDLED
+from ckdist.errors import ConfigError
+from ckdist.serve.requests.prepare import apply_template
+from ckdist.serve.requests.prepared import ModelFacts
+from ckdist.tokens.chat import ChatTemplate
+from ckdist.tokens.folder import load_tokenizer
+from ckdist.train.data.cache import open_cache
+from ckdist.train.data.chats import write_chat
+from ckdist.train.data.documents import find_files, read_documents
+from ckdist.train.data.records import BadLine, Document
+
+USER, ANSWER = {"role": "user", "content": "Say yes."}, {"role": "assistant", "content": "yes"}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+CALLED = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+TEMPLATE = (
+    "{% for tool in tools or [] %}# Tools {{ tool | tojson }}{% endfor %}{% for m in messages %}"
+    "<|{{ m.role }}|>{{ m.content }}{{ m.reasoning_content }}{% for call in m.tool_calls or [] %}"
+    "{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+RESULT = {"role": "tool", "tool_call_id": "c1", "content": "12 C"}
+
+
+def read(tmp_path, name: str, data: str) -> list[Document | BadLine]:
+    (tmp_path / name).write_text(data)
+    return list(read_documents(tmp_path / name, "text"))
+
+
+def refused(tmp_path, record: object) -> str:
+    (bad,) = read(tmp_path, "a.jsonl", json.dumps(record))
+    assert isinstance(bad, BadLine) and bad.where.endswith("a.jsonl:1"), bad
+    return bad.why
+
+
+@pytest.mark.parametrize(
+    "data, lines",
+    [
+        ('[{"text": "one"}, {"text": "two"}]', [1, 1]),
+        ('[\n  {"text": "one"},\n  {"text":\n "two"}\n]\n', [2, 3]),
+        ('\n{"text": "one"}\n{"text": "two"}\n', [2, 3]),
+        ('\ufeff[{"text": "one"},{"text": "two"}]', [1, 1]),
+    ],
+)
+def test_a_json_file_is_records_and_never_text(tmp_path, data, lines):
+    for name in ("a.json", "a.JSON"):
+        documents = read(tmp_path, name, data)
+        assert [document.text for document in documents] == ["one", "two"]
+        assert [int(document.where.rpartition(":")[2]) for document in documents] == lines
+
+
+def test_a_json_file_of_one_record_or_of_none(tmp_path):
+    assert [document.text for document in read(tmp_path, "a.json", '{\n "text": "one"\n}')] == ["one"]
+    assert read(tmp_path, "b.json", "[]") == [] == read(tmp_path, "c.json", "")
+
+
+@pytest.mark.parametrize(
+    "name, data, said",
+    [
+        ("a.json", '[{"text": "one"}\n {"text": "two"}]', 'a.json:2 has \'{"text": "two"}]\' where a comma or the end'),
+        ("a.json", '[{"text": "one"},\n {"text": ]', "a.json:2 is not JSON: "),
+        ("a.json", '[{"text": "one"}] x', "goes on behind its list with 'x'"),
+        ("a.csv", "text\none\n", "a.csv is no text, and .csv is not read: give .jsonl, .json, .parquet or text"),
+        ("a.jsonl.gz", "x", "a.jsonl.gz is no text, and .gz is not read"),
+        ("a.ARROW", "x", "a.ARROW is no text, and .arrow is not read"),
+        ("a.bin", "ab\0c", "a.bin is no text: it has a byte 0"),
+    ],
+)
+def test_data_with_a_structure_is_never_read_as_text(tmp_path, name, data, said):
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path, name, data)
+    assert said in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "record, said",
+    [
+        ({"conversations": [{"from": "human", "value": "Hi."}]}, "its keys are conversations: write ShareGPT's"),
+        ({"instruction": "a", "input": "", "output": "b"}, "its keys are instruction, input, output: write Alpaca's"),
+        ({"prompt": "a", "completion": "b"}, "its keys are prompt, completion: write prompt as the user's message"),
+        ({"body": "a"}, "has no text in 'text' and no 'messages'; its keys are body: set text_column"),
+        ({}, "its keys are none"),
+        ([1], "is a list, not an object"),
+    ],
+)
+def test_other_forms_are_refused_with_their_keys(tmp_path, record, said):
+    assert said in refused(tmp_path, record)
+
+
+@pytest.mark.parametrize(
+    "messages, said",
+    [
+        ([USER, {"role": "asistant", "content": "yes"}, ANSWER], "messages[1].role ('asistant') must be one of system"),
+        ([ANSWER, USER, ANSWER], "messages[0] is the assistant's and follows no question of the user's"),
+        ([USER, ANSWER, ANSWER], "messages[2] is the assistant's and follows another message of the assistant's"),
+        ([USER, ANSWER, USER], "its last message is of the role 'user', and must be the assistant's answer"),
+        (
+            [USER, {"role": "system", "content": "s"}, ANSWER],
+            "messages[1] is of the role 'system', which may only come",
+        ),
+        ([{"role": "system", "content": "s"}] * 2 + [USER, ANSWER], "messages begin with the roles system, system"),
+        ([{"role": "system", "content": "s"}, ANSWER], "messages[1] is the assistant's and follows no question"),
+        ([USER, RESULT, ANSWER], "messages[1] is of the role 'tool', and no call of a tool is before it"),
+        ([USER, ANSWER, RESULT, ANSWER], "messages[2] is of the role 'tool', and no call of a tool is before it"),
+        ([USER, CALLED, {**RESULT, "tool_call_id": "c2"}, ANSWER], "tool_call_id ('c2') is none of the calls before"),
+        ([USER, {"role": "assistant", "content": ""}], "messages[1] is an empty answer of the assistant's"),
+        ([USER, {**ANSWER, "weight": 0}], "messages[1].weight (0) is not read; every answer is learned"),
+        ([{**USER, "tool_calls": [CALL]}, ANSWER], "messages[0].tool_calls must be the assistant's"),
+        ([USER, {**ANSWER, "function_call": {"name": "f"}}], "messages[1].function_call is not read"),
+        ([USER, {**CALLED, "tool_calls": [{"name": "f"}]}], "messages[1].tool_calls[0] needs a function with a name"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}, ANSWER], "has type 'image_url'; only 'text'"),
+        ([USER, {**ANSWER, "content": "\ud800"}], "a text is not Unicode"),
+        ([], "messages must be a list of messages, not empty"),
+    ],
+)
+def test_a_chat_that_would_teach_the_wrong_thing_is_refused(tmp_path, messages, said):
+    assert said in refused(tmp_path, {"messages": messages})
+
+
+@pytest.mark.parametrize(
+    "more, said",
+    [
+        ({"tools": "[]"}, "tools must be a list, not a string"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0] has type 'web_search'"),
+        ({"tools": [TOOL, TOOL]}, "tools has two tools of one name"),
+        ({"functions": [{"name": "f"}]}, "functions is not read in training"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs is not read in training"),
+    ],
+)
+def test_what_changes_a_prompt_is_read_or_refused_by_name(tmp_path, more, said):
+    assert said in refused(tmp_path, {"messages": [USER, ANSWER], **more})
+
+
+def test_roles_that_a_server_takes_are_taken(tmp_path):
+    system, developer = ({"role": role, "content": "s"} for role in ("system", "developer"))
+    for messages in (
+        [system, USER, ANSWER],
+        [developer, USER, ANSWER, USER, ANSWER],
+        [system, developer, USER, USER, ANSWER],
+        [USER, CALLED, RESULT, ANSWER],
+        [USER, CALLED],
+    ):
+        (document,) = read(tmp_path, "a.jsonl", json.dumps({"messages": messages}))
+        assert isinstance(document, Document) and [m["role"] for m in document.messages or ()] == [
+            m["role"] for m in messages
+        ]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        None,  # a template without a place for tools
+        TEMPLATE,
+    ],
+)
+def test_training_learns_an_answer_behind_the_prompt_that_a_server_makes(tmp_path, source):
+    """Tools, calls with arguments as text, and thoughts under another name."""
+    tokenizer = load_tokenizer(BUNDLED)
+    if source:
+        object.__setattr__(tokenizer, "chat_template", ChatTemplate(source))
+    record = {"messages": [USER, CALLED, RESULT, {**ANSWER, "thinking": "hm"}], "tools": [TOOL]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(record))
+    write = lambda chats: [write_chat(*chat, tokenizer) for chat in chats]
+    cache = open_cache(tmp_path / "cache", [tmp_path / "a.jsonl"], tokenizer, "text", "error", write)
+    assert cache.where(0) == f"{tmp_path / 'a.jsonl'}:1"
+    body = {**record, "messages": record["messages"][:-1]}
+    prompt = apply_template(body, tokenizer, ModelFacts("m", 4096, 4096))["prompt"]
+    text = tokenizer.decode(cache.tokens.tolist(), skip_special=False)
+    assert text.startswith(prompt) and "weather" in prompt and text[len(prompt) :].startswith("yes")
+
+
+def test_a_row_of_a_table_has_no_nulls_of_other_rows(tmp_path):
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    rows = [{"messages": [USER, CALLED, RESULT, ANSWER], "tools": [TOOL | {"x": 1}]}, {"messages": [USER, ANSWER]}]
+    # A struct without fields cannot be written.
+    rows[0]["tools"][0]["function"] = {"name": "weather"}
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    called, plain = read_documents(tmp_path / "a.parquet", "text")
+    assert isinstance(called, Document) and isinstance(plain, Document)
+    assert plain.messages == [USER, ANSWER] and plain.tools == () and len(called.tools) == 1
+
+
+def test_a_file_that_is_named_twice_is_read_once_and_said(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "b.txt").symlink_to("a.txt")
+    monkeypatch.chdir(tmp_path)
+    said: list[str] = []
+    assert [str(path) for path in find_files(["a.txt", "*.txt", str(tmp_path / "a.txt")], said.append)] == ["a.txt"]
+    assert said[0] == "a.txt is named twice, and is read once"
+    assert said[1] == "b.txt is named twice (as a.txt too), and is read once" and len(said) == 3
+    with pytest.raises(ConfigError, match=r"it is a folder: write .*/\*.jsonl"):
+        find_files([str(tmp_path)])
