@@ -12,6 +12,7 @@ from ckdist.serve.answer import problem_answer
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.origins import Origins, is_preflight
 from ckdist.serve.paths import page
+from ckdist.serve.paths.absent import NAMES
 from ckdist.serve.paths.path import PathNames
 from ckdist.serve.problems import Problem
 from ckdist.serve.settings import HttpSettings
@@ -72,6 +73,8 @@ class Access:
         if is_preflight(method, headers):
             return self.origins.preflight(headers)
         problem = self.origins.refusal(method, headers)
+        if problem is not None and problem.status == 415 and path in NAMES:
+            problem = None  # it is told that the path is not there, and not to send JSON
         if problem is None and self.keys and path not in OPEN_PATHS and not self._holds_key(headers):
             problem = Problem(
                 401, "a valid API key is needed: send 'Authorization: Bearer KEY'", code="invalid_api_key"

@@ -10,7 +10,6 @@ from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.text import check_stop
 from ckdist.errors import RequestError
 from ckdist.serve.requests.fields import Fields
-from ckdist.serve.requests.names import INERT, NEUTRAL
 from ckdist.serve.requests.prepared import ModelFacts, Prepared, pack_tokens
 from ckdist.serve.requests.prompt import fit_output
 from ckdist.serve.requests.sampling import read_sampling
@@ -27,7 +26,7 @@ UNLIMITED = (-1, -2)  # llama.cpp's and Ollama's words for "until the context is
 @dataclass(frozen=True)
 class RequestParams:
     """The shared fields. `max_tokens` is None where the context alone is the limit; `logprobs` is the number of
-    alternatives per token, None without logprobs; `ignored` has the names that nobody knows.
+    alternatives per token, None without logprobs.
     """
 
     sampling: SamplingParams
@@ -42,7 +41,6 @@ class RequestParams:
     skip_special: bool
     token_ids: bool
     timings_per_token: bool
-    ignored: tuple[str, ...]
 
     def prepared(self, prompts: list[list[int]], facts: ModelFacts, field: str, **more: Any) -> Prepared:
         """This for `prompts`, which `field` of the request gave. RequestError for a prompt that does not fit."""
@@ -64,11 +62,7 @@ def read_params(
     default_tokens: int | None = None,
     sampling_defaults: dict[str, Any] | None = None,
 ) -> RequestParams:
-    """The shared fields. It comes last: every field that the caller reads itself must have been read, `logprobs` among
-    them.
-
-    RequestError for what cannot be meant, for what is not supported, and under --strict-fields for what is not known.
-    """
+    """The shared fields. RequestError for what cannot be meant."""
     sampling = read_sampling(fields, tokenizer, facts.vocab_size, sampling_defaults or {})
     sampling = dataclasses.replace(sampling, grammar=read_structure(fields))
     max_tokens = _max_tokens(fields, least_tokens, default_tokens)
@@ -76,7 +70,8 @@ def read_params(
         message = f"min_tokens ({sampling.min_tokens}) is more than the {max_tokens} tokens that the answer may have"
         raise RequestError(message, "min_tokens", "invalid_value")
     stream = fields.switch("stream")
-    options = Fields(fields.value("stream_options", dict) or {})
+    options = fields.inner("stream_options")
+    _check_adapters(fields)
     return RequestParams(
         sampling=sampling,
         max_tokens=max_tokens,
@@ -90,13 +85,7 @@ def read_params(
         skip_special=fields.switch("skip_special_tokens", True),
         token_ids=fields.switch(("return_token_ids", "return_tokens")),
         timings_per_token=fields.switch("timings_per_token"),
-        ignored=_finish(fields, facts),
     )
-
-
-def _finish(fields: Fields, facts: ModelFacts) -> tuple[str, ...]:
-    _check_adapters(fields)
-    return fields.finish(NEUTRAL, INERT, facts.strict_fields)
 
 
 def _check_adapters(fields: Fields) -> None:

@@ -1,5 +1,9 @@
-"""The tools of a chat: `tools`, `tool_choice`, `parallel_tool_calls`, and `functions`, as they were called before."""
+"""The tools of a chat: `tools`, `tool_choice`, `parallel_tool_calls`, and `functions`, as they were called before.
 
+A custom tool, which takes free text, is given to the model as a function with one string.
+"""
+
+import json
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -11,19 +15,23 @@ from ckdist.serve.requests.json_body import kind_of
 MAX_TOOLS = 256
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 CHOICES = ("none", "auto", "required", "any")
+TEXT = "input"  # the one parameter of a custom tool
+TEXT_SCHEMA = {"type": "object", "properties": {TEXT: {"type": "string"}}, "required": [TEXT]}
 
 
 @dataclass(frozen=True)
 class Tools:
     """`given`: the tools that may be called, as OpenAI writes them. `must_call`: the answer is a call.
 
-    `strict`: names of tools whose arguments must hold to every keyword of their schemas.
+    `strict`: names of tools whose arguments must hold to every keyword of their schemas. `custom`: names of tools that
+    take free text.
     """
 
     given: tuple[dict[str, Any], ...] = ()
     must_call: bool = False
     parallel: bool = True
     strict: frozenset[str] = frozenset()
+    custom: frozenset[str] = frozenset()
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
@@ -44,24 +52,50 @@ class Tools:
         }
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What `field` says about calls: a word of CHOICES, or the names of the tools that may be called."""
+
+    field: str = "tool_choice"
+    word: str | None = None
+    names: tuple[str, ...] | None = None
+
+
 def read_tools(fields: Fields) -> Tools:
     """RequestError for tools that are none, and for a choice of one that is not there."""
     given, former = _tools(fields, "tools"), _tools(fields, "functions")
     parallel = fields.switch("parallel_tool_calls", True)
-    name, choice = _choice(fields)
+    choice = _choice(fields)
     given = given or former
-    if choice == "none":
+    if choice.word == "none":
         return Tools()
     if not given:
-        if choice in (None, "auto"):
+        if choice.word in (None, "auto") and not choice.names:
             return Tools()
-        raise RequestError(f"{name} asks for a call, and there are no tools; give tools", name, "invalid_value")
-    if choice not in (None, *CHOICES):
-        chosen = tuple(tool for tool in given if tool["function"]["name"] == choice)
-        if not chosen:
-            raise RequestError(f"{name} names {choice[:64]!r}, which is not among the tools", name, "invalid_value")
-        return Tools(chosen, True, False, _strict(chosen))
-    return Tools(given, choice in ("required", "any"), parallel, _strict(given))
+        message = f"{choice.field} asks for a call, and there are no tools; give tools"
+        raise RequestError(message, choice.field, "invalid_value")
+    names = choice.names or ()
+    known = [tool["function"]["name"] for tool in given]
+    absent = next((name for name in names if name not in known), None)
+    if absent is not None:
+        message = f"{choice.field} names {absent[:64]!r}, which is not among the tools"
+        raise RequestError(message, choice.field, "invalid_value")
+    if choice.names is not None:
+        given = tuple(tool for tool in given if tool["function"]["name"] in names)
+        parallel = parallel and choice.word is not None  # one that is named is called once
+    custom = frozenset(tool["function"]["name"] for tool in given if tool["type"] == "custom")
+    functions = tuple({**tool, "type": "function"} for tool in given)
+    must_call = choice.word in ("required", "any") or (choice.word is None and choice.names is not None)
+    return Tools(functions, must_call, parallel, _strict(functions), custom)
+
+
+def history_call(call: dict[str, Any]) -> dict[str, Any]:
+    """A call of the history as one of a function."""
+    custom = call.get("custom")
+    if call.get("type") != "custom" or not isinstance(custom, dict):
+        return call
+    function = {"name": custom.get("name"), "arguments": json.dumps({TEXT: custom.get(TEXT)}, ensure_ascii=False)}
+    return {"id": call.get("id"), "type": "function", "function": function}
 
 
 def _strict(tools: tuple[dict[str, Any], ...]) -> frozenset[str]:
@@ -80,13 +114,16 @@ def _tools(fields: Fields, name: str) -> tuple[dict[str, Any], ...]:
 
 
 def _tool(tool: Any, where: str, field: str) -> dict[str, Any]:
-    function = tool.get("function") if field == "tools" and isinstance(tool, dict) else tool
-    if field == "tools" and isinstance(tool, dict) and tool.get("type", "function") != "function":
-        kind = str(tool["type"])[:32]
-        raise RequestError(f"{where} has type {kind!r}; only 'function' is known", field, "invalid_value")
+    kind = tool.get("type", "function") if field == "tools" and isinstance(tool, dict) else "function"
+    if kind not in ("function", "custom"):
+        message = f"{where} has type {str(kind)[:32]!r}; only 'function' and 'custom' are known"
+        raise RequestError(message, field, "invalid_value")
+    function = tool.get(kind) if field == "tools" and isinstance(tool, dict) else tool
     if not isinstance(function, dict):
-        message = f"{where} must be an object with a function, not {kind_of(tool)}"
+        message = f"{where} must be an object with a {kind}, not {kind_of(tool)}"
         raise RequestError(message, field, "invalid_type")
+    if kind == "custom":
+        function = _of_text(function)
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         message = f"{where} needs a name of 1 to 128 letters, digits, or any of _ . : -"
@@ -98,26 +135,58 @@ def _tool(tool: Any, where: str, field: str) -> dict[str, Any]:
     is_object = (parameters or {}).get("type", "object") == "object"
     if not is_object or not isinstance(properties, dict) or not isinstance(needed, list):
         raise RequestError(f"{where}: parameters must be the schema of an object", field, "invalid_json_schema")
-    return {"type": "function", "function": function}
+    return {"type": kind, "function": function}
 
 
-def _choice(fields: Fields) -> tuple[str, str | None]:
-    """The field, and a word of CHOICES or the name of a tool."""
-    found: tuple[str, str | None] = ("tool_choice", None)
+def _of_text(custom: dict[str, Any]) -> dict[str, Any]:
+    """A custom tool as a function. The grammar of its input is told to the model, and not enforced."""
+    form = custom.get("format")
+    grammar = form.get("grammar", form) if isinstance(form, dict) else {}
+    definition = grammar.get("definition") if isinstance(grammar, dict) else None
+    told = [custom.get("description"), f"The input follows this grammar:\n{definition}" if definition else None]
+    description = "\n\n".join(text for text in told if isinstance(text, str) and text)
+    return {"name": custom.get("name"), "description": description, "parameters": TEXT_SCHEMA}
+
+
+def _choice(fields: Fields) -> Choice:
+    found = Choice()
     for field in ("function_call", "tool_choice"):
         given = fields.value(field, str, dict)
         if given is None:
             continue
         if isinstance(given, dict):
-            function = given.get("function", given)
-            name = function.get("name") if isinstance(function, dict) else None
-            if name is None and given.get("type") in CHOICES:
-                name = given["type"]
-            if not isinstance(name, str):
-                raise RequestError(f"{field} must name a function", field, "invalid_value")
-            found = field, name
+            found = _allowed(given, field) if given.get("type") == "allowed_tools" else _named(given, field)
         elif given not in CHOICES:
             raise RequestError(f"{field} ({given[:32]!r}) must be one of {', '.join(CHOICES)}", field, "invalid_value")
         else:
-            found = field, given
+            found = Choice(field, given)
     return found
+
+
+def _named(given: dict[str, Any], field: str) -> Choice:
+    """The choice of one tool."""
+    name = _name_of(given)
+    if name is None and given.get("type") in CHOICES:
+        return Choice(field, given["type"])
+    if name is None:
+        raise RequestError(f"{field} must name a function or a custom tool", field, "invalid_value")
+    return Choice(field, names=(name,))
+
+
+def _allowed(given: dict[str, Any], field: str) -> Choice:
+    """OpenAI's choice among some of the tools."""
+    allowed = given.get("allowed_tools")
+    tools = allowed.get("tools") if isinstance(allowed, dict) else None
+    names = [_name_of(tool) for tool in tools] if isinstance(tools, list) else []
+    mode = allowed.get("mode", "auto") if isinstance(allowed, dict) else None
+    if not names or None in names or mode not in ("auto", "required"):
+        message = f"{field}.allowed_tools needs a mode (auto or required) and a list of tools, each with its name"
+        raise RequestError(message, field, "invalid_value")
+    return Choice(field, mode, tuple(name for name in names if name is not None))
+
+
+def _name_of(tool: Any) -> str | None:
+    """The name in a reference to a tool, {"type": "function", "function": {"name": …}}."""
+    inner = tool.get("function", tool.get("custom", tool)) if isinstance(tool, dict) else None
+    name = inner.get("name") if isinstance(inner, dict) else None
+    return name if isinstance(name, str) else None
