@@ -23,7 +23,7 @@ from ckdist.engine.llm import LLM
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.paths import absent, anthropic, embeddings, llama_server, openai, page, status, tokens
 from ckdist.serve.problems import TYPES
-from ckdist.serve.requests.names import INERT, NEUTRAL
+from ckdist.serve.requests.field_table import EVERY, HARMLESS, HONOURED, REFUSED, Harmless, Honoured, Neutral
 from ckdist.serve.requests.params import MAX_TOKENS_NAMES
 from ckdist.serve.requests.sampling import INTEGERS, NUMBERS
 from ckdist.train.config import TrainConfig
@@ -33,6 +33,19 @@ HEAD = "<!-- Written by docs/reference.py from the code. -->\n\n"
 
 # Functions that read the field that their second argument names.
 READERS = {"_schema": "object, string", "_text": "string", "_choices": "list", "_tools": "list"}
+# The path of each kind of request.
+FACES = {
+    "chat": "chat/completions",
+    "completion": "completions",
+    "llama_completion": "/completion",
+    "embedding": "embeddings",
+    "llama_embedding": "/embedding",
+    "response": "responses",
+    "count_tokens": "messages/count_tokens",
+    "apply_template": "/apply-template",
+    **{name: name for name in ("messages", "rerank")},
+    **{name: f"/{name}" for name in ("infill", "score", "tokenize", "detokenize")},
+}
 # Variables of the environment that the code reads; a test holds these against the code.
 VARIABLES = {
     "CKDIST_API_KEY": "keys that clients of `ckdist serve` must send, separated by commas, if there is no `--api-key`",
@@ -138,7 +151,14 @@ def names_in(node: ast.expr, constants: dict[str, Any]) -> tuple[str, ...]:
 
 def read_fields() -> Iterator[tuple[str, str, str]]:
     """Names, type and file of every field that the readers of requests ask for."""
-    kinds = {"text": "string", "switch": "boolean", "integer": "integer", "number": "number", "token_ids": "token ids"}
+    kinds = {
+        "text": "string",
+        "switch": "boolean",
+        "inner": "object",
+        "integer": "integer",
+        "number": "number",
+        "token_ids": "token ids",
+    }
     for path in sorted((PACKAGE / "serve" / "requests").glob("*.py")):
         tree = ast.parse(path.read_text())
         constants: dict[str, Any] = {}
@@ -167,19 +187,44 @@ def read_fields() -> Iterator[tuple[str, str, str]]:
             yield ", ".join(code(name) for name in names), f"{kind}, {number(low)} to {number(high)}", "sampling"
 
 
+def where(faces: frozenset[str]) -> str:
+    """The paths on which a field is known."""
+    return "all" if faces == EVERY else ", ".join(sorted(FACES[face] for face in faces))
+
+
 def requests() -> str:
-    """Every field of a request: read, refused unless neutral, or without effect."""
-    text = (
-        "# Fields of requests\n\nSeveral names in one row mean the same; the first that is given counts.\n\n## Read\n\n"
-    )
-    text += table(("field", "type", "read by"), sorted(set(read_fields())))
-    text += "\n## Refused unless neutral\n\nThe answer would be another one, so any other value is a 400.\n\n"
-    neutral = [
-        (code(name), ", ".join(code(repr(value)) for value in entry.values) or "null", cell(entry.remedy))
-        for name, entry in sorted(NEUTRAL.items())
+    """Every field of a request: honoured, refused unless neutral, or without effect."""
+    types = {name: kind for names, kind, _ in read_fields() for name in names.split(", ")}
+    text = "# Fields of requests\n\nA name with a dot is a field of an object. Of several names of one thing the first "
+    text += "that is given counts.\n\n## Honoured\n\n"
+    honoured = [
+        (code(name), types.get(code(name), ""), where(row.faces), row.rule.by)
+        for row in HONOURED
+        for name in row.names
+        if isinstance(row.rule, Honoured)
     ]
-    text += table(("field", "values that are taken", "instead"), neutral)
-    text += "\n## Without effect\n\n" + ", ".join(code(name) for name in sorted(INERT)) + ".\n"
+    text += table(("field", "type", "paths", "read by"), sorted(honoured))
+    text += "\n## Refused unless neutral\n\nThe answer would be another one, so any other value is a 400.\n\n"
+    refused = [
+        (
+            code(name),
+            ", ".join(code(repr(v)) for v in row.rule.values) or "null",
+            where(row.faces),
+            cell(row.rule.remedy),
+        )
+        for row in REFUSED
+        for name in row.names
+        if isinstance(row.rule, Neutral)
+    ]
+    text += table(("field", "values that are taken", "paths", "instead"), sorted(refused))
+    text += "\n## Without effect\n\nThe answer is the same, whatever they hold.\n\n"
+    harmless = [
+        (code(name), where(row.faces), cell(row.rule.reason))
+        for row in HARMLESS
+        for name in row.names
+        if isinstance(row.rule, Harmless)
+    ]
+    text += table(("field", "paths", "why"), sorted(harmless))
     return text + "\nAny other name is ignored and logged once; with `--strict-fields` it is a 400.\n"
 
 

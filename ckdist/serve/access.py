@@ -13,6 +13,7 @@ from ckdist.serve.failed_keys import FailedKeys
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.origins import Origins, is_preflight
 from ckdist.serve.paths import page
+from ckdist.serve.paths.absent import NAMES
 from ckdist.serve.paths.path import PathNames
 from ckdist.serve.problems import Problem
 from ckdist.serve.settings import HttpSettings
@@ -77,7 +78,10 @@ class Access:
             return problem_answer(problem, known, {"Connection": "close"})
         if is_preflight(method, headers):
             return self.origins.preflight(headers)
-        problem = self.origins.refusal(method, headers) or no_key
+        problem = self.origins.refusal(method, headers)
+        if problem is not None and problem.status == 415 and path in NAMES:
+            problem = None  # the answer says that the path is not there, and not to send JSON
+        problem = problem or no_key
         if problem is None and self.under_way >= self.max_requests and path not in EVER_ANSWERED:
             problem = Problem(
                 429, f"{self.under_way} requests are under way, of at most {self.max_requests}; try again later"

@@ -12,13 +12,17 @@ Moment = Literal["begin", "grow", "end"]
 
 @dataclass
 class Block:
-    """`text` is what it has so far: for a call its arguments. `index` counts the blocks of an answer."""
+    """`text` is what it has so far: for a call its arguments, or the text for a `custom` tool.
+
+    `index` counts the blocks of an answer.
+    """
 
     index: int
     kind: Kind
     name: str = ""
     call_id: str = ""
     text: str = ""
+    custom: bool = False
 
 
 @dataclass
@@ -36,7 +40,7 @@ class Blocks:
             text = delta.arguments if delta.call is not None else delta.reasoning or delta.content
             if not self._open or self.all[-1].kind != kind or self._call != delta.call:
                 yield from self.end()
-                block = Block(len(self.all), kind, delta.name or "", delta.id or "")
+                block = Block(len(self.all), kind, delta.name or "", delta.id or "", custom=delta.custom)
                 self.all.append(block)
                 self._open, self._call = True, delta.call
                 yield "begin", block, ""

@@ -1,31 +1,37 @@
 """A message of the assistant's while it grows: its content, its reasoning, its calls of tools."""
 
 import json
+import re
 import secrets
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckdist.serve.parsers.choose import parser_of
 from ckdist.serve.parsers.delta import AnswerParser, Delta
 from ckdist.serve.parsers.form import AnswerForm
+from ckdist.serve.requests.tools import TEXT
 
 LETTERS = string.ascii_letters + string.digits
 ID_CHARS = 9  # some templates refuse other lengths
+ARGUMENTS = re.compile(r'\s*\{\s*"input"\s*:\s*"')  # of a custom call, up to its text
+MAX_ESCAPE = 12  # characters of a pair of surrogates in JSON, of which a part may be cut off
 
 
 @dataclass
 class ToolCall:
-    """A call, whose arguments are JSON once they are whole."""
+    """A call, whose arguments are JSON once they are whole, or free text where the tool is `custom`."""
 
     id: str
     name: str
     arguments: str = ""
+    custom: bool = False
 
     def openai(self) -> dict[str, Any]:
         """As OpenAI writes it."""
-        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+        return {"id": self.id, **_call(self.name, self.arguments, self.custom)}
 
 
 class ChatParser:
@@ -33,28 +39,51 @@ class ChatParser:
 
     def __init__(self, form: AnswerForm | None):
         self._parser: AnswerParser | None = None if form is None else parser_of(form)
+        self._custom = () if form is None else form.custom
         self.calls = 0
-        self._arguments: list[str] = []  # of the last call
+        self._arguments = ""  # of the last call
+        self._is_custom = False  # the last call
 
     def take(self, text: str, ended: bool) -> list[Delta]:
-        """What `text` brings, and all that was held back where the choice has `ended`. Every call has an id."""
+        """What `text` brings, and all that was held back where the choice has `ended`.
+
+        The first delta of a call has its id, its name and no arguments. The text of a custom tool comes as a whole.
+        """
         if self._parser is None:
             return [Delta(content=text)] if text else []
         deltas = self._parser.step(text) if text else []
         deltas += self._parser.flush() if ended else []
-        for delta in deltas:
-            if delta.name is not None:
-                self.calls += 1
-                self._arguments.clear()
-            if delta.call is not None:
-                self._arguments.append(delta.arguments)
-        return [replace(d, id=d.id or new_id()) if d.name is not None else d for d in deltas]
+        given = [part for delta in deltas for part in self._parts(delta)]
+        return given + (self._cut_text() if ended else [])
+
+    def _parts(self, delta: Delta) -> Iterator[Delta]:
+        if delta.name is not None:
+            yield from self._cut_text()
+            self.calls += 1
+            self._arguments, self._is_custom = "", delta.name in self._custom
+            yield replace(delta, id=delta.id or new_id(), arguments="", custom=self._is_custom)
+        if delta.call is None:
+            yield delta
+            return
+        self._arguments += delta.arguments
+        if self._is_custom:
+            if not self.ends_in_call:
+                yield from self._cut_text()
+        elif delta.arguments:
+            yield Delta(call=delta.call, arguments=delta.arguments)
+
+    def _cut_text(self) -> list[Delta]:
+        """The text of a custom call, however much of it has come."""
+        if not self._is_custom:
+            return []
+        self._is_custom = False
+        return [Delta(call=self.calls - 1, arguments=custom_text(self._arguments), custom=True)]
 
     @property
     def ends_in_call(self) -> bool:
         """Whether the last call has begun and its arguments are not whole."""
         try:
-            json.loads("".join(self._arguments) if self.calls else "{}")
+            json.loads(self._arguments if self.calls else "{}")
         except (ValueError, RecursionError):
             return True
         return False
@@ -74,7 +103,7 @@ class ChatMessage:
             self.content += delta.content
             self.reasoning += delta.reasoning
             if delta.name is not None:
-                self.calls.append(ToolCall(delta.id or new_id(), delta.name))
+                self.calls.append(ToolCall(delta.id or new_id(), delta.name, custom=delta.custom))
             if delta.call is not None:
                 self.calls[-1].arguments += delta.arguments
 
@@ -96,11 +125,30 @@ def call_delta(delta: Delta) -> dict[str, Any]:
     if delta.reasoning:
         shown |= {"reasoning_content": delta.reasoning, "reasoning": delta.reasoning}
     if delta.name is not None:
-        function = {"name": delta.name, "arguments": delta.arguments}
-        shown["tool_calls"] = [{"index": delta.call, "id": delta.id, "type": "function", "function": function}]
+        call = _call(delta.name, delta.arguments, delta.custom)
+        shown["tool_calls"] = [{"index": delta.call, "id": delta.id, **call}]
     elif delta.call is not None:
-        shown["tool_calls"] = [{"index": delta.call, "function": {"arguments": delta.arguments}}]
+        grown = {"custom": {TEXT: delta.arguments}} if delta.custom else {"function": {"arguments": delta.arguments}}
+        shown["tool_calls"] = [{"index": delta.call, **grown}]
     return shown
+
+
+def custom_text(arguments: str) -> str:
+    """The free text in the arguments of a custom call; of those that were cut off as much as is there."""
+    try:
+        return str(json.loads(arguments)[TEXT])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        text = ARGUMENTS.sub("", arguments)
+    for end in range(len(text), max(0, len(text) - MAX_ESCAPE), -1):
+        with suppress(ValueError):  # it is cut off within an escape
+            return str(json.loads(f'"{text[:end]}"'))
+    return text
+
+
+def _call(name: str, arguments: str, custom: bool) -> dict[str, Any]:
+    if custom:
+        return {"type": "custom", "custom": {"name": name, TEXT: arguments}}
+    return {"type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def new_id() -> str:

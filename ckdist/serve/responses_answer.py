@@ -14,6 +14,12 @@ from ckdist.tokens.vocabulary import Vocabulary
 
 PREFIXES = {"reasoning": "rs", "text": "msg", "call": "fc"}
 
+GROWING = {
+    "call": "response.function_call_arguments",
+    "text": "response.output_text",
+    "reasoning": "response.reasoning_text",
+}
+
 
 class ResponsesAnswer:
     """One answer under way."""
@@ -80,6 +86,14 @@ class ResponsesAnswer:
 
     def _item(self, block: Block, status: str) -> dict[str, Any]:
         item: dict[str, Any] = {"id": self._item_id(block), "status": status}
+        if block.custom:
+            return {
+                **item,
+                "type": "custom_tool_call",
+                "call_id": block.call_id,
+                "name": block.name,
+                "input": block.text,
+            }
         if block.kind == "call":
             call = {"call_id": block.call_id, "name": block.name, "arguments": block.text}
             return {**item, "type": "function_call", **call}
@@ -88,7 +102,8 @@ class ResponsesAnswer:
         return {**item, "type": "message", "role": "assistant", "content": [_part(block)] if block.text else []}
 
     def _item_id(self, block: Block) -> str:
-        return f"{PREFIXES[block.kind]}_{self.id.removeprefix('resp_')}{block.index:02d}"
+        prefix = "ctc" if block.custom else PREFIXES[block.kind]
+        return f"{prefix}_{self.id.removeprefix('resp_')}{block.index:02d}"
 
     def _moments(self, moments: Iterable[tuple[Moment, Block, str]]) -> list[bytes]:
         return [event for moment in moments for event in self._moment(*moment)]
@@ -98,11 +113,7 @@ class ResponsesAnswer:
         place = {"output_index": block.index, "item_id": self._item_id(block)}
         part_place = {**place, "content_index": 0}
         is_call = block.kind == "call"
-        growing = {
-            "call": "response.function_call_arguments",
-            "text": "response.output_text",
-            "reasoning": "response.reasoning_text",
-        }[block.kind]
+        growing = "response.custom_tool_call_input" if block.custom else GROWING[block.kind]
         where = place if is_call else part_place
         if moment == "grow":
             more = {"logprobs": []} if block.kind == "text" else {}
@@ -114,7 +125,8 @@ class ResponsesAnswer:
                 events.append(self._event("response.content_part.added", {**part_place, "part": _part(block)}))
             return events
         if is_call:
-            done = {**place, "name": block.name, "arguments": block.text}
+            told = {"input": block.text} if block.custom else {"name": block.name, "arguments": block.text}
+            done = {**place, **told}
             events = [self._event(f"{growing}.done", done)]
         else:
             more = {"logprobs": []} if block.kind == "text" else {}

@@ -33,7 +33,7 @@ from ckdist.serve.text_work import TextWork
 from ckdist.tokens.vocabulary import Vocabulary
 
 MODEL_FACTS = ("architecture", "vocab_size", "context_length", "num_parameters", "size_bytes")
-MAX_NAMES = 1000  # of unknown fields that are remembered
+MAX_NAMES = 1000  # of unknown fields and types of tools that are remembered
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Service:
         self.created = int(time.time())
         self.machine = Machine(client, lambda: self._machine_facts, lambda: self.state)
         self.metrics = Metrics(settings.model_name, lambda: self.state, lambda: client.active, lambda: client.stats)
-        self._ignored: set[str] = set()
+        self._told: set[str] = set()
 
     @property
     def state(self) -> str:
@@ -131,7 +131,7 @@ class Service:
         """The request's body, made ready for the engine (see `TextWork.prepare`); `kind` is one that needs it."""
         prepared = await self._text_work(kind, request, None)
         assert isinstance(prepared, Prepared), f"{kind} needs no engine"
-        self._report(prepared.ignored)
+        self._report(prepared.ignored, prepared.skipped)
         return prepared
 
     async def finished(self, kind: str, request: Request, body: bytes | None = None) -> list[bytes]:
@@ -192,11 +192,11 @@ class Service:
         """The account whose key the request has."""
         return request.scope.get("ckdist.account") or self.accounts.anyone
 
-    def _report(self, ignored: tuple[str, ...]) -> None:
-        """Says of each unknown field once that it is ignored."""
-        for name in ignored:
-            if name not in self._ignored and len(self._ignored) < MAX_NAMES:
-                self._ignored.add(name)
-                log.warning(
-                    "requests have a field %r, which is not known and ignored (--strict-fields refuses it)", name
-                )
+    def _report(self, ignored: tuple[str, ...], skipped: tuple[str, ...] = ()) -> None:
+        """Says once of each unknown field that it is ignored, and of each type of tools that they are left out."""
+        told = {f"a field {name!r}, which is not known and ignored (--strict-fields refuses it)" for name in ignored}
+        told |= {f"tools of type {kind!r}, which are not served and left out" for kind in skipped}
+        for text in sorted(told - self._told):
+            if len(self._told) < MAX_NAMES:
+                self._told.add(text)
+                log.warning("requests have %s", text)

@@ -10,6 +10,8 @@ from ckdist.errors import RequestError
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 MAX_TOOLS = 256
+TEXT = "input"  # the one parameter of a custom tool
+TEXT_SCHEMA = {"type": "object", "properties": {TEXT: {"type": "string"}}, "required": [TEXT]}
 NAME = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
 
 
@@ -49,6 +51,11 @@ def read_tool_list(given: list[Any], field: str) -> tuple[dict[str, Any], ...]:
     return tools
 
 
+def custom_tools(given: list[Any]) -> frozenset[str]:
+    """The names of the tools that take free text; `given` has passed `read_tool_list`."""
+    return frozenset(tool["custom"]["name"] for tool in given if tool.get("type") == "custom")
+
+
 def _reasoning(message: dict[str, Any], name: str) -> dict[str, str]:
     """What the assistant thought, under every name that templates read."""
     for field in ("reasoning_content", "reasoning", "thinking"):
@@ -78,13 +85,16 @@ def _content(content: Any, name: str) -> str | list[dict[str, str]] | None:
 
 
 def _tool(tool: Any, where: str, field: str) -> dict[str, Any]:
-    function = tool.get("function") if field == "tools" and isinstance(tool, dict) else tool
-    if field == "tools" and isinstance(tool, dict) and tool.get("type", "function") != "function":
-        kind = str(tool["type"])[:32]
-        raise RequestError(f"{where} has type {kind!r}; only 'function' is known", field, "invalid_value")
+    kind = tool.get("type", "function") if field == "tools" and isinstance(tool, dict) else "function"
+    if kind not in ("function", "custom"):
+        message = f"{where} has type {str(kind)[:32]!r}; only 'function' and 'custom' are known"
+        raise RequestError(message, field, "invalid_value")
+    function = tool.get(kind) if field == "tools" and isinstance(tool, dict) else tool
     if not isinstance(function, dict):
-        message = f"{where} must be an object with a function, not {kind_of(tool)}"
+        message = f"{where} must be an object with a {kind}, not {kind_of(tool)}"
         raise RequestError(message, field, "invalid_type")
+    if kind == "custom":
+        function = _of_text(function)
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         message = f"{where} needs a name of 1 to 128 letters, digits, or any of _ . : -"
@@ -97,3 +107,13 @@ def _tool(tool: Any, where: str, field: str) -> dict[str, Any]:
     if not is_object or not isinstance(properties, dict) or not isinstance(needed, list):
         raise RequestError(f"{where}: parameters must be the schema of an object", field, "invalid_json_schema")
     return {"type": "function", "function": function}
+
+
+def _of_text(custom: dict[str, Any]) -> dict[str, Any]:
+    """A custom tool as a function. The model reads the grammar of its input, which is not enforced."""
+    form = custom.get("format")
+    grammar = form.get("grammar", form) if isinstance(form, dict) else {}
+    definition = grammar.get("definition") if isinstance(grammar, dict) else None
+    parts = [custom.get("description"), f"The input follows this grammar:\n{definition}" if definition else None]
+    description = "\n\n".join(text for text in parts if isinstance(text, str) and text)
+    return {"name": custom.get("name"), "description": description, "parameters": TEXT_SCHEMA}

@@ -68,6 +68,7 @@ def json_schema_grammar(
 
 def regex_grammar(pattern: str, field: str = "regex") -> str:
     """Text that `pattern` matches from its begin to its end."""
+    _check_length(pattern, field)
     _check_nesting(pattern, field)
     return _made(lambda: LLMatcher.grammar_from_regex(pattern), field)
 
@@ -78,11 +79,13 @@ def choice_grammar(choices: Sequence[str], field: str = "choice") -> str:
         raise RequestError(
             f"{field} must be a list of 1 to {MAX_CHOICES} strings that are not empty", field, "invalid_value"
         )
+    _check_length("".join(choices), field)
     return lark_grammar("start: CHOICE\nCHOICE: " + " | ".join(quoted(choice) for choice in choices), field)
 
 
 def text_grammar(text: str, field: str = "grammar") -> str:
     """A grammar in GBNF (llama.cpp's) or Lark; which of the two is seen from its rules."""
+    _check_length(text, field)
     _check_nesting(text, field)
     return lark_grammar(_made(lambda: any_to_lark(text), field), field)
 
@@ -161,6 +164,12 @@ def _check_size(schema: dict[str, Any], field: str) -> None:
         size += 2 + (len(part) if isinstance(part, (str, dict, list)) else 1)  # no more than it has
         if size > MAX_GRAMMAR:
             raise _too_long(size, MAX_GRAMMAR, field, "more than ")
+
+
+def _check_length(text: str, field: str) -> None:
+    """RequestError, before anything is made of it, for a text that is longer than any grammar."""
+    if len(text) > MAX_GRAMMAR:
+        raise _too_long(len(text), MAX_GRAMMAR, field)
 
 
 def _too_long(size: int, most: int, field: str, more: str = "") -> RequestError:

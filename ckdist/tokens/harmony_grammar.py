@@ -1,22 +1,33 @@
 """The grammar of an answer in OpenAI's harmony format."""
 
 from ckdist.tokens.harmony import ASSISTANT, CHANNEL, CONSTRAIN, END, FUNCTIONS, MESSAGE
-from ckdist.tokens.text_before_calls import ANY, Literal
+from ckdist.tokens.text_before_calls import ANY, Literal, thought_rules
 from ckdist.tokens.tool_grammar import Schemas, json_rule
 
 MAX_BEFORE = 8  # messages before a free answer or its call
 
 
-def harmony_grammar(literal: Literal, schemas: Schemas, strict: frozenset[str], answer: str | None) -> str:
+def harmony_grammar(
+    literal: Literal, schemas: Schemas, strict: frozenset[str], answer: str | None, budget: int | None = None
+) -> str:
     """Lark of an answer that calls one of the tools, whose parameters have these `schemas`. `answer` is a rule of Lark
     for a text that may stand in the final channel instead, None where there must be a call. Analysis may come first,
     and where the answer may be ANY text, what is said before a call too.
 
-    `literal`: a text as Lark. `strict`: the tools whose schemas may hold no keyword that is not known.
+    `literal`: a text as Lark. `strict`: the tools whose schemas may hold no keyword that is not known. With a `budget`
+    there is one message of analysis, of that many tokens at most.
     """
     channels = ("analysis", "commentary") if answer == ANY else ("analysis",)
+    rules, ways, first = list[str](), list[str](), ""
+    if budget is not None:
+        first = "analysis? "
+        rules += [f"analysis: {literal(f'{CHANNEL}analysis{MESSAGE}')} thought"]
+        rules += thought_rules("thought", literal(END + ASSISTANT), budget)
+        channels = channels[1:]
     begins = " | ".join(literal(f"{CHANNEL}{name}{MESSAGE}") for name in channels)
-    rules, ways = [f"before: ({begins}) {ANY} {literal(END + ASSISTANT)}"], []
+    if begins:
+        rules.append(f"before: ({begins}) {ANY} {literal(END + ASSISTANT)}")
+        first += f"before{{0,{MAX_BEFORE if answer == ANY else 1}}} "
     for index, (name, schema) in enumerate(schemas.items()):
         header = literal(f"{CHANNEL}commentary to={FUNCTIONS}{name} {CONSTRAIN}json{MESSAGE}")
         rules.append(f"call_{index}: {header} {json_rule(schema, name in strict)}")
@@ -25,5 +36,4 @@ def harmony_grammar(literal: Literal, schemas: Schemas, strict: frozenset[str], 
         typed = f"({literal(' ' + CONSTRAIN + 'json')})?"
         rules.append(f"final: {literal(f'{CHANNEL}final')} {typed} {literal(MESSAGE)} {answer}")
         ways.append("final")
-    most = MAX_BEFORE if answer == ANY else 1
-    return "\n".join([f"start: before{{0,{most}}} ({' | '.join(ways)})", *rules])
+    return "\n".join([f"start: {first}({' | '.join(ways)})", *rules])

@@ -15,8 +15,17 @@ class TextBeforeCalls:
     begins them. `rules` are those that it names, `rest` is what such a mark lacks of what stands before a call.
     """
 
-    def __init__(self, form: ToolFormat, literal: Literal, names: tuple[str, ...], think: tuple[str, str] | None):
-        """`names` of the tools; `think`: the marks around reasoning, which may come first and holds no calls."""
+    def __init__(
+        self,
+        form: ToolFormat,
+        literal: Literal,
+        names: tuple[str, ...],
+        think: tuple[str, str] | None,
+        budget: int | None = None,
+    ):
+        """`names` of the tools; `think`: the marks around reasoning, which may come first, holds no calls and has at
+        most `budget` tokens.
+        """
         opening = (form.section_begin + form.call_begin).lstrip()
         mark = next(iter(opening.split()), "")
         self.rest = opening[len(mark) :]
@@ -24,7 +33,7 @@ class TextBeforeCalls:
         self.rules = self._bare(form, names) if not mark else self._marked(mark)
         self.start = "body" if think is None else "thinking? body"
         if think is not None:
-            self.rules += self._thinking(*think)
+            self.rules += thinking_rules(think, literal, budget)
 
     def _marked(self, mark: str) -> list[str]:
         """The mark begins calls wherever it stands."""
@@ -60,19 +69,45 @@ class TextBeforeCalls:
     def _not_thinking(self) -> str:
         return "" if self._think is None else " & ~THOUGHTFUL"
 
-    def _thinking(self, begin: str, end: str) -> list[str]:
-        shown, mark = self._literal(begin), self._literal(end)
-        first = "THINKS" if shown == quoted(begin) else shown
-        return [
-            f"thinking: {first} thoughts",
-            f"THINKS: /\\s*/ {quoted(begin)}",
-            f"THOUGHTFUL: /\\s*/ {quoted(begin)} {ANY}",
-            *thought_rules("thoughts", mark),
-        ]
+
+def text_after_thought(think: tuple[str, str], in_thought: bool, literal: Literal, budget: int | None) -> str:
+    """Lark of any text after at most `budget` tokens of reasoning. `in_thought`: its first mark has come."""
+    if in_thought:
+        return "\n".join(["start: thought TEXT", f"TEXT: {ANY}", *thought_rules("thought", literal(think[1]), budget)])
+    rules = thinking_rules(think, literal, budget)
+    return "\n".join(["start: thinking? TEXT", f"TEXT: {ANY} & ~THOUGHTFUL", *rules])
 
 
-def thought_rules(name: str, mark: str) -> list[str]:
-    """Lark of a text that ends with `mark`, itself Lark: a string or a control token."""
-    if mark.startswith('"'):
-        return [f"{name}[suffix={mark}]: {ANY}"]
-    return [f"{name}: {ANY} {mark}"]
+def thinking_rules(think: tuple[str, str], literal: Literal, budget: int | None) -> list[str]:
+    """The rule `thinking`: reasoning between its marks. THOUGHTFUL is any text that begins so."""
+    begin, end = think
+    shown = literal(begin)
+    first = "THINKS" if shown == quoted(begin) else shown
+    return [
+        f"thinking: {first} thoughts",
+        f"THINKS: /\\s*/ {quoted(begin)}",
+        f"THOUGHTFUL: /\\s*/ {quoted(begin)} {ANY}",
+        *thought_rules("thoughts", literal(end), budget),
+    ]
+
+
+def thought_rules(name: str, mark: str, budget: int | None = None) -> list[str]:
+    """Lark of a text that ends with `mark`, itself Lark: a string or a control token. After `budget` tokens the mark is
+    forced.
+    """
+    is_text = mark.startswith('"')
+    if budget == 0:
+        return [f"{name}: {mark}"]
+    if budget is None:
+        return [f"{name}[suffix={mark}]: {ANY}"] if is_text else [f"{name}: {ANY} {mark}"]
+    if not is_text:
+        return [f"{name}: {name}_cut {mark}", f"{name}_cut[max_tokens={budget}]: {ANY}"]
+    # A text that reaches the budget is the first of the two that follow: it must be first, to be the one that is cut.
+    free, marked = f"{name}_free".upper(), f"{name}_marked".upper()
+    return [
+        f"{name}: {name}_cut {mark} | {name}_whole",
+        f"{name}_cut[max_tokens={budget}]: {free}",
+        f"{free}: {ANY} & ~{marked}",
+        f"{marked}: {ANY} {mark} {ANY}",
+        f"{name}_whole[suffix={mark}, max_tokens={budget}]: {ANY}",
+    ]

@@ -21,9 +21,11 @@ Schemas = Mapping[str, dict[str, Any]]  # of the parameters of each tool
 class ToolGrammar:
     """Writes the rules of Lark for one request's tools."""
 
-    def __init__(self, form: ToolFormat, literal: Literal, strict: frozenset[str] = frozenset()) -> None:
-        """`strict`: the tools whose schemas may hold no keyword that is not known."""
-        self.form, self._literal, self._strict = form, literal, strict
+    def __init__(
+        self, form: ToolFormat, literal: Literal, strict: frozenset[str] = frozenset(), budget: int | None = None
+    ) -> None:
+        """`strict`: the tools whose schemas may hold no keyword that is not known. `budget`: tokens of reasoning."""
+        self.form, self._literal, self._strict, self._budget = form, literal, strict, budget
 
     def lark(self, schemas: Schemas, parallel: bool, thought_end: str | None, or_answer: bool = False) -> str:
         """One call, or more where `parallel`. `thought_end`: reasoning up to this mark comes first. `or_answer`: the
@@ -33,17 +35,20 @@ class ToolGrammar:
         if thought_end is not None:  # white space behind reasoning is that before the first mark
             first = first.lstrip(" \n")
         rules = self._rules_of_calls(schemas, parallel, first)
-        return with_thought(f"(calls | @{ANSWER})" if or_answer else "calls", rules, thought_end, self._literal)
+        return with_thought(
+            f"(calls | @{ANSWER})" if or_answer else "calls", rules, thought_end, self._literal, self._budget
+        )
 
     def lark_in_text(self, schemas: Schemas, parallel: bool, think: tuple[str, str] | None, in_thought: bool) -> str:
         """Any text, in which what begins calls is followed by calls, and these by nothing. `think`: the marks around
         reasoning, in which no call begins; `in_thought`: the first has come.
         """
-        text = TextBeforeCalls(self.form, self._literal, tuple(schemas), None if in_thought else think)
+        text = TextBeforeCalls(self.form, self._literal, tuple(schemas), None if in_thought else think, self._budget)
         rules = [*text.rules, *self._rules_of_calls(schemas, parallel, text.rest)]
         if think is None or not in_thought:
             return "\n".join([f"start: {text.start}", *rules])
-        return "\n".join([f"start: thought {text.start}", *thought_rules("thought", self._literal(think[1])), *rules])
+        thought = thought_rules("thought", self._literal(think[1]), self._budget)
+        return "\n".join([f"start: thought {text.start}", *thought, *rules])
 
     def _rules_of_calls(self, schemas: Schemas, parallel: bool, first: str) -> list[str]:
         """The rule `calls`, which begins with `first`, and those that it names."""
@@ -107,11 +112,15 @@ def json_rule(schema: dict[str, Any], strict: bool) -> str:
     return "%json " + json.dumps({**with_exact_patterns(schema), "x-guidance": options}, ensure_ascii=False)
 
 
-def with_thought(start: str, rules: list[str], thought_end: str | None, literal: Literal) -> str:
-    """Rules of Lark that begin with `start`, after reasoning up to its mark where there is one."""
+def with_thought(
+    start: str, rules: list[str], thought_end: str | None, literal: Literal, budget: int | None = None
+) -> str:
+    """Rules of Lark that begin with `start`, after reasoning up to its mark, or of `budget` tokens, where there is a
+    mark.
+    """
     if thought_end is None:
         return "\n".join([f"start: {start}", *rules])
-    thought = thought_rules("thought", literal(thought_end))
+    thought = thought_rules("thought", literal(thought_end), budget)
     return "\n".join([f"start: thought /[ \\n]{{0,3}}/ ({start})", *thought, *rules])
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckdist.serve.requests.names import NEUTRAL
+from ckdist.serve.requests.field_table import RULES, Neutral
 from ckdist.serve.requests.params import MAX_TOKENS_NAMES
 from ckdist.serve.requests.sampling import INTEGERS, NUMBERS
 from tests.support.served import serving
@@ -70,7 +70,7 @@ COMPLETION_REFUSALS = [
         "is not a grammar that can be followed",
         "response_format",
     ),
-    ({"prompt": "a", "suffix": "b"}, "suffix is not supported", "suffix"),
+    ({"prompt": "a", "suffix": "b"}, "suffix asks for infill, as /infill does", "suffix"),
 ]
 
 CHAT_REFUSALS = [
@@ -322,8 +322,8 @@ NAMES = [
     "lora", "response_fields", "stop", "include_stop_str_in_output", "skip_special_tokens", "return_token_ids",
     "timings_per_token", "n_probs", "add_special", "add_special_tokens", "parse_special", "with_pieces",
     "return_token_strs", "dry_sequence_breakers", "samplers", "think", "enable_thinking", "reasoning_effort",
-    "scale", *MAX_TOKENS_NAMES, *sorted(NEUTRAL), *(name for names, _, _ in (*NUMBERS.values(),
-    *INTEGERS.values()) for name in names),
+    "scale", *MAX_TOKENS_NAMES, *sorted(n for n, rule in RULES["chat"].items() if isinstance(rule, Neutral)),
+    *(name for names, _, _ in (*NUMBERS.values(), *INTEGERS.values()) for name in names),
 ]  # fmt: skip
 LEAVES = (
     st.none()

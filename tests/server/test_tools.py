@@ -117,7 +117,7 @@ def test_arguments_of_history_are_objects_in_the_template(served):
 
 WRONG = [
     ({"tools": [{"type": "function"}]}, "tools[0] must be an object with a function"),
-    ({"tools": [{"type": "web_search"}]}, "only 'function' is known"),
+    ({"tools": [{"type": "web_search"}]}, "only 'function' and 'custom' are known"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "needs a name"),
     ({"tools": TOOLS * 2}, "two tools of one name"),
     ({"tools": TOOLS, "tool_choice": "sometimes"}, "must be one of"),

@@ -9,7 +9,7 @@ from tokenizers import AddedToken
 
 from ckdist.errors import RequestError
 from ckdist.serve.requests.infill import infill_tokens, read_gap
-from ckdist.serve.requests.prepare import infill
+from ckdist.serve.requests.prepare import completion, infill
 from ckdist.serve.requests.prepared import ModelFacts, unpack_tokens
 from ckdist.tokens.folder import load_tokenizer
 from tests.support.served import write_tokenizer
@@ -44,6 +44,21 @@ def test_a_gap(tokenizer):
     assert infill_tokens(marks, tokenizer, FACTS).count(middle) == 1  # a mark in the text is text
     prepared = infill({"input_prefix": "a", "input_suffix": "c", "n_predict": 2}, tokenizer, FACTS)
     assert list(unpack_tokens(prepared.prompts[0])) == [before, a, behind, c, middle] and prepared.max_tokens == [2]
+
+
+def test_the_suffix_of_a_completion_is_the_text_behind_a_gap(tokenizer, plain):
+    before, behind, middle, _ = map(tokenizer.backend.token_to_id, MARKS)
+    a, c = (tokenizer.encode(letter, add_special=False)[0] for letter in "ac")
+    prepared = completion({"prompt": ["a", "c"], "suffix": "c"}, tokenizer, FACTS)
+    assert [list(unpack_tokens(prompt)) for prompt in prepared.prompts] == [
+        [before, first, behind, c, middle] for first in (a, c)
+    ]
+    for body in ({"prompt": [5]}, {"prompt": "a", "echo": True}):
+        with pytest.raises(RequestError, match="suffix needs prompts that are text, and no echo"):
+            completion({**body, "suffix": "c"}, tokenizer, FACTS)
+    with pytest.raises(RequestError, match="/infill") as error:
+        completion({"prompt": "a", "suffix": "c"}, plain, FACTS)
+    assert error.value.field == "suffix"
 
 
 @pytest.mark.parametrize(

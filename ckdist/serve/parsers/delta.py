@@ -8,6 +8,7 @@ from typing import Protocol
 class Delta:
     """Some of the `content`, of the `reasoning`, or of call number `call`: its `name`, which comes once and first, or
     some of its `arguments`, which are JSON once they are whole. `id` is the model's own for the call, where it has one.
+    `custom`: the call is of a tool that takes free text, which is its arguments.
     """
 
     content: str = ""
@@ -16,6 +17,7 @@ class Delta:
     name: str | None = None
     arguments: str = ""
     id: str | None = None
+    custom: bool = False
 
 
 class AnswerParser(Protocol):

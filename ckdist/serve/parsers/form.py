@@ -12,7 +12,8 @@ from ckdist.tokens.tool_format import ToolFormat
 class AnswerForm:
     """`think`: the marks around reasoning, none where there is no such thing; `in_thought`: the prompt ends with the
     first. `calls`: how tools are called; None where the request has no tools. `types`: of each tool, JSON's type of
-    each parameter. `most_calls`: later calls are left out. `markers`: special tokens that the parser must see.
+    each parameter. `custom`: tools whose one argument is the text of the call. `most_calls`: later calls are left out.
+    `markers`: special tokens that the parser must see.
     `channels`: what the prompt has of an answer in harmony's channels; None where there are none.
     """
 
@@ -23,6 +24,7 @@ class AnswerForm:
     most_calls: int | None = None
     markers: tuple[int, ...] = ()
     channels: str | None = None
+    custom: tuple[str, ...] = ()
 
     @classmethod
     def from_map(cls, fields: dict[str, Any]) -> AnswerForm:
@@ -33,6 +35,7 @@ class AnswerForm:
             in_thought=fields["in_thought"],
             calls=None if calls is None else ToolFormat(**calls),
             types=fields["types"],
+            custom=tuple(fields["custom"]),
             most_calls=fields["most_calls"],
             markers=tuple(fields["markers"]),
             channels=fields["channels"],

@@ -10,20 +10,48 @@ from ckdist.serve.problems import Problem
 from ckdist.serve.service import Service
 
 METHODS = ("GET", "POST", "PUT", "DELETE")
+ONE_BY_ONE = "send the requests one by one; they share steps"
+NO_FILES = "files are not kept; put their text into the messages"
+ONE_MODEL = "the server has one model for its whole life; start another server"
+ONE_ADAPTER = "an adapter is given at the start, with --lora"
 NAMES = {
     "/pooling": "use /v1/embeddings",
     "/classify": "texts are not classified",
+    "/generate": "use /v1/completions",
+    "/generate_stream": "use /v1/completions with stream",
+    "/v1/complete": "use /v1/messages",
+    "/v1/messages/batches": ONE_BY_ONE,
+    "/v1/messages/batches/{name:path}": ONE_BY_ONE,
     "/v1/responses/{name:path}": "answers are not kept",
-    "/v1/batches": "send the requests one by one; they share steps",
-    "/v1/batches/{name:path}": "send the requests one by one; they share steps",
-    "/v1/files": "files are not kept",
-    "/v1/files/{name:path}": "files are not kept",
+    "/v1/chat/completions/{name:path}": "answers are not kept",
+    "/v1/conversations": "conversations are not kept; send all messages",
+    "/v1/conversations/{name:path}": "conversations are not kept; send all messages",
+    "/v1/batches": ONE_BY_ONE,
+    "/v1/batches/{name:path}": ONE_BY_ONE,
+    "/v1/files": NO_FILES,
+    "/v1/files/{name:path}": NO_FILES,
+    "/v1/uploads": NO_FILES,
+    "/v1/uploads/{name:path}": NO_FILES,
+    "/v1/vector_stores": "texts are not kept; use /v1/embeddings and /v1/rerank",
+    "/v1/vector_stores/{name:path}": "texts are not kept; use /v1/embeddings and /v1/rerank",
+    "/v1/containers": "no code is run here",
+    "/v1/containers/{name:path}": "no code is run here",
     "/v1/audio/{name:path}": "only text is read and written",
     "/v1/images/{name:path}": "only text is read and written",
+    "/v1/videos": "only text is read and written",
+    "/v1/realtime": "use /v1/chat/completions with stream",
     "/v1/moderations": "texts are not judged",
     "/v1/assistants": "use /v1/chat/completions",
     "/v1/threads": "use /v1/chat/completions",
     "/v1/fine_tuning/{name:path}": "train with `ckdist train`",
+    "/v1/load_lora_adapter": ONE_ADAPTER,
+    "/v1/unload_lora_adapter": ONE_ADAPTER,
+    "/models/load": ONE_MODEL,
+    "/models/unload": ONE_MODEL,
+    "/sleep": "the server does not sleep; end it with SIGTERM",
+    "/wake_up": "the server does not sleep",
+    "/is_sleeping": "the server does not sleep; use /health",
+    "/reset_prefix_cache": "the cache is emptied by a new start",
     "/slots/{name:path}": "slots are not saved; prompts are found again by their beginnings",
     "/api/{name:path}": "Ollama's own API is not served; use /v1/chat/completions, which Ollama has too",
 }

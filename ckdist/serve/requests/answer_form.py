@@ -11,7 +11,7 @@ from ckdist.tokens.chat import THOUGHTS, ChatTemplate
 from ckdist.tokens.grammar import check_grammar, quoted
 from ckdist.tokens.harmony import CHANNEL, END, MARKS, MESSAGE, begun, is_harmony
 from ckdist.tokens.harmony_grammar import harmony_grammar
-from ckdist.tokens.text_before_calls import ANY, Literal
+from ckdist.tokens.text_before_calls import ANY, Literal, text_after_thought
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.tokens.tool_format import PYTHON_TAG, ToolFormat
 from ckdist.tokens.tool_grammar import ANSWER, ToolGrammar, with_answer, with_thought
@@ -47,6 +47,7 @@ def answer_form(tokenizer: Tokenizer, prompt: str, tools: Tools, split_reasoning
         in_thought=think is not None and prompt.rstrip().endswith(think[0]),
         calls=calls,
         types=tools.types if calls is not None else {},
+        custom=tuple(sorted(tools.custom)),
         most_calls=None if tools.parallel else 1,
     )
     return dataclasses.replace(form, markers=_markers(tokenizer, form))
@@ -58,6 +59,7 @@ def _in_channels(tokenizer: Tokenizer, prompt: str, tools: Tools, split_reasonin
         think=(f"{CHANNEL}analysis{MESSAGE}", END) if split_reasoning else None,
         calls=ToolFormat("harmony") if tools.given else None,
         types=tools.types,
+        custom=tuple(sorted(tools.custom)),
         most_calls=None if tools.parallel else 1,
         markers=tuple(sorted(token for token, text in _special_texts(tokenizer) if text in MARKS)),
         channels=begun(prompt),
@@ -73,28 +75,37 @@ def tool_format(template: ChatTemplate, name: str) -> ToolFormat:
     return dataclasses.replace(found, kind="llama3") if bare and PYTHON_TAG in source else found
 
 
-def answer_grammar(tokenizer: Tokenizer, form: AnswerForm | None, tools: Tools, structure: str | None) -> str | None:
-    """The grammar of the whole answer: `structure` is that of its text; None where the model is free."""
+def answer_grammar(
+    tokenizer: Tokenizer, form: AnswerForm | None, tools: Tools, structure: str | None, budget: int | None = None
+) -> str | None:
+    """The grammar of the whole answer: `structure` is that of its text; None where the model is free. Reasoning has at
+    most `budget` tokens.
+    """
     if form is None:
         return structure
     if form.channels is not None:
-        return _grammar_in_channels(tokenizer, form, tools, structure)
+        return _grammar_in_channels(tokenizer, form, tools, structure, budget)
+    budget = budget if form.think is not None else None
     thought_end = form.think[1] if form.think is not None and form.in_thought else None
-    if form.calls is not None and (tools.must_call or tools.strict or structure is not None):
-        return _grammar_of_calls(tokenizer, form, tools, structure)
+    if form.calls is not None and (tools.must_call or tools.strict or structure is not None or budget is not None):
+        return _grammar_of_calls(tokenizer, form, tools, structure, budget)
+    if structure is None and budget is not None and form.think is not None:
+        return text_after_thought(form.think, form.in_thought, _literals(tokenizer), budget)
     if structure is None or thought_end is None:
         return structure
-    return with_answer(with_thought(f"@{ANSWER}", [], thought_end, _literals(tokenizer)), structure)
+    return with_answer(with_thought(f"@{ANSWER}", [], thought_end, _literals(tokenizer), budget), structure)
 
 
-def _grammar_of_calls(tokenizer: Tokenizer, form: AnswerForm, tools: Tools, structure: str | None) -> str:
+def _grammar_of_calls(
+    tokenizer: Tokenizer, form: AnswerForm, tools: Tools, structure: str | None, budget: int | None
+) -> str:
     """Of calls that must come, that may come instead of an answer by `structure`, or anywhere in a free one."""
     calls = form.calls
     assert calls is not None, "the answer may have calls"
 
     def grammar(literal: Literal) -> str:
         """With marks as this writes them."""
-        rules = ToolGrammar(calls, literal, tools.strict)
+        rules = ToolGrammar(calls, literal, tools.strict, budget)
         if structure is None and not tools.must_call:
             return rules.lark_in_text(tools.schemas, tools.parallel, form.think, form.in_thought)
         thought_end = form.think[1] if form.think is not None and form.in_thought else None
@@ -104,18 +115,21 @@ def _grammar_of_calls(tokenizer: Tokenizer, form: AnswerForm, tools: Tools, stru
     return _checked(grammar, tokenizer, "tools")
 
 
-def _grammar_in_channels(tokenizer: Tokenizer, form: AnswerForm, tools: Tools, structure: str | None) -> str | None:
+def _grammar_in_channels(
+    tokenizer: Tokenizer, form: AnswerForm, tools: Tools, structure: str | None, budget: int | None
+) -> str | None:
     """As `answer_grammar`; where the prompt has begun a message, the answer is its text alone."""
     must_call = form.calls is not None and tools.must_call
     strict = form.calls is not None and tools.strict
-    if (structure is None and not must_call and not strict) or MESSAGE in (form.channels or ""):
+    is_free = structure is None and not must_call and not strict and budget is None
+    if is_free or MESSAGE in (form.channels or ""):
         return structure
     schemas = tools.schemas if form.calls is not None else {}
     answer = None if must_call else ANY if structure is None else f"@{ANSWER}"
 
     def grammar(literal: Literal) -> str:
         """With marks as this writes them."""
-        lark = harmony_grammar(literal, schemas, tools.strict, answer)
+        lark = harmony_grammar(literal, schemas, tools.strict, answer, budget)
         return lark if must_call or structure is None else with_answer(lark, structure)
 
     return _checked(grammar, tokenizer, "tools" if form.calls is not None else "response_format")

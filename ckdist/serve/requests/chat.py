@@ -7,8 +7,8 @@ from ckdist.errors import RequestError
 from ckdist.serve.requests.fields import Fields
 from ckdist.serve.requests.params import MAX_LOGPROBS, RequestParams, read_params
 from ckdist.serve.requests.prepared import ModelFacts
-from ckdist.serve.requests.thinking import read_template_variables
-from ckdist.serve.requests.tools import Tools, read_tools
+from ckdist.serve.requests.thinking import read_template_variables, read_thinking_budget
+from ckdist.serve.requests.tools import Tools, history_call, read_tools
 from ckdist.tokens.chat_input import read_message
 from ckdist.tokens.tokenizer import Tokenizer
 
@@ -20,7 +20,8 @@ REASONING_FORMATS = ("none", "auto", "deepseek")
 class ChatRequest:
     """`messages` are ready for a chat template; `template_kwargs` are its further variables.
 
-    `split_reasoning`: what the model thinks is no part of the answer's content.
+    `split_reasoning`: what the model thinks is no part of the answer's content. `thinking_budget`: the tokens that it
+    may think; None where the answer's length alone is the limit.
     """
 
     params: RequestParams
@@ -30,6 +31,7 @@ class ChatRequest:
     add_special_tokens: bool
     tools: Tools
     split_reasoning: bool
+    thinking_budget: int | None
 
 
 def parse_chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> ChatRequest:
@@ -37,14 +39,18 @@ def parse_chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) ->
     facts.check_continues("chat")
     fields = Fields(body)
     tools = read_tools(fields)
-    _refuse_other_answers(fields)
     messages = _messages(fields)
     split_reasoning = _splits_reasoning(fields)
     variables = read_template_variables(fields) | _continuation(fields)
+    budget = read_thinking_budget(fields)
+    if budget is not None and not split_reasoning:
+        message = "a budget of thinking needs reasoning to be told from content; leave out reasoning_format"
+        raise RequestError(message, "reasoning_format", "invalid_value")
     add_generation_prompt = fields.switch("add_generation_prompt", True)
     add_special_tokens = fields.switch("add_special_tokens")
     params = read_params(fields, tokenizer, facts, _logprobs(fields), least_tokens=1)
-    return ChatRequest(params, messages, variables, add_generation_prompt, add_special_tokens, tools, split_reasoning)
+    more = (add_generation_prompt, add_special_tokens, tools, split_reasoning, budget)
+    return ChatRequest(params, messages, variables, *more)
 
 
 def _continuation(fields: Fields) -> dict[str, Any]:
@@ -72,20 +78,16 @@ def _splits_reasoning(fields: Fields) -> bool:
     return given != "none"
 
 
-def _refuse_other_answers(fields: Fields) -> None:
-    modalities = fields.value("modalities", list)
-    if modalities not in (None, [], ["text"]):
-        message = "modalities other than ['text'] are not supported"
-        raise RequestError(message, "modalities", "unsupported_value")
-    for name, remedy in (("echo", "use /v1/completions"), ("suffix", "leave it out"), ("prompt", "put it in messages")):
-        if fields.value(name, bool, str, list):
-            raise RequestError(f"{name} is not supported in a chat; {remedy}", name, "unsupported_parameter")
-
-
 def _messages(fields: Fields) -> list[dict[str, Any]]:
     given = fields.value("messages", list)
     if not given:
         raise RequestError("messages is needed and must hold at least one message", "messages")
     if len(given) > MAX_MESSAGES:
         raise RequestError(f"messages has {len(given)} messages; at most {MAX_MESSAGES} are read", "messages")
-    return [read_message(message, f"messages[{index}]") for index, message in enumerate(given)]
+    return [_with_functions(read_message(message, f"messages[{index}]")) for index, message in enumerate(given)]
+
+
+def _with_functions(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose calls of custom tools are calls of functions."""
+    calls = message.get("tool_calls")
+    return message if calls is None else {**message, "tool_calls": [history_call(call) for call in calls]}

@@ -19,24 +19,28 @@ Prompt = str | tuple[int | str, ...]  # a mixed one is llama-server's: texts bet
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """Each of `prompts` is continued; `add_special` is whether a text gets the model's BOS and EOS."""
+    """Each of `prompts` is continued, up to `suffix` if it is not empty.
+
+    `add_special`: a text gets the model's BOS and EOS.
+    """
 
     params: RequestParams
     prompts: tuple[Prompt, ...]
     echo: bool
     add_special: bool
+    suffix: str
 
 
 def parse_completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> CompletionRequest:
     """RequestError for anything that cannot be meant or is not supported."""
     fields = Fields(body)
-    for name, remedy in (("suffix", "leave it out"), ("messages", "use /v1/chat/completions"), ("tools", "use a chat")):
-        if fields.value(name, str, list):
-            raise RequestError(f"{name} is not supported in a completion; {remedy}", name, "unsupported_parameter")
     prompts = read_prompts(fields, facts.vocab_size)
     echo, add_special = fields.switch("echo"), fields.switch("add_special_tokens", True)
     params = read_params(fields, tokenizer, facts, _logprobs(fields), default_tokens=DEFAULT_MAX_TOKENS)
-    return CompletionRequest(params, prompts, echo, add_special)
+    suffix = fields.text("suffix", "")
+    if suffix and (echo or not all(isinstance(prompt, str) for prompt in prompts)):
+        raise RequestError("suffix needs prompts that are text, and no echo", "suffix", "invalid_value")
+    return CompletionRequest(params, prompts, echo, add_special, suffix)
 
 
 def read_prompts(fields: Fields, vocab_size: int) -> tuple[Prompt, ...]:

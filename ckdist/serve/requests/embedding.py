@@ -10,7 +10,6 @@ from typing import Any
 from ckdist.errors import RequestError
 from ckdist.serve.requests.cache_use import read_cache_use
 from ckdist.serve.requests.fields import Fields, check_token_ids
-from ckdist.serve.requests.names import INERT, NEUTRAL
 from ckdist.serve.requests.prepared import ModelFacts, pack_tokens
 from ckdist.serve.requests.prompt import tokenise, too_long
 from ckdist.tokens.chat_input import kind_of
@@ -19,7 +18,6 @@ from ckdist.tokens.tokenizer import Tokenizer
 MAX_INPUTS = 2048  # as OpenAI's
 MAX_DIMENSIONS = 1 << 20
 NO_NORM, EUCLIDEAN = -1, 2  # llama-server's embd_normalize
-OF_PROMPTS = {name: neutral for name, neutral in NEUTRAL.items() if name != "truncate_prompt_tokens"}
 
 Input = str | tuple[int | str, ...]  # texts may stand between token ids, as with llama-server
 
@@ -186,7 +184,6 @@ def _pairs(
     sigmoid = fields.switch(("use_activation", "activation"), True) and facts.scores == "sigmoid"
     salt, reuse = read_cache_use(fields)
     more |= {"cache_salt": salt, "cache_prompt": reuse}
-    ignored = fields.finish(OF_PROMPTS, INERT, facts.strict_fields)
     known: dict[str, list[int]] = {}  # queries are met again and again
     prompts, first_texts = list[bytes](), list[int]()
     for texts in pairs:
@@ -195,7 +192,7 @@ def _pairs(
         tokens, first_text = _pair(known[texts[0]], known[texts[1]], tokenizer, facts, field, cut)
         prompts.append(pack_tokens(tokens))
         first_texts.append(first_text)
-    return EmbeddingWork(prompts, first_texts=tuple(first_texts), sigmoid=sigmoid, ignored=ignored, **more)
+    return EmbeddingWork(prompts, first_texts=tuple(first_texts), sigmoid=sigmoid, **more)
 
 
 def _pair(
@@ -222,9 +219,8 @@ def _work(
     add_special = fields.switch("add_special_tokens", True)
     salt, reuse = read_cache_use(fields)
     more |= {"cache_salt": salt, "cache_prompt": reuse}
-    ignored = fields.finish(OF_PROMPTS, INERT, facts.strict_fields)
     prompts = [pack_tokens(_tokens(item, tokenizer, facts, field, cut, add_special)) for item in inputs]
-    return EmbeddingWork(prompts, ignored=ignored, **more)
+    return EmbeddingWork(prompts, **more)
 
 
 def _tokens(item: Input, tokenizer: Tokenizer, facts: ModelFacts, field: str, cut: int, special: bool) -> list[int]:

@@ -1,44 +1,28 @@
 """Typed reading of one request's fields: wrong types, values out of range and unsupported values are RequestErrors.
 
 A field that is absent or null has its default. Where a field has several names, the first that is given counts. It
-knows types and ranges, not what a field is for; which names nobody has read is known at the end, and `finish` decides
-about them.
+knows types and ranges, not what a field is for; `field_table` has the names.
 """
 
-import difflib
 import math
-from collections.abc import Container, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar, overload
 
 from ckdist.errors import RequestError
 from ckdist.tokens.chat_input import kind_of
 
-MAX_NAME = 64  # characters of a field's name that are shown
-MAX_IGNORED = 64  # names of one request that are reported
-
 Names = str | tuple[str, ...]
 Number = TypeVar("Number", int, float)
 
 
-@dataclass(frozen=True)
-class Neutral:
-    """The values of an unsupported field that change nothing; `remedy` ends the error of all others."""
-
-    values: tuple[Any, ...] = ()
-    remedy: str = ""
-
-    def __contains__(self, value: Any) -> bool:
-        """True and 1 are two values, as they are in JSON; 1 and 1.0 are one."""
-        return any(value == own and (type(value) is bool) == (type(own) is bool) for own in self.values)
-
-
 class Fields:
-    """The fields of `body`, each read by name."""
+    """The fields of `body`, each read by name. Errors name them, behind that of the object that they stand `within`."""
 
-    def __init__(self, body: dict[str, Any]):
-        self.body = body
-        self._known: set[str] = set()
+    def __init__(self, body: dict[str, Any], within: str = ""):
+        self.body, self.within = body, within
+
+    def inner(self, name: str) -> "Fields":
+        """The fields of the object `name`, which may be absent. RequestError for another type."""
+        return Fields(self.value(name, dict) or {}, self._shown(name))
 
     def value(self, names: Names, *types: type) -> Any:
         """The field when it is one of `types`, None when absent or null."""
@@ -89,39 +73,21 @@ class Fields:
             raise RequestError(f"{name} has {len(value)} tokens; at most {most} are allowed", name, "invalid_value")
         return check_token_ids(value, name, vocab_size)
 
-    def finish(self, neutral: Mapping[str, Neutral], inert: Container[str], strict: bool) -> tuple[str, ...]:
-        """The names that nobody knows, shortened: neither read so far, nor in `neutral` or `inert`, and not null.
-
-        RequestError for a value that is not neutral, and with `strict` for a name that nobody knows.
-        """
-        unknown = []
-        for name, value in self.body.items():
-            if value is None or name in self._known or name in inert:
-                continue
-            if name not in neutral:
-                unknown.append(name)
-            elif value not in neutral[name]:
-                remedy = neutral[name].remedy or "leave it out"
-                raise RequestError(f"{name} is not supported by this server; {remedy}", name, "unsupported_parameter")
-        if strict and unknown:
-            name = unknown[0][:MAX_NAME]
-            close = difflib.get_close_matches(name, self._known, n=1)
-            meant = f", did you mean {close[0]!r}?" if close else ""
-            raise RequestError(f"unknown field {name!r}{meant}", name, "unknown_parameter")
-        return tuple(name[:MAX_NAME] for name in unknown[:MAX_IGNORED])
-
     def _find(self, names: Names, types: tuple[type, ...], wanted: str | None = None) -> tuple[str, Any]:
         names = (names,) if isinstance(names, str) else names
-        self._known.update(names)
         for name in names:
             value = self.body.get(name)
             if value is None:
                 continue
+            shown = self._shown(name)
             if type(value) not in types:
                 wanted = wanted or " or ".join(dict.fromkeys(kind_of(kind()) for kind in types))
-                raise RequestError(f"{name} must be {wanted}, not {kind_of(value)}", name, "invalid_type")
-            return name, value
-        return names[0], None
+                raise RequestError(f"{shown} must be {wanted}, not {kind_of(value)}", shown, "invalid_type")
+            return shown, value
+        return self._shown(names[0]), None
+
+    def _shown(self, name: str) -> str:
+        return f"{self.within}.{name}" if self.within else name
 
 
 def in_range(value: Number, name: str, low: float, high: float) -> Number:

@@ -1,5 +1,6 @@
-"""llama-server's /infill: what stands before and behind a gap, put around the vocabulary's own tokens for that.
+"""llama-server's /infill, and the `suffix` of a completion.
 
+The text before a gap and the text behind it are put around the vocabulary's own tokens for that.
 Bavarian et al. 2022, arXiv:2207.14255.
 """
 
@@ -51,16 +52,16 @@ def read_gap(body: dict[str, Any]) -> tuple[Gap, dict[str, Any]]:
     return gap, {name: value for name, value in body.items() if name not in own}
 
 
-def infill_tokens(gap: Gap, tokenizer: Tokenizer, facts: ModelFacts) -> list[int]:
+def infill_tokens(gap: Gap, tokenizer: Tokenizer, facts: ModelFacts, field: str = "input_prefix") -> list[int]:
     """The prompt of a gap: other files, what is before, what is behind, and the beginning of what fills it.
 
-    RequestError where the vocabulary has no tokens for it.
+    RequestError, which names `field`, where the vocabulary has no tokens for it.
     """
-    before, behind, middle = _marks(tokenizer)
+    before, behind, middle = _marks(tokenizer, field)
     plain = lambda text: tokenizer.encode(text, add_special=False, parse_special=False)
     bos = tokenizer.bos_token_id if tokenizer.bos_token_id in tokenizer.prefix else None
     separator = next((token for name in FILE_MARKS if (token := _token(tokenizer, name)) is not None), None)
-    check_length(tokenizer, "".join([*(text for _, text in gap.files), gap.before, gap.behind]), facts, "input_prefix")
+    check_length(tokenizer, "".join([*(text for _, text in gap.files), gap.before, gap.behind]), facts, field)
     files = list[int]()
     for name, text in gap.files:
         files += [*([] if separator is None else [separator]), *plain(f"{name}\n{text}\n")]
@@ -77,13 +78,13 @@ def _file(item: Any) -> tuple[str, str]:
     return name, text
 
 
-def _marks(tokenizer: Tokenizer) -> tuple[int, int, int]:
+def _marks(tokenizer: Tokenizer, field: str) -> tuple[int, int, int]:
     for names in MARKS:
         found = [token for name in names if (token := _token(tokenizer, name)) is not None]
         if len(found) == len(names):
             return found[0], found[1], found[2]
-    message = "this model's vocabulary has no tokens for infill; use /completion, or a model that was trained for it"
-    raise RequestError(message, "input_prefix", "unsupported_parameter")
+    message = f"{field} asks for infill, as /infill does; this model's vocabulary has no tokens for infill"
+    raise RequestError(f"{message}: use a model that was trained for it", field, "unsupported_parameter")
 
 
 def _token(tokenizer: Tokenizer, name: str) -> int | None:

@@ -38,9 +38,6 @@ class LlamaCompletionRequest:
 def parse_llama_completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> LlamaCompletionRequest:
     """RequestError for anything that cannot be meant or is not supported."""
     fields = Fields(body)
-    for name in ("suffix", "input_prefix", "input_suffix", "tools", "messages"):
-        if fields.value(name, str, list):
-            raise RequestError(f"{name} is not supported here; leave it out", name, "unsupported_parameter")
     prompts, response_fields = read_prompts(fields, facts.vocab_size), _response_fields(fields)
     logprobs = fields.integer(("n_probs", "logprobs"), 0, 0, MAX_LOGPROBS) or None
     params = read_params(fields, tokenizer, facts, logprobs, sampling_defaults=SAMPLING_DEFAULTS)

@@ -11,7 +11,6 @@ from ckdist.engine.text import check_stop
 from ckdist.errors import RequestError
 from ckdist.serve.requests.cache_use import read_cache_use
 from ckdist.serve.requests.fields import Fields
-from ckdist.serve.requests.names import INERT, NEUTRAL
 from ckdist.serve.requests.prepared import ModelFacts, Prepared, pack_tokens
 from ckdist.serve.requests.prompt import fit_output
 from ckdist.serve.requests.sampling import read_sampling
@@ -28,7 +27,7 @@ UNLIMITED = (-1, -2)  # llama.cpp's and Ollama's words for "until the context is
 @dataclass(frozen=True)
 class RequestParams:
     """The shared fields. `max_tokens` is None where the context alone is the limit; `logprobs` is the number of
-    alternatives per token, None without logprobs; `ignored` has the names that nobody knows.
+    alternatives per token, None without logprobs.
     """
 
     sampling: SamplingParams
@@ -45,7 +44,6 @@ class RequestParams:
     timings_per_token: bool
     cache_salt: str | None
     cache_prompt: bool
-    ignored: tuple[str, ...]
 
     def prepared(self, prompts: list[list[int]], facts: ModelFacts, field: str, **more: Any) -> Prepared:
         """This for `prompts`, which `field` of the request gave. RequestError for a prompt that does not fit."""
@@ -67,11 +65,7 @@ def read_params(
     default_tokens: int | None = None,
     sampling_defaults: dict[str, Any] | None = None,
 ) -> RequestParams:
-    """The shared fields. It comes last: every field that the caller reads itself must have been read, `logprobs` among
-    them.
-
-    RequestError for what cannot be meant, for what is not supported, and under --strict-fields for what is not known.
-    """
+    """The shared fields. RequestError for what cannot be meant."""
     sampling = read_sampling(fields, tokenizer, facts.vocab_size, sampling_defaults or {})
     sampling = dataclasses.replace(sampling, grammar=read_structure(fields))
     max_tokens = _max_tokens(fields, least_tokens, default_tokens)
@@ -80,7 +74,8 @@ def read_params(
         raise RequestError(message, "min_tokens", "invalid_value")
     stream = fields.switch("stream")
     cache_salt, cache_prompt = read_cache_use(fields)
-    options = Fields(fields.value("stream_options", dict) or {})
+    options = fields.inner("stream_options")
+    _check_adapters(fields)
     return RequestParams(
         sampling=sampling,
         max_tokens=max_tokens,
@@ -96,13 +91,7 @@ def read_params(
         timings_per_token=fields.switch("timings_per_token"),
         cache_salt=cache_salt,
         cache_prompt=cache_prompt,
-        ignored=_finish(fields, facts),
     )
-
-
-def _finish(fields: Fields, facts: ModelFacts) -> tuple[str, ...]:
-    _check_adapters(fields)
-    return fields.finish(NEUTRAL, INERT, facts.strict_fields)
 
 
 def _check_adapters(fields: Fields) -> None:

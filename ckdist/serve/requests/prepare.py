@@ -11,7 +11,8 @@ from ckdist.serve.requests.answer_form import answer_form, answer_grammar
 from ckdist.serve.requests.chat import ChatRequest, parse_chat
 from ckdist.serve.requests.completion import encode_prompt, parse_completion, prompt_text
 from ckdist.serve.requests.embedding import EmbeddingWork, embedding, llama_embedding, rerank, score
-from ckdist.serve.requests.infill import infill_tokens, read_gap
+from ckdist.serve.requests.field_table import RULES, check_fields
+from ckdist.serve.requests.infill import Gap, infill_tokens, read_gap
 from ckdist.serve.requests.json_body import parse_object
 from ckdist.serve.requests.llama_completion import parse_llama_completion
 from ckdist.serve.requests.prepared import ModelFacts, Prepared
@@ -25,7 +26,10 @@ def prepare(
     kind: str, body: bytes, tokenizer: Tokenizer, facts: ModelFacts
 ) -> Prepared | EmbeddingWork | dict[str, Any]:
     """What the request of this kind (a key of `KINDS`) comes to. RequestError or Problem for what cannot be meant."""
-    return KINDS[kind](parse_object(body), tokenizer, facts)
+    fields = parse_object(body)
+    ignored = check_fields(kind, fields, facts.strict_fields) if kind in RULES else ()
+    result = KINDS[kind](fields, tokenizer, facts)
+    return result if isinstance(result, dict) else replace(result, ignored=ignored)
 
 
 def chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
@@ -35,32 +39,42 @@ def chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepa
     tokens = tokenise_chat(tokenizer, rendered, request.add_special_tokens, facts)
     form = answer_form(tokenizer, rendered.text, request.tools, request.split_reasoning)
     sampling = request.params.sampling
-    grammar = answer_grammar(tokenizer, form, request.tools, sampling.grammar)
+    most = min(request.params.max_tokens or facts.context_length, facts.context_length)
+    budget = request.thinking_budget if (request.thinking_budget or 0) < most else None
+    grammar = answer_grammar(tokenizer, form, request.tools, sampling.grammar, budget)
     params = replace(request.params, sampling=replace(sampling, grammar=grammar))
     return params.prepared([tokens], facts, "messages", answer=form)
 
 
 def messages(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
     """A body of Anthropic's /v1/messages, ready for the engine."""
-    return chat(anthropic.to_chat(body), tokenizer, facts)
+    request, skipped = anthropic.to_chat(body)
+    return replace(chat(request, tokenizer, facts), skipped=skipped)
 
 
 def count_tokens(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
     """How many tokens the prompt of such a body has."""
-    request = parse_chat(anthropic.to_chat(body, needs_max_tokens=False), tokenizer, facts)
+    given, _ = anthropic.to_chat(body, needs_max_tokens=False)
+    request = parse_chat(given, tokenizer, facts)
     rendered = _rendered(request, tokenizer, facts)
     return {"input_tokens": len(tokenise_chat(tokenizer, rendered, request.add_special_tokens, facts))}
 
 
 def response(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
     """A body of /v1/responses, ready for the engine."""
-    return replace(chat(responses.to_chat(body), tokenizer, facts), echoed=responses.echoed(body))
+    request, skipped = responses.to_chat(body)
+    return replace(chat(request, tokenizer, facts), skipped=skipped, echoed=responses.echoed(body))
 
 
 def completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
     """A body of /v1/completions, ready for the engine."""
     request = parse_completion(body, tokenizer, facts)
-    prompts = [encode_prompt(prompt, tokenizer, request.add_special, facts) for prompt in request.prompts]
+    if request.suffix:
+        facts.check_continues("filling of gaps")
+        gaps = [Gap(prompt_text(prompt, [], tokenizer), request.suffix, "", ()) for prompt in request.prompts]
+        prompts = [infill_tokens(gap, tokenizer, facts, "suffix") for gap in gaps]
+    else:
+        prompts = [encode_prompt(prompt, tokenizer, request.add_special, facts) for prompt in request.prompts]
     pairs = zip(request.prompts, prompts, strict=True)
     texts = tuple(prompt_text(prompt, tokens, tokenizer) for prompt, tokens in pairs) if request.echo else ()
     return request.params.prepared(prompts, facts, "prompt", echo=request.echo, texts=texts)

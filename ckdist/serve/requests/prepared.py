@@ -46,7 +46,8 @@ class Prepared:
     `texts` has the prompts as text where the answer holds them; with `echo` the text of each choice begins with its
     own. `include_stop`: a stop string is given out too; `skip_special`: special tokens are not. `token_ids`,
     `timings_per_token`, `continuous_usage`: what pieces of the answer carry besides their text. `response_fields` are
-    the parts of the answer that are wanted, none for all. `ignored` has names of fields that nobody knows. `answer`:
+    the parts of the answer that are wanted, none for all. `ignored` has names of fields that nobody knows,
+    `skipped` the types of tools that are left out. `answer`:
     how a chat's answer is taken apart; None where it is text alone. `echoed`: fields of the request that the answer
     repeats. `cache_salt`, `cache_prompt`: see `read_cache_use`.
     """
@@ -68,6 +69,7 @@ class Prepared:
     timings_per_token: bool = False
     response_fields: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
     answer: AnswerForm | None = None
     cache_salt: str | None = None
     cache_prompt: bool = True

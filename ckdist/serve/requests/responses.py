@@ -5,12 +5,17 @@ from typing import Any
 
 from ckdist.errors import RequestError
 from ckdist.serve.requests.fields import Fields
+from ckdist.serve.requests.item_text import item_text
+from ckdist.serve.requests.tools import TEXT
 from ckdist.tokens.chat_input import kind_of
 
-KEPT = ("previous_response_id", "conversation", "prompt")  # what a server would have to keep
-READ = frozenset(["input", "instructions", "max_output_tokens", "tools", "tool_choice", "text", *KEPT])
+READ = frozenset(["input", "instructions", "max_output_tokens", "tools", "tool_choice", "text", "include", "metadata"])
 TEXTS = ("input_text", "output_text", "text", "refusal")
-INERT = frozenset(["include", "truncation", "background", "max_tool_calls"])
+PICTURES = ("input_image", "input_file", "computer_screenshot")
+LOGPROBS = "message.output_text.logprobs"
+OWN = ("function", "custom")  # types of tools that the client runs
+MAX_KIND = 32  # characters of a type that are shown
+OUTPUT, CALL = "_call_output", "_call"  # ends of the types of items
 # Fields that the answer repeats, with their defaults.
 ECHOED: dict[str, Any] = {
     "instructions": None,
@@ -33,50 +38,98 @@ def echoed(body: dict[str, Any]) -> dict[str, Any]:
     return {name: default if body.get(name) is None else body[name] for name, default in ECHOED.items()}
 
 
-def to_chat(body: dict[str, Any]) -> dict[str, Any]:
-    """RequestError for what is not as OpenAI has it, and for answers that are not kept here."""
+def to_chat(body: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The chat, and the types of the tools that are left out of it. RequestError for what is not as OpenAI has it."""
     fields = Fields(body)
-    for name in KEPT:
-        if fields.value(name, str, dict):
-            raise RequestError(f"{name} is not supported, since no answers are kept; send the whole input", name)
-    if fields.switch("background"):
-        raise RequestError("background is not supported, since no answers are kept; leave it out", "background")
     given = fields.value("input", str, list)
-    if not given:
+    if given is None:
         raise RequestError("input is needed: a text, or a list of items", "input", "missing_required_parameter")
-    messages = [{"role": "user", "content": given}] if isinstance(given, str) else _messages(given)
+    messages = [{"role": "user", "content": given}] if isinstance(given, str) else History().read(given)
     instructions = fields.text("instructions")
-    chat = {name: value for name, value in body.items() if name not in READ and name not in INERT}
-    chat["messages"] = [{"role": "system", "content": instructions}, *messages] if instructions else messages
+    if instructions:
+        messages.insert(0, {"role": "system", "content": instructions})
+    if LOGPROBS in (fields.value("include", list) or ()):
+        raise RequestError(f"include cannot have {LOGPROBS!r}; /v1/chat/completions has logprobs", "include")
+    chat = {name: value for name, value in body.items() if name not in READ}
+    chat["messages"] = messages or [{"role": "user", "content": ""}]  # a client that tries whether anybody answers
     most = fields.integer("max_output_tokens", None, 1, 1 << 31)
     chat |= {"max_tokens": most} if most is not None else {}
-    return chat | _tools(fields) | _format(fields)
+    tools, skipped = _tools(fields)
+    return chat | tools | _text(fields), skipped
 
 
-def _messages(items: list[Any]) -> list[dict[str, Any]]:
-    messages: list[dict[str, Any]] = []
-    for index, item in enumerate(items):
-        where = f"input[{index}]"
-        if not isinstance(item, dict):
-            raise RequestError(f"{where} must be an object, not {kind_of(item)}", "input")
-        kind = item.get("type", "message")
+class History:
+    """Items of an input as messages of a chat."""
+
+    def __init__(self) -> None:
+        self._messages: list[dict[str, Any]] = []
+        self._thought = ""  # of the message or call that comes next
+
+    def read(self, items: list[Any]) -> list[dict[str, Any]]:
+        """RequestError for an item that is not known, and for one that is no text."""
+        for index, item in enumerate(items):
+            where = f"input[{index}]"
+            if not isinstance(item, dict):
+                raise RequestError(f"{where} must be an object, not {kind_of(item)}", "input")
+            self._add(item, str(item.get("type", "message")), where)
+        return self._messages
+
+    def _add(self, item: dict[str, Any], kind: str, where: str) -> None:
         if kind == "message":
-            messages.append({"role": item.get("role"), "content": _content(item.get("content"), where)})
-        elif kind == "function_call":
-            function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
-            call = {"id": item.get("call_id"), "type": "function", "function": function}
-            last = messages[-1] if messages else {}
-            if last.get("role") == "assistant":
-                last.setdefault("tool_calls", []).append(call)
+            if item.get("role") == "assistant":
+                self._assistant(_content(item.get("content"), where))
             else:
-                messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
-        elif kind == "function_call_output":
-            output = item.get("output")
-            text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
-            messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
-        elif kind != "reasoning":
-            raise RequestError(f"{where} has type {str(kind)[:32]!r}, which is not known", "input")
-    return messages
+                self._messages.append({"role": item.get("role"), "content": _content(item.get("content"), where)})
+        elif kind == "reasoning":
+            parts = [*(item.get("content") or ()), *(item.get("summary") or ())]
+            texts = [part["text"] for part in parts if isinstance(part, dict) and isinstance(part.get("text"), str)]
+            self._thought = "\n".join(texts)
+        elif kind.endswith(OUTPUT):
+            text = _output(item.get("output"), where)
+            self._messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": text})
+        elif kind.endswith(CALL) and item.get("call_id") is not None:
+            self._call(item, kind)
+        elif kind.endswith(CALL) or kind.startswith("mcp_"):
+            self._assistant(item_text({**item, "type": kind}))
+        else:
+            raise RequestError(f"{where} has type {kind[:32]!r}, which is not known", "input")
+
+    def _assistant(self, content: str | None) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if self._thought:
+            message["reasoning_content"] = self._thought
+        self._thought = ""
+        self._messages.append(message)
+        return message
+
+    def _call(self, item: dict[str, Any], kind: str) -> None:
+        """A call that the client answers; one after another, or after a text, is of the same message."""
+        if kind == "function_call":
+            function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
+        elif kind == "custom_tool_call":
+            function = {
+                "name": item.get("name"),
+                "arguments": json.dumps({TEXT: item.get("input")}, ensure_ascii=False),
+            }
+        else:
+            asked = item.get("action") if isinstance(item.get("action"), dict) else {}
+            function = {"name": kind.removesuffix(CALL), "arguments": json.dumps(asked, ensure_ascii=False)}
+        call = {"id": item["call_id"], "type": "function", "function": function}
+        last = self._messages[-1] if self._messages else {}
+        message = last if last.get("role") == "assistant" and not self._thought else self._assistant(None)
+        message.setdefault("tool_calls", []).append(call)
+
+
+def _output(output: Any, where: str) -> str:
+    """The output of a tool: a text, or a list of parts, which are joined."""
+    texts = []
+    for part in output if isinstance(output, list) else [output]:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in PICTURES:
+            raise RequestError(f"{where}.output has type {kind!r}; only text is supported", "input")
+        text = part.get("text") if kind in TEXTS and isinstance(part, dict) else part
+        texts.append(text if isinstance(text, str) else json.dumps(text, ensure_ascii=False))
+    return "\n".join(texts)
 
 
 def _content(content: Any, where: str) -> str | None:
@@ -93,26 +146,45 @@ def _content(content: Any, where: str) -> str | None:
     return "\n".join(texts)
 
 
-def _tools(fields: Fields) -> dict[str, Any]:
-    tools = []
+def _tools(fields: Fields) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Tools and their choice as a chat has them, and the types of those that a provider would run."""
+    tools, skipped = [], []
     for index, tool in enumerate(fields.value("tools", list) or ()):
-        if not isinstance(tool, dict) or tool.get("type") != "function":
-            raise RequestError(f"tools[{index}] is no function; only functions are known", "tools")
-        function = dict(tool)
-        del function["type"]
-        tools.append({"type": "function", "function": function})
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if not isinstance(kind, str):
+            raise RequestError(f"tools[{index}] must be an object with a type", "tools")
+        if kind in OWN:
+            tools.append(_named(tool))
+        else:
+            skipped.append(kind[:MAX_KIND])
     choice = fields.value("tool_choice", str, dict)
-    if isinstance(choice, dict) and "name" in choice:
-        choice = {"type": "function", "function": {"name": choice["name"]}}
+    if isinstance(choice, dict):
+        choice = _choice(choice)
     found: dict[str, Any] = {"tools": tools, "tool_choice": choice}
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in found.items() if value}, tuple(dict.fromkeys(skipped))
 
 
-def _format(fields: Fields) -> dict[str, Any]:
-    text = fields.value("text", dict)
-    form = None if text is None else Fields(text).value("format", dict)
-    if form is None:
-        return {}
-    if form.get("type") == "json_schema":
-        return {"response_format": {"type": "json_schema", "json_schema": form}}
-    return {"response_format": form}
+def _choice(choice: dict[str, Any]) -> dict[str, Any]:
+    """RequestError for the choice of a tool that a provider would run."""
+    kind = choice.get("type")
+    if kind == "allowed_tools":
+        tools = [tool for tool in choice.get("tools") or () if isinstance(tool, dict) and tool.get("type") in OWN]
+        return {"type": kind, kind: {"mode": choice.get("mode", "auto"), "tools": [_named(tool) for tool in tools]}}
+    if kind in OWN:
+        return _named(choice)
+    raise RequestError(f"tool_choice names {str(kind)[:MAX_KIND]!r}, which is not run here", "tool_choice")
+
+
+def _named(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool, or a reference to it, with its fields in an object as chats have it."""
+    kind = tool["type"]
+    return {"type": kind, kind: {name: value for name, value in tool.items() if name != "type"}}
+
+
+def _text(fields: Fields) -> dict[str, Any]:
+    text = fields.inner("text")
+    verbosity, form = text.text("verbosity"), text.value("format", dict)
+    found = {} if verbosity is None else {"verbosity": verbosity}
+    if form is not None and form.get("type") == "json_schema":
+        form = {"type": "json_schema", "json_schema": form}
+    return found if form is None else {**found, "response_format": form}

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 
 from ckdist.errors import RequestError
+from ckdist.serve.requests.field_table import RULES
 from ckdist.serve.requests.fields import Fields
 from ckdist.tokens.chat_input import kind_of
 from ckdist.tokens.grammar import (
@@ -17,9 +18,6 @@ from ckdist.tokens.grammar import (
 )
 
 OBJECT = {"type": "object"}
-INERT_OPTIONS = frozenset(
-    ["backend", "disable_fallback", "disable_any_whitespace", "disable_additional_properties", "_backend"]
-)
 
 
 def read_structure(fields: Fields) -> str | None:
@@ -54,7 +52,7 @@ def _response_format(fields: Fields) -> str | None:
     field, form = "response_format", fields.value("response_format", dict)
     if form is None:
         return None
-    own = Fields(form)
+    own = Fields(form, field)
     kind = own.text("type", "text")
     if kind == "text":
         return None
@@ -62,12 +60,16 @@ def _response_format(fields: Fields) -> str | None:
         return json_schema_grammar(own.value("schema", dict) or OBJECT, field=field)
     if kind == "json_schema":
         named = own.value("json_schema", dict)
-        schema = Fields(named).value("schema", dict, bool) if named is not None else own.value("schema", dict, bool)
+        schema = (
+            own.inner("json_schema").value("schema", dict, bool)
+            if named is not None
+            else own.value("schema", dict, bool)
+        )
         if schema is None:
             raise RequestError(
                 "response_format.json_schema.schema is needed: a JSON Schema", field, "invalid_json_schema"
             )
-        strict = named is not None and Fields(named).switch("strict")
+        strict = own.inner("json_schema").switch("strict")
         return json_schema_grammar(schema, lenient=not strict, field=field)
     if kind in ("regex", "grammar"):
         text = own.text(kind) or own.text("value") or own.text("pattern")
@@ -83,10 +85,10 @@ def _response_format(fields: Fields) -> str | None:
 
 def _structured_outputs(fields: Fields) -> str | None:
     """The object of vLLM; each of its fields is a form of its own."""
-    field, given = "structured_outputs", fields.value("structured_outputs", dict)
-    if not given:
-        return None
-    own = Fields(given)
+    field, own = "structured_outputs", fields.inner("structured_outputs")
+    unknown = next((name for name in own.body if f"{field}.{name}" not in RULES["chat"]), None)
+    if unknown is not None:  # a constraint with a wrong letter must not be left out
+        raise RequestError(f"unknown field {f'{field}.{unknown[:64]}'!r}", field, "unknown_parameter")
     whitespace = own.text("whitespace_pattern") or None
     found = [
         _schema(own, "json", whitespace),
@@ -95,7 +97,6 @@ def _structured_outputs(fields: Fields) -> str | None:
         _text(own, "grammar", text_grammar),
         json_schema_grammar(OBJECT, whitespace=whitespace, field=field) if own.switch("json_object") else None,
     ]
-    own.finish({}, INERT_OPTIONS, strict=True)
     grammars = [grammar for grammar in found if grammar is not None]
     if len(grammars) > 1:
         raise RequestError("structured_outputs has several forms; give one", field, "invalid_value")

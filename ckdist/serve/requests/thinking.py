@@ -1,5 +1,5 @@
 """The variables that a request gives its chat template: those of chat_template_kwargs, and the fields of many APIs that
-say whether, and how much, a model is to think before it answers.
+say whether, and how much, a model is to think before it answers, and how much it is to say.
 """
 
 from typing import Any
@@ -13,6 +13,14 @@ RESERVED = frozenset(
 )
 MAX_EFFORT_CHARS = 32
 NO_EFFORT = "none"
+MAX_BUDGET = 1 << 31
+BUDGETS = (
+    "thinking_budget_tokens",
+    "thinking_budget",
+    "thinking_token_budget",
+    "reasoning_budget_tokens",
+    "reasoning_budget",
+)  # of llama-server, vLLM and others; -1: no budget
 SWITCHES = {
     "enabled": True,
     "adaptive": True,
@@ -21,9 +29,9 @@ SWITCHES = {
 
 
 def read_template_variables(fields: Fields) -> dict[str, Any]:
-    """`enable_thinking` (Qwen's and most), `thinking` (DeepSeek's, Granite's) and `reasoning_effort` (gpt-oss's) as the
-    request's own fields say; what chat_template_kwargs says wins. A template that does not ask for a variable is not
-    changed by it.
+    """`enable_thinking` (Qwen's and most), `thinking` (DeepSeek's, Granite's), `reasoning_effort` (gpt-oss's) and
+    `verbosity` as the request's own fields say; what chat_template_kwargs says wins. A template that does not ask for a
+    variable is not changed by it.
     """
     kwargs = fields.value("chat_template_kwargs", dict) or {}
     for name in kwargs:
@@ -41,24 +49,40 @@ def read_template_variables(fields: Fields) -> dict[str, Any]:
         variables |= {"enable_thinking": switch, "thinking": switch}
     if effort not in (None, NO_EFFORT):
         variables["reasoning_effort"] = effort
+    verbosity = _word(fields, "verbosity")
+    if verbosity is not None:
+        variables["verbosity"] = verbosity
     return variables | kwargs
+
+
+def read_thinking_budget(fields: Fields) -> int | None:
+    """The tokens that may be spent on thinking, None without a limit; `thinking.budget_tokens` is Anthropic's,
+    `reasoning.max_tokens` OpenRouter's.
+    """
+    thinking = fields.value("thinking", bool, dict, str)
+    inner = Fields(thinking if isinstance(thinking, dict) else {}, "thinking")
+    budget = inner.integer("budget_tokens", None, 0, MAX_BUDGET)
+    if budget is None:
+        budget = fields.inner("reasoning").integer("max_tokens", None, 0, MAX_BUDGET)
+    if budget is None:
+        budget = fields.integer(BUDGETS, None, -1, MAX_BUDGET)
+    return None if budget == -1 else budget
 
 
 def _switch(fields: Fields) -> bool | None:
     """Whether to think; None when nothing was said. `think` is Ollama's."""
     found = None
-    reasoning = Fields(fields.value("reasoning", dict) or {})
+    reasoning = fields.inner("reasoning")
     if reasoning.value("enabled", bool) is not None:
         found = reasoning.switch("enabled")
-    if reasoning.switch("exclude"):
-        message = "reasoning.exclude is not supported by this server; leave it out"
-        raise RequestError(message, "reasoning", "unsupported_value")
     for name in ("think", "thinking", "enable_thinking"):
         given = fields.value(name, bool, dict, str)
         if isinstance(given, bool):
             found = given
         elif isinstance(given, dict):
-            kind = Fields(given).text("type", "")
+            kind = Fields(given, name).text("type")
+            if kind is None:
+                continue
             if kind not in SWITCHES:
                 message = f"{name}.type ({kind[:32]!r}) must be one of {', '.join(SWITCHES)}"
                 raise RequestError(message, name, "invalid_value")
@@ -70,10 +94,15 @@ def _switch(fields: Fields) -> bool | None:
 
 def _effort(fields: Fields) -> str | None:
     """How much to think: `reasoning_effort`, `reasoning.effort` (OpenRouter's) or a word in Ollama's `think`."""
-    reasoning = Fields(fields.value("reasoning", dict) or {})
+    reasoning = fields.inner("reasoning")
     think = fields.value("think", bool, dict, str)
-    effort = fields.text("reasoning_effort") or reasoning.text("effort") or (think if isinstance(think, str) else None)
-    if effort is not None and len(effort) > MAX_EFFORT_CHARS:
-        message = f"reasoning_effort has {len(effort)} characters; at most {MAX_EFFORT_CHARS} are read"
-        raise RequestError(message, "reasoning_effort", "invalid_value")
-    return effort
+    effort = _word(fields, "reasoning_effort") or _word(reasoning, "effort")
+    return effort or (_word(fields, "think") if isinstance(think, str) else None)
+
+
+def _word(fields: Fields, name: str) -> str | None:
+    word = fields.text(name)
+    if word is not None and len(word) > MAX_EFFORT_CHARS:
+        message = f"{name} has {len(word)} characters; at most {MAX_EFFORT_CHARS} are read"
+        raise RequestError(message, name, "invalid_value")
+    return word

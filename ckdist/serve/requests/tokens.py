@@ -5,7 +5,6 @@ from typing import Any
 from ckdist.errors import RequestError
 from ckdist.serve.requests.chat import parse_chat
 from ckdist.serve.requests.fields import Fields
-from ckdist.serve.requests.names import INERT, NEUTRAL
 from ckdist.serve.requests.prepared import ModelFacts
 from ckdist.serve.requests.prompt import render_chat
 from ckdist.tokens.tokenizer import Tokenizer
@@ -32,7 +31,6 @@ def tokenize(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> d
         options = request.add_generation_prompt, request.template_kwargs, request.tools.given
         text, literal = render_chat(tokenizer, request.messages, *options, facts)
     else:
-        fields.finish(NEUTRAL, INERT, facts.strict_fields)
         text, literal = content if content is not None else prompt or "", ()
     if (with_pieces or with_texts) and len(text) > MAX_CHARACTERS_IN_PIECES:
         raise RequestError(
@@ -58,7 +56,6 @@ def detokenize(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) ->
     if fields.value("tokens", list) is None:
         raise RequestError("tokens is needed: a list of token ids", "tokens", "missing_required_parameter")
     text = tokenizer.decode(fields.token_ids("tokens", facts.vocab_size, MAX_TOKENS))
-    fields.finish(NEUTRAL, INERT, facts.strict_fields)
     return {"content": text, "prompt": text}
 
 

@@ -1,11 +1,15 @@
-"""The tools of a chat: `tools`, `tool_choice`, `parallel_tool_calls`, and `functions`, as they were called before."""
+"""The tools of a chat: `tools`, `tool_choice`, `parallel_tool_calls`, and `functions`, as they were called before.
 
+A custom tool, which takes free text, is given to the model as a function with one string.
+"""
+
+import json
 from dataclasses import dataclass
 from typing import Any
 
 from ckdist.errors import RequestError
 from ckdist.serve.requests.fields import Fields
-from ckdist.tokens.chat_input import read_tool_list
+from ckdist.tokens.chat_input import TEXT, custom_tools, read_tool_list
 
 CHOICES = ("none", "auto", "required", "any")
 
@@ -14,13 +18,15 @@ CHOICES = ("none", "auto", "required", "any")
 class Tools:
     """`given`: the tools that may be called, as OpenAI writes them. `must_call`: the answer is a call.
 
-    `strict`: names of tools whose arguments must hold to every keyword of their schemas.
+    `strict`: names of tools whose arguments must hold to every keyword of their schemas. `custom`: names of tools that
+    take free text.
     """
 
     given: tuple[dict[str, Any], ...] = ()
     must_call: bool = False
     parallel: bool = True
     strict: frozenset[str] = frozenset()
+    custom: frozenset[str] = frozenset()
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
@@ -41,47 +47,95 @@ class Tools:
         }
 
 
+@dataclass(frozen=True)
+class Choice:
+    """What `field` says about calls: a word of CHOICES, or the names of the tools that may be called."""
+
+    field: str = "tool_choice"
+    word: str | None = None
+    names: tuple[str, ...] | None = None
+
+
 def read_tools(fields: Fields) -> Tools:
     """RequestError for tools that are none, and for a choice of one that is not there."""
-    given, former = (read_tool_list(fields.value(name, list) or [], name) for name in ("tools", "functions"))
+    raw = fields.value("tools", list) or []
+    given, former = read_tool_list(raw, "tools"), read_tool_list(fields.value("functions", list) or [], "functions")
     parallel = fields.switch("parallel_tool_calls", True)
-    name, choice = _choice(fields)
+    choice = _choice(fields)
     given = given or former
-    if choice == "none":
+    if choice.word == "none":
         return Tools()
     if not given:
-        if choice in (None, "auto"):
+        if choice.word in (None, "auto") and not choice.names:
             return Tools()
-        raise RequestError(f"{name} asks for a call, and there are no tools; give tools", name, "invalid_value")
-    if choice not in (None, *CHOICES):
-        chosen = tuple(tool for tool in given if tool["function"]["name"] == choice)
-        if not chosen:
-            raise RequestError(f"{name} names {choice[:64]!r}, which is not among the tools", name, "invalid_value")
-        return Tools(chosen, True, False, _strict(chosen))
-    return Tools(given, choice in ("required", "any"), parallel, _strict(given))
+        message = f"{choice.field} asks for a call, and there are no tools; give tools"
+        raise RequestError(message, choice.field, "invalid_value")
+    names = choice.names or ()
+    known = [tool["function"]["name"] for tool in given]
+    absent = next((name for name in names if name not in known), None)
+    if absent is not None:
+        message = f"{choice.field} names {absent[:64]!r}, which is not among the tools"
+        raise RequestError(message, choice.field, "invalid_value")
+    if choice.names is not None:
+        given = tuple(tool for tool in given if tool["function"]["name"] in names)
+        parallel = parallel and choice.word is not None  # one that is named is called once
+    custom = custom_tools(raw) & {tool["function"]["name"] for tool in given}
+    must_call = choice.word in ("required", "any") or (choice.word is None and choice.names is not None)
+    return Tools(given, must_call, parallel, _strict(given), custom)
+
+
+def history_call(call: dict[str, Any]) -> dict[str, Any]:
+    """A call of the history as one of a function."""
+    custom = call.get("custom")
+    if call.get("type") != "custom" or not isinstance(custom, dict):
+        return call
+    function = {"name": custom.get("name"), "arguments": json.dumps({TEXT: custom.get(TEXT)}, ensure_ascii=False)}
+    return {"id": call.get("id"), "type": "function", "function": function}
 
 
 def _strict(tools: tuple[dict[str, Any], ...]) -> frozenset[str]:
     return frozenset(tool["function"]["name"] for tool in tools if tool["function"].get("strict") is True)
 
 
-def _choice(fields: Fields) -> tuple[str, str | None]:
-    """The field, and a word of CHOICES or the name of a tool."""
-    found: tuple[str, str | None] = ("tool_choice", None)
+def _choice(fields: Fields) -> Choice:
+    found = Choice()
     for field in ("function_call", "tool_choice"):
         given = fields.value(field, str, dict)
         if given is None:
             continue
         if isinstance(given, dict):
-            function = given.get("function", given)
-            name = function.get("name") if isinstance(function, dict) else None
-            if name is None and given.get("type") in CHOICES:
-                name = given["type"]
-            if not isinstance(name, str):
-                raise RequestError(f"{field} must name a function", field, "invalid_value")
-            found = field, name
+            found = _allowed(given, field) if given.get("type") == "allowed_tools" else _named(given, field)
         elif given not in CHOICES:
             raise RequestError(f"{field} ({given[:32]!r}) must be one of {', '.join(CHOICES)}", field, "invalid_value")
         else:
-            found = field, given
+            found = Choice(field, given)
     return found
+
+
+def _named(given: dict[str, Any], field: str) -> Choice:
+    """The choice of one tool."""
+    name = _name_of(given)
+    if name is None and given.get("type") in CHOICES:
+        return Choice(field, given["type"])
+    if name is None:
+        raise RequestError(f"{field} must name a function or a custom tool", field, "invalid_value")
+    return Choice(field, names=(name,))
+
+
+def _allowed(given: dict[str, Any], field: str) -> Choice:
+    """OpenAI's choice among some of the tools."""
+    allowed = given.get("allowed_tools")
+    tools = allowed.get("tools") if isinstance(allowed, dict) else None
+    names = [_name_of(tool) for tool in tools] if isinstance(tools, list) else []
+    mode = allowed.get("mode", "auto") if isinstance(allowed, dict) else None
+    if not names or None in names or mode not in ("auto", "required"):
+        message = f"{field}.allowed_tools needs a mode (auto or required) and a list of tools, each with its name"
+        raise RequestError(message, field, "invalid_value")
+    return Choice(field, mode, tuple(name for name in names if name is not None))
+
+
+def _name_of(tool: Any) -> str | None:
+    """The name in a reference to a tool, {"type": "function", "function": {"name": …}}."""
+    inner = tool.get("function", tool.get("custom", tool)) if isinstance(tool, dict) else None
+    name = inner.get("name") if isinstance(inner, dict) else None
+    return name if isinstance(name, str) else None
