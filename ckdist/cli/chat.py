@@ -5,6 +5,7 @@ import pathlib
 import signal
 import sys
 from collections.abc import Generator
+from dataclasses import replace
 from types import FrameType
 
 from ckdist.cli.chat_engine import EngineChat
@@ -165,5 +166,8 @@ def run(config: ChatConfig) -> int:
             raise ConfigError(f"{name} has no chat template: use ckdist generate, or a model that chats")
         template = ConfinedTemplate(tokenizer.chat_template, checkpoint.path, checkpoint.overrides)
         with contextlib.closing(template):
-            converse(Chat(EngineChat(llm, template, config, name), config.system), LineInput())
+            converse(
+                Chat(EngineChat(llm, replace(tokenizer, chat_template=template), config, name), config.system),
+                LineInput(),
+            )
     return 0

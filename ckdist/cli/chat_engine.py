@@ -1,21 +1,20 @@
 """Answers of a model in this process. The prefix of a chat is kept in the cache, so a turn computes what is new."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from ckdist.cli.generate import sampling_of
 from ckdist.config.chat import ChatConfig
 from ckdist.engine.llm import LLM
-from ckdist.tokens.chat import ChatTemplate
+from ckdist.tokens.tokenizer import Tokenizer
 
 
 class EngineChat:
     """`answers` over an engine."""
 
-    def __init__(self, llm: LLM, template: ChatTemplate, config: ChatConfig, name: str) -> None:
+    def __init__(self, llm: LLM, tokenizer: Tokenizer, config: ChatConfig, name: str) -> None:
         self.name = name
         self._llm, self._config, self._sampling = llm, config, sampling_of(config)
-        self._tokenizer = replace(llm.tokenizer, chat_template=template)
+        self._tokenizer = tokenizer
 
     def answers(self, messages: Sequence[Mapping[str, str]]) -> Iterator[str]:
         """The next answer, piece by piece. RequestError where the chat is longer than the context."""

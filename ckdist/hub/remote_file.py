@@ -180,7 +180,7 @@ def remote_folder() -> pathlib.Path:
 def stamp_of(path: pathlib.Path) -> str:
     """What the server of a file at a URL says of its version; empty for a file that is whole."""
     parts = _read(path)
-    return parts.stamp if parts else ""
+    return json.dumps(parts.stamp, sort_keys=True) if parts else ""
 
 
 def open_file(path: pathlib.Path) -> BinaryIO:
