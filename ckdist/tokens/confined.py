@@ -90,10 +90,7 @@ class Zygote:
         self.control.send(json.dumps(settings).encode())
 
     def load(self) -> Vocabulary:
-        """The model's vocabulary.
-
-        ModelFileError if the tokenizer cannot be loaded within the limits, EngineError if the process failed itself.
-        """
+        """The model's vocabulary. ModelFileError if the tokenizer cannot be loaded within the limits."""
         with self._output as output:
             data = output.read(MAX_RESULT + 1)
         try:
@@ -107,11 +104,6 @@ class Zygote:
         self.close()
         if "refused" in result:
             raise ModelFileError(result["refused"])
-        if (self.process.returncode or 0) > 0:  # no limit ended it
-            raise EngineError(
-                f"the process that loads the tokenizer of {self.model} ended with code {self.process.returncode}; "
-                "its own message is above"
-            )
         raise ModelFileError(
             f"the tokenizer of {self.model} takes more than {self.limits.cpu:.0f} s of CPU time or "
             f"{self.limits.memory >> 20} MB to load and try (its process ended with {self.process.returncode}); "

@@ -103,7 +103,7 @@ def folder(tmp_path, **changes) -> pathlib.Path:
         ),
         (
             ["serve", "-m", GGUF, "--port", "0", "--api-key-file", "/dev/zero"],
-            "cannot read --api-key-file /dev/zero: it is a device, not a regular file",
+            "cannot read --api-key-file /dev/zero: it is not a regular file",
         ),
         (generate("-p", "a\udcff"), "the text is not valid Unicode: it has bytes or escapes that are no characters"),
         (["perplexity"], "--file or --token-ids is needed, and neither was given"),

@@ -118,7 +118,8 @@ def test_a_template_that_never_ends_costs_its_own_chat_alone(tmp_path, caplog):
 
 
 def test_chats_without_a_template_are_refused(tmp_path, tokenizer, chats):
-    files = jsonl(tmp_path, {"messages": [{"role": "assistant", "content": "yes"}]})
+    messages = [{"role": "user", "content": "is it?"}, {"role": "assistant", "content": "yes"}]
+    files = jsonl(tmp_path, {"messages": messages})
     with pytest.raises(ConfigError, match="the tokenizer has no chat template"):
         open_cache(tmp_path, files, replace(tokenizer, chat_template=None), "text", "error", chats.write)
 
