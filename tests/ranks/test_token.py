@@ -229,7 +229,15 @@ def test_logits_are_those_of_one_rank(path, tolerance):
 def test_what_is_measured_is_told(hosts, transport):
     def rank(world):
         model = load_model(
-            EngineConfig(model=str(GOLDEN / "gemma2"), threads=1, ctx_size=96, transport=transport), world, measure=True
+            EngineConfig(
+                model=str(GOLDEN / "gemma2"),
+                threads=1,
+                ctx_size=96,
+                transport=transport,
+                pipeline_parallel_size=1,  # else the layout over hosts may be stages, where nothing is measured
+            ),
+            world,
+            measure=True,
         )
         model.executable.close()
         return model.prefill, model.executable.prefill_from
