@@ -60,7 +60,7 @@ def prompt(tokenizer):
 
 @pytest.fixture(scope="module")
 def served():
-    with serving({"context_length": 8192}, TEMPLATE, parallel=4, max_queue=8) as pair:
+    with serving({"context_length": 8192}, TEMPLATE, parallel=4, max_queue=8, special_tokens_in_text=True) as pair:
         yield pair
 
 

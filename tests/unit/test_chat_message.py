@@ -1,5 +1,7 @@
 """Calls of tools in an answer that grows."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from ckdist.serve import chat_message
@@ -35,7 +37,7 @@ class Scripted:
 )
 def test_a_call_whose_arguments_are_not_whole_is_known(texts, cut, monkeypatch):
     monkeypatch.setattr(chat_message, "parser_of", Scripted)
-    parser = ChatParser(object())
+    parser = ChatParser(SimpleNamespace(custom=()))
     for text in texts:
         parser.take(text, ended=False)
     assert parser.ends_in_call is cut and parser.calls == texts.count("+")
