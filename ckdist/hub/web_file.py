@@ -21,6 +21,7 @@ ABSENT = {401: "needs credentials", 403: "is refused", 404: "is not there", 410:
 CONNECT_SECONDS, READ_SECONDS = 10.0, 60.0
 CONNECTIONS = 4  # kept open per host
 PIECE = 1 << 18  # bytes
+MAX_WHOLE_BYTES = 4 << 20  # of a file that is read from a server without ranges
 VERSION = ("ETag", "Last-Modified")
 RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
@@ -77,14 +78,15 @@ class WebFile:
                 raise FetchError(
                     f"{self.shown} changed while it was read ({name} {stamp[name]}, now {now[name]}): start again"
                 )
-            if answer.status != 206 and (begin, end) != (0, size):
+            if answer.status != 206 and size > MAX_WHOLE_BYTES and (begin, end) != (0, size):
                 raise RangesError("the server sends no ranges of bytes")
-            if answer.status == 206:
-                found = self._range_of(answer)
-                if int(found[3]) != size:
-                    raise FetchError(f"{self.shown} has {found[3]} bytes now and had {size}: start again")
-                if (int(found[1]), int(found[2])) != (begin, end - 1):
-                    raise FetchError(f"{self.shown} sent {found[0]}, and {begin}-{end - 1} was asked for")
+            if answer.status != 206:
+                return self._body(answer, size)[begin:end]
+            found = self._range_of(answer)
+            if int(found[3]) != size:
+                raise FetchError(f"{self.shown} has {found[3]} bytes now and had {size}: start again")
+            if (int(found[1]), int(found[2])) != (begin, end - 1):
+                raise FetchError(f"{self.shown} sent {found[0]}, and {begin}-{end - 1} was asked for")
             return self._body(answer, end - begin)
 
     def _body(self, answer: "BaseHTTPResponse", wanted: int) -> bytes:

@@ -90,12 +90,13 @@ def _load(model: str, overrides: dict[str, Any], limits: Limits, status: FileIO)
         _ = tokenizer.most_bytes_per_token, tokenizer.control_text, tokenizer.encode("", parse_special=False)
         return frames.packed({"vocabulary": tokenizer.to_bytes()}), tokenizer
     except UserError as error:
-        return frames.packed({"refused": str(error)}), None
+        refused = str(error)
     except BaseException as error:  # a panic in the library is a BaseException
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        return frames.packed({"refused": f"the tokenizer of {model} does not load ({why}); {REMEDY}"}), None
+        refused = f"the tokenizer of {model} does not load ({why}); {REMEDY}"
     finally:
         confinement.disarm()
+    return frames.packed({"refused": refused}), None  # without limits: memory may have run out
 
 
 def _try_templates(template: ChatTemplate, status: FileIO) -> None:

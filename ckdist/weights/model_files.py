@@ -18,6 +18,7 @@ from ckdist.errors import ModelFileError
 from ckdist.hub.remote import BESIDE, CONFIG
 from ckdist.hub.remote_file import fetch_ranges, has_parts, stamp_of
 from ckdist.layout import Range
+from ckdist.regular_file import open_regular
 from ckdist.weights.adapter_config import CONFIG as ADAPTER_CONFIG
 from ckdist.weights.adapter_file import WEIGHTS as ADAPTER_WEIGHTS
 from ckdist.weights.checkpoint import Checkpoint
@@ -125,10 +126,10 @@ class ModelFile:
             return os.pread(file.fileno(), BLOCK, begin)
 
     @contextlib.contextmanager
-    def opened(self) -> Iterator[io.FileIO]:
+    def opened(self) -> Iterator[io.BufferedReader]:
         """The file for reading. ModelFileError if it cannot be read."""
         try:
-            with open(self.path, "rb", buffering=0) as file:
+            with open_regular(self.path) as file:
                 yield file
         except OSError as error:
             raise self._unreadable(error) from None

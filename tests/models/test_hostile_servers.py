@@ -25,7 +25,7 @@ PIN = hashlib.sha256(DATA).hexdigest()
 
 
 class Liar(http.server.BaseHTTPRequestHandler):
-    """Answers by the path: /long, /chunked, /changed, /grown, /packed, /shifted, /loop, /there, /good."""
+    """Answers by the path: /long, /chunked, /changed, /grown, /packed, /shifted, /loop, /there, /whole, /good."""
 
     protocol_version = "HTTP/1.1"
     sent = 0
@@ -40,6 +40,9 @@ class Liar(http.server.BaseHTTPRequestHandler):
         if kind in ("loop", "there"):
             target = "/loop.gguf" if kind == "loop" else "/good.gguf"
             self.answer(302, {"Location": target, "Content-Length": "0"}, b"")
+            return
+        if kind == "whole":
+            self.answer(200, {"Content-Length": str(len(DATA))}, DATA)
             return
         if kind in ("long", "chunked") and not first:
             body += b"X" * 20_000_000
@@ -104,6 +107,12 @@ def test_a_redirect_on_one_origin_is_followed(liar):
     assert len(open_checkpoint(find(f"{liar}/there.gguf")).tensors) == len(
         open_checkpoint(GOLDEN / "gguf" / "BF16.gguf").tensors
     )
+
+
+def test_a_small_file_of_a_server_without_ranges_is_read_whole(liar):
+    assert len(open_checkpoint(find(f"{liar}/whole.gguf")).tensors) > 10
+    with open(find(f"{liar}/whole.gguf#sha256={PIN}"), "rb") as file:
+        assert file.read() == DATA
 
 
 def test_a_pinned_file_is_fetched_whole_and_compared_once(liar):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import ckdist
@@ -18,6 +19,7 @@ from ckdist.tokens.folder import load_tokenizer
 from ckdist.train.data.documents import read_documents
 from ckdist.weights.adapter_file import load_adapter
 from ckdist.weights.checkpoint import open_checkpoint
+from ckdist.weights.model_files import ModelFile
 from ckdist.weights.pooling import stored_pooling
 
 BUNDLED = Path(ckdist.__file__).parent / "models" / "bundled"
@@ -79,6 +81,11 @@ def test_a_tokenizer_that_is_a_device_is_refused_before_memory_is_filled(tmp_pat
     device(tmp_path / "model" / "tokenizer.json")
     with pytest.raises(ModelFileError, match=r"tokenizer\.json cannot be read: it is a device, not a regular file"):
         load_vocabulary(tmp_path / "model")
+
+
+def test_ranks_that_compare_their_files_wait_for_none(tmp_path):
+    with pytest.raises(ModelFileError, match="it is a FIFO, not a regular file"):
+        ModelFile("tokenizer.json", fifo(tmp_path / "tokenizer.json")).digests(np.zeros(1, np.int64))
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
