@@ -50,8 +50,13 @@ class StepReport:
     bubble_formula: float | None = None  # (S - 1) / (M V) of S stages, V chunks of layers of each and M batches
 
     @property
+    def is_lost(self) -> bool:
+        """Whether the step had something to learn and could not: a model that has broken down has no gradient."""
+        return self.tokens > 0 and (self.skipped or (self.grad_norm == 0 and self.loss > 0))
+
+    @property
     def reason(self) -> str:
-        """Why the step was skipped."""
+        """Why the step was skipped, or lost."""
         if not self.tokens:
             return "it has no token with a target"
         return f"its gradient's norm is {self.grad_norm}" if math.isfinite(self.loss) else f"its loss is {self.loss}"

@@ -32,7 +32,7 @@ from ckdist.train.arena import Arena
 from ckdist.train.checkpoint import Folder, SavedTensors, TrainState
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.batches import FileBatches, OwnBatches, Position, validation_batches
-from ckdist.train.divergence import SkippedSteps
+from ckdist.train.divergence import LostSteps
 from ckdist.train.executable import TrainingExecutable
 from ckdist.train.folder import write_folder
 from ckdist.train.loss_program import LossProgram
@@ -195,7 +195,7 @@ class Trainer:
         self.state = TrainState(seed=config.seed, data=data.digest)
         self._resume(Path(resumed) if resumed else None)
         self.schedule = Schedule.of(config, self.state.steps)
-        self.skipped = SkippedSteps(config.learning_rate, self.state.skipped_steps)
+        self.lost = LostSteps(config.learning_rate, self.state.skipped_steps)
         self.peak = self.ranks.sum(arithmetic_rate(self.threads, self.placement.cpus, PEAK_FORMATS[config.bf16]))[0]
         self._tell_memory(mesh, needed)
         self.cost = TrainingStepCost(
@@ -340,7 +340,7 @@ class Trainer:
                     self.report.write(last)
             if on_step is not None:
                 on_step(last)
-            self.skipped.add(last, self.state.updates)
+            self.lost.add(last, self.state.updates)
             if c.save_steps and step % c.save_steps == 0:
                 self._save()
                 unsaved = False

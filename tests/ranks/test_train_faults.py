@@ -81,9 +81,7 @@ def test_what_is_cut_and_what_is_not_validated_on_is_said(tmp_path, caplog):
 def test_a_training_that_diverges_ends_with_one_line_and_no_model(tmp_path):
     path = toml(tmp_path, max_steps=40, learning_rate=1000.0, lr_scheduler_type="constant", warmup_steps=0)
     done = run_ranks(1, "-m", "ckdist.cli.main", "train", str(path), timeout=60)
-    line = (
-        r"ckdist: training ends at step \d+ of 40, and no model is written: \d+ steps were skipped.*lower learning_rate"
-    )
+    line = r"ckdist: training ends at step \d+ of 40, and no model is written: \d+ steps were lost.*lower learning_rate"
     assert done.returncode == 1 and re.search(line, done.stderr) and "Traceback" not in done.stderr, done.stderr
     assert not (tmp_path / "out" / "model").exists()
 
@@ -98,7 +96,7 @@ def test_a_training_that_diverges_ends_with_one_line_and_no_model(tmp_path):
 def test_too_many_skipped_steps_end_a_training(tmp_path, steps, ends):
     c = config(tmp_path, max_steps=200 if len(steps) == MOST_IN_A_ROW else 60)
     reports: list = []
-    with pytest.raises(EngineError, match=f"ends at step {ends} of .*: {len(steps)} steps were skipped"):
+    with pytest.raises(EngineError, match=f"ends at step {ends} of .*: {len(steps)} steps were lost"):
         run_threads(1, lambda world: train(c, reports.append, world=world, make_executable=broken(steps)))
     assert len(reports) == ends and not (tmp_path / "out" / "model").exists()
 
@@ -109,6 +107,17 @@ def test_a_loss_that_is_not_finite_changes_nothing(tmp_path, caplog):
         run_threads(1, lambda world: train(c, world=world, make_executable=broken({2}, np.nan)))
     assert "step 2 is skipped: its loss is nan, and nothing was changed" in caplog.text
     assert (verify(tmp_path / "out" / "checkpoint-3").updates, caplog.text.count("is skipped")) == (2, 1)
+
+
+def test_a_model_without_a_gradient_ends_its_training(tmp_path):
+    class Dead(broken(set())):
+        def forward_backward(self, *arguments):
+            loss = super().forward_backward(*arguments)
+            self.gradients.flat[:] = 0
+            return loss
+
+    with pytest.raises(EngineError, match=rf"ends at step {MOST_IN_A_ROW} of 200.*its gradient's norm is 0.0\)"):
+        run_threads(1, lambda world: train(config(tmp_path, max_steps=200), world=world, make_executable=Dead))
 
 
 def test_batches_without_a_target_make_no_model(tmp_path):

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ckdist.engine.launch import BUNDLED
-from ckdist.errors import ConfigError
+from ckdist.errors import ConfigError, RequestError
 from ckdist.serve.requests.prepare import apply_template
 from ckdist.serve.requests.prepared import ModelFacts
 from ckdist.tokens.chat import ChatTemplate
@@ -196,3 +196,11 @@ def test_a_file_that_is_named_twice_is_read_once_and_said(tmp_path, monkeypatch)
     assert said[1] == "b.txt is named twice (as a.txt too), and is read once" and len(said) == 3
     with pytest.raises(ConfigError, match=r"it is a folder: write .*/\*.jsonl"):
         find_files([str(tmp_path)])
+
+
+def test_a_control_token_in_a_text_is_refused_since_a_server_reads_it_as_text():
+    tokenizer = load_tokenizer(BUNDLED)
+    for messages in ([{**USER, "content": "What is <|end|>?"}, ANSWER], [USER, {**ANSWER, "content": "a<|user|>"}]):
+        with pytest.raises(RequestError, match=r"its text has the control token '<\|(end|user)\|>', which a server"):
+            write_chat(messages, (), tokenizer)
+    assert write_chat([USER, {**ANSWER, "content": "a < b | c > d"}], (), tokenizer)

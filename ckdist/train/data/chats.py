@@ -28,8 +28,13 @@ def write_chat(messages: Messages, tools: Sequence[dict[str, Any]], tokenizer: T
     RequestError where they cannot be told.
     """
     assert tokenizer.chat_template is not None, "who writes chats has a template"
-    render = functools.partial(tokenizer.chat_template.render, tools=tools, continue_final_message=False)
-    text, spans = render(messages, add_generation_prompt=False), []
+    template, options = tokenizer.chat_template, {"tools": tools, "continue_final_message": False}
+    render = functools.partial(template.render, **options)
+    text, literal = template.prompt(tokenizer.control_text, messages, add_generation_prompt=False, **options)
+    if literal:
+        token = text[slice(*literal[0])]
+        raise RequestError(f"its text has the control token {token!r}, which a server reads as plain text; change it")
+    spans: list[tuple[int, int]] = []
     for index, message in enumerate(messages):
         if message.get("role") != "assistant":
             continue
