@@ -52,14 +52,14 @@ class Binding:
     asked: dict[str, str]
 
 
-@functools.lru_cache(maxsize=1)
 def times_preempted() -> int:
     """How often a thread of this process has lost its core to another one, so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
+@functools.lru_cache(maxsize=1)
 def own_cpus() -> tuple[int, ...]:
-    """The CPUs this process was given; asked once, before any of its threads is pinned."""
+    """The CPUs that this process was started with. They are read once, before any of its threads is pinned."""
     return tuple(sorted(os.sched_getaffinity(0)))
 
 

@@ -469,3 +469,14 @@ class TestPages:
         policy = native.lib.ckdist_memory_policy(native.ffi.NULL)
         assert policy >= 0 or -policy in (1, 38)
         assert native.lib.ckdist_request_amx() in (0, 1) or this_machine().amx == "refused"
+
+
+def test_lost_cores_are_counted_again_and_the_mask_is_the_first_one():
+    """A measurement compares two counts; a rank that is pinned still knows which CPUs it was given."""
+    script = (
+        "import os, resource, types; from ckdist.topology import binding; given = binding.own_cpus(); "
+        "os.sched_setaffinity(0, given[:1]); assert binding.own_cpus() == given, binding.own_cpus(); "
+        "counts = iter((3, 5)); resource.getrusage = lambda who: types.SimpleNamespace(ru_nivcsw=next(counts)); "
+        "assert [binding.times_preempted() for _ in range(2)] == [3, 5]"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
