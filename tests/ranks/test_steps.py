@@ -172,7 +172,7 @@ def steps_of_threads():
         "algorithms": ("order",),
         "bootstrap": ("host_memory", "segment", "shm_rendezvous"),
         "failure": ("failure_detector", "process"),
-        "transports": ("stream_transport", "tcp_transport", "transport"),
+        "transports": ("stream_frames", "stream_transport", "tcp_transport", "transport"),
     }
     sources = [NATIVE / "comm" / room / f"{name}.cpp" for room, names in rooms.items() for name in names]
     sources += [NATIVE / "runtime/pool.cpp", OURS / "steps.cpp"]

@@ -77,8 +77,9 @@ def test_products_are_measured_with_the_kernels_of_the_models_own_types(monkeypa
     assert set(quantised.products) == {"Q8_0"}
 
 
-def test_what_a_rank_has_measured_is_not_measured_at_the_next_start(monkeypatch):
-    """Over hosts the layout is chosen at every start; --layout auto measures anew."""
+def test_what_a_rank_has_measured_is_not_measured_at_the_next_start(monkeypatch, tmp_path):
+    """Over hosts the layout is chosen at every start; --layout auto measures again."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # no other test may find these rates
     measured = []
     monkeypatch.setattr(layout_choice, "_measured_rates", lambda cpus, types: measured.append(cpus) or [1.0] * 8)
     types = [BY_NAME["F16"].number]
