@@ -14,9 +14,8 @@ enum {
   ckdist_trace_prefill = 3,  /* a batch with prompts: tokens, sequences, phase */
   ckdist_trace_decode = 4,   /* a batch without prompts: tokens, sequences, phase */
   ckdist_trace_publish = 5,  /* publishing a batch to the other ranks: tokens, sequences, phase */
-  ckdist_trace_transition =
-      /* From the end of a token-parallel prefill to the beginning of the next decode step. */
-  6,
+  /* From the end of a token-parallel prefill to the beginning of the next decode step. */
+  ckdist_trace_transition = 6,
   ckdist_trace_schedule = 7, /* rank 0 between steps: tokens, sequences of the next batch */
   ckdist_trace_run = 8,      /* the step, as its caller measures it */
   ckdist_trace_sample = 9,   /* logits to tokens: sequences */

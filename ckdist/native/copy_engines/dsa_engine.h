@@ -30,9 +30,8 @@ struct DsaQueueLimits {
   std::string name;          // for example wq0.1
   int64_t max_transfer = 0;  // bytes of one descriptor
   int64_t max_batch = 1;     // descriptors of one batch; below 2: no batches
-  int64_t credits =
-      // Descriptors that fit into a dedicated queue, which does not report that it is full. 0: a shared queue.
-      0;
+  // Descriptors that fit into a dedicated queue, which does not report that it is full. 0: a shared queue.
+  int64_t credits = 0;
   bool block_on_fault = false;  // the device may wait for pages
 };
 

@@ -22,10 +22,9 @@ constexpr int64_t kLeastChunk = 128 << 10, kMostChunk = 512 << 10;
 static_assert(kMostChunk + kLine <= kSlot, "a chunk begins wherever in a cache line its buffer does");
 constexpr int64_t kPiece = 512 << 10;  // bytes of a piece of data that is only moved through slots
 static_assert(kPiece + kLine <= kSlot);
-constexpr int64_t kBlock =
-    // Bytes of buffers that are reduced in place between synchronizations. Ranks stay close together, so that shared
-    // data is still in caches.
-    1 << 20;
+// Bytes of buffers that are reduced in place between synchronizations. Ranks stay close together, so that shared
+// data is still in caches.
+constexpr int64_t kBlock = 1 << 20;
 
 constexpr int64_t kAhead = 16 << 10;  // bytes prefetched to L2 at once; after that the hardware prefetcher has started
 // From these sizes on, parts in arenas are written directly to the peers' buffers. This costs one more barrier, and the

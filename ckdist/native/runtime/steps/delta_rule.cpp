@@ -10,9 +10,8 @@
 namespace ckdist {
 namespace {
 
-constexpr int kTile =
-    // Tokens of a head at a time. Tiles end at block boundaries, so states can be saved there.
-    kBlockTokens;
+// Tokens of a head at a time. Tiles end at block boundaries, so states can be saved there.
+constexpr int kTile = kBlockTokens;
 constexpr int kMaxTaps = 16;
 
 struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
