@@ -258,7 +258,7 @@ void Communicator::await_notified(int window, int slot, uint64_t count) {
         continue;
       }
       if (now_ns() - start > channel_->timeout_ns())
-        fail(Status::comm, "window %d, slot %d of rank %d was notified %llu times within %.0f s, and %llu were awaited",
+        fail(Status::comm, "window %d, slot %d of rank %d was notified %llu times within %.0f s, not %llu times",
              window, slot, rank, (unsigned long long)channel_->notified(window, slot), channel_->timeout_ns() / 1e9,
              (unsigned long long)count);
       channel_->idle(200'000);
@@ -353,7 +353,7 @@ std::unique_ptr<StepCommunicator> Communicator::steps(const StepSizes& sizes) {
 }
 
 double Communicator::round_trip(int calls) {
-  if (!parts_.rendezvous) fail(Status::config, "no memory is shared here: there is no cache line to pass");
+  if (!parts_.rendezvous) fail(Status::config, "no memory is shared here, so there is no cache line to pass");
   std::lock_guard<std::mutex> turn(running_);
   return guarded([&] { return parts_.rendezvous->round_trip(calls); });
 }

@@ -233,14 +233,15 @@ BatchView Inference::accepted(const int32_t* message, int64_t ints) {
     fail(Status::native, "a batch asks for %d steps of plan %d of %zu", those.steps, those.plan, plans_.size());
   if (needs_firsts_[those.plan] &&
       (those.firsts == nullptr || *std::min_element(those.firsts, those.firsts + those.sequences) < 1))
-    fail(Status::native, "a batch of %lld sequences decodes what no encoder has read", (long long)those.sequences);
+    fail(Status::native, "a batch of %lld sequences decodes without the output of an encoder",
+         (long long)those.sequences);
   states.accept(those);
   return those;
 }
 
 void Inference::publish(const int32_t* message, int64_t ints) {
   if (published_ - runs_ >= in_flight_.size())
-    fail(Status::native, "%zu batches are under way, of at most as many", in_flight_.size());
+    fail(Status::native, "%zu batches are in flight, which is the maximum", in_flight_.size());
   const BatchView those = accepted(message, ints);
   in_flight_[published_++ % in_flight_.size()] = those;
   if (communicator.size == 1) return;
@@ -252,7 +253,7 @@ void Inference::publish(const int32_t* message, int64_t ints) {
 }
 
 void Inference::run() {
-  if (published_ == runs_) fail(Status::native, "no batch was published that has not run");
+  if (published_ == runs_) fail(Status::native, "every published batch has run");
   run(in_flight_[turn()]);
 }
 
@@ -334,7 +335,8 @@ void Inference::stop() {
 }
 
 void Inference::reports(ckdist_step_stats* out) {
-  if (published_ != runs_) fail(Status::native, "%u batches are under way; ask when none is", published_ - runs_);
+  if (published_ != runs_)
+    fail(Status::native, "%u batches are in flight; request reports when there are none", published_ - runs_);
   out[0] = stats(false);
   if (communicator.size == 1) return;
   try {

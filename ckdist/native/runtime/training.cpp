@@ -106,7 +106,7 @@ void Training::take(const ckdist_training_batch& b) {
 
 double Training::run(const ckdist_training_batch& those, const ckdist_training_pass& pass) {
   if (pass.list < 0 || pass.list >= program.list_count || pass.kept < 0 || pass.kept > program.kept_bytes)
-    fail(Status::native, "a pass asks for list %d of %d, and for what is kept at %lld of %lld bytes", pass.list,
+    fail(Status::native, "a pass names list %d of %d, and kept values at byte %lld of %lld", pass.list,
          program.list_count, static_cast<long long>(pass.kept), static_cast<long long>(program.kept_bytes));
   check(those);
   take(those);

@@ -162,7 +162,7 @@ void FailureDetector::look_at_socket(int r) {
     p.got += n;
     p.heard_ns = now_ns();
     if (p.got >= kHead && !is_sane(p.frame)) {
-      report_lost(r, "sent something that is no heartbeat");
+      report_lost(r, "sent data that is not a heartbeat");
       return;
     }
     if (p.got < kHead || p.got < kHead + p.frame.text_bytes) continue;
@@ -185,7 +185,7 @@ void FailureDetector::look_at_transport(int r) {
       if (n == 0) return;
       p.got = 0;
       if (n < kHead || !is_sane(p.frame) || p.frame.text_bytes != n - kHead)
-        fail(Status::comm, "sent something that is no heartbeat");
+        fail(Status::comm, "sent data that is not a heartbeat");
       p.heard_ns = now_ns();
       p.moved.store(p.frame.moved, std::memory_order_relaxed);
       p.waits_for.store(p.frame.waits_for, std::memory_order_relaxed);
