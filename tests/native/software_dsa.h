@@ -37,7 +37,7 @@ struct SoftwareDsa {
   int64_t batch_stops_at = -1;   // a batch ends (0x06) after this number of descriptors
   int64_t record_left_out = -1;  // of that descriptor of a batch
   // Record of events.
-  std::vector<std::array<uint8_t, 64>> seen;  // as they came in, those of batches behind their batch
+  std::vector<std::array<uint8_t, 64>> seen;  // in order of arrival; those of a batch after the batch
   int64_t submissions = 0, dropped = 0, moved_bytes = 0, page_faults = 0;
   const char* broken = "";  // errors that real hardware would not report
 
@@ -53,7 +53,7 @@ struct SoftwareDsa {
     seen.push_back(copy);
     if (lost) return true;
     if (capacity > 0 && static_cast<int64_t>(waiting.size()) >= capacity) {
-      ++dropped;  // 0x53, seen by nobody but the kernel
+      ++dropped;  // 0x53, which only the kernel sees
       return true;
     }
     waiting.push_back(copy);
@@ -103,7 +103,7 @@ struct SoftwareDsa {
     __atomic_store_n(pointer(record), status, __ATOMIC_RELEASE);
   }
 
-  // True: a move that succeeded, or a batch of those alone.
+  // Returns true for a move that succeeded, or a batch of only such moves.
   bool execute(const uint8_t* d, bool in_batch, bool silent) {
     const auto end = [&](uint8_t status, uint32_t flags = 0) {
       if (!silent) complete(d, status, 0, 0, 0, 0, flags);
@@ -182,7 +182,7 @@ class SoftwarePortal final : public ckdist::DsaPortal {
   bool submit(const void* descriptor) override { return device_->submit(static_cast<const uint8_t*>(descriptor)); }
   bool close(int64_t) override {
     if (device_->hangs) return false;
-    if (!device_->lost) device_->run(-1);  // the kernel waits for what is under way
+    if (!device_->lost) device_->run(-1);  // the kernel waits for descriptors in flight
     device_->lost = true;
     return true;
   }

@@ -102,7 +102,7 @@ void Sampler::edit(Kept& kept) {
   kept.logits = modified_.data();
 }
 
-// The address of a token's logit after edit(), or null if the token is cut or removed.
+// The address of a token's logit after edit(), or null if the token is filtered out or removed.
 float* Sampler::find(Kept& kept, int32_t token) {
   if (kept.whole) return modified_[token] == kRemoved ? nullptr : &modified_[token];
   const auto less = [](const Candidate& c, int32_t t) { return c.token < t; };

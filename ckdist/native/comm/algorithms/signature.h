@@ -1,5 +1,5 @@
-// Identifies a collective call. Ranks compare it when they meet, so that different calls are an error and not a wrong
-// result.
+// Identifies a collective call. Ranks compare it when they synchronize, so that different calls are an error and not a
+// wrong result.
 #pragma once
 #include <cstdint>
 
