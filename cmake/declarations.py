@@ -1,7 +1,7 @@
-"""`python declarations.py FOLDER FILE`: writes the declarations of FOLDER's C headers as the Python module FILE.
+"""`python declarations.py FOLDER FILE`: writes the declarations of FOLDER's C headers to the Python module FILE.
 
-cffi parses the headers here, once for each build of the library: at every start that would cost an eighth of a second.
-The module holds what cffi found, for every Python and CPU; the library itself is opened by `ckdist.native`.
+cffi parses the headers once per build of the library. Parsing them at every start would take 1/8 of a second. The
+module is the same for every Python version and CPU; `ckdist.native` opens the library itself.
 """
 
 import pathlib
@@ -14,20 +14,20 @@ MODULE = "ckdist.native.declarations"
 
 
 def declarations(header: str) -> str:
-    """A header's declarations alone, without what is for the C++ compiler."""
+    """A header's declarations without preprocessor lines and C++ syntax."""
     text = re.sub(r"^\s*#.*$", "", header, flags=re.MULTILINE)
     text = re.sub(r'extern "C" \{|^\}\s*// extern "C"$', "", text, flags=re.MULTILINE)
     return re.sub(r"\bCKDIST_EXPORT\s+", "", text)
 
 
 def main(folder: str, file: str) -> None:
-    """The headers in the order of their names, which is that of what they include from each other."""
+    """Parses the headers in the order of their names, in which no header needs a later one."""
     ffi = cffi.FFI()
     for header in sorted(pathlib.Path(folder).glob("*.h")):
         ffi.cdef(declarations(header.read_text()))
     ffi.set_source(MODULE, None)
     ffi.emit_python_code(file)
-    pathlib.Path(file).touch()  # cffi leaves a file as it was where it would write the same
+    pathlib.Path(file).touch()  # cffi does not rewrite a file whose content stays the same
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """The compiled library, seen through its C headers in `api/`.
 
-The headers are the single source: the build has cffi read the same files that the C++ includes, so a signature cannot
-differ between the two sides, one wheel serves every Python, and no call holds the GIL. This module loads and checks; it
-computes nothing. The environment variable CKDIST_LIBRARY names another build of the library to load, as a sanitized
-one.
+The headers are the single source: at build time cffi parses the files that the C++ code includes. So both sides have
+the same signatures, one wheel works with every Python version, and no call holds the GIL. This module only loads the
+library and checks results. The environment variable CKDIST_LIBRARY selects another build of the library, for example a
+sanitized one.
 """
 
 import functools
@@ -19,11 +19,11 @@ from ckdist import errors
 
 HERE = pathlib.Path(__file__).parent
 LIBRARY = pathlib.Path(os.environ.get("CKDIST_LIBRARY") or HERE / "libckdist.so")
-CData: TypeAlias = Any  # what cffi makes of the headers: no checker can see their functions and fields
+CData: TypeAlias = Any  # cffi objects, whose functions and fields type checkers cannot see
 
 
 def _load() -> tuple[CData, CData]:
-    """The declarations that the build has read from the headers, and the library. NativeError where one is missing."""
+    """Returns the parsed declarations and the library. Raises NativeError if one of the files is missing."""
     for file in (LIBRARY, HERE / "declarations.py"):
         if not file.exists():
             raise errors.NativeError(f"{file} is missing: run `make setup`, or install ckdist with pip")
@@ -43,7 +43,7 @@ _ERRORS = {
 
 
 def check(status: int) -> int:
-    """Return `status` when it is not negative; else raise the error that the native side left, as one line."""
+    """Returns `status` if it is not negative, else raises the thread's last native error."""
     if status >= 0:
         return status
     message = ffi.string(lib.ckdist_last_error()).decode(errors="replace")
@@ -51,9 +51,10 @@ def check(status: int) -> int:
 
 
 def pointer(array: np.ndarray, ctype: str = "void *") -> CData:
-    """The address of a numpy array's first element, as `ctype`; the array must outlive the call.
+    """The address of a numpy array's first element. The array must outlive the call.
 
-    Raises ValueError for an array that is not C-contiguous.
+    Raises:
+        ValueError: The array is not C-contiguous.
     """
     if not array.flags.c_contiguous:
         raise ValueError("a native call needs a C-contiguous array")
@@ -61,13 +62,13 @@ def pointer(array: np.ndarray, ctype: str = "void *") -> CData:
 
 
 def numbers(enum: str, prefix: str) -> dict[str, int]:
-    """The numbers of a header's `enum`, by their names without `prefix`, the least first."""
+    """The values of a C enum by name without `prefix`, in ascending order."""
     elements = sorted(ffi.typeof(f"enum {enum}").elements.items())
     return {name.removeprefix(prefix): number for number, name in elements}
 
 
 def dtype(struct: str) -> np.dtype:
-    """The numpy type of a header's struct of numbers and arrays of numbers."""
+    """The numpy dtype of a C struct of numbers and arrays of numbers."""
     names, formats, offsets = [], [], []
     for name, field in ffi.typeof(f"struct {struct}").fields:
         item = field.type.item if field.type.kind == "array" else field.type
@@ -81,9 +82,9 @@ def dtype(struct: str) -> np.dtype:
 
 
 def struct(ctype: str, fields: Mapping[str, Any], keep: list[Any]) -> CData:
-    """A new struct with `fields` by name, 0 where one is not given; a list for a pointer becomes an array of so many.
+    """Allocates a C struct with `fields`; other fields are 0. A list for a pointer field becomes an array.
 
-    What it and its arrays lie in is added to `keep`.
+    Appends the owners of the struct's memory and of its arrays to `keep`.
     """
     made = ffi.new(f"{ctype} *", _native_form(ffi.typeof(ctype), fields, keep))
     keep.append(made)
@@ -97,7 +98,6 @@ def field_types(struct: CData) -> dict[str, CData]:
 
 
 def _native_form(ctype: CData, value: Any, keep: list[Any]) -> Any:
-    """A field's value as cffi takes it."""
     if isinstance(value, dict):
         types = field_types(ctype)
         unknown = [name for name in value if name not in types]
@@ -114,9 +114,10 @@ def _native_form(ctype: CData, value: Any, keep: list[Any]) -> Any:
 
 
 def isa() -> str:
-    """The level of instructions whose kernels were chosen, at load or by `use_isa`.
+    """The instruction level of the kernels in use, chosen at load or by `use_isa`.
 
-    Raises ConfigError where CKDIST_ISA names none that this CPU has.
+    Raises:
+        ConfigError: CKDIST_ISA names a level that this build or this CPU lacks.
     """
     out = ffi.new("const char **")
     check(lib.ckdist_isa(out))
@@ -124,15 +125,16 @@ def isa() -> str:
 
 
 def use_isa(name: str) -> None:
-    """Chooses the kernels of another level; what was opened before keeps its own.
+    """Selects the kernels of another level. Existing objects keep theirs.
 
-    Raises ConfigError for a level that this build or this CPU lacks.
+    Raises:
+        ConfigError: This build or this CPU lacks the level.
     """
     check(lib.ckdist_use_isa(ffi.new("char[]", name.encode())))
 
 
 def isas() -> dict[str, str]:
-    """Every level that the library has kernels for, best first, and the CPU flags missing for it: "" where it works."""
+    """Every level with kernels in the library, best first, and its missing CPU flags: "" if none is missing."""
     found = {}
     while (name := lib.ckdist_isa_name(len(found))) != ffi.NULL:
         found[ffi.string(name).decode()] = ffi.string(lib.ckdist_isa_lacks(len(found))).decode()

@@ -49,10 +49,10 @@ def test_a_state_is_never_gone_on_from_elsewhere(loaded):
         Batch(np.arange(4, dtype=np.int32), chunk(first), blocks, np.zeros(0, np.int32), np.array([slots], np.int32))
     )
     for first, slots, said in (
-        (24, (0, 0, -1, 0), "slot 0, which is behind 20 tokens"),
-        (20, (1, 0, -1, 0), "slot 1, which is behind"),
-        (20, (-1, 0, -1, 0), "slot -1, which is behind 0 tokens"),
-        (20, (0, 999, -1, 0), "slot 999 is none of"),
+        (24, (0, 0, -1, 0), "slot 0, which holds 20 tokens"),
+        (20, (1, 0, -1, 0), "slot 1, which holds"),
+        (20, (-1, 0, -1, 0), "slot -1, which holds 0 tokens"),
+        (20, (0, 999, -1, 0), "slot 999 is not one of"),
         (20, (0, 0, 0, 32), "two sequences of a batch write state slot 0"),
         (20, (0, 0, 1, 23), "saved at position 23"),
     ):

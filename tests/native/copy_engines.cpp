@@ -1,4 +1,4 @@
-// What a test needs of the copy engines, compiled beside them, from Python.
+// C functions for tests of the copy engines, called from Python.
 #include <cstdio>
 
 #include "copy_engines/dsa_queue.h"
@@ -24,7 +24,7 @@ const char* keep(const std::string& words) {
 
 extern "C" {
 
-// 0: this CPU has no such vectors.
+// Returns 0 if this CPU has no such vectors.
 int stream_copy(int vector_bytes, uint8_t* to, const uint8_t* from, int64_t bytes) {
   const StreamCopy copy = stream_copy_of(vector_bytes);
   if (!copy) return 0;
@@ -34,8 +34,8 @@ int stream_copy(int vector_bytes, uint8_t* to, const uint8_t* from, int64_t byte
 }
 int widest_stream_bytes(void) { return widest_stream().vector_bytes; }
 
-// An engine over a device in software; its limits are those of the device, but for `believed_transfer` where that is
-// not 0.
+// An engine over a device in software. Its limits are those of the device, except that it uses `believed_transfer` if
+// that is not 0.
 Bench* bench_open(int64_t max_transfer, int64_t max_batch, int64_t credits, int block_on_fault,
                   int64_t believed_transfer, int64_t copy_ns) {
   Bench* bench = new Bench();
@@ -52,7 +52,7 @@ Bench* bench_open(int64_t max_transfer, int64_t max_batch, int64_t credits, int 
 void bench_close_engine(Bench* bench) { bench->engine.reset(); }
 void bench_free(Bench* bench) { delete bench; }
 
-// 0: no such setting.
+// Returns 0 if there is no such setting.
 int device_set(Bench* bench, const char* name, int64_t value) {
   SoftwareDsa& d = bench->device;
   const std::string key = name;
@@ -82,7 +82,7 @@ int64_t device_dropped(Bench* bench) { return bench->device.dropped; }
 int64_t device_moved(Bench* bench) { return bench->device.moved_bytes; }
 int64_t device_page_faults(Bench* bench) { return bench->device.page_faults; }
 const char* device_broken(Bench* bench) { return bench->device.broken; }
-// The bytes of the descriptor that came in as number `index`; 0: there is none.
+// Copies the bytes of descriptor number `index`. Returns 0 if there is none.
 int device_seen(Bench* bench, int64_t index, uint8_t* out) {
   if (index >= static_cast<int64_t>(bench->device.seen.size())) return 0;
   std::memcpy(out, bench->device.seen[index].data(), 64);
@@ -92,7 +92,7 @@ int device_seen(Bench* bench, int64_t index, uint8_t* out) {
 const char* engine_name(Bench* bench) { return bench->engine->name(); }
 const char* engine_trouble(Bench* bench) { return bench->engine->trouble() ? bench->engine->trouble() : ""; }
 int64_t engine_submit(Bench* bench, const Copy* copies, int count) { return bench->engine->submit(copies, count); }
-// -1: it threw, with what is in engine_error().
+// Returns -1 if it threw; engine_error() has the message.
 int engine_done(Bench* bench, int64_t ticket) {
   try {
     return bench->engine->done(ticket);
@@ -104,7 +104,8 @@ int engine_done(Bench* bench, int64_t ticket) {
 const char* engine_error(void) { return text; }
 int engine_works(Bench* bench) { return static_cast<DsaEngine*>(bench->engine.get())->works(); }
 
-// Lines of "name node mode path max_transfer max_batch credits block_on_fault", or what is missing behind a "!".
+// Lines of "name node mode path max_transfer max_batch credits block_on_fault", or "!" and the reason why there are
+// none.
 const char* find_queues(const char* root, int node) {
   std::string missing, lines;
   for (const DsaQueue& q : find_dsa_queues(root, node, &missing)) {
@@ -117,7 +118,7 @@ const char* find_queues(const char* root, int node) {
   }
   return keep(lines.empty() ? "!" + missing : lines);
 }
-// Why the first of them cannot be opened; empty: it can.
+// The reason why the first queue cannot be opened, or empty.
 const char* open_queue(const char* root) {
   std::string missing, reason;
   std::vector<DsaQueue> queues = find_dsa_queues(root, 0, &missing);

@@ -1,7 +1,7 @@
 // A Data Streaming Accelerator in software, for machines without one. It reads descriptors byte by byte at the offsets
-// that Intel publishes (Data Streaming Accelerator Architecture Specification, revision 3.0, chapter 8), checks them
-// as 5.4 and 5.5 say, and knows nothing of the structs that wrote them. It can be told to fail in every way of 5.8.1,
-// to be full, to lose what it was given, or to hang.
+// that Intel publishes (Data Streaming Accelerator Architecture Specification, revision 3.0, chapter 8), and checks
+// them by sections 5.4 and 5.5. It does not use the structs that wrote them. Settings make it fail in every way of
+// 5.8.1, be full, lose descriptors, or hang.
 #pragma once
 #include <sys/mman.h>
 #include <unistd.h>
@@ -16,30 +16,30 @@
 #include "copy_engines/dsa_engine.h"
 
 struct SoftwareDsa {
-  // What it allows.
+  // Limits.
   int64_t max_transfer = 1 << 20, max_batch = 16,
-          capacity = 0;  // capacity > 0: a dedicated queue, which drops what does not fit
+          capacity = 0;  // capacity > 0: a dedicated queue, which drops descriptors if it is full
   bool block_on_fault = false;
-  // How it behaves.
+  // Behaviour.
   bool deferred = false;   // descriptors wait for run()
-  bool backwards = false;  // run() takes the latest first
+  bool backwards = false;  // run() takes the newest first
   int64_t full = 0;        // submissions to refuse; < 0: all
-  int64_t errors = 0;      // moves to end with `error` in place of copying
+  int64_t errors = 0;      // moves that end with `error` instead of copying
   uint8_t error = 0x20;
-  int64_t faults = 0;  // moves to end with a page fault after `fault_after` bytes
+  int64_t faults = 0;  // moves that end with a page fault after `fault_after` bytes
   int64_t fault_after = 0;
   uint8_t fault_info = 0;        // 1: the address is masked
-  uint64_t fault_address = 0;    // 0: the right one
+  uint64_t fault_address = 0;    // 0: the correct one
   bool fault_from_end = false;   // copied from the end (result 1)
-  bool real_faults = false;      // a destination page that nobody has touched is a page fault
+  bool real_faults = false;      // an untouched destination page is a page fault
   bool lost = false;             // descriptors vanish
-  bool hangs = false;            // close() waits in vain
-  int64_t batch_stops_at = -1;   // a batch ends (0x06) after that many descriptors
+  bool hangs = false;            // close() never succeeds
+  int64_t batch_stops_at = -1;   // a batch ends (0x06) after this number of descriptors
   int64_t record_left_out = -1;  // of that descriptor of a batch
-  // What happened.
-  std::vector<std::array<uint8_t, 64>> seen;  // as they came in, those of batches behind their batch
+  // Record of events.
+  std::vector<std::array<uint8_t, 64>> seen;  // in order of arrival; those of a batch after the batch
   int64_t submissions = 0, dropped = 0, moved_bytes = 0, page_faults = 0;
-  const char* broken = "";  // what hardware would report to nobody
+  const char* broken = "";  // errors that real hardware would not report
 
   bool submit(const uint8_t* d) {
     ++submissions;
@@ -53,7 +53,7 @@ struct SoftwareDsa {
     seen.push_back(copy);
     if (lost) return true;
     if (capacity > 0 && static_cast<int64_t>(waiting.size()) >= capacity) {
-      ++dropped;  // 0x53, seen by nobody but the kernel
+      ++dropped;  // 0x53, which only the kernel sees
       return true;
     }
     waiting.push_back(copy);
@@ -61,7 +61,7 @@ struct SoftwareDsa {
     return true;
   }
 
-  // Executes up to `most` descriptors; < 0: all.
+  // Executes up to `most` descriptors; negative: all.
   void run(int64_t most) {
     for (; !waiting.empty() && most; --most) {
       const std::array<uint8_t, 64> d = backwards ? waiting.back() : waiting.front();
@@ -103,7 +103,7 @@ struct SoftwareDsa {
     __atomic_store_n(pointer(record), status, __ATOMIC_RELEASE);
   }
 
-  // True: a move that succeeded, or a batch of those alone.
+  // Returns true for a move that succeeded, or a batch of only such moves.
   bool execute(const uint8_t* d, bool in_batch, bool silent) {
     const auto end = [&](uint8_t status, uint32_t flags = 0) {
       if (!silent) complete(d, status, 0, 0, 0, 0, flags);
@@ -182,7 +182,7 @@ class SoftwarePortal final : public ckdist::DsaPortal {
   bool submit(const void* descriptor) override { return device_->submit(static_cast<const uint8_t*>(descriptor)); }
   bool close(int64_t) override {
     if (device_->hangs) return false;
-    if (!device_->lost) device_->run(-1);  // the kernel waits for what is under way
+    if (!device_->lost) device_->run(-1);  // the kernel waits for descriptors in flight
     device_->lost = true;
     return true;
   }

@@ -1,7 +1,5 @@
-// Ranks as threads, each with a pool of threads, in thousands of steps: to be built with -fsanitize=thread, which sees
-// every access that no barrier, flag or slot rule orders.
-//
-//   steps shm|tcp RANKS THREADS ROUNDS      exits with 1 and a line on a wrong number, or where a later step allocates
+// Ranks as threads, each with a pool of threads, in thousands of steps. Build it with -fsanitize=thread, which detects
+// every access that is not ordered by a barrier, a flag or the rule of slots.
 #include <sys/socket.h>
 
 #include <atomic>
@@ -33,8 +31,8 @@ void operator delete(void* at, size_t) noexcept { std::free(at); }
 
 namespace ckdist {
 void set_last_error(const char*) {}
-const Kernels& kernels() { std::abort(); }    // ranks of one host, and small values of several, are not folded
-int64_t available_memory() { std::abort(); }  // nor allocate
+const Kernels& kernels() { std::abort(); }    // ranks of one host, and small values of several hosts, are not folded
+int64_t available_memory() { std::abort(); }  // or allocated
 }  // namespace ckdist
 
 namespace {
@@ -74,15 +72,15 @@ StepSizes sizes_of(int rank, int ranks) {
   return {kFloats, kRows, kVocab, begin, kVocab * (rank + 1) / ranks - begin, kInts};
 }
 
-// What a rank has of the others.
+// One rank's connections to the others.
 struct Link {
   Order order;
-  std::shared_ptr<ShmRendezvous> rendezvous;  // null: over TCP, every rank a host
+  std::shared_ptr<ShmRendezvous> rendezvous;  // null: over TCP, every rank counts as a host
   std::shared_ptr<Transport> transport;
   Segment memory;
 };
 
-// The first rank of a host makes what the others open.
+// The first rank of a host creates the segments that the others open.
 Link share(int rank, int ranks, const Link* first) {
   const Order order(std::vector<int>(ranks, 0));
   const int64_t bytes = StepCommunicator::memory_bytes(order, rank, Thresholds{}, sizes_of(rank, ranks));
@@ -112,7 +110,7 @@ std::vector<int> socket_pairs(int ranks) {
   return sockets;
 }
 
-// From rank to rank, as the stages of a pipeline send.
+// Sends from rank to rank like the stages of a pipeline.
 void pass_on(StepCommunicator& steps, int round, bool late) {
   int32_t message[kInts];
   if (steps.rank > 0) {
@@ -183,7 +181,7 @@ void work(const Link& link, int rank, int ranks, int threads, int rounds) {
       for (int64_t c = 0; c < kVocab; c++)
         if (steps.gathered()[t * kVocab + c] != number(round, t, c)) wrong("row of logits", rank, round);
   }
-  // The last rank fails: every other one must be told, in all of its threads.
+  // The last rank fails. Every other rank must report it, in all of its threads.
   try {
     pool.run(threads, [&](int thread) {
       if (rank == ranks - 1 && thread == threads - 1) fail(Status::native, "meant to fail");

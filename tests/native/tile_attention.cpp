@@ -1,4 +1,4 @@
-// Attention of level amx compiled against the model of tiles, for Python to call as it calls the library's.
+// Attention of level amx, compiled with the model of tiles. Python calls it like the library's.
 #include "kernels/kernels.h"
 
 namespace ckdist {

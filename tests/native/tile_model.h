@@ -1,6 +1,6 @@
-// The tile operations of kernels/isa/tile.h in plain C++, after the pseudo-code of Intel's Software Developer's Manual
-// (volume 2: LDTILECFG, TILEZERO, TILELOADD, TILESTORED, TDPBSSD and its like, TDPBF16PS, TILERELEASE), for machines
-// without AMX. What the hardware would answer with a fault is kept in tile_fault.
+// The tile operations of kernels/isa/tile.h in plain C++, from the pseudo-code of Intel's Software Developer's Manual
+// (volume 2: LDTILECFG, TILEZERO, TILELOADD, TILESTORED, TDPBSSD and its variants, TDPBF16PS, TILERELEASE), for
+// machines without AMX. Operations that would raise a fault in hardware set tile_fault.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace ckdist {
 
-extern const char* tile_fault;        // null while all went well
-extern int64_t tile_rows, tile_live;  // rows of sums that products were added to; whether tiles are configured now
+extern const char* tile_fault;        // null if there was no fault
+extern int64_t tile_rows, tile_live;  // number of rows of sums in products; whether tiles are configured now
 
 namespace CKDIST_ISA {
 namespace {

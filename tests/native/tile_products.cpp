@@ -1,5 +1,5 @@
-// What a test needs to run the AMX products, compiled against the model of tiles, from Python. Products of too few
-// tokens, which the level below takes, leave y as it was.
+// C functions for tests of the AMX products, compiled with the model of tiles, called from Python. Products of few
+// tokens, which the level below computes, leave y unchanged.
 #include "core/dtype.h"
 #include "kernels/linear.h"
 #include "kernels/machine.h"
@@ -11,7 +11,7 @@ const bool weights_fetched = true;
 const char* tile_fault = nullptr;
 int64_t tile_rows = 0, tile_live = 0;
 
-namespace avx512_vnni {  // takes the fewest tokens
+namespace avx512_vnni {  // computes products of few tokens
 static void leave(const Matrix&, int64_t, int64_t, const uint8_t*, int64_t, int64_t, float*, int64_t) {}
 static KernelTable all_left() {
   KernelTable table;

@@ -1,6 +1,6 @@
 # Ranks and their threads under ThreadSanitizer: make -f tests/native/tsan.mk PYTHON=.venv/bin/python
 #
-# The library is built aside, for the plainest ISA alone, beside a copy of the package; ranks are threads of one
+# The library is built in its own folder with a copy of the package, only for the baseline ISA. Ranks are threads of one
 # process.
 
 PYTHON ?= python3

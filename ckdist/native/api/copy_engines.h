@@ -5,8 +5,8 @@
 extern "C" {
 #endif
 
-/* Whether a thread of this process can copy by an Intel DSA queue, with a page copied on trial: 1, and `about` names
-   the queue; or 0, and it says what is missing. `about` has room for `bytes`. May take seconds on a device that does
+/* Tests whether a thread of this process can copy with an Intel DSA queue, by copying a page. Returns 1 and writes
+   the queue's name to `about`, or 0 and the reason. `about` has room for `bytes`. May take seconds if a device does
    not answer. */
 CKDIST_EXPORT int ckdist_try_dsa(char* about, int32_t bytes);
 

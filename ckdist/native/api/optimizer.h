@@ -8,16 +8,16 @@ extern "C" {
 
 struct ckdist_optimizer;
 
-/* What updates parameters with a pool's threads. `isa` names the kernels; null: those chosen at load. */
+/* Updates parameters with a pool's threads. `isa` names the kernels; null: those chosen at load. */
 CKDIST_EXPORT int ckdist_optimizer_new(const char* isa, struct ckdist_pool* pool, struct ckdist_optimizer** out);
 CKDIST_EXPORT void ckdist_optimizer_free(struct ckdist_optimizer* optimizer);
 
-/* Sum of x[i]^2 in double, in an order that depends on n alone. Not finite where any x is not. */
+/* Sum of x[i]^2 in double, in an order that depends only on n. Not finite if any x is not. */
 CKDIST_EXPORT int ckdist_optimizer_sum_squares(struct ckdist_optimizer* optimizer, const float* x, int64_t n,
                                                double* out);
 
-/* Part i of the n parameters is [ends[i - 1], ends[i]), decayed where decays[i] is not 0; the last end is n.
-   `gradient_scale` is on every gradient; `step` counts from 1. */
+/* Part i of the n parameters is [ends[i - 1], ends[i]); the last end is n. It has weight decay if decays[i] is not
+   0. Gradients are already multiplied by `gradient_scale`. `step` counts from 1. */
 struct ckdist_update {
   const int64_t* ends;
   const uint8_t* decays;

@@ -5,8 +5,8 @@
 extern "C" {
 #endif
 
-/* A rank's threads, which executables and an optimizer share; one of them works at a time. The thread that calls is the
-   first of them. */
+/* A rank's threads, shared by executables and an optimizer; one of them runs at a time. The calling thread is the
+   first thread. */
 struct ckdist_pool;
 
 /* `cpus`: one per thread, or null; `spins`: polls before a waiting thread sleeps. */

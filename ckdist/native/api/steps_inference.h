@@ -27,24 +27,26 @@ enum ckdist_inference_step_kind {
   ckdist_inference_step_kinds
 };
 
-/* Which row of a table a token has. type: the first, but the second where the token is of a second text */
+/* How a token selects a row of a table. type: row 0, or row 1 for tokens of a second text. */
 enum ckdist_embed_by { ckdist_embed_by_id, ckdist_embed_by_position, ckdist_embed_by_type };
 
-/* out = scale * rows of the table's shards; zeros for ids of another rank's part of the vocabulary. by: enum
-   ckdist_embed_by; added: the row of this matrix that has the token's type is added; -1: none. waves: in
-   place of rows the sines and then the cosines of the token's angles, by enum ckdist_rope_table */
+/* out = scale * rows of the table's shards; zeros for ids of another rank's part of the vocabulary.
+   by: enum ckdist_embed_by.
+   added: a matrix whose row of the token's type is added; -1: none.
+   waves: enum ckdist_rope_table; instead of rows, the sines and then the cosines of the token's angles. */
 struct ckdist_embed_step {
   struct ckdist_step step;
   int32_t out, by, added, waves;
   struct ckdist_span table; /* matrices */
-  int64_t first_row;        /* of the vocabulary, that the first shard has */
+  int64_t first_row;        /* row of the vocabulary where the first shard begins */
   float scale;
 };
 
-/* r = x + post_factor * rms_norm(sum of y's summands), without what is absent; sum = r; activations = factor *
-   norm(r), as products read them. norm: rms_norm, or with `centred` the layer norm, plus norm_bias. normed = norm(r) in
-   floats. activations: values by format, as many as shards of the columns, each of which takes the next floats. gate: a
-   value; y is multiplied by its sigmoid, and nothing but y is there. */
+/* r = x + post_factor * rms_norm(sum of y's summands); absent operands are skipped. sum = r. activations = factor *
+   norm(r), in the formats that products read. normed = norm(r) in floats.
+   norm: rms_norm, or with `centred` the layer norm, plus norm_bias.
+   activations: values for each format, one for each shard of the columns; each takes the next floats.
+   gate: a value; y is multiplied by its sigmoid. Then y is the only other operand. */
 struct ckdist_norm_quantize_step {
   struct ckdist_step step;
   int32_t x, y, gate;
@@ -53,10 +55,10 @@ struct ckdist_norm_quantize_step {
   int32_t centred;
   int32_t sum, normed;
   struct ckdist_span activations[3];
-  int32_t gather, gather_sum; /* of rows that hosts share out: every host gets all activations; the sum as well */
+  int32_t gather, gather_sum; /* if rows are sharded over hosts: gather all activations on every host; the sum too */
 };
 
-/* out = factor * norm(r) of the selected rows, both as of norm_quantize. */
+/* out = factor * norm(r) of the selected rows; both as in norm_quantize. */
 struct ckdist_output_rows_step {
   struct ckdist_step step;
   int32_t x, y;
@@ -65,7 +67,7 @@ struct ckdist_output_rows_step {
   int32_t centred, out;
 };
 
-/* out = for each selected row the mean of its sequence's selected rows, which are as those of output_rows. */
+/* out = for each selected row the mean over its sequence's selected rows, which are computed as in output_rows. */
 struct ckdist_mean_rows_step {
   struct ckdist_step step;
   int32_t x, y;
@@ -74,14 +76,14 @@ struct ckdist_mean_rows_step {
   int32_t centred, out;
 };
 
-/* One matrix of a linear step: out = x times weight + bias (+ low times low_weight). */
+/* One matrix of a linear step: out = x * weight^T + bias (+ low * low_weight^T). */
 struct ckdist_product {
   struct ckdist_span x;          /* activations: one, or one for each shard of the columns */
   int32_t out;                   /* value */
-  struct ckdist_span weight;     /* matrices: shards of the rows, whose results stand side by side, or of the columns */
-  int32_t bias;                  /* the first of a vector for each shard of the rows */
-  struct ckdist_span low;        /* values: what low-rank matrices A made of x, as x; a count of 0: nothing is added */
-  struct ckdist_span low_weight; /* matrices B: as the shards of the rows */
+  struct ckdist_span weight;     /* matrices: shards of the rows, with results side by side, or of the columns */
+  int32_t bias;                  /* first of the vectors, one for each shard of the rows */
+  struct ckdist_span low;        /* values: products of x with low-rank matrices A, as x; count 0: none */
+  struct ckdist_span low_weight; /* matrices B, sharded as the rows */
 };
 
 /* All products of one input. */
@@ -89,25 +91,25 @@ struct ckdist_linear_step {
   struct ckdist_step step;
   int32_t count;
   const struct ckdist_product* products;
-  int32_t summed;     /* the shards are of the columns, and their products are added in their order */
-  int32_t gate;       /* enum ckdist_gate: of two products, the first's out = gate(it) * the second's */
-  int32_t activation; /* enum ckdist_gate, of each element of the results */
-  float soft_cap;     /* on the results; 0: none */
+  int32_t summed;     /* shards are of the columns; their products are added in order */
+  int32_t gate;       /* enum ckdist_gate: with two products, the first out = gate(first) * second */
+  int32_t activation; /* enum ckdist_gate, applied to each element of the results */
+  float soft_cap;     /* applied to the results; 0: none */
 };
 
-/* Norms and rotates q and k, stores k and v in the cache, out = attention. */
+/* Normalizes and rotates q and k, stores k and v in the cache, out = attention. */
 struct ckdist_attend_step {
   struct ckdist_step step;
   int32_t q, k, v, out;
-  int32_t rotated;        /* where rotated queries go; -1: they stay in q */
-  int32_t q_norm, k_norm; /* vectors of a head's width, or where there are squares of all local heads */
-  int32_t squares;        /* value: of sum_squares, where all heads of a token are normed together */
-  int32_t sinks;          /* vector of local heads: a score of each that has no value */
+  int32_t rotated;        /* value for rotated queries; -1: in place in q */
+  int32_t q_norm, k_norm; /* vectors of a head's width; with `squares`, of all local heads */
+  int32_t squares;        /* value of sum_squares, if one norm covers all heads of a token */
+  int32_t sinks;          /* vector of local heads: for each a score without a value */
   int32_t layer, rope_table, window;
-  int32_t bidirectional; /* a token sees all of its sequence, whose tokens are all in the batch */
+  int32_t bidirectional; /* a token sees its whole sequence, whose tokens are all in the batch */
   float eps, scale, soft_cap;
-  /* Biases of scores: a vector (buckets, heads of all ranks), and the bucket of each distance from -reach to reach of a
-     key's position less the query's; relative -1: none. */
+  /* Biases of scores: relative is a vector (buckets, heads of all ranks), -1: none. buckets: the bucket of each
+     distance (key position - query position) from -reach to reach. */
   int32_t relative, reach;
   const int32_t* buckets;
 };
@@ -118,29 +120,31 @@ struct ckdist_store_cross_step {
   int32_t k, v, layer;
 };
 
-/* out = attention to the keys and values that store_cross has left: as many as the batch's first text has tokens. */
+/* out = attention to the keys and values of store_cross: the tokens of the sequence's first text. */
 struct ckdist_attend_cross_step {
   struct ckdist_step step;
   int32_t q, out, layer;
   float scale;
 };
 
-/* out, row i = x + post_factor * rms_norm(sum of y) of the i-th selected token, by the rank that has it. */
+/* out, row i = x + post_factor * rms_norm(sum of y) of the i-th selected token; the rank that has the token writes
+   it. */
 struct ckdist_gather_rows_step {
   struct ckdist_step step;
   int32_t x, y, post_norm, out;
   float post_eps, post_factor;
 };
 
-/* out = the sums of squares of each head of q and then of k, 0 of heads that are not local or that another rank
+/* out = the sums of squares of each head of q, then of k. 0 for heads that are not local or that another rank
    counts. */
 struct ckdist_sum_squares_step {
   struct ckdist_step step;
   int32_t q, k, out, layer;
 };
 
-/* Linear attention of local value heads: SiLU of short convolutions of q, k and v; q and k divided by their lengths, q
-   times scale; the states' updates; out = rms_norm(what q reads of them) * silu(z). Weights are vectors. */
+/* Linear attention of local value heads. Weights are vectors.
+   q, k, v: SiLU of their short convolutions. q and k are divided by their lengths; q is multiplied by scale.
+   out = rms_norm(q applied to the updated state) * silu(z). */
 struct ckdist_delta_rule_step {
   struct ckdist_step step;
   int32_t q, k, v, z, b, a, out;
@@ -150,57 +154,57 @@ struct ckdist_delta_rule_step {
   float eps, l2_eps, scale;
 };
 
-/* Matrices of LoRA, stacks where the other is one: what x times a is, times b, is added to x times the other. Of gate
-   and up b has their shards, of down a; spans of a count of 0: there are none. */
+/* Matrices of LoRA, stacks if the other matrix is a stack: x * a^T * b^T is added to x * matrix^T. For gate and up,
+   b is sharded like the matrix; for down, a is. Spans of count 0: no LoRA. */
 struct ckdist_low_rank {
   struct ckdist_span a, b;
 };
 
-/* Experts of one shape: stacks of matrices, of which a shard of the intermediate size has a part of each. */
+/* Experts of one shape: stacks of matrices. A shard of the intermediate size has a part of each matrix. */
 struct ckdist_expert_set {
-  int32_t first, count;           /* experts that are here; 0 and 1 of a set that all tokens take */
+  int32_t first, count;           /* experts of this rank; 0 and 1 for the set that all tokens use */
   int32_t gate_x, up_x;           /* activations */
   struct ckdist_span gate, up;    /* matrices: shards of the rows */
-  struct ckdist_span down;        /* matrices: shards of the columns, whose products are added in their order */
-  int32_t joined;                 /* value: gate * up, shard beside shard; the rows of an expert follow one another */
-  struct ckdist_span activations; /* the same for each shard, as down reads it */
-  /* Vectors, of each expert that is here `bias_width` floats, of which the shards' begin with bias_column, and
-     as many as `out` is wide. The shard `biased` adds that of down to its products. */
+  struct ckdist_span down;        /* matrices: shards of the columns; their products are added in order */
+  int32_t joined;                 /* value: gate * up, shards side by side; rows are grouped by expert */
+  struct ckdist_span activations; /* `joined` for each shard, in the format that down reads */
+  /* Vectors. Each expert of this rank has `bias_width` floats for gate and up, and the width of `out` for down. The
+     shards' part begins at bias_column. The shard `biased` adds down's bias to its products. */
   int32_t gate_bias, up_bias, down_bias;
   int32_t biased;
   int64_t bias_width, bias_column;
-  int32_t low_x; /* activations that a of gate and up read; -1: there are none */
+  int32_t low_x; /* activations that a of gate and up read; -1: none */
   struct ckdist_low_rank gate_low, up_low, down_low;
-  struct ckdist_span low_activations; /* `joined` for each shard, as a of down reads it */
-  int32_t low;                        /* value: what these make of it, shard beside shard */
+  struct ckdist_span low_activations; /* `joined` for each shard, in the format that a of down reads */
+  int32_t low;                        /* value: their products with a of down, shards side by side */
 };
 
-/* Chooses experts by logits, out = the sum of what they make of each token. */
+/* Chooses experts by logits. out = sum over a token's experts of share * expert(token). */
 struct ckdist_experts_step {
   struct ckdist_step step;
-  int32_t logits, switches; /* switches: of the set that all tokens take; -1: its share is 1 */
+  int32_t logits, switches; /* switches: gate of the set that all tokens use; -1: its share is 1 */
   int32_t correction;       /* vector */
   struct ckdist_routing routing;
   int32_t gate; /* enum ckdist_gate */
   int32_t count;
-  const struct ckdist_expert_set* sets; /* the chosen, and then those that all tokens take */
-  const int32_t* host_experts;          /* (hosts + 1,) the first expert of each, where hosts share rows out */
-  int32_t layer;                        /* whose rows by expert are counted */
+  const struct ckdist_expert_set* sets; /* the chosen experts, then the set that all tokens use */
+  const int32_t* host_experts;          /* (hosts + 1,) first expert of each host, if rows are sharded over hosts */
+  int32_t layer;                        /* layer for the counters of rows per expert */
   int32_t out;
 };
 
-/* out = of each head of x, x_width floats, the first `columns` times the head's matrix of head_rows rows, and the
-   others behind that. */
+/* For each head of x, of x_width floats: out = (the first `columns` elements times the head's matrix of head_rows
+   rows, the other elements). */
 struct ckdist_linear_heads_step {
   struct ckdist_step step;
   int32_t x, out;
   struct ckdist_span weight; /* matrices: one for each local head */
-  int32_t format;            /* enum ckdist_activation_format, that they read */
+  int32_t format;            /* enum ckdist_activation_format that the matrices read */
   int64_t x_width, columns, head_rows;
 };
 
-/* Norms and rotates k, stores it in the cache, rotates q in its place, out = attention. A head of q and k are a latent
-   vector and what is rotated; norm: of the latent vector. */
+/* Normalizes and rotates k, stores it in the cache, rotates q in place, out = attention. A head of q and k is a
+   latent vector followed by the rotated part. norm: for the latent vector. */
 struct ckdist_attend_latent_step {
   struct ckdist_step step;
   int32_t q, k, out;
@@ -209,14 +213,14 @@ struct ckdist_attend_latent_step {
   float eps, scale;
 };
 
-/* out = the rows of all tokens that the previous stage sends; where the ranks of a stage share tokens, this rank's. A
-   summand (`place` slot) has zeros in the rows that other ranks of the stage receive. */
+/* out = the rows that the previous stage sends: all tokens, or this rank's own if the ranks of a stage shard tokens.
+   A summand (`place` slot) has zeros in the rows that other ranks of the stage receive. */
 struct ckdist_recv_step {
   struct ckdist_step step;
   int32_t out;
 };
 
-/* Sends the next stage this rank's rows of x + post_factor * rms_norm(sum of y). The last step of a stage. */
+/* Sends this rank's rows of x + post_factor * rms_norm(sum of y) to the next stage. The last step of a stage. */
 struct ckdist_send_step {
   struct ckdist_step step;
   int32_t x, y, post_norm;

@@ -5,9 +5,9 @@
 extern "C" {
 #endif
 
-/* Steps of training: a number and a struct for each kind. They read and write activations and floats alike, but for
-   products: what they multiply are activations. A gradient is added to what its parameter's place holds; one that is
-   `fresh` has nothing there yet. */
+/* Steps of training: a number and a struct for each kind. They read and write activations and floats, except
+   products, which read only activations. A gradient is added to its parameter's gradient buffer; if `fresh` is set,
+   the buffer holds nothing yet. */
 
 enum ckdist_training_step_kind {
   ckdist_step_lookup = ckdist_inference_step_kinds,
@@ -46,14 +46,14 @@ enum ckdist_training_step_kind {
   ckdist_step_kinds /* of both */
 };
 
-/* out = rows of a parameter, which has those of the vocabulary from first_row on; zeros for other ids */
+/* out = rows of a parameter, which has the vocabulary from first_row on; zeros for other ids. */
 struct ckdist_lookup_step {
   struct ckdist_step step;
   int32_t out, table;
   int64_t first_row;
 };
 
-/* out = x: as many elements as both have, and zeros behind them */
+/* out = x: the elements that both have, then zeros. */
 struct ckdist_convert_step {
   struct ckdist_step step;
   int32_t x, out;
@@ -70,7 +70,7 @@ struct ckdist_add_step {
   int32_t x, y, out;
 };
 
-/* Over `size` elements each, of the first `normed` ones; the others are copied. */
+/* Over groups of `size` elements of the first `normed` ones; the others are copied. */
 struct ckdist_rms_norm_step {
   struct ckdist_step step;
   int32_t x, out, weight;
@@ -96,7 +96,7 @@ struct ckdist_matmul_step {
   const struct ckdist_matmul* products; /* at most 4 */
 };
 
-/* dx = dy, which lie side by side, times a pack. */
+/* dx = (the dy side by side) times a pack. */
 struct ckdist_matmul_grad_step {
   struct ckdist_step step;
   int32_t count;
@@ -104,7 +104,7 @@ struct ckdist_matmul_grad_step {
   int32_t pack, dx;
 };
 
-/* gradient += dy transposed times x */
+/* gradient += dy^T x. */
 struct ckdist_gradient {
   int32_t dy, gradient, fresh;
 };
@@ -114,21 +114,21 @@ struct ckdist_weight_grad_step {
   const struct ckdist_gradient* gradients; /* at most 4 */
 };
 
-/* gradient += the sum over the tokens of dy */
+/* gradient += sum over the tokens of dy. */
 struct ckdist_bias_grad_step {
   struct ckdist_step step;
   int32_t count;
   const struct ckdist_gradient* gradients;
 };
 
-/* Of heads of `width` elements, of which those from `first` on are rotated. */
+/* For heads of `width` elements; those from `first` on are rotated. back: by the negative angle. */
 struct ckdist_rope_step {
   struct ckdist_step step;
   int32_t x, out, table, back, width, first;
 };
 
-/* Within packed sequences; also the log of the sum of exp(score), (tokens, heads). sinks: a parameter, a score of each
-   head that has no value. */
+/* Attention within packed sequences. log_sum_exp: log of the sum of exp(score), (tokens, heads). sinks: a parameter,
+   for each head a score without a value. */
 struct ckdist_attend_packed_step {
   struct ckdist_step step;
   int32_t q, k, v, sinks, out, log_sum_exp, window;
@@ -137,7 +137,7 @@ struct ckdist_attend_packed_step {
 struct ckdist_attend_grad_step {
   struct ckdist_step step;
   int32_t q, k, v, out, log_sum_exp, d_out, dq, dk, dv, window;
-  int32_t sinks, sinks_gradient; /* where sinks are trained */
+  int32_t sinks, sinks_gradient; /* if sinks are trained */
   float scale, soft_cap;
 };
 
@@ -150,8 +150,8 @@ struct ckdist_gated_grad_step {
   int32_t gate, up, dy, d_gate, d_up, function;
 };
 
-/* The loss of x times the pack `head`, which has the vocabulary from first_row on; dx by the pack `head_transposed`;
-   the gradient of the head. */
+/* The loss of x times the pack `head`, which has the vocabulary from first_row on; dx with the pack
+   `head_transposed`; and the gradient of the head. */
 struct ckdist_cross_entropy_step {
   struct ckdist_step step;
   int32_t x, dx, head, head_transposed, gradient, fresh;
@@ -159,28 +159,28 @@ struct ckdist_cross_entropy_step {
   int64_t first_row;
 };
 
-/* gradient += rows of dy; it has those of the vocabulary from first_row on */
+/* gradient += rows of dy. The gradient has the vocabulary from first_row on. */
 struct ckdist_embed_grad_step {
   struct ckdist_step step;
   int32_t dy, gradient;
   int64_t first_row;
 };
 
-/* Begins the all_reduce of the gradients' floats [begin, end) over the replicas; first, where they are partial over it,
-   over the tensor-parallel ranks. */
+/* Starts the all_reduce of the gradients' floats [begin, end) over the replicas. tensor: first over the
+   tensor-parallel ranks, because the gradients are partial. */
 struct ckdist_reduce_gradients_step {
   struct ckdist_step step;
   int64_t begin, end;
   int32_t tensor;
 };
 
-/* The sum of x over the tensor-parallel ranks, in place; floats. */
+/* Sums x over the tensor-parallel ranks, in place; floats. */
 struct ckdist_all_reduce_step {
   struct ckdist_step step;
   int32_t x;
 };
 
-/* chosen = the experts of each token, int32 where others have floats; shares = theirs. */
+/* chosen = the experts of each token (int32 instead of floats); shares = their shares. */
 struct ckdist_route_step {
   struct ckdist_step step;
   int32_t logits, correction, chosen, shares; /* correction: a parameter */
@@ -192,19 +192,19 @@ struct ckdist_route_grad_step {
   struct ckdist_routing routing;
 };
 
-/* Stacks A and B of LoRA on gate, up or down, parameters, or -1; low: the scale times what A makes of each row. */
+/* LoRA of gate, up or down. a, b: parameters (stacks), or -1. low: scale * x A^T for each row. */
 struct ckdist_expert_low {
   int32_t a, b, low;
 };
-/* The same with their gradients: of what A makes before its scale, and of the parameters; shared, of down alone: low
-   times the row's share. */
+/* The same with gradients. d_low: the gradient of x A^T, before the scale. shared: low * the row's share, only for
+   down. */
 struct ckdist_expert_low_grad {
   int32_t a, b, low, d_low, shared, a_gradient, b_gradient;
 };
 
-/* out = the sum of what its experts make of each token, times their shares. The weights are stacks of so many experts,
-   the biases theirs or -1, of which this rank's columns begin with bias_column; gate, up and joined have `used` rows of
-   each token, an expert's behind those of the one before it. */
+/* out = sum over a token's experts of share * expert(token). The weights are stacks of `experts` matrices. Biases
+   are stacks or -1; this rank's columns of them begin with bias_column. gate, up and joined have `used` rows for
+   each token, grouped by expert. */
 struct ckdist_grouped_experts_step {
   struct ckdist_step step;
   int32_t x, chosen, shares, out, gate, up, joined;
@@ -226,10 +226,10 @@ struct ckdist_grouped_experts_grad_step {
   int32_t function; /* enum ckdist_gate */
   int32_t gate_gradient, up_gradient, down_gradient;
   int32_t gate_bias_gradient, up_bias_gradient, down_bias_gradient;
-  int32_t fresh; /* all of them */
+  int32_t fresh; /* of all gradients */
 };
 
-/* out = x times the sigmoid of `by`, one number of each token */
+/* out = x * sigmoid(by), where `by` has one number for each token. */
 struct ckdist_switched_step {
   struct ckdist_step step;
   int32_t x, by, out;
@@ -239,8 +239,8 @@ struct ckdist_switched_grad_step {
   int32_t x, by, dy, dx, d_by;
 };
 
-/* Of each head out = the first `rank` elements of x times its matrix, (rank, columns), and behind that the others of x;
-   the gradients of x and of the matrices. */
+/* For each head: out = (the first `rank` elements of x times its matrix (rank, columns), the other elements of x);
+   and the gradients of x and of the matrices. */
 struct ckdist_latent_keys_step {
   struct ckdist_step step;
   int32_t x, out, weight;
@@ -257,21 +257,23 @@ struct ckdist_latent_keys_weight_grad_step {
   int64_t rank;
 };
 
-/* out = the rows that another stage sends, and behind them a tally, if there is one. shared: the tensor-parallel ranks
-   receive some each, and zeros in others' places. */
+/* out = the rows that another stage sends, followed by a tally if there is one. shared: each tensor-parallel rank
+   receives a part of the rows; the others are zero. */
 struct ckdist_recv_rows_step {
   struct ckdist_step step;
   int32_t out, tally, peer, tag, shared; /* peer: a stage */
 };
 
-/* Sends another stage the rows of x, and a tally, if there is one; shared: this tensor-parallel rank's rows. */
+/* Sends the rows of x, and a tally if there is one, to another stage. shared: only this tensor-parallel rank's part
+   of the rows. */
 struct ckdist_send_rows_step {
   struct ckdist_step step;
   int32_t x, tally, peer, tag, shared;
 };
 
-/* A tally is of the whole batch: of each expert how often it was taken, and the sum of its scores, over all tokens of
-   some layers. out = that of these layers (+ before); the gradients of their logits. */
+/* A tally, (2, experts), of the whole batch: how often each expert was chosen, and the sums of its scores, over all
+   tokens of some layers. out = the tally of these layers (+ before). The gradient step computes the gradients of
+   their logits. */
 struct ckdist_tallied {
   int32_t logits, chosen;
 };
@@ -289,7 +291,7 @@ struct ckdist_tally_grad_step {
   const struct ckdist_tallied_grad* layers;
 };
 
-/* The load-balancing loss of so many layers, times the targets, and its gradient, times the coefficient as well. */
+/* The load-balancing loss over `layers` layers * number of targets. d_tally = its gradient * coefficient. */
 struct ckdist_balance_loss_step {
   struct ckdist_step step;
   int32_t tally, d_tally, layers;

@@ -5,21 +5,21 @@
 extern "C" {
 #endif
 
-/* The NUMA nodes on which the weights, caches and buffers that this process makes from now on lie: one is bound while
-   it surely has the room for each of `sharers` ranks, else preferred; several are interleaved; none: that of the thread
-   that makes them. */
+/* The NUMA nodes for the weights, caches and buffers that this process allocates from now on. One node: bound if it
+   certainly has room for each of `sharers` ranks, else preferred. Several nodes: interleaved. No nodes: the node of
+   the allocating thread. */
 CKDIST_EXPORT int ckdist_place_memory(const int32_t* nodes, int32_t count, int32_t sharers);
 
-/* nodes[i]: where the page i of `samples` spread over `bytes` lies, or a negative errno (-2: never touched). `touch`:
-   untouched pages are made first. Returns 0, or a negative errno where the kernel refuses to tell. */
+/* nodes[i]: the node of page i of `samples` pages spread over `bytes`, or a negative errno (-2: never touched).
+   `touch`: untouched pages are allocated first. Returns 0, or a negative errno if the kernel refuses. */
 CKDIST_EXPORT int32_t ckdist_page_nodes(const void* address, int64_t bytes, int32_t samples, int32_t touch,
                                         int32_t* nodes);
 
-/* The memory policy of a page, or of the process for null: 0 default, 1 preferred, 2 bind, 3 interleave, 4 local; or a
- * negative errno. */
+/* The memory policy of a page, or of the process if null: 0 default, 1 preferred, 2 bind, 3 interleave, 4 local; or
+   a negative errno. */
 CKDIST_EXPORT int32_t ckdist_memory_policy(const void* address);
 
-/* Asks for AMX tiles, for all threads: 1 granted, 0 there are none, or a negative errno. */
+/* Requests AMX tiles for all threads: 1 granted, 0 not available, or a negative errno. */
 CKDIST_EXPORT int32_t ckdist_request_amx(void);
 
 #ifdef __cplusplus

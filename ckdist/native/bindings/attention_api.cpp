@@ -21,7 +21,7 @@ CacheShape checked_shape(const ckdist_cache_shape& cache) {
     if (width <= 0 || width % 8 || width > 4096)
       fail(Status::config, "the width of a head (%d) must be a multiple of 8 from 8 to 4096", width);
   if (cache.latent && (cache.key_type != cache.value_type || cache.key_width < cache.value_width))
-    fail(Status::config, "latent values of type %d and width %d are no part of keys of type %d and width %d",
+    fail(Status::config, "latent values of type %d and width %d are not a part of keys of type %d and width %d",
          cache.value_type, cache.value_width, cache.key_type, cache.key_width);
   return {checked_type(cache.key_type), checked_type(cache.value_type), cache.key_width, cache.value_width,
           cache.latent != 0};

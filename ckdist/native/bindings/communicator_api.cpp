@@ -274,7 +274,7 @@ int ckdist_time_collective(ckdist_communicator* c, int32_t operation, void* in, 
 }
 int ckdist_time_function(void* function, const uint64_t* words, void* in, int64_t bytes, int32_t calls, double* out) {
   return guard([&] {
-    // Pointers and integers are passed alike, and what a function does not look at does no harm.
+    // Pointers and integers are passed in the same registers, and additional arguments do no harm.
     using Words = int (*)(uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t, uint64_t);
     const auto call = reinterpret_cast<Words>(function);
     *out = time_on_fresh_data(in, checked(bytes), calls, [&] {

@@ -1,4 +1,4 @@
-// What stands behind a ckdist_communicator.
+// The definition of the opaque ckdist_communicator.
 #pragma once
 #include <memory>
 

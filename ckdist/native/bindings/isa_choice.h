@@ -1,4 +1,4 @@
-// The kernel table that a call through the C boundary asks for by name.
+// The kernel table for the ISA name of a call through the C API.
 #pragma once
 #include "core/error.h"
 #include "kernels/kernels.h"

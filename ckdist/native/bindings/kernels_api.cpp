@@ -10,7 +10,7 @@
 namespace ckdist {
 namespace {
 
-constexpr int64_t kMaxDimension = int64_t{1} << 30;  // products of two of them, in bytes, fit an int64
+constexpr int64_t kMaxDimension = int64_t{1} << 30;  // the product of two of them, in bytes, fits an int64
 
 void check_dimension(const char* name, int64_t value) {
   if (value < 0 || value > kMaxDimension)
@@ -64,7 +64,7 @@ Matrix checked_matrix(const LinearKernel& kernel, int32_t type, int64_t rows, in
   return matrix;
 }
 
-// Runs `body`, whose result is a size, and gives that or the status.
+// Runs `body`, which returns a size. Returns that size, or the error status.
 template <class Body>
 int64_t guarded_size(Body&& body) {
   int64_t size = 0;

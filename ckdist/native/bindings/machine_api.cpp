@@ -19,8 +19,8 @@ using namespace ckdist;
 namespace {
 
 constexpr int kSpins = 10000;
-constexpr int64_t kMostProduct = 1 << 20;  // rows, columns and tokens of a product that is timed
-constexpr uint8_t kNormalByte = 0x3C;      // makes a number of ordinary size in every type
+constexpr int64_t kMostProduct = 1 << 20;  // maximum rows, columns and tokens of a timed product
+constexpr uint8_t kNormalByte = 0x3C;      // gives a number of ordinary size in every type
 
 std::vector<int> pins(const int32_t* cpus, int threads) {
   return cpus ? std::vector<int>(cpus, cpus + threads) : std::vector<int>();

@@ -1,4 +1,4 @@
-// What a trace is behind its C handle.
+// The definition of the opaque trace handle.
 #pragma once
 #include "core/trace.h"
 

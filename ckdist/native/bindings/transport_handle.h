@@ -1,4 +1,4 @@
-// What a transport is behind its C handle.
+// The definition of the opaque transport handle.
 #pragma once
 #include <memory>
 

@@ -1,4 +1,4 @@
-// What a ckdist_verbs is, for bindings that take the transport out of it.
+// The definition of the opaque ckdist_verbs, for bindings that take the transport out of it.
 #pragma once
 #include <memory>
 

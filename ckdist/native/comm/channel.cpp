@@ -13,7 +13,7 @@
 namespace ckdist {
 
 namespace {
-constexpr int kMaxContexts = 2000;  // tags up to 2^21: every MPI that is in use allows these
+constexpr int kMaxContexts = 2000;  // gives tags up to 2^21, which every MPI in use allows
 }  // namespace
 
 Channel::Channel(std::shared_ptr<Transport> transport, int context, std::vector<int> ranks, std::vector<int> names,
@@ -55,7 +55,7 @@ uint64_t Channel::moved(int peer) const {
   return transport_->moved.load(std::memory_order_relaxed) + detector_->moved(detector_->blame(names_[peer]));
 }
 
-// In their order: `test` makes progress on all of them.
+// Waits in order: `test` makes progress on all of them.
 void Channel::wait(Pending* pending, size_t count, const CallName& call) {
   try {
     for (size_t i = 0; i < count; i++)
@@ -88,7 +88,7 @@ void Channel::wait(Pending& pending, const Pending* all, size_t count, const Cal
   if (told) detector_->wait_for(-1);
 }
 
-// Names every rank that owes something, or whom it waits for itself.
+// Names every rank that is late, or the rank that a late rank itself waits for.
 void Channel::fail_late(const Pending* pending, size_t count, const CallName& call) {
   std::vector<int> named;
   std::string ranks;

@@ -1,6 +1,5 @@
-// A communicator's messages as its algorithms see them: ranks counted from 0 within the communicator, tags that meet no
-// other communicator's.
-//
+// The messages of a communicator: ranks are numbered from 0 within it, and its tags differ from those of other
+// communicators.
 #pragma once
 #include <memory>
 #include <vector>
@@ -22,7 +21,7 @@ class Channel {
     int peer;
   };
 
-  // ranks: the transport's numbers of these ranks; names: the job's.
+  // ranks: transport ranks of the members. names: their ranks in the job.
   Channel(std::shared_ptr<Transport> transport, int context, std::vector<int> ranks, std::vector<int> names, int rank,
           std::shared_ptr<FailureDetector> detector, const Patience& patience);
 
@@ -32,17 +31,17 @@ class Channel {
   const std::vector<int>& ranks() const { return ranks_; }
   const char* name() const { return transport_->name(); }
 
-  // `tag`: one of the user's, or a Purpose.
+  // `tag`: a user's tag, or a Purpose.
   Pending isend(int peer, int tag, const void* data, int64_t bytes);
   Pending irecv(int peer, int tag, void* data, int64_t bytes);
   void mark(uint64_t signature) {
     mark_ = uint32_t(signature ^ signature >> 32) | 1;
-  }  // of the collective whose messages follow
+  }  // signature of the collective whose messages follow
   bool test(Pending& pending);
-  // `call` stands in errors. A slow link is no lost peer: time counts from the last byte that this rank, or the peer,
-  // moved.
+  // `call` is named in errors. A slow link is not a lost peer: the timeout starts at the last byte that this rank or
+  // the peer moved.
   void wait(Pending pending, const CallName& call) { wait(&pending, 1, call); }
-  void wait(std::vector<Pending>& pending, const CallName& call) {  // for all; leaves none
+  void wait(std::vector<Pending>& pending, const CallName& call) {  // waits for all and clears the list
     wait(pending.data(), pending.size(), call);
     pending.clear();
   }
@@ -54,7 +53,8 @@ class Channel {
   Pending inotify(int peer, int window, int slot);
   uint64_t notified(int window, int slot);
   void idle(int64_t ns, const CallName& call = {});
-  void abandon(const char* reason);  // tells the peers why this rank gives up, where the transport can
+  // Sends the reason why this rank stops to the peers, if the transport can.
+  void abandon(const char* reason);
   bool register_memory(void* base, int64_t bytes);
   void forget_memory(void* base);
 

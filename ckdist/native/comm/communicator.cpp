@@ -15,9 +15,9 @@ namespace ckdist {
 namespace {
 
 constexpr Patience kPatience{50'000, 50'000, 200'000};
-// A step's messages are short, and a rank that sleeps is late for the next barrier.
+// A step's messages are short. A rank that sleeps would be late for the next barrier.
 constexpr int64_t kStepYieldNs = 1'000'000, kStepNapNs = 1'000'000;
-constexpr int64_t kPollNs = 10;  // of a flag; a transport's polls take ten to fifty times as long
+constexpr int64_t kPollNs = 10;  // to poll a flag; a transport's polls take 10 to 50 times as long
 
 struct Path {  // of a segment, for ranks of the same host
   char text[64];
@@ -258,7 +258,7 @@ void Communicator::await_notified(int window, int slot, uint64_t count) {
         continue;
       }
       if (now_ns() - start > channel_->timeout_ns())
-        fail(Status::comm, "window %d, slot %d of rank %d was notified %llu times within %.0f s, and %llu were awaited",
+        fail(Status::comm, "window %d, slot %d of rank %d was notified %llu times within %.0f s, not %llu times",
              window, slot, rank, (unsigned long long)channel_->notified(window, slot), channel_->timeout_ns() / 1e9,
              (unsigned long long)count);
       channel_->idle(200'000);
@@ -274,7 +274,7 @@ std::vector<T> Communicator::gather(const T& own) {
   return all;
 }
 
-// For messages that meet no others; the same on all ranks.
+// A number for messages that must not match others. It is the same on all ranks.
 int Communicator::next_context() {
   const std::vector<int> made = gather(parts_.transport->contexts);
   const int context = *std::max_element(made.begin(), made.end());
@@ -294,7 +294,7 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
                [&](const Member& m) { return color >= 0 && m.color == color; });
   std::stable_sort(members.begin(), members.end(), [](const Member& a, const Member& b) { return a.key < b.key; });
   Parts parts;
-  std::vector<int> here, names;  // members of this host, as ranks of the new group and of the job
+  std::vector<int> here, names;  // members on this host: ranks of the new group, ranks of the job
   for (const Member& m : members) {
     const int r = int(parts.host_of.size());
     if (m.rank == rank) parts.rank = r;
@@ -315,7 +315,7 @@ std::unique_ptr<Communicator> Communicator::split(int color, int key) {
   if (!members.empty() && parts_.memory && place > 0)
     parts.rendezvous = std::make_shared<ShmRendezvous>(paths[members[here[0]].rank].text, place, names, parts_.spins,
                                                        parts_.timeout_s);
-  run([](Collectives& c) { c.barrier(); });  // the segments are open everywhere
+  run([](Collectives& c) { c.barrier(); });  // all ranks have opened the segments
   if (members.empty()) return nullptr;
   parts.memory = parts_.memory, parts.own_memory = parts_.own_memory, parts.transport = parts_.transport,
   parts.context = context;
@@ -330,7 +330,7 @@ std::unique_ptr<StepCommunicator> Communicator::steps(const StepSizes& sizes) {
     fail(Status::config, "%d ranks on %d hosts share no memory: steps need it inside each host", size, hosts);
   std::vector<int> each(size);
   std::iota(each.begin(), each.end(), 0);
-  const Order order = parts_.rendezvous ? order_ : Order(each);  // without shared memory every rank is a host
+  const Order order = parts_.rendezvous ? order_ : Order(each);  // without shared memory every rank counts as a host
   const int first = order.hosts()[order.host_of(rank)][0];
   const int64_t bytes = StepCommunicator::memory_bytes(order, rank, parts_.thresholds, sizes);
   std::unique_ptr<Segment> memory;
@@ -353,7 +353,7 @@ std::unique_ptr<StepCommunicator> Communicator::steps(const StepSizes& sizes) {
 }
 
 double Communicator::round_trip(int calls) {
-  if (!parts_.rendezvous) fail(Status::config, "no memory is shared here: there is no cache line to pass");
+  if (!parts_.rendezvous) fail(Status::config, "no memory is shared here, so there is no cache line to pass");
   std::lock_guard<std::mutex> turn(running_);
   return guarded([&] { return parts_.rendezvous->round_trip(calls); });
 }

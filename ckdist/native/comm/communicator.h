@@ -1,12 +1,12 @@
-// All that meets other ranks, in serving and in training: the operations of MPI and NCCL, blocking and not, over any
+// All communication of serving and training: the operations of MPI and NCCL, blocking and non-blocking, over any
 // transport.
 //
-// One host: shared memory. Several hosts: a transport between them, and shared memory inside each. Or the transport
-// alone. All give the same bits (comm/algorithms/order.h). Non-blocking collectives run one after the other, in the
-// order in which they were begun, on a thread of the communicator; a blocking one waits for them. Messages and windows
-// are independent of both. A replay uses a view without allocations (comm/step_communicator.h).
+// One host uses shared memory. Several hosts use a transport, and shared memory inside each host. Or only the transport
+// is used. The results are identical bit for bit (comm/algorithms/order.h). A thread of the communicator runs
+// non-blocking collectives one after the other, in the order of the calls; blocking ones wait for them. Messages and
+// windows are independent of both. Inference steps use a view without allocations (comm/step_communicator.h).
 //
-// After the first failure a communicator tells its peers, and gives the same error to every later call.
+// After the first failure a communicator notifies its peers, and every later call fails with the same error.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -29,21 +29,21 @@ namespace ckdist {
 
 class Communicator {
  public:
-  class Operation;  // under way: test it, wait for it
+  class Operation;  // an operation in flight, to test or to wait for
 
   struct Parts {
     int rank = 0;
     std::vector<int> host_of;            // by rank
-    std::shared_ptr<HostMemory> memory;  // null: nothing is shared, the transport alone
-    std::vector<int> arenas;             // of this host's ranks, in rank order
-    std::shared_ptr<HostMemory>
-        own_memory;  // without memory: an arena of this rank alone, for a transport that must know memory; or null
-    std::shared_ptr<ShmRendezvous> rendezvous;  // of this host's ranks; with memory
+    std::shared_ptr<HostMemory> memory;  // null: no shared memory, only the transport
+    std::vector<int> arenas;             // arenas of this host's ranks, in rank order
+    // Without shared memory: an arena of this rank, for a transport that registers memory. Or null.
+    std::shared_ptr<HostMemory> own_memory;
+    std::shared_ptr<ShmRendezvous> rendezvous;  // of this host's ranks; set if memory is
     std::shared_ptr<Transport> transport;       // null: one host
     int context = 0;
     std::vector<int> transport_ranks;           // by rank
-    std::vector<int> names;                     // the job's numbers, by rank; with a detector
-    std::shared_ptr<FailureDetector> detector;  // null: this is the job's first communicator, which makes it
+    std::vector<int> names;                     // ranks in the job, by rank; set if detector is
+    std::shared_ptr<FailureDetector> detector;  // null: this is the job's first communicator, which creates it
     Thresholds thresholds;
     int spins = 0;
     double timeout_s = 30;
@@ -52,38 +52,39 @@ class Communicator {
   ~Communicator();
 
   const int rank, size;
-  // "shared memory", "tcp", "shared memory and tcp".
+  // "shared memory", "tcp", or "shared memory and tcp".
   const std::string& transport() const { return transport_; }
 
-  // The collectives, as comm/algorithms/collectives.h has them: within `body`, on the calling thread.
+  // Runs collectives (see comm/algorithms/collectives.h) in `body` on the calling thread.
   void run(const std::function<void(Collectives&)>& body);
   std::shared_ptr<Operation> begin(std::function<void(Collectives&)> body);
 
-  // tag: 0 to 1023. Data sent stays as it is, and data received is not looked at, until the operation is complete.
+  // tag: 0 to 1023. Until the operation is complete, do not change data that is sent, and do not read data that is
+  // received.
   std::shared_ptr<Operation> isend(int peer, int tag, const void* data, int64_t bytes);
   std::shared_ptr<Operation> irecv(int peer, int tag, void* data, int64_t bytes);
 
-  // Windows are numbered from 0 to 1023; expose is a collective call.
+  // Windows have numbers from 0 to 1023. expose() is a collective call.
   void expose(int window, void* base, int64_t bytes);
   std::shared_ptr<Operation> iput(int peer, int window, int64_t offset, const void* data, int64_t bytes);
   std::shared_ptr<Operation> iget(int peer, int window, int64_t offset, void* data, int64_t bytes);
   std::shared_ptr<Operation> inotify(int peer, int window, int slot);
-  void await_notified(int window, int slot, uint64_t count);  // until this rank's counter has reached it
+  void await_notified(int window, int slot, uint64_t count);  // until this rank's counter has reached `count`
 
-  // Ranks of one color make a communicator, ordered by key and then by rank; null for a negative color. A collective
+  // A new communicator for each color, ordered by key and then by rank. Returns null for a negative color. A collective
   // call.
   std::unique_ptr<Communicator> split(int color, int key);
 
-  // What a replay uses of this communicator, which must outlive it. A collective call.
+  // The view of this communicator for inference steps. This communicator must outlive it. A collective call.
   std::unique_ptr<StepCommunicator> steps(const StepSizes& sizes);
 
-  void* allocate(
-      int64_t bytes);  // in this rank's arena, where peers or the transport reach it in place; null where there is none
+  // Memory in this rank's arena, which peers or the transport access in place. Null if there is no arena.
+  void* allocate(int64_t bytes);
   void release(void* data);
   void abandon(const char* reason);
-  void check_peers();  // throws when a rank of the job is lost; between calls, for who waits for something else
-  void leave();        // nothing is called any more: the peers are told, and miss this rank no longer
-  double round_trip(int calls);  // seconds of a cache line's way between the host's first two ranks and back
+  void check_peers();            // throws if a rank of the job is lost; for waiting outside of calls
+  void leave();                  // after the last call: peers no longer expect heartbeats
+  double round_trip(int calls);  // seconds of a cache line's round trip between the host's first two ranks
 
  private:
   template <class Body>
@@ -97,19 +98,19 @@ class Communicator {
 
   struct Place {
     int64_t offset, bytes;
-  };  // of one rank's window in its arena; offset -1: elsewhere
-  uint8_t* in_reach(int peer, int window, int64_t offset, int64_t bytes);  // null: by messages
+  };  // offset of a rank's window in its arena; -1: outside
+  uint8_t* in_reach(int peer, int window, int64_t offset, int64_t bytes);  // null: messages are needed
 
   Parts parts_;
   Order order_;
   std::shared_ptr<Channel> channel_;
   std::string transport_;
   std::unique_ptr<Collectives> collectives_;
-  std::mutex running_;  // one collective at a time
-  // Looked at without the lock, so that the calls of those who use neither cost nothing.
+  std::mutex running_;  // held during a collective
+  // Read without the lock, so that calls which do not use them cost nothing.
   std::atomic<bool> failed_{false}, has_worker_{false}, left_{false};
 
-  std::mutex mutex_;  // of all below
+  std::mutex mutex_;  // protects all members below
   std::condition_variable changed_;
   std::deque<std::shared_ptr<Operation>> queue_;
   std::string failure_;
@@ -126,7 +127,7 @@ class Communicator::Operation {
  private:
   friend class Communicator;
   Communicator* communicator;
-  std::function<void(Collectives&)> body;  // a collective; else a message
+  std::function<void(Collectives&)> body;  // a collective; empty for a message
   Channel::Pending pending{0, 0};
   bool done = false;
   std::string error;

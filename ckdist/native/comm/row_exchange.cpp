@@ -90,7 +90,7 @@ void RowExchange::reduce_scatter(Team& team, Partial in, float* out, int64_t wid
     turn_ ^= 1;
     meet(step);
   });
-  // The others' rows are added up to be sent, this host's to be added to what comes.
+  // Sums of other hosts' rows are computed for sending; sums of this host's rows are added to the received ones.
   const float* given[kMaxRanks];
   for (int k = 1; k <= hosts_; k++) {
     const int64_t first = first_of(other(k), place_) * width, count = count_of(other(k), place_) * width;
@@ -110,7 +110,7 @@ void RowExchange::reduce_scatter(Team& team, Partial in, float* out, int64_t wid
   give_sums(team, out, width, step);
 }
 
-// The sums that the ranks of this host made become each one's.
+// Copies the sums that the ranks of this host computed to all of them.
 void RowExchange::give_sums(Team& team, float* out, int64_t width, int step) {
   team.meet([&] { meet(step); });
   if (places_ == 1) return;
@@ -192,12 +192,13 @@ void RowExchange::combine(Team& team, const Lists& to, const Lists& from, Partia
   give_sums(team, out, width, step);
 }
 
-// The sums of a thread's rows of those that this rank carries, with what came back of them.
+// The sums of this thread's part of the rows that this rank carries, with the returned results of other hosts.
 void RowExchange::add_returned(Team& team, const Lists& to, Partial in, float* out, int64_t width) const {
   const Range own = team.share(count_of(host_, place_));
   const int64_t first = first_of(host_, place_);
-  const float *next[kMaxRanks], *back = reinterpret_cast<const float*>(received_);  // of a host what is added next
-  int64_t at[kMaxRanks] = {}, end[kMaxRanks] = {};                                  // where its row stands in `to`
+  // For each host: the row to add next, and its index in `to`.
+  const float *next[kMaxRanks], *back = reinterpret_cast<const float*>(received_);
+  int64_t at[kMaxRanks] = {}, end[kMaxRanks] = {};
   for (int k = 1; k < hosts_; k++) {
     const int h = other(k);
     const Range rows = listed(to, h, host_, place_);

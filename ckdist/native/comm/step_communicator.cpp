@@ -11,21 +11,21 @@ namespace ckdist {
 namespace {
 
 constexpr int64_t kPageFloats = 1024;
-constexpr int64_t kBusyIdleNs = 1'000'000;    // a rank without work looks as often for its next batch
-constexpr int64_t kBusyNs = 2'000'000;        // for so long
-constexpr int64_t kIdleNs = 50'000'000;       // then so
-constexpr int64_t kLongIdleNs = 200'000'000;  // and so once it has had nothing to do for so long
+constexpr int64_t kBusyIdleNs = 1'000'000;    // poll interval of a rank without work
+constexpr int64_t kBusyNs = 2'000'000;        // for this long
+constexpr int64_t kIdleNs = 50'000'000;       // poll interval after kBusyNs
+constexpr int64_t kLongIdleNs = 200'000'000;  // poll interval after kLongIdleNs without work
 
 int64_t round_up(int64_t floats, int64_t unit) { return (floats + unit - 1) / unit * unit; }
 int64_t padded(int64_t floats) { return round_up(floats, kPageFloats); }
-// Of a slot whose rank has whole huge pages, where its slots fill at least one.
+// Floats of a slot, padded: whole huge pages per rank if its slots fill at least one.
 int64_t padded_slot(int64_t floats) {
   constexpr int64_t unit = Segment::kHugePage / 4 / kSlots;
   return floats < unit ? padded(floats) : round_up(floats, unit);
 }
 int64_t slice_begin(int64_t floats, int i, int count) { return floats * i / count; }
 
-// Rows that one rank of a host gets for all of them: its share of the other hosts' rows, or of the host's own.
+// Bytes of rows that one rank of a host passes to the others: its part of the other hosts' rows, or of the host's own.
 int64_t rows_bytes(const StepSizes& sizes, int hosts, int local) {
   return (sizes.rows / local + 2 * hosts) * sizes.row_bytes;
 }
@@ -39,20 +39,20 @@ int smallest_host(const Order& order) {
 }  // namespace
 
 struct StepCommunicator::Mailbox {
-  alignas(64) ShmFlag batches;  // published
+  alignas(64) ShmFlag batches;  // number of published batches
   struct alignas(64) Taken : ShmFlag {};
   static int64_t bytes(int ranks, const StepSizes& sizes) {
     return int64_t(sizeof(Mailbox)) + ranks * int64_t(sizeof(Taken)) + sizes.batches * (1 + sizes.batch_ints) * 4;
   }
   Taken& taken(int i) { return reinterpret_cast<Taken*>(this + 1)[i]; }
-  // Batches lie here by turns: its length, then the batch.
+  // A ring of batches: the length, then the batch.
   int32_t* batch(int ranks, uint32_t number, const StepSizes& sizes) {
     return reinterpret_cast<int32_t*>(&taken(ranks)) + number % sizes.batches * (1 + sizes.batch_ints);
   }
 };
 
 struct StepCommunicator::Layout {
-  int64_t value, kept, slice;  // floats of a value; of one that every host keeps; of one rank's slice
+  int64_t value, kept, slice;  // floats of a value; of a value that every host keeps; of one rank's slice
   int64_t partials, sums, totals, slices, folded, logits, counters, rows, mailbox;
   int64_t floats() const { return partials + sums + totals + slices + folded + logits; }  // that the transport moves
 
@@ -155,8 +155,6 @@ void StepCommunicator::begin_receive(int peer, Tag tag, void* data, int64_t byte
 
 void StepCommunicator::wait() { parts_.channel->wait(pending_, call()); }
 
-// ---- batches
-
 void StepCommunicator::publish(const int32_t* batch, int64_t ints) {
   if (ints > sizes_.batch_ints)
     fail(Status::native, "a batch of %lld ints is larger than the %lld reserved", (long long)ints,
@@ -173,12 +171,12 @@ void StepCommunicator::publish(const int32_t* batch, int64_t ints) {
     }
   }
   put_into_mailbox(batch, ints);
-  // The next batch takes the place of the oldest one. No other comes behind the last one, so all go now.
+  // The next batch replaces the oldest one. After the last batch no other follows, so all are sent now.
   const size_t count = outgoing_.size(), awaited = ints == 0 ? count : std::min<size_t>(count, 1);
   for (size_t i = 0; i < awaited; i++) parts_.channel->wait(outgoing_[(batches_ + i) % count].messages, call());
 }
 
-// A host's leader hears from rank 0, the others from it.
+// A host's leader receives from rank 0; the other ranks receive from the leader.
 const int32_t* StepCommunicator::receive(int64_t* ints, std::vector<Channel::Pending>* outgoing) {
   if (local_rank != 0) return take_from_mailbox(ints, outgoing);
   wait_for_batch();
@@ -196,7 +194,7 @@ const int32_t* StepCommunicator::receive(int64_t* ints, std::vector<Channel::Pen
 void StepCommunicator::put_into_mailbox(const int32_t* batch, int64_t ints) {
   const uint32_t number = batches_++;
   if (local_size == 1) return;
-  for (int i = 1; i < local_size; i++)  // the slowest one makes room
+  for (int i = 1; i < local_size; i++)  // waits for the slowest reader
     parts_.rendezvous->await(mailbox_->taken(i), batches_ - uint32_t(sizes_.batches), i);
   int32_t* const place = mailbox_->batch(local_size, number, sizes_);
   place[0] = int32_t(ints);
@@ -208,7 +206,7 @@ const int32_t* StepCommunicator::take_from_mailbox(int64_t* ints, std::vector<Ch
   step_ = kBetween;
   parts_.rendezvous->name_call(call());
   batches_++;
-  if (outgoing)  // in the rendezvous nobody looks after the transport
+  if (outgoing)  // waiting in the rendezvous makes no progress on the transport
     for (Channel::Pending& message : *outgoing)
       while (!mailbox_->batches.reached(batches_) && !parts_.channel->test(message))
         parts_.channel->idle(kBusyIdleNs, call());
@@ -232,8 +230,6 @@ void StepCommunicator::wait_for_batch() {
     channel.idle(ns < kBusyNs ? kBusyIdleNs : ns < kLongIdleNs ? kIdleNs : kLongIdleNs, call());
   }
 }
-
-// ---- sums
 
 float* StepCommunicator::sum(int slot, int host) const {
   return host == host_ && local_size == 1 ? part(slot, 0) : sums_[slot] + host * kept_floats_;
@@ -274,8 +270,8 @@ void StepCommunicator::sum_hosts(int slot, int64_t floats, int step, Idle idle, 
   const int leaders = floats * 4 <= parts_.thresholds.leaders_bytes ? 1 : leaders_;
   const bool leads = local_rank < leaders;
   const int64_t begin = slice_begin(floats, local_rank, leaders), end = slice_begin(floats, local_rank + 1, leaders);
-  // All ranks of this host are in the exchange before this one or in this one, so nobody reads what the slot held two
-  // before.
+  // All ranks of this host are in this exchange or in the one before. So no rank reads the slot's value from two
+  // exchanges before.
   for (int k = 1; leads && !reduced_[slot] && k < host_count_; k++)
     begin_receive(same_place(other(k)), kSum, sum(slot, other(k)) + begin, (end - begin) * 4);
   meet(step, 0, idle);
@@ -290,7 +286,7 @@ void StepCommunicator::sum_hosts(int slot, int64_t floats, int step, Idle idle, 
   meet(step, grace_ns_, idle);
 }
 
-// Of the ranks of one local rank, each adds one slice of [begin, end) and gives it to the others.
+// Each of the ranks with the same local rank adds one slice of [begin, end) and sends it to the others.
 void StepCommunicator::add_slices(int slot, int64_t begin, int64_t end, bool folded) {
   const auto from = [&](int h) { return begin + slice_begin(end - begin, h, host_count_); };
   const auto bytes = [&](int h) { return (from(h + 1) - from(h)) * 4; };
@@ -325,14 +321,12 @@ void StepCommunicator::fold_hosts(float* out, const float* const* parts, int64_t
   parts_.order.fold_hosts(Element::f32, ReduceOp::sum, &to, 1, of_hosts, floats);
 }
 
-// ---- logits
-
 float* StepCommunicator::logits(int64_t* stride) {
   *stride = sizes_.vocab;
   return logits_ + sizes_.first_column;
 }
 
-// Row by row, straight into place: no rank needs a second copy of the logits.
+// Row by row, directly to the destination: no rank needs a second copy of the logits.
 void StepCommunicator::gather_logits(int64_t rows, int step) {
   meet(step, 0, {});  // also: this host's ranks have read all values of this step
   for (int64_t begin = 0; host_count_ > 1 && begin < rows; begin += kRowsAtOnce) {
@@ -347,8 +341,6 @@ void StepCommunicator::gather_logits(int64_t rows, int step) {
   }
   step_ = kBetween;
 }
-
-// ---- messages
 
 Channel::Pending StepCommunicator::isend(int peer, const void* data, int64_t bytes) {
   if (parts_.order.host_of(peer) != host_) sent_ += bytes;

@@ -18,7 +18,7 @@ int own_node() {
   return syscall(SYS_getcpu, &cpu, &node, nullptr) == 0 ? static_cast<int>(node) : 0;
 }
 
-// The first queue by which a page can really be copied.
+// The first queue that copies a test page correctly.
 std::unique_ptr<CopyEngine> open_dsa(std::string* reason) {
   std::string reasons;
   for (const DsaQueue& queue : find_dsa_queues("", own_node(), reason)) {

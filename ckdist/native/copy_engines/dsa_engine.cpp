@@ -37,7 +37,7 @@ namespace ckdist {
 namespace {
 
 constexpr int kSubmitTries = 256;           // with a pause each: some ten microseconds
-constexpr int64_t kLargestPiece = 1 << 30;  // far below what 32 bits hold
+constexpr int64_t kLargestPiece = 1 << 30;  // far below the limit of 32 bits
 constexpr uintptr_t kPage = 4096;
 
 uint64_t address_of(const void* p) { return reinterpret_cast<uint64_t>(p); }
@@ -46,7 +46,7 @@ uint8_t status_of(const DsaRecord& record) { return __atomic_load_n(&record.stat
 
 bool is(uint8_t status, DsaStatus kind) { return (status & kDsaStatusMask) == static_cast<uint8_t>(kind); }
 
-// Asks for every page of a range. A write leaves what is there.
+// Touches every page of a range with a write that keeps its content.
 void touch_pages(uint8_t* begin, int64_t bytes) {
   for (uint8_t* p = begin; p < begin + bytes;
        p = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(p) | (kPage - 1)) + 1))
@@ -58,7 +58,7 @@ void read_pages(const uint8_t* begin, int64_t bytes) {
     static_cast<void>(*static_cast<const volatile uint8_t*>(p));
 }
 
-// Whether a faulting address, whose lower 12 bits the device may have cleared, lies in a range.
+// True if a faulting address lies in a range. The device may have cleared the lower 12 bits of the address.
 bool lies_in(uint64_t address, const void* begin, int64_t bytes) {
   const uint64_t first = address_of(begin) & ~uint64_t(kPage - 1),
                  last = (address_of(begin) + static_cast<uint64_t>(bytes) - 1) | (kPage - 1);
@@ -79,16 +79,16 @@ DsaEngine::DsaEngine(std::unique_ptr<DsaPortal> portal, const DsaQueueLimits& li
 DsaEngine::~DsaEngine() {
   try {
     const auto under_way = [](const Job& job) { return job.waiting > 0; };
-    // poll() ends with every job done once the first deadline is over.
+    // poll() completes all jobs when the first deadline has passed.
     while (!stuck_ && std::any_of(jobs_, jobs_ + kJobs, under_way)) {
       for (Job& job : jobs_)
         if (job.waiting) poll(job);
       cpu_pause();
     }
     if (!closed_ && !stuck_) stuck_ = !portal_->close(close_ns_);
-  } catch (const Error&) {  // stuck
+  } catch (const Error&) {  // the device is stuck
   }
-  if (stuck_) {  // the device may still write: what it was told about stays
+  if (stuck_) {  // the device may still write: its memory is leaked
     static_cast<void>(memory_.release());
     static_cast<void>(portal_.release());
   }
@@ -111,12 +111,13 @@ bool DsaEngine::done(int64_t ticket) {
   if (stuck_) fail(Status::native, "%s", trouble_.c_str());
   if (ticket <= 0) return true;
   Job& job = jobs_[ticket % kJobs];
-  if (job.ticket != ticket) return true;  // its place was given to another since
+  if (job.ticket != ticket) return true;  // another ticket has taken its place
   if (job.waiting) poll(job);
   return job.waiting == 0;
 }
 
-// The copies as pieces of what the queue takes; what is more than a job holds is copied here. Returns the pieces.
+// Divides the copies into pieces that the queue accepts. Copies that exceed a job's pieces are made here. Returns the
+// number of pieces.
 int64_t DsaEngine::split(const Copy* copies, int count, Job& job) {
   const int64_t most = std::max<int64_t>(1, std::min(limits_.max_transfer, kLargestPiece));
   job.pieces = job.waiting = 0;
@@ -209,8 +210,8 @@ void DsaEngine::poll(Job& job) {
     if (!job.piece[i].waiting) continue;
     const uint8_t status = status_of(memory_->records[j][i]);
     if (!status && !was_batched) continue;
-    // A batch that ended without one of its records: the kernel may still write it (5.9), over the next job's, until
-    // the queue is closed.
+    // A batch ended without one of its records. The kernel may still write the record (5.9), over a record of the next
+    // job, until the queue is closed.
     if (!status) return abandon("it left records of a batch out");
     if (!was_batched) --in_queue_;
     settle(job, i, status);
@@ -233,8 +234,7 @@ void DsaEngine::settle(Job& job, int index, uint8_t status) {
   finish_here(job, index);
 }
 
-// After a page fault: everything that is left of the piece is asked for, since pages come in runs, and the device goes
-// on with it.
+// After a page fault: touches the rest of the piece, since faults come in runs, and lets the device continue.
 bool DsaEngine::resume(Job& job, int index) {
   Piece& piece = job.piece[index];
   const DsaRecord record = memory_->records[index_of(job)][index];
@@ -245,7 +245,7 @@ bool DsaEngine::resume(Job& job, int index) {
     note_error(record.status);
     return false;
   }
-  if (!record.result) {  // 8.3.4: it began at the beginning
+  if (!record.result) {  // 8.3.4: the copy ran from the beginning
     piece.to += record.completed;
     piece.from += record.completed;
   }
@@ -281,14 +281,14 @@ void DsaEngine::note_error(uint8_t status) {
   if (errors_ >= kMostErrors) give_up(text);
 }
 
-// Copies under way may still end; no new ones begin.
+// Starts no new copies. Copies in flight may still complete.
 void DsaEngine::give_up(const std::string& why) {
   if (given_up_) return;
   given_up_ = true;
   trouble_ = name_ + " is not used any more, streaming stores copy instead: " + why;
 }
 
-// The device is made to let go of everything, and what it left is copied here.
+// Closes the queue, so that the device stops using memory. Makes the remaining copies here.
 void DsaEngine::abandon(const std::string& why) {
   give_up(why);
   if (!closed_ && !portal_->close(close_ns_)) {
@@ -312,7 +312,7 @@ bool DsaEngine::works() {
   struct Trial {
     uint8_t from[kPage], to[kPage];
   };
-  Trial* const trial = new Trial();  // leaked where done() throws: the device may still write there
+  Trial* const trial = new Trial();  // leaked if done() throws: the device may still write to it
   for (size_t i = 0; i < kPage; ++i) trial->from[i] = static_cast<uint8_t>(i * 7 + 1);
   const Copy copy{trial->to, trial->from, static_cast<int64_t>(kPage)};
   const int64_t ticket = submit(&copy, 1);

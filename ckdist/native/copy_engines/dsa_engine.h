@@ -1,8 +1,8 @@
-// Copies by a work queue of an Intel Data Streaming Accelerator, through whatever takes its descriptors (DsaPortal).
+// Copies with a work queue of an Intel Data Streaming Accelerator, through a DsaPortal.
 //
-// What the device refuses, does not end in time, or ends with an error is copied here, and after a few of those the
-// device is given up. A page fault is not an error: the pages are touched and the device goes on behind what it had
-// copied.
+// Copies that the device refuses, does not complete in time, or ends with an error are made here. After a few of those
+// the device is given up. A page fault is not an error: the pages are touched, and the device continues after the bytes
+// it has copied.
 #pragma once
 #include <cstdint>
 #include <memory>
@@ -14,34 +14,34 @@
 
 namespace ckdist {
 
-// Where descriptors go: a queue of the kernel's (dsa_queue.h), or a device in software.
+// The destination of descriptors: a queue of the kernel (dsa_queue.h), or a device in software.
 class DsaPortal {
  public:
   virtual ~DsaPortal() = default;
-  // Hands over 64 bytes, aligned to 64, once; all stores before it are visible to the device. False: not taken, the
-  // queue is full.
+  // Submits 64 bytes, aligned to 64, once. All earlier stores are visible to the device. Returns false if the queue is
+  // full.
   virtual bool submit(const void* descriptor) = 0;
-  // Takes no more; true once the device touches nothing any more that was handed over, false if that takes longer than
-  // `ns`.
+  // Closes the queue. Returns true when the device no longer uses any memory of submitted descriptors, false if that
+  // takes longer than `ns`.
   virtual bool close(int64_t ns) = 0;
 };
 
 struct DsaQueueLimits {
-  std::string name;          // wq0.1
+  std::string name;          // for example wq0.1
   int64_t max_transfer = 0;  // bytes of one descriptor
   int64_t max_batch = 1;     // descriptors of one batch; below 2: no batches
-  int64_t credits =
-      0;  // descriptors that fit into a dedicated queue, which says nothing when it is full; 0: a shared queue
+  // Descriptors that fit into a dedicated queue, which does not report that it is full. 0: a shared queue.
+  int64_t credits = 0;
   bool block_on_fault = false;  // the device may wait for pages
 };
 
 class DsaEngine final : public CopyEngine {
  public:
-  static constexpr int kJobs = 32;          // tickets under way
+  static constexpr int kJobs = 32;          // tickets in flight
   static constexpr int kPieces = 16;        // descriptors of one ticket
-  static constexpr int kMostErrors = 3;     // of the device, until it is given up
-  static constexpr int kMostRefusals = 64;  // in a row, likewise
-  static constexpr int kMostFaults = 8;     // page faults of one piece that are met by touching pages
+  static constexpr int kMostErrors = 3;     // errors of the device until it is given up
+  static constexpr int kMostRefusals = 64;  // refusals in a row until it is given up
+  static constexpr int kMostFaults = 8;     // page faults of one piece that are resolved by touching pages
   static constexpr int64_t kCopyNs = 2'000'000'000, kCloseNs = 5'000'000'000;
 
   DsaEngine(std::unique_ptr<DsaPortal> portal, const DsaQueueLimits& limits, int64_t copy_ns = kCopyNs,
@@ -53,11 +53,11 @@ class DsaEngine final : public CopyEngine {
   bool done(int64_t ticket) override;
   const char* trouble() const override { return trouble_.empty() ? nullptr : trouble_.c_str(); }
 
-  // Whether the device copies: one page there and compared. Waits as long as a copy may take.
+  // Copies one page and compares it. Waits up to the time limit of a copy.
   bool works();
 
  private:
-  struct Piece {  // what is left of a copy, or of its part
+  struct Piece {  // the rest of a copy, or of a part of it
     uint8_t* to;
     const uint8_t* from;
     uint32_t bytes;
@@ -68,10 +68,10 @@ class DsaEngine final : public CopyEngine {
     int64_t ticket = 0;
     int64_t deadline = 0;
     int pieces = 0, waiting = 0;
-    bool batched = false;  // as one batch, which is not complete yet
+    bool batched = false;  // submitted as one batch, which is not complete yet
     Piece piece[kPieces];
   };
-  struct DeviceMemory {  // what the device reads and writes beside the copies themselves
+  struct DeviceMemory {  // memory of the device besides the copies
     DsaDescriptor descriptors[kJobs][kPieces], batches[kJobs];
     DsaRecord records[kJobs][kPieces], batch_records[kJobs];
   };
@@ -99,7 +99,7 @@ class DsaEngine final : public CopyEngine {
   std::unique_ptr<DeviceMemory> memory_;
   Job jobs_[kJobs];
   int64_t tickets_ = 0;
-  int64_t in_queue_ = 0;  // descriptors handed over and not known to be complete
+  int64_t in_queue_ = 0;  // submitted descriptors that are not known to be complete
   int errors_ = 0, refusals_ = 0;
   bool given_up_ = false, closed_ = false, stuck_ = false;
   std::string trouble_;

@@ -1,8 +1,8 @@
-// What an Intel Data Streaming Accelerator reads and writes: 64-byte descriptors and 32-byte completion records.
+// Descriptors (64 bytes) and completion records (32 bytes) of an Intel Data Streaming Accelerator.
 //
-// After Intel's Data Streaming Accelerator Architecture Specification, revision 3.0 (341204-006), whose sections are
-// named below. Numbers are little-endian, as the CPUs that have the device. Linux describes the same in linux/idxd.h,
-// which dsa_engine.cpp is held against where it is installed.
+// From Intel's Data Streaming Accelerator Architecture Specification, revision 3.0 (341204-006); comments name its
+// sections. Numbers are little-endian, as on the CPUs that have the device. Linux describes the same format in
+// linux/idxd.h; dsa_engine.cpp compares both at compile time if that header is installed.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -11,21 +11,21 @@ namespace ckdist {
 
 enum class DsaOperation : uint32_t { batch = 0x01, memory_move = 0x03 };  // 8.1.2
 
-// 8.1.3. All cache control flags 0 is "write data to memory" (8.1.3.1): as streaming stores do, and allowed on every
-// device.
+// 8.1.3. If all cache control flags are 0, the device writes data to memory (8.1.3.1), as streaming stores do. Every
+// device allows it.
 enum DsaFlag : uint32_t {
-  kDsaBlockOnFault = 1u << 1,   // reserved for batches, and where the queue does not allow it
+  kDsaBlockOnFault = 1u << 1,   // reserved for batches, and if the queue does not allow it
   kDsaRecordAddress = 1u << 2,  // the completion record's address is valid
-  kDsaRequestRecord = 1u << 3,  // a record is written after success too
+  kDsaRequestRecord = 1u << 3,  // a record is written even after success
 };
 
 struct alignas(64) DsaDescriptor {
-  uint32_t submitter;  // 8.1.1: PASID and privilege, which ENQCMD or the queue fills in
+  uint32_t submitter;  // 8.1.1: PASID and privilege, set by ENQCMD or the queue
   uint32_t operation;  // flags in bits 23:0, the operation in bits 31:24
   uint64_t record;     // address of the completion record
-  uint64_t source;     // a batch: address of its descriptors, aligned to 64 bytes
+  uint64_t source;     // of a batch: address of its descriptors, aligned to 64 bytes
   uint64_t destination;
-  uint32_t size;  // bytes; a batch: number of its descriptors, 2 at least
+  uint32_t size;  // bytes; of a batch: number of its descriptors, at least 2
   uint16_t interrupt;
   uint16_t reserved;
   uint8_t specific[24];
@@ -40,7 +40,7 @@ static_assert(offsetof(DsaDescriptor, size) == 32, "8.1.7");
 static_assert(offsetof(DsaDescriptor, interrupt) == 36, "8.1.8");
 static_assert(offsetof(DsaDescriptor, reserved) == 38 && offsetof(DsaDescriptor, specific) == 40, "8.3.4");
 
-// 5.8.1, of those that this project tells apart.
+// 5.8.1; only the values that this project distinguishes.
 enum class DsaStatus : uint8_t {
   none = 0x00,
   success = 0x01,
@@ -48,14 +48,14 @@ enum class DsaStatus : uint8_t {
   batch_failed = 0x05,
   batch_page_fault = 0x06
 };
-constexpr uint8_t kDsaStatusMask = 0x3f;  // 8.2.1: bit 7 says whether the faulting access was a write
+constexpr uint8_t kDsaStatusMask = 0x3f;  // 8.2.1: bit 7 is 1 if the faulting access was a write
 
 struct alignas(32) DsaRecord {
   uint8_t status;  // 0 until the device writes the record
-  uint8_t result;  // of a move that met a page fault: 1 if it ran from the end to the beginning (8.3.4)
+  uint8_t result;  // of a move with a page fault: 1 if it ran from the end to the beginning (8.3.4)
   uint8_t fault_info;
   uint8_t unused;
-  uint32_t completed;  // bytes before a page fault; a batch: descriptors processed
+  uint32_t completed;  // bytes before a page fault; of a batch: descriptors processed
   uint64_t fault_address;
   uint32_t invalid_flags;  // in bits 23:0, for status 0x11
   uint8_t specific[12];

@@ -27,7 +27,7 @@ namespace ckdist {
 namespace {
 
 constexpr size_t kPortalBytes = 4096;
-constexpr size_t kMostListed = 4;  // reasons in one line
+constexpr size_t kMostListed = 4;  // maximum reasons in one line
 
 std::string word_of(const std::string& path) {
   char text[64] = "";
@@ -49,7 +49,7 @@ std::vector<std::string> names_in(const std::string& folder) {
   return names;
 }
 
-// The number in a name such as dsa0; -1 where it is no such name. With `dot`, that of the device in one such as wq0.1.
+// The number in a name such as dsa0, or -1. With `dot`, the device number in a name such as wq0.1.
 int number_in(const std::string& name, const char* prefix, bool dot) {
   const size_t begin = std::strlen(prefix), dot_at = dot ? name.find('.') : name.size();
   const auto is_number = [&name](size_t from, size_t to) {
@@ -67,7 +67,7 @@ std::string joined(const std::vector<std::string>& parts) {
   return parts.size() > kMostListed ? all + "; and " + std::to_string(parts.size() - kMostListed) + " more" : all;
 }
 
-// CPUID.7.0:ECX. The kernel enables ENQCMD where it lets shared queues be enabled.
+// CPUID.7.0:ECX. The kernel enables ENQCMD if it allows shared queues.
 bool cpu_submits([[maybe_unused]] bool shared) {
 #if defined(__x86_64__)
   unsigned a = 0, b = 0, c = 0, d = 0;
@@ -88,7 +88,7 @@ __attribute__((target("movdir64b"))) void store_directly(void* portal, const voi
 
 class KernelPortal final : public DsaPortal {
  public:
-  // `page`: null where the kernel takes descriptors by write() alone.
+  // `page`: null if the kernel accepts descriptors only by write().
   KernelPortal(int descriptor, uint8_t* page, bool shared) : file_(descriptor), page_(page), shared_(shared) {}
   ~KernelPortal() override {
     if (file_ >= 0) close(0);
@@ -97,7 +97,7 @@ class KernelPortal final : public DsaPortal {
   bool submit(const void* descriptor) override {
 #if defined(__x86_64__)
     if (page_) {
-      _mm_sfence();  // neither instruction is ordered behind older stores
+      _mm_sfence();  // neither instruction is ordered after older stores
       uint8_t* const place = page_ + offset_;
       offset_ = (offset_ + sizeof(DsaDescriptor)) % kPortalBytes;  // stores to one address would wait for each other
       if (shared_) return enqueue(place, descriptor);
@@ -108,8 +108,8 @@ class KernelPortal final : public DsaPortal {
     return write(file_, descriptor, sizeof(DsaDescriptor)) == static_cast<ssize_t>(sizeof(DsaDescriptor));
   }
 
-  // The kernel's release of the last reference waits until the device has ended everything of this process. A child
-  // made by fork alone would hold one; whatever is executed does not.
+  // When the last reference is released, the kernel waits until the device has completed all work of this process. A
+  // child from fork() without exec() would hold a reference; an executed program does not.
   bool close(int64_t ns) override {
     struct Ending {
       std::mutex lock;
@@ -127,7 +127,7 @@ class KernelPortal final : public DsaPortal {
     file_ = -1;
     page_ = nullptr;
     try {
-      std::thread(end).detach();  // it may wait for ever
+      std::thread(end).detach();  // it may wait forever
     } catch (const std::exception&) { end(); }
     std::unique_lock<std::mutex> hold(ending->lock);
     return ending->changed.wait_for(hold, std::chrono::nanoseconds(ns), [&] { return ending->over; });
@@ -215,8 +215,9 @@ std::unique_ptr<DsaPortal> open_dsa_queue(const DsaQueue& queue, DsaQueueLimits*
   }
   void* const page = mmap(nullptr, kPortalBytes, PROT_WRITE, MAP_SHARED | MAP_POPULATE, file, 0);
   if (page != MAP_FAILED) return std::make_unique<KernelPortal>(file, static_cast<uint8_t*>(page), queue.shared);
-  if (errno == EPERM) {  // devices whose portals only CAP_SYS_RAWIO may map (INTEL-SA-01084): newer kernels take single
-                         // descriptors by write()
+  // Only CAP_SYS_RAWIO may map the portals of these devices (INTEL-SA-01084). Newer kernels accept single descriptors
+  // by write().
+  if (errno == EPERM) {
     limits->max_batch = 1;
     return std::make_unique<KernelPortal>(file, nullptr, queue.shared);
   }

@@ -1,4 +1,4 @@
-// The compiler's intrinsics, without the warnings that gcc 12 gives of its own headers.
+// The compiler's intrinsics, without the warnings that gcc 12 emits for its own headers.
 #pragma once
 #if defined(__x86_64__)
 #pragma GCC diagnostic push

@@ -16,7 +16,7 @@ void copy_plain(uint8_t* to, const uint8_t* from, int64_t bytes) {
 #if defined(__x86_64__)
 constexpr int64_t kLine = 64;
 
-// The part of a copy that is whole lines of `to`; what stands before and after it is copied plainly.
+// The part of a copy that is whole lines of `to`. The bytes before and after it are copied with plain stores.
 struct Body {
   uint8_t* to;
   const uint8_t* from;

@@ -1,5 +1,5 @@
-// Copies by streaming stores: they go to memory past the caches, so that what computes keeps its own there, and no line
-// is read to be overwritten.
+// Copies with streaming stores. They bypass the caches, so that computing threads keep their data there, and no line is
+// read before it is overwritten.
 #pragma once
 #include "copy_engines/copy_engine.h"
 
@@ -7,13 +7,12 @@ namespace ckdist {
 
 using StreamCopy = void (*)(uint8_t* to, const uint8_t* from, int64_t bytes);
 
-// Copies of vectors of 16, 32 or 64 bytes; null where this CPU has none. They are visible in no order until
-// stream_fence().
+// A copy with vectors of 16, 32 or 64 bytes; null if this CPU has none. Stores are unordered until stream_fence().
 StreamCopy stream_copy_of(int vector_bytes);
-// The widest of this CPU, or of the ISA that CKDIST_ISA names; plain copies on machines without streaming stores.
+// The widest vectors of this CPU, or of the ISA in CKDIST_ISA. Plain copies on machines without streaming stores.
 struct WidestStream {
   StreamCopy copy;
-  int vector_bytes;  // 0: plain
+  int vector_bytes;  // 0: plain copies
 };
 const WidestStream& widest_stream();
 void stream_fence();

@@ -15,7 +15,7 @@
 #include "core/numa.h"
 #include "core/number_file.h"
 
-// A sanitized build sees what passes the end of an arena, whose last page is rarely full.
+// Poisons the rest of an arena's last page, so that a sanitized build detects overruns.
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/asan_interface.h>
 #else
@@ -29,19 +29,20 @@ namespace {
 constexpr int64_t kHugePage = 2 << 20;
 constexpr int kTwoMegabytes = 21 << 26;       // MAP_HUGE_2MB
 constexpr int kPopulateWrite = 23;            // MADV_POPULATE_WRITE, Linux 5.14
-constexpr int64_t kPopulatePart = 256 << 20;  // worth a thread of its own
+constexpr int64_t kPopulatePart = 256 << 20;  // bytes worth a thread of their own
 constexpr int64_t kPopulateThreads = 16;
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 std::atomic<int64_t> promised{0};
 
-// Room left in the control group `group` of the hierarchy at `mount` and in those above it. Page cache counts as room.
+// Available bytes in the control group `group` of the hierarchy at `mount` and in its ancestors. Page cache counts as
+// available.
 int64_t room_below(const std::string& mount, std::string group, const char* limit_file, const char* used_file,
                    const char* cached) {
   int64_t room = kNoLimit;
   for (;;) {
     const std::string folder = mount + group;
     const int64_t limit = read_number(folder + limit_file, "", kNoLimit);
-    if (limit < kNoLimit / 2) {  // version 1 writes a number near the largest for none
+    if (limit < kNoLimit / 2) {  // version 1 writes a number near the largest if there is no limit
       const int64_t left =
           limit - read_number(folder + used_file, "", 0) + read_number(folder + "/memory.stat", cached, 0);
       room = std::min(room, std::max<int64_t>(left, 0));
@@ -52,7 +53,7 @@ int64_t room_below(const std::string& mount, std::string group, const char* limi
   }
 }
 
-// Of the control groups, of both versions, that this process is in.
+// Available bytes in the control groups, of both versions, of this process.
 int64_t control_group_room() {
   std::FILE* file = std::fopen("/proc/self/cgroup", "re");
   if (!file) return kNoLimit;
@@ -75,7 +76,7 @@ int64_t control_group_room() {
   return room;
 }
 
-// Explicit huge pages that nobody has claimed: on each of the nodes where they are wanted, else on the machine.
+// Unclaimed explicit huge pages: the sum over the wanted nodes, or of the machine.
 int64_t unclaimed_huge_pages(const MemoryNodes& wanted) {
   const std::string machine = "/sys/kernel/mm/hugepages/hugepages-2048kB";
   int64_t pages = std::max<int64_t>(
@@ -87,13 +88,13 @@ int64_t unclaimed_huge_pages(const MemoryNodes& wanted) {
   return wanted.nodes.empty() ? pages : std::min(pages, there / std::max(1, wanted.sharers));
 }
 
-// `bytes` in explicit huge pages on the wanted nodes, or null where too few are reserved.
+// Maps `bytes` of explicit huge pages on the wanted nodes. Returns null if too few are reserved.
 uint8_t* map_huge(int64_t bytes, const MemoryNodes& wanted) {
   if (unclaimed_huge_pages(wanted) < bytes / kHugePage) return nullptr;
   void* begin = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | kTwoMegabytes, -1, 0);
   if (begin == MAP_FAILED) return nullptr;
-  // The reserve is the machine's, not a node's: a strict bind could find its node's share gone.
+  // The reserve belongs to the machine, not to a node: with a strict bind the node's part could be used up.
   place_pages(begin, bytes, wanted, false);
   if (populate_huge(static_cast<uint8_t*>(begin), bytes)) return static_cast<uint8_t*>(begin);
   munmap(begin, static_cast<size_t>(bytes));
@@ -142,7 +143,7 @@ Arena::Arena(int64_t bytes, const char* purpose)
     return;
   }
   const MemoryNodes wanted = memory_nodes();
-  if ((data_ = map_huge(size_, wanted))) return;  // reserved pages are no part of the available memory
+  if ((data_ = map_huge(size_, wanted))) return;  // reserved pages do not count as available memory
   require_memory(size_, purpose);
   const int64_t reserved = size_ + kHugePage;
   void* begin = mmap(nullptr, static_cast<size_t>(reserved), PROT_READ | PROT_WRITE,
@@ -155,7 +156,7 @@ Arena::Arena(int64_t bytes, const char* purpose)
   data_ = first + head;
   if (head) munmap(first, static_cast<size_t>(head));
   if (kHugePage - head) munmap(data_ + size_, static_cast<size_t>(kHugePage - head));
-  madvise(data_, static_cast<size_t>(bytes / kHugePage * kHugePage), MADV_HUGEPAGE);  // a little stays little
+  madvise(data_, static_cast<size_t>(bytes / kHugePage * kHugePage), MADV_HUGEPAGE);  // small arenas keep small pages
   place_pages(data_, size_, wanted, true);
   ASAN_POISON_MEMORY_REGION(data_ + bytes, size_ - bytes);
 }

@@ -1,6 +1,6 @@
-// One block of memory for a rank's weights or cache, on the NUMA nodes that set_memory_nodes (core/numa.h) named:
-// explicit huge pages where enough are reserved, else anonymous pages that the system may make huge. The latter exist
-// only once touched, so the threads that fill the arena pay for them, not the maker.
+// One block of memory for a rank's weights or cache, on the NUMA nodes that set_memory_nodes (core/numa.h) chose. It
+// has explicit huge pages if enough are reserved, else anonymous pages, which the system may make huge. Anonymous pages
+// are allocated at their first touch, by the threads that fill the arena.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,8 +9,8 @@ namespace ckdist {
 
 class Arena {
  public:
-  // Throws Error(capacity) with both numbers when the machine, or the control group, has less memory left than `bytes`.
-  // `purpose` begins the message: "the weights".
+  // Throws Error(capacity) with both numbers if the machine, or the control group, has less than `bytes` of memory
+  // left. `purpose` begins the message, for example "the weights".
   Arena(int64_t bytes, const char* purpose);
   ~Arena();
   Arena(const Arena&) = delete;
@@ -24,20 +24,19 @@ class Arena {
   int64_t size_;
 };
 
-// Throws Error(capacity) as the constructor does. Memory that was promised to others of this process, who have not
-// touched it yet, is taken.
+// Throws Error(capacity) as the constructor does. Promised memory that is not touched yet counts as used.
 void require_memory(int64_t bytes, const char* purpose);
 
-// `bytes` (negative: fewer) of memory that was made will be touched later.
+// Announces that `bytes` of allocated memory will be touched later. A negative number takes a promise back.
 void promise_memory(int64_t bytes);
 
-// Bytes of explicit huge pages that nobody has claimed, on the wanted nodes.
+// Bytes of unclaimed explicit huge pages on the wanted nodes.
 int64_t unclaimed_huge_bytes();
-// Makes every huge page now: one that cannot be had (a control group's limit on them) is refused here, where a touch
-// would be a SIGBUS.
+// Allocates every huge page now. Returns false if one is not available (for example a limit of the control group); a
+// later touch would raise SIGBUS.
 bool populate_huge(uint8_t* begin, int64_t bytes);
 
-// Bytes that can still be allocated without swapping: of the machine, or of the control groups that this process is in.
+// Bytes that can be allocated without swapping: the minimum over the machine and the control groups of this process.
 int64_t available_memory();
 
 }  // namespace ckdist

@@ -1,4 +1,4 @@
-// A set of CPUs as the kernel takes it, however many there are: glibc's cpu_set_t ends at 1,024.
+// A set of any number of CPUs in the kernel's form. glibc's cpu_set_t ends at 1,024.
 #pragma once
 #include <errno.h>
 #include <sched.h>
@@ -9,7 +9,7 @@ namespace ckdist {
 
 class CpuMask {
  public:
-  static constexpr int kMaxCpus = 1 << 16;  // of the kernel: 8,192
+  static constexpr int kMaxCpus = 1 << 16;  // the kernel's limit is 8,192
 
   void add(int cpu) {
     if (cpu < 0 || cpu >= kMaxCpus) return;

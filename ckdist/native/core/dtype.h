@@ -1,5 +1,5 @@
-// Weight types and the size of one block of each. They are numbered as GGUF numbers them (ggml_type); those from
-// kOwnTypes on are of safetensors alone, and their blocks are what joining a tensor of codes with one of scales makes.
+// Weight types and the size of one block of each. They have GGUF's numbers (ggml_type). Types from kOwnTypes on exist
+// only in safetensors: their blocks join codes and scales of two tensors.
 #pragma once
 #include <cstdint>
 
@@ -34,7 +34,7 @@ enum class Type : int32_t {
   f8_e4m3 = 64,    // 8-bit floats, a float32 scale per 128 columns
   int4_32 = 65,    // a bfloat16 scale per 32 columns, codes around 8
   int4_32z = 66,   // a scale and a zero point per 32 columns
-  int4_128z = 67,  // a scale and a zero point per 128 columns
+  int4_128z = 67,  // as int4_32z, per 128 columns
 };
 
 constexpr int kOwnTypes = 64;
@@ -42,7 +42,7 @@ constexpr int kTypeCount = 68;  // one past the largest number, for tables index
 
 struct TypeTraits {
   const char* name;
-  int block_elements;  // 0: not a known type
+  int block_elements;  // 0: an unknown type
   int block_bytes;
 };
 

@@ -1,4 +1,4 @@
-// One failure type inside the library; guard() turns it into a status and a message at the C boundary.
+// The library's only exception type. guard() converts it to a status and a message at the C boundary.
 #pragma once
 #include <cstdarg>
 #include <cstdio>

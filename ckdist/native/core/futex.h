@@ -26,20 +26,20 @@ inline int64_t now_ns() {
   return int64_t(t.tv_sec) * 1000000000 + t.tv_nsec;
 }
 
-// What a waiting thread does between two polls.
+// Called between two polls of a waiting thread.
 struct Idle {
   void (*call)(void*) = [](void*) { cpu_pause(); };
   void* with = nullptr;
   void operator()() const { call(with); }
 };
 
-// A word that some threads change and others wait on. Stands alone on its cache line.
+// A word that some threads change and others wait for. It has its own cache line.
 struct alignas(64) Signal {
   std::atomic<uint32_t> value{0};
   std::atomic<uint32_t> sleepers{0};
 
   void set(uint32_t v) {
-    value.store(v, std::memory_order_seq_cst);  // ordered before the look at sleepers, or a sleeper could be missed
+    value.store(v, std::memory_order_seq_cst);  // ordered before the read of `sleepers`, or a sleeper could be missed
     wake();
   }
   void add(uint32_t n) {
@@ -59,8 +59,8 @@ struct alignas(64) Signal {
     sleepers.fetch_sub(1, std::memory_order_relaxed);
   }
 
-  // Waits until `done(value)`, spinning `spins` times before sleeping; `idle()` is called between polls, `tick()` after
-  // every sleep of at most `tick_ns` and throws to give up.
+  // Waits until `done(value)`. Polls `spins` times before it sleeps. Calls `idle()` between polls, and `tick()` after
+  // every sleep of at most `tick_ns`. `tick()` may throw to stop waiting.
   template <class Done, class Tick, class Idle>
   void wait(int spins, int64_t tick_ns, Done&& done, Tick&& tick, Idle&& idle) {
     for (int i = 0; i < spins; i++) {

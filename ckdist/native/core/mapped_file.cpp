@@ -18,26 +18,26 @@
 namespace ckdist {
 namespace {
 
-const int64_t page_size = page_bytes();  // known before the signal handler asks
+const int64_t page_size = page_bytes();  // initialized before a signal handler needs it
 constexpr int64_t kSampleBytes = 4096;
 constexpr int64_t kSamples = 64;
-std::mutex changing;  // the list's shape and the handler
+std::mutex changing;  // protects the list and the handler's installation
 
 }  // namespace
 
-// One mapping, as the handler finds it: in a list that only grows, whose free members are used again.
+// One mapping in a list that the signal handler reads. The list only grows; free members are reused.
 struct MappedFile::Guard {
   std::atomic<uintptr_t> begin{0}, end{0};  // end 0: free
   std::atomic<int64_t> damaged{-1};         // the first byte that could not be read
   Guard* next = nullptr;
   static std::atomic<Guard*> first;
-  static struct sigaction before;  // what SIGBUS did without us
+  static struct sigaction before;  // the SIGBUS action before ours
 };
 std::atomic<MappedFile::Guard*> MappedFile::Guard::first{nullptr};
 struct sigaction MappedFile::Guard::before;
 
-// Nothing here but system calls and atomics. What lies behind a page that cannot be read is given up with it: one
-// mapping more, however long the file was.
+// Only system calls and atomics are allowed here. Everything from the unreadable page on is replaced by zeros: one
+// additional mapping, for any length of the file.
 void MappedFile::on_bus_error(int, siginfo_t* info, void*) {
   const int error = errno;
   const uintptr_t at = reinterpret_cast<uintptr_t>(info->si_addr), page = at / page_size * page_size;
@@ -54,8 +54,8 @@ void MappedFile::on_bus_error(int, siginfo_t* info, void*) {
       return;
     }
   }
-  // Not ours: the instruction is run again and meets who was here before, or nobody the second time (who might call
-  // us).
+  // Not our mapping: restores the earlier handler, and the instruction runs again. The second time restores the default
+  // action, because the earlier handler may call this one.
   static std::atomic<bool> passed{false};
   struct sigaction plain = {};
   plain.sa_handler = SIG_DFL;
@@ -117,8 +117,8 @@ MappedFile::~MappedFile() {
   close(descriptor_);
 }
 
-// By system calls and not by the mapping, which has zeros in place of what could not be read. All of them are asked of
-// the disk first, so that they are waited for once.
+// Uses system calls, because the mapping has zeros in place of unreadable bytes. All samples are requested first, so
+// that one wait covers all of them.
 uint64_t MappedFile::checksum() const {
   const int64_t pages = (size() + kSampleBytes - 1) / kSampleBytes, count = std::min(pages, kSamples);
   const auto offset = [&](int64_t sample) {
@@ -127,7 +127,7 @@ uint64_t MappedFile::checksum() const {
   for (int64_t i = 0; i < count; ++i) posix_fadvise(descriptor_, offset(i), kSampleBytes, POSIX_FADV_WILLNEED);
   uint64_t sum = 0, words[kSampleBytes / 8];
   for (int64_t i = 0; i < count; ++i) {
-    std::memset(words, 0, sizeof words);  // what is behind the end
+    std::memset(words, 0, sizeof words);  // bytes after the end of the file
     if (pread(descriptor_, words, static_cast<size_t>(std::min(kSampleBytes, size() - offset(i))), offset(i)) < 0)
       fail(Status::model_file, "%s cannot be read at byte %" PRId64 ": %s", path_.c_str(), offset(i),
            std::strerror(errno));
@@ -139,8 +139,8 @@ uint64_t MappedFile::checksum() const {
   return sum;
 }
 
-// The last page of a shortened file reads as zeros without a signal, so the length is asked for, whatever was seen; and
-// a file that was written anew may be as long as before.
+// The last page of a shortened file reads as zeros without a signal, so the length is always checked. A rewritten file
+// may have the same length, so its time is checked too.
 void MappedFile::check() const {
   struct stat now;
   if (fstat(descriptor_, &now) != 0)
@@ -150,7 +150,7 @@ void MappedFile::check() const {
          "%s ends at byte %" PRId64 " of the %" PRId64
          " it had when it was opened: it changed while it was loaded; start again",
          path_.c_str(), static_cast<int64_t>(now.st_size), size());
-  // Every time, not once: a writer sets the time before the bytes. It takes 0.1 ms, and only of a file that was
+  // Every time, not once: a writer sets the time before the bytes. It takes 0.1 ms, and only for a file that was
   // touched.
   if (!written_to_ &&
       (now.st_mtim.tv_sec != status_.st_mtim.tv_sec || now.st_mtim.tv_nsec != status_.st_mtim.tv_nsec) &&

@@ -14,7 +14,7 @@
 namespace ckdist {
 namespace {
 
-constexpr int kMaxNodes = 1024;  // as the kernel's largest configuration
+constexpr int kMaxNodes = 1024;  // the kernel's largest configuration
 constexpr int kWordBits = 8 * sizeof(unsigned long);
 constexpr unsigned long kOfAddress = 2;  // MPOL_F_ADDR
 
@@ -27,12 +27,12 @@ bool set_policy(void* begin, int64_t bytes, MemoryPolicy policy, const std::vect
     if (node < 0 || node >= kMaxNodes) return false;
     mask[node / kWordBits] |= 1UL << (node % kWordBits);
   }
-  // The kernel reads one bit less than it is told.
+  // The kernel reads one bit less than the given number.
   return syscall(SYS_mbind, begin, static_cast<unsigned long>(bytes), static_cast<int>(policy), mask,
                  static_cast<unsigned long>(kMaxNodes + 1), 0UL) == 0;
 }
 
-// Bytes of a node that are free or hold cached files.
+// Bytes of a node that are free or in the page cache.
 int64_t node_room(int node) {
   const std::string path = "/sys/devices/system/node/node" + std::to_string(node) + "/meminfo",
                     name = "Node " + std::to_string(node);
@@ -57,7 +57,7 @@ MemoryNodes memory_nodes() {
 MemoryPolicy place_pages(void* begin, int64_t bytes, const MemoryNodes& wanted, bool strict) {
   if (access("/sys/devices/system/node/node1", F_OK) != 0) return MemoryPolicy::first_touch;
   const int own = memory_policy(nullptr);
-  if (own > 0 && own != static_cast<int>(MemoryPolicy::local)) return MemoryPolicy::first_touch;  // numactl has spoken
+  if (own > 0 && own != static_cast<int>(MemoryPolicy::local)) return MemoryPolicy::first_touch;  // set by numactl
   std::vector<int> nodes = wanted.nodes;
   if (nodes.size() > 1 && set_policy(begin, bytes, MemoryPolicy::interleaved, nodes)) return MemoryPolicy::interleaved;
   if (nodes.empty()) {
@@ -79,7 +79,7 @@ int memory_policy(const void* address) {
   if (syscall(SYS_get_mempolicy, &mode, mask, static_cast<unsigned long>(kMaxNodes), address,
               address ? kOfAddress : 0UL) != 0)
     return -errno;
-  return mode & 0xff;  // flags stand above
+  return mode & 0xff;  // the upper bits are flags
 }
 
 int page_nodes(uint8_t* begin, int64_t bytes, int samples, bool touch, int32_t* nodes) {
@@ -88,7 +88,7 @@ int page_nodes(uint8_t* begin, int64_t bytes, int samples, bool touch, int32_t* 
   std::vector<void*> addresses;
   for (int i = 0; i < samples; i++) {
     uint8_t* address = begin + static_cast<int64_t>(static_cast<double>(pages) * i / samples) * page;
-    if (touch) __atomic_fetch_or(address, uint8_t{0}, __ATOMIC_RELAXED);  // a write that leaves what is there
+    if (touch) __atomic_fetch_or(address, uint8_t{0}, __ATOMIC_RELAXED);  // a write that keeps the content
     addresses.push_back(address);
   }
   const long status =

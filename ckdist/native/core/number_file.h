@@ -1,4 +1,4 @@
-// Numbers in the kernel's small text files.
+// Reads numbers from the kernel's small text files.
 #pragma once
 #include <cstdint>
 #include <cstdio>
@@ -8,8 +8,8 @@
 
 namespace ckdist {
 
-// The number behind `key` in a file of "key number" lines, or the number that the file begins with when key is empty;
-// else `absent`.
+// The number after `key` in a file of "key number" lines, or the first number of the file if key is empty. Else
+// `absent`.
 inline int64_t read_number(const std::string& path, const std::string& key, int64_t absent) {
   std::FILE* file = std::fopen(path.c_str(), "re");
   if (!file) return absent;

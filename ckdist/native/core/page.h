@@ -1,4 +1,4 @@
-// The system's pages: 4 KiB on x86-64; 4, 16 or 64 KiB on Arm, as its kernel was built.
+// The system's page size: 4 KiB on x86-64; 4, 16 or 64 KiB on Arm, depending on the kernel.
 #pragma once
 #include <unistd.h>
 

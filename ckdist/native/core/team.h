@@ -1,4 +1,4 @@
-// The threads that make a step together, as one of them sees them.
+// The threads that run a step together, seen from one of them.
 #pragma once
 #include <cstdint>
 
@@ -11,9 +11,9 @@ class Team {
   Team(int thread, int threads) : thread(thread), threads(threads) {}
   const int thread, threads;
 
-  // Of n items those of this thread.
+  // This thread's part of n items.
   Range share(int64_t n) const { return {n * thread / threads, n * (thread + 1) / threads}; }
-  // All threads meet. The last to arrive runs `last()` before anyone goes on.
+  // Barrier over all threads. The last to arrive runs `last()` before the others continue.
   template <class Last>
   void meet(Last&& last) {
     run_last([](void* of) { (*static_cast<Last*>(of))(); }, &last);

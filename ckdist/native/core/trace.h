@@ -1,5 +1,5 @@
-// When a rank's threads did what: a lane per thread, a ring of events that exists before the first of them, so that
-// writing one is four stores. A thread that is not traced has no lane; all it pays is the test for one.
+// Records the times of the work of a rank's threads. Each thread has a lane: a ring of events that is allocated in
+// advance, so that an event costs four stores. A thread without tracing has no lane and only tests for one.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -15,27 +15,27 @@
 
 namespace ckdist {
 
-// Written by one thread; may be read by another meanwhile.
+// One thread writes it. Other threads may read it at the same time.
 class TraceLane {
  public:
   TraceLane(std::string name, int64_t events) : name(std::move(name)), size_(events), ring_(new Event[events]()) {}
   const std::string name;
 
-  // `begin` and `end` as of now_ns().
+  // `begin` and `end` are times of now_ns().
   void add(int32_t kind, int64_t begin, int64_t end, int32_t first = 0, int32_t second = 0, int32_t third = 0) {
     const int64_t count = count_.load(std::memory_order_relaxed);
     Event& e = ring_[next_];
     next_ = next_ + 1 == size_ ? 0 : next_ + 1;
     begun_.store(count + 1, std::memory_order_relaxed);
     std::atomic_thread_fence(
-        std::memory_order_release);  // who sees a word of this event sees that the one that stood here is gone
+        std::memory_order_release);  // a reader that sees this event's words also sees that the old event is gone
     e[0].store(begin, std::memory_order_relaxed);
     e[1].store(end, std::memory_order_relaxed);
     e[2].store(pair(kind, first), std::memory_order_relaxed);
     e[3].store(pair(second, third), std::memory_order_relaxed);
     count_.store(count + 1, std::memory_order_release);
   }
-  // The newest events, oldest first, into out[events]; returns their number, and how many came before them.
+  // Copies the newest events, oldest first, to out[events]. Returns their number. `dropped`: number of earlier events.
   int64_t read(ckdist_trace_event* out, int64_t* dropped) const {
     const int64_t end = count_.load(std::memory_order_acquire), begin = end > size_ ? end - size_ : 0;
     for (int64_t i = begin; i < end; i++) {
@@ -48,7 +48,7 @@ class TraceLane {
     }
     std::atomic_thread_fence(std::memory_order_acquire);
     const int64_t whole =
-        begun_.load(std::memory_order_relaxed) - size_;  // earlier ones may have been overwritten meanwhile
+        begun_.load(std::memory_order_relaxed) - size_;  // older events may have been overwritten since
     *dropped = whole > begin ? std::min(whole, end) : begin;
     if (*dropped > begin) std::copy(out + (*dropped - begin), out + (end - begin), out);
     return end - *dropped;
@@ -60,8 +60,8 @@ class TraceLane {
 
   const int64_t size_;
   int64_t next_ = 0;
-  std::unique_ptr<Event[]> ring_;             // cleared, so its pages are there
-  std::atomic<int64_t> count_{0}, begun_{0};  // events that are whole, and those that are being written besides
+  std::unique_ptr<Event[]> ring_;             // zeroed, so its pages are allocated
+  std::atomic<int64_t> count_{0}, begun_{0};  // complete events, and events that were started
 };
 
 class Trace {

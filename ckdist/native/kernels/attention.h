@@ -3,10 +3,10 @@
 // A block holds kBlockTokens = 16 positions of one layer for all kv-heads of the rank; isa/attention_block.h has its
 // bytes. Keys are stored after rotation.
 //
-// The context is split into spans of kSpan positions at absolute multiples of it. What a query takes from a span
-// depends on that span alone; the spans' parts are merged one after another. So the order of every sum depends on
-// absolute positions alone, never on how a prompt was split into chunks, on which other sequences share the batch, or
-// on how many threads divided the context.
+// The context is split into spans of kSpan positions that begin at multiples of kSpan. A query's result for a span
+// depends only on that span; the spans' parts are merged one after another. So the order of every sum depends only on
+// absolute positions. It does not depend on how a prompt was split into chunks, on the other sequences of the batch, or
+// on the number of threads that divided the context.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -16,12 +16,12 @@ namespace ckdist {
 constexpr int kBlockTokens = 16;
 constexpr int kSpan = 256;
 
-// Numbered as weight types are. i16: whole numbers of 16 bits with a scale per position, as precise as f16 and as many
-// bytes, and multiplied as they lie (see isa/attention_integer.cpp).
+// Numbers of weight types. i16: whole numbers of 16 bits with a scale per position. It has the precision and size of
+// f16, and products read it without conversion (see isa/attention_integer.cpp).
 enum class KvType : int32_t { f32 = 0, f16 = 1, q8_0 = 8, i16 = 25, bf16 = 30 };
 
-// What a cache holds of a token and kv-head. `latent`: no values; they are the first elements of the keys, which a
-// latent attention's heads share, and of the keys' type. What is behind them in a key has scales of its own.
+// The cache of one token and kv-head. `latent`: no values are stored. They are the first elements of the keys, which
+// all heads of latent attention share, with the keys' type. The elements after them have scales of their own.
 struct CacheShape {
   KvType key_type, value_type;
   int key_width, value_width;
@@ -29,8 +29,8 @@ struct CacheShape {
 };
 
 // Consecutive query tokens of one sequence against that sequence's cache, for the query heads that share one kv-head.
-// The task's own keys are in the cache already. Query i stands at first_position + i and sees positions <= its own, or
-// where attention is not causal all of `context`.
+// The task's own keys are already in the cache. Query i has position first_position + i. It sees positions <= its own,
+// or all of `context` if attention is not causal.
 struct AttentionTask {
   KvType key_type, value_type;
   int key_width, value_width;  // floats of a head's query and key, and of its value and output
@@ -38,8 +38,8 @@ struct AttentionTask {
   const uint8_t* kv;           // block 0 of this layer and kv-head
   int64_t block_stride;        // bytes from one block to the next
   const int32_t* block_table;  // block of positions [16 i, 16 i + 16)
-  // What the same thread attends to next: block 0 of its kv-head, and of its sequence the blocks that are read first.
-  // Null: not known.
+  // The next task of this thread, to prefetch: block 0 of its kv-head, and the blocks of its sequence that are read
+  // first. Null: unknown.
   const uint8_t* next_kv;
   const int32_t* next_table;  // (next_blocks,)
   int64_t next_blocks;
@@ -48,27 +48,29 @@ struct AttentionTask {
   int heads;
   const float* q;  // (tokens, heads, key_width) through the strides, in floats
   int64_t q_token_stride, q_head_stride;
-  float* out;  // (tokens, heads, value_width), likewise
+  float* out;  // (tokens, heads, value_width), through the strides, in floats
   int64_t out_token_stride, out_head_stride;
   float scale;     // scores are scale * q.k
   float soft_cap;  // 0: none; else cap * tanh(score / cap)
   int64_t window;  // 0: all; else only positions > own - window, and < own + window
   const float*
-      sinks;        // (heads,): a score of each head that has no value; null: none. Xiao et al. 2023, arXiv:2309.17453
-  int64_t context;  // of attention that is not causal: tokens that each query sees, or those of a window; 0: causal
-  // (heads, 2 bias_reach + 1): what is added to the score of a key by its position less the query's, which beyond the
-  // reach is as at its end; null: nothing. Raffel et al. 2020, arXiv:1910.10683, section 2.1
+      // (heads,): for each head a score without a value; null: none. Xiao et al. 2023, arXiv:2309.17453.
+      sinks;
+  // Not causal: the number of tokens that each query sees, within the window if there is one. 0: causal.
+  int64_t context;
+  // (heads, 2 * bias_reach + 1): added to the score of a key, by distance (key position - query position). Larger
+  // distances use the value at the end. Null: none. Raffel et al. 2020, arXiv:1910.10683, section 2.1.
   const float* bias;
   int64_t bias_reach;
 
   CacheShape cache() const { return {key_type, value_type, key_width, value_width, latent}; }
-  // Positions [from, to) that the query at a position sees.
+  // The query at a position sees positions [from, to).
   int64_t from(int64_t position) const { return window > 0 && position >= window ? position + 1 - window : 0; }
   int64_t to(int64_t position) const {
     if (context == 0) return position + 1;
     return window > 0 && position + window < context ? position + window : context;
   }
-  // Those that any query sees.
+  // Positions that at least one query sees.
   int64_t begin() const { return from(first_position); }
   int64_t end() const { return to(first_position + tokens - 1); }
   int64_t first_span() const { return begin() / kSpan; }
@@ -78,16 +80,16 @@ struct AttentionTask {
 struct AttentionKernel {
   // Bytes of one block for one kv-head (K tile and V tile), a multiple of 64.
   int64_t (*block_bytes)(const CacheShape& cache);
-  // Write one position's key and value (null where it is a part of the key) into its slot (0..15) of a block of one
-  // kv-head.
+  // Writes one position's key and value to slot 0..15 of a block of one kv-head. v is null if the value is a part of
+  // the key.
   void (*store)(const CacheShape& cache, uint8_t* block, int slot, const float* k, const float* v);
-  // Scratch for a task of at most `tokens` x `heads` queries, in bytes, 64-byte aligned; and bytes of one span's part
-  // of such a task.
+  // Bytes of scratch memory (64-byte aligned) for a task of at most `tokens` x `heads` queries, and bytes of one span's
+  // part of such a task.
   int64_t (*scratch_bytes)(const CacheShape& cache, int tokens, int heads);
   int64_t (*part_bytes)(const CacheShape& cache, int tokens, int heads);
   void (*attend)(const AttentionTask& task, uint8_t* scratch);
-  // The same in two: spans [first, last) of the task into parts[0 .. last - first), by any number of threads; then all
-  // its parts, from first_span() on, merged into `out`. The bits are attend()'s.
+  // The same in two calls. attend_spans: spans [first, last) of the task into parts[0 .. last - first), on any number
+  // of threads. Then merge: all parts, from first_span() on, into `out`. The bits are equal to those of attend().
   void (*attend_spans)(const AttentionTask& task, int64_t first, int64_t last, uint8_t* parts, uint8_t* scratch);
   void (*merge)(const AttentionTask& task, uint8_t* parts, uint8_t* scratch);
 };

@@ -1,8 +1,8 @@
 // Linear attention by the gated delta rule. Yang et al. 2024, arXiv:2412.06464.
 //
-// A token's update of the state is written as one pass over it, which also makes what the next token asks of it: a
-// state is read and written once per token, from the L1 cache. Every sum's order depends on the head's width alone, so
-// a token has the same bits however tokens are divided over calls.
+// One pass over the state updates it for a token and also computes the products for the next token. So the state is
+// read and written once per token, from the L1 cache. The order of every sum depends only on the head's width, so a
+// token has the same bits for any division of tokens over calls.
 #pragma once
 #include <cstdint>
 
@@ -11,11 +11,11 @@ namespace ckdist {
 // Consecutive tokens of one head.
 struct DeltaTokens {
   int count;
-  const float* q;      // (count, key_width), what is wanted of the state
+  const float* q;      // (count, key_width), queries
   const float* k;      // (count, key_width)
   const float* v;      // (count, columns)
-  const float* decay;  // (count,) by which the state is multiplied
-  const float* beta;   // (count,) how much of a new value it takes
+  const float* decay;  // (count,) factors of the state
+  const float* beta;   // (count,) weights of the new values
   float* out;          // (count, columns)
 };
 

@@ -19,15 +19,15 @@ enum class GateFunction : int32_t {
 struct ElementwiseKernel {
   // out[i] = x[i] / sqrt(mean(x^2) + eps) * weight[i]. out may be x. Zhang & Sennrich 2019, arXiv:1910.07467.
   void (*rms_norm)(const float* x, const float* weight, float eps, int64_t n, float* out);
-  // out[i] = sum over parts of part[p][i], in the order of p, plus x[i] first when x is not null. The all_reduce of few
-  // bytes.
+  // out[i] = sum over parts of part[p][i], in the order of p; x[i] is added first if x is not null. An all_reduce of
+  // few bytes.
   void (*sum_parts)(const float* x, const float* const* parts, int count, int64_t n, float* out);
   // Rotates halves: (x[i], x[i + n/2]) by angle i of (cos, sin), i < n/2. out may be x. Su et al. 2021,
   // arXiv:2104.09864.
   void (*rope)(const float* x, const float* cos, const float* sin, int64_t n, float* out);
-  // The same of neighbours: (x[2 i], x[2 i + 1]).
+  // Rotates neighbours: (x[2 i], x[2 i + 1]).
   void (*rope_pairs)(const float* x, const float* cos, const float* sin, int64_t n, float* out);
-  // Sum of x[i]^2, in an order that depends on n alone.
+  // Sum of x[i]^2, in an order that depends only on n.
   float (*sum_squares)(const float* x, int64_t n);
   // out[i] = x[i] * factor * weight[i]. out may be x.
   void (*scale_weighted)(const float* x, float factor, const float* weight, int64_t n, float* out);
@@ -40,23 +40,23 @@ struct ElementwiseKernel {
   void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int64_t n, float* out);
   // x[i] = cap * tanh(x[i] / cap)
   void (*soft_cap)(float* x, float cap, int64_t n);
-  // One ActivationRow from `n` floats that stand at columns [lead, lead + n) of `cols` columns; zeros elsewhere,
-  // padding included.
+  // Writes one ActivationRow from `n` floats, which are columns [lead, lead + n) of `cols` columns. Other columns and
+  // the padding are zeros.
   void (*prepare)(ActivationFormat format, const float* x, int64_t n, int64_t lead, int64_t cols, uint8_t* row);
   // out[i] += x[i]
   void (*add)(const float* x, int64_t n, float* out);
   // out[i] += factor * x[i]
   void (*add_scaled)(const float* x, float factor, int64_t n, float* out);
 
-  // Reductions of a row of logits. Maxima are strided, so that no sum goes across lanes: of n numbers, maximum 16 s + l
-  // is that of x[kMaxSpan s + 16 i + l] over i < kMaxSpan / 16. Writes max_count(n) of them; false where any number is
-  // NaN or infinite.
+  // Reductions of a row of logits. Maxima are strided, so that no operation crosses lanes: of n numbers, maximum 16 s +
+  // l is that of x[kMaxSpan s + 16 i + l] over i < kMaxSpan / 16. Writes max_count(n) maxima. Returns false if any
+  // number is NaN or infinite.
   bool (*maxima)(const float* x, int64_t n, float* out);
-  // The same of `kept`, which is x where bit i % 32 of allowed[i / 32] is set and `removed` elsewhere. kept may be x.
+  // The same for `kept`: x[i] if bit i % 32 of allowed[i / 32] is set, else `removed`. kept may be x.
   bool (*maxima_allowed)(const float* x, const uint32_t* allowed, float removed, int64_t n, float* kept, float* out);
-  // Sum of exp((x[i] - shift) * scale) over n; the terms go to `out` when it is not null.
+  // Sum of exp((x[i] - shift) * scale) over n. The terms are written to `out` if it is not null.
   double (*sum_exp)(const float* x, int64_t n, float shift, float scale, float* out);
-  // Sum of terms[i] over those i < n whose x[i] is at least `threshold`.
+  // Sum of terms[i] over all i < n with x[i] >= `threshold`.
   double (*sum_at_least)(const float* x, const float* terms, int64_t n, float threshold);
 };
 

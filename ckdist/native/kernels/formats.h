@@ -1,14 +1,14 @@
-// The format in which each level reads the activations of a product, by the type of its weights. Levels of every
-// architecture are here, so that a plan of a machine asks neither this build nor this CPU. The kernels under isa/ take
-// their format from here.
+// The activation format of a product, by level and type of the weights. The table has the levels of every architecture,
+// so that a plan for another machine does not depend on this build or this CPU. The kernels under isa/ take their
+// format from here.
 #pragma once
 #include "kernels/layout.h"
 #include "kernels/linear.h"
 
 namespace ckdist {
 
-// How a level multiplies floats of 16 and 8 bits: in pairs of bfloat16, or expanded to float32. Bytes are multiplied
-// as bytes on all.
+// How a level multiplies floats of 16 and 8 bits: in pairs of bfloat16, or expanded to float32. All levels multiply
+// bytes as bytes.
 struct LevelFormats {
   const char* name;
   bool bf16_pairs;

@@ -1,4 +1,4 @@
-// Row-wise kernels of training: what a backward pass needs beside matrix products. A sum's order is fixed by the row's
+// Row-wise kernels of training: the backward pass without matrix products. The order of a sum depends only on the row's
 // length.
 #pragma once
 #include <cstdint>

@@ -1,5 +1,6 @@
-// float16 and bfloat16 as bit patterns, converted one by one in portable C++. Kernels use vector instructions instead.
-// Everything is static: these lines are compiled for several ISAs and must not be merged by the linker.
+// Conversions between float and the bit patterns of float16 and bfloat16, one number at a time, in portable C++.
+// Kernels use vector instructions instead. All functions are static: they are compiled for several ISAs, and the linker
+// must not merge them.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -27,8 +28,8 @@ static inline uint16_t bf16_of_float(float value) {
   return static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
 }
 
-// A half's exponent and mantissa, moved to a float's place, are worth 2^-112 of the half; the product also normalises
-// subnormals.
+// The bits of a half's exponent and mantissa, shifted to a float's position, are the half's value * 2^-112. The product
+// also normalises subnormal numbers.
 static inline float float_of_half(uint16_t half) {
   const uint32_t magnitude = static_cast<uint32_t>(half & 0x7fffu) << 13;
   const uint32_t sign = static_cast<uint32_t>(half & 0x8000u) << 16;
@@ -38,20 +39,20 @@ static inline float float_of_half(uint16_t half) {
   return float_of_bits(bits | sign);
 }
 
-// 8-bit floats of 4 bits of exponent and 3 of mantissa, without infinities (E4M3FN): the magnitude, moved to a float's
-// place, is worth 2^-120 of them. The NaNs are two codes, which files may not have (runtime/joined_rows.h).
+// 8-bit floats with 4 bits of exponent and 3 of mantissa, without infinities (E4M3FN). The magnitude, shifted to a
+// float's position, is the value * 2^-120. Two codes are NaN; files must not contain them (runtime/joined_rows.h).
 static inline float float_of_e4m3(uint8_t bits) {
   const float scaled = float_of_bits((bits & 0x7fu) << 20) * float_of_bits(0x7b800000u);  // 2^120
   return float_of_bits(bits_of_float(scaled) | (bits & 0x80u) << 24);
 }
 
-// 2 to the power of (exponent - 128), E8M0 halved; the least two are subnormal numbers.
+// 2^(exponent - 128), which is E8M0 / 2. The two smallest values are subnormal numbers.
 constexpr uint32_t kLeastPower = 0x00200000u;  // 2^-128
 static inline float float_of_exponent(uint8_t exponent) {
   return float_of_bits(exponent < 2 ? kLeastPower << exponent : static_cast<uint32_t>(exponent - 1) << 23);
 }
 
-// Round to nearest even. Adding a power of two makes the float adder drop exactly the bits that a half does not hold.
+// Rounds to nearest even. Adding a power of two makes the float adder drop exactly the bits that a half does not have.
 static inline uint16_t half_of_float(float value) {
   const uint32_t bits = bits_of_float(value);
   const uint32_t sign = bits >> 16 & 0x8000u;

@@ -1,9 +1,9 @@
-// Types that are packed as they are stored: the words of a block of 256 columns, those of 16 rows side by side. Their
-// codes, places in a grid or ternary numbers, are expanded to a block of codes of 8 bits (layout_of the type) in the
-// cache, once for the tokens of a strip, or for all where a few strips read them.
+// Types that are packed as they are stored: the words of a block of 256 columns, with 16 rows interleaved. Their codes
+// (indices into a grid, or ternary numbers) are expanded to a block of 8-bit codes (layout_of the type) in the cache:
+// once for the tokens of a strip, or once for all tokens if several strips read them.
 //
-// A packed block holds [word][16 rows] of 4 bytes, then the rows' float16 scales where they stand apart, and is filled
-// up to a cache line.
+// A packed block is [word][16 rows] of 4 bytes, then the rows' float16 scales if they are separate, then padding to a
+// cache line.
 #pragma once
 #include <cstdint>
 
@@ -13,12 +13,12 @@
 namespace ckdist {
 
 struct InterleavedLayout {
-  int words;     // of a row; 0: the type is packed in another way
-  int words_at;  // their first byte in a stored block
-  int scale_at;  // that of the block's float16 scale; -1: its bits are spread over the words
-  float unit;    // value = block scale * unit * (scale of the group) * (code - 128)
+  int words;     // words of a row; 0: the type is packed in another way
+  int words_at;  // offset of the words in a stored block
+  int scale_at;  // offset of the block's float16 scale; -1: its bits are spread over the words
+  float unit;    // value = block scale * unit * group scale * (code - 128)
 
-  constexpr int scales() const { return 4 * kTileRows * words; }  // where they stand in a packed block
+  constexpr int scales() const { return 4 * kTileRows * words; }  // offset of the scales in a packed block
   constexpr int bytes() const { return (scales() + (scale_at < 0 ? 0 : 2 * kTileRows) + 63) / 64 * 64; }
 };
 
@@ -39,11 +39,11 @@ constexpr InterleavedLayout interleaved_of(Type type) {
 
 constexpr bool is_interleaved(Type type) { return interleaved_of(type).words > 0; }
 
-// The grid of a type. A code is 128 + level, or 128 - level where the column's sign bit is set; IQ1's sign bits say how
-// it leans: its codes are 128 + eight times -1, 0 or 1, plus 1, or minus 1 where the bit is set.
+// The grid of a type. A code is 128 + level, or 128 - level if the column's sign bit is set. IQ1: codes are 128 + 8 *
+// level + 1, or - 1 if the bit is set, with levels -1, 0 and 1.
 struct Grid {
   const uint16_t* entries;
-  int count, values;                 // values of an entry: 8 or 4
+  int count, values;                 // number of entries; values of an entry: 8 or 4
   uint8_t positive[8], negative[8];  // codes by level
 };
 
@@ -71,12 +71,12 @@ constexpr Grid grid_of(Type type) {
   }
 }
 
-// Place of value `i` of an entry among the levels.
+// Index of the level of value `i` of an entry.
 constexpr int level_of(const Grid& grid, uint32_t entry, int i) {
   return entry >> (16 / grid.values * i) & (grid.values == 8 ? 3 : 7);
 }
 
-// The codes of a grid's entries with no sign bit set, in words of 4 columns.
+// The codes of a grid's entries without sign bits, in words of 4 columns.
 template <Type type>
 struct GridWords {
   static constexpr Grid grid = grid_of(type);
@@ -92,19 +92,19 @@ struct GridWords {
 template <Type type>
 inline constexpr GridWords<type> kGridWords = {};
 
-// What is known of 32 columns of one row (a number) or of several (a vector of them), wherever their type stores it.
-// `load(i)` gives word i of the block.
+// The fields of 32 columns of one row (Word is a number) or of several rows (a vector), for every way of storing them.
+// `load(i)` returns word i of the block.
 template <Type type, class Word>
 struct GroupBits {
-  Word index[8];  // of the grid's entries: 4 or 8
-  Word signs;     // bit i belongs to column i
-  Word scale[2];  // of 16 columns each, or one of all
+  Word index[8];  // indices of grid entries: 4 or 8
+  Word signs;     // bit i is the sign of column i
+  Word scale[2];  // scales of 16 columns each, or one of all
 
   template <class Load>
   [[gnu::always_inline]] static inline GroupBits of(int g, const Load& load);
 };
 
-// Bytes of 7 bits each, with a top bit that makes the number of their ones even.
+// Sets the top bit of each byte, which has 7 bits, so that the number of ones is even.
 template <class Word>
 [[gnu::always_inline]] inline Word with_parity(Word bytes) {
   Word p = bytes ^ (bytes >> 4 & 0x0f0f0f0fu);
@@ -113,7 +113,7 @@ template <class Word>
   return bytes | (p & 0x01010101u) << 7;
 }
 
-// Four times 7 bits as four bytes.
+// Spreads four fields of 7 bits to four bytes.
 template <class Word>
 [[gnu::always_inline]] inline Word spread_sevens(Word w) {
   return (w & 0x7fu) | (w << 1 & 0x7f00u) | (w << 2 & 0x7f0000u) | (w << 3 & 0x7f000000u);
@@ -123,7 +123,7 @@ template <Type type, class Word>
 template <class Load>
 [[gnu::always_inline]] inline GroupBits<type, Word> GroupBits<type, Word>::of(int g, const Load& load) {
   GroupBits b = {};
-  const int byte = 8 * (g % 4), pair = 16 * (g % 2);  // of byte g of four, of half word g of two
+  const int byte = 8 * (g % 4), pair = 16 * (g % 2);  // bit offsets of byte g of four, of half word g of two
   if constexpr (type == Type::iq2_xxs || type == Type::iq3_xxs) {
     const Word last = load(type == Type::iq2_xxs ? 2 * g + 1 : 16 + g);
     b.signs = with_parity(spread_sevens(last));
@@ -164,14 +164,15 @@ template <class Load>
   return b;
 }
 
-// IQ1_M's block scale: four bits in the top of each of its four half words of scales.
+// IQ1_M's block scale: its four half words of scales have four bits of it each, at their top.
 template <class Word>
 [[gnu::always_inline]] inline Word iq1_m_scale(Word first, Word second) {
   return (first >> 12 & 0x000fu) | (first >> 24 & 0x00f0u) | (second >> 4 & 0x0f00u) | (second >> 16 & 0xf000u);
 }
 
-// Where the ternary numbers of a step (4 columns) are stored: TQ1_0 has five to a byte, as a fraction of 3^5, columns
-// 0..159 in words 0..7, 160..239 in words 8..11, and 240..255, four to a byte, in word 12; TQ2_0 has four to a byte.
+// The position of the ternary numbers of a step (4 columns). TQ1_0 has five in a byte, as a fraction of 3^5: columns
+// 0..159 in words 0..7, columns 160..239 in words 8..11. Columns 240..255 are in word 12, four in a byte. TQ2_0 has
+// four in a byte.
 struct TernaryPlace {
   int word, part;
 };

@@ -1,8 +1,8 @@
-// The kernels of one level of instructions (ISA) as one table, and the choice of it at load by what the CPU says of
-// itself (or CKDIST_ISA, for a lower one). A level is a set of capabilities that CPUs come in: vectors, the dot product
-// of bytes, that of bfloat16, tiles. Kernel files under isa/ are compiled once per level that has what they ask for,
-// into a namespace of its name, and include no STL, or the linker may keep an AVX-512 copy of an inline function for
-// everybody.
+// The kernels of one level of instructions (ISA) as one table. The table is chosen at load by the CPU's features (or by
+// CKDIST_ISA, for a lower level). A level is a combination of features that exists in CPUs: vectors, the dot product of
+// bytes, that of bfloat16, tiles. Kernel files in isa/ are compiled once per level that has the features they need,
+// into a namespace of the level's name. They include no STL: otherwise the linker could keep an AVX-512 copy of an
+// inline function for all levels.
 #pragma once
 #include <string>
 #include <vector>
@@ -40,16 +40,16 @@ struct Kernels {
   DeltaRuleKernel delta_rule;
 };
 
-// A level of instructions, and what this CPU lacks for it: its flags as /proc/cpuinfo names them, or "" where nothing
-// is missing.
+// A level of instructions, and the features that this CPU lacks for it, as in /proc/cpuinfo; "" if none is missing.
 struct Level {
   const Kernels* kernels;
   std::string lacks;
 };
 
-const std::vector<Level>& levels();  // of this build, best first
-const Kernels& kernels();            // those chosen at load; an Error where CKDIST_ISA names what is not available
-const Kernels& kernels_named(const char* isa);  // an Error where this build or this CPU lacks it
+const std::vector<Level>& levels();  // levels of this build, best first
+// The kernels chosen at load. Throws Error if CKDIST_ISA names a level that is not available.
+const Kernels& kernels();
+const Kernels& kernels_named(const char* isa);  // throws Error if this build or this CPU lacks it
 void use_kernels(const char* isa);              // from now on; an Error as of kernels_named
 
 }  // namespace ckdist

@@ -31,11 +31,11 @@ uint32_t load32(const uint8_t* at) {
   return value;
 }
 
-// A word's second and third byte change places, as the columns of 8-bit floats do.
+// Exchanges the second and third byte of a word, as in the columns of 8-bit floats.
 uint32_t swapped(uint32_t word) { return (word & 0xff0000ffu) | (word >> 8 & 0xff00u) | (word << 8 & 0xff0000u); }
 
-// One row's 32 codes, as words of 4 columns, into one plane of `bits` bits per code, starting at bit `shift` of the
-// code.
+// Packs one row's 32 codes, in words of 4 columns, to one plane of `bits` bits per code, from bit `shift` of the code
+// on.
 template <int bits, int shift>
 void pack_plane(const uint32_t* words, uint8_t* plane) {
   if constexpr (bits == 6) {
@@ -46,7 +46,8 @@ void pack_plane(const uint32_t* words, uint8_t* plane) {
   }
   constexpr int per_vector = 8 / bits;
   constexpr uint32_t mask = 0x01010101u * ((1u << bits) - 1);
-  // Step s is part s / vectors of vector s % vectors for nibbles, part s % 4 of vector s / 4 for two bits.
+  // The position of step s: nibbles are in part s / vectors of vector s % vectors, two bits in part s % 4 of vector s /
+  // 4.
   constexpr int vectors = kSteps / per_vector;
   for (int v = 0; v < vectors; ++v) {
     uint32_t word = 0;
@@ -76,13 +77,13 @@ void unpack_plane(const uint8_t* plane, uint32_t* words) {
                                                                        << shift;
 }
 
-// Where the byte of a group's minimum stands in a packed block.
+// Offset of the byte of a group's minimum in a packed block.
 template <Type type>
 int minimum_at(int group, int row) {
   return layout_of(type).group_minima() + group / 4 * 4 * kTileRows + row * 4 + group % 4;
 }
 
-// Codes and scales of one source block into row `row` of a packed block, from column `first` of it on.
+// Packs codes and scales of one source block to row `row` of a packed block, from its column `first` on.
 template <Type type>
 void pack_block(const Block& source, int row, int first, uint8_t* block) {
   constexpr BlockLayout layout = layout_of(type);
@@ -216,7 +217,7 @@ struct InterleavedTiles {
   }
 };
 
-// Element: the bits of one weight; depth: columns that lie together, [column / depth][16 rows][depth].
+// Element: the bits of one weight. depth: columns that are stored together, [column / depth][16 rows][depth].
 template <class Element, int depth, float (*value)(Element)>
 struct FloatTiles {
   static int64_t tile_bytes(int64_t cols) {

@@ -1,24 +1,25 @@
-// The packed layout of the block-quantised types, as one description per type, and the packing that follows it.
+// The packed layout of the block-quantised types, as one description per type, and the packing functions.
 //
-// A tile is a run of packed blocks. A packed block holds 16 rows x 256 columns of a K-type, 16 rows x 64 columns of the
-// others:
-//   half floats [16]      the block's scale, then that of its minima (K-types alone)
-//   scales and minima     of its groups of 16 or 32 columns, [group][16]; minima of unsigned bytes lie as codes do,
-//   [group / 4][16][4];
-//                         filled up to a cache line
-//   for every 32 columns  the low plane, then the high plane where there is one
-// in the order in which a product reads them, which memory is fastest in. Vectors are the 64 codes of 4 columns (a
-// "step") of all 16 rows, [row][column]; of the 8 steps
+// A tile is a sequence of packed blocks. A packed block has 16 rows x 256 columns of a K-type, 16 rows x 64 columns of
+// other types:
+//   half floats [16]      the block's scale, then the scale of its minima (only K-types)
+//   scales and minima     of its groups of 16 or 32 columns, [group][16]; minima of unsigned bytes are stored like
+//                         codes, [group / 4][16][4]; padded to a cache line
+//   for every 32 columns  the low plane, then the high plane if there is one
+// This is the order in which a product reads them, so that memory is fast. Vectors are the 64 codes of 4 columns (a
+// "step") of all 16 rows, [row][column]. For 8 steps
 //   a plane of 8 bits has 8 vectors, vector i holds step i
 //   a plane of 6 bits has 3 vectors per 4 steps, vector i holds step i in its low bits, and bits 2i and 2i + 1 of the
-//   fourth step above a plane of 4 bits has 4 vectors, vector i holds steps i (low nibble) and i + 4 a plane of 2 bits
-//   has 2 vectors, vector i holds steps 4i (lowest bits) to 4i + 3 a plane of 1 bit has 1 vector, whose bit i belongs
-//   to step i
-// so that any 32 columns unpack alike. Types whose codes index a grid, and ternary ones, are packed as they are stored
-// (kernels/interleaved.h) and expanded to such a block with a plane of 8 bits, which a product reads from the cache.
-// float32 and float16 tiles are [column][16], bfloat16 [column / 2][16][2], columns padded to 16. 8-bit floats have a
-// plane of 8 bits whose words of four columns hold the first, the third, the second and the fourth: the bytes of even
-// place are a pair of neighbours then, as a product of bfloat16 wants them, and so are the others.
+//     fourth step above
+//   a plane of 4 bits has 4 vectors, vector i holds steps i (low nibble) and i + 4
+//   a plane of 2 bits has 2 vectors, vector i holds steps 4i (lowest bits) to 4i + 3
+//   a plane of 1 bit has 1 vector, whose bit i belongs to step i
+// so that any 32 columns are unpacked in the same way. Types whose codes index a grid, and ternary types, are packed as
+// they are stored (kernels/interleaved.h) and expanded to such a block with a plane of 8 bits, which a product reads
+// from the cache. float32 and float16 tiles are [column][16], bfloat16 [column / 2][16][2], with columns padded to 16.
+// 8-bit floats have a plane of 8 bits. Its words of four columns hold the first, the third, the second and the fourth
+// column: so the bytes at even positions are a pair of neighbours for a product of bfloat16, and so are the bytes at
+// odd positions.
 #pragma once
 #include <cstdint>
 
@@ -28,46 +29,47 @@
 namespace ckdist {
 
 constexpr int kGroupColumns = 32;    // columns that share an activation scale
-constexpr int kFloatColumnPad = 16;  // of tiles of float types
+constexpr int kFloatColumnPad = 16;  // columns of tiles of float types are padded to this
 
 enum class ScaleKind {
-  half,           // a float16 per group of 32; minima likewise
-  unsigned_byte,  // block scale * byte; minima likewise
+  half,           // a float16 per group of 32; the same for minima
+  unsigned_byte,  // block scale * byte; the same for minima
   signed_byte,    // block scale * signed byte
-  exponent,       // 2 to the power of (byte - 128), of every group of 32
+  exponent,       // 2^(byte - 128) for every group of 32
   expanded,       // block scale, a float32, * signed byte
   nibbles,        // block scale * low nibble; minimum: block minimum scale * high nibble
   bfloat,         // a bfloat16 per group
-  zeroed,         // a float32 per group, whose four lowest bits are not its own: they are the zero point
+  zeroed,         // a float32 per group; its four lowest bits are the zero point
   single,         // a float32 per group
 };
 
-// value = scale * (code - offset), or scale * code - minimum where `minimum` is set: of zeroed scales that is scale *
-// zero point.
+// value = scale * (code - offset), or scale * code - minimum if `minimum` is set. With zeroed scales the minimum is
+// scale * zero point.
 struct BlockLayout {
-  int columns;    // of one packed block
-  int low_bits;   // of a code: the plane of 8, 6, 4 or 2 bits
-  int high_bits;  // the plane above it: 0, 1 or 2 bits
+  int columns;    // columns of one packed block
+  int low_bits;   // bits of a code in the low plane: 8, 6, 4 or 2
+  int high_bits;  // bits of a code in the high plane: 0, 1 or 2
   int group;      // columns that share a scale: 16, 32 or 128
   int offset;
   bool minimum;
   ScaleKind scales;
-  bool codebook;  // codes index codebook_of the type; what is found there is a code of 8 bits with the offset
+  // Codes index codebook_of the type. Its entries are 8-bit codes with the offset.
+  bool codebook;
 
-  // Scales of groups are whole numbers, exact in products before the block's scale.
+  // True if scales of groups are integers, which are multiplied exactly before the block's scale.
   constexpr bool whole() const {
     return scales == ScaleKind::unsigned_byte || scales == ScaleKind::signed_byte || scales == ScaleKind::expanded;
   }
-  // Each group's scale stands alone; elsewhere it is relative to the block's.
+  // True if each group's scale is absolute; else it is relative to the block's scale.
   constexpr bool alone() const {
     return scales == ScaleKind::half || scales == ScaleKind::exponent || scales == ScaleKind::bfloat ||
            scales == ScaleKind::zeroed || scales == ScaleKind::single;
   }
-  // Columns that are summed before they are scaled, of which 32 have a scale of the activations; and how often so many
-  // are in 32.
+  // unit: columns that are summed before they are scaled; 32 columns share a scale of the activations. parts: units in
+  // 32 columns.
   constexpr int unit() const { return group < kGroupColumns ? group : kGroupColumns; }
   constexpr int parts() const { return kGroupColumns / unit(); }
-  // Which of a block's scales is that of its unit `index`.
+  // Index of the group scale of unit `index`.
   constexpr int scale_of(int index) const { return index * unit() / group; }
   constexpr int largest_code() const { return codebook ? 2 * offset - 1 : (1 << (low_bits + high_bits)) - 1; }
   constexpr int groups() const { return columns / group; }
@@ -88,8 +90,8 @@ struct BlockLayout {
     if (scales == ScaleKind::expanded) return 4 * kTileRows;
     return alone() ? 0 : 2 * kTileRows * (minimum ? 2 : 1);
   }
-  // Where whole scales are summed over the block, its own scale and the minima are read after the codes, else before
-  // them.
+  // With integer scales, sums run over the block, and its own scale and the minima are read after the codes; else
+  // before them.
   constexpr int group_scales() const { return whole() ? 0 : block_scales(); }
   constexpr int head() const {
     return group_scales() + all_group_scales() * (minimum && scales == ScaleKind::half ? 2 : 1);
@@ -105,17 +107,17 @@ struct BlockLayout {
   constexpr int bytes() const { return (used() + 63) / 64 * 64; }
 };
 
-// IQ4's sixteen values, shifted by 128 to be unsigned; twice those of FP4 (E2M1), shifted by 16.
+// IQ4's sixteen values, shifted by 128 to be unsigned; and FP4's values (E2M1) times 2, shifted by 16.
 constexpr uint8_t kIq4Codebook[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
 constexpr uint8_t kFp4Codebook[16] = {16, 17, 18, 19, 20, 22, 24, 28, 16, 15, 14, 13, 12, 10, 8, 4};
-constexpr int kCodebookOffset = 128;  // of IQ4, and of codes of 8 bits
+constexpr int kCodebookOffset = 128;  // offset of IQ4, and of codes of 8 bits
 constexpr const uint8_t* codebook_of(Type type) { return type == Type::mxfp4 ? kFp4Codebook : kIq4Codebook; }
 
-constexpr uint32_t kZeroPoint = 0x0f;  // the bits of a zeroed scale that are its zero point
+constexpr uint32_t kZeroPoint = 0x0f;  // the bits of a zeroed scale that hold its zero point
 
 constexpr bool is_float8(Type type) { return type == Type::f8_e4m3; }
 
-// What blocks of a grid or of ternary numbers are expanded to, with a scale for so many columns.
+// The expanded layout of blocks of a grid or of ternary numbers, with a scale for `group` columns.
 constexpr BlockLayout expanded_layout(int group) { return {256, 8, 0, group, 128, false, ScaleKind::expanded, false}; }
 
 constexpr BlockLayout layout_of(Type type) {
@@ -147,13 +149,13 @@ constexpr BlockLayout layout_of(Type type) {
   // clang-format on
 }
 
-// Columns that stay together where a matrix is divided.
+// Columns that stay together when a matrix is divided.
 constexpr int undivided_columns(Type type) {
   const int block = type_traits(type).block_elements, group = layout_of(type).columns ? layout_of(type).group : 1;
   return block > group ? block : group;
 }
 
-// Of byte types activations are bytes too.
+// Activations of byte types are bytes too.
 // clang-format off
 #define CKDIST_EACH_INTERLEAVED_TYPE(X) \
   X(iq1_s) X(iq1_m) X(iq2_xxs) X(iq2_xs) X(iq2_s) X(iq3_xxs) X(iq3_s) X(tq1_0) X(tq2_0)
@@ -164,8 +166,7 @@ constexpr int undivided_columns(Type type) {
 #define CKDIST_EACH_TYPE(X) X(f32) X(f16) X(bf16) CKDIST_EACH_BLOCK_TYPE(X)
 // clang-format on
 
-// The ISA-independent part of a LinearKernel, compiled once; and the plain way to pack, which isa/pack_tile.cpp does
-// faster.
+// The ISA-independent part of a LinearKernel, compiled once. `pack` is the plain version; isa/pack_tile.cpp is faster.
 template <Type type>
 struct Tiles {
   static int64_t tile_bytes(int64_t cols);

@@ -20,7 +20,7 @@ uint32_t read32(const uint8_t* p) {
   return value;
 }
 
-constexpr uint16_t kSignBit = 0x8000;  // ggml's types of 32 add their minimum, a Block subtracts it
+constexpr uint16_t kSignBit = 0x8000;  // ggml's 32-column types add their minimum; a Block subtracts it
 
 // 32 codes from 16 bytes: columns 0..15 are the low nibbles.
 void read_nibbles(const uint8_t* source, uint8_t* codes) {
@@ -31,7 +31,7 @@ void read_nibbles(const uint8_t* source, uint8_t* codes) {
 }
 
 // Bit i of `bits` becomes bit 4 of code i, eight codes in a word: each byte of the word keeps its own bit of a copy,
-// and adding 0x7f carries any bit but the top one into the top.
+// and adding 0x7f carries any other bit to the top bit.
 void add_fifth_bits(uint32_t bits, uint8_t* codes) {
   constexpr uint64_t ones = 0x0101010101010101u, low7 = 0x7f * ones;
   for (int i = 0; i < 4; ++i) {
@@ -44,7 +44,7 @@ void add_fifth_bits(uint32_t bits, uint8_t* codes) {
   }
 }
 
-// 256 codes from 128 bytes: of every 64 columns the first 32 are the low nibbles.
+// 256 codes from 128 bytes: of every 64 columns, the first 32 are the low nibbles.
 void read_nibbles_k(const uint8_t* source, uint8_t* codes) {
   for (int chunk = 0; chunk < 4; ++chunk, source += 32, codes += 64)
     for (int i = 0; i < 32; ++i) {
@@ -53,15 +53,16 @@ void read_nibbles_k(const uint8_t* source, uint8_t* codes) {
     }
 }
 
-// 256 codes from 64 bytes: of every 128 columns 32 take bits 0 and 1, the next 32 bits 2 and 3, and so on.
+// 256 codes from 64 bytes: of every 128 columns, the first 32 are bits 0 and 1, the next 32 are bits 2 and 3, and so
+// on.
 void read_crumbs_k(const uint8_t* source, uint8_t* codes) {
   for (int half = 0; half < 2; ++half)
     for (int part = 0; part < 4; ++part)
       for (int i = 0; i < 32; ++i) codes[128 * half + 32 * part + i] = source[32 * half + i] >> (2 * part) & 3;
 }
 
-// Eight 6-bit scales and minima from 12 bytes: the first four stand whole in the low bits, the others in nibbles and
-// top bits.
+// Eight 6-bit scales and minima from 12 bytes: the first four are in the low bits; the others are split into nibbles
+// and top bits.
 void read_scales_k4(const uint8_t* source, Block& block) {
   for (int i = 0; i < 4; ++i) {
     block.scales[i] = source[i] & 63;

@@ -1,4 +1,4 @@
-// Stored blocks of grids and of ternary numbers, read into codes, one row at a time.
+// Reads stored blocks of grids and of ternary numbers to codes, one row at a time.
 #include <cstring>
 
 #include "kernels/interleaved.h"

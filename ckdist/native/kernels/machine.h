@@ -1,4 +1,4 @@
-// Kernels that do nothing but load the machine, to measure its limits.
+// Kernels that only load the machine, to measure its limits.
 #pragma once
 #include <cstdint>
 
@@ -7,11 +7,11 @@
 namespace ckdist {
 
 struct MachineKernel {
-  // Reads `bytes` (a multiple of 2,048) once, both halves by turns; returns something that depends on all of them.
+  // Reads `bytes` (a multiple of 2,048) once, both halves in turn. Returns a value that depends on all of them.
   uint64_t (*read)(const uint8_t* data, int64_t bytes);
 
-  // Multiplies and adds registers only, with the instructions that products of this activation format use; returns the
-  // operations done, two for a multiplication and its addition. `sink` makes the result needed.
+  // Multiplies and adds only registers, with the instructions of products with this activation format. Returns the
+  // number of operations; a multiplication and its addition are two. `sink` keeps the result from being optimized away.
   int64_t (*multiply_add)(ActivationFormat format, int64_t rounds, uint64_t* sink);
 };
 

@@ -1,15 +1,15 @@
-// Updates of float32 parameters from their gradients, element by element: the same bits on every ISA.
+// Updates float32 parameters from their gradients, element by element, with the same bits on every ISA.
 #pragma once
 #include <cstdint>
 
 namespace ckdist {
 
-// `scale` is on the gradient as it is stored. Adam's corrections of the bias towards zero are the caller's: `rate` is
-// the learning rate over 1 - beta1^t, `root` is 1 / sqrt(1 - beta2^t). `keep` is 1 - learning rate * weight decay.
+// `scale`: factor that the stored gradient already includes. The caller applies Adam's bias corrections:
+// `rate` = learning rate / (1 - beta1^t), `root` = 1 / sqrt(1 - beta2^t). `keep` = 1 - learning rate * weight decay.
 struct AdamwNumbers {
   float scale, beta1, beta2, eps, rate, root, keep;
 };
-// `first`: the momentum is set to the gradient.
+// `first`: sets the momentum to the gradient.
 struct SgdNumbers {
   float scale, momentum, rate, keep;
   bool first;
@@ -20,7 +20,7 @@ struct OptimizerKernel {
   void (*adamw)(const AdamwNumbers& numbers, float* p, const float* g, float* mean, float* square, int64_t n);
   // p = keep * p - rate * m, with m = momentum * m + g.
   void (*sgd)(const SgdNumbers& numbers, float* p, const float* g, float* m, int64_t n);
-  // Sum of x[i]^2 in double: 16 strided sums, added in their order.
+  // Sum of x[i]^2 in double: 16 strided sums, which are added in order.
   double (*sum_squares)(const float* x, int64_t n);
 };
 

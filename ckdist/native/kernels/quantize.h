@@ -1,4 +1,4 @@
-// float32 rows into the file's block formats, for models that are quantised as they are loaded.
+// Quantises float32 rows to the file's block formats, for models that are quantised during loading.
 #pragma once
 #include <cstdint>
 
@@ -6,8 +6,8 @@
 
 namespace ckdist {
 
-// `cols` floats, a multiple of the type's block, into blocks. False where a value is not finite or too large for the
-// type. The same bytes on every ISA.
+// `cols` floats, a multiple of the type's block, to blocks. Returns false if a value is not finite or too large for the
+// type. The bytes are the same on every ISA.
 using QuantizeRow = bool (*)(const float* x, int64_t cols, uint8_t* out);
 
 struct QuantizeKernel {

@@ -1,8 +1,8 @@
-// Sums, maxima and minima over the ranks' values, element by element, and the copies that go with them.
+// Sums, maxima and minima of the ranks' values, element by element, and related copies.
 //
-// A fold runs over its parts strictly from the first to the last. float32, and the 16-bit types in float32, rounded
-// once at the end to nearest even; a bfloat16 result below the normal range becomes zero (as the CPUs' own conversion
-// has it). int32 and int8 sums wrap around. A NaN in any part makes the maximum and the minimum NaN.
+// A fold processes its parts strictly from the first to the last. float32 and the 16-bit types are computed in float32
+// and rounded once at the end to nearest even. A bfloat16 result below the normal range becomes zero (as in the CPUs'
+// own conversion). int32 and int8 sums wrap around. If any part is NaN, the maximum and the minimum are NaN.
 #pragma once
 #include <cstdint>
 
@@ -17,19 +17,19 @@ inline int64_t element_bytes(Element e) {
   return bytes[static_cast<int>(e)];
 }
 
-// Writes the fold of `parts` to every one of `outs`; an out may be one of the parts.
+// Writes the fold of `parts` to each of `outs`. An out may be one of the parts.
 using Fold = void (*)(void* const* outs, int out_count, const void* const* parts, int part_count, int64_t elements);
 
 struct ReduceKernel {
   Fold fold[kReduceTypes][kReduceOps];    // parts and outs of one type
   Fold widen[kReduceTypes][kReduceOps];   // 16-bit parts, float32 outs; other types as `fold`
   Fold narrow[kReduceTypes][kReduceOps];  // float32 parts, 16-bit outs; other types as `fold`
-  // Copies, and writes every cache line of `in` as it was, so that it becomes this core's own: see
+  // Copies, and also writes every cache line of `in` unchanged, so that this core owns it: see
   // comm/algorithms/shm_collectives.h.
   void (*take)(void* out, void* in, int64_t bytes);
-  // Copies `line` to `out` and `in` to `line`.
+  // Copies `line` to `out`, then `in` to `line`.
   void (*exchange)(void* out, void* line, const void* in, int64_t bytes);
-  // Copies `in` to both, reading it once; `out` may be `in`.
+  // Copies `in` to both and reads it once. `out` may be `in`.
   void (*copy_twice)(void* out, void* line, const void* in, int64_t bytes);
 };
 

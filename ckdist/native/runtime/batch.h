@@ -1,4 +1,4 @@
-// A batch as rank 0 publishes it: a fixed header and int32 arrays, checked once before anything trusts it.
+// A batch as rank 0 publishes it: a fixed header and int32 arrays. `parse` checks all of it once.
 #pragma once
 #include <cstdint>
 
@@ -19,7 +19,7 @@ struct BatchView {
   const int32_t* block_tables = nullptr;       // the sequences' tables end to end
   const ckdist_state_slots* states = nullptr;  // (sequences,), or null
   const int32_t* firsts = nullptr;             // (sequences,): tokens of the first of a sequence's two texts; or null
-  const int32_t* selected_tokens = nullptr;    // (selected,), ascending: those whose logits are wanted
+  const int32_t* selected_tokens = nullptr;    // (selected,), ascending: tokens whose logits are computed
 
   static constexpr int kHeader = sizeof(ckdist_batch_header) / sizeof(int32_t);
 
@@ -73,8 +73,7 @@ struct BatchView {
       if (b.selected_tokens[i] < 0 || b.selected_tokens[i] >= b.tokens)
         fail(Status::native, "output %d is outside the batch of %lld tokens", b.selected_tokens[i],
              (long long)b.tokens);
-      if (i > 0 && b.selected_tokens[i] <=
-                       b.selected_tokens[i - 1])  // ranks find theirs by it, and have room for one row a token
+      if (i > 0 && b.selected_tokens[i] <= b.selected_tokens[i - 1])  // ranks bisect these; one row per token
         fail(Status::native, "output %d comes after output %d; they must ascend", b.selected_tokens[i],
              b.selected_tokens[i - 1]);
     }

@@ -10,11 +10,11 @@
 namespace ckdist {
 namespace {
 
-// Breakers as a trie over bytes.
+// A trie of the breakers' bytes.
 struct Node {
-  std::array<int16_t, 256> child{};  // 0: none
-  uint64_t through = 0;              // breakers that begin with the bytes up to here
-  uint64_t ends = 0;                 // breakers that are these bytes
+  std::array<int16_t, 256> child{};  // 0: no child
+  uint64_t through = 0;              // breakers that begin with the bytes up to this node
+  uint64_t ends = 0;                 // breakers that end at this node
   int depth = 0;
 };
 
@@ -45,7 +45,8 @@ Trie trie_of(const uint8_t* breakers, const int64_t* begins, int count) {
   return trie;
 }
 
-// Breakers that the bytes [p, end) contain; `partial` gets the nodes of those that they end within.
+// Returns the breakers inside the bytes [p, end). `partial` receives the nodes of breakers that begin there and end
+// later.
 uint64_t contained_in(const Trie& trie, const uint8_t* p, const uint8_t* end, std::vector<int>& partial) {
   uint64_t contained = 0;
   partial.clear();
@@ -69,7 +70,7 @@ DryBreakers::DryBreakers(const uint8_t* pieces, const int64_t* piece_begins, int
                          const int64_t* breaker_begins, int count, const int32_t* tails, const int64_t* tail_begins) {
   if (count < 0 || count > kMaxCount) fail(Status::config, "%d breakers of DRY are more than %d", count, kMaxCount);
   const Trie trie = trie_of(breakers, breaker_begins, count);
-  std::vector<int64_t> first_tail(count);  // index of a breaker's longest proper end
+  std::vector<int64_t> first_tail(count);  // index of a breaker's longest proper suffix
   int64_t ends = 0;
   for (int b = 0; b < count; ++b) {
     first_tail[b] = ends;
@@ -88,7 +89,7 @@ DryBreakers::DryBreakers(const uint8_t* pieces, const int64_t* piece_begins, int
   }
 
   heads_.resize(tokens);
-  std::vector<int> partial;  // nodes that the token ends in
+  std::vector<int> partial;  // nodes where the token's bytes end
   for (int64_t token = 0; token < tokens; ++token) {
     const uint64_t contained =
         contained_in(trie, pieces + piece_begins[token], pieces + piece_begins[token + 1], partial);
@@ -148,7 +149,7 @@ const std::vector<Dry::Repetition>& Dry::find(const int32_t* prompt, int64_t pro
   std::reverse_copy(output + output_count - of_output, output + output_count, reversed_.begin());
   std::reverse_copy(prompt + prompt_count - of_prompt, prompt + prompt_count, reversed_.begin() + of_output);
 
-  int64_t limit = count;  // how many tokens there are after the last breaker
+  int64_t limit = count;  // tokens after the last breaker
   if (breakers)
     for (int64_t i = 0; i < count; ++i) {
       const int64_t tail = breakers->longest_match(reversed_, i);
@@ -175,7 +176,7 @@ const std::vector<Dry::Repetition>& Dry::find(const int32_t* prompt, int64_t pro
   for (int64_t k = 1; k < count; ++k) {
     const int32_t length = static_cast<int32_t>(std::min<int64_t>(common_[k], limit));
     if (length < allowed_length) continue;
-    const int32_t next = reversed_[k - 1];  // what came after the earlier occurrence
+    const int32_t next = reversed_[k - 1];  // the token that came after the earlier occurrence
     if (longest_[next] == 0) found_.push_back({next, 0});
     longest_[next] = std::max(longest_[next], length + 1);
   }

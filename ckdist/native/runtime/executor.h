@@ -1,7 +1,6 @@
-// One rank's threads on their way through a list of steps: where steps are dispatched, wait, are timed and traced.
+// Runs a list of steps on one rank's threads: dispatches, synchronizes, times and traces the steps.
 //
-// What steps work on is the affair of `Inference` and `Training`. Nothing is allocated between the first step and the
-// last.
+// `Inference` and `Training` hold the data that steps work on. A run of the list allocates no memory.
 #pragma once
 #include <array>
 #include <atomic>
@@ -22,7 +21,7 @@ namespace ckdist {
 
 class Executor;
 
-// What a waiting thread fetches to its caches: the start of what it reads next.
+// The start of the weights that a thread reads next. A waiting thread fetches them to its caches.
 struct Ahead {
   int step = -1;
   const uint8_t *at = nullptr, *end = nullptr;
@@ -31,18 +30,18 @@ struct Ahead {
 // A kind of step. Each file of runtime/steps registers its own (see `RegisteredKind`).
 struct StepKind {
   void (*run)(Executor& executor, int thread, int index, const ckdist_step& step);
-  // Bytes of a thread's own memory, and of the workspace that all threads share.
+  // Bytes of each thread's own memory, and of the workspace that all threads share.
   int64_t (*thread_bytes)(const Executor& executor, const ckdist_step& step);
   int64_t (*workspace_bytes)(const Executor& executor, const ckdist_step& step);
-  // Finds the weights that a thread reads first; null where there are none.
+  // Finds the first weights that a thread reads. Null if the kind reads none ahead.
   void (*ahead)(Executor& executor, int thread, const ckdist_step& step, Ahead& ahead);
 };
-// By the number of its kind. Throws for a kind that no file has registered.
+// Throws for a kind that no file has registered.
 const StepKind& step_kind(int32_t kind);
 void add_step_kind(int32_t kind, const StepKind& that);
 
-// One thread's walk through one step: what a kind of step derives from. It has `void run()`, and may hide what stands
-// here; with kReadsAhead it has `static void ahead(Owner&, int thread, const Fields&, Ahead&)`.
+// One thread's run of one step: the base of every kind of step. A derived class has `void run()` and may hide the
+// members below. With kReadsAhead it also has `static void ahead(Owner&, int thread, const Fields&, Ahead&)`.
 template <class OwnerType, class FieldsType>
 struct StepRun {
   using Owner = OwnerType;
@@ -56,7 +55,7 @@ struct StepRun {
   static constexpr bool kReadsAhead = false;
 };
 
-// Steps of the kind are run by `Run`.
+// Registers `Run` for steps of a kind.
 template <class Run>
 struct RegisteredKind {
   using Owner = typename Run::Owner;
@@ -82,7 +81,7 @@ struct RegisteredKind {
   }
 };
 
-// Gives out memory from `at` on; from null it only counts.
+// Allocates consecutive memory from `base` on. If `base` is null, only counts the bytes.
 struct Carver {
   uint8_t* base = nullptr;
   int64_t used = 0;
@@ -99,17 +98,19 @@ class Executor {
   explicit Executor(std::shared_ptr<Pool> pool);
 
   int threads() const { return pool_->size(); }
-  int active() const { return active_; }  // threads that walk
-  // Of a thread alone, and of all: what steps carve. A step finds there what it left itself, and no other's.
+  int active() const { return active_; }  // threads that run the current list
+  // Memory of one thread, and the workspace of all threads. Each step carves them for itself; data of other steps is
+  // lost.
   uint8_t* memory(int thread) const { return memory_->data() + thread * memory_bytes_; }
   uint8_t* workspace() const { return workspace_->data(); }
   int64_t workspace_bytes() const { return workspace_bytes_; }
 
-  // From now on every thread writes what it does to a lane of its own. Not while steps run; the trace outlives this.
+  // Makes every thread record its steps in a lane of its own. Not while steps run. The trace must outlive this object.
   void trace(Trace& trace);
   TraceLane* lane(int thread) const { return threads_[thread].lane; }
 
-  // The active threads meet. The last to arrive runs `last(idle)` before anyone goes on; `exchange`: with other ranks.
+  // Barrier over the active threads. The last to arrive runs `last(idle)` before the others continue. `exchange`:
+  // `last` communicates with other ranks, so the time counts as communication.
   template <class Last>
   void meet(int thread, int index, bool exchange, Last&& last) {
     Thread& own = threads_[thread];
@@ -128,13 +129,13 @@ class Executor {
     meet(thread, index, false, [](Idle) {});
   }
 
-  // Returns when done() holds, which another active thread brings about.
+  // Returns when done() holds. Another active thread must make it true.
   template <class Done>
   void wait_until(Done&& done) const {
     pool_->wait_until(done);
   }
 
-  // body(item) for every item, by the threads that are free; returns when all are done.
+  // Runs body(item) for every item on the next free thread. Ends with a barrier.
   template <class Body>
   void parallel_for(int thread, int index, int64_t items, Body&& body) {
     for (int64_t item; (item = next_.fetch_add(1, std::memory_order_relaxed)) < items;) body(item);
@@ -142,18 +143,18 @@ class Executor {
   }
 
  protected:
-  // Steps with their kinds, in the order in which they run.
+  // Steps and their kinds, in the order in which they run.
   struct StepList {
     std::vector<const ckdist_step*> steps;
     std::vector<const StepKind*> kinds;
-    std::vector<int> next_ahead;  // after each step the next that reads weights, or -1
+    std::vector<int> next_ahead;  // for each step: index of the next step that reads ahead, or -1
     int number = 0;
     StepList(const ckdist_step* const* steps, int count, int number);
   };
-  // Before the first walk: counts what the steps of a list need; then makes the threads' memory and the workspace.
+  // Before the first run: reserve() every list, then make_room() allocates the threads' memory and the workspace.
   void reserve(const StepList& list);
   void make_room();
-  // Steps [0, count) of a list by one thread; of the first thread it counts the seconds by kind where `by_kind`.
+  // Runs steps [0, count) of the list on one thread. `by_kind`: the first thread adds up the seconds of each kind.
   void walk(int thread, int count, bool by_kind = false);
 
   struct alignas(64) Thread {
@@ -162,7 +163,7 @@ class Executor {
   };
   std::shared_ptr<Pool> pool_;
   std::vector<Thread> threads_;
-  const StepList* list_ = nullptr;  // that is walked
+  const StepList* list_ = nullptr;  // the list that runs
   int active_ = 1;
   ckdist_step_stats stats_{};
   std::array<double, ckdist_step_kinds> seconds_{};
@@ -179,10 +180,10 @@ class Executor {
 
   int64_t memory_bytes_ = 0, workspace_bytes_ = 0;
   std::optional<Arena> memory_, workspace_;
-  alignas(64) std::atomic<int64_t> next_{0};  // item of `parallel_for`
+  alignas(64) std::atomic<int64_t> next_{0};  // next item of `parallel_for`
 };
 
-// The threads that walk through a step, while they exchange with other ranks.
+// The active threads of a step as the team of a collective.
 class StepTeam final : public Team {
  public:
   StepTeam(Executor& executor, int thread, int index)

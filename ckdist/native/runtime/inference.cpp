@@ -11,7 +11,7 @@ namespace ckdist {
 namespace {
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// Counters that a step asks for: one for each expert, and one for what is left to do.
+// Counters that a step needs: one for each expert, and one for the items that are left.
 int step_counters(const ckdist_step& step) {
   if (step.kind != ckdist_step_experts) return 0;
   const auto& experts = reinterpret_cast<const ckdist_experts_step&>(step);
@@ -65,7 +65,7 @@ void Inference::make_cache() {
       layer.max_heads_per_kv = std::max(layer.max_heads_per_kv, int(a.heads_per_kv[h]));
     }
     layer.head_bytes = kernels.attention.block_bytes(layer.cache);
-    if (layer.cache.latent) layer.block_bytes = a.kv_heads ? layer.head_bytes : 0;  // of all groups of heads
+    if (layer.cache.latent) layer.block_bytes = a.kv_heads ? layer.head_bytes : 0;  // of all groups of heads together
     else layer.block_bytes = layer.head_bytes * a.kv_heads;
     kv_bytes_ += layer.block_bytes * program.blocks;
     layers.push_back(layer);
@@ -86,7 +86,7 @@ void Inference::make_lists() {
   int counters = 0;
   for (size_t p = 0; p < plans_.size(); p++) {
     const ckdist_execution_plan& those = plans_[p];
-    plan = &those;  // kinds ask for their values
+    plan = &those;  // so that kinds can read their values
     most_steps_ = std::max(most_steps_, those.step_count);
     lists_.emplace_back(those.steps, those.step_count, int(p));
     if (p == 0) traffic_.read_plan(*this);
@@ -136,7 +136,7 @@ void Inference::reserve_exchange() {
   sizes.partial_floats = program.exchange_floats;
   sizes.vocab = program.vocab;
   for (const ckdist_value* v = plans_[0].values; v != plans_[0].values + plans_[0].value_count;
-       v++)  // the same in every plan
+       v++)  // the logits are the same in every plan
     if (v->place == ckdist_place_logits)
       sizes.first_column = v->offset, sizes.columns = v->width, sizes.logit_rows = program.max_outputs;
   sizes.batch_ints = BatchView::kHeader + program.max_tokens + 3 * program.max_sequences +
@@ -178,20 +178,20 @@ float* Inference::floats(int index, int64_t* stride) {
   return reinterpret_cast<float*>(arena_->data() + v.offset);
 }
 
-// Nobody sees what was computed from a file that had changed by then.
+// Checks the files first: results of a file that has changed must not be published.
 void Inference::end_batch(int64_t rows, int step) {
   if (packing) repacker_->check();
   ranks->gather_logits(rows, step);
 }
 
-// Where a file has changed, that is why, whichever rank noticed first: then this throws.
+// If a model file has changed, that is the cause, whichever rank noticed first. Then this throws.
 void Inference::give_up(const char* reason) {
   stage_.abandon(reason);
   communicator.abandon(reason);
   if (repacker_ && !repacker_->finished()) repacker_->check();
 }
 
-// Peers see that a step was made, and rows that were sent go on.
+// Publishes the progress of this rank, and continues the sending of rows.
 void Inference::count_step(int thread) {
   if (thread != 0) return;
   everyone().count_step();
@@ -233,14 +233,15 @@ BatchView Inference::accepted(const int32_t* message, int64_t ints) {
     fail(Status::native, "a batch asks for %d steps of plan %d of %zu", those.steps, those.plan, plans_.size());
   if (needs_firsts_[those.plan] &&
       (those.firsts == nullptr || *std::min_element(those.firsts, those.firsts + those.sequences) < 1))
-    fail(Status::native, "a batch of %lld sequences decodes what no encoder has read", (long long)those.sequences);
+    fail(Status::native, "a batch of %lld sequences decodes without the output of an encoder",
+         (long long)those.sequences);
   states.accept(those);
   return those;
 }
 
 void Inference::publish(const int32_t* message, int64_t ints) {
   if (published_ - runs_ >= in_flight_.size())
-    fail(Status::native, "%zu batches are under way, of at most as many", in_flight_.size());
+    fail(Status::native, "%zu batches are in flight, which is the maximum", in_flight_.size());
   const BatchView those = accepted(message, ints);
   in_flight_[published_++ % in_flight_.size()] = those;
   if (communicator.size == 1) return;
@@ -252,7 +253,7 @@ void Inference::publish(const int32_t* message, int64_t ints) {
 }
 
 void Inference::run() {
-  if (published_ == runs_) fail(Status::native, "no batch was published that has not run");
+  if (published_ == runs_) fail(Status::native, "every published batch has run");
   run(in_flight_[turn()]);
 }
 
@@ -267,7 +268,8 @@ void Inference::run(const BatchView& those) {
     repacker_->begin_step(plan_bytes_[batch.plan] / (prompts ? 1 : kKeptShare));
   }
   try {
-    Channel::Pending sent = std::exchange(outgoing_[turn()], Channel::Pending{0, 0});  // what lay in the place of rows
+    // The earlier message from the same buffer.
+    Channel::Pending sent = std::exchange(outgoing_[turn()], Channel::Pending{0, 0});
     if (sent.request) everyone().wait(sent, 0);
     pool_->run(active_, [this](int thread) { replay(thread); });
     if (packing) repacker_->end_step();
@@ -290,7 +292,7 @@ void Inference::count_step(double seconds) {
   stats_.decode_read += traffic_.bytes(batch) + experts;
 }
 
-// What steps ask of the batch.
+// Sets the members that steps read of the batch.
 void Inference::begin(const BatchView& those) {
   batch = those;
   plan = &plans_[batch.plan];
@@ -333,7 +335,8 @@ void Inference::stop() {
 }
 
 void Inference::reports(ckdist_step_stats* out) {
-  if (published_ != runs_) fail(Status::native, "%u batches are under way; ask when none is", published_ - runs_);
+  if (published_ != runs_)
+    fail(Status::native, "%u batches are in flight; request reports when there are none", published_ - runs_);
   out[0] = stats(false);
   if (communicator.size == 1) return;
   try {

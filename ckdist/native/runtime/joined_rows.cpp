@@ -9,12 +9,12 @@
 namespace ckdist {
 namespace {
 
-constexpr int kColumns = 32;  // of a block of every type here
+constexpr int kColumns = 32;  // columns of a block of every type here
 constexpr uint32_t kSymmetric = 8;
 
 int scale_bytes(ScaleForm form) { return form == ScaleForm::f32 ? 4 : form == ScaleForm::exponent ? 1 : 2; }
 
-// Pairs of neighbours in a byte, of 32 columns, as blocks have them: the second sixteen above the first.
+// Converts 16 bytes of neighbouring pairs (32 columns) to the layout of blocks: columns 16 to 31 in the upper nibbles.
 void copy_nibbles(const uint8_t* pairs, uint8_t* out) {
   for (int i = 0; i < 8; ++i) {
     const uint8_t first = pairs[i], second = pairs[i + 8];
@@ -23,20 +23,20 @@ void copy_nibbles(const uint8_t* pairs, uint8_t* out) {
   }
 }
 
-// Whether one of 32 bytes is a NaN: all ones but for the sign.
+// True if one of 32 float8 codes is a NaN: all bits except the sign are 1.
 bool has_nan(const uint8_t* codes) {
   constexpr uint64_t ones = 0x0101010101010101u;
   uint64_t found = 0;
   for (int i = 0; i < kColumns; i += 8) {
     uint64_t word;
     std::memcpy(&word, codes + i, sizeof word);
-    found |= (word & 0x7f * ones) + ones;  // the top bit is set where all others were
+    found |= (word & 0x7f * ones) + ones;  // sets the top bit if all lower bits are 1
   }
   return found & 0x80 * ones;
 }
 
 struct Scale {
-  uint32_t stored, single;  // as the file has it, and as the bits of a float32
+  uint32_t stored, single;  // bits in the file, and bits of the float32
 };
 
 Scale read_scale(ScaleForm form, const uint8_t* at) {
@@ -52,7 +52,7 @@ Scale read_scale(ScaleForm form, const uint8_t* at) {
 
 bool finite(uint32_t single) { return (single & 0x7f800000u) != 0x7f800000u; }
 
-// The scale of a block in front of its codes; where these begin.
+// Writes the scale of a block. Returns the offset of the block's codes.
 int store_scale(Type type, Scale scale, uint32_t zero, uint8_t* out) {
   const uint32_t word = type == Type::f8_e4m3 ? scale.single : scale.single | zero;
   const int bytes = type == Type::mxfp4 ? 1 : type == Type::q4_0 || type == Type::int4_32 ? 2 : 4;

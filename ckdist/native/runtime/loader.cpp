@@ -68,7 +68,7 @@ void Loader::slice(PlannedMatrix& planned, WeightArena& arena, int64_t tiles, in
   planned.weight.sliced = planned.sliced.get();
 }
 
-// States stand behind the weights, so that they touch a page or two and leave the rest to the threads that pack.
+// States lie after the weights: they touch one or two pages and leave the others to the packing threads.
 void Loader::open(bool shared) {
   if (arena_) fail(Status::native, "the loader is open already");
   arena_ = std::make_unique<WeightArena>(arena_bytes(), shared);
@@ -105,7 +105,7 @@ const Weight& Loader::add_peer_matrix(int peer, StoredMatrix stored, int64_t til
   return peer_matrices_.back().weight;
 }
 
-// What runs first is packed first; all at once, what lies first in the files.
+// Packs in the order of execution. If all threads pack at once, in the order of the files.
 void Loader::fill(Repacker::Way way) {
   if (!arena_ || repacker_) fail(Status::native, "the loader %s", arena_ ? "is filling already" : "is not open");
   if (way.threads < 1 || way.threads > kMaxThreads)

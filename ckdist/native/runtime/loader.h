@@ -1,7 +1,7 @@
-// A rank's shards of weights, from mapped model files into one arena of packed tiles.
+// Loads a rank's shards of weights from mapped model files into one arena of packed tiles.
 //
-// Everything is planned first; open() makes the arena and reads the vectors, and from then on the matrices can be
-// multiplied with, packed or not. fill() begins to pack them.
+// First all weights are planned. open() allocates the arena and reads the vectors; then steps can multiply with the
+// matrices, packed or not. fill() starts packing.
 #pragma once
 #include <cstdint>
 #include <deque>
@@ -23,31 +23,31 @@ class Loader {
   Loader& operator=(const Loader&) = delete;
 
   const MappedFile& file(int index) const;
-  // Parts of this file still come in; to be said before it is read.
+  // Announces that parts of this file are still being written. Call it before the file is read.
   void expect_writes(int index);
 
-  // The indices by which matrix() and vector() give what was planned. `cold`: packed after all others.
+  // Return the indices for matrix() and vector(). `cold`: packed after all others.
   int add_matrix(StoredMatrix stored, bool cold);
   int add_vector(StoredVector stored);
 
   int64_t arena_bytes() const { return weight_bytes_ + state_bytes_; }
   int64_t source_bytes() const { return source_bytes_; }
 
-  // `shared`: the arena can be mapped by other processes.
+  // `shared`: other processes can map the arena.
   void open(bool shared);
   const uint8_t* arena() const { return arena_ ? arena_->data() : nullptr; }
-  // By which other processes of this host can map the arena, where it is shared; else empty.
+  // The path for mapping the arena in other processes of this host. Empty if it is not shared.
   std::string path() const { return arena_ ? arena_->path() : std::string(); }
 
   const Weight& matrix(int index) const;
   const float* vector(int index) const;
   int64_t states_offset(int index) const { return weight_bytes_ + matrices_[index].states_offset; }
 
-  // The arena of another rank of the host, by its path and arena_bytes(): the index by which it is known.
+  // Maps the arena of another rank of the host, by its path and arena_bytes(). Returns the peer's index.
   int add_peer(const std::string& path, int64_t arena_bytes);
   const uint8_t* peer_arena(int peer) const { return peer_arenas_[peer].data(); }
-  // A matrix that a peer packs, added before fill(): it lies in the peer's arena, and what is not packed yet is read
-  // from this rank's files.
+  // Adds a matrix that a peer packs into its arena, before fill(). Tiles that are not packed yet are read from this
+  // rank's files.
   const Weight& add_peer_matrix(int peer, StoredMatrix stored, int64_t tiles_offset, int64_t states_offset);
 
   void fill(Repacker::Way way);
@@ -58,7 +58,7 @@ class Loader {
     PlannedMatrix(StoredMatrix s, bool c) : stored(std::move(s)), cold(c) {}
     StoredMatrix stored;
     bool cold;
-    int64_t tiles_offset = 0, states_offset = 0;  // the latter behind the weights
+    int64_t tiles_offset = 0, states_offset = 0;  // states lie after the weights
     std::unique_ptr<SlicedMatrix> sliced;
     Weight weight{};
   };
@@ -76,7 +76,7 @@ class Loader {
   int64_t weight_bytes_ = 0, state_bytes_ = 0, source_bytes_ = 0;
   std::unique_ptr<WeightArena> arena_;
   std::deque<WeightArena> peer_arenas_;
-  std::unique_ptr<Repacker> repacker_;  // last: its threads use all of the above
+  std::unique_ptr<Repacker> repacker_;  // last member: its threads use all of the above
 };
 
 }  // namespace ckdist

@@ -6,8 +6,8 @@
 namespace ckdist {
 namespace {
 
-constexpr int64_t kBlock = 1 << 14;  // elements whose squares are summed at once; it fixes the order of the whole sum
-constexpr int64_t kLine = 16;        // floats of a cache line, where the threads' parts meet
+constexpr int64_t kBlock = 1 << 14;  // elements whose squares are summed at once; determines the order of the sum
+constexpr int64_t kLine = 16;        // floats of a cache line, the unit of a thread's part
 
 }  // namespace
 

@@ -1,5 +1,4 @@
-// One pass over an arena of parameters by the threads of a rank. The arena is divided into segments that are decayed
-// or not.
+// One pass of a rank's threads over an arena of parameters. The arena has segments with and without weight decay.
 #pragma once
 #include <memory>
 #include <vector>
@@ -9,7 +8,7 @@
 
 namespace ckdist {
 
-// Segment i is [ends[i - 1], ends[i]); decayed where decays[i] is not 0.
+// Segment i is [ends[i - 1], ends[i]). It has weight decay if decays[i] is not 0.
 struct Segments {
   const int64_t* ends;
   const uint8_t* decays;
@@ -20,10 +19,9 @@ class Optimizer {
  public:
   Optimizer(const Kernels& kernels, std::shared_ptr<Pool> pool);
 
-  // The sum of x[i]^2, whose bits depend on x alone: of the number of threads they do not. Infinite or NaN where any x
-  // is.
+  // The sum of x[i]^2. Its bits do not depend on the number of threads. Infinite or NaN if any x is.
   double sum_squares(const float* x, int64_t n);
-  // `keep` of the numbers is used where a segment is decayed, 1 elsewhere.
+  // The factor numbers.keep applies to segments with weight decay; other segments use 1.
   void adamw(const AdamwNumbers& numbers, const Segments& segments, float* p, const float* g, float* mean,
              float* square, int64_t n);
   void sgd(const SgdNumbers& numbers, const Segments& segments, float* p, const float* g, float* momentum, int64_t n);

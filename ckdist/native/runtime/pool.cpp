@@ -14,14 +14,14 @@ Pool::Pool(int threads, std::vector<int> cpus, int spins) : cpus_(std::move(cpus
 Pool::~Pool() {
   job_signal_.set(job_signal_.value.load(std::memory_order_relaxed) | kEnd);
   for (std::thread& worker : workers_) worker.join();
-  if (pinned_) before_.apply();  // the caller's thread is its own again
+  if (pinned_) before_.apply();  // restores the CPUs of the caller's thread
 }
 
 void Pool::pin(int thread) {
   if (size_t(thread) >= cpus_.size()) return;
   CpuMask own;
   own.add(cpus_[thread]);
-  own.apply();  // a refusal leaves the thread where the launcher put it
+  own.apply();  // if it fails, the thread stays on the launcher's CPUs
 }
 
 void Pool::run(int active, const std::function<void(int)>& job) {
@@ -35,7 +35,7 @@ void Pool::run(int active, const std::function<void(int)>& job) {
   done_.value.store(0, std::memory_order_relaxed);
   if (active > 1) job_signal_.set((job_signal_.value.load(std::memory_order_relaxed) + 1) & ~kEnd);
   execute(0);
-  // Workers beyond `active` take part in no barrier but report too: the job must not be replaced under them.
+  // Workers from `active` on are in no barrier, but they report too: the job must not be replaced while they read it.
   if (active > 1) done_.wait(spins_, kNeverNs, [&](uint32_t v) { return v == workers_.size(); }, [] {});
   if (failure_) std::rethrow_exception(failure_);
 }

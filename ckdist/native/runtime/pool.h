@@ -1,5 +1,5 @@
-// A rank's persistent threads. The calling thread is thread 0; the others are pinned once and wait between jobs,
-// spinning briefly, then asleep in the kernel, so an idle server burns nothing.
+// A rank's persistent threads. The calling thread is thread 0. The other threads are pinned once. Between jobs they
+// spin briefly and then sleep in the kernel, so that an idle server uses no CPU.
 #pragma once
 #include <sched.h>
 
@@ -15,7 +15,7 @@
 
 namespace ckdist {
 
-// Thrown in the threads of a job that another thread has failed.
+// Thrown in the threads of a job after another thread has failed.
 struct Aborted : std::exception {};
 
 class Pool {
@@ -25,11 +25,11 @@ class Pool {
   ~Pool();
   int size() const { return int(workers_.size()) + 1; }
 
-  // Runs job(thread) on threads [0, active) and returns when all have; rethrows the first failure, after which the pool
-  // is spent.
+  // Runs job(thread) on threads [0, active) and returns when all have finished. Rethrows the first failure; then the
+  // pool cannot be used again.
   void run(int active, const std::function<void(int)>& job);
 
-  // All active threads meet; the last to arrive runs `last()` before anyone goes on; who waits calls `idle()` between
+  // Barrier over the active threads. The last to arrive runs `last()` first. Waiting threads call `idle()` between
   // polls. Throws Aborted once a thread has failed.
   template <class Last, class Idle>
   void barrier(Last&& last, Idle&& idle) {
@@ -49,7 +49,7 @@ class Pool {
   void barrier() {
     barrier([] {});
   }
-  // Returns when done() holds, which another active thread is working for. Throws Aborted once a thread has failed.
+  // Returns when done() holds. Another active thread must make it true. Throws Aborted once a thread has failed.
   template <class Done>
   void wait_until(Done&& done) const {
     for (int polls = 0; !done(); ++polls) {
@@ -74,11 +74,11 @@ class Pool {
   std::vector<int> cpus_;
   int spins_;
   bool pinned_ = false;
-  CpuMask before_;  // where the caller's thread might run before it was pinned
+  CpuMask before_;  // the CPUs of the caller's thread before it was pinned
   int active_ = 1;
   const std::function<void(int)>* job_ = nullptr;
-  Signal job_signal_;  // counts jobs; the top bit asks the workers to end
-  Signal done_;        // workers that finished the current job
+  Signal job_signal_;  // number of jobs; the top bit stops the workers
+  Signal done_;        // workers that have finished the current job
   Signal generation_;  // of the barrier
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<bool> failed_{false};

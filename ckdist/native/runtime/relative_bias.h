@@ -1,4 +1,4 @@
-// Biases of attention's scores by distance, as kernels read them: made once of the weights, which have buckets.
+// Relative position biases by distance, in the form that attention kernels read. Built once from the bucketed weights.
 #pragma once
 #include <cstdint>
 #include <map>
@@ -10,7 +10,7 @@
 
 namespace ckdist {
 
-// Of a rank's heads, (heads, 2 reach + 1) from the distance -reach on.
+// Biases of a rank's heads: (heads, 2 * reach + 1), from distance -reach on.
 struct RelativeBias {
   int64_t reach = 0;
   std::vector<float> rows;
@@ -20,9 +20,9 @@ struct RelativeBias {
 
 class RelativeBiases {
  public:
-  // Those of all steps of a plan.
+  // Builds the biases of all steps of a plan.
   void read_plan(const ckdist_program& program, const ckdist_execution_plan& plan);
-  // That of these weights, which a step of a plan reads.
+  // The bias of these weights, which a step of a plan reads.
   const RelativeBias& of(const float* weights) const { return found_.at(weights); }
 
  private:

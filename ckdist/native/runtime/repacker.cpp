@@ -11,11 +11,11 @@
 namespace ckdist {
 namespace {
 
-constexpr int64_t kAheadBytes = 128 << 20;  // asked for of the disk before they are needed
-constexpr int64_t kGivenBytes = 4 << 20;    // of a file that are given back at a time
-constexpr int64_t kQuietNs = 20'000'000;    // without a step for so long, nobody is waiting for a token
+constexpr int64_t kAheadBytes = 128 << 20;  // of read-ahead from the disk
+constexpr int64_t kGivenBytes = 4 << 20;    // of a file whose pages are released at a time
+constexpr int64_t kQuietNs = 20'000'000;    // if no step ran for so long, no request waits for a token
 constexpr int64_t kPollNs = 2'000'000;
-constexpr int64_t kRest = 3;  // while steps run: times what a slice took
+constexpr int64_t kRest = 3;  // while steps run: a thread rests for kRest times the time of a slice
 constexpr int kStaged = 4;    // slices that a device may be copying while the next is packed
 
 void sleep_ns(int64_t ns) { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); }
@@ -25,7 +25,7 @@ void sleep_ns(int64_t ns) { std::this_thread::sleep_for(std::chrono::nanoseconds
 // A packed slice on its way into the arena.
 struct Repacker::Staged {
   std::unique_ptr<uint8_t, decltype(&std::free)> bytes{nullptr, std::free};
-  const SlicedMatrix* matrix = nullptr;  // null: free
+  const SlicedMatrix* matrix = nullptr;  // null: the buffer is free
   int64_t slice = 0, ticket = 0;
 };
 
@@ -41,7 +41,7 @@ Repacker::Repacker(Way way, std::vector<const SlicedMatrix*> own, std::vector<co
   }
   std::string reason;
   engine_ = open_copy_engine(way_.engine, &reason)
-                ->name();  // each thread opens its own; one that is not to be had is refused here
+                ->name();  // fails early if the engine is not available; each thread opens its own
   working_ = way_.threads;
   for (int i = 0; i < way_.threads; ++i) {
     try {
@@ -134,7 +134,7 @@ bool Repacker::claim(const SlicedMatrix& matrix, int64_t slice) {
   const int64_t bytes = matrix.bytes(slice);
   if (const auto own = first_.find(&matrix); own != first_.end()) read_ahead(own->second + slice);
   if (way_.until < 1 && &matrix.arena() != &own_[0]->arena())
-    return false;  // other ranks know how far theirs may be filled
+    return false;  // other ranks limit their arenas themselves
   if (allowance_.load(std::memory_order_relaxed) < bytes || !claim_within_limit(matrix, slice)) return false;
   allowance_.fetch_sub(bytes, std::memory_order_relaxed);
   return true;
@@ -162,7 +162,8 @@ void Repacker::work(int number) noexcept {
   try {
     if (way_.background) {
       const sched_param none = {};
-      // A thread that computes has the core at once; a refusal leaves an ordinary thread that rests.
+      // A computing thread preempts this one at once. If the call fails, the thread has normal priority and rests
+      // between slices.
       sched_setscheduler(0, SCHED_IDLE, &none);
     }
     fill(number);
@@ -243,7 +244,7 @@ void Repacker::read_ahead(size_t from) {
   }
 }
 
-// While tokens are being waited for, one thread works for a share of the time, the others not at all.
+// While a request waits for tokens, one thread works for part of the time, and the others stop.
 void Repacker::make_room(int number, int64_t worked_ns) {
   if (!way_.background) return;
   while (held_ && !stop_) sleep_ns(kPollNs);
@@ -252,7 +253,7 @@ void Repacker::make_room(int number, int64_t worked_ns) {
   while (!stop_ && steps_run()) sleep_ns(kPollNs);
 }
 
-// Other ranks, and steps of this one, may still be packing what they claimed.
+// Waits for other ranks and for steps of this rank, which may still be packing slices that they claimed.
 void Repacker::finish() {
   const auto whole = [](const SlicedMatrix* matrix) { return matrix->whole(); };
   while (!stop_ && way_.until >= 1 &&

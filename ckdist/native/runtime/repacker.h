@@ -1,8 +1,7 @@
-// Turns stored weights into packed ones, slice by slice: before anything runs, or in the background while steps do.
+// Packs stored weights slice by slice, before steps run or in the background.
 //
-// Slices are filled by threads of its own, and by threads that compute: these had to pack a slice to multiply with it,
-// and keep it, as far as a step's allowance goes. Where steps leave no core free the latter is what fills, so nothing
-// depends on a spare core.
+// Its own threads pack slices. Computing threads do too: a step packs a slice that it needs and keeps it, within the
+// step's allowance. If steps use all cores, the computing threads do the packing, so no spare core is needed.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -24,50 +23,50 @@ namespace ckdist {
 class Repacker {
  public:
   struct Way {
-    int threads;      // at work while nothing else is
-    bool background;  // while steps run: one thread, which makes room for everybody, for a share of the time
+    int threads;  // while no step runs
+    // While steps run: one thread of low priority works for part of the time.
+    bool background;
     CopyEngineChoice engine;
-    double until;  // of the packed bytes: where it stops for good, below 1
-    Trace* trace;  // that gets a lane for each thread, and outlives this; or null
+    double until;  // part of the packed bytes at which it stops for good, if less than 1
+    Trace* trace;  // receives a lane for each thread and must outlive this object; or null
   };
 
-  // `own`: what is to be packed, the first first. `others`: of other ranks, who pack it; files are needed until that is
-  // done too.
+  // `own`: matrices to pack, in this order. `others`: matrices that other ranks pack. Files are released when all are
+  // packed.
   Repacker(Way way, std::vector<const SlicedMatrix*> own, std::vector<const SlicedMatrix*> others,
            std::vector<const MappedFile*> files);
   ~Repacker();
   Repacker(const Repacker&) = delete;
   Repacker& operator=(const Repacker&) = delete;
 
-  // True when its threads have ended, false when the time passed before; throws as check() does.
+  // Returns true if its threads have ended, false after the timeout. Throws as check() does.
   bool wait(int milliseconds);
-  // Throws what a thread failed with, or what happened to a file since it was opened. Of a step that began before
-  // everything was packed nobody may see anything until this was called.
+  // Throws the failure of a thread, or an error if a file has changed since it was opened. Call this before publishing
+  // a step that began while packing ran.
   void check();
   void stop();
-  // From the next slice on its own background threads wait until they are let go again: for what is to be measured.
-  // Steps keep what they pack.
+  // hold(true) pauses the background threads after their current slice, for measurements; hold(false) resumes them.
+  // Steps still keep the slices that they pack.
   void hold(bool held) { held_.store(held, std::memory_order_relaxed); }
 
-  // Everything is packed, on all ranks whose weights this rank reads, and the files are given back.
+  // True if all weights that this rank reads are packed, on all ranks, and the files are released.
   bool finished() const { return finished_.load(std::memory_order_acquire); }
-  int64_t bytes() const { return bytes_; }  // packed, in all
+  int64_t bytes() const { return bytes_; }  // packed size of all matrices
   int64_t ready_bytes() const;
   int64_t stored_bytes_done() const { return stored_done_.load(std::memory_order_relaxed); }
-  int64_t kept_bytes() const {
-    return kept_.load(std::memory_order_relaxed);
-  }  // of slices that this rank's steps have kept
+  // Bytes of slices that this rank's steps have kept.
+  int64_t kept_bytes() const { return kept_.load(std::memory_order_relaxed); }
   double seconds() const;
-  const std::string& engine() const { return engine_; }  // by which its own threads write
-  std::string trouble() const;                           // why a device was given up meanwhile, or empty
+  const std::string& engine() const { return engine_; }  // name of the copy engine of its own threads
+  std::string trouble() const;                           // why a device was given up during packing, or empty
 
-  // Steps tell when they begin, with the bytes of slices that they may keep, and when they end.
+  // Marks the beginning of a step, with the bytes of slices that it may keep, and its end.
   void begin_step(int64_t allowance);
   void end_step();
-  // For a thread that computes and needs a slice: what follows is asked for of the disk; if true, the slice is its to
-  // pack and keep.
+  // For a computing thread that needs a slice: reads ahead from the disk. If true, the caller packs and keeps the
+  // slice.
   bool claim(const SlicedMatrix& matrix, int64_t slice);
-  // Keeps a claimed slice, which is packed at `from`; `engine` is the thread's.
+  // Stores a claimed slice, which is packed at `from`. `engine` belongs to the calling thread.
   void keep(const SlicedMatrix& matrix, int64_t slice, const uint8_t* from, CopyEngine& engine);
 
  private:
@@ -88,23 +87,23 @@ class Repacker {
   const Way way_;
   const std::vector<const SlicedMatrix*> own_, others_;
   const std::vector<const MappedFile*> files_;
-  std::vector<Slice> slices_;                              // of own_, in order
-  std::unordered_map<const SlicedMatrix*, size_t> first_;  // the place of a matrix's first among them
+  std::vector<Slice> slices_;                              // slices of own_, in order
+  std::unordered_map<const SlicedMatrix*, size_t> first_;  // index of a matrix's first slice
   int64_t bytes_ = 0;
   std::string engine_;
   const int64_t begin_ns_;
 
-  std::atomic<size_t> next_{0}, read_{0};  // slice that is taken, that is asked for of the disk
+  std::atomic<size_t> next_{0}, read_{0};  // next slice to pack, next slice to read ahead
   std::atomic<int64_t> allowance_{0}, kept_{0}, stored_done_{0};
-  std::atomic<int64_t> claimed_{0};  // bytes, counted where there is a limit
+  std::atomic<int64_t> claimed_{0};  // bytes, counted only if there is a limit
   std::atomic<int64_t> last_step_ns_{0};
   std::atomic<bool> stepping_{false}, stop_{false}, finished_{false}, held_{false};
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  int working_ = 0;               // threads still at work; under mutex_
-  int64_t end_ns_ = 0;            // under mutex_
-  std::string trouble_;           // under mutex_
-  std::unique_ptr<Error> error_;  // the first failure; under mutex_
+  int working_ = 0;               // threads that are still working; guarded by mutex_
+  int64_t end_ns_ = 0;            // guarded by mutex_
+  std::string trouble_;           // guarded by mutex_
+  std::unique_ptr<Error> error_;  // the first failure; guarded by mutex_
   std::atomic<bool> failed_{false};
   std::vector<std::thread> threads_;
 };

@@ -12,8 +12,8 @@ namespace {
 constexpr int32_t kMaxTop = 20;
 static_assert(sizeof(ckdist_sampled_token::top_tokens) == kMaxTop * sizeof(int32_t), "room for all alternatives");
 constexpr uint32_t kInPrompt = 1u << 31;
-constexpr int64_t kLikelyEnough = 256;  // tokens among which top_p is looked for first
-constexpr int kHalvings = 10;           // of the range of logits, where those are not enough
+constexpr int64_t kLikelyEnough = 256;  // top_p is first searched among this many tokens
+constexpr int kHalvings = 10;           // of the range of logits, if those tokens are not enough
 constexpr int64_t kDrawSpan = 4096;
 
 uint64_t mix(uint64_t x) {
@@ -83,7 +83,7 @@ int32_t Sampler::best(const float* logits) const {
   return 0;
 }
 
-// candidates_ = tokens whose logit is at least `threshold`, looking only where a maximum reaches it.
+// Sets candidates_ to the tokens whose logit is at least `threshold`. Skips spans whose maxima are lower.
 void Sampler::gather(const float* logits, float threshold) {
   candidates_.clear();
   for (int64_t span = 0; span < vocab_; span += kMaxSpan) {
@@ -102,7 +102,7 @@ void Sampler::gather(const float* logits, float threshold) {
   }
 }
 
-// A logit that at least `count` tokens reach: that many of the maxima do.
+// Returns a logit that at least `count` tokens reach: at least `count` of the maxima reach it.
 float Sampler::threshold_for(int64_t count) {
   if (count > static_cast<int64_t>(maxima_.size())) return -kInfinity;
   selected_maxima_ = maxima_;
@@ -111,8 +111,8 @@ float Sampler::threshold_for(int64_t count) {
   return *nth;
 }
 
-// A logit from `low` up which tokens with a mass (in terms_) of at least `target` reach, as those from `low` do, and
-// few more.
+// Bisects for a logit from `low` on: tokens with at least this logit have a mass (in terms_) of at least `target`, and
+// few others are included.
 float Sampler::threshold_of_mass(const float* logits, float low, float high, double target) const {
   for (int i = 0; i < kHalvings; ++i) {
     const float middle = low + (high - low) / 2;
@@ -122,13 +122,13 @@ float Sampler::threshold_of_mass(const float* logits, float low, float high, dou
   return low;
 }
 
-// candidates_ = exactly the `count` first of the order.
+// Sets candidates_ to exactly the first `count` tokens of the order.
 void Sampler::keep_top(const float* logits, int64_t count) {
   gather(logits, threshold_for(count));
   keep_first(count);
 }
 
-// Keeps the `count` first candidates of the order.
+// Keeps the first `count` candidates of the order.
 void Sampler::keep_first(int64_t count) {
   if (static_cast<int64_t>(candidates_.size()) <= count) return;
   selection_ = candidates_;
@@ -137,7 +137,7 @@ void Sampler::keep_first(int64_t count) {
   keep_until(*nth, before);
 }
 
-// Fills the candidates' terms and returns their sum.
+// Computes the candidates' terms and returns their sum.
 double Sampler::weigh(float shift, float scale) {
   logits_of_candidates_.resize(candidates_.size());
   terms_of_candidates_.resize(candidates_.size());
@@ -149,7 +149,7 @@ double Sampler::weigh(float shift, float scale) {
   return sum;
 }
 
-// Keeps the shortest prefix whose terms sum to at least `target`; false where all do not reach it.
+// Keeps the shortest prefix whose terms sum to at least `target`. Returns false if the sum of all terms is less.
 bool Sampler::keep_mass(double target) {
   Candidate last;
   if (!last_of_mass(target, before, last)) return false;
@@ -157,7 +157,7 @@ bool Sampler::keep_mass(double target) {
   return true;
 }
 
-// candidates_ = the first tokens of the whole vocabulary whose probabilities sum to `top_p`, without those below
+// Sets candidates_ to the first tokens of the whole vocabulary whose probabilities sum to `top_p`, without logits below
 // `least`.
 void Sampler::cut_mass(const float* logits, float shift, float scale, float temperature, float top_p, float least) {
   terms_.resize(vocab_);
@@ -173,7 +173,7 @@ void Sampler::cut_mass(const float* logits, float shift, float scale, float temp
   }
 }
 
-// Fills seen_ and touched_ with what the penalties count; false where they have nothing to do.
+// Fills seen_ and touched_ with the tokens that penalties count. Returns false if no penalty is set.
 bool Sampler::count_tokens(const ckdist_sampling& s, int32_t row) {
   const bool repetition = s.repetition_penalty != 1.0f;
   const bool counts = s.presence_penalty != 0.0f || s.frequency_penalty != 0.0f;
@@ -218,7 +218,7 @@ const std::vector<Dry::Repetition>& Sampler::repetitions(const ckdist_sampling& 
                    s.dry_breakers);
 }
 
-// The logit of a token that would continue a repetition of `length` tokens; `scale` as in Kept.
+// The logit of a token that would continue a repetition of `length` tokens. `scale` as in Kept.
 float Sampler::less_repetition(float logit, float scale, int32_t length, const ckdist_sampling& s) {
   const double penalty = dry_penalty(s.dry_multiplier, s.dry_base, s.dry_allowed_length, length) / scale;
   return static_cast<float>(std::max(logit - penalty, static_cast<double>(kRemoved)));
@@ -232,7 +232,8 @@ void Sampler::fail_infinite(int32_t row) {
   fail(Status::config, "logit_bias or penalties of row %d make logits infinite; use smaller ones", row);
 }
 
-// modified_ = what the mask (see ckdist_sampling) allows of `logits`, scanned; false where a number is not finite.
+// Sets modified_ to the `logits` that the mask (see ckdist_sampling) allows, and scans them. Returns false if a logit
+// is not finite.
 bool Sampler::keep_allowed(const float* logits, const ckdist_sampling& s, int32_t row) {
   const uint32_t* allowed = s.allowed;
   const int64_t words = (vocab_ + 31) / 32;
@@ -248,8 +249,8 @@ bool Sampler::keep_allowed(const float* logits, const ckdist_sampling& s, int32_
   return true;
 }
 
-// The row with logit_bias, penalties and DRY applied and banned and forbidden tokens removed: `logits` itself where
-// there is nothing to do, else modified_, scanned again. Of a row with steps, these apply penalties and DRY.
+// Applies logit_bias, penalties and DRY, and removes banned and forbidden tokens. If a row has `steps`, these apply
+// penalties and DRY. Returns `logits` itself if nothing changes, else modified_, scanned again.
 const float* Sampler::modify(const float* logits, const ckdist_sampling& s, int32_t row) {
   const bool steps = s.step_count > 0 || s.mirostat > 0;
   check_tokens(s.bias_tokens, s.bias_count, "logit_bias", row);
@@ -270,14 +271,13 @@ const float* Sampler::modify(const float* logits, const ckdist_sampling& s, int3
   if (!s.allowed) {
     rescan(row);
   } else if (!keep_allowed(edited ? modified_.data() : logits, s, row)) {
-    scan(logits, row);  // which says so where the logits were not finite as they came
+    scan(logits, row);  // fails if the original logits were not finite
     fail_infinite(row);
   }
   return modified_.data();
 }
 
-// Inverse of the cumulative distribution over the whole vocabulary: sums of spans first, then the span that the draw
-// falls into.
+// Inverts the cumulative distribution over the whole vocabulary: first sums of spans, then the span of the draw.
 int32_t Sampler::draw_from_all(const float* logits, float shift, float scale, double uniform, double& total) {
   const auto length = [&](int64_t start) { return std::min(kDrawSpan, vocab_ - start); };
   std::vector<double>& sums = sums_;
@@ -290,7 +290,7 @@ int32_t Sampler::draw_from_all(const float* logits, float shift, float scale, do
   double left = uniform * total;
   size_t span = 0;
   while (span + 1 < sums.size() && left >= sums[span]) left -= sums[span++];
-  while (sums[span] == 0.0) --span;  // rounding took the walk past the last that has any mass
+  while (sums[span] == 0.0) --span;  // rounding moved past the last span with any mass
 
   const int64_t start = static_cast<int64_t>(span) * kDrawSpan;
   terms_.resize(vocab_);
@@ -313,8 +313,7 @@ int32_t Sampler::draw(const float* logits, const ckdist_sampling& s) {
   double total = 0.0;
   if (!top_k && !top_p && !min_p) return draw_from_all(logits, shift, scale, uniform, total);
 
-  const float least =
-      min_p ? shift + (std::log(s.min_p) - 0.01f) * s.temperature : -kInfinity;  // a little below what min_p keeps
+  const float least = min_p ? shift + (std::log(s.min_p) - 0.01f) * s.temperature : -kInfinity;  // slightly below min_p
   if (top_k) {
     keep_top(logits, s.top_k);
     total = weigh(shift, scale);
@@ -364,7 +363,7 @@ int32_t Sampler::greedy(const float* logits, int32_t row) {
 void Sampler::sample(const float* logits, int32_t row, const ckdist_sampling& sampling, ckdist_sampled_token& out) {
   check(sampling, row);
   if (sampling.step_count > 0 || sampling.mirostat > 0) check_steps(sampling, row);
-  if (!sampling.allowed || sampling.top_logprobs >= 0) scan(logits, row);  // else modify() does, with the mask
+  if (!sampling.allowed || sampling.top_logprobs >= 0) scan(logits, row);  // else modify() scans with the mask
   out = {};
   double normaliser = 0.0;
   if (sampling.top_logprobs >= 0) {

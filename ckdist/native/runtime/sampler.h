@@ -1,15 +1,17 @@
-// Chooses the next token from a row of logits, and log-probabilities. One thread; knows nothing of sequences.
+// Chooses the next token from a row of logits, and computes log-probabilities. Single-threaded; has no state of
+// sequences.
 //
 // Order: logit_bias, penalties, DRY -> temperature -> top_k -> top_p -> min_p -> draw. Bias and penalties come first,
-// as in llama-server and vLLM; temperature before the cuts, as in vLLM and Hugging Face, so that top_p and min_p
-// measure the distribution that is drawn from. A row with `steps` takes these after logit_bias, in their order, with
-// llama.cpp's definitions (sampler_steps.cpp), and then mirostat where it is on.
+// as in llama-server and vLLM. Temperature precedes the cuts, as in vLLM and Hugging Face, so that top_p and min_p
+// measure the distribution that is sampled. A row with `steps` applies these after logit_bias, in their order, with
+// llama.cpp's definitions (sampler_steps.cpp), and then mirostat if it is on.
 //
-// Cuts keep a prefix of one order: larger logit first, among equals the lower token. (typical_p keeps one of another
-// order, XTC a suffix.) So a cut is found by selection, never by sorting the vocabulary. The draw then walks the kept
-// tokens by ascending token, so that noise in the last bits of the logits moves its boundaries by as little.
+// Cuts keep a prefix of one order: larger logit first; of equal logits, the lower token first. (typical_p keeps a
+// prefix of another order, XTC a suffix.) So a cut is found by selection, without sorting the vocabulary. The draw
+// visits the kept tokens by ascending token, so that noise in the last bits of the logits moves its boundaries only
+// slightly.
 //
-// A token that must not be drawn has the lowest finite logit, kRemoved.
+// A removed token has the lowest finite logit, kRemoved.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -24,14 +26,15 @@
 
 namespace ckdist {
 
-// Uniform in (0, 1), from (seed, position) alone: two rounds of the finaliser of SplitMix64 (Steele, Lea & Flood 2014).
+// Uniform in (0, 1), a function of (seed, position): two rounds of the finaliser of SplitMix64 (Steele, Lea & Flood
+// 2014).
 double uniform_draw(uint64_t seed, int64_t position);
 
 class Sampler {
  public:
   Sampler(const Kernels& kernels, int64_t vocab);
 
-  // Each throws Error, naming `row`, where a logit is NaN or infinite or a parameter is out of its range.
+  // Each throws Error, naming `row`, if a logit is NaN or infinite or a parameter is out of its range.
   int32_t greedy(const float* logits, int32_t row);
   void sample(const float* logits, int32_t row, const ckdist_sampling& sampling, ckdist_sampled_token& out);
   void logprobs(const float* logits, int32_t row, int32_t target, int32_t top, ckdist_sampled_token& out);
@@ -51,10 +54,10 @@ class Sampler {
   static bool before(const Candidate& a, const Candidate& b) {
     return a.logit > b.logit || (a.logit == b.logit && a.token < b.token);
   }
-  // What the steps of one row have left of it: candidates_, or the whole vocabulary while nothing is cut.
+  // The tokens of a row that its steps have kept: candidates_, or the whole vocabulary if nothing is cut.
   struct Kept {
     const float* logits;  // (vocab,)
-    int64_t count;        // as llama.cpp counts: what top_n_sigma removes still counts
+    int64_t count;        // counted as in llama.cpp: includes tokens that top_n_sigma removes
     bool whole = true;
     float scale = 1.0f;  // the product of 1 / temperature
     float shift = 0.0f;  // the largest logit at the last weigh()
@@ -96,14 +99,14 @@ class Sampler {
   void remove_if(Test test) {
     candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), test), candidates_.end());
   }
-  // The end of the shortest prefix, in the order of `less`, whose terms sum to at least `target`; false where all
-  // candidates do not reach it. selection_ is the candidates in some order afterwards.
+  // Finds the last candidate of the shortest prefix, in the order of `less`, whose terms sum to at least `target`.
+  // Returns false if all terms together are less. Reorders selection_, a copy of the candidates.
   template <class Less>
   bool last_of_mass(double target, Less less, Candidate& last) {
     selection_ = candidates_;
     return last_of_selection(0.0, target, less, last);
   }
-  // The same of selection_, `mass` coming before it: by bisection with selection.
+  // The same for selection_, after tokens with `mass`. Bisects with nth_element.
   template <class Less>
   bool last_of_selection(double mass, double target, Less less, Candidate& last) {
     size_t low = 0, high = selection_.size();
@@ -130,7 +133,7 @@ class Sampler {
     return false;
   }
 
-  // sampler_steps.cpp
+  // Defined in sampler_steps.cpp.
   int32_t take_steps(const float* logits, const ckdist_sampling& sampling, int32_t row, float& mu);
   void take_step(int32_t kind, Kept& kept, const ckdist_sampling& sampling, int32_t row);
   double weigh(Kept& kept);
@@ -159,14 +162,14 @@ class Sampler {
 
   const Kernels& kernels_;
   const int64_t vocab_;
-  std::vector<float> maxima_;  // of the row last scanned, as ElementwiseKernel::maxima leaves them
+  std::vector<float> maxima_;  // of the last scanned row, as written by ElementwiseKernel::maxima
   std::vector<float> selected_maxima_;
   std::vector<float> modified_;    // (vocab,)
   std::vector<uint32_t> allowed_;  // a mask with words for the whole vocabulary
-  std::vector<float> terms_;       // (vocab,)
+  std::vector<float> terms_;       // a mask for the whole vocabulary
   std::vector<float> logits_of_candidates_;
   std::vector<float> terms_of_candidates_;
-  std::vector<uint32_t> seen_;    // (vocab,): count in the output, and kInPrompt
+  std::vector<uint32_t> seen_;    // (vocab,): count in the output, and the bit kInPrompt
   std::vector<int32_t> touched_;  // tokens whose entry in seen_ is not 0
   std::vector<double> sums_;
   Dry dry_;

@@ -1,4 +1,4 @@
-// The samplers of a row with `steps`, in the order of the row, with llama.cpp's definitions, and mirostat.
+// The samplers of a row with `steps`, in the order of the row, with llama.cpp's definitions; and mirostat.
 #include <cmath>
 
 #include "core/error.h"
@@ -7,9 +7,9 @@
 namespace ckdist {
 namespace {
 
-constexpr uint64_t kXtcStream = 0x5843545f64726177u;  // makes XTC's draw another one than the token's
+constexpr uint64_t kXtcStream = 0x5843545f64726177u;  // makes XTC's draw independent of the token's
 constexpr int kHalvings = 12;                         // of the distance from the mean logit, in typical_p
-constexpr int64_t kZipfTokens = 100;                  // mirostat estimates the exponent of Zipf's law from so many
+constexpr int64_t kZipfTokens = 100;  // mirostat estimates the exponent of Zipf's law from this many tokens
 constexpr int kLanes = 8;
 constexpr double kLog2 = 0.6931471805599453;
 
@@ -62,7 +62,7 @@ void Sampler::take_step(int32_t kind, Kept& kept, const ckdist_sampling& s, int3
   }
 }
 
-// Fills terms_, or the candidates' terms, and returns their sum.
+// Computes terms_, or the candidates' terms, and returns their sum.
 double Sampler::weigh(Kept& kept) {
   if (kept.whole) {
     kept.shift = largest();
@@ -74,7 +74,7 @@ double Sampler::weigh(Kept& kept) {
   return weigh(kept.shift, kept.scale);
 }
 
-// The expectation of logit - shift under the terms, whose sum is `total`.
+// The expectation of logit - shift under the terms, with sum `total`.
 double Sampler::mean_logit(const Kept& kept, double total) const {
   double sum = 0.0;
   if (kept.whole) {
@@ -95,14 +95,14 @@ double Sampler::mean_logit(const Kept& kept, double total) const {
   return sum / total;
 }
 
-// Makes the logits of the whole vocabulary writable: they are modified_ then, to be scanned again.
+// Copies the logits of the whole vocabulary to modified_ for writing. The caller must scan them again.
 void Sampler::edit(Kept& kept) {
   if (!kept.whole || kept.logits == modified_.data()) return;
   modified_.assign(kept.logits, kept.logits + vocab_);
   kept.logits = modified_.data();
 }
 
-// Where a token's logit is, after edit(); null where it is cut or removed.
+// The address of a token's logit after edit(), or null if the token is filtered out or removed.
 float* Sampler::find(Kept& kept, int32_t token) {
   if (kept.whole) return modified_[token] == kRemoved ? nullptr : &modified_[token];
   const auto less = [](const Candidate& c, int32_t t) { return c.token < t; };
@@ -144,7 +144,8 @@ void Sampler::keep_one(Kept& kept) {
   kept.count = 1;
 }
 
-// Temperature; where it is dynamic, by a power of the entropy, which is normalised by that of an even distribution.
+// Applies the temperature. A dynamic temperature is a power of the entropy, normalised by the entropy of the uniform
+// distribution.
 void Sampler::set_temperature(Kept& kept, const ckdist_sampling& s) {
   float temperature = s.temperature;
   if (s.dynatemp_range > 0.0f) {
@@ -199,7 +200,7 @@ void Sampler::cut_top_k(Kept& kept, int64_t count) {
   kept.count = count;
 }
 
-// Keeps the shortest prefix in the order of `less` whose terms reach `target`, and at least `min_keep`.
+// Keeps the shortest prefix in the order of `less` with terms of at least `target`, and at least `min_keep` tokens.
 template <class Less>
 void Sampler::keep_mass(double target, int64_t min_keep, Less less) {
   Candidate last;
@@ -214,12 +215,12 @@ void Sampler::keep_mass(double target, int64_t min_keep, Less less) {
 }
 
 // Keeps the tokens whose surprise is nearest to the entropy (Meister et al. 2022, arXiv:2202.00666). Surprise minus
-// entropy is the expected logit minus the token's, so these are the tokens around a logit.
+// entropy is the expected logit minus the token's logit. So these are the tokens around one logit.
 void Sampler::cut_typical(Kept& kept, double p, int64_t min_keep) {
   if (p >= 1.0) return;
   const double total = weigh(kept);
   const double centre = kept.shift + mean_logit(kept, total);
-  const double target = std::nextafter(p * total, HUGE_VAL);  // llama.cpp asks for more than p, not for as much
+  const double target = std::nextafter(p * total, HUGE_VAL);  // llama.cpp requires a sum greater than p
   const auto distance = [&](const Candidate& c) { return std::fabs(c.logit - centre); };
   const auto nearer = [&](const Candidate& a, const Candidate& b) {
     return distance(a) < distance(b) || (distance(a) == distance(b) && before(a, b));
@@ -237,8 +238,8 @@ void Sampler::cut_typical(Kept& kept, double p, int64_t min_keep) {
   kept.count = static_cast<int64_t>(candidates_.size());
 }
 
-// Keeps the tokens nearest to `centre` whose terms reach `target`: distances are bisected until few tokens are left to
-// order.
+// Keeps the tokens nearest to `centre` whose terms sum to `target`: bisects the distance until few tokens are left to
+// sort.
 template <class Less>
 void Sampler::keep_around(const Kept& kept, double centre, double target, Less nearer) {
   const float nothing = std::max(kept.shift + kLogOfNothing / kept.scale, kRemoved);
@@ -252,11 +253,11 @@ void Sampler::keep_around(const Kept& kept, double centre, double target, Less n
     if (mass_from(centre - middle) - mass_from(centre + middle) >= target) high = middle;
     else low = middle;
   }
-  const double rounding = 1e-6 * (1.0 + std::fabs(centre) + high);  // of logits to float
+  const double rounding = 1e-6 * (1.0 + std::fabs(centre) + high);  // rounding error of logits in float
   gather(kept.logits, static_cast<float>(std::max(centre - high - rounding, static_cast<double>(kRemoved))));
   remove_if([&](const Candidate& c) { return c.logit > centre + high + rounding; });
   selection_.clear();
-  double mass = 0.0;  // of the tokens that are kept for certain
+  double mass = 0.0;  // of the tokens that are certainly kept
   for (Candidate& c : candidates_) {
     c.term = terms_[c.token];
     if (std::fabs(c.logit - centre) < low - rounding) mass += c.term;
@@ -297,8 +298,8 @@ void Sampler::cut_min_p(Kept& kept, double p, int64_t min_keep) {
   kept.count = static_cast<int64_t>(candidates_.size());
 }
 
-// Exclude top choices (p-e-w 2024): with a probability, removes all tokens of at least `threshold` but the least likely
-// of them.
+// Exclude top choices (p-e-w 2024): with a given probability, removes all tokens of at least `threshold` except the
+// least likely of them.
 void Sampler::cut_xtc(Kept& kept, const ckdist_sampling& s) {
   if (s.xtc_probability <= 0.0f || s.xtc_threshold > 0.5f || kept.count < 2) return;
   if (uniform_draw(s.seed ^ kXtcStream, s.position) > s.xtc_probability) return;
@@ -326,8 +327,8 @@ void Sampler::cut_xtc(Kept& kept, const ckdist_sampling& s) {
   kept.count -= removed;
 }
 
-// Mirostat 2.0 (Basu et al. 2021, arXiv:2007.14966): keeps tokens of a surprise of at most `most` bits, and at least
-// one.
+// Mirostat 2.0 (Basu et al. 2021, arXiv:2007.14966): keeps tokens with a surprise of at most `most` bits, and at least
+// one token.
 void Sampler::cut_surprise(Kept& kept, double most) {
   const double total = weigh(kept);
   if (kept.whole) {
@@ -341,8 +342,8 @@ void Sampler::cut_surprise(Kept& kept, double most) {
   kept.whole = false;
 }
 
-// Mirostat 1 (the same paper, algorithm 1): keeps as many tokens as give a surprise of `target` bits under Zipf's law,
-// whose exponent is estimated from the most likely tokens.
+// Mirostat 1 (the same paper, algorithm 1): keeps k tokens, so that the surprise is `target` bits under Zipf's law. The
+// exponent is estimated from the most likely tokens.
 void Sampler::cut_zipf(Kept& kept, double target) {
   if (!kept.whole || vocab_ == 1) return;
   keep_top(kept.logits, std::min(kZipfTokens, vocab_));
@@ -357,11 +358,11 @@ void Sampler::cut_zipf(Kept& kept, double target) {
   const double inverse_sum = std::fabs(excess) < 1e-6 ? 1.0 / std::log(static_cast<double>(vocab_))
                                                       : excess / (1.0 - std::pow(static_cast<double>(vocab_), -excess));
   const double count = std::pow(inverse_sum * std::exp2(target), 1.0 / exponent);
-  if (!(count < static_cast<double>(vocab_))) return;  // of a flat distribution it is infinite
+  if (!(count < static_cast<double>(vocab_))) return;  // infinite for a flat distribution
   cut_top_k(kept, std::max<int64_t>(1, static_cast<int64_t>(count)));
 }
 
-// A token, and its probability among what is kept.
+// Draws a token. Sets `probability` to its probability among the kept tokens.
 int32_t Sampler::draw(Kept& kept, double uniform, double& probability) {
   if (kept.whole) {
     double total = 0.0;

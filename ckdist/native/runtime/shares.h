@@ -1,5 +1,5 @@
-// How the bytes of one product's weights are divided among the threads of a rank: each thread has a first piece of its
-// own, and what remains goes in smaller pieces to the threads that are free.
+// Divides the bytes of one product's weights among the threads of a rank. Each thread has a first piece of its own. The
+// rest is divided into smaller pieces, which the next free thread takes.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -8,9 +8,9 @@ namespace ckdist {
 
 class Shares {
  public:
-  // Three quarters are divided beforehand, because long runs of memory (few tokens) and many rows that one thread's
-  // caches keep (many) are what is fast. The rest evens out what the threads lost to other work, in pieces that take
-  // microseconds for few tokens.
+  // Three quarters are divided in advance: long runs of memory are fast for few tokens, and rows in a thread's caches
+  // are fast for many tokens. The rest compensates for time that threads lost to other work. For few tokens a piece
+  // takes microseconds.
   Shares(int64_t bytes, int threads, bool few_tokens) : threads_(threads), bytes_(bytes) {
     first_ = threads == 1 ? bytes : bytes / threads / 4 * 3;
     rest_ =
@@ -28,8 +28,8 @@ class Shares {
   int64_t threads_, bytes_, first_, rest_;
 };
 
-// The boundary of a matrix's tiles that is nearest to byte `at`, where it is divided into pieces of about so many
-// bytes. Products read two tiles at once: a piece of several has whole pairs of them.
+// The tile boundary nearest to byte `at` of a matrix that is divided into pieces of about `piece` bytes. Products read
+// two tiles at once, so a piece of 8 or more tiles has an even number of them.
 inline int64_t boundary(int64_t at, int64_t tile_bytes, int64_t tiles, int64_t piece) {
   constexpr int64_t several = 8;
   if (tile_bytes == 0) return 0;
@@ -37,8 +37,8 @@ inline int64_t boundary(int64_t at, int64_t tile_bytes, int64_t tiles, int64_t p
   return std::clamp<int64_t>((at + bytes / 2) / bytes * unit, 0, tiles);
 }
 
-// Tiles of a product that are made at a time: as many as have so many bytes, but `least`, in whole pairs and threes, as
-// kernels take them.
+// Number of tiles of a product to compute at a time: about `bytes` bytes, at least `least` tiles, a multiple of 6,
+// because kernels take two or three tiles together.
 inline int64_t tiles_at_once(int64_t bytes, int64_t tile_bytes, int64_t least) {
   constexpr int64_t together = 6;
   return std::max(bytes / tile_bytes, least) / together * together;

@@ -1,8 +1,8 @@
-// A matrix in two states: packed in an arena as far as its slices are ready, the rest as it is stored in its file.
+// A matrix in two states: slices that are ready lie packed in an arena; the rest is stored in its file.
 //
-// A slice is some tiles. Its state is a byte, stored -> claimed -> ready, that all ranks of the host share where they
-// share the arena: the thread that claims a slice packs it and publishes it, and nobody waits for a slice, since what
-// is not ready can be packed from the file.
+// A slice is a few tiles. Its state is one byte: stored -> claimed -> ready. All ranks of a host share the states if
+// they share the arena. The thread that claims a slice packs and publishes it. No thread waits for a slice: it can pack
+// from the file if a slice is not ready.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -15,10 +15,9 @@ namespace ckdist {
 
 class SlicedMatrix {
  public:
-  static constexpr int64_t kSliceBytes =
-      256 << 10;  // packed, about: of a size that a core's L2 cache keeps while it is multiplied
+  static constexpr int64_t kSliceBytes = 256 << 10;  // approximate packed size: an L2 cache keeps it during a product
 
-  // Lies in the arena. All zeros: every slice is stored, once `left` is their number.
+  // Lies in the arena. Initially all bytes are 0 (every slice is stored), and `left` is the number of slices.
   struct States {
     uint32_t left;  // slices that are not ready
     __extension__ uint8_t of[];
@@ -33,7 +32,7 @@ class SlicedMatrix {
     return (static_cast<int64_t>(sizeof(States)) + count(shape) + 63) / 64 * 64;
   }
 
-  // `stored`, `arena` and what lies in it outlive this.
+  // `stored`, `arena` and the memory in it must outlive this object.
   SlicedMatrix(const StoredMatrix& stored, WeightArena& arena, uint8_t* tiles, States* states)
       : stored_(stored),
         arena_(arena),
@@ -49,7 +48,7 @@ class SlicedMatrix {
   int64_t slice_of(int64_t tile) const { return tile / tiles_each_; }
   int64_t begin(int64_t slice) const {
     return std::min(slice * tiles_each_, stored_.shape().tile_count());
-  }  // its first tile
+  }  // first tile of a slice
   int64_t bytes(int64_t slice) const { return (begin(slice + 1) - begin(slice)) * stored_.shape().tile_bytes; }
   int64_t largest_bytes() const { return count_ ? bytes(0) : 0; }
   uint8_t* place(int64_t slice) const { return tiles_ + begin(slice) * stored_.shape().tile_bytes; }
@@ -63,7 +62,7 @@ class SlicedMatrix {
            __atomic_compare_exchange_n(states_->of + slice, &stored, uint8_t{kClaimed}, false, __ATOMIC_ACQ_REL,
                                        __ATOMIC_RELAXED);
   }
-  // What the claimer wrote at place(slice) can be read by everybody.
+  // Makes the bytes that the claiming thread wrote at place(slice) visible to all.
   void publish(int64_t slice) const {
     __atomic_store_n(states_->of + slice, uint8_t{kReady}, __ATOMIC_RELEASE);
     __atomic_sub_fetch(&states_->left, 1u, __ATOMIC_ACQ_REL);
@@ -80,10 +79,10 @@ class SlicedMatrix {
   int64_t tiles_each_, count_;
 };
 
-// What a replay multiplies with; the same bytes as ckdist_matrix.
+// The operand of a product; has the same bytes as ckdist_matrix.
 struct Weight {
   Matrix matrix;
-  const SlicedMatrix* sliced;  // null: all tiles are packed and stay so
+  const SlicedMatrix* sliced;  // null: all tiles are packed and stay packed
 };
 
 }  // namespace ckdist

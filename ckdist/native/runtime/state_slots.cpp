@@ -52,14 +52,13 @@ void StateSlots::read_kernels(const ckdist_execution_plan& plan) {
 
 void StateSlots::check(const BatchView& batch) const {
   if (slots_ == 0) {
-    if (batch.states != nullptr)
-      fail(Status::native, "a batch has state slots, and no layer of the model keeps a state");
+    if (batch.states != nullptr) fail(Status::native, "a batch has state slots, but no layer of the model has a state");
     return;
   }
-  if (batch.states == nullptr) fail(Status::native, "a batch has no state slots, and layers of the model keep states");
+  if (batch.states == nullptr) fail(Status::native, "a batch has no state slots, but layers of the model have states");
   std::fill(written_.begin(), written_.end(), uint8_t{0});
   const auto write = [&](int32_t slot) {
-    if (slot < 0 || slot >= slots_) fail(Status::native, "state slot %d is none of %lld", slot, (long long)slots_);
+    if (slot < 0 || slot >= slots_) fail(Status::native, "state slot %d is not one of %lld", slot, (long long)slots_);
     if (written_[slot]++) fail(Status::native, "two sequences of a batch write state slot %d", slot);
   };
   for (int64_t s = 0; s < batch.sequences; s++) {
@@ -70,18 +69,18 @@ void StateSlots::check(const BatchView& batch) const {
       write(slots.save);
       if (slots.save_position <= chunk.first_position || slots.save_position > chunk.first_position + chunk.tokens ||
           slots.save_position % ckdist_block_tokens)
-        fail(Status::native, "a state is to be saved at position %d of a chunk of %d tokens from %d",
+        fail(Status::native, "a state cannot be saved at position %d of a chunk of %d tokens from position %d",
              slots.save_position, chunk.tokens, chunk.first_position);
     }
     const int32_t there = slots.in < 0 ? 0 : slots.in < slots_ ? positions_[slots.in] : -1;
     if (there != chunk.first_position)
-      fail(Status::native, "a chunk from position %d would go on from state slot %d, which is behind %d tokens",
+      fail(Status::native, "a chunk from position %d would continue state slot %d, which holds %d tokens",
            chunk.first_position, slots.in, there);
   }
   for (int64_t s = 0; s < batch.sequences; s++) {
     const ckdist_state_slots& slots = batch.states[s];
     if (slots.in >= 0 && slots.in != slots.out && written_[slots.in])
-      fail(Status::native, "a sequence of a batch reads state slot %d, which another one writes", slots.in);
+      fail(Status::native, "a sequence of a batch reads state slot %d, which another sequence writes", slots.in);
   }
 }
 

@@ -1,7 +1,7 @@
-// What sequences keep beside their tokens' keys and values: the states of linear attention, one slot per sequence.
+// The states of linear attention: one slot per sequence, beyond the keys and values of tokens.
 //
-// A slot holds the states of all layers after some number of tokens, which is known here: a step that would go on from
-// the state of other tokens is refused.
+// A slot holds the states of all layers after a known number of tokens. A step that would continue from the state of
+// other tokens is refused.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -15,9 +15,9 @@ namespace ckdist {
 
 class StateSlots {
  public:
-  // One layer's states on this rank. Of a slot each value head has `head_floats` consecutive floats: its state, as
-  // kernels/delta_rule.h has it, then what its convolutions see of the tokens before, (taps - 1, channels), the oldest
-  // first; a token's channels are its query's, its key's and its value's.
+  // One layer's states on this rank. In a slot each value head has `head_floats` consecutive floats: its state (see
+  // kernels/delta_rule.h), then the inputs of its convolutions, (taps - 1, channels), oldest token first. A token's
+  // channels are those of its query, its key and its value.
   struct Layer {
     int value_heads = 0, key_width = 0, value_width = 0, taps = 0;
     const int32_t* key_head_of = nullptr;
@@ -33,12 +33,13 @@ class StateSlots {
   explicit StateSlots(const ckdist_program& program);
 
   int64_t bytes() const { return bytes_; }
-  void place(uint8_t* memory);  // of bytes() zeros
-  // Turns the convolutions' weights, (channels, taps) in the file, into rows of channels.
+  void place(uint8_t* memory);  // bytes() zeros
+  // Transposes the convolutions' weights, (channels, taps) in the file, to (taps, channels).
   void read_kernels(const ckdist_execution_plan& plan);
 
-  // The next batch, which runs behind all that were accepted before: from now on slots hold what it leaves. Throws
-  // unless every chunk goes on from a state of the tokens before it, and none writes what another one uses.
+  // Accepts the next batch, which runs after all batches accepted before. From now on positions_ describes the slots
+  // after it. Throws unless every chunk continues from a state of the tokens before it, and no chunk writes a slot that
+  // another one uses.
   void accept(const BatchView& batch);
 
   std::vector<Layer> layers;
@@ -48,7 +49,7 @@ class StateSlots {
 
   const int64_t slots_;
   int64_t bytes_ = 0;
-  std::vector<int32_t> positions_;  // (slots,) tokens behind which the slot is; -1: it holds nothing
+  std::vector<int32_t> positions_;  // (slots,): number of tokens in the slot's state; -1: empty
   mutable std::vector<uint8_t> written_;
 };
 

@@ -12,7 +12,7 @@
 namespace ckdist {
 namespace {
 
-// Joined at a time: they fit the stack and the L1 cache.
+// Columns joined at a time, so that they fit the stack and the L1 cache.
 constexpr int kJoinedColumns = 512, kJoinedBlockBytes = 36;
 
 bool is_float(Type type) { return type == Type::f32 || type == Type::f16 || type == Type::bf16; }
@@ -34,7 +34,7 @@ void to_float(Type type, const uint8_t* stored, int64_t n, float* out) {
   }
 }
 
-// Where the file has row `row` of a tensor whose heads' halves are interleaved.
+// Index in the file of row `row` of a tensor whose heads have interleaved halves.
 int64_t interleaved(int64_t row, int64_t head_rows) {
   if (!head_rows) return row;
   const int64_t in_head = row % head_rows, half_rows = head_rows / 2;
@@ -166,7 +166,7 @@ void StoredMatrix::pack(int64_t begin, int64_t end, uint8_t* out, Rows* scratch)
   const int64_t packed_row_bytes = bytes_of(shape_.type, shape_.cols);
   const bool transposed = source_.part.transposed;
   Rows own;
-  const bool whole = transposed || widens_;  // tiles are packed of floats
+  const bool whole = transposed || widens_;  // tiles are packed from floats
   if (whole && !scratch) scratch = &own;
   if (quantize_ || whole) {
     scratch->floats.resize((whole ? kTileRows : 1) * shape_.cols);

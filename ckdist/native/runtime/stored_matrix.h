@@ -1,4 +1,4 @@
-// A part of a tensor as it lies in its mapped file, and how its rows become packed tiles.
+// A part of a tensor in its mapped file, and the packing of its rows to tiles.
 #pragma once
 #include <cstdint>
 #include <string>
@@ -12,28 +12,27 @@
 
 namespace ckdist {
 
-// What of each head's rows in a tensor a matrix takes; see ckdist_head_part.
+// The rows that a matrix takes of each head of a tensor; see ckdist_head_part.
 struct HeadPart {
   int64_t stored, first, rows, columns;  // stored = 0: the matrix is the tensor
   bool transposed;
   int64_t every, lane;
 };
 
-// A tensor in its file, or a part of its heads; or a stack of such matrices of one shape, each of which has a place of
-// its own.
+// A tensor in its file, a part of its heads, or a stack of such matrices of one shape, each with its own place.
 struct Source {
   std::string name;
-  std::vector<FilePlace> places;  // of each matrix of the stack
+  std::vector<FilePlace> places;  // one for each matrix of the stack
   Type type;
   int64_t rows, cols;  // of one matrix; a vector is one column
   int64_t head_rows;   // > 0: the two halves of each head of this many rows are stored interleaved
   HeadPart part;
-  Scales scales;  // of codes alone; where there are none, rows are blocks of the type
+  Scales scales;  // only for codes; without scales, rows are blocks of the type
 
   const MappedFile& file() const { return *places[0].file; }
   int64_t offset() const { return places[0].offset; }
   bool is_joined() const { return scales.codes != CodeForm::whole; }
-  // Bytes of `columns` of a row.
+  // Bytes of `columns` columns of a row.
   int64_t bytes(int64_t columns) const;
   // Throws unless the tensor lies within its file.
   void check() const;
@@ -43,41 +42,41 @@ struct RowRange {
   int64_t begin, end;
 };
 
-// The rows of some ranges, one after the other, and columns [col_begin, col_end). Of a stack these of each matrix,
-// which begins with a tile of its own.
+// Rows of several ranges, concatenated, and columns [col_begin, col_end). In a stack every matrix has these rows and
+// begins with a new tile.
 class StoredMatrix {
  public:
-  // Throws where the part is not one of the tensor, or cannot become `packed_type`.
+  // Throws if the part is not within the tensor, or cannot be packed as `packed_type`.
   StoredMatrix(Source source, Type packed_type, std::vector<RowRange> rows, int64_t col_begin, int64_t col_end);
 
   const Source& source() const { return source_; }
   const Matrix& shape() const { return shape_; }  // without tiles
   int64_t stored_bytes() const { return count() * rows_each_ * segment_bytes_; }
 
-  // What quantising while packing needs besides; it grows and stays.
+  // Buffers for quantising while packing. They are reused and only grow.
   struct Rows {
     std::vector<float> floats;       // one row
-    std::vector<uint8_t> quantized;  // sixteen
+    std::vector<uint8_t> quantized;  // sixteen rows
   };
-  // Tiles [begin, end), which are written from `out` on. Throws where a value cannot be quantised. Bytes of a file that
-  // fails meanwhile read as zeros: who shows others what came of it calls check() of the file before.
+  // Packs tiles [begin, end) to `out`. Throws if a value cannot be quantised. If a file fails during packing, its bytes
+  // read as zeros: call check() of the file before publishing the results.
   void pack(int64_t begin, int64_t end, uint8_t* out, Rows* rows = nullptr) const;
-  // What is joined and no number has the file rejected.
-  // One row, as row 0 of the tile at `out`; not of a stack.
+  // Packs one row, as row 0 of the tile at `out`. Not for a stack. If joined codes or scales are not finite, the file
+  // is rejected.
   void pack_row(int64_t row, uint8_t* out) const;
-  // Asks the system to begin reading what pack(begin, end) will need.
+  // Asks the system to begin reading the bytes that pack(begin, end) will need.
   void will_need(int64_t begin, int64_t end) const;
 
  private:
-  int64_t stored_row(int64_t row) const;  // of the tensor's rows in the file, where row `row` of this part is
+  int64_t stored_row(int64_t row) const;  // the tensor's row in the file for row `row` of this part
   const uint8_t* row_at(const FilePlace& place, int64_t row) const {
     return place.file->data() + place.offset + stored_row(row) * row_bytes_ + segment_begin_;
   }
-  // Rows of matrix `matrix` whose codes and scales are joined on the way, a few columns at a time.
+  // Packs rows of matrix `matrix`. Joins their codes and scales a few columns at a time.
   void pack_joined(int64_t matrix, int64_t first, int count, uint8_t* out) const;
-  // Blocks of some columns of a stored row.
+  // Joins the blocks of some columns of a stored row.
   void join(int64_t matrix, int64_t stored, int64_t col, int64_t cols, uint8_t* out) const;
-  // A row in float32.
+  // Reads a row in float32.
   void read_floats(int64_t matrix, int64_t row, float* out) const;
   int64_t count() const { return static_cast<int64_t>(source_.places.size()); }
   int64_t tiles_each() const { return (rows_each_ + kTileRows - 1) / kTileRows; }
@@ -85,20 +84,20 @@ class StoredMatrix {
 
   Source source_;
   std::vector<RowRange> rows_;
-  int64_t rows_each_ = 0;  // of each matrix
-  int64_t row_bytes_;      // of a whole stored row
-  int64_t segment_begin_;  // of the wanted columns in it, in bytes
+  int64_t rows_each_ = 0;  // rows of each matrix
+  int64_t row_bytes_;      // bytes of a whole stored row
+  int64_t segment_begin_;  // byte offset of the first wanted column in a row
   int64_t segment_bytes_;
   int64_t col_begin_;
   void (*pack_)(const uint8_t* const*, int, int64_t, uint8_t*);
   int64_t (*tile_bytes_)(int64_t cols);
   QuantizeRow quantize_ = nullptr;  // null: packed as stored
-  bool widens_ = false;             // to float32
+  bool widens_ = false;             // packed as float32
   Matrix shape_;
 };
 
-// Elements [begin, end) of a vector of F32, F16 or BF16, as float32; `plus_one`: of each one more. `minus_exp`: the
-// logarithm of minus each.
+// Elements [begin, end) of a vector of F32, F16 or BF16, as float32. `plus_one`: adds 1 to each. `minus_exp`: log(-x)
+// of each.
 struct StoredVector {
   Source source;
   int64_t begin, end;

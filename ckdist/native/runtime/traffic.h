@@ -1,5 +1,5 @@
-// What a rank reads of memory in a step without prompts: the matrices that it multiplies with, and what is cached of
-// the positions that its tokens attend to. Experts are counted by the step that chooses them.
+// Counts the bytes that a rank reads from memory in a step without prompts: its matrices, and the cached keys and
+// values of the positions that its tokens attend to. Steps that choose experts count those themselves.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -12,14 +12,14 @@ class Inference;
 
 class Traffic {
  public:
-  // Of the plan that `inference` is at.
+  // Reads the current plan of `inference`.
   void read_plan(const Inference& inference);
-  // Bytes that a step reads; every sequence has one token.
+  // Bytes that a step reads. Every sequence has one token.
   int64_t bytes(const BatchView& batch) const;
 
  private:
-  static constexpr int64_t kCross = -1;  // in place of a window: all that an encoder has read
-  // Layers with the same window (0: all positions), and the bytes of a position in all of them.
+  static constexpr int64_t kCross = -1;  // in place of a window: all of the encoder's output
+  // Bytes of one position in all layers with the same window (0: all positions).
   struct Cache {
     int64_t window, bytes;
   };

@@ -27,8 +27,8 @@ Training::Training(const ckdist_training_program& that, Communicator* data, Comm
   for (int i = 0; i < that.list_count; ++i) lists_.emplace_back(that.lists[i].steps, that.lists[i].count, i);
   active_ = threads();
   for (int v = 0; v < program.value_count; ++v)
-    row_floats_ = std::max(row_floats_, (width(v) + 15) / 16 * 16 + 80);  // not 4096 bytes apart: loads would wait
-                                                                          // for stores
+    // Rows are not 4096 bytes apart: with that distance loads would wait for stores.
+    row_floats_ = std::max(row_floats_, (width(v) + 15) / 16 * 16 + 80);
   make_packs();
   for (const StepList& list : lists_) reserve(list);
   make_room();
@@ -78,8 +78,8 @@ void Training::check(const ckdist_training_batch& b) const {
            b.starts[s + 1]);
 }
 
-// Sequences without a target, as they fill up batches, are left out: they add nothing to the loss. One token stays at
-// least.
+// Leaves out sequences without a target, which only fill up batches: they do not change the loss. Keeps at least one
+// token.
 void Training::take(const ckdist_training_batch& b) {
   batch.token_ids.clear(), batch.targets.clear(), batch.positions.clear(), batch.learned.clear();
   batch.starts.assign(1, 0);
@@ -106,7 +106,7 @@ void Training::take(const ckdist_training_batch& b) {
 
 double Training::run(const ckdist_training_batch& those, const ckdist_training_pass& pass) {
   if (pass.list < 0 || pass.list >= program.list_count || pass.kept < 0 || pass.kept > program.kept_bytes)
-    fail(Status::native, "a pass asks for list %d of %d, and for what is kept at %lld of %lld bytes", pass.list,
+    fail(Status::native, "a pass names list %d of %d, and kept values at byte %lld of %lld", pass.list,
          program.list_count, static_cast<long long>(pass.kept), static_cast<long long>(program.kept_bytes));
   check(those);
   take(those);
@@ -196,7 +196,7 @@ const float* Training::parameter_rows(int index, int64_t begin, int64_t n, float
   const Weight* const packed = packed_parameter(index);
   if (!packed) return parameter(index) + begin * w.cols;
   const Matrix& m = packed->matrix;
-  const int64_t each = w.rows / w.matrices, tiles = (each + kTileRows - 1) / kTileRows;  // of a matrix
+  const int64_t each = w.rows / w.matrices, tiles = (each + kTileRows - 1) / kTileRows;  // tiles of one matrix
   for (int64_t row = begin; row < begin + n; ++row) {
     const int64_t tile = row / each * tiles + row % each / kTileRows;
     kernels.linear[int(m.type)].unpack_row(m.tiles + tile * m.tile_bytes, int(row % each % kTileRows), w.cols,
@@ -215,7 +215,7 @@ void Training::store(int index, int64_t token, int64_t column, const float* x, i
   if (is_operand(index)) std::fill(to + n, to + (end - column), 0.f);
 }
 
-// Zeros behind the width of an operand.
+// Writes zeros after the width of an operand.
 void Training::pad(int index, int64_t token) const {
   const ckdist_value& v = value(index);
   if (is_operand(index))

@@ -1,8 +1,8 @@
-// What the steps of training work on: a lowered loss with its gradients, parameters, packed matrices and the batch.
+// The data of training steps: a lowered loss with its gradients, parameters, packed matrices and the batch.
 //
-// Work is given out in items to whichever thread is free; an item's numbers depend on the batch alone, and sums over
-// tokens are made in chunks of fixed size that are added in order. So the same bits come out run after run and for any
-// number of threads.
+// Work is divided into items, which free threads take. An item's results depend only on the batch. Sums over tokens are
+// computed in chunks of fixed size, which are added in order. So the results are identical bit for bit in every run and
+// for any number of threads.
 #pragma once
 #include <array>
 #include <memory>
@@ -28,23 +28,24 @@ struct Operand {
 
 class Training : public Executor {
  public:
-  // `data`: of the replicas; `tensor`: of the ranks that share the tensors; `stages`: one rank of each; or null.
+  // `data`: the replicas. `tensor`: the ranks that share the tensors. `stages`: one rank of each stage. Each may be
+  // null.
   Training(const ckdist_training_program& program, Communicator* data, Communicator* tensor, Communicator* stages,
            std::shared_ptr<Pool> pool);
 
-  // The sum of the losses.
+  // Returns the sum of the losses.
   double run(const ckdist_training_batch& batch, const ckdist_training_pass& pass);
-  void flush();  // returns when other stages have all that was sent
-  // By kind, and in the last place of packing.
+  void flush();  // returns when other stages have received all that was sent
+  // Seconds by kind of step; the last element is packing.
   std::array<double, ckdist_step_kinds + 1> times() const;
   std::array<int64_t, 3> bytes() const {
     return {program.arena_bytes + program.kept_bytes, workspace_bytes(), frozen_bytes_};
   }
 
   static constexpr int kRows = 16;       // tokens of one item of row-wise work
-  static constexpr int kSumRows = 64;    // tokens whose contributions to a vector are added up before they meet others
-  static constexpr int kColumns = 64;    // of one item that transposes or adds columns
-  static constexpr int kRowBuffers = 4;  // floats of a row that steps read or write
+  static constexpr int kSumRows = 64;    // tokens whose contributions to a vector are summed in one chunk
+  static constexpr int kColumns = 64;    // columns of one item that transposes or adds columns
+  static constexpr int kRowBuffers = 4;  // rows in floats that a thread reads or writes at once
 
   struct Batch {
     std::vector<int32_t> token_ids, targets, starts, positions;
@@ -54,26 +55,25 @@ class Training : public Executor {
 
   const ckdist_training_program program;
   const Kernels& kernels;
-  const bool narrow_values;  // values that products read are bfloat16
+  const bool narrow_values;  // true if products read bfloat16
   const PackKernel& packing;
   const ProductKernel& product;
-  const Type tile_type;  // of tiles
+  const Type tile_type;  // type of packed tiles
   const ProductKernel& scratch_product;
   Batch batch;
-  std::vector<double> losses;  // of the tokens
-  double balance = 0;          // the load-balancing loss times the targets
+  std::vector<double> losses;  // one for each token
+  double balance = 0;          // load-balancing loss * number of targets
 
-  // Of tokens whose logits are computed the i-th; whether these are all.
+  // The i-th of the tokens whose logits are computed; true if logits of all tokens are computed.
   int64_t learned(int64_t i) const { return all_learned() ? i : batch.learned[i]; }
   bool all_learned() const { return int64_t(batch.learned.size()) == batch.tokens; }
 
-  // Values
   const ckdist_value& value(int index) const { return program.values[index]; }
   Operand operand(int index, int64_t token = 0) const {
     const ckdist_value& v = value(index);
     return {(v.kept ? kept_ : arena_->data()) + v.offset + token * v.stride, v.stride};
   }
-  // Of heads of `width` elements.
+  // A head of a row, for heads of `width` elements.
   Operand head_of(int index, int64_t token, int64_t head, int64_t width) const {
     const Operand o = operand(index, token);
     return {o.at + head * width * element_bytes(), o.stride};
@@ -81,50 +81,47 @@ class Training : public Executor {
   bool is_operand(int index) const { return value(index).place == ckdist_place_activations; }
   bool narrow(int index) const { return narrow_values && is_operand(index); }
   int64_t width(int index) const { return value(index).width; }
-  int64_t bytes_of(int index) const { return narrow(index) ? 2 : 4; }  // of an element
+  int64_t bytes_of(int index) const { return narrow(index) ? 2 : 4; }  // bytes of an element
   int64_t row_bytes(int index) const { return value(index).room * bytes_of(index); }
-  int64_t row_stride(int index) const {  // where a row lies by itself; odd in cache lines
-    return ((row_bytes(index) + 63) / 64 | 1) * 64;
-  }
+  // Distance between separate copies of rows, an odd number of cache lines.
+  int64_t row_stride(int index) const { return ((row_bytes(index) + 63) / 64 | 1) * 64; }
   Row row(int index, int64_t token) const { return {operand(index, token).at, narrow(index)}; }
-  // Of a value in floats.
+  // A row of a float32 value.
   float* floats(int index, int64_t token) const { return reinterpret_cast<float*>(operand(index, token).at); }
-  // A row in floats: where it lies, or widened into `buffer`.
+  // A row as floats: in place, or converted in `buffer`.
   const float* read(int index, int64_t token, float* buffer) const {
     if (!narrow(index)) return floats(index, token);
     packing.widen(operand(index, token).at, width(index), buffer);
     return buffer;
   }
-  // Where to write a row in floats; `written` says that it is there.
+  // The address for writing a row as floats. Call `written` afterwards.
   float* write(int index, int64_t token, float* buffer) const { return narrow(index) ? buffer : floats(index, token); }
   void written(int index, int64_t token, const float* row) const { store(index, token, 0, row, width(index)); }
-  // Columns [column, column + n) of a row, zeros behind its last; a no-op but for these where they are there already.
+  // Stores columns [column, column + n) of a row, and zeros after the last column. If x is already the row itself, only
+  // writes the zeros.
   void store(int index, int64_t token, int64_t column, const float* x, int64_t n) const;
-  void pad(int index, int64_t token) const;  // zeros behind the width of an operand
+  void pad(int index, int64_t token) const;  // writes zeros after the width of an operand
 
-  // Parameters
   const ckdist_training_parameter& shape(int index) const { return program.parameters[index]; }
   const Weight* packed_parameter(int index) const { return static_cast<const Weight*>(shape(index).matrix); }
   const float* parameter(int index) const { return program.parameter_arena + shape(index).offset; }
-  // Rows [begin, begin + n) of a matrix: where they lie, or unpacked into `buffer`, n times its columns.
+  // Rows [begin, begin + n) of a matrix: in place, or unpacked in `buffer`, (n, cols).
   const float* parameter_rows(int index, int64_t begin, int64_t n, float* buffer) const;
   float* gradient(int index) const { return program.gradient_arena + shape(index).offset; }
   const ckdist_training_pack& pack(int index) const { return program.packs[index]; }
-  const Matrix& packed(int index) const { return packed_[index]; }  // without tiles where each step packs it
-  // Whether what is multiplied is added to what the gradient holds.
+  const Matrix& packed(int index) const { return packed_[index]; }  // without tiles if each step packs it
+  // True if a product is added to the gradient, false if it overwrites the gradient.
   bool adds(bool fresh) const { return !(pass_.clear && fresh); }
 
-  // Sizes of what products read
-  // Columns of activations that any product reads: whole vectors of two bfloat16 each.
+  // Columns of activations that a product reads: whole vectors of two bfloat16 each.
   static int64_t padded(int64_t cols) { return (cols + 31) / 32 * 32; }
-  // Of rows of elements, odd in cache lines: rows do not share sets of the caches.
+  // Bytes between rows of elements: an odd number of cache lines, so that rows do not share cache sets.
   static int64_t stride(int64_t cols, int64_t bytes) { return ((padded(cols) * bytes + 63) / 64 | 1) * 64; }
   int64_t column_bytes() const { return tile_type == Type::bf16 ? 32 : 64; }
   int64_t tile_bytes(int64_t cols) const { return (cols + 15) / 16 * 16 * column_bytes(); }
   int64_t element_bytes() const { return narrow_values ? 2 : 4; }  // of values that products read
-  int64_t scratch_bytes() const {                                  // of what a step makes and multiplies with tiles
-    return tile_type == Type::bf16 ? 2 : 4;
-  }
+  // Bytes of an element of a step's temporary operands, which are multiplied with tiles.
+  int64_t scratch_bytes() const { return tile_type == Type::bf16 ? 2 : 4; }
   Matrix matrix(int64_t rows, int64_t cols, const uint8_t* tiles) const {
     return {tile_type, rows, cols, tile_bytes(cols), tiles};
   }
@@ -134,28 +131,27 @@ class Training : public Executor {
   int64_t row_buffers_bytes() const { return kRowBuffers * row_floats_ * 4; }
   void count_packing(double seconds) { pack_seconds_ += seconds; }
 
-  // Other ranks
   void begin_reduce(int64_t begin, int64_t end, bool tensor);
   int tensor_ranks() const { return tensor_ ? tensor_->size : 1; }
   void sum_over_tensor(float* x, int64_t n) const;
-  // Every rank's n bytes, in the order of ranks.
+  // Gathers n bytes of every rank, in rank order.
   void gather_over_tensor(const void* own, int64_t n, void* all) const;
-  // Of the batch's rows those that this rank exchanges with other stages.
+  // The range of the batch's rows that this rank exchanges with other stages.
   std::pair<int64_t, int64_t> own_rows(bool shared) const {
     const auto begin = [&](int64_t rank) { return batch.tokens * rank / tensor_ranks(); };
     if (!shared) return {0, batch.tokens};
     return {begin(tensor_->rank), begin(tensor_->rank + 1)};
   }
-  // Where to put the rows of the next message; `make_place` waits until what was there has arrived.
+  // The buffer of the next message's rows. make_place() waits until its earlier message has been received.
   float* outgoing() const { return program.outgoing[turn_]; }
   void make_place();
   void send(int stage, int tag, int64_t floats);
   void receive(int stage, int tag, float* rows, int64_t floats);
-  void push();  // what is on its way needs turns to move on
+  void push();  // makes progress on messages that are on their way
 
  private:
   static constexpr int kLeastSaved =
-      8;  // tokens without a target are left out of logits where there are more than one in so many
+      8;  // if fewer than 1 in kLeastSaved tokens have no target, logits of all tokens are computed
 
   void make_packs();
   void check(const ckdist_training_batch& batch) const;
@@ -163,26 +159,26 @@ class Training : public Executor {
   void replay(int thread);
   void clear(int thread);
 
-  Communicator *const data_, *const tensor_, *const stages_;  // null where this rank is alone
+  Communicator *const data_, *const tensor_, *const stages_;  // null if there are no other ranks
   std::vector<StepList> lists_;
   std::vector<Matrix> packed_;
-  std::vector<int32_t> frozen_;  // the packs that are made once, forms of one parameter one after the other: it is read
-                                 // from memory once
+  // The packs that are made once. Packs of one parameter are consecutive, so that it is read from memory once.
+  std::vector<int32_t> frozen_;
   int64_t frozen_bytes_ = 0, row_floats_ = 0;
   std::optional<Arena> arena_, kept_arena_, frozen_arena_;
-  uint8_t* kept_ = nullptr;  // of the batch
+  uint8_t* kept_ = nullptr;  // kept values of the batch
   ckdist_training_pass pass_{};
   bool frozen_packed_ = false;
   std::vector<std::shared_ptr<Communicator::Operation>> operations_;
-  std::vector<std::shared_ptr<Communicator::Operation>> sent_;  // of each place of program.outgoing, by turns
+  std::vector<std::shared_ptr<Communicator::Operation>> sent_;  // ring: one for each buffer of program.outgoing
   size_t turn_ = 0;
   double pack_seconds_ = 0;
 };
 
-// One thread's walk through a step of training.
+// One thread's run of a training step.
 template <class Fields>
 struct TrainingRun : StepRun<Training, Fields> {
-  // body(item) for every item, by the threads that are free; returns when all are done.
+  // Runs body(item) for every item on the next free thread. Ends with a barrier.
   template <class Body>
   void parallel_for(int64_t items, Body&& body) {
     if (this->thread == 0) this->r.push();

@@ -11,7 +11,7 @@ constexpr int64_t kPage = 4096;
 
 }  // namespace
 
-// Whole huge pages, with a byte for each.
+// Rounds up to whole huge pages, with one byte for each page at the end.
 int64_t WeightArena::shared_bytes(int64_t bytes) {
   const int64_t pages = (bytes + kHugePage - 1) / kHugePage + 1;
   return (bytes + pages + kHugePage - 1) / kHugePage * kHugePage;
@@ -26,9 +26,10 @@ WeightArena::WeightArena(int64_t bytes, bool shared) {
     if (unclaimed_huge_bytes() >= whole) {
       try {
         segment_ = std::make_unique<Segment>(whole, true);
-        place_pages(segment_->data(), whole, memory_nodes(), false);  // the reserve is the machine's, not a node's
+        // The reserve of huge pages belongs to the machine, not to a node.
+        place_pages(segment_->data(), whole, memory_nodes(), false);
         if (!populate_huge(segment_->data(), whole)) segment_.reset();
-      } catch (const Error&) {  // somebody else was faster
+      } catch (const Error&) {  // another process has taken the huge pages
       }
     }
     if (!segment_) {
@@ -37,7 +38,7 @@ WeightArena::WeightArena(int64_t bytes, bool shared) {
       place_pages(segment_->data(), whole, memory_nodes(), true);
       asked_ = segment_->data() + whole - whole / kHugePage;
     } else {
-      bytes = 0;  // they are there
+      bytes = 0;  // the memory is already allocated
     }
     data_ = segment_->data();
   }
@@ -53,8 +54,8 @@ WeightArena::WeightArena(const std::string& path, int64_t bytes) {
 
 WeightArena::~WeightArena() { promise_memory(-promised_); }
 
-// Best while all but one page of a huge one are still missing. That page says on which node; its place within the huge
-// one changes, so that interleaved nodes take turns.
+// Best if only one small page of the huge page exists. That page determines the NUMA node. Its index within the huge
+// page changes, so that interleaved nodes are used in turn.
 void WeightArena::will_write(const uint8_t* at, int64_t bytes) {
   if (!asked_) return;
   for (int64_t i = (at - data_) / kHugePage; i <= (at + bytes - 1 - data_) / kHugePage; ++i) {
@@ -62,7 +63,7 @@ void WeightArena::will_write(const uint8_t* at, int64_t bytes) {
       continue;
     uint8_t* const page = data_ + i * kHugePage;
     __atomic_fetch_or(page + kPage * (i & 7), uint8_t{0},
-                      __ATOMIC_RELAXED);  // another thread may be writing there already
+                      __ATOMIC_RELAXED);  // another thread may already be writing here
     Segment::collapse(page, kHugePage);
   }
 }
@@ -75,7 +76,7 @@ void WeightArena::will_write_part(int part, int parts) {
 
 void WeightArena::written(int64_t bytes) {
   const int64_t before = __atomic_fetch_sub(&promised_, bytes, __ATOMIC_RELAXED);
-  const int64_t kept = before < bytes ? before : bytes;  // other ranks write here too, and this one in theirs
+  const int64_t kept = before < bytes ? before : bytes;  // ranks write to each other's arenas
   if (before < bytes) __atomic_fetch_add(&promised_, bytes - before, __ATOMIC_RELAXED);
   if (kept > 0) promise_memory(-kept);
 }

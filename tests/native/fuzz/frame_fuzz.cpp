@@ -1,9 +1,10 @@
 // Damaged sessions for the stream transport's parser: frame_fuzz SECONDS [SEED [SESSION]]
 //
-// An honest rank 1 sends messages, puts, gets and notifications. Its frames are caught, damaged, and fed to rank 0 in
-// pieces, lanes interleaved. Every buffer of rank 0 lies alone on the heap and is freed as soon as rank 0 may free it,
-// so AddressSanitizer sees each byte that is stored elsewhere. An undamaged session must arrive whole. Of a damaged one
-// rank 0 may say that rank 1 broke a rule, and may hold only as much memory as data came.
+// An honest rank 1 sends messages, puts, gets and notifications. Its frames are captured, damaged, and fed to rank 0 in
+// pieces, with lanes interleaved. Every buffer of rank 0 is a separate heap allocation and is freed as soon as rank 0
+// may free it, so AddressSanitizer detects every byte that is stored outside. An undamaged session must arrive whole.
+// In a damaged session rank 0 may report that rank 1 broke a rule. Its memory must not exceed the size of the received
+// data.
 //
 // Frames are written here byte by byte, so a change of the wire format fails as well.
 #include <algorithm>
@@ -82,9 +83,9 @@ class FedTransport : public StreamTransport {
   const char* name() const override { return "fed"; }
   using StreamTransport::progress;
 
-  std::vector<std::string> in, out;  // by lane; what was read of `in` is gone
-  bool whole = true;                 // reads take all that they can
-  bool stuck = false;                // writes take nothing
+  std::vector<std::string> in, out;  // by lane; read bytes of `in` are removed
+  bool whole = true;                 // reads return all available bytes
+  bool stuck = false;                // writes accept nothing
 
  private:
   int64_t write(int, int lane, const void* data, int64_t bytes) override {
@@ -136,7 +137,7 @@ class Run {
         sender_(1, lanes_, random_, &arena_),
         rest_(lanes_) {}
 
-  // False: rank 0 refused something.
+  // Returns false if rank 0 refused a frame.
   bool run() {
     converse();
     std::vector<Sent> frames = caught();
@@ -156,7 +157,7 @@ class Run {
       if (honest_ && !message.arrived) wrong("a message did not arrive");
     for (std::string& lane : receiver_.in) lane.clear(), lane.shrink_to_fit();
     const int64_t held = int64_t(__sanitizer_get_current_allocated_bytes()) - int64_t(before);
-    // Rank 0's own buffers, data as it came (vectors double), and a record of each message or request.
+    // Rank 0's own buffers, received data (vectors double their size), and a record for each message or request.
     if (held > (8 << 20) + 4 * data_fed_ + 1024 * records_fed_) wrong("more memory is held than data came");
     return !refused;
   }
@@ -167,7 +168,7 @@ class Run {
     return kSizes[random_.below(random_.one_in(4) ? std::size(kSizes) : 8)];
   }
 
-  // Rank 1 does what a rank may do, and answers what rank 0 asks of it.
+  // Rank 1 makes allowed calls, and answers rank 0's requests.
   void converse() {
     window_bytes_ = 1 + random_.below(200);
     window_.reset(new uint8_t[window_bytes_]()), there_.reset(new uint8_t[window_bytes_]());
@@ -197,7 +198,7 @@ class Run {
   void send() {
     Message message{int(messages_.size()), int(random_.below(3)), some_bytes(), nullptr, nullptr};
     const bool placed = message.bytes >= (32 << 10) && message.bytes <= int64_t(arena_.size()) && random_.one_in(2);
-    if (placed && std::exchange(arena_used_, true)) return;  // it has room for one
+    if (placed && std::exchange(arena_used_, true)) return;  // the arena has room for one
     message.data.reset(new uint8_t[message.bytes + 1]);
     uint8_t* const from = placed ? arena_.data() : message.data.get();
     for (int64_t i = 0; i < message.bytes; i++) from[i] = byte_of(message.number, i);
@@ -207,7 +208,7 @@ class Run {
     sender_.isend(0, last.tag, from, last.bytes);
   }
 
-  // Receives of one tag are posted in the order of their messages.
+  // Posts receives of one tag in the order of their messages.
   void ask(const Message& message) {
     if (message.asked) return;
     for (Message& earlier : messages_) {
@@ -275,7 +276,7 @@ class Run {
       default: (random_.one_in(2) ? h.pad[0] : reinterpret_cast<uint8_t&>(h.magic)) ^= 1;
     }
     if (random_.one_in(2)) h.total = std::max(h.total, h.bytes);
-    // the stream stays in step, so that what is announced comes
+    // Keeps the stream synchronized: the announced number of bytes follows.
     if (random_.one_in(2) && h.bytes >= 0) sent.data.resize(size_t(std::min<int64_t>(h.bytes, 1 << 20)), 'A');
   }
 

@@ -1,4 +1,4 @@
-// Sets of CPUs: none is lost beyond glibc's 1,024, and a thread's own set is read and given back.
+// Sets of CPUs: CPUs beyond glibc's limit of 1,024 are kept, and a thread's own set can be read and restored.
 #include <doctest/doctest.h>
 
 #include "core/cpu_mask.h"
@@ -15,7 +15,7 @@ TEST_CASE("a mask has CPUs beyond 1024") {
   mask.add(-1);
   mask.add(CpuMask::kMaxCpus);
   CHECK(!mask.has(-1));
-  CHECK(!mask.apply());  // no such CPU here: the thread stays where it was
+  CHECK(!mask.apply());  // there is no such CPU: the thread's set does not change
 }
 
 TEST_CASE("a pool gives the calling thread its CPUs back, also if one that it pins to is not there") {

@@ -1,5 +1,5 @@
-// The table of activation formats says of every level of this build, also of those that the CPU lacks, what its kernels
-// read.
+// The table of activation formats agrees with the kernels of every level of this build, including levels that the CPU
+// lacks.
 #include <doctest/doctest.h>
 
 #include "kernels/formats.h"

@@ -1,4 +1,4 @@
-// float16 and bfloat16 as bit patterns: every value of 16 bits there and back, and rounding to nearest even.
+// float16 and bfloat16 as bit patterns: round trips of every value of 16 bits, and rounding to nearest even.
 #include <cmath>
 
 #include <doctest/doctest.h>

@@ -1,4 +1,4 @@
-// Packed blocks: their parts follow one another, fill whole cache lines, and packing loses nothing of random blocks.
+// Packed blocks: their parts are consecutive, they fill whole cache lines, and packing keeps all data of random blocks.
 #include <cmath>
 #include <random>
 #include <vector>

@@ -1,4 +1,4 @@
-// A mapped file that shrinks or changes is an error after the fact, never a signal.
+// A mapped file that shrinks or changes gives an error afterwards, never a signal.
 #include <fcntl.h>
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-// The order of sums is fixed by ranks and hosts alone: folding hosts one by one gives the bits of folding all ranks.
+// Only ranks and hosts determine the order of sums: folding hosts one by one gives the bits of folding all ranks.
 #include <random>
 #include <vector>
 
@@ -39,7 +39,7 @@ TEST_CASE("hosts come in the order of their lowest rank, ranks of a host in thei
   CHECK(order.index_of(2) == 1);
   CHECK(order.partial(Element::bf16) == Element::f32);
   CHECK(order.partial(Element::f32) == Element::f32);
-  CHECK(Order({0, 0, 0}).partial(Element::bf16) == Element::bf16);  // one host: nothing travels as a partial sum
+  CHECK(Order({0, 0, 0}).partial(Element::bf16) == Element::bf16);  // one host: there are no partial sums to send
 }
 
 TEST_CASE("float32 sums fold within a host, then over hosts") {
@@ -62,7 +62,7 @@ TEST_CASE("float32 sums fold within a host, then over hosts") {
 
 TEST_CASE("16 bits are rounded once, at the end") {
   const Order order({0, 0, 1});
-  const uint16_t one = bf16_of_float(1.0f), small = bf16_of_float(0.00390625f);  // 2^-8: half a step beside 1
+  const uint16_t one = bf16_of_float(1.0f), small = bf16_of_float(0.00390625f);  // 2^-8: half a rounding step at 1
   const uint16_t* parts[] = {&one, &small, &small};
   uint16_t out = 0;
   void* outs[] = {&out};

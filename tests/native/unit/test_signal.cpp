@@ -1,4 +1,4 @@
-// Signals wake who sleeps, whatever the moment, and a wait that nobody ends is given up.
+// Signals wake sleeping threads at any moment, and a wait without a signal ends with an error.
 #include <stdexcept>
 #include <thread>
 

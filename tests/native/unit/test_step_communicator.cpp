@@ -1,5 +1,5 @@
-// The collectives of a replay: right on every kind of group, and without an allocation once a call of the size was
-// made.
+// The collectives of inference steps: correct for every kind of group, and without allocations after the first call of
+// a size.
 #include <sys/socket.h>
 
 #include <atomic>
@@ -46,7 +46,7 @@ std::vector<int> socket_pairs(int ranks) {
   return sockets;
 }
 
-// One rank's parts each. Ranks of a host share memory where `shared`.
+// The parts of each rank. Ranks of a host share memory if `shared`.
 std::vector<Communicator::Parts> parts_of(const std::vector<int>& host_of, bool shared) {
   const int ranks = int(host_of.size());
   const Order order(host_of);
@@ -74,7 +74,7 @@ std::vector<Communicator::Parts> parts_of(const std::vector<int>& host_of, bool 
   return all;
 }
 
-// What rank `from` has for rank `to` in a round, as element i.
+// Element i that rank `from` sends to rank `to` in a round.
 float number(int from, int to, int round, int64_t i) { return float((from * 7 + to * 3 + round * 5 + i) % 1000); }
 
 struct Buffers {
@@ -82,7 +82,7 @@ struct Buffers {
   std::vector<int64_t> counts, bytes;
 };
 
-// One call of each collective with `each` floats for every rank; false where a number is wrong.
+// One call of each collective with `each` floats for every rank. Returns false if a number is wrong.
 bool exchange(Collectives& collectives, int rank, int ranks, int round, int64_t each, Buffers& b) {
   bool right = true;
   for (int to = 0; to < ranks; to++)
@@ -115,7 +115,7 @@ void check(const std::vector<int>& host_of, bool shared, int64_t each) {
     for (int round = 0; round < kRounds; round++) {
       const int64_t before = allocations;
       wrong += !exchange(steps->collectives(), rank, ranks, round, each, b);
-      // In the last round peers may have left already, which their neighbours write down.
+      // In the last round peers may have left already, and their neighbours record that.
       if (round >= kWarm && round + 1 < kRounds) late += allocations - before;
     }
     communicator.leave();

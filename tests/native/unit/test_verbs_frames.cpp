@@ -1,4 +1,4 @@
-// The table of what may come over RDMA: each rule by a frame that breaks it.
+// The rules of RDMA frames: for each rule a frame that breaks it.
 #include <cstring>
 
 #include <doctest/doctest.h>

@@ -1,9 +1,10 @@
-// Which peers of a host are distant: no cache is shared with them, so fetching one of their lines takes long.
+// Measures which ranks of a host are distant: they share no cache with this rank, so reading one of their lines is
+// slow.
 //
-// It decides how large data moves. Where CPUs are virtual it changes while a program runs, so it is measured again
-// every 13 calls: every rank writes a line before a barrier, and times how long the others' lines take to come (40 ns
-// where caches are shared, 140 where they are not, of which the clock is 20). An interruption can only lengthen a
-// measurement, so the shortest of the last few counts.
+// Large data moves differently to distant ranks. The distance is measured again every 13 calls, because virtual CPUs
+// can change it during a run. Every rank writes a line before a barrier, and times the reads of the other ranks' lines
+// after it. A read takes 40 ns if caches are shared, 140 ns if not; both include 20 ns of the clock. Interruptions only
+// lengthen a measurement, so the shortest of the last few is used.
 #pragma once
 #include <array>
 #include <vector>
@@ -16,14 +17,14 @@ class CacheDistance {
  public:
   explicit CacheDistance(ShmRendezvous& rendezvous) : rendezvous_(rendezvous), measured_(rendezvous.size) {}
 
-  void write_probe();  // before a barrier
-  void measure();      // after it
+  void write_probe();  // call before a barrier
+  void measure();      // call after the barrier
   bool distant(int i) const;
   bool any_distant() const;
 
  private:
   static constexpr int kKept = 2;
-  static constexpr uint64_t kEvery = 13;  // calls
+  static constexpr uint64_t kEvery = 13;  // calls between two measurements
   static constexpr int64_t kDistantNs = 90;
   bool due() const { return rendezvous_.calls() % kEvery == 0; }
 

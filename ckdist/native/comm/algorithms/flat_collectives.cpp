@@ -10,10 +10,10 @@ namespace ckdist {
 
 namespace {
 
-constexpr int64_t kSegment = 16 << 20;  // bytes of a large reduction under way at once
-constexpr int kFewRanks = 8;            // up to so many, one message to each heartbeats doubling
+constexpr int64_t kSegment = 16 << 20;  // bytes of a large reduction in flight at once
+constexpr int kFewRanks = 8;            // up to this number, a barrier sends one message to each rank
 constexpr int64_t kTwoRanks =
-    256 << 10;  // bytes up to which two ranks send everything: slices would move as much, in two steps
+    256 << 10;  // up to this size two ranks exchange everything: slices would move the same bytes in two steps
 constexpr auto kTag = Channel::kCollective;
 
 int64_t sum_before(const int64_t* counts, int i) { return std::accumulate(counts, counts + i, int64_t(0)); }
@@ -29,8 +29,8 @@ CallName FlatCollectives::begin(const char* name, uint64_t signature) {
   return {name, int64_t(++calls_)};
 }
 
-// blocks: (size, bytes), this rank's first, then those of the ranks after it, around. After step d a rank holds 2 d
-// blocks.
+// Recursive doubling. blocks: (size, bytes), this rank's block first, then those of the following ranks, modulo size.
+// After the step of distance d a rank has 2 * d blocks.
 void FlatCollectives::gather_doubling(uint8_t* blocks, int64_t bytes, const CallName& call) {
   const int size = channel_->size, rank = channel_->rank;
   for (int d = 1; d < size; d *= 2) {
@@ -111,7 +111,7 @@ void FlatCollectives::reduce_scatter(const void* in, void* out, const int64_t* c
   }
   channel_->wait(pending_, call);
   for (int r = 0; r < size; r++) parts_[r] = scratch_.data() + r * mine * element;
-  // `out` may be `in`, whose part for this rank may lie elsewhere in it.
+  // `out` may be `in`, and this rank's part of `in` may lie at another offset.
   if (mine)
     std::memcpy(scratch_.data() + rank * mine * element, from + sum_before(counts, rank) * element,
                 size_t(mine * element));
@@ -151,12 +151,12 @@ void FlatCollectives::all_to_all(const void* in, const int64_t* send_bytes, void
   channel_->wait(pending_, call);
 }
 
-// A binomial tree: in every step, who has the data sends it to one who has not.
+// A binomial tree: in every step, each rank that has the data sends it to one rank that does not.
 void FlatCollectives::broadcast(void* data, int64_t bytes, int root) {
   const CallName call = begin("broadcast", signature(Call::broadcast, bytes, root));
   const int size = channel_->size, place = (channel_->rank - root + size) % size;
   int step = 1;
-  while (step <= place) step *= 2;  // this rank's data comes in the step before
+  while (step <= place) step *= 2;  // this rank receives in the step before
   if (place) channel_->wait(channel_->irecv((place - step / 2 + root) % size, kTag, data, bytes), call);
   for (; place + step < size; step *= 2)
     pending_.push_back(channel_->isend((place + step + root) % size, kTag, data, bytes));

@@ -1,7 +1,7 @@
-// Collectives over messages alone: every rank talks to every other through a channel, wherever they are.
+// Collectives over messages only: all pairs of ranks communicate through a channel, on any hosts.
 //
-// Small reductions gather all values on all ranks (directly, or by recursive doubling among many) and fold them
-// everywhere; large ones send every rank the slices it owns, fold them there, and gather the results.
+// Small reductions gather all values on all ranks (directly, or by recursive doubling for many ranks) and fold them
+// everywhere. Large reductions send every rank the slices that it owns, fold them there, and gather the results.
 #pragma once
 #include <memory>
 
@@ -23,14 +23,14 @@ class FlatCollectives : public Collectives {
   void barrier() override;
 
  protected:
-  // Names a call in errors, and marks its messages.
+  // Starts a call: names it for errors and marks its messages.
   CallName begin(const char* name, uint64_t signature);
 
   std::shared_ptr<Channel> channel_;
   const Order order_;
   const Thresholds thresholds_;
   std::vector<Channel::Pending> pending_;
-  // These grow to what the largest call needs.
+  // Buffers. They grow to the size of the largest call.
   std::vector<uint8_t> scratch_, held_;
   std::vector<const void*> parts_;
 

@@ -31,7 +31,8 @@ HierarchicalCollectives::HierarchicalCollectives(std::shared_ptr<Channel> channe
 
 HierarchicalCollectives::~HierarchicalCollectives() { memory_->release(staging_); }
 
-// partials: (hosts, bytes), this host's filled in; the others' come from the ranks with local rank `index` there.
+// Exchanges partial results. partials: (hosts, bytes); this host's row is filled in. The other rows come from the ranks
+// with local rank `index` on the other hosts.
 void HierarchicalCollectives::exchange(uint8_t* partials, int64_t bytes, int index, const CallName& call) {
   const int hosts = int(order_.hosts().size());
   for (int k = 1; k < hosts; k++) {
@@ -76,14 +77,14 @@ void HierarchicalCollectives::all_reduce(const void* in, void* out, int64_t n, E
   }
 }
 
-// One rank of each host, the same for all hosts, folds the host's part of a slice and sends it to the slice's owner.
+// In each host, the rank with the same local rank folds the host's part of a slice and sends it to the slice's owner.
 void HierarchicalCollectives::reduce_scatter(const void* in, void* out, const int64_t* counts, Element e, ReduceOp op) {
   const uint64_t mark = signature(Call::reduce_scatter, sum_before(counts, channel_->size), reduction(e, op));
   const CallName call = begin("reduce_scatter", mark);
   rendezvous_.begin("reduce_scatter");
   const int hosts = int(order_.hosts().size()), local = rendezvous_.size, rank = channel_->rank;
   const int64_t element = element_bytes(e), part = element_bytes(order_.partial(e));
-  const int64_t most = kSegment / channel_->size / element;  // elements of every rank's slice in one segment
+  const int64_t most = kSegment / channel_->size / element;  // elements of each rank's slice in one segment
   const int64_t longest = *std::max_element(counts, counts + channel_->size);
   held_.resize(size_t(counts[rank] * element));
   for (int64_t first = 0; first < longest; first += most) {
@@ -121,7 +122,8 @@ void HierarchicalCollectives::reduce_scatter(const void* in, void* out, const in
   if (!held_.empty()) std::memcpy(out, held_.data(), held_.size());
 }
 
-// Every part crosses to each other host once, to one rank there, and all ranks read it from that rank's buffer.
+// Every part is sent once to each other host, to one rank there. All ranks of that host read it from that rank's
+// buffer.
 void HierarchicalCollectives::all_gather(const void* in, void* out, const int64_t* bytes) {
   const int size = channel_->size, rank = channel_->rank, hosts = int(order_.hosts().size());
   const uint64_t mark = signature(Call::gather, sum_before(bytes, size));
@@ -133,7 +135,7 @@ void HierarchicalCollectives::all_gather(const void* in, void* out, const int64_
   if (own != in && bytes[rank]) std::memmove(own, in, size_t(bytes[rank]));
   const auto place_on = [&](int r, int h) {
     return order_.index_of(r) % int(order_.hosts()[h].size());
-  };  // of who has r's part there
+  };  // of the rank that has r's part on a host
   for (int64_t first = 0; first == 0 || first < longest; first += most) {
     const auto some = [&](int r) { return std::clamp<int64_t>(bytes[r] - first, 0, most); };
     for (int r = 0; r < size; r++)
@@ -156,8 +158,8 @@ void HierarchicalCollectives::all_gather(const void* in, void* out, const int64_
   }
 }
 
-// Other hosts get messages; ranks of this host read each other's buffers: a cell for every rank here, and behind the
-// cells how much goes to whom.
+// Ranks of other hosts receive messages. Ranks of this host read each other's buffers: one cell for every local rank,
+// followed by the number of bytes for each rank.
 void HierarchicalCollectives::all_to_all(const void* in, const int64_t* send_bytes, void* out,
                                          const int64_t* recv_bytes) {
   const int size = channel_->size, local = rendezvous_.size;
@@ -202,7 +204,8 @@ void HierarchicalCollectives::all_to_all(const void* in, const int64_t* send_byt
   channel_->wait(pending_, call);
 }
 
-// The root's host passes it on to the first rank of every other host; inside, all ranks read it from one buffer.
+// The root sends the data to the first rank of every other host. All ranks of a host read it from one
+// buffer.
 void HierarchicalCollectives::broadcast(void* data, int64_t bytes, int root) {
   const uint64_t mark = signature(Call::broadcast, bytes, root);
   const CallName call = begin("broadcast", mark);

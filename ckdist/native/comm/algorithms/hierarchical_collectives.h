@@ -1,8 +1,8 @@
-// Collectives of ranks on several hosts, several on some: shared memory inside each host, messages between.
+// Collectives of ranks on several hosts: shared memory inside each host, messages between hosts.
 //
-// A reduction is folded inside each host first, then the hosts' results are exchanged: small ones by one rank of each
-// host (the leader), large ones by every rank with its peers of the same local rank, each for its own slice. What is
-// gathered crosses to each host once.
+// A reduction is folded inside each host first. Then the hosts' results are exchanged: small results by one rank of
+// each host (the leader); large results by every rank with the ranks of the same local rank, each for its own slice.
+// Gathered data is sent to each host once.
 #pragma once
 #include "comm/algorithms/flat_collectives.h"
 #include "comm/bootstrap/host_memory.h"
@@ -32,8 +32,8 @@ class HierarchicalCollectives : public FlatCollectives {
   ShmRendezvous& rendezvous_;
   std::shared_ptr<HostMemory> memory_;
   std::vector<int> arenas_;
-  int host_, index_, leaders_;  // this rank's host, its place there, ranks of the smallest host
-  uint8_t* staging_;            // kSegment bytes in this rank's arena, for buffers that lie elsewhere
+  int host_, index_, leaders_;  // this rank's host, its local rank, number of ranks of the smallest host
+  uint8_t* staging_;            // kSegment bytes of this rank's arena, for buffers outside arenas
   int64_t staging_offset_;
   std::vector<uint8_t> partials_;
   std::vector<void*> outs_;

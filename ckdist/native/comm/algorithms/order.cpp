@@ -8,7 +8,7 @@
 namespace ckdist {
 
 namespace {
-constexpr int64_t kBlock = 2048;  // elements folded host by host at a time
+constexpr int64_t kBlock = 2048;  // elements that are folded at a time, one host after the other
 
 int row(Element e) {
   if (e == Element::byte) fail(Status::config, "bytes cannot be reduced: use int8");

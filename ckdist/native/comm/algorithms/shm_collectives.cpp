@@ -15,28 +15,29 @@ namespace {
 
 constexpr int64_t kSlot = ShmRendezvous::kSlotBytes;
 constexpr int64_t kLine = 64;
-// Of buffers reduced through slots: several chunks of each buffer. Of large ones, large enough to be evicted from L2 to
-// L3 before the peer reads it (measured from 4 MiB on: up to an eighth faster near, a fifth between distant ranks).
+// Chunk sizes for buffers that are reduced through slots. A buffer has several chunks. Chunks of large buffers are
+// large enough to be evicted from L2 to L3 before the peer reads them. Measured from 4 MiB on: up to 1/8 faster for
+// near ranks, 1/5 for distant ranks.
 constexpr int64_t kLeastChunk = 128 << 10, kMostChunk = 512 << 10;
 static_assert(kMostChunk + kLine <= kSlot, "a chunk begins wherever in a cache line its buffer does");
-constexpr int64_t kPiece = 512 << 10;  // of what is only moved through slots
+constexpr int64_t kPiece = 512 << 10;  // bytes of a piece of data that is only moved through slots
 static_assert(kPiece + kLine <= kSlot);
-constexpr int64_t kBlock =
-    1 << 20;  // of buffers reduced in place: the ranks keep together, so that what they share is still in caches
+// Bytes of buffers that are reduced in place between synchronizations. Ranks stay close together, so that shared
+// data is still in caches.
+constexpr int64_t kBlock = 1 << 20;
 
-constexpr int64_t kAhead = 16 << 10;  // bytes prefetched to L2 at once: beyond, the core's own prefetcher has started
-// From these sizes on, parts are written straight to where peers want them, if that lies in arenas. It costs one more
-// barrier, and the receiver finds them in another core's cache (near) or in memory (distant: both together still take
-// half of the time of staging).
+constexpr int64_t kAhead = 16 << 10;  // bytes prefetched to L2 at once; after that the hardware prefetcher has started
+// From these sizes on, parts in arenas are written directly to the peers' buffers. This costs one more barrier, and the
+// receiver reads from another core's cache (near) or from memory (distant). For distant ranks it still takes half the
+// time of staging.
 constexpr int64_t kDirectNear = 1 << 20, kDirectDistant = 8 << 10;
 constexpr int64_t kStreamed =
-    16 << 20;  // bytes in and out that caches do not hold: they are written past them, to near peers as well
-constexpr int64_t kRead = 4 << 10;  // bytes that several copies read one after the other
+    16 << 20;                       // bytes in and out that exceed the caches: streaming stores, for near peers too
+constexpr int64_t kRead = 4 << 10;  // bytes that several copies read in turn
 
-constexpr int64_t kTaken =
-    4 << 10;  // bytes brought from a peer's buffer at a time, to be folded from the first-level cache
+constexpr int64_t kTaken = 4 << 10;  // bytes that are copied from a peer at a time, to fold them from the L1 cache
 
-// Rank i's slice of n elements, that begins at a cache line where it can.
+// Rank i's slice of n elements. It begins at a cache line if possible.
 struct Slice {
   int64_t begin, end;
   Slice(int64_t n, int i, int size, int64_t element) {
@@ -46,16 +47,16 @@ struct Slice {
   }
 };
 
-// Staged data begins as far into a cache line as its buffer does, so that no vector crosses lines on one side alone.
-// The record of a buffer outside the arenas says how far that is; for few bytes that are only moved, it would cost more
+// Staged data has the same offset in a cache line as its buffer, so that no vector crosses a line on one side only. The
+// record of a buffer outside the arenas holds this offset. For small data that is only moved, alignment would cost more
 // than it saves.
 constexpr int64_t kAligned = 32 << 10;
 int64_t shifted(const void* data) { return -1 - int64_t(reinterpret_cast<uintptr_t>(data) % kLine); }
 int64_t moved(const void* data, int64_t bytes) { return bytes < kAligned ? -1 : shifted(data); }
 int64_t shift(const ShmRendezvous::Record& record) { return -1 - record.in; }
 
-// Prefetches lines that another core has written. L2 has twice as many misses under way as L1 (measured: 64 distant
-// lines in 350 ns instead of 540).
+// Prefetches lines that another core has written, to L2: it allows twice the outstanding misses of L1 (measured: 64
+// distant lines in 350 ns instead of 540 ns).
 void prefetch_lines(const void* data, int64_t bytes) {
   for (int64_t i = 0; i < std::min(bytes, kAhead); i += kLine)
     __builtin_prefetch(static_cast<const uint8_t*>(data) + i, 0, 2);
@@ -119,23 +120,23 @@ void ShmCollectives::all_reduce(const void* in, void* out, int64_t n, Element e,
     stage(rendezvous_.slot(rendezvous_.index, rendezvous_.next()) + shift(elsewhere), from,
           std::min(n, chunk_bytes(bytes) / element_bytes(e)), element_bytes(e));
   };
-  // A rank whose buffers lie outside the arenas fills its slot before it says so: where all ranks' do, that was the
-  // first chunk.
+  // A rank with buffers outside the arenas fills its slot before it posts. If all ranks do so, the first chunk is
+  // staged.
   if (!placed) own = elsewhere, stage_first();
   uint32_t first = rendezvous_.post(own);
   rendezvous_.await(first);
   if (all_placed(first, true)) return reduce_in_place(first, n, e, op);
   bool staged = true;
   for (int i = 0; i < size; i++) staged = staged && rendezvous_.record(i, first).in < 0;
-  if (!staged) {  // some slots are not filled: once more, with everyone's
+  if (!staged) {  // some slots are empty: all ranks stage and post again
     stage_first();
     rendezvous_.await(first = rendezvous_.post(elsewhere));
   }
   reduce_staged(from, static_cast<uint8_t*>(out), n, e, op, first);
 }
 
-// Every rank gets all ranks' values and folds them for itself. What came is written as well, so that its lines belong
-// to this core.
+// Every rank receives all ranks' values and folds them itself. The received lines are also written, so that this core
+// owns them.
 void ShmCollectives::reduce_eager(uint64_t call, const void* in, void* out, int64_t n, Element e, ReduceOp op) {
   const int size = rendezvous_.size, index = rendezvous_.index;
   rendezvous_.begin_eager(call);
@@ -149,8 +150,8 @@ void ShmCollectives::reduce_eager(uint64_t call, const void* in, void* out, int6
   order_.fold_ranks(e, op, outs_.data(), size, parts_.data(), n);
 }
 
-// Every rank folds its slice of each block from all ranks' buffers and writes it to all of them: no slice has two
-// writers, nor a reader beside its writer.
+// Every rank folds its slice of each block from all ranks' buffers and writes the result to all of them. So a slice has
+// one writer, and no other rank reads it at the same time.
 void ShmCollectives::reduce_in_place(uint32_t epoch, int64_t n, Element e, ReduceOp op) {
   const int64_t element = element_bytes(e), block = kBlock / element;
   for (int64_t done = 0; done < n; done += block) {
@@ -169,10 +170,11 @@ void ShmCollectives::reduce_in_place(uint32_t epoch, int64_t n, Element e, Reduc
   prefetch_lines(result + mine.end * element, (std::min(block, n) - mine.end) * element);
 }
 
-// Chunk after chunk, each rank stages what its peers fold (all but its own slice), folds its slice of the chunk into
-// all slots, and takes the rest of the result from its own: so every line of a slot goes to one peer and back. Between
-// two barriers it does this for three chunks, the next, the present and the last; the next is staged in the last one's
-// slot. `first`: the epoch at which the first chunk lay in every rank's slot.
+// For each chunk, a rank stages the slices that its peers fold (all except its own), folds its slice of the chunk into
+// all slots, and copies the rest of the result from its own slot. So every line of a slot goes to one peer and back.
+// Between two barriers a rank works on three chunks: it stages the next, folds the present, and copies the last. The
+// next chunk is staged in the slot of the last one. `first`: the epoch in which the first chunk was in every rank's
+// slot.
 void ShmCollectives::reduce_staged(const uint8_t* in, uint8_t* out, int64_t n, Element e, ReduceOp op, uint32_t first) {
   const int64_t element = element_bytes(e), chunk = chunk_bytes(n * element), per_chunk = chunk / element,
                 chunks = (n + per_chunk - 1) / per_chunk;
@@ -211,7 +213,7 @@ void ShmCollectives::reduce_staged(const uint8_t* in, uint8_t* out, int64_t n, E
   }
 }
 
-// Copies all but this rank's own slice of n elements.
+// Copies n elements except this rank's own slice.
 void ShmCollectives::stage(uint8_t* slot, const uint8_t* in, int64_t n, int64_t element) const {
   const Slice mine(n, rendezvous_.index, rendezvous_.size, element);
   copy(slot, in, mine.begin * element);
@@ -226,7 +228,7 @@ void ShmCollectives::reduce_scatter(const void* in, void* out, const int64_t* co
   const uint32_t epoch = rendezvous_.post({memory_->offset(in, total * element), -1, call});
   rendezvous_.await(epoch);
   if (all_placed(epoch, false)) {
-    // `out` may be `in`: what this rank writes there must not be what a peer still reads.
+    // `out` may be `in`: a peer may still read the part that this rank would write. So the result is held in a buffer.
     held_.resize(in == out ? size_t(counts[index] * element) : 0);
     void* to = in == out ? held_.data() : out;
     taken_.resize(size_t(size * kTaken));
@@ -277,14 +279,15 @@ bool ShmCollectives::worth_direct_write(int64_t bytes) const {
   return bytes >= kDirectNear || (bytes >= kDirectDistant && distance_.any_distant());
 }
 
-// `total`: the bytes that the call reads and writes here.
+// Writes a part to peer i. `total`: bytes that the call reads and writes on this rank.
 void ShmCollectives::write_to_peer(int i, uint8_t* to, const uint8_t* from, int64_t bytes, int64_t total) const {
   if (distance_.distant(i) || total >= kStreamed) widest_stream().copy(to, from, bytes);
   else copy(to, from, bytes);
 }
 
-// Moves parts of up to `longest` bytes, `piece` of them at a time: `stage(done)` fills this rank's slot, and `read(i,
-// done)` takes what rank i staged. `now`: the epoch of the slots that are read. `staged`: all ranks have filled theirs.
+// Moves parts of up to `longest` bytes in pieces of `piece` bytes. `stage(done)` fills this rank's slot; `read(i,
+// done)` copies the data that rank i staged. `now`: the epoch of the slots that are read. `staged`: all ranks have
+// already filled their slots.
 template <class Stage, class Read>
 void ShmCollectives::through_slots(const ShmRendezvous::Record& own, uint32_t& now, bool staged, int64_t longest,
                                    int64_t piece, const Stage& stage, const Read& read) {
@@ -339,7 +342,7 @@ void ShmCollectives::all_gather(const void* in, void* out, const int64_t* bytes)
   through_slots(elsewhere, now, placed == 0, longest, kPiece, stage, read);
 }
 
-// Behind the parts of a slot: what its rank sends to each rank, then what it expects of each.
+// In a slot, after the parts: bytes that its rank sends to each rank, then bytes that it expects from each rank.
 int64_t* ShmCollectives::sizes(int i, uint32_t epoch) const {
   return reinterpret_cast<int64_t*>(rendezvous_.slot(i, epoch) + kPiece);
 }
@@ -351,7 +354,8 @@ void ShmCollectives::check_sent(int i, int64_t sent, int j, int64_t expected) co
        (long long)sent, rendezvous_.name(j), (long long)expected);
 }
 
-// That every peer sends what this rank expects, and expects what it sends; the longest part of any peer.
+// Checks that every peer sends the bytes that this rank expects, and expects the bytes that it sends. Returns the
+// longest part of any peer.
 int64_t ShmCollectives::check_sizes(const int64_t* send_bytes, const int64_t* recv_bytes, uint32_t epoch) const {
   const int size = rendezvous_.size, index = rendezvous_.index;
   int64_t longest = 0;
@@ -368,7 +372,7 @@ int64_t ShmCollectives::check_sizes(const int64_t* send_bytes, const int64_t* re
 void ShmCollectives::all_to_all(const void* in, const int64_t* send_bytes, void* out, const int64_t* recv_bytes) {
   rendezvous_.begin("all_to_all");
   const int size = rendezvous_.size, index = rendezvous_.index;
-  // Of every slot, a part for each rank, so long:
+  // Each slot has a part of this length for every rank.
   const int64_t pitch = kPiece / size / kLine * kLine, most = pitch - kLine;
   const uint8_t* const from = static_cast<const uint8_t*>(in);
   held_.resize(in == out ? size_t(sum_before(recv_bytes, size)) : 0);
@@ -418,7 +422,7 @@ void ShmCollectives::broadcast(void* data, int64_t bytes, int root) {
   const bool source = rendezvous_.index == root, probed = bytes >= kDirectDistant;
   uint8_t* const at = static_cast<uint8_t*>(data);
   ShmRendezvous::Record own{moved(data, bytes), -1, signature(Call::broadcast, bytes, root)};
-  // Between distant ranks, lines that their owner has read since it wrote them would be slow to fetch.
+  // The owner may have read these lines since it wrote them. Then fetching them from a distant rank is slow.
   if (const int64_t place = memory_->offset(data, bytes);
       source && place >= 0 && bytes > kPiece && !distance_.any_distant())
     own.in = place;

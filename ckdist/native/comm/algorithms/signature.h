@@ -1,5 +1,5 @@
-// What tells one collective call from another: ranks that meet compare it, so that different calls are an error and not
-// a wrong result.
+// Identifies a collective call. Ranks compare it when they synchronize, so that different calls are an error and not a
+// wrong result.
 #pragma once
 #include <cstdint>
 

@@ -13,9 +13,9 @@ namespace ckdist {
 namespace {
 
 constexpr int64_t kPage = 4096;
-// Between two arenas. Buffers at equal places in arenas a power of two apart would differ in high bits of their
-// addresses alone, which some first-level caches (AMD's) do not tell apart when they guess the way: folding two of them
-// takes twice as long.
+// Bytes between two arenas. Buffers at equal offsets in arenas at a distance of a power of two would differ only in
+// high bits of their addresses. Some L1 caches (AMD's) ignore these bits in their way prediction: folding two such
+// buffers takes twice as long.
 constexpr int64_t kGap = 3 * Segment::kHugePage;
 
 Segment open_segment(const std::string& path, int index, int64_t bytes) {
@@ -37,7 +37,7 @@ void* HostMemory::allocate(int64_t bytes) {
   const int64_t wanted = std::max<int64_t>(kPage, (bytes + kPage - 1) / kPage * kPage);
   const int64_t available = available_memory();
   std::lock_guard<std::mutex> lock(mutex_);
-  // Large buffers begin where a huge page can, if there is such a place.
+  // Large buffers begin at a huge page boundary, if there is room.
   const auto gap = [&](int64_t offset, int64_t unit) {
     return int64_t(-reinterpret_cast<uintptr_t>(arena(index) + offset) % uint64_t(unit));
   };
@@ -73,7 +73,7 @@ void HostMemory::release(void* data) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto used = used_.find(static_cast<uint8_t*>(data) - arena(index));
   if (used == used_.end()) return;
-  madvise(data, size_t(used->second), MADV_REMOVE);  // gives the pages back
+  madvise(data, size_t(used->second), MADV_REMOVE);  // releases the pages
   auto at = free_.emplace(used->first, used->second).first;
   used_.erase(used);
   if (const auto next = std::next(at); next != free_.end() && at->first + at->second == next->first)

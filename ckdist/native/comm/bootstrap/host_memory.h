@@ -1,8 +1,7 @@
-// The arenas of a host's ranks in one segment that all of them map: what lies there is read and written by peers in
-// place.
+// The arenas of a host's ranks in one segment that all of them map. Peers read and write data there in place.
 //
-// A rank allocates in its own arena only and touches the pages first, so they lie on its own node. Bookkeeping is the
-// owner's own; peers address by offset.
+// A rank allocates only in its own arena and touches the pages first, so they lie on its own NUMA node. Only the owner
+// keeps the list of allocations; peers use offsets.
 #pragma once
 #include <map>
 #include <mutex>
@@ -13,7 +12,7 @@ namespace ckdist {
 
 class HostMemory {
  public:
-  // `index`: of this rank on its host; index 0 creates the segment and ignores `path`. All pass the same arena size.
+  // `index`: local rank; index 0 creates the segment and ignores `path`. All ranks pass the same arena size.
   HostMemory(const std::string& path, int index, int count, int64_t arena_bytes);
 
   const int index, count;
@@ -23,7 +22,7 @@ class HostMemory {
 
   void* allocate(int64_t bytes);  // zeroed, aligned to 4096; throws Error(capacity) with both numbers
   void release(void* data);
-  // Where `data` lies in this rank's arena; -1: elsewhere.
+  // Offset of `data` in this rank's arena, or -1.
   int64_t offset(const void* data, int64_t bytes) const;
 
  private:

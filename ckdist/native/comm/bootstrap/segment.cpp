@@ -22,7 +22,7 @@ Segment::Mapping::~Mapping() {
 }
 
 void Segment::map(int fd, int64_t bytes) {
-  // Where a huge page begins in the file, one begins in the addresses.
+  // A huge page of the file begins at a huge page boundary of the addresses.
   void* const room =
       mmap(nullptr, size_t(bytes + kHugePage), PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   uint8_t* const base =
@@ -39,7 +39,7 @@ void Segment::map(int fd, int64_t bytes) {
   }
   if (at == MAP_FAILED)
     fail(Status::capacity, "cannot map %lld bytes of shared memory: %s", (long long)bytes, std::strerror(error));
-  madvise(at, size_t(bytes), MADV_HUGEPAGE);  // where the system allows it for shared memory
+  madvise(at, size_t(bytes), MADV_HUGEPAGE);  // if the system allows it for shared memory
   mapping_->data = static_cast<uint8_t*>(at);
   mapping_->bytes = bytes;
 }
@@ -54,7 +54,7 @@ void Segment::collapse(uint8_t* begin, int64_t bytes) {
 namespace {
 std::mutex registry_lock;
 template <class T>
-std::map<std::string, std::weak_ptr<T>>& registry() {  // of the segments made by this process
+std::map<std::string, std::weak_ptr<T>>& registry() {  // the segments created by this process
   static auto* made =
       new std::map<std::string, std::weak_ptr<T>>;  // never destroyed: threads may outlive static objects
   return *made;

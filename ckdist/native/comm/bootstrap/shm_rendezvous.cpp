@@ -15,8 +15,8 @@ namespace ckdist {
 
 namespace {
 constexpr int64_t kTickNs = 100'000'000;
-constexpr int64_t kServeNs = 1'000'000;    // between two looks at one-sided messages, while waiting
-constexpr int64_t kPieceBytes = 16 << 10;  // of a pipe: writer and reader copy at the same time, one behind the other
+constexpr int64_t kServeNs = 1'000'000;    // between two checks for one-sided messages, while waiting
+constexpr int64_t kPieceBytes = 16 << 10;  // copied at a time, so that writer and reader of a pipe overlap
 constexpr int kBellPolls = 2000;
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 }  // namespace
@@ -25,11 +25,11 @@ struct ShmRendezvous::Line {
   struct alignas(64) Arrival : ShmFlag {
     Record records[2];
   } arrival;
-  Signal bell;  // rung when one of the rank's pipes changed
+  Signal bell;  // signalled when one of the rank's pipes has changed
   alignas(64) std::atomic<uint32_t> probe;
   alignas(64) std::atomic<uint64_t> start, heartbeats, moved;
   std::atomic<int32_t> pid, abandoned, left, waits_for;
-  char reason[420];  // why it gave up; written before `abandoned`
+  char reason[420];  // why the rank failed; written before `abandoned`
 };
 
 struct ShmRendezvous::Pipe {
@@ -39,8 +39,8 @@ struct ShmRendezvous::Pipe {
 };
 
 struct ShmRendezvous::EagerBox {
-  // As buffers in arenas begin: a load that agrees with an earlier store in the lower twelve bits of its address waits
-  // for it.
+  // Aligned like buffers in arenas: a load waits for an earlier store if the lower twelve bits of their addresses are
+  // equal.
   alignas(4096) uint8_t data[kEagerBytes];
   struct alignas(64) Label : ShmFlag {
     uint64_t signature;
@@ -76,7 +76,7 @@ ShmRendezvous::Line& ShmRendezvous::line(int i) const { return reinterpret_cast<
 ShmRendezvous::Pipe& ShmRendezvous::pipe(int from, int to) const {
   return reinterpret_cast<Pipe*>(pipes_)[from * size + to];
 }
-// The boxes of ranks i and j are those from i to j and from j to i, which take turns.
+// Ranks i and j have two boxes, one from i to j and one from j to i, which swap direction with each message.
 ShmRendezvous::EagerBox& ShmRendezvous::eager_box(int from, int to, uint32_t count) const {
   return reinterpret_cast<EagerBox*>(boxes_)[count % 2 ? from * size + to : to * size + from];
 }
@@ -101,7 +101,7 @@ void ShmRendezvous::check_given_up() const {
 template <class Idle>
 void ShmRendezvous::wait_for(ShmFlag& flag, uint32_t count, int i, int64_t grace_ns, Idle&& idle) {
   for (int polls = 0; !flag.reached(count) && polls < spins_; polls++)
-    idle();  // from the first: without, a barrier takes a fifth longer
+    idle();  // before the first poll too: otherwise a barrier takes a fifth longer
   if (!flag.reached(count)) sleep_until(flag, count, i, grace_ns);
 }
 
@@ -149,7 +149,7 @@ uint8_t* ShmRendezvous::await_eager(int i) {
 }
 
 void ShmFlag::raise(uint32_t reached) {
-  count.store(reached, std::memory_order_seq_cst);  // ordered before the look at sleepers, or one could be missed
+  count.store(reached, std::memory_order_seq_cst);  // ordered before the read of `sleepers`, or one could be missed
   if (sleepers.load(std::memory_order_seq_cst)) syscall(SYS_futex, &count, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
@@ -174,12 +174,13 @@ void ShmRendezvous::sleep_until(ShmFlag& flag, uint32_t count, int i, int64_t gr
     if (there()) break;
     if (serve_) serve_();
     if (detector_ && detector_->lost()) detector_->check(call_);
-    if (const uint64_t got = peer_moved(); got != moved) moved = got, quiet = {};  // its bytes flow: it is on its way
+    if (const uint64_t got = peer_moved(); got != moved) moved = got, quiet = {};  // its bytes arrive: it is alive
     const int64_t ns = quiet.ns(), now = now_ns();
     if (now - looked < kTickNs) continue;
     looked = now;
     check_alive(i);
-    // Does it wait for this rank elsewhere? Read before the flag is read once more, or it could have passed in between.
+    // True if it waits for this rank in another call. This is read before the flag is read again, or the peer could
+    // have passed in between.
     const bool elsewhere =
         int32_t(line(i).arrival.count.load(std::memory_order_acquire) - epoch_) > 0 ||
         int32_t(eager_box(i, index, eager_sent_ + 1).label.count.load(std::memory_order_acquire) - eager_sent_) > 0;
@@ -209,7 +210,7 @@ void ShmRendezvous::fail_other_call(int i) const {
 double ShmRendezvous::round_trip(int calls) {
   begin("round_trip");
   own_.signature = 0;
-  for (int i = 0; i < kSlots; i++) meet();  // nobody uses any slot
+  for (int i = 0; i < kSlots; i++) meet();  // no rank uses a slot any more
   const auto word = [&](int i) { return reinterpret_cast<std::atomic<uint32_t>*>(slot(i, 0)); };
   if (index < 2) word(index)->store(0);
   meet();
@@ -260,7 +261,7 @@ void ShmRendezvous::abandon(const char* reason) {
   std::call_once(abandoned_, [&] { std::strncpy(own.reason, reason, sizeof own.reason - 1); });
   own.abandoned = 1;
   syscall(SYS_futex, &own.arrival.count, FUTEX_WAKE, INT_MAX, nullptr, nullptr,
-          0);  // wakes who sleeps on it
+          0);  // wakes sleeping waiters
   for (int i = 0; i < size; i++) ring(i);
 }
 

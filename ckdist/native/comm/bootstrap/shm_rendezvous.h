@@ -1,13 +1,14 @@
-// The shared-memory rendezvous of a communicator's ranks on one host: a flag per rank on its own cache line with a
-// record beside it, slots in which values are staged, eager messages and byte pipes between every two ranks.
+// The shared-memory rendezvous of a communicator's ranks on one host: a flag and a record per rank on a cache line of
+// their own, slots for staging values, and eager messages and byte pipes between every two ranks.
 //
-// Epochs count the barriers. A rank posts epoch e only after it saw all peers at e - 1, so it may use slot e % kSlots
-// again: all peers have finished with what lay there at e - 3. A peer that died, gave up or stalls is an Error(comm)
-// that names it.
+// Epochs count the barriers. A rank posts epoch e only after all peers have posted e - 1. So it may use slot e % kSlots
+// again: all peers have finished with the data of e - 3. If a peer has died, failed or stalled, calls throw an
+// Error(comm) that names it.
 //
-// Eager messages: small values that every rank sends to every other. Two ranks have two boxes. Each fills for the next
-// message the box that it has just read: its lines are in this core's cache then, and only lines with data travel. A
-// rank that has its peer's message knows that the peer has read the one before, so no other wait is needed.
+// Eager messages are small values that every rank sends to every other. Two ranks have two boxes. For the next message,
+// a rank fills the box that it has just read: its lines are in this core's cache, and only lines with data move. A rank
+// that has received its peer's message knows that the peer has read the one before, so no other synchronization is
+// needed.
 #pragma once
 #include <atomic>
 #include <functional>
@@ -22,7 +23,7 @@ namespace ckdist {
 
 class FailureDetector;
 
-struct ShmFlag {  // as core/futex.h's Signal, with what it announces on the same cache line
+struct ShmFlag {  // like core/futex.h's Signal, with its data on the same cache line
   std::atomic<uint32_t> count, sleepers;
   void raise(uint32_t count);
   bool reached(uint32_t n) const { return int32_t(count.load(std::memory_order_acquire) - n) >= 0; }
@@ -34,16 +35,16 @@ class ShmRendezvous {
   static constexpr int64_t kSlotBytes = Segment::kHugePage / kSlots / 4096 * 4096;  // a rank's slots: one huge page
   static constexpr int64_t kPipeBytes = 64 << 10;
   static constexpr int64_t kEagerBytes = 32 << 10;
-  static constexpr int64_t kForever = -1;  // as a grace: no timeout, for a rank that waits for work
+  static constexpr int64_t kForever = -1;  // value of grace_ns without a timeout, for a rank that waits for work
 
-  struct Record {        // what a rank tells its peers when it arrives
-    int64_t in, out;     // offsets in its arena; negative: elsewhere
-    uint64_t signature;  // of the call: it must be the same everywhere
+  struct Record {        // published when a rank arrives
+    int64_t in, out;     // offsets in its arena; negative: outside
+    uint64_t signature;  // of the call; must be equal on all ranks
   };
   struct Pipe;
   struct EagerBox;
 
-  // `index` of `ranks`; 0 creates the segment. `spins`: polls before a waiting thread sleeps.
+  // `index`: this rank's index in `ranks`; index 0 creates the segment. `spins`: polls before a waiting thread sleeps.
   ShmRendezvous(const std::string& path, int index, const std::vector<int>& ranks, int spins, double timeout_s);
 
   const int index, size;
@@ -51,37 +52,37 @@ class ShmRendezvous {
   uint32_t next() const { return epoch_ + 1; }
   uint8_t* slot(int i, uint32_t epoch) const { return slots_ + i * Segment::kHugePage + epoch % kSlots * kSlotBytes; }
 
-  // The call's name and number stand in errors.
+  // Sets the call's name and number for errors.
   void begin(const char* name) { call_ = {name, int64_t(++calls_)}; }
   void name_call(const CallName& call) { call_ = call; }
-  uint64_t calls() const { return calls_; }    // begun, on all ranks alike
-  int name(int i) const { return ranks_[i]; }  // the job's number of rank i
+  uint64_t calls() const { return calls_; }    // number of calls so far, the same on all ranks
+  int name(int i) const { return ranks_[i]; }  // rank i's rank in the job
   uint32_t post(const Record& record);
-  void await(uint32_t epoch);  // until all peers have posted it; their signatures must equal this rank's
+  void await(uint32_t epoch);  // until all peers have posted it; checks that their signatures are equal to this rank's
   void meet() { await(post(own_)); }
-  // A barrier of a step. `grace_ns`: what a peer may take beyond the timeout, because it waits for other hosts itself;
-  // `idle` is called between polls. No record is posted, so each rank's line changes once. With a record it changes
-  // twice under its peers' polls (measured: a twelfth slower).
+  // A barrier of a step. `grace_ns`: extra time of a peer after the timeout, because it may wait for other hosts
+  // itself. `idle` is called between polls. No record is posted, so each rank's line changes once; with a record it
+  // would change twice during its peers' polls (measured: 1/12 slower).
   void barrier(int64_t grace_ns, Idle idle);
   const Record& record(int i, uint32_t epoch) const;
 
-  // Until a flag of rank i, in memory that these ranks share, has reached `count`.
+  // Waits until a flag of rank i, in memory that these ranks share, has reached `count`.
   void await(ShmFlag& flag, uint32_t count, int i, int64_t grace_ns = 0);
 
-  // One eager message to every peer and from every peer: a peer's lies at await_eager(i), and stays until the message
-  // after the next.
+  // One eager message to and from every peer. A peer's message is at await_eager(i), and stays until the message after
+  // the next.
   void begin_eager(uint64_t signature);
   void send_eager(int i, const void* data, int64_t bytes);
   uint8_t* await_eager(int i);
 
-  // Called every millisecond while a rank waits: it answers its peers' one-sided messages.
+  // Sets a function that is called every millisecond while a rank waits. It answers the peers' one-sided messages.
   void serve_with(std::function<void()> serve) { serve_ = std::move(serve); }
 
   void abandon(const char* reason);
   void check_alive(int i) const;
-  void check_given_up() const;  // throws a peer's reason; to be called before its memory is found wrong
+  void check_given_up() const;  // throws a peer's reason; call it before reporting wrong data in its memory
 
-  // Heartbeats (comm/failure/failure_detector.h): this rank's, and what rank i shows of itself.
+  // Heartbeats (comm/failure/failure_detector.h): publishes this rank's, and reads rank i's.
   struct Life {
     int pid;
     uint64_t start, heartbeats, moved;
@@ -91,18 +92,19 @@ class ShmRendezvous {
   void heartbeat(uint64_t moved, int waits_for);
   void leave();
   Life life(int i) const;
-  std::string reason(int i) const;                                 // why it gave up
-  void watch(FailureDetector* detector) { detector_ = detector; }  // looked at while a rank waits
+  std::string reason(int i) const;                                 // why it failed
+  void watch(FailureDetector* detector) { detector_ = detector; }  // checked while a rank waits
 
-  // Bytes from rank i to this one, and from this one to rank i; both return how many went through.
+  // pipe_write: bytes from this rank to rank i. pipe_read: bytes from rank i to this one. Both return the number of
+  // bytes moved.
   int64_t pipe_write(int i, const void* data, int64_t bytes);
   int64_t pipe_read(int i, void* data, int64_t bytes);
-  double round_trip(int calls);  // seconds; a call of all ranks, between collectives
-  // A probe of cache distance (comm/algorithms/cache_distance.h): a line that both write before they post, and the
-  // nanoseconds that fetching the peer's takes; -1: it has not written.
+  double round_trip(int calls);  // seconds; all ranks call it, between collectives
+  // A probe of cache distance (comm/algorithms/cache_distance.h): a line that each rank writes before it posts.
+  // read_probe: nanoseconds of reading the peer's line, or -1 if it was not written.
   void write_probe();
   int64_t read_probe(int i) const;
-  // Until something was written to one of this rank's pipes or room was made in one, at most so long.
+  // Sleeps until one of this rank's pipes has new data or room, at most `ns`.
   void sleep(int64_t ns);
 
  private:
@@ -111,7 +113,7 @@ class ShmRendezvous {
   Line& line(int i) const;
   Pipe& pipe(int from, int to) const;
   EagerBox& eager_box(int from, int to, uint32_t count) const;
-  void ring(int i) const;  // tells rank i that a pipe changed
+  void ring(int i) const;  // notifies rank i that a pipe has changed
   template <class Idle>
   void wait_for(ShmFlag& flag, uint32_t count, int i, int64_t grace_ns, Idle&& idle);
   void sleep_until(ShmFlag& flag, uint32_t count, int i, int64_t grace_ns);

@@ -18,8 +18,8 @@ namespace ckdist {
 namespace {
 constexpr uint32_t kMagic = 0x31706b63;
 constexpr int64_t kMostPeriodNs = 1'000'000'000;
-constexpr int64_t kLookNs = 100'000'000;  // between two looks where no descriptor tells
-constexpr int kPidfdOpen = 434;           // the same on every architecture
+constexpr int64_t kLookNs = 100'000'000;  // poll interval if no descriptor signals a change
+constexpr int kPidfdOpen = 434;           // the same number on every architecture
 int64_t period_ns(int64_t timeout_ns) { return std::min(kMostPeriodNs, timeout_ns / 10); }
 }  // namespace
 
@@ -95,8 +95,7 @@ void FailureDetector::tell(Kind kind, const char* text) {
   }
   for (size_t r = 0; r < peers_.size(); r++) {
     const Peer& p = peers_[r];
-    // Frames are far smaller than a socket's room: what does not go through whole goes to a peer that has not read for
-    // long.
+    // Frames are much smaller than a socket's buffer. If a frame does not fit, the peer has not read for a long time.
     if (p.socket >= 0) {
       [[maybe_unused]] const ssize_t sent =
           send(p.socket, &frame, size_t(kHead + frame.text_bytes), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -126,8 +125,7 @@ void FailureDetector::look_at_local(int r) {
     if (life.pid == getpid()) return;
     pollfd ended{p.process, POLLIN, 0};
     if (p.process < 0) p.process = int(syscall(kPidfdOpen, life.pid, 0));
-    // Where such descriptors are not allowed, and for a number that was given to another process before it was opened:
-    // its start.
+    // Checks the start time if pidfds are not allowed, or if the pid was reused before the pidfd was opened.
     const bool dead = ended.fd >= 0 ? poll(&ended, 1, 0) > 0 : process_start(life.pid) != life.start;
     if (!dead) return;
     if ((p.gone = rendezvous_->life(p.local).left)) return;
@@ -164,7 +162,7 @@ void FailureDetector::look_at_socket(int r) {
     p.got += n;
     p.heard_ns = now_ns();
     if (p.got >= kHead && !is_sane(p.frame)) {
-      report_lost(r, "sent something that is no heartbeat");
+      report_lost(r, "sent data that is not a heartbeat");
       return;
     }
     if (p.got < kHead || p.got < kHead + p.frame.text_bytes) continue;
@@ -187,7 +185,7 @@ void FailureDetector::look_at_transport(int r) {
       if (n == 0) return;
       p.got = 0;
       if (n < kHead || !is_sane(p.frame) || p.frame.text_bytes != n - kHead)
-        fail(Status::comm, "sent something that is no heartbeat");
+        fail(Status::comm, "sent data that is not a heartbeat");
       p.heard_ns = now_ns();
       p.moved.store(p.frame.moved, std::memory_order_relaxed);
       p.waits_for.store(p.frame.waits_for, std::memory_order_relaxed);
@@ -204,8 +202,8 @@ void FailureDetector::run() {
   std::vector<pollfd> watched;
   while (!ending_) {
     int64_t now = now_ns();
-    // This process itself did not run (stopped by a terminal, a machine asleep): what its peers did meanwhile is not
-    // known.
+    // This process itself did not run (stopped by a terminal, or the machine slept). So the silence of its peers means
+    // nothing.
     if (now - looked > 3 * period)
       for (Peer& p : peers_) p.heard_ns = now;
     looked = now;

@@ -1,13 +1,13 @@
-// Heartbeats between the ranks of a job, from a thread of their own, whatever the ranks do meanwhile.
+// Heartbeats between the ranks of a job. They are sent by a separate thread, so they do not depend on the ranks' work.
 //
-// A killed rank is noticed at once (its process on this host, the end of its connection on another), a stopped or
-// unplugged one by its silence, before the timeout is over; a rank that gives up says why. Every later call of all the
-// job's communicators gives that error. A clean close is not a failure.
+// A killed rank is noticed at once: by its process on this host, by the end of its connection on another host. A
+// stopped or unplugged rank is noticed by its silence, before the timeout. A rank that fails sends its reason. Every
+// later call of all the job's communicators fails with that error. A clean close is not a failure.
 //
-// Ranks of this host send heartbeats through the rendezvous's memory, others over a connection that carries nothing
-// else (so no data is in the way), or over the transport where it has heartbeats. A heartbeat tells how many bytes the
-// rank has moved and how many steps it has made: a rank that waits for one that gets on goes on waiting. It also tells
-// for whom the rank waits: the rank that is named as lost is the one at the end of such a chain.
+// Ranks of this host send heartbeats through the rendezvous's memory. Other ranks use a separate connection, so that
+// data does not delay heartbeats, or the transport's own heartbeats if it has them. A heartbeat holds the number of
+// bytes that the rank has moved and the number of its steps: a rank continues to wait for a rank that makes progress.
+// It also names the rank that the sender waits for: the end of such a chain is reported as lost.
 #pragma once
 #include <atomic>
 #include <memory>
@@ -23,36 +23,36 @@ namespace ckdist {
 
 class FailureDetector {
  public:
-  // local: the ranks of `rendezvous` (null: none), in its order; the rest is reached over the transport.
+  // local: the ranks of `rendezvous` (null: none), in its order. Other ranks are reached over the transport.
   FailureDetector(int rank, int size, std::shared_ptr<ShmRendezvous> rendezvous, std::vector<int> local,
                   std::shared_ptr<Transport> transport, double timeout_s);
   ~FailureDetector();
 
-  // Throws when a rank is lost; `call`: the one that waits.
+  // Throws if a rank is lost. `call`: the waiting call, for the error.
   void check(const CallName& call = {}) const {
     if (lost()) fail_with_reason(call);
   }
   bool lost() const { return lost_.load(std::memory_order_acquire); }
-  const char* reason() const { return reason_.c_str(); }  // once lost
+  const char* reason() const { return reason_.c_str(); }  // valid if lost()
   uint64_t moved(int rank) const { return peers_[rank].moved.load(std::memory_order_relaxed); }
 
-  // This rank has waited long for `rank`; -1: no longer.
+  // Publishes that this rank has waited long for `rank`. -1: it no longer waits.
   void wait_for(int rank) { waits_for_.store(rank, std::memory_order_relaxed); }
-  // The end of the chain of ranks that wait for one another, from `rank` on. `rank` itself when it waits for none, or
-  // for this one.
+  // The end of the chain of waiting ranks that begins at `rank`. Returns `rank` itself if it waits for no rank, or for
+  // this one.
   int blame(int rank) const {
     int last = rank;
     for (size_t hops = 0; hops < peers_.size(); hops++) {
       const int next = peers_[last].waits_for.load(std::memory_order_relaxed);
-      if (next == rank_ || next == rank) return rank;  // a circle: none alone is lost
+      if (next == rank_ || next == rank) return rank;  // a cycle: no single rank is lost
       if (next < 0 || next >= int(peers_.size())) break;
       last = next;
     }
     return last;
   }
 
-  void give_up(const char* reason);  // tells everyone
-  // Communicators that use it; when the last has left, the peers are told so.
+  void give_up(const char* reason);  // sends the reason to all peers
+  // Counts the communicators that use it. When the last one leaves, the peers are notified.
   void join() { users_++; }
   void leave();
 
@@ -70,13 +70,13 @@ class FailureDetector {
   struct Peer {
     std::atomic<uint64_t> moved{0};
     std::atomic<int> waits_for{-1};
-    int local = -1;  // its place in the rendezvous
+    int local = -1;  // index in the rendezvous
     int socket = -1;
     int process = -1;   // pidfd
-    bool gone = false;  // left, or reported already
+    bool gone = false;  // has left, or is already reported
     int64_t heard_ns = 0;
-    uint64_t heartbeats = 0;  // of a local one, when last looked at
-    int64_t got = 0;          // bytes of `frame`
+    uint64_t heartbeats = 0;  // of a local peer, at the last check
+    int64_t got = 0;          // received bytes of `frame`
     Frame frame;
   };
 
@@ -104,7 +104,7 @@ class FailureDetector {
   std::mutex telling_;  // one writer at a time
   bool gave_up_ = false;
   int wake_;            // eventfd
-  std::thread thread_;  // last: it uses all of the above
+  std::thread thread_;  // last member: it uses all of the above
 };
 
 }  // namespace ckdist

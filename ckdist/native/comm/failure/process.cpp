@@ -13,7 +13,7 @@ uint64_t process_start(int pid) {
   const size_t n = std::fread(text, 1, sizeof text - 1, file);
   std::fclose(file);
   text[n] = 0;
-  const char* p = std::strrchr(text, ')');  // the name may hold anything
+  const char* p = std::strrchr(text, ')');  // the name may contain any characters
   char state = 0;
   unsigned long long start = 0;
   if (!p || std::sscanf(p + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",

@@ -1,4 +1,4 @@
-// How long a rank has waited for another, with which patience, and how errors name the call in which it waits.
+// How long and how patiently a rank waits for another, and the name of the waiting call in errors.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -8,16 +8,16 @@
 
 namespace ckdist {
 
-// "all_reduce 17", "step 5"; without a number "a message".
+// "all_reduce 17" or "step 5"; "a message" without a number.
 struct CallName {
   const char* name = "";
   int64_t number = -1;
   std::string text() const { return number < 0 ? name : name + (" " + std::to_string(number)); }
-  std::string context() const { return *name ? " (in " + text() + ")" : ""; }  // behind an error
+  std::string context() const { return *name ? " (in " + text() + ")" : ""; }  // suffix of an error
 };
 
-// Time since it was made, but for gaps in which this process itself did not run (stopped by a terminal, a machine
-// asleep): what the peer did meanwhile is not known.
+// Time since construction, without gaps in which this process did not run (stopped by a terminal, or the machine
+// slept). The state of the peer during such a gap is unknown.
 class Waited {
  public:
   int64_t ns() {
@@ -32,13 +32,13 @@ class Waited {
   int64_t start_ = now_ns(), last_ = start_;
 };
 
-// A rank that waits for a message polls, then yields to other threads, then sleeps at most `nap_ns` at a time.
+// A rank that waits for a message first polls, then yields to other threads, then sleeps at most `nap_ns` at a time.
 struct Patience {
   int64_t spin_ns, yield_ns, nap_ns;
 };
 
-// Beyond the timeout, for a rank on another host that may itself wait for a third: it has time to say so, and the error
-// names the rank that is lost.
+// Extra time after the timeout for a rank on another host, which may itself wait for a third rank. It has time to
+// report that, so that the error names the lost rank.
 inline int64_t peer_grace_ns(int64_t timeout_ns) {
   return std::clamp<int64_t>(timeout_ns / 10, 250'000'000, 500'000'000);
 }

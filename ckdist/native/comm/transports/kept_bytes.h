@@ -1,4 +1,4 @@
-// Bytes that arrive before anybody asks for them. Memory grows with what has come, not with what was announced.
+// Bytes that arrive before their receive is posted. Memory grows with the received bytes, not with the announced size.
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace ckdist {
 
 class KeptBytes {
  public:
-  static constexpr int64_t kPooled = 64 << 10;  // this much comes from the pool; more is allocated, and freed
+  static constexpr int64_t kPooled = 64 << 10;  // up to this size from the pool; larger buffers are allocated and freed
 
   explicit KeptBytes(std::pmr::memory_resource* pool) : pool_(pool) {}
   KeptBytes(KeptBytes&& other) noexcept : pool_(other.pool_), data_(other.data_), room_(other.room_) {
@@ -25,7 +25,7 @@ class KeptBytes {
   uint8_t* data() const { return data_; }
   int64_t room() const { return room_; }
 
-  // Makes room for more of `total` bytes. What is there stays.
+  // Grows the buffer towards `total` bytes and keeps its content.
   void grow(int64_t total) {
     if (total <= room_) return;
     const int64_t wanted = std::min(total, std::max(kPooled, 2 * room_));

@@ -1,7 +1,7 @@
-// MPI's point-to-point calls, from whichever implementation the launcher brought.
+// MPI's point-to-point calls, from the launcher's MPI implementation.
 //
-// The library is not linked: the caller hands over the addresses of three functions and the values of two handles,
-// which are ints in some implementations and pointers in others and travel in one register either way.
+// The library is not linked: the caller passes the addresses of the functions and the values of two handles. Handles
+// are ints in some implementations and pointers in others; both are passed in one register.
 #pragma once
 #include <cstdint>
 
@@ -12,7 +12,7 @@ struct MpiCalls {
   int (*irecv)(void* data, int count, void* datatype, int peer, int tag, void* comm, void* request);
   int (*test)(void* request, int* flag, void* status);
   void* byte;  // MPI_BYTE
-  void* comm;  // a communicator of our own
+  void* comm;  // a communicator only for this transport
 };
 
 }  // namespace ckdist

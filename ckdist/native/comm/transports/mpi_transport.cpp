@@ -12,9 +12,9 @@ namespace ckdist {
 
 namespace {
 constexpr int64_t kMost = 1 << 20;  // bytes in one message to MPI
-constexpr size_t kUnderWay = 4;     // such messages
-constexpr int kCounted = 4096;      // bytes from which on a message tells that data flows
-// Below the tags of channels, which begin at 8.
+constexpr size_t kUnderWay = 4;     // number of such messages in flight
+constexpr int kCounted = 4096;      // messages of at least this size count as progress
+// Less than the tags of channels, which begin at 8.
 constexpr int kAskTag = 1, kPutTag = 2, kGotTag = 3, kHeartbeatTag = 4;
 }  // namespace
 
@@ -39,7 +39,7 @@ void MpiTransport::send(Operation& operation, int peer, int tag, const void* dat
   pump(queue);
 }
 
-// Hands MPI the next parts as it is done with others.
+// Passes the next parts to MPI as others complete.
 void MpiTransport::pump(Queue& queue) {
   auto& busy = queue.under_way;
   busy.erase(std::remove_if(busy.begin(), busy.end(), [&](Part* p) { return done(*p); }), busy.end());
@@ -123,7 +123,7 @@ Transport::Request MpiTransport::irecv(int peer, int tag, void* data, int64_t by
   operation.head->wanted_mark = mark, operation.head->wanted_bytes = bytes,
   operation.head->to = static_cast<uint8_t*>(data);
   receive(operation, peer, tag, operation.head.get(),
-          kHeadBytes + kWithHead);  // room for any: another message is reported, not truncated
+          kHeadBytes + kWithHead);  // room for any message: a wrong one is reported, not truncated
   operation.parts.back().head = operation.head.get();
   if (bytes > some) receive(operation, peer, tag, static_cast<uint8_t*>(data) + some, bytes - some);
   return last_;
@@ -166,7 +166,7 @@ uint64_t MpiTransport::notified(int window, int slot) {
   return windows_[window].notified[slot];
 }
 
-// The window that a peer may use so.
+// The window for a peer's operation. Checks that it allows the operation.
 MpiTransport::Window& MpiTransport::window_of(int peer, const Ask& a) {
   const auto found = a.window < 0 || a.window > INT_MAX ? windows_.end() : windows_.find(int(a.window));
   const char* rule = nullptr;
@@ -226,7 +226,7 @@ bool MpiTransport::test(Request request) {
 
 void MpiTransport::send_heartbeat(int peer, const void* data, int64_t bytes) {
   Heartbeat& heartbeat = heartbeats_[peer];
-  if (heartbeat.part.data && !done(heartbeat.part)) return;  // the one before is still on its way
+  if (heartbeat.part.data && !done(heartbeat.part)) return;  // the heartbeat before is still in flight
   const int some = int(std::min<int64_t>(bytes, sizeof heartbeat.data));
   std::memcpy(heartbeat.data, data, size_t(some));
   heartbeat.part = {{}, peer, false, false, some, kHeartbeatTag, heartbeat.data, nullptr};
@@ -241,12 +241,12 @@ int64_t MpiTransport::receive_heartbeat(int peer, void* data, int64_t bytes) {
   if (came > bytes) fail(Status::comm, "sent a heartbeat of %d bytes; at most %lld are taken", came, (long long)bytes);
   Operation heartbeat;
   receive(heartbeat, peer, kHeartbeatTag, data, came);
-  while (!done(heartbeat)) cpu_pause();  // it has come already
+  while (!done(heartbeat)) cpu_pause();  // it has already arrived
   return came;
 }
 
-// MPI makes progress only inside its calls: a nap must be short, a hundredth of what the caller would wait, so that one
-// who waits for long burns no core.
+// MPI makes progress only inside its calls, so a nap must be short. It is a hundredth of the caller's time, so that a
+// long wait uses no core.
 void MpiTransport::idle(int64_t ns) {
   const timespec nap{0, std::min(ns, std::max<int64_t>(ns / 100, 20'000))};
   nanosleep(&nap, nullptr);

@@ -1,8 +1,8 @@
-// Transport over MPI's point-to-point calls, handed over by address as comm/transports/mpi_calls.h explains.
+// Transport over MPI's point-to-point calls, which are passed by address (comm/transports/mpi_calls.h).
 //
-// Windows are messages too, served by the target while it makes progress: what implementations promise of MPI's own
-// one-sided calls differs too much. A message of a collective begins with a head that says which call it belongs to,
-// and how long it is.
+// Windows also use messages. The target serves them while it makes progress, because MPI implementations differ too
+// much in their guarantees for one-sided calls. A message of a collective begins with a head that names its call and
+// its length.
 #pragma once
 #include <cstddef>
 #include <deque>
@@ -46,12 +46,12 @@ class MpiTransport : public Transport {
   struct Ask {
     int64_t kind, window, offset, bytes;
   };
-  static constexpr int64_t kWithHead = 4080;  // bytes of a message that travel with its head, copied
+  static constexpr int64_t kWithHead = 4080;  // bytes of a message that are copied and sent with its head
   struct Head {
     uint32_t mark, pad;
     int64_t bytes;
     uint8_t data[kWithHead];
-    // Of a message that is awaited: what the head must say, and where its data goes.
+    // For a receive: the expected content of the head, and the destination of the data.
     uint32_t wanted_mark;
     int64_t wanted_bytes;
     uint8_t* to;
@@ -63,16 +63,17 @@ class MpiTransport : public Transport {
     bool done;
     bool incoming;
     int bytes, tag;
-    const void* data;      // to be sent
-    Head* head = nullptr;  // that arrives
+    const void* data;      // to send
+    Head* head = nullptr;  // to receive
   };
-  struct Queue {  // of one peer's messages with one tag: MPI holds a few parts at a time, or heartbeats would wait
-                  // behind them all
+  // Messages of one peer with one tag. MPI gets only a few parts at a time, or heartbeats would wait behind all of
+  // them.
+  struct Queue {
     std::deque<Part*> waiting, under_way;
   };
   struct Operation {
     std::deque<Part> parts;
-    Ask ask;  // of a one-sided operation; sent from here
+    Ask ask;  // of a one-sided operation; sent from this memory
     std::unique_ptr<Head> head;
   };
   struct Window {
@@ -80,9 +81,9 @@ class MpiTransport : public Transport {
     int64_t bytes;
     std::map<int, uint64_t> notified;
   };
-  struct Served {   // what this rank does for one peer: one thing at a time, so that a notification follows the puts
-                    // before it
-    int stage = 0;  // 0: nothing, 1: the request is arriving, 2: its data is on the way
+  // Service of this rank for one peer: one operation at a time, so that a notification follows the puts before it.
+  struct Served {
+    int stage = 0;  // 0: none, 1: the request is arriving, 2: its data is in flight
     Ask ask;
     Operation operation;
   };
@@ -110,7 +111,7 @@ class MpiTransport : public Transport {
     Part part{};
     uint8_t data[512];
   };
-  std::vector<Heartbeat> heartbeats_;  // on their way, by rank
+  std::vector<Heartbeat> heartbeats_;  // in flight, by rank
 };
 
 }  // namespace ckdist

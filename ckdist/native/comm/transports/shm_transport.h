@@ -1,5 +1,5 @@
-// Transport through the byte pipes of a ShmRendezvous: messages and windows between ranks of one host, beside its
-// collectives. Long messages from an arena that the peers map are copied once, by the receiver.
+// Transport through the byte pipes of a ShmRendezvous: messages and windows between ranks of one host, in addition to
+// its collectives. The receiver copies long messages once, directly from an arena that it maps.
 #pragma once
 #include "comm/bootstrap/host_memory.h"
 #include "comm/bootstrap/shm_rendezvous.h"
@@ -9,7 +9,7 @@ namespace ckdist {
 
 class ShmTransport : public StreamTransport {
  public:
-  // memory: of this host's ranks, or null; arenas: of the rendezvous's ranks there.
+  // memory: of this host's ranks, or null. arenas: for each rank of the rendezvous the index of its arena.
   ShmTransport(ShmRendezvous& rendezvous, std::shared_ptr<HostMemory> memory, std::vector<int> arenas, double timeout_s)
       : StreamTransport(rendezvous.index, rendezvous.size, 1, timeout_s),
         rendezvous_(rendezvous),

@@ -10,17 +10,17 @@ namespace ckdist {
 
 namespace {
 
-enum class Data : uint8_t { none, all, share };  // share: the part of its lane
+enum class Data : uint8_t { none, all, share };  // share: only the part of its lane
 enum Field : uint8_t { kTag = 1, kMark = 2, kSequence = 4, kOffset = 8 };
 
 struct FrameRule {
   const char* name;
   Data data;
-  int64_t most;  // bytes of data; of a frame without data, that `total` may name
+  int64_t most;  // maximum bytes of data; for a frame without data, maximum of `total`
   uint8_t zero;  // Fields that must be 0
 };
 
-// By FrameKind.
+// Indexed by FrameKind.
 constexpr FrameRule kRules[] = {
     {nullptr, Data::none, 0, 0},
     {"message", Data::share, kMaxMessage, kOffset},

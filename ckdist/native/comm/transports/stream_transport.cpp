@@ -9,9 +9,9 @@
 namespace ckdist {
 
 namespace {
-constexpr int64_t kPlaceAt = 32 << 10;                // messages this long are read in place, where that is possible
+constexpr int64_t kPlaceAt = 32 << 10;                // messages of at least this size are read in place, if possible
 constexpr int64_t kMaxUnexpected = int64_t(2) << 30;  // bytes held for receives that are not posted yet
-constexpr int kMaxGets = 1 << 16;                     // under way to one rank
+constexpr int kMaxGets = 1 << 16;                     // in flight to one rank
 }  // namespace
 
 StreamTransport::StreamTransport(int rank, int size, int lanes, double timeout_s)
@@ -30,12 +30,12 @@ std::shared_ptr<StreamTransport::Message> StreamTransport::new_message(const Fra
 }
 
 int64_t StreamTransport::Message::held() const {
-  constexpr int64_t kOwn = 64;  // of the pool and of the queue
+  constexpr int64_t kOwn = 64;  // bytes of the pool and of the queue
   return kOwn + int64_t(sizeof(Message)) + (place ? 0 : bytes + parts * int64_t(sizeof(KeptBytes)));
 }
 
-// Nothing more is read of it, so that nothing is written to memory that callers have back after this error. Later calls
-// that need this peer give it again.
+// Stops reading from a peer, so that no memory is written that callers reuse after this error. Later calls that need
+// the peer fail with the same error.
 void StreamTransport::cut_off(int peer, const char* format, ...) {
   char text[300];
   va_list args;
@@ -67,7 +67,7 @@ void StreamTransport::check_peer(int peer) const {
   if (!p.goodbye.empty() || p.lanes_ended || p.refused) lost(peer, p.end.c_str());
 }
 
-// A peer that is done may leave; it is lost only to those who still wait for it.
+// A peer that has finished may leave. It is lost only for ranks that still wait for it.
 void StreamTransport::ended(int peer, int lane, const char* how) {
   Stream& stream = streams_[peer * lanes_ + lane];
   if (!stream.ended) peers_[peer].lanes_ended++;
@@ -177,7 +177,7 @@ void StreamTransport::deliver(const Message& message) {
   for (size_t part = 0; part < message.kept.size(); part++) {
     const int64_t first = first_of(message.bytes, int(part), message.parts),
                   last = first_of(message.bytes, int(part) + 1, message.parts);
-    // A part without came when the receive was posted already.
+    // This part has no kept data if the receive was already posted.
     if (message.kept[part].data()) std::memcpy(message.data + first, message.kept[part].data(), size_t(last - first));
   }
 }
@@ -255,7 +255,7 @@ void StreamTransport::progress() {
   }
 }
 
-// Writes what it can; true when all is gone.
+// Writes until the stream is full. Returns true if all is written.
 bool StreamTransport::drain(int peer, int lane) {
   Stream& stream = streams_[peer * lanes_ + lane];
   constexpr int64_t kHeader = sizeof(FrameHeader);
@@ -276,7 +276,7 @@ bool StreamTransport::drain(int peer, int lane) {
   return true;
 }
 
-// Reads what is there; true when a frame was finished and more may follow.
+// Reads available data. Returns true if a frame is complete and more may follow.
 bool StreamTransport::fill(int peer, int lane) {
   Stream& stream = streams_[peer * lanes_ + lane];
   if (stream.ended || peers_[peer].refused) return false;
@@ -304,7 +304,7 @@ bool StreamTransport::fill(int peer, int lane) {
   return true;
 }
 
-// Where the next data of a message goes: to who receives it, or else to memory that grows.
+// Sets the destination of the next data of a message: the receiver's buffer, or else memory that grows.
 void StreamTransport::place_data(int lane, Stream& stream) {
   const FrameHeader& h = stream.header;
   Message& message = *stream.message;
@@ -319,7 +319,7 @@ void StreamTransport::place_data(int lane, Stream& stream) {
   stream.room = std::min(message.kept[lane].room(), h.bytes);
 }
 
-// A message that its receiver reads where it lies.
+// A message that its receiver reads in place.
 void StreamTransport::open_placed(int peer, const FrameHeader& h) {
   Peer& from = peers_[peer];
   auto message = new_message(h);
@@ -341,7 +341,7 @@ void StreamTransport::open_placed(int peer, const FrameHeader& h) {
   take(peer, *message, here.data);
 }
 
-// The receiver has read it.
+// The receiver has copied a placed message.
 void StreamTransport::open_taken(int peer, const FrameHeader& h) {
   Peer& from = peers_[peer];
   const auto lent = from.lent.find(h.sequence);
@@ -400,7 +400,7 @@ StreamTransport::Window& StreamTransport::window_of(int peer, const FrameHeader&
   return window->second;
 }
 
-// Only what the table (stream_frames.cpp) lets through comes beyond the first line.
+// Frames that break the table (stream_frames.cpp) are refused first.
 bool StreamTransport::open_frame(int peer, int lane) {
   Stream& stream = streams_[peer * lanes_ + lane];
   const FrameHeader& h = stream.header;
@@ -434,7 +434,7 @@ void StreamTransport::close_message(int peer, int lane, Stream& stream) {
   message->arrived |= 1u << lane;
   if (!message->complete()) return;
   if (message->parts > 1) peers_[peer].arriving.erase(message->sequence);
-  if (!message->request) return;  // no receive was posted yet
+  if (!message->request) return;  // no receive is posted yet
   deliver(*message);
   finish(message->request);
 }
@@ -461,11 +461,11 @@ void StreamTransport::close_frame(int peer, int lane) {
         if (c < ' ' || c > '~') c = '?';
       from.goodbye = stream.goodbye.empty() ? "no reason given" : stream.goodbye;
       cut_off(peer, "gave up");
-    default: break;  // a put is where it belongs; the others were done when they came
+    default: break;  // a put is already in place; other kinds were handled on arrival
   }
 }
 
-// Callers have their memory back after this: nothing more is read.
+// After this, callers may reuse their memory: nothing more is read.
 void StreamTransport::abandon(const char* reason) {
   if (gave_up_.empty()) gave_up_ = *reason ? reason : "this rank gave up";
   std::string text(reason, std::min<size_t>(std::strlen(reason), kMaxGoodbye));
@@ -473,13 +473,13 @@ void StreamTransport::abandon(const char* reason) {
     if (peer == rank) continue;
     try {
       Stream& stream = streams_[peer * lanes_];
-      // Only a frame's border can carry it; a peer in the middle of one notices the end of the stream.
+      // The goodbye must follow a complete frame. A peer in the middle of a frame notices the end of the stream.
       while (stream.out.size() > 1) stream.out.pop_back();
       push(peer, 0, {kFrameMagic, FrameKind::goodbye, 1, {}, 0, 0, 0, 0, int64_t(text.size()), int64_t(text.size())},
            nullptr, 0, text);
       drain(peer, 0);
     } catch (const Error&) {
-      // That peer is gone itself.
+      // The peer is gone, too.
     }
   }
 }

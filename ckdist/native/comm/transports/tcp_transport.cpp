@@ -17,7 +17,7 @@ namespace ckdist {
 
 namespace {
 
-constexpr uint32_t kFreshMs = 3000;  // a heartbeat comes every second at the latest
+constexpr uint32_t kFreshMs = 3000;  // a heartbeat comes at least every second
 
 constexpr uint8_t kEstablished = 1;  // TCP_ESTABLISHED of the kernel
 
@@ -39,7 +39,7 @@ TcpTransport::TcpTransport(int rank, int size, int lanes, const int* sockets, do
   for (size_t i = 0; i < sockets_.size(); i++) {
     if (int(i) / lanes == rank) continue;
     const int fd = sockets_[i], one = 1;
-    // A peer whose host is gone does not answer: the kernel gives up on it as soon as anyone here would.
+    // A peer whose host is gone does not answer. The kernel gives up on it as soon as a caller here would.
     const unsigned patience = unsigned(std::min(timeout_s, 2e6) * 1000);
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
@@ -61,8 +61,8 @@ int64_t TcpTransport::write(int peer, int lane, const void* data, int64_t bytes)
   const ssize_t n = send(sockets_[peer * lanes_ + lane], data, size_t(bytes), MSG_NOSIGNAL);
   if (n >= 0) return n;
   if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return 0;
-  // What the peer said before it went is still to be read: the reader finds the end, and a goodbye tells more than a
-  // broken pipe.
+  // Data that the peer sent before its end must still be read. The reader finds the end, and a goodbye is more precise
+  // than a broken pipe.
   return 0;
 }
 
@@ -73,7 +73,7 @@ int64_t TcpTransport::read(int peer, int lane, void* data, int64_t bytes) {
   readable_[peer * lanes_ + lane] = false;
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return 0;
   const bool reset = n == 0 || errno == ECONNRESET;
-  // A connection that times out where no route is left says so instead (EHOSTUNREACH, ENETUNREACH).
+  // A connection that times out without a route reports that instead (EHOSTUNREACH, ENETUNREACH).
   ended(peer, lane,
         loses_large_packets(peer, lane)
             ? "does not answer: nothing large is acknowledged while heartbeats pass; check that the MTU is the same on "
@@ -83,7 +83,7 @@ int64_t TcpTransport::read(int peer, int lane, void* data, int64_t bytes) {
   return 0;
 }
 
-// Was a packet of full size not acknowledged for long, while what the heartbeats' connection sent was?
+// True if a packet of full size was not acknowledged for long, while packets of the heartbeats' connection were.
 bool TcpTransport::loses_large_packets(int peer, int lane) const {
   tcp_info data, heartbeats;
   if (size_t(peer) >= heartbeat_sockets.size() || !info_of(heartbeat_sockets[peer], &heartbeats) ||

@@ -1,4 +1,4 @@
-// Transport over TCP sockets that ckdist/comm/bootstrap/handshake.py has connected and authenticated already.
+// Transport over TCP sockets, which ckdist/comm/bootstrap/handshake.py has already connected and authenticated.
 #pragma once
 #include "comm/transports/stream_transport.h"
 
@@ -6,7 +6,7 @@ namespace ckdist {
 
 class TcpTransport : public StreamTransport {
  public:
-  // sockets: (size, lanes), this rank's own entries ignored; they belong to the transport from here on.
+  // sockets: (size, lanes); this rank's own entries are ignored. The transport takes ownership.
   TcpTransport(int rank, int size, int lanes, const int* sockets, double timeout_s);
   ~TcpTransport() override;
 
@@ -22,8 +22,8 @@ class TcpTransport : public StreamTransport {
   bool loses_large_packets(int peer, int lane) const;
 
   std::vector<int> sockets_;
-  std::vector<bool> readable_;  // epoll said so, and not all has been read since
-  std::vector<bool> watched_;   // epoll tells when the socket takes more
+  std::vector<bool> readable_;  // epoll reported data that is not completely read
+  std::vector<bool> watched_;   // epoll watches for room to write
   int epoll_;
 };
 

@@ -1,10 +1,9 @@
-// Moves bytes between two ranks: the only thing that differs between TCP, RDMA verbs and MPI. Algorithms are written
-// once over this.
+// Moves bytes between two ranks: the only part that differs between TCP, RDMA verbs and MPI. All algorithms use this
+// interface.
 //
-// Calls begin an operation and return at once; `test` makes progress on everything that is under way and never blocks.
-// Messages between two ranks with one tag arrive in the order they were sent. A failure throws Error(Status::comm)
-// that names the peer. One thread uses a transport at a time: where several communicators share it, each call takes a
-// Turn.
+// Calls start an operation and return at once. `test` makes progress on all operations in flight and never blocks.
+// Messages between two ranks with one tag arrive in order. A failure throws Error(Status::comm), which names the peer.
+// One thread uses a transport at a time: if several communicators share it, each call takes a Turn.
 #pragma once
 #include <sched.h>
 #include <unistd.h>
@@ -20,7 +19,7 @@ namespace ckdist {
 
 class Transport {
  public:
-  using Request = uint64_t;  // 0: complete already
+  using Request = uint64_t;  // 0: already complete
 
   Transport(int rank, int size, double timeout_s) : rank(rank), size(size), timeout_ns(int64_t(timeout_s * 1e9)) {}
   virtual ~Transport() {
@@ -28,52 +27,52 @@ class Transport {
       if (fd >= 0) close(fd);
   }
   const int rank, size;
-  const int64_t timeout_ns;  // that any wait for a peer may take
+  const int64_t timeout_ns;  // maximum time of a wait for a peer
 
-  // `data` must stay as it is until the request is complete.
+  // `data` must not change until the request is complete.
   virtual Request isend(int peer, int tag, const void* data, int64_t bytes) = 0;
   virtual Request irecv(int peer, int tag, void* data, int64_t bytes) = 0;
 
-  // What the next isend or irecv belongs to; 0: nothing. Where the transport can tell, a message of something else is
-  // an error.
+  // Identifies the call of the next isend or irecv; 0: none. If the transport can check it, a message of another call
+  // is an error.
   uint32_t mark = 0;
 
-  // Memory of this rank that peers may read and write, the same `window` number on every rank; a collective call.
-  // Offsets of iput and iget lie within what the peer exposed.
+  // Exposes memory of this rank that peers may read and write, with the same `window` number on every rank. A
+  // collective call. Offsets of iput and iget must lie within the exposed memory.
   virtual void expose(int window, void* base, int64_t bytes) = 0;
   virtual Request iput(int peer, int window, int64_t offset, const void* data, int64_t bytes) = 0;
   virtual Request iget(int peer, int window, int64_t offset, void* data, int64_t bytes) = 0;
-  // A window has this many counters, from slot 0 on.
+  // Counters of a window, numbered from slot 0 on.
   static constexpr int kWindowSlots = 1 << 16;
   static void check_slot(int slot);
-  // Adds one to the peer's counter `slot` of a window after everything put to it before is visible there.
+  // Adds 1 to the peer's counter `slot` of a window, after all earlier puts to it are visible there.
   virtual Request inotify(int peer, int window, int slot) = 0;
   virtual uint64_t notified(int window, int slot) = 0;  // this rank's counter
 
-  // True once complete; the request is then forgotten. Makes progress.
+  // Returns true once complete, and forgets the request. Makes progress.
   virtual bool test(Request request) = 0;
-  // Nothing is under way: may the caller sleep a little before it polls again? Transports with a file descriptor wait
-  // on it.
+  // Called if nothing is in flight: may sleep up to `ns` before the caller polls again. Transports with file
+  // descriptors wait on them.
   virtual void idle(int64_t ns) = 0;
 
-  // Memory that many operations will use, told once so that a transport that must know memory does not learn it anew
-  // each time; it stays mapped until it is forgotten. False: this transport needs none.
+  // Registers memory for many operations once, for transports that need registration. It must stay mapped until
+  // forget_memory(). Returns false if the transport needs none.
   virtual bool register_memory(void*, int64_t) { return false; }
   virtual void forget_memory(void*) {}
 
-  // Tells the peers why this rank gives up, where the transport can.
+  // Sends the reason why this rank fails to its peers, if possible.
   virtual void abandon(const char*) {}
 
-  // Polls until complete. `what` names the operation in the error: "all_reduce 17, step 2".
+  // Polls until complete. The last argument names the operation in the error, for example "all_reduce 17, step 2".
   void wait(Request request, int peer, const char* what);
 
-  // Short signs of life, which may be lost; receive_heartbeat returns the bytes of one, or 0. Transports without have
-  // their peers watched otherwise (comm/failure/failure_detector.h).
+  // Heartbeats: short messages that may be lost. receive_heartbeat returns the bytes of one, or 0. The peers of
+  // transports without heartbeats are watched in another way (comm/failure/failure_detector.h).
   virtual bool has_heartbeats() const { return false; }
   virtual void send_heartbeat(int, const void*, int64_t) {}
   virtual int64_t receive_heartbeat(int, void*, int64_t) { return 0; }
 
-  // Bytes sent and received so far, without heartbeats, and steps made. While they grow, no wait is too long.
+  // Bytes sent and received so far, without heartbeats, and number of steps. While they grow, no wait times out.
   std::atomic<uint64_t> moved{0}, steps{0};
   uint64_t signs() const { return moved.load(std::memory_order_relaxed) + steps.load(std::memory_order_relaxed); }
   void add_moved(int64_t bytes) {
@@ -82,19 +81,19 @@ class Transport {
 
   virtual const char* name() const = 0;  // "tcp", "verbs", "mpi"
 
-  std::vector<std::string> hosts;   // the ranks' machines by name, for errors; empty: not told
+  std::vector<std::string> hosts;   // the ranks' machine names, for errors; or empty
   std::string who(int peer) const;  // "rank 1 (on node7)"
 
-  std::vector<int> heartbeat_sockets;  // by rank, a connection for heartbeats alone, or none; they belong to this
-  int contexts = 1;                    // communicators made so far; agreed when one is made
+  std::vector<int> heartbeat_sockets;  // by rank: a connection only for heartbeats, or -1; owned by this
+  int contexts = 1;                    // number of communicators so far; all ranks agree on it when one is created
 
  private:
   friend struct Turn;
   std::atomic<uint32_t> next_turn_{0}, turn_{0};
 };
 
-// Leave to use a transport, for as long as it lives. Turns are fair, so a thread that waits for a long operation keeps
-// nobody from beginning another.
+// The right to use a transport during its lifetime. Turns are fair: a thread that waits for a long operation does not
+// block others.
 struct Turn {
   explicit Turn(Transport& transport) : transport(transport) {
     const uint32_t own = transport.next_turn_.fetch_add(1);

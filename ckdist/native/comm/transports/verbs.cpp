@@ -44,7 +44,7 @@ void Verbs::try_port(const char* name, int port, int gid_index, double seconds) 
   device.make_queue(16);
   VerbsQueuePair near(device, 0, 4, 1), far(device, 1, 4, 1);
   const VerbsHost here = device.host();
-  constexpr int kAckExponent = 14;  // an answer within 67 ms
+  constexpr int kAckExponent = 14;  // acknowledgement within 67 ms
   near.connect(here, {uint64_t(to.data()), remote, far.number(), far.sequence(), 0}, kAckExponent);
   far.connect(here, {0, 0, near.number(), near.sequence(), 0}, kAckExponent);
   far.post_receive();

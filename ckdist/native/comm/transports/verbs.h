@@ -1,8 +1,8 @@
 // Transport over RDMA verbs: reliable connections between all ranks of a world, on RoCE or InfiniBand.
 //
-// Opened in two steps, for the ranks must exchange addresses by other means in between: open, address() to everyone,
-// connect(). comm/transports/verbs_frames.h says what travels. Where the library, the headers at build time or a device
-// are missing, open says so.
+// It is opened in two steps, because the ranks must exchange addresses by other means in between: open, address() to
+// all ranks, connect(). comm/transports/verbs_frames.h defines the messages. If the library, the headers at build time
+// or a device are missing, open fails with that reason.
 #pragma once
 #include <memory>
 
@@ -12,17 +12,18 @@ namespace ckdist {
 
 class Verbs : public Transport {
  public:
-  // Error(config) with the reason when it cannot be. gid_index: of the port's table (comm/transports/verbs.py).
+  // Throws Error(config) with the reason if it cannot be opened. gid_index: index in the port's table
+  // (comm/transports/verbs.py).
   static std::unique_ptr<Verbs> open(const char* device, int port, int gid_index, int rank, int size, double timeout_s);
-  static void check_available();  // Error(config) with the reason when verbs cannot work in this process at all
-  // Does a port carry data? Two queue pairs on it are connected to one another, and one writes to the other's memory.
-  // Error with the reason when that does not come about within `seconds`.
+  static void check_available();  // throws Error(config) with the reason if verbs cannot work in this process
+  // Tests whether a port carries data: connects two queue pairs on it, and one writes to the other's memory. Throws
+  // Error with the reason if that does not succeed within `seconds`.
   static void try_port(const char* device, int port, int gid_index, double seconds);
 
   static int64_t address_bytes(int size);
   virtual void address(uint8_t* out) const = 0;
-  virtual void connect(
-      const uint8_t* all) = 0;  // (size, address_bytes(size)); every rank connects before any uses the transport
+  // all: (size, address_bytes(size)). Every rank must connect before any rank uses the transport.
+  virtual void connect(const uint8_t* all) = 0;
 
  protected:
   using Transport::Transport;

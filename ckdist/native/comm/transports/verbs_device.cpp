@@ -15,7 +15,7 @@ namespace ckdist {
 
 namespace {
 
-constexpr unsigned kAcknowledge = 64;  // completion events are acknowledged in batches: it takes a lock
+constexpr unsigned kAcknowledge = 64;  // completion events are acknowledged in batches, because it takes a lock
 
 void make_nonblocking(int fd) { fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK); }
 
@@ -52,7 +52,7 @@ void VerbsDevice::open(const char* wanted) {
 
   if (verbs_.query_device(context_, &attributes))
     fail(Status::config, "RDMA device %s does not tell its limits", wanted);
-  // The plain function fills the fields that all versions of the library have; those are the ones used.
+  // The plain function fills the fields that all versions of the library have. Only those are used.
   if (port < 1 ||
       verbs_.query_port(context_, uint8_t(port), reinterpret_cast<_compat_ibv_port_attr*>(&port_attributes)))
     fail(Status::config, "RDMA device %s has no port %d; it has %d", wanted, port, attributes.phys_port_cnt);
@@ -113,7 +113,7 @@ ibv_mr* VerbsDevice::register_memory(const void* base, int64_t bytes, int access
 }
 
 void VerbsDevice::release(ibv_mr* region) {
-  const auto at = std::find(regions_.rbegin(), regions_.rend(), region);  // the youngest go first
+  const auto at = std::find(regions_.rbegin(), regions_.rend(), region);  // the newest are released first
   if (at == regions_.rend()) return;
   regions_.erase(std::next(at).base());
   verbs_.dereg_mr(region);

@@ -1,4 +1,4 @@
-// One port of an RDMA device, opened: protection domain, completion queue with its channel, registered memory, events.
+// One open port of an RDMA device: protection domain, completion queue with its channel, registered memory, events.
 #pragma once
 #include "comm/transports/verbs_frames.h"
 #include "comm/transports/verbs_library.h"
@@ -12,7 +12,7 @@ namespace ckdist {
 
 class VerbsDevice {
  public:
-  // Error(config) when there is no such device, its port is not active or has no such GID.
+  // Throws Error(config) if there is no such device, or its port is not active or has no such GID.
   VerbsDevice(const char* name, int port, int gid_index);
   ~VerbsDevice();
   VerbsDevice(const VerbsDevice&) = delete;
@@ -24,25 +24,24 @@ class VerbsDevice {
   ibv_port_attr port_attributes{};
   ibv_gid gid{};
   bool ethernet() const { return port_attributes.link_layer == IBV_LINK_LAYER_ETHERNET; }
-  VerbsHost host() const;  // as peers must know it; without slots
+  VerbsHost host() const;  // for peers; without slots
   ibv_pd* domain() const { return domain_; }
 
   void make_queue(int entries);
   ibv_cq* queue() const { return queue_; }
 
-  // Registered until release(), or until the device goes. `access`: flags of ibv_access_flags.
+  // Registers memory until release(), or until the device is closed. `access`: flags of ibv_access_flags.
   ibv_mr* register_memory(const void* base, int64_t bytes, int access);
   void release(ibv_mr* region);
 
-  // Sleeps until a completion or an event arrives, at most `ns`. arm() first, then look at the queue once more, then
-  // sleep.
+  // Sleeps until a completion or an event arrives, at most `ns`. Order: arm(), poll the queue once more, then sleep.
   void arm();
   void sleep(int64_t ns);
 
-  // Reads one event without waiting; false when there is none. What it means for the port is in down_since(), for the
-  // device in lost(); an event of a queue pair is returned as it is.
+  // Reads one event without waiting. Returns false if there is none. down_since() has the state of the port, lost()
+  // that of the device. `failed`: the queue pair of an event about it.
   bool take_event(ibv_qp** failed);
-  int64_t down_since() const { return down_since_; }  // 0 while the port is up
+  int64_t down_since() const { return down_since_; }  // 0 if the port is up
   bool lost() const { return lost_; }
 
  private:

@@ -11,14 +11,14 @@ namespace {
 enum Field : uint8_t { kTag = 1, kId = 2, kAnswer = 4, kKey = 8, kAddress = 16 };
 
 struct FrameRule {
-  bool data;            // `bytes` of it follow
-  int64_t least, most;  // bytes of its data, or that it names
-  uint8_t used;         // Fields that may be other than 0
+  bool data;            // followed by `bytes` of data
+  int64_t least, most;  // range of `bytes`: of its data, or of the data it announces
+  uint8_t used;         // Fields that may be nonzero
 };
 
 constexpr int64_t kMaxBytes = int64_t(1) << 40;
 
-// By VerbsKind.
+// Indexed by VerbsKind.
 constexpr FrameRule kRules[] = {
     {},
     {true, 0, kVerbsEager, kTag | kKey},                                   // message

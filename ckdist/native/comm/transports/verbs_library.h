@@ -1,12 +1,13 @@
-// libibverbs, loaded at run time: the same binary runs where the library, the driver or the device is missing.
+// libibverbs, loaded at run time: the same binary also runs if the library, the driver or the device is missing.
 //
-// What the library's headers do inline (posting, polling) goes through the device's own table of functions; everything
-// else is looked up by name here. Without the headers at build time CKDIST_HAVE_VERBS is 0 and nothing below exists.
+// Functions that the library's headers define inline (posting, polling) use the device's own function table. All others
+// are looked up by name here. Without the headers at build time, CKDIST_HAVE_VERBS is 0 and the rest of this file is
+// empty.
 #pragma once
 #if __has_include(<infiniband/verbs.h>) && !defined(CKDIST_WITHOUT_VERBS)
 #define CKDIST_HAVE_VERBS 1
 #include <infiniband/verbs.h>
-// Macros that would turn a field of this table into a call of a linked function.
+// These macros would replace a field of this table by a call of a linked function.
 #undef ibv_query_port
 #undef ibv_reg_mr
 
@@ -27,7 +28,7 @@ struct VerbsLibrary {
 #undef CKDIST_VERBS_FIELD
 };
 
-// Error(config) with the reason when it cannot be loaded.
+// Throws Error(config) with the reason if it cannot be loaded.
 const VerbsLibrary& verbs_library();
 
 }  // namespace ckdist

@@ -1,4 +1,4 @@
-// The half of the Verbs transport that moves: posting what waits, taking what came, noticing who is gone.
+// The progress of the Verbs transport: posts waiting work, receives frames, and detects lost peers.
 #include <endian.h>
 #include <poll.h>
 #include <sched.h>
@@ -16,18 +16,17 @@ namespace ckdist {
 namespace {
 
 constexpr int64_t kMaxRequest = int64_t(4)
-                                << 20;       // bytes of one RDMA request: as each ends, its peers learn that data flows
-constexpr int64_t kGoodbyeNs = 200'000'000;  // until it must have arrived
+                                // Bytes of one RDMA request. Each completed request counts as progress for the peers.
+                                << 20;
+constexpr int64_t kGoodbyeNs = 200'000'000;  // time limit for its arrival
 constexpr int64_t kWatchNs = 50'000'000;
 constexpr int64_t kSilenceNs = 500'000'000;      // then a peer that is waited for is probed
-constexpr int64_t kPortGraceNs = 1'000'000'000;  // a link may come back
-constexpr uint32_t kWatchPolls = 512;            // polls between two looks at the clock
-constexpr uint32_t kYields = 200;                // before idle() sleeps in the kernel
+constexpr int64_t kPortGraceNs = 1'000'000'000;  // a link may recover
+constexpr uint32_t kWatchPolls = 512;            // polls between two reads of the clock
+constexpr uint32_t kYields = 200;                // number of yields before idle() sleeps in the kernel
 constexpr int kBatch = 16;
 
 }  // namespace
-
-// ---- out
 
 void VerbsTransport::enqueue(int peer, Work work) {
   peers_[peer].work.push_back(std::move(work));
@@ -38,7 +37,7 @@ void VerbsTransport::enqueue(int peer, Work work) {
 void VerbsTransport::flush(int peer) {
   Peer& to = peers_[peer];
   while (!to.work.empty() && post(peer, to.work.front())) {
-    if (to.work.empty()) return;  // the peer was lost meanwhile
+    if (to.work.empty()) return;  // the peer has been lost since
     to.work.pop_front();
     waiting_--;
   }
@@ -64,7 +63,7 @@ bool VerbsTransport::post(int peer, Work& work) {
   return post_data(peer, work, {there.address + uint64_t(offset), there.key});
 }
 
-// Long data goes in several requests; the operation ends with the last.
+// Long data is sent in several requests. The operation ends with the last.
 bool VerbsTransport::post_data(int peer, Work& work, VerbsRemote at) {
   Peer& to = peers_[peer];
   if (work.bytes == 0) return finish(work.operation), true;
@@ -79,14 +78,14 @@ bool VerbsTransport::post_data(int peer, Work& work, VerbsRemote at) {
     const uint64_t number = work.kind == Work::get ? to.pair->read(data, bytes, o.key, there)
                                                    : to.pair->write(data, bytes, o.key, there, !inside);
     work.done += bytes;
-    if (inside) finish(work.operation);  // its data is with the device already
+    if (inside) finish(work.operation);  // the data is already copied to the device
     else to.under_way.push_back({number, last ? work.operation : 0, bytes});
   }
   return true;
 }
 
-// `keep`: credits that must be left. A frame lies in the outbox slot of the same number as the inbox slot that it goes
-// to: when the peer has returned the one, the other has been read.
+// `keep`: credits that must remain. A frame is in the outbox slot with the number of its inbox slot. When the peer has
+// returned the inbox slot, the outbox slot has been read.
 bool VerbsTransport::post_frame(Peer& to, VerbsFrame header, const void* data, int64_t bytes, uint32_t keep) {
   if (to.credits <= keep || !to.pair->room()) return false;
   const uint32_t slot = uint32_t(to.sent % uint64_t(slots_));
@@ -104,8 +103,8 @@ bool VerbsTransport::post_frame(Peer& to, VerbsFrame header, const void* data, i
 
 void VerbsTransport::abandon(const char* reason) { say_last(VerbsKind::kGoodbye, reason, kGoodbyeNs); }
 
-// A last frame to every peer. It must be there before its queue pair goes, and with it whatever was sent before: a
-// signalled request after it says so. Nobody is waited for who is gone or done.
+// Sends a last frame to every peer. It must arrive before its queue pair is destroyed, after all earlier data. A
+// signalled request after it confirms the arrival. Peers that are lost or have left are not waited for.
 void VerbsTransport::say_last(VerbsKind kind, const char* text, int64_t most_ns) {
   if (!connected_) return;
   VerbsFrame header{};
@@ -114,8 +113,8 @@ void VerbsTransport::say_last(VerbsKind kind, const char* text, int64_t most_ns)
   const int64_t end = now_ns() + std::min(most_ns, timeout_ns);
   const auto there = [](const Peer& p) { return p.pair && p.lost.empty() && !p.left; };
   try {
-    progress();             // who has left meanwhile?
-  } catch (const Error&) {  // known already, or about to be told
+    progress();             // finds out who has left
+  } catch (const Error&) {  // already known, or reported soon
   }
   try {
     for (Peer& peer : peers_) {
@@ -126,11 +125,9 @@ void VerbsTransport::say_last(VerbsKind kind, const char* text, int64_t most_ns)
     while (now_ns() < end &&
            std::any_of(peers_.begin(), peers_.end(), [&](const Peer& p) { return there(p) && !p.pair->quiet(); }))
       if (!progress()) sched_yield();
-  } catch (const Error&) {  // a peer or the device is gone: nobody is left to care
+  } catch (const Error&) {  // a peer or the device is gone, and no caller needs the error
   }
 }
-
-// ---- in
 
 bool VerbsTransport::progress() {
   bool any = false;
@@ -154,7 +151,7 @@ bool VerbsTransport::progress() {
   return any;
 }
 
-// A peer that is owed half its credits gets them by themselves when no other frame took them along.
+// Sends credits in a frame of their own if a peer is owed half of its credits.
 void VerbsTransport::return_credits() {
   VerbsFrame credits{};
   credits.kind = VerbsKind::kCredits;
@@ -243,8 +240,6 @@ void VerbsTransport::refuse(int peer, const VerbsFrame& f, const char* rule) {
   lose(peer, text);
 }
 
-// ---- who is gone
-
 void VerbsTransport::gave_up(int peer, std::string reason) {
   for (char& c : reason)
     if (c < ' ' || c > '~') c = '?';
@@ -279,7 +274,7 @@ void VerbsTransport::watch() {
       lose(p, why);
     } else if (peer.pending && now - peer.heard_ns > kSilenceNs && peer.pair->room()) {
       peer.pair->write(nullptr, 0, 0, peer.ring,
-                       true);  // an empty write needs no answer of the peer's program, only of its device
+                       true);  // only the peer's device answers an empty write, not its program
       peer.heard_ns = now;
     }
   }

@@ -13,7 +13,7 @@
 namespace ckdist {
 
 namespace {
-constexpr uint32_t kInline = 220;  // tried first, then less
+constexpr uint32_t kInline = 220;  // tried first; smaller values follow
 constexpr uint32_t kSequenceMask = 0xffffff;
 }  // namespace
 
@@ -85,7 +85,7 @@ void VerbsQueuePair::connect(const VerbsHost& host, const VerbsPair& pair, int a
   attributes.sq_psn = sequence_;
   attributes.timeout = uint8_t(ack_exponent);
   attributes.retry_cnt = attributes.rnr_retry =
-      6;  // 7 means for ever: of rnr_retry everywhere, of retry_cnt on soft-RoCE
+      6;  // 7 means forever: of rnr_retry on all devices, of retry_cnt on soft-RoCE
   attributes.max_rd_atomic =
       uint8_t(std::min<uint32_t>({uint32_t(device_.attributes.max_qp_init_rd_atom), host.reads, 16}));
   modify(attributes,

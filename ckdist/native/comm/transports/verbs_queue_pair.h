@@ -1,7 +1,7 @@
 // One queue pair of a reliable connection: set-up, and posting with selective signalling.
 //
-// Every posted request has a number; a completion of number n says that all up to n are done. Only requests whose end
-// somebody waits for ask for a completion, and one in every quarter of the queue so that its room is found again.
+// Every posted request has a number. A completion of number n means that all requests up to n are complete. A request
+// is signalled only if its end is waited for; in addition one in every quarter of the queue is, to free its entries.
 #pragma once
 #include "comm/transports/verbs_device.h"
 
@@ -21,19 +21,19 @@ class VerbsQueuePair {
   VerbsQueuePair& operator=(const VerbsQueuePair&) = delete;
 
   uint32_t number() const { return pair_->qp_num; }
-  uint32_t sequence() const { return sequence_; }  // of its first packet
+  uint32_t sequence() const { return sequence_; }  // number of its first packet
   bool is(const ibv_qp* pair) const { return pair == pair_; }
   int64_t inline_bytes() const { return inline_; }
 
-  // ack_exponent: a packet is sent again after 4.096 us * 2^ack_exponent without an answer, six times.
+  // ack_exponent: a packet without an acknowledgement is resent after 4.096 us * 2^ack_exponent, six times.
   void connect(const VerbsHost& host, const VerbsPair& pair, int ack_exponent);
-  void stop();  // whatever is under way ends; the memory it used is not touched afterwards
+  void stop();  // ends all requests in flight; their memory is not used afterwards
 
   void post_receive();
 
   bool room() const { return posted_ - completed_ < uint64_t(depth_); }
-  // Posts one request and returns its number. `key` of local memory is ignored where the data is short enough to travel
-  // inside.
+  // Posts one request and returns its number. `key` of local memory is ignored if the data is short enough to be
+  // inlined.
   uint64_t write(const void* data, uint32_t bytes, uint32_t key, VerbsRemote to, bool signal);
   uint64_t write_frame(const void* data, uint32_t bytes, uint32_t key, VerbsRemote to, uint32_t slot);
   uint64_t read(void* data, uint32_t bytes, uint32_t key, VerbsRemote from);
@@ -41,7 +41,7 @@ class VerbsQueuePair {
   uint64_t completed() const { return completed_; }
   bool quiet() const { return posted_ == completed_; }
 
-  // wr_id of every request: who, and which.
+  // wr_id of every request: the peer and the number.
   static uint32_t peer_of(uint64_t id) { return uint32_t(id >> 48); }
   static uint64_t number_of(uint64_t id) { return id & ((uint64_t(1) << 48) - 1); }
 

@@ -12,12 +12,12 @@ namespace ckdist {
 
 namespace {
 
-constexpr int kDepth = 256;                        // requests under way to one peer
+constexpr int kDepth = 256;                        // requests in flight to one peer
 constexpr int64_t kRingBytes = int64_t(64) << 20;  // for all rings of a rank; they have 8 to 64 slots
 constexpr int64_t kMaxMessage = int64_t(1) << 40;
 constexpr int64_t kMaxUnexpected = int64_t(256) << 20;  // bytes held for receives that are not posted yet
 constexpr size_t kWindowsAhead = 1024;
-constexpr int64_t kLeaveNs = 2'000'000'000;  // for what is under way when the transport closes
+constexpr int64_t kLeaveNs = 2'000'000'000;  // time limit for data in flight when the transport closes
 
 int slots_for(int size) {
   return int(std::clamp<int64_t>(kRingBytes / (2 * kVerbsSlotBytes) / std::max(1, size - 1), 8, 64));
@@ -71,8 +71,7 @@ void VerbsTransport::address(uint8_t* out) const {
 
 void VerbsTransport::connect(const uint8_t* all) {
   if (connected_) fail(Status::native, "the transport is connected already");
-  // A packet is tried seven times, and all of them within half the timeout; devices may wait four times as long as
-  // told.
+  // A packet is sent seven times, all within half the timeout. Devices may wait four times as long as configured.
   const int exponent = std::clamp(int(std::log2(double(timeout_ns) / 2 / 7 / 4096)), 12, 18);
   for (int p = 0; p < size; p++) {
     if (p == rank) continue;
@@ -98,8 +97,6 @@ void VerbsTransport::connect(const uint8_t* all) {
   connected_ = true;
 }
 
-// ---- memory
-
 bool VerbsTransport::register_memory(void* base, int64_t bytes) {
   if (bytes <= 0) fail(Status::config, "%lld bytes cannot be registered", (long long)bytes);
   if (!registered(base, bytes))
@@ -123,15 +120,13 @@ ibv_mr* VerbsTransport::registered(const void* base, int64_t bytes) const {
   return nullptr;
 }
 
-// The key of an operation's buffer, which is registered for its time where no arena holds it.
+// The key of an operation's buffer. If no arena holds it, it is registered for the operation's lifetime.
 uint32_t VerbsTransport::local_key(uint32_t operation, int access) {
   Operation& o = operations_[operation - 1];
   ibv_mr* region = registered(o.data, o.bytes);
   if (!region) region = o.region = device_.register_memory(o.data, o.bytes, access);
   return o.key = access & IBV_ACCESS_REMOTE_WRITE ? region->rkey : region->lkey;
 }
-
-// ---- requests
 
 uint32_t VerbsTransport::begin(What what, int peer, void* data, int64_t bytes) {
   if (unused_.empty()) {
@@ -169,7 +164,7 @@ bool VerbsTransport::test(Request request) {
     if (!peers_[o.peer].lost.empty()) lost(o.peer);
     if (peers_[o.peer].left && o.what == What::receive)
       fail(Status::comm, "rank %d ended, and a message of it was awaited", o.peer);
-    if (gave_up_ >= 0) lost(gave_up_);  // who waits for others would wait for what never comes
+    if (gave_up_ >= 0) lost(gave_up_);  // waiting for other ranks could never end
     return false;
   }
   o.used = false;
@@ -209,8 +204,6 @@ void VerbsTransport::lose(int peer, const std::string& why) {
   waiting_ -= int(p.work.size());
   p.work.clear();
 }
-
-// ---- messages
 
 Transport::Request VerbsTransport::isend(int peer, int tag, const void* data, int64_t bytes) {
   Peer& to = reachable(peer);
@@ -311,11 +304,9 @@ void VerbsTransport::take_message(int peer, const VerbsFrame& frame, const uint8
   finish(operation);
 }
 
-// ---- windows
-
 void VerbsTransport::take_window(int peer, const VerbsFrame& frame) {
   Peer& from = peers_[peer];
-  // A peer may be ahead of this rank, but all expose the same windows.
+  // A peer may be ahead of this rank, but all ranks expose the same windows.
   if (!from.windows.count(frame.tag) && from.windows.size() >= windows_.size() + kWindowsAhead)
     return refuse(peer, frame, "more windows than all ranks have");
   from.windows[frame.tag] = {frame.address, frame.bytes, frame.key, frame.id};
@@ -351,7 +342,7 @@ void VerbsTransport::expose(int window, void* base, int64_t bytes) {
   }
 }
 
-// A put or a get, whose data is registered here unless it is small enough to travel in the work request.
+// A put or a get. Its data is registered here unless it fits into the work request.
 Transport::Request VerbsTransport::access(What what, int peer, int window, int64_t offset, void* data, int64_t bytes) {
   const Peer& to = reachable(peer);
   const bool put = what == What::put;

@@ -1,5 +1,5 @@
-// The Verbs transport itself: one queue pair, one ring of slots and one line of waiting work per peer; requests;
-// windows.
+// The implementation of the Verbs transport: per peer one queue pair, one ring of slots and one queue of waiting work;
+// requests; windows.
 #pragma once
 #include "comm/transports/verbs.h"
 #include "comm/transports/verbs_queue_pair.h"
@@ -40,20 +40,20 @@ class VerbsTransport : public Verbs {
   struct Operation {
     uint32_t generation = 1;
     bool used = false, done = false;
-    bool open = false;  // offered or accepted: the peer may answer it, once
+    bool open = false;  // offered or accepted: the peer may answer it once
     What what = What::send;
     int peer = 0;
     uint8_t* data = nullptr;
     int64_t bytes = 0;
-    ibv_mr* region = nullptr;  // registered for this operation alone
+    ibv_mr* region = nullptr;  // registered only for this operation
     uint32_t key = 0;
   };
-  // What waits for room in the queue, for credits, or for the peer to expose its window. Work of one peer is done in
+  // Work that waits for room in the queue, for credits, or for the peer to expose its window. A peer's work is done in
   // order.
   struct Work {
     enum Kind : uint8_t { frame, write, put, get } kind;
-    VerbsFrame header{};     // of a frame; of put and get: tag is the window, address the offset
-    uint32_t operation = 0;  // index + 1; finished by a frame's posting, by the completion of anything else
+    VerbsFrame header{};     // of a frame; for put and get: tag is the window, address the offset
+    uint32_t operation = 0;  // index + 1; completed when a frame is posted, or by the completion of other work
     const uint8_t* data = nullptr;
     int64_t bytes = 0, done = 0;
   };
@@ -72,7 +72,7 @@ class VerbsTransport : public Verbs {
   struct Piece {
     uint64_t number;
     uint32_t operation, bytes;
-  };  // one request of a long message; operation: that ends with it, or 0
+  };  // one request of a long message; operation: ends with it, or 0
   struct Exposed {
     uint64_t address = 0;
     int64_t bytes = 0;
@@ -87,26 +87,26 @@ class VerbsTransport : public Verbs {
   struct Peer {
     std::unique_ptr<VerbsQueuePair> pair;
     uint8_t* inbox = nullptr;   // (slots, kVerbsSlotBytes): written by the peer
-    uint8_t* outbox = nullptr;  // what is on its way to the peer's inbox
+    uint8_t* outbox = nullptr;  // frames on their way to the peer's inbox
     VerbsRemote ring{};
     uint32_t credits = 0, owed = 0;
-    uint64_t sent = 0, received = 0;  // frames
+    uint64_t sent = 0, received = 0;  // number of frames
     std::deque<Work> work;
-    std::deque<Piece> under_way;  // of data
+    std::deque<Piece> under_way;  // requests of data
     std::deque<Posted> posted;
     std::deque<Offer> unexpected;
     std::map<int, Exposed> windows;
-    int pending = 0;  // operations
+    int pending = 0;  // number of operations
     int64_t heard_ns = 0;
-    std::string lost;   // why it cannot be reached; empty while it can
-    bool left = false;  // it is done, and needs nothing more from here
+    std::string lost;   // why it cannot be reached, or empty
+    bool left = false;  // it has finished and needs nothing more from this rank
   };
 
   uint32_t begin(What what, int peer, void* data, int64_t bytes);
   Request access(What what, int peer, int window, int64_t offset, void* data, int64_t bytes);
   void finish(uint32_t operation);
   Request ticket(uint32_t operation) const { return uint64_t(operations_[operation - 1].generation) << 32 | operation; }
-  Operation& expect(int peer, uint32_t operation, What what);  // that a peer named
+  Operation& expect(int peer, uint32_t operation, What what);  // an operation that a peer named
   Peer& reachable(int peer);
   [[noreturn]] void lost(int peer) const;
   void lose(int peer, const std::string& why);
@@ -115,7 +115,7 @@ class VerbsTransport : public Verbs {
   ibv_mr* registered(const void* base, int64_t bytes) const;
 
   void enqueue(int peer, Work work);
-  bool post(int peer, Work& work);  // false: not now
+  bool post(int peer, Work& work);  // false: not possible now
   bool post_frame(Peer& to, VerbsFrame header, const void* data, int64_t bytes, uint32_t keep);
   bool post_data(int peer, Work& work, VerbsRemote at);
   void flush(int peer);
@@ -123,11 +123,11 @@ class VerbsTransport : public Verbs {
   void check_match(int peer, int64_t sent, uint32_t sent_mark, int64_t bytes, uint32_t mark) const;
 
   void return_credits();
-  bool progress();  // true when anything ended or arrived
+  bool progress();  // true if anything completed or arrived
   void gave_up(int peer, std::string reason);
   void take_events();
   std::string port_down() const;
-  void watch();  // events, and whether silent peers are still there
+  void watch();  // checks events, and whether silent peers still exist
   void ended(int peer, const ibv_wc& entry);
   void arrived(int peer, const ibv_wc& entry);
   void take(int peer, const VerbsFrame& frame, const uint8_t* data);
@@ -145,8 +145,8 @@ class VerbsTransport : public Verbs {
   std::vector<Operation> operations_;
   std::vector<uint32_t> unused_;
   std::vector<Peer> peers_;
-  int waiting_ = 0;   // work in all lines
-  int gave_up_ = -1;  // the first peer that said so
+  int waiting_ = 0;   // work in all queues
+  int gave_up_ = -1;  // the first peer that reported a failure
   int64_t unexpected_bytes_ = 0, watched_ns_ = 0;
   uint32_t polls_ = 0, idles_ = 0;
   bool connected_ = false;

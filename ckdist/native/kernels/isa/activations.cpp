@@ -5,7 +5,7 @@
 #include "kernels/half.h"
 
 #if defined(__AVX2__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12 says it of its own undefined vectors
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12 emits it for its own undefined vectors
 #include <immintrin.h>
 #elif defined(CKDIST_NEON)
 #include <arm_neon.h>
@@ -19,8 +19,7 @@ constexpr int kGroup = 32;  // columns with one scale
 constexpr uint32_t kMagnitude = 0x7fffffffu;
 constexpr uint32_t kInfinity = 0x7f800000u;
 
-// Magnitudes compare as integers, and so a NaN counts as the largest.
-// Codes are round(x / scale), half to even, in [-127, 127].
+// Magnitudes are compared as integers, so NaN is the largest. Codes are round(x / scale), half to even, in [-127, 127].
 #if defined(__AVX2__)
 uint32_t largest_magnitude(const float* x) {
   const __m256i mask = _mm256_set1_epi32(kMagnitude);
@@ -35,7 +34,7 @@ uint32_t largest_magnitude(const float* x) {
   return static_cast<uint32_t>(_mm_cvtsi128_si32(_mm_max_epu32(four, _mm_shuffle_epi32(four, 0xb1))));
 }
 
-// Writes the sums of the two halves times -kSums16Factor.
+// Also writes the sums of the two halves, times -kSums16Factor.
 void round_codes(const float* x, float inverse, int8_t* codes, int32_t* sums) {
   const __m256 factor = _mm256_set1_ps(inverse);
   const __m256i a = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x), factor));
@@ -46,7 +45,7 @@ void round_codes(const float* x, float inverse, int8_t* codes, int32_t* sums) {
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // packing interleaves the 128-bit halves
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm256_permutevar8x32_epi32(packed, order));
   const __m256i halves = _mm256_hadd_epi32(_mm256_add_epi32(a, b),
-                                           _mm256_add_epi32(c, d));  // of each 128 bits: first half twice, second twice
+                                           _mm256_add_epi32(c, d));  // in each 128 bits: both halves' sums, twice each
   __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
   sum = _mm_slli_epi32(_mm_sub_epi32(_mm_setzero_si128(), _mm_hadd_epi32(sum, sum)), 5);
   static_assert(kSums16Factor == 1 << 5);
@@ -83,7 +82,7 @@ uint32_t largest_magnitude(const float* x) {
 }
 
 void round_codes(const float* x, float inverse, int8_t* codes, int32_t* sums) {
-  constexpr float shift = 12582912.0f;  // 1.5 * 2^23: adding it leaves no fraction bits, rounding as the hardware does
+  constexpr float shift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer, as the hardware does
   for (int i = 0; i < kGroup; ++i) codes[i] = static_cast<int8_t>(bits_of_float(x[i] * inverse + shift) & 0xff);
   for (int half = 0; half < 2; ++half) {
     int32_t sum = 0;
@@ -96,7 +95,7 @@ void round_codes(const float* x, float inverse, int8_t* codes, int32_t* sums) {
 void prepare_group(const float* x, int8_t* codes, float* scale, int32_t* sums) {
   const uint32_t largest = largest_magnitude(x);
   const float magnitude = float_of_bits(largest);
-  // A group too small for its reciprocal to be finite counts as zero.
+  // If a group's magnitude has no finite reciprocal, the group counts as zero.
   const bool zero = magnitude < 1e-35f;
   if (zero || largest >= kInfinity) {
     std::memset(codes, 0, kGroup);
@@ -108,8 +107,8 @@ void prepare_group(const float* x, int8_t* codes, float* scale, int32_t* sums) {
   round_codes(x, 127.0f / magnitude, codes, sums);
 }
 
-// The scale of GroupSums whose largest magnitude is `largest` (bits of a float), and its inverse; false where they are
-// all zero, or no numbers.
+// Computes the scale of GroupSums for the largest magnitude `largest` (bits of a float), and its inverse. Returns false
+// if all sums are zero, or not finite.
 bool scale_group_sums(uint32_t largest, GroupSums* out, float* inverse) {
   const bool zero = float_of_bits(largest) < 1e-30f;
   if (zero || largest >= kInfinity) {
@@ -117,7 +116,7 @@ bool scale_group_sums(uint32_t largest, GroupSums* out, float* inverse) {
     out->scale = zero ? 0.0f : float_of_bits(0x7fc00000u);
     return false;
   }
-  // The power of two that brings the largest into [16256, 32512), where the high byte of the rounded number cannot
+  // The power of two that scales the largest into [16256, 32512), where the high byte of the rounded number cannot
   // overflow.
   constexpr uint32_t most = 0x007e0000u;  // fraction bits of 32512
   const uint32_t exponent = (largest >> 23) - 14 + ((largest & 0x007fffffu) >= most ? 1 : 0);
@@ -126,7 +125,7 @@ bool scale_group_sums(uint32_t largest, GroupSums* out, float* inverse) {
   return true;
 }
 
-// Eight groups' scales times sums, as 16 bits each of their largest magnitude.
+// Rounds scale * sum of eight groups to 16 bits, relative to their largest magnitude.
 void prepare_group_sums(const float* scales, const int32_t* sums, GroupSums* out) {
   float values[8];
   uint32_t largest = 0;
@@ -151,7 +150,7 @@ void prepare_group_sums(const float* scales, const int32_t* sums, GroupSums* out
 constexpr int kBlockGroups = kColumnPad / kGroup;
 static_assert(kBlockGroups == 8);
 
-// Neighbouring halves, then quarters, of two vectors: what is folded with what.
+// Folds neighbouring halves, then quarters, of two vectors.
 template <class Fold>
 __m512i quarters(__m512i a, __m512i b, Fold&& fold) {
   return fold(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
@@ -165,7 +164,7 @@ __m256i group_magnitudes(const float* x) {
   for (int g = 0; g < kBlockGroups; ++g)
     most[g] = _mm512_max_epu32(_mm512_and_si512(_mm512_loadu_si512(x + g * kGroup), mask),
                                _mm512_and_si512(_mm512_loadu_si512(x + g * kGroup + 16), mask));
-  // Quarter q of `low` is what is left of group q, of `high` of group 4 + q.
+  // Quarter q of `low` is the partial result of group q, quarter q of `high` that of group 4 + q.
   const __m512i low =
       quarters(quarters(most[0], most[1], largest_of), quarters(most[2], most[3], largest_of), largest_of);
   const __m512i high =
@@ -173,13 +172,12 @@ __m256i group_magnitudes(const float* x) {
   const __m512 l = _mm512_castsi512_ps(low), h = _mm512_castsi512_ps(high);
   __m512i each = largest_of(_mm512_castps_si512(_mm512_shuffle_ps(l, h, 0x88)),
                             _mm512_castps_si512(_mm512_shuffle_ps(l, h, 0xdd)));
-  each =
-      largest_of(each, _mm512_shuffle_epi32(each, _MM_PERM_CDAB));  // of groups q and q, 4 + q and 4 + q in quarter q
+  each = largest_of(each, _mm512_shuffle_epi32(each, _MM_PERM_CDAB));  // quarter q: groups q and q, 4 + q and 4 + q
   const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 2, 6, 10, 14, 0, 0, 0, 0, 0, 0, 0, 0);
   return _mm512_castsi512_si256(_mm512_permutexvar_epi32(order, each));
 }
 
-// As prepare_group_sums has it, where the words are.
+// The same as prepare_group_sums for vectors.
 void prepare_group_sums(__m256 scales, __m256i sums, GroupSums* out) {
   const __m256 values = _mm256_mul_ps(scales, _mm256_cvtepi32_ps(_mm256_srai_epi32(sums, 7)));
   const __m256i sizes = _mm256_and_si256(_mm256_castps_si256(values), _mm256_set1_epi32(kMagnitude));
@@ -195,8 +193,8 @@ void prepare_group_sums(__m256 scales, __m256i sums, GroupSums* out) {
                    _mm256_cvtepi32_epi8(_mm256_sub_epi32(value, _mm256_slli_epi32(upper, 8))));
 }
 
-// A block of eight whole groups and its GroupSums, with the same results; false, and nothing is written, where a group
-// has infinities or NaN.
+// A block of eight whole groups and its GroupSums, with identical results. Returns false without writing if a group has
+// an infinity or a NaN.
 bool prepare_block(const float* x, int8_t* codes, float* scales, int32_t* sums32, int32_t* sums16,
                    GroupSums* group_sums) {
   const auto sum_of = [](__m512i a, __m512i b) { return _mm512_add_epi32(a, b); };
@@ -220,7 +218,7 @@ bool prepare_block(const float* x, int8_t* codes, float* scales, int32_t* sums32
         _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);  // packing interleaves the quarters
     _mm512_storeu_si512(codes + 2 * i * kGroup, _mm512_permutexvar_epi32(places, packed));
     const __m512i pairs = _mm512_maddubs_epi16(_mm512_set1_epi8(1), packed);
-    sums[i] = _mm512_madd_epi16(pairs, _mm512_set1_epi16(1));  // lane v of each quarter: a part of whole[v]
+    sums[i] = _mm512_madd_epi16(pairs, _mm512_set1_epi16(1));  // lane v of each quarter: a partial sum of whole[v]
   }
   const __m512i sum = quarters(quarters(sums[0], sums[1], sum_of), quarters(sums[2], sums[3], sum_of), sum_of);
   static_assert(kSums16Factor == 1 << 5 && kSums32Factor == 1 << 7);

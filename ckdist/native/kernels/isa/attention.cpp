@@ -1,4 +1,4 @@
-// The attention kernels of this ISA: which of them reads which cache, and the merging of spans' parts.
+// The attention kernels of this ISA: the choice of the kernel for a cache, and the merging of spans' parts.
 #include "kernels/attention.h"
 
 #include "kernels/isa/attention_float.h"
@@ -23,7 +23,7 @@ int64_t scratch_bytes(const CacheShape& cache, int tokens, int heads) {
   return 4 * most;
 }
 
-// Both are codes; where one is, it becomes floats.
+// True if both are integers. If only one is, its codes are converted to floats.
 bool integers(const AttentionTask& task) { return is_integer(task.key_type) && is_integer(task.value_type); }
 
 Shape shape_here(const AttentionTask& task) { return integers(task) ? shape_of_integers(task) : shape_of(task); }

@@ -1,4 +1,4 @@
-// What is added to the scores of one query by the distance of keys. Private to isa/.
+// Biases of the scores of one query, by the distance of keys. Private to isa/.
 #pragma once
 #include "kernels/attention.h"
 
@@ -8,7 +8,7 @@ namespace CKDIST_ISA {
 class ScoreBias {
  public:
   ScoreBias() = default;
-  // Of the query in `row` of a task that has biases.
+  // Biases for the query in `row` of a task that has biases.
   ScoreBias(const AttentionTask& task, int64_t row)
       : at_(task.bias + row % task.heads * (2 * task.bias_reach + 1) + task.bias_reach),
         query_(task.first_position + row / task.heads),
@@ -20,7 +20,7 @@ class ScoreBias {
   }
 
  private:
-  const float* at_ = nullptr;  // of distance 0
+  const float* at_ = nullptr;  // bias of distance 0
   int64_t query_ = 0, end_ = 0;
 };
 

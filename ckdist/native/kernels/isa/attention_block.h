@@ -1,17 +1,16 @@
 // One block of the KV cache for one kv-head, byte by byte. Private to isa/.
 //
-//   f32, f16, bf16   K [width][16 positions], V [16 positions][width]
-//   i16, q8_0        codes in pairs, the operands of a dot product of 16-bit integers: K [width / 2][16 positions][2
-//                    dimensions], V [8 pairs][width][2 positions].
-//                    i16: int16 codes, one float scale; q8_0: int8 codes, a float16 scale for each group of 32
-//                    dimensions, or for all of them where the width is not a multiple of 32
+// f32, f16, bf16   K [width][16 positions], V [16 positions][width]
+// i16, q8_0        codes in pairs, the operands of a dot product of 16-bit integers: K [width / 2][16 positions][2
+// dimensions], V [8 pairs][width][2 positions]. i16: int16 codes, one float scale. q8_0: int8 codes, a float16 scale
+// for each group of 32 dimensions, or one for all if the width is not a multiple of 32.
 //
-// A block is K, V, the scales of K, the scales of V, these [groups][16 positions] each. K and V may differ in type and
-// width. A latent cache has K alone; its values' groups are the first of K's, and what is behind the values in K begins
-// a group of its own.
+// A block is K, V, the scales of K, the scales of V; scales are [groups][16 positions]. K and V may differ in type and
+// width. A latent cache has only K; its values' groups are the first of K's, and the elements after the values begin a
+// new group.
 //
-// No score and no weighted sum needs a horizontal sum. A pair of codes also lies as one word that can be broadcast, so
-// the same block serves lanes that are positions (few queries) and lanes that are queries (many).
+// No score and no weighted sum needs a horizontal sum. A pair of codes is also one word that can be broadcast. So the
+// same block serves lanes that are positions (few queries) and lanes that are queries (many queries).
 #pragma once
 #include "kernels/attention.h"
 #include "kernels/isa/simd.h"
@@ -22,7 +21,7 @@ namespace CKDIST_VECTORS {
 CKDIST_INLINE int64_t code_bytes(KvType type) { return type == KvType::f32 ? 4 : type == KvType::q8_0 ? 1 : 2; }
 CKDIST_INLINE bool is_integer(KvType type) { return type == KvType::i16 || type == KvType::q8_0; }
 
-// Dimensions that share a scale: all of them but for q8_0.
+// Number of dimensions that share a scale: all, except for q8_0.
 CKDIST_INLINE int group_of(KvType type, int width) { return type == KvType::q8_0 && width % 32 == 0 ? 32 : width; }
 
 CKDIST_INLINE int key_group(const CacheShape& cache) {

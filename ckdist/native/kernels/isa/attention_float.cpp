@@ -1,13 +1,14 @@
-// Attention in float32 over a cache of floats (f32, f16, bf16), with the softmax taken online inside a span.
+// Attention in float32 over a cache of floats (f32, f16, bf16), with an online softmax inside a span.
 //
-// A span is walked in chunks of 64 positions. Per chunk and group of queries: scores (lanes are positions, one chain
-// over head_dim each), softmax of each row against its running maximum, and the weighted sum of V (lanes are
+// A span is processed in chunks of 64 positions. For each chunk and group of queries: scores (lanes are positions, one
+// chain over head_dim each), softmax of each row against its running maximum, and the weighted sum of V (lanes are
 // dimensions, one chain over positions each). A chunk that a query does not see changes none of its bits: the maximum
 // stays, the correction is exactly 1, the weights are exactly 0.
 //
-// K and V are read straight from the cache and converted in registers. Where the ISA converts slowly and many queries
-// share the chunk, a row of V ends in half a Vec, or K and V are of different types (one may be integers), the chunk's
-// codes are converted once into scratch, in the layout of an f32 block, and the same code reads them there.
+// Usually K and V are read directly from the cache and converted in registers. In three cases the chunk is first
+// converted to scratch memory, in the layout of an f32 block, and the same code reads it there: the ISA converts slowly
+// and many queries share the chunk; a row of V ends in half a Vec; or K and V have different types (one may be
+// integers).
 #include "kernels/isa/attention_float.h"
 
 #include "kernels/isa/attention_bias.h"
@@ -22,12 +23,12 @@ constexpr int kChunkBlocks = 4;
 constexpr int kChunk = kChunkBlocks * kBlockTokens;
 static_assert(kBlockTokens == kLanes, "a lane is a position of a block");
 
-// Accumulators that fit in the registers beside their operands, in Vecs, and the most queries that share one load of K
-// or V.
+// Accumulators, in Vecs, that fit in the registers with their operands; and the maximum number of queries that share
+// one load of K or V.
 #if defined(__AVX512F__)
 constexpr int kAccumulators = 24, kGroup = 6;
-constexpr int64_t kDirectQueries =
-    INT64_MAX;  // converting in registers is cheaper than a trip through scratch, however often
+// Converting in registers is always cheaper than copying to scratch memory.
+constexpr int64_t kDirectQueries = INT64_MAX;
 #elif defined(__AVX2__) || defined(CKDIST_NEON)
 constexpr int kAccumulators = 6, kGroup = 6;
 constexpr int64_t kDirectQueries = INT64_MAX;
@@ -46,8 +47,8 @@ CKDIST_INLINE Vec load_codes(const uint8_t* tile, int64_t index) {
 
 struct Workspace {
   int64_t queries, width, floats = 0;
-  float* q;        // groups of queries, each (key_width, queries of the group)
-  float* sum;      // (queries, 16): the softmax's denominator, lane by lane
+  float* q;        // groups of queries: (key_width, queries of the group) each
+  float* sum;      // (queries, 16): the softmax's denominator in each lane
   float* weights;  // (queries of a group, 64)
   float* factors;  // (2, lanes)
   float* keys;     // a chunk of K, (4, key_width, 16)
@@ -74,22 +75,23 @@ struct Workspace {
   }
 };
 
-// The blocks [first, last) of one chunk.
+// Blocks [first, last) of one chunk.
 struct Chunk {
   int first, last;
   const uint8_t* k[kChunkBlocks];
   const uint8_t* v[kChunkBlocks];
-  const uint8_t* k_scales[kChunkBlocks];  // of integers
+  const uint8_t* k_scales[kChunkBlocks];  // only for integers
   const uint8_t* v_scales[kChunkBlocks];
-  int64_t ahead[kChunkBlocks];  // bytes from a block to the one four further on, which is fetched meanwhile
-  int positions[kChunkBlocks];  // how many of the block's are in the cache
-  int64_t v_row;                // elements from one position's V to the next
+  // Bytes from a block to the block four positions later, which is prefetched.
+  int64_t ahead[kChunkBlocks];
+  int positions[kChunkBlocks];  // number of the block's positions that are in the cache
+  int64_t v_row;                // elements from one position's V to the next one's
 };
 
-// Into L2: the tiles of four blocks start a page apart, and twice four of them would evict each other from L1.
+// To L2: the tiles of four blocks begin a page apart, and eight of them would evict each other from L1.
 CKDIST_INLINE void fetch(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
 
-// Blocks are a page or less, so the hardware's prefetch starts anew in each; many queries on floats have no need of it.
+// A block is at most a page, so the hardware prefetcher restarts in each. Many queries on floats do not need it.
 template <KvType type, int R>
 constexpr bool kFetchAhead = type != KvType::f32 || R <= 3;
 
@@ -124,8 +126,8 @@ void score_chunk(const Chunk& chunk, int first, const float* q, int head_dim, fl
   if constexpr (B > 1) score_chunk<type, R, B - 1>(chunk, first, q, head_dim, scale, out);
 }
 
-// One query's scores (64) into weights, of which only positions [low, high) count. Returns the factor for what was
-// summed before.
+// Converts one query's scores (64) to weights; only positions [low, high) count. Returns the factor of the earlier
+// sums.
 __attribute__((noinline)) float soften(float* scores, int low, int high, float soft_cap, float* running_max,
                                        float* sum) {
   const Vec minus_infinity = set(-__builtin_inff());
@@ -145,7 +147,7 @@ __attribute__((noinline)) float soften(float* scores, int low, int high, float s
   const float before = *running_max;
   const float largest = reduce_max(max(max(s[0], s[1]), max(s[2], s[3])));
   const float now = largest > before ? largest : before;
-  const Vec shift = set(now == -__builtin_inff() ? 0.0f : now);  // nothing seen yet: all weights are exp(-inf)
+  const Vec shift = set(now == -__builtin_inff() ? 0.0f : now);  // no score yet: all weights are exp(-inf)
   for (int b = 0; b < kChunkBlocks; ++b) {
     s[b] = exp(s[b] - shift);
     store(scores + b * kLanes, s[b]);
@@ -192,7 +194,7 @@ void accumulate_row(const Chunk& chunk, const float* weights, const float* corre
   if constexpr (D > 1) accumulate_row<type, R, D / 2>(chunk, weights, correction, column, acc, width);
 }
 
-// One group of R queries, the first of which is query `row`, over one chunk that starts at position `start`.
+// One group of R queries, beginning with query `row`, over one chunk that begins at position `start`.
 template <KvType type, int R>
 void attend_group(const AttentionTask& task, const Workspace& work, const SpanPart& part, const Chunk& chunk,
                   int64_t start, int64_t row) {
@@ -247,7 +249,7 @@ void convert_keys(const uint8_t* k, int width, int64_t ahead, float* key) {
   }
 }
 
-// A block's values of `positions` as floats (positions, width) of `row` floats each.
+// The values of a block as floats: (positions, width), `row` floats apart.
 template <KvType type>
 void convert_values(const uint8_t* v, int width, int positions, int64_t ahead, float* value, int64_t row) {
   for (int j = 0; j < positions; ++j) {
@@ -257,7 +259,7 @@ void convert_values(const uint8_t* v, int width, int positions, int64_t ahead, f
       store(value + j * row + i, load_codes<type>(v, element));
       fetch(v + code_bytes(type) * element + ahead);
     }
-    if (i < width) {  // half a Vec, and perhaps the cache's last bytes
+    if (i < width) {  // half a Vec, perhaps the last bytes of the cache
       uint8_t half[4 * kLanes] = {};
       std::memcpy(half, v + code_bytes(type) * (int64_t{j} * width + i), code_bytes(type) * (width - i));
       store(value + j * row + i, load_codes<type>(half, 0));
@@ -265,7 +267,7 @@ void convert_values(const uint8_t* v, int width, int positions, int64_t ahead, f
   }
 }
 
-// Scale `group` of a position, of integers.
+// Scale `group` of a position in an integer cache.
 template <class Code>
 CKDIST_INLINE float scale_at(const uint8_t* scales, int group, int position) {
   const int64_t at = int64_t{group} * kBlockTokens + position;
@@ -273,7 +275,7 @@ CKDIST_INLINE float scale_at(const uint8_t* scales, int group, int position) {
   else return reinterpret_cast<const float*>(scales)[at];
 }
 
-// The same of integers: of dimension i and position j, codes[at(i, j)] times its scale.
+// The same for integers: for dimension i and position j, codes[at(i, j)] times its scale.
 template <class Code, class At, class Put>
 void convert_codes(const uint8_t* codes, const uint8_t* scales, int width, int group, int positions, At&& at,
                    Put&& put) {
@@ -300,7 +302,7 @@ void convert_value_codes(const uint8_t* v, const uint8_t* scales, int width, int
       [&](int i, int j, float x) { value[j * row + i] = x; });
 }
 
-// A block's values (16, width) of `row` floats each, which are the first of its keys (key_width, 16).
+// A block's values (16, width), `row` floats apart: the first elements of its keys (key_width, 16).
 void values_of_keys(const float* key, int width, float* value, int64_t row) {
   for (int i = 0; i < width; i += kLanes) {
     Vec tile[kLanes];
@@ -310,7 +312,8 @@ void values_of_keys(const float* key, int width, float* value, int64_t row) {
   }
 }
 
-// The chunk's codes as floats in scratch, laid out as f32 blocks are, with V's rows padded to whole Vecs.
+// Converts the chunk's codes to floats in scratch memory, in the layout of f32 blocks, with V's rows padded to whole
+// Vecs.
 __attribute__((noinline)) Chunk convert(const AttentionTask& task, const Chunk& chunk, const Workspace& work) {
   Chunk out = chunk;
   out.v_row = work.width;
@@ -351,7 +354,7 @@ __attribute__((noinline)) Chunk convert(const AttentionTask& task, const Chunk& 
   return out;
 }
 
-// Packs the queries by groups of `rows`, so that the innermost loop reads them through one pointer.
+// Packs the queries in groups of `rows`, so that the innermost loop reads them through one pointer.
 void prepare_queries(const AttentionTask& task, const Workspace& work, int rows) {
   for (int64_t row = 0; row < work.queries; row += rows) {
     const int64_t count = work.queries - row < rows ? work.queries - row : rows;
@@ -364,7 +367,7 @@ void prepare_queries(const AttentionTask& task, const Workspace& work, int rows)
   }
 }
 
-// The blocks of the chunk at `start`, of which the cache holds the positions [begin, end).
+// The blocks of the chunk at `start`. The cache holds the positions [begin, end).
 Chunk open_chunk(const AttentionTask& task, const BlockLayout& layout, int64_t start, int64_t begin, int64_t end) {
   Chunk chunk = {};
   chunk.first = start < begin ? static_cast<int>((begin - start) / kBlockTokens) : 0;
@@ -389,7 +392,7 @@ int rows_of_group(const Shape& shape) {
   return static_cast<int>((shape.queries + groups - 1) / groups);
 }
 
-// `type`: of keys and values both, where they are read straight from the cache.
+// `type`: of both keys and values, if they are read directly from the cache.
 template <KvType type>
 void attend_span(const AttentionTask& task, const Shape& shape, const Workspace& work, const SpanPart& part,
                  int64_t span, bool direct) {

@@ -1,4 +1,4 @@
-// Numbers as 16-bit integers with one scale, and attention over a cache of integers. Private to isa/.
+// Conversion of numbers to 16-bit integers with one scale, and attention over an integer cache. Private to isa/.
 #pragma once
 #include "kernels/attention.h"
 #include "kernels/isa/attention_parts.h"
@@ -7,20 +7,21 @@
 namespace ckdist {
 namespace CKDIST_ISA {
 
-// As shape_of(), but for what AMX takes.
+// Like shape_of(), except for tasks that AMX computes.
 Shape shape_of_integers(const AttentionTask& task);
 int64_t integer_scratch_floats(const CacheShape& cache, int tokens, int heads);
 void attend_integer(const AttentionTask& task, float* scratch);
 void attend_integer_spans(const AttentionTask& task, int64_t first, int64_t last, float* parts, float* scratch);
 
-// Sums of products must stay below 2^31. For q.k that is the Cauchy-Schwarz inequality's: neither vector of codes is
-// longer than kLongest, rounding (at most half a code in each of 4096 dimensions) included. For the weighted sum of
-// values it is the sum of a span's weights (kMostWeight) times the largest code of a value, half a unit of rounding in
-// each of 256 weights included.
+// Sums of products must stay below 2^31. For q.k the Cauchy-Schwarz inequality gives the bound: both vectors of codes
+// are at most kLongest long, including rounding (at most half a code in each of 4096 dimensions). For the weighted sum
+// of values the bound is the sum of a span's weights (kMostWeight) times the largest code of a value, including half a
+// unit of rounding in each of 256 weights.
 constexpr float kLargestCode = 32767.0f, kLongest = 46200.0f;
 constexpr float kLargestValue = 16383.0f, kMostWeight = 130800.0f;
 
-template <int whole>  // Vecs that x is known to be, or 0: then loops are unrolled, and numbers stay in registers
+// whole: number of Vecs of x if known, or 0. If known, loops are unrolled, and numbers stay in registers.
+template <int whole>
 CKDIST_INLINE float quantise_vecs(const float* x, int n, float largest, float longest, int16_t* codes) {
   if constexpr (whole > 0) n = whole * kLanes;
   const auto lanes = [&](int i) { return !whole && n - i < kLanes ? load_n(x + i, n - i) : load(x + i); };
@@ -48,8 +49,8 @@ CKDIST_INLINE float quantise_vecs(const float* x, int n, float largest, float lo
   }
   return magnitude / peak_code;
 }
-// codes = round(x / scale) with codes up to `largest` and, as a vector, up to `longest`; returns the scale, and NaN
-// where any x is NaN or infinite, so that bad numbers stay visible. n is a multiple of 8.
+// codes = round(x / scale), with codes of at most `largest` and a vector length of at most `longest`. Returns the
+// scale, or NaN if any x is NaN or infinite, so that it shows in the result. n is a multiple of 8.
 CKDIST_INLINE float quantise(const float* x, int n, float largest, float longest, int16_t* codes) {
   if (n == 8 * kLanes) return quantise_vecs<8>(x, n, largest, longest, codes);
   return n == 4 * kLanes ? quantise_vecs<4>(x, n, largest, longest, codes)

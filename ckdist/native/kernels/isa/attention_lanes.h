@@ -1,5 +1,5 @@
-// Many queries over a span of a cache of integers: a lane is a query, and nothing but broadcasts of the cache is read
-// in the inner loop. Private to isa/.
+// Many queries over a span of an integer cache: a lane is a query, and the inner loop reads only broadcasts of the
+// cache. Private to isa/.
 #pragma once
 #include "kernels/isa/attention_bias.h"
 #include "kernels/isa/attention_span.h"
@@ -9,7 +9,7 @@ namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
-// int8 codes of `width` dimensions as the blocks of i16 would have them: keys or values of the blocks in use.
+// Converts int8 codes of `width` dimensions to the layout of i16: keys or values of the blocks in use.
 void widen(const uint8_t* const* codes, int first, int last, int width, int16_t* to, const uint8_t** out) {
   const int64_t tile = int64_t{width} * kBlockTokens;
   for (int b = first; b < last; ++b) {
@@ -20,8 +20,8 @@ void widen(const uint8_t* const* codes, int first, int last, int width, int16_t*
   }
 }
 
-// Scores of P Vecs of queries against one block: out (16, P, 16), scaled by K's scales. `after`: what is fetched
-// meanwhile, as long as the block; null: nothing.
+// Scores of P Vecs of queries against one block: out (16, P, 16), scaled by K's scales. `after`: memory of a block's
+// size that is prefetched meanwhile; null: none.
 template <int P>
 __attribute__((noinline)) void score_lanes(const int16_t* key, const int16_t* q, int head_dim, int group,
                                            const float* scales, Behind behind, const uint8_t* after, float* out) {
@@ -53,7 +53,7 @@ __attribute__((noinline)) void score_lanes(const int16_t* key, const int16_t* q,
 }
 
 // values (head_dim, 16) of each of P Vecs of queries = weights (groups, 128, P, 16, 2) times the V of blocks [first,
-// last). `fetched`: what comes after these blocks, meanwhile.
+// last). `fetched`: memory after these blocks that is prefetched meanwhile.
 template <int P>
 __attribute__((noinline)) void accumulate_lanes(const Span& span, int first, int last, const int16_t* weights,
                                                 int head_dim, int group, bool fetched, float* values) {
@@ -80,7 +80,8 @@ __attribute__((noinline)) void accumulate_lanes(const Span& span, int first, int
   }
 }
 
-// Vec p of P: its scores into weights, for the positions [first, last) of which lane i counts [low[i], high[i]).
+// Vec p of P: converts its scores to weights, for the positions [first, last). Lane i counts positions [low[i],
+// high[i]).
 template <class Value, int P>
 __attribute__((noinline)) void soften_lanes(const AttentionTask& task, const Shape& shape, const Workspace& work,
                                             const Span& span, const SpanPart& part, int64_t at, int p, int first,
@@ -144,8 +145,8 @@ __attribute__((noinline)) void soften_lanes(const AttentionTask& task, const Sha
   }
 }
 
-// The P Vecs of queries from `at` on; false where none of them sees the span. `fetched`: what comes after the keys and
-// values, meanwhile.
+// The P Vecs of queries from `at` on. Returns false if none of them sees the span. `fetched`: memory after the keys and
+// values that is prefetched meanwhile.
 template <class Value, int P>
 bool attend_vecs(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& span,
                  const SpanPart& part, int64_t at, bool fetched) {
@@ -176,7 +177,7 @@ bool attend_vecs(const AttentionTask& task, const Shape& shape, const Workspace&
   return true;
 }
 
-// Calls done(first lane, last lane) for every Vecs of queries that see the span.
+// Calls done(first lane, last lane) for every group of Vecs of queries that see the span.
 template <class Key, class Value, class Done>
 void attend_lanes(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& codes,
                   const SpanPart& part, Done&& done) {
@@ -184,8 +185,9 @@ void attend_lanes(const AttentionTask& task, const Shape& shape, const Workspace
   if (sizeof(Key) == 1) widen(codes.k, codes.first, codes.last, task.key_width, work.keys, span.k);
   if (sizeof(Value) == 1 && !task.latent)
     widen(codes.v, codes.first, codes.last, task.value_width, work.values, span.v);
-  const bool fetches = sizeof(Key) == 2 && sizeof(Value) == 2 && !task.latent;  // others are read when made these
-  bool fetched = false;                                                         // once is enough
+  // Other types are read while they are converted.
+  const bool fetches = sizeof(Key) == 2 && sizeof(Value) == 2 && !task.latent;
+  bool fetched = false;  // once is enough
   int64_t at = 0;
   if constexpr (kVecs > 1)
     for (; shape.lanes - at >= kMostLanes; at += kMostLanes)

@@ -10,7 +10,7 @@ Shape shape_of(const AttentionTask& task) {
   shape.queries = int64_t{task.tokens} * task.heads;
   shape.lanes = round_lanes(shape.queries);
   shape.columns = task.value_width;
-  // Floats that were made of codes carry their scales.
+  // Floats that were converted from codes already include their scales.
   const bool integers = is_integer(task.key_type) && is_integer(task.value_type);
   shape.group = integers ? group_of(task.value_type, task.value_width) : task.value_width;
   shape.width = round_lanes(task.value_width);
@@ -30,7 +30,7 @@ void merge_part(const Shape& shape, const SpanPart& part, const SpanPart& state,
   for (int64_t at = first; at < last; at += kLanes) {
     const Vec before = load(state.largest + at), here = load(part.largest + at);
     const Vec now = max(here, before);
-    const Vec shift = select(less(now, set(-3e38f)), set(0.0f), now);  // nothing seen yet: all weights are exp(-inf)
+    const Vec shift = select(less(now, set(-3e38f)), set(0.0f), now);  // no score yet: all weights are exp(-inf)
     const Vec kept = exp(before - shift), added = exp(here - shift);
     store(state.largest + at, now);
     store(state.sum + at, fma(load(state.sum + at), kept, load(part.sum + at) * added));
@@ -64,7 +64,7 @@ void merge_part(const Shape& shape, const SpanPart& part, const SpanPart& state,
 
 namespace {
 
-// One over the sum of weights, for the sixteen queries from `at` on. A sink is a score of which no value is added.
+// 1 / (sum of weights) for the sixteen queries from `at` on. A sink is a score without a value.
 Vec inverse_sum(const AttentionTask& task, const Shape& shape, const SpanPart& state, int64_t at) {
   Vec sum = load(state.sum + at);
   if (task.sinks) {
@@ -84,7 +84,7 @@ void finish(const AttentionTask& task, const Shape& shape, const SpanPart& state
   const auto lanes_from = [&](int column) {
     return task.value_width - column < kLanes ? task.value_width - column : kLanes;
   };
-  // Adding 0 leaves one zero: +0.
+  // Adding 0 converts -0 to +0.
   if (!shape.by_lane) {
     float inverses[kLanes];
     for (int64_t row = 0; row < shape.queries; ++row) {

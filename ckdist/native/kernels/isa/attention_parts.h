@@ -1,8 +1,9 @@
-// What the attention kernels share: a span's part of the result, and merging parts one after another. Private to isa/.
+// Common parts of the attention kernels: a span's part of the result, and merging parts one after another. Private to
+// isa/.
 //
-// Dao et al. 2022, arXiv:2205.14135: of each span and query, the largest score, the sum of the weights relative to it,
+// Dao et al. 2022, arXiv:2205.14135: for each span and query, the largest score, the sum of the weights relative to it,
 // and the values' weighted sum. Merging rescales by exp(largest so far - new largest). A span that a query does not see
-// changes none of its bits: the largest stays, what was summed is multiplied by exactly 1, and zeros are added.
+// changes none of its bits: the largest stays, earlier sums are multiplied by exactly 1, and zeros are added.
 #pragma once
 #include "kernels/attention.h"
 #include "kernels/isa/attention_block.h"
@@ -10,29 +11,29 @@
 namespace ckdist {
 namespace CKDIST_VECTORS {
 
-constexpr int kFew = 8;  // queries over a cache of integers that stand in rows
+constexpr int kFew = 8;  // maximum number of queries by row over an integer cache
 
 constexpr int64_t round_lanes(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
-// Many queries stand in lanes from the start to the end; of few, each has a row of its own.
+// Many queries are in lanes from start to end. If there are few, each has a row.
 struct Shape {
   int64_t queries, lanes;  // lanes: queries in whole Vecs
-  int columns, group;      // of values; group: those that share a unit
+  int columns, group;      // columns of values; columns that share a unit
   int64_t width;           // columns in whole Vecs
   bool by_lane;            // values are (Vecs of queries, columns, 16), else (queries, width)
-  float whole;             // the weight of the largest score, as sums have it
+  float whole;             // the weight of the largest score in the units of sums
 
   int groups() const { return columns / group; }
   int64_t values() const { return by_lane ? lanes * columns : queries * width; }
   int64_t part_floats() const { return lanes * (2 + groups()) + round_lanes(values()); }
 };
 
-// Of a span, or of all spans so far; each in lanes that are queries, but for values.
+// The part of a span, or of all spans so far. All except values are in lanes of queries.
 struct SpanPart {
   float* largest;  // (lanes,)
-  float* sum;      // (lanes,) of weights, exp(score - largest) times Shape::whole
-  float* unit;     // (groups, lanes): of values; a weighted sum is value * unit
-  float* values;   // as Shape says
+  float* sum;      // (lanes,): sum of weights exp(score - largest) * Shape::whole
+  float* unit;     // (groups, lanes): a weighted sum is value * unit
+  float* values;   // layout as in Shape
 
   SpanPart(float* base, const Shape& shape)
       : largest(base),
@@ -43,11 +44,11 @@ struct SpanPart {
 
 Shape shape_of(const AttentionTask& task);
 void clear(const Shape& shape, const SpanPart& state);
-// Lanes [first, last) of a part into the state. The state's units are all 1 and not kept; factors: (1 + groups, lanes)
-// of scratch.
+// Merges lanes [first, last) of a part into the state. The state's units are all 1 and not stored. factors: scratch
+// memory, (1 + groups, lanes).
 void merge_part(const Shape& shape, const SpanPart& part, const SpanPart& state, float* factors, int64_t first,
                 int64_t last);
-// out = values / sum, to which the task's sinks add
+// out = values / sum, where the sum includes the task's sinks.
 void finish(const AttentionTask& task, const Shape& shape, const SpanPart& state);
 
 }  // namespace CKDIST_VECTORS

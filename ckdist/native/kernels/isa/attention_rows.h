@@ -1,5 +1,5 @@
-// Few queries over a span of a cache of integers: a lane is a position (scores) or a dimension (values), and each load
-// of the cache serves all queries. Private to isa/.
+// Few queries over a span of an integer cache: a lane is a position (scores) or a dimension (values), and each load of
+// the cache serves all queries. Private to isa/.
 #pragma once
 #include "kernels/isa/attention_soften.h"
 
@@ -59,12 +59,12 @@ void score_blocks(const Span& span, int first, int last, const int16_t* q, int h
 }
 
 // values (R, width) columns [column, column + 16 D) = weights (groups, R, 256) times the V of blocks [first, last). V
-// is of `Code`, with the groups of `Value`.
+// has type `Code` and the groups of `Value`.
 template <class Code, class Value, int R, int D>
 __attribute__((noinline)) void accumulate_rows(const Span& span, int first, int last, const int16_t* weights, int group,
                                                int64_t column, float* values, int64_t width) {
   constexpr int kShare =
-      sizeof(Value) == 1 && D > 2 ? 2 : D;  // Vecs that share weights: a group of scales is two, or all
+      sizeof(Value) == 1 && D > 2 ? 2 : D;  // Vecs that share weights: two form a group of scales, or all
   Ints sum[R][D];
   for (int r = 0; r < R; ++r)
     for (int c = 0; c < D; ++c) sum[r][c] = zeros();
@@ -101,7 +101,7 @@ void accumulate_columns(const Span& span, int first, int last, const int16_t* we
     accumulate_columns<Code, Value, R, D / 2>(span, first, last, weights, group, column, values, width);
 }
 
-// A group of R queries, the first of which is query `row`, into its lanes and rows of the part.
+// A group of R queries, beginning with query `row`: computes its lanes and rows of the part.
 template <class Key, class Value, int R>
 void attend_group(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& span,
                   const SpanPart& part, int64_t row) {

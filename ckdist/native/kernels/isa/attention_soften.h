@@ -1,4 +1,4 @@
-// From the scores of queries over a span to codes of their weights, where lanes are positions. Private to isa/.
+// Converts the scores of queries over a span to integer codes of their weights; lanes are positions. Private to isa/.
 #pragma once
 #include "kernels/isa/attention_bias.h"
 #include "kernels/isa/attention_span.h"
@@ -8,8 +8,8 @@ namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
-// Up to sixteen queries, the first of which is query `row`: of the blocks [first, last) of a span query r sees
-// [low[r], high[r]).
+// Up to sixteen queries, beginning with query `row`. In the blocks [first, last) of a span, query r sees [low[r],
+// high[r]).
 struct QueryGroup {
   int64_t row;
   int rows, first, last;
@@ -28,7 +28,7 @@ struct QueryGroup {
   bool sees_all(int r, int from, int to) const { return low[r] <= from && high[r] >= to; }
 };
 
-// `here` at those of positions [i, i + 16) that query r of the group sees, and `other` elsewhere.
+// `here` in the lanes of positions [i, i + 16) that query r of the group sees, else `other`.
 CKDIST_INLINE Vec seen_or(const QueryGroup& group, int r, int i, Vec here, Vec other) {
   if (group.sees_all(r, i, i + kLanes)) return here;
   const Vec position = lane_numbers() + set(static_cast<float>(i));
@@ -36,8 +36,8 @@ CKDIST_INLINE Vec seen_or(const QueryGroup& group, int r, int i, Vec here, Vec o
                 select(less(position, set(static_cast<float>(group.low[r]))), other, here), other);
 }
 
-// Scores (rows, 256) become weights, of which the part gets what it keeps beside values. Then weigh(group of values, r,
-// factor) is called for what the weights of query r are multiplied by before their scales of V, and rounding.
+// Converts scores (rows, 256) to weights, and writes the part except its values. Then calls weigh(group of values, r,
+// factor). The weights of query r must be multiplied by factor and their scales of V, and rounded.
 template <class Value, class Weigh>
 CKDIST_INLINE void soften_rows(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& span,
                                const SpanPart& part, const QueryGroup& group, float* scores, Weigh&& weigh_row) {
@@ -75,7 +75,7 @@ CKDIST_INLINE void soften_rows(const AttentionTask& task, const Shape& shape, co
     part.sum[row + r] = sums[r] = reduce_sum(sum);
   }
   for (int g = 0; g < shape.groups(); ++g) {
-    int last_whole = -1;  // a query that sees all: others have its largest scale
+    int last_whole = -1;  // a query that sees all positions: later ones have the same largest scale
     for (int r = 0; r < rows; ++r) {
       const bool whole = group.sees_all(r, from, to);
       if (whole && last_whole >= 0) {

@@ -1,5 +1,5 @@
-// A span of a cache of integers while it is read: where its codes and scales are, what is fetched meanwhile, and the
-// memory that attention works in. Private to isa/.
+// A span of an integer cache that is being read: addresses of its codes and scales, memory to prefetch, and the buffers
+// of attention. Private to isa/.
 #pragma once
 #include "kernels/isa/attention_integer.h"
 #include "kernels/isa/attention_parts.h"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kSpanBlocks = kSpan / kBlockTokens;
 
-// Accumulators in Vecs for rows; Vecs of queries and positions or dimensions at once for lanes.
+// Accumulators in Vecs, for rows; Vecs of queries and of positions or dimensions at a time, for lanes.
 #if defined(__AVX512F__)
 constexpr int kAccumulators = 16, kRows = 8, kVecs = 2, kSteps = 8;
 #elif defined(__AVX2__) || defined(CKDIST_NEON)
@@ -21,9 +21,9 @@ constexpr int kAccumulators = 4, kRows = 4, kVecs = 1, kSteps = 4;
 constexpr int kAccumulators = 2, kRows = 2, kVecs = 1, kSteps = 2;
 #endif
 constexpr int kMostLanes = kVecs * kLanes;
-// Codes that tiles may read more: of a query for each of up to two scales, and behind the last keys.
+// Additional codes that tiles may read: per query for up to two scales, and after the last keys.
 constexpr int kQueryPadding = 64, kKeyPadding = 1024;
-// Queries whose scores and weights are there at once.
+// Queries whose scores and weights exist at once.
 constexpr int kVectorRows = kMostLanes > kRows ? kMostLanes : kRows;
 #if defined(__AMX_INT8__)
 constexpr int kMostGroups = 8, kMostRows = 16 * kMostGroups;
@@ -33,18 +33,20 @@ constexpr int kMostRows = kVectorRows;
 
 struct Workspace {
   int64_t floats = 0;
-  int16_t* q;      // rows: groups of R queries, each (key_width / 2, R, 2); lanes: Vecs of queries, each (same, 16, 2)
+  // rows: groups of R queries, each (key_width / 2, R, 2). lanes: Vecs of queries, each (key_width / 2, 16, 2).
+  int16_t* q;
   int16_t* codes;  // (16, key_width)
   float* factor;   // (lanes,): score / (codes of q . k)
-  float* behind;   // (lanes,): latent: by how much more what is behind the values counts
-  float* scores;   // rows: (R, 256); lanes: (256, Vecs, 16); tiles: (groups of queries, 16, 256)
+  // (lanes,), latent: additional factor of the scores of the elements after the values.
+  float* behind;
+  float* scores;  // rows: (R, 256); lanes: (256, Vecs, 16); tiles: (groups of queries, 16, 256)
   int16_t*
       weights;      // rows: (groups, R, 256); lanes: (groups, 128, Vecs, 16, 2); tiles: (groups of queries, 2, 16, 256)
   float* k_scales;  // (groups of keys, 256)
   float* v_scales;  // (groups of values, 256)
   float* factors;   // (1 + groups, lanes)
-  int16_t* keys;    // a span of int8 codes widened, as blocks of i16
-  int16_t* values;  // likewise; latent: (Vecs of columns, 128 pairs of positions, 16, 2)
+  int16_t* keys;    // int8 codes of a span, converted to blocks of i16
+  int16_t* values;  // the same; latent: (Vecs of columns, 128 pairs of positions, 16, 2)
   float* part;
   float* state;
 
@@ -81,11 +83,13 @@ struct Span {
   int first, last;  // blocks in use
   const uint8_t* k[kSpanBlocks];
   const uint8_t* v[kSpanBlocks];
-  const uint8_t* after_k[kSpanBlocks];  // fetched while the block's K is read; likewise V
+  // Memory that is prefetched while the block's K is read, and the same for V.
+  const uint8_t* after_k[kSpanBlocks];
   const uint8_t* after_v[kSpanBlocks];
   const float* k_scales;  // (groups, 256)
   const float* v_scales;
-  int64_t v_vecs, v_pairs;  // codes from sixteen columns of V to the next, and from a pair of positions to the next
+  // Codes from sixteen columns of V to the next, and from a pair of positions to the next.
+  int64_t v_vecs, v_pairs;
 
   // The codes of column `column` in a block of V.
   template <class Code>
@@ -94,7 +98,7 @@ struct Span {
   }
 };
 
-// Where in a key what is behind the values begins, and how its scores differ: (queries,).
+// The key elements after the values: their first index, and the factors of their scores, (queries,).
 struct Behind {
   int from;
   const float* factor;
@@ -103,14 +107,14 @@ Behind behind_of(const AttentionTask& task, const Workspace& work, int64_t row) 
   return {task.latent ? task.value_width : task.key_width, work.behind + row};
 }
 
-// The scales of a block's group, of integers that are `Code`.
+// The scales of a group of a block, in a cache of integers `Code`.
 template <class Code>
 CKDIST_INLINE Vec load_scales(const uint8_t* scales, int group) {
   if constexpr (sizeof(Code) == 1) return load_f16(reinterpret_cast<const uint16_t*>(scales) + group * kLanes);
   else return load(reinterpret_cast<const float*>(scales) + group * kLanes);
 }
 
-// The values of a latent cache: blocks [first, last) of K, whose pairs are of dimensions, as pairs of positions.
+// The values of a latent cache: converts pairs of dimensions to pairs of positions, for blocks [first, last) of K.
 template <class Key>
 void values_of_keys(const Span& span, int width, int16_t* values) {
   for (int b = span.first; b < span.last; ++b) {
@@ -145,15 +149,15 @@ Span open_span(const AttentionTask& task, const Shape& shape, const Workspace& w
     span.v[b] = at + layout.v_offset;
     for (int g = 0; g < key_groups(task.cache()); ++g)
       store(work.k_scales + g * kSpan + b * kLanes, load_scales<Key>(at + layout.k_scales_offset, g));
-    // A weight of 0 must stay 0 where nothing is stored yet; where something is, the scale of K shows what is not a
-    // number.
+    // A weight of 0 must give 0 for positions without a stored value. For stored values, K's scale shows if it is not
+    // finite.
     for (int g = 0; g < shape.groups(); ++g) {
       const Vec scales = load_scales<Value>(at + layout.v_scales_offset, g);
       store(work.v_scales + g * kSpan + b * kLanes, select(less(abs(scales), set(3e38f)), scales, set(0.0f)));
     }
   }
-  // While the keys of a span are read its values are fetched, meanwhile the keys of the next span, or the first
-  // that are read next.
+  // While the keys of a span are read, its values are prefetched. While values are read, the keys of the next span are,
+  // or the first keys of the next task.
   for (int b = span.first; b < span.last; ++b) {
     span.after_k[b] = span.v[b];
     const int64_t next = start / kBlockTokens + kSpanBlocks + b;
@@ -162,7 +166,7 @@ Span open_span(const AttentionTask& task, const Shape& shape, const Workspace& w
       span.after_v[b] = task.next_kv + task.next_table[b] * task.block_stride;
     else span.after_v[b] = span.v[b];
   }
-  if (task.latent) {  // the keys of the next span are fetched while these are made values
+  if (task.latent) {  // the keys of the next span are prefetched while values are made of these
     for (int b = span.first; b < span.last; ++b) {
       span.after_k[b] = start / kBlockTokens + kSpanBlocks + b < blocks ? block(kSpanBlocks + b) : span.k[b];
       span.v[b] = span.after_v[b] = reinterpret_cast<const uint8_t*>(work.values + int64_t{b} * kBlockTokens * kLanes);
@@ -172,7 +176,7 @@ Span open_span(const AttentionTask& task, const Shape& shape, const Workspace& w
   return span;
 }
 
-// The first position of the span that the query in `row` sees, and one past its last.
+// First position of the span that the query in `row` sees, and one past the last.
 CKDIST_INLINE void seen(const AttentionTask& task, int64_t start, int64_t row, int* low, int* high) {
   const int64_t position = task.first_position + row / task.heads;
   const int64_t from = task.from(position) - start, to = task.to(position) - start;
@@ -180,7 +184,7 @@ CKDIST_INLINE void seen(const AttentionTask& task, int64_t start, int64_t row, i
   *high = static_cast<int>(to < 0 ? 0 : to > kSpan ? kSpan : to);
 }
 
-// soft_cap 0: none.
+// soft_cap 0: no cap.
 CKDIST_INLINE Vec cap(Vec score, float soft_cap) {
   return soft_cap > 0.0f ? set(soft_cap) * tanh(score / set(soft_cap)) : score;
 }
@@ -190,7 +194,8 @@ CKDIST_INLINE Vec lane_numbers() {
   return load(lanes);
 }
 
-// What weights are multiplied by before their scales of V and rounding, for sixteen queries; and what undoes it.
+// The factor of weights before they are multiplied by their scales of V and rounded, for sixteen queries. `unit` is its
+// inverse.
 template <class Code>
 CKDIST_INLINE Vec weigh(Vec sum, Vec largest_scale, Vec* unit) {
   Vec factor = set(kLargestCode / 65536.0f);

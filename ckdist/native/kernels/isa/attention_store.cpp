@@ -1,4 +1,4 @@
-// Writing keys and values into blocks of the KV cache: rounding to the cache's type, and the scales of q8_0.
+// Writes keys and values to blocks of the KV cache: rounding to the cache's type, and the scales of q8_0.
 #include "kernels/isa/attention_store.h"
 
 #include <type_traits>
@@ -17,7 +17,7 @@ CKDIST_INLINE Vec load_lanes(const float* x, int lanes) { return lanes < kLanes 
 // NaN stays NaN.
 CKDIST_INLINE Vec clamp(Vec x, float limit) { return max(set(-limit), min(set(limit), x)); }
 
-// codes[i * step] = lanes[i]: keys stand 16 elements apart, values one after another.
+// codes[i * step] = lanes[i]. The codes of a key are 16 elements apart, those of a value are consecutive.
 template <class Code>
 CKDIST_INLINE void lay_out(const Code* lanes, int n, int64_t step, Code* codes) {
   for (int i = 0; i < n; ++i) codes[i * step] = lanes[i];
@@ -25,7 +25,7 @@ CKDIST_INLINE void lay_out(const Code* lanes, int n, int64_t step, Code* codes) 
 
 void write_f32(const float* x, int head_dim, int64_t step, float* tile) { lay_out(x, head_dim, step, tile); }
 
-// Finite numbers stay finite, or one large key would turn a whole row of scores into NaN.
+// Large finite numbers stay finite, or one large key would turn a whole row of scores into NaN.
 void write_f16(const float* x, int head_dim, int64_t step, uint16_t* tile) {
   for (int i = 0; i < head_dim; i += kLanes) {
     const int n = head_dim - i < kLanes ? head_dim - i : kLanes;
@@ -39,8 +39,8 @@ void write_bf16(const float* x, int head_dim, int64_t step, uint16_t* tile) {
   for (int i = 0; i < head_dim; ++i) tile[i * step] = to_bf16(x[i]);
 }
 
-// Codes are relative to the scale as it is stored, after its rounding to float16; scales: one for each group, 16 apart.
-// False where any x is NaN or infinite.
+// Codes are relative to the stored scale, after its rounding to float16. scales: one for each group, 16 apart. Returns
+// false if any x is NaN or infinite.
 bool quantise_q8(const float* x, int head_dim, int group, int8_t* codes, uint16_t* scales) {
   bool finite = true;
   for (int start = 0, end; start < head_dim; start += group) {
@@ -67,22 +67,23 @@ bool quantise_q8(const float* x, int head_dim, int group, int8_t* codes, uint16_
   return finite;
 }
 
-// Codes of a key into the pairs of a block: two dimensions side by side.
+// Writes the codes of a key to a block: pairs of neighbouring dimensions.
 template <class Code>
 void lay_out_key(const Code* k, int slot, int width, uint8_t* tile) {
   Code* key = reinterpret_cast<Code*>(tile) + 2 * slot;
   for (int i = 0; i < width; i += 2) std::memcpy(key + i * kBlockTokens, k + i, 2 * sizeof(Code));
 }
 
-// Codes of a value: two positions side by side.
+// Writes the codes of a value to a block: pairs of positions.
 template <class Code>
 void lay_out_value(const Code* v, int slot, int width, uint8_t* tile) {
   using Pair = std::conditional_t<sizeof(Code) == 2, uint32_t, uint16_t>;
   using Bits = std::make_unsigned_t<Code>;
   constexpr int bits = 8 * sizeof(Code);
   Pair* value = reinterpret_cast<Pair*>(tile) + slot / 2 * width;
-  const int shift =
-      slot % 2 * bits;  // whole pairs are written, whose other half stays: in vectors, unlike every second code
+  // Whole pairs are written, with the other half unchanged: this vectorises, and writing every second code does
+  // not.
+  const int shift = slot % 2 * bits;
   const Pair other = static_cast<Pair>(static_cast<Pair>(static_cast<Bits>(-1)) << (bits - shift));
   for (int i = 0; i < width; ++i)
     value[i] = static_cast<Pair>((value[i] & other) | static_cast<Pair>(static_cast<Bits>(v[i])) << shift);
@@ -96,8 +97,8 @@ void write_plain(KvType type, const float* x, int width, int64_t step, uint8_t* 
   write_bf16(x, width, step, reinterpret_cast<uint16_t*>(tile));
 }
 
-// False where any x is NaN or infinite and the type has no code for that; scales: those of the position. The first
-// `values` elements are values as well.
+// Returns false if any x is NaN or infinite and the type has no code for it. scales: those of the position. The first
+// `values` elements are also values.
 bool store_key(KvType type, const float* x, int slot, int width, int group, int values, uint8_t* tile,
                uint8_t* scales) {
   if (type == KvType::q8_0) {
@@ -144,8 +145,8 @@ bool store_value(KvType type, const float* x, int slot, int width, int group, ui
 
 int64_t attention_block_bytes(const CacheShape& cache) { return BlockLayout(cache).bytes; }
 
-// A key or value with NaN or infinity shows in every query that sees the position: through the scale of the key, or
-// where keys are floats through the key.
+// A NaN or infinity in a key or value must show in every query that sees the position: through the scale of the key, or
+// through the key itself if keys are floats.
 void attention_store(const CacheShape& cache, uint8_t* block, int slot, const float* k, const float* v) {
   const BlockLayout layout(cache);
   bool finite = store_key(cache.key_type, k, slot, cache.key_width, layout.k_group,

@@ -1,4 +1,4 @@
-// Writing keys and values into blocks of the KV cache. Private to isa/.
+// Writes keys and values to blocks of the KV cache. Private to isa/.
 #pragma once
 #include "kernels/attention.h"
 

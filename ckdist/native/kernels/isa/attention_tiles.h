@@ -1,6 +1,6 @@
-// Many queries over a span of a cache of 16-bit integers, with AMX. Tiles multiply bytes, so a code is a signed high
-// byte and an unsigned low one, and a product of codes is four products of bytes: exact sums, so these are the bits of
-// vectors. A row of a tile is a query from the scores to the values. Private to isa/.
+// Many queries over a span of a cache of 16-bit integers, with AMX. Tiles multiply bytes. So a code is a signed high
+// byte and an unsigned low byte, and a product of codes is four products of bytes. The sums are exact, so the bits are
+// those of vectors. A row of a tile is one query in all steps. Private to isa/.
 #pragma once
 #include "kernels/isa/attention_soften.h"
 #include "kernels/isa/tile.h"
@@ -10,14 +10,14 @@ namespace CKDIST_ISA {
 namespace {
 
 constexpr int kTileQueries = kTileMostRows;
-constexpr int kTileCodes = kTileRowBytes;                       // that a product sums
-constexpr int kHalvesBytes = 2 * kTileRowBytes;                 // of a line of high bytes and one of low bytes
-constexpr int kCodesBytes = kTileMostRows * kHalvesBytes;       // of codes that a product takes
-constexpr int kValuesBytes = kSpan / kTileCodes * kCodesBytes;  // of sixteen columns of a span's values
+constexpr int kTileCodes = kTileRowBytes;                       // codes that a product sums
+constexpr int kHalvesBytes = 2 * kTileRowBytes;                 // a line of high bytes and a line of low bytes
+constexpr int kCodesBytes = kTileMostRows * kHalvesBytes;       // codes of one product
+constexpr int kValuesBytes = kSpan / kTileCodes * kCodesBytes;  // sixteen columns of a span's values
 constexpr int kSums = kTileMostRows * kLanes;
 
-// Dimensions [first, last) of a key that share a scale, and where their high bytes begin in a row of a query: rows have
-// whole products of each.
+// Dimensions [first, last) of a key that share a scale, and the offset of their high bytes in a row of a query. In a
+// row each group has whole products.
 struct KeyGroup {
   int first, last, at;
 
@@ -32,7 +32,8 @@ CKDIST_INLINE int row_bytes(const CacheShape& cache) {
   return end.at + end.products() * kTileCodes;
 }
 
-// Codes of a query, (key_width,), into its row of a group of queries: all rows of high bytes, then all of low ones.
+// Writes the codes of a query, (key_width,), to its row of a group of queries: all rows of high bytes, then all rows of
+// low bytes.
 CKDIST_INLINE void lay_out_query(const CacheShape& cache, const int16_t* codes, uint8_t* high, uint8_t* low) {
   for (int g = 0; g < key_groups(cache); ++g) {
     const KeyGroup of(cache, g);
@@ -48,7 +49,7 @@ CKDIST_INLINE void lay_out_query(const CacheShape& cache, const int16_t* codes, 
   }
 }
 
-// The halves of 64 codes in lanes of 32 bits.
+// Stores the high and low bytes of 64 codes, which are in lanes of 32 bits.
 CKDIST_INLINE void store_halves(const __m512i* codes, uint8_t* high, uint8_t* low) {
   alignas(64) static constexpr uint8_t kFirst[64] = {0,  4,  8,  12,  16,  20,  24,  28,  32,  36, 40,
                                                      44, 48, 52, 56,  60,  64,  68,  72,  76,  80, 84,
@@ -62,8 +63,8 @@ CKDIST_INLINE void store_halves(const __m512i* codes, uint8_t* high, uint8_t* lo
   _mm512_storeu_si512(high, pack(highs));
 }
 
-// Two lines of pairs of codes, of the first two and the next two that a product sums, as a line of high bytes and one
-// of low bytes.
+// Splits two lines of pairs of codes (the first two and the next two that a product sums) into a line of high bytes and
+// a line of low bytes.
 CKDIST_INLINE void split_lines(const void* first, const void* second, uint8_t* to) {
   const __m512i lanes =
       _mm512_set_epi32(0x3c3c3c3c, 0x38383838, 0x34343434, 0x30303030, 0x2c2c2c2c, 0x28282828, 0x24242424, 0x20202020,
@@ -75,7 +76,7 @@ CKDIST_INLINE void split_lines(const void* first, const void* second, uint8_t* t
   _mm512_storeu_si512(to + kTileRowBytes, _mm512_permutex2var_epi8(a, low, b));
 }
 
-// Weights of a row of scores, in whole products.
+// Converts a row of scores to weights, padded to whole products.
 CKDIST_INLINE void weigh_halves(const QueryGroup& group, const float* scores, const float* v_scales, Vec factor,
                                 uint8_t* high, uint8_t* low) {
   const int from = group.first * kLanes, to = group.last * kLanes;
@@ -90,8 +91,8 @@ CKDIST_INLINE void weigh_halves(const QueryGroup& group, const float* scores, co
   }
 }
 
-// Sums of products of `steps` times 64 codes of 16 rows with those of two times 16 columns, which are `apart` bytes
-// apart: [columns][high by high; high by low and low by high; low by low][row][column].
+// Products of `steps` times 64 codes of 16 rows with two times 16 columns, which are `apart` bytes apart. sums:
+// [columns][high by high; high by low and low by high; low by low][row][column].
 CKDIST_INLINE void multiply_codes(const uint8_t* high, const uint8_t* low, int64_t stride, const uint8_t* codes,
                                   int64_t apart, int steps, int32_t* sums) {
   tile_zero<0>();
@@ -129,7 +130,7 @@ CKDIST_INLINE void multiply_codes(const uint8_t* high, const uint8_t* low, int64
   tile_store<5>(sums + 5 * kSums, kTileRowBytes);
 }
 
-// The products of codes of one row with the first or second columns. What is shifted out is of a sum that stays below
+// Combines the products of one row with the first or second columns. The shifts may drop bits, but the sum stays below
 // 2^31.
 CKDIST_INLINE Vec sums_of_row(const int32_t* sums, int columns, int row) {
   const int32_t* at = sums + (columns * 3 * kTileMostRows + row) * kLanes;
@@ -137,15 +138,15 @@ CKDIST_INLINE Vec sums_of_row(const int32_t* sums, int columns, int row) {
   return {_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(upper, 8), _mm512_load_si512(at + 2 * kSums)))};
 }
 
-// Of some groups of queries and one span. Keys and values are split where they are used, so that they are in the L1
-// cache then: what is not there, of blocks that are not in use or beyond the width, is whatever was there before. Its
-// weights are 0, or nobody reads its sums.
+// Several groups of queries and one span. Keys and values are split just before use, so that they are in the L1 cache.
+// For blocks that are not in use, and columns beyond the width, the buffers hold old data: their weights are 0, or
+// their sums are not read.
 class TileSpan {
  public:
   TileSpan(const AttentionTask& task, const Shape& shape, const Workspace& work, const Span& span, const SpanPart& part)
       : task_(task), shape_(shape), work_(work), span_(span), part_(part), cache_(task.cache()) {}
 
-  // Groups from `row` on that see the span; returns where others begin.
+  // Takes groups from `row` on that see the span. Returns the first row that is not taken.
   int64_t take(int64_t row) {
     for (count_ = 0; row < shape_.queries && count_ < kMostGroups; row += kTileQueries) {
       const int64_t left = shape_.queries - row;
@@ -173,7 +174,7 @@ class TileSpan {
   float* scores(int i) const { return work_.scores + i * kTileQueries * kSpan; }
   uint8_t* weights(int i) const { return reinterpret_cast<uint8_t*>(work_.weights) + i * 2 * kTileQueries * kSpan; }
 
-  // Scores of all groups against blocks b and b + 1.
+  // Scores of all groups for blocks b and b + 1.
   void score(int b) const {
     alignas(64) int32_t sums[6 * kSums];
     uint8_t* const keys = reinterpret_cast<uint8_t*>(work_.keys);
@@ -183,7 +184,7 @@ class TileSpan {
       const uint8_t *from = span_.k[b + i], *after = span_.after_k[b + i];
       for (int64_t at = 0; at < block_bytes; at += kHalvesBytes) {
         split_lines(from + at, from + at + kTileRowBytes, keys + i * block_bytes + at);
-        if (task_.latent) continue;  // what comes next is fetched already
+        if (task_.latent) continue;  // the next data is already prefetched
         __builtin_prefetch(after + at, 0, 2);
         __builtin_prefetch(after + at + kTileRowBytes, 0, 2);
       }
@@ -220,11 +221,11 @@ class TileSpan {
     soften_rows<int16_t>(task_, shape_, work_, span_, part_, group, scores(i), weigh_row);
   }
 
-  // Two times sixteen columns of all groups' values, of blocks [first, last).
+  // Two times sixteen columns of all groups' values, over blocks [first, last).
   void accumulate(int column, int first, int last) const {
     alignas(64) int32_t sums[6 * kSums];
     uint8_t* const values = reinterpret_cast<uint8_t*>(work_.keys);
-    const int64_t next_pair = 2 * span_.v_pairs, next_lanes = 2 * span_.v_vecs;  // bytes
+    const int64_t next_pair = 2 * span_.v_pairs, next_lanes = 2 * span_.v_vecs;  // in bytes
     const int count = shape_.width - column < 2 * kLanes ? 1 : 2;
     for (int j = 0; j < count; ++j) {
       uint8_t* to = values + j * kValuesBytes + first * kBlockTokens / 4 * kHalvesBytes;
@@ -261,7 +262,7 @@ class TileSpan {
   QueryGroup groups_[kMostGroups];
 };
 
-// Tiles in their shapes while it lives.
+// Configures the tiles during its lifetime.
 struct TilesInUse {
   TilesInUse() {
     TileShapes shapes;

@@ -1,12 +1,13 @@
-// Products of bfloat16 with AMX, for inference and training: tiles for every number of tokens, 32 columns deep, since
-// their order of additions is their own.
+// Products of bfloat16 with AMX, for inference and training. Tiles handle every number of tokens, because their order
+// of additions differs from that of vectors. They are 32 columns deep.
 //
-// As many columns of up to 32 tokens are taken at a time as stay in the L1 cache, and of up to 16 tokens in place all:
-// weights come fastest from memory in one stretch. Tiles of weights pass by them, two at a time. Between two blocks of
-// columns the sums wait in memory, so that they are added in the order of the columns whatever the blocks are.
+// For up to 32 tokens, a block has the columns that fit the L1 cache. For up to 16 tokens read in place, it has all
+// columns: weights are fastest from memory in one stretch. Two tiles of weights at a time are multiplied by a block.
+// Between two blocks of columns the sums are stored in memory, so that they are added in the order of columns for any
+// block size.
 //
-// Weights from memory take longer than the products of some 80 tokens. So of more than 64 tokens each step fetches a
-// part of the next block's weights: memory does not idle while the later tokens pass. Private to isa/.
+// Weights from memory take longer than the products of about 80 tokens. So for more than 64 tokens each step prefetches
+// a part of the next block's weights, to keep memory busy during the products of later tokens. Private to isa/.
 #pragma once
 #include <cstring>
 
@@ -16,19 +17,19 @@ namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
-constexpr int kStepBytes = kTileRowBytes;                    // of a token's columns that one product takes
-constexpr int kWeightBytes = kTileMostRows * kTileRowBytes;  // of a tile's weights that it takes
-constexpr int kBlockBytes = 16 << 10;                        // of activations: they stay in the L1 cache
-constexpr int64_t kNearTokens = 64;                          // up to which weights are fetched from near ahead alone
+constexpr int kStepBytes = kTileRowBytes;                    // bytes of a token's columns in one product
+constexpr int kWeightBytes = kTileMostRows * kTileRowBytes;  // bytes of a tile's weights in one product
+constexpr int kBlockBytes = 16 << 10;                        // bytes of activations that stay in the L1 cache
+constexpr int64_t kNearTokens = 64;  // up to this number, weights are prefetched only from near ahead
 
-// Up to 32 tokens by some steps of columns: a step of a token is 64 bytes.
+// The activations of up to 32 tokens for some steps of columns. A step of a token is 64 bytes.
 struct ActivationBlock {
   const uint8_t* at;
   int64_t token_stride, step_stride;  // bytes
 };
 
-// Rows of bfloat16 as inference prepares them, `stride` bytes apart: an odd number of cache lines. They are read where
-// they lie.
+// Rows of bfloat16 as inference prepares them, `stride` bytes apart: an odd number of cache lines. They are read in
+// place.
 struct PaddedRows {
   static constexpr bool kInPlace = true;
   static constexpr int kGroupPairs = 4, kGroupStrips = 16;  // 128 rows of weights by 512 tokens
@@ -40,8 +41,8 @@ struct PaddedRows {
   }
 };
 
-// Rows of bfloat16, `stride` bytes apart; `blocks`: of 16 columns that each has. They are copied to [step][token][32
-// columns]: in place, rows a power of two apart would share few sets of the cache.
+// Rows of bfloat16, `stride` bytes apart. `blocks`: blocks of 16 columns in each row. They are copied to
+// [step][token][32 columns]: in place, rows at a distance of a power of two would share few cache sets.
 struct ActivationRows {
   static constexpr bool kInPlace = false;
   static constexpr int kGroupPairs = 16, kGroupStrips = 4;  // 512 by 128: copies serve many rows
@@ -61,8 +62,8 @@ struct ActivationRows {
   }
 };
 
-// Rows that are packed as weights are: tile i has rows 16 i to 16 i + 15, its words (pairs of columns) as
-// [word][16 rows]. They are copied to [step][token][32 columns], too.
+// Rows that are packed like weights: tile i has rows 16 i to 16 i + 15, with words (pairs of columns) as [word][16
+// rows]. They are copied to [step][token][32 columns], too.
 struct PackedRows {
   static constexpr bool kInPlace = false;
   static constexpr int kGroupPairs = 16, kGroupStrips = 4;  // 512 by 128: copies serve many rows
@@ -89,26 +90,26 @@ struct PackedRows {
   }
 };
 
-// Rows of weights by tokens, whose sums stay in the L2 cache: 256 KB. `next`: the tiles that are read after these, null
-// where these are for more tokens.
+// Rows of weights by tokens, whose sums (256 KB) stay in the L2 cache. `next`: the tiles that are read after these;
+// null if these tiles are used for more tokens.
 struct Bf16Group {
   const Matrix& matrix;
   int64_t tile_begin, tile_end, token, tokens;
   const uint8_t* next;
-  float* y;  // of the first token and row 0 of the matrix
+  float* y;  // sums of the first token and row 0 of the matrix
   int64_t y_stride;
 
   int64_t blocks() const { return (matrix.cols + 15) / 16; }
   int64_t steps() const { return (blocks() + 1) / 2; }
   const uint8_t* tiles() const { return matrix.tiles + tile_begin * matrix.tile_bytes; }
-  // What is fetched while tokens pass the block that ends with step `end`; null: nothing.
+  // The memory to prefetch during the products with the block that ends with step `end`; null: none.
   const uint8_t* after(int64_t end) const {
     if (end == steps()) return next;
     return token == 0 ? tiles() + end * kWeightBytes : nullptr;
   }
 };
 
-// Of each of two tiles, what the steps fetch: up to `lines` each, one after the other, until none is left.
+// For each of two tiles: the next lines to prefetch. Each step prefetches up to `lines` of them.
 struct Fetch {
   const uint8_t* at;
   int64_t tile_bytes;
@@ -122,8 +123,8 @@ struct Fetch {
   }
 };
 
-// Steps [first, first + steps) of the columns of two tiles, over the sums in the tiles. `fetched`: they come from
-// memory. `fetch`: what comes later.
+// Multiplies steps [first, first + steps) of the columns of two tiles and adds to the sums in the tiles. `fetched`: the
+// weights come from memory. `fetch`: later memory to prefetch.
 inline void bf16_steps(const TileStrip& strip, const uint8_t* tiles, int64_t tile_bytes, int64_t blocks, int64_t first,
                        int64_t steps, const ActivationBlock& activations, bool fetched, Fetch fetch) {
   const uint8_t *one = tiles + first * kWeightBytes, *two = one + (strip.tile_count - 1) * tile_bytes;
@@ -131,14 +132,14 @@ inline void bf16_steps(const TileStrip& strip, const uint8_t* tiles, int64_t til
   const int64_t whole = blocks / 2 - first < steps ? blocks / 2 - first : steps;
   constexpr int64_t near = kNear / kWeightBytes;  // steps
   for (int64_t s = 0; s < whole; ++s, one += kWeightBytes, two += kWeightBytes, x += activations.step_stride) {
-    // At the end of the steps the next ones are the first of the tiles behind these.
+    // After the last step, the next ones are the first of the following tiles.
     const int64_t ahead = kNear + (s + near < whole ? 0 : strip.tile_count * tile_bytes - whole * kWeightBytes);
     if (fetched) fetch_lines(one + ahead, kWeightBytes / 64), fetch_lines(two + ahead, kWeightBytes / 64);
     fetch.step();
     add_products<false>(strip, x, activations.token_stride, one, two);
   }
   if (whole == steps) return;
-  // Columns that do not exist are zero on both sides.
+  // Columns beyond the last are zero on both sides.
   alignas(64) uint8_t ends[2][kWeightBytes] = {}, x_ends[kTokensAtOnce][kStepBytes] = {};
   std::memcpy(ends[0], one, kWeightBytes / 2);
   std::memcpy(ends[1], two, kWeightBytes / 2);
@@ -154,7 +155,7 @@ void bf16_group(const Bf16Group& group, const Rows& rows, int& configured) {
   const int64_t all = group.steps(), tile_bytes = group.matrix.tile_bytes;
   const int64_t block = Rows::kInPlace && widest <= kStripTokens ? all : kBlockBytes / (widest * kStepBytes);
   const bool far = Rows::kInPlace && group.tokens > kNearTokens;
-  // Lines of a block of a tile, in equal parts for the strips: more than there are would take others' place.
+  // Lines to prefetch of a block of a tile, divided evenly over the strips. Additional lines would evict others.
   const int64_t strips = (group.tokens + kTokensAtOnce - 1) / kTokensAtOnce, lines = block * (kWeightBytes / 64);
   int64_t first = 0;
   do {
@@ -197,7 +198,7 @@ void bf16_group(const Bf16Group& group, const Rows& rows, int& configured) {
   } while (first < all);
 }
 
-// y[t * y_stride + row] = dot(matrix[row], rows[t]), or += where `add`, for the rows of tiles [tile_begin, tile_end).
+// y[t * y_stride + row] = dot(matrix[row], rows[t]), or += if `add`, for the rows of tiles [tile_begin, tile_end).
 template <bool add, class Rows>
 void multiply_bf16(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const Rows& rows, int64_t tokens,
                    float* y, int64_t y_stride) {

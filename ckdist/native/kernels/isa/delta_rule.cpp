@@ -37,13 +37,13 @@ void l2_norm(const float* x, float eps, float scale, int64_t n, float* out) {
 }
 
 #if defined(__AVX512F__)
-constexpr int kWide = 2;  // Vecs of columns at a time: what registers hold
+constexpr int kWide = 2;  // Vecs of columns at a time, limited by the registers
 #else
 constexpr int kWide = 1;
 #endif
 constexpr int kChains = 2;  // sums of even and of odd rows
 
-// What a token asks of kWide Vecs of columns of the state before it.
+// Sums of a token over kWide Vecs of columns of the state before it.
 struct Sums {
   Vec k[kChains][kWide], q[kChains][kWide];
 };
@@ -52,8 +52,8 @@ CKDIST_INLINE void clear(Sums& s) {
     for (int w = 0; w < kWide; ++w) s.k[c][w] = s.q[c][w] = set(0.0f);
 }
 
-// One pass: the state as `updates` has it by one token's key and what its columns take, and as `asks` what the next
-// token's key and query find there.
+// One pass over the state. `updates`: updates it with one token's key and values. `asks`: computes the products of the
+// state with the next token's key and query.
 template <bool updates, bool asks>
 CKDIST_INLINE void pass(float* state, int key_width, float decay, const float* key, const Vec* taken,
                         const float* next_key, const float* next_query, Sums& sums) {
@@ -78,7 +78,7 @@ CKDIST_INLINE void pass(float* state, int key_width, float decay, const float* k
 
 void update(const DeltaTokens& tokens, int key_width, int columns, float* state) {
   constexpr int kPiece = 64;
-  float reads[kPiece];  // q . k of the tokens at hand
+  float reads[kPiece];  // q . k of each token
   for (int first = 0; first < tokens.count; first += kPiece) {
     const int end = first + kPiece < tokens.count ? first + kPiece : tokens.count;
     for (int t = first; t < end; ++t)

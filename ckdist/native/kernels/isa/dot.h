@@ -1,14 +1,15 @@
-// Products of bytes in lanes of 32 bits, for strips of 256 or 512 bits: by vpdpbusd where the level has it, else by
+// Products of bytes in lanes of 32 bits, for strips of 256 or 512 bits: by vpdpbusd if the level has it, else by
 // vpmaddubsw, whose sums of two products have 16 bits and saturate. Both are exact here, so that levels give the same
 // bits. Private to isa/.
 //
-// Without the instruction, of a code c >= 0 of the weights and a code x of the activations, |x| <= 127:
-//   codes of 2 to 6 bits   two products are at most 2 * 127 * c, so that a few of them can be added before they are
-//   widened codes of 8 bits        are taken as signed numbers w, -128 <= w <= 127: |w| times x with the sign of w, at
-//   most 2 * 127 * 128 = 32512 minima                 have at most 6 bits, and what they are multiplied with 8: two
-//   products are at most 2 * 128 * 63, and two of those fit
-// Widening multiplies by 1, or by the group's scale where scales are whole numbers of 8 bits, which saves their product
-// afterwards.
+// Without vpdpbusd, for a code c >= 0 of the weights and a code x of the activations, |x| <= 127:
+//   codes of 2 to 6 bits   two products are at most 2 * 127 * c, so a few of them can be added before they are widened
+//   codes of 8 bits        are converted to signed numbers w, -128 <= w <= 127: |w| times x with the sign of w; two
+//   products are at most 2 * 127 * 128 = 32512
+//   minima                 have at most 6 bits, their factors 8 bits: two products are at most 2 * 128 * 63, and two of
+//   those sums fit
+// Widening multiplies by 1, or by the group's scale if scales are whole numbers of 8 bits, which saves their product
+// later.
 #pragma once
 #include <immintrin.h>
 
@@ -36,8 +37,8 @@ inline Lanes broadcast32(const void* at) {
   return CKDIST_LANES(set1_epi32)(value);
 }
 
-// What reads activations is written by hand: with 16 registers GCC 12 stores every broadcast to the stack and
-// multiplies it from there, with 32 it takes a register and an instruction for each.
+// Reads of activations are written by hand. With 16 registers GCC 12 stores every broadcast to the stack and multiplies
+// from there; with 32 registers it uses a register and an instruction for each.
 typedef int32_t Word __attribute__((may_alias));
 #define CKDIST_WORD(at) (*reinterpret_cast<const Word*>(at))
 
@@ -54,7 +55,7 @@ inline Lanes dot_bytes(Lanes sum, Lanes codes, const uint8_t* x) {
 #endif
   return sum;
 }
-// The same of two lanes' bytes, those of `codes` being of at most 6 bits.
+// The same for two lanes' bytes. The bytes of `codes` have at most 6 bits.
 inline Lanes dot_minima(Lanes first, const uint8_t* x, Lanes second, const uint8_t* y) {
   return dot_bytes(dot_bytes(CKDIST_LANES_BITS(setzero)(), first, x), second, y);
 }
@@ -70,21 +71,21 @@ inline Lanes dot_minima(Lanes first, const uint8_t* x, Lanes second, const uint8
 
 #endif
 
-// Whether codes are multiplied as signed numbers, without an offset.
+// True if codes are multiplied as signed numbers without an offset.
 template <Type type>
 constexpr bool is_signed() {
   return !kByteDot && layout_of(type).offset == kCodebookOffset;
 }
 
-// Steps whose sums of two products can be added in 16 bits.
+// Number of steps whose sums of two products can be added in 16 bits.
 template <Type type>
 constexpr int steps_before_widening() {
   const int steps = is_signed<type>() ? 1 : 32767 / (2 * 127 * layout_of(type).largest_code());
   return steps >= 8 ? 8 : steps >= 4 ? 4 : steps >= 2 ? 2 : 1;
 }
 
-// Two products each of the codes of one step with the columns at x. `many`: tokens, for whom the codes stay in
-// registers; else the columns may.
+// Products, in pairs, of the codes of one step with the columns at x. `many`: tokens; the codes stay in registers. Else
+// the columns may stay.
 template <Type type, bool many>
 inline Lanes multiply_pairs(Lanes codes, const uint8_t* x) {
 #if defined(__AVX512F__)
@@ -106,7 +107,7 @@ inline Lanes multiply_pairs(Lanes codes, const uint8_t* x) {
 #endif
 }
 
-// sum + factor * (codes . x) over `count` steps, factor being the same in both halves of a lane; with vpdpbusd it is 1.
+// sum + factor * (codes . x) over `count` steps. factor is the same in both halves of a lane; with vpdpbusd it is 1.
 template <Type type, int count, bool many>
 inline Lanes add_products(Lanes sum, Lanes factor, const Lanes* codes, const uint8_t* x) {
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
@@ -133,9 +134,8 @@ inline Lanes pair_of(Lanes low, Lanes high) {
                                CKDIST_LANES(slli_epi32)(high, 16));
 }
 
-// Scales of the 32 columns of a group as add_products takes them, where scales are whole numbers; and minus the
-// offset's part of their products. `scaled` false: all 1, for products that are scaled afterwards, which one token
-// alone has cheaper.
+// Scales of the 32 columns of a group for add_products, if scales are whole numbers; and minus the offset's part of
+// their products. `scaled` false: all 1, for products that are scaled later, which is cheaper for a single token.
 template <Type type, bool scaled = layout_of(type).whole()>
 struct PairScales {
   static constexpr BlockLayout layout = layout_of(type);
@@ -153,7 +153,7 @@ struct PairScales {
   }
 };
 
-// Of the two sums of 16 columns at `at`, which are minus 32 times at most 16 * 127.
+// The offset's part for the two sums of 16 columns at `at`. The sums are minus 32 times at most 16 * 127.
 inline Lanes offset_products(Lanes of_sums, const uint8_t* at) {
   int32_t sums[2];
   __builtin_memcpy(sums, at, sizeof sums);
@@ -163,8 +163,8 @@ inline Lanes offset_products(Lanes of_sums, const uint8_t* at) {
 }
 
 #if !defined(__AVX512F__)
-// Products of two vectors of codes with the same columns at x, on top of sum[0] and sum[1]; without vpdpbusd widened by
-// factor[0] and factor[1]. `pairs`: sums of 16 bits stay in `carried` after the first piece.
+// Adds products of two vectors of codes with the same columns at x to sum[0] and sum[1]. Without vpdpbusd they are
+// widened by factor[0] and factor[1]. `pairs`: after the first piece, sums of 16 bits stay in `carried`.
 template <Type type, bool pairs, int piece, int steps>
 inline void multiply_halves(Lanes* sum, Lanes* carried, const Lanes (*codes)[steps], const Lanes* factor,
                             const uint8_t* x) {
@@ -194,7 +194,8 @@ inline void multiply_halves(Lanes* sum, Lanes* carried, const Lanes (*codes)[ste
           : "=&x"(both[0]), "=&x"(both[1])
           : "x"(codes[0][s]), "x"(codes[1][s]), "m"(CKDIST_WORD(x + 4 * s)));
 #pragma GCC unroll 8
-    for (int i = s + 1; i < s + run; ++i)  // added by hand: GCC 12 puts that off, and stores what it would add
+    // Added by hand: GCC 12 delays these additions and stores the operands.
+    for (int i = s + 1; i < s + run; ++i)
       asm("vpbroadcastd %6, %3\n\tvpmaddubsw %3, %4, %2\n\tvpmaddubsw %3, %5, %3\n\t"
           "vpaddw %2, %0, %0\n\tvpaddw %3, %1, %1"
           : "+x"(both[0]), "+x"(both[1]), "=&x"(first), "=&x"(second)

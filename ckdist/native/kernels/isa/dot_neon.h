@@ -1,9 +1,9 @@
-// Products of signed bytes in lanes of 32 bits, of four rows with one token or a few: by SMMLA where the level has it
-// and tokens come in pairs, else by SDOT, else by products of 16 bits. All are exact, so that levels give the same
-// bits. Private to isa/.
+// Products of signed bytes in lanes of 32 bits, of four rows with one or a few tokens: by SMMLA if the level has it and
+// tokens come in pairs, else by SDOT, else by products of 16 bits. All are exact, so that levels give the same bits.
+// Private to isa/.
 //
-// Without either instruction, of a code w of the weights and a code x of the activations, -128 <= w <= 127 and
-// |x| <= 127, so many products are added in 16 bits as cannot overflow: two of whole bytes, more of fewer bits.
+// Without either instruction, for a code w of the weights and a code x of the activations, -128 <= w <= 127 and |x| <=
+// 127: products are added in 16 bits as long as they cannot overflow: two for codes of 8 bits, more for fewer bits.
 #pragma once
 #include <arm_neon.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kSteps = kGroupColumns / 4;  // of four columns each: a register holds one of four rows
 
-// Codes of 8 bits lose their offset as they are read; the others are not negative.
+// The offset of 8-bit codes is removed as they are read. Other codes are not negative.
 template <Type type>
 constexpr bool is_signed() {
   return layout_of(type).offset == kCodebookOffset;
@@ -46,7 +46,7 @@ inline int32x4_t add_products(int32x4_t sum, const int8x16_t* codes, const uint8
   return sum;
 }
 
-// The minima of eight groups, four rows in two registers, times as many sums.
+// The minima of eight groups, for four rows in two registers, times the eight sums.
 inline int32x4_t dot_minima(int8x16_t first, int8x16_t second, const uint8_t* sums) {
   const int8x16_t both = vcombine_s8(vreinterpret_s8_u8(vld1_u8(sums)), vdup_n_s8(0));
   return vdotq_laneq_s32(vdotq_laneq_s32(vdupq_n_s32(0), first, both, 0), second, both, 1);
@@ -54,7 +54,7 @@ inline int32x4_t dot_minima(int8x16_t first, int8x16_t second, const uint8_t* su
 
 #else
 
-// Products of the same row and column of two registers, in 16 bits, one or two steps' of them.
+// Products of the same row and column of two registers, in 16 bits, for one or two steps.
 struct Products {
   int16x8_t low, high;
 };
@@ -67,7 +67,7 @@ inline void multiply_add(Products& sum, int8x16_t a, int8x16_t b) {
 }
 inline int8x16_t broadcast_step(const uint8_t* x) { return vreinterpretq_s8_s32(broadcast32(x)); }
 
-// Steps whose products can be added in 16 bits.
+// Number of steps whose products can be added in 16 bits.
 template <Type type>
 constexpr int steps_before_widening() {
   const int steps = 32767 / (127 * (is_signed<type>() ? 128 : layout_of(type).largest_code()));
@@ -97,7 +97,7 @@ inline int32x4_t dot_minima(int8x16_t first, int8x16_t second, const uint8_t* su
 
 #endif
 
-// The codes of 32 columns as the products of so many tokens take them: for SMMLA, two steps of four rows become eight
+// Arranges the codes of 32 columns for products with `tokens` tokens. For SMMLA, two steps of four rows become eight
 // columns of two rows each.
 template <int tokens>
 inline void arrange([[maybe_unused]] int8x16_t* codes) {
@@ -114,7 +114,7 @@ inline void arrange([[maybe_unused]] int8x16_t* codes) {
 }
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
-// Adds products of two tokens with codes that are arranged for them.
+// Adds products of two tokens with arranged codes.
 template <int steps>
 inline void add_products_of_two(int32x4_t* sums, const int8x16_t* codes, const uint8_t* x, const uint8_t* y) {
   int32x4_t low = vdupq_n_s32(0), high = low;  // rows 0 and 1, 2 and 3; two tokens each
@@ -129,7 +129,7 @@ inline void add_products_of_two(int32x4_t* sums, const int8x16_t* codes, const u
 }
 #endif
 
-// sums[t] += codes . x of token t, whose columns are t * stride bytes on.
+// sums[t] += codes . x of token t. The columns of token t are at x + t * stride bytes.
 template <Type type, int steps, int tokens>
 inline void add_products_of(int32x4_t* sums, const int8x16_t* codes, const uint8_t* x, int64_t stride) {
 #if defined(__ARM_FEATURE_MATMUL_INT8)

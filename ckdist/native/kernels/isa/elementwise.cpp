@@ -1,4 +1,4 @@
-// Row-wise kernels. A sum's order is fixed by the length of the row alone: four Vecs of partial sums, then one tree.
+// Row-wise kernels. The order of a sum depends only on the row's length: four Vecs of partial sums, then one tree.
 #include "kernels/elementwise.h"
 
 #include "kernels/isa/activations.h"
@@ -12,7 +12,7 @@ constexpr int kStreams = 4;  // independent partial results, to hide the latency
 
 int lanes_left(int64_t n, int64_t i) { return static_cast<int>(n - i < kLanes ? n - i : kLanes); }
 
-// Calls body(i, lanes) for every Vec of a row; `lanes` is 16, but for the last.
+// Calls body(i, lanes) for every Vec of a row. `lanes` is 16, except for the last.
 template <class Body>
 CKDIST_INLINE void each(int64_t n, Body&& body) {
   int64_t i = 0;
@@ -97,7 +97,7 @@ void rope(const float* x, const float* cos, const float* sin, int64_t n, float* 
   });
 }
 
-// Calls body(f) with the function.
+// Calls body(f), where f computes `function`.
 template <class Body>
 CKDIST_INLINE void with_function(GateFunction function, Body&& body) {
   if (function == GateFunction::silu) body([](Vec x) { return silu(x); });
@@ -143,7 +143,7 @@ void add(const float* x, int64_t n, float* out) {
   });
 }
 
-// take(i, lanes, probe): the Vec at i, whose maximum counts, after `probe` has seen the numbers that must be finite.
+// take(i, lanes, probe): returns the Vec at i for the maximum. It adds the numbers that must be finite to `probe`.
 template <class Take>
 CKDIST_INLINE bool maxima_of(int64_t n, float* out, Take&& take) {
   Vec probe[kStreams] = {set(0), set(0), set(0), set(0)};  // 0 x is NaN for NaN and infinities, and a sum keeps it
@@ -181,7 +181,8 @@ bool maxima_allowed(const float* x, const uint32_t* allowed, float removed, int6
   });
 }
 
-// Floats over spans of 1024 and doubles over the spans: the error does not grow with the vocabulary.
+// Sums of floats over spans of 1024, and of doubles over the spans, so that the error does not grow with the
+// vocabulary.
 double sum_exp(const float* x, int64_t n, float shift, float scale, float* out) {
   double total = 0.0;
   for (int64_t start = 0; start < n; start += kMaxSpan) {
@@ -192,7 +193,7 @@ double sum_exp(const float* x, int64_t n, float shift, float scale, float* out) 
       if (out) store_lanes(out + start + i, term, lanes);
       if (lanes == kLanes) {
         sum = sum + term;
-      } else {  // absent lanes hold exp of something too
+      } else {  // absent lanes hold other values
         float present[kLanes] = {};
         store_n(present, term, lanes);
         sum = sum + load(present);

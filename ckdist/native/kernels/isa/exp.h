@@ -1,7 +1,7 @@
 // exp and tanh over sixteen lanes, within 2 ulp; NaN stays NaN. Private to isa/.
 //
 // exp(x) = 2^n exp(r), r = x - n ln 2, |r| <= ln(2) / 2, ln 2 in two parts (Cody & Waite 1980); exp(r) - 1 - r = r^2
-// P(r) with P of degree 4, fitted for the least largest relative error of exp: 0.05 ulp before rounding.
+// P(r) with P of degree 4, fitted to minimize the largest relative error of exp: 0.05 ulp before rounding.
 #pragma once
 #include "kernels/isa/simd.h"
 
@@ -14,7 +14,7 @@ struct Reduced {
 };
 
 CKDIST_INLINE Reduced reduce_exp(Vec x) {
-  const Vec shifter = set(0x1.8p23f);  // adding it rounds to an integer and leaves that in the low bits
+  const Vec shifter = set(0x1.8p23f);  // adding it rounds to an integer, which is then in the low bits
   const Vec power = fma(x, set(0x1.715476p0f), shifter);
   const Vec n = power - shifter;
   Vec r = fnma(n, set(0x1.62e4p-1f), x);
@@ -27,8 +27,7 @@ CKDIST_INLINE Reduced reduce_exp(Vec x) {
   return {power, fma(r * r, p, r)};
 }
 
-// 0 where the result would be less than the smallest normal number, infinity where it would be too large; exp(0) is
-// exactly 1.
+// 0 if the result is less than the smallest normal number, infinity if it is too large. exp(0) is exactly 1.
 CKDIST_INLINE Vec exp(Vec x) {
   const Reduced reduced = reduce_exp(x);
   Vec y = add_exponent(reduced.expm1 + set(1.0f), reduced.power);
@@ -47,8 +46,7 @@ CKDIST_INLINE Vec exp_units(Vec x) {
   return (add_exponent(fma(p, r, set(1.0f)), power) + set(0x1p23f)) - set(0x1p23f);
 }
 
-// 2^x for x <= 0 within 2^-18: enough for what is rounded to bfloat16. 2^-126 where the result would be less; NaN stays
-// NaN.
+// 2^x for x <= 0, within 2^-18, which is enough for results rounded to bfloat16. At least 2^-126; NaN stays NaN.
 CKDIST_INLINE Vec exp2_coarse(Vec x) {
   const Vec y = max(set(-126.0f), x), power = y + set(0x1.8p23f), r = y - (power - set(0x1.8p23f));
   Vec p = fma(set(0x1.3997d6p-7f), r, set(0x1.ca1442p-5f));
@@ -57,7 +55,7 @@ CKDIST_INLINE Vec exp2_coarse(Vec x) {
   return add_exponent(fma(p, r, set(0x1.ffffe8p-1f)), power);
 }
 
-// tanh |x| = e / (e + 2), e = exp(2 |x|) - 1: no cancellation anywhere. 1 in float from |x| = 9.02 on.
+// tanh |x| = e / (e + 2), e = exp(2 |x|) - 1, without cancellation. In float it is 1 from |x| = 9.02 on.
 CKDIST_INLINE Vec tanh(Vec x) {
   const Vec magnitude = abs(x);
   const Reduced reduced = reduce_exp(min(set(30.0f), magnitude + magnitude));

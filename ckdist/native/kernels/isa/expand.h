@@ -1,5 +1,5 @@
-// Blocks that are packed as they are stored (kernels/interleaved.h), expanded to blocks of layout_of their type.
-// Private to isa/.
+// Expands blocks that are packed as they are stored (kernels/interleaved.h) to blocks of layout_of their type. Private
+// to isa/.
 #pragma once
 #include <cstring>
 
@@ -22,7 +22,7 @@ namespace {
 
 using ExpandBlock = void (*)(const uint8_t* packed, uint8_t* block);
 
-// Types of one expanded layout are multiplied by the same code, that of the type given here.
+// Types with the same expanded layout are multiplied by the code of the type returned here.
 constexpr Type form_of(Type type) {
   return !is_interleaved(type) ? type : layout_of(type).group == kGroupColumns ? Type::iq2_xxs : Type::iq2_xs;
 }
@@ -57,12 +57,11 @@ CKDIST_INLINE void store_halves_as_floats(uint8_t* p, Words halves, float unit) 
 
 #if !defined(CKDIST_NEON)  // expand_neon.h has its own
 
-// Entries of a grid are loaded one by one, which is faster than a gather; of eight rows at a time, whatever the
-// registers hold.
+// Grid entries are loaded one by one, which is faster than a gather: for eight rows at a time, with any register size.
 constexpr int kGridRows = 8;
 typedef uint32_t GridLanes __attribute__((vector_size(4 * kGridRows)));
 
-// Entries of two words: the first of every row, and the second.
+// Loads entries of two words: the first words of all rows, then the second words.
 CKDIST_INLINE void load_entries(const uint32_t* table, GridLanes index, GridLanes* out) {
   const auto two = [&](int row) {
     const auto entry = [&](int i) { return reinterpret_cast<const __m64*>(table + 2 * uint64_t{index[row + i]}); };
@@ -79,8 +78,8 @@ CKDIST_INLINE GridLanes load_entries(const uint32_t* table, GridLanes i) {
                    table[i[4]], table[i[5]], table[i[6]], table[i[7]]};
 }
 
-// Codes of 4 columns, each replaced by 256 minus it (by it minus 2 where `leaning`: IQ1) where the column's bit of
-// `signs` is set.
+// Codes of 4 columns. If the column's bit of `signs` is set, a code is replaced by 256 - code (code - 2 if `leaning`:
+// IQ1).
 template <bool leaning>
 CKDIST_INLINE __m256i with_signs(GridLanes codes, GridLanes signs, int step) {
   const __m256i lanes = _mm256_setr_epi32(0, 0x04040404, 0x08080808, 0x0c0c0c0c, 0, 0x04040404, 0x08080808, 0x0c0c0c0c);
@@ -126,8 +125,7 @@ void expand_grid(const uint8_t* packed, uint8_t* block, int row) {
   }
 }
 
-// A word of TQ1_0: `count` digits of base 3 of each byte, the first the greatest. A digit is the byte times 3, over
-// 256.
+// A word of TQ1_0: `count` base-3 digits of each byte, the most significant first. A digit is (byte * 3) / 256.
 template <int count, int stride>
 CKDIST_INLINE void expand_digits(WordBytes bytes, uint8_t* to) {
 #pragma GCC unroll 5
@@ -183,7 +181,7 @@ CKDIST_INLINE Words stored_scales(const uint8_t* packed, int row) {
   return halves;
 }
 
-// Whether the CPU looks entries up in registers.
+// True if the CPU can look up entries in registers.
 #if defined(__AVX512F__)
 inline bool has_vbmi() {
   static const bool has = __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bitalg");

@@ -1,4 +1,4 @@
-// Four rows' entries of a grid, with their signs. Private to expand.h.
+// Grid entries of four rows, with their signs. Private to expand.h.
 #pragma once
 #include "kernels/isa/words.h"
 
@@ -9,7 +9,7 @@ namespace {
 constexpr int kGridRows = 4;
 typedef uint32_t GridLanes __attribute__((vector_size(4 * kGridRows)));
 
-// Entries of two words: the first of every row, and the second.
+// Loads entries of two words: the first words of all rows, then the second words.
 CKDIST_INLINE void load_entries(const uint32_t* table, GridLanes index, GridLanes* out) {
   const auto two = [&](int row) {
     const auto entry = [&](int i) { return vld1_u32(table + 2 * uint64_t{index[row + i]}); };
@@ -24,8 +24,8 @@ CKDIST_INLINE GridLanes load_entries(const uint32_t* table, GridLanes i) {
   return GridLanes{table[i[0]], table[i[1]], table[i[2]], table[i[3]]};
 }
 
-// Codes of 4 columns, each replaced by 256 minus it (by it minus 2 where `leaning`: IQ1) where the column's bit of
-// `signs` is set.
+// Codes of 4 columns. If the column's bit of `signs` is set, a code is replaced by 256 - code (code - 2 if `leaning`:
+// IQ1).
 template <bool leaning>
 CKDIST_INLINE uint8x16_t with_signs(GridLanes codes, GridLanes signs, int step) {
   const uint8x16_t lanes = {0, 0, 0, 0, 4, 4, 4, 4, 8, 8, 8, 8, 12, 12, 12, 12};

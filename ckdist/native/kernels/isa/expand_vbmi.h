@@ -1,8 +1,8 @@
-// Grids expanded with AVX-512 VBMI and BITALG: entries are looked up by permuting registers, 64 at a time, and a byte's
-// field is moved to its column by a multishift. Chosen as the program runs, since not every CPU with AVX-512 has these.
+// Expands grids with AVX-512 VBMI and BITALG: entries are looked up by permuting registers, 64 at a time, and a
+// multishift moves a byte's field to its column. Chosen at run time, because not every CPU with AVX-512 has these.
 // Private to isa/.
 #pragma once
-#pragma GCC diagnostic ignored "-Wuninitialized"  // gcc 12 says it of its own undefined vectors
+#pragma GCC diagnostic ignored "-Wuninitialized"  // gcc 12 emits it for its own undefined vectors
 #include <immintrin.h>
 
 #include "kernels/interleaved.h"
@@ -14,7 +14,7 @@ namespace {
 #define CKDIST_VBMI __attribute__((target("avx512vbmi,avx512bitalg")))
 #define CKDIST_VBMI_INLINE [[gnu::always_inline]] CKDIST_VBMI inline
 
-// The low and the high bytes of the entries. Those of four values are spread: value i in bits 4 i of the entry.
+// The low and the high bytes of the entries. Entries of four values are spread: value i in bits 4 i of the entry.
 template <Type type>
 struct GridBytes {
   static constexpr Grid grid = grid_of(type);
@@ -28,7 +28,7 @@ struct GridBytes {
 template <Type type>
 inline constexpr GridBytes<type> kGridBytes = {};
 
-// A byte for every byte of `index`, whose bits above 7 stand in `high`, from a table of `count`.
+// Looks up a byte for every byte of `index` in a table of `count`. The index bits above 7 are in `high`.
 template <int count>
 CKDIST_VBMI_INLINE __m512i look_up(const uint8_t* table, __m512i index, __m512i high) {
   if constexpr (count == 128) {
@@ -42,8 +42,8 @@ CKDIST_VBMI_INLINE __m512i look_up(const uint8_t* table, __m512i index, __m512i 
   }
 }
 
-// The high bytes of IQ1's grid, which is sorted: 16 entries in a row have two of them at most, the second from `bound`
-// on.
+// The high bytes of IQ1's grid, which is sorted: 16 consecutive entries have at most two different ones, the second
+// from `bound` on.
 struct SortedBytes {
   static constexpr int run = 16, runs = 2048 / run;
   alignas(64) uint8_t first[runs], last[runs], bound[runs];
@@ -65,7 +65,7 @@ inline constexpr SortedBytes kIq1HighBytes = {};
 static_assert(kIq1HighBytes.complete(), "16 entries in a row have two high bytes at most");
 
 CKDIST_VBMI_INLINE __m512i look_up_sorted(__m512i index, __m512i high) {
-  // Bits 4 to 10 of the index; what is above them is not looked at.
+  // Bits 4 to 10 of the index; higher bits are ignored.
   const __m512i run =
       _mm512_ternarylogic_epi32(_mm512_set1_epi8(0x0f), _mm512_srli_epi16(index, 4), _mm512_slli_epi16(high, 4), 0xca);
   const __m512i first = look_up<128>(kIq1HighBytes.first, run, high),
@@ -75,35 +75,35 @@ CKDIST_VBMI_INLINE __m512i look_up_sorted(__m512i index, __m512i high) {
   return _mm512_mask_blend_epi8(after, first, last);
 }
 
-// Bit offsets in a pair of rows (64 bits): of byte i of row r at 32 r + i * step.
+// Bit offsets in a pair of rows (64 bits): byte i of row r is at 32 r + i * step.
 constexpr long long pair_offsets(int step) {
   uint64_t bytes = 0;
   for (int i = 0; i < 8; ++i) bytes |= static_cast<uint64_t>(32 * (i / 4) + i % 4 * step) << (8 * i);
   return static_cast<long long>(bytes);
 }
 
-// Likewise in one row of 64 bits: of byte i at i * 4.
+// The same for one row of 64 bits: byte i is at i * 4.
 constexpr long long row_offsets() {
   uint64_t bytes = 0;
   for (int i = 0; i < 8; ++i) bytes |= static_cast<uint64_t>(4 * i) << (8 * i);
   return static_cast<long long>(bytes);
 }
 
-// Byte i of every row: its word's bits from first + i * step on.
+// Byte i of every row: the bits of its word from first + i * step on.
 template <int step>
 CKDIST_VBMI_INLINE __m512i fields(__m512i words, int first) {
   return _mm512_multishift_epi64_epi8(
       _mm512_add_epi8(_mm512_set1_epi64(pair_offsets(step)), _mm512_set1_epi8(static_cast<char>(first))), words);
 }
 
-// Column i of every row: its word's bit first + i * step.
+// Column i of every row: bit first + i * step of its word.
 template <int step>
 CKDIST_VBMI_INLINE __mmask64 bits(__m512i words, int first) {
   return _mm512_bitshuffle_epi64_mask(
       words, _mm512_add_epi8(_mm512_set1_epi64(pair_offsets(step)), _mm512_set1_epi8(static_cast<char>(first))));
 }
 
-// Sign bits of 8 columns in a byte, of which the last makes their number even.
+// Sign bits of 8 columns in a byte. The last one makes the number of ones even.
 CKDIST_VBMI_INLINE __m512i even_signs(__m512i sevens) {
   const __m512i seven = _mm512_and_si512(sevens, _mm512_set1_epi8(0x7f));
   const __m512i parity = _mm512_slli_epi16(_mm512_popcnt_epi8(seven), 7);
@@ -122,7 +122,7 @@ CKDIST_VBMI_INLINE __m512i every_second(__m512i low, __m512i high) {
   return _mm512_permutex2var_epi8(low, _mm512_load_si512(places.at), high);
 }
 
-// Codes by level, wherever the low bits of a byte are one.
+// Codes by level, repeated for every value of the other bits of a byte.
 template <Type type, bool negative>
 struct LevelTable {
   alignas(64) uint8_t codes[64];
@@ -134,7 +134,7 @@ struct LevelTable {
 template <Type type, bool negative>
 inline constexpr LevelTable<type, negative> kLevelTable = {};
 
-// What a block stores of 32 columns: where their levels stand in the grid, and their signs.
+// The stored fields of 32 columns: indices of their levels in the grid, and their signs.
 struct GridCodes {
   __m512i index[2], high[2], signs;
 };

@@ -1,10 +1,10 @@
-// 8-bit floats (E4M3): their codes as float32, or as pairs of bfloat16, both exact; blocks expanded to such pairs; and
-// strips over either. Private to isa/.
+// 8-bit floats (E4M3): conversion of codes to float32, or to pairs of bfloat16, both exact; blocks expanded to such
+// pairs; and strips over either. Private to isa/.
 //
-// A sum runs over a few columns and is scaled then, so that its additions do not wait for one another: 32 columns of
-// pairs, 16 of floats. Tokens do not change the order.
+// A sum runs over a few columns and is then scaled, so that its additions do not wait for one another: 32 columns of
+// pairs, 16 of floats. The order is the same for any number of tokens.
 #pragma once
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12 says it of its own undefined vectors
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12 emits it for its own undefined vectors
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -22,15 +22,15 @@ namespace CKDIST_ISA {
 namespace {
 
 constexpr BlockLayout kFloat8Layout = layout_of(Type::f8_e4m3);
-// An expanded block: the scales as they are packed, and [pair of columns][16 rows][2] of bfloat16.
+// An expanded block: the packed scales, then [pair of columns][16 rows][2] of bfloat16.
 constexpr int kExpandedScales = 4 * kTileRows, kPairLine = 4 * kTileRows;
 constexpr int kExpandedFloat8 = kExpandedScales + kFloat8Layout.columns / 2 * kPairLine;
 constexpr float kTwoTo120 = 0x1p120f;
 
-// Where the code of column `column` of four stands in a word, in bits.
+// Bit offset in a word of the code of column `column` of four.
 constexpr int place_of(int column) { return 8 * (column == 1 ? 2 : column == 2 ? 1 : column); }
 
-// Lanes are rows; the codes of four columns are a word of a lane.
+// Lanes are rows. A word of a lane has the codes of four columns.
 #if defined(__AVX512F__)
 
 constexpr int kLaneRows = 16;
@@ -46,7 +46,7 @@ inline Lane every(const uint8_t* at) {
   return _mm512_set1_ps(value);
 }
 inline Lane add_product(Lane sum, Lane a, Lane b) { return _mm512_fmadd_ps(a, b, sum); }
-// A code's magnitude, moved to a float's place, is worth 2^-120 of it; subnormal codes are subnormal floats then.
+// A code's magnitude, shifted to a float's position, is the value * 2^-120. Subnormal codes become subnormal floats.
 template <int column>
 inline Lane floats_of(LaneBits words) {
   const LaneBits bits = _mm512_and_si512(_mm512_srai_epi32(_mm512_slli_epi32(words, 24 - place_of(column)), 4),
@@ -147,13 +147,13 @@ inline Lane of_pair(LaneBits pair) {
 #endif
 
 constexpr int kSplits = kTileRows / kLaneRows;
-constexpr int kWordBytes = 4 * kLaneRows;  // of a lane
+constexpr int kWordBytes = 4 * kLaneRows;  // bytes of a word of all lanes
 
 #if defined(__AVX512BF16__)
 
 constexpr int kSummedColumns = 32;
-// Codes in the low bytes of 16-bit lanes, as bfloat16. The exponent's bias grows by 120; the subnormal codes, which no
-// shift can make normal, are looked up.
+// Converts codes in the low bytes of 16-bit lanes to bfloat16. The exponent's bias grows by 120. Subnormal codes are
+// looked up, because no shift can normalize them.
 inline __m512i bf16_of(__m512i codes) {
   const __m512i subnormal = _mm512_set_epi16(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
                                              0x3c60, 0x3c40, 0x3c20, 0x3c00, 0x3bc0, 0x3b80, 0x3b00, 0);
@@ -173,7 +173,7 @@ inline Lane add_pairs(Lane sum, __m512i pairs, const uint8_t* x) {
   std::memcpy(&two, x, sizeof two);
   return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(pairs), reinterpret_cast<__m512bh>(_mm512_set1_epi32(two)));
 }
-constexpr int kColumnBytes = 2;  // of an activation
+constexpr int kColumnBytes = 2;  // bytes of an activation
 
 #else
 
@@ -200,7 +200,7 @@ inline void expand_float8(const uint8_t* packed, uint8_t* block) {
     }
 }
 
-// The sums of four columns on top of those of a few tokens. `at`: a packed word of each row, or two expanded pairs.
+// Adds four columns to the sums of a few tokens. `at`: a packed word of each row, or two expanded pairs.
 template <int tokens, bool expanded>
 inline void add_four(const uint8_t* at, const uint8_t* x, int64_t x_stride, Lane* sums) {
 #if defined(__AVX512BF16__)

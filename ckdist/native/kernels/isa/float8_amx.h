@@ -1,6 +1,6 @@
-// Products of 8-bit floats with AMX: blocks are expanded to pairs of bfloat16, which are what a tile of weights looks
-// like, once for all tokens; sums of 128 columns stay in tiles and are scaled then. Tiles take every number of tokens,
-// since their order of additions is their own. Private to isa/.
+// Products of 8-bit floats with AMX. Blocks are expanded once for all tokens to pairs of bfloat16, which are the layout
+// of a tile of weights. Sums of 128 columns stay in tiles and are then scaled. Tiles handle every number of tokens,
+// because their order of additions differs from that of vectors. Private to isa/.
 #pragma once
 #include "kernels/isa/linear_amx.h"
 #include "kernels/isa/linear_float8.h"
@@ -9,9 +9,9 @@ namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
-constexpr int kChunkBlocks = 32;  // of two tiles, expanded: a part of the L2 cache
+constexpr int kChunkBlocks = 32;  // blocks of two tiles, expanded: a part of the L2 cache
 
-// Adds `blocks` expanded blocks of up to two tiles to y, or begins it.
+// Multiplies `blocks` expanded blocks of up to two tiles. Writes y if `begin`, else adds to it.
 inline void float8_tiles(const TileStrip& strip, const uint8_t* x, int64_t x_stride,
                          const uint8_t (*expanded)[kChunkBlocks * kExpandedFloat8], int64_t blocks, bool begins) {
   constexpr int depth = kTileRowBytes / 2;  // columns of a product

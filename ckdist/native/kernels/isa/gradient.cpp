@@ -13,7 +13,7 @@ CKDIST_INLINE int lanes_left(int64_t n, int64_t i) { return static_cast<int>(n -
 CKDIST_INLINE Vec load_lanes(const float* p, int lanes) { return lanes == kLanes ? load(p) : load_n(p, lanes); }
 CKDIST_INLINE void store_lanes(float* p, Vec a, int lanes) { lanes == kLanes ? store(p, a) : store_n(p, a, lanes); }
 
-// Calls body(i, lanes) for every Vec of a row; `lanes` is 16, but for the last.
+// Calls body(i, lanes) for every Vec of a row. `lanes` is 16, except for the last.
 template <class Body>
 CKDIST_INLINE void each(int64_t n, Body&& body) {
   int64_t i = 0;
@@ -21,7 +21,7 @@ CKDIST_INLINE void each(int64_t n, Body&& body) {
   if (i < n) body(i, lanes_left(n, i));
 }
 
-// Sum of term(i, lanes) over a row, absent lanes being 0.
+// Sum of term(i, lanes) over a row. Absent lanes must be 0.
 template <class Term>
 CKDIST_INLINE float sum(int64_t n, Term&& term) {
   Vec sums[kStreams] = {set(0), set(0), set(0), set(0)};

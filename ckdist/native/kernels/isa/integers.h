@@ -1,7 +1,5 @@
-// Sixteen int32 lanes beside simd.h's sixteen floats, and the product that they are for: pairs of int16, summed into a
-// lane.
-//
-// Sums of integers are exact, so their order is free: kernels of every shape give the same bits. Private to isa/.
+// Sixteen int32 lanes, like the sixteen floats of simd.h, and their product: pairs of int16, summed into a lane.
+// Integer sums are exact, so any order of additions gives the same bits. Private to isa/.
 #pragma once
 #include "kernels/isa/simd.h"
 
@@ -21,7 +19,7 @@ struct Ints {
 };
 
 CKDIST_INLINE Ints zeros() { return {_mm512_setzero_si512()}; }
-// 32 codes, two to a lane.
+// 32 codes, two in each lane.
 CKDIST_INLINE Ints load_pairs(const int16_t* p) { return {_mm512_loadu_si512(p)}; }
 CKDIST_INLINE Ints load_pairs(const int8_t* p) {
   return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
@@ -40,8 +38,8 @@ CKDIST_INLINE Ints dot(Ints sum, Ints a, Ints b) {
 #endif
 }
 CKDIST_INLINE Vec to_floats(Ints a) { return {_mm512_cvtepi32_ps(a.v)}; }
-// Rounded to nearest even, |a| <= 32767: lane i is the pair (even[i], odd[i]), where none is negative; and sixteen in a
-// row.
+// Rounds to nearest even, |a| <= 32767. Lane i is the pair (even[i], odd[i]), which must not be negative; and sixteen
+// consecutive numbers.
 CKDIST_INLINE Ints round_pairs(Vec even, Vec odd) {
   return {_mm512_or_si512(_mm512_cvtps_epi32(even.v), _mm512_slli_epi32(_mm512_cvtps_epi32(odd.v), 16))};
 }

@@ -1,13 +1,13 @@
 // Products with AMX: 32 tokens by 32 rows of weights at a time, as two by two tiles of sums over two tiles of
-// activations and two of weights. The packed layout is what a tile of weights looks like, [column / 4][16 rows][4
+// activations and two of weights. The packed layout is the layout of a tile of weights, [column / 4][16 rows][4
 // columns] (bfloat16: [column / 2][16][2]).
 //
-// Bytes: activations have a scale per 32 columns, so int32 sums can run no further and a tile of weights is 8 rows deep
-// (4 where the weights' scales change every 16 columns), half of what the hardware takes at once. Scaling is what costs
-// most then: a conversion, a product and a fused addition per 32 columns of 16 sums, more than the tiles themselves. To
-// keep it at that, blocks are expanded to signed codes and float scales on the way, once for all 32 tokens, and sums of
-// up to 128 columns are scaled with totals in registers. Results are bit for bit those of AVX-512, which takes the
-// fewest tokens: whole numbers are exact, floats are added in its order.
+// Bytes: activations have a scale per 32 columns, so an int32 sum ends there. A tile of weights is 8 rows deep (4 rows
+// if the weights' scales change every 16 columns), half of the hardware's maximum. Then scaling costs most: a
+// conversion, a product and a fused addition per 32 columns of 16 sums, more than the tiles themselves. To add nothing
+// to that, blocks are expanded to signed codes and float scales, once for all 32 tokens, and sums of up to 128 columns
+// are scaled with totals in registers. The results are bit for bit those of AVX-512, which handles few tokens: integers
+// are exact, and floats are added in the same order.
 #pragma once
 #include <cstring>
 
@@ -22,13 +22,13 @@ extern const KernelTable byte_kernels;
 namespace CKDIST_ISA {
 namespace {
 
-constexpr int kProductBytes = 16 << 10;  // of int32 sums that wait for their scales, a part of the L1 cache
+constexpr int kProductBytes = 16 << 10;  // bytes of int32 sums before scaling, a part of the L1 cache
 
-// Tokens from which tiles multiply bytes faster than vectors do.
+// From this number of tokens on, tiles multiply bytes faster than vectors.
 template <Type type>
 constexpr int64_t kTilesFrom = layout_of(type).parts() > 1 ? 24 : 10;
 
-// Up to two tiles of weights of bytes against up to two strips of tokens.
+// Up to two tiles of weights of bytes, by up to two strips of tokens.
 struct ByteStrip : TileStrip {
   const uint8_t* tiles;
   int64_t tile_bytes;
@@ -36,11 +36,12 @@ struct ByteStrip : TileStrip {
   const uint8_t* x;    // row of the first token
   int64_t x_stride;    // in bytes
   int64_t padded;      // columns of such a row
-  ExpandBlock expand;  // of types that are packed as they are stored, and the bytes of such a block
+  ExpandBlock expand;  // for types that are packed as they are stored; bytes of such a block
   int block_bytes;
   bool fetched;  // the weights come from memory
 
-  // `lines` of each tile, `done` bytes behind those of block b. At a tile's end the next ones are in the tiles behind.
+  // Prefetches `lines` of each tile, beginning `done` bytes after the tile's part of block b. At a tile's end,
+  // continues with the next tiles.
   [[gnu::always_inline]] void fetch_ahead(int64_t b, int bytes, int64_t done, int lines) const {
     if (!fetched) return;
     const int64_t at = b * bytes + done + kNear, past = at < blocks * bytes ? 0 : (tile_count - 1) * tile_bytes;
@@ -48,8 +49,8 @@ struct ByteStrip : TileStrip {
   }
 };
 
-// A block of a packed tile as tiles and scaling read it: signed codes without offset, and scales and minima in float32
-// whatever they count (but minima of bytes, which stay where they are).
+// A block of a packed tile for tiles and scaling: signed codes without offset, and scales and minima in float32 (minima
+// of bytes stay in place).
 template <Type type>
 struct ExpandedBlock {
   static constexpr BlockLayout layout = layout_of(type);
@@ -82,7 +83,7 @@ struct ExpandedBlock {
   }
 };
 
-// Groups of 32 columns whose sums are scaled together.
+// Number of groups of 32 columns whose sums are scaled together.
 template <Type type>
 constexpr int groups_together() {
   constexpr int groups = layout_of(type).columns / kGroupColumns;
@@ -91,9 +92,9 @@ constexpr int groups_together() {
 }
 
 // Scales the sums of groups [first, first + groups_together) of a block and adds them to the totals of 16 rows x
-// `tokens`. products: [group][part][tile of sums][token][row], at this tile of sums; x: the tokens' activations, at the
-// first group. Scales that are whole numbers are multiplied as float32: no product passes 2^24, the largest being 127 *
-// 127 * 32 columns * 32 (IQ4_XS) and 32 * 127 * 32 columns * 128 (Q6_K), so that they are exact in either.
+// `tokens`. products: [group][part][tile of sums][token][row], at this tile of sums. x: the tokens' activations at the
+// first group. Integer scales are multiplied as float32, which is exact: no product exceeds 2^24. The largest are 127 *
+// 127 * 32 columns * 32 (IQ4_XS) and 32 * 127 * 32 columns * 128 (Q6_K).
 template <Type type>
 void add_scaled(const ExpandedBlock<type>& expanded, const Block<type>& block, int first, const int32_t* products,
                 const Columns& x, const uint8_t* group_sums, int64_t x_stride, int tokens, float* of_block,

@@ -1,4 +1,4 @@
-// Strips with AVX2 and FMA: 16 rows in two vectors ("halves"), bytes as dot.h multiplies them. bfloat16 weights are
+// Strips with AVX2 and FMA: 16 rows in two vectors ("halves"). Bytes are multiplied by dot.h. bfloat16 weights are
 // expanded, which is exact.
 #pragma once
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
@@ -28,7 +28,7 @@ inline void store_sums(const Strip& strip, const __m256 (*sums)[kHalves]) {
       _mm256_maskstore_ps(strip.y + t * strip.y_stride + kLane * h, row_mask(strip, h), sums[t][h]);
 }
 
-// Shifts bytes left (right where negative); what crosses from the neighbouring byte is masked off by the caller.
+// Shifts bytes left (right if negative). The caller must mask off the bits from the neighbouring byte.
 template <int shift>
 inline __m256i shifted(__m256i v) {
   if constexpr (shift > 0) return _mm256_slli_epi16(v, shift);
@@ -73,7 +73,7 @@ inline __m256 read_halves(const uint8_t* at) {
 }
 inline __m128i read_bytes(const uint8_t* at) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(at)); }
 
-// 2 to the power of (e - 128), the least two of them subnormal numbers.
+// 2^(e - 128). The two smallest values are subnormal numbers.
 inline __m256i power_of_two(__m256i e) {
   const __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, _mm256_set1_epi32(1)), 23);
   return _mm256_blendv_epi8(normal, _mm256_sllv_epi32(_mm256_set1_epi32(kLeastPower), e),
@@ -82,7 +82,7 @@ inline __m256i power_of_two(__m256i e) {
 
 inline __m256i widen(const uint8_t* bytes) { return _mm256_cvtepu8_epi32(read_bytes(bytes)); }
 
-// Half a block of a tile: 8 rows. Groups are numbered within it; scales are whole numbers or floats as the layout says.
+// Half a block of a tile: 8 rows. Groups are numbered within it. Scales are integers or floats, as the layout defines.
 template <Type type>
 struct Block {
   static constexpr BlockLayout layout = layout_of(type);
@@ -91,7 +91,7 @@ struct Block {
 
   const uint8_t* planes(int columns) const {
     return at + layout.planes() + columns * layout.plane_bytes() + 32 * half;
-  }  // of the columns-th 32 columns
+  }  // planes of the columns-th 32 columns
   __m256 block_scale() const {
     if constexpr (layout.scales == ScaleKind::expanded)
       return _mm256_castsi256_ps(load(at + layout.block_scale() + 4 * kLane * half));
@@ -132,7 +132,7 @@ struct Block {
   }
 };
 
-// Keeps the compiler from computing every token's address ahead of the loops.
+// Keeps the compiler from computing every token's address before the loops.
 inline void hide(int64_t& offset) { asm("" : "+r"(offset)); }
 
 template <Type type>
@@ -142,7 +142,7 @@ inline __m256i read_sums(const uint8_t* at) {
   return sums_shift<type>() > 0 ? _mm256_srai_epi32(sums, sums_shift<type>()) : sums;
 }
 
-// One token's 32 columns on top of its total: of the block where scales are whole numbers, else of the row.
+// Adds one token's 32 columns to its total: of the block if scales are integers, else of the row.
 template <Type type, bool many>
 inline __m256 add_group(const __m256i* codes, const __m256i* scale, const __m256i* minimum, const Columns& x,
                         int64_t row, __m256 total) {
@@ -172,8 +172,8 @@ inline __m256 add_group(const __m256i* codes, const __m256i* scale, const __m256
   return _mm256_fmadd_ps(scaled, _mm256_castsi256_ps(broadcast32(x.scales + row)), total);
 }
 
-// Whether several tokens are multiplied piece by piece. Without vpdpbusd codes of eight bits are bound by arithmetic,
-// and pieces only cost the sums that are carried.
+// True if several tokens are multiplied piece by piece. Without vpdpbusd, 8-bit codes are limited by arithmetic, and
+// pieces would only cost the carried sums.
 template <Type type>
 constexpr bool in_pieces() {
   return !is_signed<type>() || layout_of(type).whole();
@@ -181,8 +181,8 @@ constexpr bool in_pieces() {
 
 constexpr int kPieceSteps = kSteps / 2;
 
-// A sum of products of a token's half tile with the scale and minimum of its part, on top of those of the parts before;
-// `carried` is what the first piece leaves for the second.
+// Adds a sum of products of a token's half tile, times the scale and minimum of its part, to the sums of the parts
+// before. `carried` passes a sum from the first piece to the second.
 template <Type type, int piece, bool scales_pairs>
 [[gnu::always_inline]] inline __m256 scale_sum(__m256i sum, __m256i scale, __m256i minimum, const uint8_t* sums_at,
                                                __m256i& carried) {
@@ -204,15 +204,15 @@ template <Type type, int piece, bool scales_pairs>
   return scaled;
 }
 
-// A piece, half of 32 columns, of a few tokens with the codes of both halves of the tile in registers: what is read of
-// a token is multiplied twice. `carried` is a token's sum between the first piece and the second: of products in 16 or
-// 32 bits, or of scaled products.
+// Multiplies a piece (half of 32 columns) of a few tokens, with the codes of both halves of the tile in registers, so
+// that each load of a token is used twice. `carried` is a token's sum between the first piece and the second: of
+// products in 16 or 32 bits, or of scaled products.
 template <Type type, int piece, int tokens>
 inline void add_piece(const uint8_t* at, int group, const Columns& x, int64_t stride, __m256i (*carried)[kHalves],
                       __m256 (*total)[kHalves]) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = layout.parts(), part = parts == 2 ? piece : 0;
-  constexpr bool scales_pairs = !kByteDot && layout.whole();  // sums of two products are scaled as they are widened
+  constexpr bool scales_pairs = !kByteDot && layout.whole();  // sums of two products are scaled while widening
   constexpr bool starts = piece == 0 || (parts == 2 && !scales_pairs), ends = piece == 1 || parts == 2;
   constexpr int run = steps_before_widening<type>();
   constexpr bool carries_pairs = !kByteDot && parts == 1 && run > kPieceSteps;
@@ -263,7 +263,7 @@ inline void add_piece(const uint8_t* at, int group, const Columns& x, int64_t st
   }
 }
 
-// Minus the block's minima times the token's sums.
+// sum - (the block's minima times the token's sums).
 inline __m256 add_minima(__m256 sum, const uint8_t* minima, __m256 block_minimum, const uint8_t* group_sums) {
   const __m256i first = load(minima), second = load(minima + 64);
   const __m256i high = dot_minima(first, group_sums, second, group_sums + 4),
@@ -335,7 +335,7 @@ void block_strip(const Strip& strip) {
   store_sums<tokens>(strip, sums);
 }
 
-// Weights of 8 rows of one column.
+// Weights of one column, for 8 rows.
 template <Type type>
 inline __m256 read_column(const uint8_t* block, int column, int half) {
   if constexpr (type == Type::f32) return _mm256_castsi256_ps(load(block + 64 * column + 32 * half));
@@ -373,8 +373,8 @@ struct Product {
   static constexpr Type kType = type;
   static constexpr BlockLayout layout = layout_of(type);
   static constexpr int kBlockColumns = layout.columns ? layout.columns : kFloatColumnPad;
-  static constexpr int kMostTokens =
-      layout.columns ? 8 : 6;  // sums of floats fit the 16 registers; of bytes, the codes do
+  // Sums of floats fit the 16 registers; for bytes, the codes do.
+  static constexpr int kMostTokens = layout.columns ? 8 : 6;
 
   template <int tokens>
   static constexpr StripFunction of() {

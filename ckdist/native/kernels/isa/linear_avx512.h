@@ -1,8 +1,8 @@
-// Strips with AVX-512: 16 rows in one vector, bytes as dot.h multiplies them, bfloat16 in pairs or expanded as
-// panel_avx512.h has it. A strip holds the codes of 32 columns in registers while its tokens pass by. Sums are written
-// with explicit fused operations, the same ones for every number of tokens.
+// Strips with AVX-512: 16 rows in one vector. Bytes are multiplied by dot.h, bfloat16 in pairs or expanded
+// (panel_avx512.h). A strip holds the codes of 32 columns in registers for all its tokens. Sums use explicit fused
+// operations, the same for every number of tokens.
 #pragma once
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12 says it of its own undefined vectors
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12 emits it for its own undefined vectors
 #include <immintrin.h>
 
 #include "kernels/isa/dot.h"
@@ -23,7 +23,7 @@ inline void store_sums(float* y, int64_t y_stride, int rows, const __m512* sums)
   for (int t = 0; t < tokens; ++t) _mm512_mask_storeu_ps(y + t * y_stride, mask, sums[t]);
 }
 
-// Shifts bytes left (right where negative); what crosses from the neighbouring byte is masked off by the caller.
+// Shifts bytes left (right if negative). The caller must mask off the bits from the neighbouring byte.
 template <int shift>
 inline __m512i shifted(__m512i v) {
   if constexpr (shift > 0) return _mm512_slli_epi16(v, shift);
@@ -40,7 +40,7 @@ inline __m512i read_step(const uint8_t* planes) {
   if constexpr (layout.low_bits == 6) {
     const uint8_t* three = planes + 192 * (step / 4);
     if constexpr (step % 4 < 3) return _mm512_and_si512(load(three + 64 * (step % 4)), _mm512_set1_epi8(0x3f));
-    constexpr int select = 0xca;  // the first operand's bits choose between the second's and the third's
+    constexpr int select = 0xca;  // bits of the first operand select the second or the third
     const __m512i low = _mm512_ternarylogic_epi32(_mm512_set1_epi8(0x03), shifted<-6>(load(three)),
                                                   shifted<-4>(load(three + 64)), select);
     const __m512i all = _mm512_ternarylogic_epi32(_mm512_set1_epi8(0x0f), low, shifted<-2>(load(three + 128)), select);
@@ -65,7 +65,7 @@ inline __m512i read_step(const uint8_t* planes) {
   return codes;
 }
 
-// 2 to the power of (e - 128), the least two of them subnormal numbers.
+// 2^(e - 128). The two smallest values are subnormal numbers.
 inline __m512i power_of_two(__m512i e) {
   const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
   return _mm512_mask_sllv_epi32(normal, _mm512_cmplt_epi32_mask(e, _mm512_set1_epi32(2)),
@@ -80,7 +80,7 @@ inline __m512i read_bf16(const uint8_t* at) {
   return _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at))), 16);
 }
 
-// A block of a tile. Groups are numbered within it; scales are whole numbers or floats as the layout says.
+// A block of a tile. Groups are numbered within it. Scales are integers or floats, as the layout defines.
 template <Type type>
 struct Block {
   static constexpr BlockLayout layout = layout_of(type);
@@ -88,7 +88,7 @@ struct Block {
 
   const uint8_t* planes(int columns) const {
     return at + layout.planes() + columns * layout.plane_bytes();
-  }  // of the columns-th 32 columns
+  }  // planes of the columns-th 32 columns
   __m512 block_scale() const {
     if constexpr (layout.scales == ScaleKind::expanded) return _mm512_loadu_ps(at + layout.block_scale());
     return read_halves(at + layout.block_scale());
@@ -124,10 +124,10 @@ struct Block {
   }
 };
 
-// Tokens whose chains of additions are interleaved, so that their latencies hide one another.
+// Number of tokens whose chains of additions are interleaved, to hide their latencies.
 constexpr int lanes_of(int tokens) { return tokens % 4 == 0 ? 4 : tokens % 3 == 0 ? 3 : tokens; }
 
-// Keeps the compiler from computing every token's address ahead of the loops, where they would not fit the registers.
+// Keeps the compiler from computing every token's address before the loops: the addresses would not fit the registers.
 inline void hide(int64_t& offset) { asm("" : "+r"(offset)); }
 
 template <Type type>
@@ -137,7 +137,7 @@ inline __m512i read_sums(const uint8_t* at) {
   return sums_shift<type>() > 0 ? _mm512_srai_epi32(sums, sums_shift<type>()) : sums;
 }
 
-// Adds 32 columns to the totals of a few tokens: of the block where scales are whole numbers, else of the row.
+// Adds 32 columns to the totals of a few tokens: of the block if scales are integers, else of the row.
 template <Type type, int lanes>
 inline void add_group(const __m512i* codes, const __m512i* scale, const PairScales<type>& pairs, const __m512i* minimum,
                       const Columns& x, int64_t row, int64_t stride, __m512* total) {
@@ -193,7 +193,7 @@ inline void add_group(const __m512i* codes, const __m512i* scale, const PairScal
   }
 }
 
-// Minus the block's minima times the token's sums.
+// sum - (the block's minima times the token's sums).
 inline __m512 add_minima(__m512 sum, const __m512i* minima, __m512 block_minimum, const uint8_t* group_sums) {
   const __m512i high = dot_minima(minima[0], group_sums, minima[1], group_sums + 4);
   const __m512i low = dot_minima(minima[0], group_sums + 8, minima[1], group_sums + 12);
@@ -201,14 +201,14 @@ inline __m512 add_minima(__m512 sum, const __m512i* minima, __m512 block_minimum
   return _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32(high, 8), low)), factor, sum);
 }
 
-// Several tiles are read a group of columns each by turns: memory gives more when it is asked for two places at once.
+// Reads several tiles in turn, one group of columns of each: memory is faster with accesses to two places at once.
 template <Type type, int tokens, int tiles>
 void block_strip(const Strip& strip) {
   constexpr BlockLayout layout = layout_of(type);
   constexpr int parts = layout.parts();  // scales within 32 columns
   constexpr int groups = layout.columns / kGroupColumns, lines = (layout.bytes() / 64 + groups - 1) / groups,
                 lanes = lanes_of(tokens);
-  __m512 sums[tiles][tokens];  // of whole scales between blocks alone, so not in registers
+  __m512 sums[tiles][tokens];  // for integer scales only used between blocks, so not in registers
   Block<type> block[tiles];
   ExpandedBlocks<type> expanded[tiles];
 #pragma GCC unroll 2
@@ -280,7 +280,7 @@ void block_strip(const Strip& strip) {
 }
 
 template <Type type>
-constexpr int kBlockWords = kFloatColumnPad / kWordColumns<type>;  // of activations in a block of columns
+constexpr int kBlockWords = kFloatColumnPad / kWordColumns<type>;  // words of activations in a block of columns
 
 struct PanelOfStrip {
   const Strip& strip;
@@ -355,7 +355,7 @@ struct Product {
     if constexpr (layout.columns == 0) {
       if (tokens < kPanelTokens) return (weights_fetched && tiles > 1 ? pairs : sizes)[tokens];
       if (tiles == 2 || tiles == kPanelTiles + 1)
-        return {kPanelTokens, 2, panel_strip<type, 2>};  // four are two and two
+        return {kPanelTokens, 2, panel_strip<type, 2>};  // four are split into two and two
       return tiles < kPanelTiles ? StripFunction{kPanelTokens, 1, panel_strip<type, 1>}
                                  : StripFunction{kPanelTokens, kPanelTiles, panel_strip<type, kPanelTiles>};
     }

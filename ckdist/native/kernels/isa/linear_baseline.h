@@ -1,5 +1,5 @@
-// Strips in portable C++ that a compiler vectorises with whatever the target has. Codes become small whole floats,
-// whose products and sums over 32 columns are exact, so blocked types give what integer arithmetic would.
+// Strips in portable C++, which the compiler vectorises for the target. Codes are converted to small whole floats.
+// Their products and sums over 32 columns are exact, so blocked types give the results of integer arithmetic.
 #pragma once
 #include <cstring>
 
@@ -23,7 +23,7 @@ inline void store_sums(const Strip& strip, const Rows* sums) {
     std::memcpy(strip.y + t * strip.y_stride, sums[t].lane, strip.rows * sizeof(float));
 }
 
-// The codes of 32 columns, offset taken off, as [step][row][4].
+// The codes of 32 columns without offset, as [step][row][4].
 template <Type type>
 void read_codes(const uint8_t* planes, float (*codes)[kVector]) {
   constexpr BlockLayout layout = layout_of(type);
@@ -102,7 +102,7 @@ void read_scales(const uint8_t* block, const Rows& block_scale, const Rows& bloc
   }
 }
 
-// Four floats as gcc and clang know them on every target.
+// Four floats, a type that gcc and clang support on every target.
 using Four = float __attribute__((vector_size(16)));
 
 inline Four four(const float* at) {

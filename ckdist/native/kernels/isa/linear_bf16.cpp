@@ -1,4 +1,4 @@
-// Products of bfloat16 weights: they ask for the dot product of bfloat16.
+// Products of bfloat16 weights, which need the dot product of bfloat16.
 #include "kernels/isa/linear_rows.h"
 
 namespace ckdist {

@@ -1,4 +1,4 @@
-// Products of 8-bit floats: they ask for the dot product of bfloat16.
+// Products of 8-bit floats, which need the dot product of bfloat16.
 #include "kernels/isa/linear_float8.h"
 
 #include "kernels/isa/pack_tile.h"

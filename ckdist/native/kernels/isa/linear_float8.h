@@ -1,4 +1,4 @@
-// Strips of 8-bit floats: the same over the vectors of every level. Private to isa/.
+// Strips of 8-bit floats: the same code over the vectors of every level. Private to isa/.
 #pragma once
 #include "kernels/isa/float8.h"
 #include "kernels/isa/linear_strip.h"

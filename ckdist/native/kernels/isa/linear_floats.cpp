@@ -1,4 +1,4 @@
-// Products of float32 and float16 weights, which ask for no instruction beyond vectors.
+// Products of float32 and float16 weights, which need only vector instructions.
 #include "kernels/isa/linear_rows.h"
 
 namespace ckdist {

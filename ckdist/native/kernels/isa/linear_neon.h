@@ -1,11 +1,11 @@
-// Strips with NEON: 16 rows in four quarters, bytes as dot_neon.h multiplies them. Sums are fused and in the order of
-// the other levels, for every number of tokens. bfloat16 is expanded, which is exact, or multiplied in pairs where the
+// Strips with NEON: 16 rows in four quarters. Bytes are multiplied by dot_neon.h. Sums are fused and in the order of
+// the other levels, for every number of tokens. bfloat16 is expanded, which is exact, or multiplied in pairs if the
 // level has BFDOT.
 //
-// BFDOT and BFMMLA round as the architecture says without extended bfloat16 (FPCR.EBF = 0; "BFDotAdd" in Arm's
-// reference manual): each product and the sum of two are rounded to odd, and so is their addition to the lane;
-// denormals count and leave as zero. BFMMLA adds its four columns as two BFDOTs do, one after the other, so that one
-// token and two have the same bits.
+// BFDOT and BFMMLA round as the architecture defines without extended bfloat16 (FPCR.EBF = 0; "BFDotAdd" in Arm's
+// reference manual): each product and the sum of two are rounded to odd, and so is their addition to the lane. Denormal
+// inputs are used; denormal results become zero. BFMMLA adds its four columns like two BFDOTs, one after the other, so
+// that one token and two tokens have the same bits.
 #pragma once
 #include "kernels/half.h"
 #include "kernels/isa/dot_neon.h"
@@ -33,7 +33,7 @@ inline void store_sums(const Strip& strip, const float32x4_t (*sums)[kQuarters])
   }
 }
 
-// Shifts bytes left (right where negative).
+// Shifts bytes left (right if negative).
 template <int shift>
 inline uint8x16_t shifted(uint8x16_t v) {
   if constexpr (shift > 0) return vshlq_n_u8(v, shift);
@@ -88,21 +88,21 @@ inline int32x4_t widen_signed(const uint8_t* bytes) {
   return vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(read_four(bytes)))));
 }
 
-// 2 to the power of (e - 128), the least two of them subnormal numbers.
+// 2^(e - 128). The two smallest values are subnormal numbers.
 inline int32x4_t power_of_two(int32x4_t e) {
   const int32x4_t normal = vshlq_n_s32(vsubq_s32(e, vdupq_n_s32(1)), 23);
   return vbslq_s32(vcltq_s32(e, vdupq_n_s32(2)), vshlq_s32(vdupq_n_s32(kLeastPower), e), normal);
 }
 
-// A quarter of a block of a tile: 4 rows. Groups are numbered within it; scales are whole numbers or floats as the
-// layout says.
+// A quarter of a block of a tile: 4 rows. Groups are numbered within it. Scales are integers or floats, as the layout
+// defines.
 template <Type type>
 struct Block {
   static constexpr BlockLayout layout = layout_of(type);
   const uint8_t* at;
   int quarter;
 
-  // Of the columns-th 32 columns.
+  // Planes of the columns-th 32 columns.
   const uint8_t* planes(int columns) const {
     return at + layout.planes() + columns * layout.plane_bytes() + 16 * quarter;
   }
@@ -155,8 +155,8 @@ inline int32x4_t read_sums(const uint8_t* at) {
   return sums;
 }
 
-// A few tokens' 32 columns on top of their totals of one quarter: of the block where scales are whole numbers, else of
-// the row. `total` has one every kQuarters.
+// Adds 32 columns of a few tokens to their totals of one quarter: of the block if scales are integers, else of the row.
+// A token's totals are kQuarters apart in `total`.
 template <Type type, int tokens>
 inline void add_group(const int8x16_t* codes, const int32x4_t* scale, const int32x4_t* minimum, const Columns& x,
                       int64_t stride, float32x4_t (*total)[kQuarters], int quarter) {
@@ -193,7 +193,7 @@ inline void add_group(const int8x16_t* codes, const int32x4_t* scale, const int3
   }
 }
 
-// Minus the block's minima times the token's sums.
+// sum - (the block's minima times the token's sums).
 inline float32x4_t add_minima(float32x4_t sum, const uint8_t* minima, float32x4_t block_minimum,
                               const uint8_t* group_sums) {
   const int8x16_t first = read_columns(minima), second = read_columns(minima + 64);
@@ -254,7 +254,7 @@ void block_strip(const Strip& strip) {
   store_sums<tokens>(strip, sums);
 }
 
-// Weights of 4 rows of one column.
+// Weights of one column, for 4 rows.
 template <Type type>
 inline float32x4_t read_column(const uint8_t* block, int column, int quarter) {
   if constexpr (type == Type::f32) return vreinterpretq_f32_u8(vld1q_u8(block + 64 * column + 16 * quarter));
@@ -292,7 +292,7 @@ void float_strip(const Strip& strip) {
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 inline bfloat16x8_t as_bf16(uint8x16_t v) { return vreinterpretq_bf16_u8(v); }
 
-// One token: a register of weights is two columns of four rows.
+// One token: a register of weights has two columns of four rows.
 inline void bf16_strip_of_one(const Strip& strip) {
   float32x4_t sums[1][kQuarters];
   for (int q = 0; q < kQuarters; ++q) sums[0][q] = vdupq_n_f32(0.0f);
@@ -304,11 +304,12 @@ inline void bf16_strip_of_one(const Strip& strip) {
   store_sums<1>(strip, sums);
 }
 
-// Tokens in pairs: four columns of two rows with as many of two tokens.
+// Tokens in pairs: four columns of two rows by four columns of two tokens.
 template <int tokens>
 void bf16_strip(const Strip& strip) {
   if constexpr (tokens == 1) return bf16_strip_of_one(strip);
-  float32x4_t sums[tokens / 2][kQuarters][2];  // [row of two][token of two], of the first two rows and the others
+  // [row of two][token of two], for the first two rows and for the others.
+  float32x4_t sums[tokens / 2][kQuarters][2];
   for (int t = 0; t < tokens / 2; ++t)
     for (int q = 0; q < kQuarters; ++q) sums[t][q][0] = sums[t][q][1] = vdupq_n_f32(0.0f);
   const uint8_t *tile = strip.tile, *x = strip.x;

@@ -1,4 +1,4 @@
-// One row of a level's table of products, by the strips that the level has. Private to isa/.
+// The row of a weight type in a level's table of products, made of the strips of the level. Private to isa/.
 #pragma once
 #if defined(__AMX_INT8__) && defined(__AMX_BF16__)
 #include "kernels/isa/linear_amx.h"

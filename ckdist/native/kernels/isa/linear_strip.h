@@ -1,12 +1,10 @@
-// How a product is tiled: strips of one tile or a few, over all columns, against a few tokens. The ISA's file says how
-// a strip is computed.
-//
-// A Product<type> offers
+// Tiling of a product: strips of one or a few tiles, over all columns, by a few tokens. The ISA's file computes a
+// strip. A Product<type> has
 //   kBlockColumns    the unit in which a strip counts columns
-//   strip(n, tiles)  the strip for n remaining tokens and so many tiles: how many of each it takes (tokens by n alone),
-//   and its function
-// Columns are never split: bringing the sums of a few tokens back from y costs more than streaming a long tile from the
-// L2 cache.
+//   strip(n, tiles)  the strip for n remaining tokens and `tiles` tiles: the numbers of tokens (by n alone) and tiles
+//   that it takes, and its function
+// Columns are never split: loading the sums of a few tokens from y costs more than streaming a long tile from the L2
+// cache.
 #pragma once
 #include "kernels/formats.h"
 #include "kernels/isa/expand.h"
@@ -26,22 +24,23 @@ constexpr LevelFormats kFormats =
 #undef CKDIST_QUOTE
 
 struct Strip {
-  const uint8_t* tile;  // the first
-  int64_t tile_bytes;   // from one to the next
+  const uint8_t* tile;  // the first tile
+  int64_t tile_bytes;   // from one tile to the next
   int64_t blocks;
   const uint8_t* x;  // row of the first token
   int64_t x_stride;  // in bytes
   int64_t padded;    // columns of such a row
   float* y;          // (tokens, 16) of a tile through y_stride
   int64_t y_stride;
-  int64_t y_tile;  // floats from a tile's y to the next one's
+  int64_t y_tile;  // floats from a tile's y to the next tile's
   int tokens;
-  int rows;            // of the last tile that exist
-  ExpandBlock expand;  // of types that are expanded; null where the tile's blocks are
-  int block_bytes;     // of such a type's block, packed or expanded
+  int rows;  // number of existing rows of the last tile
+  // For types that are expanded; null if the tile's blocks are already expanded.
+  ExpandBlock expand;
+  int block_bytes;  // packed or expanded
 };
 
-// Where one token's activations of the current columns stand; the same parts of the next token are a stride away.
+// The position of one token's activations of the current columns. The next token's are `stride` bytes later.
 struct Columns {
   const uint8_t *codes, *scales, *sums32, *sums16;
 
@@ -60,12 +59,13 @@ struct Columns {
 struct StripFunction {
   int tokens, tiles;
   void (*run)(const Strip&);
-  bool apart = false;  // memory gives more when the tiles are of two places, each read from its beginning to its end
+  // Memory is faster if the tiles are in two places, each read from beginning to end.
+  bool apart = false;
 };
 
 constexpr int log2_of(int n) { return n <= 1 ? 0 : 1 + log2_of(n / 2); }
 
-// A row's sums, shifted right by this, are minus the offset of the type's codes (minus one where there is none) times
+// A row's sums, shifted right by this number, are minus the offset of the type's codes (minus 1 if there is none) times
 // the sum.
 template <Type type>
 constexpr int sums_shift() {
@@ -73,14 +73,14 @@ constexpr int sums_shift() {
   return log2_of(layout.group < kGroupColumns ? kSums16Factor : kSums32Factor) - log2_of(layout.offset);
 }
 
-constexpr int64_t kTileBlockBytes =
-    384 << 10;  // of tiles that stay in the L2 cache while all tokens pass by, a few at a time in the L1
-constexpr int64_t kRowsBytes = 512 << 10;  // of activations that stay there beside them
-// Fetches a tile ahead of use. On Intel's CPUs from near ahead to the L1 cache, which gives a tenth more than the L2.
-// On AMD's CPUs the hardware does that better than instructions for one or two tokens (by a fifth for whole bytes),
-// unless scales stand per 16 columns. With more rows of activations beside the tile it loses track; then what is far
-// ahead is brought to the L2 cache, as bringing it to the L1 cache holds up the loads (half the speed at eight tokens
-// of whole bytes).
+// Bytes of tiles that stay in the L2 cache for all tokens; a few tokens at a time are in the L1 cache.
+constexpr int64_t kTileBlockBytes = 384 << 10;
+constexpr int64_t kRowsBytes = 512 << 10;  // bytes of activations that stay in the L2 cache with them
+// Prefetches a tile. On Intel's CPUs: from near ahead to the L1 cache, which is a tenth faster than to the L2 cache. On
+// AMD's CPUs the hardware is better than instructions for one or two tokens (by a fifth for 8-bit codes), except if
+// there is a scale per 16 columns. With more rows of activations the hardware prefetcher fails. Then memory far ahead
+// is prefetched to the L2 cache, because prefetching to the L1 cache delays loads (half the speed at eight tokens of
+// 8-bit codes).
 template <Type type, int tokens>
 [[gnu::always_inline]] inline void fetch(const uint8_t* at, int lines) {
   constexpr int far = 16 << 10, nearer = 6 << 10;
@@ -90,7 +90,7 @@ template <Type type, int tokens>
   else if (scaled_often) fetch_lines_near(at + nearer, lines);
 }
 
-// Blocks that are packed as they are stored, expanded one after the other for the tokens of a strip.
+// Expands blocks that are packed as they are stored, one after the other, for the tokens of a strip.
 template <Type type>
 struct ExpandedBlocks {
   static constexpr bool used = layout_of(type).scales == ScaleKind::expanded;
@@ -125,7 +125,7 @@ void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const 
   strip.x_stride = x_stride;
   strip.padded = ActivationRow::padded(matrix.cols);
   strip.y_stride = y_stride;
-  // Tiles that more than one strip reads are expanded once.
+  // Tiles that several strips read are expanded once.
   const ExpandBlock expand = expand_of<Product::kType>();
   const bool once =
       expands && tokens > Product::strip(tokens, 1).tokens && strip.blocks * expanded_bytes <= kTileBlockBytes;
@@ -134,7 +134,7 @@ void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const 
   strip.block_bytes = once ? expanded_bytes : packed_bytes;
   const int64_t each = once ? strip.blocks * expanded_bytes : matrix.tile_bytes;  // bytes of a tile
   const int64_t fitting = each > 0 ? kTileBlockBytes / each : 1;
-  const bool many = tokens > Product::strip(tokens, tile_end - tile_begin).tokens;  // strips for each tile
+  const bool many = tokens > Product::strip(tokens, tile_end - tile_begin).tokens;  // several strips for each tile
   const int64_t tile_block = !many ? tile_end - tile_begin : fitting > 1 ? fitting : 1;
   for (int64_t begin = tile_begin; begin < tile_end; begin += tile_block) {
     const int64_t end = begin + tile_block < tile_end ? begin + tile_block : tile_end;
@@ -148,11 +148,11 @@ void multiply(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const 
       const StripFunction widest = Product::strip(tokens - token, end - begin);
       strip.tokens = widest.tokens;
       strip.x = x + token * x_stride;
-      // Tiles that are apart are one of the first half and one of the second.
+      // If tiles are apart, one is from the first half and one from the second.
       const int64_t step = widest.apart ? (end - begin) / 2 : 1;
       strip.tile_bytes = step * each;
       strip.y_tile = step * kTileRows;
-      // The next tokens' rows come to the L2 cache meanwhile, a part with every tile, unless all stay there.
+      // Prefetches the next tokens' rows to the L2 cache, a part with every tile, unless all rows stay there.
       const uint8_t* next = strip.x + strip.tokens * x_stride;
       const int64_t coming =
           tokens - token - strip.tokens < strip.tokens ? tokens - token - strip.tokens : strip.tokens;

@@ -18,7 +18,7 @@ namespace {
 
 typedef uint64_t Line __attribute__((vector_size(64)));
 
-// Two places by turns, fetched as products fetch theirs: a core gets most from memory so.
+// Reads two places in turn, with the prefetching of products: this gives a core the highest bandwidth.
 uint64_t read(const uint8_t* data, int64_t bytes) {
   constexpr int chunk = 16;  // lines
   Line sums[8] = {};
@@ -37,9 +37,9 @@ uint64_t read(const uint8_t* data, int64_t bytes) {
   return all;
 }
 
-// One kind of arithmetic: `step` adds a product to an accumulator, whose lanes take `kOps` operations.
+// One kind of arithmetic: `step` adds a product to an accumulator. Each of its lanes counts as `kOps` operations.
 #if defined(__AVX512F__)
-constexpr int kChains = 24;  // sums under way at once: enough to hide the latency, few enough for the registers
+constexpr int kChains = 24;  // sums in flight: hides the latency and fits the registers
 struct F32 {
   using Vector = __m512;
   static constexpr int kOps = 32;
@@ -61,12 +61,12 @@ struct Int8 {
   static constexpr int kOps = 128;
   static Vector operand() { return _mm512_set1_epi8(1); }
 #if defined(__AVX512VNNI__)
-  // By hand: GCC 12 copies and spills the sums of the intrinsic.
+  // Written by hand: GCC 12 copies and spills the sums of the intrinsic.
   static void step(Vector& sum, Vector a, Vector b) { asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b)); }
 #else
   static void step(Vector& sum, Vector a, Vector b) {
     sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16(a, b));
-  }  // as codes of up to 4 bits mostly are
+  }  // as for most codes of up to 4 bits
 #endif
 };
 #elif defined(__AVX2__)
@@ -87,7 +87,7 @@ struct Int8 {
 #else
   static void step(Vector& sum, Vector a, Vector b) {
     sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(a, b));
-  }  // as codes of up to 4 bits mostly are
+  }  // as for most codes of up to 4 bits
 #endif
 };
 #elif defined(CKDIST_NEON)
@@ -150,12 +150,12 @@ struct Int8 {
 template <class Kind>
 int64_t chains(int64_t rounds, uint64_t* sink) {
   typename Kind::Vector sums[kChains], a = Kind::operand(), b = Kind::operand();
-#pragma GCC unroll 32  // or the sums would live in memory
+#pragma GCC unroll 32  // else the sums would be in memory
   for (int j = 0; j < kChains; j++) sums[j] = Kind::operand();
   for (int64_t r = 0; r < rounds; r++) {
 #pragma GCC unroll 32
     for (int j = 0; j < kChains; j++) {
-      CKDIST_OPAQUE(a);  // or a product would be taken out of the loop
+      CKDIST_OPAQUE(a);  // else the product would be moved out of the loop
       Kind::step(sums[j], a, b);
     }
   }
@@ -167,7 +167,7 @@ int64_t chains(int64_t rounds, uint64_t* sink) {
 }
 
 #ifdef __AMX_INT8__
-// Whole tiles, four of sums as products have them.
+// Whole tiles, four tiles of sums as in products.
 template <bool bytes, int sum, int a, int b>
 inline void tile_step() {
   if constexpr (bytes) tile_dot_bytes<sum, a, b>();
@@ -178,7 +178,7 @@ template <bool bytes>
 int64_t tile_chains(int64_t rounds, uint64_t* sink) {
   TileShapes shapes;
   for (int tile = 0; tile < kTiles; tile++) shapes.set(tile, kTileMostRows, kTileRowBytes);
-  tile_configure(shapes);  // zeroes
+  tile_configure(shapes);  // zeroes the tiles
   for (int64_t r = 0; r < rounds; r++) {
     tile_step<bytes, 0, 4, 6>();
     tile_step<bytes, 1, 4, 7>();

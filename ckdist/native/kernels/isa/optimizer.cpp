@@ -1,5 +1,4 @@
-// Plain loops that the compiler makes vectors of: what bounds them is memory. Nothing is contracted, so bits agree over
-// ISAs.
+// Plain loops that the compiler vectorises; memory is the limit. Contraction is off, so bits are equal on all ISAs.
 #include "kernels/optimizer.h"
 
 namespace ckdist {

@@ -1,9 +1,8 @@
-// Stored rows into a tile: words of all rows are interleaved as they are read, and bits then find their planes in whole
-// vectors.
+// Packs stored rows to a tile: words of all rows are interleaved while they are read; then whole vectors are rearranged
+// to planes.
 //
-// A format's words hold the codes of four columns, as those of the planes do (kernels/layout.h), so nothing but shifts
-// and masks is left. Whole blocks of sixteen rows are packed here; rows and columns that fill none go the portable way
-// of Tiles<type>.
+// A format's words hold the codes of four columns, like the planes' words (kernels/layout.h), so only shifts and masks
+// are needed. Whole blocks of sixteen rows are packed here. Incomplete rows and columns use the portable Tiles<type>.
 #include "kernels/isa/pack_tile.h"
 
 #include "kernels/interleaved.h"
@@ -19,14 +18,14 @@ namespace CKDIST_ISA {
 namespace {
 
 constexpr int kLine = 64;  // bytes of a vector of all rows, and of a cache line
-constexpr int kStripBytes =
-    8 << 10;  // of a row, while as many of what comes next are fetched: both fit the L2 cache with what is packed
+// Bytes of a row at a time, while the next bytes are prefetched: both fit the L2 cache with the packed tile.
+constexpr int kStripBytes = 8 << 10;
 
-// Where kWordRows rows, from `row` on, of one block are stored and where they go.
+// Sources and destination of kWordRows rows of one block, from `row` on.
 struct BlockRows {
   const uint8_t* const* rows;
-  int64_t at;      // of the block in a stored row
-  uint8_t* block;  // packed
+  int64_t at;      // offset of the block in a stored row
+  uint8_t* block;  // packed block
   int row;
 };
 
@@ -40,15 +39,15 @@ CKDIST_INLINE void store_lines(uint8_t* p, const Words* words) {
   for (int i = 0; i < count; ++i) store(p + kLine * i, words[i]);
 }
 
-// Signed scales of six bits, stored with 32 added.
+// Signed scales of six bits, which are stored with 32 added.
 CKDIST_INLINE Words minus_32(Words bytes) {
   bytes ^= 0x20202020u;
   const Words sign = bytes & 0x20202020u;
   return bytes | sign << 1 | sign << 2;
 }
 
-// Bit 4 i + j of every word becomes bit 8 j + i: the numbers' bits i2 i1 i0 j1 j0 become j1 j0 i2 i1 i0 by four
-// exchanges of two.
+// Bit 4 i + j of every word becomes bit 8 j + i. The bits i2 i1 i0 j1 j0 of the index become j1 j0 i2 i1 i0 in four
+// exchanges of two bits.
 CKDIST_INLINE Words bits_by_column(Words w) {
   const auto exchange = [&w](int shift, uint32_t mask) {
     const Words differ = (w >> shift ^ w) & mask;
@@ -61,7 +60,7 @@ CKDIST_INLINE Words bits_by_column(Words w) {
   return w;
 }
 
-// The 32-column types: `group` is the block's place among those of a packed block.
+// The 32-column types. `group` is the block's index in a packed block.
 template <Type type>
 CKDIST_INLINE void pack_group(const BlockRows& b, int group) {
   constexpr BlockLayout layout = layout_of(type);
@@ -87,7 +86,7 @@ CKDIST_INLINE void pack_group(const BlockRows& b, int group) {
   if constexpr (layout.high_bits)
     store(planes + layout.low_bytes(), bits_by_column(load_word(b.rows, b.at + codes_at - 4)));
   if constexpr (layout.group_scale_bytes() == 4 * kTileRows) {
-    const int scale = group * kGroupColumns / layout.group;  // the same of all groups of one scale
+    const int scale = group * kGroupColumns / layout.group;  // all groups of one scale have the same
     store(b.block + layout.group_scales() + 4 * (scale * kTileRows + b.row), load_word(b.rows, b.at));
     return;
   }
@@ -99,7 +98,8 @@ CKDIST_INLINE void pack_group(const BlockRows& b, int group) {
   const int half = 2 * (group * kTileRows + b.row);
   copy_halves(b.rows, b.at, b.block + layout.group_scales() + half);
   if constexpr (layout.minimum)
-    copy_halves(b.rows, b.at + 2, b.block + layout.group_minima() + half, 0x8000);  // added there, subtracted here
+    // Added in the stored format, subtracted in the packed one.
+    copy_halves(b.rows, b.at + 2, b.block + layout.group_minima() + half, 0x8000);
 }
 
 // q4_k and q5_k: block scales, 6-bit scales and minima, [high bits], low nibbles of 64 columns in 32 bytes.
@@ -124,7 +124,8 @@ CKDIST_INLINE void pack_nibbles_k(const BlockRows& b) {
     for (int group = 0; group < 8; ++group) store(plane_of<type>(b, group) + layout.low_bytes(), words[group]);
   }
   Words
-      head[4];  // block scales; six bits each of scales and minima 0..3, with top bits of 4..7; the other bits of 4..7
+      // Block scales; six bits each of scales and minima 0..3 with top bits of 4..7; other bits of 4..7.
+      head[4];
   load_transposed<1>(b.rows, b.at, head);
   store_low_halves(b.block + layout.block_scale() + 2 * b.row, head[0]);
   store_low_halves(b.block + layout.block_minimum() + 2 * b.row, head[0] >> 16);
@@ -136,8 +137,7 @@ CKDIST_INLINE void pack_nibbles_k(const BlockRows& b) {
   store(minima + 4 * kTileRows, (head[3] >> 4 & 0x0f0f0f0fu) | (head[2] >> 2 & 0x30303030u));
 }
 
-// Low nibbles of 64 columns in 64 bytes twice over, two high bits of four times 32 columns in 32 bytes; so for each
-// half.
+// Each half: low nibbles of 64 columns in 64 bytes twice, two high bits of four times 32 columns in 32 bytes.
 CKDIST_INLINE void pack_q6_k(const BlockRows& b) {
   constexpr Type type = Type::q6_k;
   constexpr BlockLayout layout = layout_of(type);
@@ -148,7 +148,7 @@ CKDIST_INLINE void pack_q6_k(const BlockRows& b) {
       load_transposed<1>(b.rows, b.at + 64 * half + 32 + 16 * four, low[1]);
       load_transposed<1>(b.rows, b.at + 128 + 32 * half + 16 * four, high);
       const auto pack = [&](int group, const Words* nibbles, int down, int left, int right) {
-        Words codes[4];  // bits 6 and 7 are anything
+        Words codes[4];  // bits 6 and 7 are undefined
         for (int i = 0; i < 4; ++i) codes[i] = merge(0x0f0f0f0fu, nibbles[i] >> down, high[i] << left >> right);
         uint8_t* const plane = plane_of<type>(b, 4 * half + group) + kLine * 3 * four;
         for (int i = 0; i < 3; ++i) store(plane + kLine * i, merge(0x3f3f3f3fu, codes[i], codes[3] << (6 - 2 * i)));
@@ -164,7 +164,7 @@ CKDIST_INLINE void pack_q6_k(const BlockRows& b) {
   copy_halves(b.rows, b.at + 208, b.block + layout.block_scale() + 2 * b.row);
 }
 
-// Two bits of four times 32 columns in 32 bytes, for each half.
+// Each half: two bits of four times 32 columns in 32 bytes.
 template <Type type>
 CKDIST_INLINE void pack_crumbs_k(const BlockRows& b, int64_t at) {
   for (int half = 0; half < 2; ++half)
@@ -194,8 +194,8 @@ CKDIST_INLINE void pack_q3_k(const BlockRows& b) {
   load_transposed<2>(b.rows, b.at, high);
   turn_fields<1>(high);
   for (int group = 0; group < 8; ++group) store(plane_of<type>(b, group) + layout.low_bytes(), high[group]);
-  // Twelve bytes of scales and the block's, behind two bytes of codes: nibbles of scales i and i + 8, two bits of i, i
-  // + 4, i + 8, i + 12.
+  // Twelve bytes of scales, then the block's scale, after two bytes of codes: nibbles of scales i and i + 8, two bits
+  // each of i, i + 4, i + 8, i + 12.
   Words tail[4];
   load_transposed<1>(b.rows, b.at + 94, tail);
   const Words low[2] = {tail[0] >> 16 | tail[1] << 16, tail[1] >> 16 | tail[2] << 16},
@@ -228,7 +228,7 @@ CKDIST_INLINE void pack_iq4_xs(const BlockRows& b) {
   }
 }
 
-// Words go where they belong as they are.
+// Copies words unchanged to their place.
 template <Type type>
 CKDIST_INLINE void pack_words(const BlockRows& b) {
   constexpr InterleavedLayout layout = interleaved_of(type);
@@ -293,13 +293,13 @@ CKDIST_INLINE void pack_unit(const BlockRows& b) {
   }
 }
 
-// The bytes [at, at + bytes) of every row, brought to the L2 cache a few lines at a time. Row after row, each in one
-// go: that is what the hardware's own prefetching follows, and sixteen rows at once are more than it does.
+// Prefetches the bytes [at, at + bytes) of every row to the L2 cache, a few lines at a time. It goes row by row,
+// because the hardware's own prefetching follows one row, but not sixteen at once.
 struct Fetch {
   const uint8_t* const* rows;
   int64_t at, bytes;
   int row;
-  int64_t done;  // of the row
+  int64_t done;  // bytes of the row
 };
 
 CKDIST_INLINE void fetch_lines(Fetch& f, int64_t count) {
@@ -320,7 +320,7 @@ void pack_tile(const uint8_t* const* source_rows, int rows, int64_t cols, uint8_
                 strip = strips ? (units + strips - 1) / strips : 0;
   for (int64_t begin = 0, end; begin < units; begin = end) {
     end = units - begin > strip ? begin + strip : units;
-    // What comes next: more columns, or the next tile, if its rows go on as these do.
+    // The next data: more columns, or the next tile if its rows continue these.
     Fetch next = {source_rows, end * U::stored_bytes, (units - end > strip ? strip : units - end) * U::stored_bytes, 0,
                   0};
     if (end == units) {

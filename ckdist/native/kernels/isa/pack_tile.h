@@ -1,4 +1,4 @@
-// Stored rows into a tile, at memory speed. Private to isa/.
+// Packs stored rows to a tile, at memory speed. Private to isa/.
 #pragma once
 #include <cstdint>
 
@@ -7,7 +7,7 @@
 namespace ckdist {
 namespace CKDIST_VECTORS {
 
-// LinearKernel::pack
+// Implements LinearKernel::pack.
 template <Type type>
 void pack_tile(const uint8_t* const* source_rows, int rows, int64_t cols, uint8_t* tile);
 

@@ -1,4 +1,4 @@
-// Packing and turning of floats in blocks of 16 x 16 words. A word is one float, or a pair of bfloat16.
+// Packs and transposes floats in blocks of 16 x 16 words. A word is one float, or a pair of bfloat16.
 #include "kernels/packing.h"
 
 #include "kernels/isa/simd.h"
@@ -9,11 +9,11 @@ namespace {
 
 constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// What tiles hold, and whence.
+// Type of a tile's elements, and of their sources.
 enum class Form {
-  f32,      // floats of floats
-  widened,  // floats of bfloat16, or of floats that are rounded to it
-  bf16,     // pairs of bfloat16, side by side or of neighbouring rows
+  f32,      // floats from floats
+  widened,  // floats from bfloat16, or from floats rounded to bfloat16
+  bf16,     // pairs of bfloat16: neighbours in a row, or from neighbouring rows
 };
 template <Form form>
 constexpr int kUnit = form == Form::bf16 ? 2 : 1;  // elements of a word
@@ -45,7 +45,7 @@ CKDIST_INLINE __m512i halves(const uint16_t* p, int64_t n) {
   return _mm512_cvtepu16_epi32(n >= kLanes ? _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))
                                            : _mm256_maskz_loadu_epi16(some, p));
 }
-// Of two rows, element by element.
+// Pairs of two rows, element by element.
 template <class Element>
 CKDIST_INLINE Vec pairs_across(const Element* p, const Element* q, int64_t n) {
   const __m512i low = halves(p, n);
@@ -54,7 +54,7 @@ CKDIST_INLINE Vec pairs_across(const Element* p, const Element* q, int64_t n) {
 
 #endif
 
-// The words that begin with x, of which n elements exist.
+// The words that begin at p, of n existing elements.
 template <Form form, class Element>
 CKDIST_INLINE Vec along(const Element* p, int64_t n) {
 #if defined(__AVX512BF16__)
@@ -64,7 +64,7 @@ CKDIST_INLINE Vec along(const Element* p, int64_t n) {
   else return load_some(p, n);
 }
 
-// Word i of what a word's rows from x on hold in n columns; rows beyond `left` are zeros.
+// Word i of the rows of a word from x on, with n columns. Rows from `left` on are zeros.
 template <Form form, class Element>
 CKDIST_INLINE Vec row_words(const Element* x, int64_t stride, int64_t left, int64_t n) {
   (void)stride;
@@ -77,8 +77,8 @@ CKDIST_INLINE Vec row_words(const Element* x, int64_t stride, int64_t left, int6
 
 CKDIST_INLINE void store_words(uint8_t* p, Vec a) { store(reinterpret_cast<float*>(p), a); }
 
-// Floats are weights, which come from memory: those of the next tile, and those of a few rows ahead, are fetched to the
-// L2 cache meanwhile.
+// Floats are weights, which come from memory. The next tile's, and those a few rows ahead, are prefetched to the L2
+// cache.
 constexpr int64_t kFetchRows = 32;
 CKDIST_INLINE void fetch(const float* p, int lines) {
   for (int i = 0; i < lines; ++i) __builtin_prefetch(p + i * kLanes, 0, 2);
@@ -156,7 +156,7 @@ void operand_rows(const uint8_t* x, int64_t stride, int rows, int64_t cols, uint
 }
 
 #if defined(__AVX512BF16__)
-// Of two tiles: whole cache lines, two of them interleaved.
+// Two tiles: whole cache lines, two of them interleaved.
 void pairs_of_columns(const uint8_t* x, int64_t stride, int64_t cols, uint8_t* tiles, int64_t tile_bytes) {
   const __m512i step = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
   const __m512i low = _mm512_or_si512(step, _mm512_slli_epi32(_mm512_add_epi32(step, _mm512_set1_epi32(32)), 16));

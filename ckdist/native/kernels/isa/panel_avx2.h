@@ -1,5 +1,5 @@
-// A tile of floats against several tokens at once: six tokens are twelve sums in registers for two loads of weights and
-// six of activations a step. Private to isa/.
+// A tile of floats by several tokens at once: six tokens are twelve sums in registers, for two loads of weights and six
+// of activations per step. Private to isa/.
 #pragma once
 #include <immintrin.h>
 
@@ -13,7 +13,7 @@ namespace {
 constexpr int kPanelTiles = 1, kPanelTokens = 6;
 constexpr int kPanelSizes[4] = {1, 2, 4, kPanelTokens};
 
-// As panel_avx512.h has it.
+// The same as in panel_avx512.h.
 template <Type type, int tiles, int tokens, int step, class Result>
 void panel(const uint8_t* tile, int64_t, const uint8_t* x, int64_t x_stride, int64_t words, int last,
            const Result& given) {

@@ -1,5 +1,5 @@
-// Training's products of bfloat16 with AMX: blocks of columns that are added, each the tiles of inference. Private to
-// isa/.
+// Training's products of bfloat16 with AMX: the tiles of inference for each block of columns; the blocks are added.
+// Private to isa/.
 #pragma once
 #include "kernels/isa/bf16_tiles.h"
 #include "kernels/isa/product_output.h"

@@ -1,4 +1,5 @@
-// Training's products in bfloat16: of tiles, of its dot product, or, of vectors without either, of what they widen.
+// Training's products in bfloat16: with tiles, with the dot product of bfloat16, or else with vectors of widened
+// values.
 #if defined(__AMX_BF16__)
 #include "kernels/isa/product_amx.h"
 #elif defined(__AVX2__)

@@ -1,4 +1,4 @@
-// Products of training as those of inference, in blocks of columns that are added. Private to isa/.
+// Products of training, as the products of inference in blocks of columns, which are added. Private to isa/.
 #pragma once
 #include "kernels/isa/product_output.h"
 
@@ -16,7 +16,8 @@ constexpr int64_t kTokensAtOnce = 32, kTilesAtOnce = 4;
 template <Form form>
 constexpr int64_t kBlockColumns = form == Form::widened ? 256 : 2048;
 template <Form form>
-constexpr int64_t kTokensOfBlock = form == Form::widened ? 32 : INT64_MAX;  // whose widened rows are on the stack
+// The widened rows of these tokens are on the stack.
+constexpr int64_t kTokensOfBlock = form == Form::widened ? 32 : INT64_MAX;
 
 template <Form form>
 const LinearKernel& linear_kernel() {

@@ -1,4 +1,4 @@
-// Training's products in float32, which ask for no instruction beyond vectors.
+// Training's products in float32, which need only vector instructions.
 #if defined(__AVX2__)
 #include "kernels/isa/product_panels.h"
 #else

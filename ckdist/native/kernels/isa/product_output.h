@@ -1,4 +1,4 @@
-// What becomes of the sums of training's products, whatever made them. Private to isa/.
+// Writes the sums of training's products, for all ways of computing them. Private to isa/.
 #pragma once
 #include "kernels/isa/simd.h"
 #include "kernels/product.h"
@@ -7,12 +7,12 @@ namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
-// What tiles and rows hold: floats; pairs of bfloat16; or tiles floats, and rows bfloat16 that is widened before it is
-// multiplied.
+// The elements of tiles and rows: floats; pairs of bfloat16; or floats in tiles and bfloat16 in rows, which is widened
+// before the product.
 enum class Form { f32, bf16, widened };
 
 template <Form form>
-constexpr int kFormBytes = form == Form::widened ? 2 : 4;  // of a row's columns that one step multiplies
+constexpr int kFormBytes = form == Form::widened ? 2 : 4;  // bytes of a row's columns in one step
 template <Form form>
 constexpr Type kTiles = form == Form::bf16 ? Type::bf16 : Type::f32;
 template <Form form>
@@ -20,7 +20,7 @@ constexpr int64_t words_of(int64_t cols) {
   return (cols + 15) / 16 * 16 / (form == Form::bf16 ? 2 : 1);
 }
 
-// `rows` rows of n bfloat16, n a multiple of 16, as floats.
+// Converts `rows` rows of n bfloat16, n a multiple of 16, to floats.
 CKDIST_INLINE void widen_rows(const uint8_t* x, int64_t x_stride, int rows, int64_t n, float* out, int64_t stride) {
   for (int row = 0; row < rows; ++row, x += x_stride, out += stride)
     for (int64_t i = 0; i < n; i += kLanes) store(out + i, load_bf16(reinterpret_cast<const uint16_t*>(x) + i));
@@ -28,7 +28,7 @@ CKDIST_INLINE void widen_rows(const uint8_t* x, int64_t x_stride, int rows, int6
 
 constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// `lanes` sums of a token, from `column` on.
+// Writes `lanes` sums of a token, from `column` on.
 CKDIST_INLINE void finish(const ProductOutput& out, int64_t token, int64_t column, int lanes, Vec sum) {
   if (out.bias) sum = sum + CKDIST_VECTORS::load(out.bias + column);
   if (out.residual) sum = sum + load_n(out.residual + token * out.residual_stride + column, lanes);
@@ -37,7 +37,7 @@ CKDIST_INLINE void finish(const ProductOutput& out, int64_t token, int64_t colum
   else store(reinterpret_cast<float*>(row) + column, sum);
 }
 
-// All sums of `tokens` tokens, `stride` floats apart.
+// Writes all sums of `tokens` tokens, which are `stride` floats apart.
 CKDIST_INLINE void finish_rows(const Matrix& matrix, int64_t tokens, const float* sums, int64_t stride,
                                const ProductOutput& out) {
   for (int64_t t = 0; t < tokens; ++t)

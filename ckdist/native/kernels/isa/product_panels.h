@@ -12,24 +12,25 @@ namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
-constexpr int64_t kBlockColumns = 256;            // of a block, in words: the tokens of a panel stay in the L1 cache
+// Words of a block of columns: the tokens of a panel stay in the L1 cache.
+constexpr int64_t kBlockColumns = 256;
 constexpr int64_t kWideRow = kBlockColumns + 16;  // floats from a widened row to the next
 
-// What panels to come will read comes to the L2 cache a line a step: more at a time would have to wait.
+// Memory of later panels, which is prefetched to the L2 cache one line per step: more at a time would have to wait.
 struct Ahead {
   const uint8_t* at;
   [[gnu::always_inline]] void step() { __builtin_prefetch(at, 0, 2), at += 64; }
 };
 
-// The rows of the tokens behind those of a panel, where rows lie one behind the other: of `rows`, the part that falls
-// to the panel that begins with `tile`; `none` is what the panel reads anyway.
+// Prefetch of the rows of the tokens after those of a panel, if rows are consecutive: of `rows` rows, the part of the
+// panel that begins with `tile`. `none`: memory that the panel reads anyway.
 CKDIST_INLINE Ahead next_rows(const uint8_t* rows, int64_t x_stride, int64_t row_bytes, int64_t tile, int64_t words,
                               const uint8_t* none) {
   const int64_t begin = tile / kPanelTiles * 64 * words;
   return {x_stride < 2 * row_bytes && begin < kPanelTokens * x_stride ? rows + begin : none};
 }
 
-// What becomes of the sums of a panel. `tile` counts from the panel's first; `rows` of it exist.
+// Handles the sums of a panel. `tile` counts from the panel's first; it has `rows` rows.
 struct Sum {
   float* y;
   int64_t y_stride;
@@ -47,7 +48,7 @@ struct Sum {
 struct Finish {
   const ProductOutput& out;
   int64_t first_token, first_column;
-  const float* sums;  // of the blocks before, or null
+  const float* sums;  // sums of the blocks before, or null
   int64_t sums_stride;
   Ahead next;
   [[gnu::always_inline]] void ahead() { next.step(); }
@@ -70,7 +71,7 @@ constexpr Panel<End> kPanelOf[4] = {
     panel<type, tiles, kPanelSizes[0], step, End>, panel<type, tiles, kPanelSizes[1], step, End>,
     panel<type, tiles, kPanelSizes[2], step, End>, panel<type, tiles, kPanelSizes[3], step, End>};
 
-// `tiles` is 1 to kPanelTiles, `size` an index of kPanelSizes.
+// `tiles` is 1 to kPanelTiles; `size` is an index into kPanelSizes.
 template <Form form, int step, class End>
 CKDIST_INLINE Panel<End> panel_of(int64_t tiles, int size) {
 #if defined(__AVX512F__)
@@ -81,8 +82,8 @@ CKDIST_INLINE Panel<End> panel_of(int64_t tiles, int size) {
   return kPanelOf<kTiles<form>, 1, step, End>[size];
 }
 
-// Calls body(token, index of kPanelSizes, ...) for groups of tokens, which do not cross multiples of `within`, each
-// with body(tile, count, rows of the last) for groups of tiles.
+// Calls body(token, index of kPanelSizes, ...) for groups of tokens, which do not cross multiples of `within`; in each
+// for groups of tiles with (tile, count, rows of the last).
 template <class Body>
 CKDIST_INLINE void each_panel(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, int64_t tokens,
                               int64_t within, Body&& body) {
@@ -100,22 +101,22 @@ CKDIST_INLINE void each_panel(const Matrix& matrix, int64_t tile_begin, int64_t 
   }
 }
 
-// Calls body(first word, words) for blocks of a matrix's columns, as even as can be.
+// Calls body(first word, words) for blocks of a matrix's columns, as even as possible.
 template <Form form, class Body>
 CKDIST_INLINE void each_block(const Matrix& matrix, Body&& body) {
   const int64_t words = words_of<form>(matrix.cols), blocks = (words + kBlockColumns - 1) / kBlockColumns;
   int64_t block = blocks ? (words + blocks - 1) / blocks : 0;
-  if (form == Form::widened) block = (block + 15) / 16 * 16;  // rows are widened by the vector
+  if (form == Form::widened) block = (block + 15) / 16 * 16;  // rows are widened by whole vectors
   for (int64_t word = 0; word < words; word += block) body(word, least(block, words - word));
 }
 
-// The words of the tokens of a panel, from the first on, as it multiplies them.
+// The words of a panel's tokens, from the first token on, in the form that is multiplied.
 struct PanelRows {
   const uint8_t* at;
   int64_t stride;
 };
 
-// The same of each group of tokens in turn; `wide` is where those of bfloat16 that is widened go.
+// Returns the same for each group of tokens in turn. `wide`: buffer for widened bfloat16.
 template <Form form>
 CKDIST_INLINE PanelRows panel_rows(const uint8_t* x, int64_t x_stride, int64_t word, int64_t words, int size,
                                    bool first, float* wide) {
@@ -150,7 +151,8 @@ template <Form form>
 void produce(const Matrix& matrix, const uint8_t* x, int64_t x_stride, int64_t tokens, float* sums,
              const ProductOutput& out) {
   const int64_t tiles = matrix.tile_count(), all = words_of<form>(matrix.cols);
-  const int64_t stride = (tiles + 1) * kTileRows;  // no multiple of 4096 bytes: loads would wait for stores
+  // Not a multiple of 4096 bytes, or loads would wait for stores.
+  const int64_t stride = (tiles + 1) * kTileRows;
   alignas(64) float wide[form == Form::widened ? kPanelTokens * kWideRow : 1];
   each_block<form>(matrix, [&](int64_t word, int64_t words) {
     each_panel(matrix, 0, tiles, tokens, tokens, [&](int64_t token, int size, int64_t tile, int64_t some, int last) {
@@ -177,7 +179,8 @@ void outer(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uin
     each_panel(matrix, tile_begin, tile_end, tokens, kTileRows,
                [&](int64_t token, int size, int64_t tile, int64_t some, int last) {
                  const uint8_t* const from = matrix.tiles + tile * matrix.tile_bytes + 64 * word;
-                 const int64_t turn = token / kPanelTokens;  // the first panels of a group of tiles fetch a tile each
+                 // The first panels of a group of tiles prefetch one tile each.
+                 const int64_t turn = token / kPanelTokens;
                  panel_of<form, 64, Sum>(some, size)(
                      from, matrix.tile_bytes,
                      x_tiles + token / kTileRows * x_tile_bytes + token % kTileRows * 4 + 64 * word, 4, words, last,

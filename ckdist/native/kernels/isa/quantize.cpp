@@ -1,5 +1,5 @@
-// float32 rows into blocks. The search for Q4_K's scales and minima takes sixteen groups at a time, two blocks, a group
-// to a lane: every sum runs in an order of its own, the same on every ISA.
+// Quantises float32 rows to blocks. The search for Q4_K's scales and minima handles sixteen groups (two blocks) at a
+// time, one per lane. The order of every sum is the same on every ISA.
 #include "kernels/quantize.h"
 
 #include "kernels/half.h"
@@ -11,11 +11,11 @@ namespace {
 
 constexpr float kLargestHalf = 65504.0f;
 constexpr int kGroup = 32;
-constexpr int kGroups = 8;  // of a Q4_K block
+constexpr int kGroups = 8;  // groups of a Q4_K block
 constexpr int kBlock = kGroup * kGroups, kBlockBytes = 144;
 constexpr float kLargestCode = 15.0f;
 constexpr float kLargestScale = 63.0f;
-constexpr int kTrials = 8;  // more of them gain nothing that can be measured
+constexpr int kTrials = 8;  // a larger number gives no measurable gain
 
 void write16(uint8_t* at, uint16_t value) { std::memcpy(at, &value, sizeof value); }
 
@@ -42,7 +42,7 @@ bool quantize_float(const float* x, int64_t cols, uint8_t* out) {
   return largest < (convert == half_of_float ? 0x7c00 : 0x7f80);
 }
 
-// Codes are chosen for the scale as float16 holds it, not for the exact one.
+// Codes are chosen for the scale after rounding to float16, not for the exact one.
 bool quantize_q8_0(const float* x, int64_t cols, uint8_t* out) {
   if (!all_finite(x, cols)) return false;
   for (int64_t start = 0; start < cols; start += kGroup, x += kGroup, out += 34) {
@@ -66,12 +66,12 @@ struct Groups {
   Vec at[kGroup];
 };
 
-// Values as scale * code - minimum, both not negative.
+// Values are scale * code - minimum; scale and minimum are not negative.
 struct Fit {
   Vec scale, minimum, error;
 };
 
-// A sum over a group runs in eight chains.
+// A sum over a group has eight chains.
 constexpr int kChains = 8;
 
 CKDIST_INLINE Vec total(const Vec* s) { return ((s[0] + s[4]) + (s[2] + s[6])) + ((s[1] + s[5]) + (s[3] + s[7])); }
@@ -95,13 +95,12 @@ Vec error_of(const Groups& x, const Groups& weight, Vec scale, Vec minimum) {
   return total(chains);
 }
 
-// What least squares needs of the values, whatever the codes.
+// The moments of the values for least squares, independent of the codes.
 struct Moments {
   Vec w, wx;
 };
 
-// The least squares solution for the codes that a range gives: two normal equations; a minimum below zero is held at
-// zero.
+// The least squares solution for the codes of a range: two normal equations. A negative minimum is set to zero.
 Fit solve(const Groups& x, const Groups& weight, const Moments& moments, Vec low, Vec inverse) {
   Vec wq_chains[kChains], wqq_chains[kChains], wqx_chains[kChains];
   const Vec none = set(0.0f);
@@ -118,15 +117,15 @@ Fit solve(const Groups& x, const Groups& weight, const Moments& moments, Vec low
   const Vec w = moments.w, wx = moments.wx, wq = total(wq_chains), wqq = total(wqq_chains), wqx = total(wqx_chains);
   const Vec determinant = w * wqq - wq * wq;
   const Mask solvable = less(none, determinant);
-  const Vec at_zero = select(less(none, wqq), wqx / wqq, none);  // the scale where there is no minimum
+  const Vec at_zero = select(less(none, wqq), wqx / wqq, none);  // the scale if the minimum is zero
   const Vec scale = select(solvable, (w * wqx - wq * wx) / determinant, at_zero);
   const Vec minimum = select(solvable, (wq * wqx - wqq * wx) / determinant, none);
   return {max(select(less(minimum, none), at_zero, scale), none), max(minimum, none), none};
 }
 
-// Tries several ways to lay 16 steps over the range; each gives codes, for which scale and minimum are solved.
+// Tries several ranges of 16 steps. Each gives codes, for which scale and minimum are solved.
 Fit fit_groups(const Groups& x, const Groups& weight) {
-  Vec low = set(0.0f), high = set(0.0f);  // the minimum is not negative, so zero is always in the range
+  Vec low = set(0.0f), high = set(0.0f);  // the minimum is not negative, so the range always includes zero
   Moments moments = {set(0.0f), set(0.0f)};
   for (int i = 0; i < kGroup; ++i) {
     low = min(x.at[i], low), high = max(x.at[i], high);
@@ -150,7 +149,7 @@ Fit fit_groups(const Groups& x, const Groups& weight) {
 
 CKDIST_INLINE Vec bounded_scale(Vec value) { return min(max(value, set(0.0f)), set(kLargestScale)); }
 
-// 6-bit scales and minima near the wanted ones, that together err least.
+// The 6-bit scales and minima near the wanted ones with the smallest error together.
 void round_fit(const Groups& x, const Groups& weight, const Fit& fit, Vec scale_step, Vec minimum_step, Vec* scale,
                Vec* minimum) {
   const Vec none = set(0.0f), half = set(0.5f);
@@ -169,7 +168,7 @@ void round_fit(const Groups& x, const Groups& weight, const Fit& fit, Vec scale_
     }
 }
 
-// Large values weigh more: they meet large activations more often than chance would have it.
+// Large values have larger weights, because they meet large activations more often than chance.
 void weigh(const Groups& x, Groups& weight) {
   Vec squares = set(0.0f);
   for (int i = 0; i < kGroup; ++i) squares = squares + x.at[i] * x.at[i];
@@ -190,7 +189,7 @@ void write_block(const uint8_t* scales, const uint8_t* minima, uint16_t scale_ha
   }
 }
 
-// The codes of two blocks, behind their scales: of a value `(value + shift) * inverse`, rounded.
+// Writes the codes of two blocks, after their scales: round((value + shift) * inverse).
 void write_codes(const Groups& values, Vec shift, Vec inverse, uint8_t* const (&out)[2]) {
   for (int part = 0; part < kGroup / kLanes; ++part) {
     Vec codes[kLanes];
@@ -205,9 +204,9 @@ void write_codes(const Groups& values, Vec shift, Vec inverse, uint8_t* const (&
   }
 }
 
-// Two blocks, that may be the same one.
+// Two blocks, which may be the same one.
 bool quantize_blocks_q4_k(const float* const (&x)[2], uint8_t* const (&out)[2]) {
-  // The search squares its values and multiplies the squares; in units of the largest value none can overflow or
+  // The search squares its values and multiplies the squares. In units of the largest value none can overflow or
   // vanish.
   float units[2], unit_lanes[kLanes];
   for (int b = 0; b < 2; ++b) {

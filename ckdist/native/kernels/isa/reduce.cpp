@@ -7,20 +7,21 @@ namespace CKDIST_ISA {
 
 namespace {
 
-// 64 elements, as the folds take them.
+// 64 elements, the unit of folds.
 constexpr int kVecs = 4, kBlock = kVecs * kLanes;
 struct Block {
   Vec v[kVecs];
 };
 
 constexpr int64_t kLine = 64;
-constexpr int64_t kLong =
-    4096;  // elements: as many are worth a beginning one by one, so that vectors do not cross cache lines
+// Elements. From this size on, single elements are worth processing at the beginning, so that vectors do not cross
+// cache lines.
+constexpr int64_t kLong = 4096;
 
 // Bytes from `p` to the next cache line.
 CKDIST_INLINE int64_t to_line(const void* p) { return static_cast<int64_t>(-reinterpret_cast<uintptr_t>(p) % kLine); }
 
-// NaN lanes of `a`, or `b` there.
+// Lanes of `a` if NaN, else of `b`.
 CKDIST_INLINE Vec keep_nan(Vec a, Vec b) {
 #if defined(__AVX512F__)
   return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q), b.v, a.v)};
@@ -34,7 +35,7 @@ CKDIST_INLINE Vec keep_nan(Vec a, Vec b) {
 template <ReduceOp op>
 CKDIST_INLINE Vec combine(Vec a, Vec b) {
   if constexpr (op == ReduceOp::sum) return a + b;
-  if constexpr (op == ReduceOp::max) return keep_nan(a, max(a, b));  // max and min give b where either is NaN
+  if constexpr (op == ReduceOp::max) return keep_nan(a, max(a, b));  // max and min return b if either is NaN
   return keep_nan(a, min(a, b));
 }
 
@@ -42,7 +43,7 @@ CKDIST_INLINE uint16_t to_bf16_flushed(float x) {
   return bits_of(x) & 0x7f800000 ? to_bf16(x) : static_cast<uint16_t>(bits_of(x) >> 16 & 0x8000);
 }
 
-// How a type lies in memory: blocks are read, packed once, and stored wherever they go.
+// The memory formats of types. Blocks are read, packed once, and stored to every destination.
 struct F32 {
   using Value = float;
   using Packed = Block;
@@ -83,8 +84,8 @@ struct BF16 {
   CKDIST_INLINE float widen(uint16_t x) { return float_of(static_cast<uint32_t>(x) << 16); }
 };
 
-// From bfloat16 to bfloat16 the order within a block is free: even and odd elements apart cost no shuffles. `flushed`:
-// blocks hold no denormals.
+// From bfloat16 to bfloat16 the order within a block is free: separating even and odd elements needs no shuffles.
+// `flushed`: blocks hold no denormals.
 template <bool flushed>
 struct BF16Pairs : BF16 {
   struct Packed {
@@ -185,7 +186,8 @@ void fold(void* const* outs_in, int out_count, const void* const* parts_in, int 
   fold_to(n);
 }
 
-// Sums of bfloat16. Without its conversion, the CPU's own flushing of results that are denormal costs less than ours.
+// Sums of bfloat16. Without the conversion instruction, the CPU's own flushing of denormal results is cheaper than
+// ours.
 template <ReduceOp op>
 void fold_bf16(void* const* outs, int out_count, const void* const* parts, int part_count, int64_t n) {
 #if defined(__AVX2__) && !defined(__AVX512BF16__)
@@ -200,7 +202,7 @@ void fold_bf16(void* const* outs, int out_count, const void* const* parts, int p
   fold<BF16Pairs<false>, BF16Pairs<false>, op>(outs, out_count, parts, part_count, n);
 }
 
-// Whole numbers: sums as unsigned, so that they wrap.
+// Integers: sums are unsigned, so that they wrap.
 template <class Int, class Unsigned, ReduceOp op>
 void fold_ints(void* const* outs, int out_count, const void* const* parts, int part_count, int64_t n) {
   constexpr int64_t kChunk = 1024;
@@ -221,7 +223,7 @@ void fold_ints(void* const* outs, int out_count, const void* const* parts, int p
   }
 }
 
-// Cache lines, of any bytes: through an array they would be written to the stack as well.
+// Cache lines of any bytes. An array would be written to the stack as well.
 static_assert(sizeof(Vec) == kLine);
 CKDIST_INLINE Vec line_of(const uint8_t* p) { return load(reinterpret_cast<const float*>(p)); }
 CKDIST_INLINE void write_line(uint8_t* p, Vec line) { store(reinterpret_cast<float*>(p), line); }
@@ -271,7 +273,8 @@ void take(void* out, void* in, int64_t bytes) {
   if (i > 0) std::memcpy(to, from, i);
   for (; i + kLine <= bytes; i += kLine) {
     const Vec line = line_of(from + i);
-    asm volatile("" ::: "memory");  // the store that follows changes nothing, and must stay
+    // The following store changes nothing but must not be removed.
+    asm volatile("" ::: "memory");
     write_line(from + i, line);
     asm volatile("" ::: "memory");
     write_line(to + i, line);

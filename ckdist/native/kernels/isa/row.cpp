@@ -25,7 +25,7 @@ CKDIST_INLINE void store_row(Row row, int64_t i, int lanes, Vec a) {
   for (int l = 0; l < lanes; ++l) halves[l] = some[l];
 }
 
-// Calls body(i, lanes) for every Vec of a row; `lanes` is 16, but for the last.
+// Calls body(i, lanes) for every Vec of a row. `lanes` is 16, except for the last.
 template <class Body>
 CKDIST_INLINE void each(int64_t n, Body&& body) {
   int64_t i = 0;
@@ -82,7 +82,7 @@ void gated_grad(GateFunction function, Row gate, Row up, Row dy, int64_t n, Row 
   });
 }
 
-// Neighbours of the head at `at`.
+// Rotates neighbours of the head at `at`.
 void rope_pairs(Row x, const Rope& rope, bool back, int64_t at, Row out) {
   each(rope.dims, [&](int64_t i, int lanes) {
     float values[kLanes];

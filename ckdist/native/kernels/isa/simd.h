@@ -1,9 +1,9 @@
-// Sixteen float lanes of whatever ISA the file is compiled for: one 512-bit register, two of 256 bits, or four of 128.
+// Sixteen float lanes of the ISA that the file is compiled for: one 512-bit register, two of 256 bits, or four of 128.
 //
 // Private to isa/. Every kernel is written once over `Vec`; only this file differs by ISA. Functions are inlined, so
-// that no copy compiled for a wider ISA can be linked into a narrower one. A file that asks for no more than vectors is
-// compiled once for all levels that have them (CKDIST_VECTORS); one that asks for an instruction more, for each level
-// that has it (CKDIST_ISA), and finds the others' functions here. A sum of products is always written as fma(), never
+// that no copy for a wider ISA can be linked into a narrower one. A file that needs only vectors is compiled once for
+// all levels that have them (CKDIST_VECTORS). A file that needs an additional instruction is compiled for each level
+// that has it (CKDIST_ISA), and uses the functions of the others. A sum of products is always written as fma(), never
 // left to the compiler's contraction, so that two instances of one template give the same bits.
 #pragma once
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 #if defined(__AVX2__)
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // gcc 12's own headers, in what it calls undefined on purpose
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // in gcc 12's own headers, for intentionally undefined values
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
 #pragma GCC diagnostic pop
@@ -43,7 +43,7 @@ CKDIST_INLINE float float_of(uint32_t bits) {
   return x;
 }
 
-// One number to and from IEEE binary16 and bfloat16, rounded to nearest even.
+// Conversions of one number to and from IEEE binary16 and bfloat16, rounded to nearest even.
 CKDIST_INLINE float from_f16(uint16_t half) {
 #if defined(__AVX2__)
   return _cvtsh_ss(half);
@@ -52,7 +52,7 @@ CKDIST_INLINE float from_f16(uint16_t half) {
   std::memcpy(&x, &half, 2);
   return x;
 #else
-  const uint32_t magnitude = static_cast<uint32_t>(half & 0x7fff) << 13;  // the exponent is short of 112
+  const uint32_t magnitude = static_cast<uint32_t>(half & 0x7fff) << 13;  // the exponent is too small by 112
   const uint32_t special = magnitude >= 0x0f800000 ? 0x7f800000 : 0;      // infinity and NaN
   return float_of(bits_of(float_of(magnitude) * 0x1p112f) | special | static_cast<uint32_t>(half & 0x8000) << 16);
 #endif
@@ -106,8 +106,8 @@ CKDIST_INLINE Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
 CKDIST_INLINE Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
 CKDIST_INLINE Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }    // a b + c
 CKDIST_INLINE Vec fnma(Vec a, Vec b, Vec c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }  // c - a b
-CKDIST_INLINE Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }                  // b where either is NaN
-CKDIST_INLINE Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }                  // likewise
+CKDIST_INLINE Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }                  // returns b if either is NaN
+CKDIST_INLINE Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }                  // returns b if either is NaN
 CKDIST_INLINE Vec abs(Vec a) { return {_mm512_abs_ps(a.v)}; }
 CKDIST_INLINE Vec truncate(Vec a) {
   return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC)};
@@ -119,7 +119,7 @@ CKDIST_INLINE Vec copy_sign(Vec magnitude, Vec sign) {
   return {_mm512_castsi512_ps(_mm512_ternarylogic_epi32(_mm512_castps_si512(magnitude.v), _mm512_castps_si512(sign.v),
                                                         _mm512_set1_epi32(INT32_MIN), 0xD8))};  // sign bit from `sign`
 }
-// a * 2^n, where n stands in the low mantissa bits of `power`; the result must be a normal number.
+// a * 2^n. n is in the low mantissa bits of `power`. The result must be a normal number.
 CKDIST_INLINE Vec add_exponent(Vec a, Vec power) {
   return {_mm512_castsi512_ps(
       _mm512_add_epi32(_mm512_castps_si512(a.v), _mm512_slli_epi32(_mm512_castps_si512(power.v), 23)))};
@@ -131,7 +131,7 @@ CKDIST_INLINE Vec load_bf16(const uint16_t* p) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
   return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
-// Rounded to bfloat16, nearest even, in the upper half of every lane; a NaN stays one. The lower half is anything.
+// Rounds to bfloat16, nearest even, in the upper half of every lane; NaN stays NaN. The lower half is undefined.
 CKDIST_INLINE __m512i round_bf16(Vec a) {
   const __m512i bits = _mm512_castps_si512(a.v),
                 odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
@@ -143,7 +143,7 @@ CKDIST_INLINE Vec rounded_to_bf16(Vec a) {
 }
 CKDIST_INLINE __m256i to_bf16(Vec a) {
 #if defined(__AVX512BF16__)
-  return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.v));  // counts denormals as zero
+  return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(a.v));  // treats denormals as zero
 #else
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(round_bf16(a), 16));
 #endif
@@ -156,7 +156,7 @@ CKDIST_INLINE __m512i to_bf16(Vec a, Vec b) {
   return _mm512_inserti64x4(_mm512_castsi256_si512(to_bf16(a)), to_bf16(b), 1);
 #endif
 }
-// The bits of lanes of 32: in each that of a in the lower half, that of b in the upper one.
+// Each 32-bit lane: bits of a in the lower half, bits of b in the upper half.
 CKDIST_INLINE Vec to_bf16_pairs(Vec a, Vec b) {
 #if defined(__AVX512BF16__)
   const __m512i step = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
@@ -167,8 +167,8 @@ CKDIST_INLINE Vec to_bf16_pairs(Vec a, Vec b) {
   return {_mm512_castsi512_ps(_mm512_or_si512(_mm512_srli_epi32(round_bf16(a), 16), upper))};
 #endif
 }
-// The same, where no lane is a NaN; denormals become zeros, as the CPUs' own conversion has it. `flushed`: there are
-// none.
+// The same if no lane is NaN. Denormals become zeros, as in the CPUs' own conversion. `flushed`: there are no
+// denormals.
 template <bool flushed>
 CKDIST_INLINE Vec numbers_to_bf16_pairs(Vec a, Vec b) {
 #if defined(__AVX512BF16__)
@@ -179,7 +179,7 @@ CKDIST_INLINE Vec numbers_to_bf16_pairs(Vec a, Vec b) {
   const __m512i upper = _mm512_ternarylogic_epi32(half, high, _mm512_srli_epi32(low, 16), 0xCA);
   const __m512i lower = _mm512_ternarylogic_epi32(half, _mm512_slli_epi32(high, 16), low, 0xCA);
   const __m512i odd =
-      _mm512_ternarylogic_epi32(lower, upper, one, 0xF8);  // lower | (upper & 1): more than a half rounds up
+      _mm512_ternarylogic_epi32(lower, upper, one, 0xF8);  // lower | (upper & 1): rounds up if more than half
   const __m512i rounded = _mm512_add_epi16(upper, _mm512_srli_epi16(_mm512_subs_epu16(odd, one), 15));
   if constexpr (flushed) return {_mm512_castsi512_ps(rounded)};
   const __mmask32 normal = _mm512_test_epi16_mask(upper, _mm512_set1_epi16(0x7f80));
@@ -196,13 +196,13 @@ CKDIST_INLINE bool any_nan(Vec a, Vec b) {
 #endif
 }
 CKDIST_INLINE void store_bf16(uint16_t* p, Vec a) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_bf16(a)); }
-// 32 numbers in bfloat16, those at even places in one Vec, at odd places in the other.
+// 32 numbers in bfloat16: those at even indices in one Vec, those at odd indices in the other.
 CKDIST_INLINE void load_pairs_bf16(const uint16_t* p, Vec* even, Vec* odd) {
   const __m512i pairs = _mm512_loadu_si512(p);
   even->v = _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16));
   odd->v = _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-0x10000)));
 }
-// Denormals become zeros, as the CPUs' own conversion has it.
+// Denormals become zeros, as in the CPUs' own conversion.
 CKDIST_INLINE Vec flush(Vec a) {
 #if defined(__AVX512BF16__)
   return a;
@@ -218,11 +218,11 @@ CKDIST_INLINE Vec load_i8(const int8_t* p) {
 CKDIST_INLINE void store_f16(uint16_t* p, Vec a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
 }
-// Rounded to nearest even; |a| <= 127.
+// Rounds to nearest even; |a| <= 127.
 CKDIST_INLINE void store_i8(int8_t* p, Vec a) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(a.v)));
 }
-// Columns become rows.
+// Transposes a block of 16 x 16.
 CKDIST_INLINE void transpose(Vec (&tile)[kLanes]) {
   __m512 pairs[kLanes], fours[kLanes];
   for (int i = 0; i < kLanes; i += 2) {
@@ -304,8 +304,8 @@ CKDIST_INLINE void part_load_pairs(const uint16_t* p, Part* even, Part* odd) {
 CKDIST_INLINE Part part_pairs(Part a, Part b) {
   return _mm256_castsi256_ps(_mm256_blend_epi16(_mm256_srli_epi32(part_round_bf16(a), 16), part_round_bf16(b), 0xaa));
 }
-// Upper halves are whole numbers of 16 bits, which go up by 1 where the lower ones are more than a half, or a half and
-// the upper one is odd.
+// Upper halves are 16-bit integers. They are incremented if the lower half is more than 1/2, or is 1/2 and the upper
+// half is odd.
 template <bool flushed>
 CKDIST_INLINE Part part_number_pairs(Part a, Part b) {
   const __m256i low = _mm256_castps_si256(a), high = _mm256_castps_si256(b), one = _mm256_set1_epi16(1);
@@ -334,7 +334,7 @@ CKDIST_INLINE void part_store_i8(int8_t* p, Part a) {
 
 #elif !defined(CKDIST_NEON)  // simd_neon.h has its own
 
-// Vector extensions of the compiler: four lanes are one register on every 64-bit CPU.
+// The compiler's vector extensions: four lanes are one register on every 64-bit CPU.
 typedef float Part __attribute__((vector_size(16)));
 typedef int32_t PartMask __attribute__((vector_size(16)));
 typedef uint32_t PartBits __attribute__((vector_size(16)));
@@ -366,7 +366,7 @@ CKDIST_INLINE PartBits part_u16(const uint16_t* p) {
 }
 CKDIST_INLINE Part part_f16(const uint16_t* p) {
   const PartBits half = part_u16(p);
-  const PartBits magnitude = (half & 0x7fff) << 13;                           // the exponent is short of 112
+  const PartBits magnitude = (half & 0x7fff) << 13;                           // the exponent is too small by 112
   const PartBits special = (PartBits)(magnitude >= 0x0f800000) & 0x7f800000;  // infinity and NaN
   const Part scaled = (Part)magnitude * 0x1p112f;
   return (Part)((PartBits)scaled | special | ((half & 0x8000) << 16));
@@ -451,8 +451,8 @@ CKDIST_INLINE Vec operator*(Vec a, Vec b) { CKDIST_EACH_PART(a.v[i] * b.v[i]); }
 CKDIST_INLINE Vec operator/(Vec a, Vec b) { CKDIST_EACH_PART(a.v[i] / b.v[i]); }
 CKDIST_INLINE Vec fma(Vec a, Vec b, Vec c) { CKDIST_EACH_PART(part_fma(a.v[i], b.v[i], c.v[i])); }    // a b + c
 CKDIST_INLINE Vec fnma(Vec a, Vec b, Vec c) { CKDIST_EACH_PART(part_fnma(a.v[i], b.v[i], c.v[i])); }  // c - a b
-CKDIST_INLINE Vec min(Vec a, Vec b) { CKDIST_EACH_PART(part_min(a.v[i], b.v[i])); }  // b where either is NaN
-CKDIST_INLINE Vec max(Vec a, Vec b) { CKDIST_EACH_PART(part_max(a.v[i], b.v[i])); }  // likewise
+CKDIST_INLINE Vec min(Vec a, Vec b) { CKDIST_EACH_PART(part_min(a.v[i], b.v[i])); }  // returns b if either is NaN
+CKDIST_INLINE Vec max(Vec a, Vec b) { CKDIST_EACH_PART(part_max(a.v[i], b.v[i])); }  // returns b if either is NaN
 CKDIST_INLINE Vec copy_sign(Vec a, Vec sign) { CKDIST_EACH_PART(part_copy_sign(a.v[i], sign.v[i])); }
 CKDIST_INLINE Vec abs(Vec a) { return copy_sign(a, set(0.0f)); }
 CKDIST_INLINE Vec truncate(Vec a) { CKDIST_EACH_PART(part_truncate(a.v[i])); }  // |a| < 2^31
@@ -467,7 +467,7 @@ CKDIST_INLINE Mask lanes_of(uint32_t bits) {  // lane l: bit l
   for (int l = 0; l < kLanes; ++l) lanes[l] = static_cast<float>(bits >> l & 1);
   return less(set(0.0f), load(lanes));
 }
-// a * 2^n, where n stands in the low mantissa bits of `power`; the result must be a normal number.
+// a * 2^n. n is in the low mantissa bits of `power`. The result must be a normal number.
 CKDIST_INLINE Vec add_exponent(Vec a, Vec power) { CKDIST_EACH_PART(part_add_exponent(a.v[i], power.v[i])); }
 CKDIST_INLINE Vec load_f16(const uint16_t* p) { CKDIST_EACH_PART(part_f16(p + i * kPartLanes)); }
 CKDIST_INLINE Vec load_bf16(const uint16_t* p) { CKDIST_EACH_PART(part_bf16(p + i * kPartLanes)); }
@@ -480,14 +480,14 @@ CKDIST_INLINE void store_bf16(uint16_t* p, Vec a) {
   for (int i = 0; i < kParts; ++i) part_store_bf16(p + i * kPartLanes, a.v[i]);
 #endif
 }
-// 32 numbers in bfloat16, those at even places in one Vec, at odd places in the other.
+// 32 numbers in bfloat16: those at even indices in one Vec, those at odd indices in the other.
 CKDIST_INLINE void load_pairs_bf16(const uint16_t* p, Vec* even, Vec* odd) {
   for (int i = 0; i < kParts; ++i) part_load_pairs(p + 2 * i * kPartLanes, even->v + i, odd->v + i);
 }
-// The bits of lanes of 32: in each that of a in the lower half, that of b in the upper one.
+// Each 32-bit lane: bits of a in the lower half, bits of b in the upper half.
 CKDIST_INLINE Vec to_bf16_pairs(Vec a, Vec b) { CKDIST_EACH_PART(part_pairs(a.v[i], b.v[i])); }
-// The same, where no lane is a NaN; denormals become zeros, as the CPUs' own conversion to bfloat16 has it. `flushed`:
-// there are none.
+// The same if no lane is NaN. Denormals become zeros, as in the CPUs' own conversion to bfloat16. `flushed`: there are
+// no denormals.
 template <bool flushed>
 CKDIST_INLINE Vec numbers_to_bf16_pairs(Vec a, Vec b) {
   CKDIST_EACH_PART(part_number_pairs<flushed>(a.v[i], b.v[i]));
@@ -498,20 +498,20 @@ CKDIST_INLINE bool any_nan(Vec a, Vec b) {
   return any;
 }
 CKDIST_INLINE Vec rounded_to_bf16(Vec a) { CKDIST_EACH_PART(part_rounded_to_bf16(a.v[i])); }
-// Denormals become zeros, as the CPUs' own conversion to bfloat16 has it.
+// Denormals become zeros, as in the CPUs' own conversion to bfloat16.
 CKDIST_INLINE Vec flush(Vec a) { CKDIST_EACH_PART(part_flush(a.v[i])); }
 CKDIST_INLINE Vec load_i8(const int8_t* p) { CKDIST_EACH_PART(part_i8(p + i * kPartLanes)); }
 
 CKDIST_INLINE void store_f16(uint16_t* p, Vec a) {
   for (int i = 0; i < kParts; ++i) part_store_f16(p + i * kPartLanes, a.v[i]);
 }
-// Rounded to nearest even; |a| <= 127.
+// Rounds to nearest even; |a| <= 127.
 CKDIST_INLINE void store_i8(int8_t* p, Vec a) {
   for (int i = 0; i < kParts; ++i) part_store_i8(p + i * kPartLanes, a.v[i]);
 }
 
 #if defined(__AVX2__)
-// Columns of a block of 8 x 8 become rows.
+// Transposes a block of 8 x 8.
 CKDIST_INLINE void transpose_part(Part (&r)[kPartLanes]) {
   Part pairs[kPartLanes], fours[kPartLanes];
   for (int i = 0; i < kPartLanes; i += 2) {
@@ -530,7 +530,7 @@ CKDIST_INLINE void transpose_part(Part (&r)[kPartLanes]) {
 }
 #endif
 
-// Columns become rows.
+// Transposes a block of 16 x 16.
 CKDIST_INLINE void transpose(Vec (&tile)[kLanes]) {
 #if defined(__AVX2__)
   Part blocks[kParts][kParts][kPartLanes];

@@ -1,5 +1,5 @@
-// Four float lanes in a register of NEON: what simd.h makes its sixteen of. Products are fused, and conversions round
-// and keep NaN, as those of AVX2 do, so that levels of both give the same bits. Private to simd.h.
+// Four float lanes in a NEON register; simd.h combines four of them. Products are fused. Conversions round and keep NaN
+// as those of AVX2 do, so that levels of both give the same bits. Private to simd.h.
 #pragma once
 #include <arm_neon.h>
 
@@ -38,7 +38,7 @@ CKDIST_INLINE Part part_i8(const int8_t* p) {
 }
 CKDIST_INLINE void part_store_f16(uint16_t* p, Part a) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(a))); }
 
-// Rounded to bfloat16, nearest even; a NaN stays one. BFCVTN gives the same bits as the shifts, denormals too.
+// Rounds to bfloat16, nearest even; NaN stays NaN. BFCVTN gives the same bits as the shifts, for denormals too.
 CKDIST_INLINE uint16x4_t part_to_bf16(Part a) {
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
   return vreinterpret_u16_bf16(vcvt_bf16_f32(a));

@@ -8,7 +8,7 @@ namespace {
 
 alignas(64) constexpr float kNumbers[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
-// x where first <= i + lane < last, `other` elsewhere, whatever x is there.
+// x if first <= i + lane < last, else `other`. x may be undefined there.
 CKDIST_INLINE Vec visible(Vec x, int64_t i, int64_t first, int64_t last, float other = 0.0f) {
   if (first <= i && i + kLanes <= last) return x;
   const Vec lane = load(kNumbers), begin = set(static_cast<float>(first - i)), end = set(static_cast<float>(last - i));
@@ -17,7 +17,7 @@ CKDIST_INLINE Vec visible(Vec x, int64_t i, int64_t first, int64_t last, float o
 
 CKDIST_INLINE Vec capped(Vec x, float scale, float cap) { return set(cap) * tanh(x * set(scale / cap)); }
 
-// exp(x), x in units that are those of powers of two where the result is rounded to bfloat16.
+// The unit of x in exp(x): powers of two if the result is rounded to bfloat16.
 template <bool narrow>
 constexpr float kUnit = narrow ? 0x1.715476p0f : 1.0f;  // log2 e
 template <bool narrow>
@@ -32,7 +32,7 @@ CKDIST_INLINE void store_lanes(uint8_t* at, Vec a) {
   else store(reinterpret_cast<float*>(at), a);
 }
 
-// Two columns of a tile.
+// Stores two columns of a tile.
 template <bool narrow>
 CKDIST_INLINE void store_columns(uint8_t* at, Vec a, Vec b) {
   if constexpr (narrow) store(reinterpret_cast<float*>(at), to_bf16_pairs(a, b));

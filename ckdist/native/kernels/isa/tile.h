@@ -1,12 +1,10 @@
-// The tile registers of Intel AMX as this code uses them: eight tiles of up to 16 rows of 64 bytes (palette 1; Intel's
-// Software Developer's Manual, volume 1, chapter 18, "Programming with Intel AMX"; instructions in volume 2). A thread
-// gives tiles their shapes, uses them and releases them: a released state costs nothing when threads are switched, a
-// live one 8 KB. The kernel must have permitted tiles to the process before (request_amx); a thread's first use then
-// has it set memory aside, once.
+// The tile registers of Intel AMX: eight tiles of up to 16 rows of 64 bytes (palette 1; Intel's Software Developer's
+// Manual, volume 1, chapter 18, "Programming with Intel AMX"; instructions in volume 2). A thread configures the tiles,
+// uses them and releases them. A released state costs nothing in a thread switch; a live one costs 8 KB. The kernel
+// must have permitted tiles for the process (request_amx). At a thread's first use it reserves memory.
 //
-// Written as assembly, since GCC's own intrinsics (before 15) do not say that they read and write memory, and take no
-// template arguments. Tests compile the same kernels against a model of these operations: CKDIST_TILES names its
-// header.
+// Written in assembly: GCC's intrinsics (before version 15) do not declare their memory accesses, and they accept no
+// template arguments. Tests compile the same kernels with a model of these operations: CKDIST_TILES names its header.
 #pragma once
 #include <cstdint>
 
@@ -14,13 +12,13 @@ namespace ckdist {
 
 constexpr int kTiles = 8, kTileMostRows = 16, kTileRowBytes = 64;
 
-// The operand of LDTILECFG. A tile with no rows must have no columns either, and faults when used.
+// The operand of LDTILECFG. A tile without rows must have no columns either, and raises a fault when used.
 struct alignas(64) TileShapes {
   uint8_t palette = 1;
-  uint8_t start_row = 0;  // where an interrupted load or store goes on
+  uint8_t start_row = 0;  // row at which an interrupted load or store continues
   uint8_t reserved[14] = {};
-  uint16_t row_bytes[16] = {};  // of tiles 0 to 7; the others are reserved
-  uint8_t rows[16] = {};        // likewise
+  uint16_t row_bytes[16] = {};  // for tiles 0 to 7; the others are reserved
+  uint8_t rows[16] = {};        // for tiles 0 to 7; the others are reserved
 
   void set(int tile, int tile_rows, int bytes) {
     rows[tile] = static_cast<uint8_t>(tile_rows);
@@ -39,7 +37,7 @@ namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
-// Shapes all tiles, and zeroes them.
+// Configures all tiles, and sets them to zero.
 inline void tile_configure(const TileShapes& shapes) { asm volatile("ldtilecfg %0" ::"m"(shapes)); }
 inline void tile_release() { asm volatile("tilerelease"); }
 
@@ -59,7 +57,8 @@ inline void tile_store(void* to, int64_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "n"(tile) : "memory");
 }
 
-// sum[m][n] += dot of four bytes a[m][k] and four bytes b[k][n], over all k; int32. Whether a's and b's are signed.
+// sum[m][n] += dot of four bytes a[m][k] and four bytes b[k][n], over all k; int32. Template arguments set the
+// signedness of a and b.
 template <int sum, int a, int b, bool a_signed = true, bool b_signed = true>
 inline void tile_dot_bytes() {
   if constexpr (a_signed && b_signed) asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"n"(sum), "n"(a), "n"(b));
@@ -68,8 +67,9 @@ inline void tile_dot_bytes() {
   else asm volatile("tdpbuud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"n"(sum), "n"(a), "n"(b));
 }
 
-// The same of pairs of bfloat16 in float32: the first of all pairs and the second of all pairs make a chain of fused
-// operations each, and sum grows by the sum of both. Denormals count and leave as zero, rounding is to nearest even.
+// The same for pairs of bfloat16 in float32. The first elements of all pairs, and the second ones, are each a chain of
+// fused operations; both results are added to sum. Denormal inputs and results count as zero; rounding is to nearest
+// even.
 template <int sum, int a, int b>
 inline void tile_dot_bf16() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"n"(sum), "n"(a), "n"(b));

@@ -1,5 +1,5 @@
-// A step of products with AMX: up to 32 tokens by up to 32 rows of weights, as two by two tiles of sums over two tiles
-// of activations and two of weights. Private to isa/.
+// One step of products with AMX: up to 32 tokens by up to 32 rows of weights, as two by two tiles of sums over two
+// tiles of activations and two of weights. Private to isa/.
 #pragma once
 #include "kernels/isa/linear_avx512.h"
 #include "kernels/isa/tile.h"
@@ -10,13 +10,13 @@ namespace {
 
 constexpr int kStripTokens = kTileMostRows, kTokensAtOnce = 2 * kStripTokens;
 constexpr int kSumsTiles = 4;                        // tile of sums: 2 * strip of tokens + tile of weights
-constexpr int kActivationTile = 4, kWeightTile = 6;  // the first of two each
+constexpr int kActivationTile = 4, kWeightTile = 6;  // first of two each
 constexpr int kTileSums = kStripTokens * kTileRows;
 
-// How many tokens and tiles of weights there are, and where their sums go.
+// Numbers of tokens and tiles of weights, and the destination of their sums.
 struct TileStrip {
   int tokens, tile_count;
-  int rows;  // of the tiles that exist
+  int rows;  // existing rows of the tiles
   float* y;  // (tokens, rows) through y_stride
   int64_t y_stride;
 
@@ -27,7 +27,7 @@ struct TileStrip {
   }
 };
 
-// `depth`: bytes of activations that one product takes, and so four times the rows of weights.
+// `depth`: bytes of activations in one product, which is 4 * rows of weights.
 inline void configure(int tokens, int depth) {
   TileShapes shapes;
   for (int strip = 0; strip < 2; ++strip) {
@@ -56,7 +56,7 @@ inline void tile_dot() {
   else tile_dot_bf16<sum, a, b>();
 }
 
-// x: the activations of the first token, those of the next x_stride bytes on.
+// x: the activations of the first token; the next token's are x_stride bytes later.
 template <bool bytes>
 inline void add_products(const TileStrip& strip, const uint8_t* x, int64_t x_stride, const void* first,
                          const void* second) {
@@ -76,7 +76,7 @@ inline void add_products(const TileStrip& strip, const uint8_t* x, int64_t x_str
   }
 }
 
-// From [tile of sums][token][row] of 32 bits.
+// Loads the sums from [tile of sums][token][row] of 32 bits.
 inline void load_tiles(const TileStrip& strip, const void* from) {
   const uint8_t* in = static_cast<const uint8_t*>(from);
   constexpr int bytes = 4 * kTileSums;
@@ -88,7 +88,7 @@ inline void load_tiles(const TileStrip& strip, const void* from) {
   }
 }
 
-// To the same.
+// Stores the sums to [tile of sums][token][row] of 32 bits.
 inline void store_tiles(const TileStrip& strip, void* to) {
   uint8_t* out = static_cast<uint8_t*>(to);
   constexpr int bytes = 4 * kTileSums;
@@ -100,7 +100,7 @@ inline void store_tiles(const TileStrip& strip, void* to) {
   }
 }
 
-// To y, where the tiles are whole.
+// Stores the sums to y, if the tiles are whole.
 inline void store_sums(const TileStrip& strip) {
   const int64_t stride = 4 * strip.y_stride;
   tile_store<0>(strip.y, stride);
@@ -112,7 +112,7 @@ inline void store_sums(const TileStrip& strip) {
   }
 }
 
-// From memory to y, or added to it.
+// Copies the sums from memory to y, or adds them.
 template <bool add = false>
 inline void write_sums(const TileStrip& strip, const float* sums) {
   for (int s = 0; s < strip.strips(); ++s)

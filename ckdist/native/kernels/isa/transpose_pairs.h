@@ -1,4 +1,4 @@
-// Keys of a latent cache as values: pairs of dimensions become pairs of positions. Private to isa/.
+// Converts keys of a latent cache to values: pairs of dimensions become pairs of positions. Private to isa/.
 #pragma once
 #include "kernels/attention.h"
 #include "kernels/isa/integers.h"
@@ -6,15 +6,14 @@
 namespace ckdist {
 namespace CKDIST_ISA {
 
-constexpr int kPairs = kBlockTokens / 2;  // of dimensions in sixteen columns, and of positions in a block
+constexpr int kPairs = kBlockTokens / 2;  // pairs of dimensions in sixteen columns, and of positions in a block
 
-// What lies at 64 bits of a pair of dimensions and one of positions: its four codes, of which the middle two change
-// places.
+// A pair of dimensions and a pair of positions are 64 bits: four codes. Exchanges the middle two.
 [[maybe_unused]] CKDIST_INLINE uint64_t swap_middle(uint64_t x) {
   return (x & 0xFFFF00000000FFFFu) | (x & 0xFFFF0000u) << 16 | (x >> 16 & 0xFFFF0000u);
 }
 
-// key: (8, 16 positions, 2 dimensions), of which `columns` / 2 rows are there; out: (8, 16 dimensions, 2 positions).
+// key: (8, 16 positions, 2 dimensions); only `columns` / 2 rows exist. out: (8, 16 dimensions, 2 positions).
 template <class Code>
 CKDIST_INLINE void transpose_pairs(const Code* key, int columns, int16_t* out) {
 #if defined(__AVX512F__)
@@ -23,7 +22,7 @@ CKDIST_INLINE void transpose_pairs(const Code* key, int columns, int16_t* out) {
     const __m512i x = 2 * i < columns ? load_pairs(key + i * 2 * kLanes).v : _mm512_setzero_si512();
     row[i] = _mm512_shufflehi_epi16(_mm512_shufflelo_epi16(x, 0xD8), 0xD8);
   }
-  for (int i = 0; i < kPairs; i += 2) {  // positions of even and of odd pairs, in 128-bit lanes
+  for (int i = 0; i < kPairs; i += 2) {  // positions of even and odd pairs, in 128-bit lanes
     half[i / 2] = _mm512_unpacklo_epi64(row[i], row[i + 1]);
     half[4 + i / 2] = _mm512_unpackhi_epi64(row[i], row[i + 1]);
   }
@@ -39,7 +38,7 @@ CKDIST_INLINE void transpose_pairs(const Code* key, int columns, int16_t* out) {
   }
 #elif defined(__AVX2__)
   for (int i = 0; i < kPairs; i += 4) {    // four pairs of dimensions
-    for (int j = 0; j < kPairs; j += 4) {  // and of positions at a time
+    for (int j = 0; j < kPairs; j += 4) {  // four pairs of positions
       __m256i row[4], half[4];
       for (int k = 0; k < 4; ++k) {
         const Ints x = 2 * (i + k) < columns ? load_pairs(key + (i + k) * 2 * kLanes) : zeros();

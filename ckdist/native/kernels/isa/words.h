@@ -1,5 +1,5 @@
-// A word of 32 bits from each of as many rows of a tile as a register holds: what stored rows are interleaved with.
-// Private to isa/.
+// Words of 32 bits, one from each row of a tile that a register has room for, to interleave stored rows. Private to
+// isa/.
 #pragma once
 #include <cstdint>
 
@@ -15,21 +15,21 @@ constexpr int kWordRows = 16;
 typedef uint32_t Words __attribute__((vector_size(64)));
 
 CKDIST_INLINE void store(uint8_t* p, Words a) { _mm512_storeu_si512(p, (__m512i)a); }
-// The bits of a where the mask has ones, those of b elsewhere.
+// Bits of a if the mask has a one, else bits of b.
 CKDIST_INLINE Words merge(uint32_t mask, Words a, Words b) {
   return (Words)_mm512_ternarylogic_epi32(_mm512_set1_epi32(static_cast<int>(mask)), (__m512i)a, (__m512i)b, 0xCA);
 }
 CKDIST_INLINE void store_low_halves(uint8_t* p, Words a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16((__m512i)a));
 }
-// Byte g of every word, at p + g * kTileRows.
+// Stores byte g of every word at p + g * kTileRows.
 CKDIST_INLINE void store_bytes(uint8_t* p, Words a) {
   const __m512i byte_of_fours = _mm512_set4_epi32(0x0f0b0703, 0x0e0a0602, 0x0d090501, 0x0c080400);
   const __m512i fours = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   _mm512_storeu_si512(p, _mm512_permutexvar_epi32(fours, _mm512_shuffle_epi8((__m512i)a, byte_of_fours)));
 }
 
-// Four words (16 bytes) of every fourth row, a lane each.
+// Loads four words (16 bytes) of every fourth row, one row per lane.
 CKDIST_INLINE __m512i load_rows(const uint8_t* const* rows, int64_t at) {
   const auto row = [&](int i) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[4 * i] + at)); };
   const __m512i two = _mm512_inserti32x4(_mm512_castsi128_si512(row(0)), row(1), 1);
@@ -101,11 +101,11 @@ CKDIST_INLINE __m256i load_rows(const uint8_t* const* rows, int64_t at) {
 
 #endif
 
-// 16 * chunks bytes of every row from `at` on: out[i] is word i of all rows. No other byte is read; each row's are read
-// together, as rows that lie a power of two apart would push each other out of the cache.
+// Loads 16 * chunks bytes of every row from `at` on: out[i] is word i of all rows. No other bytes are read. Each row's
+// bytes are read together, because rows at a distance of a power of two would evict each other from the cache.
 template <int chunks>
 CKDIST_INLINE void load_transposed(const uint8_t* const* rows, int64_t at, Words* out) {
-  decltype(load_rows(rows, at)) fours[4][chunks];  // [i]: rows i, 4 + i, 8 + i, 12 + i, a lane each
+  decltype(load_rows(rows, at)) fours[4][chunks];  // [i]: rows i, 4 + i, 8 + i, 12 + i, one per lane
 #pragma GCC unroll 4
   for (int i = 0; i < 4; ++i)
 #pragma GCC unroll 4
@@ -124,7 +124,7 @@ CKDIST_INLINE void load_transposed(const uint8_t* const* rows, int64_t at, Words
 }
 #undef CKDIST_UNPACK
 
-// The word at `at` of every row.
+// Loads the word at `at` of every row.
 CKDIST_INLINE Words load_word(const uint8_t* const* rows, int64_t at) {
   Words out;
   for (int row = 0; row < kWordRows; ++row) {
@@ -135,7 +135,7 @@ CKDIST_INLINE Words load_word(const uint8_t* const* rows, int64_t at) {
   return out;
 }
 
-// The float16 at `at` of every row, its bits changed by `flip`.
+// Copies the float16 at `at` of every row, with the bits of `flip` inverted.
 CKDIST_INLINE void copy_halves(const uint8_t* const* rows, int64_t at, uint8_t* p, uint16_t flip = 0) {
   for (int row = 0; row < kWordRows; ++row) {
     uint16_t half;

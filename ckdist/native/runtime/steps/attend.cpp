@@ -1,4 +1,4 @@
-// Attention over the cache: norms and rotation of queries and keys, which are stored with the values, and the sums.
+// Attention over the KV cache: normalizes and rotates queries and keys, stores keys and values, and attends.
 #include <cmath>
 
 #include "runtime/steps/attention_run.h"
@@ -15,7 +15,7 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
             false,      relative};
   }
 
-  // Of a thread: what the kernel wants, a rotated key, and the squares of a token's heads.
+  // Buffers of one thread: the kernel's scratch memory, a rotated key, and the squares of a token's heads.
   struct Room {
     uint8_t* scratch;
     float *key, *squares;
@@ -37,10 +37,12 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
     return c.used;
   }
 
-  // What queries and keys of a token are multiplied by, beside their weights, where all heads are normed together.
+  // Factors of a token's queries and keys, without their norm weights, if one RMS norm covers all heads: 1 /
+  // sqrt(mean(x^2) + eps).
   void inverse_norms(int64_t token, float* queries, float* keys) {
     const ckdist_layer_attention& a = r.program.attention[step.layer];
     const ckdist_value& v = r.value(step.squares);
+    // (total_heads + total_kv_heads,): sums of squares of the token's heads
     const float* row;
     if (step.rotated >= 0) {
       row = r.peer_row(step.squares, token);
@@ -64,10 +66,10 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
     *keys = inverse(row + a.total_heads, a.total_kv_heads);
   }
 
-  // One token's heads of one kv-head: where they are, and where the rotated ones go.
+  // One token's heads of one kv-head: inputs, and destinations of the rotated ones.
   struct TokenHeads {
-    const float *q, *key, *value;
-    float *rotated, *rotated_key;
+    const float *q, *key, *value;  // (heads_per_kv, key_width), (key_width,), (value_width,)
+    float *rotated, *rotated_key;  // (heads_per_kv, key_width), (key_width,)
   };
   TokenHeads heads_of(int64_t token, int kv_head) {
     const CacheShape& cache = layer().cache;
@@ -83,11 +85,10 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
       r.count_moved(thread, ((layer().heads_per_kv[kv_head] + 1) * cache.key_width + cache.value_width) * 4);
     float* const rotated = r.floats(step.rotated, &stride) + token * stride + head;
     return {r.peer_row(step.q, token) + head, r.peer_row(step.k, token) + key_column,
-            r.peer_row(step.v, token) + value_column, rotated, room().key};  // as the token's rank wrote them
+            r.peer_row(step.v, token) + value_column, rotated, room().key};  // inputs in the slot of the token's rank
   }
 
-  // Rotates one token's queries and key of one kv-head (norms first, where the model has them) and stores key and
-  // value.
+  // Rotates one token's queries and key of one kv-head, after the norms if the model has them. Stores key and value.
   void rotate_and_store(int sequence, int64_t token, int kv_head) {
     const ElementwiseKernel& k = r.kernels.elementwise;
     const Inference::Layer& of = layer();
@@ -101,8 +102,8 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
     const int64_t position = r.batch.chunks[sequence].first_position + token - start.token;
     uint8_t* const block =
         of.kv(kv_head) + r.batch.block_tables[start.block + position / kBlockTokens] * of.block_bytes;
-    // A key has a place in each line of its half: they come while it is rotated. Later positions of the block find
-    // them.
+    // Prefetches the key half of the block, because storing a key touches each of its cache lines. Later positions of
+    // the block find the lines in the cache.
     if (r.batch.tokens == r.batch.sequences || position % kBlockTokens == 0)
       for (int64_t line = 0; line < of.head_bytes / 2; line += 64) __builtin_prefetch(block + line, 1);
     for (int h = 0; h < of.heads_per_kv[kv_head]; h++, q += width, rotated += width) {
@@ -119,7 +120,8 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
     r.kernels.attention.store(of.cache, block, int(position % kBlockTokens), rotated_key, value);
   }
 
-  // Asks for what rotate_and_store() reads: tokens' rows are pages apart, so no hardware brings them.
+  // Prefetches the rows that rotate_and_store() reads. Tokens' rows are pages apart, so the hardware does not prefetch
+  // them.
   void fetch_token(int64_t token, int kv_head) {
     const Inference::Layer& layer = this->layer();
     for (const int32_t of : {step.q, step.k, step.v}) {
@@ -139,7 +141,7 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
       const Split split = split_of();
       if (split.spans_each > 0) return attend_split(split);
     }
-    // One token per sequence: the thread that stores a kv-head's key also attends to it: no barrier is needed.
+    // One token per sequence: the thread that stores a kv-head's key also attends to it. So no barrier is needed.
     const int64_t items = r.batch.sequences * kv_heads;
     const auto attend_one = [&](int64_t item, int64_t next) {
       const int sequence = int(item / kv_heads), kv_head = int(item % kv_heads);
@@ -148,16 +150,16 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
       if (next < items) read_next(task, int(next / kv_heads), int(next % kv_heads));
       r.kernels.attention.attend(task, r.memory(thread));
     };
-    if (r.batch.sequences == 1 && kv_heads % r.active() == 0) {  // even shares are known ahead
+    if (r.batch.sequences == 1 && kv_heads % r.active() == 0) {  // even division: the next item is known
       const int64_t each = kv_heads / r.active(), end = (thread + 1) * each;
       for (int64_t i = thread * each; i < end; i++) attend_one(i, i + 1 < end ? i + 1 : items);
-    } else {  // threads mostly take turns
+    } else {  // threads usually take items in turn
       for (int64_t i; (i = r.next_item(index)) < items;) attend_one(i, i + r.active());
     }
     r.finish(thread, index, step.out, r.batch.tokens);
   }
 
-  // What is read of a kv-head of a sequence is fetched at the end of a task.
+  // Makes the task prefetch the keys and values of the next item at its end.
   void read_next(AttentionTask& task, int sequence, int kv_head) const {
     const AttentionTask next = placed(sequence, 0, 1);
     const int64_t first = next.first_span() * (kSpan / kBlockTokens);

@@ -1,4 +1,4 @@
-// The gradient of attention within packed sequences, from the saved log-sum-exp.
+// The gradient of attention within packed sequences, computed from the saved log-sum-exp.
 #include <cmath>
 
 #include "runtime/steps/packed_attention.h"
@@ -7,26 +7,29 @@ namespace ckdist {
 namespace {
 
 struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
-  static constexpr int kGradQueries = 128;  // of a block whose sums over queries are products
+  static constexpr int kGradQueries = 128;  // queries of a block; sums over a block's queries are matrix products
 
   struct Space {
+    // Tiles: k (tokens, key_width), v (tokens, value_width); x_transposed are (columns of x, tokens or queries).
+    // ds: (kQueries, tokens), rows as activations.
     uint8_t *k, *v, *k_transposed, *q_transposed, *do_transposed, *p_transposed, *ds_transposed, *ds;
+    // scores, dp: (kQueries, tokens). dq: (kQueries, key_width). dk, dv: (tokens, key_width or value_width).
     float *scores, *dp, *dq, *dk, *dv;
   };
   // One kv-head of one sequence.
   struct Item {
-    int64_t number, kv_head, begin, n;  // begin: its first token, n: its tokens
-    int64_t row, ds_stride;             // floats of a row of scores; bytes of one of ds
+    int64_t number, kv_head, begin, n;  // begin: first token of the sequence; n: its tokens
+    int64_t row, ds_stride;             // stride of scores in floats; stride of ds in bytes
     Space s;
     Matrix keys, values;
   };
-  // Queries [first, first + queries) of a head, which see keys from `low` on, `seen` of them.
+  // Queries [first, first + queries) of a head. They see `seen` keys from key `low` on.
   struct Block {
     int64_t head, first, queries, low, seen;
     Operand q, o, d_out;
   };
 
-  // No multiple of 4096 bytes: tiles do not share sets of the caches.
+  // Not a multiple of 4096 bytes, so that tiles do not share cache sets.
   static int64_t transposed_bytes(const Training& r) { return r.tile_bytes(kGradQueries) + 64; }
   static Space space(Carver& c, const Training& r, const Fields& step, int64_t tokens) {
     const int64_t keys = key_width_of(r, step), values = value_width_of(r, step);
@@ -52,7 +55,7 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
     return c.used;
   }
 
-  // Where sinks are trained: of each token and head the dot of the attention's result and its gradient.
+  // If sinks are trained: (tokens, heads), the dot product of the attention's result and its gradient.
   static int64_t workspace_bytes(const Training& r, const Fields& step) {
     return step.sinks < 0 ? 0 : r.program.max_tokens * r.width(step.log_sum_exp) * 4;
   }
@@ -63,7 +66,7 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
     if (step.sinks >= 0) parallel_for(heads, [&](int64_t head) { sum_sink(head); });
   }
 
-  // Of a sink p is exp(sink - log_sum_exp), and dp is 0.
+  // For a sink p = exp(sink - log_sum_exp) and dp = 0. So d_sink = -sum over tokens of p * delta.
   void sum_sink(int64_t head) const {
     const float sink = r.parameter(step.sinks)[head];
     double sum = 0;
@@ -128,7 +131,7 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
     fetch(value_head(of, item.begin + at, head), std::clamp<int64_t>(item.n - at, 0, kQueries), value_width);
   }
 
-  // Of kQueries queries from the block's i-th on: p and ds, transposed and not, and dq.
+  // Computes p, ds and their transposes, and dq, for kQueries queries from query i of the block on.
   void query_rows(const Item& item, const Block& b, int64_t i) {
     const Space& s = item.s;
     const int64_t part = std::min<int64_t>(kQueries, b.queries - i), next = b.first + i + part,
@@ -169,7 +172,7 @@ struct AttendGrad : PackedAttention<ckdist_attend_grad_step> {
     for (int64_t t = 0; t < part; ++t) r.store(step.dq, at + t, b.head * key_width, s.dq + t * d_row, key_width);
   }
 
-  // dv += p^T do, dk += ds^T q: the queries are what is summed over. Those before a key do not see it.
+  // dv += p^T do, dk += ds^T q: sums over the block's queries. Queries before a key do not see it and are skipped.
   void sum_queries(const Item& item, const Block& b, const uint8_t* weights, const Operand& x, int64_t d,
                    uint8_t* x_transposed, float* out) {
     const int64_t d_row = round16(d), weight_bytes = transposed_bytes(r);

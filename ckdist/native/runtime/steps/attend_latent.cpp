@@ -1,8 +1,7 @@
-// Latent attention over the cache: the norm and rotation of what is cached of a token, the rotation of queries, the
-// sums.
+// Latent attention over the cache: normalizes and rotates a token's cached vector, rotates the queries, and attends.
 //
-// All heads read the same cached vectors, so a rank's heads are divided into groups, which stand where `attend` has
-// kv-heads: a thread attends for a group at a time, and the vectors that it reads are in caches that threads share.
+// All heads read the same cached vectors. So a rank's heads are divided into groups, which take the place of kv-heads
+// in `attend`: a thread attends for one group at a time and reads vectors from caches that threads share.
 #include "runtime/steps/attention_run.h"
 
 namespace ckdist {
@@ -11,10 +10,10 @@ namespace {
 struct AttendLatent : AttentionRun<AttendLatent, ckdist_attend_latent_step> {
   AttentionFields attention() const { return {step.layer, step.q, step.out, 0, step.scale, 0.f, nullptr}; }
 
-  // Of a thread: what the kernel wants, and a key.
+  // Buffers of one thread: the kernel's scratch memory and a key.
   struct Room {
     uint8_t* scratch;
-    float* key;
+    float* key;  // (key_width,): latent values, then the rotated part
   };
   static Room room(Carver& c, const Inference& r, const Fields& step) {
     const Inference::Layer& layer = r.layers[step.layer];
@@ -59,7 +58,7 @@ struct AttendLatent : AttentionRun<AttendLatent, ckdist_attend_latent_step> {
     if (r.value(step.k).place == ckdist_place_tokens && r.rank_of(token) != r.ranks->local_rank)
       r.count_moved(thread, width * 4);
     fetch_floats(key_row(std::min(token + kTokensAhead, r.batch.tokens - 1)), width);
-    // A key has a place in each line of the block: later positions find them.
+    // Storing a key touches each cache line of the block. Later positions of the block find the lines in the cache.
     for (int64_t line = 0; position % kBlockTokens == 0 && line < of.block_bytes; line += 64)
       __builtin_prefetch(block + line, 1);
     if (step.norm >= 0) r.kernels.elementwise.rms_norm(x, r.vector(step.norm), step.eps, latent, key);
@@ -76,10 +75,10 @@ struct AttendLatent : AttentionRun<AttendLatent, ckdist_attend_latent_step> {
     return k + token * stride;
   }
 
-  // Every thread rotates its part of all tokens' heads.
+  // Each thread rotates an equal part of all tokens' heads.
   void rotate_queries() {
     int64_t stride;
-    float* const q = r.floats(step.q, &stride);
+    float* const q = r.floats(step.q, &stride);  // (tokens, heads, key_width)
     const int64_t heads = layer().heads(), width = layer().cache.key_width, items = r.batch.tokens * heads;
     const Range own = {items * thread / r.active(), items * (thread + 1) / r.active()};
     int64_t token = 0;

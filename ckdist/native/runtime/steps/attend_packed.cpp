@@ -8,8 +8,9 @@ namespace {
 
 struct AttendPacked : PackedAttention<ckdist_attend_packed_step> {
   struct Space {
+    // k: tiles (tokens, key_width). v: tiles (value_width, tokens). p: (kQueries, tokens).
     uint8_t *k, *v, *p;
-    float *scores, *sums;
+    float *scores, *sums;  // (kQueries, tokens), (kQueries, value_width)
   };
   static Space space(Carver& c, const Training& r, const Fields& step, int64_t tokens) {
     const int64_t values = value_width_of(r, step);
@@ -76,7 +77,7 @@ struct AttendPacked : PackedAttention<ckdist_attend_packed_step> {
       }
   }
 
-  // The log of the sum of exp(score), to which a head's sink is added; `inverse` becomes what is smaller for it.
+  // Adds the head's sink to the log-sum-exp, and scales `inverse` by the part of the sum without the sink.
   float with_sink(int64_t head, float log_sum, float* inverse) const {
     if (step.sinks < 0) return log_sum;
     const float sink = r.parameter(step.sinks)[head], largest = std::max(sink, log_sum);

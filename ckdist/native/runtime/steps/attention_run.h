@@ -1,5 +1,5 @@
-// What the steps of attention share: how their work is divided over threads, by kv-heads, query tokens or spans of the
-// context.
+// Common parts of the attention steps: how their work is divided over threads, by kv-heads, query tokens or spans of
+// the context.
 #pragma once
 #include <atomic>
 
@@ -9,21 +9,21 @@
 namespace ckdist {
 
 constexpr int kQueryTile = 32;  // query tokens of one attention task
-// The same of latent attention, whose heads are wide: what is summed for 128 queries stays in the L2 cache.
+// Query tokens of one task of latent attention. Its heads are wide: the sums of 128 queries stay in the L2 cache.
 constexpr int kLatentTile = 16;
-constexpr int64_t kTokensAhead = 2;  // whose keys are fetched while one's is stored
+constexpr int64_t kTokensAhead = 2;  // keys of this many tokens are prefetched while one is stored
 
-// What a step's tasks are made of: values of rotated queries and of the result, and how scores are made.
+// The inputs of a step's tasks: values of rotated queries and of the result, and how scores are computed.
 struct AttentionFields {
   int32_t layer, q, out, window;
   float scale, soft_cap;
-  const float* sinks;  // of local heads; null: none
+  const float* sinks;  // one for each local head; null: none
   bool bidirectional = false;
-  bool cross = false;                      // to what an encoder has read
+  bool cross = false;                      // attends to an encoder's output
   const RelativeBias* relative = nullptr;  // null: none
 };
 
-// `Derived` has `AttentionFields attention() const`.
+// `Derived` must have `AttentionFields attention() const`.
 template <class Derived, class StepFields>
 struct AttentionRun : StepRun<Inference, StepFields> {
   using StepRun<Inference, StepFields>::r;
@@ -33,18 +33,18 @@ struct AttentionRun : StepRun<Inference, StepFields> {
 
   struct Item {
     int sequence, first, tokens, kv_head;
-  };  // an attention task: query tokens [first, first + tokens) of a sequence
-  // Decode attention divided along the context: each (sequence, kv-head) has its parts, and who finishes the last
-  // merges them.
+  };  // a task: query tokens [first, first + tokens) of a sequence
+  // Decode attention divided along the context: each (sequence, kv-head) has parts. The thread that completes the last
+  // part merges them.
   struct Split {
-    int64_t spans_each = 0;  // spans of one task; 0: nothing is divided
-    int64_t spans = 0;       // of all sequences together
+    int64_t spans_each = 0;  // spans of one task; 0: not divided
+    int64_t spans = 0;       // spans of all sequences together
   };
   struct Start {
     int64_t token = 0, block = 0;
-  };  // of a sequence in the batch's arrays
+  };  // offset of a sequence in the batch's arrays
   struct Parts {
-    std::atomic<int64_t>* merged;  // (sequences, kv_heads): spans whose parts are there
+    std::atomic<int64_t>* merged;  // (sequences, kv_heads): spans whose parts are complete
     uint8_t* at;
     int64_t bytes_each;
   };
@@ -52,7 +52,7 @@ struct AttentionRun : StepRun<Inference, StepFields> {
   const Inference::Layer& layer() const { return r.layers[step.layer]; }
   AttentionFields fields() const { return static_cast<const Derived*>(this)->attention(); }
 
-  // Parts of contexts that threads share: enough for the whole cache, which is less than a hundredth of it.
+  // Number of parts of contexts that threads share: enough for the whole cache, less than a hundredth of its size.
   static int64_t part_count(const Inference& r, const Inference::Layer& layer) {
     return r.threads() > 1 ? layer.kv_heads * (r.program.blocks * kBlockTokens / kSpan + 2 * r.program.max_sequences)
                            : 0;
@@ -76,7 +76,7 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     return start;
   }
 
-  // The rotation of a head at a position, from its dimension `first` on; what of the head is not rotated stays.
+  // Rotates a head at a position, from its dimension `first` on. Dimensions outside the rotated ones are copied.
   void rotate(const float* x, int64_t position, int64_t width, float* out, int first = 0) const {
     const int64_t dims = step.rope_table < 0 ? 0 : r.program.ropes[step.rope_table].dims;
     if (dims > 0) {
@@ -90,7 +90,7 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     if (first + dims < width) std::copy(x + first + dims, x + width, out + first + dims);
   }
 
-  // Where a task's queries stand, and what they see.
+  // Sets the position of a task's queries and their visible context.
   AttentionTask placed(int sequence, int first, int tokens) const {
     const AttentionFields of = fields();
     const BatchView::Chunk& chunk = r.batch.chunks[sequence];
@@ -117,6 +117,7 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     task.block_stride = layer.block_bytes;
     task.block_table = r.batch.block_tables + start.block;
     task.heads = layer.heads_per_kv[item.kv_head];
+    // (tokens, heads, key_width) and, for the result, (tokens, heads, value_width)
     task.q = q + (start.token + item.first) * q_stride + head * cache.key_width;
     task.q_token_stride = q_stride;
     task.q_head_stride = cache.key_width;
@@ -130,8 +131,8 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     return task;
   }
 
-  // Splitting costs a barrier. It pays where whole (sequence, kv-head) items cannot be handed out evenly: where the
-  // longest is a large share of what each thread should do.
+  // Splitting costs a barrier. It is worth it if whole (sequence, kv-head) items cannot be divided evenly: if the
+  // longest item is a large part of one thread's share.
   Split split_of() {
     Split split;
     int64_t longest = 0;
@@ -147,7 +148,7 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     return split;
   }
 
-  // This thread's part of what attend_parts() counts; the threads meet between both.
+  // Resets this thread's part of the counters of attend_parts(). A barrier must follow.
   void clear_parts() {
     const int64_t items = r.batch.sequences * layer().kv_heads;
     Carver c{r.workspace()};
@@ -155,12 +156,12 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     for (int64_t i = thread; i < items; i += r.active()) own.merged[i].store(0, std::memory_order_relaxed);
   }
 
-  // Of the parts of a batch of single tokens, whose keys are stored, those that this thread gets.
+  // Attends to the parts that this thread takes, for a batch of single tokens whose keys are stored.
   void attend_parts(const Split& split) {
     const int kv_heads = layer().kv_heads;
     Carver c{r.workspace()};
     const Parts own = parts(c, r, layer());
-    int64_t i = r.next_item(index), before = 0, count = 0;  // before: tasks of earlier items; count: their parts
+    int64_t i = r.next_item(index), before = 0, count = 0;  // tasks of earlier items; parts of earlier items
     for (int64_t item = 0; item < r.batch.sequences * kv_heads; item++) {
       const int sequence = int(item / kv_heads), kv_head = int(item % kv_heads);
       const AttentionTask task = task_of({sequence, 0, 1, kv_head});
@@ -180,9 +181,9 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     }
   }
 
-  // Calls store(sequence, token, kv_head) for this thread's part of the kv-heads and blocks of a batch.
-  // Heads, or parts of a head's tokens, are divided over the threads alike for storing and for attending. A block's
-  // positions are stored by one thread: they share its cache lines.
+  // Calls store(sequence, token, kv_head) for this thread's part of the kv-heads and blocks of a batch. Heads, or parts
+  // of a head's tokens, are divided over the threads in the same way for storing and for attending. One thread stores
+  // all positions of a block, because they share cache lines.
   template <class Store>
   void each_stored(int kv_heads, Store&& store) {
     int64_t blocks = 0;
@@ -204,15 +205,15 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     }
   }
 
-  // Attention of prompts' tokens, whose keys are stored.
+  // Attention for tokens of prompts, whose keys are stored.
   void attend_tiles() {
     const int kv_heads = layer().kv_heads;
     const int tile_tokens = layer().cache.latent ? kLatentTile : kQueryTile;
     const auto tiles_of = [&](int64_t s) { return (r.batch.chunks[s].tokens + tile_tokens - 1) / tile_tokens; };
     int64_t tiles = 0;
     for (int64_t s = 0; s < r.batch.sequences; s++) tiles += tiles_of(s);
-    // A head's keys and values stay in a thread's caches from tile to tile of query tokens, from the last, longest
-    // context to the first.
+    // Keys and values of a head stay in a thread's caches from one tile of query tokens to the next. Tiles go from the
+    // longest context (the last tile) to the shortest.
     r.for_each_item(thread, index, tiles * kv_heads, [&](int64_t i) {
       int64_t tile = tiles - 1 - i % tiles;
       int sequence = 0;

@@ -11,6 +11,7 @@ struct BalanceLoss : TrainingRun<ckdist_balance_loss_step> {
   void run() {
     r.meet(thread, index, false, [&](Idle) {
       const int64_t experts = r.width(step.tally) / 2;
+      // (experts,): times that each expert was chosen, and sums of its scores
       const float *const taken = r.floats(step.tally, 0), *const scores = taken + experts;
       float* const d = r.floats(step.d_tally, 0);
       const double rows = double(step.layers) * double(r.batch.tokens);

@@ -1,4 +1,4 @@
-// Cross-attention over the cache: keys and values of what an encoder has read, and attention to all of them.
+// Cross-attention over the cache: stores keys and values of an encoder's output, and attends to all of them.
 #include "runtime/steps/attention_run.h"
 
 namespace ckdist {
@@ -13,6 +13,7 @@ struct StoreCross : AttentionRun<StoreCross, ckdist_store_cross_step> {
       const typename AttentionRun::Start start = this->start_of(sequence);
       const int64_t position = r.batch.chunks[sequence].first_position + token - start.token;
       const int32_t block = r.batch.block_tables[start.block + position / kBlockTokens];
+      // k: (tokens, kv_heads, key_width), v: (tokens, kv_heads, value_width)
       int64_t k_stride, v_stride;
       const float* const k = r.floats(step.k, &k_stride) + token * k_stride + int64_t{kv_head} * of.cache.key_width;
       const float* const v = r.floats(step.v, &v_stride) + token * v_stride + int64_t{kv_head} * of.cache.value_width;

@@ -1,8 +1,10 @@
 // Output projection, log-softmax and both gradients in one step, over chunks of tokens: the logits of a whole batch
-// never exist. Who computes some of a few tokens' logits also makes exp(logit - the largest of these) of them, while
-// they are in the cache; what the parts have in common is found when all are there. Where many tokens have no target,
-// as in chats, those that have one are gathered first. Ranks that share the vocabulary tell one another three numbers
-// of each token (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
+// never exist at once.
+//
+// The logits are computed in parts of the vocabulary. The thread that computes a part also computes exp(logit - largest
+// logit of the part), while the logits are in the cache. When all parts are complete, they are scaled to a common
+// maximum. If many tokens have no target, as in chats, the tokens with a target are gathered first. Ranks that shard
+// the vocabulary exchange three numbers per token (Shoeybi et al. 2019, arXiv:1909.08053, section 3).
 #include <algorithm>
 #include <cmath>
 
@@ -13,27 +15,28 @@
 namespace ckdist {
 namespace {
 
-constexpr int64_t kLogitBytes = 32 << 20;  // of gradients by logits
-// Of the head whose logits are one part. A loss has other bits with other parts, so no tuning of products changes them.
+constexpr int64_t kLogitBytes = 32 << 20;  // bytes of gradients of logits that exist at once
+// Bytes of the head's weights for one part of the logits. The bits of a loss depend on the parts, so this is
+// independent of the tuning of products.
 constexpr int64_t kPartBytes = 384 << 10;
 
 struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
   using Packs = StepPacks<2>;
-  // Of a token: the largest of its logits, the sum of exp(logit - the largest), and its target's logit, 0 where another
-  // rank has that.
+  // For one token: the largest of its logits, the sum of exp(logit - largest), and the logit of its target (0 if
+  // another rank has it).
   struct TokenSums {
     double sum;
     float most, logit;
   };
-  // Of a chunk of tokens, and of the parts in which their logits are computed.
+  // Buffers of a chunk of tokens, and of the parts in which their logits are computed.
   struct Space {
-    uint8_t *d, *x_transposed, *x, *dx;
-    float *largest, *sums, *logits;
-    TokenSums *own, *ranks;  // (tokens,) and (ranks, tokens), where several share the vocabulary
+    uint8_t *d, *x_transposed, *x, *dx;  // (tokens, vocab), tiles (hidden, tokens), (tokens, hidden) twice
+    float *largest, *sums, *logits;      // (tokens, parts) twice, (tokens,)
+    TokenSums *own, *ranks;              // (tokens,) and (ranks, tokens), if ranks shard the vocabulary
   };
   static int64_t vocab_of(const Training& r, const Fields& step) { return r.packed(step.head).rows; }
   static int64_t part_tiles(const Training& r, const Matrix& head) { return Products::item_tiles(r, head, kPartBytes); }
-  // Floats from a token's logits of a part to the next token's: a tile more, so that they do not meet in the cache.
+  // Floats between the logits of one token and the next: one extra tile avoids conflicts in the cache.
   static int64_t part_row(const Training& r, const Matrix& head) { return (part_tiles(r, head) + 1) * kTileRows; }
 
   static Packs packs(const Training& r, const Fields& step, Carver& c) {
@@ -52,7 +55,7 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
     return c.used;
   }
 
-  // Tokens whose gradients by logits exist at once; the same on all ranks that share the vocabulary.
+  // Tokens whose gradients of logits exist at once. It is the same on all ranks that shard the vocabulary.
   static int64_t loss_chunk(const Training& r) {
     const int64_t vocab = (r.program.vocab + r.tensor_ranks() - 1) / r.tensor_ranks();
     return std::min(std::max<int64_t>(kLogitBytes / Training::stride(vocab, r.element_bytes()) / Products::kTokens, 1) *
@@ -78,8 +81,8 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
     return s;
   }
 
-  // Of n tokens: s.largest and s.sums of every part of the logits, (tokens, parts), s.logits of the targets, and s.d
-  // relative to the parts' largest.
+  // Computes for n tokens: s.largest and s.sums of every part of the logits, (tokens, parts); s.logits of the targets;
+  // s.d relative to the largest logit of each part.
   void logits(const Matrix& head, const Space& s, const Operand& x, int64_t first, int64_t n) {
     const int64_t tiles = part_tiles(r, head), parts = (head.tile_count() + tiles - 1) / tiles,
                   token_parts = (n + Products::kTokens - 1) / Products::kTokens;
@@ -104,7 +107,7 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
     });
   }
 
-  // Of this rank's logits of one token, which has a target.
+  // Sums over this rank's logits of one token, which has a target.
   TokenSums own_sums(int64_t parts, const Space& s, int64_t target, int64_t token) const {
     const float *const largest = s.largest + token * parts, *const sums = s.sums + token * parts;
     const float most = *std::max_element(largest, largest + parts);
@@ -112,7 +115,7 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
     for (int64_t part = 0; part < parts; ++part) sum += sums[part] * std::exp(double(largest[part]) - most);
     return {sum, most, target >= 0 && target < vocab_of(r, step) ? s.logits[token] : 0};
   }
-  // Of the logits of all ranks.
+  // Sums over the logits of all ranks.
   TokenSums joined_sums(const Space& s, int64_t tokens, int64_t token) const {
     TokenSums all = s.ranks[token];
     for (int rank = 1; rank < r.tensor_ranks(); ++rank)
@@ -132,7 +135,7 @@ struct CrossEntropy : TrainingRun<ckdist_cross_entropy_step> {
     r.meet(thread, index, true, [&](Idle) { r.gather_over_tensor(s.own, n * int64_t(sizeof(TokenSums)), s.ranks); });
   }
 
-  // The loss of one of n tokens, and its row of s.d.
+  // Computes the loss of one of n tokens, and its row of s.d.
   void loss_of(int64_t parts, int64_t columns, const Space& s, int64_t first, int64_t n, int64_t token) {
     const int64_t vocab = vocab_of(r, step), of = r.learned(first + token), target = r.batch.targets[of];
     const Row d{s.d ? s.d + token * Training::stride(vocab, r.element_bytes()) : nullptr, r.narrow_values};

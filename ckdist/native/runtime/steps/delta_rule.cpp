@@ -1,4 +1,5 @@
-// Linear attention: short convolutions, gates and norms of each value head, and the updates of its state.
+// Linear attention (gated delta rule): short convolutions, gates and norms of each value head, and updates of its
+// state.
 #include "kernels/delta_rule.h"
 
 #include <cmath>
@@ -9,13 +10,14 @@
 namespace ckdist {
 namespace {
 
-constexpr int kTile =
-    kBlockTokens;  // tokens of a head at a time; tiles end where blocks do, so states can be saved there
+// Tokens of a head at a time. Tiles end at block boundaries, so states can be saved there.
+constexpr int kTile = kBlockTokens;
 constexpr int kMaxTaps = 16;
 
 struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
-  // Of a thread: a tile of one head.
+  // Buffers of one thread for a tile of one head.
   struct Room {
+    // q, k: (kTile, key_width). v, out: (kTile, value columns). decay, beta: (kTile,). zeros: (channels,).
     float *q, *k, *v, *out, *decay, *beta, *zeros;
   };
   static Room room(Carver& c, const Inference& r, const Fields& step) {
@@ -35,9 +37,9 @@ struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
     const StateSlots::Layer& layer;
     Room room;
     int head;
-    int64_t first_token, tokens, position;  // of the chunk in the batch, and where it begins
-    const float* tail;                      // what the convolutions see of the tokens before the chunk
-    int64_t tail_stride;                    // 0: nothing, one row of zeros
+    int64_t first_token, tokens, position;  // of the chunk: first token in the batch; first position
+    const float* tail;                      // (taps - 1, channels): channels of the tokens before the chunk
+    int64_t tail_stride;                    // 0: there is no earlier token; tail is one row of zeros
 
     int key_head() const { return layer.key_head_of[head]; }
   };
@@ -96,14 +98,14 @@ struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
     write_tail(item, item.tokens, layer.tail(state));
   }
 
-  // What a part of the channels sees at the chunk's token `t`, which may be before the chunk. column: of the part among
-  // a token's channels in the tail; from: of the head in the value's rows.
+  // Inputs of a part of the channels at token `t` of the chunk; a negative `t` is a token before the chunk. from: the
+  // head's offset in the value's rows. column: the part's offset in a row of the tail.
   const float* seen(const Item& item, int64_t t, int32_t value, int64_t from, int64_t column) const {
     if (t >= 0) return row(value, item.first_token + t) + from;
     return item.tail + (item.layer.taps - 1 + t) * item.tail_stride + column;
   }
 
-  // Tokens [done, done + count) of the chunk, through the head's state.
+  // Runs tokens [done, done + count) of the chunk through the head's state.
   void run_tile(const Item& item, int64_t done, int count, float* state) {
     const StateSlots::Layer& layer = item.layer;
     const DeltaRuleKernel& kernel = r.kernels.delta_rule;
@@ -137,7 +139,7 @@ struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
     }
   }
 
-  // The short convolution of one token's part: 0 query, 1 key, 2 value.
+  // The short convolution of one part of a token's channels: 0 query, 1 key, 2 value.
   void convolve(const Item& item, int64_t t, int part, float* out) const {
     const StateSlots::Layer& layer = item.layer;
     const int64_t width = part < 2 ? layer.key_width : layer.value_width;
@@ -154,7 +156,7 @@ struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
                                     out);
   }
 
-  // What the convolutions see behind the chunk's first `done` tokens.
+  // Writes the tail after the chunk's first `done` tokens: the channels of the last taps - 1 tokens.
   void write_tail(const Item& item, int64_t done, float* tail) const {
     const StateSlots::Layer& layer = item.layer;
     for (int i = 0; i < layer.taps - 1; i++) {

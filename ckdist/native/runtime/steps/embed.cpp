@@ -9,7 +9,7 @@ struct Embed : StepRun<Inference, ckdist_embed_step> {
     return step.added < 0 ? 0 : r.value(step.out).width * int64_t{sizeof(float)};
   }
 
-  // Of a token: its place in its sequence, and which of two texts it is of.
+  // A token's position in its sequence, and the index (0 or 1) of its text in the sequence.
   struct Place {
     int64_t position, type;
   };
@@ -24,7 +24,7 @@ struct Embed : StepRun<Inference, ckdist_embed_step> {
     const Place place = place_of(token);
     return step.by == ckdist_embed_by_position ? place.position : typed(step.table.first, place);
   }
-  // The row of a table of types, which may have one row alone.
+  // Row in a table of types. The table may have only one row.
   int64_t typed(int table, const Place& place) const { return std::min(place.type, r.matrix(table).rows - 1); }
 
   void write_waves(int64_t position, float* row) const {

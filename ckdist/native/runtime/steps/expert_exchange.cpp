@@ -10,14 +10,15 @@ bool first_use(const ckdist_experts_step& step, int i) {
   return true;
 }
 
-// Whether a host has experts that a row takes; of those that all rows take every host has a part.
+// True if a host has experts that a row uses. Every host has a part of the experts that all rows use.
 bool takes(const ckdist_experts_step& step, const Choice& choice, int64_t row, int host) {
   const int32_t *const experts = choice.experts(row), *const held = step.host_experts + host;
   return step.count > 1 ||
          std::any_of(experts, experts + step.routing.used, [&](int32_t e) { return e >= held[0] && e < held[1]; });
 }
 
-// By host the rows of host whose(host) of which experts_of(host) has an expert; none where whose(host) is none.
+// Lists for each host h the rows of host whose(h) that use an expert of host experts_of(h). No rows if whose(h) is
+// negative.
 template <class Whose, class ExpertsOf>
 void list_rows(const Inference& r, const ckdist_experts_step& step, const Choice& choice,
                const RowExchange::Lists& lists, Whose&& whose, ExpertsOf&& experts_of) {

@@ -1,23 +1,23 @@
-// Where hosts share rows out: a step's rows go to the hosts that have their experts, and what these make of them comes
-// back.
+// Exchange of rows if they are sharded over hosts: each row goes to the hosts that have its experts, and their results
+// come back.
 #pragma once
 #include "runtime/steps/routing.h"
 
 namespace ckdist {
 
-// Activations of a step's sets, so many of each, of which some or all may be the same; -1: a set has none.
+// Activations that each set of experts of a step reads. Some or all may be the same; -1: not used.
 constexpr int kExpertInputs = 3;
 int expert_input(const ckdist_experts_step& step, int i);
 
-// Rows that go to other hosts, and rows that come from them; nothing where hosts share no rows out.
+// Rows to send to other hosts, and rows to receive from them. Empty if rows are not sharded over hosts.
 struct ExpertExchange {
   RowExchange::Lists to, from;
 
   static ExpertExchange carve(Carver& c, const Inference& r, const ckdist_experts_step& step);
-  // All threads make these calls.
-  // Hosts tell one another which experts their rows take; then rows go to the hosts that have these.
+  // All threads make these calls. Gathers the choice of experts from all hosts. Then sends rows to the hosts that have
+  // their experts.
   void dispatch(Team& team, Inference& r, const ckdist_experts_step& step, const Choice& choice, int index) const;
-  // Adds what every host has made of a row, at the host whose row it is.
+  // Adds every host's results of a row at the host that owns the row.
   void combine(Team& team, Inference& r, const ckdist_experts_step& step, int index) const;
 };
 

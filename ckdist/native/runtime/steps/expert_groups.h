@@ -1,5 +1,5 @@
-// A batch's rows by expert, as training computes them: an expert's behind those of the one before it, in the order of
-// tokens.
+// A batch's rows grouped by expert, for training. Groups are concatenated in the order of experts; within a group rows
+// are in the order of tokens.
 #pragma once
 #include <algorithm>
 
@@ -8,11 +8,11 @@
 namespace ckdist {
 
 struct ExpertGroups {
-  int64_t* starts;   // (experts + 1,): where the rows of each begin
-  int32_t* tokens;   // (tokens * used,): of each row
-  int32_t* slots;    // likewise: as which of its token's experts
-  int32_t* touched;  // (experts,): those that have rows, in order
-  int64_t* count;    // of these
+  int64_t* starts;   // (experts + 1,): first row of each group
+  int32_t* tokens;   // (tokens * used,): token of each row
+  int32_t* slots;    // (tokens * used,): index of the row's expert among its token's experts
+  int32_t* touched;  // (experts,): experts that have rows, ascending
+  int64_t* count;    // number of experts that have rows
 
   static ExpertGroups carve(Carver& c, const Training& r, int chosen, int64_t experts) {
     const int64_t rows = r.program.max_tokens * r.width(chosen);
@@ -40,7 +40,8 @@ struct ExpertGroups {
       starts[e + 1] += starts[e];
     }
     each([&](int32_t e, int32_t token, int32_t slot) { tokens[starts[e]] = token, slots[starts[e]++] = slot; });
-    for (int64_t e = experts; e > 0; --e) starts[e] = starts[e - 1];  // they stood at their ends
+    // The second pass has moved each start to the end of its group.
+    for (int64_t e = experts; e > 0; --e) starts[e] = starts[e - 1];
     starts[0] = 0;
   }
 };

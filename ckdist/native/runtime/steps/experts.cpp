@@ -1,9 +1,9 @@
-// The mixture of experts: chooses experts, and computes gate, up and down of each for all of its rows.
+// The mixture of experts: chooses experts, and computes gate, up and down of each expert for all of its rows.
 //
-// One step and one barrier, however many experts there are. Threads take pieces of gate and up of all chosen experts,
-// laid end to end; the thread that completes an expert makes the activations that its down projection reads. Then
-// threads take columns of the output, each over all experts in their order, waiting only for one that is not complete
-// yet. So each weight is read once for all rows of its expert, and a token's sum has one order, alone or in a batch.
+// One step and one barrier for any number of experts. First threads take pieces of gate and up of all chosen experts,
+// laid end to end. The thread that completes an expert computes the input activations of its down projection. Then
+// threads take columns of the output, each over all experts in order, and wait only for an expert that is not complete.
+// So each weight is read once for all rows of its expert, and a token's sum has one order in any batch.
 #include <cmath>
 
 #include "runtime/shares.h"
@@ -14,23 +14,23 @@
 namespace ckdist {
 namespace {
 
-constexpr int64_t kGatheredBytes = 512 << 10;  // of activations whose rows are put side by side
-constexpr int64_t kScratchFloats = 32 << 10;   // products before they are joined, or added
-constexpr int64_t kBlockRows = 64;             // of a product at a time, where there are many
-constexpr int64_t kBlockBytes = 256 << 10;     // of weights likewise, but
-constexpr int64_t kBlockTiles = 6;             // at least
-constexpr int64_t kLeastRows = 4;              // fewer cost as much
-constexpr int64_t kDownTiles = 8;              // of the output at a time, of few rows: runs of memory of each expert
-constexpr int64_t kLowRows = 256;              // of which matrices A of LoRA make something at a time
+constexpr int64_t kGatheredBytes = 512 << 10;  // bytes of activations whose rows are gathered
+constexpr int64_t kScratchFloats = 32 << 10;   // products before they are joined or added
+constexpr int64_t kBlockRows = 64;             // rows of a product at a time, if there are many
+constexpr int64_t kBlockBytes = 256 << 10;     // bytes of weights at a time, if there are many rows
+constexpr int64_t kBlockTiles = 6;             // minimum number of tiles for kBlockBytes
+constexpr int64_t kLeastRows = 4;              // fewer rows cost the same
+constexpr int64_t kDownTiles = 8;  // output tiles at a time for few rows: long runs of memory of each expert
+constexpr int64_t kLowRows = 256;  // rows at a time of products with matrices A of LoRA
 
 struct Experts : StepRun<Inference, ckdist_experts_step> {
   using Set = ckdist_expert_set;
 
   struct Room {
     uint8_t* gathered;
-    float *scratch, *sums, *logits, *low;  // low: what matrices A of gate and up make of rows, side by side
+    float *scratch, *sums, *logits, *low;  // low: rows times the matrices A of gate and up, side by side
     LowRankSum low_sum;
-    Choice choice;  // of few rows, which every thread makes for itself
+    Choice choice;  // for few rows: every thread computes it itself
     Grouping grouping;
   };
   static Room room(Carver& c, const Inference& r, const Fields& step) {
@@ -54,7 +54,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
   static bool has_low(const Fields& step) {
     return std::any_of(step.sets, step.sets + step.count, [](const Set& set) { return set.down_low.a.count > 0; });
   }
-  // Elements of a row that matrices A of gate and up make.
+  // Columns of the products with the matrices A of gate and up.
   static int64_t low_width(const Inference& r, const Set& set) {
     return a_columns(r, set, set.gate_low) + a_columns(r, set, set.up_low);
   }
@@ -78,12 +78,12 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     ExpertExchange::carve(c, r, step);
     return c.used;
   }
-  // Columns of the output at a time where the ranks' shards are added.
+  // Columns of the output at a time if the shards of ranks are summed.
   static int64_t sum_columns(int64_t rows) { return rows > 64 ? 128 : 1024; }
 
   void run() {
     shared_out = step.step.rows == ckdist_rows_host;
-    n = shared_out ? r.local_tokens : r.rows(step.step);  // those that come from other hosts, too
+    n = shared_out ? r.local_tokens : r.rows(step.step);  // includes rows of other hosts
     if (n > 0) {
       Carver c{r.memory(thread)};
       own = room(c, r, step);
@@ -110,7 +110,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
   }
 
  private:
-  // Which rows each expert has.
+  // Chooses the experts of each row and groups the rows by expert.
   void group() {
     if (n <= Inference::kReplicatedRows && !shared_out) {
       choice = own.choice, grouping = own.grouping;
@@ -155,7 +155,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     }
   }
 
-  // work(from, to, bytes of a piece) for the pieces of a phase that this thread takes.
+  // Runs work(from, to, bytes of a piece) for the pieces of a phase that this thread takes.
   template <class Work>
   void each_piece(int64_t cost, int phase, Work&& work) {
     const Shares shares(cost, r.active(), few);
@@ -166,7 +166,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
   }
 
   const Set& set_of(const ExpertRows& g) const { return step.sets[g.set]; }
-  // Of all experts that rows have chosen.
+  // Bytes of the weights of all chosen experts.
   int64_t bytes_read() const {
     int64_t bytes = 0;
     const auto add = [&](const Set& set, ckdist_span span) {
@@ -193,7 +193,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     }
     return cost;
   }
-  // Of one tile of the output, over all experts.
+  // Cost of one tile of the output, over all experts.
   int64_t down_cost() const {
     int64_t cost = 0;
     for (int64_t i = 0; i < *grouping.count; i++) {
@@ -205,7 +205,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
   }
   int64_t down_tiles() const { return (r.value(step.out).width + kTileRows - 1) / kTileRows; }
 
-  // Gate and up of the tiles that [from, to) of the experts' costs laid end to end stands for.
+  // Computes gate and up for the tiles in [from, to) of the experts' costs laid end to end.
   void multiply_up(int64_t from, int64_t to, int64_t piece) {
     int64_t offset = 0;
     for (int64_t i = 0; i < *grouping.count && offset < to; i++) {
@@ -233,7 +233,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     return total == 0 || r.counter(1 + int(group)).get(number) == total + 1;
   }
 
-  // The rows of an expert side by side: where they lie, or gathered.
+  // The activations of an expert's rows, consecutive: in place, or gathered.
   const uint8_t* inputs(const ExpertRows& g, int x, Range rows) {
     const int64_t stride = Inference::activation_stride(r.value(x));
     const uint8_t* const from = shared_out ? r.step_activations(x) : r.activations(thread, step.step, x);
@@ -246,14 +246,15 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     return own.gathered;
   }
 
-  // joined = gate * up for tiles of shard s of one expert, whose first row is column `column`.
+  // joined = gate * up for tiles of shard s of one expert. The shard's first row is column `column` of `joined`.
   void join(const ExpertRows& g, int s, int64_t column, Range tiles) {
     const Set& set = set_of(g);
-    const bool same = set.gate_x == set.up_x;  // one format
+    const bool same = set.gate_x == set.up_x;  // the same format
     const int64_t x_stride = Inference::activation_stride(r.value(set.gate_x));
     const int64_t few_rows = set.low_x < 0 ? g.rows : std::min(g.rows, kLowRows);
     const int64_t most = g.set == 1 ? few_rows : std::min(few_rows, rows_gathered(set.gate_x));
     int64_t stride;
+    // (rows of all groups, ffn columns)
     float* const joined = r.floats(set.joined, &stride) + g.first * stride + column;
     for (int64_t row = 0; row < g.rows; row += most) {
       const Range chunk = {row, std::min(row + most, g.rows)};
@@ -274,12 +275,12 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     }
   }
 
-  // Of activations that are gathered at a time.
+  // Number of rows that are gathered at a time.
   int64_t rows_gathered(int x) const {
     return std::max<int64_t>(kGatheredBytes / Inference::activation_stride(r.value(x)), 1);
   }
 
-  // What matrices A of gate and up make of at most kLowRows rows of an expert.
+  // Multiplies at most kLowRows rows of an expert by the matrices A of gate and up.
   void make_low(const ExpertRows& g, Range rows) {
     const Set& set = set_of(g);
     if (set.low_x < 0) return;
@@ -297,7 +298,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     }
   }
 
-  // y += rows of x times tiles of an expert's matrix B.
+  // y += x * B^T for tiles of an expert's matrix B.
   void add_low(const ExpertRows& g, int b, Range tiles, int64_t columns, const float* x, int64_t x_stride, int64_t rows,
                float* y, int64_t stride) const {
     const int64_t before = g.expert * tiles_each(set_of(g), b);
@@ -305,15 +306,15 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
                     stride);
   }
 
-  // `low_row`: of what make_low left, that of the first of the rows.
+  // `low_row`: index in own.low of the first of the rows.
   void join_block(const ExpertRows& g, int s, int64_t column, Range tiles, const uint8_t* x, Range rows,
                   int64_t low_row, float* joined, int64_t stride) {
     const Set& set = set_of(g);
-    const int64_t width = r.value(set.activations.first + s).floats;  // of the shard
+    const int64_t width = r.value(set.activations.first + s).floats;  // columns of the shard
     const int64_t from = tiles.begin * kTileRows, columns = std::min(tiles.end * kTileRows, width) - from,
                   scratch_stride = (tiles.end - tiles.begin) * kTileRows, count = rows.end - rows.begin;
     const int64_t x_stride = Inference::activation_stride(r.value(set.gate_x));
-    float *const gate = own.scratch, *const up = gate + kScratchFloats / 2;
+    float *const gate = own.scratch, *const up = gate + kScratchFloats / 2;  // (count, scratch_stride)
     product(g, set.gate.first + s, tiles, x, x_stride, count, gate, scratch_stride);
     if (set.up_x != set.gate_x) x = inputs(g, set.up_x, rows);
     product(g, set.up.first + s, tiles, x, Inference::activation_stride(r.value(set.up_x)), count, up, scratch_stride);
@@ -333,7 +334,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
                                   columns, joined + row * stride + from);
   }
 
-  // Tiles of one expert's matrix times rows of x: y[row][0] is the first tile's first.
+  // Multiplies rows of x by tiles of one expert's matrix. y[row][0] belongs to the first row of the first tile.
   void product(const ExpertRows& g, int matrix, Range tiles, const uint8_t* x, int64_t x_stride, int64_t rows, float* y,
                int64_t stride) {
     const int64_t before = g.expert * tiles_each(set_of(g), matrix);
@@ -344,13 +345,13 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
                 });
   }
 
-  // rows[..] += the `columns` floats from `at` on of a vector, where there is one.
+  // Adds `columns` floats of a vector, from index `at` on, to each of `count` rows. No-op if the vector is absent.
   void add_bias(int32_t vector, int64_t at, int64_t columns, int64_t count, float* rows, int64_t stride) {
     for (int64_t row = 0; vector >= 0 && row < count; row++)
       r.kernels.elementwise.add(r.vector(vector) + at, columns, rows + row * stride);
   }
 
-  // What the down projection of an expert reads, and what its matrix A of LoRA makes of that.
+  // Computes the input activations of an expert's down projection, and their product with its matrix A of LoRA.
   void prepare(const ExpertRows& g) {
     const Set& set = set_of(g);
     prepare(g, set.activations);
@@ -367,7 +368,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     }
   }
 
-  // `joined` as matrices read it, for each shard.
+  // Converts `joined` to the activation format of each shard.
   void prepare(const ExpertRows& g, const ckdist_span& shards) {
     int64_t stride, column = 0;
     const float* const joined = r.floats(set_of(g).joined, &stride) + g.first * stride;
@@ -382,7 +383,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     }
   }
 
-  // Columns of the output that tiles of down are the rows of.
+  // Computes the columns of the output that belong to tiles of the down projection.
   void multiply_down(Range tiles) {
     const int shards = step.sets[0].down.count;
     const int64_t tiles_each = (shards > 1 ? sum_columns(n) : few ? 1024 : 128) / kTileRows;
@@ -402,7 +403,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     }
   }
 
-  // y += share * tiles of shard s of an expert's down projection, for its rows.
+  // y += share * (tiles of shard s of an expert's down projection), for the expert's rows.
   void add_expert(int64_t group, int s, Range tiles, int64_t columns, float* y, int64_t y_stride) {
     const ExpertRows& g = grouping.groups[group];
     const Set& set = set_of(g);
@@ -432,7 +433,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     }
   }
 
-  // Where no expert of the step is here, or nothing of them.
+  // Writes zeros if this rank has no part of the chosen experts.
   void clear() {
     int64_t stride;
     float* const out = r.floats(step.out, &stride);

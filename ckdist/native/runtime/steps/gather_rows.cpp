@@ -1,5 +1,5 @@
-// Where tokens are sharded: the last hidden states of the selected tokens, put where all ranks read them. Rows are
-// numbered as the batch's selected tokens, so that all ranks find a row without asking whose it is.
+// Writes the last hidden states of the selected tokens to memory that all ranks read, if tokens are sharded. Rows have
+// the order of the batch's selected tokens, so that every rank finds a row without knowing its owner.
 #include "runtime/steps/residual.h"
 
 namespace ckdist {
@@ -10,7 +10,7 @@ struct GatherRows : StepRun<Inference, ckdist_gather_rows_step> {
 
   void run() {
     int64_t stride;
-    float* const out = r.floats(step.out, &stride);
+    float* const out = r.floats(step.out, &stride);  // (selected, hidden)
     const Residual residual{r,
                             thread,
                             step.x,

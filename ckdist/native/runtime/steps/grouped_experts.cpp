@@ -1,8 +1,8 @@
-// What the experts make of their tokens in training, and the gradients of that.
+// The experts of a layer in training, and their gradients.
 //
-// Threads take items of (expert, slice of its intermediate size), each of which packs its part of the expert's weights
-// once for all of the expert's rows. What is summed over a token's experts is taken by slices of its columns, each over
-// all experts in their order: its bits depend neither on threads nor on who was first.
+// Threads take items of (expert, slice of its intermediate size). An item packs its part of the expert's weights once
+// for all rows of the expert. Sums over a token's experts are divided into slices of columns; each slice sums over all
+// experts in order. So the bits do not depend on the threads or on their timing.
 #include "runtime/steps/expert_groups.h"
 #include "runtime/steps/part_products.h"
 
@@ -11,24 +11,24 @@ namespace {
 
 constexpr int64_t kRows = PartProducts::kRows;
 
-// What both steps have in common.
+// Common parts of both steps.
 template <class Fields>
 struct ExpertsRun : TrainingRun<Fields> {
   static constexpr int kGate = 0, kUp = 1, kDown = 2;
 
-  // A thread's room for products with two matrices, and with two of LoRA.
+  // Buffers of one thread for products with two matrices, and with two of LoRA.
   struct Room {
-    uint8_t *tiles, *second, *gathered, *low[2];
-    float *a, *b, *unpacked;
+    uint8_t *tiles, *second, *gathered, *low[2];  // packed matrices, (kRows, width), packed matrices of LoRA
+    float *a, *b, *unpacked;                      // (kRows, slice stride) twice
   };
-  // Tiles of an item over the intermediate size, and over the width of tokens.
+  // Tiles of an item over the intermediate size, and over the hidden size.
   static int64_t ffn_tiles(const Training& r, const Fields& step) {
     return PartProducts::item_tiles(r, r.width(step.gate), r.width(step.x), 2);
   }
   static int64_t hidden_tiles(const Training& r, const Fields& step) {
     return PartProducts::item_tiles(r, r.width(step.x), r.width(step.gate), 2);
   }
-  // The largest rank of LoRA's matrices; 0: there are none.
+  // The largest rank of LoRA's matrices; 0 if there are none.
   static int64_t rank(const Training& r, const Fields& step) {
     int64_t most = 0;
     for (const auto& low : step.low)
@@ -57,7 +57,7 @@ struct ExpertsRun : TrainingRun<Fields> {
     return it;
   }
 
-  // A slice of columns, and a row of products over it.
+  // A slice of columns, and the stride of products over it.
   struct Slice {
     int64_t begin, columns, stride;
   };
@@ -80,7 +80,8 @@ struct ExpertsRun : TrainingRun<Fields> {
   }
   float share(int64_t row) const { return this->r.floats(this->step.shares, groups.tokens[row])[groups.slots[row]]; }
 
-  // work(first row, rows, activations) for a few of an expert's rows at a time: of each its token's row of `value`.
+  // Runs work(first row, rows, activations) for a few of an expert's rows at a time. The activations are gathered rows
+  // of `value` of the rows' tokens.
   template <class Work>
   void each_gathered(int64_t expert, int value, Work&& work) const {
     for (int64_t row = groups.starts[expert]; row < groups.starts[expert + 1]; row += kRows) {
@@ -88,31 +89,31 @@ struct ExpertsRun : TrainingRun<Fields> {
       work(row, rows, parts.gather(value, groups.tokens + row, rows, own.gathered));
     }
   }
-  // The same of rows as they lie, of a value that has `used` of each token.
+  // The same for a value that has one row for each (token, expert), without gathering.
   template <class Work>
   void each_row(int64_t expert, int value, Work&& work) const {
     for (int64_t row = groups.starts[expert]; row < groups.starts[expert + 1]; row += kRows)
       work(row, std::min(kRows, groups.starts[expert + 1] - row), this->r.operand(value, row));
   }
 
-  // y += rows of `value` times a matrix, where LoRA has one.
+  // y += rows of `value` times a matrix. No-op if there is no LoRA.
   void add_low(const Matrix& m, int value, int64_t row, int64_t rows, float* y, int64_t stride) const {
     if (m.tiles != nullptr) multiply(m, this->r.operand(value, row), rows, y, stride, true);
   }
-  // Rows [row, row + rows) of a stack B of an expert whose matrices have so many rows in all.
+  // Packs rows [row, row + rows) of a stack of matrices B.
   template <class Low>
   Matrix pack_b(const Low& low, int64_t row, int64_t rows, uint8_t* tiles) const {
     if (low.b < 0) return Matrix{};
     return parts.pack({low.b, row, rows, 0, this->r.width(low.low)}, tiles);
   }
-  // Columns of an expert's A, as the matrix that goes back through it.
+  // Packs columns `s` of an expert's A, transposed, for the backward pass.
   template <class Low>
   Matrix pack_a_transposed(const Low& low, int64_t expert, const Slice& s, uint8_t* tiles) const {
     if (low.a < 0) return Matrix{};
     const int64_t rank = this->r.width(low.low);
     return parts.pack_transposed({low.a, expert * rank, rank, s.begin, s.columns}, tiles);
   }
-  // Rows times a matrix with as many rows as the rank, times the scale, into `to`.
+  // Stores scale * (rows times a matrix) in the value `to`. The number of the matrix's rows is the rank.
   void store_low(const Matrix& m, int64_t first, int64_t rows, const Operand& x, int to) const {
     const int64_t rank = this->r.width(to), stride = m.tile_count() * kTileRows;
     multiply(m, x, rows, own.a, stride);
@@ -123,7 +124,7 @@ struct ExpertsRun : TrainingRun<Fields> {
     }
   }
 
-  // This rank's columns from `column` on of an expert's bias; null where there is none.
+  // This rank's columns of an expert's bias, from `column` on, or null.
   const float* bias(int32_t parameter, int64_t expert, int64_t column) const {
     if (parameter < 0) return nullptr;
     return this->r.parameter(parameter) + expert * (this->r.shape(parameter).cols / this->step.experts) + column;
@@ -135,8 +136,9 @@ struct ExpertsRun : TrainingRun<Fields> {
   void multiply(const Matrix& m, const Operand& x, int64_t rows, float* y, int64_t stride, bool add = false) const {
     this->r.product.multiply(m, 0, m.tile_count(), x.at, x.stride, rows, y, stride, add);
   }
-  // Columns of rows of a value, which has `used` rows of each token.
+  // Row `row` of a value from column `column` on. The value has one row for each (token, expert).
   Row part(int value, int64_t row, int64_t column) const {
+    // (tokens * used, width)
     Row at = this->r.row(value, row);
     at.at += column * this->r.bytes_of(value);
     return at;
@@ -173,7 +175,7 @@ struct GroupedExperts : ExpertsRun<ckdist_grouped_experts_step> {
     parallel_for(slices(hidden, down_tiles), [&](int64_t item) { sum(slice(hidden, down_tiles, item)); });
   }
 
-  // What A makes of an expert's rows, of `columns` each.
+  // Multiplies an expert's rows, of `columns` columns, by A.
   void make_low(int64_t expert, const ckdist_expert_low& low, int64_t columns) const {
     if (low.a < 0) return;
     const int64_t rank = r.width(low.low);
@@ -230,7 +232,7 @@ struct GroupedExperts : ExpertsRun<ckdist_grouped_experts_step> {
 struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
   static constexpr int64_t kOuterWidth = PartProducts::kOuterTiles * kTileRows;
 
-  // A thread's room for the gradients of weights.
+  // Buffers of one thread for the gradients of weights.
   struct OuterRoom {
     uint8_t *x, *y, *narrow;
     float* row;
@@ -247,7 +249,8 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
     room(products, r, step), outer_room(outer, r, step);
     return std::max(products.used, outer.used);
   }
-  // Of each row the sums over the slices of what its share is multiplied with.
+  // (tokens * used, slices): for each row and slice the dot product whose sum over slices is the gradient of the row's
+  // share.
   static float* share_parts(Carver& c, const Training& r, const Fields& step) {
     const int64_t rows = r.program.max_tokens * r.width(step.chosen);
     return c.floats(rows * slices(r.width(step.gate), ffn_tiles(r, step)));
@@ -273,7 +276,7 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
         go_back_up(groups.touched[item], step.low[kGate], step.d_gate);
         go_back_up(groups.touched[item], step.low[kUp], step.d_up);
       });
-    // What follows reads that alone: one list of items.
+    // All remaining work reads only finished values: one list of items.
     Outer outers[8];
     const int count = list_outers(outers);
     int64_t outer_items = 0;
@@ -292,7 +295,7 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
     });
   }
 
-  // Of down's A the gradient of what it made, and times the share what it made.
+  // For LoRA of down: d_low = scale * dy B, and shared = share * low.
   void go_back_down(int64_t expert) const {
     const ckdist_expert_low_grad& low = step.low[kDown];
     const int64_t rank = r.width(low.low);
@@ -305,7 +308,7 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
       }
     });
   }
-  // The same of gate's or up's, from the gradient `d` of the result.
+  // For LoRA of gate or up: d_low = scale * d B, where `d` is the gradient of gate or up.
   void go_back_up(int64_t expert, const ckdist_expert_low_grad& low, int d) const {
     if (low.a < 0) return;
     const Matrix b = parts.pack_transposed({low.b, expert * ffn, ffn, 0, r.width(low.low)}, own.tiles);
@@ -313,7 +316,8 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
              [&](int64_t first, int64_t rows, const Operand& x) { store_low(b, first, rows, x, low.d_low); });
   }
 
-  // From the gradient of what an expert makes to that of a slice of what gate and up make, and share * joined.
+  // Computes d_gate and d_up of a slice from the gradient of the expert's output. Also computes joined = share *
+  // joined, and the slice's part of the gradient of the shares.
   void unjoin(int64_t expert, int64_t number, int64_t count, const Slice& s) const {
     const auto function = GateFunction(step.function);
     const Matrix down =
@@ -371,7 +375,7 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
     }
   }
 
-  // One factor of an expert's gradients: columns of a value by row, or by the rows' tokens.
+  // One factor of an expert's weight gradients: a value's rows, indexed by row or by the row's token.
   struct Factor {
     int32_t value;
     bool by_token;
@@ -382,7 +386,8 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
                            narrow);
   }
 
-  // Columns `s` of the gradients of an expert's matrices, each of `height` rows: the sum of y transposed times x.
+  // Columns `s` of the gradients of an expert's matrices, each of `height` rows: gradient = y^T x, summed over the
+  // expert's rows.
   void add(int64_t expert, const Slice& s, const Factor& x, int64_t height, int count, const int32_t* gradients,
            const Factor* ys) const {
     Carver c{r.memory(thread)};
@@ -407,7 +412,7 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
         }
     }
   }
-  // Gradients of up to two matrices of an expert, (height, width), from one factor of so many columns.
+  // Gradients of up to two matrices of an expert, (height, width). They share the factor x, which has `width` columns.
   struct Outer {
     Factor x;
     int64_t width, height;
@@ -439,7 +444,7 @@ struct GroupedExpertsGrad : ExpertsRun<ckdist_grouped_experts_grad_step> {
     return count;
   }
 
-  // Of an expert's biases; of gate's and up's those columns that are this rank's, zero for the others.
+  // Gradients of an expert's biases. For gate and up only this rank's columns; the others are zero.
   void add_biases(int64_t expert) const {
     Carver c{r.memory(thread)};
     float* const row = outer_room(c, r, step).row;

@@ -1,5 +1,5 @@
-// Keys of every head from latent vectors, in training, and what goes back through them. A head's matrix is packed by
-// who multiplies with it; sums over heads are made in the order of heads.
+// Keys of every head from latent vectors, in training, and their gradients. The thread that multiplies by a head's
+// matrix packs it. Sums over heads are in the order of heads.
 #include <algorithm>
 
 #include "runtime/steps/part_products.h"
@@ -9,12 +9,12 @@ namespace {
 
 constexpr int64_t kRows = PartProducts::kRows;
 constexpr int64_t kChunk = 256;                              // tokens of an item
-constexpr int64_t kRankRows = 4 * PartProducts::kOuterRows;  // of a head's gradient, of an item
+constexpr int64_t kRankRows = 4 * PartProducts::kOuterRows;  // rows of a head's gradient in one item
 
 int64_t parts_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
 int64_t tiles_of(int64_t n) { return parts_of(n, kTileRows); }
 
-// Of a head: elements that its matrix makes, and those with the others behind them.
+// Columns of a head's matrix, and the head's width: those columns and the elements after them.
 struct HeadSizes {
   int64_t heads, columns, width;
 };
@@ -26,7 +26,7 @@ HeadSizes sizes_of(const Training& r, int32_t weight, int64_t rank, int64_t row)
 struct LatentKeys : TrainingRun<ckdist_latent_keys_step> {
   struct Room {
     uint8_t* tiles;
-    float *y, *unpacked;
+    float *y, *unpacked;  // (kRows, columns of a head)
   };
   static Room room(Carver& c, const Training& r, const Fields& step) {
     const int64_t columns = r.shape(step.weight).cols;
@@ -69,7 +69,7 @@ struct LatentKeys : TrainingRun<ckdist_latent_keys_step> {
 struct LatentKeysGrad : TrainingRun<ckdist_latent_keys_grad_step> {
   struct Room {
     uint8_t* tiles;
-    float *sums, *widened, *unpacked;
+    float *sums, *widened, *unpacked;  // (kChunk, slice of rank), two rows of the elements after the rank
   };
   static int64_t item_tiles(const Training& r, const Fields& step) {
     return PartProducts::item_tiles(r, step.rank, r.shape(step.weight).cols, 1);
@@ -96,7 +96,7 @@ struct LatentKeysGrad : TrainingRun<ckdist_latent_keys_grad_step> {
     });
   }
 
-  // Elements [begin, begin + n) of the latent vectors' gradients.
+  // Elements [begin, begin + n) of the gradients of the latent vectors, summed over heads.
   void sum_heads(int64_t first, int64_t tokens, int64_t begin, int64_t n) const {
     Carver c{r.memory(thread)};
     const Room own = room(c, r, step);
@@ -111,7 +111,7 @@ struct LatentKeysGrad : TrainingRun<ckdist_latent_keys_grad_step> {
     for (int64_t t = 0; t < tokens; ++t) r.store(step.dx, first + t, begin, own.sums + t * stride, n);
   }
 
-  // What all heads share.
+  // Gradients of the elements after the rank, which all heads share: their sum over heads.
   void sum_behind(int64_t first, int64_t tokens) const {
     Carver c{r.memory(thread)};
     const Room own = room(c, r, step);
@@ -156,7 +156,7 @@ struct LatentKeysWeightGrad : TrainingRun<ckdist_latent_keys_weight_grad_step> {
     });
   }
 
-  // Rows [begin, end) of a head's gradient.
+  // Adds rows [begin, end) of a head's gradient, (rank, columns).
   void add(const HeadSizes& of, int64_t head, int64_t begin, int64_t end) const {
     Carver c{r.memory(thread)};
     const Room own = room(c, r, step);

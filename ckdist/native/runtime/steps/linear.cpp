@@ -1,4 +1,4 @@
-// All matrices that read one input, with their biases, low-rank additions, gate and soft cap.
+// Products of one input with several matrices, with their biases, low-rank additions, gate and soft cap.
 #include "runtime/shares.h"
 #include "runtime/steps/low_rank.h"
 #include "runtime/steps/packed_weight.h"
@@ -6,14 +6,14 @@
 namespace ckdist {
 namespace {
 
-// Of a product's weights that a thread takes at a time: it fits the L2 cache of CPUs that have AMX, whose kernels want
-// many rows at a time; for those of other levels it made no difference there.
+// Bytes of a product's weights that a thread takes at a time. It fits the L2 cache of CPUs with AMX, whose kernels are
+// fast for many rows. On other CPUs it made no difference.
 constexpr int64_t kPieceBytes = 1536 << 10, kLeastPieces = 4;
-constexpr int64_t kLeastTiles = 12;  // of a product at a time, however long they are: kernels want many
-// What a gate joins at a time, while the L2 cache has it: rows, and weights of both.
+constexpr int64_t kLeastTiles = 12;  // minimum tiles of a product at a time, because kernels are fast for many
+// Rows, and bytes of both weights, of a gated product at a time. They stay in the L2 cache.
 constexpr int64_t kGatedRows = 256, kGatedBytes = 512 << 10;
-constexpr int64_t kAheadBytes = 256 << 10;  // of a product's weights that are fetched before it begins
-// A product that is added to another is made of so many tokens and tiles at a time: it stays in the L2 cache.
+constexpr int64_t kAheadBytes = 256 << 10;  // bytes of a product's weights that are prefetched
+// Tokens and tiles of a summed product at a time. The result stays in the L2 cache.
 constexpr int64_t kSummedTokens = 256, kSummedTiles = 8;
 
 struct Linear : StepRun<Inference, ckdist_linear_step> {
@@ -46,7 +46,7 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     r.finish(thread, index, step.products[0].out, n);
   }
 
-  // Where this rank has no columns of the matrices its part of a sum is zero.
+  // Writes zeros as this rank's part of a sum, if it has no columns of the matrices.
   void clear(int64_t n) {
     for (int m = 0; m < step.count; m++) {
       const ckdist_value& v = r.value(step.products[m].out);
@@ -66,16 +66,16 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     return bytes;
   }
 
-  // Bytes of the longest tile of a product.
+  // Bytes of the longest tile of the products.
   int64_t longest_tile() const {
     int64_t bytes = 0;
     for (int m = 0; m < step.count; m++) bytes = std::max(bytes, r.matrix(step.products[m].weight.first).tile_bytes);
     return bytes;
   }
 
-  // Calls visit(m, s, column, first tile, end) for the tiles of shards that bytes [from, to) of a step's matrices laid
-  // end to end stand for, divided into pieces of about `piece` bytes; those of a gated step lie tile beside tile, and
-  // so do shards that are summed. `column`: the rows of the shards before.
+  // Calls visit(m, s, column, first tile, end) for the tiles in bytes [from, to) of a step's matrices. The matrices are
+  // laid end to end and divided into pieces of about `piece` bytes. Tiles of gate and up lie side by side, and so do
+  // tiles of shards that are summed. `column`: number of rows of the shards before.
   template <class Visit>
   static void each_range(const Inference& r, const Fields& step, int64_t from, int64_t to, int64_t piece,
                          Visit&& visit) {
@@ -99,12 +99,12 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     }
   }
 
-  // While a thread waits in a step of few tokens, memory would idle: it brings the start of its first piece of the next
-  // product to the L2 cache, as far as it gets.
+  // Prefetch for waiting threads in a step of few tokens, when memory would be idle: the start of the thread's first
+  // piece of the next product, to the L2 cache.
   static void ahead(Inference& r, int thread, const Fields& step, Ahead& ahead) {
     if (r.rows(step.step) > Inference::kFewRows) return;
     const int64_t bytes = weight_bytes(r, step);
-    if (bytes == 0) return;  // nothing of these matrices is this rank's
+    if (bytes == 0) return;  // this rank has no part of the matrices
     const Shares shares(bytes, r.active(), true);
     each_range(r, step, shares.begin(thread), shares.begin(thread + 1), shares.first(),
                [&](int m, int s, int64_t, int64_t begin, int64_t end) {
@@ -128,7 +128,7 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     });
   }
 
-  // Tiles of one shard times rows of the activations `x`: y[row][0] is the first tile's first.
+  // Multiplies rows of the activations `x` by tiles of one shard. y[row][0] belongs to the first row of the first tile.
   void product(const Weight& weight, int x, Range tiles, Range rows, float* y, int64_t stride) {
     const int64_t x_stride = Inference::activation_stride(r.value(x));
     const uint8_t* const at = r.activations(thread, step.step, x) + rows.begin * x_stride;
@@ -138,11 +138,12 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     });
   }
 
-  // Tiles of shard s, whose first row is column `column` of the result.
+  // Multiplies by tiles of shard s. The shard's first row is column `column` of the result.
   void multiply(const Product& p, int s, int64_t column, Range tiles, Range rows) {
     const Weight& weight = r.weight(p.weight.first + s);
     const int64_t from = tiles.begin * kTileRows, to = std::min(tiles.end * kTileRows, weight.matrix.rows);
     int64_t stride;
+    // (rows, columns)
     float* const y = r.floats(p.out, &stride) + (r.first_row(step.step) + rows.begin) * stride + column + from;
     product(weight, p.x.first, tiles, rows, y, stride);
     if (p.bias >= 0) add_bias(r.vector(p.bias + s) + from, to - from, rows, y, stride);
@@ -159,7 +160,7 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     for (int64_t t = 0; t < rows.end - rows.begin; t++) r.kernels.elementwise.add(bias, n, y + t * stride);
   }
 
-  // y += rows of `low` times tiles of a matrix B.
+  // y += low * B^T for tiles of a matrix B.
   void add_low(const Matrix& w, int low, Range tiles, Range rows, float* y, int64_t stride) {
     Carver c{r.memory(thread)};
     int64_t x_stride;
@@ -168,8 +169,8 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     room(c, step).low.add(r.kernels, w, tiles, columns, x, x_stride, rows.end - rows.begin, y, stride);
   }
 
-  // Tiles of gate and up, and what joins them. Of many rows a few with a few tiles at a time; few read long stretches
-  // of weights, and weights that are not packed are packed once for all rows.
+  // Multiplies by tiles of gate and up and joins the results. Many rows are divided into blocks of rows and tiles. Few
+  // rows read long runs of weights. If weights are not packed, they are packed once for all rows.
   void multiply_gated(int s, int64_t column, Range tiles, Range rows) {
     const Product &gate = step.products[0], &up = step.products[1];
     const Matrix& w = r.matrix(gate.weight.first + s);
@@ -193,7 +194,8 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     }
   }
 
-  // Tiles of a matrix whose shards are of the columns: their products, in the order in which a sum over ranks has them.
+  // Multiplies by tiles of a matrix that is sharded by columns. Adds the shards' products in the order of a sum over
+  // ranks.
   void multiply_summed(const Product& p, Range tiles, Range rows) {
     Carver c{r.memory(thread)};
     float* const sum = room(c, step).product;

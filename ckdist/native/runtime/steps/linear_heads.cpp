@@ -1,21 +1,20 @@
-// A matrix for each head: of each head its first floats times the head's matrix, and the others behind the result.
+// One matrix for each head: out = (first elements of the head times the head's matrix, other elements of the head).
 //
-// What a matrix multiplies is a few columns wide, so the thread that multiplies quantizes it, and no barrier stands
-// between.
+// The input of a head is a few columns wide. So the thread that multiplies also quantizes it, and no barrier is needed.
 #include "kernels/prefetch.h"
 #include "runtime/steps/packed_weight.h"
 
 namespace ckdist {
 namespace {
 
-constexpr int64_t kItemRows = 128;  // whose activations and results stay in the L2 cache beside a head's matrix
-constexpr int64_t kRowsAhead = 2;   // that are fetched: rows are pages apart, so no hardware brings them
+constexpr int64_t kItemRows = 128;  // their activations and results stay in the L2 cache with a head's matrix
+constexpr int64_t kRowsAhead = 2;   // rows to prefetch: they are pages apart, so the hardware does not prefetch them
 
-// Cache lines that will be written: no other core has them when it comes to that.
+// Prefetches cache lines for writing, so that no other core owns them when they are written.
 inline void claim_floats(float* at, int64_t n) {
   for (int64_t i = 0; i < n; i += 16) {
 #if defined(__x86_64__)
-    asm volatile("prefetchw %0" ::"m"(at[i]));  // compilers have no way to say this where the level is not given
+    asm volatile("prefetchw %0" ::"m"(at[i]));  // compilers emit it only for some ISA levels
 #else
     __builtin_prefetch(at + i, 1);
 #endif
@@ -31,9 +30,9 @@ struct LinearHeads : StepRun<Inference, ckdist_linear_heads_step> {
   }
   static int64_t thread_bytes(const Inference& r, const Fields& step) { return kItemRows * row_bytes(r, step); }
 
-  // Of few rows a head's tiles may be several items, of many its rows are.
+  // Items of a head: for few rows its tiles are divided, for many rows the rows are divided.
   struct Items {
-    int64_t chunks, pieces;  // of the rows and of the tiles
+    int64_t chunks, pieces;  // parts of the rows and of the tiles
   };
   static Items items_of(const Inference& r, const Fields& step) {
     const int64_t rows = r.batch.tokens, heads = step.weight.count;
@@ -64,6 +63,7 @@ struct LinearHeads : StepRun<Inference, ckdist_linear_heads_step> {
     const int64_t n = rows.end - rows.begin, x_stride = row_bytes(r, step), behind = step.x_width - step.columns,
                   out_width = step.head_rows + behind;
     int64_t out_stride;
+    // (tokens, heads, head_rows + behind); x: (tokens, heads, x_width)
     float* const out = r.floats(step.out, &out_stride) + rows.begin * out_stride + head * out_width;
     uint8_t* const activations = r.memory(thread);
     for (int64_t t = 0; t < n; t++) {
@@ -90,7 +90,7 @@ struct LinearHeads : StepRun<Inference, ckdist_linear_heads_step> {
     return x + token * stride;
   }
 
-  // The first item of a thread.
+  // Prefetches the weights of the thread's first item.
   static void ahead(Inference& r, int thread, const Fields& step, Ahead& ahead) {
     if (r.batch.tokens > Inference::kFewRows || step.weight.count == 0) return;
     const Items items = items_of(r, step);

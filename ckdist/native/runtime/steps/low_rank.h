@@ -1,4 +1,4 @@
-// What matrices B of LoRA add to a product: rows of x A, in float32, times tiles of B.
+// Adds the product of LoRA's matrix B: rows of x A^T, in float32, times tiles of B.
 #pragma once
 #include <algorithm>
 
@@ -7,13 +7,14 @@
 namespace ckdist {
 
 struct LowRankSum {
-  static constexpr int64_t kTokens = 16, kTiles = 8;  // that it has at a time
+  static constexpr int64_t kTokens = 16, kTiles = 8;  // tokens and tiles at a time
 
   float* sums;  // (kTokens, kTiles * kTileRows)
 
   static LowRankSum carve(Carver& c) { return {c.floats(kTokens * kTiles * kTileRows)}; }
 
-  // The first `columns` columns of y += rows of x times tiles of B; y[row][0] is the first tile's first.
+  // y += x * B^T for tiles of B, only the first `columns` columns. y[row][0] belongs to the first row of the first
+  // tile.
   void add(const Kernels& kernels, const Matrix& b, Range tiles, int64_t columns, const float* x, int64_t x_stride,
            int64_t rows, float* y, int64_t stride) const {
     for (int64_t tile = tiles.begin; tile < tiles.end; tile += kTiles) {

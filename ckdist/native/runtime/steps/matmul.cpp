@@ -1,4 +1,4 @@
-// Products with matrices, and their gradients by the input and by the matrices.
+// Products with matrices, and their gradients with respect to the input and the matrices.
 #include <algorithm>
 
 #include "runtime/steps/packs.h"
@@ -37,6 +37,7 @@ struct Matmul : ProductRun<ckdist_matmul_step> {
     Product made[Products::kMost];
     for (int m = 0; m < step.count; ++m) {
       const ckdist_matmul& p = step.products[m];
+      // x: (tokens, cols), out: (tokens, rows)
       made[m] = {those.matrix[m], r.operand(step.x), r.batch.tokens, p.out, p.bias < 0 ? nullptr : r.parameter(p.bias),
                  p.residual};
     }
@@ -63,6 +64,7 @@ struct MatmulGrad : ProductRun<ckdist_matmul_grad_step> {
     Carver c{r.workspace()};
     const StepPacks<1> those = packs(r, step, c);
     make_packs(r, thread, index, those);
+    // dx = dy W. Several dy lie side by side from dy[0] on.
     const Product product{those.matrix[0], r.operand(step.dy[0]), r.batch.tokens, step.dx};
     products().multiply(&product, 1);
   }
@@ -80,6 +82,7 @@ struct WeightGrad : ProductRun<ckdist_weight_grad_step> {
     Outer outers[Products::kMost];
     for (int i = 0; i < step.count; ++i) {
       const ckdist_gradient& g = step.gradients[i];
+      // gradient (rows, cols) = dy^T x, with dy: (tokens, rows)
       outers[i] = {r.operand(g.dy), r.width(g.dy), r.gradient(g.gradient), r.adds(g.fresh)};
     }
     products().add_outer(r.matrix(cols, tokens, r.workspace()), tokens, outers, step.count);

@@ -1,11 +1,11 @@
-// The mean of the hidden states of each sequence, for heads that read one row of it.
+// The mean of the hidden states of each sequence, for heads that read one row per sequence.
 #include "runtime/steps/residual.h"
 
 namespace ckdist {
 namespace {
 
 struct MeanRows : StepRun<Inference, ckdist_mean_rows_step> {
-  // Of a thread: the sums, and a row.
+  // Buffers of one thread: the sums and a row, each (hidden,).
   struct Room {
     double* sum;
     float* row;

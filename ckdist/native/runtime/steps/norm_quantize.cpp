@@ -1,4 +1,4 @@
-// The residual's sum, its norm, and the activations that the products behind it read.
+// The residual's sum, its norm, and the activations for the products that follow.
 #include "runtime/steps/residual.h"
 
 namespace ckdist {
@@ -13,7 +13,7 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
   void run() {
     const int64_t n = r.rows(step.step);
     if (r.replicated(step.step)) {
-      // Every thread makes every row for itself; one of them also keeps the residual for later steps.
+      // Every thread computes every row itself. One thread also stores the row's residual for later steps.
       for (int64_t row = 0; row < n; row++) make_row(row, row % r.active() == thread);
       return;
     }
@@ -23,7 +23,7 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
     else r.meet(thread, index);
   }
 
-  // Every host gets the rows that others made.
+  // Gathers the rows of all hosts.
   void gather() const {
     StepTeam team(r, thread, index);
     for (const ckdist_span& shards : step.activations)
@@ -48,7 +48,7 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
         out_row, in_row);
     if (gate != nullptr) k.gated(GateFunction::sigmoid, gate, s, y.width, room), s = room;
     int64_t stride;
-    const int64_t place = (r.first_row(step.step) + out_row) * y.width;  // of the row among those that are kept
+    const int64_t place = (r.first_row(step.step) + out_row) * y.width;  // offset in `sum` and `normed`
     if (step.sum >= 0 && keep) std::copy(s, s + y.width, r.floats(step.sum, &stride) + place);
     s = normed(r, step, s, y.width, room);
     if (step.normed >= 0 && keep) std::copy(s, s + y.width, r.floats(step.normed, &stride) + place);
@@ -56,7 +56,8 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
                s);
   }
 
-  // Of a row whose columns are in the slots of several ranks. gate: of all columns, or null. room: of as many.
+  // Quantizes a row whose columns are in the slots of several ranks. gate: (columns of all ranks,), or null. room:
+  // (columns of all ranks,).
   void quantize_columns(const ckdist_value& y, int64_t out_row, int64_t in_row, const float* gate, float* room) {
     each_shard(
         [&](int rank, const ckdist_value& a, uint8_t* base, const float* part) {
@@ -68,7 +69,7 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
         gate);
   }
 
-  // visit(shard, activations, row 0 of them, the shard's floats in `s`) for every format and shard.
+  // Calls visit(shard, activations, row 0 of them, the shard's floats in `s`) for every format and shard.
   template <class Visit>
   void each_shard(Visit&& visit, const float* s) {
     for (const ckdist_span& shards : step.activations) {

@@ -1,4 +1,4 @@
-// The hidden states of the selected rows, for who asks for these and not for logits.
+// The hidden states of the selected rows, for requests of embeddings instead of logits.
 #include "runtime/steps/residual.h"
 
 namespace ckdist {
@@ -12,7 +12,7 @@ struct OutputRows : StepRun<Inference, ckdist_output_rows_step> {
     float* const room = reinterpret_cast<float*>(r.memory(thread));
     const Residual residual{r, thread, step.x, step.y, step.post_norm, step.post_eps, step.post_factor, room};
     int64_t stride;
-    float* const out = r.floats(step.out, &stride);
+    float* const out = r.floats(step.out, &stride);  // (selected, hidden)
     const Range own = r.rows_of(thread, n);
     for (int64_t row = own.begin; row < own.end; row++) {
       const float* const s = normed(r, step, residual.read(row, r.token_row(step.step, row)), width, room);

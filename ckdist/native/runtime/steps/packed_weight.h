@@ -1,4 +1,4 @@
-// Tiles of a weight as products read them: the arena's where they are ready, else packed here.
+// Packed tiles of a weight for products: from the arena if they are ready, else packed by the calling thread.
 #pragma once
 #include <algorithm>
 
@@ -6,9 +6,9 @@
 
 namespace ckdist {
 
-// Calls product(part, first) for parts of tiles [begin, end) that follow one another, each a matrix of packed tiles of
-// which the first is tile `first` of the weight. What is not ready is packed a slice at a time, for this product alone
-// or to stay.
+// Calls product(part, first) for consecutive parts of tiles [begin, end). A part is a matrix of packed tiles; its first
+// tile is tile `first` of the weight. Slices that are not ready are packed one at a time, and kept if the repacker
+// allows it.
 template <class Product>
 void each_packed(Inference& r, int thread, const Weight& weight, int64_t begin, int64_t end, Product&& product) {
   const auto part = [&](const uint8_t* tiles, int64_t from, int64_t to) {
@@ -37,7 +37,7 @@ void each_packed(Inference& r, int thread, const Weight& weight, int64_t begin, 
   }
 }
 
-// One row of a weight in float32.
+// Reads one row of a weight in float32.
 inline void unpack_row(Inference& r, int thread, const Weight& weight, int64_t row, float* out) {
   const Matrix& w = weight.matrix;
   const LinearKernel& kernel = r.kernels.linear[int(w.type)];

@@ -8,11 +8,11 @@ namespace ckdist {
 
 namespace {
 
-constexpr int64_t kPackTiles = 8, kPackRows = 32;  // of an item; rows that are packed transposed at a time
+constexpr int64_t kPackTiles = 8, kPackRows = 32;  // tiles of an item; rows packed transposed at a time
 
 int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
 
-// One item of a pack: tiles of it, or, of what is unpacked from another form, whole rows of its parameter.
+// One item of a pack: some tiles of it. If a transposed parameter must be unpacked first, whole rows of the parameter.
 struct PackItem {
   Training& r;
   const int thread;
@@ -38,8 +38,9 @@ struct PackItem {
       const int32_t w = pack.parameters[part];
       if (!pack.transposed) make_tiles(w, begin, end);
       else
-        for (int64_t row = 0; row < r.shape(w).rows; row += kPackRows)  // a few at a time: the tiles' parts of a row
-          make_columns(r.parameter(w) + row * r.shape(w).cols, w, row, column + row, begin, end);  // lie side by side
+        // A few rows at a time: the parts of a row in the tiles lie side by side.
+        for (int64_t row = 0; row < r.shape(w).rows; row += kPackRows)
+          make_columns(r.parameter(w) + row * r.shape(w).cols, w, row, column + row, begin, end);
       column += round16(r.shape(w).rows);
     }
   }
@@ -53,7 +54,7 @@ struct PackItem {
       r.packing.rows(rows(w, tile * kTileRows, rows_of(tile)), cols, rows_of(tile), cols, place(tile));
   }
 
-  // Rows [row, row + kPackRows) of parameter `w`, which stand at `x`, as columns of tiles from `column` on.
+  // Packs rows [row, row + kPackRows) of parameter `w`, (rows, cols) at `x`, as columns of tiles from `column` on.
   void make_columns(const float* x, int32_t w, int64_t row, int64_t column, int64_t begin, int64_t end) {
     const int64_t cols = r.shape(w).cols, n = std::min(kPackRows, r.shape(w).rows - row);
     for (int64_t tile = begin; tile < end; ++tile)

@@ -1,11 +1,11 @@
-// Matrices as the products of training read them: packed by the step that multiplies with them, into the workspace, or
-// once where they are frozen.
+// Packed matrices for the products of training. The step that multiplies packs them into the workspace. Frozen matrices
+// are packed once.
 #pragma once
 #include "runtime/training.h"
 
 namespace ckdist {
 
-// The packs of one step, in place where they are made once, else carved.
+// The packs of one step: in place if they are packed once, else in carved memory.
 template <int kCount>
 struct StepPacks {
   int32_t index[kCount];
@@ -20,12 +20,12 @@ struct StepPacks {
   }
 };
 
-// Bytes of a thread's memory that making packs takes.
+// Bytes of each thread's memory for packing.
 int64_t pack_thread_bytes(const Training& r, int32_t pack);
-// All threads make `n` packs, at most 4, at the tiles of `matrices`.
+// All threads pack `n` packs, at most 4, to the tiles of `matrices`.
 void make_pack(Training& r, int thread, int index, const int32_t* packs, const Matrix* matrices, int n);
 
-// Makes those of a step that are not made once.
+// Packs those matrices of a step that are not packed once.
 template <int kCount>
 void make_packs(Training& r, int thread, int index, const StepPacks<kCount>& packs) {
   int32_t fresh[kCount];

@@ -5,9 +5,9 @@
 namespace ckdist {
 namespace {
 
-constexpr int64_t kPackedBytes = 512 << 10;  // of the tiles of an item: they stay in the L2 cache
-constexpr int64_t kMaxTiles = 12;            // of such an item at most
-constexpr int64_t kUnpackedRows = 32;        // that are unpacked, or packed transposed, at a time
+constexpr int64_t kPackedBytes = 512 << 10;  // bytes of an item's tiles, which stay in the L2 cache
+constexpr int64_t kMaxTiles = 12;            // maximum tiles of an item
+constexpr int64_t kUnpackedRows = 32;        // rows that are unpacked, or packed transposed, at a time
 constexpr int64_t kTransposed = 64;          // tokens that are transposed at a time
 
 int64_t tiles_of(int64_t n) { return (n + kTileRows - 1) / kTileRows; }

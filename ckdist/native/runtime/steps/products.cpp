@@ -5,17 +5,19 @@
 namespace ckdist {
 
 namespace {
-constexpr int64_t kTileBytes = 1536 << 10;  // of an item of a product: an L2 cache of 2 MiB has room; AMX wants many
-constexpr int64_t kMaxTiles = 32;           // of such an item at most
+// Bytes of a product's item: fits an L2 cache of 2 MiB. AMX is faster with many tiles.
+constexpr int64_t kTileBytes = 1536 << 10;
+constexpr int64_t kMaxTiles = 32;  // maximum tiles of an item
 constexpr int64_t kOuterRows = 128,
-                  kSumTiles = 32;    // of a gradient's part: so much of both factors stays in the L2 cache
+                  kSumTiles = 32;    // of a gradient; both factors stay in the L2 cache
 constexpr int64_t kTransposed = 64;  // tokens that are transposed at a time
 
 int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
 }  // namespace
 
-// As even as can be, in threes, as the kernel takes them. Of tiles so long that few of them have so many bytes, a block
-// of the columns stays in the cache, and more tiles share what is read of the tokens.
+// Items are as even as possible, in multiples of three tiles, as kernels take them. If fewer than three tiles fit into
+// `bytes`, items have more tiles: the cache holds a block of their columns, and more tiles share the reads of the
+// tokens.
 int64_t Products::item_tiles(const Training& r, const Matrix& matrix, int64_t bytes) {
   const int64_t all = matrix.tile_count(), fitting = bytes / (matrix.cols * r.column_bytes());
   int64_t tiles = fitting < 3 ? kMaxTiles : std::min(fitting, kMaxTiles);
@@ -66,8 +68,8 @@ void Products::multiply(const Product* products, int n) {
   });
 }
 
-// x, (tokens, width), transposed: rows of a matrix whose columns are the tokens. A few tokens at a time, so that their
-// rows stay in the L1 cache from tile to tile.
+// Packs x, (tokens, width), transposed: (width, tokens). A few tokens at a time, so that their rows stay in the L1
+// cache from one tile to the next.
 void Products::transpose(const Operand& x, int64_t width, int64_t tokens, uint8_t* tiles, int64_t tile_bytes) const {
   for (int64_t first = 0; first < tokens; first += kTransposed)
     for (int64_t at = 0; at < width; at += 2 * kTileRows)
@@ -88,8 +90,8 @@ void Products::transpose_all(const Operand& x, int64_t width, int64_t tokens, ui
                   [&](int64_t item) { transpose_matrix(x, width, tokens, item, tiles); });
 }
 
-// gradient (+)= dy transposed times x, of each dy over one x. Who transposes a few columns of dy also multiplies them,
-// while they are in the L2 cache.
+// gradient (+)= dy^T x for each dy over one x. A thread transposes a few columns of dy and multiplies them while they
+// are in the L2 cache.
 void Products::add_outer(const Matrix& x, int64_t tokens, const Outer* outers, int n) {
   int64_t items[kMost + 1] = {0};
   for (int i = 0; i < n; ++i) items[i + 1] = items[i] + (outers[i].width + kOuterRows - 1) / kOuterRows;
@@ -104,7 +106,7 @@ void Products::add_outer(const Matrix& x, int64_t tokens, const Outer* outers, i
   });
 }
 
-// kOuterRows columns of dy from `at` on, times tiles [begin, end) of x.
+// Multiplies kOuterRows columns of dy, from column `at` on, by tiles [begin, end) of x.
 void Products::outer_item(const Matrix& x, int64_t tokens, const Outer& outer, int64_t at, int64_t begin, int64_t end) {
   const int64_t rows = std::min(kOuterRows, outer.width - at), dy_bytes = r_.tile_bytes(kOuterColumns);
   uint8_t* const dy = r_.memory(thread_);

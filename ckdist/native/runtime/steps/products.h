@@ -1,47 +1,46 @@
-// The matrix products of training: all are y[t][row] = dot(matrix row, x[t]) of packed tiles, as in serving.
-//   y = x W^T: W is the matrix, the tokens' x are the activations.
-//   dx = dy W: W transposed is the matrix; of several W over one x, all of them side by side, so that their sum is one
-//   product. dW = dy^T x: x transposed is the matrix, dy transposed the activations; the sum goes over the tokens.
+// The matrix products of training. All compute y[t][row] = dot(matrix row, x[t]) on packed tiles, as in serving.
+//   y = x W^T: the matrix is W, the activations are the tokens' x.
+//   dx = dy W: the matrix is W transposed. Several W over one x lie side by side, so that their sum is one product.
+//   dW = dy^T x: the matrix is x transposed, the activations are dy transposed. The sum is over the tokens.
 #pragma once
 #include "runtime/training.h"
 
 namespace ckdist {
 
-// out[t][column] = dot(matrix row, x[t]) + bias (+ residual), tokens counted from `first` in `out` and `residual`.
+// out[t][column] = dot(matrix row, x[t]) + bias (+ residual). Row `first` of `out` and `residual` is token 0.
 struct Product {
   Matrix matrix;
   Operand x;
   int64_t tokens;
-  int out;  // a value
+  int out;  // index of a value
   const float* bias = nullptr;
   int residual = -1;
   int64_t first = 0;
-  Operand to{nullptr, 0};  // rows in place of the value's
+  Operand to{nullptr, 0};  // if set: rows to write instead of the value's
 };
-// gradient[column of dy][column of x] (+)= sum over the tokens of dy x.
+// gradient[column of dy][column of x] (+)= sum over tokens of dy * x.
 struct Outer {
   Operand dy;
   int64_t width;
   float* gradient;
-  bool add;  // else overwrite
+  bool add;  // false: overwrite
 };
 
-// What all threads of a step do together; each call ends with a barrier.
+// Products that all threads of a step compute together. Each public non-const call ends with a barrier.
 class Products {
  public:
   static constexpr int kMost = 4;         // products of one call
-  static constexpr int64_t kTokens = 64;  // of an item of a product at most
+  static constexpr int64_t kTokens = 64;  // maximum tokens of a product's item
 
   Products(Training& r, int thread, int index) : r_(r), thread_(thread), index_(index) {}
 
   void multiply(const Product* products, int count);
   void add_outer(const Matrix& x, int64_t tokens, const Outer* outers, int count);
-  // Columns [64 item, ...) of x, transposed.
+  // Transposes columns [64 * item, 64 * (item + 1)) of x.
   void transpose_matrix(const Operand& x, int64_t width, int64_t tokens, int64_t item, uint8_t* tiles) const;
-  // All of x, transposed.
   void transpose_all(const Operand& x, int64_t width, int64_t tokens, uint8_t* tiles);
 
-  // Tiles of the matrix that one item takes, of about so many bytes.
+  // Tiles of the matrix that one item takes: about `bytes` bytes.
   static int64_t item_tiles(const Training& r, const Matrix& matrix, int64_t bytes);
   static int64_t thread_bytes(const Training& r);
 

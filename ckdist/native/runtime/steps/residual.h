@@ -4,13 +4,13 @@
 
 namespace ckdist {
 
-// x * factor in `row`, which may be x.
+// Writes x * factor to `row`, which may be x.
 inline const float* scaled(const float* x, float factor, int64_t n, float* row) {
   for (int64_t i = 0; i < n; i++) row[i] = x[i] * factor;
   return row;
 }
 
-// factor * norm(s) of n floats by the fields of a step, in `row` where that is not `s` itself; `row` may be s.
+// factor * norm(s) of n floats, with the norm of the step. Returns `s` if nothing changes, else `row`, which may be s.
 template <class Fields>
 const float* normed(const Inference& r, const Fields& step, const float* s, int64_t n, float* row) {
   const ElementwiseKernel& k = r.kernels.elementwise;
@@ -23,7 +23,7 @@ const float* normed(const Inference& r, const Fields& step, const float* s, int6
   return step.factor != 1.f ? scaled(s, step.factor, n, row) : s;
 }
 
-// Reads rows of one step. `row`: room for one.
+// Reads rows of one step. `row` is a buffer of one row.
 struct Residual {
   Inference& r;
   const int thread;
@@ -33,7 +33,8 @@ struct Residual {
 
   static int64_t row_bytes(const Inference& r, int32_t y) { return r.value(y).width * int64_t{sizeof(float)}; }
 
-  // y at row `in_row` of tokens, or `out_row` where it has selected rows alone: where it lies, or summed into `row`.
+  // y at row `in_row` of the tokens, or at `out_row` if y has only selected rows. In place, or the sum of the ranks'
+  // rows in `row`.
   const float* summed(int64_t out_row, int64_t in_row) const {
     const ckdist_value& v = r.value(y);
     const int64_t n = v.width;
@@ -61,7 +62,7 @@ struct Residual {
   const float* read(int64_t out_row, int64_t in_row) const {
     const ElementwiseKernel& k = r.kernels.elementwise;
     const int64_t n = r.value(y).width;
-    const float* s = summed(out_row, in_row);
+    const float* s = summed(out_row, in_row);  // (hidden,)
     if (post_norm >= 0) k.rms_norm(s, r.vector(post_norm), post_eps, n, row), s = row;
     if (post_factor != 1.f) s = scaled(s, post_factor, n, row);
     if (x >= 0) {

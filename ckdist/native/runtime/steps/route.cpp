@@ -1,4 +1,4 @@
-// Steps of training that choose experts, and what goes back through the choice: no token asks for another.
+// Training steps that choose experts, and their gradients. Rows are independent.
 #include <cmath>
 
 #include "runtime/steps/routing.h"
@@ -9,7 +9,7 @@ namespace {
 
 float sigmoid(float x) { return 1.f / (1.f + std::exp(-x)); }
 
-// Of steps that read the scores of a token's logits.
+// Base of steps that read router logits. room(): the buffer of choose_experts().
 template <class Fields>
 struct RoutingRun : TrainingRun<Fields> {
   static int64_t thread_bytes(const Training& r, const Fields& step) {
@@ -33,11 +33,11 @@ struct RouteGrad : RoutingRun<ckdist_route_grad_step> {
     each_token([&](int64_t t) { token(t); });
   }
 
-  // From the shares, w = scale s / sum(s) or w = scale s, to the scores s, and back through these to the logits.
+  // Gradients from the shares, w = scale * s / sum(s) or w = scale * s, to the scores s, and from these to the logits.
   void token(int64_t t) {
     const int64_t experts = r.width(step.logits);
     const ckdist_routing& routing = step.routing;
-    float *const scores = room(), *const d = scores + experts;  // d: of the logits
+    float *const scores = room(), *const d = scores + experts;  // (experts,): scores, their gradients
     const int32_t* const chosen = reinterpret_cast<const int32_t*>(r.floats(step.chosen, t));
     const float* const d_shares = r.floats(step.d_shares, t);
     router_scores(r.kernels, routing, r.floats(step.logits, t), experts, scores);

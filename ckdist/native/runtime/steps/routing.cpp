@@ -8,7 +8,7 @@ namespace {
 
 constexpr float kNever = -std::numeric_limits<float>::infinity();
 
-// The `count` largest of n numbers, the first of equal ones; taken ones become kNever. visit(index).
+// Calls visit(index) for the `count` largest of n numbers; of equal numbers, the first. Sets visited numbers to kNever.
 template <class Visit>
 void each_largest(float* x, int64_t n, int count, Visit&& visit) {
   for (int i = 0; i < count; i++) {
@@ -18,10 +18,10 @@ void each_largest(float* x, int64_t n, int count, Visit&& visit) {
   }
 }
 
-// Leaves the experts of the best groups; the others become kNever.
+// Keeps the experts of the best groups. Sets the other experts to kNever.
 void keep_best_groups(const ckdist_routing& routing, float* choice, int64_t experts, float* room) {
   const int64_t size = experts / routing.groups;
-  constexpr int kMost = 8;  // scores of a group that count
+  constexpr int kMost = 8;  // maximum scores of a group that are summed
   float* const best = room;
   for (int g = 0; g < routing.groups; g++) {
     float top[kMost];
@@ -57,7 +57,7 @@ void choose_experts(const Kernels& kernels, const ckdist_routing& routing, const
   router_scores(kernels, routing, logits, experts, scores);
   for (int64_t e = 0; e < experts; e++) choice[e] = correction ? scores[e] + correction[e] : scores[e];
   for (int64_t e = 0; e < experts; e++)
-    if (!(choice[e] > kNever)) choice[e] = std::numeric_limits<float>::lowest();  // of a damaged file
+    if (!(choice[e] > kNever)) choice[e] = std::numeric_limits<float>::lowest();  // NaN in a damaged file
   if (routing.groups > 1) keep_best_groups(routing, choice, experts, groups);
   float sum = 0.f;
   int slot = 0;
@@ -72,7 +72,7 @@ void choose_experts(const Kernels& kernels, const ckdist_routing& routing, const
 void Grouping::make(const ckdist_experts_step& step, const Choice& choice, int64_t rows) {
   const ckdist_expert_set& set = step.sets[0];
   std::fill(starts, starts + set.count + 1, 0);
-  const auto each_slot = [&](auto&& visit) {  // visit(row, slot, expert) where the expert is here
+  const auto each_slot = [&](auto&& visit) {  // visit(row, slot, expert) if this rank has the expert
     for (int64_t row = 0; row < rows; row++)
       for (int slot = 0; slot < step.routing.used; slot++) {
         const int64_t e = choice.experts(row)[slot] - set.first;

@@ -1,12 +1,12 @@
-// Which experts the rows of a step take, and its rows by expert.
+// The choice of experts for the rows of a step, and its rows grouped by expert.
 #pragma once
 #include "runtime/inference.h"
 
 namespace ckdist {
 
-// Of each row: `used` experts and their shares, and that of the set that all rows take.
+// For each row: its experts, their shares, and the share of the set that all rows use.
 struct Choice {
-  float* rows;  // (rows, width(used)): experts, shares, the share of all
+  float* rows;  // (rows, width(used)): experts, shares, the share of the shared set
   int used;
 
   static int64_t width(int used) { return 2 * used + 1; }
@@ -17,19 +17,19 @@ struct Choice {
   static Choice carve(Carver& c, int64_t rows, int used) { return {c.floats(rows * width(used)), used}; }
 };
 
-// An expert with rows of the step, or the set that all rows take.
+// An expert with rows of the step, or the set that all rows use (set 1).
 struct ExpertRows {
-  int32_t set, expert;  // among those of the set that are here
-  int64_t first, rows;  // of its set's rows in the order of experts, and how many
+  int32_t set, expert;  // expert: index among this rank's experts of the set
+  int64_t first, rows;  // first row of the group, number of rows
 };
 
-// The rows of a step by expert.
+// The rows of a step grouped by expert.
 struct Grouping {
-  ExpertRows* groups;  // with rows, in the order of experts
-  int32_t* tokens;     // (rows * used,): of the chosen set, the row of each of its rows
-  float* shares;       // (rows * used,): likewise
+  ExpertRows* groups;  // groups that have rows, in the order of experts
+  int32_t* tokens;     // (rows * used,): for each grouped row its row in the step
+  float* shares;       // (rows * used,): for each grouped row its share
   int32_t* starts;     // (experts + 1,)
-  int64_t* count;      // of groups
+  int64_t* count;      // number of groups
 
   static Grouping carve(Carver& c, int64_t rows, const ckdist_experts_step& step) {
     const int64_t experts = step.sets[0].count + 2;
@@ -44,11 +44,11 @@ struct Grouping {
   void make(const ckdist_experts_step& step, const Choice& choice, int64_t rows);
 };
 
-// The scores of one row's logits, (experts,).
+// Computes the scores of one row's logits. Both are (experts,).
 void router_scores(const Kernels& kernels, const ckdist_routing& routing, const float* logits, int64_t experts,
                    float* scores);
-// Chooses the experts of one row by its logits, (experts,). `room`: so many floats, twice, and two for each group. The
-// definition is `route` in program/ops/experts.py.
+// Chooses the experts of one row by its logits, (experts,). `room`: 2 * experts + 2 * groups floats. The definition is
+// `route` in program/ops/experts.py.
 void choose_experts(const Kernels& kernels, const ckdist_routing& routing, const float* logits, int64_t experts,
                     const float* correction, float* room, int32_t* chosen, float* shares);
 

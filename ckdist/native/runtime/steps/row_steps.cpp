@@ -1,4 +1,4 @@
-// Steps of training whose rows are computed one by one: no row asks for another.
+// Training steps whose rows are independent of each other.
 #include <algorithm>
 
 #include "runtime/training.h"
@@ -7,7 +7,7 @@ namespace ckdist {
 namespace {
 
 struct Lookup : TrainingRun<ckdist_lookup_step> {
-  // The table's row of an id: as the arena has it, or unpacked; zeros where another rank has it.
+  // out = the table's row of a token's id: in place or unpacked; zeros if another rank has the row.
   void run() {
     const int64_t n = r.width(step.out);
     const Weight* const packed = r.packed_parameter(step.table);
@@ -86,7 +86,7 @@ struct Rope : TrainingRun<ckdist_rope_step> {
     });
   }
 
-  // The head that begins at an element: the first elements as they are, the others as a head by themselves.
+  // Rotates the end of the head that begins at element `head`. Copies its first step.first elements.
   void rotate_end(Row x, const Angles& angles, int64_t head, Row out) const {
     const int64_t n = step.width - step.first, end = head + step.first;
     const auto part = [](Row row, int64_t at) { return Row{row.at + at * (row.narrow ? 2 : 4), row.narrow}; };

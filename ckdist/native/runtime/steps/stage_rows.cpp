@@ -1,7 +1,7 @@
-// Rows that stages of a training exchange: activations forward, their gradients back.
+// Rows that pipeline stages exchange in training: activations forward, their gradients backward.
 //
-// Each of the ranks that share a stage's tensors exchanges its share of the rows with the rank in its place in the
-// other stage. A tally of experts lies behind them where there is one.
+// Each of the ranks that share a stage's tensors exchanges its part of the rows with the rank at the same position in
+// the other stage. If there is a tally of experts, it follows the rows.
 #include <algorithm>
 
 #include "runtime/training.h"
@@ -19,7 +19,7 @@ struct RecvRows : TrainingRun<ckdist_recv_rows_step> {
   void run() {
     const int64_t width = r.width(step.out);
     const auto [begin, end] = r.own_rows(step.shared);
-    float* const rows = reinterpret_cast<float*>(r.workspace());
+    float* const rows = reinterpret_cast<float*>(r.workspace());  // (own rows, width), tally
     r.meet(thread, index, true, [&](Idle) {
       const int64_t floats = (end - begin) * width, tally = tally_floats(r, step.tally);
       r.receive(step.peer, step.tag, rows, floats + tally);

@@ -1,6 +1,6 @@
-// What a stage receives from the previous one, and what it sends the next.
+// Receives the rows of the previous pipeline stage, and sends rows to the next one.
 //
-// Each rank of a stage sends its share of the rows to the rank with the same place in the next stage.
+// Each rank of a stage sends its part of the rows to the rank at the same position in the next stage.
 #include "runtime/steps/residual.h"
 
 namespace ckdist {
@@ -9,7 +9,7 @@ namespace {
 struct Recv : StepRun<Inference, ckdist_recv_step> {
   void run() {
     int64_t width;
-    float* const out = r.floats(step.out, &width);
+    float* const out = r.floats(step.out, &width);  // (tokens, hidden)
     const Range own = r.stage_rows(), all = r.rows_of(thread, r.local_tokens);
     for (int64_t row = all.begin; row < all.end; row++)
       if (row < own.begin || row >= own.end) std::fill(out + row * width, out + (row + 1) * width, 0.f);

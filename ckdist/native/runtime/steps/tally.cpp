@@ -1,5 +1,6 @@
-// Of each expert how often it was taken, and the sum of its scores, over the tokens of layers; and the gradients of
-// their logits. Chunks of tokens are summed by themselves, and then in order, so the bits do not depend on threads.
+// Counts how often each expert was chosen, and sums its scores, over the tokens of some layers; and the gradients of
+// their logits. Each chunk of tokens is summed separately, and chunks are added in order, so the bits do not depend on
+// threads.
 #include <algorithm>
 
 #include "runtime/steps/routing.h"
@@ -10,7 +11,7 @@ namespace {
 
 int64_t chunks(int64_t tokens) { return (tokens + Training::kSumRows - 1) / Training::kSumRows; }
 
-// The softmax of a token's logits.
+// Writes the softmax of a token's logits, (experts,).
 void score(const Training& r, int logits, int64_t t, int64_t experts, float* scores) {
   router_scores(r.kernels, {0, ckdist_scores_softmax, 0, 1, 1, 1, 1.f}, r.floats(logits, t), experts, scores);
 }
@@ -25,6 +26,7 @@ struct Tally : TrainingRun<ckdist_tally_step> {
   const int64_t experts = experts_of(r, step);
   float* const scores = reinterpret_cast<float*>(r.memory(thread));
 
+  // (chunks, 2, experts): counts, sums of scores
   double* sums(int64_t chunk) const { return reinterpret_cast<double*>(r.workspace()) + chunk * 2 * experts; }
 
   void run() {
@@ -34,7 +36,7 @@ struct Tally : TrainingRun<ckdist_tally_step> {
     });
     r.meet(thread, index, false, [&](Idle) {
       const float* const before = step.before < 0 ? nullptr : r.floats(step.before, 0);
-      float* const out = r.floats(step.out, 0);
+      float* const out = r.floats(step.out, 0);  // (2, experts)
       for (int64_t i = 0; i < 2 * experts; ++i) {
         double total = before == nullptr ? 0 : double(before[i]);
         for (int64_t chunk = 0; chunk < count; ++chunk) total += sums(chunk)[i];
@@ -55,7 +57,7 @@ struct Tally : TrainingRun<ckdist_tally_step> {
   }
 };
 
-// Through the softmax alone: the numbers of times are no function of the logits.
+// Gradients only of the sums of scores: the counts do not depend smoothly on the logits.
 struct TallyGrad : TrainingRun<ckdist_tally_grad_step> {
   static int64_t experts_of(const Training& r, const Fields& step) { return r.width(step.layers[0].logits); }
   static int64_t thread_bytes(const Training& r, const Fields& step) {

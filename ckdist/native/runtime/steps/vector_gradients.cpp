@@ -1,5 +1,5 @@
-// Sums: gradients over the tokens of rows, of norms, biases and embeddings, and what is summed over ranks. Chunks of
-// tokens are summed by themselves, and then in order, so the bits do not depend on threads.
+// Gradients that are sums over tokens (of norms, biases and embeddings), and sums over ranks. Each chunk of tokens is
+// summed separately, and chunks are added in order, so the bits do not depend on threads.
 #include <algorithm>
 
 #include "runtime/training.h"
@@ -9,12 +9,12 @@ namespace {
 
 int64_t chunks(int64_t tokens) { return (tokens + Training::kSumRows - 1) / Training::kSumRows; }
 
-// Of steps that sum to vectors: partial sums of the chunks, (chunks, n), in the workspace.
+// Base of steps that sum to vectors. The workspace holds partial sums of the chunks, (chunks, n).
 template <class Fields>
 struct VectorGradient : TrainingRun<Fields> {
   float* partial() const { return reinterpret_cast<float*>(this->r.workspace()); }
 
-  // body(first token, end, chunk's sums) for every chunk; the sums are added to the gradient in order.
+  // Runs body(first token, end, chunk's sums) for every chunk. Adds the chunks' sums to the gradient in order.
   template <class Body>
   void sum_chunks(int64_t n, int32_t gradient, Body&& body) {
     Training& r = this->r;
@@ -75,7 +75,7 @@ struct BiasGrad : VectorGradient<ckdist_bias_grad_step> {
   }
 };
 
-// Tokens in order, for a few columns each: rows of one id meet in one item.
+// An item is a few columns of all tokens, in order. So only one thread writes the columns of a row.
 struct EmbedGrad : TrainingRun<ckdist_embed_grad_step> {
   void run() {
     const int64_t n = r.width(step.dy), rows = r.shape(step.gradient).rows;
@@ -90,14 +90,14 @@ struct EmbedGrad : TrainingRun<ckdist_embed_grad_step> {
   }
 };
 
-// Begins a sum over ranks. What it reads was finished at the last barrier, and no step that follows writes it.
+// Starts a sum over ranks. Its inputs were complete at the last barrier, and no later step writes them.
 struct ReduceGradients : TrainingRun<ckdist_reduce_gradients_step> {
   void run() {
     if (thread == 0) r.begin_reduce(step.begin, step.end, step.tensor);
   }
 };
 
-// Rows lie one behind the other: what is between them is summed too, and not read.
+// Sums whole rows with their padding, whose values are not used.
 struct AllReduce : TrainingRun<ckdist_all_reduce_step> {
   void run() {
     const int64_t floats = r.batch.tokens * r.value(step.x).stride / 4;
