@@ -175,7 +175,7 @@ class Lowering:
         self.slots += 1
 
     def results(self, values: Sequence[Value]) -> list[ValueIndex]:
-        """The buffers that a step writes. Partial values, and those of a following all_to_all, are in exchange slots."""
+        """The buffers that a step writes. Partial values, and operands of an all_to_all, are in exchange slots."""
         first = values[0]
         rows = self.local_tokens if first.dims[0].axis else self.max_tokens
         selected = first.selected

@@ -203,7 +203,7 @@ class TrainingLowering:
         return all(reader.op == "balance_loss" for reader in self.names.readers.get(value, ()))
 
     def is_fused(self, instr: Instr) -> bool:
-        """Whether an add is part of the step that makes one of its operands. Its result is then that operand's value."""
+        """Whether the step of one operand computes the add. The result is then an alias of that operand."""
         for own, other in (instr.inputs, instr.inputs[::-1]):
             if self.names.residuals.get(own) == other:
                 self.names.at[instr.outputs[0]] = self.names.at[own]
@@ -274,7 +274,7 @@ class TrainingLowering:
         return self.packs.setdefault(key, PackIndex(len(self.packs)))
 
     def gradient(self, value: Value) -> GradientIndex:
-        """The parameter to whose gradient a step adds `value`."""
+        """The parameter whose gradient `value` is a part of."""
         return GradientIndex(self.names.of_weight[value])
 
     def message(self, sender: int, receiver: int) -> tuple[int, int]:

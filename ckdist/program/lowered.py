@@ -73,7 +73,7 @@ def layer_attention(attend: Instr, mesh: Mesh) -> LayerAttention:
 
 
 def latent_attention(attend: Instr, mesh: Mesh) -> LayerAttention:
-    """The attention that an `attend_latent` computes on a rank of `mesh`. A thread computes a group of heads at once."""
+    """The attention that an `attend_latent` computes on a rank of `mesh`. A thread computes a group of heads."""
     heads, key = (x.dims[-1] for x in attend.inputs)
     begin, end = heads.share(mesh)
     groups = (

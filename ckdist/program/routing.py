@@ -1,4 +1,4 @@
-"""The rule by which a router's logits select experts."""
+"""The rule that selects experts from a router's logits."""
 
 from dataclasses import dataclass
 
