@@ -1,9 +1,8 @@
-"""The compiled library, seen through its C headers in `api/`.
+"""Loads the compiled library, with declarations from its C headers in `api/`.
 
-The headers are the single source: the build has cffi read the same files that the C++ includes, so a signature cannot
-differ between the two sides, one wheel serves every Python, and no call holds the GIL. This module loads and checks; it
-computes nothing. The environment variable CKDIST_LIBRARY names another build of the library to load, as a sanitized
-one.
+The headers are the single source of declarations: at build time cffi reads the same files that the C++ code includes.
+So signatures cannot differ between the two sides, one wheel works for all Python versions, and calls release the GIL.
+The environment variable CKDIST_LIBRARY selects another build of the library, for example a sanitized one.
 """
 
 import functools
@@ -19,11 +18,11 @@ from ckdist import errors
 
 HERE = pathlib.Path(__file__).parent
 LIBRARY = pathlib.Path(os.environ.get("CKDIST_LIBRARY") or HERE / "libckdist.so")
-CData: TypeAlias = Any  # what cffi makes of the headers: no checker can see their functions and fields
+CData: TypeAlias = Any  # a cffi object; type checkers do not see its functions and fields
 
 
 def _load() -> tuple[CData, CData]:
-    """The declarations that the build has read from the headers, and the library. NativeError where one is missing."""
+    """Loads the generated declarations and the library. Raises NativeError if one is missing."""
     for file in (LIBRARY, HERE / "declarations.py"):
         if not file.exists():
             raise errors.NativeError(f"{file} is missing: run `make setup`, or install ckdist with pip")
@@ -43,7 +42,7 @@ _ERRORS = {
 
 
 def check(status: int) -> int:
-    """Return `status` when it is not negative; else raise the error that the native side left, as one line."""
+    """Returns `status` if it is not negative. Else raises the last error of the native side, as one line."""
     if status >= 0:
         return status
     message = ffi.string(lib.ckdist_last_error()).decode(errors="replace")
@@ -51,9 +50,9 @@ def check(status: int) -> int:
 
 
 def pointer(array: np.ndarray, ctype: str = "void *") -> CData:
-    """The address of a numpy array's first element, as `ctype`; the array must outlive the call.
+    """The address of a numpy array's first element as `ctype`. The array must stay alive while it is used.
 
-    Raises ValueError for an array that is not C-contiguous.
+    Raises ValueError if the array is not C-contiguous.
     """
     if not array.flags.c_contiguous:
         raise ValueError("a native call needs a C-contiguous array")
@@ -61,13 +60,13 @@ def pointer(array: np.ndarray, ctype: str = "void *") -> CData:
 
 
 def numbers(enum: str, prefix: str) -> dict[str, int]:
-    """The numbers of a header's `enum`, by their names without `prefix`, the least first."""
+    """The values of an enum in the headers, by their names without `prefix`, in ascending order."""
     elements = sorted(ffi.typeof(f"enum {enum}").elements.items())
     return {name.removeprefix(prefix): number for number, name in elements}
 
 
 def dtype(struct: str) -> np.dtype:
-    """The numpy type of a header's struct of numbers and arrays of numbers."""
+    """The numpy type of a struct in the headers that has only numbers and arrays of numbers."""
     names, formats, offsets = [], [], []
     for name, field in ffi.typeof(f"struct {struct}").fields:
         item = field.type.item if field.type.kind == "array" else field.type
@@ -81,9 +80,10 @@ def dtype(struct: str) -> np.dtype:
 
 
 def struct(ctype: str, fields: Mapping[str, Any], keep: list[Any]) -> CData:
-    """A new struct with `fields` by name, 0 where one is not given; a list for a pointer becomes an array of so many.
+    """Makes a struct with `fields` by name. Fields that are not given are 0.
 
-    What it and its arrays lie in is added to `keep`.
+    A list for a pointer field becomes an array. The struct and its arrays are appended to `keep`: they live as long as
+    that list.
     """
     made = ffi.new(f"{ctype} *", _native_form(ffi.typeof(ctype), fields, keep))
     keep.append(made)
@@ -97,7 +97,7 @@ def field_types(struct: CData) -> dict[str, CData]:
 
 
 def _native_form(ctype: CData, value: Any, keep: list[Any]) -> Any:
-    """A field's value as cffi takes it."""
+    """Converts a field's value for cffi."""
     if isinstance(value, dict):
         types = field_types(ctype)
         unknown = [name for name in value if name not in types]
@@ -114,9 +114,9 @@ def _native_form(ctype: CData, value: Any, keep: list[Any]) -> Any:
 
 
 def isa() -> str:
-    """The level of instructions whose kernels were chosen, at load or by `use_isa`.
+    """The instruction set level of the selected kernels, from the CPU, from CKDIST_ISA, or from `use_isa`.
 
-    Raises ConfigError where CKDIST_ISA names none that this CPU has.
+    Raises ConfigError if CKDIST_ISA is not a level of this CPU.
     """
     out = ffi.new("const char **")
     check(lib.ckdist_isa(out))
@@ -124,15 +124,15 @@ def isa() -> str:
 
 
 def use_isa(name: str) -> None:
-    """Chooses the kernels of another level; what was opened before keeps its own.
+    """Selects the kernels of another level. Objects that are open already keep theirs.
 
-    Raises ConfigError for a level that this build or this CPU lacks.
+    Raises ConfigError if this build or this CPU lacks the level.
     """
     check(lib.ckdist_use_isa(ffi.new("char[]", name.encode())))
 
 
 def isas() -> dict[str, str]:
-    """Every level that the library has kernels for, best first, and the CPU flags missing for it: "" where it works."""
+    """Each level with kernels, best first -> the CPU flags that it lacks here; "" if this CPU can run it."""
     found = {}
     while (name := lib.ckdist_isa_name(len(found))) != ffi.NULL:
         found[ffi.string(name).decode()] = ffi.string(lib.ckdist_isa_lacks(len(found))).decode()
