@@ -149,9 +149,9 @@ VOCAB_UNIT = 16  # rows that stay together: a tile
 def head_dims(heads: int, kv_heads: int, width: int, axis: str | None, mesh: Mesh) -> tuple[Dim, Dim]:
     """The dimensions of query heads and kv-heads, of `width` elements each, sharded over `axis`.
 
-    A group is the query heads that share a kv-head. Query heads are sharded by groups if there are at least as many
-    groups as ranks in the mesh, else by single heads. Each rank has the kv-heads of its query heads. The number of all
-    ranks decides, so a host always has the heads of its ranks.
+    A group is the query heads that share a kv-head. Query heads are sharded by groups if the number of groups is at
+    least that of ranks in the mesh, else by single heads. Each rank has the kv-heads of its query heads. Since the
+    number of all ranks decides, a host always has the heads of its ranks.
     """
     group = heads // kv_heads
     unit = group if axis is None or kv_heads >= mesh.size(WHOLE) else 1
