@@ -103,17 +103,9 @@ def make_plan(
     weights: WeightBytes,
     layouts: tuple[Layout, Layout, Mesh],
 ) -> Plan:
-    """Makes the plan of this rank. A collective call: all ranks get the same cache.
+    """Makes the plan of this rank, with `layouts` from `layouts_for`. A collective call: all get the same cache.
 
-    Args:
-        config: The settings.
-        spec: The model.
-        world: The ranks.
-        weights: Bytes of this rank's weights.
-        layouts: The result of `layouts_for`.
-
-    Raises:
-        CapacityError: Weights or cache do not fit the free memory. The message has a remedy.
+    Raises CapacityError, with a remedy, if weights or cache do not fit the free memory.
     """
     prefill, layout, mesh = layouts
     threads = config.threads or topology.default_threads(world)
