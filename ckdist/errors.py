@@ -1,36 +1,36 @@
-"""The exceptions of ckdist: one tree, drawn here.
+"""The tree of ckdist's exceptions.
 
     CkdistError
-    ├── UserError                what the user gave cannot be done; exit code 2, HTTP 4xx
+    ├── UserError                the input is wrong or not supported; exit code 2, HTTP 4xx
     │   ├── ConfigError          a flag, a field of a configuration, a port in use
-    │   ├── ModelFileError       a file that is not a model, is truncated, or lies about itself
-    │   ├── ArchitectureError    a model family that is not known
-    │   ├── LayoutError          a named dimension that cannot be sharded so
-    │   ├── CapacityError        more memory or context than there is
+    │   ├── ModelFileError       a file that is not a model, is truncated, or inconsistent
+    │   ├── ArchitectureError    an unknown model family
+    │   ├── LayoutError          a named dimension cannot be sharded in this way
+    │   ├── CapacityError        not enough memory or context
     │   └── RequestError         a request with a wrong field or a prompt that does not fit
-    └── EngineError              what broke while running; exit code 1, HTTP 5xx
+    └── EngineError              a failure at run time; exit code 1, HTTP 5xx
         ├── CommError            a peer died, stalled or disagrees; names the rank and the step
         ├── FetchError           a model could not be fetched: no network, a full disk, a wrong checksum
-        └── NativeError          the native runtime refused or failed
+        └── NativeError          the native runtime rejected a call or failed
 
-Every message is one line: what was wrong, both numbers, and the remedy.
+Each message is one line with the cause, both numbers, and the remedy.
 """
 
 
 class CkdistError(Exception):
-    """Root of all errors that ckdist raises on purpose."""
+    """Base of all errors that ckdist raises deliberately."""
 
 
 class UserError(CkdistError):
-    """What the user gave cannot be done. Commands end with exit code 2, requests with HTTP 4xx."""
+    """The user's input is wrong or not supported. Commands end with exit code 2, requests with HTTP 4xx."""
 
 
 class ConfigError(UserError):
-    """A flag or a field of a configuration is wrong, or a resource that it names is taken."""
+    """A flag or a field of a configuration is wrong, or a resource that it names is in use."""
 
 
 class ModelFileError(UserError):
-    """A model file is missing, truncated, hostile, or inconsistent with itself."""
+    """A model file is missing, truncated, hostile, or inconsistent."""
 
 
 class ArchitectureError(UserError):
@@ -42,14 +42,16 @@ class LayoutError(UserError):
 
 
 class CapacityError(UserError):
-    """More memory or context is needed than there is; the message says what would fit."""
+    """There is not enough memory or context. The message names a value that fits."""
 
 
 class RequestError(UserError):
     """A request has a wrong field or does not fit the context.
 
-    `field` is the name of the offending request field, or None; `code` is OpenAI's word for the fault, or None;
-    `details` are numbers that a program may read, by name.
+    Attributes:
+        field: The wrong field of the request, or None.
+        code: OpenAI's error code, or None.
+        details: Numbers for programs, by name.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class RequestError(UserError):
 
 
 class EngineError(CkdistError):
-    """Something broke while running. Commands end with exit code 1, requests with HTTP 5xx."""
+    """A failure at run time. Commands end with exit code 1, requests with HTTP 5xx."""
 
 
 class CommError(EngineError):
@@ -68,11 +70,11 @@ class CommError(EngineError):
 
 
 class FetchError(EngineError):
-    """A model could not be fetched or kept: no network, a lost connection, a full disk, a wrong checksum.
+    """A model could not be fetched or stored: no network, a lost connection, a full disk, a wrong checksum.
 
-    It meets every rank alike.
+    All ranks raise the same error.
     """
 
 
 class NativeError(EngineError):
-    """The native runtime refused a call or failed in it."""
+    """The native runtime rejected a call or failed in it."""

@@ -1,7 +1,8 @@
-"""How work is sharded over ranks: one small table that says which named dimension each axis of the mesh shards.
+"""Sharding of work over ranks: a layout is a table from named dimensions to the mesh axes that shard them.
 
-One rule shards everything, for any number of ranks: contiguous ranges of whole units, as even as can be; a rank may get
-nothing. Key-value heads follow the query heads that need them, so they are replicated where there are fewer than ranks.
+Each sharded dimension is divided into contiguous ranges of whole units, of nearly equal length, for any number of
+ranks. A rank may get an empty range. Key-value heads follow the query heads that need them, so they are replicated if
+there are fewer of them than ranks.
 """
 
 import itertools
@@ -15,10 +16,15 @@ Range = tuple[int, int]
 
 
 def even_ranges(size: int, parts: int, unit: int = 1) -> list[Range]:
-    """`parts` contiguous ranges that cover [0, size), each a whole number of units but for the last, sizes as even as
-    can be.
+    """Splits [0, size) into contiguous ranges of nearly equal length.
 
-    With fewer units than parts some ranges are empty, never the first: what one rank must do alone falls to rank 0.
+    Args:
+        size: End of the last range.
+        parts: Number of ranges.
+        unit: Items that stay together; only the last range may have a partial unit.
+
+    Returns:
+        `parts` ranges. Some are empty if there are fewer units than parts, but never the first: rank 0 always has work.
     """
     units = -(-size // unit)
     bounds = [min(size, unit * -(-units * i // parts)) for i in range(parts + 1)]
@@ -27,35 +33,33 @@ def even_ranges(size: int, parts: int, unit: int = 1) -> list[Range]:
 
 @dataclass(frozen=True)
 class Dim:
-    """A named dimension of `size` items of `width` elements each: heads=16x128 is 2048 elements that are sharded head
-    by head.
+    """A named dimension of `size` items of `width` elements each.
 
-    `size` is None for the one symbolic dimension, tokens. `axis` is the mesh axis that shards it, or None. `unit` is
-    the number of items that stay together. `leader`, for a dimension that follows another's sharding, is (size, unit,
-    items of the leader per own item).
+    For example, heads=16x128 has 2048 elements and is sharded by whole heads.
     """
 
     name: str
-    size: int | None
+    size: int | None  # None: symbolic, the number of tokens of a step
     width: int = 1
-    axis: str | None = None
-    unit: int = 1
+    axis: str | None = None  # the mesh axis that shards it
+    unit: int = 1  # items that stay together
+    # if it follows the sharding of another dimension: (size, unit, items per own item) of that dimension
     leader: tuple[int, int, int] | None = None
 
     @property
     def count(self) -> int:
-        """Items of the whole dimension. LayoutError for the symbolic one."""
+        """Items of the whole dimension. Raises LayoutError if it is symbolic."""
         if self.size is None:
             raise LayoutError(f"the number of {self.name} is known only in a step")
         return self.size
 
     @property
     def elements(self) -> int:
-        """Elements of the whole dimension. LayoutError for the symbolic one."""
+        """Elements of the whole dimension. Raises LayoutError if it is symbolic."""
         return self.count * self.width
 
     def share(self, mesh: Mesh) -> Range:
-        """This rank's items, [begin, end). LayoutError for the symbolic dimension."""
+        """This rank's items, [begin, end). Raises LayoutError if the dimension is symbolic."""
         if self.axis is None:
             return 0, self.count
         parts, index = mesh.size(self.axis), mesh.index(self.axis)
@@ -82,15 +86,15 @@ class Dim:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which mesh axis shards which named dimension; a dimension that is not named is replicated on every rank."""
+    """A table from dimension names to the mesh axes that shard them. All other dimensions are replicated."""
 
     name: str
     sharded_by: Mapping[str, str]
 
     def axis(self, dim: str, mesh: Mesh) -> str | None:
-        """The axis that shards `dim`; None where none does, or only one rank is along it.
+        """The axis that shards `dim`; None if no axis does, or if it has only one rank.
 
-        LayoutError where the mesh lacks the axis.
+        Raises LayoutError if the mesh lacks the axis.
         """
         axis = self.sharded_by.get(dim)
         if axis is not None and axis not in mesh.axes and axis != WHOLE:
@@ -103,14 +107,13 @@ class Layout:
 SINGLE = Layout("SINGLE", {})
 TENSOR = Layout("TENSOR", {"heads": "tp", "kv_heads": "tp", "ffn": "tp", "expert_ffn": "tp", "vocab": "tp"})
 DATA = Layout("DATA", {"tokens": "dp"})
-# Training: of the ranks of a dp group each has its own sequences, of those of a tp group its shard of the matrices.
+# Training: the ranks of a dp group have different sequences, those of a tp group have different shards of matrices.
 TRAINING = Layout("TRAINING", {**DATA.sharded_by, **TENSOR.sharded_by})
-# Prefill: each rank has its share of a step's tokens and whole matrices; the logits of the few tokens that want them
-# are sharded as in TENSOR.
+# Prefill: each rank has a range of a step's tokens, and whole matrices. Logits, needed for few tokens, are sharded as
+# in TENSOR.
 TOKEN = Layout("TOKEN", {"tokens": "tp", "outputs": "tp", "vocab": "tp"})
 
-# The same where ranks are on several hosts (axes host and local): tokens are sharded over a host's ranks, and matrices
-# over the hosts.
+# TOKEN for several hosts (axes host and local): tokens are sharded over the ranks of a host, matrices over hosts.
 TOKEN_IN_HOSTS = Layout(
     "TOKEN in hosts",
     {
@@ -126,8 +129,10 @@ TOKEN_IN_HOSTS = Layout(
 
 
 def with_whole_experts(layout: Layout, hosts: bool) -> Layout:
-    """The layout with whole experts: by rank, or where ranks of a host share memory (`hosts`) by host, of whose ranks
-    each has a slice, as TENSOR and TOKEN in hosts have of other matrices.
+    """A layout in which whole experts are sharded, in place of the columns of each expert.
+
+    Experts are sharded over all ranks. If `hosts` (ranks of a host share memory), they are sharded over hosts. Each
+    rank then has a slice of each of its host's experts, unless the layout shards tokens.
     """
     by_tokens = "tokens" in layout.sharded_by
     own = {"experts": HOST if hosts else WHOLE} | ({"expert_ffn": LOCAL} if hosts and not by_tokens else {})
@@ -138,15 +143,15 @@ def with_whole_experts(layout: Layout, hosts: bool) -> Layout:
 FFN_UNIT = 32  # columns of the down projection that stay together: the smallest quantisation block
 
 
-VOCAB_UNIT = 16  # rows of a tile
+VOCAB_UNIT = 16  # rows that stay together: a tile
 
 
 def head_dims(heads: int, kv_heads: int, width: int, axis: str | None, mesh: Mesh) -> tuple[Dim, Dim]:
-    """Heads and kv_heads of `width` elements each, sharded over `axis`.
+    """The dimensions of query heads and kv-heads, of `width` elements each, sharded over `axis`.
 
-    Query heads are sharded by whole groups (those that share a kv-head) while there are at least as many groups as
-    ranks in all, else head by head, and then a kv-head is held by every rank that has one of its query heads. So what a
-    host has are the shares of its ranks.
+    A group is the query heads that share a kv-head. Query heads are sharded by groups if the number of groups is at
+    least that of ranks in the mesh, else by single heads. Each rank has the kv-heads of its query heads. Since the
+    number of all ranks decides, a host always has the heads of its ranks.
     """
     group = heads // kv_heads
     unit = group if axis is None or kv_heads >= mesh.size(WHOLE) else 1
@@ -155,7 +160,7 @@ def head_dims(heads: int, kv_heads: int, width: int, axis: str | None, mesh: Mes
 
 @dataclass(frozen=True)
 class Sharding:
-    """A layout on a mesh: it makes the named dimensions of a model's parts from their sizes."""
+    """A layout on a mesh. It makes the named, sharded dimensions of a model."""
 
     layout: Layout
     mesh: Mesh
@@ -171,7 +176,7 @@ class Sharding:
 
     @property
     def outputs(self) -> Dim:
-        """The tokens of a step whose logits are wanted."""
+        """The tokens of a step whose logits are needed."""
         return Dim("outputs", None, axis=self.axis("outputs"))
 
     def hidden(self, size: int) -> Dim:
@@ -195,5 +200,5 @@ class Sharding:
         return Dim("vocab", size, 1, self.axis("vocab"), VOCAB_UNIT)
 
     def heads(self, heads: int, kv_heads: int, width: int) -> tuple[Dim, Dim]:
-        """Heads and kv_heads of `width` elements each: see `head_dims`."""
+        """The dimensions of query heads and kv-heads, as `head_dims` makes them."""
         return head_dims(heads, kv_heads, width, self.axis("heads"), self.mesh)

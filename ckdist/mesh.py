@@ -1,8 +1,8 @@
-"""The mesh: the ranks of a job as a grid with named axes, and each rank's place on it.
+"""The mesh: the ranks of a job as a grid with named axes, and a rank's coordinates on it.
 
-A job's axes are `dp` (replicas that share a batch), `pp` (stages), `ep` (experts) and `tp` (tensors), outermost first,
-so the ranks of one `tp` group are neighbours, mostly of one host. A mesh says nothing of hosts: its groups may lie
-across them in any way.
+A job's axes are `dp` (replicas that share a batch), `pp` (pipeline stages), `ep` (experts) and `tp` (tensors),
+outermost first. The ranks of a `tp` group are consecutive, so they are usually on one host. The mesh itself does not
+depend on hosts: groups may span them in any way.
 """
 
 import math
@@ -16,15 +16,19 @@ if TYPE_CHECKING:
     from ckdist.comm.communicator import Communicator
 
 AXES: tuple[str, ...] = ("dp", "pp", "ep", "tp")  # outermost first
-WHOLE = "tp"  # the axis of all ranks
-HOST, LOCAL = "host", "local"  # the axes of hosts and of the ranks of one
+WHOLE = "tp"  # the axis over all ranks
+HOST, LOCAL = "host", "local"  # the axes over hosts, and over the ranks of a host
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """The ranks as a grid: axis name -> number of ranks along it. `rank` is this process's place, row-major.
+    """The ranks as a row-major grid.
 
-    The axis `tp` of a grid that has none of that name is all of its ranks, in their order.
+    A grid without an axis `tp` accepts that name too: it is the axis over all ranks, in order.
+
+    Attributes:
+        axes: Axis name -> number of ranks along it.
+        rank: This process's index.
     """
 
     axes: Mapping[str, int] = field(default_factory=lambda: {"tp": 1})
@@ -32,9 +36,9 @@ class Mesh:
 
     @staticmethod
     def of_job(ranks: int, rank: int, dp: int = 0, pp: int = 1, ep: int = 1, tp: int = 1) -> "Mesh":
-        """The mesh of a job of so many ranks; dp 0: as many replicas as there are ranks for.
+        """The mesh of a job of `ranks` ranks. dp 0: the largest number of replicas.
 
-        ConfigError where the axes do not make up the ranks.
+        Raises ConfigError if the product of the axes is not the number of ranks.
         """
         others = pp * ep * tp
         sizes = dict(zip(AXES, (dp or max(1, ranks // others), pp, ep, tp), strict=True))
@@ -48,7 +52,7 @@ class Mesh:
         )
 
     def parts(self, axis: str) -> tuple[str, ...]:
-        """The axes that `axis` stands for: itself, or all. LayoutError where the mesh has no such axis."""
+        """The axes that the name `axis` includes: itself, or all. Raises LayoutError if the mesh lacks the axis."""
         if axis in self.axes:
             return (axis,)
         if axis == WHOLE:
@@ -66,24 +70,24 @@ class Mesh:
         return self.rank // self._stride(axis) % self.axes[axis]
 
     def _stride(self, axis: str) -> int:
-        """How far apart neighbours along an axis are."""
+        """The difference of ranks between neighbours along an axis."""
         names = list(self.axes)
         return math.prod(self.axes[name] for name in names[names.index(axis) + 1 :])
 
     def without(self, axis: str | None, taken: str) -> str | None:
-        """What of `axis` is left beside the axis `taken`: one axis, or None. LayoutError where it would be several."""
+        """`axis` without its part `taken`: one axis, or None. Raises LayoutError if more than one axis is left."""
         rest = [name for name in self.parts(axis) if name != taken] if axis else []
         if len(rest) > 1:
             raise LayoutError(f"{axis} without {taken} is {' and '.join(rest)}: an array is sharded over one axis")
         return rest[0] if rest else None
 
     def along(self, axis: str) -> list["Mesh"]:
-        """The places of the ranks that differ from this one along `axis` alone, this one among them, in their order."""
+        """The meshes of all ranks that differ from this one at most along `axis`, in order."""
         first = self.rank - self.index(axis) * self._stride(axis)
         return [Mesh(self.axes, first + i * self._stride(axis)) for i in range(self.axes[axis])]
 
     def group(self, *axes: str) -> list[int]:
-        """The ranks that differ from this one along `axes` alone, this one among them, in their order."""
+        """The ranks that differ from this one at most along `axes`, in order. This rank is among them."""
         ranks = [0]
         for name, size in self.axes.items():
             places = range(size) if name in axes else [self.index(name)]
@@ -91,10 +95,13 @@ class Mesh:
         return ranks
 
     def split(self, communicator: "Communicator", *axes: str) -> "Communicator | None":
-        """The communicator of the ranks of `group(*axes)`, in their order; None where this rank would be alone.
+        """Splits the communicator of all ranks into those of the groups along `axes`. A collective call.
 
-        `communicator` has all ranks of the mesh, and is itself what it gives where these are the group. A collective
-        call. LayoutError where it has another number of ranks.
+        Returns:
+            The communicator of `group(*axes)`; `communicator` itself if that has all ranks, None if it has only one.
+
+        Raises:
+            LayoutError: `communicator` has another number of ranks than the mesh.
         """
         group, ranks = self.group(*axes), math.prod(self.axes.values())
         if communicator.size != ranks:

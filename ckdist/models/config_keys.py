@@ -1,4 +1,4 @@
-"""How the config.json of a family spells its fields: one ConfigKeys in the file of each family."""
+"""The names and defaults of a family's fields in config.json: one ConfigKeys in the file of each family."""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 from ckdist.errors import ModelFileError
 from ckdist.models.fields import Fields
 
-RENAMED = {"rope_scaling": "rope_parameters", "torch_dtype": "dtype"}  # by transformers 5, in all families
+RENAMED = {"rope_scaling": "rope_parameters", "torch_dtype": "dtype"}  # renamed by transformers 5 in all families
 
 _UNUSED = {  # reason -> fields
     "dropout: ckdist trains without it": (
@@ -57,9 +57,9 @@ _UNUSED = {  # reason -> fields
     "positions of images, which texts do not tell apart": "mrope_section mrope_interleaved",
 }
 UNUSED = {name: reason for reason, names in _UNUSED.items() for name in names.split()}
-ALSO_UNUSED = ("_", "unsloth_")  # beginnings of what a writer notes for itself
-NEUTRAL = {"partial_rotary_factor": 1.0}  # as without the field; transformers ignores other values in such a family
-REFUSED_UNLESS = {  # a family that does not read a field computes what this value says
+ALSO_UNUSED = ("_", "unsloth_")  # prefixes of a writer's own notes
+NEUTRAL = {"partial_rotary_factor": 1.0}  # same as an absent field; transformers ignores other values in such a family
+REFUSED_UNLESS = {  # a family that does not read a field supports only this value
     "add_cross_attention": False,
     "attention_bias": False,
     "causal": True,
@@ -77,11 +77,11 @@ class ConfigKeys:
     """The fields of one family.
 
     Attributes:
-        defaults: What an absent field is: the default of the family's configuration class in transformers.
-        aliases: Another spelling -> the one that is read.
-        nulls: What a null is, if not absent; None: not given, without a default.
-        only: A field that is not read -> the value that it must have.
-        unused: Further fields that change no result of this family.
+        defaults: Values of absent fields: the defaults of the family's configuration class in transformers.
+        aliases: Alternative name -> the name that is read.
+        nulls: Values of fields that are null. Default: like an absent field. None: no value, and no default.
+        only: A field that is not read -> the only supported value.
+        unused: More fields that do not change results of this family.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class ConfigKeys:
         only: Mapping[str, Any] | None = None,
         unused: tuple[str, ...] = (),
     ) -> "ConfigKeys":
-        """With further entries, or other ones in place of its own."""
+        """A copy with entries added or replaced."""
         return ConfigKeys(
             {**self.defaults, **(defaults or {})},
             {**self.aliases, **(aliases or {})},
@@ -109,7 +109,7 @@ class ConfigKeys:
         )
 
     def fields(self, values: Mapping[str, Any], where: str, prefix: str = "") -> Fields:
-        """The fields of a file in the spelling that is read. ModelFileError if two spellings of one field differ."""
+        """The fields of a file by the names that are read. Raises ModelFileError if two names of a field disagree."""
         aliases, spelled, own = {**RENAMED, **self.aliases}, {}, {}
         for name, value in values.items():
             key = aliases.get(name, name)
@@ -133,8 +133,9 @@ class ConfigKeys:
         return name in UNUSED or name in self.unused or name.startswith(ALSO_UNUSED)
 
     def unknown(self, fields: Fields) -> list[str]:
-        """The given fields that nothing has read and that may change results, each with its value. ModelFileError for
-        one whose value this family does not compute.
+        """The unread fields that may change results, each with its value.
+
+        Raises ModelFileError if this family does not support the value of a field.
         """
         found = []
         for one, name in fields.unread():

@@ -1,8 +1,8 @@
-"""The decoder or encoder, once, for every family: embedding, layers, head.
+"""The forward of decoders and encoders, for all families: embedding, layers, head.
 
-Families differ in the numbers of a `ModelSpec`, not in code; `blocks` has the parts of a layer. Where work is sharded
-is the layout's affair: a `g.reduce` stands where a result may be partial, `g.to_heads` where tokens may be sharded, and
-both vanish where they are not needed.
+Families differ in the numbers of a `ModelSpec`, not in code; `blocks` has the parts of a layer. The layout decides the
+sharding. The forward calls `g.reduce` if a result may be partial, and `g.to_heads` if tokens may be sharded. Both emit
+nothing in a layout that does not need them.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, Dim
 from ckdist.mesh import Mesh
-from ckdist.models.blocks.attention import Rows, attention, every
+from ckdist.models.blocks.attention import Rows, all_rows, attention
 from ckdist.models.blocks.cross_attention import cross_attention, store_cross
 from ckdist.models.blocks.ffn import dense_ffn
 from ckdist.models.blocks.gated_delta_net import gated_delta_net
@@ -28,31 +28,32 @@ OUTPUT = "lm_head.weight"
 OUTPUT_BIAS = "lm_head.bias"
 
 
-def block(g: Tracer, x: Value, model: ModelSpec, layer: int, rows: Rows = every) -> Value:
-    """One layer: x + mixer(norm(x)), then x + ffn(norm(x)), between both cross-attention, where there is one; of the
-    rows that `rows` chooses. x: (tokens, hidden).
+def block(g: Tracer, x: Value, model: ModelSpec, layer: int, rows: Rows = all_rows) -> Value:
+    """One layer: x + mixer(norm(x)), then cross-attention if there is one, then x + ffn(norm(x)).
+
+    x: (tokens, hidden) -> (rows, hidden), for the rows that `rows` selects.
     """
     spec, norms = model.layers[layer], RowNorm(model.norm, model.norm_eps)
     path, names, eps = f"{model.root}.layers.{layer}", spec.norms, norms.eps
 
     def norm(value: Value, name: str | None) -> Value:
-        """The norm of this name; nothing where the layer lacks it."""
+        """Applies the norm `name`; returns `value` if that is None."""
         return value if name is None else norms(g, value, f"{path}.{name}")
 
     def add(x: Value, part: Value, name: str | None) -> Value:
-        """X and what a part adds to it."""
+        """Returns x + residual_scale * norm(part)."""
         return g.add(x, g.scale(norm(part, name), spec.residual_scale))
 
     normed, mixer, cross = norm(x, names.before_mixer), spec.mixer, spec.cross
-    of_mixed, rows = (rows, every) if cross is None else (every, rows)  # where rows are chosen: as late as attention is
+    select_rows = rows if cross is None else all_rows  # the last attention of a layer selects rows
     if isinstance(mixer, GatedDeltaNet):
-        mixed = gated_delta_net(g, normed, mixer, f"{path}.linear_attn", layer, eps, of_mixed)
+        mixed = gated_delta_net(g, normed, mixer, f"{path}.linear_attn", layer, eps, select_rows)
     elif isinstance(mixer, LatentAttention):
-        mixed = latent_attention(g, normed, mixer, f"{path}.self_attn", layer, eps, of_mixed)
+        mixed = latent_attention(g, normed, mixer, f"{path}.self_attn", layer, eps, select_rows)
     else:
-        mixed = attention(g, normed, mixer, f"{path}.self_attn", layer, eps, of_mixed)
+        mixed = attention(g, normed, mixer, f"{path}.self_attn", layer, eps, select_rows)
     of_mixer, of_ffn = names.replaces_stream
-    x = add(of_mixed(normed if of_mixer else x), mixed, names.after_mixer)
+    x = add(select_rows(normed if of_mixer else x), mixed, names.after_mixer)
     if cross is not None:
         normed, cache = norm(x, cross.norm), model.first_cross_cache + layer
         mixed = cross_attention(g, normed, cross.attention, f"{path}.cross_attn", cache, rows)
@@ -65,15 +66,12 @@ def block(g: Tracer, x: Value, model: ModelSpec, layer: int, rows: Rows = every)
 
 
 def table(g: Tracer, spec: ModelSpec, name: str) -> Weight:
-    """A matrix with a row for each token of the vocabulary."""
+    """The matrix `name` with a row for each token of the vocabulary."""
     return g.weight(name, g.sharding.vocab(spec.vocab_size), g.sharding.hidden(spec.hidden_size))
 
 
-def hidden(g: Tracer, ids: Value, spec: ModelSpec, rows: Rows = every) -> Value:
-    """(tokens,) ids -> (tokens, hidden) after the last layer, not yet normalised.
-
-    `rows` chooses those that the last layer makes.
-    """
+def hidden(g: Tracer, ids: Value, spec: ModelSpec, rows: Rows = all_rows) -> Value:
+    """(tokens,) ids -> (rows, hidden) after the last layer, before the final norm. `rows` selects in the last layer."""
     x = g.scale(g.reduce(g.embed(ids, table(g, spec, EMBEDDING))), spec.embedding_scale)
     if spec.waves:
         x = g.add(g.embed_waves(ids, spec.waves, x.dims[-1]), x)
@@ -84,18 +82,19 @@ def hidden(g: Tracer, ids: Value, spec: ModelSpec, rows: Rows = every) -> Value:
         x = g.add(g.embed_positions(ids, positions, types, spec.first_position), x)
     x = g.boundary(x)
     for i in range(len(spec.layers)):
-        x = g.boundary(block(g, x, spec, i, rows if i == len(spec.layers) - 1 else every))
+        x = g.boundary(block(g, x, spec, i, rows if i == len(spec.layers) - 1 else all_rows))
     return x
 
 
 def head(g: Tracer, spec: ModelSpec) -> Weight:
-    """The output projection: the embeddings where they are tied."""
+    """The output projection, or the embeddings if they are tied."""
     return table(g, spec, EMBEDDING if spec.tie_embeddings else OUTPUT)
 
 
 def final_norm(g: Tracer, x: Value, spec: ModelSpec) -> Value:
-    """The norm behind the last layer: in a post-norm model that with which another one would begin. x: (rows,
-    hidden).
+    """The norm after the last layer. x: (rows, hidden).
+
+    In a post-norm model it has the name of the next layer's first norm.
     """
     post_norm = spec.layers[-1].norms.replaces_stream[1]
     path = f"{spec.root}.layers.{len(spec.layers)}.input_layernorm" if post_norm else f"{spec.root}.norm"
@@ -103,7 +102,7 @@ def final_norm(g: Tracer, x: Value, spec: ModelSpec) -> Value:
 
 
 def forward(g: Tracer, ids: Value, spec: ModelSpec) -> Value:
-    """(tokens,) ids -> (outputs, vocab) logits of the tokens that the batch asks for."""
+    """(tokens,) ids -> (outputs, vocab) logits of the tokens that the batch selects."""
     x = g.scale(final_norm(g, g.gather(hidden(g, ids, spec, g.select_rows)), spec), spec.logit_scale)
     out = head(g, spec)
     bias = (g.weight(OUTPUT_BIAS, out.dims[0]),) if spec.output_bias else ()
@@ -111,16 +110,18 @@ def forward(g: Tracer, ids: Value, spec: ModelSpec) -> Value:
 
 
 def hidden_rows(g: Tracer, ids: Value, spec: ModelSpec) -> Value:
-    """(tokens,) ids -> (outputs, hidden) behind the last norm, of the tokens that the batch asks for; of a
-    cross-encoder (outputs, 1).
+    """(tokens,) ids -> (outputs, hidden) after the last norm, for the tokens that the batch selects.
+
+    (outputs, 1) for a cross-encoder.
     """
     x = final_norm(g, g.gather(hidden(g, ids, spec, g.select_rows)), spec)
     return g.output_rows(x if spec.scorer is None else scores(g, x, spec.scorer, spec.norm_eps))
 
 
 def encode(g: Tracer, ids: Value, spec: ModelSpec) -> Value:
-    """(tokens,) ids -> (outputs, hidden) of the encoder, behind its last norm, of the tokens that the batch asks for.
-    The keys and values of every layer's cross-attention are then cached.
+    """(tokens,) ids -> (outputs, hidden) of the encoder after its last norm, for the tokens that the batch selects.
+
+    It also caches the keys and values of each layer's cross-attention.
     """
     encoder = spec.encoder
     if encoder is None:
@@ -135,18 +136,19 @@ def encode(g: Tracer, ids: Value, spec: ModelSpec) -> Value:
 
 
 def hidden_forward(spec: ModelSpec) -> Callable[[Tracer, Value, ModelSpec], Value]:
-    """The forward that makes hidden states: of a model with an encoder those of this."""
+    """The forward that makes hidden states: those of the encoder, if the model has one."""
     return hidden_rows if spec.encoder is None else encode
 
 
 def main_forward(spec: ModelSpec) -> Callable[[Tracer, Value, ModelSpec], Value]:
-    """The forward that reads all of the model's weights, but those of its encoder: of an encoder `hidden_rows`."""
+    """The forward that reads all weights, except those of `spec.encoder`. For an encoder it is `hidden_rows`."""
     return forward if spec.generates else hidden_rows
 
 
 def loss(g: TrainingTracer, ids: Value, targets: Value, spec: ModelSpec) -> Value:
-    """(tokens,) ids and targets, -1 where there is none -> the sum of the tokens' losses, over all ranks, with what
-    balances the choice of experts.
+    """(tokens,) ids and targets (-1: no target) -> the sum of losses over the tokens of all ranks.
+
+    It includes the load-balancing loss of experts.
     """
     if not spec.generates:
         raise ConfigError(f"{spec.family} is an encoder: it can be served, not trained; choose another model")
@@ -160,7 +162,7 @@ def loss(g: TrainingTracer, ids: Value, targets: Value, spec: ModelSpec) -> Valu
 
 
 def weight_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-    """Name -> shape, (out, in) or (n,), of every weight that the forward reads; tied embeddings stand there once."""
+    """Name -> shape, (out, in) or (n,), of all weights that the forward reads. Tied embeddings have one entry."""
     forwards = [main_forward(spec), *([] if spec.encoder is None else [encode])]
     weights = [w for one in forwards for w in trace(one, spec, SINGLE, Mesh()).weights]
     return {w.name: tuple(d.elements for d in w.dims) for w in weights}

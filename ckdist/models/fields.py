@@ -1,6 +1,4 @@
-"""Fields of a `config.json` or of GGUF metadata, read with their type and range checked; a wrong one is a
-ModelFileError.
-"""
+"""Reads fields of a `config.json` or of GGUF metadata with checks of type and range. Raises ModelFileError."""
 
 import math
 from collections.abc import Mapping
@@ -14,15 +12,15 @@ _MISSING = object()
 
 
 class Fields:
-    """A mapping of names to values from a file that may lie; `where` names the file in messages.
+    """A mapping of names to values from an untrusted file. `where` names the file in messages.
 
-    Each reader takes a `default`; without one the field is required. A JSON null counts as absent.
+    Each reader has a `default`; without one the field is required. A JSON null counts as absent.
     """
 
     def __init__(
         self, values: Mapping[str, Any], where: str, prefix: str = "", spelled: Mapping[str, str] | None = None
     ):
-        """`spelled`: Name -> how the file spells it, for messages."""
+        """`spelled`: Name -> its name in the file, for messages."""
         self.values = values
         self.where = where
         self.prefix = prefix
@@ -31,7 +29,7 @@ class Fields:
         self._objects: dict[str, Fields] = {}
 
     def sub(self, name: str) -> "Fields":
-        """The fields of the object `name`, empty where it is absent."""
+        """The fields of the object `name`; empty if it is absent."""
         if name in self._objects:
             return self._objects[name]
         value = self._get(name, {})
@@ -41,29 +39,29 @@ class Fields:
         return found
 
     def name(self, name: str) -> str:
-        """The field as the file has it, with the objects that it is in."""
+        """The field's name in the file, with the names of the objects around it."""
         return f"{self.prefix}{self._spelled.get(name, name)}"
 
     def error(self, name: str, value: Any, wanted: str) -> ModelFileError:
-        """The error for a field that is not what is `wanted`."""
+        """Returns the error for a field whose value is not as `wanted`."""
         return ModelFileError(f"{self.where}: {self.name(name)} is {repr(value)[:200]}; it must be {wanted}")
 
     def raw(self, name: str) -> Any:
-        """The value as the file has it, None if absent."""
+        """The value in the file, without checks; None if absent."""
         self._read.add(name)
         return self.values.get(name)
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Whether the field is present and not null."""
         return self.raw(name) is not None
 
     def unread(self) -> list[tuple["Fields", str]]:
-        """The fields that nothing has asked for, those in objects too."""
+        """The fields that no reader has read, with those in objects."""
         own = [(self, name) for name in self.values if name not in self._read]
         return own + [entry for one in self._objects.values() for entry in one.unread()]
 
     def integer(self, name: str, default: Any = _MISSING, low: int = 1, high: int = 1 << 20) -> int:
-        """A whole number from `low` to `high`; a float that is whole counts."""
+        """A whole number from `low` to `high`. A float without a fraction is allowed."""
         value = self._get(name, default)
         if value is default:
             return value
@@ -82,7 +80,7 @@ class Fields:
         return float(value)
 
     def numbers(self, name: str, count: int, low: float = 0.0, high: float = 1e12) -> list[float]:
-        """A list of so many finite numbers, low < number <= high."""
+        """A list of `count` finite numbers, low < number <= high."""
         values = self._get(name, _MISSING)
         values = values.tolist() if isinstance(values, np.ndarray) else values
         if not isinstance(values, list) or len(values) != count:
@@ -104,7 +102,7 @@ class Fields:
         return value
 
     def _get(self, name: str, default: Any) -> Any:
-        """The raw value, or `default`. ModelFileError where a required field is missing."""
+        """The raw value, or `default`. Raises ModelFileError if a required field is missing."""
         value = self.raw(name)
         if value is not None:
             return value

@@ -1,6 +1,6 @@
-"""What the `config.json` of a Hugging Face folder says in the same way for most families. It reads no weights.
+"""Reads the parts of a Hugging Face `config.json` that most families share. It reads no weights.
 
-A file in `families` takes of it what its family has. What an absent field is stands in its ConfigKeys.
+A file in `families` calls the functions for its family. ConfigKeys has the defaults of absent fields.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ ACTIVATIONS = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a decoder whose layers are alike."""
+    """The sizes of a model with identical layers."""
 
     num_layers: int
     hidden_size: int
@@ -35,15 +35,15 @@ class Sizes:
     def model(
         self, family: str, layers: Sequence[LayerSpec], ropes: Mapping[str, RopeSpec], tied: bool, **more: Any
     ) -> ModelSpec:
-        """A model of these sizes; `more` are further fields of a ModelSpec."""
+        """A model of these sizes. `more` are further fields of ModelSpec."""
         sizes = self.vocab_size, self.hidden_size
         return ModelSpec(family, *sizes, tuple(layers), ropes, self.norm_eps, self.max_position, tied, **more)
 
 
 def sizes(f: Fields, norm_eps: str = "rms_norm_eps", head_dim: int = 0) -> Sizes:
-    """The sizes in a config.json; `norm_eps`: its name there, `head_dim`: of a family whose file has another field.
+    """Reads the sizes. `norm_eps` is the name of its field. `head_dim` is given if the family has another field for it.
 
-    ModelFileError for a wrong one.
+    Raises ModelFileError for a wrong field.
     """
     hidden_size = f.integer("hidden_size", high=limits.MAX_WIDTH)
     num_heads = f.integer("num_attention_heads", high=limits.MAX_HEADS)
@@ -66,14 +66,15 @@ def sizes(f: Fields, norm_eps: str = "rms_norm_eps", head_dim: int = 0) -> Sizes
 
 
 def tied(f: Fields, outer: Fields) -> bool:
-    """Whether the output projection is the embeddings; `outer` is the config.json of a multimodal model, which has the
-    projection.
+    """Whether the output projection is tied to the embeddings.
+
+    In a multimodal model, `outer`, the whole config.json, has precedence.
     """
     return outer.flag("tie_word_embeddings", f.flag("tie_word_embeddings"))
 
 
 def activation(f: Fields, field: str = "hidden_act") -> str:
-    """The gate's function. ModelFileError where it is not known."""
+    """The activation function. Raises ModelFileError if it is not known."""
     name = f.text(field)
     if name not in ACTIVATIONS:
         raise f.error(field, name, f"one of {', '.join(ACTIVATIONS)}")
@@ -81,14 +82,15 @@ def activation(f: Fields, field: str = "hidden_act") -> str:
 
 
 def dense(f: Fields, function: str | None = None, bias: bool = False) -> DenseFfn:
-    """The gated feed-forward of a layer; `function`: of its gate, None: as the file says."""
+    """The gated feed-forward of a layer. `function` is that of its gate; None: the one in the file."""
     size = f.integer("intermediate_size", high=limits.MAX_FFN)
     return DenseFfn(size, function or activation(f), bias)
 
 
 def experts(f: Fields, count: str, size: str, routing: Routing, **more: Any) -> MoeFfn:
-    """The experts of a layer, whose number and intermediate size are in these fields; of them
-    `num_experts_per_tok` are taken. `more` are further fields of a MoeFfn.
+    """The experts of a layer. `count` and `size` are the names of the fields for their number and intermediate size.
+
+    `more` are further fields of MoeFfn.
     """
     routing = replace(routing, used=f.integer("num_experts_per_tok", high=limits.MAX_EXPERTS))
     return MoeFfn(
@@ -101,18 +103,18 @@ def experts(f: Fields, count: str, size: str, routing: Routing, **more: Any) -> 
 
 
 def balance(f: Fields) -> dict[str, float]:
-    """The coefficient of the load-balancing loss, as a field of a ModelSpec; none if no router logits are output."""
+    """The coefficient of the load-balancing loss as a field of ModelSpec; empty unless output_router_logits is true."""
     given = f.number("router_aux_loss_coef", low=-1.0, high=1e6)
     return {"balance_coefficient": given} if f.flag("output_router_logits") else {}
 
 
 def window(f: Fields) -> int:
-    """Positions that sliding layers see; 0: none slides."""
+    """The window of sliding layers in positions; 0 if no layer slides."""
     return f.integer("sliding_window", 0, low=0, high=limits.MAX_POSITION)
 
 
 def sliding_layers(f: Fields, num_layers: int, otherwise: list[bool]) -> list[bool]:
-    """Which layers slide: as `layer_types` says, else `otherwise`."""
+    """Whether each layer slides: from `layer_types`, or `otherwise` if that is absent."""
     types = f.raw("layer_types")
     if types is None:
         return otherwise
@@ -123,15 +125,15 @@ def sliding_layers(f: Fields, num_layers: int, otherwise: list[bool]) -> list[bo
 
 
 def part(f: Fields) -> float:
-    """The part of a head that is rotated, of a family that may rotate less than all."""
+    """The rotated fraction of a head, for families with partial rotation."""
     return f.number("partial_rotary_factor", high=1.0)
 
 
 def rotations(f: Fields, n: Sizes, partial: float | None = None, interleaved: bool = False) -> dict[str, RopeSpec]:
-    """The rotation of full layers, "global", and where the file has another for sliding ones, "local".
+    """The rotation "global" of full layers, and "local" of sliding layers if the file has another one for them.
 
-    Newer files write `rope_parameters`, older ones `rope_theta` and `rope_scaling`. `partial`: as `part` says, None:
-    the family rotates whole heads.
+    Newer files have `rope_parameters`, older ones `rope_theta` and `rope_scaling`. `partial` is the result of `part`;
+    None: the family rotates whole heads.
     """
     parameters = f.sub("rope_parameters")
     nested = parameters.has("full_attention") or parameters.has("sliding_attention")

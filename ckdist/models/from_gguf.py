@@ -1,6 +1,6 @@
-"""What the metadata of a GGUF model and the shapes of its tensors say in the same way for most families.
+"""Reads the parts of a GGUF header, metadata and tensor shapes, that most families share. It reads no file.
 
-It reads no file. A file in `families` takes of it what its family has.
+A file in `families` calls the functions for its family.
 """
 
 import re
@@ -16,11 +16,11 @@ from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, MoeFfn, RopeSpec
 from ckdist.program.routing import Routing
 
-GATING = {"softmax": 1, "sigmoid": 2}  # expert_gating_func; 0: as the architecture has it
+GATING = {"softmax": 1, "sigmoid": 2}  # expert_gating_func; 0: the default of the architecture
 
 
 def sizes(header: GgufHeader, epsilon: str = "attention.layer_norm_rms_epsilon") -> Sizes:
-    """The sizes of a model whose layers are alike; `epsilon`: of its norms. ModelFileError for a wrong one."""
+    """Reads the sizes of a model with identical layers. `epsilon` is the name of its field. Raises ModelFileError."""
     f = header.fields
     hidden_size = f.integer("embedding_length", high=limits.MAX_WIDTH)
     num_heads = per_layer(f, "attention.head_count", limits.MAX_HEADS)
@@ -42,7 +42,7 @@ def sizes(header: GgufHeader, epsilon: str = "attention.layer_norm_rms_epsilon")
 
 
 def per_layer(f: Fields, name: str, high: int) -> int:
-    """A number that GGUF may give once or once per layer; layers that differ are not supported."""
+    """Reads a number that may be an array with one per layer. Raises ModelFileError if layers differ."""
     value = f.values.get(name)
     if isinstance(value, np.ndarray):
         if value.size == 0 or (value != value[0]).any():
@@ -52,7 +52,7 @@ def per_layer(f: Fields, name: str, high: int) -> int:
 
 
 def head_dim(f: Fields, hidden_size: int, num_heads: int) -> int:
-    """Elements of a head. ModelFileError where keys and values differ in it."""
+    """Reads the elements of a head. Raises ModelFileError if keys and values differ."""
     if not f.has("attention.key_length") and hidden_size % num_heads:
         raise f.error(
             "embedding_length",
@@ -67,12 +67,12 @@ def head_dim(f: Fields, hidden_size: int, num_heads: int) -> int:
 
 
 def ffn_size(header: GgufHeader) -> int:
-    """The intermediate size of a layer's feed-forward."""
+    """Reads the intermediate size of a layer's feed-forward."""
     return per_layer(header.fields, "feed_forward_length", limits.MAX_FFN)
 
 
 def dense(header: GgufHeader, activation: str = "silu") -> DenseFfn:
-    """The gated feed-forward of a layer; biases are seen by their tensors."""
+    """The gated feed-forward of a layer. It has biases if there are tensors for them."""
     return DenseFfn(ffn_size(header), activation, has(header, "ffn_gate.bias"))
 
 
@@ -82,12 +82,12 @@ def has(header: GgufHeader, name: str) -> bool:
 
 
 def tied(header: GgufHeader) -> bool:
-    """Whether the output projection is the embeddings."""
+    """Whether the output projection is tied to the embeddings."""
     return "output.weight" not in header.dims
 
 
 def attention(header: GgufHeader, n: Sizes) -> Attention:
-    """The attention of a layer that sees everything; biases and norms of queries and keys are seen by their tensors."""
+    """The attention of a layer without a window. It has biases and norms if there are tensors for them."""
     return Attention(
         n.num_heads,
         n.num_kv_heads,
@@ -105,9 +105,9 @@ def is_mixture(header: GgufHeader) -> bool:
 
 
 def experts(header: GgufHeader, routing: Routing, shared: bool = False) -> MoeFfn:
-    """The experts of a layer; `routing`: what holds where the file does not say, of whose experts `used` is there.
+    """The experts of a layer. They have correction biases and shared gates if there are tensors for them.
 
-    `shared`: some experts are taken by all tokens. What layers have of biases and gates is seen by their tensors.
+    `routing` has the defaults of all fields except `used`. `shared`: there is a shared expert.
     """
     f = header.fields
     scores = f.integer("expert_gating_func", GATING[routing.scores], low=0, high=1 << 10)
@@ -137,13 +137,13 @@ def experts(header: GgufHeader, routing: Routing, shared: bool = False) -> MoeFf
 
 
 def _size(header: GgufHeader, part: str, absent: int) -> int:
-    """The rows of a matrix that some layers have, of the first of them."""
+    """Rows of a matrix in the first layer that has it."""
     of = re.compile(rf"blk\.\d+\.{part}\.weight")
     return next((dims[1] for name, dims in header.dims.items() if of.fullmatch(name) and len(dims) > 1), absent)
 
 
 def sliding_layers(f: Fields, num_layers: int, period: int) -> list[bool]:
-    """Which layers slide: as the pattern says, else all but the last of each `period`; of period 0 all."""
+    """Whether each layer slides: from the file's pattern, else all but the last of each `period`. Period 0: all."""
     name = "attention.sliding_window_pattern"
     pattern = f.values.get(name)
     if isinstance(pattern, np.ndarray):
@@ -164,10 +164,11 @@ def rotation(
     longrope: bool = False,
     truncate: bool = True,
 ) -> RopeSpec:
-    """The rotation of full layers.
+    """Reads the rotation of full layers.
 
-    `partial`: it may rotate a part of a head. `longrope`: factors for short and for long contexts may be there.
-    `truncate`: YaRN blends between whole dimensions.
+    - `partial`: a part of each head may be rotated.
+    - `longrope`: there may be factors for short and for long contexts.
+    - `truncate`: YaRN rounds the limits of its blend to whole dimensions.
     """
     f = header.fields
     theta = f.number("rope.freq_base", theta, low=1.0)
@@ -199,13 +200,13 @@ def rotation(
 
 
 def plain_rotation(header: GgufHeader, n: Sizes, theta: float = 1e4) -> RopeSpec:
-    """The rotation of full layers before it is scaled, which some families have in sliding layers."""
+    """The rotation without scaling, which some families have in sliding layers."""
     theta = header.fields.number("rope.freq_base", theta, low=1.0)
     return RopeSpec(rope.plain(n.head_dim, theta).astype(np.float32), theta=theta)
 
 
 def factors(header: GgufHeader, name: str, frequencies: np.ndarray) -> np.ndarray | None:
-    """The contents of a tensor by which frequencies are divided; None where the file has none of that name."""
+    """Reads a tensor of divisors of the frequencies; None if it is absent."""
     found = header.vector(name)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""How large the numbers of a model may be, and the checks that every ModelSpec passes."""
+"""Upper limits of a model's numbers, and checks for each ModelSpec."""
 
 from ckdist.errors import ModelFileError
 from ckdist.models.spec import GatedDeltaNet, LatentAttention, ModelSpec, MoeFfn
@@ -9,14 +9,14 @@ MAX_FFN = 1 << 22
 MAX_HEADS = 1 << 14
 MAX_EXPERTS = 1 << 12
 MAX_HEAD_DIM = 1 << 10
-MAX_CONV = 16  # tokens that a short convolution sees
-MAX_LATENT = 1 << 11  # elements of a latent vector; with what is rotated a key has at most 4096
+MAX_CONV = 16  # kernel length of a short convolution
+MAX_LATENT = 1 << 11  # elements of a latent vector; with its rotated part a key has at most 4096
 MAX_VOCAB = 1 << 24
 MAX_POSITION = 1 << 30
 
 
 def checked(spec: ModelSpec, where: str) -> ModelSpec:
-    """`spec`, when its numbers fit together; else ModelFileError. Single fields were checked when they were read."""
+    """Returns `spec`. Raises ModelFileError if its numbers do not fit together. Readers have checked single fields."""
     if spec.encoder is not None:
         checked(spec.encoder, where)
         for own, other in zip(spec.layers, spec.encoder.layers, strict=False):
@@ -49,7 +49,7 @@ def checked(spec: ModelSpec, where: str) -> ModelSpec:
 
 
 def _check_linear(d: GatedDeltaNet, where: str) -> None:
-    """ModelFileError for numbers of linear attention that do not fit together."""
+    """Raises ModelFileError if numbers of linear attention do not fit together."""
     if d.num_value_heads % d.num_key_heads:
         raise ModelFileError(
             f"{where}: {d.num_value_heads} value heads of linear attention cannot share "
@@ -63,13 +63,13 @@ def _check_linear(d: GatedDeltaNet, where: str) -> None:
 
 
 def _check_experts(f: MoeFfn, where: str) -> None:
-    """ModelFileError where a token cannot take as many experts as it should."""
+    """Raises ModelFileError if a token cannot have `used` experts."""
     r = f.routing
     if r.used > f.num_experts:
         raise ModelFileError(f"{where}: a token takes {r.used} experts, but there are {f.num_experts}")
     if f.num_experts % r.groups or r.top_groups > r.groups:
         raise ModelFileError(
-            f"{where}: {f.num_experts} experts cannot be {r.groups} equal groups of which {r.top_groups} are chosen"
+            f"{where}: {f.num_experts} experts cannot be {r.groups} equal groups with {r.top_groups} chosen ones"
         )
     if r.used > f.num_experts // r.groups * r.top_groups:
         raise ModelFileError(

@@ -1,4 +1,4 @@
-"""The known families: a file each in `families`, and those of other packages by the entry point `ckdist.families`."""
+"""The known families: one file each in `families`, and those of other packages by entry points `ckdist.families`."""
 
 import functools
 import importlib
@@ -16,7 +16,7 @@ from ckdist.models.fields import Fields
 from ckdist.models.limits import checked
 from ckdist.models.spec import ModelSpec, MoeFfn
 
-ENTRY_POINT = "ckdist.families"  # each names a Family
+ENTRY_POINT = "ckdist.families"  # group of entry points; each names a Family
 
 
 @functools.cache
@@ -30,40 +30,39 @@ def own_families() -> dict[str, Family]:
 
 @functools.cache
 def other_families() -> dict[str, Family]:
-    """Those of other packages, which are loaded for a model that is none of ours. They may not take a name that is
-    there.
+    """The families of other packages. They are loaded only if none of our families matches.
 
-    ArchitectureError for an entry point that cannot be loaded.
+    Raises ArchitectureError if an entry point cannot be loaded, or if its family has the name of another one.
     """
-    import importlib.metadata  # which takes as long as all our families
+    import importlib.metadata  # slow: it takes as long as loading all our families
 
     found: dict[str, Family] = {}
     for point in sorted(importlib.metadata.entry_points(group=ENTRY_POINT), key=lambda point: point.name):
         where = f"entry point {point.name} = {point.value} of {ENTRY_POINT}"
         try:
             made = point.load()
-        except Exception as error:  # whatever another package raises, the user reads one line
+        except Exception as error:  # another package may raise anything; the user gets one line
             raise ArchitectureError(f"{where} cannot be loaded: {error!r:.200}") from error
         if not isinstance(made, Family):
             raise ArchitectureError(f"{where} is {type(made).__name__}; it must name a Family")
         if made.name in own_families() or made.name in found:
-            raise ArchitectureError(f"{where}: there is a family {made.name!r} already; call it otherwise")
+            raise ArchitectureError(f"{where}: there is a family {made.name!r} already; give it another name")
         found[made.name] = made
     return found
 
 
 def known_families() -> dict[str, Family]:
-    """Every family by its name, those of other packages last. ArchitectureError as `other_families`."""
+    """All families by name, those of other packages last. Raises the errors of `other_families`."""
     return own_families() | other_families()
 
 
 def family(name: str) -> Family:
-    """The family of this name, which a ModelSpec has. ArchitectureError where it is not known."""
+    """The family of this name. Raises ArchitectureError if it is not known."""
     return _find(name, lambda one: (one.name,), "the model")
 
 
 def _find(name: str, names_of: Callable[[Family], Iterable[str]], where: str) -> Family:
-    """The first family that has this name among those that `names_of` gives; ArchitectureError where none has."""
+    """The first family with `name` in `names_of(family)`. Raises ArchitectureError if there is none."""
     for some in (own_families, other_families):
         for one in some().values():
             if name in names_of(one):
@@ -73,15 +72,15 @@ def _find(name: str, names_of: Callable[[Family], Iterable[str]], where: str) ->
 
 
 def spec_from_config(config: Mapping[str, Any], where: str) -> ModelSpec:
-    """The model that `config`, a config.json, describes; absent fields take the defaults of transformers.
+    """Reads a config.json. Absent fields have the defaults of transformers.
 
-    Raises ArchitectureError for an unknown family and ModelFileError for a wrong field; both begin with `where`.
+    Raises ArchitectureError for an unknown family and ModelFileError for a wrong field. Both begin with `where`.
     """
     return read_config(config, where)[0]
 
 
 def read_config(config: Mapping[str, Any], where: str) -> tuple[ModelSpec, list[str]]:
-    """As `spec_from_config`, and the names of fields that the family does not know and that may change results."""
+    """`spec_from_config`, and the unknown fields that may change results."""
     whole = Fields(config, where)
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and names and isinstance(names[0], str)):
@@ -106,11 +105,17 @@ def spec_from_gguf(
     where: str,
     vector: Callable[[str], np.ndarray | None] = lambda name: None,  # noqa: ARG005
 ) -> ModelSpec:
-    """The model that the metadata of a GGUF file describes.
+    """Reads the metadata of a GGUF file.
 
-    `dims` are the dimensions of the model's tensors by GGUF's names, the contiguous one first; `vector(name)` the
-    contents of a small float32 tensor, None where it is absent.
-    Raises ArchitectureError for an unknown family and ModelFileError for a wrong field; both begin with `where`.
+    Args:
+        metadata: The metadata of the file.
+        dims: Dimensions of tensors by GGUF names, the contiguous dimension first.
+        where: Beginning of error messages.
+        vector: Name -> contents of a small float32 tensor, None if absent.
+
+    Raises:
+        ArchitectureError: The family is not known.
+        ModelFileError: A field is wrong.
     """
     name = Fields(metadata, where).text("general.architecture")
     found = _find(name, lambda one: (one.gguf,) if one.from_gguf else (), where)

@@ -1,4 +1,4 @@
-"""The inverse frequencies of rotary position embeddings under each scaling. It does not rotate anything."""
+"""Computes the inverse frequencies of rotary position embeddings with each kind of scaling."""
 
 import math
 from dataclasses import dataclass, replace
@@ -14,30 +14,30 @@ KNOWN_SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 @dataclass(frozen=True)
 class RopeShape:
-    """What a rotation is beside its scaling; `theta` and `partial` hold where the scaling's fields have none."""
+    """The properties of a rotation without its scaling."""
 
     head_dim: int
     max_position: int
-    theta: float
-    partial: float | None = None  # the part of a head that is rotated; None: all, whatever the file says
+    theta: float  # default, if the fields of the scaling lack it
+    partial: float | None = None  # rotated fraction of a head, as default; None: all, independent of the file
     interleaved: bool = False
 
 
 def plain(head_dim: int, theta: float) -> np.ndarray:
-    """Theta ** (-2 i / head_dim), float64 (head_dim / 2,). Su et al. 2021, arXiv:2104.09864, section 3.2.2."""
+    """Returns theta ** (-2 i / head_dim), float64 (head_dim / 2,). Su et al. 2021, arXiv:2104.09864, section 3.2.2."""
     return theta ** -(np.arange(0, head_dim, 2) / head_dim)
 
 
 def linear(frequencies: np.ndarray, factor: float) -> np.ndarray:
-    """Positions divided by `factor`. Chen et al. 2023, arXiv:2306.15595."""
+    """Divides positions, and so frequencies, by `factor`. Chen et al. 2023, arXiv:2306.15595."""
     return frequencies / factor
 
 
 def llama3(
     frequencies: np.ndarray, factor: float, low_freq: float, high_freq: float, original_context: int
 ) -> np.ndarray:
-    """Long wavelengths are stretched by `factor`, short ones kept, those between blended. Llama 3.1 model card."""
-    turns = original_context * frequencies / (2 * math.pi)  # over the original context
+    """Stretches long wavelengths by `factor`, keeps short ones, and blends between both. Llama 3.1 model card."""
+    turns = original_context * frequencies / (2 * math.pi)  # rotations over the original context
     keep = np.clip((turns - low_freq) / (high_freq - low_freq), 0, 1)
     return frequencies * (keep + (1 - keep) / factor)
 
@@ -51,11 +51,11 @@ def yarn(
     beta_slow: float,
     truncate: bool = True,
 ) -> np.ndarray:
-    """Interpolation of slow dimensions, extrapolation of fast ones. Peng et al. 2023, arXiv:2309.00071, section 3.2."""
+    """Interpolates slow dimensions, extrapolates fast ones. Peng et al. 2023, arXiv:2309.00071, section 3.2."""
     head_dim = 2 * len(frequencies)
 
     def dimension(rotations: float) -> float:
-        """The dimension that turns so often over the original context."""
+        """The dimension with this number of rotations over the original context."""
         return head_dim * math.log(original_context / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
     low, high = dimension(beta_fast), dimension(beta_slow)
@@ -69,22 +69,22 @@ def yarn(
 
 
 def yarn_magnitude(factor: float, scale: float = 1.0) -> float:
-    """The factor on cos and sin. Peng et al. 2023, section 3.4, equation 22 (its square root, on q and k each)."""
+    """The factor on cos and sin. Peng et al. 2023, section 3.4, equation 22 (the square root, for q and k each)."""
     return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
 
 def longrope(frequencies: np.ndarray, factors: np.ndarray) -> np.ndarray:
-    """Each frequency divided by its own factor. Ding et al. 2024, arXiv:2402.13753."""
+    """Divides each frequency by its own factor. Ding et al. 2024, arXiv:2402.13753."""
     return frequencies / factors
 
 
 def longrope_magnitude(factor: float, original_context: int) -> float:
-    """The factor on cos and sin of longrope, `factor` being that of the context. As transformers computes it."""
+    """The factor on cos and sin for longrope, as in transformers. `factor` is that of the context."""
     return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original_context))
 
 
 def rotated_dims(shape: RopeShape, fields: Fields) -> int:
-    """Dimensions of a head that are rotated. ModelFileError unless they are an even number above 0."""
+    """The rotated dimensions of a head. Raises ModelFileError unless they are an even number above 0."""
     if shape.partial is None:
         return shape.head_dim
     partial = fields.number("partial_rotary_factor", shape.partial, high=1.0)
@@ -97,7 +97,7 @@ def rotated_dims(shape: RopeShape, fields: Fields) -> int:
 
 
 def from_fields(scaling: Fields, shape: RopeShape, outer: Fields) -> RopeSpec:
-    """The rotation that `rope_parameters` or `rope_scaling` of a config.json, `outer`, describes."""
+    """Reads the rotation from `rope_parameters` or `rope_scaling` (`scaling`) of a config.json (`outer`)."""
     kind = scaling.text("rope_type", scaling.text("type", "default"))
     theta = scaling.number("rope_theta", shape.theta, low=1.0)
     frequencies, max_position = plain(rotated_dims(shape, scaling), theta), shape.max_position
@@ -122,7 +122,7 @@ def from_fields(scaling: Fields, shape: RopeShape, outer: Fields) -> RopeSpec:
         if all(scales):
             magnitude = yarn_magnitude(factor, scales[0]) / yarn_magnitude(factor, scales[1])
         magnitude = scaling.number("attention_factor", magnitude, high=1e3)
-    elif kind == "dynamic":  # as without scaling up to max_position, the longest context; other frequencies behind it
+    elif kind == "dynamic":  # changes frequencies only beyond max_position, which is the longest context
         scaling.number("factor", low=1e-6, high=1e6)
     elif kind != "default":
         raise unknown_scaling(scaling.where, kind)
@@ -132,7 +132,7 @@ def from_fields(scaling: Fields, shape: RopeShape, outer: Fields) -> RopeSpec:
 
 
 def _longrope(scaling: Fields, shape: RopeShape, outer: Fields, frequencies: np.ndarray) -> RopeSpec:
-    """Two rotations: of contexts up to the original one, and of longer ones."""
+    """The rotation for contexts up to the original one; its `long` is for longer contexts."""
     name = "original_max_position_embeddings"
     absent = scaling.integer(name, shape.max_position, low=2, high=1 << 30)
     original = outer.integer(name, absent, low=2, high=1 << 30)  # Phi-3's field, before that of its scaling
@@ -140,7 +140,7 @@ def _longrope(scaling: Fields, shape: RopeShape, outer: Fields, frequencies: np.
     magnitude = scaling.number("attention_factor", longrope_magnitude(factor, original), high=1e3)
 
     def scaled(name: str) -> RopeSpec:
-        """The rotation by the factors in this field."""
+        """The rotation with the factors in the field `name`."""
         factors = np.asarray(scaling.numbers(name, len(frequencies), low=1e-6))
         return RopeSpec(
             longrope(frequencies, factors).astype(np.float32),
@@ -153,7 +153,7 @@ def _longrope(scaling: Fields, shape: RopeShape, outer: Fields, frequencies: np.
 
 
 def unknown_scaling(where: str, kind: str) -> ModelFileError:
-    """The error for a scaling that is not known."""
+    """Returns the error for an unknown scaling."""
     return ModelFileError(
         f"{where}: RoPE scaling {kind[:100]!r} is not known; the known ones are {', '.join(KNOWN_SCALINGS)}"
     )

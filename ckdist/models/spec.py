@@ -1,6 +1,6 @@
-"""What a decoder or an encoder is, in numbers: read from `config.json` or GGUF metadata, used by forward and planner.
+"""The description of a decoder or an encoder, read from `config.json` or GGUF metadata, for the forward and planner.
 
-A model is a tuple of layers, each described by itself. It says nothing about where weights lie or how work is sharded.
+A model is a tuple of layers, each with its own description. It does not depend on files or on sharding.
 """
 
 from collections.abc import Mapping
@@ -17,12 +17,15 @@ from ckdist.program.routing import Routing
 
 @dataclass(frozen=True)
 class RopeSpec:
-    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864).
+    """Rotary position embedding (Su et al. 2021, arXiv:2104.09864). It rotates the first `dims` dimensions of a head.
 
-    `inverse_frequencies`: float32 (rotated dimensions / 2,), scaling already applied. The first dimensions of a head
-    are rotated, the others are not. Dimension i turns with i + half of the rotated ones, as in Hugging Face's Llama;
-    `interleaved`: 2 i with 2 i + 1. `magnitude`: factor on cos and sin, else 1. `long`: what takes its place in
-    contexts of more than `original_context` tokens (longrope). `theta` and `scaling`: the file's, for export.
+    Attributes:
+        inverse_frequencies: float32 (dims / 2,), with the scaling applied.
+        magnitude: Factor on cos and sin.
+        interleaved: Rotate pairs (2 i, 2 i + 1). Else pairs (i, i + dims / 2), as in Hugging Face's Llama.
+        long: The rotation for contexts of more than `original_context` tokens (longrope).
+        theta: From the file, for export.
+        scaling: From the file, for export.
     """
 
     inverse_frequencies: np.ndarray = field(compare=False)
@@ -35,20 +38,20 @@ class RopeSpec:
 
     @property
     def dims(self) -> int:
-        """Dimensions of a head that are rotated."""
+        """The rotated dimensions of a head."""
         return 2 * len(self.inverse_frequencies)
 
     def at_context(self, context_length: int) -> "RopeSpec":
-        """The rotation in contexts of so many tokens."""
+        """The rotation for contexts of `context_length` tokens."""
         return self if self.long is None or context_length <= self.original_context else self.long
 
 
 @dataclass(frozen=True)
 class RelativeBias:
-    """What is added to scores by the distance of query and key: a learned number of each head and bucket of distances.
+    """A learned bias on scores, for each head and bucket of distances between query and key.
 
-    Raffel et al. 2020, arXiv:1910.10683, section 2.1: half of the buckets are single distances, the others grow with
-    the logarithm up to `distance`. The first layer's weights serve all layers of a stack.
+    Raffel et al. 2020, arXiv:1910.10683, section 2.1. Half of the buckets have one distance each, the others are
+    logarithmic up to `distance`. All layers use the weights of the first layer.
     """
 
     buckets: int
@@ -59,18 +62,21 @@ class RelativeBias:
 class Attention:
     """Grouped-query attention.
 
-    `rope` names one of the model's rotations, None: the layer rotates nothing. `window`: positions that a token sees,
-    0: all. `qk_norm`: "head", each head is normed alone; "row", all heads of a token together; "": neither. `gated`:
-    what comes out of a head is multiplied by the sigmoid of a gate. `sinks`: each head has a learned score that counts
-    in its softmax's sum and has no value. `bidirectional`: a token sees those behind it as well, of a window as many as
-    before it. `relative`: a bias of scores.
+    Attributes:
+        rope: Name of one of the model's rotations. None: no rotation.
+        window: Positions that a token attends to. 0: all.
+        qk_norm: "head": norm each head of queries and keys. "row": norm all heads of a token together. "": no norm.
+        gated: Multiply the output of each head by the sigmoid of a gate.
+        sinks: Each head has a learned score that adds to the sum of its softmax and has no value.
+        bidirectional: A token also attends to later tokens. A window then extends equally to both sides.
+        relative: A bias on scores by distance.
     """
 
     num_heads: int
     num_kv_heads: int
     head_dim: int  # of queries and keys
-    scale: float  # on q.k; head_dim ** -0.5 for most
-    value_dim: int = 0  # of a value's head; 0: head_dim
+    scale: float  # factor on q.k, usually head_dim ** -0.5
+    value_dim: int = 0  # of values; 0: head_dim
     rope: str | None = "global"
     window: int = 0
     soft_cap: float = 0.0  # on scores; 0: none
@@ -84,11 +90,11 @@ class Attention:
 
     @property
     def value_width(self) -> int:
-        """Elements of a value's head."""
+        """Elements of a value per head."""
         return self.value_dim or self.head_dim
 
     def cache(self, sharding: Sharding) -> CacheSpec:
-        """What a layer caches: keys and values of every token."""
+        """The layer's cache: keys and values of each token."""
         _, keys = sharding.heads(self.num_heads, self.num_kv_heads, self.head_dim)
         values = replace(keys, width=self.value_width)
         return CacheSpec(paged=(CacheArray("k", keys), CacheArray("v", values)))
@@ -98,21 +104,21 @@ class Attention:
 class GatedDeltaNet:
     """Linear attention by the gated delta rule. Yang et al. 2024, arXiv:2412.06464.
 
-    A value head has a state of key_dim x value_dim; several may share a key head. Value head i reads key head
-    i // (value heads per key head), or, where heads are `tiled`, i % num_key_heads.
+    Each value head has a state of key_dim x value_dim. Several value heads may share a key head: value head i reads key
+    head i // (value heads per key head), or i % num_key_heads if `tiled`.
     """
 
     num_key_heads: int
     num_value_heads: int
-    key_dim: int  # of a key head, and of its queries
-    value_dim: int  # of a value head
-    conv_kernel: int = 4  # tokens that the short convolution sees
+    key_dim: int  # of queries and keys, per head
+    value_dim: int  # of values, per head
+    conv_kernel: int = 4  # kernel length of the short convolution, in tokens
     tiled: bool = False
 
     def heads(self, sharding: Sharding, width: int = 1) -> tuple[Dim, Dim]:
-        """The dimensions of value heads and of key heads, of `width` elements each.
+        """The dimensions of value heads and key heads, of `width` elements each.
 
-        Consecutive tiled value heads read key heads that do not follow one another: every rank then has all of these.
+        If heads are tiled and shared, key heads are replicated: consecutive value heads read key heads far apart.
         """
         if not self.tiled or self.num_key_heads == self.num_value_heads:
             return sharding.heads(self.num_value_heads, self.num_key_heads, width)
@@ -121,7 +127,7 @@ class GatedDeltaNet:
         )
 
     def cache(self, sharding: Sharding) -> CacheSpec:
-        """What a layer caches of every sequence: the states of its value heads, and what convolutions see next."""
+        """The layer's cache for each sequence: states of value heads, and the last tokens for the convolutions."""
         recurrent, _ = self.heads(sharding, self.key_dim * self.value_dim)
         channels = 2 * self.key_dim + self.value_dim
         tail = replace(recurrent, width=(self.conv_kernel - 1) * channels)
@@ -132,40 +138,39 @@ class GatedDeltaNet:
 class LatentAttention:
     """Multi-head latent attention (DeepSeek-AI 2024, arXiv:2405.04434, section 2.1).
 
-    Of a token a latent vector is cached, of which each head makes its keys and values, and a rotated key that all heads
-    share. `q_lora_rank`: of queries, 0: one matrix makes them. `scale` is on q.k, with YaRN's part. `norm_eps`: of the
-    norms of both low ranks, 0: the model's.
+    The cache has, for each token, a latent vector, from which each head makes its keys and values, and a rotated key
+    that all heads share.
     """
 
     num_heads: int
     kv_lora_rank: int
-    nope_dim: int  # of a head's query and key, not rotated
-    rope_dim: int  # of a head's query and the shared key, rotated
+    nope_dim: int  # elements of a head's query and key that are not rotated
+    rope_dim: int  # elements of a head's query and of the shared key that are rotated
     v_dim: int
-    scale: float
-    q_lora_rank: int = 0
+    scale: float  # factor on q.k, including YaRN's magnitude
+    q_lora_rank: int = 0  # low rank of queries; 0: one matrix makes them
     rope: str | None = "global"
-    norm_eps: float = 0.0
+    norm_eps: float = 0.0  # epsilon of the norms of both low ranks; 0: the model's
 
     @property
     def head_dim(self) -> int:
-        """Elements of a head's query."""
+        """Elements of a query per head."""
         return self.nope_dim + self.rope_dim
 
     @property
     def key_width(self) -> int:
-        """Elements that are cached of a token."""
+        """Cached elements per token."""
         return self.kv_lora_rank + self.rope_dim
 
     def cache(self, sharding: Sharding) -> CacheSpec:
-        """What a layer caches: the latent vector and the shared key of every token, on every rank that has a head."""
+        """The layer's cache: latent vector and shared key of each token, on all ranks that have a head."""
         _, keys = sharding.heads(self.num_heads, 1, self.key_width)
         return CacheSpec(paged=(CacheArray("latent", keys, self.kv_lora_rank),))
 
 
 @dataclass(frozen=True)
 class DenseFfn:
-    """Gated feed-forward: down(activation(gate x) * up x); where it is not `gated`, down(activation(up x))."""
+    """Feed-forward: down(activation(gate x) * up x), or down(activation(up x)) if not `gated`."""
 
     intermediate_size: int
     activation: str = "silu"  # silu, gelu, gelu_tanh, clamped_swiglu
@@ -175,56 +180,49 @@ class DenseFfn:
 
 @dataclass(frozen=True)
 class MoeFfn:
-    """Mixture of experts, each a gated feed-forward of `intermediate_size`, of which a token takes `routing.used`.
-
-    `correction_bias`: a bias that counts in the choice alone. `shared_size`: intermediate size of the experts that
-    every token takes, together, 0: there are none; `shared_gate`: their result is times sigmoid(w x). `bias`: of the
-    router and of the chosen experts.
-    """
+    """Mixture of experts. Each expert is a gated feed-forward; a token uses `routing.used` of them."""
 
     num_experts: int
-    intermediate_size: int
+    intermediate_size: int  # of one expert
     routing: Routing
     activation: str = "silu"
-    correction_bias: bool = False
-    shared_size: int = 0
-    shared_gate: bool = False
-    bias: bool = False
+    correction_bias: bool = False  # a bias that only affects the selection of experts
+    shared_size: int = 0  # intermediate size of the shared expert, which all tokens use; 0: none
+    shared_gate: bool = False  # multiply the output of the shared expert by sigmoid(w x)
+    bias: bool = False  # of the router and of the routed experts
 
 
 @dataclass(frozen=True)
 class Norms:
-    """The norms of a layer by their Hugging Face names, None where there is none.
+    """The norms of a layer by their Hugging Face names; None: no norm.
 
-    Before: of what the part reads; `replaces_stream`: what is added to the residual stream is added to that norm
-    (post-norm models: their norm behind a part is the one before the next). After: of what a part adds to the stream.
+    Norms before a part apply to its input, norms after a part to its output, before it is added to the residual stream.
     """
 
     before_mixer: str | None = "input_layernorm"
     after_mixer: str | None = None
     before_ffn: str | None = "post_attention_layernorm"
     after_ffn: str | None = None
-    replaces_stream: tuple[bool, bool] = (False, False)  # before the mixer, before the ffn
+    # (mixer, ffn): the normed input replaces the residual stream. So post-norm models work: their norm after a part is
+    # the norm before the next part.
+    replaces_stream: tuple[bool, bool] = (False, False)
 
 
 @dataclass(frozen=True)
 class CrossAttention:
-    """Attention of a decoder's tokens to those that an encoder has read: x + cross(norm(x)), behind the mixer.
+    """Attention of a decoder to the encoder's output: x + cross(norm(x)), after the mixer.
 
-    Keys and values are made of the encoder's last hidden states, once for each sequence, and cached. `replaces_stream`:
-    as in `Norms`, of the norm before it.
+    Keys and values are made from the encoder's last hidden states, once for each sequence, and cached.
     """
 
     attention: Attention
     norm: str = "cross_attention_layernorm"
-    replaces_stream: bool = False
+    replaces_stream: bool = False  # as in `Norms`, for the norm before this part
 
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """One layer: x + r mixer(norm(x)), then x + r ffn(norm(x)), with r = `residual_scale`; between both, where there is
-    one, `cross`.
-    """
+    """One layer: x + r mixer(norm(x)), then `cross` if there is one, then x + r ffn(norm(x)); r = `residual_scale`."""
 
     mixer: Attention | LatentAttention | GatedDeltaNet
     ffn: DenseFfn | MoeFfn
@@ -233,13 +231,13 @@ class LayerSpec:
     cross: CrossAttention | None = None
 
     def caches(self, sharding: Sharding) -> list[CacheSpec]:
-        """What the layer keeps between steps: of its mixer, and of what an encoder has read."""
+        """The layer's caches: that of its mixer, and that of its cross-attention if there is one."""
         mixers = [self.mixer, *([] if self.cross is None else [self.cross.attention])]
         return [mixer.cache(sharding) for mixer in mixers]
 
     @property
     def attention(self) -> Attention:
-        """The mixer of a family that has attention alone. ArchitectureError for another one."""
+        """The mixer, if it is attention. Raises ArchitectureError for another mixer."""
         if not isinstance(self.mixer, Attention):
             raise ArchitectureError(f"a layer has {type(self.mixer).__name__} where attention is expected")
         return self.mixer
@@ -247,76 +245,61 @@ class LayerSpec:
 
 @dataclass(frozen=True)
 class Scorer:
-    """What makes a score of an encoder's hidden states: out(norm(activation(dense h))) of the first token's, or where
-    it `averages` of the mean of all tokens'.
-
-    `norm`: as in ModelSpec, "": there is none. `sigmoid`: a score is the sigmoid of what comes out.
-    """
+    """The head of a cross-encoder: out(norm(activation(dense h))), with the hidden state h of the first token."""
 
     activation: str = "tanh"  # tanh, gelu, gelu_tanh, silu
-    bias: bool = True  # of the dense part; the last one has a bias
-    norm: str = ""
-    averages: bool = False
-    sigmoid: bool = True
+    bias: bool = True  # of `dense`; `out` always has one
+    norm: str = ""  # as in ModelSpec; "": none
+    averages: bool = False  # h is the mean of all tokens
+    sigmoid: bool = True  # the score is the sigmoid of the output
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One transformer, or a decoder with its `encoder`. Weights carry Hugging Face names.
-
-    `ropes` are the rotations that layers name. `logit_scale` is on logits, before `logit_soft_cap` (0: none). `norm`:
-    "rms", "layer" (layer norm), "layer_bias" (with biases). `positions` embeddings of positions are added to those of
-    tokens, the first of them that of row `first_position`; `token_types`: rows of a table of which the first is added
-    as well, and behind a first text the second. `waves`: the rotation whose sines, and behind these cosines, are the
-    embeddings of positions; "": none. `scorer`: a cross-encoder's, which makes no other rows.
-
-    `encoder`: what reads the prompt, with the decoder's embeddings of tokens and weights whose names begin with its
-    `root`; decoding begins with `start_tokens`. `banned_tokens` are never drawn. `output_bias`: the output projection
-    has one.
-    `balance_coefficient`: of the load-balancing loss of experts in training, 0: there is none.
-    """
+    """One transformer, or a decoder with its `encoder`. Weights have Hugging Face names."""
 
     family: str
     vocab_size: int
     hidden_size: int
     layers: tuple[LayerSpec, ...]
-    ropes: Mapping[str, RopeSpec]
+    ropes: Mapping[str, RopeSpec]  # rotations by the names that layers use
     norm_eps: float
     max_position: int
     tie_embeddings: bool = False
     embedding_scale: float = 1.0
-    logit_scale: float = 1.0
-    logit_soft_cap: float = 0.0
-    norm: str = "rms"
-    positions: int = 0  # rows of the table; 0: there is none
-    first_position: int = 0
-    token_types: int = 0
-    waves: str = ""
-    scorer: Scorer | None = None
-    root: str = "model"
-    encoder: "ModelSpec | None" = None
-    start_tokens: tuple[int, ...] = ()
-    banned_tokens: tuple[int, ...] = ()
-    output_bias: bool = False
-    balance_coefficient: float = field(default=0.0, compare=False)
+    logit_scale: float = 1.0  # factor on the last hidden states, before the output projection
+    logit_soft_cap: float = 0.0  # 0: none
+    norm: str = "rms"  # rms, layer (layer norm without bias), layer_bias
+    positions: int = 0  # rows of learned position embeddings; 0: none
+    first_position: int = 0  # row of the first position
+    token_types: int = 0  # rows of a table for the first and the second text of a pair; 0: none
+    waves: str = ""  # rotation for sinusoidal position embeddings, [sines, cosines]; "": none
+    scorer: Scorer | None = None  # head of a cross-encoder, in place of all other outputs
+    root: str = "model"  # prefix of weight names
+    encoder: "ModelSpec | None" = None  # reads the prompt; it shares the token embeddings
+    start_tokens: tuple[int, ...] = ()  # decoding begins with these if there is an encoder
+    banned_tokens: tuple[int, ...] = ()  # never sampled
+    output_bias: bool = False  # the output projection has a bias
+    balance_coefficient: float = field(default=0.0, compare=False)  # of the load-balancing loss in training; 0: none
 
     @property
     def generates(self) -> bool:
-        """Whether it predicts the next token: no layer sees those behind one."""
+        """Whether it predicts the next token: no layer is bidirectional."""
         return not any(isinstance(layer.mixer, Attention) and layer.mixer.bidirectional for layer in self.layers)
 
     @property
     def reads_whole(self) -> bool:
-        """Whether a prompt is computed in one step, since its tokens see those behind them."""
+        """Whether a prompt must be computed in one step, because its tokens attend to later ones."""
         return self.encoder is not None or not self.generates
 
     @property
     def first_cross_cache(self) -> int:
-        """The number of the first layer's cache of cross-attention; those before it are of layers, and serve encoder
-        and decoder by turns.
+        """Index of the first layer's cross-attention cache. Lower indices are the layers' own caches.
+
+        Encoder and decoder use the layers' own caches in turn.
         """
         return max(len(self.layers), len(self.encoder.layers) if self.encoder else 0)
 
     def at_context(self, context_length: int) -> "ModelSpec":
-        """The model in contexts of so many tokens: its rotations may depend on that."""
+        """The model for contexts of `context_length` tokens: its rotations may depend on that."""
         return replace(self, ropes={name: rope.at_context(context_length) for name, rope in self.ropes.items()})

@@ -1,4 +1,4 @@
-"""What of a ModelSpec GGUF says in the same way for most families: the way back of `from_gguf`. It writes no file."""
+"""Converts the parts of a ModelSpec that most families share to GGUF metadata: the inverse of `from_gguf`."""
 
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -10,7 +10,8 @@ from ckdist.models import from_gguf, rope
 from ckdist.models.families.family import GgufForm
 from ckdist.models.spec import Attention, ModelSpec, MoeFfn, RopeSpec
 
-ACTIVATIONS = {"gemma2": "gelu_tanh", "gemma3": "gelu_tanh", "gpt-oss": "clamped_swiglu"}  # of readers; others: silu
+# the function that GGUF readers use for an architecture; all others: silu
+ACTIVATIONS = {"gemma2": "gelu_tanh", "gemma3": "gelu_tanh", "gpt-oss": "clamped_swiglu"}
 
 
 def dense(
@@ -21,11 +22,18 @@ def dense(
     factors: bool = False,
     truncate: bool = True,
 ) -> GgufForm:
-    """A decoder whose layers have the same sizes; `more` are further values.
+    """The GGUF form of a decoder whose layers have the same sizes.
 
-    `factors`: readers take a factor for each frequency. `truncate`: in their YaRN, between whole dimensions.
-    ArchitectureError, beginning with `where`, for what GGUF's
-    readers cannot be told.
+    Args:
+        architecture: `general.architecture`.
+        spec: The model.
+        where: Beginning of error messages.
+        more: Further values.
+        factors: GGUF readers support a factor for each frequency.
+        truncate: GGUF readers round the limits of YaRN's blend to whole dimensions.
+
+    Raises:
+        ArchitectureError: GGUF cannot describe the model.
     """
     first = next((layer for layer in spec.layers if isinstance(layer.mixer, Attention)), spec.layers[0])
     mixer, ffn = first.attention, spec.layers[0].ffn
@@ -55,9 +63,10 @@ def dense(
 
 
 def experts(spec: ModelSpec, where: str, names: Collection[str] = ()) -> dict[str, Any]:
-    """Values for the experts of a model, for `dense`, and of those that not every architecture has the `names`.
+    """The values for the experts of a model, as argument `more` of `dense`.
 
-    ArchitectureError, beginning with `where`, where layers with experts differ, or one without follows them.
+    `names` are those of optional values that the architecture has. Raises ArchitectureError, which begins with `where`,
+    if layers with experts differ, or if a dense layer follows them.
     """
     found = [layer.ffn for layer in spec.layers if isinstance(layer.ffn, MoeFfn)]
     dense_layers = len(spec.layers) - len(found)
@@ -86,14 +95,14 @@ def experts(spec: ModelSpec, where: str, names: Collection[str] = ()) -> dict[st
 
 
 def refuse_renormalised(spec: ModelSpec, where: str, renormalised: bool) -> None:
-    """ArchitectureError where shares are `renormalised` or not, and readers know the family otherwise alone."""
+    """Raises ArchitectureError if the model's `renormalise` is equal to `renormalised`, which GGUF cannot describe."""
     if any(isinstance(layer.ffn, MoeFfn) and layer.ffn.routing.renormalise == renormalised for layer in spec.layers):
         which = str(renormalised).lower()
         raise ArchitectureError(f"{where}: {spec.family} with norm_topk_prob {which} has no GGUF form")
 
 
 def refuse_windows(spec: ModelSpec, where: str, what: str, remedy: str) -> None:
-    """ArchitectureError where layers slide, which GGUF cannot say of the family."""
+    """Raises ArchitectureError if layers have windows, which GGUF cannot describe for the family."""
     windows = {layer.attention.window for layer in spec.layers} - {0}
     if windows:
         raise ArchitectureError(f"{where}: {what.format(window=min(windows))}; {remedy}")
@@ -102,7 +111,7 @@ def refuse_windows(spec: ModelSpec, where: str, what: str, remedy: str) -> None:
 def _rotation(
     spec: ModelSpec, architecture: str, where: str, factors: bool, truncate: bool
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """How frequencies differ from plain ones: by YaRN's fields, by one factor, or by one for each."""
+    """(metadata, tensors) for the scaling of frequencies: YaRN's fields, one factor, or a factor for each frequency."""
     r = spec.ropes["global"]
     plain = rope.plain(r.dims, r.theta)
     of = lambda made: (plain / made.inverse_frequencies.astype(np.float64)).astype(np.float32)
@@ -122,7 +131,7 @@ def _rotation(
 
 
 def _yarn(spec: ModelSpec, r: RopeSpec, where: str, truncate: bool) -> dict[str, Any]:
-    """YaRN by its own fields; its magnitude is that of the factor times attn_factor."""
+    """The metadata of YaRN. Its magnitude is yarn_magnitude(factor) * attn_factor."""
     original = int(r.scaling.get("original_max_position_embeddings") or spec.max_position)
     factor = float(r.scaling.get("factor") or spec.max_position / original)
     fast, slow = float(r.scaling.get("beta_fast") or 32.0), float(r.scaling.get("beta_slow") or 1.0)

@@ -1,4 +1,4 @@
-"""The compiled library, seen through its C headers in `api/`.
+"""Loads the compiled library, with declarations from its C headers in `api/`.
 
 The headers are the single source: at build time cffi parses the files that the C++ code includes. So both sides have
 the same signatures, one wheel works with every Python version, and no call holds the GIL. This module only loads the

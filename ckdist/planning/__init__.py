@@ -1,1 +1,1 @@
-"""Planning: what fits (`memory`), what a step costs (`cost`, `measured_cost`), and how work is sharded (`layouts`)."""
+"""Planning: memory (`memory`), cost of a step (`cost`, `measured_cost`), and sharding of work (`layouts`)."""

@@ -1,6 +1,4 @@
-"""Hosts that are alike, as a job would see them: the places of its ranks, one on each NUMA node, and a World that is
-not started.
-"""
+"""A cluster of identical hosts, for plans: the places of the ranks, and a World without processes."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +12,12 @@ MAX_RANKS = 1 << 14
 
 @dataclass(frozen=True)
 class Cluster:
-    """`hosts` hosts of one kind. `cores`: of a node that compute, 0: all; `ranks`: of a host, 0: one on each node."""
+    """Identical hosts."""
 
     machine: MachineSpec
     hosts: int = 1
-    cores: int = 0
-    ranks: int = 0
+    cores: int = 0  # cores of a node that compute; 0: all
+    ranks: int = 0  # ranks per host; 0: one per node
 
     def __post_init__(self) -> None:
         if not 1 <= self.hosts * self.local_size <= MAX_RANKS:
@@ -35,16 +33,16 @@ class Cluster:
 
     @property
     def size(self) -> int:
-        """Ranks in all."""
+        """The number of all ranks."""
         return self.hosts * self.local_size
 
     @property
     def rank_memory(self) -> float:
-        """Bytes of one rank's share of its host."""
+        """Bytes of memory per rank."""
         return self.machine.total_memory / self.local_size
 
     def places(self) -> list[RankPlace]:
-        """Of all ranks, in their order: neighbours are of one host."""
+        """The places of all ranks, in order. The ranks of a host are consecutive."""
         machine, found = self.machine, []
         remote = {node: round(LOCAL * machine.remote) for node in range(machine.nodes)}
         threads = max(1, (self.cores or machine.cores) * machine.nodes // self.local_size)
@@ -56,7 +54,7 @@ class Cluster:
 
 
 class PlannedWorld:
-    """The World that the ranks of a cluster would be, asked by rank 0; every rank says what this one says."""
+    """The World of a cluster's ranks, as rank 0. In collective calls each rank has the value of this one."""
 
     def __init__(self, hosts: int, local_size: int) -> None:
         self.rank, self.local_rank = 0, 0
@@ -64,19 +62,19 @@ class PlannedWorld:
         self.hosts = tuple(f"host{host}" for host in range(hosts) for _ in range(local_size))
 
     def broadcast(self, value: Any = None) -> Any:
-        """The value."""
+        """Returns the value."""
         return value
 
     def gather(self, value: Any) -> list[Any]:
-        """The value, of every rank."""
+        """Returns the value once per rank."""
         return [value] * self.size
 
     def collect(self, value: Any, seconds: float) -> list[Any]:  # noqa: ARG002
-        """The value, of every rank, at once."""
+        """Returns the value once per rank, without waiting."""
         return self.gather(value)
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Does nothing."""
 
 
 __all__ = ["Cluster", "PlannedWorld"]

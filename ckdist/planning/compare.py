@@ -1,5 +1,6 @@
-"""What a plan answers: of every way to divide a model whether it fits, how fast it is and what bounds it; the best, and
-what more hosts, bandwidth, cores or a faster link would bring.
+"""Compares the ways to divide a model over a cluster: memory, speed and bottleneck of each.
+
+It also predicts the gain from more hosts, bandwidth or cores, or from a faster link.
 """
 
 import math
@@ -18,13 +19,13 @@ from ckdist.planning.rank_memory import RankMemory
 from ckdist.program.tracer import trace
 from ckdist.weights.checkpoint import Checkpoint
 
-ANSWER = 256  # tokens that are decoded for each prompt, by which ways are compared
-MORE = 2.0  # times as much of something
+ANSWER = 256  # decoded tokens per prompt, for the comparison
+MORE = 2.0  # factor on a resource in `changes`
 
 
 @dataclass(frozen=True)
 class Question:
-    """A model on a cluster: `sequences` of `context` tokens each, with prompts of `prompt` tokens."""
+    """A model and its load on a cluster: `sequences` of `context` tokens each, with prompts of `prompt` tokens."""
 
     checkpoint: Checkpoint
     cluster: Cluster
@@ -36,42 +37,42 @@ class Question:
     cache: tuple[str, str] = ("i16", "i16")
 
     def predictor(self, way: Way) -> Predictor:
-        """Of one way. A UserError where there is no such way."""
+        """The predictor for one way. Raises a UserError if the way is not possible."""
         return Predictor(self.checkpoint, self.cluster, way, self.ubatch_size, self.quantize, self.cache)
 
     def on(self, cluster: Cluster) -> "Question":
-        """The same of another cluster."""
+        """The same question for another cluster."""
         return replace(self, cluster=cluster)
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Of one way: `memory` of the first rank of each stage, and speeds, None where the model does not fit."""
+    """The prediction for one way."""
 
     way: Way
-    memory: list[RankMemory]
-    decode: Rate | None
+    memory: list[RankMemory]  # of the first rank of each stage
+    decode: Rate | None  # None if the model does not fit
     prefill: Rate | None
 
     @property
     def fits(self) -> bool:
-        """Whether there is memory for it: without, there is no speed."""
+        """Whether there is enough memory. If not, there is no prediction of speed."""
         return self.decode is not None
 
     @property
     def largest(self) -> RankMemory:
-        """Of the rank that takes the most."""
+        """The memory of the rank that needs the most."""
         return max(self.memory, key=lambda memory: memory.total)
 
     def seconds(self, question: Question) -> float:
-        """Of all sequences' prompts and answers."""
+        """Seconds for the prompts and answers of all sequences; inf if the model does not fit."""
         if self.decode is None or self.prefill is None:
             return math.inf
         return question.sequences * (question.prompt / self.prefill.tokens + ANSWER / self.decode.tokens)
 
 
 def answer(question: Question, way: Way) -> Answer:
-    """Of one way. A UserError where there is no such way."""
+    """Predicts memory and speed of one way. Raises a UserError if the way is not possible."""
     predictor = question.predictor(way)
     memory = predictor.memory(question.context, question.sequences)
     if max(one.total for one in memory) > question.cluster.rank_memory:
@@ -80,19 +81,18 @@ def answer(question: Question, way: Way) -> Answer:
 
 
 def _rates(question: Question, predictor: Predictor) -> tuple[Rate, Rate]:
-    """Of decode and of prompts."""
     decode = predictor.decode(question.sequences, question.context)
     return decode, predictor.prefill(question.prompt, prompts=question.sequences)
 
 
 def answers(question: Question) -> list[Answer]:
-    """Of every way that there is, the fastest first; those that do not fit come last, the least memory first."""
+    """Predicts all possible ways, the fastest first. Ways that do not fit come last, the least memory first."""
     spec, found = question.checkpoint.spec, []
     mixture = any(isinstance(layer.ffn, MoeFfn) for layer in spec.layers)
     for way in ways_for(question.cluster, len(spec.layers), mixture):
         try:
             found.append(answer(question, way))
-        except UserError:  # a layout that these ranks cannot have
+        except UserError:  # this layout is not possible for these ranks
             if way.name == "tensor":
                 raise
     return sorted(found, key=lambda one: (one.seconds(question), one.largest.total))
@@ -100,16 +100,16 @@ def answers(question: Question) -> list[Answer]:
 
 @dataclass(frozen=True)
 class Change:
-    """What more of something brings: the best way then, and times as many tokens per second."""
+    """The gain from more of a resource."""
 
-    name: str
-    way: Way
-    decode: float
+    name: str  # the resource
+    way: Way  # the way that is used then
+    decode: float  # factor on tokens per second
     prefill: float
 
 
 def changes(question: Question, best: Answer) -> Iterator[Change]:
-    """What twice as much of something would bring to the best way; of hosts, with the way that is best there."""
+    """The gain of the best way from twice as much of each resource. For hosts, with the best way for more hosts."""
     machine, cluster = question.cluster.machine, question.cluster
     memory = replace(machine, bandwidth=MORE * machine.bandwidth, core_bandwidth=MORE * machine.core_bandwidth)
     cores = replace(machine, cores=int(MORE * machine.cores))
@@ -125,19 +125,19 @@ def changes(question: Question, best: Answer) -> Iterator[Change]:
 
 
 def _change(name: str, way: Way, then: tuple[Rate | None, Rate | None], best: Answer) -> Change:
-    """What is gained against the best way of now."""
+    """The gain over `best`."""
     times = [a.tokens / b.tokens if a and b else 0.0 for a, b in zip(then, (best.decode, best.prefill), strict=True)]
     return Change(name, way, *times)
 
 
 def over_hosts(question: Question, most: int) -> list[tuple[int, Answer]]:
-    """The best way on 1, 2, 4 and so on hosts."""
+    """(hosts, best way) for 1, 2, 4, ... up to `most` hosts."""
     counts = [1 << power for power in range(most.bit_length()) if 1 << power <= most]
     return [(hosts, answers(question.on(replace(question.cluster, hosts=hosts)))[0]) for hosts in counts]
 
 
 def hosts_that_fit(question: Question, most: int = 256) -> int | None:
-    """The fewest hosts, a power of two, whose ranks together have memory enough for it; None: not `most` either."""
+    """The smallest power of two of hosts with enough memory; None if `most` hosts are not enough."""
     for hosts in (1 << power for power in range(most.bit_length())):
         cluster = replace(question.cluster, hosts=hosts)
         if cluster.size > MAX_RANKS:
@@ -149,7 +149,7 @@ def hosts_that_fit(question: Question, most: int = 256) -> int | None:
 
 
 def context_that_fits(question: Question) -> int:
-    """The longest context for as many sequences, of whole blocks of 1024 tokens, with tensors divided; 0: none."""
+    """The longest context that fits, in multiples of 1024 tokens, with tensor parallelism; 0: none fits."""
     predictor, room = question.predictor(Way("tensor")), question.cluster.rank_memory
     low, high = 0, question.context // 1024
     while low < high:
@@ -160,19 +160,20 @@ def context_that_fits(question: Question) -> int:
 
 
 def serial_share(speedup: float, count: int) -> float:
-    """The part of the work that `count` do not share, if together they are `speedup` times as fast as one: Amdahl's
-    law (1967), 1 / (S + (1 - S) / N), for S.
+    """The serial part S of the work, from the speedup of `count` workers: speedup = 1 / (S + (1 - S) / count).
+
+    Amdahl's law (1967).
     """
     return (count / speedup - 1) / (count - 1)
 
 
 def speedup(serial: float, count: int) -> float:
-    """How many times faster `count` are than one, if a part of the work is not shared: Amdahl's law (1967)."""
+    """Amdahl's law (1967): 1 / (serial + (1 - serial) / count)."""
     return 1 / (serial + (1 - serial) / count)
 
 
 def parameters(checkpoint: Checkpoint) -> tuple[int, int]:
-    """Elements of all matrices, and of those that a token is multiplied with."""
+    """(elements of all matrices, elements that a token is multiplied with)."""
     spec = checkpoint.spec
     program = trace(main_forward(spec), spec, SINGLE, Mesh())
     elements = lambda w: math.prod(dim.elements for dim in w.dims)

@@ -1,8 +1,8 @@
-"""Predicted seconds of a step of a traced program on a machine in numbers: what is read, computed and exchanged.
+"""Cost model: predicts the seconds of a step of a traced program on a machine, from bytes, operations and exchanges.
 
-With the figures of a machine file it predicts, with nominal ones, which are good to a factor of two and the same at
-every start, it compares: operations of the slowest rank, weights read (token-parallel reads other ranks' shards, which
-may lie on other NUMA nodes), bytes exchanged, barriers and what every rank repeats. It chooses nothing.
+It counts operations of the slowest rank, weights read, bytes exchanged, barriers, and work that all ranks repeat.
+Token-parallel steps also read other ranks' shards, perhaps on other NUMA nodes. Figures of a machine file give absolute
+times. Nominal figures, right within a factor of two and the same at each start, are only for comparisons.
 """
 
 import copy
@@ -35,27 +35,27 @@ OPERATIONS = {
     "avx512_bf16": (100e9, 200e9, 300e9),
     "amx": (100e9, 800e9, 1200e9),
 }
-THREAD_READ = 10e9  # bytes per second of weights that one thread reads from its own NUMA node,
-NODE_READ = 200e9  # and that all ranks of a node read together
-EXCHANGE = 16e9, 8e9  # bytes per second of one thread from another core's cache: below the same L3, and below another
-WIRE, WIRE_SECONDS = 1e9, 30e-6  # between hosts: bytes per second, and seconds of one message
+THREAD_READ = 10e9  # bytes/s of weights that one thread reads from its own NUMA node
+NODE_READ = 200e9  # bytes/s of weights that all ranks of a node read together
+EXCHANGE = 16e9, 8e9  # bytes/s that a thread reads from another core's cache: with the same L3, with another L3
+WIRE, WIRE_SECONDS = 1e9, 30e-6  # between hosts: bytes/s, and seconds per message
 PRODUCTS = "linear", "linear_heads", "experts"
 COLLECTIVES = "all_reduce", "all_to_all", "all_gather"
 PRODUCT, HEADS, EXPERTS, ATTENTION, OTHERS = "products", "heads", "experts", "attention", "rest"
-# What an instruction, or the step that it is fused into, belongs to, as do norms of heads to attention; all others are
-# OTHERS: sums of ranks too, since the norms and residuals behind them wait for the summands and add them.
+# The group of an instruction, or of the step that it is fused into. Norms of heads belong to attention. All others are
+# OTHERS, including sums over ranks: the norms and residuals after them wait for the summands and add them.
 GROUP_OF = {
     "linear": PRODUCT, "gated": PRODUCT, "linear_heads": HEADS, "experts": EXPERTS, "route": EXPERTS,
     **dict.fromkeys((*MIXERS, "rope", "norm_latent"), ATTENTION),
 }  # fmt: skip
 LOCAL = 10  # NUMA distance of a node to itself
-HEADS_DIMS = "heads", "kv_heads"  # of values whose rows threads share out by heads
-REPLICATED_ROWS = 2  # so few rows each thread norms for itself (kReplicatedRows in native/runtime)
-CACHE_TYPES = "i16", "i16"  # of keys and values
+HEADS_DIMS = "heads", "kv_heads"  # threads divide values with these dimensions by heads
+REPLICATED_ROWS = 2  # up to this number of rows, each thread norms all of them (kReplicatedRows in native/runtime)
+CACHE_TYPES = "i16", "i16"  # types of keys and values
 
 
 def nominal(isa: str) -> MachineSpec:
-    """A server of nominal figures whose kernels are of this level; of an unknown one those of the plainest."""
+    """A server with nominal figures and kernels of level `isa`. An unknown level has the figures of AVX2."""
     f32, bf16, int8 = OPERATIONS.get(isa, OPERATIONS["avx2"])
     return MachineSpec(
         name="nominal", isa=isa, uncertainty=1.0, cores=1, memory=1 << 40, bandwidth=NODE_READ, achieved_bandwidth=1.0,
@@ -66,65 +66,67 @@ def nominal(isa: str) -> MachineSpec:
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Where one rank computes. `distances`: from its NUMA node to every node of its host, as the firmware gives them
-    (10 is local).
-    """
+    """The place of one rank."""
 
     host: str
     node: int
     l3: int
     threads: int
-    distances: Mapping[int, int]
+    distances: Mapping[int, int]  # from its NUMA node to each node of the host, by the firmware (10 is local)
 
     def factor(self, other: "RankPlace") -> float:
-        """How many times longer reading the other rank's memory takes than reading its own."""
+        """Time to read the other rank's memory, relative to the time for its own."""
         return max(1.0, self.distances.get(other.node, LOCAL if other.node == self.node else 2 * LOCAL) / LOCAL)
 
 
 def place_of(machine: Machine, host: str, placement: Placement, threads: int) -> RankPlace:
-    """Where a rank with this placement computes, with so many threads."""
+    """The place of a rank with this placement and `threads` threads."""
     cpu = machine.by_number.get((placement.cpus or placement.share or (-1,))[0])
     distances = {node.number: machine.distance(placement.node, node.number) for node in machine.nodes}
     return RankPlace(host, placement.node, cpu.l3 if cpu else -1, threads, distances)
 
 
 def rank_places(world: World, placement: Placement, threads: int) -> list[RankPlace]:
-    """Of all ranks, in their order; a collective call. `threads`: of this one, with prompts."""
+    """The places of all ranks, in order. A collective call. `threads`: this rank's, for steps with prompts."""
     own = place_of(this_machine(), world.hosts[world.rank], placement, threads)
     return [RankPlace(*row) for row in world.gather([own.host, own.node, own.l3, own.threads, dict(own.distances)])]
 
 
 class Times(NamedTuple):
-    """Seconds of a step by what takes them: memory, arithmetic, other ranks of the host, other hosts, and what takes
-    as long whatever the size.
-    """
+    """Seconds of a step by resource."""
 
-    bandwidth: float = 0.0
+    bandwidth: float = 0.0  # memory
     arithmetic: float = 0.0
-    exchange: float = 0.0
-    link: float = 0.0
-    latency: float = 0.0
+    exchange: float = 0.0  # with other ranks of the host
+    link: float = 0.0  # with other hosts
+    latency: float = 0.0  # independent of the size of the step
 
     @property
     def total(self) -> float:
-        """All together."""
+        """The sum of all resources."""
         return sum(self)
 
     @property
     def bound(self) -> str:
-        """What takes the most."""
+        """The resource with the most seconds."""
         return max(self._fields, key=lambda name: getattr(self, name))
 
     def plus(self, other: "Times", count: float = 1.0) -> "Times":
-        """Both one after the other; the other one `count` times."""
+        """Returns self + count * other."""
         return Times(*(own + count * more for own, more in zip(self, other, strict=True)))
 
 
 class CostModel:
-    """Prices one rank's steps of a program, and its layers: where these differ, their mean.
+    """Predicts the seconds of one rank's steps of a program, and of its layers. If layers differ, of their mean.
 
-    `places`: of all ranks, `mesh` has this one's rank. `weight(name)`: of a matrix. `cache`: types of keys and values.
-    `alike`: the part of a token's experts that it has because others chose them.
+    Args:
+        program: The traced program.
+        mesh: The mesh with this rank's coordinates.
+        places: The places of all ranks.
+        machine: The figures of the machine.
+        weight: Name of a matrix -> its cost per element.
+        cache: Types of keys and values.
+        alike: Fraction of a token's experts that other tokens of the step have chosen too, beyond chance.
     """
 
     def __init__(
@@ -142,21 +144,21 @@ class CostModel:
         self.neighbours = sum((p.host, p.node) == (self.own.host, self.own.node) for p in places)
         self.direct_bytes = Thresholds().transport_direct_bytes
         self.rates: dict[StepShape, ReadRates] = {}
-        self.read: dict[StepShape, BytesRead] = {}  # on any machine
+        self.read: dict[StepShape, BytesRead] = {}  # independent of the machine
         self.distinct = self._distinct(program)
 
     def _distinct(self, program: Program) -> list[tuple[Instr, int]]:
-        """The instructions that differ in what they cost, and how many there are of each."""
+        """(instruction, count) for each group of instructions of equal cost."""
         found: dict[tuple[object, ...], list[Instr]] = {}
         for instr in program.instrs:
             dims = tuple(v.dims for v in (*instr.inputs, *instr.outputs))
             weights = tuple((w.dims, self.weight(w.name)) for w in matrices_of(instr)) if instr.op in PRODUCTS else ()
             found.setdefault((instr.op, dims, weights, instr.attrs.get("window", 0)), []).append(instr)
-        return [(alike[0], len(alike)) for alike in found.values()]
+        return [(group[0], len(group)) for group in found.values()]
 
     @property
     def mixture(self) -> bool:
-        """Whether some layer has experts."""
+        """Whether a layer has experts."""
         return any(instr.op == "experts" for instr, _ in self.distinct)
 
     def on(self, machine: MachineSpec) -> "CostModel":
@@ -166,14 +168,14 @@ class CostModel:
         return other
 
     def step(self, shape: StepShape) -> Times:
-        """Of one step of the whole program."""
+        """The times of one step of the whole program."""
         times = Times(latency=self._between(shape))
         for instr, count in self.distinct:
             times = times.plus(self._times(instr, shape), count)
         return times
 
     def _between(self, shape: StepShape) -> float:
-        """From a step to the next one: what Python needs for it comes from the farther the more a step reads."""
+        """Seconds between two steps. The more a step reads, the more of Python's data it evicts from the caches."""
         machine, read = self.machine, self.bytes_read(shape)
         touched = read.always + sum(
             size * experts_hit(used, shape.tokens, self.alike) for used, size in read.stacks.items()
@@ -181,22 +183,22 @@ class CostModel:
         return machine.between_steps(touched * self.neighbours)
 
     def groups(self, shape: StepShape) -> dict[str, float]:
-        """Seconds of a step by GROUP_OF."""
+        """Seconds of a step by group."""
         names = dict.fromkeys(group_of(instr) for instr, _ in self.distinct)
         return {name: self.group_seconds(shape, name) for name in names}
 
     def group_seconds(self, shape: StepShape, group: str) -> float:
-        """Seconds of a step that one of GROUP_OF takes."""
+        """Seconds of a step in one group."""
         own = ((instr, count) for instr, count in self.distinct if group_of(instr) == group)
         return sum(count * self._times(instr, shape).total for instr, count in own)
 
     def seconds(self, tokens: int) -> float:
-        """Of one layer of a step with `tokens` tokens of one prompt and no context before them."""
+        """Seconds of one layer in a step with `tokens` tokens of one prompt without context."""
         shape = StepShape.prompt(tokens)
         return self._mean(lambda layer: sum(self._times(instr, shape).total for instr in layer))
 
     def seconds_between_boundaries(self, program: Program, tokens: int) -> list[float]:
-        """Of the instructions up to a program's first boundary, from each boundary to the next, and behind the last."""
+        """Seconds up to the program's first boundary, between consecutive boundaries, and after the last one."""
         ends, found, shape = {v.name for v in program.boundaries}, [0.0], StepShape.prompt(tokens)
         for instr in program.instrs:
             found[-1] += self._times(instr, shape).total
@@ -204,24 +206,25 @@ class CostModel:
         return found
 
     def relative(self, tokens: int) -> float:
-        """How many times longer than the first layer a layer takes, in the mean."""
+        """Seconds of the mean layer / seconds of the first layer."""
         first = sum(self._times(instr, StepShape.prompt(tokens)).total for instr in self.layers[0][0])
         return self.seconds(tokens) / first
 
     def _mean(self, price: Callable[[tuple[Instr, ...]], float]) -> float:
-        """The mean over the layers; of layers that are alike the price of one."""
+        """The mean price over all layers. Layers of equal cost are priced once."""
         if len(self.layers) == 1:
             return price(self.layers[0][0])
         return sum(count * price(layer) for layer, count in self.layers) / sum(count for _, count in self.layers)
 
     def moved(self, tokens: int) -> float:
-        """Bytes that this rank reads of other ranks' activations."""
+        """Bytes of other ranks' activations that this rank reads in a layer."""
         shape = StepShape.prompt(tokens)
         return self._mean(lambda layer: sum(count for instr in layer for _, count in self._reads(instr, shape)))
 
     def weights_moved(self) -> float:
-        """Bytes that this rank reads of other ranks' weights in a layer, whatever the number of tokens: where tokens
-        are sharded, all of each matrix but its own share.
+        """Bytes of other ranks' weights that this rank reads in a layer, for any number of tokens.
+
+        If tokens are sharded: all of each matrix except its own shard. Else 0.
         """
         return self._mean(lambda layer: sum(map(self._weights_read, layer)))
 
@@ -234,42 +237,44 @@ class CostModel:
         return sum(self._elements(w) * self.weight(w.name).element_bytes * others for w in matrices_of(instr))
 
     def _elements(self, w: Weight) -> int:
-        """Of this rank's part of a matrix, or of a stack."""
+        """Elements of this rank's shard of a matrix or a stack."""
         return math.prod(dim.local(self.mesh) for dim in w.dims)
 
     def _times(self, instr: Instr, shape: StepShape) -> Times:
-        """Of one instruction."""
+        """The times of one instruction."""
         machine, threads = self.machine, self.own.threads
         match instr.op:
             case "linear" | "linear_heads" | "experts":
                 return self._product(instr, shape)
             case "attend" | "attend_latent":
                 return self._attend(instr, shape)
-            case "delta_rule":  # of each state four operations of two, and it is read and written
+            case "delta_rule":  # per element of a state: four multiply-adds, one read and one write
                 keys, values = instr.inputs[0].dims[1].width, instr.inputs[2].dims[1].local(self.mesh)
                 computed = 8.0 * shape.tokens * keys * values / (threads * machine.attention_rate())
                 read = 8.0 * shape.sequences * keys * values
                 return self._overlapped(read / self._read_rates(shape).always, computed)
             case "all_reduce" | "all_to_all" | "all_gather":
                 return self._exchange(instr, shape)
-            case "send" | "recv":  # priced by who knows which host has the other stage
+            case "send" | "recv":  # the caller prices these, since it knows the hosts of the stages
                 return Times()
-        if group_of(instr) == ATTENTION:  # its own figures have what it is fused with
+        if group_of(instr) == ATTENTION:  # included in the figures of attention
             return Times()
         floats = sum(self._rows_of_thread(v, shape) * v.dims[1].local(self.mesh) for v in instr.outputs)
         return Times(arithmetic=floats / machine.elementwise)
 
     def _overlapped(self, read: float, computed: float) -> Times:
-        """Of what reads weights or a cache and computes, in seconds, and then waits for the rank's other threads."""
+        """The times of an operation that reads and computes at once, then waits for the rank's other threads."""
         return _hidden(read, computed, self.machine.overlap_loss).plus(self._waits())
 
     def _waits(self) -> Times:
-        """Of a barrier of the rank's threads."""
+        """The times of a barrier of the rank's threads."""
         return Times(latency=self.machine.barrier if self.own.threads > 1 else 0.0)
 
     def _attend(self, instr: Instr, shape: StepShape) -> Times:
-        """Two products of each token with what it sees, and the cache read once for each sequence. A single token sees
-        little, so that what is done once for it counts too: numbers that it takes and gives.
+        """The times of attention: two products per token with the positions it attends to, and one read of the cache.
+
+        The cache is read once per sequence. For single tokens, the cost per token and per layer matters too: the
+        numbers of inputs and outputs.
         """
         machine, threads, window = self.machine, self.own.threads, instr.attrs.get("window", 0)
         queries, outputs = instr.inputs[0].dims[1], instr.outputs[0].dims[1]
@@ -295,15 +300,15 @@ class CostModel:
         return sum(count * self._cache_read(instr, shape) for instr, count in attends)
 
     def _cache_read(self, instr: Instr, shape: StepShape) -> float:
-        """Bytes of the cache that an attend reads."""
+        """Bytes of the cache that one attention reads."""
         return sum(self._cache_of(instr, chunk) for chunk in shape.chunks)
 
     def _cache_of(self, instr: Instr, chunk: Chunks) -> float:
-        """The same for some sequences."""
+        """Bytes of the cache that one attention reads for some sequences."""
         return chunk.count * chunk.read(instr.attrs.get("window", 0)) * self._cached(instr)
 
     def _cached(self, instr: Instr) -> float:
-        """Bytes of the cache of a position that an attend reads."""
+        """Bytes of the cache per position that one attention reads."""
         keys = instr.inputs[1].dims[1]
         begin, end = keys.share(self.mesh)
         types, latent = self.cache, instr.op == "attend_latent"
@@ -315,7 +320,7 @@ class CostModel:
         )
 
     def _product(self, instr: Instr, shape: StepShape) -> Times:
-        """Of a product: of a stack of experts what the rows take."""
+        """The times of a product. For experts, only those that some row uses."""
         axis = instr.inputs[0].dims[0].axis
         sources = [self.places[m.rank] for m in self.mesh.along(axis)] if axis else [self.own]
         slower = sum(map(self.own.factor, sources)) / len(sources)
@@ -325,7 +330,7 @@ class CostModel:
             rate *= machine.experts_share(cost.form) if instr.op == "experts" else 1.0
             computed, most = computed + 2.0 * each * elements / (self.own.threads * rate), max(most, each)
             read += slower * elements * cost.element_bytes / self._read_rates(shape).of(used)
-            if instr.op == "linear_heads":  # small products, beside which what they take and give counts
+            if instr.op == "linear_heads":  # small products: the numbers of inputs and outputs matter too
                 widths = instr.inputs[0].dims[1].local(self.mesh) + instr.outputs[0].dims[1].local(self.mesh)
                 given = each * widths / (self.own.threads * machine.heads_rate(cost.form))
                 heads = matrices_of(instr)[0].dims[0]
@@ -336,7 +341,7 @@ class CostModel:
         return times.plus(Times(arithmetic=given))
 
     def _read_rates(self, shape: StepShape) -> ReadRates:
-        """Bytes per second that this rank reads in steps like this one, one after the other."""
+        """The read rates of this rank in a series of steps like this one."""
         if shape not in self.rates:
             machine, threads = self.machine, self.own.threads
             rate = lambda between: machine.read_rate(threads, self.neighbours, between)
@@ -346,13 +351,12 @@ class CostModel:
         return self.rates[shape]
 
     def bytes_read(self, shape: StepShape) -> BytesRead:
-        """What a step reads: of matrices, caches and states."""
+        """Bytes of matrices, caches and states that a step reads."""
         if shape not in self.read:
             self.read[shape] = self._bytes_read(shape)
         return self.read[shape]
 
     def _bytes_read(self, shape: StepShape) -> BytesRead:
-        """The same, counted."""
         always, stacks = 0.0, dict[float, float]()
         for instr, count in self.distinct:
             if instr.op in PRODUCTS:
@@ -367,19 +371,20 @@ class CostModel:
         return BytesRead(always, stacks)
 
     def product_work(self, instr: Instr, shape: StepShape) -> tuple[float, float]:
-        """Operations of a product, and bytes of the weights that it reads."""
+        """(operations, bytes of weights read) of a product."""
         parts = list(self._parts(instr, shape))
         operations = sum(2.0 * each * elements for _, each, elements, _ in parts)
         return operations, sum(elements * cost.element_bytes for cost, _, elements, _ in parts)
 
     def product_seconds(self, instr: Instr, shape: StepShape) -> float:
-        """Of a product's operations on one core, without the reading of its weights."""
+        """Seconds of a product's operations on one core, without reading its weights."""
         rate = lambda cost, rows: self.machine.product_rate(cost.kind, cost.form, rows)
         return sum(2.0 * each * size / rate(cost, each) for cost, each, size, _ in self._parts(instr, shape))
 
     def _parts(self, instr: Instr, shape: StepShape) -> Iterator[tuple[WeightCost, float, float, float | None]]:
-        """Of each matrix of a product: its cost, rows that are multiplied with it, and its elements; of a stack the
-        rows of one expert, in the mean, the elements of those that some row takes, and the part that a row takes.
+        """(cost per element, rows, elements, None) for each matrix of a product.
+
+        For a stack: mean rows per expert, elements of experts that some row uses, fraction of experts per row.
         """
         rows = self._rows(instr.inputs[0].dims[0], shape)
         for matrix in matrices_of(instr):
@@ -391,14 +396,15 @@ class CostModel:
             yield self.weight(matrix.name), each, elements, used
 
     def _experts(self, instr: Instr, shape: StepShape) -> float:
-        """This rank's experts that some row takes."""
+        """The number of this rank's experts that some row uses."""
         stack = matrices_of(instr)[0]
         touched = self._touched(_used(instr, stack) or 0.0, stack, self._rows(instr.inputs[0].dims[0], shape))
         return touched * stack.dims[0].local(self.mesh)
 
     def _touched(self, used: float, stack: Weight, rows: int) -> float:
-        """The part of this rank's experts that some row takes; where ranks have different experts, of the rank that has
-        the most of them.
+        """The fraction of this rank's experts that some row uses.
+
+        If ranks have different experts, that of the rank with the most used experts.
         """
         experts = stack.dims[0]
         hit = experts_hit(used, rows, self.alike)
@@ -407,7 +413,7 @@ class CostModel:
         return min(1.0, hit * whole_factor(round(used * experts.count) * rows, self.mesh.size(experts.axis)))
 
     def _exchange(self, instr: Instr, shape: StepShape) -> Times:
-        """Of a collective."""
+        """The times of a collective."""
         machine, reads = self.machine, self._reads(instr, shape)
         seconds = machine.rank_seconds * max((self.own.factor(peer) for peer, _ in reads), default=0.0)
         for peer, count in reads:
@@ -419,7 +425,7 @@ class CostModel:
         return Times(exchange=seconds, link=self._between_hosts(instr, shape))
 
     def _between_hosts(self, instr: Instr, shape: StepShape) -> float:
-        """Seconds of what a collective sends between hosts: a sum of all rows, or logits that one host gathers."""
+        """Seconds between hosts in a collective: a sum of all rows, or logits that one host gathers."""
         hosts = len({self.places[m].host for m in self._members(instr)})
         if hosts == 1 or instr.op not in ("all_reduce", "all_gather"):
             return 0.0
@@ -430,7 +436,7 @@ class CostModel:
         return one_sum(rows, second.elements, hosts, self.direct_bytes).seconds(self.machine.link)
 
     def _reads(self, instr: Instr, shape: StepShape) -> list[tuple[RankPlace, float]]:
-        """What a collective reads in the memory of each other rank of this host, in bytes."""
+        """(place, bytes) that a collective reads from each other rank of this host."""
         if instr.op not in COLLECTIVES:
             return []
         members = self._members(instr)
@@ -440,40 +446,38 @@ class CostModel:
         return [(self.places[m], each) for m in members if m != self.mesh.rank and self.places[m].host == self.own.host]
 
     def _members(self, instr: Instr) -> list[int]:
-        """The ranks that meet in a collective."""
+        """The ranks of a collective."""
         axis = instr.attrs["axis"]
         return [m.rank for m in self.mesh.along(axis)] if axis in self.mesh.axes else list(range(len(self.places)))
 
     def _rows_of_thread(self, v: Value, shape: StepShape) -> float:
-        """Rows of a value that a thread makes; of heads, the part of each row that its heads are."""
+        """Rows of a value that a thread computes; rows / threads if threads divide heads."""
         rows, threads = self._rows(v.dims[0], shape), self.own.threads
         if v.dims[1].name in HEADS_DIMS:
             return rows / threads
         return max(min(rows, REPLICATED_ROWS), -(-rows // threads))
 
     def _rows(self, dim: Dim, shape: StepShape) -> int:
-        """This rank's rows of a value: its share of the step's tokens, or of the rows of logits."""
+        """This rank's rows of a value: its part of the step's tokens, or of the rows of logits."""
         rows = shape.tokens if dim.name == "tokens" else shape.outputs
         return -(-rows // self.mesh.size(dim.axis)) if dim.axis else rows
 
 
 def _hidden(read: float, computed: float, loss: float) -> Times:
-    """Of what reads and computes at once, in seconds: the longer of both, and a part of the shorter, which is hidden by
-    it.
-    """
+    """max(read, computed) + loss * min(read, computed): reading and computing overlap, except for the loss."""
     hidden = loss * min(read, computed)
     return Times(read, hidden) if read >= computed else Times(hidden, computed)
 
 
 def group_of(instr: Instr) -> str:
-    """What an instruction belongs to."""
+    """The group of an instruction."""
     if instr.op == "rms_norm" and instr.outputs[0].dims[1].name in HEADS_DIMS:
         return ATTENTION
     return GROUP_OF.get(instr.op, OTHERS)
 
 
 def _used(instr: Instr, matrix: Weight) -> float | None:
-    """The part of a stack of experts that a row takes; None of other matrices."""
+    """The fraction of a stack of experts that a row uses; None for other matrices."""
     return instr.inputs[1].dims[-1].count / matrix.dims[0].count if len(matrix.dims) > 2 else None
 
 

@@ -1,12 +1,12 @@
-"""Where experts live over several hosts: slices of every expert on every rank, or whole experts on each host.
+"""Chooses the placement of experts over several hosts: slices of each expert on all ranks, or whole experts per host.
 
-Inside a host every rank has a slice of every expert of its host. Between hosts slices need the sum of all rows, twice a
-layer. Whole experts can do with less: hosts share rows out, and a row goes only to the hosts that have its experts
-(comm/row_exchange.h). That is more messages with fewer bytes, so it pays from some number of rows on. Reading weights
-differs as well: narrow slices overlap in whole quantisation blocks, and whole experts are chosen by chance, so one host
-reads more than another.
+In both, each rank of a host has a slice of each expert of the host. With slices over hosts, each layer needs two sums
+of all rows. With whole experts, hosts share rows out, and a row goes only to the hosts that have its experts
+(comm/row_exchange.h). That needs more messages with fewer bytes, so it is faster from some number of rows on.
 
-Here is what both are predicted to take, by the bytes and by the latency of the transport, and what follows from that.
+Reading weights differs too. Narrow slices overlap, because they consist of whole quantisation blocks. With whole
+experts, chance decides which are used, so one host reads more than another. The prediction here uses bytes, and the
+latency and bandwidth of the link.
 """
 
 import math
@@ -16,29 +16,32 @@ from ckdist.comm.transports.link import Link
 from ckdist.models.spec import ModelSpec, MoeFfn
 
 BLOCK = 256  # columns of the largest quantisation block
-ELEMENT_BYTES = 1.5  # of an activation that products read, as quantised weights have it
-WEIGHT_BYTES = 0.6  # of a weight, likewise
-READ = 50e9  # bytes per second of weights that one rank reads
-ANSWER = 128  # tokens that are decoded for a prompt of one large step
-LEAST_GAIN = 0.1  # of an exchange's time, before more messages are sent for it
-SUM_MESSAGES = 2  # of a sum that is too large to go whole to every host, one after the other
-DISPATCH_MESSAGES = 5  # of a layer: its rows' sums, what they take, rows, what came of them, activations of all
+ELEMENT_BYTES = 1.5  # bytes per activation for products with quantised weights
+WEIGHT_BYTES = 0.6  # bytes per quantised weight
+READ = 50e9  # bytes/s of weights that one rank reads
+ANSWER = 128  # decoded tokens per prompt of one large step
+LEAST_GAIN = 0.1  # fraction of an exchange's time that dispatch must save
+SUM_MESSAGES = 2  # sequential messages of a sum that is too large to go whole to each host
+DISPATCH_MESSAGES = 5  # sequential messages of a layer: sums of rows, choices, rows, results, activations of all rows
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """What a layer sends between hosts: bytes that leave the busiest, in so many messages one after the other."""
+    """The exchange between hosts in a layer."""
 
-    sent: float
-    messages: int
+    sent: float  # bytes that the busiest host sends
+    messages: int  # sequential messages
 
     def seconds(self, link: Link) -> float:
-        """How long that takes."""
+        """Returns messages * latency + bytes / bandwidth."""
         return self.messages * link.seconds + self.sent / link.rate
 
 
 def one_sum(rows: int, width: int, hosts: int, direct_bytes: int) -> Exchange:
-    """Of a sum of `rows` rows over all hosts. `direct_bytes`: that go whole to every host where there are three."""
+    """The exchange of a sum of `rows` rows over all hosts.
+
+    With three or more hosts, sums of up to `direct_bytes` go whole to each host.
+    """
     count = rows * width * 4
     if hosts == 2 or count <= direct_bytes:
         return Exchange(1.0 * (hosts - 1) * count, 1)
@@ -46,13 +49,13 @@ def one_sum(rows: int, width: int, hosts: int, direct_bytes: int) -> Exchange:
 
 
 def summed(rows: int, width: int, hosts: int, direct_bytes: int) -> Exchange:
-    """Of two such sums, as a layer has them."""
+    """The exchange of a layer with slices: two sums."""
     one = one_sum(rows, width, hosts, direct_bytes)
     return Exchange(2 * one.sent, 2 * one.messages)
 
 
 def dispatched(rows: int, width: int, ffn: MoeFfn, hosts: int, element_bytes: float) -> Exchange:
-    """Of rows that the hosts share out: sums of own rows, and rows to and from the hosts that have their experts."""
+    """The exchange of a layer with dispatch: sums of own rows, and rows to and from the hosts of their experts."""
     to_all = rows / hosts * (hosts - 1)
     to_some = to_all * reached(ffn, hosts)
     choices = to_all * (2 * ffn.routing.used + 1) * 4
@@ -60,17 +63,14 @@ def dispatched(rows: int, width: int, ffn: MoeFfn, hosts: int, element_bytes: fl
 
 
 def reached(ffn: MoeFfn, hosts: int) -> float:
-    """The part of the other hosts that have something for a row; of experts that all rows take all have."""
+    """The fraction of other hosts that have experts of a row; 1 if there is a shared expert."""
     return 1.0 if ffn.shared_size else 1 - (1 - 1 / hosts) ** ffn.routing.used
 
 
 def dispatch_from(
     spec: ModelSpec, hosts: int, link: Link, most: int, direct_bytes: int, element_bytes: float = ELEMENT_BYTES
 ) -> int | None:
-    """The least number of rows of a step, a power of two up to `most`, from which on dispatch saves time; None: never.
-
-    Bytes and messages of both are counted, with what `link` takes for them.
-    """
+    """The smallest number of rows, `most` or a power of two below it, from which on dispatch is faster; None: never."""
     layers = _mixtures(spec)
     pays = lambda rows: all(
         dispatched(rows, spec.hidden_size, ffn, hosts, element_bytes).seconds(link)
@@ -86,8 +86,9 @@ def dispatch_from(
 
 
 def sliced_factor(ffn: MoeFfn, ranks: int) -> float:
-    """Bytes that a rank reads of experts that are sliced, over its even share: the down projections' columns are whole
-    blocks.
+    """Bytes that a rank reads of sliced experts, relative to 1 / ranks of them.
+
+    More than 1, because columns of the down projections are read in whole blocks.
     """
     width = ffn.intermediate_size / ranks
     blocks = math.ceil(width / BLOCK) * BLOCK
@@ -95,7 +96,7 @@ def sliced_factor(ffn: MoeFfn, ranks: int) -> float:
 
 
 def whole_factor(used: int, hosts: int) -> float:
-    """Of so many chosen experts those that the busiest of `hosts` is expected to have, over their mean."""
+    """Expected number of used experts on the busiest of `hosts` hosts, relative to the mean. `used`: in total."""
     mean = used / hosts
     spread = math.sqrt(2 * mean * (1 - 1 / hosts) * math.log(hosts))
     return min(mean + spread, used) / mean
@@ -103,7 +104,7 @@ def whole_factor(used: int, hosts: int) -> float:
 
 @dataclass(frozen=True)
 class ExpertPlacement:
-    """Whether hosts have whole experts, and a line that says why."""
+    """Whether hosts have whole experts, and the reason in one line."""
 
     whole: bool
     reason: str
@@ -112,9 +113,9 @@ class ExpertPlacement:
 def choose_placement(
     spec: ModelSpec, ranks: int, hosts: int, link: Link, rows: int, direct_bytes: int, dispatches: bool
 ) -> ExpertPlacement:
-    """What takes less for a prompt of `rows` tokens in one step and an answer of `ANSWER`, in the mean of its layers.
+    """Chooses the faster placement for a prompt of `rows` tokens in one step and an answer of `ANSWER` tokens.
 
-    `dispatches`: rows may go to the hosts of their experts, else whole experts are summed over all hosts too.
+    `dispatches`: dispatch is possible. If not, results of whole experts are summed over all hosts, too.
     """
     layers = _mixtures(spec)
     width, between = spec.hidden_size, lambda exchange: exchange.seconds(link)
@@ -144,8 +145,9 @@ def _mixtures(spec: ModelSpec) -> list[MoeFfn]:
 
 
 def experts_hit(used: float, rows: float, alike: float = 0.0) -> float:
-    """The part of all experts that some of the rows take, each of which takes the part `used` of them: by chance, or
-    with a part of its choices that others made already.
+    """1 - (1 - used) ** (1 + (rows - 1) * (1 - alike)): the expected fraction of experts that some row uses.
+
+    `used`: the fraction that one row uses. `alike`: the fraction of a row's choices that other rows have made already.
     """
     return 1 - (1 - min(1.0, used)) ** (1 + (rows - 1) * (1 - alike))
 

@@ -1,4 +1,4 @@
-"""What a step of a lowered program must read and compute at least: the numbers that bounds on its speed are made of."""
+"""Counts the bytes and operations that a step of a lowered program needs at least, for bounds on its speed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from ckdist.program.step import MatrixIndex, Step
 
 
 class Matrix(Protocol):
-    """A rank's part of a matrix as it is packed."""
+    """A rank's packed shard of a matrix."""
 
     @property
     def type(self) -> int:
@@ -21,33 +21,31 @@ class Matrix(Protocol):
 
     @property
     def rows(self) -> int:
-        """Outputs."""
+        """Number of outputs."""
         ...
 
     @property
     def cols(self) -> int:
-        """Inputs."""
+        """Number of inputs."""
         ...
 
     @property
     def bytes(self) -> int:
-        """Of the packed weights."""
+        """Bytes of the packed weights."""
         ...
 
 
 @dataclass
 class FlopCounts:
-    """Of one rank, or added up over all.
+    """The counts of one rank, or their sum over ranks.
 
-    `bytes`: packed weights that every step reads. `stacks`: those of experts, by the part of them that a token takes.
-    `per_token` and `per_output`: operations (two for a multiplication and its addition) with weights, by activation
-    format (0 float32, 1 bfloat16, 2 int8), for every token and for every row of logits.
+    Operations are counted by activation format (0 float32, 1 bfloat16, 2 int8). A multiply-add is two operations.
     """
 
-    bytes: int = 0
-    stacks: dict[float, float] = field(default_factory=dict)
-    per_token: dict[int, float] = field(default_factory=dict)
-    per_output: dict[int, float] = field(default_factory=dict)
+    bytes: int = 0  # packed weights that each step reads
+    stacks: dict[float, float] = field(default_factory=dict)  # fraction of experts that a token uses -> their bytes
+    per_token: dict[int, float] = field(default_factory=dict)  # operations with weights per token
+    per_output: dict[int, float] = field(default_factory=dict)  # operations with weights per row of logits
 
     def __add__(self, other: "FlopCounts") -> "FlopCounts":
         add = lambda a, b: {key: a.get(key, 0.0) + b.get(key, 0.0) for key in {**a, **b}}
@@ -59,11 +57,11 @@ class FlopCounts:
         )
 
     def bytes_read(self, tokens: int) -> float:
-        """Packed weights that a step with so many tokens reads, of experts that are chosen by chance."""
+        """Bytes of packed weights that a step with `tokens` tokens reads, if experts are chosen at random."""
         return self.bytes + sum(size * experts_hit(part, tokens) for part, size in self.stacks.items())
 
     def operations(self, tokens: int, outputs: int) -> dict[int, float]:
-        """By activation format, of a step with `tokens` tokens and `outputs` rows of logits."""
+        """Operations of a step by activation format. `outputs`: rows of logits."""
         return {
             key: tokens * self.per_token.get(key, 0.0) + outputs * self.per_output.get(key, 0.0)
             for key in {**self.per_token, **self.per_output}
@@ -71,7 +69,7 @@ class FlopCounts:
 
 
 def flops_of(lowered: Lowered, matrices: Sequence[Matrix]) -> FlopCounts:
-    """The work of this rank's products; `matrices[i]` is the loaded handle of `lowered.matrices[i]`."""
+    """The counts of this rank's products. `matrices[i]` is the handle of `lowered.matrices[i]`."""
     work = FlopCounts()
     for step in lowered.steps:
         if step.kind not in ("linear", "experts", "linear_heads"):
@@ -90,7 +88,7 @@ def flops_of(lowered: Lowered, matrices: Sequence[Matrix]) -> FlopCounts:
 
 
 def _used(step: Step, matrix: MatrixIndex) -> float:
-    """The part of a stack that one token takes; all of other matrices."""
+    """The fraction of a stack that one token uses; 1 for other matrices."""
     for one in step.fields.get("sets", ())[:1]:
         low = [one[f"{part}_low"][of] for part in ("gate", "up", "down") for of in "ab"]
         if any(matrix in span.indices() for span in (one["gate"], one["up"], one["down"], *low)):
@@ -99,6 +97,6 @@ def _used(step: Step, matrix: MatrixIndex) -> float:
 
 
 def total_flops(world: World, local: FlopCounts) -> FlopCounts:
-    """The work of all ranks; a collective call."""
+    """The sum of the counts of all ranks. A collective call."""
     counts = world.gather([local.bytes, local.stacks, local.per_token, local.per_output])
     return sum((FlopCounts(*fields) for fields in counts), FlopCounts())

@@ -1,4 +1,4 @@
-"""Rates that a rank has measured, kept in the user's cache for its next starts."""
+"""Stores measured rates of a rank in the user's cache, for its next starts."""
 
 import contextlib
 import hashlib
@@ -12,7 +12,7 @@ from ckdist.comm.thresholds import cache_folder
 
 
 def kept_rates(key: str, count: int) -> list[float] | None:
-    """The rates that were kept under `key`; None if there are none, or the file makes no sense."""
+    """The rates stored under `key`; None if there are none, or the file is invalid."""
     try:
         found = json.loads(_path(key).read_text(encoding="utf-8"))
         rates = [float(rate) for rate in found["rates"]]
@@ -23,7 +23,7 @@ def kept_rates(key: str, count: int) -> list[float] | None:
 
 
 def keep_rates(key: str, rates: Sequence[float]) -> None:
-    """Keeps the rates; a cache that cannot be written is none."""
+    """Stores the rates. A cache that cannot be written is ignored."""
     with contextlib.suppress(OSError, RuntimeError):
         path = _path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,5 +33,5 @@ def keep_rates(key: str, rates: Sequence[float]) -> None:
 
 
 def _path(key: str) -> pathlib.Path:
-    """RuntimeError if a user has no home."""
+    """The file of a key. Raises RuntimeError if the user has no home folder."""
     return cache_folder() / "rates" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"

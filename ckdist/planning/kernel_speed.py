@@ -1,6 +1,6 @@
-"""How fast the kernels are: products with weights of every type on some CPUs at once, attention and norms on one.
+"""Measures the kernels: products with each type of weights on several CPUs at once, attention and norms on one CPU.
 
-What memory can do is measured elsewhere (`ckdist.topology.bandwidth`).
+`ckdist.topology.bandwidth` measures memory.
 """
 
 import math
@@ -14,21 +14,21 @@ from ckdist import native
 from ckdist.planning.machine import PRODUCT_ROWS
 from ckdist.program.batch import BLOCK_TOKENS
 
-ROWS, COLS = 256, 2048  # of a matrix that stays in a core's caches
-MANY, LARGE_ROWS = 64, 3072  # rows of a product, from which on its matrix has so many
-POSITIONS, HEADS, HEAD_DIM, QUERIES = 512, 4, 128, 64  # of attention: heads of one kv-head, and tokens at the end
-FLOATS = 1 << 15  # of a row that is normed
+ROWS, COLS = 256, 2048  # a matrix that stays in a core's caches
+MANY, LARGE_ROWS = 64, 3072  # products with MANY or more rows use a matrix of LARGE_ROWS rows
+POSITIONS, HEADS, HEAD_DIM, QUERIES = 512, 4, 128, 64  # attention: HEADS share a kv-head; QUERIES are the last tokens
+FLOATS = 1 << 15  # elements of a normed row
 GATE = native.numbers("ckdist_gate", "ckdist_gate_")["silu"]
 CACHE_TYPES = native.numbers("ckdist_cache_type", "ckdist_cache_")
 
-Work = Callable[[], Callable[[], object]]  # makes what is timed, on the CPU that will run it
+Work = Callable[[], Callable[[], object]]  # makes the function that is timed, on the CPU that runs it
 
 
 def attention(kind: str) -> Work:
-    """QUERIES tokens of HEADS heads that share keys and values of a type, at the end of POSITIONS."""
+    """Attention of the last QUERIES of POSITIONS tokens. HEADS heads share keys and values of type `kind`."""
 
     def make() -> Callable[[], object]:
-        """One task over one cache."""
+        """Makes a task over a cache of its own."""
         ffi, lib, pointer = native.ffi, native.lib, native.pointer
         rng, number = np.random.default_rng(0), CACHE_TYPES[kind]
         shape = ffi.new("struct ckdist_cache_shape *", [number, number, HEAD_DIM, HEAD_DIM, False])
@@ -58,12 +58,12 @@ def attention(kind: str) -> Work:
 
 
 def elementwise() -> Callable[[], object]:
-    """A norm of FLOATS numbers and a gate of as many."""
+    """A norm and a gate of FLOATS numbers each."""
     x, y = np.ones(FLOATS, np.float32), np.ones(FLOATS, np.float32)  # (floats,)
     first, second = (native.pointer(a, "float *") for a in (x, y))
 
     def run() -> object:
-        """Both."""
+        """Runs both."""
         native.lib.ckdist_rms_norm(native.ffi.NULL, first, first, 1e-6, x.size, second)
         return native.lib.ckdist_gated(native.ffi.NULL, GATE, first, first, y.size, second)
 
@@ -73,8 +73,9 @@ def elementwise() -> Callable[[], object]:
 def product_rate(
     cpus: Sequence[int], number: int, tokens: int, seconds: float, rows: int = ROWS, repeats: int = 3
 ) -> float:
-    """Operations per second of one of `cpus`, all at work, in products of (tokens, COLS) with (rows, COLS) weights of a
-    ggml type. NativeError for a type that is not known.
+    """Operations per second per CPU, all `cpus` at work, in products of (tokens, COLS) with weights (rows, COLS).
+
+    `number` is the ggml type of the weights. Raises NativeError for an unknown type.
     """
     out = native.ffi.new("double *")
     numbers = [number, len(cpus), native.ffi.new("int32_t[]", list(cpus)), rows, COLS, tokens, seconds, repeats]
@@ -83,13 +84,13 @@ def product_rate(
 
 
 def product_rates(cpus: Sequence[int], number: int, seconds: float, repeats: int = 2) -> tuple[float, ...]:
-    """The same for each of PRODUCT_ROWS: of few rows with weights from caches, of many as a prompt has them."""
+    """`product_rate` for each of PRODUCT_ROWS. Products of MANY or more rows have a larger matrix, as in prompts."""
     large = lambda rows: LARGE_ROWS if rows >= MANY else ROWS
     return tuple(product_rate(cpus, number, rows, seconds, large(rows), repeats) for rows in PRODUCT_ROWS)
 
 
 def attention_rate(cpu: int, kind: str, seconds: float) -> float:
-    """Operations per second of a CPU in both products of attention, with keys and values of a type."""
+    """Operations per second of a CPU in both products of attention, with keys and values of type `kind`."""
     seen = QUERIES * (POSITIONS - QUERIES / 2)
     return 4.0 * seen * HEADS * HEAD_DIM / call_seconds(cpu, attention(kind), seconds)
 
@@ -100,7 +101,7 @@ def elementwise_rate(cpu: int, seconds: float) -> float:
 
 
 def call_seconds(cpu: int, work: Work, seconds: float) -> float:
-    """Of one call on a CPU: the least that was seen within so many seconds."""
+    """The shortest time of one call on a CPU, over repeats for `seconds` seconds."""
     before, found = os.sched_getaffinity(0), math.inf
     os.sched_setaffinity(0, {cpu})
     try:

@@ -1,9 +1,9 @@
-"""Tensors or stages over several hosts: what is predicted to be faster on the link that was measured.
+"""Chooses tensor or pipeline parallelism over several hosts: the one that is predicted to be faster.
 
-Tensor-parallel ranks share every layer, and add up over the hosts twice in each. Stages have layers of their own, and
-send each row once; one sequence alone passes them one after the other. So a slow link favours stages, and a fast one
-tensors. Three things are predicted of each way: a sequence that decodes alone, several that decode together, and a
-prompt. The way with the least geometric mean is chosen.
+With tensor parallelism, hosts share each layer and sum twice per layer. With pipeline parallelism, a stage has its own
+layers and sends each row once, but one sequence passes the stages in order. So a slow link favours stages, and a fast
+link tensors. The prediction uses the measured link. It has three times: decode of one sequence, decode of several
+sequences, and a prompt. The smallest geometric mean wins.
 """
 
 import json
@@ -31,16 +31,19 @@ from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.dtypes import BY_NUMBER
 from ckdist.weights.loader import planned_type
 
-PROMPT, CONTEXT, SEQUENCES = 2048, 512, 8  # tokens of a prompt, and before those that are decoded; of these together
-READ_BYTES, READ_REPEATS = 64 << 20, 2  # per thread, of what is measured
-KERNEL_SECONDS = 0.005  # of one measurement of a kernel
-ROUNDS, ROUNDS_SECONDS = 4, 1.0  # of all measurements, at most; the best of each counts, for neighbours disturb some
-ACHIEVED_READ = 0.7  # of what is measured that products reach
+PROMPT, CONTEXT, SEQUENCES = 2048, 512, 8  # prompt tokens; context tokens of decode; sequences that decode together
+READ_BYTES, READ_REPEATS = 64 << 20, 2  # measured bytes per thread
+KERNEL_SECONDS = 0.005  # time of one measurement of a kernel
+ROUNDS, ROUNDS_SECONDS = (
+    4,
+    1.0,
+)  # upper limits for all measurements; the best counts, since other processes disturb some
+ACHIEVED_READ = 0.7  # fraction of the measured bandwidth that products reach
 
 
 @dataclass(frozen=True)
 class LayoutChoice:
-    """How many stages there are to be, 1: tensors over all ranks; and a line that says why."""
+    """The number of stages (1: tensor parallelism over all ranks), and the reason in one line."""
 
     stages: int
     reason: str
@@ -48,23 +51,23 @@ class LayoutChoice:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Predicted seconds of a way: a token of one sequence, a token of each of several, and a prompt."""
+    """Predicted seconds for a number of stages."""
 
     stages: int
-    alone: float
-    together: float
+    alone: float  # a token of one sequence
+    together: float  # a token of each of SEQUENCES sequences
     prompt: float
 
     @property
     def mean(self) -> float:
-        """Geometric, so that no situation outweighs the others."""
+        """The geometric mean, so that no time outweighs the others."""
         return math.prod((self.alone, self.together, self.prompt)) ** (1 / 3)
 
 
 def stage_counts(world: World, config: EngineConfig, layers: int) -> list[int]:
-    """The numbers of stages that are possible, ascending: those of whole hosts each, and of parts of one host each.
+    """The possible numbers of stages, ascending: a stage has whole hosts, or a part of one host.
 
-    A number that a flag names is the only one.
+    If a flag sets the number, only that one.
     """
     if config.pipeline_parallel_size:
         return [config.pipeline_parallel_size]
@@ -77,9 +80,9 @@ def stage_counts(world: World, config: EngineConfig, layers: int) -> list[int]:
 
 
 def choose_layout(world: World, config: EngineConfig, checkpoint: Checkpoint) -> LayoutChoice:
-    """What `--layout auto` chooses, the same on every rank; a collective call.
+    """The choice of `--layout auto`, the same on all ranks. A collective call.
 
-    CommError where the link cannot be measured. What cannot be predicted is not chosen.
+    Raises CommError if the link cannot be measured. Layouts that cannot be predicted are not chosen.
     """
     hosts, counts = len(set(world.hosts)), stage_counts(world, config, len(checkpoint.spec.layers))
     if len(counts) == 1:
@@ -88,7 +91,7 @@ def choose_layout(world: World, config: EngineConfig, checkpoint: Checkpoint) ->
     if hosts == 1:
         return LayoutChoice(counts[0], f"{_named(counts[0])}: all ranks share memory")
     if differing := uneven(world):
-        return LayoutChoice(counts[0], f"{_named(counts[0])}: nothing is predicted where {differing}")
+        return LayoutChoice(counts[0], f"{_named(counts[0])}: there is no prediction, because {differing}")
     machine = measured_machine(world, config, checkpoint)
     chosen = None
     if world.rank == 0:
@@ -99,7 +102,7 @@ def choose_layout(world: World, config: EngineConfig, checkpoint: Checkpoint) ->
 
 
 def best_layout(checkpoint: Checkpoint, cluster: Cluster, config: EngineConfig, counts: Sequence[int]) -> LayoutChoice:
-    """Of these numbers of stages the one that is predicted to be fastest on a cluster."""
+    """The number of stages in `counts` that is predicted to be fastest on a cluster."""
     forecasts = sorted(_forecasts(checkpoint, cluster, config, counts), key=lambda f: f.mean)
     if not forecasts:
         return LayoutChoice(counts[0], f"{_named(counts[0])}: nothing can be predicted of this model")
@@ -121,15 +124,16 @@ def best_layout(checkpoint: Checkpoint, cluster: Cluster, config: EngineConfig, 
 
 
 def measured_machine(world: World, config: EngineConfig, checkpoint: Checkpoint) -> MachineSpec:
-    """What the slowest rank reads and computes while all do, by the kernels of the model's own types, and the link
-    between hosts; a collective call.
+    """Measures read bandwidth, kernels for the model's types, and the link between hosts. A collective call.
+
+    All ranks measure at once; the slowest rank counts.
     """
     threads = config.threads or default_threads(world)
     cpus = (place(world, threads).cpus or own_cpus())[:threads]
     types = _matrix_types(checkpoint, config.quantize)
-    own = _best_rates(world, cpus, types, anew=config.layout == "auto")
+    own = _best_rates(world, cpus, types, again=config.layout == "auto")
     read, attention, elementwise, *products = (min(each) for each in zip(*world.gather(own), strict=True))
-    share = len(cpus) / threads  # of a core that a thread has
+    share = len(cpus) / threads  # cores per thread
     rows = len(PRODUCT_ROWS)
     link = measured_link(world, config.transport, config.comm_timeout)
     return replace(
@@ -151,14 +155,12 @@ def measured_machine(world: World, config: EngineConfig, checkpoint: Checkpoint)
     )
 
 
-def _best_rates(world: World, cpus: Sequence[int], types: Sequence[int], anew: bool) -> list[float]:
-    """What this rank measures while all do, or has measured before, unless it is to be measured anew; a collective
-    call.
-    """
+def _best_rates(world: World, cpus: Sequence[int], types: Sequence[int], again: bool) -> list[float]:
+    """This rank's rates, measured while all ranks measure, or stored earlier unless `again`. A collective call."""
     built = native.LIBRARY.stat().st_mtime_ns
     key = json.dumps([METHOD, built, this_machine().model, native.isa(), [*cpus], [*types], world.local_size])
-    kept = None if anew else kept_rates(key, 3 + len(PRODUCT_ROWS) * len(types))
-    if all(world.gather(kept is not None)):  # all start together, too
+    kept = None if again else kept_rates(key, 3 + len(PRODUCT_ROWS) * len(types))
+    if all(world.gather(kept is not None)):  # also a barrier, so that all measure at once
         return kept or []
     rounds, end = [_measured_rates(cpus, types)], time.monotonic() + ROUNDS_SECONDS
     while len(rounds) < ROUNDS and time.monotonic() < end:
@@ -175,9 +177,7 @@ def _matrix_types(checkpoint: Checkpoint, quantize: str | None) -> list[int]:
 
 
 def _measured_rates(cpus: Sequence[int], types: Iterable[int]) -> list[float]:
-    """Bytes per second that the CPUs read together; of one the rates of attention, of elementwise work, and of products
-    with each type and number of rows.
-    """
+    """[bytes/s that the CPUs read together; rates of one CPU: attention, elementwise, products by type and rows]."""
     found = [
         read_bandwidth(len(cpus), cpus, READ_REPEATS, READ_BYTES),
         attention_rate(cpus[0], "i16", KERNEL_SECONDS),
@@ -191,7 +191,7 @@ def _measured_rates(cpus: Sequence[int], types: Iterable[int]) -> list[float]:
 def _forecasts(
     checkpoint: Checkpoint, cluster: Cluster, config: EngineConfig, counts: Iterable[int]
 ) -> Iterable[Forecast]:
-    """Of each number of stages that the model can be divided into."""
+    """Predicts each number of stages that the model can be divided into."""
     tokens = min(config.ubatch_size, config.batch_size)
     for count in counts:
         way = Way(_named(count), 1, count, config.prefill, config.experts)
@@ -199,12 +199,11 @@ def _forecasts(
             p = Predictor(checkpoint, cluster, way, tokens, config.quantize, (config.cache_type_k, config.cache_type_v))
             one, several = (p.decode(n, CONTEXT).seconds for n in (1, SEQUENCES))
             yield Forecast(count, one, several, p.prefill(PROMPT).seconds)
-        except (CkdistError, ConfigError):  # it cannot be divided so
+        except (CkdistError, ConfigError):  # this number of stages is not possible
             continue
 
 
 def _named(stages: int) -> str:
-    """A way in words."""
     return "tensors over all ranks" if stages == 1 else f"{stages} stages"
 
 

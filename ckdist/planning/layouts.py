@@ -1,8 +1,8 @@
-"""Which layouts a model can run in on the ranks of a world.
+"""The layouts of prefill and decode for a model on the ranks of a world.
 
-Decode is tensor-parallel over all ranks. Prefill may be token-parallel where the ranks share memory and so can read
-each other's shards, and on several hosts token-parallel inside of each and tensor-parallel over them; from how many
-tokens on is chosen later (`prefill`).
+Decode is tensor-parallel over all ranks. Prefill may be token-parallel if ranks share memory, because they then read
+each other's shards. On several hosts it may be token-parallel inside each host and tensor-parallel over hosts.
+`prefill` chooses the number of tokens from which on that layout is used.
 """
 
 import logging
@@ -29,16 +29,22 @@ NOMINAL_LINK = Link(WIRE_SECONDS, WIRE)
 def layouts_for(
     config: EngineConfig, world: "World", spec: ModelSpec | None = None, link: Link = NOMINAL_LINK
 ) -> tuple[Layout, Layout, Mesh]:
-    """The layouts of prefill and decode of a model; every rank takes part in both. None: of one that any layout suits.
+    """The layouts of prefill and decode, and the mesh. All ranks run both.
 
-    `link`: between hosts, by which `--experts auto` chooses. ConfigError where --prefill token is impossible, or
-    --tensor-parallel-size is not the number of ranks.
+    Args:
+        config: The settings.
+        world: The ranks.
+        spec: The model. None: a model that any layout suits.
+        link: The link between hosts, for `--experts auto`.
+
+    Raises:
+        ConfigError: --prefill token is not possible, or --tensor-parallel-size is not the number of ranks.
     """
     if config.tensor_parallel_size not in (0, world.size):
         stages = " in each stage" if config.pipeline_parallel_size > 1 else ""
         raise ConfigError(
-            f"--tensor-parallel-size {config.tensor_parallel_size} needs as many ranks{stages}, and there are "
-            f"{world.size}: start as many, or leave the flag out"
+            f"--tensor-parallel-size {config.tensor_parallel_size} needs that number of ranks{stages}, and there are "
+            f"{world.size}: start {config.tensor_parallel_size}, or leave the flag out"
         )
     prefill, decode, mesh = _layouts(config, world, spec)
     if spec is None or not places_experts(world, spec):
@@ -56,37 +62,37 @@ def layouts_for(
 
 
 def places_experts(world: "World", spec: ModelSpec) -> bool:
-    """Whether there is a choice where experts live: there are some, and several hosts."""
+    """Whether the placement of experts is a choice: the model has experts, and there are several hosts."""
     return len(set(world.hosts)) > 1 and any(isinstance(layer.ffn, MoeFfn) for layer in spec.layers)
 
 
 def can_dispatch(world: "World", prefill: Layout) -> bool:
-    """Whether rows may go to the hosts that have their experts, where these are whole."""
-    return "experts" in prefill.sharded_by and _are_alike(world)
+    """Whether rows can be dispatched to the hosts of their experts: whole experts, and equal hosts."""
+    return "experts" in prefill.sharded_by and _are_equal_hosts(world)
 
 
-def _are_alike(world: "World") -> bool:
-    """Whether every host has a rank for each of another's."""
+def _are_equal_hosts(world: "World") -> bool:
+    """Whether all hosts have the same number of ranks, in consecutive order."""
     return world.size == len(set(world.hosts)) or not _apart(world)
 
 
 def _placement(config: EngineConfig, world: "World", spec: ModelSpec, link: Link) -> ExpertPlacement:
-    """Whether hosts have whole experts, as --experts says or as `link` suggests."""
+    """Whether hosts have whole experts: by --experts, or predicted with `link`."""
     if config.experts != "auto":
         named = {"tensor": "slices of every expert on every rank", "expert": "whole experts on each host"}
         return ExpertPlacement(config.experts == "expert", f"{named[config.experts]}, as --experts says")
     rows = min(config.ubatch_size, config.batch_size)
     direct_bytes = Thresholds().transport_direct_bytes
-    return choose_placement(spec, world.size, len(set(world.hosts)), link, rows, direct_bytes, _are_alike(world))
+    return choose_placement(spec, world.size, len(set(world.hosts)), link, rows, direct_bytes, _are_equal_hosts(world))
 
 
 def _mesh_of_hosts(world: "World") -> Mesh:
-    """Ranks by host, of whom each has as many."""
+    """The mesh hosts x ranks of a host. All hosts have the same number of ranks."""
     return Mesh({HOST: len(set(world.hosts)), LOCAL: world.local_size}, world.rank)
 
 
 def _layouts(config: EngineConfig, world: "World", spec: ModelSpec | None) -> tuple[Layout, Layout, Mesh]:
-    """As `layouts_for`, with slices of every expert on every rank."""
+    """`layouts_for` with slices of each expert on all ranks."""
     mesh = Mesh({WHOLE: world.size}, world.rank)
     if world.size == 1:
         return SINGLE, SINGLE, mesh
@@ -98,9 +104,9 @@ def _layouts(config: EngineConfig, world: "World", spec: ModelSpec | None) -> tu
             and spec is not None
             and any(isinstance(layer.mixer, Attention) and layer.mixer.qk_norm == "row" for layer in spec.layers)
         ):
-            apart = f"{spec.family} norms all heads of a token together, whose sums go over hosts"
+            apart = f"{spec.family} norms all heads of a token together, which needs sums over hosts"
         elif not apart and spec is not None and any(isinstance(layer.mixer, LatentAttention) for layer in spec.layers):
-            apart = f"{spec.family} has latent attention, of which every host caches all tokens"
+            apart = f"{spec.family} has latent attention, and each host caches all its tokens"
         elif not apart and config.pipeline_parallel_size > 1:
             apart = "a stage is on several hosts"
     elif config.transport != "auto":
@@ -117,7 +123,7 @@ def _layouts(config: EngineConfig, world: "World", spec: ModelSpec | None) -> tu
 
 
 def _apart(world: "World") -> str:
-    """Why the ranks of several hosts cannot shard tokens inside each host; "" where they can."""
+    """The reason why ranks on several hosts cannot shard tokens inside each host; "" if they can."""
     hosts = list(dict.fromkeys(world.hosts))
     counts = [world.hosts.count(host) for host in hosts]
     if max(counts) == 1:
@@ -126,12 +132,12 @@ def _apart(world: "World") -> str:
 
 
 def uneven(world: "World") -> str:
-    """In what hosts differ, of whose ranks each would be one of a grid; "" where they do not."""
+    """The reason why hosts and ranks do not form a grid; "" if they do."""
     hosts = list(dict.fromkeys(world.hosts))
     counts = [world.hosts.count(host) for host in hosts]
     if len(set(counts)) > 1:
         ranks = ", ".join(map(str, counts))
-        return f"these are on {len(hosts)} hosts with {ranks} ranks each; start as many on every host"
+        return f"these are on {len(hosts)} hosts with {ranks} ranks each; start equal numbers on all hosts"
     if list(world.hosts) != [host for host in hosts for _ in range(counts[0])]:
         return "the ranks of a host do not follow one another; let the launcher fill one host after the other"
     return ""

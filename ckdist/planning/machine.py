@@ -1,7 +1,7 @@
-"""A machine in numbers, as plans need it: what its memory, cores, ranks and links can do; read from TOML and written.
+"""The figures of a machine for plans: rates of its memory, cores, ranks and links. Reads and writes them as TOML.
 
-`ckdist bench machine --save FILE` measures one, `machines/` has some of public data sheets. All rates are in bytes,
-operations and seconds; a multiplication and its addition are two operations. It predicts nothing.
+`ckdist bench machine --save FILE` measures a machine. `machines/` has some from public data sheets. Units are bytes,
+operations and seconds. A multiply-add is two operations.
 """
 
 import difflib
@@ -30,31 +30,31 @@ else:
 CATALOGUE = pathlib.Path(__file__).parent / "machines"
 MAX_FILE_BYTES = 1 << 20
 MAX_TYPES = 256
-INT8_FORM = 2  # of a product's activations, as native/kernels have it
-PRODUCT_ROWS = (1, 4, 16, 64, 256)  # of products that are measured
-LEAST_ROWS = 8  # of a product that was not measured: fewer take as long, for the weights are unpacked all the same
+INT8_FORM = 2  # activation format int8, as in native/kernels
+PRODUCT_ROWS = (1, 4, 16, 64, 256)  # rows of measured products
+LEAST_ROWS = 8  # for products without a measurement: fewer rows take as long, since weights are unpacked anyway
 MEASURED, DATA_SHEET = "measured", "data sheet, not measured"
 MAX_REUSE = 64
-REUSE = "pairs: what is read again after so many other bytes is read so fast, of the node's bytes per second"
+REUSE = "pairs (bytes between two uses, bytes/s): read rate of a node by reuse distance"
 
 
 def fact(section: str, about: str, low: float, high: float, default: Any = None, kind: type = float) -> Any:
-    """A number of a section of the file, in a range; None: it must be given."""
+    """A number in a section of the file, with its range. Without a default it is required."""
     metadata = {"section": section, "about": about, "low": low, "high": high, "kind": kind}
     return field(metadata=metadata) if default is None else field(default=default, metadata=metadata)
 
 
 def words(about: str, default: str = "") -> Any:
-    """A text at the top of the file."""
+    """A text before the first section of the file."""
     return field(default=default, metadata={"section": "", "about": about, "kind": str})
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSpec:
-    """One host: its NUMA nodes, each of which has one rank, and its link to others like it.
+    """One host: its NUMA nodes, with one rank each, and its link to identical hosts.
 
-    `products`: by the name of a weight type operations per second of one core, all cores at work, in products of
-    PRODUCT_ROWS rows with weights from a cache; of other types `arithmetic` is the measure.
+    `products` maps a weight type to operations per second of one core, all cores at work, in products of PRODUCT_ROWS
+    rows with weights from a cache. Rates of other types are derived from the section `arithmetic`.
     """
 
     name: str = words("what it is")
@@ -147,31 +147,32 @@ class MachineSpec:
 
     @property
     def link(self) -> Link:
-        """Between hosts."""
+        """The link between hosts."""
         return Link(self.link_seconds, self.link_rate)
 
     @property
     def total_cores(self) -> int:
-        """Of the host."""
+        """Cores of the host."""
         return self.nodes * self.cores
 
     @property
     def total_memory(self) -> float:
-        """Bytes of the host."""
+        """Bytes of memory of the host."""
         return self.nodes * self.memory
 
     def read_rate(self, cores: int, ranks: int = 1, between: float = math.inf) -> float:
-        """Bytes of weights per second that so many cores read from their node, which so many ranks share.
+        """Bytes of weights per second that `cores` cores read from their node, which `ranks` ranks share.
 
-        `between`: bytes that a rank reads from one use of a byte to the next; what is few of them stays in the cache.
+        `between`: bytes that a rank reads between two uses of a byte. If they are few, the byte is still in the cache.
         """
         cached = self.reuse_rate(between * ranks)
         core = max(self.core_bandwidth, cached / self.cores)
         return min(core * cores, max(self.bandwidth * self.achieved_bandwidth, cached) / ranks)
 
     def reuse_rate(self, between: float) -> float:
-        """Bytes per second that the node's cores read of what comes again after so many other bytes; on a line between
-        the logarithms of what was measured, and 0 beyond: nothing of it is in a cache.
+        """Bytes per second that the node's cores read from the cache, if `between` bytes are read between two uses.
+
+        Interpolates measured rates, linear in logarithms. 0 beyond the last one: nothing is in the cache then.
         """
         if not self.reuse or between > self.reuse[-1][0]:
             return 0.0
@@ -180,8 +181,9 @@ class MachineSpec:
         return math.exp(np.interp(math.log(max(1.0, between)), at, rates))
 
     def product_rate(self, kind: str, form: int, rows: float) -> float:
-        """Operations per second of one core in products of so many rows with weights of a type, whose activations
-        have a format; on a line between the logarithms of what was measured.
+        """Operations per second of one core in products of `rows` rows with weights of type `kind`.
+
+        `form` is the activation format. Interpolates measured rates, linear in logarithms.
         """
         if kind not in self.products:
             return (self.f32, self.bf16, self.int8)[form] * self.achieved_arithmetic * min(1.0, rows / LEAST_ROWS)
@@ -194,50 +196,52 @@ class MachineSpec:
         return rates[-1]
 
     def heads_rate(self, form: int) -> float:
-        """Numbers per second of one core that products of single heads take and give, by their activations' format."""
+        """Inputs and outputs per second of one core in products of single heads, by activation format."""
         return (self.heads_int8 if form == INT8_FORM else 0.0) or self.heads or math.inf
 
     def with_product(self, kind: str, index: int, rate: float) -> "MachineSpec":
-        """The machine with another rate of a type's products of PRODUCT_ROWS[index] rows."""
+        """A copy with another rate for products of a type with PRODUCT_ROWS[index] rows."""
         rates = list(self.products[kind])
         rates[index] = rate
         return replace(self, products={**self.products, kind: tuple(rates)})
 
     def product_loss(self, rows: float) -> float:
-        """The hidden part of reading and computing that costs in products of so many rows: between one and
-        PRODUCT_ROWS[1] on a line over their logarithms.
+        """The fraction of the shorter of reading and computing that is not hidden, in products of `rows` rows.
+
+        Interpolates between 1 and PRODUCT_ROWS[1] rows, linear in the logarithm of rows.
         """
         part = min(1.0, math.log(max(rows, 1.0)) / math.log(PRODUCT_ROWS[1]))
         return self.overlap_loss + part * ((self.rows_loss or self.overlap_loss) - self.overlap_loss)
 
     def between_steps(self, read: float) -> float:
-        """Seconds between two steps that read so many bytes each, which send more of what Python needs out of caches
-        the more there are; on a line to what was measured with the most.
+        """Seconds between two steps that read `read` bytes each: linear from `between` to `between_far`.
+
+        The more bytes a step reads, the more of Python's data it evicts from the caches.
         """
         if not self.reuse or not self.between_far:
             return self.between
         return self.between + min(1.0, read / self.reuse[-1][0]) * (self.between_far - self.between)
 
     def experts_share(self, form: int) -> float:
-        """The share of its rate that a product with an expert reaches, by its activations' format."""
+        """The fraction of a product's rate that products with experts reach, by activation format."""
         return (self.achieved_experts_int8 if form == INT8_FORM else 0.0) or self.achieved_experts
 
     def attention_start(self, latent: bool = False) -> float:
-        """Seconds that attention of single tokens takes in each layer, however many they are."""
+        """Fixed seconds per layer of attention of single tokens, independent of their number."""
         return (self.latent_once if latent else 0.0) or self.attention_once
 
     def token_rate(self, latent: bool = False) -> float:
-        """Numbers per second of one core that attention of single tokens takes and gives."""
+        """Inputs and outputs per second of one core in attention of single tokens."""
         return (self.latent_given if latent else 0.0) or self.attention_given or math.inf
 
     def attention_rate(self, latent: bool = False, single: bool = False) -> float:
-        """Operations per second of one core in attention: over latent vectors, and of one token of each sequence."""
+        """Operations per second of one core in attention. `latent`: over latent vectors. `single`: of single tokens."""
         whole = self.attention or self.f32 * self.achieved_arithmetic
         one = self.attention_one or whole
         return (self.latent_one or one if single else self.latent or whole) if latent else one if single else whole
 
     def toml(self) -> str:
-        """The file of this machine."""
+        """The text of this machine's file."""
         lines, section = [], ""
         for item in fields(self):
             if item.name == "products":
@@ -268,7 +272,7 @@ class MachineSpec:
 
 
 def read_machine_file(path: pathlib.Path) -> MachineSpec:
-    """The machine of a TOML file. ConfigError where it cannot be read, lacks a number, or has one that is absurd."""
+    """Reads a TOML file. Raises ConfigError if it cannot be read, lacks a number, or has one out of range."""
     where = str(path)
     try:
         found = tomllib.loads(read_text_file(where, where, MAX_FILE_BYTES))
@@ -278,7 +282,7 @@ def read_machine_file(path: pathlib.Path) -> MachineSpec:
 
 
 def machine_of(found: Mapping[str, Any], where: str) -> MachineSpec:
-    """The machine that the tables of a file describe. ConfigError begins with `where`."""
+    """The machine with the tables of a file. Raises ConfigError, which begins with `where`."""
     facts = {item.name: item for item in fields(MachineSpec) if item.name != "products"}
     sections = {item.metadata["section"] for item in facts.values()} - {""}
     values: dict[str, Any] = {}
@@ -303,7 +307,7 @@ def machine_of(found: Mapping[str, Any], where: str) -> MachineSpec:
 
 
 def machine_named(name: str) -> MachineSpec:
-    """The machine of a file, or of the catalogue by its name. ConfigError where there is none."""
+    """The machine of a file, or of the catalogue by name. Raises ConfigError if there is none."""
     path = pathlib.Path(name)
     if path.suffix == ".toml" or "/" in name:
         return read_machine_file(path)
@@ -318,7 +322,7 @@ def machine_named(name: str) -> MachineSpec:
 
 
 def kept_path() -> pathlib.Path | None:
-    """Where what was measured of this machine is kept; None where a user has no home."""
+    """The file for measurements of this machine; None if the user has no home folder."""
     try:
         return cache_folder() / f"machine-{METHOD}.toml"
     except RuntimeError:
@@ -326,9 +330,7 @@ def kept_path() -> pathlib.Path | None:
 
 
 def kept_machine(name: str, isa: str) -> MachineSpec | None:
-    """What was measured before of the machine of this name and level of instructions; None where nothing was, or the
-    file makes no sense.
-    """
+    """The stored measurements of a machine, by name and instruction set level; None without a valid file."""
     path = kept_path()
     if path is None or not path.is_file():
         return None
@@ -340,7 +342,7 @@ def kept_machine(name: str, isa: str) -> MachineSpec | None:
 
 
 def catalogue_names() -> list[str]:
-    """Of the machines of public data sheets."""
+    """Names of the machines from public data sheets."""
     return sorted(path.stem for path in CATALOGUE.glob("*.toml"))
 
 
@@ -350,7 +352,7 @@ def _needed(item: Any) -> bool:
 
 
 def _value(facts: Mapping[str, Any], section: str, name: str, value: Any, where: str) -> Any:
-    """A value of the file, of the kind that its field has."""
+    """Checks a value of the file and converts it to the kind of its field."""
     full = f"{section}.{name}" if section else name
     item = facts.get(name)
     if item is None or item.metadata["section"] != section:
@@ -372,7 +374,7 @@ def _value(facts: Mapping[str, Any], section: str, name: str, value: Any, where:
 
 
 def _check_reuse(where: str, pairs: Any) -> None:
-    """ConfigError where pairs of bytes and rates are none, too many, or out of order."""
+    """Raises ConfigError if pairs of bytes and rates are invalid, too many, or out of order."""
     if len(pairs) > MAX_REUSE or not all(len(pair) == 2 for pair in pairs):
         raise ConfigError(f"{where}: memory.reuse must be at most {MAX_REUSE} pairs of bytes and bytes per second")
     for pair in pairs:
@@ -387,7 +389,7 @@ def _check_reuse(where: str, pairs: Any) -> None:
 
 
 def _check_number(where: str, name: str, value: Any, limits: Mapping[str, Any]) -> None:
-    """ConfigError where a value is no number, or out of range."""
+    """Raises ConfigError if a value is not a number or out of range."""
     wrong = isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value)
     if wrong or not limits["low"] <= value <= limits["high"] or (limits["kind"] is int and value != int(value)):
         kind = "a whole number" if limits["kind"] is int else "a number"
@@ -397,14 +399,13 @@ def _check_number(where: str, name: str, value: Any, limits: Mapping[str, Any]) 
 
 
 def _products(value: Any, where: str) -> dict[str, tuple[float, ...]]:
-    """The rates of the types."""
     if not isinstance(value, dict) or not all(isinstance(rates, list) for rates in value.values()):
         raise ConfigError(f"{where}: products must be a table of lists")
     return {str(name)[:20]: tuple(rates[: 2 * len(PRODUCT_ROWS)]) for name, rates in value.items()}
 
 
 def _quoted(text: str) -> str:
-    """A text as TOML has it."""
+    """A TOML string."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 

@@ -1,7 +1,7 @@
-"""This machine as a MachineSpec, measured: memory, products of every type, attention, barriers of threads.
+"""Measures this machine as a MachineSpec: memory, products of each type, attention, barriers of threads.
 
-It takes some ten seconds and asks no other rank; what ranks exchange and what a step costs beside its work is added by
-`ckdist.cli.machine_speed`.
+It takes about ten seconds and runs on one rank. `ckdist.cli.machine_speed` adds the exchange between ranks and the
+fixed costs of a step.
 """
 
 import dataclasses
@@ -16,19 +16,22 @@ from ckdist.topology.arithmetic import ARITHMETIC, arithmetic_rate
 from ckdist.topology.bandwidth import PASSES, node_cpus, read_bandwidth, read_node
 from ckdist.weights import dtypes
 
-SECONDS = 0.01  # of one measurement of a product, which is repeated
+SECONDS = 0.01  # time of one measurement of a product; it is repeated
 STREAMED = "BF16", "Q8_0", "Q4_K"  # types whose products are also measured with weights from memory
 UNCERTAINTY = 0.15
-LEAST_STREAMED = 96 << 20  # bytes of a thread's weights that come from memory
+LEAST_STREAMED = 96 << 20  # bytes of weights per thread, so that they come from memory
 
 
 def machine_title(machine: Machine) -> str:
-    """By what a machine file names it."""
+    """The name of a machine in its file."""
     return machine.model[:80] or "this machine"
 
 
 def measure_machine(machine: Machine, tell: Callable[[str], object] = lambda _: None) -> MachineSpec:
-    """Of the first node whose CPUs this process may use; others are taken to be like it. `tell`: what is measured."""
+    """Measures the first node with CPUs that this process may use. Other nodes are assumed to be equal.
+
+    `tell` is called with the name of each measurement before it starts.
+    """
     nodes = node_cpus(machine)
     first, cpus = next(iter(nodes.items()))
     tell("memory")
@@ -70,8 +73,9 @@ def measure_machine(machine: Machine, tell: Callable[[str], object] = lambda _: 
 
 
 def _with_overlap(spec: MachineSpec, cpus: list[int]) -> MachineSpec:
-    """The machine with the part of the shorter of reading and computing that the longer does not hide: the mean of
-    products of one row with weights from memory.
+    """Adds the measured `overlap_loss`: the mean over products of one row with weights from memory.
+
+    loss = (seconds - max(read, computed)) / min(read, computed).
     """
     losses, rate = [], spec.read_rate(len(cpus))
     for name in STREAMED:

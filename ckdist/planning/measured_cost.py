@@ -1,10 +1,9 @@
-"""What a layer costs token-parallel and tensor-parallel, on these ranks of this machine: measured once, kept in the
-user's cache.
+"""Measures the cost of a layer, token-parallel and tensor-parallel, on these ranks. Stored in the user's cache.
 
-The first layer of the model itself is the measure: operations at so many rows, bytes of weights, bytes exchanged,
-barriers and the noise of the neighbours are all in it, as they are here. Sizes are tested from the largest step down.
-Where the largest is not surely faster token-parallel the others are not asked, so several sizes have no more chance of
-error than one (a fixed sequence of tests).
+It runs the first layer of the model itself, so all costs are included: operations, bytes of weights, exchange,
+barriers, and other processes on the machine. Sizes are tested from the largest step down. If token-parallel is not
+surely faster for the largest step, smaller ones are not tested. So several sizes do not have a higher chance of error
+than one (fixed-sequence testing).
 """
 
 import contextlib
@@ -34,39 +33,44 @@ from ckdist.program.executable import DECODE, PREFILL, Executable
 from ckdist.topology import this_machine
 from ckdist.topology.binding import times_preempted
 
-LEAST_TOKENS = 8  # of a step that is worth asking about
+LEAST_TOKENS = 8  # smallest measured step
 MOST_SIZES = 24
-SECONDS = 6.0  # that a measurement takes at most, but for one pair; where neighbours are quiet, a tenth
-LEAST_PAIRS = 6  # that can say anything: all of one sign have a chance of 1 in 64
+SECONDS = 6.0  # time limit of a measurement, except for one pair; on a quiet machine it takes a tenth
+LEAST_PAIRS = 6  # fewest pairs with a result: 6 equal signs have a chance of 1 in 64
 KEPT_FILES = 64
 
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """`sizes`: tokens of the steps that were measured, ascending. By phase, and for each size: median `seconds` of a
-    layer, and bytes that rank 0 reads of others.
+    """Measured costs of a layer. Each field has an entry per size; `seconds` and `moved` have one such list per phase.
 
-    `ratios`: of token-parallel's seconds to tensor-parallel's, over pairs of runs right after one another: the median,
-    between the bounds within which it lies with 95 % (`median_within`). `pairs`: how many counted. `verdicts`:
-    whether token-parallel is surely FASTER, as of `paired_test`.
+    Attributes:
+        sizes: Tokens of the measured steps, ascending.
+        seconds: Median seconds of a layer.
+        moved: Bytes that rank 0 reads from other ranks.
+        ratios: (low, median, high) of token-parallel / tensor-parallel seconds over pairs of consecutive runs. The true
+            median is between low and high with 95 % (`median_within`).
+        pairs: Number of pairs that count.
+        verdicts: Result of `paired_test.look`.
     """
 
     sizes: tuple[int, ...]
     seconds: tuple[tuple[float, ...], tuple[float, ...]]
     moved: tuple[tuple[int, ...], tuple[int, ...]]
-    ratios: tuple[tuple[float, float, float], ...]  # low, median, high
+    ratios: tuple[tuple[float, float, float], ...]
     pairs: tuple[int, ...]
     verdicts: tuple[str, ...]
 
     @property
     def certain(self) -> bool:
-        """Another measurement would say the same."""
+        """Whether another measurement would have the same result."""
         return all(verdict in (FASTER, NO_FASTER) for verdict in self.verdicts)
 
     @property
     def from_tokens(self) -> int:
-        """The smallest size on down to which token-parallel is faster: surely at the largest; below, what is too noisy
-        is as expected. maxsize: none.
+        """The smallest size from which on token-parallel is faster; sys.maxsize: none.
+
+        It must be surely faster at the largest size. Below, a size that is too noisy counts as faster.
         """
         found = sys.maxsize
         for size, verdict in reversed(list(zip(self.sizes, self.verdicts, strict=True))):
@@ -77,13 +81,13 @@ class LayerCosts:
         return found
 
     def predicted(self, phase: int, tokens: int) -> float:
-        """Seconds of a layer for a step of so many tokens: between the sizes on a line, beyond them in proportion."""
+        """Seconds of a layer in a step of `tokens` tokens: linear between the sizes, proportional beyond them."""
         inside = min(max(tokens, self.sizes[0]), self.sizes[-1])
         return float(np.interp(inside, self.sizes, self.seconds[phase])) * tokens / inside
 
 
 def sizes_of(executable: Executable) -> list[int]:
-    """Tokens of the steps that can be asked about: halves of the largest step, from that one down."""
+    """Tokens of the steps that can be measured: the largest step, then halves of it."""
     sizes = [largest_step(executable)]
     while sizes[-1] // 2 >= LEAST_TOKENS:
         sizes.append(sizes[-1] // 2)
@@ -93,18 +97,17 @@ def sizes_of(executable: Executable) -> list[int]:
 def measure(
     executable: Executable, gains: dict[int, float | None], clock: Callable[[], float] = time.monotonic
 ) -> LayerCosts:
-    """On rank 0, while the others work, and with nothing in the cache.
+    """Measures on rank 0, while the other ranks are in `work()` and the cache is empty.
 
-    `gains`: the sizes to ask about, from the largest step down, and what share of the time token-parallel is expected
-    to save there; None: not known. A size at which noise would hide that gain from as many pairs as there is time for
-    is given up early.
+    `gains`: size -> fraction of the time that token-parallel is expected to save (None: not known), from the largest
+    size down. The measurement of a size stops early if noise would hide that gain in the pairs that fit the time limit.
     """
     largest = _prompt(executable, max(gains))
     for phase in (DECODE, PREFILL):
-        _layer(executable, largest, phase)  # the layer is packed, and pages and caches are warm, from here on
+        _layer(executable, largest, phase)  # warm-up: packs the layer, touches pages and caches
     rows, end = [], clock() + SECONDS
     for size, gain in gains.items():
-        # Half of what is left: half as many tokens take half as long, so that each size gets as many pairs.
+        # Half of the time that is left: half the tokens take half the time, so each size gets equally many pairs.
         rows.append(_measure_size(executable, size, gain, (end - clock()) / 2, clock))
         if rows[-1][-1] not in (FASTER, NOISY) or rows[0][-1] != FASTER:
             break
@@ -116,38 +119,39 @@ def measure(
 def _measure_size(
     executable: Executable, size: int, gain: float | None, seconds: float, clock: Callable[[], float]
 ) -> tuple[Any, ...]:
-    """Size, median seconds and bytes both ways, ratios, pairs and verdict, after pairs that take at most so many
-    seconds. Pairs in which another process took a core away from this rank do not count.
+    """Measures pairs of runs for up to `seconds` seconds. Pairs in which this rank was preempted do not count.
+
+    Returns (size, median seconds by phase, bytes by phase, ratios, pairs, verdict).
     """
     prompt = _prompt(executable, size)
-    took, moved, every, logs = ([], []), [0, 0], [], []
+    took, moved, all_logs, logs = ([], []), [0, 0], [], []
     began, verdict = clock(), None
     while verdict is None:
         before = times_preempted()
-        for phase in (DECODE, PREFILL) if len(every) % 2 else (PREFILL, DECODE):
+        for phase in (DECODE, PREFILL) if len(all_logs) % 2 else (PREFILL, DECODE):
             one, moved[phase] = _layer(executable, prompt, phase)
             took[phase].append(one)
-        every.append(math.log(took[PREFILL][-1] / took[DECODE][-1]))
+        all_logs.append(math.log(took[PREFILL][-1] / took[DECODE][-1]))
         undisturbed = times_preempted() == before
         if undisturbed:
-            logs.append(every[-1])
+            logs.append(all_logs[-1])
         spent = clock() - began
         most = min(LOOKS[-1], int(len(logs) * seconds / max(spent, 1e-9)))
-        if spent > seconds or (len(every) >= LOOKS[0] and most < LOOKS[0]):
+        if spent > seconds or (len(all_logs) >= LOOKS[0] and most < LOOKS[0]):
             verdict = look(logs, True, gain) if len(logs) >= LEAST_PAIRS else NOISY
         elif undisturbed and len(logs) in LOOKS:
             verdict = look(logs, len(logs) == LOOKS[-1], gain, most)
-    ratios = tuple(math.exp(value) for value in median_within(logs or every))
+    ratios = tuple(math.exp(value) for value in median_within(logs or all_logs))
     return size, *map(statistics.median, took), *moved, ratios, len(logs), verdict
 
 
 def largest_step(executable: Executable) -> int:
-    """Tokens of one sequence that a step can have."""
+    """The most tokens of one sequence in a step."""
     return min(executable.max_tokens, executable.context_length, executable.num_blocks * BLOCK_TOKENS)
 
 
 def _prompt(executable: Executable, size: int) -> Batch:
-    """One sequence of so many tokens, without context before them or logits after them."""
+    """A batch with one sequence of `size` tokens, without context and without logits."""
     ids = np.arange(size, dtype=np.int32) % executable.vocab_size
     blocks = np.arange(-(-size // BLOCK_TOKENS), dtype=np.int32)
     chunk = np.array([[size, 0, len(blocks)]], np.int32)
@@ -155,7 +159,7 @@ def _prompt(executable: Executable, size: int) -> Batch:
 
 
 def _layer(executable: Executable, prompt: Batch, phase: int) -> tuple[float, int]:
-    """Seconds of the first layer, and the bytes that it reads of other ranks."""
+    """(seconds of the first layer, bytes that it reads from other ranks)."""
     executable.stats(reset=True)
     executable.run_layer(prompt, phase)
     times = executable.stats()
@@ -163,8 +167,9 @@ def _layer(executable: Executable, prompt: Batch, phase: int) -> tuple[float, in
 
 
 def key_of(world: World, plan: Plan, executable: Executable, program: str, types: list[int]) -> dict[str, Any]:
-    """All that costs depend on: machines, ranks and their places, build, and the model's shape and types; a collective
-    call.
+    """All properties that costs depend on: machines, ranks and placement, build, shape and types of the model.
+
+    A collective call.
     """
     places = world.gather(
         [this_machine().model, plan.threads_batch, list(plan.placement.cpus), list(plan.placement.memory)]
@@ -184,12 +189,12 @@ def key_of(world: World, plan: Plan, executable: Executable, program: str, types
 
 
 def path_of(key: dict[str, Any], writing: bool = False) -> pathlib.Path:
-    """The file of the costs for `key`. OSError where there can be none."""
+    """The file of the costs for `key`. Raises OSError if there can be no file."""
     return cache_path(f"prefill/{hashlib.sha256(_json(key).encode()).hexdigest()[:32]}.json", writing)
 
 
 def load_costs(key: dict[str, Any]) -> LayerCosts | None:
-    """What was kept for `key`; None where nothing was, or what is there does not make sense."""
+    """The stored costs for `key`; None if there are none, or the file is invalid."""
     try:
         with open(path_of(key), encoding="utf-8") as file:
             found = json.loads(file.read(1 << 20))
@@ -201,7 +206,7 @@ def load_costs(key: dict[str, Any]) -> LayerCosts | None:
 
 
 def save_costs(key: dict[str, Any], costs: LayerCosts) -> pathlib.Path | None:
-    """Where they are kept now; None where that cannot be, or where another measurement might say otherwise."""
+    """Stores costs and returns the file; None if they are not certain or cannot be written."""
     if not costs.certain:
         return None
     temporary = None
@@ -222,17 +227,17 @@ def save_costs(key: dict[str, Any], costs: LayerCosts) -> pathlib.Path | None:
 
 
 def _json(value: Any) -> str:
-    """One text for one value."""
+    """A canonical JSON text."""
     return json.dumps(value, sort_keys=True)
 
 
 def _frozen(value: Any) -> Any:
-    """Lists as tuples, also within one another."""
+    """Converts lists, also nested ones, to tuples."""
     return tuple(_frozen(part) for part in value) if isinstance(value, list) else value
 
 
 def _sound(costs: LayerCosts) -> bool:
-    """Whether what a file said can have been measured."""
+    """Whether costs from a file are valid."""
     count = len(costs.sizes)
     rows = [*costs.seconds, *costs.moved, costs.ratios, costs.pairs, costs.verdicts]
     numbers = [

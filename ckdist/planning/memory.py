@@ -1,4 +1,4 @@
-"""What fits into memory: the cache of a model's layers, and what training holds."""
+"""Sizes of caches and states, and checks that they fit into memory."""
 
 import math
 from collections.abc import Mapping
@@ -18,10 +18,10 @@ RESERVE = 256 << 20  # bytes per rank for everything that is neither weights nor
 
 @dataclass(frozen=True)
 class WeightBytes:
-    """What a rank's weights take, and what of that experts do."""
+    """Bytes of a rank's weights."""
 
     total: int
-    experts: int = 0
+    experts: int = 0  # bytes of experts, a part of `total`
 
     def __str__(self) -> str:
         if not self.experts:
@@ -31,12 +31,12 @@ class WeightBytes:
 
 
 def gigabytes(n: float) -> str:
-    """Bytes as a text in the unit that suits them."""
+    """Formats bytes in KiB, MiB or GiB."""
     return f"{n / 2**30:.2f} GiB" if n >= 2**28 else f"{n / 2**20:.1f} MiB" if n >= 2**20 else f"{n / 2**10:.1f} KiB"
 
 
 def cache_types(config: EngineConfig) -> dict[str, str]:
-    """The types of keys and values, by the names of a layer's cached arrays. ConfigError for one that is not known."""
+    """The types of keys and values, by the names of cached arrays. Raises ConfigError for an unknown type."""
     types = {"k": config.cache_type_k, "v": config.cache_type_v}
     for name, kind in types.items():
         if kind not in KV_TYPES:
@@ -45,12 +45,12 @@ def cache_types(config: EngineConfig) -> dict[str, str]:
 
 
 def cache_name(types: Mapping[str, str]) -> str:
-    """The types of keys and values in a line: once where they are the same."""
+    """The types of keys and values as "K/V", or once if they are equal."""
     return "/".join(dict.fromkeys(types.values()))
 
 
 def cache_bytes_per_block(spec: ModelSpec, layout: Layout, mesh: Mesh, types: Mapping[str, str]) -> int:
-    """Bytes that one block of BLOCK_TOKENS positions takes on this rank, over all layers."""
+    """Bytes of one block of BLOCK_TOKENS positions on this rank, for all layers."""
     sharding, total = Sharding(layout, mesh), 0
     for cache in _caches(spec, sharding):
         if not (paged := cache.paged):
@@ -66,30 +66,30 @@ def cache_bytes_per_block(spec: ModelSpec, layout: Layout, mesh: Mesh, types: Ma
 
 
 def _caches(spec: ModelSpec, sharding: Sharding) -> list[CacheSpec]:
-    """What all layers keep; those of an encoder have the caches of the decoder's, as far as there are as many."""
+    """The caches of all layers. An encoder's layers use the caches of the decoder's layers with the same index."""
     layers = [*spec.layers, *(spec.encoder.layers[len(spec.layers) :] if spec.encoder else ())]
     return [cache for layer in layers for cache in layer.caches(sharding)]
 
 
 def rope_bytes_per_position(spec: ModelSpec) -> int:
-    """Bytes of the cosines and sines of one position, over all tables of the model."""
+    """Bytes of cosines and sines for one position, in all tables of the model."""
     return sum(4 * rope.dims for rope in spec.ropes.values())
 
 
 def state_bytes(spec: ModelSpec, layout: Layout, mesh: Mesh) -> int:
-    """Bytes that one sequence keeps on this rank beside its blocks, over all layers: what mixers carry on."""
+    """Bytes of one sequence's states on this rank, for all layers."""
     sharding = Sharding(layout, mesh)
     arrays = [array for cache in _caches(spec, sharding) for array in cache.state]
     return sum(4 * array.dim.local(mesh) for array in arrays)
 
 
 def free_memory(ranks_on_host: int) -> int:
-    """Bytes that are free for one of the ranks of this host."""
+    """Bytes of free memory per rank of this host."""
     return native.lib.ckdist_available_memory() // ranks_on_host - RESERVE
 
 
 def require(needed: Mapping[str, int], ranks_on_host: int, remedy: str) -> None:
-    """CapacityError with the sum and its parts where they do not fit the memory that is free for this rank."""
+    """Raises CapacityError, with the sum and its parts, if they exceed the free memory of this rank."""
     free, total = free_memory(ranks_on_host), sum(needed.values())
     if total > free:
         parts = ", ".join(f"{gigabytes(size)} of {name}" for name, size in needed.items() if size)
@@ -97,15 +97,16 @@ def require(needed: Mapping[str, int], ranks_on_host: int, remedy: str) -> None:
 
 
 def _room(free: int) -> str:
-    """What is free for one rank, and why it is not more."""
+    """Describes the free memory of a rank for an error message."""
     rest = f"{gigabytes(free + RESERVE)} of memory less {gigabytes(RESERVE)} for everything else"
     return f"{gigabytes(max(0, free))} are free for it ({rest})"
 
 
 def too_large(rank: int, ranks: tuple[int, int], weights: WeightBytes, cache: int, free: int) -> CapacityError:
-    """The error for weights that leave no room for a cache: the sum, and what would fit.
+    """Returns the error for weights that leave no memory for a cache, with a remedy.
 
-    `ranks`: in all, and on this host; `cache`: bytes of its least size; `free`: bytes for this rank.
+    `ranks`: (number of all ranks, of this host's ranks). `cache`: bytes of the smallest cache. `free`: free bytes of
+    this rank.
     """
     size, on_host = ranks
     sums = f"the weights of rank {rank} take {weights}, and its cache at least {gigabytes(cache)}, but {_room(free)}"
@@ -114,5 +115,5 @@ def too_large(rank: int, ranks: tuple[int, int], weights: WeightBytes, cache: in
     hosts = math.ceil(weights.total * size / ((free - cache) * on_host))
     files = gigabytes((free - cache) * size)
     return CapacityError(
-        f"{sums}: {hosts} hosts with as much would hold the model, or take a smaller quantisation, of at most {files}"
+        f"{sums}: {hosts} such hosts would hold the model, or take a smaller quantisation, of at most {files}"
     )

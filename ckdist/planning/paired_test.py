@@ -1,29 +1,31 @@
-"""Whether one of two ways is faster, from pairs of runs right after one another: a group sequential signed-rank test.
+"""Tests whether one of two variants is faster, from pairs of consecutive runs: a group sequential signed-rank test.
 
-`logs` are logarithms of the ratio of seconds, of the way in question to the other; where the ways are equal their signs
-are tosses of a coin, whatever slows the machine. They are looked at after LOOKS pairs: before the last look only what
-has a chance of 1 in 1,000 decides (Haybittle and Peto), at the last look one of 1 in 50, so equal ways are told apart
-by mistake in less than 2.5 % of cases.
+`logs` are the logarithms of the ratio of seconds, tested variant / other variant. If both are equally fast, the signs
+are random, independent of other load on the machine. There is a look after each number of pairs in LOOKS. Before the
+last look, only a chance of 1 in 1,000 decides (Haybittle and Peto), at the last look one of 1 in 50. So the test finds
+a difference between equal variants in less than 2.5 % of cases.
 """
 
 import math
 import statistics
 
 LOOKS = 16, 40, 100, 250, 600  # pairs
-EARLY, LAST = 3.09, 2.05  # standard deviations that decide before the last look and at it: one-sided 0.1 % and 2 %
-LEAST_GAIN = 0.03  # of the time: less is not worth another way
-UNLIKELY = 0.5  # standard deviations to the slower side, from the third look on: no gain is to be expected any more
-POWER = 1.28  # standard deviations: a test that is begun finds what is expected in nine cases of ten
-FASTER, NO_FASTER = "faster", "no faster"  # surely
-UNSEEN, NOISY = "no gain seen", "too noisy"  # what was expected would have shown; or it need not have
+EARLY, LAST = 3.09, 2.05  # deciding standard deviations before and at the last look: one-sided 0.1 % and 2 %
+LEAST_GAIN = 0.03  # smallest useful gain, as a fraction of the time
+UNLIKELY = 0.5  # standard deviations to the slower side that end the test from the third look on
+POWER = 1.28  # standard deviations: the test finds the expected gain in nine of ten cases
+FASTER, NO_FASTER = "faster", "no faster"  # sure results
+UNSEEN, NOISY = "no gain seen", "too noisy"  # the test would, or would not, have found the expected gain
 
 
 def look(logs: list[float], last: bool, expected: float | None = None, most: int = LOOKS[-1]) -> str | None:
-    """What is known after these pairs: FASTER, NO_FASTER, UNSEEN or NOISY, which all end the test; None: go on to the
-    next look.
+    """The result after these pairs: FASTER, NO_FASTER, UNSEEN or NOISY; None: continue to the next look.
 
-    `expected`: the gain (0.1: a tenth of the time) that `most` pairs, all that there is time for, should be able to
-    show; None: any.
+    Args:
+        logs: Logarithms of the ratios so far.
+        last: Whether this is the last look.
+        expected: The expected gain (0.1: a tenth of the time). None: any.
+        most: Number of pairs that fit the time limit; the test should be able to find the expected gain in these.
     """
     z = signed_rank(logs)
     least = math.log(1 - LEAST_GAIN)
@@ -33,7 +35,7 @@ def look(logs: list[float], last: bool, expected: float | None = None, most: int
         return NO_FASTER
     if len(logs) >= LOOKS[2] and z > UNLIKELY:
         return UNSEEN
-    likely = max(expected or 0.0, 1 - math.exp(statistics.median(logs)))  # or what is seen so far
+    likely = max(expected or 0.0, 1 - math.exp(statistics.median(logs)))  # the expected or the observed gain
     noisy = expected is not None and pairs_for(likely, logs) > (len(logs) if last else most)
     if last:
         return NOISY if noisy else UNSEEN
@@ -41,16 +43,15 @@ def look(logs: list[float], last: bool, expected: float | None = None, most: int
 
 
 def pairs_for(gain: float, logs: list[float]) -> float:
-    """How many pairs as noisy as these show a gain at the last look, in nine cases of ten."""
+    """The number of pairs, with the noise of `logs`, that show a gain at the last look in nine of ten cases."""
     middle = statistics.median(logs)
-    deviation = 1.4826 * statistics.median(abs(value - middle) for value in logs)  # of a normal distribution
+    # standard deviation of a normal distribution, from the median absolute deviation
+    deviation = 1.4826 * statistics.median(abs(value - middle) for value in logs)
     return ((LAST + POWER) * deviation / math.log(1 - gain)) ** 2
 
 
 def signed_rank(values: list[float]) -> float:
-    """Wilcoxon's signed-rank statistic in standard deviations of the normal approximation, negative where values
-    are.
-    """
+    """Wilcoxon's signed-rank statistic, in standard deviations of the normal approximation."""
     ordered = sorted((value for value in values if value), key=abs)
     n = len(ordered)
     if n == 0:
@@ -60,10 +61,9 @@ def signed_rank(values: list[float]) -> float:
 
 
 def median_within(values: list[float]) -> tuple[float, float, float]:
-    """The median, and before and after it the values between which the median of what they are drawn from lies with 93
-    to 98 % (sign test).
+    """(low, median, high): the median of the distribution is between low and high with 93 to 98 % (sign test).
 
-    Fewer than five values cannot say that: then the least and the largest, which hold it less often.
+    For fewer than five values: minimum and maximum, with a lower probability.
     """
     ordered, n = sorted(values), len(values)
     left_out = max(

@@ -1,7 +1,6 @@
-"""From a model, a world and a machine to one plan: the layout of each phase, how much cache there is, which threads
-run.
+"""Makes the plan of a rank from a model, a world and a machine: layouts, size of the cache, threads.
 
-It chooses no layout: `layouts` says which there are.
+The layouts come from `layouts`.
 """
 
 import sys
@@ -31,21 +30,21 @@ from ckdist.program.executable import CacheConfig
 if TYPE_CHECKING:
     from ckdist.comm.protocol import World
 
-DEFAULT_CONTEXT = 8192  # tokens of one sequence, where the model allows more and the user did not say
-ENCODER_CONTEXT = 2048  # the same of an encoder, whose buffers are for all of a sequence
-KV_SHARE = 0.5  # of the memory left beside the weights that the caches of several sequences may take unasked
-STATE_SHARE = 0.25  # of that memory for states of sequences beside those of sequences that run,
-STATES_EACH = 4  # and how many of them there are for each of these at most
+DEFAULT_CONTEXT = 8192  # default tokens of one sequence, if the model allows more
+ENCODER_CONTEXT = 2048  # the same for an encoder, which needs buffers for a whole sequence
+KV_SHARE = 0.5  # fraction of the memory without weights that caches of several sequences use by default
+STATE_SHARE = 0.25  # fraction of that memory for states of sequences,
+STATES_EACH = 4  # up to this number of states per running sequence
 
-# polls of a flag before a thread sleeps: some 100 µs, longer than a barrier of ranks that have cores of their own
+# polls of a flag before a thread sleeps: about 100 µs, longer than a barrier of ranks with their own cores
 SPINS = 20000
-SPINS_QUOTA = 2000  # some 10 µs: the time in which a thread waits counts towards a control group's quota
-SPINS_CROWDED = 20  # where threads outnumber CPUs, a thread that waits must make room
+SPINS_QUOTA = 2000  # about 10 µs: waiting counts towards the quota of a control group
+SPINS_CROWDED = 20  # threads outnumber CPUs: a waiting thread must free its CPU
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one rank will do. The same on every rank but for `mesh.rank`, `placement` and `memory`."""
+    """The plan of one rank. All fields are equal on all ranks, except `mesh.rank`, `placement` and `memory`."""
 
     mesh: Mesh
     prefill: Layout
@@ -55,11 +54,11 @@ class Plan:
     threads_batch: int
     spins: int
     placement: topology.Placement
-    memory: int  # bytes that were free for this rank
+    memory: int  # free bytes of this rank before the start
 
     @property
     def crowded(self) -> bool:
-        """Some rank of the job has more threads than CPUs of its own."""
+        """Whether a rank of the job has more threads than CPUs."""
         return self.spins == SPINS_CROWDED
 
     def __str__(self) -> str:
@@ -74,7 +73,7 @@ class Plan:
 
 
 def _context(config: EngineConfig, spec: ModelSpec) -> int:
-    """Positions of one sequence that are wanted. CapacityError for more than the model has."""
+    """The wanted positions of one sequence. Raises CapacityError if the model has fewer."""
     context = config.ctx_size or min(spec.max_position, ENCODER_CONTEXT if spec.reads_whole else DEFAULT_CONTEXT)
     if context > spec.max_position:
         raise CapacityError(
@@ -85,13 +84,13 @@ def _context(config: EngineConfig, spec: ModelSpec) -> int:
 
 
 def step_tokens(config: EngineConfig, spec: ModelSpec) -> int:
-    """Most tokens of a step. An encoder's sequences are each computed in one."""
+    """The most tokens of a step. An encoder computes each sequence in one step."""
     most = min(config.ubatch_size, config.batch_size)
     return max(most, config.ctx_size or min(spec.max_position, ENCODER_CONTEXT)) if spec.reads_whole else most
 
 
 def _remedy(longest: int, per_block: int) -> str:
-    """What helps where the cache is too small for one sequence; `longest`: positions that would fit."""
+    """The remedy if the cache is too small for one sequence. `longest`: positions that would fit."""
     if longest:
         return f"--ctx-size {longest} would fit"
     return f"give --kv-memory at least {per_block}, which holds {BLOCK_TOKENS} tokens"
@@ -104,10 +103,9 @@ def make_plan(
     weights: WeightBytes,
     layouts: tuple[Layout, Layout, Mesh],
 ) -> Plan:
-    """The plan for this rank; a collective call, every rank gets the same cache.
+    """Makes the plan of this rank, with `layouts` from `layouts_for`. A collective call: all get the same cache.
 
-    `weights`: what this rank's shard takes; `layouts`: from `layouts_for`. Raises CapacityError when weights or
-    cache do not fit the memory that is free, with what would.
+    Raises CapacityError, with a remedy, if weights or cache do not fit the free memory.
     """
     prefill, layout, mesh = layouts
     threads = config.threads or topology.default_threads(world)
@@ -125,7 +123,7 @@ def make_plan(
     limit = config.kv_memory or sys.maxsize
     budget = max(0, min(room - context * rope, limit))
     wanted = context if config.ctx_size or config.kv_memory else BLOCK_TOKENS
-    # blocks of one sequence; a rank without kv-heads has none, and no rotation asks for memory in an encoder
+    # the longest sequence in blocks; without kv-heads and rotations, memory does not limit it
     each = per_block + BLOCK_TOKENS * rope
     most_blocks = sys.maxsize // BLOCK_TOKENS
     longest = min(room // each if each else most_blocks, limit // per_block if per_block else most_blocks)
@@ -134,17 +132,17 @@ def make_plan(
     most = budget // per_block * BLOCK_TOKENS if per_block else sys.maxsize
     spins = SPINS_CROWDED if placement.crowded else SPINS if placement.quota is None else SPINS_QUOTA
     rows = world.gather([most, needed, there, longest * BLOCK_TOKENS, spins])
-    most, needed, there, *_ = min(rows)  # of the rank that has the least room
+    most, needed, there, *_ = min(rows)  # of the rank with the least memory
     longest, spins = min(row[3] for row in rows), min(row[4] for row in rows)
     if most < wanted:
         raise CapacityError(
             f"one sequence of --ctx-size {context} needs {gigabytes(needed)} for its {cache_name(types)} cache "
-            f"on each rank, and {gigabytes(there)} are there for it: {_remedy(longest, per_block)}"
+            f"on each rank, and {gigabytes(there)} are free for it: {_remedy(longest, per_block)}"
         )
-    # All sequences at full length, if memory allows; what is given with --kv-memory is used whole.
+    # All sequences at full length, if memory allows. --kv-memory is always used as a whole.
     total = most if config.kv_memory else min(config.parallel * context, max(context, int(most * KV_SHARE)), most)
     most_tokens, sequences = step_tokens(config, spec), config.parallel
-    if not spec.generates:  # of a step's sequences alone, which leave nothing behind
+    if not spec.generates:  # only the sequences of one step need a cache; they keep nothing for later steps
         sequences = max(sequences, most_tokens // BLOCK_TOKENS)
         total = min(total, most_tokens + sequences * BLOCK_TOKENS)
     context = min(context, total)
@@ -154,10 +152,15 @@ def make_plan(
 
 
 def _state_slots(config: EngineConfig, world: "World", each: int, room: int) -> int:
-    """How many sequences' states there is place for, the same on every rank; 0: no layer keeps one. A collective call.
+    """The number of slots for states of sequences, equal on all ranks; 0: no layer has states. A collective call.
 
-    each: bytes of one on this rank; room: bytes beside the weights. Every running sequence has one, and a snapshot has
-    another. CapacityError where these do not fit.
+    Each running sequence needs one, and so does a snapshot. Raises CapacityError if these do not fit.
+
+    Args:
+        config: The settings.
+        world: The ranks.
+        each: Bytes of one state on this rank.
+        room: Free bytes without the weights.
     """
     least = config.parallel + 1
     rows = world.gather([each, room])
@@ -170,6 +173,6 @@ def _state_slots(config: EngineConfig, world: "World", each: int, room: int) -> 
         remedy = f"--parallel {fits} would fit" if fits else "use more ranks on more hosts"
         raise CapacityError(
             f"the states of --parallel {config.parallel} sequences and a snapshot need {gigabytes(each * least)} on a "
-            f"rank, and {gigabytes(max(0, room))} are there beside its weights: {remedy}"
+            f"rank, and {gigabytes(max(0, room))} are free after its weights: {remedy}"
         )
     return max(least, min(STATES_EACH * config.parallel, most))

@@ -1,6 +1,4 @@
-"""A plan as a picture: tokens per second over hosts, the roofline of one host with the model's steps, and the memory of
-the largest rank.
-"""
+"""Draws a plan: tokens per second over hosts, the roofline of one host with the model's steps, and memory."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -18,8 +16,8 @@ PARTS = "weights", "cache", "states", "activations", "buffers", "process"
 
 
 def draw(question: Question, found: Sequence[Answer], path: str) -> None:
-    """Writes the picture. ConfigError without matplotlib, for another ending, or where the file cannot be written."""
-    check_path(path)  # before anything is predicted
+    """Writes the figure. Raises ConfigError without matplotlib, for an unknown suffix, or if writing fails."""
+    check_path(path)  # fail early: before the predictions
     figure = new_figure(15, 4.5)
     hosts, roofline, memory = figure.subplots(1, 3)
     _hosts(hosts, question)
@@ -29,7 +27,7 @@ def draw(question: Question, found: Sequence[Answer], path: str) -> None:
 
 
 def _hosts(axes: Any, question: Question) -> None:
-    """Tokens per second of the best way over hosts, with the range in which they may lie."""
+    """Tokens per second of the best way over hosts, with the range of uncertainty."""
     rows = [(hosts, one) for hosts, one in over_hosts(question, MOST_HOSTS) if one.fits]
     for name in ("decode", "prefill"):
         rates = [getattr(one, name) for _, one in rows]
@@ -47,7 +45,7 @@ def _hosts(axes: Any, question: Question) -> None:
 
 
 def _roofline(axes: Any, question: Question) -> None:
-    """Operations per second over operations per byte: what the host can do, and steps of several sizes."""
+    """Operations per second over operations per byte: the limits of the host, and steps of several sizes."""
     machine = question.cluster.machine
     one = Question.on(question, dataclasses.replace(question.cluster, hosts=1)).predictor(Way("tensor"))
     read = machine.nodes * machine.read_rate(machine.cores)
@@ -67,7 +65,7 @@ def _roofline(axes: Any, question: Question) -> None:
 
 
 def intensity(predictor: Predictor, rows: int) -> tuple[float, float]:
-    """Operations and bytes of weights of the first rank's products in a step of so many rows."""
+    """(operations, bytes of weights) of the first rank's products in a step of `rows` rows."""
     operations = size = 0.0
     for cost in (stage.costs[0] for stage in predictor.stages):
         for instr, count in cost.distinct:
@@ -79,7 +77,7 @@ def intensity(predictor: Predictor, rows: int) -> tuple[float, float]:
 
 
 def _memory(axes: Any, question: Question, found: Sequence[Answer]) -> None:
-    """What the largest rank holds, of each way."""
+    """Memory of the largest rank, for each way."""
     names, below = [str(one.way) for one in found], [0.0] * len(found)
     for part in PARTS:
         sizes = [getattr(one.largest, part) / 2**30 for one in found]

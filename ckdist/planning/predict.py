@@ -1,7 +1,7 @@
-"""How fast a model will run and what it will take on a cluster that is described, divided in one of several ways.
+"""Predicts speed and memory of a model on a described cluster, for one way to divide it.
 
-Programs are traced and lowered as a start would do it, for the first rank of each stage, which has the largest share;
-no tensor is made. Seconds are those of `ckdist.planning.cost`. It looks at no file but the model's headers.
+Programs are traced and lowered as for a real start, for the first rank of each stage, which has the largest share. No
+tensor is allocated, and only the headers of the model's files are read. `ckdist.planning.cost` predicts the seconds.
 """
 
 import functools
@@ -31,21 +31,19 @@ from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.loader import planned_type
 from ckdist.weights.packed_type import WeightCost, cost_of_type
 
-KEPT_STEPS = 1 << 14  # shapes whose times are kept
-CHUNKS_SAMPLED = 17  # of a long prompt's; between these, time grows evenly with what is before
+KEPT_STEPS = 1 << 14  # number of step shapes whose times are cached
+CHUNKS_SAMPLED = 17  # priced chunks of a long prompt; between these, time is linear in the context
 
 
 @dataclass(frozen=True)
 class Way:
-    """How a model is divided over a cluster: `replicas` groups of hosts that each have all of it, in each `stages`,
-    and of a stage's ranks what of a prompt's work and of experts is divided (`--prefill`, `--experts`).
-    """
+    """A way to divide a model over a cluster."""
 
     name: str
-    replicas: int = 1
-    stages: int = 1
-    prefill: str = "tensor"
-    experts: str = "tensor"
+    replicas: int = 1  # groups of hosts with a whole model each
+    stages: int = 1  # pipeline stages of a replica
+    prefill: str = "tensor"  # as --prefill
+    experts: str = "tensor"  # as --experts
 
     def __str__(self) -> str:
         more = {"replicas": self.replicas, "stages": self.stages}
@@ -55,52 +53,56 @@ class Way:
 
 @dataclass(frozen=True)
 class Rate:
-    """Tokens per second of a whole cluster, the seconds of one step or prompt, and what these are made of; `spread`:
-    the share by which they may be wrong either way.
-    """
+    """A predicted speed."""
 
-    tokens: float
-    seconds: float
-    times: Times
-    spread: float
+    tokens: float  # tokens per second of the whole cluster
+    seconds: float  # of one step or prompt
+    times: Times  # the parts of `seconds`
+    spread: float  # relative uncertainty in both directions
 
     @property
     def low(self) -> float:
-        """Tokens per second at least, if the machine is as described."""
+        """Lower bound on tokens per second."""
         return self.tokens / (1 + self.spread)
 
     @property
     def high(self) -> float:
-        """Tokens per second at most."""
+        """Upper bound on tokens per second."""
         return self.tokens * (1 + self.spread)
 
     @property
     def bound(self) -> str:
-        """What takes the most of the time."""
+        """The resource that takes most of the time."""
         return self.times.bound
 
 
 @dataclass(frozen=True)
 class StageModel:
-    """A stage's first rank: its programs, decode's first, and what a step of each costs."""
+    """The first rank of a stage."""
 
-    programs: list[Program]
-    costs: list[CostModel]
+    programs: list[Program]  # decode's first
+    costs: list[CostModel]  # for each program
     decode: Layout
     mesh: Mesh
     spec_layers: tuple[int, int]
 
     def step(self, shape: StepShape) -> Times:
-        """The faster of the programs, with prompts; else decode's."""
+        """The times of a step: of the faster program for a step with prompts, else of decode's program."""
         prompts = shape.tokens > shape.sequences
         return min((cost.step(shape) for cost in (self.costs if prompts else self.costs[:1])), key=lambda t: t.total)
 
 
 class Predictor:
-    """A model on a cluster, divided in a way. ConfigError where it cannot be divided so.
+    """Predicts a model on a cluster, divided in one way. Raises ConfigError if the way is not possible.
 
-    `ubatch_size`: tokens of a step at most; `quantize` as of --quantize; `cache`: types of keys and values; `alike`
-    as of `CostModel`.
+    Args:
+        checkpoint: The model.
+        cluster: The hosts.
+        way: How the model is divided.
+        ubatch_size: Most tokens of a step.
+        quantize: As --quantize.
+        cache: Types of keys and values.
+        alike: As in `CostModel`.
     """
 
     def __init__(
@@ -126,15 +128,15 @@ class Predictor:
         self.stage_times = functools.lru_cache(maxsize=KEPT_STEPS)(self._stage_times)
 
     def packed(self, name: str) -> int:
-        """The ggml number of the type in which a matrix is packed."""
+        """The ggml number of the type that a matrix is packed in."""
         return planned_type(name, self.checkpoint.tensors[name], self.quantize)
 
     def weight(self, name: str) -> WeightCost:
-        """What an element of a matrix costs."""
+        """The cost of a matrix per element."""
         return cost_of_type(self.packed(name), self.cluster.machine.isa)
 
     def _divided(self) -> Iterator[tuple[Stage, list[RankPlace]]]:
-        """Each stage of the first replica and the places of its ranks."""
+        """(stage, places of its ranks) for the first replica."""
         spec, count = self.checkpoint.spec, self.way.stages
         places = self.cluster.places()[: self.cluster.size // self.way.replicas]
         each = len(places) // count
@@ -147,7 +149,7 @@ class Predictor:
             yield Stage(number, count, own), places[number * each : (number + 1) * each]
 
     def _stage(self, stage: Stage, places: list[RankPlace]) -> StageModel:
-        """What a stage's first rank runs, as `ckdist.engine.stages` would trace it."""
+        """The model of a stage's first rank, with programs as `ckdist.engine.stages` traces them."""
         spec, hosts = self.checkpoint.spec, len({place.host for place in places})
         config = EngineConfig(
             prefill=self.way.prefill, experts=self.way.experts, pipeline_parallel_size=stage.count,
@@ -165,7 +167,7 @@ class Predictor:
     # Time
 
     def _hop(self, tokens: int, number: int) -> Times:
-        """From a stage to the next one, of so many tokens; nothing behind the last."""
+        """The times to send `tokens` rows from stage `number` to the next one; zero after the last stage."""
         if number == len(self.stages) - 1:
             return Times()
         places = self.cluster.places()
@@ -177,30 +179,28 @@ class Predictor:
         return Times(exchange=machine.rank_seconds + count / machine.rank_rate)
 
     def _stage_times(self, shape: StepShape) -> tuple[Times, ...]:
-        """Of a step, what each stage takes, and its way to the next."""
+        """The times of a step in each stage, with the transfer to the next stage."""
         return tuple(
             stage.step(shape).plus(self._hop(shape.tokens, number)) for number, stage in enumerate(self.stages)
         )
 
     def step(self, shape: StepShape) -> Times:
-        """Of one step of a replica through all stages."""
+        """The times of one step of a replica through all stages."""
         times = Times()
         for each in self.stage_times(shape):
             times = times.plus(each)
         return times
 
     def seconds(self, shape: StepShape) -> float:
-        """Of one step of a replica through all stages."""
+        """The seconds of one step of a replica through all stages."""
         return self.step(shape).total
 
     def interval(self, shape: StepShape) -> float:
-        """Seconds from a step's end to that of the next one, where there are always steps enough on their way: of the
-        slowest stage.
-        """
+        """Seconds between the ends of two steps if the pipeline is full: those of the slowest stage."""
         return max(times.total for times in self.stage_times(shape))
 
     def decode(self, sequences: int, context: int) -> Rate:
-        """Of so many sequences on the whole cluster, each behind `context` tokens."""
+        """The decode speed of `sequences` sequences on the whole cluster, after `context` tokens of context each."""
         each = -(-sequences // self.way.replicas)
         batches = self.costs.groups(each)
         shape = StepShape.decode(-(-each // batches), context)
@@ -208,7 +208,7 @@ class Predictor:
         return Rate(sequences / seconds, seconds, self.step(shape), self.cluster.machine.uncertainty)
 
     def prefill(self, tokens: int, context: int = 0, prompts: int = 1) -> Rate:
-        """Of prompts of so many tokens, each behind `context` others; seconds are those of one."""
+        """The speed of prompts of `tokens` tokens, after `context` tokens of context each. `seconds`: of one prompt."""
         pieces = self.costs.pieces(self.costs.work(context, context + tokens))
         piece = min(self.ubatch_size, -(-tokens // pieces))
         sizes = [piece] * (tokens // piece) + [tokens % piece]
@@ -222,7 +222,7 @@ class Predictor:
         for shape, count in shapes:
             times = times.plus(self.step(shape), count)
             slowest += count * self.interval(shape)
-        first = self.seconds(shapes[-1][0]) - self.interval(shapes[-1][0])  # until all stages work
+        first = self.seconds(shapes[-1][0]) - self.interval(shapes[-1][0])  # time to fill the pipeline
         seconds = slowest + first
         replicas = min(prompts, self.way.replicas)
         return Rate(replicas * tokens / seconds, seconds, times, self.cluster.machine.uncertainty)
@@ -231,11 +231,10 @@ class Predictor:
 
     @functools.cached_property
     def lowered(self) -> list[list[tuple[Program, Lowered]]]:
-        """Of each stage its programs and their steps."""
+        """The programs of each stage, with their lowered forms."""
         return [self._lowered(stage) for stage in self.stages]
 
     def _lowered(self, stage: StageModel) -> list[tuple[Program, Lowered]]:
-        """A stage's programs and their steps."""
         first, found = stage.programs[0], []
         for program in stage.programs:
             stored = None if program is first else stored_dims(program, first)
@@ -251,7 +250,7 @@ class Predictor:
         return found
 
     def memory(self, context: int, sequences: int) -> list[RankMemory]:
-        """Of the first rank of each stage, with caches for so many sequences of the whole cluster."""
+        """Memory of the first rank of each stage, with caches for `sequences` sequences of the whole cluster."""
         each = -(-sequences // self.way.replicas)
         names = dict(zip(("k", "v"), self.cache, strict=True))
         types: Mapping[str, str] = cache_types(EngineConfig(cache_type_k=names["k"], cache_type_v=names["v"]))
@@ -266,12 +265,12 @@ class Predictor:
 
 @dataclass(frozen=True)
 class PredictedStepCost:
-    """A `StepCost` of simulations without a measurement: of a predictor, for the mean prompt and sequence."""
+    """A predicted `StepCost` for simulations: of a step with the mean prompt and the mean sequence."""
 
     predictor: Predictor
 
     def seconds(self, step: StepTotals, /) -> float:
-        """That the step takes."""
+        """Seconds of the step."""
         chunks = []
         if step.prompt_tokens:
             before = step.prompt_attended / step.prompt_tokens - step.prompt_tokens / 2
@@ -282,7 +281,7 @@ class PredictedStepCost:
 
 
 def ways_for(cluster: Cluster, layers: int, mixture: bool) -> list[Way]:
-    """The ways that a model of so many layers may be divided over a cluster, the plainest first."""
+    """The possible ways to divide a model over a cluster, the simplest first. `mixture`: it has experts."""
     ways = [Way("tensor")]
     if cluster.size > 1:
         ways.append(Way("token", prefill="token"))

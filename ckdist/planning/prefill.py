@@ -1,8 +1,7 @@
-"""From how many tokens on a step with prompts runs token-parallel: by a cost model first (`cost`), then by a
-measurement.
+"""Chooses the number of tokens from which on a step with prompts runs token-parallel.
 
-A measurement (`measured_cost`) is made only of steps for which the model predicts a gain worth it. Logits are the same
-bits either way, so the answer is one of speed alone.
+A cost model (`cost`) predicts the gain. Only sizes with enough predicted gain are measured (`measured_cost`). Both
+variants give the same bits, so only speed matters.
 """
 
 import sys
@@ -18,37 +17,31 @@ from ckdist.planning.measured_cost import LayerCosts, load_costs, measure, save_
 from ckdist.planning.paired_test import LEAST_GAIN, NOISY, UNSEEN
 from ckdist.program.executable import DECODE, PREFILL, Executable, StageRanks
 
-# Of the time: what 600 pairs show nine times in ten where each run varies by a half (`paired_test.pairs_for`).
+# Fraction of the time: 600 pairs show it in nine of ten cases if runs vary by a half (`paired_test.pairs_for`).
 WORTH_MEASURING = 0.1
-# The same of a mixture of experts: each rank also gathers, quantises and adds the rows of every expert, which the model
-# does not price. So it is asked about unless it is predicted to lose.
+# The same for a mixture of experts. Each rank also gathers, quantises and adds the rows of each expert, which the cost
+# model lacks. So it is measured unless it is predicted to be slower.
 MIXTURE_WORTH_MEASURING = 0.0
 
 
 @dataclass(frozen=True)
 class PrefillChoice:
-    """Steps with prompts of at least `from_tokens` tokens run token-parallel. `reason`: the choice and why, in a few
-    words; `details`: all numbers, in one line, "" without any. `costs`: None where nothing was measured.
-    """
+    """The choice for steps with prompts."""
 
-    from_tokens: int
-    reason: str
-    details: str = ""
-    costs: LayerCosts | None = None
-    relative: float = 1.0  # of the mean layer to the first, which is measured
+    from_tokens: int  # steps with at least this number of tokens run token-parallel
+    reason: str  # the choice and its reason, in a few words
+    details: str = ""  # all numbers, in one line; "" if there are none
+    costs: LayerCosts | None = None  # None: not measured
+    relative: float = 1.0  # cost of the mean layer / cost of the first, which is measured
 
     def predicted(self, steps: list[tuple[int, int]], layers: int) -> float | None:
-        """Seconds of the layers of steps, each of a phase and so many tokens, without context before them; None where
-        nothing was measured.
-        """
+        """Seconds of all layers in steps (phase, tokens) without context; None without a measurement."""
         if self.costs is None:
             return None
         return layers * self.relative * sum(self.costs.predicted(phase, tokens) for phase, tokens in steps)
 
     def stats(self, executable: Executable) -> dict[str, float | str]:
-        """For metrics: the reason, what was measured, the threshold (0: none), and how many tokens of steps with
-        prompts went either way.
-        """
+        """Values for metrics: reason, measurement, threshold (0: none), and tokens of steps with prompts by layout."""
         counts = dict(enumerate(executable.prefill_tokens))
         numbers: dict[str, float | str] = {
             "prefill_choice_info": self.reason,
@@ -73,12 +66,19 @@ def choose_prefill(
     anew: bool = False,
     unmeasured: str = "",
 ) -> PrefillChoice:
-    """Sets the executable's `prefill_from`; a collective call, before anything is in the cache.
+    """Sets the executable's `prefill_from`. A collective call, while the cache is empty.
 
-    `models`: this rank's, of the executable's plans. What is kept for `key_of()` (as of `measured_cost`) comes first;
-    then sizes for which the models predict too little are not asked about, and the others are measured, or with `anew`
-    all are. Within `held()` this rank does nothing beside. `unmeasured`: why nothing is measured without `anew`, as
-    where threads share cores and wait for one another as the system pleases; "": it may be.
+    Costs that are stored for the key have precedence. Else sizes with enough predicted gain are measured.
+
+    Args:
+        config: The settings.
+        world: The ranks.
+        executable: This rank's executable.
+        models: Cost models of its plans.
+        key_of: Makes the key of stored costs, by `measured_cost.key_of`.
+        held: A context in which this rank does no other work.
+        anew: Measure all sizes again.
+        unmeasured: The reason to measure nothing without `anew`, for example threads that share cores. "": measure.
     """
     if executable.plans == 1:
         return PrefillChoice(sys.maxsize, _only_tensor(config, world, executable.stages))
@@ -111,8 +111,9 @@ def choose_prefill(
 
 
 def predicted_gains(world: World, models: list[CostModel], sizes: list[int]) -> dict[int, float]:
-    """For each size what share of the time the slowest rank saves token-parallel, negative where it loses; a collective
-    call.
+    """Size -> fraction of the slowest rank's time that token-parallel saves; negative if it is slower.
+
+    A collective call.
     """
     rows = world.gather([[model.seconds(size) for size in sizes] for model in models])
     tensor, token = (
@@ -122,9 +123,7 @@ def predicted_gains(world: World, models: list[CostModel], sizes: list[int]) -> 
 
 
 def promising(gains: dict[int, float], worth: float = WORTH_MEASURING) -> dict[int, float]:
-    """The sizes with a gain that is `worth` measuring, from the largest down to the last that has none without one
-    above it, and the gain that the measurement should show.
-    """
+    """Size -> expected gain, for the sizes to measure: from the largest down, until a gain is below `worth`."""
     found = {}
     for size in sorted(gains, reverse=True):
         if gains[size] < worth:
@@ -140,9 +139,9 @@ def choose(
     unmeasured: str = "",
     weights_moved: float = 0.0,
 ) -> PrefillChoice:
-    """As the measurement says; without one tensor-parallel.
+    """The choice by the measurement; tensor-parallel without one.
 
-    `weights_moved`: bytes of other ranks' weights that a rank reads in a layer where tokens are sharded.
+    `weights_moved`: bytes of other ranks' weights that a rank reads in a token-parallel layer.
     """
     largest = max(gains)
     predicted = ", ".join(f"{percent(gain)} at {size}" for size, gain in sorted(gains.items()))
@@ -176,12 +175,12 @@ def choose(
 
 
 def percent(gain: float) -> str:
-    """A gain of 0.07 as "7 % faster"."""
+    """Formats a gain of 0.07 as "7 % faster"."""
     return f"{abs(gain) * 100:.0f} % {'slower' if gain < 0 else 'faster'}"
 
 
 def _only_tensor(config: EngineConfig, world: World, stages: StageRanks | None) -> str:
-    """Why there is nothing to choose."""
+    """The reason why there is no choice."""
     if world.size == 1:
         return "on one rank"
     if stages is not None and stages.communicator.size == 1:
@@ -192,7 +191,7 @@ def _only_tensor(config: EngineConfig, world: World, stages: StageRanks | None) 
 
 
 def _tuples(value: Any) -> Any:
-    """Lists as tuples, also within one another."""
+    """Converts lists, also nested ones, to tuples."""
     return tuple(_tuples(part) for part in value) if isinstance(value, (list, tuple)) else value
 
 

@@ -1,6 +1,6 @@
-"""What one rank of a job that serves takes, by what it holds: from its lowered programs and the caches of the spec.
+"""Predicts the memory of one serving rank by purpose, from its lowered programs and the caches of the spec.
 
-`ckdist.planning.memory` has the parts that a start asks for as well; nothing here looks at this machine.
+It does not depend on this machine. `ckdist.planning.memory` has the parts that a real start uses too.
 """
 
 import dataclasses
@@ -18,43 +18,43 @@ from ckdist.program.lowered import SLOTS, Lowered
 from ckdist.program.program import Program
 
 TILE_ROWS = 16
-REPLICATED_ROWS = 2  # of activations that each thread makes for itself, as in native/runtime/inference.h
+REPLICATED_ROWS = 2  # rows of activations that each thread makes for itself, as in native/runtime/inference.h
 
 
 @dataclass(frozen=True)
 class RankMemory:
-    """Bytes of one rank. `experts` are a part of `weights`; `process`: Python, libraries and all that is small."""
+    """Bytes of one rank."""
 
     weights: int
-    experts: int
+    experts: int  # part of `weights`
     cache: int
     states: int
     activations: int
     buffers: int
-    process: int = RESERVE
+    process: int = RESERVE  # Python, libraries and all small parts
 
     @property
     def total(self) -> int:
-        """All together."""
+        """The sum of all parts."""
         return sum(getattr(self, field.name) for field in dataclasses.fields(self)) - self.experts
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a job is sized for. `cache`: types of keys and values by the names of a layer's cached arrays."""
+    """The sizes of a job."""
 
     context: int
     sequences: int
     step_tokens: int
-    cache: Mapping[str, str]
+    cache: Mapping[str, str]  # types of keys and values, by the names of cached arrays
 
 
 def weights_bytes(
     lowered: Lowered, program: Program, packed: Callable[[str], int], chosen: Callable[[str], bool] = lambda _: True
 ) -> int:
-    """Of this rank's matrices as they are packed, in tiles of 16 rows, and its vectors; of those with a chosen name.
+    """Bytes of this rank's packed matrices, in tiles of 16 rows, and vectors.
 
-    `packed(name)`: the ggml number of a matrix's type.
+    `packed(name)` is the ggml type of a matrix. Only weights with `chosen(name)` count.
     """
     stacks = {w.name: w.dims[0].count for w in program.weights if len(w.dims) > 2}
     total, seen = 0, set()
@@ -79,7 +79,7 @@ def rank_memory(
     wanted: Wanted,
     threads: int,
 ) -> RankMemory:
-    """Of the rank of a mesh that decodes in a layout. `plans`: its programs as they are lowered, decode's first."""
+    """The memory of a rank. `place`: decode's layout and the mesh. `plans`: programs and lowered forms."""
     (program, lowered), (layout, mesh) = plans[0], place
     blocks = -(-wanted.context // BLOCK_TOKENS) * wanted.sequences
     slots = wanted.sequences + 1 if lowered.states else 0

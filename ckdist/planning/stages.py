@@ -1,8 +1,8 @@
-"""Which ranks are which stage of a model, and which layers a stage has.
+"""Assigns ranks and layers to pipeline stages.
 
-The mesh of a job is pp x tp, hosts outermost: neighbours are one stage, mostly of one host. Rank 0 schedules and
-samples, so its stage is the last: logits are made where tokens are chosen, and a token needs no way of its own, for the
-next batch carries it to the first stage. Batches go from rank 0 to all ranks, rows from each stage to the next one:
+The mesh of a job is pp x tp, with hosts outermost, so the ranks of a stage are consecutive and usually on one host.
+Rank 0 schedules and samples. Its stage is the last one, so logits are made on the rank that samples, and the next batch
+carries the tokens to the first stage. Rank 0 sends batches to all ranks, and each stage sends rows to the next one:
 
     ranks 0, 1    last stage        rows from ranks 4, 5
     ranks 2, 3    first stage       rows to ranks 4, 5
@@ -34,33 +34,31 @@ from ckdist.program.stages import Stage
 from ckdist.weights.dtypes import BY_NAME
 from ckdist.weights.packed_type import WeightCost
 
-PROMPT = 2048  # tokens, by which layers are divided
-MIXTURES = 10  # of what a decoded token and a prompt cost, of which each is a division
-STEP_READ = 30e9  # bytes per second, of weights and caches that each step reads: most of the reading is hidden
-PIECE_TOKENS, MATRIX_ROWS = 192, 1024  # of products that are measured
-KERNEL_SECONDS, KERNEL_REPEATS = 0.002, 8  # short, for the best of many is right where others take a core at times
+PROMPT = 2048  # tokens of the prompt for which layers are divided
+MIXTURES = 10  # number of weightings of decode cost and prompt cost that are tried
+STEP_READ = 30e9  # bytes/s of weights and caches in a step; most of the reading is hidden
+PIECE_TOKENS, MATRIX_ROWS = 192, 1024  # sizes of measured products
+KERNEL_SECONDS, KERNEL_REPEATS = 0.002, 8  # short with many repeats: the best is right even if cores are preempted
 
 
 @dataclass(frozen=True)
 class StageRank:
-    """A rank's place in the stages of a job: its stage, the ranks of that as a `world`, and the ranks of the job that
-    send it rows and receive them from it; -1: none.
-    """
+    """The place of a rank in the stages of a job."""
 
     stage: Stage
-    world: World
-    previous: int = -1
-    next: int = -1
+    world: World  # the ranks of the stage
+    previous: int = -1  # the job's rank that sends rows to this one; -1: none
+    next: int = -1  # the job's rank that receives rows from this one; -1: none
 
 
 def stage_rank(world: World, layers: Sequence[Range]) -> StageRank:
-    """Of this rank, in a job with a stage for each of `layers`, in their order."""
+    """The place of this rank in a job with one stage for each range in `layers`."""
     count = len(layers)
     if count == 1:
         return StageRank(Stage(0, 1, layers[0]), world)
     mesh = Mesh.of_job(world.size, world.rank, dp=1, pp=count, tp=world.size // count)
     number = (mesh.index("pp") - 1) % count
-    peers = [place.rank for place in mesh.along("pp")]  # of the same place in each stage
+    peers = [place.rank for place in mesh.along("pp")]  # the rank with the same index in each stage
     stage, at = Stage(number, count, layers[number]), mesh.index("pp")
     return StageRank(
         stage,
@@ -71,7 +69,7 @@ def stage_rank(world: World, layers: Sequence[Range]) -> StageRank:
 
 
 def check_stages(count: int, ranks: int, layers: int) -> None:
-    """ConfigError where so many stages cannot be made of the ranks, or of the layers."""
+    """Raises ConfigError if `count` stages do not fit the numbers of ranks and layers."""
     flag = f"--pipeline-parallel-size {count}"
     if count > layers:
         raise ConfigError(f"{flag} is more than the {layers} layers of the model: each stage has at least one layer")
@@ -80,12 +78,11 @@ def check_stages(count: int, ranks: int, layers: int) -> None:
 
 
 def divide_layers(program: Program, count: int, isa: str, weight: Callable[[str], WeightCost]) -> list[Range]:
-    """The layers of each of `count` stages of a program of one rank.
+    """Divides the layers of a program for one rank into `count` stages.
 
-    The slowest stage bounds both decode, of which the head is a large part, and prompts, which need it for one row.
-    The product of its shares of both is least: no stage can be made faster at one of them by some factor without being
-    slower at the other by more. What a layer, the embedding and the head cost is predicted by the cost model of
-    `ckdist.planning.cost`; `weight` as there.
+    The slowest stage limits both decode, in which the head is a large part, and prompts, which need the head for one
+    row. The product of the slowest stage's fractions of both is minimised: no other division makes one of them faster
+    by some factor without making the other one slower by more. `CostModel` predicts the costs; `weight` is as there.
     """
     model = CostModel(program, Mesh(), [RankPlace("", 0, 0, 1, {})], nominal(isa), weight)
     decode, prompt = (_layer_shares(model.seconds_between_boundaries(program, tokens)) for tokens in (1, PROMPT))
@@ -93,7 +90,7 @@ def divide_layers(program: Program, count: int, isa: str, weight: Callable[[str]
 
 
 def _layer_shares(seconds: Sequence[float]) -> list[float]:
-    """Of each layer, with the embedding in the first and the head in the last one, its part of the whole."""
+    """Each layer's fraction of the total. The first includes the embedding, the last the head."""
     embedding, *layers, head = seconds
     layers[0] += embedding
     layers[-1] += head
@@ -101,8 +98,9 @@ def _layer_shares(seconds: Sequence[float]) -> list[float]:
 
 
 def even_in_both(first: Sequence[float], second: Sequence[float], count: int) -> list[Range]:
-    """`count` contiguous slices, none empty, for which the product of the largest sums of both costs is least, among
-    those that are even in a mixture of both.
+    """`count` contiguous slices, none empty, with the smallest product of both largest sums.
+
+    Candidates are the slices that are even for a weighting of both costs.
     """
     found = []
     for part in range(MIXTURES + 1):
@@ -113,21 +111,21 @@ def even_in_both(first: Sequence[float], second: Sequence[float], count: int) ->
 
 
 class ProductWork(NamedTuple):
-    """Of a stage's layers seconds of products for a token of a prompt and of attention for each token before it, and
-    bytes of weights and caches that a step with a prompt reads; of all the stage bytes that a decode step reads.
-    """
+    """The work of one rank of a stage."""
 
-    computed: float
-    attended: float
-    read: float
-    decode_read: float
+    computed: float  # seconds of products per prompt token, without the head
+    attended: float  # seconds of attention per prompt token and token of context
+    read: float  # bytes of weights and caches that a step with a prompt reads, without the head
+    decode_read: float  # bytes of weights that a decode step reads
 
 
 def prompt_machine(
     program: Program, weight: Callable[[str], WeightCost], cpus: Sequence[int], cache: str
 ) -> MachineSpec:
-    """One of nominal figures, but for the kernels of prompts, as one of the CPUs runs them: products with a program's
-    types of weights, and attention with a type of keys and values. It takes some hundredths of a second.
+    """A machine with nominal figures, but measured kernels for prompts: products, and attention on one CPU.
+
+    Products have the program's types of weights. `cache` is the type of keys and values. It takes some hundredths of a
+    second.
     """
     kinds = {weight(w.name).kind for instr in program.instrs if instr.op in PRODUCTS for w in matrices_of(instr)}
     rates = {
@@ -142,7 +140,7 @@ def prompt_machine(
 def product_work(
     program: Program, mesh: Mesh, weight: Callable[[str], WeightCost], machine: MachineSpec
 ) -> ProductWork:
-    """Of one rank of a stage with this program; `weight`: of a matrix."""
+    """The work of one rank of a stage with this program. `weight(name)` is the cost of a matrix."""
     places, prompt = [RankPlace("", 0, 0, 1, {})] * math.prod(mesh.axes.values()), StepShape.prompt(PROMPT)
     model = CostModel(program, mesh, places, machine, weight)
     products = [instr for instr in program.instrs if instr.op in PRODUCTS]
@@ -158,8 +156,10 @@ def product_work(
 
 
 def stage_costs(works: Sequence[ProductWork]) -> StageCosts:
-    """What steps cost, of the work of a rank of each stage. A step reads the weights of its layers however few tokens
-    it has; of mixtures it reads more experts than a token takes.
+    """The costs of steps, from the work of one rank of each stage.
+
+    A step reads the weights of its layers for any number of tokens. For mixtures, it reads more experts than a token
+    uses.
     """
     computed, attended, read, decode_read = (list(each) for each in zip(*works, strict=True))
     cost = sum(read) / STEP_READ / sum(computed)
@@ -168,12 +168,12 @@ def stage_costs(works: Sequence[ProductWork]) -> StageCosts:
 
 
 def even_slices(costs: Sequence[float], count: int) -> list[Range]:
-    """`count` contiguous slices of `costs`, none empty, whose largest sum is least; of these the most even ones."""
+    """`count` contiguous slices of `costs`, none empty, with the smallest largest sum; ties: the most even ones."""
     sums = [sum(costs[:i]) for i in range(len(costs) + 1)]
 
     @cache
     def best(begin: int, slices: int) -> tuple[float, float, tuple[int, ...]]:
-        """Of the costs from `begin` on: the largest sum, the sum of squares, and where slices end."""
+        """(largest sum, sum of squares, ends of the slices) for the costs from `begin` on."""
         if slices == 1:
             own = sums[-1] - sums[begin]
             return own, own * own, (len(costs),)
@@ -187,7 +187,7 @@ def even_slices(costs: Sequence[float], count: int) -> list[Range]:
 
 
 def exchange_line(program: Program, hosts: int, link: Link) -> str:
-    """What hosts exchange of a decoded token in a program without stages, and what they would with a stage each."""
+    """One line that compares the exchange per decoded token without stages and with one stage per host."""
     message = link.message(4 * program.boundaries[0].dims[-1].elements) * 1e3  # ms
     sums, rows = sum(instr.op == "all_reduce" for instr in program.instrs), hosts - 1
     return (
@@ -198,8 +198,9 @@ def exchange_line(program: Program, hosts: int, link: Link) -> str:
 
 
 def stage_lines(ranks: Sequence[tuple[int, int, int, int]]) -> list[str]:
-    """A line for each stage: what it has, and on which ranks. `ranks`: number, first layer, end and bytes of weights of
-    each rank's stage, in their order.
+    """One line per stage: its parts and its ranks.
+
+    `ranks`: for each rank (number of its stage, first layer, end of the layers, bytes of weights).
     """
     count, lines = max(number for number, *_ in ranks) + 1, []
     for number in range(count):

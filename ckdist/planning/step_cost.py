@@ -1,7 +1,7 @@
-"""Seconds that a step of a server takes, by what is in it: the price list of a simulation.
+"""The seconds of a server's step by its contents, for simulations.
 
-`StepCost` is all that a simulation asks. `LinearStepCost` is one whose prices `fit_step_cost` found in steps: measured
-ones, which `ckdist bench steps` writes as rows, sampling and Python included, or those of a prediction.
+`StepCost` is the interface. `LinearStepCost` has prices that `fit_step_cost` fits to steps. These are measured, by
+`ckdist bench steps` and including sampling and Python, or predicted.
 """
 
 import bisect
@@ -19,52 +19,45 @@ from ckdist.text_file import read_text_file
 
 MAX_FILE_BYTES = 1 << 20
 MOST_ROWS = 10_000
-CONTEXTS = 4  # behind how many contexts a step is predicted
-MOST = 1e15  # of any number of a row
+CONTEXTS = 4  # number of context lengths for which a step is predicted
+MOST = 1e15  # upper limit of each number in a row
 
 
 class StepTotals(NamedTuple):
-    """What is in a step, added up.
-
-    `prompt_tokens` of prompts attend to `prompt_attended` positions in all, each to those before it; `decodes`
-    sequences have one token each and attend to `decode_context` positions in all. `outputs`: rows of logits.
-    """
+    """The contents of a step, as sums over its sequences."""
 
     prompt_tokens: int = 0
-    prompt_attended: int = 0
-    decodes: int = 0
-    decode_context: int = 0
-    outputs: int = 0
+    prompt_attended: int = 0  # positions that prompt tokens attend to
+    decodes: int = 0  # sequences with one token each
+    decode_context: int = 0  # positions that these tokens attend to
+    outputs: int = 0  # rows of logits
 
     @property
     def tokens(self) -> int:
-        """In all."""
+        """All tokens."""
         return self.prompt_tokens + self.decodes
 
 
 class StepCost(Protocol):
-    """A price list of steps."""
+    """The cost of steps."""
 
     def seconds(self, step: StepTotals, /) -> float:
-        """That the step takes, from the scheduler's choice to its tokens; it grows with each number of the shape."""
+        """Seconds from scheduling the step to its sampled tokens. They grow with each number of `step`."""
         ...
 
 
 @dataclass(frozen=True)
 class LinearStepCost:
-    """`seconds_of[i]` of a step of `sizes[i]` tokens of one prompt without context, on a line between these; and the
-    price of each further row of logits, of each position that a prompt's token attends to, and of each that a decoded
-    one does.
-    """
+    """Interpolates `seconds_of` linearly over `sizes`, and adds prices for outputs and attention."""
 
-    sizes: tuple[int, ...]
-    seconds_of: tuple[float, ...]
-    per_output: float = 0.0
-    per_prompt_attended: float = 0.0
-    per_decode_context: float = 0.0
+    sizes: tuple[int, ...]  # tokens of a step with one prompt without context, ascending
+    seconds_of: tuple[float, ...]  # seconds of each size
+    per_output: float = 0.0  # seconds per row of logits after the first
+    per_prompt_attended: float = 0.0  # seconds per position that a prompt token attends to
+    per_decode_context: float = 0.0  # seconds per position that a decoded token attends to
 
     def seconds(self, step: StepTotals) -> float:
-        """That the step takes."""
+        """Seconds of the step."""
         base = self._base(step.tokens)
         return (
             base
@@ -74,7 +67,7 @@ class LinearStepCost:
         )
 
     def _base(self, tokens: int) -> float:
-        """Of a step of so many tokens of a prompt without context."""
+        """Seconds of a prefill step of `tokens` tokens without context."""
         sizes, seconds = self.sizes, self.seconds_of
         above = bisect.bisect_left(sizes, tokens)
         if above == 0:
@@ -86,12 +79,12 @@ class LinearStepCost:
 
 
 def step_row(step: StepTotals, seconds: float) -> dict[str, Any]:
-    """A measured step as `ckdist bench steps` writes it."""
+    """A measured step as a row of `ckdist bench steps`."""
     return {**step._asdict(), "seconds": seconds}
 
 
 def read_step_cost(path: str) -> LinearStepCost:
-    """The prices in the rows of a file of `ckdist bench steps -o json`. ConfigError where it cannot be used."""
+    """Fits prices to a file of `ckdist bench steps -o json`. Raises ConfigError if it cannot be used."""
     try:
         rows = json.loads(read_text_file(path, "--steps", MAX_FILE_BYTES))
     except (ValueError, RecursionError) as error:
@@ -104,7 +97,7 @@ def read_step_cost(path: str) -> LinearStepCost:
 
 
 def _step_of(row: Any, path: str) -> tuple[StepTotals, float]:
-    """A row's step and seconds."""
+    """(step, seconds) of a row. Raises ConfigError if it is invalid."""
     names = (*StepTotals._fields, "seconds")
     numbers: list[Any] = [row.get(name) for name in names] if isinstance(row, Mapping) else [None]
     if not all(type(n) in (int, float) and math.isfinite(n) and 0 <= n < MOST for n in numbers) or not numbers[-1]:
@@ -116,8 +109,10 @@ def _step_of(row: Any, path: str) -> tuple[StepTotals, float]:
 
 
 def fit_step_cost(steps: Sequence[tuple[StepTotals, float]]) -> LinearStepCost:
-    """The prices of measured steps: medians of steps of one prompt without context give the table, and least squares
-    the rest, none of it below zero. ConfigError where there is no step of a prompt alone.
+    """Fits prices to measured steps.
+
+    The table has the median seconds of steps with one prompt without context. Least squares gives the other prices,
+    none of them negative. Raises ConfigError if there is no step with only a prompt.
     """
     alone = _alone(steps)
     if not alone:
@@ -127,7 +122,7 @@ def fit_step_cost(steps: Sequence[tuple[StepTotals, float]]) -> LinearStepCost:
     table = LinearStepCost(sizes, tuple(seconds.tolist()))
     rows = np.array([[max(0, s.outputs - 1), s.prompt_attended, s.decode_context] for s, _ in steps], float)
     rest = np.array([found - table.seconds(s) for s, found in steps])
-    # what the table's own prompts attend to is part of its seconds
+    # the seconds of the table include the attention of its own prompts
     own = np.array([_own_attended(s.prompt_tokens) if s.decodes == 0 else 0 for s, _ in steps])
     rows[:, 1] = np.maximum(0.0, rows[:, 1] - own)
     weights = 1 / np.array([found for _, found in steps])
@@ -136,8 +131,9 @@ def fit_step_cost(steps: Sequence[tuple[StepTotals, float]]) -> LinearStepCost:
 
 
 def linear_step_cost(cost: StepCost, max_tokens: int, max_sequences: int, context: int) -> LinearStepCost:
-    """The prices in what another price list says of steps of up to so many tokens, sequences, and positions of a
-    sequence: a prediction walks through a program at each step, and a simulation has millions of steps.
+    """Fits prices to another StepCost, for steps up to these sizes.
+
+    A prediction walks through a program for each step, which is too slow for a simulation with millions of steps.
     """
     most, found = min(max_tokens, context), list[StepTotals]()
     found += [StepTotals(size, _own_attended(size), outputs=1) for size in halves(most)]
@@ -151,12 +147,12 @@ def linear_step_cost(cost: StepCost, max_tokens: int, max_sequences: int, contex
 
 
 def halves(most: int) -> list[int]:
-    """Powers of two from 2 on below `most`, and that."""
+    """The powers of two from 2 on below `most`, then `most`."""
     return sorted({most, *(1 << power for power in range(1, most.bit_length()) if 1 << power < most)})
 
 
 def _alone(steps: Sequence[tuple[StepTotals, float]]) -> dict[int, list[float]]:
-    """Seconds of the steps of one prompt without context, by tokens."""
+    """Tokens -> seconds of steps with one prompt without context."""
     found: dict[int, list[float]] = {}
     for step, seconds in steps:
         if step.decodes == 0 and step.outputs <= 1 and step.prompt_attended == _own_attended(step.prompt_tokens):
@@ -165,21 +161,21 @@ def _alone(steps: Sequence[tuple[StepTotals, float]]) -> dict[int, list[float]]:
 
 
 def _own_attended(tokens: int) -> int:
-    """Positions that the tokens of a prompt without context attend to, themselves included."""
+    """Positions that the tokens of a prompt without context attend to: tokens * (tokens + 1) / 2."""
     return tokens * (tokens + 1) // 2
 
 
 def _without_attention(table: LinearStepCost, price: float) -> tuple[float, ...]:
-    """The table's seconds without what its own prompts attend to, which is priced apart; never falling."""
+    """The table's seconds without the attention of its own prompts, which has a separate price; never decreasing."""
     rest = [s - price * _own_attended(n) for n, s in zip(table.sizes, table.seconds_of, strict=True)]
     return tuple(np.maximum.accumulate(np.maximum(rest, 0.0)).tolist())
 
 
 def _at_least_zero(rows: np.ndarray, wanted: np.ndarray) -> list[float]:
-    """Least squares with no coefficient below zero: those that would be are left out, one after the other."""
+    """Least squares without negative coefficients: they are removed one by one."""
     used = [i for i in range(rows.shape[1]) if rows[:, i].any()]
     while used:
-        # columns of one size, so that no unit decides
+        # scale columns, so that units do not matter
         scale = np.abs(rows[:, used]).max(axis=0)
         found = np.linalg.lstsq(rows[:, used] / scale, wanted, rcond=None)[0] / scale
         if (found >= 0).all():

@@ -1,4 +1,4 @@
-"""What a training takes on one rank of its mesh, from its steps, before anything is loaded."""
+"""Predicts the memory of a training on one rank, from its lowered steps, before anything is loaded."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,8 +6,8 @@ from ckdist.planning.memory import gigabytes
 from ckdist.program.lowered_training import LoweredTraining
 from ckdist.program.step import PackIndex, Step
 
-TILE = 16  # rows and columns that packed matrices are padded to
-LOGIT_BYTES = 32 << 20  # gradients by logits that exist at once, as in native/runtime/steps/cross_entropy.cpp
+TILE = 16  # rows and columns of packed matrices are padded to multiples of this
+LOGIT_BYTES = 32 << 20  # gradients of logits in memory at once, as in native/runtime/steps/cross_entropy.cpp
 
 
 def training_bytes(
@@ -18,16 +18,20 @@ def training_bytes(
     state_replicas: int,
     waiting: Sequence[int] = (0,),
 ) -> dict[str, int]:
-    """Bytes by what they hold, on this rank; without quantised matrices, which stay as their file has them.
+    """Bytes on this rank by purpose, without quantised matrices, which keep the type of their file.
 
-    `tokens`: of a batch; `operand_bytes`: of an element that products read; `state_arrays`: of the optimizer's state,
-    each as large as the trained weights, shared by so many replicas; `waiting`: of each chunk of layers batches between
-    their forward and their backward pass.
+    Args:
+        lowered: The lowered programs.
+        tokens: Tokens of a batch.
+        operand_bytes: Bytes per element of an operand.
+        state_arrays: Arrays of the optimizer's state, each of the size of the trained weights.
+        state_replicas: Replicas that share the optimizer's state.
+        waiting: For each chunk of layers: batches between their forward and backward passes.
     """
     padded = lambda n: -(-n // TILE) * TILE
 
     def packed(pack: int) -> int:
-        """Of one matrix as products read it."""
+        """Bytes of one pack of matrices."""
         _, parts = lowered.packs[pack]
         shapes = [(lowered.parameters[p].rows, lowered.parameters[p].columns) for p in parts]
         return operand_bytes * sum(padded(rows) * padded(columns) for rows, columns in shapes)
@@ -36,8 +40,9 @@ def training_bytes(
     frozen = [i for i, (_, parts) in enumerate(lowered.packs) if all(map(is_frozen, parts))]
 
     def workspace(step: Step) -> int:
-        """Of a step: what it packs, of the loss the gradients by the logits of some tokens, and of experts their rows
-        with what is summed of them.
+        """Bytes of a step's temporary memory.
+
+        Packed matrices; for the loss also gradients of logits of some tokens; for experts only their rows and sums.
         """
         packs = step.operands(PackIndex)
         logits = 0
@@ -62,6 +67,6 @@ def training_bytes(
 
 
 def memory_line(of: str, needed: Mapping[str, int]) -> str:
-    """What a rank of a mesh or of a stage takes, in a line."""
+    """One line with the memory of a rank, by purpose. `of` is its beginning."""
     parts = ", ".join(f"{gigabytes(size)} {name}" for name, size in needed.items() if size)
     return f"{of}: {gigabytes(sum(needed.values()))} on each rank ({parts})"

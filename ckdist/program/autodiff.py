@@ -1,12 +1,12 @@
-"""Backward as a transform: a program that ends in a loss becomes one that also gives the loss's gradients by weights.
+"""Reverse-mode differentiation as a program transform: adds the gradients of a loss by its weights.
 
-The instructions are walked in reverse, each op's vjp says what goes back through it, and gradients that meet are added.
-Where a gradient comes out partial (a weight's, where the tokens are sharded; a value's, where a linear's outputs are),
-an all_reduce follows as soon as the gradient is complete, so that it can overlap the rest. Nothing is computed that no
-gradient in `wrt` needs.
+The instructions are walked in reverse. Each op's vjp emits the gradients of its operands, and gradients of the same
+value are added. A gradient may be partial: a weight's if the tokens are sharded, a value's if the outputs of a linear
+are. An all_reduce follows as soon as such a gradient is complete, so that it can overlap the rest. Instructions that no
+gradient in `wrt` needs are dropped.
 
-A program of a stage that is not the last ends in what it sends: its backward pass begins with the gradient that comes
-back from there. One that is not the first sends the gradient of what it received.
+The program of a stage that is not the last ends in a send. Its backward pass begins by receiving the gradient of the
+sent value. A stage that is not the first sends back the gradient of the value that it received.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,20 @@ from ckdist.program.program import Instr, Program, Value, Weight
 
 
 def backward(program: Program, loss: Value, wrt: Sequence[Weight], recompute: bool = False) -> Program:
-    """The program whose outputs are (loss, the gradient by each weight of `wrt`), each whole, and behind them what
-    is sent back. In place of the loss stands what a stage sends.
+    """Appends the backward pass to `program`.
 
-    With `recompute` the backward pass of a block begins by running the block again from the program's boundary before
-    it, so that of each block only its input is kept; the last block is not run again where its backward pass follows at
-    once. Raises LayoutError where an op has no gradient, or none under the layout, and where the loss does not depend
-    on a weight.
+    Args:
+        program: The forward pass.
+        loss: The loss, or the value that a stage sends if it is not the last.
+        wrt: Weights whose gradients are wanted.
+        recompute: Run each block again from its input before its backward pass, so that only the inputs of blocks are
+            kept. The last block is not run again if its backward pass follows at once.
+
+    Returns:
+        A program with the outputs (loss, gradient by each weight of `wrt`, values sent back). None of them is partial.
+
+    Raises:
+        LayoutError: An op has no gradient, or none under this layout, or the loss does not depend on a weight.
     """
     return _Backward(program, loss, wrt, recompute).run()
 
@@ -42,7 +49,7 @@ class _Backward:
         values = [*program.inputs, *(o for i in program.instrs for o in i.outputs)]
         self.g = Emitter(values)
         received = (o for i in program.instrs if i.op == "recv" for o in i.outputs)
-        # weights and values through which a gradient flows
+        # weights and values that need a gradient
         self.active: set[Value | Weight | None] = {*self.wrt, *received}
         for instr in program.instrs:
             if not self.active.isdisjoint((*instr.inputs, *instr.weights)):
@@ -54,10 +61,10 @@ class _Backward:
             for w in instr.weights:
                 self.first_use.setdefault(w, index)
         self.blocks = self._blocks() if recompute else {}
-        self.again: dict[Value, Value] = {}  # values of blocks that were run again
+        self.again: dict[Value, Value] = {}  # value -> its copy in a block that was run again
 
     def run(self) -> Program:
-        """The program with its backward pass; see `backward`."""
+        """Returns the program with its backward pass, as `backward` describes."""
         if self.loss in self.active:
             self.contributions.update((of, [gradient]) for of, gradient in self._first_gradients())
         for index in reversed(range(len(self.program.instrs))):
@@ -79,7 +86,7 @@ class _Backward:
         return Program(self.program.inputs, outputs, instrs)
 
     def _first_gradients(self) -> list[tuple[Value, Value]]:
-        """Of the loss by itself; or of what is sent, each by the loss that others compute."""
+        """Pairs of (value, gradient) that start the backward pass: the loss, or the values that a stage sends."""
         if self.send is None:
             return [(self.loss, self.g.emit("one", (), names=["d_loss"])[0])]
         sent = self.send.outputs
@@ -88,7 +95,7 @@ class _Backward:
         return list(zip(sent, gradients, strict=True))
 
     def _through(self, instr: Instr) -> None:
-        """Turns the gradients of `instr`'s outputs into contributions to those of its operands."""
+        """Applies the vjp of `instr`: adds contributions to the gradients of its operands."""
         grads = [self._complete(o) if o in self.active else None for o in instr.outputs]
         if all(grad is None for grad in grads):
             return
@@ -105,18 +112,17 @@ class _Backward:
                 self.contributions.setdefault(operand, []).append(gradient)
 
     def _complete(self, of: Value | Weight) -> Value | None:
-        """The sum of what was contributed, made whole; None where nothing was.
-
-        Contributions that are partial alike are added first.
-        """
+        """The complete gradient of a value, not partial; None if it has no contributions."""
         parts = self.contributions.pop(of, [])
-        if len(alike := dict.fromkeys(p.partial for p in parts)) > 1:
-            sums = (self._sum([p for p in parts if p.partial == axes]) for axes in alike)
+        # Contributions that are partial over the same axes are added first: one all_reduce for each set of axes.
+        axes_of_parts = dict.fromkeys(p.partial for p in parts)
+        if len(axes_of_parts) > 1:
+            sums = (self._sum([p for p in parts if p.partial == axes]) for axes in axes_of_parts)
             parts = [self.g.whole(total) for total in sums]
         return self.g.whole(self._sum(parts)) if parts else None
 
     def _sum(self, parts: Sequence[Value]) -> Value:
-        """Of one or more values that are partial alike."""
+        """The sum of one or more values that are partial over the same axes."""
         total, *more = parts
         for part in more:
             (total,) = self.g.emit("add", (total, part), names=[part.name.rpartition(".")[0]])
@@ -125,8 +131,9 @@ class _Backward:
     # Recomputation
 
     def _blocks(self) -> dict[int, tuple[int, int]]:
-        """Index of a block's last instruction -> the range of its instructions, for every block but one whose backward
-        pass follows at once.
+        """Maps the index of a block's last instruction to the range of its instructions.
+
+        A last block whose backward pass follows at once is left out.
         """
         made_at = {o: index for index, instr in enumerate(self.program.instrs) for o in instr.outputs}
         ends = [made_at.get(b, -1) + 1 for b in self.program.boundaries]
@@ -134,7 +141,7 @@ class _Backward:
         return {end - 1: (begin, end) for begin, end in pairwise(again) if begin < end}
 
     def _run_again(self, begin: int, end: int) -> None:
-        """Emits the block's instructions anew; what no gradient reads is dropped at the end."""
+        """Emits the block's instructions again. `needed` drops those that no gradient reads."""
         kept = set(self.program.boundaries)
         for instr in self.program.instrs[begin:end]:
             names = [o.name.rpartition(".")[0] for o in instr.outputs]
@@ -142,7 +149,7 @@ class _Backward:
             self.again.update((old, new) for old, new in zip(instr.outputs, outputs, strict=True) if old not in kept)
 
     def _now(self, value: Value) -> Value:
-        """What a value is called now: its copy where its block was run again."""
+        """The copy of `value` if its block was run again, else `value`."""
         return self.again.get(value, value)
 
 

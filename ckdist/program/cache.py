@@ -1,4 +1,4 @@
-"""What a layer keeps between steps, as its mixer describes it: arrays per token in blocks, and arrays per sequence."""
+"""The cache of a layer, as its mixer describes it: paged arrays per token, and state arrays per sequence."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from ckdist.layout import Dim
 
 @dataclass(frozen=True)
 class CacheArray:
-    """One array of a cache: the items of `dim`, of `dim.width` elements each, sharded as `dim` is.
+    """One array of a cache. It has the items of `dim`, of `dim.width` elements each, and is sharded as `dim` is.
 
-    `values`: so many of an item's first elements are the values of the keys that the items are; 0: values are another
-    array.
+    Attributes:
+        values: The first `values` elements of each key are also its value. 0 if values are an array of their own.
     """
 
     name: str  # k, v, latent

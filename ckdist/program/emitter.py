@@ -1,4 +1,4 @@
-"""Appending instructions: fresh names, inferred dimensions. What tracing a forward and transforming a program share."""
+"""Appends instructions with fresh names and inferred dimensions, for tracing a forward and transforming a program."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,14 +9,14 @@ from ckdist.program.program import Instr, Value, Weight
 
 
 class Emitter:
-    """`instrs` is what was emitted so far; names of `known` values are not given again."""
+    """Collects instructions in `instrs`. Names of `known` values are not used again."""
 
     def __init__(self, known: Iterable[Value] = ()):
         self.instrs: list[Instr] = []
         self._names: dict[str, int] = {}
         for value in known:
             name, _, count = value.name.rpartition(".")
-            if name and count.isdecimal():  # a stage has others
+            if name and count.isdecimal():  # the values that a stage receives have names without a number
                 self._names[name] = max(self._names.get(name, -1), int(count))
 
     def emit(
@@ -27,9 +27,12 @@ class Emitter:
         names: Sequence[str] | None = None,
         **attrs: Any,
     ) -> tuple[Value, ...]:
-        """Appends an instruction; its outputs, called after `names` (default: the op).
+        """Appends an instruction and returns its outputs.
 
-        LayoutError where `infer` refuses.
+        The outputs are named after `names`, with a number added. By default they are named after the op.
+
+        Raises:
+            LayoutError: The op's `infer` rejects the operands.
         """
         inputs, weights = tuple(inputs), tuple(weights)
         inferred = OPS[op].infer(inputs, weights, attrs)
@@ -43,13 +46,12 @@ class Emitter:
         return outputs
 
     def whole(self, value: Value) -> Value:
-        """The value, summed over the ranks where it is partial: over the innermost of its axes first."""
+        """Emits an all_reduce for each axis that `value` is partial over, innermost first; returns the result."""
         name = value.name.rpartition(".")[0]
         for axis in reversed(value.partial):
             (value,) = self.emit("all_reduce", (value,), names=[name], axis=axis)
         return value
 
     def _fresh(self, name: str) -> str:
-        """`name` with a number that no other value of that name has."""
         count = self._names[name] = self._names.get(name, -1) + 1
         return f"{name}.{count}"

@@ -1,4 +1,4 @@
-"""The executor of lowered programs that serve, seen from Python: rank 0 runs batches, the others work until stopped."""
+"""Python interface of the native executor for serving. Rank 0 runs batches; the other ranks work until stopped."""
 
 import functools
 import sys
@@ -18,92 +18,83 @@ from ckdist.program.rotations import ROPE_TABLES
 from ckdist.program.stage_costs import StageCosts
 from ckdist.program.step import native_steps
 
-if TYPE_CHECKING:  # a program is bound to ranks without what opens their communicator
+if TYPE_CHECKING:  # a program does not need the modules that open a communicator
     from ckdist.comm.communicator import Communicator
 
 KV_TYPES = native.numbers("ckdist_cache_type", "ckdist_cache_")
 _HOST_ROWS = native.numbers("ckdist_host_rows", "ckdist_host_rows_")
 _PLACES = native.numbers("ckdist_place", "ckdist_place_")
-_ROPE_ROWS = 4096  # that are computed at a time, so that a long context costs little more than its tables
-_ALIGNMENT = 1 << 16  # bytes that the communicator's arena may lose to one array
-_HEADER = native.ffi.sizeof("struct ckdist_batch_header") // 4  # ints of a batch's message before its arrays
-DECODE, PREFILL = 0, 1  # execution plans
+_ROPE_ROWS = 4096  # rows computed at a time, so that temporary arrays stay small for a long context
+_ALIGNMENT = 1 << 16  # bytes that the communicator's arena may lose to the alignment of one array
+_HEADER = native.ffi.sizeof("struct ckdist_batch_header") // 4  # int32 items of a message before its arrays
+DECODE, PREFILL = 0, 1  # indices of execution plans
 
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """What cache and buffers are sized for."""
+    """Sizes of the cache and of the buffers."""
 
-    max_tokens: int  # per step
-    max_sequences: int
-    context_length: int  # of one sequence
-    num_blocks: int  # of BLOCK_TOKENS positions each, shared by all sequences
+    max_tokens: int  # tokens per step
+    max_sequences: int  # sequences per step
+    context_length: int  # tokens of one sequence
+    num_blocks: int  # blocks of BLOCK_TOKENS positions, shared by all sequences
     key_type: str = "f16"
     value_type: str = "f16"
-    state_slots: int = 0  # of sequences, where layers keep states
+    state_slots: int = 0  # slots for states of sequences; 0 if no layer keeps a state
 
 
 @dataclass(frozen=True)
 class ExecutionPlan:
-    """A lowered program and what it reads: `matrices[i]` is the address of the native matrix for
-    `lowered.matrices[i]`, `vectors[i]` that of the float32 elements for `lowered.vectors[i]`; their maker keeps
-    them alive.
-    """
+    """A lowered program and the addresses of its weights. The loader that made the weights keeps them alive."""
 
     lowered: Lowered
-    matrices: list[int]
-    vectors: list[int]
+    matrices: list[int]  # address of the native matrix for each of `lowered.matrices`
+    vectors: list[int]  # address of the float32 elements for each of `lowered.vectors`
 
 
 @dataclass(frozen=True)
 class StageRanks:
-    """Whom a rank meets in a job of several stages: `communicator` has the ranks of its own; `previous` and `next` are
-    the ranks of the job that it receives rows of `hidden` floats from and sends them to, -1 where there is none.
-    `costs`: of the stages, which work on as many batches at once.
-    """
+    """The peers of a rank in a job of several pipeline stages."""
 
-    communicator: "Communicator"
+    communicator: "Communicator"  # over the ranks of this stage
     costs: StageCosts
-    previous: int
-    next: int
-    hidden: int
+    previous: int  # the job's rank that sends rows to this one; -1 on the first stage
+    next: int  # the job's rank that receives rows from this one; -1 on the last stage
+    hidden: int  # floats per row
 
     @staticmethod
     def arena_bytes(count: int, ranks: int, max_tokens: int, hidden: int) -> int:
-        """Of the job's communicator, that rows on their way to the next of `count` stages of `ranks` ranks take."""
+        """(count + 1) * (4 * ceil(max_tokens / ranks) * hidden + alignment); 0 if there is one stage.
+
+        These bytes of the job's arena hold the rows in flight between `count` stages of `ranks` ranks.
+        """
         return 0 if count == 1 else (count + 1) * (4 * -(-max_tokens // ranks) * hidden + _ALIGNMENT)
 
 
 @dataclass(frozen=True)
 class StepStats:
-    """Seconds of this rank's first thread: in all steps, waiting at its own barriers, and in exchanges with other
-    ranks.
+    """Counters of one rank. Seconds are those of its first thread."""
 
-    `moved`: bytes that this rank read of other ranks' memory, where ranks share it; `sent`: to other hosts. Of steps
-    without prompts: `decode` seconds, `decode_runs`, and `decode_read` bytes of weights and cache. `packed`: bytes of
-    this rank's weights that are packed; -1 where all are from the start.
-    """
-
-    total: float
-    barrier: float
-    exchange: float
-    decode: float
-    runs: int
-    moved: int
-    sent: int
-    decode_runs: int
-    decode_read: int
-    packed: int
+    total: float  # seconds in all steps
+    barrier: float  # seconds waiting at the rank's own barriers
+    exchange: float  # seconds in exchanges with other ranks
+    decode: float  # seconds in steps without prompts
+    runs: int  # steps
+    moved: int  # bytes read from the shared memory of other ranks
+    sent: int  # bytes sent to other hosts
+    decode_runs: int  # steps without prompts
+    decode_read: int  # bytes of weights and cache read in steps without prompts
+    packed: int  # bytes of weights packed so far; -1 if all were packed at the start
 
 
-def _step_stats(of: native.CData) -> StepStats:
-    """A native `struct ckdist_step_stats`."""
-    return StepStats(*(getattr(of, field.name) for field in fields(StepStats)))
+def _step_stats(struct: native.CData) -> StepStats:
+    return StepStats(*(getattr(struct, field.name) for field in fields(StepStats)))
 
 
 def block_bytes(key_type: str, value_type: str, key_width: int, value_width: int, latent: bool = False) -> int:
-    """Bytes of a block of BLOCK_TOKENS positions for one kv-head of one layer; `latent`: keys alone, whose beginnings
-    are the values.
+    """Bytes of a block of BLOCK_TOKENS positions for one kv-head of one layer.
+
+    If `latent`, the cache has keys only, and the first elements of a key are its value.
     """
     widths = [key_width, value_width, latent]
     shape = native.ffi.new("struct ckdist_cache_shape *", [*_types(key_type, value_type), *widths])
@@ -111,35 +102,39 @@ def block_bytes(key_type: str, value_type: str, key_width: int, value_width: int
 
 
 def _types(key_type: str, value_type: str) -> tuple[int, int]:
-    """The numbers of the types of keys and values."""
     return KV_TYPES[key_type], KV_TYPES[value_type]
 
 
 class _Message:
-    """A batch as it is published: a header and arrays, int32."""
+    """An int32 message that carries a batch: a header, then arrays."""
 
     def __init__(self) -> None:
         self.grow(_HEADER)
 
     def grow(self, size: int) -> None:
-        """Makes room for so many ints."""
+        """Reallocates the message with `size` int32 items."""
         self.ints = np.zeros(size, np.int32)
         self.address = native.pointer(self.ints, "int32_t *")
         self.header = native.ffi.cast("struct ckdist_batch_header *", self.address)
 
 
 class Executable:
-    """Programs bound to this rank's weights, cache and threads: what decodes, and, unless that does it all, what
-    prefills; and the same that make hidden states in place of logits. An encoder has these alone.
+    """Programs bound to this rank's weights, cache and threads.
 
-    Rank 0 publishes a batch to all ranks, and runs its own part of it when it collects the logits; `run` does both.
-    Where ranks are in several `stages`, as many batches may be on their way.
+    Rank 0 publishes a batch to all ranks. It runs its own part of the batch when it collects the logits; `run` does
+    both. Up to `in_flight` batches may be published before the first is collected.
 
-    Both have the same cache, in the layout of decode, so a sequence goes from one to the other by running
-    the next step. Steps with prompts of at least `prefill_from` tokens run the second. A further plan of either's
-    program in which hosts share rows out is run in its place from `dispatch_from` tokens on. `threads` run decode,
-    `threads_batch` steps with prompts. `cpus` pins them, one each, unless empty. `loader`: the native one of matrices
-    that are not all packed yet.
+    There is a plan for decode, and one for prefill if that has another layout. Both use one cache, in the layout of
+    decode, so a sequence may switch plans at each step. Steps with prompts of at least `prefill_from` tokens run the
+    prefill plan. A plan may have a variant in which hosts share its rows out; it runs from `dispatch_from` tokens on.
+
+    Args:
+        plans: The plans that make logits. Empty for an encoder.
+        threads: Threads of a step without prompts.
+        threads_batch: Threads of a step with prompts.
+        cpus: CPUs to pin the threads to, one each. Empty: no pinning.
+        loader: The native loader if some matrices are not packed yet.
+        hidden_plans: The same plans, but they make hidden states in place of logits.
     """
 
     def __init__(
@@ -167,9 +162,9 @@ class Executable:
         self.state_slots = config.state_slots
         self.threads, self.threads_batch = threads, threads_batch
         self.has_logits, self.has_hidden = bool(plans), bool(hidden_plans)
-        # decode's, and prefill's
+        # number of plans that are no variant: 1 if decode and prefill share a plan, else 2
         self.plans = sum(plan.lowered.host_rows == "none" for plan in plans or hidden_plans)
-        self.dispatching = {  # a plan -> the one in which hosts share its rows out
+        self.dispatching = {  # plan -> its variant in which hosts share rows out
             [plan.lowered.tokens_sharded for plan in plans].index(other.lowered.tokens_sharded): number
             for number, other in enumerate(plans)
             if other.lowered.host_rows != "none"
@@ -178,8 +173,8 @@ class Executable:
         rows = [b.width for plan in hidden_plans for b in plan.lowered.buffers if b.place == "hidden"]
         self._hidden_width = max(rows, default=0)
         self.prefill_from, self.dispatch_from = 0, sys.maxsize
-        self.prefill_tokens = [0] * self.plans  # of steps with prompts, by plan
-        self.dispatched_tokens = 0  # of steps in which hosts shared rows out
+        self.prefill_tokens = [0] * self.plans  # by plan: tokens of all steps with prompts
+        self.dispatched_tokens = 0  # tokens of all steps in which hosts shared rows out
         self.layer_steps = [plan.lowered.layer_steps for plan in plans]
         self._lowered = [plan.lowered for plan in plans]
         self.experts = plans[-1].lowered.experts
@@ -193,27 +188,29 @@ class Executable:
             native.lib.ckdist_executable_new(program, communicator.handle, stage.handle, self.pool.handle, out)
         )
         self._handle = out[0]
-        self.failed = False  # in a step: the other ranks have given up as well
-        self._messages = deque(_Message() for _ in range(self.in_flight))  # the one that is free first
-        # of each batch that is on its way: its rows, and whether they are hidden states
+        self.failed = False  # a step has failed; the other ranks have stopped as well
+        self._messages = deque(_Message() for _ in range(self.in_flight))  # the free one first
+        # each batch in flight: its number of selected rows, and whether they are hidden states
         self._published: deque[tuple[int, bool]] = deque()
-        self._logits: np.ndarray | None = None  # (max_tokens, vocab): where the ranks gather them
+        self._logits: np.ndarray | None = None  # (max_tokens, vocab), gathered from all ranks
         self._hidden: np.ndarray | None = None  # (max_tokens, hidden)
 
     @property
     def in_flight(self) -> int:
-        """How many steps may be published before the first of them is collected: of several stages one more than there
-        are, so that none waits for the last one to publish the next piece of a prompt.
+        """How many steps may be published before the first of them is collected.
+
+        1 for one stage, else the number of stages + 1: with one more, no stage waits for the last one to publish the
+        next chunk of a prompt.
         """
         return self.costs.stages + (self.costs.stages > 1)
 
     @functools.cached_property
     def labels(self) -> list[list[tuple[str, int | None]]]:
-        """The kind and the layer of each step, by plan."""
+        """By plan: the kind and the layer of each step."""
         return [lowered.labels() for lowered in self._lowered]
 
     def _array(self, values: Sequence[Any], dtype: str) -> native.CData:
-        """A C array that lives as long as this does."""
+        """A C array that lives as long as the executable."""
         array = native.ffi.new(dtype + "[]", values)
         self._keep.append(array)
         return array
@@ -248,10 +245,10 @@ class Executable:
         }
 
     def _program(self, plans: Sequence[ExecutionPlan]) -> native.CData:
-        """The `struct ckdist_program *` of the plans; what it points to lives as long as this does."""
+        """The `struct ckdist_program *` of the plans. The arrays that it points to live as long as the executable."""
         ffi, spec, config = native.ffi, self.spec, self.config
         lowered = plans[-1].lowered
-        attention = {layer: a for plan in plans for layer, a in plan.lowered.attention.items()}  # caches, of all plans
+        attention = {layer: a for plan in plans for layer, a in plan.lowered.attention.items()}
         count = max([*attention, *lowered.states, *lowered.experts]) + 1
         self._expert_rows_shape = (count, max(lowered.experts.values(), default=0))
         layers = [self._layer(attention.get(layer)) for layer in range(count)]
@@ -284,7 +281,7 @@ class Executable:
         )
 
     def _stage(self) -> dict[str, Any]:
-        """The fields of a `struct ckdist_program` that say whom a stage receives from and sends to."""
+        """The fields of a `struct ckdist_program` that name the neighbouring stages and the rows sent to the next."""
         if self.stages is None:
             return {"previous": -1, "next": -1}
         rows, stages = -(-self.max_tokens // self.stages.communicator.size), self.stages
@@ -294,7 +291,7 @@ class Executable:
         return {"previous": stages.previous, "next": stages.next, "outgoing": addresses}
 
     def _state(self, s: LayerState | None) -> dict[str, Any]:
-        """The fields of a `struct ckdist_layer_state`; none of a layer that keeps no state."""
+        """The fields of a `struct ckdist_layer_state`; empty if the layer keeps no state."""
         if s is None:
             return {}
         return {
@@ -306,7 +303,7 @@ class Executable:
         }
 
     def _layer(self, a: LayerAttention | None) -> dict[str, Any]:
-        """The fields of a `struct ckdist_layer_attention`; none of a layer without attention."""
+        """The fields of a `struct ckdist_layer_attention`; empty if the layer has no attention."""
         if a is None:
             return {}
         keys, values = self.config.key_type, self.config.value_type
@@ -321,7 +318,7 @@ class Executable:
         }
 
     def _rope(self, rope: Rotation | None) -> dict[str, Any]:
-        """The fields of a `struct ckdist_rope`: float32 (context_length, dims / 2) each of cosines and sines."""
+        """The fields of a `struct ckdist_rope`. Cosines and sines are float32 (context_length, dims / 2)."""
         if rope is None:
             return {}
         half = len(rope.inverse_frequencies)
@@ -341,26 +338,32 @@ class Executable:
         }
 
     def run(self, batch: Batch) -> np.ndarray:
-        """Runs one step on all ranks, from rank 0; float32 (selected, vocab) logits, or (selected, hidden) hidden
-        states, valid until the next run.
+        """Rank 0: runs one step on all ranks while no other step is in flight.
 
-        Nothing else is on its way. Raises CommError when a rank died or stalled, naming it and the step.
+        Returns:
+            Float32 logits (selected, vocab) or hidden states (selected, hidden), valid until the next run.
+
+        Raises:
+            CommError: A rank died or stalled. The message names it and the step.
         """
         self.publish(batch)
         return self.collect()
 
     def publish(self, batch: Batch) -> None:
-        """Gives all ranks a step, from rank 0. At most `in_flight` steps are on their way."""
+        """Rank 0: publishes a step to all ranks. At most `in_flight` steps may be published and not collected."""
         tokens, prompts = len(batch.token_ids), len(batch.token_ids) > len(batch.chunks)
         plan = self.plans - 1 if prompts and tokens >= self.prefill_from else DECODE
         self.prefill_tokens[plan] += prompts * tokens
         self._publish(batch, self._first_hidden + plan if batch.hidden else plan)
 
     def collect(self) -> np.ndarray:
-        """Rank 0's part of the oldest step on its way; float32 (selected, vocab) logits, or (selected, hidden) hidden
-        states, valid until the next call.
+        """Rank 0: runs its own part of the oldest published step.
 
-        Raises CommError when a rank died or stalled, naming it and the step.
+        Returns:
+            Float32 logits (selected, vocab) or hidden states (selected, hidden), valid until the next call.
+
+        Raises:
+            CommError: A rank died or stalled. The message names it and the step.
         """
         selected, hidden = self._collect()
         if hidden:
@@ -372,19 +375,17 @@ class Executable:
         return self._logits[:selected]
 
     def _rows(self, address: native.CData, width: int) -> np.ndarray:
-        """The native float32 (max_tokens, width) at an address, which stays where it is."""
+        """A view of the native float32 array (max_tokens, width) at `address`."""
         buffer = native.ffi.buffer(address, self.max_tokens * width * 4)
         return np.frombuffer(buffer, np.float32).reshape(self.max_tokens, width)
 
     def run_layer(self, batch: Batch, plan: int) -> None:
-        """Runs a step to the end of the first layer, to see how long that takes; the batch's blocks then hold
-        nothing of use.
-        """
+        """Runs a step up to the end of the first layer, to measure it. The batch's blocks hold no valid data then."""
         self._publish(batch, plan, self.layer_steps[plan])
         self._collect()
 
     def _publish(self, batch: Batch, plan: int, steps: int = 0) -> None:
-        """Publishes a plan, or its first `steps` steps unless 0."""
+        """Publishes a batch for a plan, or for its first `steps` steps if `steps` is not 0."""
         tokens, sequences, selected = len(batch.token_ids), len(batch.chunks), len(batch.logits_indices)
         if tokens >= self.dispatch_from and plan in self.dispatching:
             plan = self.dispatching[plan]
@@ -396,8 +397,7 @@ class Executable:
         message = self._messages[0]
         if len(message.ints) < size:
             message.grow(2 * size)
-        # One call of numpy: between two steps the caches hold weights, and every line of code that runs is fetched
-        # anew.
+        # One numpy call: between two steps the CPU caches hold weights, so each line of code is fetched from memory.
         header = message.header
         header.tokens, header.sequences, header.selected = tokens, sequences, selected
         header.blocks, header.plan, header.steps = len(batch.block_tables), plan, steps
@@ -412,53 +412,55 @@ class Executable:
         self._published.append((selected, batch.hidden))
 
     def _collect(self) -> tuple[int, bool]:
-        """Runs rank 0's part of the oldest step on its way; returns how many rows it has, and whether these are hidden
-        states.
-        """
+        """Runs rank 0's part of the oldest step; returns its number of selected rows and Batch.hidden."""
         self._check(native.lib.ckdist_executable_run(self._handle))
         return self._published.popleft()
 
     def _check(self, status: int) -> None:
-        """Raises the error of a step."""
+        """Raises the error of a step and records that it failed."""
         self.failed |= status < 0
         native.check(status)
 
     def work(self) -> None:
-        """Ranks other than 0: runs every batch that rank 0 publishes; returns when rank 0 stops."""
+        """Ranks other than 0: runs each batch that rank 0 publishes. Returns when rank 0 stops."""
         native.check(native.lib.ckdist_executable_work(self._handle))
 
     def check_peers(self) -> None:
-        """CommError when a peer is known to be dead; for the times when no step runs."""
+        """Raises CommError if a peer is known to be dead. For the time between steps."""
         self.communicator.check_peers()
 
     def stop(self) -> None:
-        """Rank 0: the other ranks return from work()."""
+        """Rank 0: makes the other ranks return from work()."""
         native.check(native.lib.ckdist_executable_stop(self._handle))
 
     def stats(self, reset: bool = False) -> StepStats:
-        """What was measured since the start or the last `reset`."""
+        """Returns this rank's counters since the start or the last `reset`."""
         out = native.ffi.new("struct ckdist_step_stats *")
         native.lib.ckdist_executable_stats(self._handle, out, reset)
         return _step_stats(out)
 
     def expert_rows(self) -> dict[int, np.ndarray]:
-        """By layer that has experts how many rows each had so far, int64 (experts,); on rank 0 those of all tokens."""
+        """By layer with experts: how many rows each expert has computed so far, int64 (experts,).
+
+        Rank 0 counts the rows of all tokens.
+        """
         out = np.zeros(self._expert_rows_shape, np.int64)
         if self.experts:
             native.lib.ckdist_executable_expert_rows(self._handle, native.pointer(out, "int64_t *"))
         return {layer: out[layer, :count] for layer, count in self.experts.items()}
 
     def reports(self) -> list[StepStats]:
-        """Rank 0, between two batches: what every rank has measured since its last reset, in rank order.
+        """Rank 0, between two batches: returns the counters of each rank since its last reset, in rank order.
 
-        CommError when a rank died or stalled.
+        Raises:
+            CommError: A rank died or stalled.
         """
         out = native.ffi.new("struct ckdist_step_stats[]", self.communicator.size)
         native.check(native.lib.ckdist_executable_reports(self._handle, out))
         return [_step_stats(out[rank]) for rank in range(self.communicator.size)]
 
     def trace(self, handle: native.CData) -> None:
-        """From now on every thread writes what it does to the native trace `handle`, which outlives this."""
+        """Makes each thread write its steps to the native trace `handle`, which must outlive the executable."""
         native.check(native.lib.ckdist_executable_trace(self._handle, handle))
 
     @property
@@ -468,11 +470,11 @@ class Executable:
 
     @property
     def kv(self) -> native.CData:
-        """Where this rank's cache lies."""
+        """Address of this rank's cache."""
         return native.lib.ckdist_executable_kv(self._handle)
 
     def close(self) -> None:
-        """Frees threads, buffers and cache; the weights are the loader's."""
+        """Frees threads, buffers and cache. The weights belong to the loader."""
         if self._handle is not None:
             native.lib.ckdist_executable_free(self._handle)
             self._handle = None

@@ -1,8 +1,8 @@
-"""Fusion: which neighbouring instructions one step of inference computes, by named patterns.
+"""Fusion: groups neighbouring instructions that one inference step computes, by named patterns.
 
-A pattern finds, around an instruction whose op has a step, what that step computes as well; those instructions have
-none of their own. Matching looks at readers and makers alone, and says nothing of places, ranks or formats: the ops'
-`lower` do, with the group that was found.
+A pattern starts at an instruction whose op has a step. It finds the neighbours that the same step computes; these get
+no step of their own. Matching depends only on which instruction makes or reads a value. Buffers, ranks and formats
+are chosen later, by each op's `lower`.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 
 from ckdist.program.program import Instr, Program, Value
 
-SAME = ("all_reduce", "select_rows")  # ops whose result is read where their operand lies
+SAME = ("all_reduce", "select_rows")  # ops whose result is read in place of their operand, without a copy
 
 
 @dataclass(frozen=True)
 class Group:
-    """An instruction that has a step, and by name what else that step computes."""
+    """An instruction that has a step. `parts` maps a role to another instruction that the same step computes."""
 
     instr: Instr
     parts: Mapping[str, Instr] = field(default_factory=dict)
@@ -25,7 +25,7 @@ class Group:
 
 
 class Graph:
-    """Who makes and who reads each value of a program."""
+    """The maker and the readers of each value of a program."""
 
     def __init__(self, program: Program):
         self.makers = {v.name: instr for instr in program.instrs for v in instr.outputs}
@@ -35,7 +35,7 @@ class Graph:
                 self.all_readers.setdefault(v.name, []).append(instr)
 
     def readers(self, value: Value) -> list[Instr]:
-        """Who reads a value, in the program's order."""
+        """The instructions that read a value, in program order."""
         return self.all_readers.get(value.name, [])
 
     def reader(self, value: Value) -> Instr | None:
@@ -43,19 +43,19 @@ class Graph:
         return next(iter(self.readers(value)), None)
 
     def maker(self, value: Value, *ops: str) -> Instr | None:
-        """The instruction that makes a value, where it is of one of `ops`."""
+        """The instruction that makes a value, or None if its op is not one of `ops`."""
         maker = self.makers.get(value.name)
         return maker if maker is not None and maker.op in ops else None
 
     def source(self, value: Value) -> Value:
-        """The value that stands where `value` is read."""
+        """Follows ops that need no step (`SAME`) back to the value that is in memory."""
         while maker := self.maker(value, *SAME):
             value = maker.inputs[0]
         return value
 
 
 def scaled_embedding(graph: Graph, embed: Instr) -> dict[str, Instr]:
-    """The scale behind an embedding. Only one rank's part of a row is not zero, so it may precede the sum."""
+    """The scale after an embedding. It may run before the all_reduce: only one rank's part of a row is not zero."""
     reader = graph.reader(embed.outputs[0])
     if reader is not None and reader.op == "all_reduce":
         reader = graph.reader(reader.outputs[0])
@@ -63,7 +63,7 @@ def scaled_embedding(graph: Graph, embed: Instr) -> dict[str, Instr]:
 
 
 def linear_with_what_follows(graph: Graph, linear: Instr) -> dict[str, Instr]:
-    """A linear's low-rank addition, its gate or soft cap, and the norm of its input with the residual behind it."""
+    """The norm and residual that make a linear's input, its low-rank addition, and its gate, cap or activation."""
     parts = normed(graph, linear.inputs[0])
     value = linear.outputs[0]
     for reader in (r for v in linear.outputs for r in graph.readers(v) if r.op == "low_rank"):
@@ -77,15 +77,12 @@ def linear_with_what_follows(graph: Graph, linear: Instr) -> dict[str, Instr]:
 
 
 def output_with_its_norm(graph: Graph, output: Instr) -> dict[str, Instr]:
-    """The norm of the rows that leave the program, with the residual behind it."""
+    """The norm and residual that make the output rows of the program."""
     return normed(graph, output.inputs[0])
 
 
 def normed(graph: Graph, value: Value) -> dict[str, Instr]:
-    """`value` = factor * norm(x + post_factor * rms_norm(y)), of which any part may be absent.
-
-    Or y * sigmoid(gate).
-    """
+    """`value` = factor * norm(x + post_factor * rms_norm(y)), or y * sigmoid(gate). Each part is optional."""
     parts = {}
     gate = graph.maker(graph.source(value), "gated")
     if gate is not None and gate.attrs["function"] == "sigmoid":
@@ -100,13 +97,14 @@ def normed(graph: Graph, value: Value) -> dict[str, Instr]:
 
 
 def residual(graph: Graph, value: Value) -> dict[str, Instr]:
-    """`value` = x + post_factor * rms_norm(y), of which factor and norm, or all but y, may be absent."""
+    """`value` = x + post_factor * rms_norm(y). The factor and the norm are optional; without an add it is y alone."""
     parts = {}
     if add := graph.maker(graph.source(value), "add"):
         parts["add"] = add
         value = add.inputs[1]
         scale = graph.maker(graph.source(value), "scale")
-        if scale is not None and graph.maker(graph.source(scale.inputs[0]), "embed") is None:  # which scales by itself
+        # the scale of an embedding belongs to the step of the embedding
+        if scale is not None and graph.maker(graph.source(scale.inputs[0]), "embed") is None:
             parts["post_factor"] = scale
             value = scale.inputs[0]
         if post_norm := graph.maker(graph.source(value), "rms_norm"):
@@ -115,19 +113,17 @@ def residual(graph: Graph, value: Value) -> dict[str, Instr]:
 
 
 def gathered_rows(graph: Graph, gather: Instr) -> dict[str, Instr]:
-    """The residual of the rows that are gathered where tokens are sharded."""
+    """The residual that makes the gathered rows, if tokens are sharded."""
     return residual(graph, gather.inputs[0]) if gather.inputs[0].dims[0].axis else {}
 
 
 def sent_rows(graph: Graph, send: Instr) -> dict[str, Instr]:
-    """The residual that a stage sends."""
+    """The residual that makes the rows a stage sends."""
     return residual(graph, send.inputs[0])
 
 
 def rotated_attention(graph: Graph, attend: Instr) -> dict[str, Instr]:
-    """The rotation of an attention's queries and keys, and their norms (of latent keys, of a part); either may be
-    absent.
-    """
+    """The rotations and norms of an attention's queries and keys. Each is optional. Latent keys are normed in part."""
     parts = {}
     for name, operand in zip(("q", "k"), attend.inputs, strict=False):
         value = operand
@@ -140,7 +136,7 @@ def rotated_attention(graph: Graph, attend: Instr) -> dict[str, Instr]:
 
 
 def delta_rule_with_its_parts(graph: Graph, rule: Instr) -> dict[str, Instr]:
-    """The convolutions and norms of queries, keys and values, the gates, and the gated norm of what comes out."""
+    """The short convolution, the norms of queries and keys, the gates, and the gated norm of the output."""
     parts = {}
     for name, operand in zip(("q_norm", "k_norm"), rule.inputs, strict=False):
         if norm := graph.maker(operand, "l2_norm"):
@@ -156,7 +152,7 @@ def delta_rule_with_its_parts(graph: Graph, rule: Instr) -> dict[str, Instr]:
 
 
 def norm_over_heads(graph: Graph, value: Value) -> Instr | None:
-    """The norm over all heads of a token that made `value`, which may have been exchanged since."""
+    """The rms_norm_heads that made `value`, directly or before an all_to_all."""
     if exchange := graph.maker(value, "all_to_all"):
         value = exchange.inputs[[v.name for v in exchange.outputs].index(value.name)]
     return graph.maker(value, "rms_norm_heads")
@@ -176,7 +172,7 @@ PATTERNS: dict[str, Callable[[Graph, Instr], dict[str, Instr]]] = {
 
 
 def fuse(program: Program, graph: Graph) -> list[Group | None]:
-    """For every instruction its group, None where it is part of another's."""
+    """Returns the group of each instruction, or None if it is part of another's group."""
     found = [Group(i, PATTERNS[i.op](graph, i)) if i.op in PATTERNS else Group(i) for i in program.instrs]
     taken = {id(part) for group in found for part in group.parts.values()}
     return [None if id(group.instr) in taken else group for group in found]

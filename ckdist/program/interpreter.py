@@ -1,6 +1,6 @@
-"""The slow truth: runs a program in numpy by the ops' references, all ranks of a mesh in lock step in one process.
+"""Reference interpreter: runs a program in numpy, for all ranks of a mesh in lock step in one process.
 
-One sequence with its cache, or one step of training; for tests and for reading, never for serving.
+It runs one sequence with its cache, or one training step. It is for tests and for reading, not for serving.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from ckdist.program.rank_context import RankContext
 
 
 class PackedSequences(Protocol):
-    """One rank's part of a training step, as a `PackedBatch` has it."""
+    """One rank's part of a training step: the fields of a `PackedBatch`."""
 
     @property
     def token_ids(self) -> np.ndarray:
@@ -26,17 +26,22 @@ class PackedSequences(Protocol):
 
     @property
     def targets(self) -> np.ndarray:
-        """Int32 (tokens,), -1 where there is none."""
+        """Int32 (tokens,), -1 for a token without a target."""
         ...
 
     @property
     def starts(self) -> ArrayLike:
-        """Where each sequence begins, and where the last one ends."""
+        """The first token of each sequence, and the end of the last: int32 (sequences + 1,)."""
         ...
 
 
 class Interpreter:
-    """`load(name)` gives a whole weight, (out, in) or (n,); the arithmetic is in `dtype`."""
+    """Runs `program` for all ranks of `mesh`.
+
+    Args:
+        load: Returns a whole weight by its name, (out, in) or (n,).
+        dtype: The type of all arithmetic.
+    """
 
     def __init__(
         self,
@@ -55,8 +60,9 @@ class Interpreter:
         self.length = 0
 
     def run(self, token_ids: ArrayLike, outputs: ArrayLike | None = None) -> np.ndarray:
-        """Continues the sequence by `token_ids`; logits (outputs, vocab) of those tokens (default: all), from rank
-        0.
+        """Appends `token_ids` to the sequence; returns the logits of rank 0, (outputs, vocab).
+
+        `outputs` are the indices into `token_ids` whose logits are returned, by default all.
         """
         ids = np.asarray(token_ids, np.int32)
         wanted = np.arange(len(ids)) if outputs is None else np.asarray(outputs)
@@ -70,14 +76,14 @@ class Interpreter:
         return self.evaluate(inputs)[0][0]
 
     def run_packed(self, batches: Sequence[PackedSequences]) -> list[list[np.ndarray]]:
-        """Runs a loss, or what `backward` made of it, on one PackedBatch per rank; every rank's outputs."""
+        """Runs a loss program, or its result of `backward`, on one batch per rank. Returns the outputs of each rank."""
         for context, batch in zip(self.contexts, batches, strict=True):
             context.starts = np.asarray(batch.starts)
             context.positions = np.arange(context.starts[-1]) - np.repeat(context.starts[:-1], np.diff(context.starts))
         return self.evaluate([[batch.token_ids, batch.targets] for batch in batches])
 
     def evaluate(self, inputs: list[list[np.ndarray]]) -> list[list[np.ndarray]]:
-        """Every rank's outputs from every rank's inputs, in the order of the program's."""
+        """Runs the program. `inputs` and the result have one list per rank, in the program's order."""
         values = [dict(zip((i.name for i in self.program.inputs), own, strict=True)) for own in inputs]
         for instr in self.program.instrs:
             op = OPS[instr.op]

@@ -1,18 +1,18 @@
-"""Lowering for inference: a program becomes the short list of steps that the executor walks.
+"""Lowering for inference: turns a program into the list of steps that the executor runs.
 
-Neighbouring instructions that one step computes are found by `fusion`; each op's `lower` emits the step of its group,
-and asks here for the places of values, weights and activations. An all_reduce becomes no step: the ranks' summands are
-read in place by the `norm_quantize` that follows. Matching is total: an instruction that has no step and is no part of
-one is an error here, before the first token.
+`fusion` groups neighbouring instructions that one step computes. Each op's `lower` emits the step of its group, and
+calls `Lowering` for the indices of values, weights and activations. An all_reduce becomes no step: the following
+`norm_quantize` reads the summands of all ranks in place. An instruction without a step that belongs to no group is an
+error here, before the first token.
 
-Where tokens are sharded, a whole matrix is read through the shards that the ranks of the host hold for decode: side by
-side where its rows are sharded, as a sum of products, in the order of the ranks, where its columns are. The sum's order
-and the products are those of TENSOR, so both give the same bits. An all_to_all becomes no step either: queries, keys
-and values are read where their tokens' rank wrote them, outputs of attention where their heads' rank did.
+If tokens are sharded, a whole matrix is read through the shards that the ranks of the host hold for decode. Shards of
+rows give results side by side. Shards of columns give a sum of products, in rank order. Products and order are those of
+the TENSOR layout, so both layouts give the same bits. An all_to_all becomes no step either: queries, keys and values
+are read in the memory of the rank that has the tokens, attention outputs in that of the rank that has the heads.
 
-Where hosts share rows out (`host_rows`), an all_reduce over them becomes a reduce_scatter: each host has the sums of
-some rows, norms and routes these alone, and gives the activations to the others before products that need all rows. To
-experts rows go that have some there. The program is the same, and so are the bits.
+If hosts share rows out (`host_rows`), an all_reduce over hosts becomes a reduce_scatter. Each host norms and routes
+only the rows whose sums it has, and sends their activations to the others before products that need all rows. For
+experts, a row goes only to hosts that have one of its chosen experts. The program and the bits do not change.
 """
 
 import itertools
@@ -39,7 +39,7 @@ Key = TypeVar("Key", MatrixKey, VectorKey)
 
 @dataclass(frozen=True)
 class Residual:
-    """x + post_factor * norm(sum of y), by the buffers and the vector; ABSENT what is not there."""
+    """x + post_factor * norm(sum of y), as operand indices. Absent operands are ABSENT."""
 
     x: ValueIndex
     y: ValueIndex
@@ -48,12 +48,15 @@ class Residual:
     post_factor: float = 1.0
 
     def fields(self) -> dict[str, Any]:
-        """Of a step that reads it."""
+        """The fields of a step that reads this residual."""
         return dict(vars(self))
 
 
 class Lowering:
-    """What the ops' `lower` ask, and where they leave their steps. `at` has the buffer of each value in memory."""
+    """The state of one lowering: each op's `lower` looks up operands here and emits its steps here.
+
+    `at` maps the name of each value in memory to its buffer.
+    """
 
     def __init__(
         self,
@@ -67,11 +70,11 @@ class Lowering:
     ):
         self.program, self.mesh, self.max_tokens, self.stored = program, mesh, max_tokens, stored
         self.host_rows = host_rows
-        self.of_hosts: set[ValueIndex] = set()  # buffers that have the rows of this host alone
-        self.by_host: set[str] = set()  # values whose activations are of these
+        self.of_hosts: set[ValueIndex] = set()  # buffers with the rows of this host only
+        self.by_host: set[str] = set()  # values whose activations have the rows of this host only
         self.formats, self.block_columns = formats, block_columns
         axis = program.inputs[0].dims[0].axis
-        self.peers = mesh.along(axis) if axis else [mesh]  # that share the tokens
+        self.peers = mesh.along(axis) if axis else [mesh]  # the ranks that share the tokens
         self.local_tokens = -(-max_tokens // len(self.peers))
         self.steps: list[Step] = []
         self.buffers: list[Buffer] = []
@@ -79,17 +82,17 @@ class Lowering:
         self.vectors: Numbering[VectorKey] = Numbering()
         self.graph = Graph(program)
         self.at: dict[str, ValueIndex] = {}
-        self.same: dict[str, Value] = {}  # a value -> the one in whose place it stands
-        self.prepared: dict[str, dict[int, Span]] = {}  # a value -> its activations by format
+        self.same: dict[str, Value] = {}  # alias -> the value that it is read from
+        self.prepared: dict[str, dict[int, Span]] = {}  # value -> its activations by format
         self.slots = 0
         self.attention: dict[int, LayerAttention] = {}
         self.states: dict[int, LayerState] = {}
         self.experts: dict[int, int] = {}
-        self.key_places: tuple[int, ...] = ()  # of the layer at hand
+        self.key_places: tuple[int, ...] = ()  # LayerAttention.key_places of the current layer
         self.exchange_floats = 1
 
     def run(self) -> Lowered:
-        """The steps of the whole program; see `lower`."""
+        """Lowers the whole program, as `lower` describes."""
         first_layer = self.program.boundaries[1] if len(self.program.boundaries) > 1 else None
         layer_steps = 0
         for instr, group in zip(self.program.instrs, fuse(self.program, self.graph), strict=True):
@@ -114,7 +117,7 @@ class Lowering:
         )
 
     def _lower(self, group: Group) -> None:
-        """Emits a group's steps. LayoutError where its op has none."""
+        """Emits the steps of a group. Raises LayoutError if its op has no step."""
         lower = OPS[group.instr.op].lower.get("inference")
         if lower is None:
             raise LayoutError(f"cannot lower {group.instr.op}: {group.instr}")
@@ -127,17 +130,17 @@ class Lowering:
     # Values
 
     def stands_for(self, value: Value, source: Value) -> None:
-        """Says that `value` is read where `source` lies."""
+        """Makes `value` an alias of `source`: readers of `value` read the buffer of `source`."""
         self.same[value.name] = source
 
     def source(self, value: Value) -> Value:
-        """The value in whose place `value` stands."""
+        """Follows aliases from `value` to the value that is in memory."""
         while value.name in self.same:
             value = self.same[value.name]
         return value
 
     def place_of(self, value: Value) -> ValueIndex:
-        """The buffer of a value. LayoutError where it is not written anywhere yet."""
+        """The buffer of a value. Raises LayoutError if it has none yet."""
         found = self.at.get(self.source(value).name)
         if found is None:
             raise LayoutError(f"cannot lower %{value.name}: its reader needs it in memory")
@@ -149,30 +152,30 @@ class Lowering:
         return ValueIndex(len(self.buffers) - 1)
 
     def shards(self, buffers: list[Buffer]) -> Span:
-        """Adds buffers that stand one after another."""
+        """Adds buffers with consecutive indices."""
         first = ValueIndex(len(self.buffers))
         self.buffers += buffers
         return Span(first, len(buffers))
 
     def slot(self, width: int, rows: int, most: int = 0, lead: int = 0, selected: bool = False) -> ValueIndex:
-        """A buffer in the current exchange slot; `most`: its width on the rank where that is largest."""
+        """A buffer in the current exchange slot. `most` is its largest width on any rank."""
         self.exchange_floats = max(self.exchange_floats, rows * max(width, most))
         return self.buffer("slot", width, offset=self.slots % SLOTS, lead=lead, rows=rows, selected=selected)
 
     def most_rows(self, value: Value) -> int:
-        """That `value` has here at most."""
+        """Upper bound on the rows of `value` on this rank."""
         return self.max_tokens if value.rows == "selected" else self.local_tokens
 
     def rows_of(self, value: Value) -> str:
-        """The rows of a step that multiplies `value`."""
+        """The `rows` field of a step that multiplies `value`."""
         return "host" if value.name in self.by_host else value.rows
 
     def next_slot(self) -> None:
-        """What is exchanged next goes to another slot."""
+        """Moves to the next exchange slot."""
         self.slots += 1
 
     def results(self, values: Sequence[Value]) -> list[ValueIndex]:
-        """The buffers that a step writes: in an exchange slot what is partial, or is exchanged next."""
+        """The buffers that a step writes. Partial values, and operands of an all_to_all, are in exchange slots."""
         first = values[0]
         rows = self.local_tokens if first.dims[0].axis else self.max_tokens
         selected = first.selected
@@ -187,7 +190,7 @@ class Lowering:
             self.buffers[part] = replace(self.buffers[part], sum=total)
             self.next_slot()
             return [part]
-        if first.partial and len(self.peers) > 1:  # over hosts, whose ranks share the tokens
+        if first.partial and len(self.peers) > 1:  # partial over hosts; the ranks of a host share the tokens
             place = {"offset": self.slots % SLOTS, "rows": self.max_tokens}
             results = [self.buffer("sums", widths[0], **place, selected=selected)]
             self.exchange_floats = max(self.exchange_floats, self.max_tokens * widths[0])
@@ -195,8 +198,9 @@ class Lowering:
             results = [self.slot(widths[0], rows, selected=selected)]
         elif (last := readers[-1]) is not None and last.op == "all_to_all" and self._is_shared(last):
             return self._results_of_an_exchange(values, last, rows)
-        elif last is not None and last.op == "all_to_all":  # side by side in one row
-            stay = [reader is not None and reader.op == "gated" for reader in readers]  # with the rank of the token
+        elif last is not None and last.op == "all_to_all":  # the exchanged values lie side by side in one row
+            # values that stay on the rank of the token
+            stay = [reader is not None and reader.op == "gated" for reader in readers]
             widths = [sum(end - begin for begin, end in self.pieces(v.dims[-1])) for v in values]
             behind = readers[0].outputs[0].dims[-1].count if readers[0] and readers[0].op == "sum_squares" else 0
             leads = [0, *itertools.accumulate(0 if own else n for n, own in zip(widths, stay, strict=True))]
@@ -211,19 +215,20 @@ class Lowering:
         return results
 
     def _host_rows(self) -> str:
-        """Which ranks share rows out over hosts: as in `enum ckdist_host_rows`."""
+        """A name of `enum ckdist_host_rows`."""
         if not self.host_rows:
             return "none"
         return "alike" if LOCAL in self.mesh.axes and len(self.peers) == 1 else "own"
 
     def _is_shared(self, exchange: Instr) -> bool:
-        """Whether several linears make what is exchanged."""
+        """Whether more than one linear makes the operands of an all_to_all."""
         makers = [self.graph.maker(v, "linear") for v in exchange.inputs]
         return None not in makers and any(maker is not makers[0] for maker in makers)
 
     def _results_of_an_exchange(self, values: Sequence[Value], exchange: Instr, rows: int) -> list[ValueIndex]:
-        """The buffers of what one of several steps writes for an exchange, whose values stand side by side in one row,
-        and of what stays here. The last of these steps ends the row.
+        """The buffers that one of several steps writes for an all_to_all, and those of values that stay here.
+
+        The exchanged values lie side by side in one row. The last of these steps completes the row.
         """
         widths = [sum(end - begin for begin, end in self.pieces(v.dims[-1])) for v in exchange.inputs]
         leads = {v.name: sum(widths[:i]) for i, v in enumerate(exchange.inputs)}
@@ -233,48 +238,48 @@ class Lowering:
             else self.buffer("arena", v.dims[-1].local(self.mesh), rows=rows)
             for v in values
         ]
-        if exchange.inputs[0] in values:  # which is made last
+        if exchange.inputs[0] in values:  # the first operand is made last
             self.next_slot()
         return results
 
     # Weights
 
     def shares(self, dim: Dim) -> list[Range]:
-        """The elements of a dimension that the weights of each rank have: this rank's, where decode shards it
-        likewise, else those of the ranks that share the tokens.
+        """The ranges of a dimension through which a weight is read.
+
+        This rank's range if decode shards the dimension in the same way, else one range per rank that shares the
+        tokens.
         """
         stored = self.stored.get(dim, dim)
         meshes = [self.mesh] if dim.axis == stored.axis else self.peers
         return [stored.span(mesh) for mesh in meshes]
 
     def pieces(self, dim: Dim) -> list[Range]:
-        """Shares that cover a dimension: each once where ranks have the same one, and no empty ones unless there is
-        no other.
-        """
+        """The distinct ranges of `shares`, without empty ones; one empty range if there is no other."""
         shares = dict.fromkeys(self.shares(dim))
         return [s for s in shares if s[0] < s[1]] or list(shares)[:1]
 
     def matrix(self, keys: list[MatrixKey]) -> Span:
-        """Matrices that stand one after another."""
+        """The indices of consecutive matrices."""
         return Span(MatrixIndex(self.matrices.place(keys)), len(keys))
 
     def shard_vectors(self, w: Weight | None, shares: list[Range]) -> VectorIndex:
-        """The first of a vector's shards; ABSENT where there is no vector."""
+        """The index of the first shard of a vector; ABSENT if `w` is None."""
         return VectorIndex(ABSENT if w is None else self.vectors.place([(w.name, share) for share in shares]))
 
     def held_vector(self, w: Weight) -> VectorIndex:
-        """This rank's part of a vector as its memory has it, whatever the program's sharding."""
+        """This rank's part of a vector as it is stored, independent of the program's sharding."""
         (dim,) = w.dims
         return self.shard_vectors(w, [self.stored.get(dim, dim).span(self.mesh)])
 
     def vector(self, w: Weight | None) -> VectorIndex:
-        """This rank's part of a vector; ABSENT where there is none."""
+        """This rank's part of a vector; ABSENT if `w` is None."""
         return self.shard_vectors(w, [] if w is None else [w.dims[0].span(self.mesh)])
 
-    # The residual stream and what products read
+    # The residual stream and the activations
 
     def residual(self, value: Value) -> Residual:
-        """What `value` is made of, or where it lies. LayoutError where its first operand is not in memory."""
+        """The residual that makes `value`, or its buffer alone. Raises LayoutError if x is not in memory."""
         value = self.source(value)
         add = self.graph.maker(value, "add")
         if value.name in self.at or add is None:
@@ -290,21 +295,23 @@ class Lowering:
         return Residual(x, self.place_of(y), post_factor=factor)
 
     def columns(self, value: Value) -> list[Range]:
-        """The columns of the matrices that read `value`: of the shards whose products are summed, or all."""
+        """The column ranges of matrices that read `value`: one per shard whose products are summed, or one for all."""
         shares = self.shares(value.dims[-1])
         return shares if len(set(shares)) > 1 else shares[:1]
 
     def activations(self, value: Value, name: str) -> Span:
-        """What matrix `name` reads of `value`: one buffer, or one for each shard of the columns. The first call emits
-        the norm_quantize, for all matrices that read it.
+        """The activations that matrix `name` reads: one buffer, or one for each shard of its columns.
+
+        The first call emits the norm_quantize for all matrices that read `value`.
         """
         if value.name not in self.prepared:
             self._norm_quantize(value)
         return self.prepared[value.name][self.formats(name)]
 
     def normed(self, value: Value) -> tuple[Residual, dict[str, Any]]:
-        """What `value` is the norm of, and that norm, as fields of a step; without one what there is of the residual,
-        or where the value lies.
+        """The operand of the norm that makes `value`, and the fields of a step for that norm.
+
+        Without a norm: the residual that makes `value`, or its buffer, and neutral fields.
         """
         parts = normed(self.graph, value)
         norm, gate = parts.get("norm"), parts.get("out_gate")
@@ -322,7 +329,7 @@ class Lowering:
         }
 
     def _norm_quantize(self, value: Value) -> None:
-        """Emits the step that makes the activations of `value`, and keeps the residual where that is read again."""
+        """Emits the step that makes the activations of `value`. It keeps the residual if that is read again."""
         parts = normed(self.graph, value)
         norm, sum_, kept = parts.get("norm"), ValueIndex(ABSENT), ValueIndex(ABSENT)
         stream = norm.inputs[0] if norm else value
@@ -359,18 +366,18 @@ class Lowering:
         )
 
     def _selects(self, stream: Value) -> bool:
-        """Whether rows of the residual stream are selected from here on, so that every host needs all."""
+        """Whether a select_rows reads the residual stream, so that each host needs all rows."""
         return any(reader.op == "select_rows" for reader in self.graph.readers(stream))
 
     def _routes(self, reader: Instr) -> bool:
-        """Whether a reader needs the rows of this host alone: experts, to which rows go, and what chooses them."""
+        """Whether a reader needs only the rows of this host: sharded experts, and the router that selects them."""
         if reader.op == "experts":
             return reader.weight(0).dims[0].axis is not None
         readers = [other for v in reader.outputs for other in self.graph.readers(v)]
         return reader.op == "linear" and bool(readers) and all(other.op == "route" for other in readers)
 
     def _quantized(self, value: Value) -> dict[int, Span]:
-        """Buffers for `value` as its readers' matrices read it, by format: whole blocks of their types."""
+        """Activation buffers of `value` by format, in whole blocks of the types of its readers' matrices."""
         found: dict[int, list[Buffer]] = {}
         rows = self.most_rows(value)
         for reader in self.graph.readers(value):
@@ -385,7 +392,7 @@ class Lowering:
         return spans
 
     def as_activations(self, w: Weight, columns: Range, rows: int, selected: bool) -> Buffer:
-        """What columns of `w` are multiplied with: whole blocks of its type, of which the floats are a part."""
+        """The activation buffer for `columns` of `w`: whole blocks of its type that contain these columns."""
         (begin, end), block = columns, self.block_columns(w.name)
         first, last = begin // block * block, min(-(-end // block) * block, w.dims[-1].elements)
         width = last - first if begin < end else 0
@@ -394,10 +401,10 @@ class Lowering:
     # Memory
 
     def _place(self) -> int:
-        """Gives arena buffers and activations their offsets; returns the arena's bytes.
+        """Assigns offsets to arena buffers and activations; returns the bytes of the arena.
 
-        Time is counted in stretches between barriers: a small batch's norm_quantize has no barrier of its own, so it
-        shares its stretch with the linear that follows, and nothing written in a stretch may lie on what is read in it.
+        Time is counted in intervals between barriers. In a small batch, norm_quantize has no barrier of its own, so it
+        shares an interval with the following linear. A buffer written in an interval must not overlap one read in it.
         """
         uses, time = [], 0
         for step in self.steps:
@@ -412,7 +419,7 @@ class Lowering:
         return total
 
     def _bytes(self, buffer: Buffer) -> int:
-        """Bytes of a buffer in the arena, a multiple of ROW_ALIGN."""
+        """Bytes of a buffer in the arena, rounded up to a multiple of ROW_ALIGN."""
         if buffer.place == "arena":
             row = 4 * buffer.width
         else:
@@ -421,7 +428,7 @@ class Lowering:
 
 
 def _multiply(reader: Instr, value: Value) -> list[Weight]:
-    """The reader's matrices that multiply `value`: of a linear all, of a low_rank half, of experts gates and ups."""
+    """The reader's matrices that multiply `value`: all of a linear, each A of a low_rank, gates and ups of experts."""
     weights: Sequence[Weight | None] = reader.weights
     if reader.op == "low_rank":
         weights = weights[::2]
@@ -431,15 +438,16 @@ def _multiply(reader: Instr, value: Value) -> list[Weight]:
 
 
 class Numbering(Generic[Key]):
-    """Keys, numbered from 0."""
+    """Numbers keys from 0."""
 
     def __init__(self) -> None:
         self.keys: list[Key] = []
         self._first: dict[Key, int] = {}
 
     def place(self, keys: Sequence[Key]) -> int:
-        """The first of the numbers of `keys`, which follow one another. A single one that is there keeps its number;
-        others are added.
+        """Returns the first of consecutive numbers for `keys`.
+
+        A single key that is known already keeps its number. Otherwise all keys are added.
         """
         if len(keys) == 1 and keys[0] in self._first:
             return self._first[keys[0]]
@@ -451,8 +459,10 @@ class Numbering(Generic[Key]):
 
 
 def stored_dims(tokens: Program, tensors: Program) -> dict[Dim, Dim]:
-    """For `lower`, of a program whose tokens are sharded: how its weights' dimensions are sharded in `tensors`, which
-    says what the ranks hold.
+    """Maps each weight dimension of `tokens` to the same dimension in `tensors`: the `stored` argument of `lower`.
+
+    `tokens` is a program whose tokens are sharded. `tensors` is the program of decode, which defines the shards that
+    the ranks hold.
     """
     held = {w.name: w.dims for w in tensors.weights}
     return {dim: own for w in tokens.weights for dim, own in zip(w.dims, held[w.name], strict=True)}
@@ -467,13 +477,18 @@ def lower(
     stored: Mapping[Dim, Dim] | None = None,
     host_rows: bool = False,
 ) -> Lowered:
-    """The steps of this rank.
+    """Lowers a program to the steps of this rank.
 
-    `stored`, for a program whose tokens are sharded: its weights' dimensions as they are sharded in the ranks' memory.
-    `host_rows`: the hosts share out the rows of a rank; each has as many ranks.
+    Args:
+        program: The traced program.
+        mesh: The mesh, with this rank's coordinates.
+        formats: Weight name -> the activation format (`enum ckdist_activation_format`) that its kernel reads.
+        block_columns: Weight name -> columns of one block of its type.
+        max_tokens: Tokens of a step.
+        stored: Only if tokens are sharded: program dimension of a weight -> the dimension as the ranks hold it.
+        host_rows: The hosts share out the rows of a rank. All hosts have the same number of ranks.
 
-    `formats(weight name)` is the activation format (of `enum ckdist_activation_format`) that its kernel reads,
-    `block_columns(weight name)` the columns of one of its blocks. Raises LayoutError for a program that the executor
-    has no step for.
+    Raises:
+        LayoutError: The executor has no step for an instruction.
     """
     return Lowering(program, mesh, formats, block_columns, max_tokens, stored or {}, host_rows).run()

@@ -1,18 +1,21 @@
-"""Lowering of training: a loss and what `backward` made of it become the two lists of steps that the executor walks.
+"""Lowering of training: turns a loss and its backward pass into two lists of steps that the executor runs.
 
-An instruction is one step, which its op's `lower` emits, but for these: gradients of weights are added to their place
-in the arena of gradients, so what would add two of them is none; an add behind a product that nothing else reads is
-part of its step; the loss and its gradient are one step, so that logits are computed once; an all_reduce of gradients
-is begun for whole stretches of the arena as soon as all of it is complete. An instruction that has no step is an error
-here.
+Each op's `lower` emits one step per instruction, with these exceptions:
 
-Where a model's layers are divided over stages a rank has one or more chunks of them, and other batches run between the
-two passes of one. What a backward pass reads of the forward pass is *kept*: it lies beside the arena, once for each
-batch that waits.
+- Steps add the gradients of weights to the gradient arena, so an add of two such gradients needs no step.
+- An add after a product that nothing else reads is part of the product's step.
+- The loss and its gradient are one step, so that logits are computed once.
+- An all_reduce of gradients runs on a contiguous range of the arena, as soon as all gradients in it are complete.
 
-A value is an *operand* where it can be: its rows stand as products read them (in bfloat16 where they multiply in it),
-so that nothing is converted on the way into one. What is added up over the layers, and what a loss is made of, stays in
-floats. Gradients that one product reads lie side by side.
+An instruction without a step is an error here.
+
+If the layers of a model are divided over stages, a rank has one or more chunks of layers. Other batches run between
+the forward and the backward pass of a chunk. The values that the backward pass reads from the forward pass are *kept*
+outside the arena, once for each batch in flight.
+
+A value is an *operand* if possible: its rows are stored in the form that products read (bfloat16 if they multiply in
+it), so that no product converts them. Sums over the layers and inputs of a loss stay in float32. Gradients that one
+product reads together lie side by side.
 """
 
 import math
@@ -37,9 +40,9 @@ from ckdist.program.step import ABSENT, GradientIndex, PackIndex, ParameterIndex
 
 ALIGN = 64
 TILE = 16  # columns that products read at once
-UNPLACED = -1  # a value of a row, before the step that makes it
-BUCKET_BYTES = 1 << 20  # a shorter stretch of gradients waits for its neighbours
-# ops of which every value is in floats, and results that no product reads as they are
+UNPLACED = -1  # index of a value in a row before the step that makes it is emitted
+BUCKET_BYTES = 1 << 20  # a shorter range of gradients waits for its neighbours
+# ops whose results are all float32; then, by op, the indices of results that are float32
 FLOAT_RESULTS = {"embed", "scale", "add", "cross_entropy_grad", "low_rank", "recv", "tally", "balance_loss_grad"}
 NO_OPERANDS = {"attend_packed": (1,), "route": (0, 1), "grouped_experts": (0,), "grouped_experts_grad": (0, 1)}
 FLOAT_READERS = {
@@ -53,7 +56,7 @@ FLOAT_READERS = {
     "tally_grad",
     "balance_loss_grad",
     "send",
-}  # low_rank reads what it adds to
+}  # low_rank reads the values that it adds to, but x as an operand
 PRODUCTS = (
     "weight_grad",
     "cross_entropy",
@@ -64,31 +67,29 @@ PRODUCTS = (
 
 @dataclass
 class Names:
-    """What one program's values are, while it is lowered."""
+    """Lookup tables for the values of the program that is being lowered."""
 
     readers: dict[Value, list[Instr]] = field(default_factory=dict)
     makers: dict[Value, Instr] = field(default_factory=dict)
-    of_weight: dict[Value, int] = field(default_factory=dict)  # value -> the parameter of whose gradient it is a part
-    partial: dict[int, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # the axes that each of these gradients is summed over
+    of_weight: dict[Value, int] = field(default_factory=dict)  # summand of a weight's gradient -> its parameter
+    partial: dict[int, tuple[str, ...]] = field(default_factory=dict)  # parameter -> axes its gradient is summed over
     at: dict[Value, ValueIndex] = field(default_factory=dict)
-    residuals: dict[Value, Value] = field(default_factory=dict)  # a product's output -> what its step adds
-    beside: dict[Value, tuple[list[int], int]] = field(default_factory=dict)  # the row of a value, and its place there
-    operands: dict[Value, ValueIndex] = field(default_factory=dict)  # made of values in floats
+    residuals: dict[Value, Value] = field(default_factory=dict)  # a product's output -> the value that its step adds
+    beside: dict[Value, tuple[list[int], int]] = field(default_factory=dict)  # value -> (its row, its index there)
+    operands: dict[Value, ValueIndex] = field(default_factory=dict)  # value -> its copy in the form of an operand
 
 
 class TrainingLowering:
-    """What the ops' `lower` ask, and where they leave their steps."""
+    """The state of one lowering: each op's `lower` looks up operands here and emits its steps here."""
 
     def __init__(
         self, wrt: Sequence[Weight], weights: Sequence[Weight], mesh: Mesh, operand_bytes: int, stored: frozenset[str]
     ):
         self.mesh, self.operand_bytes = mesh, operand_bytes
-        self.chunk = 0  # whose program is lowered
+        self.chunk = 0  # number of the chunk whose program is being lowered
         self.packs: dict[tuple[bool, tuple[int, ...]], PackIndex] = {}
         self.placed: list[PlacedValue] = []
-        self.rows: list[list[int]] = []  # values that lie side by side; most are alone
+        self.rows: list[list[int]] = []  # values that lie side by side; most rows have one value
         self.parameters: dict[Weight, ParameterIndex] = {}
         self.places: list[Parameter] = []
         offset = 0
@@ -102,12 +103,13 @@ class TrainingLowering:
             offset = -(-self.places[-1].end // ALIGNMENT) * ALIGNMENT
         self.trained = len(dict.fromkeys(wrt))
         self.emitted: list[Step] = []
-        self.begun: set[int] = set()  # parameters whose gradients a step has added to
+        self.begun: set[int] = set()  # parameters whose gradients an earlier step writes
         self.names = Names()
 
     def steps(self, program: Program, wrt: Sequence[Weight] = ()) -> list[Step]:
-        """The steps of one program, which gives the gradients by `wrt`. Values are numbered on from those of programs
-        before it.
+        """The steps of one program, whose outputs after the first are the gradients by `wrt`.
+
+        Value indices continue from those of the programs lowered before.
         """
         self.emitted, self.begun, names = [], set(), Names()
         self.names = names
@@ -127,9 +129,9 @@ class TrainingLowering:
         return self.emitted
 
     def _claim(self, value: Value, parameter: int, axes: tuple[str, ...] = ()) -> None:
-        """Says that a value, and what is added up to it, are parts of a parameter's gradient, summed over `axes`.
+        """Marks a value and its summands as parts of a parameter's gradient, which is summed over `axes`.
 
-        LayoutError where its parts are to be summed over different axes.
+        Raises LayoutError if parts of one gradient are summed over different axes.
         """
         instr = self.names.makers[value]
         self.names.of_weight[value] = parameter
@@ -142,8 +144,9 @@ class TrainingLowering:
             raise LayoutError(f"parts of the gradient of {self.places[parameter].name} are partial over different axes")
 
     def _fuse_adds(self, program: Program) -> None:
-        """Pattern `product_with_residual`: add(a, b) where b is made by a product or a norm's gradient that nothing
-        else reads, and a is there before it: that step adds a. Either operand may be b.
+        """Fuses add(a, b) into the step that makes b, a product or the gradient of a norm.
+
+        Only if nothing else reads b, and a is made before b. Either operand may be b.
         """
         names = self.names
         made_at = {v: index for index, instr in enumerate(program.instrs) for v in instr.outputs}
@@ -164,7 +167,7 @@ class TrainingLowering:
                     break
 
     def _lay_beside(self, program: Program) -> None:
-        """Finds the gradients that one product reads, which then lie side by side."""
+        """Assigns one row to the gradients that one product reads together."""
         names = self.names
         for instr in program.instrs:
             together = instr.op == "linear_grad" and len(instr.inputs) > 1
@@ -172,35 +175,35 @@ class TrainingLowering:
                 self.rows.append([UNPLACED] * len(instr.inputs))
                 names.beside |= {v: (self.rows[-1], at) for at, v in enumerate(instr.inputs)}
 
-    # What the ops' `lower` ask
+    # Called by the ops' `lower`
 
     def emit(self, kind: str, **fields: Any) -> None:
         """Appends a step."""
         self.emitted.append(Step(kind, fields))
 
     def value(self, value: Value) -> ValueIndex:
-        """A value as it is."""
+        """The index of a value, without a conversion."""
         return self.names.at[value]
 
     def width(self, index: ValueIndex) -> int:
-        """Elements of a row."""
+        """Elements in a row of a value."""
         return self.placed[index].width
 
     def stands_for(self, value: Value, source: Value) -> None:
-        """Says that `value` is read where `source` lies."""
+        """Makes `value` an alias of `source`."""
         self.names.at[value] = self.names.at[source]
 
     def residual(self, output: Value) -> ValueIndex:
-        """What the step that makes `output` adds to it, or ABSENT."""
+        """The value that the step of `output` adds to it, or ABSENT."""
         other = self.names.residuals.get(output)
         return ValueIndex(ABSENT) if other is None else self.names.at[other]
 
     def is_for_loss_alone(self, value: Value) -> bool:
-        """Whether nothing but the load-balancing loss reads a value, and not its gradient."""
+        """Whether only the load-balancing loss reads a value. Its gradient counts as another reader."""
         return all(reader.op == "balance_loss" for reader in self.names.readers.get(value, ()))
 
     def is_fused(self, instr: Instr) -> bool:
-        """Whether an add is part of the step that makes one of its operands, where its result then is."""
+        """Whether the step of one operand computes the add. The result is then an alias of that operand."""
         for own, other in (instr.inputs, instr.inputs[::-1]):
             if self.names.residuals.get(own) == other:
                 self.names.at[instr.outputs[0]] = self.names.at[own]
@@ -208,13 +211,13 @@ class TrainingLowering:
         return False
 
     def operand(self, value: Value) -> ValueIndex:
-        """The value as products read it; where it stands otherwise a step converts it first, once."""
+        """The value in the form that products read. The first call emits a conversion if it has another form."""
         if value not in self.names.operands:
             self.names.operands[value] = self.converted(self.names.at[value])
         return self.names.operands[value]
 
     def converted(self, index: ValueIndex) -> ValueIndex:
-        """The same value where it is an operand, else a new one that a step converts."""
+        """`index` if that is an operand, else a new value: its conversion by a step."""
         if self.placed[index].operand:
             return index
         made = self.like(index, True)
@@ -222,7 +225,7 @@ class TrainingLowering:
         return made
 
     def output(self, value: Value) -> ValueIndex:
-        """The place of a value that the next step makes, in its row."""
+        """Adds the value that the next step makes, and returns its index."""
         names, width, rows = self.names, value.dims[-1].local(self.mesh), value.dims[0].width
         if len(value.dims) == 1:
             names.at[value] = self.alone(width, False, 0)
@@ -231,17 +234,17 @@ class TrainingLowering:
             names.at[value] = ValueIndex(self._place(width, True))
             row[at] = names.at[value]
         else:
-            head = value.dims[-1].width  # products read whole tiles of the last one too
+            head = value.dims[-1].width  # products read whole tiles, also of the last head
             room = width - head + -(-head // TILE) * TILE if head > 1 else 0
             names.at[value] = self.alone(width, self._is_operand(value, names.makers[value]), rows, room)
         return names.at[value]
 
     def side_by_side(self, values: Sequence[Value]) -> list[ValueIndex]:
-        """Operands that lie side by side; those that do not are copied first."""
+        """The operands of `values`, side by side. If they are not, steps copy them to a new row first."""
         row = [self.names.at[v] for v in values]
         if len(row) == 1:
             return [self.operand(values[0])]
-        if [int(v) for v in row] not in self.rows:  # floats, or beside others elsewhere
+        if [int(v) for v in row] not in self.rows:  # float32 values, or values in other rows
             sources, row = row, [ValueIndex(self._place(self.placed[index].width, True)) for index in row]
             self.rows.append([int(v) for v in row])
             for source, made in zip(sources, row, strict=True):
@@ -249,51 +252,53 @@ class TrainingLowering:
         return row
 
     def alone(self, width: int, operand: bool, rows: int = 1, room: int = 0) -> ValueIndex:
-        """A new value in a row of its own, of which a token has so many, with room for as many elements or more. 0: the
-        batch has one.
+        """A new value in a row of its own, with space for max(width, room) elements.
+
+        `rows` is the number of rows per token; 0: one row per batch.
         """
         self.rows.append([self._place(width, operand, rows, room)])
         return ValueIndex(self.rows[-1][0])
 
     def like(self, index: ValueIndex, operand: bool) -> ValueIndex:
-        """A new value of another's size."""
+        """A new value of the same size as `index`."""
         placed = self.placed[index]
         return self.alone(placed.width, operand, placed.rows, placed.room)
 
     def parameter(self, weight: Weight | None) -> ParameterIndex:
-        """A weight's index; ABSENT where there is none."""
+        """The parameter index of a weight; ABSENT if it is None."""
         return ParameterIndex(ABSENT) if weight is None else self.parameters[weight]
 
     def pack(self, transposed: bool, *weights: Weight) -> PackIndex:
-        """The pack in which these weights lie side by side."""
+        """The pack that has these weights side by side."""
         key = transposed, tuple(int(self.parameters[w]) for w in weights)
         return self.packs.setdefault(key, PackIndex(len(self.packs)))
 
     def gradient(self, value: Value) -> GradientIndex:
-        """The parameter to whose gradient a step adds `value`."""
+        """The parameter whose gradient `value` is a part of."""
         return GradientIndex(self.names.of_weight[value])
 
     def message(self, sender: int, receiver: int) -> tuple[int, int]:
-        """The stage that the chunk which is lowered exchanges rows with, and the tag of such rows: those of activations
-        and of gradients for one chunk differ.
+        """The stage that the current chunk exchanges rows with, and the tag of the message.
+
+        Activations and gradients for one chunk have different tags.
         """
         other = sender + receiver - self.chunk
         return other % self.mesh.size("pp"), 2 * receiver + (receiver < sender)
 
     def is_fresh(self, value: Value) -> bool:
-        """Whether the next step is the first that adds to the gradient of which `value` is a part."""
+        """Whether the next step is the first to write the gradient that `value` is a part of."""
         parameter = self.names.of_weight[value]
         fresh = parameter not in self.begun
         self.begun.add(parameter)
         return fresh
 
     def _place(self, width: int, operand: bool, rows: int = 1, room: int = 0) -> int:
-        """A new value of `width` elements a row; returns its index."""
+        """Adds a value with `width` elements in a row; returns its index."""
         self.placed.append(PlacedValue(width, -(-max(width, room) // TILE) * TILE, operand, rows))
         return len(self.placed) - 1
 
     def _is_operand(self, value: Value, made_by: Instr) -> bool:
-        """Whether a value's rows stand as products read them."""
+        """Whether a value's rows are stored in the form that products read."""
         if any(value is made_by.outputs[place] for place in NO_OPERANDS.get(made_by.op, ())):
             return False
         floats = made_by.op in FLOAT_RESULTS or any(
@@ -302,11 +307,13 @@ class TrainingLowering:
         )
         return self.operand_bytes == 4 or not floats
 
-    # Gradients, as soon as they are complete
+    # Reduction of gradients
 
     def reduced(self, steps: list[Step]) -> list[Step]:
-        """`steps` with reduces between them; every gradient is in one, and they are the same on every rank of the
-        replicas. A stretch has gradients that are summed over the same axes.
+        """Inserts steps that reduce ranges of gradients as soon as these are complete.
+
+        Each gradient is in one range. All gradients of a range are summed over the same axes. The ranges are the same
+        on all replicas.
         """
         tensor = {p for p, axes in self.names.partial.items() if "tp" in axes}
         last = {p: index for index, step in enumerate(steps) for p in step.operands(GradientIndex)}
@@ -324,7 +331,7 @@ class TrainingLowering:
         return result
 
     def cleared(self, steps: list[Step]) -> frozenset[int]:
-        """The parameters whose gradients the first step that has them adds to, and does not overwrite."""
+        """The parameters whose gradients must be zeroed: their first step adds to them, it cannot overwrite them."""
         first: dict[int, str] = {}
         for step in steps:
             for p in step.operands(GradientIndex):
@@ -334,8 +341,9 @@ class TrainingLowering:
     # Memory
 
     def place(self, lists: Sequence[list[Step]], max_tokens: int) -> int:
-        """Gives every value its place that is not kept: a row lives over the steps that use a value of it. The bytes
-        of the arena.
+        """Assigns arena offsets to all values that are not kept; returns the bytes of the arena.
+
+        A row lives from the first to the last step that uses one of its values.
         """
         row_of = self._row_of()
         steps = [step for steps in lists for step in steps]
@@ -347,7 +355,7 @@ class TrainingLowering:
         return total
 
     def keep(self, forward: list[Step], backward: list[Step], max_tokens: int) -> int:
-        """Gives the values that both passes use their places in what is kept of a batch; its bytes."""
+        """Assigns offsets in the kept memory to values that both passes use; returns its bytes for one batch."""
         row_of, total = self._row_of(), 0
         first, second = (
             {row_of[int(v)] for s in steps for v in s.operands(ValueIndex)} for steps in (forward, backward)
@@ -360,41 +368,38 @@ class TrainingLowering:
         return total
 
     def stride_rows(self) -> None:
-        """Says how far apart the rows of values are, once all are there."""
+        """Sets the stride of each value. Called once all values are added."""
         for row in self.rows:
             values = [self.placed[v] for v in row]
             values[-1].room += sum(v.room for v in values) % 32  # products read whole vectors of two bfloat16
             used = sum(v.room * self._element_bytes(v) for v in values)
             for v in values:
-                # no multiple of a large power of two, or rows share sets of the caches
+                # an odd number of cache lines: with a large power of two, rows would share cache sets
                 v.stride = (-(-used // ALIGN) | 1) * ALIGN
 
     def _row_of(self) -> dict[int, int]:
-        """Which row a value is in."""
+        """Value index -> row number."""
         return {v: r for r, row in enumerate(self.rows) for v in row}
 
     def _head(self, row: int) -> PlacedValue:
-        """The first value of a row."""
         return self.placed[self.rows[row][0]]
 
     def _row_bytes(self, row: int, max_tokens: int) -> int:
-        """Of a batch."""
+        """Bytes of a row's values for a whole batch."""
         head = self._head(row)
         return (max_tokens * head.rows or 1) * head.stride
 
     def _element_bytes(self, value: PlacedValue) -> int:
-        """Of an element of a value."""
         return self.operand_bytes if value.operand else 4
 
     def _put(self, row: int, offset: int) -> None:
-        """Places the values of a row side by side."""
         for v in self.rows[row]:
             self.placed[v].offset = offset
             offset += self.placed[v].room * self._element_bytes(self.placed[v])
 
 
 def _stretches(numbers: set[int]) -> list[list[int]]:
-    """Runs of consecutive numbers, the highest first: gradients are complete from the end on."""
+    """Runs of consecutive numbers, the highest first: the backward pass completes the last gradients first."""
     runs: list[list[int]] = []
     for n in sorted(numbers):
         if runs and runs[-1][-1] == n - 1:
@@ -411,13 +416,17 @@ def lower_training(
     operand_bytes: int,
     stored: frozenset[str] = frozenset(),
 ) -> LoweredTraining:
-    """The steps of a rank for batches of up to `max_tokens` tokens, of the chunks that it has. Their trained weights
-    are the first parameters, in the order of the chunks.
+    """Lowers the chunks of a rank. Their trained weights are the first parameters, in the order of the chunks.
 
-    `operand_bytes`: of an element of an operand, 2 or 4. `stored`: names of frozen matrices that are multiplied as
-    their file has them.
+    Args:
+        chunks: The programs of each chunk of layers that the rank has.
+        mesh: The mesh, with this rank's coordinates.
+        max_tokens: Most tokens in a batch.
+        operand_bytes: Bytes per element of an operand, 2 or 4.
+        stored: Names of frozen matrices that are multiplied in the type of their file.
 
-    Raises LayoutError for an instruction that the executor has no step for.
+    Raises:
+        LayoutError: The executor has no step for an instruction.
     """
     trained, weights = ([w for c in chunks for w in some(c)] for some in (lambda c: c.wrt, lambda c: c.forward.weights))
     lowering = TrainingLowering(trained, weights, mesh, operand_bytes, stored)
@@ -436,7 +445,7 @@ def lower_training(
 
 
 def _lower_chunk(lowering: TrainingLowering, chunk: ChunkPrograms) -> tuple[list[Step], list[Step], frozenset[int]]:
-    """The steps of the forward pass, those of the backward pass, and the parameters whose gradients that clears."""
+    """Returns the forward steps, the backward steps, and the parameters whose gradients the backward pass zeroes."""
     lowering.chunk = chunk.number
     steps = lowering.steps(chunk.gradients, chunk.wrt)
     sends = 0 if chunk.has_loss else 1 + next(i for i, step in enumerate(steps) if step.kind == "send_rows")

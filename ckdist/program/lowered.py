@@ -1,4 +1,4 @@
-"""What lowering makes of a program that serves: the executor's steps, and the buffers and weights they work on."""
+"""A program lowered for serving: the executor's steps, with their buffers and weights."""
 
 import re
 from dataclasses import dataclass, field
@@ -9,18 +9,18 @@ from ckdist.mesh import Mesh
 from ckdist.program.program import Instr
 from ckdist.program.step import ABSENT, MatrixIndex, Step, VectorIndex
 
-RANK_UNIT = 16  # low ranks are computed in whole tiles, and the next matrix reads them at the beginning of a cache line
+RANK_UNIT = 16  # LoRA ranks are padded to whole tiles; the next matrix reads them from the start of a cache line
 SLOTS = 2  # partial values alternate between this many exchange buffers
 LATENT_GROUP = 8  # heads that read a latent vector together
 
 
 class MatrixKey(NamedTuple):
-    """A part of a weight: rows and columns, [begin, end); of a stack those of each of its `matrices`."""
+    """A part of a weight. In a stack, rows and columns are those of each of its `matrices`."""
 
     name: str
     rows: Range
     columns: Range
-    matrices: Range | None = None  # None: of a stack all
+    matrices: Range | None = None  # None: all matrices of a stack
 
 
 VectorKey: TypeAlias = tuple[str, Range]  # name, elements
@@ -28,50 +28,43 @@ VectorKey: TypeAlias = tuple[str, Range]  # name, elements
 
 @dataclass(frozen=True)
 class Buffer:
-    """Where a step's value lies: `struct ckdist_value`, with `place` a name of `enum ckdist_place`.
+    """The place of a step's value: `struct ckdist_value`."""
 
-    `width` in floats from row to row (activations: columns of the matrix), `lead` columns before the value's own,
-    `floats` (of activations) those that it takes from its source, `rows` how many there are at most. `selected`: its
-    rows are those whose logits are wanted, not tokens. `sum`: the buffer that gets the sums over the hosts, of the rows
-    that this host has.
-    """
-
-    place: str
-    width: int
+    place: str  # a name of `enum ckdist_place`
+    width: int  # floats from row to row; for activations: columns of the matrix
     offset: int = 0
     format: int = 0
-    lead: int = 0
-    floats: int = 0
-    rows: int = 0
-    selected: bool = False
-    sum: int = ABSENT
+    lead: int = 0  # columns before the value's own
+    floats: int = 0  # for activations: columns that come from the source, the others are zero
+    rows: int = 0  # upper bound on the number of rows
+    selected: bool = False  # rows are those whose logits are needed, not tokens
+    sum: int = ABSENT  # buffer for the sums over hosts, with the rows of this host
 
 
 @dataclass(frozen=True)
 class LayerAttention:
-    """Attention of one layer on this rank: how many of its query heads share each of its kv-heads, and their widths."""
+    """Attention of one layer on this rank."""
 
-    heads_per_kv: tuple[int, ...]
+    heads_per_kv: tuple[int, ...]  # for each kv-head of this rank: number of its query heads here
     key_width: int
     value_width: int
-    total_heads: int  # of all ranks
-    total_kv_heads: int
+    total_heads: int  # on all ranks
+    total_kv_heads: int  # on all ranks
     first_head: int
-    # where the row of a token's rank has each kv-head, counted in heads; where heads are shared, some stand there twice
+    # index of each kv-head in the row of a token's rank; that row has a kv-head twice if ranks replicate it
     key_places: tuple[int, ...] = ()
-    latent: bool = (
-        False  # its "kv-heads" are groups of heads that all read one cached vector, whose beginning is the value
-    )
+    # "kv-heads" are groups of heads that read one cached vector; its first elements are the value
+    latent: bool = False
 
 
 def layer_of(weight: str) -> int | None:
-    """The layer of a weight, by its name; None before the first and after the last."""
+    """The layer number in a weight's name; None if it belongs to no layer."""
     found = re.search(r"layers\.(\d+)\.", weight)
     return int(found[1]) if found else None
 
 
 def layer_attention(attend: Instr, mesh: Mesh) -> LayerAttention:
-    """What an attend means on a rank of `mesh`."""
+    """The attention that an `attend` computes on a rank of `mesh`."""
     heads, keys, values = (x.dims[-1] for x in attend.inputs)
     group = heads.count // keys.count
     begin, end = heads.share(mesh)
@@ -80,7 +73,7 @@ def layer_attention(attend: Instr, mesh: Mesh) -> LayerAttention:
 
 
 def latent_attention(attend: Instr, mesh: Mesh) -> LayerAttention:
-    """What an attend_latent means on a rank of `mesh`: its heads, in groups that a thread attends for at once."""
+    """The attention that an `attend_latent` computes on a rank of `mesh`. A thread computes a group of heads."""
     heads, key = (x.dims[-1] for x in attend.inputs)
     begin, end = heads.share(mesh)
     groups = (
@@ -94,42 +87,35 @@ def latent_attention(attend: Instr, mesh: Mesh) -> LayerAttention:
 
 @dataclass(frozen=True)
 class LayerState:
-    """What one layer keeps of a sequence on this rank: `key_head_of` says of each of its value heads which local key
-    head it reads. `taps`: tokens that the short convolutions see.
-    """
+    """The state that one layer keeps for a sequence on this rank."""
 
-    key_head_of: tuple[int, ...]
+    key_head_of: tuple[int, ...]  # for each value head: the local key head that it reads
     key_width: int
     value_width: int
-    taps: int
+    taps: int  # kernel length of the short convolutions, in tokens
 
 
 @dataclass
 class Lowered:
-    """`matrices[i]` is a part of a matrix and `vectors[i]` (weight name, elements), as [begin, end): this
-    rank's, or where tokens are sharded any rank's. `exchange_floats`: what a slot holds at most, on any rank.
-    `attention[layer]`: what a layer caches of tokens, `states[layer]`: of sequences; a layer has one of both.
-    `layer_steps`: the steps up to the end of the first layer. `tokens_sharded`: every rank has its range of a step's
-    tokens. `host_rows`: whether hosts share out a rank's tokens between the products that need all of them.
-    `experts[layer]`: how many a layer has.
-    """
+    """A lowered program. Its weights are shards of this rank, or of any rank of the host if tokens are sharded."""
 
     steps: list[Step]
     buffers: list[Buffer]
     matrices: list[MatrixKey]
     vectors: list[VectorKey]
     arena_bytes: int
-    exchange_floats: int
-    attention: dict[int, LayerAttention]
+    exchange_floats: int  # floats of an exchange slot: the maximum over all ranks
+    attention: dict[int, LayerAttention]  # by layer; a layer is in `attention` or in `states`
     states: dict[int, LayerState]
-    layer_steps: int
-    tokens_sharded: bool
-    host_rows: str = "none"
-    experts: dict[int, int] = field(default_factory=dict)
+    layer_steps: int  # steps up to the end of the first layer
+    tokens_sharded: bool  # each rank has a range of a step's tokens
+    host_rows: str = "none"  # a name of `enum ckdist_host_rows`: whether hosts share out a rank's rows
+    experts: dict[int, int] = field(default_factory=dict)  # layer -> number of experts
 
     def labels(self) -> list[tuple[str, int | None]]:
-        """For each step its kind with what it multiplies by, and its layer, None before the first and after the
-        last.
+        """For each step (its kind and the names of its matrices, its layer).
+
+        The layer is None before the first and after the last layer.
         """
         found: list[tuple[str, int | None]] = []
         layer: int | None = None
@@ -148,7 +134,7 @@ class Lowered:
 
 
 def _text(buffer: Buffer) -> str:
-    """A buffer without what depends on how much memory others take."""
+    """A buffer as text, without offsets that depend on the sizes of other buffers."""
     numbers = {name: getattr(buffer, name) for name in ("width", "format", "lead", "floats", "rows")}
     if buffer.place not in ("arena", "activations"):
         numbers["offset"] = buffer.offset

@@ -1,4 +1,4 @@
-"""What programs ask of a model's description. A `ModelSpec` has it all; these are the names that lie below it."""
+"""The fields of a model that programs need, as protocols. `ModelSpec`, which is on a higher floor, implements them."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -7,7 +7,7 @@ import numpy as np
 
 
 class Rotation(Protocol):
-    """A rotary position embedding, as a `RopeSpec` describes it."""
+    """A rotary position embedding. `RopeSpec` implements it."""
 
     @property
     def inverse_frequencies(self) -> np.ndarray:
@@ -21,12 +21,12 @@ class Rotation(Protocol):
 
     @property
     def interleaved(self) -> bool:
-        """Neighbours turn together, else halves."""
+        """Whether pairs (2i, 2i + 1) are rotated, else pairs (i, i + dims / 2)."""
         ...
 
 
 class ModelShape(Protocol):
-    """A decoder or encoder: its vocabulary, its width and its rotations."""
+    """A decoder or an encoder."""
 
     @property
     def vocab_size(self) -> int:

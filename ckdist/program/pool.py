@@ -1,4 +1,4 @@
-"""A rank's threads, which its executables and its optimizer share; the thread that calls is the first of them."""
+"""The threads of a rank. Its executables and its optimizer share them; the calling thread is the first of them."""
 
 from collections.abc import Sequence
 
@@ -6,9 +6,12 @@ from ckdist import native
 
 
 class ThreadPool:
-    """`cpus` pins the threads, one each, unless there are fewer. `spins`: polls before a waiting thread sleeps.
+    """A native thread pool, until `close`.
 
-    ConfigError unless there is a thread.
+    Args:
+        threads: Number of threads, with the calling one. Raises ConfigError if it is less than 1.
+        cpus: CPUs to pin the threads to, one each. Fewer CPUs than threads: no pinning.
+        spins: Polls before a waiting thread sleeps.
     """
 
     def __init__(self, threads: int, cpus: Sequence[int] = (), spins: int = 2000):
@@ -19,7 +22,5 @@ class ThreadPool:
         self.handle = native.ffi.gc(out[0], native.lib.ckdist_pool_free)
 
     def close(self) -> None:
-        """Ends the threads as soon as nothing native works with them any more; the thread that called has its CPUs
-        back then.
-        """
+        """Ends the threads once no native object uses them. The calling thread then has its old CPU affinity."""
         native.ffi.release(self.handle)

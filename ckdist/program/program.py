@@ -1,8 +1,7 @@
-"""A traced forward as data: a flat list of instructions over named, shaped values, with a text form to read and
-compare.
+"""A traced forward as data: a flat list of instructions over named, shaped values, with a readable text form.
 
-A program says nothing of one rank: every rank of a layout has the same text, so a hash of it shows whether two ranks
-agree.
+A program does not depend on the rank. All ranks of a layout have the same text, so ranks compare its hash to check
+that they agree.
 """
 
 import hashlib
@@ -16,10 +15,7 @@ from ckdist.layout import Dim
 
 @dataclass(frozen=True)
 class Value:
-    """A named array.
-
-    `partial` are the mesh axes over which the ranks' arrays must be summed to be the value.
-    """
+    """A named array. It is the sum of the arrays of all ranks along the mesh axes in `partial`."""
 
     name: str
     dims: tuple[Dim, ...]
@@ -28,12 +24,12 @@ class Value:
 
     @property
     def selected(self) -> bool:
-        """Whether its rows are those whose logits are wanted, not tokens."""
+        """Whether its rows are the positions whose logits are needed, not all tokens."""
         return self.dims[0].name == "outputs"
 
     @property
     def rows(self) -> str:
-        """Which rows it has, by the names of a step's: tokens, selected, or local_selected where they are sharded."""
+        """The kind of its rows, as in `Step.rows`: tokens, selected, or local_selected if selected rows are sharded."""
         if not self.selected:
             return "tokens"
         return "local_selected" if self.dims[0].axis is not None else "selected"
@@ -46,14 +42,14 @@ class Value:
 
 @dataclass(frozen=True)
 class Weight:
-    """A parameter by its Hugging Face name. Its bytes stay in the checkpoint's own type."""
+    """A parameter by its Hugging Face name. It keeps the type that it has in the checkpoint."""
 
     name: str
     dims: tuple[Dim, ...]
 
     @property
     def unsharded(self) -> "Weight":
-        """All of it."""
+        """The whole weight: the same name, with dimensions that are not sharded."""
         return Weight(self.name, tuple(replace(d, axis=None) for d in self.dims))
 
     def __str__(self) -> str:
@@ -71,7 +67,7 @@ class Instr:
     attrs: Mapping[str, Any] = field(default_factory=dict)
 
     def weight(self, index: int) -> Weight:
-        """The weight at `index`. LayoutError where it is absent, as a linear's bias may be."""
+        """The weight at `index`. Raises LayoutError if it is absent. A linear's bias, for example, is optional."""
         found = self.weights[index]
         if found is None:
             raise LayoutError(f"{self.op} needs its weight {index}: {self}")
@@ -84,7 +80,7 @@ class Instr:
 
     def __str__(self) -> str:
         operands = [f"%{v.name}" for v in self.inputs] + ["-" if w is None else str(w) for w in self.weights]
-        # dimensions are seen at the outputs
+        # attributes that are dimensions appear in the outputs already
         shown = {k: v for k, v in self.attrs.items() if not isinstance(v, (Dim, tuple))}
         attrs = "".join(f", {k}={v:g}" if isinstance(v, float) else f", {k}={v}" for k, v in shown.items())
         made = f"{', '.join(map(str, self.outputs))} = " if self.outputs else ""
@@ -93,10 +89,10 @@ class Instr:
 
 @dataclass(frozen=True)
 class Program:
-    """`inputs` and `outputs` are values; `str(program)` is its golden text.
+    """A list of instructions. `str(program)` is its golden text.
 
-    `boundaries` are values between blocks, from which a block can be computed again. They change nothing of what a run
-    means, so they are not in the text.
+    `boundaries` are values between blocks: a block can be computed again from the boundary before it. They do not
+    change the result of a run, so the text leaves them out.
     """
 
     inputs: tuple[Value, ...]
@@ -115,7 +111,7 @@ class Program:
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        """Every weight once, in the order of first use."""
+        """Each weight once, in the order of first use."""
         return tuple(dict.fromkeys(w for i in self.instrs for w in i.weights if w is not None))
 
     def digest(self) -> str:

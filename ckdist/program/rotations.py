@@ -1,4 +1,4 @@
-"""The numbers of a model's rotations, by name, as steps have them."""
+"""The numbers of `enum ckdist_rope_table` by name, for the steps that rotate."""
 
 from ckdist import native
 

@@ -1,15 +1,16 @@
-"""How a router's logits choose experts."""
+"""The rule that selects experts from a router's logits."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Routing:
-    """Which experts a token takes, and with what share each.
+    """The experts of a token, and the weight (share) of each.
 
-    Scores are the softmax or the sigmoid of the logits. The `used` experts with the highest scores (and correction)
-    are chosen; of equal ones the first. With `groups`, these are of the `top_groups` groups whose best `group_scores`
-    scores have the highest sum. Shares are the scores of the chosen, over their sum where `renormalise`, times `scale`.
+    Scores are the softmax or the sigmoid of the logits. The `used` experts with the highest score (plus correction)
+    are chosen; equal scores go to the lower index. With `groups`, only experts of the `top_groups` groups are
+    candidates: those with the highest sum of their best `group_scores` scores. The share of a chosen expert is
+    scale * score, divided by the sum of the chosen scores if `renormalise`.
     """
 
     used: int

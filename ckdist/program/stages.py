@@ -1,8 +1,8 @@
-"""A stage: the slice of a program between two of its boundaries, with what it receives and what it sends.
+"""A pipeline stage: the slice of a program between two of its boundaries, with a receive and a send.
 
-A boundary is a value from which alone what follows can be computed, so a slice needs nothing else of what came before,
-and of the batch every rank has all. Nothing is traced again: a stage's instructions are the whole program's, and so are
-its bits. But a tally of experts is of all layers: each stage adds those of its own to what it receives.
+The instructions after a boundary depend only on its value and on the batch. Each rank has the whole batch, so a stage
+receives only the value. A stage has the instructions of the whole program, without tracing again, so its bits are the
+same. A tally of experts covers all layers: each stage adds its own layers to the tally that it receives.
 """
 
 from dataclasses import dataclass, replace
@@ -19,9 +19,9 @@ from ckdist.program.program import Instr, Program, Value
 
 @dataclass(frozen=True)
 class Stage:
-    """One of `count` stages, the `number`-th from 0, which has layers [begin, end) of a model's.
+    """Stage `number` (from 0) of `count`, with layers [begin, end) of a model.
 
-    The first has the embedding as well, the last the head.
+    The first stage also has the embedding, the last one the head.
     """
 
     number: int
@@ -30,18 +30,18 @@ class Stage:
 
     @property
     def first(self) -> bool:
-        """Whether it begins with the tokens."""
+        """Whether this is the first stage."""
         return self.number == 0
 
     @property
     def last(self) -> bool:
-        """Whether it ends with the logits."""
+        """Whether this is the last stage."""
         return self.number == self.count - 1
 
     def program(self, whole: Program, mesh: Mesh) -> Program:
-        """This stage's part of a program on the mesh of its ranks; the program itself where there is one stage.
+        """This stage's part of the program `whole`, or `whole` itself if there is one stage.
 
-        LayoutError where the program has no such boundaries.
+        `mesh` is that of the stage's ranks. Raises LayoutError if the program lacks these boundaries.
         """
         if self.count == 1:
             return whole
@@ -66,17 +66,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class _StageTally:
-    """What a stage makes of a program's tally: one value or none of each. `received`: of the layers before; `adding`:
-    what adds the stage's own; `total`: of both.
-    """
+    """A stage's part of a program's tally. Each field has one item or none."""
 
-    received: tuple[Value, ...] = ()
-    adding: tuple[Instr, ...] = ()
-    total: tuple[Value, ...] = ()
+    received: tuple[Value, ...] = ()  # the tally of the stages before
+    adding: tuple[Instr, ...] = ()  # the instruction that adds the stage's own layers
+    total: tuple[Value, ...] = ()  # the sum of both
 
     @staticmethod
     def of(whole: Program, start: int, until: int) -> "_StageTally":
-        """Of the stage that has the program's instructions [start, until)."""
+        """The tally of the stage that has instructions [start, until) of the program."""
         found = next((instr for instr in whole.instrs if instr.op == "tally"), None)
         if found is None:
             return _StageTally()
@@ -84,7 +82,7 @@ class _StageTally:
         layers = [(made_at[logits], logits, chosen) for logits, chosen in layers_of(found.inputs)]
         own = [v for at, *layer in layers if start <= at < until for v in layer]
         before = [replace(v, name=f"{v.name}.before") for v in found.outputs if layers[0][0] < start]
-        if not own:  # what is received is all, under its name
+        if not own:  # the received tally is the total
             total = found.outputs if before else ()
             return _StageTally(total, (), total)
         adding = replace(found, inputs=(found.inputs[0], *own, *before))
@@ -92,8 +90,9 @@ class _StageTally:
 
 
 def _received(ids: Value, value: Value, tally: tuple[Value, ...], stage: int, mesh: Mesh) -> list[Instr]:
-    """What makes `value`, and a tally, of what the previous stage sends. Ranks that have all tokens share the rows, and
-    add up.
+    """The instructions that receive `value`, and a tally, from the previous stage.
+
+    If all ranks have all tokens, each receives a part of the rows, and an all_reduce completes them.
     """
     axis, names = _sharing(value, mesh), [value.name, *(v.name for v in tally)]
     attrs = {"axis": axis, "stage": stage, **received_dims(value, *tally)}
@@ -104,12 +103,12 @@ def _received(ids: Value, value: Value, tally: tuple[Value, ...], stage: int, me
 
 
 def _sharing(value: Value, mesh: Mesh) -> str | None:
-    """The axis among whose ranks the rows of a value are shared on their way; None: each rank has its own rows."""
+    """The axis whose ranks each transfer a part of the rows; None if each rank transfers its own rows."""
     return None if value.dims[0].axis == WHOLE or mesh.size(WHOLE) == 1 else WHOLE
 
 
 def _instr(op: str, inputs: tuple[Value, ...], names: tuple[str, ...], **attrs: object) -> Instr:
-    """An instruction whose outputs have these names, or the first of them."""
+    """An instruction whose outputs have these names. Names beyond the number of outputs are not used."""
     inferred = OPS[op].infer(inputs, (), attrs)
     outputs = tuple(
         Value(name, dims, "f32", axes(partial)) for name, (dims, partial) in zip(names, inferred, strict=False)

@@ -1,5 +1,6 @@
-"""A step: what the executor runs between two barriers. Its kind is a struct of native/api/steps_inference.h or
-steps_training.h, with the fields' names.
+"""A step: the work of the executor between two barriers.
+
+Each kind of step is a struct in native/api/steps_inference.h or steps_training.h, with the same field names.
 """
 
 from collections.abc import Iterator
@@ -10,47 +11,47 @@ from ckdist import native
 from ckdist.errors import LayoutError
 from ckdist.native import CData
 
-ABSENT = -1  # an operand that is not there
+ABSENT = -1  # index of an operand that is absent
 
 
 class Index(int):
-    """Which of a program's operands a step means."""
+    """Index of an operand of a step. A subclass for each kind of operand; `letter` marks it in the text."""
 
     letter = "?"
 
 
 class ValueIndex(Index):
-    """Of the buffers that activations lie in."""
+    """Index of a value's buffer."""
 
     letter = "v"
 
 
 class MatrixIndex(Index):
-    """Of the packed matrices."""
+    """Index of a packed matrix."""
 
     letter = "m"
 
 
 class VectorIndex(Index):
-    """Of the float32 vectors."""
+    """Index of a float32 vector."""
 
     letter = "n"
 
 
 class ParameterIndex(Index):
-    """Of the parameters of training."""
+    """Index of a trained parameter."""
 
     letter = "p"
 
 
 class GradientIndex(Index):
-    """Of the parameters, to whose gradient a step adds."""
+    """Index of the parameter whose gradient a step writes."""
 
     letter = "g"
 
 
 class PackIndex(Index):
-    """Of the packed matrices of training."""
+    """Index of a pack of matrices in training."""
 
     letter = "k"
 
@@ -60,13 +61,13 @@ AnyIndex = TypeVar("AnyIndex", bound=Index)
 
 @dataclass(frozen=True)
 class Span:
-    """Consecutive operands, each a shard of one."""
+    """Consecutive operands: the shards of one operand."""
 
     first: Index
     count: int
 
     def indices(self) -> list[Index]:
-        """All of them."""
+        """The indices of all shards."""
         return [type(self.first)(self.first + k) for k in range(self.count)]
 
 
@@ -75,27 +76,25 @@ NO_SPAN = Span(Index(0), 0)
 
 @dataclass(frozen=True)
 class Step:
-    """`fields` are those of `struct ckdist_<kind>_step`, by name; a list stands for a pointer to so many.
-
-    `rows`: tokens, selected, local_selected or host, as in `enum ckdist_rows`.
-    """
+    """One step of the executor: a `struct ckdist_<kind>_step`."""
 
     kind: str
-    fields: dict[str, Any]
-    rows: str = "tokens"
+    fields: dict[str, Any]  # the struct's fields by name; a list becomes a pointer to its items
+    rows: str = "tokens"  # a name of `enum ckdist_rows`: tokens, selected, local_selected or host
 
-    def operands(self, of: type[AnyIndex]) -> list[AnyIndex]:
-        """Every operand of a type that the step reads or writes, in the order of the fields."""
-        return [index for index in _indices(self.fields) if isinstance(index, of) and index != ABSENT]
+    def operands(self, index_type: type[AnyIndex]) -> list[AnyIndex]:
+        """All operands of a type that the step reads or writes, in the order of the fields."""
+        return [index for index in _indices(self.fields) if isinstance(index, index_type) and index != ABSENT]
 
     def native(self, keep: list[Any]) -> CData:
-        """The struct; what it and its pointers lie in is added to `keep`."""
+        """The native struct. Memory that must stay alive with it is appended to `keep`."""
         numbers = {"kind": getattr(native.lib, f"ckdist_step_{self.kind}")}
         numbers["rows"] = getattr(native.lib, f"ckdist_rows_{self.rows}")
         kind = f"struct ckdist_{self.kind}_step"
         types = native.field_types(native.ffi.typeof(kind))
         absent = types.keys() - self.fields.keys() - {"step"}
-        missing = [name for name in types if name in absent and types[name].kind != "pointer"]  # which may be null
+        # a pointer may be absent: it is null then
+        missing = [name for name in types if name in absent and types[name].kind != "pointer"]
         if missing:
             raise LayoutError(f"a step {self.kind} lacks its field {missing[0]!r}")
         struct = native.struct(kind, {"step": numbers, **_plain(self.fields)}, keep)
@@ -109,7 +108,7 @@ class Step:
 
 
 def native_steps(steps: list[Step], keep: list[Any]) -> CData:
-    """An array of pointers to the steps' structs; what it lies in is added to `keep`."""
+    """An array of pointers to the steps' structs. Memory that must stay alive with it is appended to `keep`."""
     array = native.ffi.new("struct ckdist_step *[]", [step.native(keep) for step in steps])
     keep.append(array)
     return array
@@ -127,7 +126,7 @@ def _indices(value: Any) -> Iterator[Index]:
 
 
 def _plain(value: Any) -> Any:
-    """A field's value as `native.struct` takes it."""
+    """Converts a field's value for `native.struct`."""
     if isinstance(value, Span):
         return {"first": int(value.first), "count": value.count}
     if isinstance(value, dict):
@@ -138,7 +137,7 @@ def _plain(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """A field's value in a step's text; "" for one that says nothing."""
+    """A field's value in the text of a step; "" if it is absent or neutral."""
     if isinstance(value, Index):
         return "" if value == ABSENT else f"{value.letter}{int(value)}"
     if isinstance(value, Span):

@@ -1,7 +1,7 @@
-"""Tracing: a forward written once in Python is called with a `Tracer` and leaves a `Program`.
+"""Tracing: a forward is a Python function that is called with a `Tracer`; the recorded calls are the `Program`.
 
-Every method appends one instruction (or none, where a layout does not need it) and returns the values. There is no
-ambient state: what is recorded is what was called on this object.
+Each method appends one instruction, or none if the layout does not need it, and returns the values. There is no global
+state: a tracer records only the calls on itself.
 """
 
 import dataclasses
@@ -20,13 +20,13 @@ Spec = TypeVar("Spec")
 
 @dataclass(frozen=True)
 class LowRank:
-    """LoRA on a model's linears: `rank(name of a linear, without ".weight")` is 0 where nothing is added."""
+    """LoRA on a model's linears."""
 
-    rank: Callable[[str], int]
+    rank: Callable[[str], int]  # name of a linear, without ".weight" -> its rank; 0 if it has no LoRA
     scale: float
 
     def pair(self, w: Weight) -> tuple[Weight, Weight] | None:
-        """A and B of a matrix, of a stack of each matrix; None where it has none."""
+        """A and B of a matrix or a stack; None if it has no LoRA."""
         stem = w.name.removesuffix(".weight")
         if not (size := self.rank(stem)):
             return None
@@ -37,20 +37,15 @@ class LowRank:
 
 @dataclass(frozen=True)
 class LatentWeights:
-    """Of latent attention: the norm of the latent vector, (rank,), and of each head the matrices of its keys, (rank,
-    nope), and values, (values, rank).
-    """
+    """The weights of latent attention after its projections."""
 
-    norm: Weight
-    keys: Weight
-    values: Weight
+    norm: Weight  # (rank,): the norm of the latent vector
+    keys: Weight  # per head (rank, nope)
+    values: Weight  # per head (values, rank)
 
 
 class Tracer(Emitter):
-    """`g` in a forward. `g.sharding` makes the named dimensions under the layout.
-
-    `low_rank`: what is added to linears.
-    """
+    """The argument `g` of a forward. `g.sharding` makes the named dimensions under the layout."""
 
     def __init__(self, layout: Layout, mesh: Mesh, low_rank: LowRank | None = None):
         super().__init__()
@@ -66,18 +61,18 @@ class Tracer(Emitter):
         names: Sequence[str] | None = None,
         **attrs: Any,
     ) -> Value:
-        """As `emit`, for an op of one output."""
+        """`emit` for an op with one output."""
         (output,) = self.emit(op, inputs, weights, names, **attrs)
         return output
 
     def weight(self, name: str, *dims: Dim) -> Weight:
-        """The weight `name`."""
+        """Returns the weight `name` with dimensions `dims`."""
         return Weight(name, dims)
 
     def embed(self, ids: Value, table: Weight) -> Value:
-        """(tokens,) ids -> (tokens, hidden); partial where the vocabulary is sharded.
+        """(tokens,) ids -> (tokens, hidden). Partial if the vocabulary is sharded.
 
-        Ranks that shard the tokens read each other's parts of the table.
+        If tokens are sharded, a rank reads the other ranks' shards of the table.
         """
         if axis := ids.dims[0].axis:
             rows, columns = table.dims
@@ -104,23 +99,21 @@ class Tracer(Emitter):
     def linear(
         self, x: Value, *weights: Weight, bias: Sequence[Weight] = (), names: Sequence[str] | None = None
     ) -> Value | tuple[Value, ...]:
-        """As `linears`, but one output is not a tuple."""
+        """`linears`, but a single output is not a tuple."""
         outputs = self.linears(x, weights, bias, names)
         return outputs[0] if len(weights) == 1 else outputs
 
     def linears(
         self, x: Value, weights: Sequence[Weight], bias: Sequence[Weight] = (), names: Sequence[str] | None = None
     ) -> tuple[Value, ...]:
-        """X @ w.T (+ bias) for each weight, all read from one prepared input; partial where the input dimension is
-        sharded.
-        """
+        """Returns x @ w.T (+ bias) for each weight. Partial if the input dimension is sharded."""
         outputs = self.emit("linear", (x,), (*weights, *(bias or [None] * len(weights))), names)
         return outputs if self.low_rank is None else self._adapted(x, weights, outputs, self.low_rank)
 
     def _adapted(
         self, x: Value, weights: Sequence[Weight], outputs: tuple[Value, ...], low_rank: LowRank
     ) -> tuple[Value, ...]:
-        """The values with scale * B (A x) added to those whose weight has A and B."""
+        """Adds scale * B (A x) to the outputs whose weights have A and B."""
         pairs = {i: pair for i, w in enumerate(weights) if (pair := low_rank.pair(w))}
         if not pairs:
             return outputs
@@ -130,36 +123,35 @@ class Tracer(Emitter):
         return tuple(found.get(i, value) for i, value in enumerate(outputs))
 
     def rms_norm(self, x: Value, w: Weight, eps: float) -> Value:
-        """Over the last dimension, or per head where `w` has one head's size."""
+        """rms_norm over the last dimension, or per head if `w` has the size of one head."""
         return self._emit("rms_norm", (x,), (w,), names=["norm"], eps=eps)
 
     def layer_norm(self, x: Value, w: Weight, bias: Weight | None, eps: float) -> Value:
-        """Over the last dimension."""
+        """layer_norm over the last dimension."""
         return self._emit("layer_norm", (x,), (w, bias), names=["norm"], eps=eps)
 
     def embed_positions(self, ids: Value, table: Weight | None, types: Weight | None, first: int) -> Value:
-        """(tokens,) ids -> (tokens, hidden): the row of each token's position, which is `first` at the beginning, and
-        of `types` the first row, or of tokens of a second text the second; one of both may be absent.
+        """(tokens,) ids -> (tokens, hidden): table[position + first] + types[t].
+
+        t is 1 for tokens of a second text, else 0. One of the two tables may be None.
         """
         return self._emit("embed_positions", (ids,), (table, types), names=["positions"], first=first)
 
     def embed_waves(self, ids: Value, table: str, hidden: Dim) -> Value:
-        """(tokens,) ids -> (tokens, hidden): the sines of each token's angles in the rotation `table`, and behind these
-        the cosines.
-        """
+        """(tokens,) ids -> (tokens, hidden): [sin(angles), cos(angles)] with the angles of the rotation `table`."""
         return self._emit("embed_waves", (ids,), names=["positions"], table=table, hidden=hidden)
 
     def rms_norm_heads(self, q: Value, k: Value, q_weight: Weight, k_weight: Weight, eps: float) -> tuple[Value, Value]:
-        """Queries and keys, each normed over all heads of a token, whose squares are summed over ranks."""
+        """Norms queries and keys over all heads of a token. An all_reduce sums the squares over ranks."""
         squares = self.reduce(self._emit("sum_squares", (q, k), names=["squares"]))
         q, k = self.emit("rms_norm_heads", (q, k, squares), (q_weight, k_weight), ["norm", "norm"], eps=eps)
         return q, k
 
     def to_heads(self, values: Sequence[Value], heads: Callable[[Sharding], tuple[Dim, Dim]]) -> tuple[Value, ...]:
-        """From own tokens of all heads to all tokens of own heads, as the cache holds them: an exchange only where
-        tokens are sharded.
+        """Exchanges (own tokens, all heads) for (all tokens, own heads), the layout of the cache.
 
-        heads: the dimensions `heads` and `kv_heads` under a sharding; each value ends in one of these.
+        Emits nothing if tokens are not sharded. `heads` makes the dimensions `heads` and `kv_heads` under a sharding;
+        the last dimension of each value is one of these.
         """
         axis = self.sharding.tokens.axis
         if not axis:
@@ -171,12 +163,12 @@ class Tracer(Emitter):
         return self.emit("all_to_all", values, names=names, axis=axis, to=to)
 
     def to_tokens(self, o: Value, heads: Dim) -> Value:
-        """Back from all tokens of own heads to own tokens of `heads`."""
+        """The inverse of `to_heads`: (all tokens, own heads) -> (own tokens, `heads`)."""
         axis = self.sharding.tokens.axis
         return self._emit("all_to_all", (o,), names=["o"], axis=axis, to=(heads,)) if axis else o
 
     def to_heads_latent(self, q: Value, kv: Value) -> tuple[Value, Value]:
-        """As `to_heads`, for queries and what all heads share."""
+        """`to_heads` for latent attention: queries, and the latent vectors that all heads share."""
         axis = self.sharding.tokens.axis
         if not axis:
             return q, kv
@@ -186,15 +178,15 @@ class Tracer(Emitter):
         return q, kv
 
     def linear_heads(self, x: Value, weight: Weight) -> Value:
-        """Of each head its first elements times the head's matrix; the others stay behind the result."""
+        """Per head: [w_head @ x[:columns], x[columns:]]."""
         return self._emit("linear_heads", (x,), (weight,), names=["heads"])
 
     def norm_latent(self, x: Value, w: Weight, eps: float) -> Value:
-        """Norms the first elements, as many as `w` has."""
+        """rms_norm of the first n elements, for a weight `w` of n elements. The others are unchanged."""
         return self._emit("norm_latent", (x,), (w,), names=["latent"], eps=eps)
 
     def rope(self, x: Value, table: str, first: int = 0) -> Value:
-        """Rotates every head from its dimension `first` on; `table` is "global" or "local"."""
+        """Rotates the dimensions of each head from `first` on; `table` is "global" or "local"."""
         return self._emit("rope", (x,), table=table, first=first) if first else self._emit("rope", (x,), table=table)
 
     def attend(
@@ -211,9 +203,11 @@ class Tracer(Emitter):
         bidirectional: bool = False,
         relative: tuple[Weight, int, int] | None = None,
     ) -> Value:
-        """Causal attention of layer `layer` over its cache, which k and v extend. `sinks`: of each head a score that
-        has no value. `bidirectional`: of a sequence whose tokens are all in the step. `relative`: the weights of
-        biases by distance, their buckets, and the distance at which these end.
+        """Causal attention over the cache of `layer`, which k and v extend.
+
+        - `sinks`: (heads,) scores without values.
+        - `bidirectional`: not causal. All tokens of a sequence must be in the step.
+        - `relative`: (weights of biases by distance, number of buckets, largest distance).
         """
         attrs: dict[str, Any] = {"layer": layer, "scale": scale, "soft_cap": soft_cap, "window": window}
         if bidirectional:
@@ -225,42 +219,46 @@ class Tracer(Emitter):
         return self._emit("attend", (q, k, v), weights, ["o"], **attrs)
 
     def store_cross(self, k: Value, v: Value, queries: Dim, *, layer: int) -> None:
-        """Keys and values of what an encoder has read into the cache `layer`, for `attend_cross` with such queries."""
+        """Stores keys and values of the encoder's output in the cache `layer`, for `attend_cross` with `queries`."""
         self.emit("store_cross", (k, v), names=[], queries=queries, layer=layer)
 
     def attend_cross(self, q: Value, keys: Dim, values: Dim, *, layer: int, scale: float) -> Value:
-        """Attention over all that `store_cross` has put into the cache `layer`: keys and values of these dimensions."""
+        """Attention over all positions that `store_cross` has stored in the cache `layer`.
+
+        `keys` and `values` are the dimensions of the stored arrays.
+        """
         return self._emit("attend_cross", (q,), names=["o"], layer=layer, scale=scale, keys=keys, values=values)
 
     def short_conv(
         self, q: Value, k: Value, v: Value, kernels: Sequence[Weight], *, layer: int
     ) -> tuple[Value, Value, Value]:
-        """SiLU of a causal convolution of every channel with its kernel, over the tokens of the sequence."""
+        """SiLU of a causal depthwise convolution over the tokens of the sequence."""
         q, k, v = self.emit("short_conv", (q, k, v), kernels, ["q", "k", "v"], layer=layer)
         return q, k, v
 
     def l2_norm(self, x: Value, eps: float, scale: float = 1.0) -> Value:
-        """Every head divided by its length, times `scale`."""
+        """Per head: x / sqrt(sum(x^2) + eps) * scale."""
         return self._emit("l2_norm", (x,), names=["norm"], eps=eps, scale=scale)
 
     def delta_gates(self, a: Value, b: Value, a_log: Weight, dt_bias: Weight) -> tuple[Value, Value]:
-        """By what every head's state decays, and how much of a new value it takes."""
+        """Per head: the decay of the state, and the weight beta of the new value."""
         decay, beta = self.emit("delta_gates", (a, b), (a_log, dt_bias), ["decay", "beta"])
         return decay, beta
 
     def delta_rule(self, q: Value, k: Value, v: Value, decay: Value, beta: Value, *, layer: int, tiled: bool) -> Value:
-        """What queries read of the states of layer `layer`, which keys and values update token by token."""
+        """The gated delta rule: keys and values update the states of `layer` token by token, queries read them."""
         return self._emit("delta_rule", (q, k, v, decay, beta), names=["o"], layer=layer, tiled=tiled)
 
     def gated_norm(self, x: Value, gate: Value, w: Weight, eps: float) -> Value:
-        """rms_norm of every head times SiLU of its gate."""
+        """Per head: rms_norm(x) * silu(gate)."""
         return self._emit("gated_norm", (x, gate), (w,), names=["o"], eps=eps)
 
     def attend_latent(
         self, q: Value, kv: Value, w: LatentWeights, *, layer: int, rope: str | None, scale: float, eps: float
     ) -> Value:
-        """Causal attention of layer `layer` over its cache, which `kv` extends, in the absorbed form: heads read what
-        is cached. A head of q is its part that is not rotated and then the other; kv a latent vector and a rotated key.
+        """Causal latent attention in the absorbed form, over the cache of `layer`, which `kv` extends.
+
+        A head of q is [nope, rope]: first the part that is not rotated. `kv` is [latent vector, key to rotate].
         """
         rank = w.keys.dims[0].width
         q, k = self.linear_heads(q, w.keys), self.norm_latent(kv, w.norm, eps)
@@ -278,18 +276,19 @@ class Tracer(Emitter):
         return self._emit("activate", (x,), names=["act"], function=function)
 
     def output_rows(self, x: Value) -> Value:
-        """Says that these rows leave the program."""
+        """Marks these rows as the output of the program."""
         return self._emit("output_rows", (x,), names=["rows"])
 
     def mean_rows(self, x: Value) -> Value:
-        """For each of the rows whose logits are wanted the mean of those of its sequence."""
+        """Replaces each row by the mean of the rows of its sequence."""
         return self._emit("mean_rows", (x,), names=["mean"])
 
     def route(
         self, logits: Sequence[Value], correction: Weight | None, routing: Routing, shared: bool
     ) -> tuple[Value, Value]:
-        """The experts that each token takes, and with what share each; behind these the share of the experts that all
-        tokens take, where there are any: 1, or the sigmoid of the second of the logits.
+        """The experts of each token and their shares.
+
+        If `shared`, the last share is that of the expert that all tokens use: sigmoid(logits[1]), or 1 without it.
         """
         chosen, shares = self.emit(
             "route", logits, (correction,), ["chosen", "shares"], shared=shared, **dataclasses.asdict(routing)
@@ -305,16 +304,16 @@ class Tracer(Emitter):
         function: str,
         biases: Sequence[Weight] = (),
     ) -> Value:
-        """The sum of what a token's experts make of it, each times its share; partial where their sizes are sharded.
+        """The sum of share * output over a token's experts. Partial if experts or their sizes are sharded.
 
-        `weights`: stacks of gate, up and down, then those of the experts that all tokens take. `biases`: none, or of
-        the chosen experts' gate, up and down.
+        `weights` are the stacks gate, up and down, then those of the shared expert, if there is one. `biases` is empty
+        or has those of the routed experts' gate, up and down.
         """
         operands, matrices, attrs = (x, chosen, shares), *self._of_experts(weights, biases)
         return self._emit("experts", operands, matrices, names=["moe"], function=function, **attrs)
 
     def _of_experts(self, weights: Sequence[Weight], biases: Sequence[Weight]) -> tuple[list[Weight], dict[str, Any]]:
-        """All weights of an instruction of experts, with their A and B of LoRA, and what its attributes say of them."""
+        """All weights of an experts instruction, with A and B of LoRA, and the attributes that describe them."""
         attrs: dict[str, Any] = {"biased": True} if biases else {}
         pairs = {i: pair for i, w in enumerate(weights) if self.low_rank and (pair := self.low_rank.pair(w))}
         if pairs and self.low_rank:
@@ -326,30 +325,30 @@ class Tracer(Emitter):
         return self._emit("add", (x, y), names=["x"])
 
     def scale(self, x: Value, factor: float) -> Value:
-        """X * factor; nothing where the factor is 1."""
+        """Returns x * factor. Emits nothing if the factor is 1."""
         return x if factor == 1.0 else self._emit("scale", (x,), factor=factor)
 
     def soft_cap(self, x: Value, cap: float) -> Value:
-        """Cap * tanh(x / cap); nothing where the cap is 0."""
+        """Returns cap * tanh(x / cap). Emits nothing if the cap is 0."""
         return x if cap == 0.0 else self._emit("soft_cap", (x,), cap=cap)
 
     def select_rows(self, x: Value) -> Value:
-        """The rows whose logits are wanted: (tokens, n) -> (outputs, n)."""
+        """The rows whose logits are needed: (tokens, n) -> (outputs, n)."""
         return self._emit("select_rows", (x,), dim=self.sharding.outputs)
 
     def reduce(self, x: Value) -> Value:
-        """An all_reduce over each axis that x is partial over; nothing where it is whole."""
+        """Emits an all_reduce over each axis that x is partial over, or nothing."""
         for axis in reversed(x.partial):
             x = self._emit("all_reduce", (x,), names=["sum"], axis=axis)
         return x
 
     def gather(self, x: Value) -> Value:
-        """An all_gather where a dimension is sharded; else nothing."""
+        """Emits an all_gather if a dimension is sharded."""
         axis = next((d.axis for d in x.dims if d.axis), None)
         return self._emit("all_gather", (x,), names=["all"], axis=axis) if axis else x
 
     def boundary(self, x: Value) -> Value:
-        """Says that `x` stands between two blocks: from it alone what follows can be computed again. Returns x."""
+        """Marks `x` as the boundary between two blocks: the following blocks are computed from x alone. Returns x."""
         self.boundaries.append(x)
         return x
 
@@ -361,9 +360,10 @@ def trace(
     mesh: Mesh,
     tracer: Callable[[Layout, Mesh], Tracer] = Tracer,
 ) -> Program:
-    """The program of `forward(g, ids, spec)` under a layout.
+    """Traces `forward(g, ids, spec)` under a layout.
 
-    LayoutError where the forward lacks a collective that it needs.
+    Raises:
+        LayoutError: The forward lacks a collective that this layout needs.
     """
     g = tracer(layout, mesh)
     ids = Value("ids", (g.sharding.tokens,), "i32")

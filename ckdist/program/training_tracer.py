@@ -15,34 +15,34 @@ WITH_GRADIENT = ("silu", "gelu_tanh", "clamped_swiglu")
 
 
 def check_gradient(function: str) -> None:
-    """ConfigError for a gate's function whose gradient the kernels do not have."""
+    """Raises ConfigError if the kernels have no gradient of a gate function."""
     if function not in WITH_GRADIENT:
         known = ", ".join(WITH_GRADIENT)
         raise ConfigError(f"models with the gate function {function} can be served, not trained; {known} can")
 
 
 class TrainingTracer(Tracer):
-    """`g` in a loss: sequences are packed and there is no cache.
+    """The argument `g` of a loss. Sequences are packed and there is no cache.
 
-    Where tokens are sharded, they are so between sequences.
+    If tokens are sharded, they are divided between sequences.
     """
 
     def __init__(self, layout: Layout, mesh: Mesh, low_rank: LowRank | None = None):
         super().__init__(layout, mesh, low_rank)
-        self._switches: dict[Value, Value] = {}  # shares -> logits of the switch of the experts that all tokens take
-        self._routed: list[Value] = []  # logits and chosen experts of the layers so far, by turns
+        self._switches: dict[Value, Value] = {}  # shares -> logits of the shared expert's switch
+        self._routed: list[Value] = []  # logits, chosen experts, logits, ... of the layers so far
 
     def rms_norm_heads(self, q: Value, k: Value, q_weight: Weight, k_weight: Weight, eps: float) -> tuple[Value, Value]:
-        """As two norms, each over a whole row: a rank has all heads of its tokens."""
+        """Emits two norms, each over a whole row: a rank has all heads of its tokens."""
         return self.rms_norm(q, q_weight, eps), self.rms_norm(k, k_weight, eps)
 
     def to_heads(self, values: Sequence[Value], heads: Callable[[Sharding], tuple[Dim, Dim]]) -> tuple[Value, ...]:
-        """Nothing: a rank has all heads of its tokens."""
+        """Emits nothing: a rank has all heads of its tokens."""
         del heads  # there is nothing to exchange
         return tuple(values)
 
     def to_tokens(self, o: Value, heads: Dim) -> Value:  # noqa: ARG002
-        """Nothing, as `to_heads`."""
+        """Emits nothing, like `to_heads`."""
         return o
 
     def attend(
@@ -59,7 +59,7 @@ class TrainingTracer(Tracer):
         bidirectional: bool = False,
         relative: tuple[Weight, int, int] | None = None,
     ) -> Value:
-        """Causal attention within each of the batch's sequences. ConfigError for another one."""
+        """Causal attention within each sequence of the batch. Raises ConfigError for any other attention."""
         del layer  # there is no cache to choose
         if relative is not None:
             raise ConfigError(NOT_TRAINED)
@@ -69,21 +69,21 @@ class TrainingTracer(Tracer):
         return self.emit("attend_packed", (q, k, v), weights, ["o", "lse"], **attrs)[0]
 
     def gated(self, gate: Value, up: Value, function: str) -> Value:
-        """function(gate) * up. ConfigError for gates behind attention, and for functions without a gradient."""
+        """function(gate) * up. Raises ConfigError for a gate after attention, or a function without a gradient."""
         if function == "sigmoid":
             raise ConfigError(NOT_TRAINED)
         check_gradient(function)
         return super().gated(gate, up, function)
 
     def short_conv(self, *_: Any, **__: Any) -> tuple[Value, Value, Value]:
-        """ConfigError: there are no gradients of linear attention."""
+        """Raises ConfigError: linear attention has no gradients."""
         raise ConfigError(NOT_TRAINED)
 
     def route(
         self, logits: Sequence[Value], correction: Weight | None, routing: Routing, shared: bool
     ) -> tuple[Value, Value]:
-        """The experts that each token takes, and with what share each."""
-        del shared  # the experts that all tokens take are computed by themselves
+        """The experts of each token and their shares, without a shared expert."""
+        del shared  # `experts` computes the shared expert separately
         router, *switch = logits
         chosen, shares = super().route([router], correction, routing, False)
         self._switches.update((shares, x) for x in switch)
@@ -99,8 +99,9 @@ class TrainingTracer(Tracer):
         function: str,
         biases: Sequence[Weight] = (),
     ) -> Value:
-        """As of every tracer; the experts that all tokens take are linears, and those that are chosen keep what their
-        gradients read.
+        """`Tracer.experts` in a form with gradients.
+
+        Routed experts are one instruction that keeps the values for its gradient. The shared expert is made of linears.
         """
         check_gradient(function)
         own, shared = weights[:3], weights[3:]
@@ -116,15 +117,13 @@ class TrainingTracer(Tracer):
         return self.add(chosen_sum, y)
 
     def to_heads_latent(self, q: Value, kv: Value) -> tuple[Value, Value]:
-        """Nothing, as `to_heads`."""
+        """Emits nothing, like `to_heads`."""
         return q, kv
 
     def attend_latent(
         self, q: Value, kv: Value, w: LatentWeights, *, layer: int, rope: str | None, scale: float, eps: float
     ) -> Value:
-        """Causal attention within each of the batch's sequences, in the expanded form: keys and values of every head
-        are made of the latent vectors.
-        """
+        """Causal latent attention within each sequence, in the expanded form: each head has its own keys and values."""
         (rank, nope), k = (w.keys.dims[0].width, w.keys.dims[1].elements), self.norm_latent(kv, w.norm, eps)
         if rope is not None:
             q, k = self.rope(q, rope, first=nope), self.rope(k, rope, first=rank)
@@ -134,14 +133,11 @@ class TrainingTracer(Tracer):
         return self.attend(q, keys, values, layer=layer, scale=scale, soft_cap=0.0, window=0)
 
     def cross_entropy(self, x: Value, targets: Value, head: Weight, soft_cap: float) -> Value:
-        """The sum of the losses of soft_cap(x @ head.T) over the tokens with a target.
-
-        Partial where tokens are sharded.
-        """
+        """The sum of losses of soft_cap(x @ head.T) over tokens with a target. Partial if tokens are sharded."""
         return self.emit("cross_entropy", (x, targets), (head,), ["loss", "lse"], soft_cap=soft_cap)[0]
 
     def balance_loss(self, targets: Value, coefficient: float) -> Value:
-        """What the choices of all layers so far add to the sum of the losses. Partial where tokens are sharded."""
+        """The load-balancing loss over the experts of all layers so far. Partial if tokens are sharded."""
         tally, layers = self._emit("tally", (targets, *self._routed)), len(self._routed) // 2
         operands = (targets, tally)
         return self._emit("balance_loss", operands, names=["balance"], layers=layers, coefficient=coefficient)
@@ -154,10 +150,7 @@ def trace_loss(
     mesh: Mesh,
     tracer: Callable[[Layout, Mesh], TrainingTracer] = TrainingTracer,
 ) -> Program:
-    """The program of `loss(g, ids, targets, spec)`: the sum of the losses over all ranks' tokens.
-
-    What `backward` starts from.
-    """
+    """Traces `loss(g, ids, targets, spec)`, the sum of losses over the tokens of all ranks. `backward` takes it."""
     g = tracer(layout, mesh)
     ids, targets = (Value(name, (g.sharding.tokens,), "i32") for name in ("ids", "targets"))
     return Program((ids, targets), (loss(g, ids, targets, spec),), tuple(g.instrs), tuple(g.boundaries))

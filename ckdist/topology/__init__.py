@@ -1,7 +1,7 @@
-"""The machine below: its CPUs, memory and devices as the kernel describes them, and where each rank of a host runs.
+"""The machine: its CPUs, memory and devices as the kernel describes them, and the placement of a host's ranks.
 
-Everything is read under a root folder ("/" unless told otherwise), so a recorded tree of another machine reads the same
-way. Nothing here runs a model; memory is bound by the native arenas, which are told where by `bind_memory`.
+All files are read below a root folder, by default "/", so a recorded tree of another machine can be read in the same
+way. Nothing here runs a model. The native arenas bind memory, to the nodes that `bind_memory` sets.
 """
 
 from ckdist.topology.machine import Machine, read_machine, this_machine

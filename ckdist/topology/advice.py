@@ -1,4 +1,4 @@
-"""What keeps a machine from its speed, and the command that changes it. Reads settings, changes none."""
+"""Finds settings that make a machine slower, with the command that changes each. It changes no settings itself."""
 
 import os
 import resource
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from ckdist.topology.machine import Machine
 from ckdist.topology.tree import Tree, format_cpu_list
 
-SLEEPY = ("powersave", "conservative", "ondemand", "userspace")  # governors that leave clocks low for a while
+SLEEPY = ("powersave", "conservative", "ondemand", "userspace")  # governors that raise clocks late
 
 
 @dataclass(frozen=True)
 class Advice:
-    """`what` is so, and `why` it matters; `command` changes it (run by someone who may)."""
+    """A setting (`what`), its effect (`why`), and the `command` that changes it, usually as root."""
 
     what: str
     why: str
@@ -21,7 +21,7 @@ class Advice:
 
 
 def advise(machine: Machine, root: str | os.PathLike[str] = "/", memlock: int | None = None) -> tuple[Advice, ...]:
-    """What to change on `machine`, read below `root`. `memlock`: the limit in bytes; None: this process's."""
+    """Advice for `machine`, which was read below `root`. `memlock` is a limit in bytes; None: that of this process."""
     tree = Tree(root)
     if memlock is None:
         memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
@@ -39,14 +39,14 @@ def _memory(tree: Tree, machine: Machine, memlock: int) -> Iterator[Advice]:
     if machine.memory.transparent == "never":
         yield Advice(
             "transparent huge pages are off",
-            "every 4 KiB page of the weights wants its own translation",
+            "each 4 KiB page of the weights needs its own TLB entry",
             "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/enabled",
         )
     defrag = tree.text("sys/kernel/mm/transparent_hugepage/defrag")
     if machine.memory.transparent in ("always", "madvise") and "[never]" in defrag:
         yield Advice(
-            "huge pages are never made room for",
-            "memory in pieces stays in 4 KiB pages",
+            "the kernel never compacts memory for huge pages",
+            "fragmented memory stays in 4 KiB pages",
             "echo madvise | sudo tee /sys/kernel/mm/transparent_hugepage/defrag",
         )
     if tree.number("proc/sys/vm/overcommit_memory") == 2:
@@ -86,9 +86,9 @@ def _cpus(tree: Tree, machine: Machine) -> Iterator[Advice]:
         )
     if machine.amx == "refused":
         yield Advice(
-            "AMX is there, and the kernel refuses its tiles",
+            "the CPU has AMX, but the kernel refuses its tiles",
             "matrix products run on AVX-512 instead",
-            "uname -r  # Linux 5.16 or newer gives AMX to those who ask",
+            "uname -r  # Linux 5.16 or newer supports AMX",
         )
 
 
@@ -97,7 +97,7 @@ def _limits(machine: Machine) -> Iterator[Advice]:
     if group.quota is not None and group.quota < len(machine.cores(allowed)):
         yield Advice(
             f"a control group gives {group.quota:.1f} CPUs' worth of time to {len(machine.cores(allowed))} cores",
-            "as many threads run, unpinned, and the other cores stay idle",
+            "only that number of threads runs, unpinned, and the other cores stay idle",
             f"docker update --cpus {len(machine.cores(allowed))} CONTAINER  # or systemctl set-property UNIT CPUQuota=",
         )
     if group.memory is not None and machine.memory.total and group.memory < machine.memory.total * 0.9:
@@ -129,13 +129,13 @@ def _nodes(tree: Tree, machine: Machine) -> Iterator[Advice]:
         kind = f"{machine.cluster_name}: " if machine.cluster_name else ""
         yield Advice(
             f"{kind}memory is in {len(own)} nodes",
-            "one rank on each reads its own",
+            "one rank on each node reads local memory",
             f"ckdist serve -tp {len(own)}",
         )
         if tree.number("proc/sys/kernel/numa_balancing"):
             yield Advice(
                 "automatic NUMA balancing is on",
-                "it unmaps pages to see who uses them",
+                "it unmaps pages to find out which CPUs use them",
                 "sudo sysctl -w kernel.numa_balancing=0",
             )
     if machine.binding.memory_policy not in ("default", "local", "unknown"):
@@ -152,8 +152,8 @@ def _devices(machine: Machine) -> Iterator[Advice]:
     ):
         name, number = machine.dsa[0].name, machine.dsa[0].name.removeprefix("dsa")
         yield Advice(
-            f"{name} copies for no program: it has no enabled work queue of type user",
-            "weights are moved into place by the cores",
+            f"programs cannot use {name}: it has no enabled work queue of type user",
+            "cores copy the weights instead",
             f"sudo accel-config config-wq {name}/wq{number}.0 -g 0 -m shared -y user -n ckdist -d user "
             "-s 16 -t 15 -p 10 -c 32 "
             f"&& sudo accel-config config-engine {name}/engine{number}.0 -g 0 "

@@ -1,19 +1,22 @@
-"""How fast threads of this process multiply and add, by code that does nothing else."""
+"""Measures the rate of multiplications and additions of this process's threads."""
 
 from collections.abc import Sequence
 
 from ckdist import native
 
-ARITHMETIC = {0: "fma", 1: "bf16", 2: "int8"}  # by activation format: what products with it are made of
+ARITHMETIC = {0: "fma", 1: "bf16", 2: "int8"}  # activation format -> arithmetic of its products
 ARITHMETIC_SECONDS = 0.03
 REPEATS = 5
 
 
 def arithmetic_rate(threads: int, cpus: Sequence[int], form: int, isa: str | None = None) -> float:
-    """Operations per second of `threads` threads of this process; one multiplication and its addition are two.
+    """Operations per second of threads of this process. A multiplication and its addition are two operations.
 
-    `cpus`: one for each thread, or fewer where none is pinned. `form`: the activation format, a key of ARITHMETIC.
-    `isa`: None for the level chosen at load.
+    Args:
+        threads: Number of threads.
+        cpus: CPUs to pin the threads to, one each. Fewer CPUs than threads: no pinning.
+        form: Activation format, a key of ARITHMETIC.
+        isa: Instruction set level. None: the selected one.
     """
     pins = native.ffi.new("int32_t[]", list(cpus)) if len(cpus) >= threads else native.ffi.NULL
     out = native.ffi.new("double *")

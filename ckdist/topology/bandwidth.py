@@ -1,6 +1,6 @@
-"""How fast memory can be read: by some threads of one process, and by all ranks of a job at once.
+"""Measures read bandwidth of memory: of threads of one process, and of all ranks of a job at once.
 
-The latter is measured once for each machine and placement, and kept in the user's cache.
+The latter is measured once for each machine and placement, and stored in the user's cache.
 """
 
 import contextlib
@@ -19,18 +19,16 @@ from ckdist.topology.binding import times_preempted
 from ckdist.topology.machine import Machine, this_machine
 from ckdist.topology.placement import Placement, threads_first
 
-READ_BYTES = 256 << 20  # per thread; far beyond most caches
+READ_BYTES = 256 << 20  # per thread; much larger than most caches
 LEAST_READ, MOST_READ = 128 << 20, 2 << 30  # bytes of one measurement
 REPEATS = 3
-PASSES = 8  # of what is kept: the best counts, so that a moment of quiet is enough
-METHOD = 2  # of measuring machines: what was kept with another one counts no more
-TRIES = 3  # starts that measure while other work takes their cores: then the best of these is kept
+PASSES = 8  # passes of a stored measurement; the best counts, so a short time without other load is enough
+METHOD = 2  # version of the method; results of other versions are ignored
+TRIES = 3  # starts that measure again because other work used their cores; the best result is kept
 
 
 def read_bandwidth(threads: int, cpus: Sequence[int] = (), repeats: int = 5, bytes_each: int = READ_BYTES) -> float:
-    """Bytes per second that `threads` threads of this process read from memory together, the best of `repeats`
-    passes.
-    """
+    """Bytes per second that `threads` threads of this process read together; the best of `repeats` passes."""
     out = native.ffi.new("double *")
     pinned = native.ffi.new("int32_t[]", list(cpus)) if len(cpus) >= threads else native.ffi.NULL
     native.check(native.lib.ckdist_read_bandwidth(threads, pinned, bytes_each, repeats, out))
@@ -38,13 +36,13 @@ def read_bandwidth(threads: int, cpus: Sequence[int] = (), repeats: int = 5, byt
 
 
 def read_size(machine: Machine, cpus: Sequence[int]) -> int:
-    """Bytes that say how fast `cpus` read memory and not their caches, as far as there is room for them."""
+    """Bytes to read so that `cpus` read memory and not their caches, limited by the available memory."""
     caches = len({machine.by_number[cpu].l3 for cpu in cpus}) * machine.l3_bytes
     return min(max(LEAST_READ, 4 * caches), MOST_READ, native.lib.ckdist_available_memory() // 4)
 
 
 def node_cpus(machine: Machine) -> dict[int, list[int]]:
-    """Each node with CPUs that this process may use -> one of every physical core."""
+    """Node -> one CPU of each physical core, for nodes with CPUs that this process may use."""
     result = {}
     for node in machine.nodes:
         mine = tuple(cpu for cpu in node.cpus if cpu in machine.binding.cpus)
@@ -56,7 +54,7 @@ def node_cpus(machine: Machine) -> dict[int, list[int]]:
 def read_node(machine: Machine, cpus: list[int], memory: int, repeats: int) -> float:
     """Bytes per second that `cpus` read together from the memory of a node.
 
-    CapacityError where it has no room for the test.
+    Raises CapacityError if the node has too little memory for the test.
     """
     size = read_size(machine, cpus)
     nodes = [memory] if len(machine.nodes) > 1 else []
@@ -65,9 +63,9 @@ def read_node(machine: Machine, cpus: list[int], memory: int, repeats: int) -> f
 
 
 def rank_bandwidths(world: World, placement: Placement, threads: int) -> list[float | None]:
-    """Bytes per second that each rank reads from its memory while all others do so; a collective call.
+    """Bytes per second that each rank reads from its memory while all ranks read. A collective call.
 
-    None for a rank whose threads have no CPUs of their own, or that has no room to measure.
+    None for a rank whose threads are not pinned, or that has too little memory to measure.
     """
     where = world.gather([machine_name(world.hosts[world.rank]), list(placement.cpus), list(placement.memory)])
     key = json.dumps([METHOD, this_machine().model, world.rank, threads, where])
@@ -76,7 +74,7 @@ def rank_bandwidths(world: World, placement: Placement, threads: int) -> list[fl
     if None not in known or not all(cpus for _, cpus, _ in where):
         return known if None not in known else [None] * world.size
     measured = None
-    with contextlib.suppress(CkdistError):  # it is worth no failure of the job
+    with contextlib.suppress(CkdistError):  # a failed measurement must not stop the job
         cpus, before = placement.cpus[:threads], times_preempted()
         measured = read_bandwidth(threads, cpus, PASSES, read_size(this_machine(), cpus) // threads)
         measured = max(measured, best)
@@ -89,9 +87,7 @@ def _path(key: str, writing: bool = False) -> pathlib.Path:
 
 
 def _kept(key: str) -> tuple[float, int]:
-    """What was measured before, and how many more starts should measure; 0 and TRIES where nothing was, or what is
-    there makes no sense.
-    """
+    """(stored bandwidth, number of starts that should measure again); (0, TRIES) without a valid stored result."""
     try:
         found = json.loads(_path(key).read_text(encoding="utf-8"))
         best, tries = found["bandwidth"], found["tries"]
@@ -103,7 +99,7 @@ def _kept(key: str) -> tuple[float, int]:
 
 
 def _keep(key: str, bandwidth: float, tries: int) -> None:
-    with contextlib.suppress(OSError):  # a cache that cannot be written is none
+    with contextlib.suppress(OSError):  # the cache is optional
         path = _path(key, writing=True)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}")

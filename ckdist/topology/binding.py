@@ -1,4 +1,4 @@
-"""What is already in force when a rank starts: the CPUs it may run on, the memory it may use, and who started it."""
+"""The restrictions of a process at its start: allowed CPUs and memory nodes, memory policy, and the launcher."""
 
 import functools
 import os
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ckdist import native
 from ckdist.topology.tree import Tree, parse_cpu_list
 
-# By the variables that a launcher sets for its ranks; the first that is there tells.
+# Environment variable that a launcher sets for its ranks -> name of the launcher. The first match counts.
 LAUNCHERS = {
     "OMPI_COMM_WORLD_SIZE": "Open MPI",
     "MPI_LOCALNRANKS": "MPICH or Intel MPI",
@@ -41,19 +41,17 @@ POLICIES = ("default", "preferred", "bind", "interleave", "local", "preferred-ma
 
 @dataclass(frozen=True)
 class Binding:
-    """`cpus` and `memory_nodes` are what this process may use; `memory_policy` what numactl or a launcher set for
-    it.
-    """
+    """The restrictions of this process."""
 
-    cpus: tuple[int, ...]
-    memory_nodes: tuple[int, ...] | None
-    memory_policy: str
+    cpus: tuple[int, ...]  # allowed CPUs
+    memory_nodes: tuple[int, ...] | None  # allowed memory nodes; None if not known
+    memory_policy: str  # set by numactl or a launcher; one of POLICIES, or unknown
     launcher: str | None
-    asked: dict[str, str]
+    asked: dict[str, str]  # settings of the environment that bind threads or memory
 
 
 def times_preempted() -> int:
-    """How often a thread of this process has lost its core to another one, so far."""
+    """How often other threads have preempted threads of this process so far."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
@@ -64,7 +62,7 @@ def own_cpus() -> tuple[int, ...]:
 
 
 def read_binding(tree: Tree, environment: Mapping[str, str], cpus: tuple[int, ...] | None = None) -> Binding:
-    """`cpus`: None for this process's own; a recorded tree has them in its proc/self/status."""
+    """Reads the restrictions of a process. `cpus`: allowed CPUs; None: those in proc/self/status."""
     status = tree.keyed("proc/self/status")
     listed = _numbers(status.get("Cpus_allowed_list", ""))
     mode = native.lib.ckdist_memory_policy(native.ffi.NULL)

@@ -1,33 +1,31 @@
-"""What the control groups of this process leave it: memory, CPUs and CPU time, of versions 1 and 2 and of every
-group above.
-"""
+"""The limits of this process's control groups and of their parents, versions 1 and 2: memory, CPUs and CPU time."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ckdist.topology.tree import Tree, parse_cpu_list
 
-NO_LIMIT = 1 << 60  # version 1 writes a number near 2^63 for none
+NO_LIMIT = 1 << 60  # version 1 has a number near 2^63 if there is no limit
 
 
 @dataclass(frozen=True)
 class ControlGroup:
-    """The tightest of the limits; None where there is none."""
+    """The tightest limits; None: no limit."""
 
     memory: int | None  # bytes
-    memory_used: int | None  # in the group that limits
+    memory_used: int | None  # bytes used in the group with that limit
     cpus: tuple[int, ...] | None
     memory_nodes: tuple[int, ...] | None
-    quotas: tuple[tuple[str, float], ...]  # (folder of a group, CPUs' worth of time), from this process's group upwards
+    quotas: tuple[tuple[str, float], ...]  # (folder of a group, CPUs of time), from this process's group to its parents
 
     @property
     def quota(self) -> float | None:
-        """The smallest quota along the path."""
+        """The smallest quota in CPUs of time."""
         return min((cpus for _, cpus in self.quotas), default=None)
 
 
 def read_control_group(tree: Tree) -> ControlGroup:
-    """The limits of this process's groups."""
+    """Reads the limits of this process's control groups."""
     groups: dict[str, str] = {}  # controller -> path; "" is version 2
     for line in tree.text("proc/self/cgroup").splitlines():
         _, _, rest = line.partition(":")
@@ -52,7 +50,7 @@ def read_control_group(tree: Tree) -> ControlGroup:
 
 
 def _up(groups: dict[str, str], controller: str) -> Iterator[str]:
-    """Folders of this process's group and of those above it, wherever the controller is mounted."""
+    """The folders of this process's group and its parents, for all mount points of a controller."""
     for mount, path in (
         ("sys/fs/cgroup", groups.get("")),
         ("sys/fs/cgroup/unified", groups.get("")),
@@ -67,7 +65,7 @@ def _up(groups: dict[str, str], controller: str) -> Iterator[str]:
 
 
 def _list(tree: Tree, groups: dict[str, str], what: str) -> tuple[int, ...] | None:
-    """The nearest group's list of CPUs or memory nodes that is in force."""
+    """The effective list of CPUs or memory nodes of the nearest group that has one."""
     for folder in _up(groups, "cpuset"):
         for name in (f"cpuset.{what}.effective", f"cpuset.effective_{what}", f"cpuset.{what}"):
             text = tree.text(f"{folder}/{name}")

@@ -1,24 +1,22 @@
-"""The CPUs (hardware threads) of a machine: cores, SMT siblings, packages, NUMA nodes, caches, and fast and slow
-cores.
-"""
+"""The CPUs (hardware threads) of a machine: cores, SMT siblings, packages, NUMA nodes, caches, efficient cores."""
 
 from dataclasses import dataclass
 
 from ckdist.topology.tree import Tree
 
 SYSTEM = "sys/devices/system/cpu"
-SLOW = 0.85  # of the greatest capacity: less is an efficient core, not a favoured core's lesser neighbour
+SLOW = 0.85  # fraction of the largest capacity; cores below it are efficient cores
 
 
 @dataclass(frozen=True)
 class Cpu:
-    """One hardware thread. Core and caches are named by the lowest CPU that shares them."""
+    """One hardware thread. Core and caches are identified by the lowest CPU that shares them."""
 
     number: int
     package: int
     node: int
     core: int
-    sibling: int  # its place among the hardware threads of its core: 0 for the first
+    sibling: int  # index among the hardware threads of its core
     l2: int
     l3: int
     efficient: bool
@@ -27,7 +25,7 @@ class Cpu:
 def read_cpus(tree: Tree, node_of: dict[int, int], known: tuple[int, ...] = ()) -> tuple[Cpu, ...]:
     """The online CPUs, ascending.
 
-    `node_of`: the nodes' own lists; `known`: CPUs that must be there even if no file names them.
+    `node_of` maps CPUs to nodes. `known` are CPUs that exist even if no file lists them.
     """
     online = tree.cpu_list(f"{SYSTEM}/online")
     if not online:
@@ -38,7 +36,7 @@ def read_cpus(tree: Tree, node_of: dict[int, int], known: tuple[int, ...] = ()) 
 
 
 def offline_cpus(tree: Tree) -> tuple[int, ...]:
-    """CPUs that are there and switched off."""
+    """CPUs that are present but offline."""
     present = set(tree.cpu_list(f"{SYSTEM}/present"))
     return tuple(sorted(present & set(tree.cpu_list(f"{SYSTEM}/offline"))))
 
@@ -49,7 +47,7 @@ def _read_cpu(tree: Tree, number: int, node_of: dict[int, int], online: frozense
     package = tree.number(f"{folder}/topology/physical_package_id")
     caches = _caches(tree, f"{folder}/cache", number, online)
     node = node_of.get(number, 0)
-    # A package of -1 is how some ARM systems say that they do not know.
+    # Some ARM systems have package -1: not known.
     return Cpu(
         number,
         max(0, package or 0),
@@ -63,12 +61,12 @@ def _read_cpu(tree: Tree, number: int, node_of: dict[int, int], online: frozense
 
 
 def _sharing(listed: tuple[int, ...], number: int, online: frozenset[int]) -> list[int]:
-    """`listed` without what is offline; the CPU alone where the list does not even name itself."""
+    """`listed` without offline CPUs; only the CPU itself if the list does not contain it."""
     return [n for n in listed if n in online] if number in listed else [number]
 
 
 def _caches(tree: Tree, folder: str, number: int, online: frozenset[int]) -> dict[int, int]:
-    """Level -> lowest CPU sharing that data cache."""
+    """Level -> lowest CPU that shares this data cache."""
     shared: dict[int, int] = {}
     for index in tree.numbered(folder, "index"):
         level = tree.number(f"{folder}/index{index}/level")
@@ -78,7 +76,7 @@ def _caches(tree: Tree, folder: str, number: int, online: frozenset[int]) -> dic
 
 
 def cache_bytes(tree: Tree, cpu: int, level: int) -> int:
-    """Size of one CPU's data cache of a level; 0 where not told."""
+    """Size of one CPU's data cache of a level; 0 if not known."""
     folder = f"{SYSTEM}/cpu{cpu}/cache"
     for index in tree.numbered(folder, "index"):
         if (
@@ -93,7 +91,7 @@ def cache_bytes(tree: Tree, cpu: int, level: int) -> int:
 
 
 def _slow(tree: Tree, numbers: frozenset[int]) -> frozenset[int]:
-    """The efficient cores of a hybrid machine: by the kernel's own list of them (x86), or by capacity (ARM)."""
+    """The efficient cores of a hybrid machine: from the kernel's list (x86), or by capacity (ARM)."""
     listed = numbers & frozenset(tree.cpu_list("sys/devices/cpu_atom/cpus"))
     if listed and listed != numbers:
         return listed

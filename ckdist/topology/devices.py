@@ -1,4 +1,4 @@
-"""RDMA ports and DSA work queues, with the NUMA node that each hangs on. Read from sysfs; nothing is opened."""
+"""RDMA ports and DSA work queues, with their NUMA nodes. They are read from sysfs; no device is opened."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from ckdist.topology.tree import Tree
 
 @dataclass(frozen=True)
 class RdmaPort:
-    """One port of an RDMA device. `node` is None where the kernel does not say."""
+    """One port of an RDMA device. `node` is None if not known."""
 
     device: str
     port: int
@@ -19,25 +19,22 @@ class RdmaPort:
 
 @dataclass(frozen=True)
 class DsaQueue:
-    """One work queue of an Intel Data Streaming Accelerator.
-
-    Programs of users get those of kind user that are enabled.
-    """
+    """One work queue of an Intel Data Streaming Accelerator. Programs can use enabled queues of kind user."""
 
     name: str
     node: int | None
     state: str  # enabled, disabled
     mode: str  # shared, dedicated
     kind: str  # user, kernel, none
-    size: int | None  # descriptors that it holds
-    max_transfer: int | None  # bytes of one descriptor
-    max_batch: int | None  # descriptors of one batch; None: no batches
-    block_on_fault: bool  # the device may wait for absent pages
+    size: int | None  # capacity in descriptors
+    max_transfer: int | None  # bytes per descriptor
+    max_batch: int | None  # descriptors per batch; None: no batches
+    block_on_fault: bool  # the device may wait for missing pages
 
 
 @dataclass(frozen=True)
 class DsaDevice:
-    """An Intel Data Streaming Accelerator; `shared_memory`: it reads and writes at a process's own addresses."""
+    """An Intel Data Streaming Accelerator. `shared_memory`: it uses the virtual addresses of a process."""
 
     name: str
     node: int | None
@@ -66,10 +63,10 @@ def read_rdma(tree: Tree) -> tuple[RdmaPort, ...]:
 
 
 def read_dsa(tree: Tree) -> tuple[DsaDevice, ...]:
-    """The accelerators that the idxd driver knows, with their queues."""
+    """The accelerators of the idxd driver, with their queues."""
     bus = "sys/bus/dsa/devices"
     devices = []
-    for number in tree.numbered(bus, "dsa"):  # its other devices (iax) and their queues do not copy
+    for number in tree.numbered(bus, "dsa"):  # other devices of the driver (iax) do not copy
         folder = f"{bus}/dsa{number}"
         node = _count(tree, f"{folder}/numa_node")
         queues = tuple(

@@ -1,6 +1,4 @@
-"""The levels of instructions that kernels come in: which was chosen, why, and what the CPU lacks for the next better
-one.
-"""
+"""Explains the selected instruction set level: the reason, and the CPU flags that the next better level needs."""
 
 import os
 
@@ -8,9 +6,7 @@ from ckdist import native
 
 
 def next_better() -> tuple[str, str]:
-    """The level above the best that this CPU has, and the CPU flags that it lacks; empty where it has the best of
-    all.
-    """
+    """(next level above the best of this CPU, CPU flags that it lacks); empty strings if the CPU has the top level."""
     above = ("", "")
     for name, lacks in native.isas().items():
         if not lacks:
@@ -20,7 +16,7 @@ def next_better() -> tuple[str, str]:
 
 
 def reason() -> str:
-    """Why the chosen level is the one: CKDIST_ISA, the CPU, or another rank's; and what the next better one needs."""
+    """The reason for the selected level: CKDIST_ISA, this CPU, or the other ranks; and the flags of the next one."""
     name, lacks = next_better()
     chosen = native.isa()
     if os.environ.get("CKDIST_ISA") == chosen:

@@ -1,6 +1,4 @@
-"""One machine as the kernel describes it: everything of this package in one value, which prints as JSON by
-`dataclasses.asdict`.
-"""
+"""One machine as the kernel describes it. `dataclasses.asdict` converts it for JSON."""
 
 import functools
 import os
@@ -16,7 +14,7 @@ from ckdist.topology.memory import Memory, Node, read_memory, read_nodes
 from ckdist.topology.model import model_name
 from ckdist.topology.tree import Tree
 
-# What kernels could use, as /proc/cpuinfo names it (x86 `flags`, ARM `Features`).
+# CPU features that kernels could use, by their names in /proc/cpuinfo (x86 `flags`, ARM `Features`).
 FEATURES = [
     "avx2",
     "fma",
@@ -49,8 +47,11 @@ FEATURES = [
 
 @dataclass(frozen=True)
 class Machine:
-    """`nodes` has at least one entry, that of all CPUs where the kernel shows none; `simple` then says so, else it
-    is empty.
+    """One machine.
+
+    Attributes:
+        nodes: NUMA nodes. One node with all CPUs if the kernel shows none.
+        simple: A note if the NUMA nodes are not reliable; else empty.
     """
 
     model: str
@@ -58,8 +59,8 @@ class Machine:
     cpus: tuple[Cpu, ...]
     offline: tuple[int, ...]
     nodes: tuple[Node, ...]
-    l2_bytes: int  # of one
-    l3_bytes: int
+    l2_bytes: int  # size of one L2 cache
+    l3_bytes: int  # size of one L3 cache
     features: tuple[str, ...]
     amx: str  # granted, refused, absent
     memory: Memory
@@ -71,7 +72,7 @@ class Machine:
 
     @functools.cached_property
     def by_number(self) -> dict[int, Cpu]:
-        """The CPUs by their numbers."""
+        """CPUs by number."""
         return {cpu.number: cpu for cpu in self.cpus}
 
     @functools.cached_property
@@ -80,22 +81,22 @@ class Machine:
         return tuple(sorted({cpu.package for cpu in self.cpus}))
 
     def nodes_in_use(self) -> int:
-        """How many NUMA nodes have CPUs that this process may use: one at least."""
+        """The number of NUMA nodes with CPUs that this process may use, at least 1."""
         usable = set(self.binding.cpus)
         return max(1, sum(bool(usable & set(node.cpus)) for node in self.nodes))
 
     def cores(self, cpus: Collection[int] | None = None) -> tuple[int, ...]:
-        """The physical cores of some CPUs, or of all."""
+        """The physical cores of `cpus`; None: of all CPUs."""
         return tuple(sorted({cpu.core for cpu in self.cpus if cpus is None or cpu.number in cpus}))
 
     def package_of(self, node: int) -> int | None:
-        """The package of a node's CPUs; None where it has none, or those of several."""
+        """The package of a node's CPUs; None if it has no CPUs, or CPUs of several packages."""
         packages = {cpu.package for cpu in self.cpus if cpu.node == node}
         return packages.pop() if len(packages) == 1 else None
 
     @functools.cached_property
     def clusters(self) -> int:
-        """NUMA nodes with CPUs in one package: 1 unless sub-NUMA clustering (SNC, NPS) is on."""
+        """NUMA nodes per package: 1 unless sub-NUMA clustering (SNC, NPS) is on."""
         whole = [self.package_of(node.number) for node in self.nodes if node.cpus]
         return max((whole.count(package) for package in self.packages), default=1) or 1
 
@@ -111,7 +112,7 @@ class Machine:
         return "L3 as NUMA" if self.clusters > 4 and each_its_own else f"NPS-{self.clusters}"
 
     def distance(self, a: int, b: int) -> int:
-        """As the firmware tells it: 10 is local; 10 or 20 where it does not."""
+        """The distance of two nodes in the firmware's tables; 10 is local. If it is missing: 10 if equal, else 20."""
         node = next((node for node in self.nodes if node.number == a), None)
         return (node.distances if node else {}).get(b, 10 if a == b else 20)
 
@@ -121,9 +122,9 @@ def read_machine(
     environment: Mapping[str, str] | None = None,
     cpus: tuple[int, ...] | None = None,
 ) -> Machine:
-    """The machine below `root`. `cpus`: what this process may use; None: what its status file says.
+    """Reads the machine below `root`. `cpus`: allowed CPUs; None: those in the status file.
 
-    Never fails on what it reads.
+    It never fails because of the contents of a file.
     """
     tree = Tree(root)
     binding = read_binding(tree, os.environ if environment is None else environment, cpus)
@@ -131,16 +132,17 @@ def read_machine(
     node_of = {cpu: node.number for node in nodes for cpu in node.cpus}
     online = read_cpus(tree, node_of, binding.cpus)
     memory = read_memory(tree)
-    told = [node for node in nodes if node.cpus]
+    with_cpus = [node for node in nodes if node.cpus]
     simple = ""
-    if not told:
+    if not with_cpus:
         simple = f"this kernel shows no NUMA nodes: the ranks of a host divide its {len(online)} CPUs in order"
         nodes = (Node(0, tuple(cpu.number for cpu in online), memory.total, memory.available, {0: 10}, ()),)
     elif any(cpu.number not in node_of for cpu in online):
         strays = sum(cpu.number not in node_of for cpu in online)
-        simple = f"{strays} of {len(online)} CPUs are on no NUMA node: they are taken to be on node {told[0].number}"
-        online = tuple(cpu if cpu.number in node_of else Cpu(**{**vars(cpu), "node": told[0].number}) for cpu in online)
-    elif len(told) == 1 and len({cpu.package for cpu in online}) > 1:
+        node = with_cpus[0].number
+        simple = f"{strays} of {len(online)} CPUs are on no NUMA node: they are taken to be on node {node}"
+        online = tuple(cpu if cpu.number in node_of else Cpu(**{**vars(cpu), "node": node}) for cpu in online)
+    elif len(with_cpus) == 1 and len({cpu.package for cpu in online}) > 1:
         simple = (
             f"{len({cpu.package for cpu in online})} packages show one NUMA node: "
             "node interleaving is on in the firmware, and memory cannot be local"
@@ -175,5 +177,5 @@ def _amx() -> str:
 
 @functools.lru_cache(maxsize=1)
 def this_machine() -> Machine:
-    """The one this process runs on, read once."""
+    """The machine of this process, read once."""
     return read_machine("/", cpus=own_cpus())

@@ -1,4 +1,4 @@
-"""NUMA nodes and what the kernel's memory settings are: sizes, distances, huge pages, swap."""
+"""NUMA nodes and memory settings of the kernel: sizes, distances, huge pages, swap."""
 
 from dataclasses import dataclass
 
@@ -19,11 +19,11 @@ class HugePages:
 
 @dataclass(frozen=True)
 class Node:
-    """One NUMA node. `cpus` is empty for one of memory alone (CXL, high-bandwidth memory)."""
+    """One NUMA node. `cpus` is empty if it has only memory (CXL, high-bandwidth memory)."""
 
     number: int
     cpus: tuple[int, ...]
-    memory: int  # bytes; 0 where not told
+    memory: int  # bytes; 0 if not known
     free: int
     distances: dict[int, int]  # to each node
     huge_pages: tuple[HugePages, ...]
@@ -31,18 +31,18 @@ class Node:
 
 @dataclass(frozen=True)
 class Memory:
-    """The whole machine's."""
+    """The memory of the whole machine, in bytes."""
 
     total: int
     available: int
     swap: int
     swap_used: int
     huge_pages: tuple[HugePages, ...]
-    transparent: str  # always, madvise, never; "" where the kernel has none
+    transparent: str  # always, madvise, never; "" if the kernel has no transparent huge pages
 
 
 def read_nodes(tree: Tree) -> tuple[Node, ...]:
-    """The nodes that have CPUs or memory, ascending; empty where the kernel shows none."""
+    """The nodes that have CPUs or memory, ascending; empty if the kernel shows none."""
     numbers = tree.numbered(SYSTEM, "node")
     online = tree.cpu_list(f"{SYSTEM}/online")
     nodes = (_read_node(tree, number, numbers) for number in numbers if not online or number in online)
@@ -54,9 +54,9 @@ def _read_node(tree: Tree, number: int, numbers: list[int]) -> Node:
     rows = tree.keyed(f"{folder}/meminfo")
     size = lambda name: kilobytes(rows.get(f"Node {number} {name}", ""))
     words = tree.text(f"{folder}/distance").split()
-    # One distance per node that is there, in their order; any other count tells nothing.
-    told = len(words) == len(numbers) and all(w.isascii() and w.isdigit() and len(w) < 6 for w in words)
-    distances = dict(zip(numbers, map(int, words), strict=True)) if told else {}
+    # The file has one distance per existing node, in order. With any other count it cannot be used.
+    valid = len(words) == len(numbers) and all(w.isascii() and w.isdigit() and len(w) < 6 for w in words)
+    distances = dict(zip(numbers, map(int, words), strict=True)) if valid else {}
     return Node(
         number,
         tree.cpu_list(f"{folder}/cpulist"),
@@ -80,7 +80,7 @@ def _huge_pages(tree: Tree, folder: str) -> tuple[HugePages, ...]:
 
 
 def read_memory(tree: Tree) -> Memory:
-    """The memory of the whole machine, in bytes."""
+    """Reads the memory of the whole machine."""
     rows = tree.keyed("proc/meminfo")
     size = lambda name: kilobytes(rows.get(name, ""))
     modes = tree.text("sys/kernel/mm/transparent_hugepage/enabled").split()

@@ -1,6 +1,4 @@
-"""The name of a CPU's model: told by the kernel on x86; on Arm it tells numbers, and those of servers have names
-here.
-"""
+"""The name of a CPU's model. On x86 the kernel has it; on Arm it has only numbers, which a table here maps to names."""
 
 ARM = {  # (implementer, part): MIDR_EL1 of Arm's and Ampere's reference manuals
     ("0x41", "0xd08"): "Arm Cortex-A72",
@@ -16,7 +14,7 @@ ARM = {  # (implementer, part): MIDR_EL1 of Arm's and Ampere's reference manuals
 
 
 def model_name(about: dict[str, str]) -> str:
-    """Of the keys and values of one CPU in /proc/cpuinfo; "" where they name none."""
+    """The model's name from the entries of one CPU in /proc/cpuinfo; "" if they lack it."""
     if name := about.get("model name"):
         return name[:80]
     numbers = about.get("CPU implementer", "")[:10], about.get("CPU part", "")[:10]

@@ -1,4 +1,4 @@
-"""Where a rank's pages are to be, and where they really are."""
+"""Binds a rank's memory to NUMA nodes, and checks on which nodes its pages are."""
 
 import errno
 import os
@@ -10,16 +10,16 @@ from ckdist import native
 from ckdist.topology.machine import this_machine
 from ckdist.topology.placement import Placement
 
-SAMPLES = 64  # pages asked about in one block of memory
+SAMPLES = 64  # sampled pages per block of memory
 
 
 @dataclass(frozen=True)
 class Pages:
-    """A sample of pages. `here`: on the rank's own nodes; `refused`: why the kernel would not tell, or ""."""
+    """The places of sampled pages."""
 
-    here: int
+    here: int  # pages on the rank's own nodes
     elsewhere: int
-    refused: str = ""
+    refused: str = ""  # reason if the kernel refused the query
 
     def __add__(self, other: "Pages") -> "Pages":
         return Pages(self.here + other.here, self.elsewhere + other.elsewhere, self.refused or other.refused)
@@ -29,26 +29,25 @@ class Pages:
 
 
 def bind_memory(placement: Placement) -> None:
-    """Weights, cache and buffers that are made from now on lie on the placement's nodes."""
+    """Binds weights, caches and buffers that are allocated from now on to the placement's nodes."""
     native.check(native.lib.ckdist_place_memory(list(placement.memory), len(placement.memory), placement.sharers))
 
 
 def is_bound(address: Any) -> bool:
-    """Whether memory that was made after `bind_memory` has a policy, where the machine has nodes to choose from:
-    many containers forbid it. `address`: a native pointer.
+    """Whether memory that was allocated after `bind_memory` is bound. Many containers forbid that.
+
+    True on a machine with one node. `address` is a native pointer.
     """
     return len(this_machine().nodes) < 2 or native.lib.ckdist_memory_policy(address) > 0
 
 
 @dataclass(frozen=True)
 class Huge:
-    """How much of some memory lies in huge pages: reserved ones, transparent ones, of so many bytes that have pages
-    at all.
-    """
+    """Bytes of some memory in huge pages."""
 
-    reserved: int
-    transparent: int
-    resident: int
+    reserved: int  # in explicitly reserved huge pages
+    transparent: int  # in transparent huge pages
+    resident: int  # in pages of any size
 
     def __str__(self) -> str:
         share = lambda part: f"{100 * part / self.resident:.0f} %"
@@ -61,12 +60,12 @@ class Huge:
 
 
 def huge_pages(blocks: Iterable[tuple[Any, int]], smaps: str = "/proc/self/smaps") -> Huge:
-    """What the kernel says of blocks (native pointer, bytes) of this process.
+    """Reads how much of some blocks (native pointer, bytes) of this process is in huge pages.
 
-    A block that is part of a mapping has its part of the mapping's pages.
+    A block that is part of a mapping counts for its fraction of the mapping.
     """
     blocks = [(int(native.ffi.cast("uintptr_t", address)), size) for address, size in blocks]
-    reserved = transparent = resident = inside = 0.0  # inside: the part of a mapping that is in the blocks
+    reserved = transparent = resident = inside = 0.0  # inside: fraction of a mapping that is in the blocks
     try:
         with open(smaps) as file:
             for line in file:
@@ -94,9 +93,9 @@ def huge_pages(blocks: Iterable[tuple[Any, int]], smaps: str = "/proc/self/smaps
 
 
 def sample_pages(address: Any, size: int, nodes: tuple[int, ...], touch: bool = False, samples: int = SAMPLES) -> Pages:
-    """Asks the kernel where pages spread over `size` bytes at `address` lie.
+    """Samples the nodes of pages, evenly over `size` bytes at `address`, a native pointer.
 
-    `address`: a native pointer. `touch`: those that do not exist yet are made.
+    `touch`: allocate sampled pages that do not exist yet.
     """
     if not size:
         return Pages(0, 0)

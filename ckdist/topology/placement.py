@@ -1,8 +1,7 @@
-"""Which CPUs and which memory each rank of a host gets.
+"""Assigns CPUs and memory nodes to each rank of a host.
 
-Ranks are divided over the nodes as evenly as can be, and the cores of a node among its ranks. Ranks whose launcher gave
-them CPUs of their own keep those; ranks that were given the same CPUs divide them. Nothing here is done: a placement
-only says what to do.
+Ranks are divided evenly over nodes, and the cores of a node evenly over its ranks. A rank keeps CPUs that its launcher
+gave to it only; ranks with the same CPUs divide them. This module only computes the placement; other code applies it.
 """
 
 import contextlib
@@ -18,21 +17,25 @@ from ckdist.topology.machine import Machine, this_machine
 
 Item = TypeVar("Item")
 
-FRONT_END_CORES = 8  # a share of at least so many physical cores gives one up to the front end, on rank 0's node
+FRONT_END_CORES = 8  # rank 0 leaves one core to the front end if its share has at least this number of cores
 
 
 @dataclass(frozen=True)
 class Placement:
-    """One rank's place.
+    """The placement of one rank.
 
-    `cpus`: one per thread, or empty if the threads are left to the kernel: they outnumber the CPUs, or have a quota.
-
-    `threads`: the most that run at once. `quota`: CPUs' worth of time that a control group gives this rank, if it is
-    less than its cores; else None. Threads with a quota are not pinned: other containers have the same CPUs.
-
-    `share`: all CPUs that are this rank's. `nodes`: where they are; `memory`: where its pages go, empty where that
-    cannot be said; `sharers`: ranks whose memory lies there too. `bound`: a launcher's binding was in force and was
-    kept. `note`: one line about what is less than it could be, or "".
+    Attributes:
+        cpus: CPUs to pin threads to, one per thread. Empty: no pinning, because threads outnumber CPUs, or there is a
+            quota (other containers use the same CPUs then).
+        share: All CPUs of this rank.
+        nodes: Nodes of these CPUs.
+        memory: Nodes for its pages. Empty: no binding.
+        sharers: Number of ranks with memory on these nodes, including this one.
+        bound: The binding of a launcher was kept.
+        crowded: Threads outnumber CPUs, or ranks share CPUs.
+        note: One line about a placement that could be better, or "".
+        threads: Number of threads that run at once.
+        quota: CPUs of time that a control group gives this rank, if that is less than its cores; else None.
     """
 
     cpus: tuple[int, ...]
@@ -48,7 +51,7 @@ class Placement:
 
     @property
     def is_over_quota(self) -> bool:
-        """Whether threads will be stopped in the middle of steps."""
+        """Whether there are more threads than the quota allows, so that the kernel stops them during steps."""
         return self.quota is not None and self.threads > max(1, int(self.quota))
 
     @property
@@ -57,16 +60,17 @@ class Placement:
         return self.nodes[0] if self.nodes else 0
 
     def enter(self) -> None:
-        """Keeps this thread, and those that it starts from now on, on the share: what they touch first then lies
-        there even where the kernel refuses to bind memory.
+        """Restricts this thread, and threads that it starts later, to the share.
+
+        Memory that they touch first is then local, even if the kernel refuses to bind memory.
         """
         if self.share != own_cpus():
-            with contextlib.suppress(OSError):  # a CPU went offline meanwhile: the kernel's choice stands
+            with contextlib.suppress(OSError):  # a CPU went offline meanwhile: leave the choice to the kernel
                 os.sched_setaffinity(0, self.share)
 
 
 def place(world: World, threads: int | None = None) -> Placement:
-    """This rank's place, for `threads` threads (None: `default_threads`); a collective call."""
+    """The placement of this rank for `threads` threads (None: `default_threads`). A collective call."""
     masks = _masks(world)
     machine, quota = this_machine(), quota_of(world)
     wanted = threads or threads_of(machine, shares(machine, masks)[world.local_rank], world.rank == 0, quota)
@@ -74,44 +78,42 @@ def place(world: World, threads: int | None = None) -> Placement:
 
 
 def default_threads(world: World) -> int:
-    """Threads of a rank that was not told: one per fast physical core of its share, as far as its quota goes; a
-    collective call.
-    """
+    """The default threads: one per fast physical core of the share, limited by the quota. A collective call."""
     machine, quota = this_machine(), quota_of(world)
     return threads_of(machine, shares(machine, _masks(world))[world.local_rank], world.rank == 0, quota)
 
 
 def _of_host(world: World, own: Any) -> list[Any]:
-    """`own` of each rank of this host, in local rank order; a collective call."""
+    """Gathers `own` from each rank of this host, in local rank order. A collective call."""
     return [one for one, host in zip(world.gather(own), world.hosts, strict=True) if host == world.hosts[world.rank]]
 
 
 def _masks(world: World) -> list[tuple[int, ...]]:
-    """The CPUs that each rank of this host was given, in local rank order."""
+    """The CPUs that each rank of this host may use, in local rank order."""
     return [tuple(mask) for mask in _of_host(world, list(own_cpus()))]
 
 
 def quota_of(world: World) -> float | None:
-    """CPUs' worth of time that control groups give this rank; None if there is no limit. A collective call."""
+    """CPUs of time that control groups give this rank; None: no limit. A collective call."""
     quotas = this_machine().control_group.quotas
     return shared_quota(quotas, _of_host(world, [group for group, _ in quotas]))
 
 
 def shared_quota(quotas: Iterable[tuple[str, float]], groups: Sequence[Sequence[str]]) -> float | None:
-    """The smallest part of any quota. A group's ranks have equal parts of its quota.
+    """The smallest part of a quota that this rank has. The ranks in a group have equal parts of its quota.
 
     Args:
         quotas: This rank's groups with their quotas.
-        groups: The groups with a quota of each rank of the host.
+        groups: For each rank of the host: its groups with a quota.
     """
     return min((cpus / sum(group in others for others in groups) for group, cpus in quotas), default=None)
 
 
 def threads_of(machine: Machine, share: tuple[int, ...], front_end: bool, quota: float | None = None) -> int:
-    """One per fast physical core, but for one that is left to the front end; not more than the quota.
+    """One thread per fast physical core, less one for the front end, and not more than the quota.
 
-    Work is divided evenly over threads, so one on an efficient core would hold up all: those stay idle where there are
-    fast ones.
+    Work is divided evenly over threads, so a thread on an efficient core would slow down all. Efficient cores stay idle
+    unless a share has only these.
     """
     cores = {cpu.core for cpu in machine.cpus if cpu.number in share and not cpu.efficient} or set(machine.cores(share))
     threads = max(1, len(cores) - (front_end and len(cores) >= FRONT_END_CORES))
@@ -121,7 +123,7 @@ def threads_of(machine: Machine, share: tuple[int, ...], front_end: bool, quota:
 def place_rank(
     machine: Machine, masks: list[tuple[int, ...]], local_rank: int, threads: int, quota: float | None = None
 ) -> Placement:
-    """The place of one of a host's ranks. `masks`: the CPUs that each of them was given; `quota`: this rank's."""
+    """The placement of one rank of a host. `masks`: the CPUs that each rank may use. `quota`: that of this rank."""
     everyone = shares(machine, masks)
     share = everyone[local_rank]
     bound = len(set(masks)) > 1
@@ -139,7 +141,7 @@ def place_rank(
 
 
 def quota_note(quota: float, cores: int, threads: int) -> str:
-    """How a quota limits a rank's threads, and a warning if it has more."""
+    """Describes how a quota limits a rank's threads, with a warning if the rank has more."""
     count = f"{threads} thread{'s' * (threads > 1)}"
     of_rank = f"a control group limits a rank to {quota:.3g} CPUs of time on {cores} cores"
     if threads > max(1, int(quota)):
@@ -148,7 +150,7 @@ def quota_note(quota: float, cores: int, threads: int) -> str:
 
 
 def shares(machine: Machine, masks: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Every rank's own CPUs, ascending. Ranks with equal masks divide them; any other mask is its rank's alone."""
+    """The CPUs of each rank, ascending. Ranks with equal masks divide them; any other rank keeps its mask."""
     result: list[tuple[int, ...]] = [()] * len(masks)
     for mask in dict.fromkeys(masks):
         ranks = [rank for rank, other in enumerate(masks) if other == mask]
@@ -158,7 +160,7 @@ def shares(machine: Machine, masks: list[tuple[int, ...]]) -> list[tuple[int, ..
 
 
 def _divide(machine: Machine, mask: tuple[int, ...], ranks: int) -> list[list[int]]:
-    """The CPUs of a mask divided into one share per rank, along nodes first, then along cores."""
+    """Divides the CPUs of a mask into one share per rank: by nodes first, then by cores."""
     if ranks == 1 or len(mask) < ranks:
         return [list(mask)] * ranks
     nodes: dict[int, list[int]] = {}
@@ -168,18 +170,17 @@ def _divide(machine: Machine, mask: tuple[int, ...], ranks: int) -> list[list[in
     if ranks < len(cpus):
         return [list(itertools.chain(*part)) for part in _cuts(cpus, ranks)]
     cores = [len(machine.cores(group)) for group in cpus]
-    if sum(cores) < ranks:  # hardware threads, then
+    if sum(cores) < ranks:  # divide hardware threads instead
         cores = [len(group) for group in cpus]
     counts = ranks_per_node(cores, ranks)
     return [share for group, count in zip(cpus, counts, strict=True) for share in _divide_node(machine, group, count)]
 
 
 def ranks_per_node(cores: list[int], ranks: int) -> list[int]:
-    """How many of `ranks` (at least as many as nodes) each node takes: as even as can be, the odd ones where there are
-    more cores.
+    """The number of ranks of each node. Their total is `ranks`, at least one per node.
 
-    A node with fewer cores than ranks (a cpuset took some) gives ranks up to the one with most to spare, while there is
-    one.
+    Ranks are divided evenly; nodes with more cores get the remainder. If a node has fewer cores than ranks (because of
+    a cpuset), ranks move to the node with most cores to spare.
     """
     order = sorted(range(len(cores)), key=lambda i: (-cores[i], i))
     counts = [ranks // len(cores)] * len(cores)
@@ -195,8 +196,9 @@ def ranks_per_node(cores: list[int], ranks: int) -> list[int]:
 
 
 def _divide_node(machine: Machine, cpus: list[int], ranks: int) -> list[list[int]]:
-    """The CPUs of one node divided by whole cores, neighbours in a cache together, and fast and efficient cores each
-    evenly.
+    """Divides the CPUs of one node by whole cores. Fast and efficient cores are divided evenly each.
+
+    Cores that share a cache stay together.
     """
     if not ranks:
         return []
@@ -206,7 +208,7 @@ def _divide_node(machine: Machine, cpus: list[int], ranks: int) -> list[list[int
         key = (cpu.efficient, cpu.l3, cpu.core) if cpu else (False, -1, number)
         cores.setdefault(key, []).append(number)
     units = sorted(cores.items())
-    if len(units) < ranks:  # hardware threads, then
+    if len(units) < ranks:  # divide hardware threads instead
         return _cuts([number for _, core in units for number in core], ranks)
     fast = _cuts([numbers for (slow, _, _), numbers in units if not slow], ranks)
     slow = [numbers for (slow, _, _), numbers in units if slow]
@@ -221,21 +223,21 @@ def _divide_node(machine: Machine, cpus: list[int], ranks: int) -> list[list[int
 
 
 def _cuts(items: list[Item], parts: int) -> list[list[Item]]:
-    """Contiguous parts, as even as can be."""
+    """Contiguous parts of nearly equal length."""
     return [items[len(items) * i // parts : len(items) * (i + 1) // parts] for i in range(parts)]
 
 
 def threads_first(machine: Machine, share: tuple[int, ...]) -> list[int]:
-    """A share's CPUs in the order in which threads take them: first threads of fast cores, then of efficient ones,
-    SMT siblings last.
+    """A share's CPUs in the order of threads: first hardware threads of fast cores, then of efficient cores, then SMT
+    siblings.
     """
     within: dict[int, int] = {}
 
     def key(number: int) -> tuple[int, bool, int]:
-        """Where a CPU stands in the order."""
+        """Sort key of a CPU."""
         cpu = machine.by_number.get(number)
         core = cpu.core if cpu else number
-        # Counted among those of the share: a cpuset may hold only the second thread of a core.
+        # Count only threads of the share: a cpuset may have only the second thread of a core.
         order = within[core] = within.get(core, -1) + 1
         return order, cpu.efficient if cpu else False, number
 
@@ -257,9 +259,7 @@ def _nodes(machine: Machine, share: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _memory(machine: Machine, nodes: tuple[int, ...]) -> tuple[int, ...]:
-    """The nodes that have memory this process may use, nearest to each of `nodes`; empty where there is but one, or
-    none is known.
-    """
+    """For each of `nodes` the nearest node with usable memory; empty if the machine has one node or none is usable."""
     allowed = machine.binding.memory_nodes
     usable = [n.number for n in machine.nodes if n.memory and (allowed is None or n.number in allowed)]
     if len(machine.nodes) < 2 or not usable:
@@ -268,7 +268,7 @@ def _memory(machine: Machine, nodes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _note(machine: Machine, masks: list[tuple[int, ...]], everyone: list[tuple[int, ...]]) -> str:
-    """What rank 0 prints about a host whose placement is not what it could be."""
+    """A line, for rank 0 to print, about a placement that could be better."""
     if machine.simple:
         return machine.simple
     used = machine.cores({cpu for share in everyone for cpu in share})

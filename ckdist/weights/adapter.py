@@ -1,4 +1,4 @@
-"""An adapter of LoRA as a step multiplies with it: packed in float32, in this process's memory."""
+"""A LoRA adapter, packed for the kernels in float32 in this process's memory."""
 
 from pathlib import Path
 
@@ -18,8 +18,9 @@ TILE_ROWS = 16
 
 
 class PackedMatrix:
-    """float32 (rows, cols), or a stack of these, as tiles; what stands for a loader's MatrixHandle. Each matrix of a
-    stack begins with a tile of its own.
+    """A float32 matrix (rows, cols), or a stack of matrices, packed into tiles. It has the interface of a MatrixHandle.
+
+    Each matrix of a stack begins a new tile.
     """
 
     type = F32.number
@@ -55,7 +56,7 @@ class PackedMatrix:
 
     @property
     def address(self) -> int:
-        """Of the native `struct ckdist_matrix`."""
+        """Address of the native `struct ckdist_matrix`."""
         return int(ffi.cast("intptr_t", self._struct))
 
 
@@ -63,8 +64,8 @@ class Adapter:
     """The adapter of a model in `folder`.
 
     Attributes:
-        low_rank: Which linears it adds to, with which ranks.
-        notes: One line each.
+        low_rank: The linears with matrices, and their ranks.
+        notes: Warnings for the user, one line each.
     """
 
     def __init__(self, folder: Path, spec: ModelSpec):
@@ -80,7 +81,7 @@ class Adapter:
         self._packed: dict[MatrixKey, PackedMatrix] = {}
 
     def check(self, program: Program) -> None:
-        """ModelFileError unless `program` has all of the adapter's layers, in its sizes."""
+        """Raises ModelFileError if `program` lacks a layer of the adapter, or has it in another size."""
         dims = {w.name: tuple(d.elements for d in w.dims) for w in program.weights}
         for name, tensor in self._tensors.items():
             if name not in dims:
@@ -94,9 +95,9 @@ class Adapter:
                 )
 
     def matrix(self, key: MatrixKey) -> PackedMatrix:
-        """Rows and columns [begin, end) of a matrix, or of those of a stack, with zeros where these go beyond it.
+        """Packs rows and columns of a matrix, or of each matrix in a stack. Elements beyond its end are zeros.
 
-        The same part is packed once.
+        A second call with the same key returns the same object.
         """
         if key not in self._packed:
             part = self._tensors[key.name][..., slice(*key.rows), slice(*key.columns)]
@@ -109,10 +110,10 @@ class Adapter:
 
     @property
     def bytes(self) -> int:
-        """Of what was packed."""
+        """Bytes packed so far."""
         return sum(matrix.bytes for matrix in self._packed.values())
 
 
 def is_low_rank(name: str) -> bool:
-    """Whether a lowered program's matrix is an adapter's and not the model's."""
+    """Whether a matrix of a lowered program belongs to an adapter, not to the model."""
     return ".lora_" in name

@@ -1,4 +1,4 @@
-"""PEFT's adapter_config.json: which linears an adapter is on, with which rank and scale."""
+"""PEFT's adapter_config.json: the linears that have matrices, and their rank and scale."""
 
 import math
 import re
@@ -14,19 +14,19 @@ from ckdist.weights.json_file import read_json_object
 CONFIG = "adapter_config.json"
 NOTHING = (None, False, [], {}, "", "none")
 MERGE = "merge it into its base with PEFT's merge_and_unload, and give that model"
-# Values of init_lora_weights that leave the base as it is. The others train A and B beside a changed base.
+# Values of init_lora_weights that do not change the base model. With the others, A and B belong to a changed base.
 PLAIN_STARTS = (None, True, False, "gaussian", "orthogonal", "eva", "mica")
 
 
 class Rule(Enum):
-    """How a field of adapter_config.json is treated."""
+    """Treatment of a field of adapter_config.json."""
 
     HONOURED = "honoured"
-    REFUSED = "refused"  # unless null, false or empty
+    REFUSED = "refused"  # null, false and empty values are allowed
     HARMLESS = "harmless"
 
 
-# All fields of PEFT 0.21's LoraConfig. The text is a reason, of refused ones the reason and the remedy.
+# All fields of PEFT 0.21's LoraConfig. The text is the reason; for refused fields, the reason and the remedy.
 FIELDS: Mapping[str, tuple[Rule, str]] = {
     "peft_type": (Rule.HONOURED, "must be LORA"),
     "r": (Rule.HONOURED, "the rank"),
@@ -90,11 +90,11 @@ class AdapterConfig:
         self._alphas = self._patterns("alpha_pattern", "a finite number", _is_finite)
 
     def rank(self, name: str) -> int:
-        """Of the matrices of a module or parameter."""
+        """The rank of the matrices of a module or parameter."""
         return int(_first_match(self._ranks, name, self._rank))
 
     def scale(self, name: str) -> float:
-        """B A of a module or parameter is multiplied by it."""
+        """The factor on B A of a module or parameter."""
         rank = self.rank(name)
         return _first_match(self._alphas, name, self._alpha) / (
             math.sqrt(rank) if self.fields.get("use_rslora") else rank
@@ -159,7 +159,7 @@ class AdapterConfig:
         return self._names("target_parameters")
 
     def _names(self, field: str) -> list[Callable[[str], Any]]:
-        """A text is a pattern of whole names. A list has names, or what they end with after a dot."""
+        """A string is a pattern for whole names. A list has whole names, or their ends after a dot."""
         value = self.fields.get(field) or []
         if isinstance(value, str):
             return [self._regex(field, value).fullmatch]

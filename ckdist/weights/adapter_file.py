@@ -1,9 +1,10 @@
-"""LoRA's matrices (Hu et al. 2021, arXiv:2106.09685) in PEFT's format, adapter_config.json and
-adapter_model.safetensors.
+"""LoRA matrices (Hu et al. 2021, arXiv:2106.09685) in PEFT's format: adapter_config.json, adapter_model.safetensors.
 
-Experts' matrices come in two forms. Of models whose experts are linears each by itself: A and B by the expert's number.
-Of models whose experts are stacks (`target_parameters`): one A, the experts' below one another, and one B, whose
-columns are by rank and then by expert; gate and up are one matrix, and have one A.
+Matrices of experts have two forms:
+
+- If each expert is a linear by itself: A and B for each expert number.
+- If experts are stacks (`target_parameters`): one A with the rows of all experts in order, and one B with columns
+  ordered by rank, then by expert. gate and up are one matrix with one A.
 """
 
 import json
@@ -40,11 +41,11 @@ Matrices = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Lora:
-    """`targets` are the last names of the linear layers that get matrices; what they add is scaled by alpha / rank."""
+    """The settings of a new adapter. The product of its matrices is scaled by alpha / rank."""
 
     rank: int
     alpha: float
-    targets: tuple[str, ...]
+    targets: tuple[str, ...]  # last parts of the names of linear layers, as q_proj
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.targets if name not in MODULES]
@@ -55,22 +56,22 @@ class Lora:
 
     @property
     def scale(self) -> float:
-        """What the product of the matrices is multiplied by."""
+        """The factor alpha / rank on B A."""
         return self.alpha / self.rank
 
     def low_rank(self) -> LowRank:
-        """What is added to every linear layer of these last names, each expert's too."""
+        """The ranks of all linear layers, in experts too, whose names end in one of `targets`."""
         return LowRank(lambda stem: self.rank if stem.rpartition(".")[2] in self.targets else 0, self.scale)
 
 
 @dataclass(frozen=True)
 class StoredAdapter:
-    """What an adapter adds to a model: W x + B (A x).
+    """The matrices of an adapter: a linear becomes W x + B (A x).
 
     Attributes:
         matrices: float32 A (rank, in) and B (out, rank) by the model's names, as
-            model.layers.0.self_attn.q_proj.lora_A.weight; of experts stacks of these. B is times its scale.
-        notes: One line each.
+            model.layers.0.self_attn.q_proj.lora_A.weight. Stacks of these for experts. B includes the scale.
+        notes: Warnings for the user, one line each.
     """
 
     matrices: Matrices
@@ -87,7 +88,7 @@ def load_adapter(folder: Path, spec: ModelSpec) -> StoredAdapter:
 
 
 class _AdapterReader:
-    """One adapter, while it is read."""
+    """The state of reading one adapter."""
 
     def __init__(self, folder: Path, spec: ModelSpec):
         self.file, self.config = folder / WEIGHTS, AdapterConfig(folder)
@@ -101,7 +102,7 @@ class _AdapterReader:
         self.stacks: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {}  # A and B of each expert
 
     def read(self) -> StoredAdapter:
-        """See `load_adapter`."""
+        """Reads all matrices, as `load_adapter` describes."""
         sources = {
             name.removeprefix(PREFIX).replace(".default.", "."): tensor
             for name, tensor in read_safetensors(self.file).items()
@@ -127,7 +128,7 @@ class _AdapterReader:
         )
 
     def _add(self, stem: str, a: StoredTensor, b: StoredTensor, is_outer: bool) -> None:
-        """A and B of one linear, of one expert's or of all experts of a layer."""
+        """Adds A and B of one linear, of one expert, or of all experts of a layer."""
         inner = stem.removesuffix(".base_layer")
         stacked = weights_of(self.names, f"{inner}.{FUSED[1]}.weight", self.shapes)
         experts = stacked[0].removesuffix(f".{FUSED[1]}.weight") if stacked else ""
@@ -159,7 +160,7 @@ class _AdapterReader:
                 self.found[f"{one}.lora_B.weight"] = np.ascontiguousarray(values[part])
 
     def _key(self, stem: str, a: StoredTensor) -> str:
-        """PEFT's name of the module, or of its parameter, that patterns are matched with."""
+        """The name of the module or parameter that PEFT matches patterns with."""
         if self.config.is_module(stem):
             return stem
         if self.config.is_parameter(f"{stem}.weight"):
@@ -170,7 +171,7 @@ class _AdapterReader:
         )
 
     def _pair(self, key: str, a: StoredTensor, b: StoredTensor, experts: int = 1) -> tuple[np.ndarray, np.ndarray]:
-        """A and B times its scale. ModelFileError if they have another rank than the configuration says."""
+        """A, and B times the scale. Raises ModelFileError if their rank is not that of the configuration."""
         rank = self.config.rank(key)
         if len(a.shape) != 2 or len(b.shape) != 2 or (a.shape[0], b.shape[1]) != (rank * experts,) * 2:
             layer = f", and the layer has {experts} experts" if experts > 1 else ""
@@ -181,10 +182,10 @@ class _AdapterReader:
         return _read(a), _read(b) * np.float32(self.config.scale(key))
 
     def _rows_of(self, stored: str, weights: Sequence[str], there: int) -> list[np.ndarray | slice]:
-        """The rows of a stored matrix that belong to each of its weights; none if there are too few or too many."""
+        """For each weight in a stored matrix of `there` rows: its rows. Empty if the numbers of rows do not fit."""
         counts = [self.shapes[weight][0] for weight in weights]
         if len(weights) == 1:
-            return [slice(None)]  # compared with the program's
+            return [slice(None)]  # `Adapter.check` compares the size with the program's
         if there != sum(counts):
             return []
         heads = heads_of(self.spec, weights[0]) if self.names.is_joined(stored) else 1
@@ -207,7 +208,7 @@ class _AdapterReader:
         self.stacks.setdefault(stem, {})[index] = low, values
 
     def _stack(self, stem: str, experts: Mapping[int, tuple[np.ndarray, np.ndarray]]) -> None:
-        """All experts' matrices with the greatest of their ranks, beyond which they are zero."""
+        """Stacks the matrices of all experts, padded with zeros to the largest rank."""
         count, rows, columns = self.shapes[f"{stem}.weight"]
         rank = max(len(low) for low, _ in experts.values())
         a, b = np.zeros((count, rank, columns), np.float32), np.zeros((count, rows, rank), np.float32)
@@ -217,7 +218,10 @@ class _AdapterReader:
         self.found[f"{stem}.lora_A.weight"], self.found[f"{stem}.lora_B.weight"] = a, b
 
     def _parameter(self, experts: str, is_nested: bool, is_inner: bool) -> str:
-        """Which parameter matrices at `experts` are of: gate_up_proj is inside of down_proj where both have some."""
+        """The parameter that matrices at `experts` belong to.
+
+        If both parameters have matrices, PEFT nests gate_up_proj inside down_proj.
+        """
         named = [name for name in FUSED if self.config.is_parameter(f"{experts}.{name}")]
         if len(named) != (2 if is_nested else 1):
             raise ModelFileError(
@@ -227,7 +231,7 @@ class _AdapterReader:
         return named[0] if is_inner else named[-1]
 
     def _add_fused(self, experts: str, key: str, a: StoredTensor, b: StoredTensor) -> None:
-        """A (experts * rank, in) and B (out, rank * experts) of one parameter of a layer's stack."""
+        """Adds A (experts * rank, in) and B (out, rank * experts) of one parameter of a layer's stack."""
         count, which = self.mixtures[experts].num_experts, key.rpartition(".")[2]
         low, values = self._pair(key, a, b, count)
         low = low.reshape(count, -1, low.shape[1])
@@ -235,15 +239,15 @@ class _AdapterReader:
         parts = {which: values}
         if which == FUSED[0]:
             half = values.shape[1] // 2
-            by_turns = self.names.is_alternating(f"{experts}.{which}.weight")
-            gate, up = (values[:, 0::2], values[:, 1::2]) if by_turns else (values[:, :half], values[:, half:])
+            is_interleaved = self.names.is_alternating(f"{experts}.{which}.weight")
+            gate, up = (values[:, 0::2], values[:, 1::2]) if is_interleaved else (values[:, :half], values[:, half:])
             parts = {"gate_proj": gate, "up_proj": up}
         for name, part in parts.items():
             self.found[f"{experts}.{name}.lora_A.weight"] = low
             self.found[f"{experts}.{name}.lora_B.weight"] = np.ascontiguousarray(part)
 
     def _notes(self) -> tuple[str, ...]:
-        """Names modules that the configuration targets and the file has no matrices of. PEFT warns of them too."""
+        """A note if the file lacks matrices for modules that the configuration targets. PEFT warns of them too."""
         missing = []
         for weight, shape in self.shapes.items():
             stem = weight.removesuffix(".weight")
@@ -277,9 +281,7 @@ def _read(tensor: StoredTensor) -> np.ndarray:
 
 
 def save_adapter(folder: Path, lora: Lora, base: str, parameters: Mapping[str, np.ndarray], spec: ModelSpec) -> None:
-    """adapter_config.json and adapter_model.safetensors as PEFT reads them; `parameters` by their names in the
-    program.
-    """
+    """Writes adapter_config.json and adapter_model.safetensors for PEFT. `parameters` have the program's names."""
     folder.mkdir(parents=True, exist_ok=True)
     names = family(spec.family).safetensors
     is_fused = bool(names.alternating) and any(is_expert(name) for name in parameters)
@@ -302,7 +304,7 @@ def save_adapter(folder: Path, lora: Lora, base: str, parameters: Mapping[str, n
     }
     if is_fused:
         has = {FUSED[part == "down_proj"] for part in lora.targets if part in FEED_FORWARD}
-        twice = {rf".*\.{FUSED[0]}": 2} if FUSED[0] in has else {}  # ranks, those of gate and of up
+        twice = {rf".*\.{FUSED[0]}": 2} if FUSED[0] in has else {}  # the ranks of gate and up add up
         config |= {
             "target_parameters": [f"mlp.experts.{name}" for name in FUSED if name in has],
             "rank_pattern": {key: factor * lora.rank for key, factor in twice.items()},
@@ -321,7 +323,7 @@ def save_adapter(folder: Path, lora: Lora, base: str, parameters: Mapping[str, n
 
 
 def _by_expert(names: TensorNames, parameters: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """Matrices by PEFT's names where each expert is a linear, or several, by itself."""
+    """The matrices by PEFT's names, for models that store each expert by itself."""
     for name, array in parameters.items():
         stem, _, kind = name.removesuffix(".weight").rpartition(".")
         if is_expert(name):
@@ -336,8 +338,9 @@ def _by_expert(names: TensorNames, parameters: Mapping[str, np.ndarray]) -> Iter
 
 
 def _fused(lora: Lora, parameters: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
-    """The same where experts are stacks whose gate and up are by turns the rows of one: it has A of both below one
-    another, and B of each where the other has zeros.
+    """The matrices by PEFT's names, for models that store experts as stacks with interleaved rows of gate and up.
+
+    The stack's A has the rows of gate's A, then of up's. Its B has zeros at the rows and ranks of the other one.
     """
     yield from ((name, array) for name, array in parameters.items() if not is_expert(name))
     stems = dict.fromkeys(name.rpartition(".lora_")[0] for name in parameters if is_expert(name))
@@ -358,6 +361,6 @@ def _fused(lora: Lora, parameters: Mapping[str, np.ndarray]) -> Iterator[tuple[s
 
 
 def _flat(stem: str, a: np.ndarray, b: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """A and B of all experts as two matrices."""
+    """The stacks A and B in PEFT's form: two matrices."""
     yield f"{stem}.lora_A.weight", a.reshape(-1, a.shape[2])
     yield f"{stem}.lora_B.weight", np.ascontiguousarray(b.transpose(1, 2, 0)).reshape(b.shape[1], -1)

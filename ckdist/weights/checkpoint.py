@@ -1,4 +1,4 @@
-"""A model on disk: its ModelSpec, and where each weight lies, by Hugging Face names. It loads no weights.
+"""A model on disk: its ModelSpec, and the file and offset of each weight by Hugging Face names. It loads no weights.
 
 `open_checkpoint` takes a GGUF file (any part of a split one) or a folder with config.json and safetensors files.
 """
@@ -40,19 +40,18 @@ KNOWN_TYPES = f"the known ones are {', '.join(SAFETENSORS_TYPES)}: save it as on
 class Checkpoint:
     """A model on disk. With tied embeddings `lm_head.weight` is the same source as `model.embed_tokens.weight`."""
 
-    path: pathlib.Path  # as it was given
+    path: pathlib.Path  # as the user gave it
     format: str  # gguf, safetensors
     spec: ModelSpec
     tensors: Mapping[str, TensorSource] = field(repr=False)
-    metadata: Mapping[str, Any] = field(repr=False)  # of the GGUF, without the vocabulary, or config.json
-    notes: tuple[str, ...] = ()  # what of the files is not used, one line each
-    # that stand in the metadata in place of the file's
-    overrides: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    metadata: Mapping[str, Any] = field(repr=False)  # GGUF metadata without the vocabulary, or config.json
+    notes: tuple[str, ...] = ()  # parts of the files that are not used, one line each
+    overrides: Mapping[str, Any] = field(default_factory=dict, repr=False)  # values that replace the file's metadata
     held: tuple[tuple[pathlib.Path, Range], ...] = ()  # file and bytes of small tensors that the spec holds
 
     @property
     def folder(self) -> pathlib.Path:
-        """The folder in which the model's files are."""
+        """The folder of the model's files."""
         return self.path if self.path.is_dir() else self.path.parent
 
     def warn(self, log: logging.Logger) -> None:
@@ -62,17 +61,20 @@ class Checkpoint:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all weights in the files, each counted once."""
+        """Bytes of all weights in the files. Tied weights count once."""
         return sum({(source.file, source.offset): source.nbytes for source in self.tensors.values()}.values())
 
 
 def open_checkpoint(path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> Checkpoint:
-    """The model at `path`: a GGUF file, with `overrides` put over its metadata, or a folder with config.json and
-    safetensors files.
+    """Opens the model at `path`: a GGUF file, or a folder with config.json and safetensors files.
 
-    Raises ModelFileError when it is not a model, a file is missing or damaged, a weight is missing or has the wrong
-    shape, or the files hold weights that the model's family does not use; ArchitectureError when its family is not
-    known; ConfigError for overrides that cannot be put there.
+    `overrides` replace metadata of a GGUF file.
+
+    Raises:
+        ModelFileError: It is not a model, a file is missing or damaged, a weight is missing or has the wrong shape, or
+            the files hold weights that the model's family does not use.
+        ArchitectureError: The family of the model is not known.
+        ConfigError: An override cannot be applied.
     """
     path = pathlib.Path(path)
     try:
@@ -123,7 +125,7 @@ def _open_gguf(path: pathlib.Path, overrides: Mapping[str, Any]) -> Checkpoint:
 
 
 def _of_vocabulary(name: str, value: object) -> bool:
-    """Whether metadata is an array of the tokenizer, who reads them itself: some ten MB in each rank otherwise."""
+    """Whether metadata is an array of the tokenizer. It reads them itself; kept here, they take 10 MB in each rank."""
     return name.startswith("tokenizer.") and isinstance(value, list | np.ndarray)
 
 
@@ -157,7 +159,7 @@ def _open_folder(path: pathlib.Path) -> Checkpoint:
     notes = [*folder.notes, *_naming_notes(names, stored, shapes)]
     if spec.tie_embeddings and OUTPUT in found and EMBEDDING not in found:
         found[EMBEDDING] = replace(found[OUTPUT], name=EMBEDDING)
-    elif spec.tie_embeddings and OUTPUT in found and not _alike(found[OUTPUT], found[EMBEDDING]):
+    elif spec.tie_embeddings and OUTPUT in found and not _has_same_bytes(found[OUTPUT], found[EMBEDDING]):
         spec = replace(spec, tie_embeddings=False)
         notes.append(
             f"config.json ties {OUTPUT} to {EMBEDDING}, and the file has another one, which is used, "
@@ -183,21 +185,21 @@ def _naming_notes(
 
 @dataclass(frozen=True)
 class StoredWeights:
-    """A tensor of a file, of which the weights of one or several are rows, in every matrix of a stack."""
+    """A tensor in a file. It holds one or more weights: each has some of its rows, in each matrix of a stack."""
 
     name: str
-    type: int  # ggml number; -1: not one that is read
+    type: int  # ggml number; -1 if the type is not supported
     shape: tuple[int, ...]
     file: pathlib.Path
     offset: int
-    dtype: str = ""  # as the file calls the type
+    dtype: str = ""  # the file's name of the type
     scales: Scales | None = None
 
 
 def _sources(
     spec: ModelSpec, names: TensorNames, stored: list[StoredWeights], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, TensorSource], list[str]]:
-    """Where each weight of `shapes` lies, and the names of tensors that hold none of them."""
+    """The source of each weight of `shapes`, and the names of tensors that hold none of them."""
     found: dict[str, TensorSource] = {}
     stacks: dict[str, dict[int, TensorSource]] = {}
     unread = []
@@ -207,7 +209,7 @@ def _sources(
         if not weights:
             unread.append(one.name)
             continue
-        # of a vector that is stored as a row for each channel, these follow one another
+        # a vector may be stored as a matrix with one row for each channel
         tensor = replace(one, shape=(math.prod(one.shape),)) if len(shapes[weights[0]]) == 1 else one
         if names.is_kv_b(tensor.name) or names.is_joined(tensor.name):
             joined = names.is_joined(tensor.name)
@@ -222,7 +224,7 @@ def _sources(
         known = found if index is None else {w: s[index] for w, s in stacks.items() if index in s}
         transposed = tensor.scales is None and names.is_transposed(name)
         if transposed or names.is_alternating(name):
-            sources = _weights_by_turns(tensor, weights, shapes, transposed)
+            sources = _interleaved_weights(tensor, weights, shapes, transposed)
         else:
             sources = _weights_in(tensor, weights, shapes)
         for source in sources:
@@ -245,7 +247,7 @@ def _sources(
 
 
 def weights_of(names: TensorNames, stored: str, shapes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """The weights among `shapes` in a stored tensor, whose name may lack `model.`: transformers' AutoModel saves so."""
+    """The weights in a stored tensor, if all are in `shapes`. Its name may lack `model.`, as AutoModel saves it."""
     for name in (stored, f"model.{stored}"):
         weights = names.weights_of(name)
         if weights and all(weight in shapes for weight in weights):
@@ -256,10 +258,10 @@ def weights_of(names: TensorNames, stored: str, shapes: Mapping[str, tuple[int, 
 def _weights_in(
     tensor: StoredWeights, weights: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]]
 ) -> list[TensorSource]:
-    """The weights whose rows, in each matrix of a stack, stand one after another in a tensor."""
+    """The sources of weights whose rows follow one another in a tensor, or in each matrix of a stack."""
     if len(weights) == 1 and shapes[weights[0]] == (1, *tensor.shape):  # a matrix of one row, stored as a vector
         tensor = replace(tensor, shape=(1, *tensor.shape))
-    of_rows = max(0, len(tensor.shape) - 2)  # the dimension of rows
+    of_rows = max(0, len(tensor.shape) - 2)  # index of the row dimension
     there = tensor.shape[of_rows] if tensor.shape else 0
     rows = [shapes[weight][-2 if len(shapes[weight]) > 1 else 0] for weight in weights] if len(weights) > 1 else [there]
     if there != sum(rows):
@@ -279,11 +281,12 @@ def _weights_in(
     return found
 
 
-def _weights_by_turns(
+def _interleaved_weights(
     tensor: StoredWeights, weights: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]], transposed: bool
 ) -> list[TensorSource]:
-    """The weights whose rows a tensor has by turns, in every matrix of a stack; `transposed`: whose columns, and its
-    rows are inputs.
+    """The sources of weights whose rows alternate in a tensor, or in each matrix of a stack.
+
+    If `transposed`, the tensor's rows are inputs, and its columns alternate.
     """
     count, shape = len(weights), shapes[weights[0]]
     *stack, rows, columns = shape if len(shape) > 1 else (*shape, 1)
@@ -312,8 +315,9 @@ def _weights_by_turns(
 
 
 def _stacked(weight: str, matrices: Mapping[int, TensorSource], shape: tuple[int, ...]) -> TensorSource:
-    """The stack of matrices that are stored one by one. ModelFileError where one is missing, too many, or unlike the
-    others.
+    """A stack of matrices that are stored one by one.
+
+    Raises ModelFileError if one is missing, if there are too many, or if one differs in type or shape.
     """
     first = matrices[min(matrices)]
     if len(shape) != 3:
@@ -335,9 +339,9 @@ def _stacked(weight: str, matrices: Mapping[int, TensorSource], shape: tuple[int
 
 
 def _head_parts(spec: ModelSpec, tensor: StoredWeights, weights: tuple[str, ...]) -> list[TensorSource]:
-    """What makes keys and values of a latent vector, of a tensor that has both of each head."""
+    """The sources of the matrices that make keys and values from a latent vector. The tensor has both for each head."""
     mixer = spec.layers[int(weights[0].split(".")[2])].mixer
-    assert isinstance(mixer, LatentAttention)  # only its forward reads such weights
+    assert isinstance(mixer, LatentAttention)  # only latent attention has these weights
     keys, values, rank, heads = mixer.nope_dim, mixer.v_dim, mixer.kv_lora_rank, mixer.num_heads
     if tensor.shape != (heads * (keys + values), rank):
         raise ModelFileError(
@@ -356,14 +360,14 @@ def _head_parts(spec: ModelSpec, tensor: StoredWeights, weights: tuple[str, ...]
 def _joined_parts(
     spec: ModelSpec, tensor: StoredWeights, weights: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]]
 ) -> list[TensorSource]:
-    """The weights in a tensor that has of each head the rows of one weight after those of another."""
+    """The sources of weights in a tensor that has, for each head, the rows of one weight, then of the next."""
     heads = heads_of(spec, weights[0])
-    rows = [shapes[weight][0] // heads for weight in weights]  # of a head
+    rows = [shapes[weight][0] // heads for weight in weights]  # rows per head
     columns = shapes[weights[0]][1]
     if tensor.type < 0 or tensor.shape != (heads * sum(rows), columns):
         raise ModelFileError(
             f"{tensor.file}: tensor {tensor.name!r} has shape {tensor.shape} {tensor.dtype}, but the model needs "
-            f"{(heads * sum(rows), columns)}: of {heads} heads rows of {', '.join(weights)}"
+            f"{(heads * sum(rows), columns)}: for each of {heads} heads rows of {', '.join(weights)}"
         )
     begins = np.cumsum([0, *rows]).tolist()
     return [
@@ -376,27 +380,27 @@ def _joined_parts(
 
 
 def heads_of(spec: ModelSpec, weight: str) -> int:
-    """The heads whose rows stand together in a tensor of several of a layer's weights."""
+    """The number of heads in a tensor that groups rows of several weights by head."""
     mixer = spec.layers[int(weight.split(".")[2])].mixer
     return mixer.num_key_heads if isinstance(mixer, GatedDeltaNet) else mixer.num_heads
 
 
 def head_dim(spec: ModelSpec, weight: str) -> int:
-    """The rows of a head of a layer's queries and keys."""
+    """Rows of one head of a layer's queries and keys."""
     return spec.layers[int(weight.split(".")[2])].attention.head_dim
 
 
 def num_heads(spec: ModelSpec, weight: str) -> int:
-    """The heads of a layer with latent attention."""
+    """The number of heads of a layer with latent attention."""
     mixer = spec.layers[int(weight.split(".")[2])].mixer
-    assert isinstance(mixer, LatentAttention)  # only its forward reads such weights
+    assert isinstance(mixer, LatentAttention)  # only latent attention has these weights
     return mixer.num_heads
 
 
 def num_experts(spec: ModelSpec, weight: str) -> int:
-    """The experts of a layer that has some."""
+    """The number of experts of a layer with experts."""
     ffn = spec.layers[int(weight.split(".")[2])].ffn
-    assert isinstance(ffn, MoeFfn)  # only its forward reads such weights
+    assert isinstance(ffn, MoeFfn)  # only a layer with experts has these weights
     return ffn.num_experts
 
 
@@ -405,8 +409,7 @@ def _notes(spec: ModelSpec, unread: list[str], predicting_layers: Any, where: st
     return notes_on_unread(unread, family(spec.family), len(spec.layers), count, where)
 
 
-def _alike(a: TensorSource, b: TensorSource) -> bool:
-    """Whether the bytes of two tensors are the same."""
+def _has_same_bytes(a: TensorSource, b: TensorSource) -> bool:
     if (a.type, a.shape) != (b.type, b.shape):
         return False
     chunk = 1 << 22
@@ -421,7 +424,10 @@ def _alike(a: TensorSource, b: TensorSource) -> bool:
 def _required(
     spec: ModelSpec, found: Mapping[str, TensorSource], where: str, unread: Sequence[str]
 ) -> dict[str, TensorSource]:
-    """The sources of all weights that `spec` needs, in its order; ModelFileError when one is missing or misshapen."""
+    """The sources of all weights that `spec` needs, in its order.
+
+    Raises ModelFileError if one is missing or has the wrong shape or type.
+    """
     tensors = {}
     for name, shape in weight_shapes(spec).items():
         source = found.get(name)
@@ -430,7 +436,7 @@ def _required(
             if not found and unread:
                 there = f"none of the model's tensors are there, but {unread[0]!r:.100} is one of {len(unread)}"
             raise ModelFileError(f"{where}: tensor {name!r} of shape {shape} is missing; {there}")
-        if len(shape) == 2 and len(source.shape) == 3:  # a matrix for each head, whose rows follow one another
+        if len(shape) == 2 and len(source.shape) == 3:  # one matrix per head; their rows follow one another
             source = replace(source, shape=(source.shape[0] * source.shape[1], source.shape[2]), matrices=())
         if source.shape != shape:
             raise ModelFileError(
@@ -446,7 +452,7 @@ def _required(
 
 
 def _vector(model: GgufModel, name: str) -> np.ndarray | None:
-    """The contents of a small tensor, float32 (n,); None where there is none. ModelFileError if it is no such one."""
+    """Reads a small tensor, float32 (n,); None if it is absent. Raises ModelFileError for another type or shape."""
     tensor = model.tensors.get(name)
     if tensor is None:
         return None

@@ -1,6 +1,6 @@
-"""Copies of a model's files: which ranks read the same one, and the first difference between two.
+"""Copies of a model's files on several hosts: finds which ranks read the same copy, and compares copies.
 
-Every function here is called by all ranks of a world together.
+All functions here are collective calls of all ranks of a world.
 """
 
 import hashlib
@@ -22,11 +22,11 @@ REMEDY = "copy the model again, so that all hosts have the same bytes"
 
 @dataclass(frozen=True)
 class Copies:
-    """The copies that the ranks of `world` read of `files`.
+    """The copies of `files` that the ranks of `world` read.
 
     Attributes:
-        groups: The ranks of each copy, in the order of their first ranks.
-        own: The copy that this rank reads.
+        groups: The ranks that read each copy, in the order of their first ranks.
+        own: Index of the copy that this rank reads.
     """
 
     world: World
@@ -36,7 +36,7 @@ class Copies:
 
     @classmethod
     def find(cls, world: World, files: Sequence[ModelFile], by_host: bool) -> "Copies":
-        """`by_host`: hosts that read the same file from a server count as copies too."""
+        """Finds the copies. If `by_host`, hosts that read the same file from a file server count as separate copies."""
         identities = together(world, lambda: [[file.name, *file.identity()] for file in files])
         keys = world.gather(repr([identities, world.hosts[world.rank] if by_host else ""]))
         groups: dict[str, list[int]] = {}
@@ -61,9 +61,10 @@ class Copies:
 
 
 def compare_samples(world: World, files: Sequence[ModelFile]) -> None:
-    """Compares names and sizes of the files, the whole of small ones and of headers, and blocks of every tensor.
+    """Compares names and sizes of the files, all bytes of small files and headers, and sampled blocks of each tensor.
 
-    Raises ModelFileError, the same on every rank, that names host, file and place of the first difference.
+    Raises:
+        ModelFileError: There is a difference. The message, equal on all ranks, names host, file and byte of the first.
     """
     copies = Copies.find(world, files, by_host=True)
     if len(copies.groups) == 1:
@@ -84,7 +85,7 @@ def compare_samples(world: World, files: Sequence[ModelFile]) -> None:
 
 
 def _compare_names(copies: Copies, entries: list[list[Any] | None], name: str) -> None:
-    """Refuses a file that one copy lacks, or that has another size or version there."""
+    """Raises ModelFileError if one copy lacks a file, or has it in another size or version."""
     pair = odd_one([None if entry is None else tuple(entry[:2]) for entry in entries])
     if pair is None:
         return
@@ -102,7 +103,7 @@ def _compare_names(copies: Copies, entries: list[list[Any] | None], name: str) -
 
 
 def differing_block(copies: Copies, index: int, pair: tuple[int, int], span: Range) -> NoReturn:
-    """Refuses two copies that differ somewhere in bytes [begin, end) of a file."""
+    """Raises ModelFileError for two copies that differ in bytes [begin, end) of a file."""
     begins = np.arange(span[0], span[1], BLOCK)
     reads = copies.world.rank in [copies.readers[copy] for copy in pair]
     own = together(copies.world, lambda: copies.files[index].digests(begins).tobytes() if reads else b"")
@@ -112,7 +113,7 @@ def differing_block(copies: Copies, index: int, pair: tuple[int, int], span: Ran
 
 
 def _refuse(copies: Copies, index: int, pair: tuple[int, int], begin: int) -> NoReturn:
-    """Refuses two copies whose files differ in the block at `begin`."""
+    """Raises ModelFileError for two copies of a file that differ in the block at `begin`."""
     file = copies.files[index]
     own = together(copies.world, lambda: file.block(begin) if copies.reads else b"")
     rows = copies.gather([own, str(file.path)])

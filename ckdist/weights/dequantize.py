@@ -1,8 +1,8 @@
-"""Block formats of GGUF turned into float32 by numpy: the definition of what stored bytes mean, and slow.
+"""Converts the block formats of GGUF to float32 in numpy: the slow reference definition of the formats.
 
-The runtime computes on the blocks themselves; this serves the numpy reference, training's start and tests. In every
-function `b` is uint8 (blocks, block_bytes) and the result float32 (blocks, block_elements). Layouts: ggml's block
-structs. Grids stand in the native library alone, whose plain code reads them.
+The runtime computes on the blocks directly. This module is for the numpy reference, the start of training, and tests.
+In each function `b` is uint8 (blocks, block_bytes), and the result is float32 (blocks, block_elements). Layouts: ggml's
+block structs. Formats with grids are read by the native library, which has the grids.
 """
 
 import pathlib
@@ -18,23 +18,24 @@ from ckdist.weights import dtypes
 from ckdist.weights.scales import E4M3_VALUES, Place
 from ckdist.weights.tensor_source import HeadPart, TensorSource
 
-FP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # twice those of E2M1
+FP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # E2M1 values times 2
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 
 
 def dequantize(data: np.ndarray, type_number: int, cols: int) -> np.ndarray:
-    """float32 (rows, cols) from `data`, uint8 of whole rows of `cols` elements in the type of GGUF's number."""
+    """Converts `data`, uint8 with whole rows of `cols` elements of a GGUF type, to float32 (rows, cols)."""
     tensor_type = dtypes.BY_NUMBER[type_number]
     blocks = np.ascontiguousarray(data).reshape(-1, tensor_type.block_bytes)
-    # what a damaged scale makes of a weight is for the caller to see
+    # a damaged scale gives inf or nan without a warning: the caller checks the values
     with np.errstate(over="ignore", invalid="ignore"):
         return _FUNCTIONS[tensor_type](blocks).reshape(-1, cols)
 
 
 def read_tensor(source: TensorSource) -> np.ndarray:
-    """All of one weight as float32, in the order of rows and with the offset that its name means.
+    """Reads a whole weight as float32, in the row order and with the offset that Hugging Face's name implies.
 
-    Raises ModelFileError when a file has become shorter or cannot be read.
+    Raises:
+        ModelFileError: A file has become shorter or cannot be read.
     """
     if not source.matrices:
         return read_rows(source, 0, source.shape[0])
@@ -42,7 +43,7 @@ def read_tensor(source: TensorSource) -> np.ndarray:
 
 
 def _part_rows(source: TensorSource, part: HeadPart, begin: int, end: int, matrix: int) -> np.ndarray:
-    """Rows [begin, end) of a weight that is a part of each head's rows in a tensor, of which it reads whole heads."""
+    """Rows [begin, end) of a weight that has some rows of each head in a tensor. It reads whole heads."""
     first, last = begin // part.head_rows, -(-end // part.head_rows)
     whole = replace(source, shape=source.stored_shape, part=None)
     values = read_rows(whole, first * part.stored, last * part.stored, matrix)
@@ -54,9 +55,9 @@ def _part_rows(source: TensorSource, part: HeadPart, begin: int, end: int, matri
 
 
 def read_rows(source: TensorSource, begin: int, end: int, matrix: int = 0) -> np.ndarray:
-    """Rows [begin, end) of a weight, of one matrix of a stack, or elements of a vector: float32 (end - begin, ...).
+    """Reads rows [begin, end) of a matrix or of one matrix of a stack, or elements of a vector.
 
-    Raises as `read_tensor`.
+    Returns float32 (end - begin, ...). Raises the errors of `read_tensor`.
     """
     if source.part:
         return _part_rows(source, source.part, begin, end, matrix)
@@ -67,7 +68,7 @@ def read_rows(source: TensorSource, begin: int, end: int, matrix: int = 0) -> np
     row_bytes = scales.code_bytes(columns) if scales else dtypes.BY_NUMBER[source.type].row_bytes(columns)
 
     def read(place: Place, count: int) -> np.ndarray:
-        """uint8 (count,) of a file."""
+        """Reads uint8 (count,) at a place in a file."""
         return stored_bytes(source.name, *place, count)
 
     path, offset = source.places[matrix]
@@ -87,7 +88,7 @@ def read_rows(source: TensorSource, begin: int, end: int, matrix: int = 0) -> np
 
 
 def stored_bytes(name: str, path: pathlib.Path, offset: int, count: int) -> np.ndarray:
-    """uint8 (count,) of a file, of the tensor `name`."""
+    """Reads uint8 (count,) of the tensor `name` from a file."""
     try:
         with open_file(path) as file:
             file.seek(offset)
@@ -100,12 +101,12 @@ def stored_bytes(name: str, path: pathlib.Path, offset: int, count: int) -> np.n
 
 
 def _f16(b: np.ndarray) -> np.ndarray:
-    """The half-precision numbers in `b` (blocks, 2 n), as float32 (blocks, n)."""
+    """float16 in bytes (blocks, 2 n) -> float32 (blocks, n)."""
     return np.ascontiguousarray(b).view("<f2").astype(np.float32)
 
 
 def _nibbles(qs: np.ndarray) -> np.ndarray:
-    """(..., n) bytes to (..., 2, n): low halves, then high halves."""
+    """Bytes (..., n) -> (..., 2, n): low halves, then high halves."""
     return np.stack([qs & 15, qs >> 4], axis=-2)
 
 
@@ -128,7 +129,7 @@ def _q4_1(b: np.ndarray) -> np.ndarray:
 
 
 def _q5_codes(qh: np.ndarray, qs: np.ndarray) -> np.ndarray:
-    """5-bit codes (blocks, 32) of 32 high bits and 16 bytes of low nibbles."""
+    """5-bit codes (blocks, 32), from 32 high bits and 16 bytes of low nibbles."""
     high = np.unpackbits(qh, axis=1, bitorder="little")
     return (_nibbles(qs).reshape(-1, 32) | high << 4).astype(np.float32)
 
@@ -146,7 +147,7 @@ def _q8_0(b: np.ndarray) -> np.ndarray:
 
 
 def _two_bits(qs: np.ndarray) -> np.ndarray:
-    """(blocks, 64) bytes to codes (blocks, 16 groups, 16): halves of 32 bytes hold four planes of 2 bits."""
+    """Bytes (blocks, 64) -> codes (blocks, 16 groups, 16). Each half of 32 bytes holds four planes of 2 bits."""
     shifts = np.arange(0, 8, 2, dtype=np.uint8)[:, None]
     return (qs.reshape(-1, 2, 1, 32) >> shifts & 3).reshape(-1, 16, 16)
 
@@ -162,12 +163,12 @@ def _q3_k(b: np.ndarray) -> np.ndarray:
     high = (packed[:, None, 8:] >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3).reshape(-1, 16)
     scales = (low | high << 4).astype(np.float32) - 32
     bits = (hmask[:, None, :] >> np.arange(8, dtype=np.uint8)[:, None] & 1).reshape(-1, 16, 16)
-    codes = (q | bits << 2).astype(np.float32) - 4  # a missing high bit takes 4 off
+    codes = (q | bits << 2).astype(np.float32) - 4  # 4 is subtracted if the high bit is 0
     return ((d * scales)[:, :, None] * codes).reshape(-1, 256)
 
 
 def _scales_and_minima(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Eight 6-bit scales and eight 6-bit minima, each (blocks, 8), of 12 bytes."""
+    """Unpacks 12 bytes to eight 6-bit scales and eight 6-bit minima, (blocks, 8) each."""
     a, b, c = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = np.concatenate([a & 63, c & 15 | a >> 6 << 4], axis=1)
     minima = np.concatenate([b & 63, c >> 4 | b >> 6 << 4], axis=1)
@@ -175,7 +176,7 @@ def _scales_and_minima(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _k45(b: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Codes (blocks, 8, 32) scaled by the super-block that begins `b`."""
+    """Codes (blocks, 8, 32) with the scales and minima of the super-block at the start of `b`."""
     scales, minima = _scales_and_minima(b[:, 4:16])
     d, dmin = _f16(b[:, :2]), _f16(b[:, 2:4])
     return ((d * scales)[:, :, None] * codes - (dmin * minima)[:, :, None]).reshape(-1, 256)
@@ -209,7 +210,7 @@ def _iq4_xs(b: np.ndarray) -> np.ndarray:
 
 
 def _mxfp4(b: np.ndarray) -> np.ndarray:
-    exponent = b[:, :1].astype(np.uint32)  # 2 to the power of (exponent - 128), of which two are subnormal
+    exponent = b[:, :1].astype(np.uint32)  # the scale is 2 ** (exponent - 128); the two smallest are subnormal
     scales = (
         np.where(exponent < 2, np.uint32(1 << 21) << exponent, (exponent - 1) << 23).astype(np.uint32).view(np.float32)
     )
@@ -225,15 +226,14 @@ def _int4_32(b: np.ndarray) -> np.ndarray:
 
 
 def _int4_z(b: np.ndarray) -> np.ndarray:
-    word = np.ascontiguousarray(b[:, :4]).view(
-        "<u4"
-    )  # a float32, in whose place for the four lowest bits is the zero point
+    # a float32 whose four lowest bits are replaced by the zero point
+    word = np.ascontiguousarray(b[:, :4]).view("<u4")
     codes = _nibbles(b[:, 4:]).reshape(-1, 32).astype(np.float32)
     return (word & ~np.uint32(15)).view(np.float32) * (codes - (word & 15).astype(np.float32))
 
 
 def _trits(b: np.ndarray, count: int) -> np.ndarray:
-    """(blocks, n) bytes, fractions of 3^5, to their first `count` digits (blocks, count * n), -1, 0 or 1."""
+    """Bytes (blocks, n), each a fraction of 3^5, -> their first `count` ternary digits less 1, (blocks, count * n)."""
     powers = 3 ** np.arange(count, dtype=np.uint8)[:, None]
     digits = (b[:, None, :] * powers).astype(np.uint16) * 3 >> 8
     return digits.reshape(len(b), -1).astype(np.float32) - 1
@@ -251,7 +251,7 @@ def _tq2_0(b: np.ndarray) -> np.ndarray:
 
 def _grid_blocks(tensor_type: dtypes.TensorType) -> Callable[[np.ndarray], np.ndarray]:
     def read(b: np.ndarray) -> np.ndarray:
-        """uint8 (blocks, block_bytes) to float32 (blocks, block_elements)."""
+        """uint8 (blocks, block_bytes) -> float32 (blocks, block_elements)."""
         out = np.empty((len(b), tensor_type.block_elements), np.float32)
         check(
             lib.ckdist_dequantize(

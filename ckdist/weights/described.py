@@ -1,6 +1,6 @@
-"""A model that is described and not there: of a config.json its ModelSpec, and for each weight a type and a shape.
+"""A model without weights, for planning: its ModelSpec from a config.json, and a type and shape for each weight.
 
-What plans needs of it is what a file's tensors would say: no tensor is made, so a trillion parameters take no memory.
+No tensor is allocated, so a model with a trillion parameters takes no memory.
 """
 
 import os
@@ -24,17 +24,23 @@ STORED = {"float32": dtypes.F32, "float16": dtypes.F16, "bfloat16": dtypes.BF16}
 
 
 def describe(path: str | os.PathLike[str], kind: str | None = None) -> Checkpoint:
-    """The model that the config.json at `path` describes; `kind`: the type of its matrices by name, as Q4_K, None: as
-    the file says.
+    """The model that the config.json at `path` describes.
 
-    ModelFileError where it is no such file, ArchitectureError for an unknown family, ConfigError for an unknown type.
+    Args:
+        path: The config.json.
+        kind: Name of the type of its matrices, as Q4_K. None: the type that the file names.
+
+    Raises:
+        ModelFileError: It is not such a file.
+        ArchitectureError: The family of the model is not known.
+        ConfigError: The type is not known.
     """
     config = read_json_object(path)
     return describe_config(config, str(path), kind)
 
 
 def describe_config(config: Mapping[str, Any], where: str, kind: str | None = None) -> Checkpoint:
-    """The same of what a config.json says; errors begin with `where`."""
+    """`describe` for the contents of a config.json. Errors begin with `where`."""
     spec = spec_from_config(config, where)
     if kind is not None and kind.upper() not in dtypes.BY_NAME:
         raise ConfigError(f"--type {kind[:40]} is not known: use one of {', '.join(dtypes.BY_NAME)}")
@@ -53,24 +59,24 @@ def describe_config(config: Mapping[str, Any], where: str, kind: str | None = No
 
 
 def shape_path(name: str) -> pathlib.Path | None:
-    """The config.json of a shape that has this name; None where there is none."""
+    """The config.json of the bundled shape `name`, or None."""
     return SHAPES / f"{name}.json" if name in shape_names() else None
 
 
 def shape_names() -> list[str]:
-    """Of the shapes that need no file."""
+    """Names of the bundled shapes."""
     return sorted(path.stem for path in SHAPES.glob("*.json"))
 
 
 def _stored_type(config: Mapping[str, Any]) -> dtypes.TensorType:
-    """Of matrices that are not quantised; bfloat16 where the file does not say."""
+    """The type of matrices that are not quantised. Defaults to bfloat16."""
     parts = (config, config.get("text_config"))
     names = [part.get(key) for part in parts if isinstance(part, dict) for key in ("torch_dtype", "dtype")]
     return next((STORED[name] for name in names if isinstance(name, str) and name in STORED), dtypes.BF16)
 
 
 def _quantized(config: Mapping[str, Any], name: str, where: str) -> dtypes.TensorType | None:
-    """The type of a matrix of a model that was published in fewer bits; None where this one was not."""
+    """The type of a matrix in a quantised model; None if this matrix is not quantised."""
     quantization = quantization_config(config)
     if not quantization or name in (EMBEDDING, OUTPUT) or is_router(name):
         return None

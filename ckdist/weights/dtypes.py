@@ -1,7 +1,7 @@
-"""The types of matrices: numbers, names, and the size of one block. They are those of the native table.
+"""The storage types of matrices, from the native table: number, name, and size of a block.
 
-Numbers are those of GGUF (ggml_type); from `lib.ckdist_own_types` on they are types of safetensors alone, whose blocks
-are codes and scales that the files have in two tensors.
+Numbers are those of GGUF (ggml_type). Numbers from `lib.ckdist_own_types` on are types of safetensors files, which
+store codes and scales in two tensors; a block has both.
 """
 
 from collections.abc import Iterator
@@ -20,12 +20,12 @@ class TensorType(NamedTuple):
     block_bytes: int
 
     def row_bytes(self, elements: int) -> int:
-        """Bytes of `elements` consecutive elements, a multiple of the block."""
+        """Bytes of `elements` consecutive elements. `elements` must be a multiple of the block."""
         return elements // self.block_elements * self.block_bytes
 
 
 def _known() -> Iterator[TensorType]:
-    """The types of the native table (core/dtype.h), which kernels are for."""
+    """The types of the native table (core/dtype.h). The kernels support these."""
     for number in range(lib.ckdist_type_count):
         if elements := lib.ckdist_type_block_elements(number):
             name = ffi.string(lib.ckdist_type_name(number)).decode()
@@ -42,12 +42,12 @@ F8_E4M3, INT4_32, INT4_32Z, INT4_128Z = (BY_NAME[name] for name in ("F8_E4M3", "
 FLOATS = (F32, F16, BF16)
 GRIDS = tuple(t for t in KNOWN if t.name.startswith(("IQ1", "IQ2", "IQ3")))  # types whose codes index a grid
 
-# Types that GGUF numbers and this project does not compute on, for the error message alone.
+# GGUF types that are not supported, for the error message.
 _OTHER_NAMES = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 40: "NVFP4"}
 
 
 def of_number(number: int, where: str) -> TensorType:
-    """The type with GGUF's `number`; ModelFileError, beginning with `where`, names it and the known ones."""
+    """The type with GGUF's `number`. Raises ModelFileError, which begins with `where`, if it is not supported."""
     known = BY_NUMBER.get(number) if number < lib.ckdist_own_types else None
     if known is None:
         name = _OTHER_NAMES.get(number, "unknown")

@@ -1,13 +1,13 @@
-"""How far an arena of weights is, and what loading it did."""
+"""Progress of packing an arena of weights, and the report of loading it."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What `load` did: bytes wanted of the files, bytes that the arena holds, seconds."""
+    """The result of `ShardLoader.load`."""
 
-    source_bytes: int
+    source_bytes: int  # read from the files
     arena_bytes: int
     seconds: float
 
@@ -21,27 +21,22 @@ class LoadReport:
 
 @dataclass(frozen=True)
 class Filled:
-    """How far an arena is: `bytes` packed in all, of which `ready`; `kept` were packed by this rank's steps, for its
-    own arena or another rank's.
+    """Progress of packing an arena."""
 
-    `seconds`: since filling began, until it ended. `finished`: nothing is left, on any rank that this one reads.
-    `copy_engine`: its name.
-    """
-
-    bytes: int
-    ready: int
-    kept: int
-    seconds: float
-    finished: bool
+    bytes: int  # in total
+    ready: int  # bytes packed so far
+    kept: int  # bytes packed by this rank's steps, for its own arena or another rank's
+    seconds: float  # from the start of packing to now, or to its end
+    finished: bool  # on this rank and all ranks whose arenas it reads
     copy_engine: str
 
     @property
     def fraction(self) -> float:
-        """The part of the bytes that is ready, from 0 to 1."""
+        """The ratio ready / bytes, from 0 to 1. 1 if there are no bytes."""
         return self.ready / self.bytes if self.bytes else 1.0
 
     def stats(self) -> dict[str, float]:
-        """For metrics."""
+        """The values by the names of metrics."""
         return {
             "weights_bytes": self.bytes,
             "weights_packed_bytes": self.ready,

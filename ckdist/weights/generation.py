@@ -1,7 +1,7 @@
-"""What generation_config.json says of how an encoder-decoder begins and what it never writes.
+"""Fields of generation_config.json on the first tokens of an encoder-decoder, and on words that it must not generate.
 
-Newer writers leave these fields out of config.json. Where both files have one, transformers follows this file, and so
-does this. How texts are sampled is the request's to say, so all other fields are left.
+Newer files have these fields only here, not in config.json. If both files have one, this file wins, as in transformers.
+All other fields are ignored: the request sets the sampling parameters.
 """
 
 import pathlib
@@ -15,8 +15,9 @@ RULES = ("decoder_start_token_id", "forced_bos_token_id", "bad_words_ids")
 
 
 def with_generation_rules(config: Mapping[str, Any], folder: pathlib.Path) -> Mapping[str, Any]:
-    """A config.json with these rules of the file beside it, where there is one. ModelFileError where that is no JSON
-    object.
+    """Adds RULES from the folder's generation_config.json, if it exists, to a config.json.
+
+    Raises ModelFileError if that file is not a JSON object.
     """
     path = folder / FILE
     given = read_json_object(path) if path.exists() else {}

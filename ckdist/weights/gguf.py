@@ -1,7 +1,7 @@
-"""Reads the header of GGUF files, versions 2 and 3, whole or split: metadata and where each tensor lies.
+"""Reads the header of GGUF files, versions 2 and 3, whole or split: metadata, and the offset of each tensor.
 
-It reads no tensor data and maps no memory. Every count, length, offset and dimension is checked against the file and
-against a cap before it is used, so a hostile file costs one ModelFileError and bounded time and memory.
+It reads no tensor data and maps no memory. Each count, length, offset and dimension is checked against the file and
+against a limit before use. A hostile file therefore causes a ModelFileError within bounded time and memory.
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -24,10 +24,10 @@ MAGIC = b"GGUF"
 MAX_HEADER_BYTES = 128 << 20  # metadata and tensor infos; the largest vocabularies take some 20 MB
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 16
-MAX_NAME_BYTES = 1 << 10  # of a key or of a tensor
+MAX_NAME_BYTES = 1 << 10  # for names of keys and tensors
 MAX_STRING_BYTES = 16 << 20
 MAX_ARRAY = 1 << 24  # elements
-# strings and arrays inside arrays, in all of a file: what bounds the memory that a header can ask for
+# total number of strings and arrays inside arrays: bounds the memory of a parsed header
 MAX_OBJECTS = 1 << 22
 MAX_ARRAY_DEPTH = 3
 MAX_DIMENSIONS = 4
@@ -46,7 +46,7 @@ _SCALARS = {  # value type -> little-endian numpy type
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """Where one tensor lies. `dims` is in GGUF's order: the contiguous dimension first."""
+    """The place of one tensor. `dims` is in GGUF's order: the contiguous dimension first."""
 
     name: str
     type: dtypes.TensorType
@@ -58,9 +58,9 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class GgufModel:
-    """A GGUF model: the metadata of its first file and the tensors of all its files.
+    """A GGUF model: the metadata of its first file and the tensors of all files.
 
-    Metadata values are int, float, bool, str, numpy arrays of numbers, or lists of strings or of arrays.
+    Metadata values are int, float, bool, str, numpy arrays of numbers, or lists of strings or arrays.
     """
 
     files: tuple[pathlib.Path, ...]
@@ -71,10 +71,13 @@ class GgufModel:
 def read_gguf(
     path: str | os.PathLike[str], overrides: Mapping[str, int | float | bool | str] | None = None
 ) -> GgufModel:
-    """Read the GGUF model at `path`; any part of a split model finds the others beside it.
+    """Reads the GGUF model at `path`, which may be any part of a split model; the others are in the same folder.
 
-    `overrides` are put over the metadata, whether a key is there or not. Raises ModelFileError: one line with the file,
-    what it says, and what is there; and ConfigError for an override of another type than the file's value.
+    `overrides` replace or add metadata.
+
+    Raises:
+        ModelFileError: A file is missing, damaged or not supported.
+        ConfigError: An override has another type than the file's value.
     """
     model = _read_model(pathlib.Path(path))
     for key, value in (overrides or {}).items():
@@ -128,19 +131,19 @@ def _read_model(path: pathlib.Path) -> GgufModel:
 
 
 class _Cursor:
-    """A position in a file that refuses to pass its end; holds one window of the file at a time."""
+    """A position in a file, with one window of the file in memory. Reading past the end raises ModelFileError."""
 
     def __init__(self, file: BinaryIO, path: pathlib.Path):
         self.file = file
         self.path = path
         self.size = os.fstat(file.fileno()).st_size
-        self.start = 0  # of the window, in the file
+        self.start = 0  # offset of the window in the file
         self.window = b""
-        self.pos = 0  # in the window
-        self.objects = 0  # elements of arrays of strings and of arrays, so far
+        self.pos = 0  # offset in the window
+        self.objects = 0  # strings and arrays inside arrays, so far
 
     def fail(self, message: str) -> ModelFileError:
-        """The error to raise, which names the file."""
+        """Returns the error to raise, which names the file."""
         return ModelFileError(f"{self.path}: {message}")
 
     def tell(self) -> int:
@@ -148,7 +151,7 @@ class _Cursor:
         return self.start + self.pos
 
     def need(self, count: int, what: str) -> None:
-        """Bring the next `count` bytes into the window."""
+        """Loads the next `count` bytes into the window."""
         if self.pos + count <= len(self.window):
             return
         end = self.tell() + count
@@ -181,26 +184,26 @@ class _Cursor:
         return int.from_bytes(self.take(8, what), "little")
 
     def count(self, limit: int, what: str) -> int:
-        """A count or length that must not exceed `limit`."""
+        """Reads a count or length. Raises ModelFileError if it exceeds `limit`."""
         n = self.u64(what)
         if n > limit:
             raise self.fail(f"{what} is {n}, more than the {limit} allowed")
         return n
 
     def string(self, limit: int, what: str) -> str:
-        """A length of at most `limit`, and so many bytes of UTF-8."""
+        """Reads a length of at most `limit`, then that number of bytes in UTF-8."""
         n = self.count(limit, f"the length of {what}")
         return self.decode(self.take(n, what), what)
 
     def decode(self, data: bytes, what: str) -> str:
-        """`data` as UTF-8."""
+        """Decodes UTF-8."""
         try:
             return data.decode()
         except UnicodeDecodeError as e:
             raise self.fail(f"{what} is not UTF-8: byte {e.start} of {len(data)} is 0x{data[e.start]:02x}") from None
 
     def strings(self, n: int, what: str) -> list[str]:
-        """`n` strings, each a length and bytes: the vocabulary, so a tight loop over the window."""
+        """Reads `n` strings, each a length and bytes. A tight loop over the window, since a vocabulary is large."""
         result: list[str] = []
         append, unpack, window, pos = result.append, struct.Struct("<Q").unpack_from, self.window, self.pos
         room = len(window) - 8
@@ -218,12 +221,12 @@ class _Cursor:
                 window, pos, room = self.window, self.pos, len(self.window) - 8
         except UnicodeDecodeError:
             self.pos = pos
-            self.string(MAX_STRING_BYTES, f"string {len(result)} of {what}")  # raises, saying where
+            self.string(MAX_STRING_BYTES, f"string {len(result)} of {what}")  # raises an error with the position
         self.pos = pos
         return result
 
     def value(self, kind: int, what: str, depth: int = 0) -> Any:
-        """One metadata value of value type `kind`."""
+        """Reads one metadata value of value type `kind`."""
         if kind == _STRING:
             return self.string(MAX_STRING_BYTES, what)
         if kind == _ARRAY:
@@ -235,7 +238,7 @@ class _Cursor:
         return raw != b"\0" if kind == _BOOL else np.frombuffer(raw, dtype)[0].item()
 
     def array(self, what: str, depth: int) -> Any:
-        """An array: of numbers as numpy's, of strings or arrays as a list."""
+        """Reads an array: a numpy array of numbers, or a list of strings or arrays."""
         if depth > MAX_ARRAY_DEPTH:
             raise self.fail(f"{what} is nested {depth} deep, more than the {MAX_ARRAY_DEPTH} allowed")
         kind = self.u32(f"the element type of {what}")
@@ -327,7 +330,7 @@ def _read_header(c: _Cursor) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
 
 
 def _read_info(c: _Cursor, name: str) -> tuple[dtypes.TensorType, tuple[int, ...], int]:
-    """Type, dims and offset of one tensor info."""
+    """Reads type, dims and offset of one tensor."""
     n_dims = c.u32(f"the number of dimensions of {name!r}")
     if not 1 <= n_dims <= MAX_DIMENSIONS:
         raise c.fail(f"tensor {name!r} has {n_dims} dimensions; it must have 1 to {MAX_DIMENSIONS}")

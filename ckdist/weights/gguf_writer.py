@@ -1,8 +1,7 @@
-"""Writes GGUF files, version 3: metadata, then tensors that are given some rows at a
-time, so that neither a model nor a large tensor of it lies in memory whole.
+"""Writes GGUF files, version 3: metadata, then tensors, some rows at a time. No whole tensor is kept in memory.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Python values choose the types: bool, int (uint32),
-float (float32), str, and lists of one of these (of int32 where they are ints).
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. GGUF types follow the Python types: bool, int
+(uint32), float (float32), str, and lists of one of these (ints as int32).
 """
 
 import os
@@ -21,16 +20,16 @@ _UINT32, _INT32, _FLOAT32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 
 
 class GgufTensorToWrite(NamedTuple):
-    """`data()` gives uint8 of whole blocks, part by part. `shape` is row-major, the contiguous dimension last."""
+    """A tensor and the function that makes its data."""
 
     name: str
     type: TensorType
-    shape: tuple[int, ...]
-    data: Callable[[], Iterable[np.ndarray]]
+    shape: tuple[int, ...]  # row-major, the contiguous dimension last
+    data: Callable[[], Iterable[np.ndarray]]  # yields uint8 arrays of whole blocks
 
 
 def write_gguf(path: Path, metadata: Mapping[str, Any], tensors: Sequence[GgufTensorToWrite]) -> int:
-    """Writes and syncs the file; its size in bytes. OSError where the disk is full."""
+    """Writes and syncs the file; returns its size in bytes. Raises OSError if the disk is full."""
     head = [MAGIC, struct.pack("<IQQ", 3, len(tensors), len(metadata))]
     for key, value in metadata.items():
         head += [_text(key), _value(value)]

@@ -1,6 +1,6 @@
-"""What a plan of weights gives back: where a matrix or a vector lies once its loader is open.
+"""Handles of planned matrices and vectors. Their addresses are valid once the loader is open.
 
-A handle keeps its loader, and so the weights.
+A handle keeps its loader alive, and so the weights.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class MatrixHandle:
-    """One planned matrix: rows x cols of `type` (ggml number), packed; where it lies once the loader is open."""
+    """One planned matrix: rows x cols, packed as `type` (ggml number)."""
 
     def __init__(self, loader: "ShardLoader", index: int, type_number: int, rows: int, columns: tuple[int, int]):
         self._loader = loader  # keeps the arena alive
@@ -26,19 +26,20 @@ class MatrixHandle:
 
     @property
     def address(self) -> int:
-        """Of the native `struct ckdist_matrix`."""
+        """Address of the native `struct ckdist_matrix`."""
         return int(ffi.cast("intptr_t", self._struct()))
 
     @property
     def bytes(self) -> int:
-        """That its tiles take in the arena."""
+        """Bytes of its tiles in the arena."""
         matrix = self._struct()
         return (matrix.rows + 15) // 16 * matrix.tile_bytes
 
     @property
     def place(self) -> list[int]:
-        """Its type, rows, columns, bytes of a tile, and the offsets in the arena of its tiles and of their states:
-        what another rank that maps the arena must know.
+        """[type, rows, columns, bytes of a tile, arena offset of the tiles, arena offset of their states].
+
+        Another rank that maps the arena needs these.
         """
         matrix = self._struct()
         states = lib.ckdist_loader_states_offset(self._loader.native_open(), self._index)
@@ -49,7 +50,7 @@ class MatrixHandle:
 
 
 class VectorHandle:
-    """One planned vector of `size` float32; where it lies once the loader is open."""
+    """One planned vector of `size` float32."""
 
     def __init__(self, loader: "ShardLoader", index: int, size: int):
         self._loader = loader
@@ -59,7 +60,7 @@ class VectorHandle:
 
     @property
     def address(self) -> int:
-        """Of its first float."""
+        """Address of its first float."""
         return int(ffi.cast("intptr_t", self._pointer()))
 
     @property

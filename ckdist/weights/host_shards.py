@@ -1,8 +1,8 @@
-"""The weights of a host, once: every rank's packed shard, mapped by all of the host's ranks.
+"""The packed shards of all ranks of a host, which each of these ranks maps.
 
-Decode reads a rank's own shard; a program whose tokens are sharded reads whole matrices through everybody's. Nothing is
-copied: what a rank adds are page tables. What a rank has not packed yet the others read from their own mappings of the
-files. It does not load, and does not know which shard goes where in a matrix.
+Decode reads only the rank's own shard. A program whose tokens are sharded reads whole matrices through the shards of
+all ranks. Nothing is copied: mapping costs a rank only page tables. Parts that a rank has not packed yet are read by
+the others from their own mappings of the files.
 """
 
 from collections.abc import Mapping
@@ -16,10 +16,15 @@ from ckdist.weights.loader import ShardLoader
 
 
 class HostShards:
-    """Finds any part of a weight that some rank of the host has loaded. A collective call of all ranks of the world.
+    """Finds parts of weights that any rank of the host loads. The constructor is a collective call of all ranks.
 
-    `loader` is open to be shared, and nothing is filled yet; `matrices` and `vectors` are its handles, by the
-    keys of the lowered program that decodes. Addresses are valid while the object and the loader live.
+    Addresses are valid while this object and the loader live.
+
+    Args:
+        world: All ranks of the job.
+        loader: This rank's loader, opened with `shared`, before it packs anything.
+        matrices: Its handles by the keys of the lowered decode program.
+        vectors: Its handles by the keys of the lowered decode program.
     """
 
     def __init__(
@@ -38,7 +43,7 @@ class HostShards:
         others = [r for r, host in enumerate(world.hosts) if host == world.hosts[world.rank] and r != world.rank]
         self._peers = {rank: loader.add_peer(*rows[rank][:2]) for rank in others}
         self._own = dict(matrices)
-        # part of a weight -> rank, place there and columns that it has, the own rank first
+        # part of a weight -> (rank, place there, its columns); this rank is preferred
         self._places: dict[tuple[Any, ...], tuple[Any, ...]] = {}
         self._addresses: dict[tuple[Any, ...], int] = {}
         for rank in (world.rank, *others):
@@ -47,7 +52,7 @@ class HostShards:
                 self._places.setdefault(key, (rank, place, stored))
             for name, local_range, place in rows[rank][3]:
                 self._places.setdefault((name, tuple(local_range)), (rank, place))
-        world.gather(None)  # a rank that leaves early takes its arena's path with it
+        world.gather(None)  # barrier: an arena's path exists only as long as its rank
 
     def matrix(self, key: MatrixKey) -> int:
         """The address of the native `struct ckdist_matrix`."""

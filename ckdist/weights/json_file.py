@@ -1,4 +1,4 @@
-"""JSON written by strangers: bounded size, bounded number of items, no duplicate keys, one clear line on failure."""
+"""Reads untrusted JSON: bounded size and number of items, no duplicate keys, errors of one line."""
 
 import json
 import os
@@ -9,12 +9,12 @@ from ckdist.errors import ModelFileError
 from ckdist.regular_file import read_regular
 
 MAX_BYTES = 64 << 20
-MAX_ITEMS = 1 << 22  # counted as commas, which bounds the memory of the parsed value
+MAX_ITEMS = 1 << 22  # counted as commas; bounds the memory of the parsed value
 _MAX_DIGITS = 30
 
 
 def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The JSON object in the file at `path`; ModelFileError when it is not one, or is larger than MAX_BYTES."""
+    """Reads the JSON object in a file. Raises ModelFileError if it is not one, or is larger than MAX_BYTES."""
     path = pathlib.Path(path)
     try:
         data = read_regular(path, MAX_BYTES)
@@ -24,7 +24,7 @@ def read_json_object(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def parse_json_object(data: bytes, where: str) -> dict[str, Any]:
-    """The JSON object in `data`; the ModelFileError begins with `where`."""
+    """Parses a JSON object. Raises ModelFileError, which begins with `where`, if `data` is not one."""
     items = data.count(b",")
     if items > MAX_ITEMS:
         raise ModelFileError(f"{where} has {items} items, more than the {MAX_ITEMS} allowed")

@@ -1,9 +1,9 @@
-"""A rank's share of a checkpoint, from its mapped files into packed tiles in local memory.
+"""Packs a rank's shard of a checkpoint, from mapped files into tiles in local memory.
 
-Plan first (`add_matrix`, `add_vector`), then `open`: one arena is made, and handles have the addresses that the runtime
-computes on; they live as long as the ShardLoader. Then native threads fill the arena: `load` waits for them,
-`repack` does not, and an executable that knows the loader multiplies with what is packed and packs the rest for
-itself. It does not decide who holds what.
+1. `add_matrix` and `add_vector` plan the parts. Other modules decide which rank has which part.
+2. `open` allocates one arena. From then on the handles have addresses, which are valid as long as the ShardLoader.
+3. Native threads fill the arena. `load` waits for them, `repack` does not. An executable with this loader uses the
+   packed matrices, and packs the others itself when it needs them.
 """
 
 import contextlib
@@ -43,11 +43,13 @@ _POLL_MILLISECONDS = 100
 
 
 class ShardLoader:
-    """Loads parts of `checkpoint` with `threads` native threads.
+    """Loads parts of a checkpoint.
 
-    `quantize`: None, or q8_0 or q4_k for the matrices that the files hold in F32, F16 or BF16, or as codes and scales.
-    With q4_k the embedding and the output matrix become q8_0, and so does a matrix whose rows Q4_K's blocks of 256 do
-    not divide.
+    Args:
+        checkpoint: The model on disk.
+        threads: Number of native threads that pack.
+        quantize: q8_0 or q4_k for matrices stored in F32, F16 or BF16, or as codes and scales; None: keep their type.
+            With q4_k, the embedding, the output matrix, and matrices whose rows are no multiple of 256 become q8_0.
     """
 
     def __init__(self, checkpoint: Checkpoint, threads: int, quantize: str | None = None):
@@ -59,10 +61,10 @@ class ShardLoader:
         self._files = {
             path: i for i, path in enumerate(sorted({p for s in checkpoint.tensors.values() for p in s.files}))
         }
-        # By what was planned; a handle keeps its loader, and so the weights, while a plan has it.
+        # By planned part. Weak references: a handle keeps its loader alive, not the other way.
         self._matrices = weakref.WeakValueDictionary[tuple[Any, ...], MatrixHandle]()
         self._vectors = weakref.WeakValueDictionary[tuple[Any, ...], VectorHandle]()
-        self._read: list[tuple[TensorSource, Sequence[Range], Sequence[int]]] = []  # rows that were planned
+        self._read: list[tuple[TensorSource, Sequence[Range], Sequence[int]]] = []  # planned rows
         self._open = False
         self._reporter: threading.Thread | None = None
         paths = [ffi.new("char[]", str(path).encode(errors="surrogateescape")) for path in self._files]
@@ -74,7 +76,7 @@ class ShardLoader:
                 check(lib.ckdist_loader_expect_writes(self._native, number))
 
     def type_of(self, name: str) -> int:
-        """The ggml number of the type in which matrix `name` will be packed; column cuts are whole blocks of it."""
+        """The ggml number of the type that matrix `name` is packed in. Columns are sharded at its block boundaries."""
         return planned_type(name, self.checkpoint.tensors[name], self.quantize)
 
     def add_matrix(
@@ -84,11 +86,19 @@ class ShardLoader:
         col_range: tuple[int, int] | None = None,
         matrices: tuple[int, int] | None = None,
     ) -> MatrixHandle:
-        """Plan the rows of `row_ranges`, one range after the other, and columns [begin, end) of `name` (None: all).
+        """Plans a part of a matrix or of a stack.
 
-        Of a stack these of every matrix in `matrices`, [begin, end) (None: all); each begins with a tile of its own.
-        The same part of the same tensor is planned once; tied embeddings are one tensor. Raises LayoutError when the
-        columns are not whole blocks of `type_of(name)`.
+        The same part of a tensor is planned only once; tied embeddings are one tensor. Each matrix of a stack begins a
+        new tile.
+
+        Args:
+            name: Name of the weight.
+            row_ranges: Ranges of rows, packed one after another.
+            col_range: Range of columns. None: all.
+            matrices: Range of matrices of a stack. None: all.
+
+        Raises:
+            LayoutError: The columns are not whole blocks of `type_of(name)`.
         """
         source = self.checkpoint.tensors[name]
         cols = source.shape[-1]
@@ -118,7 +128,7 @@ class ShardLoader:
     def _matrix_plan(
         self, name: str, ranges: Sequence[tuple[int, int]], begin: int, end: int, chosen: range
     ) -> tuple[Any, tuple[Any, ...]]:
-        """The native plan of a part, of the matrices `chosen` of a stack, and what must stay alive with it."""
+        """The native plan of a part of the matrices `chosen`, and the objects that must stay alive with it."""
         source = self.checkpoint.tensors[name]
         rows, cols = source.shape[-2:]
         range_array, name_bytes = np.array(ranges, np.int64).reshape(-1, 2), ffi.new("char[]", name.encode())
@@ -136,12 +146,12 @@ class ShardLoader:
         return plan, (range_array, name_bytes, files, offsets, scales, *kept)
 
     def _places(self, places: Sequence[Place]) -> tuple[np.ndarray, np.ndarray]:
-        """int32 and int64 (matrices,): the file's number and the offset in it, of each."""
+        """File numbers, int32 (matrices,), and offsets, int64 (matrices,)."""
         files = np.array([self._files[path] for path, _ in places], np.int32)
         return files, np.array([offset for _, offset in places], np.int64)
 
     def _scales(self, scales: Scales, chosen: range) -> tuple[Any, ...]:
-        """Where the scales of the matrices `chosen` lie, and what must stay alive with it."""
+        """The native places of the scales of the matrices `chosen`, and the objects that must stay alive with it."""
         files, offsets = self._places([scales.places[index] for index in chosen])
         zero_files, zero_offsets = self._places([scales.zeros[index] for index in chosen if scales.zeros])
         found = ffi.new("struct ckdist_scales *", {
@@ -156,12 +166,12 @@ class ShardLoader:
 
     @property
     def _untied(self) -> bool:
-        """The embedding is not the output matrix: a step reads a few rows of it."""
+        """Whether the embedding is not the output matrix too. A step then reads only a few of its rows."""
         tensors = self.checkpoint.tensors
         return OUTPUT in tensors and tensors[OUTPUT] is not tensors[EMBEDDING]
 
     def add_vector(self, name: str, begin: int = 0, end: int | None = None) -> VectorHandle:
-        """Plan elements [begin, end) of vector `name` as float32 (None: to its end). The same part is planned once."""
+        """Plans elements [begin, end) of a vector as float32 (`end` None: to its end). A part is planned only once."""
         source = self.checkpoint.tensors[name]
         (size,) = source.shape
         end = size if end is None else end
@@ -183,33 +193,36 @@ class ShardLoader:
 
     @property
     def planned_bytes(self) -> int:
-        """That the arena will hold."""
+        """Bytes of the arena."""
         return lib.ckdist_loader_arena_bytes(self._native)
 
     @property
     def arena(self) -> Any:
-        """Where the weights lie; null before `open`."""
+        """Address of the arena; null before `open`."""
         return lib.ckdist_loader_arena(self._native)
 
     @property
     def path(self) -> str:
-        """By which other ranks of this host open the arena, once it is open to be shared; else empty."""
+        """The arena's path for other ranks of this host; empty unless it is open and shared."""
         return _text(lib.ckdist_loader_path(self._native))
 
     def open(self, shared: bool = False) -> None:
-        """Makes the arena and reads the vectors; call it once. Of files at a URL what was planned is fetched first.
+        """Allocates the arena and reads the vectors; call it once. Fetches the planned bytes of files at a URL first.
 
-        `shared`: other ranks of the host can map the arena by its `path`.
+        Args:
+            shared: Other ranks of the host can map the arena by its `path`.
 
-        Raises CapacityError when there is not memory enough, ModelFileError when a file has become shorter, and
-        FetchError when a URL cannot be read.
+        Raises:
+            CapacityError: There is not enough memory.
+            ModelFileError: A file has become shorter.
+            FetchError: A URL cannot be read.
         """
         self._fetch()
         check(lib.ckdist_loader_open(self._native, shared))
         self._open = True
 
     def byte_ranges(self) -> dict[pathlib.Path, list[Range]]:
-        """The bytes of each file of the model that were planned."""
+        """The planned byte ranges of each file of the model."""
         wanted: dict[pathlib.Path, list[Range]] = {path: [] for path in self._files}
         for source, rows, matrices in self._read:
             for path, part in source.byte_ranges(rows, matrices):
@@ -217,18 +230,19 @@ class ShardLoader:
         return wanted
 
     def _fetch(self) -> None:
-        """Fetches what was planned of files of which parts are here."""
+        """Fetches the planned bytes of files at a URL."""
         for path, ranges in self.byte_ranges().items():
             fetch_ranges(path, ranges, tell=True)
 
     def add_peer(self, path: str, arena_bytes: int) -> int:
-        """Maps the arena of another rank of this host, of as many bytes as its `planned_bytes`; the number by which
-        it is known.
+        """Maps the arena of another rank of this host; returns the number of the peer.
+
+        `arena_bytes` is the peer's `planned_bytes`.
         """
         return check(lib.ckdist_loader_add_peer(self._native, ffi.new("char[]", path.encode()), arena_bytes))
 
     def peer_arena(self, peer: int) -> Any:
-        """Where a peer's arena lies."""
+        """Address of a peer's arena."""
         return lib.ckdist_loader_peer_arena(self._native, peer)
 
     def add_peer_matrix(
@@ -240,8 +254,9 @@ class ShardLoader:
         place: Sequence[int],
         matrices: tuple[int, int] | None = None,
     ) -> Any:
-        """The native `struct ckdist_matrix` of a part that a peer packs at `place` of its arena; before `load` or
-        `repack`.
+        """The native `struct ckdist_matrix` of a part that a peer packs at `place` of its arena.
+
+        Call it before `load` or `repack`.
         """
         out = ffi.new("struct ckdist_matrix **")
         chosen = range(*(matrices or (0, len(self.checkpoint.tensors[name].places))))
@@ -250,11 +265,15 @@ class ShardLoader:
         return out[0]
 
     def load(self, progress: bool = True, trace: Any = None) -> LoadReport:
-        """Packs everything that was planned, and waits for it; call it once.
+        """Packs everything that was planned, and waits until this is done; call it once.
 
-        `progress`: show a bar, on a terminal. `trace`: the native trace in which its threads get lanes. Raises
-        CapacityError when there is not memory enough, and ModelFileError when a file has become shorter or a value
-        cannot be quantised.
+        Args:
+            progress: Show a progress bar if the output is a terminal.
+            trace: The native trace that records the threads.
+
+        Raises:
+            CapacityError: There is not enough memory.
+            ModelFileError: A file has become shorter, or a value cannot be quantised.
         """
         began = time.perf_counter()
         if not self._open:
@@ -276,11 +295,16 @@ class ShardLoader:
         trace: Any = None,
         tell: Callable[[Filled], None] | None = None,
     ) -> None:
-        """Begins to pack everything while executables that know this loader run; call it once, after `open`.
+        """Starts to pack everything in the background, while executables run; call it once, after `open`.
 
-        `copy_engine`: auto, dsa or threads. `until`: the share of the bytes after which it stops for good. `trace`: as
-        in `load`. `tell`: is called, by another thread, when nothing is left on any rank that this one reads. Raises
-        ConfigError for a copy engine that this machine has not.
+        Args:
+            copy_engine: auto, dsa or threads.
+            until: Fraction of the bytes after which it stops.
+            trace: The native trace that records the threads.
+            tell: Callback, from another thread, once this rank and all ranks whose arenas it reads are finished.
+
+        Raises:
+            ConfigError: This machine does not have the copy engine.
         """
         self._fill(background=True, copy_engine=copy_engine, until=until, trace=trace)
         self._reporter = threading.Thread(target=self._report, args=[tell], name="repacker", daemon=True)
@@ -292,17 +316,17 @@ class ShardLoader:
         check(lib.ckdist_loader_fill(self._native, ffi.new("struct ckdist_filling *", way)))
 
     def wait(self) -> None:
-        """Returns when filling has ended; raises what it failed with."""
+        """Waits until packing has ended. Raises the error that it failed with."""
         while not check(lib.ckdist_loader_wait(self._native, _POLL_MILLISECONDS)):
             pass
 
     def check(self) -> None:
-        """Raises what filling failed with, or ModelFileError when a file that is still needed has changed."""
+        """Raises the error that packing failed with, or ModelFileError if a file that is still needed has changed."""
         check(lib.ckdist_loader_check(self._native))
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Within, filling in the background stands still, but for what steps keep: for what is to be measured."""
+        """Pauses background packing within the block, for measurements. Steps still keep the parts that they pack."""
         lib.ckdist_loader_hold(self._native, True)
         try:
             yield
@@ -310,14 +334,14 @@ class ShardLoader:
             lib.ckdist_loader_hold(self._native, False)
 
     def close(self) -> None:
-        """Ends filling, if it is still going on; what is packed stays."""
+        """Stops packing. Packed parts stay valid."""
         lib.ckdist_loader_stop(self._native)
         if self._reporter is not None:
             self._reporter.join()
 
     @property
     def filled(self) -> Filled:
-        """How far filling is."""
+        """The progress of packing."""
         out = self._filled()
         return Filled(out.bytes, out.ready, out.kept, out.seconds, bool(out.finished), _text(out.copy_engine))
 
@@ -327,7 +351,7 @@ class ShardLoader:
         return out
 
     def _report(self, tell: Callable[[Filled], None] | None) -> None:
-        """Tells once that filling has ended; a failure is raised where steps run."""
+        """Calls the callback once when packing has ended. The steps raise an error of packing, not this thread."""
         while (status := lib.ckdist_loader_wait(self._native, _POLL_MILLISECONDS)) == 0:
             pass
         out = self._filled()
@@ -337,28 +361,26 @@ class ShardLoader:
             tell(self.filled)
 
     def offset_of(self, pointer: Any) -> int:
-        """Bytes from the beginning of the arena to what lies in it."""
+        """The offset of an address in the arena, in bytes."""
         return int(ffi.cast("char *", pointer) - ffi.cast("char *", self.arena))
 
     def native_open(self) -> Any:
-        """The native loader, once it is open; before, handles have no address."""
+        """The native loader. It must be open: before, handles have no address."""
         assert self._open, "open() comes before the addresses of what is planned"
         return self._native
 
     @property
     def handle(self) -> Any:
-        """The native loader, for an executable that runs while it fills."""
+        """The native loader, for an executable that runs while weights are packed."""
         return self._native
 
     def dequantize(self, name: str) -> np.ndarray:
-        """The whole tensor as float32 (out, in) or (n,), read from its file: for the numpy reference and small
-        models.
-        """
+        """Reads a whole tensor from its file as float32, (out, in) or (n,). For the reference and small models."""
         return read_tensor(self.checkpoint.tensors[name])
 
 
 def planned_type(name: str, source: TensorSource, quantize: str | None = None) -> int:
-    """The ggml number of the type in which a matrix is packed; `quantize` as of a ShardLoader."""
+    """The ggml number of the type that a matrix is packed in. `quantize` is that of ShardLoader."""
     wanted = None if quantize is None else QUANTIZATIONS[quantize]
     if dtypes.BY_NUMBER[source.type] not in dtypes.FLOATS:
         if source.part is not None and source.part.transposed:  # its blocks run along the other dimension
@@ -372,8 +394,10 @@ def planned_type(name: str, source: TensorSource, quantize: str | None = None) -
 
 
 def quantized_type(name: str, columns: int, wanted: dtypes.TensorType, stored: dtypes.TensorType) -> dtypes.TensorType:
-    """The type of a matrix of floats that is to be `wanted`: of a router F32; of the embedding and the output matrix
-    Q8_0 where that is Q4_K, and where blocks of 256 do not divide the rows; `stored` where no blocks do.
+    """The type that a float matrix is quantised to.
+
+    `wanted`, with these exceptions: F32 for a router; Q8_0 in place of Q4_K for the embedding and the output matrix,
+    and for rows that are no multiple of 256; `stored` if the columns are no multiple of the block.
     """
     if is_router(name):
         return dtypes.F32
@@ -385,4 +409,4 @@ def quantized_type(name: str, columns: int, wanted: dtypes.TensorType, stored: d
 
 def _text(pointer: Any) -> str:
     """The string at a native `char *`."""
-    return cast("bytes", ffi.string(pointer)).decode()  # of chars it is bytes
+    return cast("bytes", ffi.string(pointer)).decode()  # ffi.string gives bytes for a char *

@@ -1,4 +1,4 @@
-"""The files that a model's ranks compute with, and the blocks of them that stand for their contents at start."""
+"""The files of a model, and their sampled blocks, which ranks compare at start."""
 
 import contextlib
 import functools
@@ -25,13 +25,13 @@ from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.gguf import MAX_HEADER_BYTES
 from ckdist.weights.safetensors import read_safetensors
 
-BLOCK = 4096  # bytes that are sampled at one place
-BLOCKS_OF_TENSOR = 64  # at most, evenly from its first byte to its last
-SAMPLED_BLOCKS = 8192  # of the tensors of all files, unless each has one alone
-READERS = 16  # threads: a disk or a server of files answers many small reads at once
-READ_BYTES = 1 << 20  # that are hashed at once, while they are in the core's cache
+BLOCK = 4096  # bytes of one sampled block
+BLOCKS_OF_TENSOR = 64  # most blocks of one tensor, evenly from its first byte to its last
+SAMPLED_BLOCKS = 8192  # blocks of the tensors of all files; more only if each tensor has one block
+READERS = 16  # threads: a disk or a file server handles many small reads at once
+READ_BYTES = 1 << 20  # bytes hashed at once, so that they are still in the core's cache
 TEMPLATES = "additional_chat_templates"
-NETWORK_FILES = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre")  # whose mounts name the server and its folder
+NETWORK_FILES = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre")  # file systems whose mounts name a server and folder
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class ModelFile:
     """One file of a model or of its adapter.
 
     Attributes:
-        name: The same on all hosts, wherever the file lies.
-        tensors: First byte and name of each tensor, ascending. Empty if the file holds no weights.
-        held: Bytes of small tensors that the model's spec holds.
+        name: The same on all hosts, independent of the folder.
+        tensors: First byte and name of each tensor, ascending. Empty if the file has no weights.
+        held: Byte ranges of small tensors that the model's spec holds.
     """
 
     name: str
@@ -51,7 +51,7 @@ class ModelFile:
 
     @cached_property
     def status(self) -> os.stat_result:
-        """As the system knows the file. ModelFileError if it is not there any more."""
+        """The result of stat. Raises ModelFileError if the file does not exist any more."""
         try:
             return self.path.stat()
         except OSError as error:
@@ -59,32 +59,34 @@ class ModelFile:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return self.status.st_size
 
     @cached_property
     def is_partial(self) -> bool:
-        """Whether this host fetches the parts of the file that it needs from a URL."""
+        """Whether this host fetches only the needed parts of the file from a URL."""
         return has_parts(self.path)
 
     @property
     def version(self) -> str:
-        """Of a file at a URL the server's stamp, else empty."""
+        """The server's version stamp for a file at a URL, else empty."""
         return stamp_of(self.path) if self.is_partial else ""
 
     def identity(self) -> list[str | int]:
-        """Equal on two ranks only if they read the same file, on one machine or from one file server."""
+        """A key that is equal on two ranks only if they read the same file, on one machine or from one file server."""
         device = os.major(self.status.st_dev), os.minor(self.status.st_dev)
         return [network_source(*device) or f"{machine_boot()} {device}", self.status.st_ino, self.size]
 
     def tensor_at(self, byte: int) -> str:
-        """The name of the tensor that holds a byte; empty in front of the first."""
+        """The name of the tensor that contains a byte; empty for bytes before the first tensor."""
         index = np.searchsorted([first for first, _ in self.tensors], byte, side="right")
         return self.tensors[index - 1][1] if index else ""
 
     def sample(self, files: int) -> np.ndarray:
-        """int64 (n,), ascending: where blocks begin that stand for the file, one of `files`. All of a small file, all
-        of a header, and blocks of every tensor; of a file at a URL the header alone.
+        """The first bytes of the sampled blocks, int64 (n,), ascending. `files` is the number of files of the model.
+
+        All blocks of a file without weights and of a header, and some blocks of each tensor. Only the header of a file
+        at a URL.
         """
         if not self.tensors:
             return np.arange(0, self.size, BLOCK)
@@ -99,7 +101,7 @@ class ModelFile:
         return np.unique(np.concatenate(parts) // BLOCK * BLOCK)
 
     def digests(self, begins: np.ndarray) -> np.ndarray:
-        """uint64 (n,): XXH3 of the blocks that begin there. ModelFileError if the file cannot be read."""
+        """XXH3 of the blocks at `begins`, uint64 (n,). Raises ModelFileError if the file cannot be read."""
         if self.is_partial:
             fetch_ranges(self.path, [(0, self.tensors[0][0] if self.tensors else self.size)])
         with self.opened() as file, ThreadPoolExecutor(READERS, "sample") as pool:
@@ -108,7 +110,7 @@ class ModelFile:
             return np.array([value for values in pool.map(read, slices) for value in values], np.uint64)
 
     def digest(self, span: Range) -> int:
-        """XXH3 of bytes [begin, end). ModelFileError if the file cannot be read."""
+        """XXH3 of bytes [begin, end). Raises ModelFileError if the file cannot be read."""
         state, (at, end) = xxh3_64(), span
         buffer = memoryview(bytearray(READ_BYTES))
         with self.opened() as file:
@@ -121,13 +123,13 @@ class ModelFile:
         return state.intdigest()
 
     def block(self, begin: int) -> bytes:
-        """The bytes of one block."""
+        """Reads one block."""
         with self.opened() as file:
             return os.pread(file.fileno(), BLOCK, begin)
 
     @contextlib.contextmanager
     def opened(self) -> Iterator[io.BufferedReader]:
-        """The file for reading. ModelFileError if it cannot be read."""
+        """Opens the file for reading. Raises ModelFileError if it cannot be read."""
         try:
             with open_regular(self.path) as file:
                 yield file
@@ -139,11 +141,11 @@ class ModelFile:
 
 
 def model_files(checkpoint: Checkpoint, adapter: pathlib.Path | None = None) -> list[ModelFile]:
-    """The files of a model and of the adapter in a folder, in an order that is the same on all hosts."""
+    """The files of a model and of its adapter, in the same order on all hosts. `adapter` is a folder."""
     firsts: dict[pathlib.Path, dict[int, str]] = {}
     for name, source in checkpoint.tensors.items():
-        beside = (*source.scales.places, *source.scales.zeros) if source.scales else ()
-        for path, first in (*source.places, *beside):
+        scales = (*source.scales.places, *source.scales.zeros) if source.scales else ()
+        for path, first in (*source.places, *scales):
             firsts.setdefault(path, {}).setdefault(first, name)
     held = {path: tuple(span for file, span in checkpoint.held if file == path) for path in firsts}
     files = [ModelFile(p.name, p, tuple(sorted(found.items())), held[p]) for p, found in sorted(firsts.items())]
@@ -160,7 +162,7 @@ def model_files(checkpoint: Checkpoint, adapter: pathlib.Path | None = None) -> 
 
 @functools.cache
 def machine_boot() -> str:
-    """A name of this machine since it was started."""
+    """A unique name of this machine since its boot."""
     try:
         return pathlib.Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -168,7 +170,7 @@ def machine_boot() -> str:
 
 
 def network_source(major: int, minor: int) -> str:
-    """The file server and its folder that a device is; empty for a device of this machine's own."""
+    """The file server and its folder behind a device number; empty for a local device."""
     try:
         lines = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
     except OSError:

@@ -1,8 +1,7 @@
-"""Rows of MXFP4, whose codes and exponents safetensors have in two tensors, as the blocks of GGUF: the same numbers in
-another order.
+"""Reorders MXFP4 rows of safetensors, with codes and exponents in two tensors, into blocks of GGUF. Values are equal.
 
-A block of 32 columns is its exponent and 16 bytes, of which byte i has column i in its low half and column 16 + i in
-its high half.
+A block of 32 columns is its exponent and 16 bytes. Byte i has column i in its low half and column 16 + i in its high
+half.
 """
 
 import numpy as np
@@ -13,26 +12,27 @@ from ckdist.weights.dequantize import stored_bytes
 from ckdist.weights.scales import Place
 from ckdist.weights.tensor_source import TensorSource
 
-NOT_A_NUMBER = 255  # of exponents
+NOT_A_NUMBER = 255  # exponent of a block without a value
 
 
 def is_mxfp4(source: TensorSource) -> bool:
-    """Whether a weight lies as codes and exponents of MXFP4."""
+    """Whether a weight is stored as codes and exponents of MXFP4."""
     return source.type == dtypes.MXFP4.number and source.scales is not None
 
 
 def block_rows(source: TensorSource, begin: int, end: int, matrix: int = 0) -> np.ndarray:
-    """Rows [begin, end) of a weight that `is_mxfp4`, of one matrix of a stack: uint8 (end - begin, bytes of a row).
+    """Reads rows [begin, end) of an MXFP4 weight, or of one matrix of a stack: uint8 (end - begin, bytes of a row).
 
-    Raises ModelFileError when a file has become shorter or cannot be read, or an exponent is no number.
+    Raises:
+        ModelFileError: A file has become shorter or cannot be read, or an exponent is NaN.
     """
     scales, part, groups = source.scales, source.part, source.shape[-1] // dtypes.MXFP4.block_elements
-    assert scales is not None  # as `is_mxfp4` says
+    assert scales is not None  # checked by `is_mxfp4`
     every, lane = (part.stored, part.first) if part else (1, 0)
     first, count = begin * every, (end - begin) * every
 
     def rows(place: Place, width: int, before: int = 0) -> np.ndarray:
-        """uint8 (end - begin, width) of a tensor with so many bytes in a row."""
+        """uint8 (end - begin, width) of a tensor with `width` bytes in a row."""
         path, offset = place
         data = stored_bytes(source.name, path, offset + (before + first) * width, count * width)
         return data.reshape(-1, width)[lane::every]

@@ -1,4 +1,4 @@
-"""In which type a matrix of a program is packed, an adapter's too, and what an element of it costs."""
+"""The type that a matrix of a program is packed in, of a model or an adapter, and the cost of one element."""
 
 from typing import NamedTuple
 
@@ -9,25 +9,25 @@ from ckdist.weights.loader import ShardLoader
 
 
 class WeightCost(NamedTuple):
-    """Bytes per element of a matrix, the activation format that it is multiplied with, and its type's name."""
+    """The cost of a matrix per element."""
 
     element_bytes: float
-    form: int
-    kind: str = ""
+    form: int  # activation format that it is multiplied with
+    kind: str = ""  # name of its type
 
 
 def packed_type(loader: ShardLoader, name: str) -> int:
-    """The ggml number of the type that matrix `name` of a program is multiplied in."""
+    """The ggml number of the type that matrix `name` of a program is packed in."""
     return PackedMatrix.type if is_low_rank(name) else loader.type_of(name)
 
 
 def weight_cost(loader: ShardLoader, name: str) -> WeightCost:
-    """Cost of matrix `name` of a program with the kernels of this CPU."""
+    """The cost of matrix `name` of a program with the kernels of this CPU."""
     return cost_of_type(packed_type(loader, name), native.isa())
 
 
 def cost_of_type(number: int, isa: str) -> WeightCost:
-    """Cost of a matrix of a type, by its ggml number, with the kernels of level `isa`, which this CPU may lack."""
+    """The cost of a matrix with the kernels of level `isa`, which this CPU may lack. `number` is its ggml type."""
     kind = BY_NUMBER[number]
     return WeightCost(kind.block_bytes / kind.block_elements, activation_format(number, isa), kind.name)
 

@@ -1,4 +1,4 @@
-"""How a model's files say that its hidden states become one vector: as sentence-transformers and GGUF write it."""
+"""The pooling of hidden states into one vector, as sentence-transformers and GGUF files define it."""
 
 from ckdist.errors import ModelFileError
 from ckdist.weights.checkpoint import Checkpoint
@@ -14,9 +14,10 @@ GGUF_NUMBERS = {1: "mean", 2: "cls", 3: "last"}
 
 
 def stored_pooling(checkpoint: Checkpoint) -> str:
-    """Mean, cls or last; where the files say nothing the mean of an encoder, and a decoder's last hidden state.
+    """The pooling of a model: mean, cls or last. By default mean for an encoder, and last for a decoder.
 
-    ModelFileError for a pooling of another kind.
+    Raises:
+        ModelFileError: The files define another kind of pooling.
     """
     usual = "last" if checkpoint.spec.generates else "mean"
     if checkpoint.spec.scorer is not None:

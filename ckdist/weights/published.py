@@ -1,14 +1,13 @@
-"""Quantised matrices as models are published: tensors of codes and of scales in a folder of safetensors, found by their
-names and made one weight each.
+"""Quantised matrices of published safetensors models: finds the tensors of codes and scales of each matrix by name.
 
-| quant_method        | tensors of a matrix                                             | what is read              |
+| quant_method        | tensors of a matrix                                             | supported scales          |
 |---------------------|-----------------------------------------------------------------|---------------------------|
 | fp8                 | weight (E4M3), weight_scale_inv                                 | blocks, whole matrices    |
 | compressed-tensors  | weight (E4M3), weight_scale                                     | blocks, rows, matrices    |
 | compressed-tensors  | weight_packed, weight_scale, weight_shape, [weight_zero_point]  | four bits, groups         |
 | mxfp4               | name_blocks, name_scales                                        | groups of 32              |
 
-Modules that the file leaves as they were are found by what is stored of them: a weight of BF16 is one.
+A module that is not quantised is recognised by its tensor: for example, a weight in BF16.
 """
 
 import math
@@ -26,14 +25,14 @@ from ckdist.weights.safetensors import StoredTensor
 from ckdist.weights.scales import FORMS, Scales
 
 READ = "fp8, compressed-tensors (float-quantized, pack-quantized of 4 bits) and mxfp4"
-UNDIVIDED = 128  # columns that share a scale of 8-bit floats, or a multiple of it
+UNDIVIDED = 128  # the number of columns that share a scale of 8-bit floats is a multiple of this
 _PARTS = ("_packed", "_scale", "_scale_inv", "_zero_point", "_shape", "_g_idx")
 _FLOATS = ("F32", "F16", "BF16")
 
 
 @dataclass(frozen=True)
 class JoinedTensor:
-    """A matrix, or a stack of them, whose codes are one tensor."""
+    """A quantised matrix or stack: one tensor of codes, and its scales."""
 
     name: str
     type: dtypes.TensorType
@@ -43,7 +42,7 @@ class JoinedTensor:
 
 
 def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What config.json says of quantisation, in the language part of a multimodal model too; None where it is none."""
+    """The quantization_config of config.json, or of its text_config; None if there is none."""
     for part in (config, config.get("text_config")):
         if isinstance(part, dict) and isinstance(part.get("quantization_config"), dict):
             return part["quantization_config"]
@@ -51,7 +50,7 @@ def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def check_method(quantization: Mapping[str, Any], where: str) -> str:
-    """The quantisation's method. ModelFileError, beginning with `where`, for one that is not read."""
+    """The quantisation method. Raises ModelFileError, which begins with `where`, if it is not supported."""
     method = quantization.get("quant_method")
     if method == "fp8":
         _expect(quantization, {"fmt": ("e4m3", None), "activation_scheme": ("dynamic", None)}, where)
@@ -66,7 +65,7 @@ def check_method(quantization: Mapping[str, Any], where: str) -> str:
 
 
 def _check_groups(quantization: Mapping[str, Any], where: str) -> None:
-    """ModelFileError where a group of modules has weights of another form."""
+    """Raises ModelFileError if a group of modules has weights in a form that is not supported."""
     _expect(quantization, {"kv_cache_scheme": (None,), "sparsity_config": (None, {})}, where)
     groups = quantization.get("config_groups")
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
@@ -97,10 +96,11 @@ def _expect(settings: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]],
 def join_tensors(
     stored: Mapping[str, StoredTensor], quantization: Mapping[str, Any], where: str
 ) -> tuple[list[JoinedTensor], dict[str, StoredTensor]]:
-    """The quantised matrices among the tensors of a folder, and the tensors that are none of their parts.
+    """Splits the tensors of a folder into quantised matrices and all other tensors.
 
-    Raises ModelFileError, with the name of the tensor, for parts that are missing, do not fit each other, or are of a
-    form that is not read; beginning with `where`, for a method that is not.
+    Raises:
+        ModelFileError: The method is not supported (begins with `where`), or the parts of a matrix are incomplete, do
+            not fit together, or have a form that is not supported (names the tensor).
     """
     method = check_method(quantization, where)
     joined, used = [], set()
@@ -128,7 +128,7 @@ def join_tensors(
 def _part(
     stored: Mapping[str, StoredTensor], name: str, of: StoredTensor, dtypes_read: tuple[str, ...]
 ) -> StoredTensor:
-    """A tensor that must be there. ModelFileError where it is not, or has another dtype."""
+    """A tensor that `of` requires. Raises ModelFileError if it is missing or has another dtype."""
     part = stored.get(name)
     if part is None:
         raise ModelFileError(f"{of.file}: tensor {of.name!r} has no {name!r}, without which its codes mean nothing")
@@ -145,13 +145,13 @@ def _fail_shape(part: StoredTensor, of: StoredTensor, needed: str) -> ModelFileE
     )
 
 
-Joined = tuple[Any, ...]  # a JoinedTensor, and the tensors that it is made of
+Joined = tuple[Any, ...]  # a JoinedTensor, then the stored tensors of its parts
 
 
 def _float8(
     name: str, codes: StoredTensor, stored: Mapping[str, StoredTensor], quantization: Mapping[str, Any]
 ) -> Joined:
-    """A matrix of 8-bit floats, with a scale for each block, each row, or all of it."""
+    """A matrix of 8-bit floats, with a scale per block, per row, or for the whole matrix."""
     inverse = f"{name}_scale_inv" in stored
     part = _part(stored, f"{name}_scale_inv" if inverse else f"{name}_scale", codes, _FLOATS)
     if len(codes.shape) != 2 or codes.shape[1] % dtypes.F8_E4M3.block_elements or not codes.shape[0]:
@@ -175,7 +175,7 @@ def _float8(
 
 
 def _block_size(quantization: Mapping[str, Any], codes: StoredTensor) -> tuple[int, int]:
-    """Rows and columns that share a scale."""
+    """Rows and columns of a block that shares a scale."""
     size = quantization.get("weight_block_size")
     groups = quantization.get("config_groups")
     if isinstance(groups, dict):
@@ -197,7 +197,7 @@ def _block_size(quantization: Mapping[str, Any], codes: StoredTensor) -> tuple[i
 def _int4(
     name: str, codes: StoredTensor, stored: Mapping[str, StoredTensor], quantization: Mapping[str, Any]
 ) -> Joined:
-    """A matrix of four bits, eight of them in 32, with scales of groups of columns."""
+    """A matrix of 4-bit codes, eight in an int32, with a scale per row and group of columns."""
     part = _part(stored, f"{name}_scale", codes, _FLOATS)
     stated = _part(stored, f"{name}_shape", codes, ("I64", "I32"))
     zeros = stored.get(f"{name}_zero_point")
@@ -230,7 +230,7 @@ def _int4(
 
 
 def _check_group(part: StoredTensor, group: int, cols: int, quantization: Mapping[str, Any]) -> None:
-    """ModelFileError where no group of modules in config.json has a scale for so many columns."""
+    """Raises ModelFileError if no group of modules in config.json has groups of `group` columns."""
     sizes = [modules["weights"].get("group_size") for modules in quantization["config_groups"].values()]
     if not any(size == group or (size in (None, -1) and group == cols) for size in sizes):
         stated = " or ".join(str(size)[:20] for size in sizes)
@@ -241,7 +241,7 @@ def _check_group(part: StoredTensor, group: int, cols: int, quantization: Mappin
 
 
 def _int4_type(scales: Scales) -> dtypes.TensorType:
-    """The blocks that keep every scale and zero point bit for bit, in the fewest bytes."""
+    """The smallest block type that keeps all scales and zero points bit for bit."""
     if scales.cols_each % UNDIVIDED == 0:
         return dtypes.INT4_128Z
     if scales.zeros or scales.form == "f32":
@@ -250,7 +250,7 @@ def _int4_type(scales: Scales) -> dtypes.TensorType:
 
 
 def _mxfp4(name: str, blocks: StoredTensor, stored: Mapping[str, StoredTensor]) -> Joined:
-    """A stack of matrices of FP4, in bytes of two, with an exponent for every 32 columns."""
+    """A stack of FP4 matrices, two codes in a byte, with an exponent per 32 columns."""
     stem = name.removesuffix("_blocks")
     part = _part(stored, f"{stem}_scales", blocks, ("U8",))
     if blocks.dtype != "U8" or len(blocks.shape) < 3 or blocks.shape[-1] != 16 or not math.prod(blocks.shape):
@@ -271,7 +271,7 @@ def _round_up(n: int, multiple: int) -> int:
 
 
 def _read_pair(tensor: StoredTensor) -> tuple[int, ...]:
-    """The numbers of a tensor of two. ModelFileError where they cannot be read, or are not two."""
+    """Reads a tensor of two numbers. Raises ModelFileError if it has another shape or cannot be read."""
     if tensor.shape != (2,):
         raise ModelFileError(f"{tensor.file}: tensor {tensor.name!r} has shape {tensor.shape}; it must be (2,)")
     try:

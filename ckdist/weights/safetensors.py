@@ -1,6 +1,7 @@
-"""Reads the headers of safetensors files, single or indexed: where each tensor lies. It reads no tensor data.
+"""Reads the headers of safetensors files, single or indexed: name, type, shape and offset of each tensor.
 
-Format: https://github.com/huggingface/safetensors#format. Every length, offset and shape is checked against the file.
+It reads no tensor data. Each length, offset and shape is checked against the file.
+Format: https://github.com/huggingface/safetensors#format.
 """
 
 import os
@@ -30,7 +31,7 @@ _ITEM_BYTES = {
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Where one tensor lies. `shape` is row-major, the contiguous dimension last."""
+    """The place of one tensor. `shape` is row-major, the contiguous dimension last."""
 
     name: str
     dtype: str  # the format's name: F32, F16, BF16, ...
@@ -42,20 +43,20 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class StoredFolder:
-    """The tensors of a folder. `notes`: one line each on files that a reader could have taken otherwise."""
+    """The tensors of a folder. `notes` has a line for each ambiguous choice of files."""
 
     tensors: dict[str, StoredTensor]
     notes: tuple[str, ...] = ()
 
 
 def read_folder(folder: str | os.PathLike[str]) -> StoredFolder:
-    """Reads `model.safetensors`; else the files that `model.safetensors.index.json` names; else the shards.
+    """Reads `model.safetensors`, or else the files in `model.safetensors.index.json`, or else the shards.
 
-    This is transformers' order, which needs an index beside shards.
+    transformers uses the same order, but requires an index for shards.
 
     Raises:
-        ModelFileError: None of them is there, a file is missing or damaged, or the index names a tensor or file that
-            is not there or lies outside of the folder.
+        ModelFileError: None of them exists, a file is missing or damaged, or the index names a tensor or file that is
+            missing or outside the folder.
     """
     folder = pathlib.Path(folder)
     shards = [match for path in sorted(folder.iterdir()) if (match := _SHARD.fullmatch(path.name))]
@@ -118,12 +119,12 @@ def _indexed(folder: pathlib.Path) -> dict[str, StoredTensor]:
         tensors[name] = stored[file][name]
     for file in stored.values():
         for name, tensor in file.items():
-            tensors.setdefault(name, tensor)  # an index that forgets a tensor does not hide it
+            tensors.setdefault(name, tensor)  # tensors that the index lacks are read too
     return tensors
 
 
 def read_safetensors(path: str | os.PathLike[str]) -> dict[str, StoredTensor]:
-    """The tensors of one safetensors file; ModelFileError when its header lies about the file."""
+    """Reads the header of one safetensors file. Raises ModelFileError if it does not fit the file."""
     path = pathlib.Path(path)
     try:
         with open_file(path) as file:

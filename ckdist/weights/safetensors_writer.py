@@ -1,5 +1,4 @@
-"""Writes safetensors files: a header, then the tensors as they are given, one at a time, so that no second copy of a
-model exists.
+"""Writes safetensors files: a header, then the tensors, one at a time, so that the model is not copied as a whole.
 
 Format: https://github.com/huggingface/safetensors#format.
 """
@@ -14,20 +13,20 @@ from typing import NamedTuple
 import numpy as np
 
 ITEM_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
-_CHUNK = 64 << 20  # bytes that are hashed and written at once
+_CHUNK = 64 << 20  # bytes hashed and written at once
 
 
 class TensorToWrite(NamedTuple):
-    """`data()` gives the contiguous array when it is its turn; bfloat16 as uint16."""
+    """A tensor and the function that makes its data."""
 
     name: str
     dtype: str  # F32, F16, BF16
     shape: tuple[int, ...]
-    data: Callable[[], np.ndarray]
+    data: Callable[[], np.ndarray]  # returns a contiguous array; bfloat16 as uint16
 
 
 def write_safetensors(path: Path, tensors: Iterable[TensorToWrite], metadata: dict[str, str] | None = None) -> str:
-    """Writes and syncs the file; the hex SHA-256 of its bytes. OSError where the disk is full."""
+    """Writes and syncs the file; returns the hex SHA-256 of its bytes. Raises OSError if the disk is full."""
     tensors = list(tensors)
     header: dict[str, object] = {"__metadata__": metadata} if metadata else {}
     at = 0
@@ -55,7 +54,7 @@ def write_safetensors(path: Path, tensors: Iterable[TensorToWrite], metadata: di
 
 
 def as_stored(values: np.ndarray, dtype: str) -> np.ndarray:
-    """float32 as it is written: bfloat16 (rounded to nearest even) as uint16."""
+    """Converts float32 to `dtype`. bfloat16 is rounded to nearest even and returned as uint16."""
     if dtype == "BF16":
         bits = values.astype(np.float32).view(np.uint32)
         rounded = (bits + (0x7FFF + (bits >> 16 & 1))) >> 16

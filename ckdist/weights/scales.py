@@ -1,8 +1,7 @@
-"""Codes and scales in tensors of their own, as safetensors have quantised matrices: where the scales of a matrix lie,
-and what its values are.
+"""Quantised matrices with codes and scales in separate tensors, as in safetensors: places of the scales, and values.
 
-The runtime joins them to blocks as it packs (`native/runtime/joined_rows.h`); the values here are their definition in
-numpy, for tools that need float32.
+The runtime joins codes and scales to blocks when it packs (`native/runtime/joined_rows.h`). The numpy code here is the
+reference definition of the values, for tools that need float32.
 """
 
 import pathlib
@@ -15,15 +14,15 @@ from ckdist.errors import ModelFileError
 from ckdist.weights import dtypes
 
 Place = tuple[pathlib.Path, int]  # a file and the offset in it
-Read = Callable[[Place, int], np.ndarray]  # so many bytes of a place
+Read = Callable[[Place, int], np.ndarray]  # reads a number of bytes at a place
 
-SYMMETRIC = 8  # the zero point of codes of four bits that have none of their own
-FORMS = {"F32": "f32", "F16": "f16", "BF16": "bf16", "U8": "exponent"}  # of scales, by the dtype of their tensor
+SYMMETRIC = 8  # zero point of 4-bit codes if none is stored
+FORMS = {"F32": "f32", "F16": "f16", "BF16": "bf16", "U8": "exponent"}  # dtype of a tensor of scales -> `Scales.form`
 _ITEM_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "exponent": 1}
 
 
 def _e4m3_values() -> np.ndarray:
-    """The 256 values of an 8-bit float with 4 bits of exponent and 3 of mantissa (OCP's E4M3)."""
+    """The 256 values of an 8-bit float with 4 exponent bits and 3 mantissa bits (OCP's E4M3)."""
     code = np.arange(256)
     exponent, mantissa = code >> 3 & 15, code & 7
     magnitude = np.where(exponent == 0, mantissa * 2.0**-9, (8 + mantissa) * 2.0 ** (exponent - 10))
@@ -36,42 +35,39 @@ E4M3_VALUES = _e4m3_values()
 
 @dataclass(frozen=True)
 class Scales:
-    """The scales of a matrix, or of each matrix of a stack: one for every `rows_each` rows and `cols_each` columns.
-
-    `zeros`: zero points, four bits of each scale, eight rows in 32 bits; where there are none, codes of four bits are
-    around 8.
-    """
+    """The scales of a matrix, or of each matrix of a stack: one per `rows_each` rows and `cols_each` columns."""
 
     codes: str  # bytes: one for each column; nibbles: two columns in a byte, the first in its low half
-    form: str  # f32, f16, bf16, or exponent: a byte, 2 to the power of (byte - 127)
+    form: str  # f32, f16, bf16, or exponent: a byte for 2 ** (byte - 127)
     rows_each: int
     cols_each: int
-    shape: tuple[int, int]  # of the scales of a matrix
-    places: tuple[Place, ...]  # of each matrix
+    shape: tuple[int, int]  # shape of one matrix's scales
+    places: tuple[Place, ...]  # the scales of each matrix
+    # Zero points of each matrix: 4 bits per scale, eight rows in an int32. Empty: 4-bit codes have the zero point 8.
     zeros: tuple[Place, ...] = ()
-    first_row: int = 0  # of the rows that share a tensor of scales, where the matrix begins
+    first_row: int = 0  # row at which the matrix begins, if several matrices share a tensor of scales
 
     def code_bytes(self, elements: int) -> int:
-        """Of so many codes."""
+        """Bytes of `elements` codes."""
         return elements if self.codes == "bytes" else elements // 2
 
     @property
     def matrix_bytes(self) -> int:
-        """Of one matrix's scales, without zero points."""
+        """Bytes of one matrix's scales, without zero points."""
         return self.shape[0] * self.shape[1] * _ITEM_BYTES[self.form]
 
     @property
     def zero_bytes(self) -> int:
-        """Of one matrix's zero points."""
+        """Bytes of one matrix's zero points."""
         return -(-self.shape[0] // 8) * self.shape[1] * 4 if self.zeros else 0
 
     def parts(self, matrix: int) -> list[tuple[Place, int]]:
-        """Where the scales of a matrix lie, and its zero points if there are some, and how many bytes these are."""
+        """(place, bytes) of a matrix's scales, and of its zero points if there are any."""
         found = [(self.places[matrix], self.matrix_bytes)]
         return [*found, (self.zeros[matrix], self.zero_bytes)] if self.zeros else found
 
     def values(self, codes: np.ndarray, type_number: int, matrix: int, rows: tuple[int, int], read: Read) -> np.ndarray:
-        """float32 (rows, cols) of rows [begin, end) of a matrix, whose codes are uint8 (rows, bytes)."""
+        """The float32 values (rows, cols) of rows [begin, end) of a matrix. `codes` is uint8 (rows, bytes)."""
         begin, end = rows
         of_rows = (self.first_row + np.arange(begin, end)) // self.rows_each
         first, last = int(of_rows[0]), int(of_rows[-1]) + 1
@@ -94,11 +90,11 @@ class Scales:
         groups = np.arange(plain.shape[1]) // self.cols_each
         if self.codes == "nibbles" and type_number != dtypes.MXFP4.number:
             plain = plain - zeros[:, groups].astype(np.float32)
-        with np.errstate(over="ignore"):  # as a damaged scale makes it
+        with np.errstate(over="ignore"):  # a damaged scale may overflow to inf
             return scales[:, groups] * plain
 
     def _scales(self, data: np.ndarray) -> np.ndarray:
-        """float32 (rows, groups) of scales' bytes."""
+        """Converts the bytes of scales to float32 (rows, groups)."""
         if self.form == "f32":
             values = data.view("<f4")
         elif self.form == "f16":
@@ -110,12 +106,13 @@ class Scales:
         return values.reshape(-1, self.shape[1])
 
 
-FP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # of E2M1
+FP4_VALUES = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)  # E2M1
 
 
 def stacked_scales(scales: Sequence[Scales | None], where: str) -> Scales | None:
-    """Those of a stack of matrices, each of which has its own. ModelFileError, beginning with `where`, where they lie
-    differently.
+    """Joins the scales of single matrices to those of a stack; None if they have no scales.
+
+    Raises ModelFileError, which begins with `where`, if their forms differ.
     """
     first = scales[0]
     if first is None:

@@ -1,4 +1,4 @@
-"""Where one weight lies in a model's files, and how what is stored becomes what its name means."""
+"""The place of a weight in a model's files, and the conversion from the stored values to the weight."""
 
 import math
 import pathlib
@@ -14,51 +14,51 @@ from ckdist.weights.scales import Place, Scales
 
 @dataclass(frozen=True)
 class HeadPart:
-    """Of each head's `stored` rows those from `first` on, `rows` of them; `transposed`: these are the weight's columns.
+    """A weight that is a part of each head's rows in a tensor, or in each matrix of a stack.
 
-    The tensor has rows of `columns`. Transposed, row c of head h has the elements
-    [h * stored + first + j][c * every + lane]. Of a stack so of each of its matrices.
+    The weight has rows [first, first + rows) of the `stored` rows of each head. If `transposed`, row c of head h of the
+    weight has the elements tensor[h * stored + first + j][c * every + lane], for j < rows.
     """
 
     stored: int
     first: int
     rows: int
-    columns: int
+    columns: int  # columns of the tensor
     transposed: bool = False
     every: int = 1
     lane: int = 0
 
     @property
     def head_rows(self) -> int:
-        """Of the weight, that come of one head."""
+        """Rows of the weight per head."""
         return self.columns // self.every if self.transposed else self.rows
 
 
 @dataclass(frozen=True)
 class TensorSource:
-    """Where one weight lies and how what is stored becomes what Hugging Face means by its name."""
+    """The place of one weight, and the conversion to the weight that Hugging Face's name means."""
 
     name: str
     type: int  # ggml number
-    shape: tuple[int, ...]  # (out, in), (n,), or of a stack (matrices, out, in)
+    shape: tuple[int, ...]  # (out, in), (n,), or (matrices, out, in) for a stack
     file: pathlib.Path
     offset: int  # bytes from the start of the file
-    head_rows: int = 0  # > 0: the halves of each head of this many rows are stored interleaved
-    plus_one: bool = False  # the weight is one more than what is stored
-    minus_exp: bool = False  # minus the exponential of the weight is stored
-    matrices: tuple[Place, ...] = ()  # of a stack: the file and the offset of each matrix
-    part: HeadPart | None = None  # of a tensor whose heads' rows belong to several weights
-    scales: Scales | None = None  # of codes alone, of which blocks of the type are made
+    head_rows: int = 0  # if not 0: rows of a head; the two halves of each head are stored interleaved
+    plus_one: bool = False  # weight = stored + 1
+    minus_exp: bool = False  # weight = log(-stored)
+    matrices: tuple[Place, ...] = ()  # for a stack: the file and offset of each matrix
+    part: HeadPart | None = None  # if the tensor has rows of several weights for each head
+    scales: Scales | None = None  # if codes and scales are stored apart; the loader joins them to blocks of the type
 
     @property
     def files(self) -> set[pathlib.Path]:
-        """All files that the weight is in."""
-        beside = (*self.scales.places, *self.scales.zeros) if self.scales else ()
-        return {path for path, _ in (*self.places, *beside)}
+        """All files that contain parts of the weight."""
+        scales = (*self.scales.places, *self.scales.zeros) if self.scales else ()
+        return {path for path, _ in (*self.places, *scales)}
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the files."""
+        """Bytes of the weight in the files."""
         elements = int(np.prod(self.stored_shape, dtype=np.int64))
         if self.scales is None:
             return dtypes.BY_NUMBER[self.type].row_bytes(elements)
@@ -67,7 +67,7 @@ class TensorSource:
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Of what lies at the offset: the whole tensor, where the weight is a part of its heads."""
+        """The shape of the tensor at the offset. It has more rows than the weight if that is a part of its heads."""
         if self.part is None:
             return self.shape
         rows = self.shape[0 if len(self.shape) < 3 else 1]
@@ -75,16 +75,15 @@ class TensorSource:
 
     @property
     def places(self) -> tuple[tuple[pathlib.Path, int], ...]:
-        """The file and the offset in it, of each matrix of a stack."""
+        """The file and offset of each matrix of a stack, or of the whole weight."""
         return self.matrices or ((self.file, self.offset),)
 
     def byte_ranges(
         self, rows: Sequence[Range], matrices: Sequence[int] = (0,)
     ) -> Iterator[tuple[pathlib.Path, Range]]:
-        """File and bytes [begin, end) of what these rows of these matrices are made of, or these elements of a vector.
+        """The files and bytes [begin, end) that these rows of these matrices, or elements of a vector, are read from.
 
-        Whole heads where their rows stand in another order, all rows where they belong to several weights, and all
-        scales.
+        They cover whole heads if rows are interleaved, all rows if the tensor has several weights, and all scales.
         """
         stored = self.stored_shape
         count, columns = stored[len(stored) > 2], math.prod(stored[1 + (len(stored) > 2) :])
@@ -100,9 +99,9 @@ class TensorSource:
 
     @property
     def row_order(self) -> np.ndarray | None:
-        """int32 (rows,): the stored row of each row; None where they are the same.
+        """The stored row of each row, int32 (rows,); None if rows are not interleaved.
 
-        Row j of the first half of head h is stored at h * head_rows + 2 j, of the second half right behind it.
+        Row j of the first half of head h is stored at h * head_rows + 2 j. Row j of the second half follows it.
         """
         if not self.head_rows:
             return None

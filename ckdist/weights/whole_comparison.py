@@ -1,4 +1,4 @@
-"""All bytes that ranks compute with, compared over the copies of a model's files while weights are packed."""
+"""Compares all bytes that ranks compute with, between the copies of a model's files, while weights are packed."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,26 +13,27 @@ from ckdist.layout import Range
 from ckdist.weights.copies import Copies, differing_block
 from ckdist.weights.model_files import ModelFile
 
-MAX_READERS = 4  # threads of a rank
-CHUNK = 16 << 20  # bytes of one digest; a multiple of the sampled blocks
+MAX_READERS = 4  # threads per rank
+CHUNK = 16 << 20  # bytes per digest; a multiple of the sampled blocks
 
 
 class WholeComparison:
-    """Reads in the background, from its making on, what `finish` compares.
+    """Reads the copies in the background, from its construction on; `finish` compares them.
 
-    A copy is read where its own ranks need it, and where the ranks of the copy before it do: so whatever a rank
-    computes with is compared with another copy, and each copy is read for two of N parts, however many there are.
-    The ranks of a copy divide the work. Nothing is read if there is one copy. Files at a URL are left out.
+    The bytes that the ranks of a copy need are read from this copy and from the next one. So all needed bytes are
+    compared with another copy, and each of N copies is read for only two of N parts. The ranks of a copy divide the
+    work. Nothing is read if there is only one copy. Files at a URL are left out.
     """
 
     def __init__(
         self, world: World, files: Sequence[ModelFile], needed: Mapping[Path, Sequence[Range]], threads: int
     ) -> None:
-        """Starts `threads` threads; a collective call. `needed`: bytes of a file that this rank computes with; all
-        bytes of a file that is not in it.
+        """Starts `threads` threads; a collective call.
+
+        `needed` has the bytes of each file that this rank computes with. A file that is not in it is needed whole.
         """
         self._copies = Copies.find(world, files, by_host=False)
-        self._chunks: list[tuple[int, Range]] = []  # the index of a file, and bytes of it
+        self._chunks: list[tuple[int, Range]] = []  # (index of a file, its bytes)
         self._parts: list[list[np.ndarray]] = []  # the chunks that each rank of each copy reads
         self._digests: list[Future[int]] = []
         if not self.has_copies:
@@ -50,7 +51,7 @@ class WholeComparison:
             self._digests.append(self._pool.submit(files[index].digest, span))
 
     def _add(self, index: int, file: ModelFile, needed: Mapping[Path, Sequence[Range]]) -> np.ndarray:
-        """Divides a file into chunks; bool (n,): those that this rank needs."""
+        """Divides a file into chunks; returns bool (n,), whether this rank needs each chunk."""
         if not file.tensors or file.is_partial:
             return np.zeros(0, bool)
         begins = range(0, file.size, CHUNK)
@@ -63,13 +64,15 @@ class WholeComparison:
 
     @property
     def has_copies(self) -> bool:
-        """Whether there is something to compare."""
+        """Whether there is more than one copy to compare."""
         return len(self._copies.groups) > 1
 
     def finish(self) -> None:
-        """Waits for all ranks, and compares; a collective call.
+        """Waits for all ranks and compares the copies; a collective call.
 
-        Raises ModelFileError, the same on every rank, that names host, file and tensor of the first difference.
+        Raises:
+            ModelFileError: There is a difference. The message, equal on all ranks, names host, file and tensor of the
+                first.
         """
         copies = self._copies
         if not self.has_copies:

@@ -169,14 +169,14 @@ def test_contexts_that_do_not_fit(refused, ckdist, tmp_path, monkeypatch):
     )
     said = refused(*score("-c", 512, "--kv-memory", "100K"))
     fits = int(said.split("--ctx-size ")[-1].split()[0])
-    assert "for its i16 cache on each rank, and 100.0 KiB are there for it" in said and 0 < fits < 512
+    assert "for its i16 cache on each rank, and 100.0 KiB are free for it" in said and 0 < fits < 512
     assert ckdist(*score("-c", fits, "--kv-memory", "100K"))[0] == 0
 
     long = folder(tmp_path, max_position_embeddings=1 << 30)
     monkeypatch.setattr("ckdist.planning.memory.native", Native(free=1 << 28))
     words = ("perplexity", "-m", long, "--token-ids", "1,2,3", "-t", 1)
     said = refused(*words, "-c", 1 << 24)
-    assert "GiB for its i16 cache on each rank, and 255." in said and "MiB are there for it" in said
+    assert "GiB for its i16 cache on each rank, and 255." in said and "MiB are free for it" in said
     fits = int(said.split("--ctx-size ")[-1].split()[0])
     assert ckdist(*words, "-c", fits)[0] == 0
     assert f"--ctx-size {fits} would fit" in refused(*words, "-c", fits + 16)
@@ -187,7 +187,7 @@ def test_contexts_that_do_not_fit(refused, ckdist, tmp_path, monkeypatch):
     said = refused(*experts)
     assert re.search(r"take 1\.0 MiB \(experts 432\.0 KiB, others \d+\.\d KiB\), and its cache at least", said)
     assert (
-        "512.0 KiB are free for it (0.25 GiB of memory less 0.25 GiB for everything else): 3 hosts with as much would "
+        "512.0 KiB are free for it (0.25 GiB of memory less 0.25 GiB for everything else): 3 such hosts would "
         "hold the model" in said
     )
 

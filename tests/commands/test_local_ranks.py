@@ -77,7 +77,9 @@ def test_under_mpirun_the_size_is_checked():
     launcher = [*mpirun(2), "-m", "ckdist.cli.main"]
     assert ckdist(*GENERATE, "-tp", "2", before=launcher).returncode == 0
     wrong = ckdist(*GENERATE, "-tp", "3", before=launcher)
-    assert wrong.returncode == 2 and "--tensor-parallel-size 3 needs as many ranks, and there are 2" in wrong.stderr
+    assert (
+        wrong.returncode == 2 and "--tensor-parallel-size 3 needs that number of ranks, and there are 2" in wrong.stderr
+    )
 
 
 def test_a_training_of_two_replicas(tmp_path):

@@ -65,7 +65,7 @@ def test_entry_points_that_are_no_families_are_one_line(tmp_path):
     model(tmp_path)
     for value, message in [
         ("echo_family:WRONG", "is int; it must name a Family"),
-        ("echo_family:TAKEN", "there is a family 'llama' already; call it otherwise"),
+        ("echo_family:TAKEN", "there is a family 'llama' already; give it another name"),
         ("echo_family:ABSENT", "cannot be loaded: AttributeError"),
     ]:
         done = subprocess.run(

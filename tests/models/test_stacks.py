@@ -113,8 +113,8 @@ def test_experts_that_are_not_there(tmp_path, change, config, message):
         ("qwen3moe", {}, ".experts.3.up_proj.", "needs 9 matrices and has 8: number 3 is missing"),
         ("mixtral", {"intermediate_size": 44}, "", "has shape (4, 76, 64), but the model needs (4, 44, 64)"),
         ("gptoss", {"num_local_experts": 6}, "", "has shape (5, 36, 64), but the model needs"),
-        ("deepseek_v3", {"n_group": 3}, "", "8 experts cannot be 3 equal groups of which 2 are chosen"),
-        ("deepseek_v3", {"topk_group": 99}, "", "8 experts cannot be 4 equal groups of which 99 are chosen"),
+        ("deepseek_v3", {"n_group": 3}, "", "8 experts cannot be 3 equal groups with 2 chosen ones"),
+        ("deepseek_v3", {"topk_group": 99}, "", "8 experts cannot be 4 equal groups with 99 chosen ones"),
         ("deepseek_v3", {"n_shared_experts": 3}, "", "has shape (16, 64), but the model needs (48, 64)"),
     ],
 )

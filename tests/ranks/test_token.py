@@ -152,7 +152,7 @@ def test_one_text_over_hosts(folder):
     expected, _ = generated(SingleWorld(), folder, "auto")
     hosts, one, other = ["one", "one", "two", "two"], "token", "tensor"
     if folder.name.startswith(("olmo", "minimax", "deepseek")):
-        why = "norms all heads of a token together|has latent attention, of which every host caches all tokens"
+        why = "norms all heads of a token together|has latent attention, and each host caches all its tokens"
         with pytest.raises(ConfigError, match=why):
             thread_ranks.run_threads(hosts, lambda world: generated(world, folder, "token", "tcp"))
         one, other = other, one
@@ -279,7 +279,7 @@ def test_hosts_whose_ranks_cannot_share_tokens():
 
     assert layouts(["one", "one", "two", "two"]) == (TOKEN_IN_HOSTS, TENSOR)
     for hosts, why in (
-        (["one", "one", "two"], "these are on 2 hosts with 2, 1 ranks each; start as many on every host"),
+        (["one", "one", "two"], "these are on 2 hosts with 2, 1 ranks each; start equal numbers on all hosts"),
         (
             ["one", "two", "one", "two"],
             "the ranks of a host do not follow one another; let the launcher fill one host after the other",

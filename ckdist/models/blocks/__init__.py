@@ -1,1 +1,1 @@
-"""The pieces of forward, a file each. They are written against a tracer `g` and say nothing about ranks."""
+"""The parts of a layer's forward, one file each. They call a tracer `g` and do not depend on ranks."""

@@ -1,4 +1,4 @@
-"""Grouped-query attention with rotary positions, of every family that has it."""
+"""Grouped-query attention with rotary positions, for all families."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,17 +9,18 @@ from ckdist.models.spec import Attention
 from ckdist.program.program import Value, Weight
 from ckdist.program.tracer import Tracer
 
-Rows: TypeAlias = Callable[[Value], Value]  # chooses rows of a value
+Rows: TypeAlias = Callable[[Value], Value]  # selects rows of a value
 
 
-def every(x: Value) -> Value:
-    """All rows."""
+def all_rows(x: Value) -> Value:
+    """Returns x: selects all rows."""
     return x
 
 
 def relative_bias(g: Tracer, a: Attention, path: str, layer: int) -> tuple[Weight, int, int] | None:
-    """The weights (buckets * heads,) of biases by distance, which the first layer has for all, their buckets and the
-    distance at which these end; None without.
+    """(weights, number of buckets, largest distance) of the biases by distance; None if the layer has none.
+
+    The weights, (buckets * heads,), are stored in layer 0 for all layers.
     """
     if a.relative is None:
         return None
@@ -28,17 +29,17 @@ def relative_bias(g: Tracer, a: Attention, path: str, layer: int) -> tuple[Weigh
     return g.weight(f"{first}.relative_bias.weight", table), a.relative.buckets, a.relative.distance
 
 
-def attention(g: Tracer, x: Value, a: Attention, path: str, layer: int, eps: float, rows: Rows = every) -> Value:
+def attention(g: Tracer, x: Value, a: Attention, path: str, layer: int, eps: float, rows: Rows = all_rows) -> Value:
     """x: (tokens, hidden), normalised -> (rows, hidden).
 
-    `path` is what the names of the weights begin with; `rows` chooses those whose results are wanted.
+    `path` is the prefix of the weights' names. `rows` selects the rows whose results are needed.
     """
     w = lambda name, *dims: g.weight(f"{path}.{name}", *dims)
     heads, keys = g.sharding.heads(a.num_heads, a.num_kv_heads, a.head_dim)
     values, hidden = replace(keys, width=a.value_width), x.dims[-1]
     bias = (w("q_proj.bias", heads), w("k_proj.bias", keys), w("v_proj.bias", values)) if a.qkv_bias else ()
     matrices = [w("q_proj.weight", heads, hidden), w("k_proj.weight", keys, hidden), w("v_proj.weight", values, hidden)]
-    out = replace(heads, width=a.value_width)  # of o_proj's columns
+    out = replace(heads, width=a.value_width)  # columns of o_proj
     gates: list[Value] = []
     if a.gated:
         matrices.insert(1, w("gate_proj.weight", out, hidden))

@@ -1,15 +1,15 @@
-"""Cross-attention: what an encoder has read becomes keys and values once, and a decoder's tokens read them."""
+"""Cross-attention: keys and values are made once from the encoder's output; the decoder's tokens attend to them."""
 
 from dataclasses import replace
 
-from ckdist.models.blocks.attention import Rows, every
+from ckdist.models.blocks.attention import Rows, all_rows
 from ckdist.models.spec import Attention
 from ckdist.program.program import Value
 from ckdist.program.tracer import Tracer
 
 
 def store_cross(g: Tracer, x: Value, a: Attention, path: str, cache: int) -> None:
-    """Keys and values of x, (tokens, hidden), the encoder's last hidden states, into a cache."""
+    """Stores keys and values of the encoder's last hidden states x, (tokens, hidden), in a cache."""
     w = lambda name, *dims: g.weight(f"{path}.{name}", *dims)
     heads, keys = g.sharding.heads(a.num_heads, a.num_kv_heads, a.head_dim)
     values, hidden = replace(keys, width=a.value_width), x.dims[-1]
@@ -19,8 +19,8 @@ def store_cross(g: Tracer, x: Value, a: Attention, path: str, cache: int) -> Non
     g.store_cross(k, v, heads, layer=cache)
 
 
-def cross_attention(g: Tracer, x: Value, a: Attention, path: str, cache: int, rows: Rows = every) -> Value:
-    """x: (tokens, hidden), normalised -> (rows, hidden). `cache`: that `store_cross` has filled."""
+def cross_attention(g: Tracer, x: Value, a: Attention, path: str, cache: int, rows: Rows = all_rows) -> Value:
+    """x: (tokens, hidden), normalised -> (rows, hidden). `cache` is that of `store_cross`."""
     w = lambda name, *dims: g.weight(f"{path}.{name}", *dims)
     heads, keys = g.sharding.heads(a.num_heads, a.num_kv_heads, a.head_dim)
     out, hidden = replace(heads, width=a.value_width), x.dims[-1]

@@ -1,4 +1,4 @@
-"""The feed-forward, gated or not."""
+"""The feed-forward part of a layer, gated or not."""
 
 from ckdist.models.spec import DenseFfn
 from ckdist.program.program import Value
@@ -6,7 +6,7 @@ from ckdist.program.tracer import Tracer
 
 
 def dense_ffn(g: Tracer, x: Value, f: DenseFfn, path: str) -> Value:
-    """x: (tokens, hidden), normalised -> the same. `path` is what the names of the weights begin with."""
+    """x: (tokens, hidden), normalised -> (tokens, hidden). `path` is the prefix of the weights' names."""
     w = lambda name, *dims: g.weight(f"{path}.{name}", *dims)
     ffn, hidden = g.sharding.ffn(f.intermediate_size), x.dims[-1]
     down_bias = (w("down_proj.bias", hidden),) if f.bias else ()

@@ -3,20 +3,20 @@
 from dataclasses import replace
 
 from ckdist.layout import Dim
-from ckdist.models.blocks.attention import Rows, every
+from ckdist.models.blocks.attention import Rows, all_rows
 from ckdist.models.spec import GatedDeltaNet
 from ckdist.program.program import Value
 from ckdist.program.tracer import Tracer
 
-L2_EPS = 1e-6  # under the root of the norms of queries and keys
+L2_EPS = 1e-6  # epsilon of the l2 norms of queries and keys
 
 
 def gated_delta_net(
-    g: Tracer, x: Value, d: GatedDeltaNet, path: str, layer: int, eps: float, rows: Rows = every
+    g: Tracer, x: Value, d: GatedDeltaNet, path: str, layer: int, eps: float, rows: Rows = all_rows
 ) -> Value:
     """x: (tokens, hidden), normalised -> (rows, hidden).
 
-    `path` is what the names of the weights begin with; `rows` chooses those whose results are wanted.
+    `path` is the prefix of the weights' names. `rows` selects the rows whose results are needed.
     """
     w = lambda name, *dims: g.weight(f"{path}.{name}", *dims)
     of = lambda dim, width: replace(dim, width=width)
@@ -33,7 +33,7 @@ def gated_delta_net(
         names=["q", "k", "v", "z", "b", "a"],
     )
     q, k, v, z, b, a = g.to_heads((q, k, v, z, b, a), d.heads)
-    own, parts = a.dims[-1], zip("qkv", (q, k, v), strict=True)  # as the states' heads are sharded
+    own, parts = a.dims[-1], zip("qkv", (q, k, v), strict=True)  # own: the heads, sharded like the states
     taps = lambda x: of(x.dims[-1], x.dims[-1].width * d.conv_kernel)
     kernels = [w(f"conv1d_{name}.weight", taps(x)) for name, x in parts]
     q, k, v = g.short_conv(q, k, v, kernels, layer=layer)

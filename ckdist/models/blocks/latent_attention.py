@@ -1,20 +1,20 @@
-"""Multi-head latent attention: every head's keys and values are made of the same vector of a token."""
+"""Multi-head latent attention: the keys and values of all heads are made from one latent vector per token."""
 
 from dataclasses import replace
 
 from ckdist.layout import Dim
-from ckdist.models.blocks.attention import Rows, every
+from ckdist.models.blocks.attention import Rows, all_rows
 from ckdist.models.spec import LatentAttention
 from ckdist.program.program import Value
 from ckdist.program.tracer import LatentWeights, Tracer
 
 
 def latent_attention(
-    g: Tracer, x: Value, a: LatentAttention, path: str, layer: int, eps: float, rows: Rows = every
+    g: Tracer, x: Value, a: LatentAttention, path: str, layer: int, eps: float, rows: Rows = all_rows
 ) -> Value:
     """x: (tokens, hidden), normalised -> (rows, hidden).
 
-    `path` is what the names of the weights begin with; `rows` chooses those whose results are wanted.
+    `path` is the prefix of the weights' names. `rows` selects the rows whose results are needed.
     """
     w = lambda name, *dims: g.weight(f"{path}.{name}.weight", *dims)
     hidden, rank = x.dims[-1], Dim("kv_lora", a.kv_lora_rank)
@@ -29,10 +29,10 @@ def latent_attention(
     else:
         q, kv = g.linear(x, w("q_proj", heads, hidden), kv_a, names=["q", "kv"])
     q, kv = g.to_heads_latent(q, kv)
-    own = q.dims[-1]  # where tokens were sharded, the heads are now
+    own = q.dims[-1]  # if tokens were sharded before the exchange, heads are now
     k_b = w("k_b_proj", replace(own, width=a.kv_lora_rank), Dim("nope", a.nope_dim))
     latent = LatentWeights(w("kv_a_layernorm", rank), k_b, w("v_b_proj", replace(own, width=a.v_dim), rank))
     o = g.attend_latent(q, kv, latent, layer=layer, rope=a.rope, scale=a.scale, eps=a.norm_eps or eps)
-    out = replace(heads, width=a.v_dim)  # of o_proj's columns
+    out = replace(heads, width=a.v_dim)  # columns of o_proj
     o = rows(g.to_tokens(o, out))
     return g.reduce(g.linear(o, w("o_proj", hidden, out), names=["attn"]))

@@ -1,4 +1,4 @@
-"""The mixture of experts: a router, experts of which each token takes a few, and experts that every token takes."""
+"""The mixture of experts: a router, routed experts, and a shared expert that all tokens use."""
 
 from dataclasses import replace
 
@@ -13,17 +13,17 @@ CORRECTION = "gate.e_score_correction.bias"
 
 
 def is_router(name: str) -> bool:
-    """Whether a weight chooses experts: it is computed with in float32, and never quantised."""
+    """Whether a weight belongs to a router. Routers compute in float32 and are never quantised."""
     return name.endswith((f".mlp.{ROUTER}", f".mlp.{SHARED_GATE}"))
 
 
 def is_correction(name: str) -> bool:
-    """Whether a weight counts in the choice of experts alone: it has no gradient."""
+    """Whether a weight only affects the selection of experts. It has no gradient."""
     return name.endswith(f".mlp.{CORRECTION}")
 
 
 def is_of_mixture(name: str) -> bool:
-    """Whether a weight or a linear layer is of experts, chosen ones or those that every token takes."""
+    """Whether a weight or a linear belongs to routed experts or to the shared expert."""
     return ".mlp.experts." in name or ".mlp.shared_expert." in name
 
 
@@ -33,7 +33,7 @@ def is_expert(name: str) -> bool:
 
 
 def moe_ffn(g: Tracer, x: Value, f: MoeFfn, path: str) -> Value:
-    """x: (tokens, hidden), normalised -> the same. `path` is what the names of the weights begin with."""
+    """x: (tokens, hidden), normalised -> (tokens, hidden). `path` is the prefix of the weights' names."""
     w = lambda name, *dims: g.weight(f"{path}.{name}", *dims)
     hidden, router = x.dims[-1], w(ROUTER, Dim("experts", f.num_experts), x.dims[-1])
     routers = (router, w(SHARED_GATE, Dim("switch", 1), hidden)) if f.shared_gate else (router,)

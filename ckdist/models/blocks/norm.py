@@ -1,4 +1,4 @@
-"""The norm of rows that a model has everywhere."""
+"""The norm of rows that all parts of a model use."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ from ckdist.program.tracer import Tracer
 
 @dataclass(frozen=True)
 class RowNorm:
-    """`kind` as in `ModelSpec.norm`."""
+    """A norm over rows. `kind` is that of `ModelSpec.norm`."""
 
     kind: str
     eps: float
 
     def __call__(self, g: Tracer, x: Value, path: str) -> Value:
-        """The norm whose weights' names begin with `path`. x: (rows, hidden)."""
+        """Norms x, (rows, hidden). `path` is the prefix of the weights' names."""
         weight, hidden = g.weight(f"{path}.weight", x.dims[-1]), x.dims[-1]
         if self.kind == "rms":
             return g.rms_norm(x, weight, self.eps)

@@ -1,4 +1,4 @@
-"""The head of a cross-encoder: from hidden states to one score of each row."""
+"""The head of a cross-encoder: one score per row of hidden states."""
 
 from ckdist.layout import Dim
 from ckdist.models.blocks.norm import RowNorm
@@ -10,7 +10,7 @@ PATH = "model.scorer"
 
 
 def scores(g: Tracer, x: Value, s: Scorer, eps: float) -> Value:
-    """x: (outputs, hidden) behind the last norm -> (outputs, 1). Every rank computes all of it."""
+    """x: (outputs, hidden) after the last norm -> (outputs, 1). Each rank computes all rows."""
     w, hidden, score = lambda name, *dims: g.weight(f"{PATH}.{name}", *dims), x.dims[-1], Dim("score", 1)
     x = g.mean_rows(x) if s.averages else x
     inner = Dim("scorer", hidden.elements)

@@ -1,1 +1,1 @@
-"""The families of models, a file each; `ckdist.models.registry` finds them."""
+"""The families of models, one file each. `ckdist.models.registry` finds them."""

@@ -1,4 +1,4 @@
-"""BART (Lewis et al. 2019, arXiv:1910.13461): an encoder and a decoder with norms behind each part."""
+"""BART (Lewis et al. 2019, arXiv:1910.13461): an encoder and a decoder with a norm after each part."""
 
 from dataclasses import dataclass, replace
 
@@ -31,21 +31,21 @@ KEYS = ConfigKeys(
     # encoder_layers; the tensor's rows; the tensor is there or not
     unused=("num_hidden_layers", "extra_pos_embeddings", "add_bias_logits"),
 )
-OFFSET = 2  # rows before the first position's
+OFFSET = 2  # rows before that of the first position
 FUNCTIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu", "tanh": "tanh"}
 BEHIND = Norms(replaces_stream=(True, True))
-FIRST = Norms(before_mixer=None, replaces_stream=(False, True))  # where embeddings have no norm
+FIRST = Norms(before_mixer=None, replaces_stream=(False, True))  # for a first layer if embeddings have no norm
 
 
 @dataclass(frozen=True)
 class Stack:
-    """One of both stacks of layers: its field's beginning in config.json, and whether it reads the other."""
+    """The encoder's or the decoder's layers. `name` is the prefix of its fields; `crosses`: it has cross-attention."""
 
     name: str
     crosses: bool
 
     def layers(self, f: Fields, hidden: int, norm_first: bool) -> tuple[LayerSpec, ...]:
-        """The layers of a config.json; `norm_first`: embeddings are normed. ModelFileError for a wrong field."""
+        """Reads the layers from a config.json. `norm_first`: embeddings have a norm. Raises ModelFileError."""
         heads = f.integer(f"{self.name}_attention_heads", high=limits.MAX_HEADS)
         if hidden % heads:
             raise f.error("d_model", hidden, f"divisible by {self.name}_attention_heads ({heads})")
@@ -66,13 +66,14 @@ class Stack:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     return model(f, outer, NAME, norm_first=True)
 
 
 def model(f: Fields, outer: Fields, name: str, norm_first: bool, **positions: object) -> ModelSpec:
-    """From config.json; without `positions`, which are fields of a ModelSpec, these are learned. ModelFileError for
-    norms before the parts.
+    """Reads a config.json. `positions` are fields of a ModelSpec; without them positions are learned embeddings.
+
+    Raises ModelFileError for a model with norms before the parts.
     """
     if f.flag("normalize_before") or f.flag("add_final_layer_norm"):
         raise ModelFileError(f"{f.where}: normalize_before is true; of this family norms behind each part are read")
@@ -85,7 +86,7 @@ def model(f: Fields, outer: Fields, name: str, norm_first: bool, **positions: ob
     sizes = lambda layers: (name, vocab, hidden, layers, ropes, 1e-5, longest)
     encoder = ModelSpec(*sizes(of(Stack("encoder", False))), root="encoder", **common)
     starts = [f.integer("decoder_start_token_id", low=0, high=vocab - 1)]
-    older = f.flag("force_bos_token_to_be_generated")  # what files said before forced_bos_token_id
+    older = f.flag("force_bos_token_to_be_generated")  # older files have this in place of forced_bos_token_id
     first = "bos_token_id" if older and not f.has("forced_bos_token_id") else "forced_bos_token_id"
     if f.has(first):
         starts.append(f.integer(first, low=0, high=vocab - 1))
@@ -96,7 +97,7 @@ def model(f: Fields, outer: Fields, name: str, norm_first: bool, **positions: ob
 
 
 def _banned(f: Fields, vocab: int) -> tuple[int, ...]:
-    """The tokens that `bad_words_ids` bans alone. ModelFileError where that is no list of lists of tokens."""
+    """The single tokens that `bad_words_ids` bans. Raises ModelFileError if it is not a list of lists of tokens."""
     words = f.raw("bad_words_ids") or []
     if not isinstance(words, list) or not all(isinstance(word, list) for word in words):
         raise f.error("bad_words_ids", words, "a list of lists of token ids")
@@ -105,7 +106,7 @@ def _banned(f: Fields, vocab: int) -> tuple[int, ...]:
 
 
 def _attention(part: str, path: str) -> dict[str, str]:
-    """The names of an attention's matrices."""
+    """Names of the matrices of an attention."""
     return {f"{part}.{own}_proj": f"{path}.{own[0]}_proj" for own in ("q", "k", "v", "out")}
 
 
@@ -142,7 +143,7 @@ NAMES = TensorNames(
     whole={"final_logits_bias": "lm_head.bias"},
     encoder=ENCODER,
 )
-COPIES = (r"(model\.)?(en|de)coder\.embed_tokens\.weight",)  # of the shared embeddings
+COPIES = (r"(model\.)?(en|de)coder\.embed_tokens\.weight",)  # copies of the shared embeddings
 FAMILY = Family(
     name=NAME,
     architectures=("BartForConditionalGeneration",),

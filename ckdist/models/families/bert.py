@@ -1,7 +1,7 @@
-"""BERT (Devlin et al. 2018, arXiv:1810.04805) and what has its form: MiniLM, BGE, E5, GTE, multilingual ones too.
+"""BERT (Devlin et al. 2018, arXiv:1810.04805) and models of the same form: MiniLM, BGE, E5, GTE, multilingual too.
 
-An encoder: every token sees all others. Norms stand behind each part, so that of a layer's end is, for the forward, the
-one that the next layer begins with.
+It is an encoder: each token attends to all others. There is a norm after each part. In the forward, the last norm of a
+layer is the first norm of the next layer.
 """
 
 from dataclasses import replace
@@ -27,11 +27,11 @@ KEYS = ConfigKeys(
 NORMS = Norms(replaces_stream=(True, True))
 RANK = 4  # pooling_type of a cross-encoder
 FUNCTIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "silu": "silu"}
-ROBERTA = ("roberta", "xlm-roberta", "camembert")  # whose positions begin behind the padding's id
+ROBERTA = ("roberta", "xlm-roberta", "camembert")  # their positions begin after the id of the padding token
 
 
 def function(f: Fields, field: str) -> str:
-    """The function of a feed-forward. ModelFileError where it is not known."""
+    """The activation function of a feed-forward. Raises ModelFileError if it is not known."""
     name = f.text(field)
     if name not in FUNCTIONS:
         raise f.error(field, name, f"one of {', '.join(FUNCTIONS)}")
@@ -39,7 +39,7 @@ def function(f: Fields, field: str) -> str:
 
 
 def scores_pairs(f: Fields) -> bool:
-    """Whether the model is a cross-encoder. ModelFileError for a classifier of several classes."""
+    """Whether the model is a cross-encoder. Raises ModelFileError for a classifier with several classes."""
     names = f.raw("architectures")
     if not (isinstance(names, list) and names and str(names[0]).endswith("ForSequenceClassification")):
         return False
@@ -50,8 +50,9 @@ def scores_pairs(f: Fields) -> bool:
 
 
 def takes_sigmoid(f: Fields) -> bool:
-    """Whether a score is the sigmoid of what comes out, as sentence-transformers writes it. ModelFileError for another
-    function.
+    """Whether a score is the sigmoid of the output, by the field of sentence-transformers.
+
+    Raises ModelFileError for any other function.
     """
     given = f.sub("sentence_transformers").text("activation_fn", f.text("sbert_ce_default_activation_function", ""))
     name = given.rpartition(".")[2] or "Sigmoid"
@@ -61,8 +62,8 @@ def takes_sigmoid(f: Fields) -> bool:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json. ModelFileError for a decoder, and for positions that depend on distances."""
-    del outer  # encoders of text alone
+    """Reads a config.json. Raises ModelFileError for a decoder, or for relative positions."""
+    del outer  # there are no multimodal encoders
     if f.flag("is_decoder"):
         raise f.error("is_decoder", True, "false: of BERT encoders alone are read")
     if f.text("position_embedding_type", "absolute") != "absolute":
@@ -78,13 +79,13 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def feed_forward(f: Fields) -> DenseFfn:
-    """Of a layer, from config.json."""
+    """Reads the feed-forward of a layer from a config.json."""
     size = f.integer("intermediate_size", high=limits.MAX_FFN)
     return DenseFfn(size, function(f, "hidden_act"), bias=True, gated=False)
 
 
 def model(n: from_config.Sizes, ffn: DenseFfn, token_types: int) -> ModelSpec:
-    """A model of these sizes, with a row of the table of positions for each."""
+    """A model of these sizes, with learned embeddings for all positions."""
     attention = Attention(
         n.num_heads, n.num_heads, n.head_dim, n.head_dim**-0.5, rope=None, qkv_bias=True, o_bias=True,
         bidirectional=True,
@@ -96,13 +97,13 @@ def model(n: from_config.Sizes, ffn: DenseFfn, token_types: int) -> ModelSpec:
 
 
 def rows(header: GgufHeader, name: str) -> int:
-    """Of a table of a GGUF file; 0 where it has none."""
+    """Rows of a table in a GGUF file; 0 if the table is absent."""
     dims = header.dims.get(f"{name}.weight", ())
     return dims[1] if len(dims) > 1 else len(dims)
 
 
 def gguf_sizes(header: GgufHeader) -> from_config.Sizes:
-    """The sizes in a GGUF file. ModelFileError for a cross-encoder and for a decoder."""
+    """Reads the sizes from a GGUF file. Raises ModelFileError for a cross-encoder or a decoder."""
     f = header.fields
     if f.integer("pooling_type", 0, low=-1) == RANK:
         raise f.error("pooling_type", RANK, "0 to 3: cross-encoders are read from folders of safetensors")
@@ -112,7 +113,7 @@ def gguf_sizes(header: GgufHeader) -> from_config.Sizes:
 
 
 def from_gguf_header(header: GgufHeader) -> ModelSpec:
-    """From a GGUF file, where RoBERTa's rows of positions before the first are cut off."""
+    """Reads a GGUF file. In it, RoBERTa's table of positions lacks the rows before the first position."""
     n, positions = gguf_sizes(header), rows(header, "position_embd")
     ffn = DenseFfn(from_gguf.ffn_size(header), "gelu", bias=True, gated=False)
     spec = model(n, ffn, rows(header, "token_types"))
@@ -120,7 +121,7 @@ def from_gguf_header(header: GgufHeader) -> ModelSpec:
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """Raises ArchitectureError: encoders are not written as GGUF."""
+    """Raises ArchitectureError: encoders cannot be written as GGUF."""
     raise ArchitectureError(f"{where}: {spec.family} is an encoder, which is not exported; serve it from its folder")
 
 
@@ -161,7 +162,7 @@ GGUF_NAMES = replace(
     layer={**GGUF.layer, "attn_output_norm": "post_attention_layernorm"},
     next_layer={"layer_output_norm": "input_layernorm"},
 )
-# heads of other tasks, and what the forward makes for itself
+# heads of other tasks, and tensors that the forward computes itself
 IGNORED = (r"(bert\.)?pooler\..+", r"(bert\.)?embeddings\.position_ids", r"(cls|classifier|lm_head)\..+")
 FAMILY = Family(
     name=NAME,

@@ -1,4 +1,4 @@
-"""DeepSeek-V2 and V2-Lite: latent attention, a router with softmax; and every GGUF file of architecture deepseek2."""
+"""DeepSeek-V2 and V2-Lite: latent attention, a router with softmax. Also all GGUF files of architecture deepseek2."""
 
 import math
 from dataclasses import replace
@@ -41,14 +41,14 @@ KEYS = ConfigKeys(
     aliases={"num_experts": "n_routed_experts"},
     nulls={"q_lora_rank": None, "n_shared_experts": 0},
     unused=(
-        *("head_dim", "num_key_value_heads"),  # latent attention has others
+        *("head_dim", "num_key_value_heads"),  # latent attention has other sizes
         "intermediate_size",  # if all layers have experts
-        # groups where all experts are one; the others if no layer has experts
+        # n_group and topk_group if all experts are one group; the others if no layer has experts
         *("n_group", "topk_group", "moe_intermediate_size", "n_routed_experts", "n_shared_experts", "norm_topk_prob"),
         *("num_experts_per_tok", "routed_scaling_factor", "scoring_func", "topk_method"),
     ),
 )
-METHODS = {1: "group_limited_greedy", 2: "noaux_tc"}  # by how many scores of a group count
+METHODS = {1: "group_limited_greedy", 2: "noaux_tc"}  # Routing.group_scores -> topk_method
 NO_EXPERTS = {
     "expert_count": 0,
     "expert_used_count": 0,
@@ -56,11 +56,11 @@ NO_EXPERTS = {
     "expert_feed_forward_length": 0,
     "expert_weights_scale": 1.0,
 }
-NORM_EPS = 1e-6  # of both low ranks, whatever config.json says of the others
+NORM_EPS = 1e-6  # for the norms of both low ranks, independent of config.json
 
 
 def latent_attention(f: Fields, n: Sizes, rotation: RopeSpec, q_rank: int) -> LatentAttention:
-    """The attention of config.json. The scale has YaRN's magnitude twice, of queries and of keys."""
+    """Reads the attention from a config.json. The scale includes YaRN's magnitude twice: for queries and for keys."""
     if f.flag("attention_bias"):
         raise f.error("attention_bias", True, "false: latent attention with biases is not supported")
     width = lambda name: f.integer(name, high=limits.MAX_HEAD_DIM)
@@ -82,7 +82,7 @@ def latent_attention(f: Fields, n: Sizes, rotation: RopeSpec, q_rank: int) -> La
 
 
 def model(family_name: str, f: Fields, outer: Fields, routing: Routing) -> ModelSpec:
-    """From config.json; `routing`: of its experts, where it does not say."""
+    """Reads a config.json. `routing` has the defaults of its experts."""
     rotated = f.integer("qk_rope_head_dim", high=limits.MAX_HEAD_DIM)
     n = from_config.sizes(f, head_dim=rotated)
     ropes = from_config.rotations(f, n, interleaved=f.flag("rope_interleave"))
@@ -90,7 +90,7 @@ def model(family_name: str, f: Fields, outer: Fields, routing: Routing) -> Model
     attention = latent_attention(f, n, ropes["global"], q_rank)
     dense = min(f.integer("first_k_dense_replace", low=0), n.num_layers)
     if (step := f.integer("moe_layer_freq")) != 1:
-        raise f.error("moe_layer_freq", step, "1: experts in every layer behind the dense ones")
+        raise f.error("moe_layer_freq", step, "1: experts in all layers after the dense ones")
     layers = [LayerSpec(attention, from_config.dense(f))] * dense if dense else []
     if len(layers) < n.num_layers:
         layers += [LayerSpec(attention, mixture(f, routing))] * (n.num_layers - len(layers))
@@ -98,7 +98,7 @@ def model(family_name: str, f: Fields, outer: Fields, routing: Routing) -> Model
 
 
 def mixture(f: Fields, absent: Routing) -> MoeFfn:
-    """The experts of config.json."""
+    """Reads the experts from a config.json. `absent` has the defaults."""
     method = f.text("topk_method")
     if method not in ("greedy", *METHODS.values()):
         raise f.error("topk_method", method, f"greedy, {' or '.join(METHODS.values())}")
@@ -128,15 +128,15 @@ def mixture(f: Fields, absent: Routing) -> MoeFfn:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     return model(NAME, f, outer, ROUTING)
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """From GGUF metadata, of files with attn_kv_b as well as with attn_k_b and attn_v_b."""
+    """Reads GGUF metadata, of files with attn_kv_b, or with attn_k_b and attn_v_b."""
     f = header.fields
     rotated = f.integer("rope.dimension_count", 64, high=limits.MAX_HEAD_DIM)
-    # Older files have the widths of heads where newer ones have those of what is cached.
+    # In older files these are the widths of heads; in newer files they are the widths of cached vectors.
     suffix = "_mla" if f.has("attention.key_length_mla") else ""
     key = f.integer(f"attention.key_length{suffix}", high=limits.MAX_HEAD_DIM)
     value = f.integer(f"attention.value_length{suffix}", high=limits.MAX_HEAD_DIM)
@@ -173,7 +173,10 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """As GGUF metadata. ArchitectureError for a rotation of halves, and for YaRN with two magnitudes."""
+    """Returns the GGUF metadata of a model.
+
+    Raises ArchitectureError for a rotation of halves, and for YaRN with two magnitudes.
+    """
     a, r = spec.layers[0].mixer, spec.ropes["global"]
     assert isinstance(a, LatentAttention)
     if r.scaling.get("mscale_all_dim") and r.magnitude != 1.0:
@@ -185,7 +188,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
         )
     if not r.interleaved:
         raise ArchitectureError(f"{where}: latent attention with rope_interleave false has no GGUF form")
-    cached = Attention(a.num_heads, 1, a.rope_dim, a.scale)  # of which `dense` asks for sizes
+    cached = Attention(a.num_heads, 1, a.rope_dim, a.scale)  # has the sizes that `dense` reads
     shaped = replace(spec, layers=tuple(replace(layer, mixer=cached) for layer in spec.layers))
     names = [
         "leading_dense_block_count",

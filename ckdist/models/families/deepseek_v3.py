@@ -1,4 +1,4 @@
-"""DeepSeek-V3, V3.1 and R1: V2 with another router. GGUF files say deepseek2."""
+"""DeepSeek-V3, V3.1 and R1: V2 with another router. Their GGUF architecture is deepseek2."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ ROUTING = Routing(used=8, scores="sigmoid", scale=2.5, groups=8, top_groups=4)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     return deepseek_v2.model(NAME, f, outer, ROUTING)
 
 

@@ -1,4 +1,4 @@
-"""What a file in this folder says of its family: names in files, numbers to a ModelSpec and back, names of tensors."""
+"""The definition of a family: names in files, reading and writing of a ModelSpec, names of tensors."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -24,7 +24,9 @@ _CORRECTION = "e_score_correction_bias"
 
 
 def stack_of(stored: str) -> tuple[str, int | None]:
-    """The name of the stack of which a stored tensor is one matrix, and which; None of one that is whole."""
+    """(name of the stack, index of the matrix) of a stored tensor. The index is None if the tensor is not one matrix
+    of a stack.
+    """
     match = _EXPERT.fullmatch(stored)
     if match:
         return f"{match[1]}.{match[3]}", int(match[2])
@@ -35,41 +37,41 @@ def stack_of(stored: str) -> tuple[str, int | None]:
 
 
 def _with_correction(name: str) -> str:
-    """A name in which `stack_of` finds the bias of a choice, as files have it."""
+    """The inverse of `stack_of` for the name of a correction bias."""
     stem = name.removesuffix(".bias")
     return f"{stem}_bias" if name != stem and f"{stem}_bias".endswith(_CORRECTION) else name
 
 
 @dataclass(frozen=True)
 class TensorNames:
-    """How files of one format name and store a family's weights, which elsewhere have the names of Hugging Face.
+    """The names and forms of a family's weights in files of one format. Elsewhere weights have Hugging Face's names.
 
-    `top` and `layer` turn a stored name without ".weight" or ".bias" into that of the weight, or into those of weights
-    whose rows it stacks. In safetensors what is in neither keeps its name (`own_names`).
+    `top` and `layer` map a stored name, without ".weight" or ".bias", to the name of the weight, or to several names if
+    the tensor stacks the rows of several weights. If `own_names` (safetensors), a name in neither table is unchanged.
     """
 
     top: Mapping[str, str] = field(default_factory=dict)
     layer: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
     prefix: str = "model.layers"  # before a layer's number
-    other_prefix: str = ""  # the same in files of another writer
+    other_prefix: str = ""  # the prefix in files of another writer
     own_names: bool = True
-    interleaved: tuple[str, ...] = ()  # parts whose heads are stored for the rotation of neighbours, not of halves
-    norm_less_one: bool = False  # norms multiply by one more than what is stored,
-    plain_norms: tuple[str, ...] = ()  # but for these parts
-    joined: tuple[str, ...] = ()  # stored parts that have of each head the rows of every one of their weights
-    exact: Mapping[str, str] = field(default_factory=dict)  # as `layer`, with the end of the name
-    minus_exp: tuple[str, ...] = ()  # weights of which minus the exponential is stored
-    by_head: tuple[str, ...] = ()  # parts of which a matrix is stored for each head, in a stack
-    next_layer: Mapping[str, str] = field(default_factory=dict)  # as `layer`, of weights of the layer behind
-    outer: str = ""  # what a name may begin with: the part of the file that is the model
-    alternating: tuple[str, ...] = ()  # stored parts whose rows are by turns those of each of their weights
-    transposed: tuple[str, ...] = ()  # stored stacks whose matrices have inputs as rows, where they are floats
-    whole: Mapping[str, str] = field(default_factory=dict)  # stored names, with their end, of weights of no layer
-    encoder: "TensorNames | None" = None  # of the encoder's tensors, where names of weights have `model` for its root
-    kv_b: str = ""  # the part whose tensor has of each head the rows that make its keys, and behind them its values
+    interleaved: tuple[str, ...] = ()  # parts whose heads are stored for interleaved rotation
+    norm_less_one: bool = False  # the weight of a norm is stored + 1,
+    plain_norms: tuple[str, ...] = ()  # except for these parts
+    joined: tuple[str, ...] = ()  # stored parts with rows of several weights, grouped by head
+    exact: Mapping[str, str] = field(default_factory=dict)  # like `layer`, with ".weight" or ".bias"
+    minus_exp: tuple[str, ...] = ()  # weights that are stored as -exp(weight)
+    by_head: tuple[str, ...] = ()  # parts that are stored as a stack with one matrix per head
+    next_layer: Mapping[str, str] = field(default_factory=dict)  # like `layer`, for weights of the next layer
+    outer: str = ""  # optional prefix of all names, if the model is a part of the file
+    alternating: tuple[str, ...] = ()  # stored parts in which the rows of several weights alternate
+    transposed: tuple[str, ...] = ()  # stored stacks whose matrices, if they are floats, have inputs as rows
+    whole: Mapping[str, str] = field(default_factory=dict)  # whole stored names of weights that belong to no layer
+    encoder: "TensorNames | None" = None  # names of the encoder's tensors; it maps them to names with the root `model`
+    kv_b: str = ""  # part whose tensor has, for each head, the rows that make its keys, then those of its values
 
     def weights_of(self, stored: str) -> tuple[str, ...]:
-        """The weights in a stored tensor; none where the forward does not read it."""
+        """The weights in a stored tensor; empty if the forward does not read it."""
         if self.encoder is not None and (found := self.encoder.weights_of(stored)):
             return tuple(f"encoder.{weight.removeprefix('model.')}" for weight in found)
         name = _text_part(stored) if self.own_names else stored.removeprefix(self.outer)
@@ -91,7 +93,7 @@ class TensorNames:
         return (name,) if self.own_names else ()
 
     def stored(self, weights: Iterable[str]) -> dict[str, tuple[str, ...]]:
-        """Stored name -> the weights that it holds, in the order of `weights`: the way back of `weights_of`."""
+        """Stored name -> its weights, in the order of `weights`. The inverse of `weights_of`."""
         by_part = {part: (name, _several(parts)) for name, parts in self.layer.items() for part in _several(parts)}
         tops, found = {weight: name for name, weight in self.top.items()}, {}
         ends = {part: name for name, part in self.exact.items()}
@@ -110,54 +112,54 @@ class TensorNames:
         return {_with_correction(name): of for name, of in found.items()}
 
     def stored_matrix(self, weight: str, index: int) -> str:
-        """The stored name of one matrix of a stack, where each has a tensor: the way back of `stack_of`."""
+        """The stored name of one matrix of a stack, if each has its own tensor. The inverse of `stack_of`."""
         match = _LAYER.fullmatch(weight)
-        assert match  # stacks are in layers
+        assert match  # only layers have stacks
         alone = {part: name for name, part in self.layer.items() if isinstance(part, str)}
         experts, _, part = alone.get(match[3], match[3]).rpartition(".")
         return f"{self.prefix}.{match[2]}.{experts}.{index}.{part}.{match[4]}"
 
     def is_kv_b(self, stored: str) -> bool:
-        """Whether a stored tensor has of each head the rows of its keys and of its values."""
+        """Whether a stored tensor has, for each head, the rows of its keys, then those of its values."""
         return bool(self.kv_b) and stored.endswith(f".{self.kv_b}.weight")
 
     def is_by_head(self, weight: str) -> bool:
-        """Whether a weight is stored as a stack of its heads' matrices."""
+        """Whether a weight is stored as a stack with one matrix per head."""
         return any(weight.endswith(f".{part}.weight") for part in self.by_head)
 
     def is_interleaved(self, weight: str) -> bool:
-        """Whether the rows of a weight's heads are stored interleaved."""
+        """Whether the rows of each head of a weight are stored interleaved."""
         return weight.rpartition(".")[0].endswith(self.interleaved) if self.interleaved else False
 
     def adds_one(self, weight: str) -> bool:
-        """Whether a weight is one more than what is stored."""
+        """Whether weight = stored + 1."""
         plain = weight.rpartition(".")[0].endswith(self.plain_norms) if self.plain_norms else False
         return self.norm_less_one and weight.endswith("norm.weight") and not plain
 
     def is_joined(self, stored: str) -> bool:
-        """Whether a stored tensor has of each head the rows of every one of its weights."""
+        """Whether a stored tensor groups the rows of its weights by head."""
         return stored.rpartition(".")[0].endswith(self.joined) if self.joined else False
 
     def is_alternating(self, stored: str) -> bool:
-        """Whether the rows of a stored tensor are by turns those of each of its weights."""
+        """Whether the rows of several weights alternate in a stored tensor."""
         return stored.rpartition(".")[0].endswith(self.alternating) if self.alternating else False
 
     def is_transposed(self, stored: str) -> bool:
-        """Whether the rows of a stored tensor of floats are the columns of its weights."""
+        """Whether the matrices of a stored tensor, if it is in floats, are transposed."""
         return stored.endswith(tuple(f"{part}.weight" for part in self.transposed)) if self.transposed else False
 
     def is_minus_exp(self, weight: str) -> bool:
-        """Whether a weight is the logarithm of minus what is stored."""
+        """Whether weight = log(-stored)."""
         return weight.endswith(self.minus_exp) if self.minus_exp else False
 
 
 def _several(parts: str | tuple[str, ...]) -> tuple[str, ...]:
-    """One name or several, as several."""
+    """A name or a tuple of names, as a tuple."""
     return (parts,) if isinstance(parts, str) else parts
 
 
 def _text_part(name: str) -> str:
-    """The name of a text model's tensor, for a name in a file that may hold a multimodal model."""
+    """Removes the part of a tensor's name that marks the text part of a multimodal model."""
     if name.startswith("language_model."):
         return name.removeprefix("language_model.")
     if name.startswith("model.language_model."):
@@ -167,26 +169,22 @@ def _text_part(name: str) -> str:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """What a family's file reads of a GGUF model: `fields`, without the architecture before their names, `dims` of the
-    tensors, the contiguous one first, and the contents of small float32 tensors by `vector(name)`, None where absent.
-    `family` is that of the architecture.
-    """
+    """The header of a GGUF model, for a family's `from_gguf`."""
 
-    fields: Fields
-    dims: Mapping[str, tuple[int, ...]]
-    vector: Callable[[str], np.ndarray | None]
-
-    family: str
+    fields: Fields  # names without the prefix of the architecture
+    dims: Mapping[str, tuple[int, ...]]  # dims of each tensor, the contiguous one first
+    vector: Callable[[str], np.ndarray | None]  # name -> contents of a small float32 tensor, None if absent
+    family: str  # name of the family that reads the architecture
 
     @property
     def where(self) -> str:
-        """The file, for messages."""
+        """The name of the file for messages."""
         return self.fields.where
 
 
 @dataclass(frozen=True)
 class GgufForm:
-    """A model's numbers as GGUF has them: metadata, and small float32 tensors by name."""
+    """A ModelSpec in GGUF's form: metadata, and small float32 tensors by name."""
 
     metadata: Mapping[str, Any]
     vectors: Mapping[str, np.ndarray] = field(default_factory=dict)
@@ -196,24 +194,27 @@ class GgufForm:
 class Family:
     """One family of models.
 
-    `from_config(fields, outer)` reads a config.json, of a multimodal model the language part and the whole.
-    `from_gguf`: None where another family reads its GGUF files. `to_gguf(spec, where)` raises ArchitectureError,
-    beginning with `where`, for what GGUF's readers cannot be told. `ignored`: patterns of tensors that the forward
-    makes for itself.
+    Attributes:
+        from_config: from_config(fields, outer) reads a config.json. `fields` are those of the text part, `outer` those
+            of the whole file; both are the same unless the model is multimodal.
+        from_gguf: Reads a GGUF header. None if another family reads its GGUF files.
+        to_gguf: to_gguf(spec, where) raises ArchitectureError, which begins with `where`, for a model that GGUF cannot
+            describe.
+        ignored: Patterns of tensors that the forward does not need, because it computes their values.
+        gguf_values: gguf_values(spec, weight, values) converts the values of a weight for GGUF. None: unchanged.
     """
 
     name: str
-    architectures: tuple[str, ...]  # `architectures` of config.json; the first is written
-    model_types: tuple[str, ...]  # `model_type`, where `architectures` is absent
+    architectures: tuple[str, ...]  # `architectures` of config.json; the first one is written
+    model_types: tuple[str, ...]  # `model_type`, if `architectures` is absent
     gguf: str  # `general.architecture`
     from_config: Callable[[Fields, Fields], ModelSpec]
     from_gguf: Callable[[GgufHeader], ModelSpec] | None
     to_gguf: Callable[[ModelSpec, str], GgufForm]
     safetensors: TensorNames
     gguf_names: TensorNames
-    keys: ConfigKeys = field(default_factory=ConfigKeys)  # of config.json
+    keys: ConfigKeys = field(default_factory=ConfigKeys)  # fields of config.json
     ignored: tuple[str, ...] = ()
-    # (spec, weight, its values) -> as GGUF has them, where that is more than another name
     gguf_values: Callable[[ModelSpec, str, np.ndarray], np.ndarray] | None = None
 
 
@@ -254,12 +255,12 @@ GGUF_EXPERTS = replace(
     },
 )
 QK = ("q_proj", "k_proj")
-ROTATIONS = (  # tensors of older conversions that hold what the rotation's numbers say
+ROTATIONS = (  # tensors of older conversions with the frequencies of the rotation
     r".*\.rotary_emb\.inv_freq",
     r"rope\.freqs",
     r"blk\.\d+\.attn_rot_embd\.weight",
 )
-GGUF_POST_NORMS = replace(  # a norm after each part as well as before it
+GGUF_POST_NORMS = replace(  # norms before and after each part
     GGUF,
     layer={
         **GGUF.layer,

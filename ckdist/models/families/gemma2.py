@@ -1,4 +1,4 @@
-"""Gemma 2: norms on both sides of each part, soft caps, every second layer slides."""
+"""Gemma 2: norms before and after each part, soft caps, a sliding window in every second layer."""
 
 import math
 from dataclasses import replace
@@ -31,28 +31,28 @@ KEYS = ConfigKeys(
     },
     aliases={"sliding_window_size": "sliding_window"},
     nulls={"attn_logit_softcapping": None, "final_logit_softcapping": None, "sliding_window": None},
-    unused=("hidden_act",),  # hidden_activation is what the published models compute
+    unused=("hidden_act",),  # the published models use hidden_activation
 )
 
 
 def dense(f: Fields) -> DenseFfn:
-    """The feed-forward of a layer."""
+    """Reads the feed-forward of a layer."""
     return from_config.dense(f, from_config.activation(f, "hidden_activation"))
 
 
 def soft_cap(f: Fields, name: str) -> float:
-    """A soft cap; 0: there is none."""
+    """Reads a soft cap; 0 if there is none."""
     return f.number(name, 0.0, high=1e6)
 
 
 def attention(f: Fields, n: Sizes) -> Attention:
-    """The attention of a layer that sees everything, from config.json, without a soft cap."""
+    """Reads the attention of a layer without a window from a config.json, without the soft cap."""
     scale, bias = f.number("query_pre_attn_scalar") ** -0.5, f.flag("attention_bias")
     return Attention(n.num_heads, n.num_kv_heads, n.head_dim, scale, qkv_bias=bias, o_bias=bias)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     n = from_config.sizes(f)
     full = replace(attention(f, n), soft_cap=soft_cap(f, "attn_logit_softcapping"))
     slide = replace(full, window=from_config.window(f))
@@ -69,8 +69,9 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf_attention(header: GgufHeader, n: Sizes, layers_of_largest: int) -> Attention:
-    """From GGUF metadata. The 27B models of both generations scale by the width per head, all others by head_dim; GGUF
-    does not say.
+    """Reads the attention from GGUF metadata, which lacks the scale.
+
+    The 27B models of both generations scale by hidden_size / num_heads, all others by head_dim.
     """
     made = from_gguf.attention(header, n)
     if n.num_layers != layers_of_largest:
@@ -79,7 +80,7 @@ def gguf_attention(header: GgufHeader, n: Sizes, layers_of_largest: int) -> Atte
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """From GGUF metadata. What it leaves unsaid takes the values of the published models."""
+    """Reads GGUF metadata. Absent values are those of the published models."""
     f, n = header.fields, from_gguf.sizes(header)
     cap = lambda name, absent: f.number(name, absent, high=1e6)
     full = replace(gguf_attention(header, n, 46), soft_cap=cap("attn_logit_softcapping", 50.0))
@@ -97,7 +98,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 
 def caps(spec: ModelSpec) -> dict[str, float]:
-    """Soft caps, the window and the scale as GGUF has them; llama.cpp knows the scales of published models alone."""
+    """GGUF metadata for soft caps, window and scale. llama.cpp only knows the scales of the published models."""
     windows = [layer.attention.window for layer in spec.layers if layer.attention.window]
     mixer = spec.layers[0].attention
     values = {
@@ -110,7 +111,7 @@ def caps(spec: ModelSpec) -> dict[str, float]:
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """As GGUF metadata."""
+    """Returns the GGUF metadata of a model."""
     return to_gguf.dense(NAME, spec, where, caps(spec))
 
 

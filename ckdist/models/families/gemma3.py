@@ -1,4 +1,4 @@
-"""Gemma 3: Gemma 2 with norms of queries and keys, most layers sliding with their own rotation, fewer soft caps."""
+"""Gemma 3: Gemma 2 with norms of queries and keys, a window with its own rotation in most layers, fewer soft caps."""
 
 import math
 from dataclasses import replace
@@ -31,7 +31,7 @@ KEYS = gemma2.KEYS.but(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     n = from_config.sizes(f)
     cap = gemma2.soft_cap(f, "attn_logit_softcapping")
     full = replace(gemma2.attention(f, n), soft_cap=cap, qk_norm="head")
@@ -54,7 +54,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """From GGUF metadata."""
+    """Reads GGUF metadata."""
     f, n = header.fields, from_gguf.sizes(header)
     cap = f.number("attn_logit_softcapping", 0.0, high=1e6)
     full = replace(gemma2.gguf_attention(header, n, 62), soft_cap=cap)
@@ -75,7 +75,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """As GGUF metadata."""
+    """Returns the GGUF metadata of a model."""
     more: dict[str, Any] = dict(gemma2.caps(spec))
     sliding = [layer.attention.window > 0 for layer in spec.layers]
     if any(sliding):

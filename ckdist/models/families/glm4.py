@@ -1,5 +1,6 @@
-"""GLM-4 of 2025 (GLM-4-0414, GLM-Z1): norms on both sides, half of a head rotated in neighbours, gate and up in one
-tensor.
+"""GLM-4 of 2025 (GLM-4-0414, GLM-Z1): norms before and after each part; gate and up in one tensor.
+
+Half of each head is rotated, in interleaved pairs.
 """
 
 from dataclasses import replace
@@ -35,13 +36,13 @@ GGUF_NAMES = {
 
 
 def model(n: Sizes, attention: Attention, rope: RopeSpec, ffn: DenseFfn, tied: bool) -> ModelSpec:
-    """All layers are alike."""
+    """Makes a model with identical layers."""
     layers = [LayerSpec(attention, ffn, NORMS)] * n.num_layers
     return n.model(NAME, layers, {"global": rope}, tied)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     n = from_config.sizes(f)
     bias = f.flag("attention_bias")
     attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=bias)
@@ -50,14 +51,14 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """From GGUF metadata."""
+    """Reads GGUF metadata."""
     n = from_gguf.sizes(header)
     rope = from_gguf.rotation(header, n, partial=True, interleaved=True)
     return model(n, from_gguf.attention(header, n), rope, from_gguf.dense(header), from_gguf.tied(header))
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """As GGUF metadata."""
+    """Returns the GGUF metadata of a model."""
     return to_gguf.dense(NAME, spec, where, {"rope.dimension_count": spec.ropes["global"].dims})
 
 

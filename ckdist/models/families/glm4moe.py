@@ -1,5 +1,6 @@
-"""GLM-4.5: experts behind some layers without, shared ones, half of a head rotated. Layers that predict further tokens
-are left out.
+"""GLM-4.5: some dense layers, then layers with experts and a shared expert; half of each head is rotated.
+
+Layers that predict further tokens (MTP) are left out.
 """
 
 from collections.abc import Sequence
@@ -46,13 +47,13 @@ GGUF_KEYS = (
 
 
 def model(n: Sizes, attention: Attention, ffns: Sequence[DenseFfn | MoeFfn], rope: RopeSpec, tied: bool) -> ModelSpec:
-    """A layer for each of `ffns`."""
+    """Makes a model with one layer for each of `ffns`."""
     layers = [LayerSpec(attention, ffn) for ffn in ffns]
     return n.model(NAME, layers, {"global": rope}, tied)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     n = from_config.sizes(f)
     attention = Attention(
         n.num_heads,
@@ -82,7 +83,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """From GGUF metadata, whose layers count those that predict further tokens."""
+    """Reads GGUF metadata. Its number of layers includes those that predict further tokens."""
     f, n = header.fields, from_gguf.sizes(header)
     predicting = f.integer("nextn_predict_layers", 0, low=0, high=n.num_layers - 1)
     n = replace(n, num_layers=n.num_layers - predicting)
@@ -96,7 +97,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """As GGUF metadata."""
+    """Returns the GGUF metadata of a model."""
     more = {"rope.dimension_count": spec.ropes["global"].dims, **to_gguf.experts(spec, where, GGUF_KEYS)}
     return to_gguf.dense(NAME, spec, where, more)
 

@@ -1,6 +1,7 @@
-"""gpt-oss: experts with biases and a clamped gate, sinks in attention, every other layer sliding.
+"""gpt-oss: experts with biases and a clamped gate, sinks in attention, a window in every other layer.
 
-Its files have the experts' gate and up row by row by turns: as published in MXFP4, or as floats with inputs as rows.
+In its files, the rows of the experts' gate and up alternate. They are in MXFP4, as published, or in floats with inputs
+as rows.
 """
 
 from dataclasses import replace
@@ -40,19 +41,19 @@ KEYS = ConfigKeys(
     unused=("initial_context_length",),  # the scaling has it
 )
 ACTIVATION = "clamped_swiglu"
-PERIOD = 2  # of which the last layer does not slide
+PERIOD = 2  # the last layer of each period has no window
 
 
 def model(
     n: Sizes, attention: Attention, ffn: MoeFfn, window: int, sliding: list[bool], rotation: RopeSpec, tied: bool
 ) -> ModelSpec:
-    """The layers that slide see `window` positions."""
+    """Makes a model. Layers marked in `sliding` have a window of `window` positions."""
     layers = [LayerSpec(replace(attention, window=window * slides), ffn) for slides in sliding]
     return n.model(NAME, layers, {"global": rotation}, tied)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     n = from_config.sizes(f)
     for name, known in (("swiglu_alpha", SWIGLU_ALPHA), ("swiglu_limit", SWIGLU_LIMIT)):
         if f.number(name) != known:
@@ -63,7 +64,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     )
     experts = from_config.experts(f, "num_local_experts", "intermediate_size", ROUTING, bias=True)
     if experts.activation != "silu":
-        raise f.error("hidden_act", f.text("hidden_act"), "silu, of which this family clamps what it multiplies")
+        raise f.error("hidden_act", f.text("hidden_act"), "silu: this family has only a clamped SwiGLU")
     window = from_config.window(f)
     otherwise = [(i + 1) % PERIOD != 0 for i in range(n.num_layers)]
     sliding = from_config.sliding_layers(f, n.num_layers, otherwise)
@@ -73,7 +74,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """From GGUF metadata, whose YaRN is this family's: what it blends does not begin and end at whole dimensions."""
+    """Reads GGUF metadata. This family's YaRN does not truncate the limits of its blend to whole dimensions."""
     n = from_gguf.sizes(header)
     attention = replace(from_gguf.attention(header, n), sinks=True)
     experts = replace(from_gguf.experts(header, ROUTING), activation=ACTIVATION, bias=True)
@@ -84,7 +85,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """As GGUF metadata. ArchitectureError where other layers slide than its readers take for granted."""
+    """Returns the GGUF metadata of a model. Raises ArchitectureError if the pattern of windows is not the usual one."""
     windows = {layer.attention.window for layer in spec.layers} - {0}
     if len(windows) != 1 or any(
         (layer.attention.window > 0) == ((i + 1) % PERIOD == 0) for i, layer in enumerate(spec.layers)

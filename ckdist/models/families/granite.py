@@ -1,4 +1,4 @@
-"""Granite 3, dense: Llama with multipliers of embeddings, scores, residuals and logits."""
+"""Granite 3, dense: Llama with multipliers on embeddings, scores, residuals and logits."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ KEYS = llama.KEYS.but(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     n, bias = from_config.sizes(f), f.flag("attention_bias")
     multiplier = lambda name: f.number(name, high=1e6)
     scale = multiplier("attention_multiplier")
@@ -35,7 +35,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """From GGUF metadata."""
+    """Reads GGUF metadata."""
     f, n = header.fields, from_gguf.sizes(header)
     multiplier = lambda name: f.number(name, 1.0, high=1e6)
     ffn = from_gguf.dense(header)
@@ -51,7 +51,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """As GGUF metadata."""
+    """Returns the GGUF metadata of a model."""
     more = {
         "rope.dimension_count": spec.ropes["global"].dims,
         "attention.scale": float(spec.layers[0].attention.scale),

@@ -1,4 +1,4 @@
-"""Kimi-K2, K2-Thinking and the text of K2.5: DeepSeek-V3 in other sizes. GGUF files say deepseek2."""
+"""Kimi-K2, K2-Thinking and the text part of K2.5: DeepSeek-V3 in other sizes. Their GGUF architecture is deepseek2."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ NAME = "kimi_k2"
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json, of K2.5 its part for text."""
+    """Reads a config.json. For K2.5, only its text part."""
     return deepseek_v2.model(NAME, f, outer, deepseek_v3.ROUTING)
 
 

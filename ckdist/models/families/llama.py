@@ -1,4 +1,4 @@
-"""Llama 2 and 3. GGUF files of Mistral and Mixtral say llama as well."""
+"""Llama 2 and 3. GGUF files of Mistral and Mixtral have the architecture llama too."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ KEYS = ConfigKeys({"hidden_act": "silu", "max_position_embeddings": 2048, "rms_n
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     n, bias = from_config.sizes(f), f.flag("attention_bias")
     attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=bias, o_bias=bias)
     ffn = from_config.dense(f, bias=f.flag("mlp_bias"))
@@ -24,7 +24,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """From GGUF metadata."""
+    """Reads GGUF metadata."""
     f, n = header.fields, from_gguf.sizes(header)
     window = f.integer("attention.sliding_window", 0, low=0)
     if from_gguf.is_mixture(header):
@@ -38,7 +38,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """As GGUF metadata."""
+    """Returns the GGUF metadata of a model."""
     return to_gguf.dense(NAME, spec, where, {"rope.dimension_count": spec.ropes["global"].dims}, factors=True)
 
 

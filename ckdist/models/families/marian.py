@@ -1,5 +1,7 @@
-"""Marian (Junczys-Dowmunt et al. 2018, arXiv:1804.00344), of which the translators of OPUS are: BART with sines and
-cosines for positions, and embeddings without a norm. Its padding, with which decoding begins, is never drawn.
+"""Marian (Junczys-Dowmunt et al. 2018, arXiv:1804.00344), the architecture of the OPUS translators.
+
+It is BART with sinusoidal positions, and without a norm of the embeddings. Decoding begins with the padding token,
+which is never sampled.
 """
 
 from dataclasses import replace
@@ -26,7 +28,7 @@ KEYS = bart.KEYS.but(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json. ModelFileError for vocabularies of their own for both languages."""
+    """Reads a config.json. Raises ModelFileError if the two languages have separate vocabularies."""
     if not f.flag("share_encoder_decoder_embeddings"):
         raise ModelFileError(f"{f.where}: share_encoder_decoder_embeddings is false; it must be true")
     hidden = f.integer("d_model", high=limits.MAX_WIDTH)

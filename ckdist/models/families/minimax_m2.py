@@ -1,4 +1,4 @@
-"""MiniMax-M2: many small experts, a part of a head rotated, norms of all heads of queries and keys together."""
+"""MiniMax-M2: many small experts, a part of each head rotated, norms over all heads of queries and keys."""
 
 from dataclasses import replace
 
@@ -30,7 +30,7 @@ ROUTING = Routing(used=8, scores="sigmoid")
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     n = from_config.sizes(f)
     if f.text("scoring_func") != "sigmoid":
         raise f.error("scoring_func", f.text("scoring_func"), "sigmoid")
@@ -47,7 +47,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """From GGUF metadata."""
+    """Reads GGUF metadata."""
     n = from_gguf.sizes(header)
     layer = LayerSpec(replace(from_gguf.attention(header, n), qk_norm="row"), from_gguf.experts(header, ROUTING))
     ropes = {"global": from_gguf.rotation(header, n, partial=True)}
@@ -55,7 +55,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """As GGUF metadata."""
+    """Returns the GGUF metadata of a model."""
     more = {"rope.dimension_count": spec.ropes["global"].dims}
     return to_gguf.dense(NAME, spec, where, {**more, **to_gguf.experts(spec, where, ["expert_gating_func"])})
 

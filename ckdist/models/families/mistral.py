@@ -1,4 +1,4 @@
-"""Mistral: Llama with a sliding window. Its GGUF files say llama."""
+"""Mistral: Llama with a sliding window. Its GGUF architecture is llama."""
 
 from ckdist.models import from_config, to_gguf
 from ckdist.models.families import family, llama
@@ -14,7 +14,7 @@ KEYS = llama.KEYS.but(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     n = from_config.sizes(f)
     window = from_config.window(f)
     attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, window=window)
@@ -23,7 +23,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """As GGUF metadata. ArchitectureError where layers slide: readers of llama's files would not."""
+    """Returns the GGUF metadata of a model. Raises ArchitectureError for windows: the architecture llama has none."""
     what = "a Mistral with a sliding window ({window}) has no GGUF form that readers honour"
     to_gguf.refuse_windows(spec, where, what, "set sliding_window to null if sequences stay shorter")
     return llama.export(spec, where)

@@ -1,4 +1,4 @@
-"""Mixtral: Mistral with experts. Its GGUF files say llama."""
+"""Mixtral: Mistral with experts. Its GGUF architecture is llama."""
 
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ KEYS = llama.KEYS.but(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     n = from_config.sizes(f)
     window = from_config.window(f)
     attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, window=window)
@@ -37,7 +37,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """As GGUF metadata of llama. ArchitectureError where layers slide."""
+    """Returns the GGUF metadata of a model, as llama. Raises ArchitectureError for windows."""
     to_gguf.refuse_windows(
         spec, where, "a sliding window ({window}) of mixtral has no GGUF form", "set sliding_window to null"
     )

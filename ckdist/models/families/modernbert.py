@@ -1,5 +1,6 @@
-"""ModernBERT (Warner et al. 2024, arXiv:2412.13663): an encoder with rotated positions, gated feed-forwards, norms
-before each part, and windows in most layers.
+"""ModernBERT (Warner et al. 2024, arXiv:2412.13663): an encoder with rotary positions and gated feed-forwards.
+
+It has norms before each part, and windows in most layers.
 """
 
 from ckdist.models import from_config
@@ -33,16 +34,16 @@ KEYS = ConfigKeys(
         "classifier_pooling",
     ),
 )
-FIRST_NORMS = Norms(replaces_stream=(True, False))  # that of the embeddings is the first layer's
+FIRST_NORMS = Norms(replaces_stream=(True, False))  # the norm of the embeddings is that of the first layer
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
-    del outer  # encoders of text alone
+    """Reads a config.json."""
+    del outer  # there are no multimodal encoders
     n = from_config.sizes(f, "norm_eps")
     bias, period = f.flag("attention_bias"), f.integer("global_attn_every_n_layers")
     sliding = from_config.sliding_layers(f, n.num_layers, [bool(i % period) for i in range(n.num_layers)])
-    reach = f.integer("local_attention", low=2) // 2  # tokens before and behind one that it sees
+    reach = f.integer("local_attention", low=2) // 2  # visible tokens on each side
     ffn = from_config.dense(f, bert.function(f, "hidden_activation"), f.flag("mlp_bias"))
     layers = tuple(
         LayerSpec(
@@ -62,7 +63,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def _scorer(f: Fields, norm: str) -> Scorer:
-    """Of a cross-encoder. ModelFileError for a pooling that is not known."""
+    """Reads the scorer of a cross-encoder. Raises ModelFileError for an unknown pooling."""
     pooling, known = f.text("classifier_pooling"), ("cls", "mean")
     if pooling not in known:
         raise f.error("classifier_pooling", pooling, f"one of {', '.join(known)}")
@@ -71,7 +72,7 @@ def _scorer(f: Fields, norm: str) -> Scorer:
 
 
 def _rotations(f: Fields, head_dim: int, max_position: int) -> dict[str, RopeSpec]:
-    """Of full and of sliding layers."""
+    """Reads the rotations of layers without and with a window."""
     parameters, found = f.sub("rope_parameters"), {}
     for name, kind in (("global", "full_attention"), ("local", "sliding_attention")):
         shape = RopeShape(head_dim, max_position, f.number(f"{name}_rope_theta", low=1.0))

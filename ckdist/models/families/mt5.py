@@ -1,4 +1,4 @@
-"""mT5 (Xue et al. 2020, arXiv:2010.11934): T5 1.1 of 101 languages, whose configurations have other defaults."""
+"""mT5 (Xue et al. 2020, arXiv:2010.11934): T5 1.1 for 101 languages. Its configuration has other defaults."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Nomic Embed (Nussbaum et al. 2024, arXiv:2402.01613): BERT with rotated positions and gated feed-forwards."""
+"""Nomic Embed (Nussbaum et al. 2024, arXiv:2402.01613): BERT with rotary positions and gated feed-forwards."""
 
 from dataclasses import replace
 
@@ -50,13 +50,13 @@ KEYS = ConfigKeys(
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json. ModelFileError for what the forward does not do."""
-    del outer  # encoders of text alone
+    """Reads a config.json. Raises ModelFileError for features that the forward lacks."""
+    del outer  # there are no multimodal encoders
     for name, known in (("activation_function", "swiglu"), ("hidden_act", "silu")):
         if f.text(name) != known:
             raise f.error(name, f.text(name), known)
     n = from_config.sizes(f, "layer_norm_eps")
-    # the model's own code reaches further with another rotation for each length
+    # for longer texts, the model's own code uses a different rotation for each length
     trained = f.integer("max_trained_positions")
     longest = min(n.max_position, trained, f.integer("n_positions", trained, high=limits.MAX_POSITION))
     n = replace(n, max_position=longest)
@@ -69,7 +69,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def from_gguf_header(header: GgufHeader) -> ModelSpec:
-    """From a GGUF file."""
+    """Reads a GGUF file."""
     n = bert.gguf_sizes(header)
     attention = Attention(n.num_heads, n.num_heads, n.head_dim, n.head_dim**-0.5, bidirectional=True)
     layers = (LayerSpec(attention, from_gguf.dense(header), bert.NORMS),) * n.num_layers

@@ -1,4 +1,4 @@
-"""OLMo 2: norms of what a part adds instead of what it reads, and of all heads of queries and keys together."""
+"""OLMo 2: norms after each part in place of before it, and norms over all heads of queries and keys."""
 
 from dataclasses import replace
 
@@ -20,7 +20,7 @@ GGUF_NORMS = {
 
 
 def attention(f: Fields, n: Sizes) -> Attention:
-    """The attention of a layer that sees everything, from config.json."""
+    """Reads the attention of a layer without a window from a config.json."""
     bias = f.flag("attention_bias")
     return Attention(
         n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=bias, o_bias=bias, qk_norm="row"
@@ -28,7 +28,7 @@ def attention(f: Fields, n: Sizes) -> Attention:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     n = from_config.sizes(f)
     ffn = from_config.dense(f)
     layers = [LayerSpec(attention(f, n), ffn, NORMS)] * n.num_layers
@@ -36,7 +36,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """From GGUF metadata, which calls OLMo 3 so as well: it has a window, and layers that slide are not scaled."""
+    """Reads GGUF metadata. OLMo 3 has the same architecture name: it has a window, with an unscaled rotation."""
     f, n = header.fields, from_gguf.sizes(header)
     full = replace(from_gguf.attention(header, n), qk_norm="row")
     window = f.integer("attention.sliding_window", 0, low=0, high=1 << 30)
@@ -51,7 +51,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """As GGUF metadata."""
+    """Returns the GGUF metadata of a model."""
     return to_gguf.dense(NAME, spec, where)
 
 

@@ -1,4 +1,4 @@
-"""OLMo 3: OLMo 2 with windows. Layers that slide have a plain rotation, the others that of YaRN."""
+"""OLMo 3: OLMo 2 with windows. Layers with a window have a plain rotation, the others YaRN."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ KEYS = olmo2.KEYS.but(defaults={"rope_theta": 500000.0, "sliding_window": 4096},
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     n = from_config.sizes(f)
     full, window = olmo2.attention(f, n), from_config.window(f)
     ropes = from_config.rotations(f, n)
@@ -29,13 +29,11 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """As GGUF metadata. ArchitectureError where other layers slide than readers think, or none."""
+    """Returns the GGUF metadata of a model. Raises ArchitectureError if the pattern of windows is not the usual one."""
     sliding = [layer.attention.rope == "local" for layer in spec.layers]
     window = max(layer.attention.window for layer in spec.layers)
     if sliding != [(i + 1) % PERIOD != 0 for i in range(len(sliding))] or not window:
-        raise ArchitectureError(
-            f"{where}: an OLMo 3 of which not all but every {PERIOD}th layer slide has no GGUF form"
-        )
+        raise ArchitectureError(f"{where}: OLMo 3 has no GGUF form unless all but every {PERIOD}th layer have a window")
     if spec.ropes["local"].theta != spec.ropes["global"].theta:
         raise ArchitectureError(f"{where}: an OLMo 3 whose rotations have two bases has no GGUF form")
     more = {"attention.sliding_window": window, "attention.sliding_window_pattern": sliding}

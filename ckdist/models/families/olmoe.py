@@ -1,4 +1,4 @@
-"""OLMoE: experts, and norms of all heads of queries and keys together."""
+"""OLMoE: experts, and norms over all heads of queries and keys."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ ROUTING = Routing(used=8, renormalise=False)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     n = from_config.sizes(f)
     if f.has("clip_qkv"):
         raise f.error("clip_qkv", f.raw("clip_qkv"), "null: clipped queries, keys and values are not supported")
@@ -34,7 +34,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """From GGUF metadata."""
+    """Reads GGUF metadata."""
     n = from_gguf.sizes(header)
     attention = replace(from_gguf.attention(header, n), qk_norm="row")
     layer = LayerSpec(attention, from_gguf.experts(header, ROUTING))
@@ -42,7 +42,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """As GGUF metadata. ArchitectureError where shares are divided by their sum, which its readers do not do."""
+    """Returns the GGUF metadata of a model. Raises ArchitectureError if shares are divided by their sum."""
     to_gguf.refuse_renormalised(spec, where, True)
     return to_gguf.dense(NAME, spec, where, to_gguf.experts(spec, where))
 

@@ -1,5 +1,6 @@
-"""Phi-3, Phi-3.5 and Phi-4-mini: Llama with queries, keys and values in one tensor, gate and up in one, a rotation of a
-part of a head and longrope. Phi-3.5 MoE and the vision models are others.
+"""Phi-3, Phi-3.5 and Phi-4-mini: Llama with a partial rotation of heads, and longrope.
+
+One tensor has queries, keys and values, another one gate and up. Phi-3.5 MoE and the vision models are not included.
 """
 
 from dataclasses import replace
@@ -23,27 +24,27 @@ KEYS = ConfigKeys(
         "rope_theta": 1e4,
     },
     only={"full_attn_mod": 1, "interpolate_factor": 1},
-    unused=("original_max_position_embeddings",),  # where nothing scales the rotation
+    unused=("original_max_position_embeddings",),  # if the rotation is not scaled
 )
 QKV, GATE_UP = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")
 
 
 def model(n: Sizes, rope: RopeSpec, window: int, ffn: DenseFfn, tied: bool) -> ModelSpec:
-    """All layers are alike."""
+    """Makes a model with identical layers."""
     attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, window=window)
     layers = [LayerSpec(attention, ffn)] * n.num_layers
     return n.model(NAME, layers, {"global": rope}, tied)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     n = from_config.sizes(f)
     rope = from_config.rotations(f, n, from_config.part(f))["global"]
     return model(n, rope, from_config.window(f), from_config.dense(f), from_config.tied(f, outer))
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """From GGUF metadata."""
+    """Reads GGUF metadata."""
     n = from_gguf.sizes(header)
     rope = from_gguf.rotation(header, n, partial=True, longrope=True)
     window = header.fields.integer("attention.sliding_window", 0, low=0, high=1 << 30)
@@ -51,7 +52,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """As GGUF metadata. llama.cpp says that it ignores the window of this family."""
+    """Returns the GGUF metadata of a model. llama.cpp reports that it ignores the window of this family."""
     more = {
         "rope.dimension_count": spec.ropes["global"].dims,
         "attention.sliding_window": spec.layers[0].attention.window,

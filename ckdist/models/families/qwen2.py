@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5: Llama with biases of queries, keys and values."""
+"""Qwen 2 and 2.5: Llama with biases on queries, keys and values."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ KEYS = llama.KEYS.but(
 
 
 def layers(f: Fields, n: Sizes, attention: Attention, local: bool) -> list[LayerSpec]:
-    """The layers, of which those behind the first `max_window_layers` slide where the file says so."""
+    """Reads the layers. If the file enables windows, all layers after the first `max_window_layers` have one."""
     window = from_config.window(f) * f.flag("use_sliding_window")
     first = f.integer("max_window_layers", low=0)
     sliding = from_config.sliding_layers(f, n.num_layers, [i >= first for i in range(n.num_layers)])
@@ -33,7 +33,7 @@ def layers(f: Fields, n: Sizes, attention: Attention, local: bool) -> list[Layer
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     n = from_config.sizes(f)
     ropes = from_config.rotations(f, n)
     attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=True)
@@ -41,14 +41,14 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """From GGUF metadata, which knows no windows of this family."""
+    """Reads GGUF metadata, which has no windows for this family."""
     n = from_gguf.sizes(header)
     alike = [LayerSpec(from_gguf.attention(header, n), from_gguf.dense(header))] * n.num_layers
     return n.model(header.family, alike, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """As GGUF metadata. ArchitectureError where layers slide."""
+    """Returns the GGUF metadata of a model. Raises ArchitectureError for windows."""
     what = f"a sliding window ({{window}}) of {spec.family} has no GGUF form"
     to_gguf.refuse_windows(spec, where, what, "set use_sliding_window to false")
     return to_gguf.dense(spec.family, spec, where)

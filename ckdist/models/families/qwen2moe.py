@@ -1,4 +1,4 @@
-"""Qwen 1.5 and 2 with experts, and one with a gate that every token takes."""
+"""Qwen 1.5 and 2 with experts, and a gated shared expert."""
 
 from dataclasses import replace
 
@@ -23,14 +23,14 @@ ROUTING = Routing(used=4, renormalise=False)
 
 
 def experts(f: Fields, routing: Routing) -> MoeFfn:
-    """The experts of config.json, and one with a gate that every token takes."""
+    """Reads the experts and the gated shared expert from a config.json."""
     shared = f.integer("shared_expert_intermediate_size", high=limits.MAX_FFN)
     sizes = ("num_experts", "moe_intermediate_size")
     return from_config.experts(f, *sizes, routing, shared_size=shared, shared_gate=True)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     n = from_config.sizes(f)
     if f.flag("use_sliding_window") or any(from_config.sliding_layers(f, n.num_layers, [])):
         raise f.error("use_sliding_window", True, "false: windows of this family are not supported")
@@ -42,14 +42,14 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """From GGUF metadata."""
+    """Reads GGUF metadata."""
     n = from_gguf.sizes(header)
     layer = LayerSpec(from_gguf.attention(header, n), from_gguf.experts(header, ROUTING, shared=True))
     return n.model(NAME, [layer] * n.num_layers, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """As GGUF metadata. ArchitectureError where shares are divided by their sum, which its readers do not do."""
+    """Returns the GGUF metadata of a model. Raises ArchitectureError if shares are divided by their sum."""
     to_gguf.refuse_renormalised(spec, where, True)
     return to_gguf.dense(NAME, spec, where, to_gguf.experts(spec, where, ["expert_shared_feed_forward_length"]))
 

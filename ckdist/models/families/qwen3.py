@@ -1,4 +1,4 @@
-"""Qwen 3: Qwen 2 with norms of each head of queries and keys in place of biases."""
+"""Qwen 3: Qwen 2 with a norm per head of queries and keys in place of biases."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ KEYS = replace(qwen2.KEYS.but(defaults={"head_dim": 128}), unused=())
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     n = from_config.sizes(f)
     ropes, bias = from_config.rotations(f, n), f.flag("attention_bias")
     attention = Attention(

@@ -1,7 +1,7 @@
-"""Qwen 3.5, the text part: three of four layers have linear attention, the others gated attention with a quarter of
-each head rotated; norms multiply by one more than their weights.
+"""Qwen 3.5, the text part. Three of four layers have linear attention, the others have gated attention.
 
-GGUF has value heads of linear attention tile by tile: the first of every key head, then the second of every one.
+A quarter of each attention head is rotated. Norms multiply by (1 + weight). GGUF orders the value heads of linear
+attention by tiles: the first value head of each key head, then the second of each, and so on.
 """
 
 from collections.abc import Sequence
@@ -38,13 +38,13 @@ KEYS = llama.KEYS.but(
         "vocab_size": 248320,
     }
 )
-PERIOD = 4  # every so manieth layer has attention
+PERIOD = 4  # the last layer of each period has attention
 LINEAR, FULL = "linear_attention", "full_attention"
-SECTIONS = 11, 11, 10  # of a rotation's frequencies those of time, height and width, which texts do not tell apart
+SECTIONS = 11, 11, 10  # frequencies of time, height and width; a text has the same position in all three
 
 
 def linear_layers(f: Fields, num_layers: int) -> list[bool]:
-    """Which layers have linear attention, as a config.json says."""
+    """Reads from a config.json whether each layer has linear attention."""
     types, period = f.raw("layer_types"), f.integer("full_attention_interval")
     if types is None:
         return [(i + 1) % period != 0 for i in range(num_layers)]
@@ -54,7 +54,7 @@ def linear_layers(f: Fields, num_layers: int) -> list[bool]:
 
 
 def delta_net(f: Fields) -> GatedDeltaNet:
-    """The linear attention of a config.json."""
+    """Reads the linear attention from a config.json."""
     return GatedDeltaNet(
         f.integer("linear_num_key_heads", high=limits.MAX_HEADS),
         f.integer("linear_num_value_heads", high=limits.MAX_HEADS),
@@ -65,7 +65,7 @@ def delta_net(f: Fields) -> GatedDeltaNet:
 
 
 def mixers(f: Fields, n: Sizes) -> list[Attention | GatedDeltaNet]:
-    """Of every layer, as a config.json says. ModelFileError for biases, and for attention without a gate."""
+    """Reads the mixers of all layers from a config.json. Raises ModelFileError for biases or ungated attention."""
     if f.flag("attention_bias"):
         raise f.error("attention_bias", True, "false: this family has none")
     if not f.flag("attn_output_gate"):
@@ -76,7 +76,7 @@ def mixers(f: Fields, n: Sizes) -> list[Attention | GatedDeltaNet]:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     n = from_config.sizes(f)
     ffn = from_config.dense(f)
     layers = [LayerSpec(mixer, ffn) for mixer in mixers(f, n)]
@@ -85,7 +85,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf_sizes(header: GgufHeader) -> Sizes:
-    """The sizes in GGUF metadata, without layers that predict further tokens."""
+    """Reads the sizes from GGUF metadata, without layers that predict further tokens."""
     n = from_gguf.sizes(header)
     behind = header.fields.integer("nextn_predict_layers", 0, low=0, high=limits.MAX_LAYERS)
     if behind >= n.num_layers:
@@ -94,7 +94,7 @@ def gguf_sizes(header: GgufHeader) -> Sizes:
 
 
 def gguf_mixers(header: GgufHeader, n: Sizes, tiled: bool) -> list[Attention | GatedDeltaNet]:
-    """Of every layer, as GGUF metadata says. ModelFileError for numbers that do not fit together."""
+    """Reads the mixers of all layers from GGUF metadata. Raises ModelFileError if the numbers do not fit together."""
     f = header.fields
     keys, values = (f.integer(f"ssm.{name}", high=limits.MAX_HEADS) for name in ("group_count", "time_step_rank"))
     key_dim = f.integer("ssm.state_size", high=limits.MAX_HEAD_DIM)
@@ -115,7 +115,7 @@ def gguf_mixers(header: GgufHeader, n: Sizes, tiled: bool) -> list[Attention | G
 
 
 def gguf_linear_layers(f: Fields, num_layers: int) -> list[bool]:
-    """Which layers have linear attention, as GGUF metadata says."""
+    """Reads from GGUF metadata whether each layer has linear attention."""
     name = "attention.recurrent_layers"
     flags = f.values.get(name)
     if flags is None:
@@ -127,7 +127,7 @@ def gguf_linear_layers(f: Fields, num_layers: int) -> list[bool]:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """From GGUF metadata."""
+    """Reads GGUF metadata."""
     n, ffn = gguf_sizes(header), from_gguf.dense(header)
     layers = [LayerSpec(mixer, ffn) for mixer in gguf_mixers(header, n, tiled=True)]
     rope = from_gguf.rotation(header, n, 1e7, partial=True)
@@ -135,7 +135,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 
 def hybrid_metadata(spec: ModelSpec, where: str) -> dict[str, object]:
-    """What GGUF says of the layers' mixers. ArchitectureError for what its readers take for granted otherwise."""
+    """The GGUF metadata of the mixers. Raises ArchitectureError for a model that this metadata cannot describe."""
     linear = next((layer.mixer for layer in spec.layers if isinstance(layer.mixer, GatedDeltaNet)), None)
     if linear is None or linear.key_dim != linear.value_dim:
         raise ArchitectureError(
@@ -153,19 +153,19 @@ def hybrid_metadata(spec: ModelSpec, where: str) -> dict[str, object]:
 
 
 def sections(frequencies: int) -> Sequence[int]:
-    """How many frequencies of a rotation belong to time, height and width, and to nothing."""
+    """The numbers of a rotation's frequencies for time, height, width, and for nothing."""
     height, width = (frequencies * part // sum(SECTIONS) for part in SECTIONS[1:])
     return [frequencies - height - width, height, width, 0]
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """As GGUF metadata. ArchitectureError for what GGUF's readers cannot be told."""
+    """Returns the GGUF metadata of a model. Raises ArchitectureError for a model that GGUF cannot describe."""
     more = {**hybrid_metadata(spec, where), "rope.dimension_sections": sections(spec.ropes["global"].dims // 2)}
     return to_gguf.dense(NAME, spec, where, more)
 
 
 def gguf_values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
-    """The values of a weight as GGUF has them: of linear attention with value heads tile by tile."""
+    """Converts the values of a weight for GGUF: value heads of linear attention in the order of tiles."""
     mixer, name = (
         spec.layers[int(weight.split(".")[2])].mixer if ".layers." in weight else None,
         weight.split(".", 3)[-1],
@@ -179,14 +179,14 @@ def gguf_values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
 
 
 def hybrid_values(linear: GatedDeltaNet, name: str, values: np.ndarray) -> np.ndarray:
-    """Without another order of heads: minus the exponential of A_log, a row for each channel of a convolution."""
+    """Converts the values of a weight, without reordering heads: -exp(A_log), and a convolution's row per channel."""
     if name == "linear_attn.A_log":
         return -np.exp(values)
     return values.reshape(-1, linear.conv_kernel) if ".conv1d_" in name else values
 
 
 def tiled(linear: GatedDeltaNet, rows: np.ndarray) -> np.ndarray:
-    """Rows of value heads: the first of every key head, then the second of every one."""
+    """Reorders rows by tiles: the first value head of each key head, then the second of each, and so on."""
     each = linear.num_value_heads // linear.num_key_heads
     heads = rows.reshape(linear.num_key_heads, each, -1, *rows.shape[1:])
     return heads.swapaxes(0, 1).reshape(rows.shape)

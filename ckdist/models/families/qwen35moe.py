@@ -1,4 +1,4 @@
-"""Qwen 3.5 with experts, the text part: Qwen 3.5 with a mixture of experts and a gated shared one in all layers."""
+"""Qwen 3.5 with experts, the text part: all layers have experts and a gated shared expert."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ ROUTING = Routing(used=8)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     n = from_config.sizes(f)
     ffn = qwen2moe.experts(f, ROUTING)
     layers = [LayerSpec(mixer, ffn) for mixer in qwen35.mixers(f, n)]
@@ -35,7 +35,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """From GGUF metadata."""
+    """Reads GGUF metadata."""
     n, ffn = qwen35.gguf_sizes(header), from_gguf.experts(header, ROUTING, shared=True)
     layers = [LayerSpec(mixer, ffn) for mixer in qwen35.gguf_mixers(header, n, tiled=True)]
     rope = from_gguf.rotation(header, n, 1e7, partial=True)
@@ -43,7 +43,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """As GGUF metadata. ArchitectureError for what GGUF's readers cannot be told."""
+    """Returns the GGUF metadata of a model. Raises ArchitectureError for a model that GGUF cannot describe."""
     more = {
         **to_gguf.experts(spec, where, ("expert_shared_feed_forward_length",)),
         **qwen35.hybrid_metadata(spec, where),

@@ -23,7 +23,7 @@ KEYS = llama.KEYS.but(
     aliases={"num_local_experts": "num_experts"},
     nulls={"sliding_window": None},
     unused=(
-        *("intermediate_size", "max_window_layers"),  # if all layers have experts; windows are of all layers
+        *("intermediate_size", "max_window_layers"),  # if all layers have experts; if all layers have windows
         *("moe_intermediate_size", "num_experts", "num_experts_per_tok", "shared_expert_intermediate_size"),  # if none
     ),
 )
@@ -31,7 +31,7 @@ ROUTING = Routing(used=8)
 
 
 def sparse_layers(f: Fields, num_layers: int) -> list[bool]:
-    """Which layers have experts."""
+    """Reads whether each layer has experts."""
     step, dense = f.integer("decoder_sparse_step", high=limits.MAX_LAYERS), f.raw("mlp_only_layers") or []
     if not isinstance(dense, list) or any(type(i) is not int for i in dense):
         raise f.error("mlp_only_layers", dense, "a list of layers")
@@ -39,14 +39,14 @@ def sparse_layers(f: Fields, num_layers: int) -> list[bool]:
 
 
 def feed_forwards(f: Fields, num_layers: int, experts: Callable[[], MoeFfn]) -> list[DenseFfn | MoeFfn]:
-    """The feed-forward of every layer. Fields that no layer needs are not asked for."""
+    """Reads the feed-forwards of all layers. Fields that no layer needs are not read."""
     sparse = sparse_layers(f, num_layers)
     made = {has_experts: experts() if has_experts else from_config.dense(f) for has_experts in set(sparse)}
     return [made[has_experts] for has_experts in sparse]
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     n = from_config.sizes(f)
     bias, window = f.flag("attention_bias"), from_config.window(f) * f.flag("use_sliding_window")
     attention = Attention(
@@ -66,14 +66,14 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """From GGUF metadata."""
+    """Reads GGUF metadata."""
     n = from_gguf.sizes(header)
     layer = LayerSpec(from_gguf.attention(header, n), from_gguf.experts(header, ROUTING))
     return n.model(NAME, [layer] * n.num_layers, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """As GGUF metadata. ArchitectureError where layers slide, or where its readers would renormalise shares."""
+    """Returns the GGUF metadata of a model. Raises ArchitectureError for windows, or if shares are not renormalised."""
     to_gguf.refuse_windows(
         spec, where, "a sliding window ({window}) of qwen3moe has no GGUF form", "set use_sliding_window to false"
     )

@@ -1,5 +1,6 @@
-"""Qwen3-Next: as Qwen 3.5 with experts, in all layers or some; of each key head the projections of linear attention
-stand together, and GGUF keeps the order of value heads.
+"""Qwen3-Next: like Qwen 3.5 with experts, in all layers or in some.
+
+Its files group the projections of linear attention by key head. GGUF keeps the order of value heads.
 """
 
 from dataclasses import replace
@@ -31,7 +32,7 @@ BA = ("linear_attn.in_proj_b", "linear_attn.in_proj_a")
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     n = from_config.sizes(f)
     routing = replace(ROUTING, renormalise=f.flag("norm_topk_prob"))
     ffns = qwen3moe.feed_forwards(f, n.num_layers, lambda: qwen2moe.experts(f, routing))
@@ -41,7 +42,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """From GGUF metadata."""
+    """Reads GGUF metadata."""
     n, ffn = qwen35.gguf_sizes(header), from_gguf.experts(header, ROUTING, shared=True)
     layers = [LayerSpec(mixer, ffn) for mixer in qwen35.gguf_mixers(header, n, tiled=False)]
     rope = from_gguf.rotation(header, n, 1e7, partial=True)
@@ -49,13 +50,13 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """As GGUF metadata. ArchitectureError for what GGUF's readers cannot be told."""
+    """Returns the GGUF metadata of a model. Raises ArchitectureError for a model that GGUF cannot describe."""
     experts = to_gguf.experts(spec, where, ("expert_shared_feed_forward_length",))
     return to_gguf.dense(NAME, spec, where, {**experts, **qwen35.hybrid_metadata(spec, where)})
 
 
 def gguf_values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
-    """The values of a weight as GGUF has them."""
+    """Converts the values of a weight for GGUF."""
     mixer = spec.layers[int(weight.split(".")[2])].mixer if ".layers." in weight else None
     name = weight.split(".", 3)[-1]
     return qwen35.hybrid_values(mixer, name, values) if isinstance(mixer, GatedDeltaNet) else values

@@ -1,4 +1,4 @@
-"""RoBERTa and XLM-RoBERTa, of which BGE-M3 and multilingual E5 are: BERT whose positions begin behind the padding."""
+"""RoBERTa and XLM-RoBERTa, as BGE-M3 and multilingual E5: BERT with positions that begin after the padding's id."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""SmolLM3: Llama, of which every fourth layer rotates nothing."""
+"""SmolLM3: Llama without a rotation in every fourth layer."""
 
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ KEYS = llama.KEYS.but(
 
 
 def rotated_layers(f: Fields, num_layers: int) -> list[bool]:
-    """Which layers rotate: `no_rope_layers` has 1 for these, against its name."""
+    """Reads whether each layer rotates: contrary to its name, `no_rope_layers` is 1 for layers that do."""
     given, period = f.raw("no_rope_layers"), f.integer("no_rope_layer_interval")
     if given is None:
         return [(i + 1) % period != 0 for i in range(num_layers)]
@@ -37,7 +37,7 @@ def rotated_layers(f: Fields, num_layers: int) -> list[bool]:
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     n, bias = from_config.sizes(f), f.flag("attention_bias")
     rotated = rotated_layers(f, n.num_layers)
     window = from_config.window(f) * f.flag("use_sliding_window")
@@ -52,7 +52,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def gguf(header: GgufHeader) -> ModelSpec:
-    """From GGUF metadata, which takes it for granted that every fourth layer rotates nothing."""
+    """Reads GGUF metadata. It implies that every fourth layer has no rotation."""
     n = from_gguf.sizes(header)
     attention = from_gguf.attention(header, n)
     ffn = from_gguf.dense(header)
@@ -63,7 +63,7 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
-    """As GGUF metadata. ArchitectureError for other layers without rotation, and for windows."""
+    """Returns the GGUF metadata of a model. Raises ArchitectureError for windows, or other layers without rotation."""
     to_gguf.refuse_windows(
         spec, where, "a sliding window ({window}) has no GGUF form", "set use_sliding_window to false"
     )

@@ -1,6 +1,6 @@
-"""T5 (Raffel et al. 2020, arXiv:1910.10683), its version 1.1, Flan-T5 and mT5; and its encoder alone, as sentence-T5.
+"""T5 (Raffel et al. 2020, arXiv:1910.10683), version 1.1, Flan-T5 and mT5; or the encoder only, as sentence-T5.
 
-Biases of scores by distance stand for positions, queries are not scaled, norms have no mean.
+Relative biases on scores replace position embeddings. Queries are not scaled. Norms are rms norms.
 """
 
 from dataclasses import replace
@@ -35,7 +35,7 @@ KEYS = ConfigKeys(
         "num_attention_heads": "num_heads",
         "num_hidden_layers": "num_layers",
     },
-    # feed_forward_proj says the first two; distances have no end; an encoder has neither of the others
+    # feed_forward_proj has the first two; distances are not limited; an encoder has neither of the others
     unused=(
         "dense_act_fn",
         "is_gated_act",
@@ -45,12 +45,12 @@ KEYS = ConfigKeys(
         "tie_word_embeddings",
     ),
 )
-MAX_POSITION = 1 << 15  # distances have no end; so many tokens a sequence may have
+MAX_POSITION = 1 << 15  # most tokens of a sequence; the model itself has no limit
 FUNCTIONS = {"relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh", "silu": "silu", "swish": "silu"}
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
-    """From config.json."""
+    """Reads a config.json."""
     heads, width = f.integer("num_heads", high=limits.MAX_HEADS), f.integer("d_kv", high=limits.MAX_HEAD_DIM)
     buckets = f.integer("relative_attention_num_buckets", low=4, high=1 << 12)
     distance = f.integer("relative_attention_max_distance", low=buckets, high=1 << 16)
@@ -67,16 +67,18 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 
 def scales_outputs(f: Fields, outer: Fields) -> bool:
-    """Whether hidden states are divided by the root of their width before the output projection, which then is the
-    embeddings. Versions from 1.1 have a projection of their own, and what transformers 5 saves of them says
-    `scale_decoder_outputs` in place of `tie_word_embeddings`.
+    """Whether hidden states are divided by sqrt(hidden_size) before the output projection.
+
+    If so, the embeddings are the output projection. Versions from 1.1 on have a separate one. For them, transformers 5
+    writes `scale_decoder_outputs` in place of `tie_word_embeddings`.
     """
     return f.flag("scale_decoder_outputs", from_config.tied(f, outer))
 
 
 def from_gguf_header(header: GgufHeader) -> ModelSpec:
-    """From a GGUF file, which says neither the feed-forward's function, which llama.cpp takes to be that of version 1.1
-    where it is gated, nor beyond which distance all is one, 128.
+    """Reads a GGUF file, which lacks the activation function and the largest distance of the biases.
+
+    As in llama.cpp, the function is that of version 1.1 if the feed-forward is gated. The largest distance is 128.
     """
     f, n = header.fields, from_gguf.sizes(header)
     buckets = f.integer("attention.relative_buckets_count", 32, low=4, high=DISTANCE)
@@ -97,7 +99,7 @@ def _encoder(attention: Attention, ffn: DenseFfn, layers: int, vocab: int, hidde
 
 
 def _whole(encoder: ModelSpec, attention: Attention, layers: int, tied: bool, start: int) -> ModelSpec:
-    """With a decoder of so many layers, which begins with the token `start`."""
+    """Adds a decoder of `layers` layers, which begins with the token `start`, to an encoder."""
     cross = CrossAttention(replace(attention, relative=None))
     layer, hidden = LayerSpec(attention, encoder.layers[0].ffn, cross=cross), encoder.hidden_size
     return ModelSpec(
@@ -107,7 +109,7 @@ def _whole(encoder: ModelSpec, attention: Attention, layers: int, tied: bool, st
 
 
 def _ffn(f: Fields) -> DenseFfn:
-    """The feed-forward, whose name says whether it is gated. ModelFileError for a function that is not known."""
+    """Reads the feed-forward; its name includes whether it is gated. Raises ModelFileError for an unknown function."""
     given = f.text("feed_forward_proj")
     name, gated = given.removeprefix("gated-"), given.startswith("gated-")
     name = "gelu_new" if given == "gated-gelu" else name
@@ -117,12 +119,12 @@ def _ffn(f: Fields) -> DenseFfn:
 
 
 def _attention(part: str, path: str) -> dict[str, str]:
-    """The names of an attention's matrices."""
+    """Names of the matrices of an attention."""
     return {f"{part}.{own}": f"{path}.{own}_proj" for own in "qkvo"}
 
 
 def _feed_forward(number: int) -> dict[str, str]:
-    """The names of a feed-forward's matrices, which is a layer's part of this number."""
+    """Names of the matrices of a feed-forward, which is part `number` of a layer."""
     stem, own = f"layer.{number}.DenseReluDense", {"wi": "up", "wi_0": "gate", "wi_1": "up", "wo": "down"}
     return {f"{stem}.{name}": f"mlp.{part}_proj" for name, part in own.items()}
 
@@ -184,7 +186,7 @@ FAMILY = Family(
     to_gguf=bert.export,
     safetensors=NAMES,
     gguf_names=GGUF_NAMES,
-    # copies of the shared embeddings, and biases that the first files had for distances in cross-attention
+    # copies of the shared embeddings, and relative biases of cross-attention in the first files
     ignored=(
         r"(en|de)coder\.embed_tokens\.weight",
         r"decoder\.block\.0\.layer\.1\.EncDecAttention\.relative.+",

@@ -1,4 +1,4 @@
-"""rope, attend over a cache, attend over packed sequences, and the gradients of what training uses."""
+"""rope, attend (over a cache), attend_packed (over packed sequences), and the gradients for training."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from ckdist.program.rank_context import RankContext
 from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
 from ckdist.program.step import ABSENT, GradientIndex, ParameterIndex, ValueIndex
 
-if TYPE_CHECKING:  # which import the ops
+if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
     from ckdist.program.lower import Lowering
@@ -37,18 +37,17 @@ if TYPE_CHECKING:  # which import the ops
 
 @op("rope", unchanged_whole("rope"))
 def rope(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Rotates the first dimensions of every head by position times frequency. Su et al. 2021, arXiv:2104.09864."""
+    """Rotates the first dimensions of each head by position * frequency. Su et al. 2021, arXiv:2104.09864."""
     return [rotate(context, inputs[0], attrs, 1)]
 
 
 @lower("rope", "training")
 def lower_rope(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step."""
+    """Emits one step."""
     _rotation(lowering, instr, back=False)
 
 
 def _rotation(lowering: "TrainingLowering", instr: Instr, back: bool) -> None:
-    """A step that rotates, or rotates back."""
     x, table = lowering.value(instr.inputs[0]), ROPE_TABLES[instr.attrs["table"]]
     fields = {"width": instr.inputs[0].dims[-1].width, "first": instr.attrs.get("first", 0)}
     lowering.emit("rope", x=x, out=lowering.output(instr.outputs[0]), table=table, back=back, **fields)
@@ -62,18 +61,18 @@ def rope_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool])
 
 @op("rope_grad", unchanged_whole("rope_grad"))
 def rope_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """The rotation back; yarn's magnitude stays a factor."""
+    """Rotates by the negative angle. Yarn's magnitude remains a factor."""
     return [rotate(context, inputs[0], attrs, -1)]
 
 
 @lower("rope_grad", "training")
 def lower_rope_grad(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step."""
+    """Emits one step."""
     _rotation(lowering, instr, back=True)
 
 
 def rotate(context: RankContext, x: np.ndarray, attrs: Attrs, sign: int) -> np.ndarray:
-    """x: (tokens, heads * head_dim), the dimensions of every head from `first` on rotated by `sign` times the angle."""
+    """Rotates the dimensions of each head, from `first` on, by sign * angle. x: (tokens, heads * head_dim)."""
     rotation, first = context.rope(attrs["table"]), attrs.get("first", 0)
     cos, sin = context.rope_tables(rotation)  # (tokens, rotated / 2)
     c, s, half = cos[:, None], sign * sin[:, None], cos.shape[1]
@@ -90,7 +89,7 @@ def rotate(context: RankContext, x: np.ndarray, attrs: Attrs, sign: int) -> np.n
 
 
 def infer_attend(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As the queries; LayoutError where heads and kv_heads do not fit together."""
+    """The dims of the queries, with the width of the values. Raises LayoutError if the heads do not fit together."""
     q, k, v = inputs[:3]
     whole("attend", *inputs)
     heads, kv_heads = q.dims[-1], k.dims[-1]
@@ -111,10 +110,7 @@ def infer_attend(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 
 class Heads:
-    """Which kv-head each of this rank's query heads reads, and the scores of one head.
-
-    What attend and its gradient share.
-    """
+    """The kv-head of each query head on this rank, and the scores of one head. Shared by attend and its gradient."""
 
     def __init__(self, context: RankContext, attrs: Attrs, biases: np.ndarray | None = None):
         q_dim, kv_dim = (value.dims[-1] for value in attrs["inputs"][:2])
@@ -126,12 +122,13 @@ class Heads:
             self.biases = biases.reshape(-1, q_dim.count)
 
     def split(self, inputs: Arrays, index: int) -> np.ndarray:
-        """Input `index`, (tokens, heads * width), as (tokens, heads, width)."""
+        """Reshapes input `index` from (tokens, heads * width) to (tokens, heads, width)."""
         return inputs[index].reshape(len(inputs[index]), -1, self.widths[index])
 
     def scores(self, q: np.ndarray, k: np.ndarray, first: int = 0, head: int = 0) -> np.ndarray:
-        """Of local head `head` the scores of queries (tokens, head_dim), at positions from `first`, with keys
-        (positions, head_dim); -inf where not visible.
+        """The scores of local head `head`: (tokens, positions), -inf if a key is not visible.
+
+        q: (tokens, head_dim), at positions from `first` on. k: (positions, head_dim).
         """
         positions, own = np.arange(len(k))[None], first + np.arange(len(q))[:, None]
         scores = q @ k.T * np.float32(self.attrs["scale"])  # (tokens, positions)
@@ -147,27 +144,28 @@ class Heads:
 
 
 def bucket_of(distances: np.ndarray, attrs: Attrs) -> np.ndarray:
-    """The bucket of each distance, key less query: the first half of them single ones, the others up to `distance` by
-    their logarithm; where attention is bidirectional half of each for keys before the query, half for those behind.
-    Raffel et al. 2020, arXiv:1910.10683, section 2.1.
+    """The bucket of each distance = key position - query position. Raffel et al. 2020, arXiv:1910.10683, section 2.1.
+
+    Each of the first half of the buckets has one distance. The other half is logarithmic up to `distance`. If attention
+    is bidirectional, half of the buckets are for keys before the query, the other half for keys after it.
     """
     count, both = attrs["buckets"], attrs.get("bidirectional", False)
-    buckets, behind = (count // 2, (distances > 0) * (count // 2)) if both else (count, 0)
+    buckets, after = (count // 2, (distances > 0) * (count // 2)) if both else (count, 0)
     away = np.abs(distances) if both else np.maximum(-distances, 0)
     single = buckets // 2
     share = np.log(np.maximum(away, 1).astype(np.float32) / np.float32(single))
     share = share / np.float32(np.log(attrs["distance"] / single)) * np.float32(buckets - single)
     grown = np.minimum(single + share.astype(np.int64), buckets - 1)
-    return behind + np.where(away < single, away, grown)
+    return after + np.where(away < single, away, grown)
 
 
 @op("attend", infer_attend)
 def attend(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None], attrs: Attrs) -> Arrays:
-    """Grouped-query attention over the cache, which the call extends, causal unless it is `bidirectional`. Vaswani et
-    al. 2017, arXiv:1706.03762.
+    """Grouped-query attention over the cache, which the call extends. Vaswani et al. 2017, arXiv:1706.03762.
 
-    A weight is of sinks, (heads,): a score of each head that counts in the sum and has no value. Xiao et al. 2023,
-    arXiv:2309.17453, and as gpt-oss learns them, OpenAI 2025, arXiv:2508.10925.
+    It is causal unless `bidirectional`. The weights are optional: sinks, (heads,), and relative biases. A sink is a
+    score per head that adds to the sum of exponentials and has no value. Xiao et al. 2023, arXiv:2309.17453; learned
+    sinks: OpenAI 2025, arXiv:2508.10925.
     """
     sinks, biases = (*weights, None, None)[:2]
     heads = Heads(context, attrs, biases)
@@ -176,7 +174,7 @@ def attend(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None
     out = np.zeros((*q.shape[:2], v.shape[2]), q.dtype)
     for h, kv in enumerate(heads.kv_heads):
         scores = heads.scores(q[:, h], k_all[:, kv], len(k_all) - len(q), h)
-        if sinks is not None:  # one more score, behind those of the positions
+        if sinks is not None:  # one more score, after those of the positions
             scores = np.concatenate([scores, np.full((len(q), 1), sinks[h], scores.dtype)], axis=1)
         p = np.exp(scores - scores.max(axis=-1, keepdims=True))
         out[:, h] = (p / p.sum(axis=-1, keepdims=True))[:, : len(k_all)] @ v_all[:, kv]
@@ -185,7 +183,7 @@ def attend(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None
 
 @lower("attend", "inference")
 def lower_attend(lowering: "Lowering", group: "Group") -> None:
-    """One step with norms, rotation and cache."""
+    """Emits one step that also computes the norms and the rotation, and extends the cache."""
     instr, attrs = group.instr, group.instr.attrs
     rope, q_norm, k_norm = group["q_rope"], group["q_norm"], group["k_norm"]
     q, k = (
@@ -209,8 +207,8 @@ def lower_attend(lowering: "Lowering", group: "Group") -> None:
     norms = [lowering.vector(norm.weights[0] if norm else None) for norm in (q_norm, k_norm)]
     if over_heads:
         norms = [lowering.held_vector(w) for w in (over_heads.weight(0), over_heads.weight(1))]
-    every = np.arange(-attrs["distance"], attrs["distance"] + 1) if relative else None
-    buckets = {} if every is None else {"buckets": bucket_of(every, attrs).tolist()}
+    distances = np.arange(-attrs["distance"], attrs["distance"] + 1) if relative else None
+    buckets = {} if distances is None else {"buckets": bucket_of(distances, attrs).tolist()}
     lowering.emit(
         "attend",
         **buckets,
@@ -238,12 +236,12 @@ def lower_attend(lowering: "Lowering", group: "Group") -> None:
 
 
 def _first_operand(value: Value, *parts: Instr | None) -> Value:
-    """What the first of the parts that are there reads, or the value itself."""
+    """The input of the first part that is not None, or the value itself."""
     return next((part.inputs[0] for part in parts if part), value)
 
 
 def infer_attend_packed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As `attend`, and a number for each token and head."""
+    """The dims of `attend`, and one number for each token and head."""
     (output,) = infer_attend(inputs, weights, attrs)
     tokens, heads = inputs[0].dims
     return [output, ((tokens, replace(heads, width=1)), None)]
@@ -251,8 +249,9 @@ def infer_attend_packed(inputs: Values, weights: Weights, attrs: Attrs) -> Infer
 
 @op("attend_packed", infer_attend_packed)
 def attend_packed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Causal grouped-query attention within each of the packed sequences; also the log of the sum of exp(score),
-    (tokens, heads), in which sinks count.
+    """Causal grouped-query attention within each packed sequence.
+
+    The second output is log(sum(exp(score))) with sinks, (tokens, heads).
     """
     heads = Heads(context, attrs)
     q, k, v = (heads.split(inputs, i) for i in range(3))
@@ -271,9 +270,11 @@ def attend_packed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 
 @lower("attend_packed", "training")
 def lower_attend_packed(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step."""
+    """Emits one step."""
     if len(set(layer_attention(instr, lowering.mesh).heads_per_kv)) != 1:
-        raise LayoutError(f"training needs as many query heads for each kv_head of a rank, and at least one: {instr}")
+        raise LayoutError(
+            f"training needs equal numbers of query heads for each kv_head of a rank, at least 1: {instr}"
+        )
     q, k, v = map(lowering.operand, instr.inputs)
     out, log_sum_exp = map(lowering.output, instr.outputs)
     sinks = lowering.parameter(instr.weights[0] if instr.weights else None)
@@ -282,26 +283,26 @@ def lower_attend_packed(lowering: "TrainingLowering", instr: Instr) -> None:
 
 
 def _scores(instr: Instr) -> dict[str, Any]:
-    """What attention's scores depend on."""
+    """The attributes that the scores depend on."""
     return {name: instr.attrs[name] for name in ("window", "scale", "soft_cap")}
 
 
 @vjp("attend_packed")
 def attend_packed_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
-    """One instruction for all gradients, that of sinks too. LayoutError for one through the log-sum-exp."""
+    """One instruction for all gradients, with sinks. Raises LayoutError if the log-sum-exp has a gradient."""
     if grads[0] is None or grads[1] is not None:
         raise LayoutError(
             f"attend_packed has no gradient through its log-sum-exp %{instr.outputs[1].name}; only through its result"
         )
     operands = (*instr.inputs, *instr.outputs, grads[0])
-    sinks = instr.weights if any(wanted[3:]) else ()  # frozen ones are in the log-sum-exp
+    sinks = instr.weights if any(wanted[3:]) else ()  # frozen sinks are part of the log-sum-exp
     names = ["d_q", "d_k", "d_v", *(f"d_{w.name}" for w in sinks if w)]
     found = g.emit("attend_grad", operands, sinks, names, **instr.attrs)
     return [*found, *([None] * (len(wanted) - len(found)))]
 
 
 def infer_attend_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As q, k and v, and as sinks, partial over tokens; LayoutError where ranks share a kv-head."""
+    """The dims of q, k, v, and of sinks, partial over tokens. Raises LayoutError if ranks share a kv-head."""
     q, k, v, o, _, do = inputs
     infer_attend(inputs, weights, attrs)
     same("attend_grad", o, do)
@@ -317,7 +318,7 @@ def infer_attend_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
 
 @op("attend_grad", infer_attend_grad)
 def attend_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """From p = exp(score - log_sum_exp): dv = p.T @ do, ds = p * (do @ v.T - rowsum(do * o)). A sink's dp is 0.
+    """With p = exp(score - log_sum_exp): dv = p.T @ do, ds = p * (do @ v.T - rowsum(do * o)). A sink's dp is 0.
 
     Dao et al. 2022, arXiv:2205.14135.
     """
@@ -342,7 +343,7 @@ def attend_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 @lower("attend_grad", "training")
 def lower_attend_grad(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step."""
+    """Emits one step."""
     q, k, v, o, lse, d_o = instr.inputs
     inputs = {
         name: lowering.operand(value) for name, value in (("q", q), ("k", k), ("v", v), ("out", o), ("d_out", d_o))

@@ -1,4 +1,4 @@
-"""balance_loss: what is added to a loss so that experts are taken evenly, of all layers together, and its gradient.
+"""balance_loss: the auxiliary load-balancing loss over the experts of all layers, and its gradient.
 
 Fedus et al. 2021, arXiv:2101.03961, equations 4 to 6; over the tokens of all layers, as transformers computes it.
 """
@@ -12,21 +12,21 @@ from ckdist.program.ops.tally import counted
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 
-if TYPE_CHECKING:  # which import the ops
+if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_balance_loss(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """A number of targets and a tally, partial where tokens are sharded."""
+    """A scalar, partial if tokens are sharded."""
     whole("balance_loss", *inputs)
     return [((), inputs[0].dims[0].axis)]
 
 
 def factor(context: RankContext, targets: np.ndarray, tally: np.ndarray, attrs: Attrs) -> float:
-    """The loss is this times the sum over experts of the times that each is taken, times the sum of its scores: the
-    coefficient, the batch's targets (of which losses are the sum) and the experts, over the square of the rows. Rows
-    are the counted tokens of all layers.
+    """Returns coefficient * targets * experts / rows**2, the factor on sum over experts of (taken * scores).
+
+    `rows` is the number of counted tokens of all layers. Losses are sums over targets, hence the number of targets.
     """
     rows = max(1, attrs["layers"] * np.count_nonzero(counted(context, targets)))
     return attrs["coefficient"] * np.count_nonzero(targets >= 0) * (len(tally) // 2) / rows**2
@@ -34,7 +34,7 @@ def factor(context: RankContext, targets: np.ndarray, tally: np.ndarray, attrs: 
 
 @op("balance_loss", infer_balance_loss)
 def balance_loss(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """See `factor`."""
+    """Returns factor * sum over experts of (how often it is taken * sum of its scores)."""
     taken, scores = np.split(inputs[1], 2)
     found = factor(context, inputs[0], inputs[1], attrs) * (taken * scores).sum()
     return [np.asarray(found, inputs[1].dtype)]
@@ -42,19 +42,19 @@ def balance_loss(context: RankContext, inputs: Arrays, weights: Arrays, attrs: A
 
 @vjp("balance_loss")
 def balance_loss_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
-    """One instruction."""
+    """One instruction, for the gradient of the tally."""
     return [None, *g.emit("balance_loss_grad", (*instr.inputs, grads[0]), names=["d_tally"], **instr.attrs)]
 
 
 def infer_balance_loss_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As the tally."""
+    """The dims of the tally."""
     whole("balance_loss_grad", *inputs)
     return [(inputs[1].dims, None)]
 
 
 @op("balance_loss_grad", infer_balance_loss_grad)
 def balance_loss_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """By both halves of the tally: each by the other one."""
+    """With the tally [taken, scores]: d_tally = d_loss * factor * [scores, taken]."""
     targets, tally, d_loss = inputs
     taken, scores = np.split(tally, 2)
     found = d_loss * factor(context, targets, tally, attrs) * np.concatenate([scores, taken])
@@ -63,12 +63,12 @@ def balance_loss_grad(context: RankContext, inputs: Arrays, weights: Arrays, att
 
 @lower("balance_loss", "training")
 def lower_balance_loss(lowering: "TrainingLowering", instr: Instr) -> None:
-    """No step: that of its gradient computes it, and a loss alone is without it."""
+    """No step: the gradient's step computes this loss too. A run without gradients leaves it out."""
 
 
 @lower("balance_loss_grad", "training")
 def lower_balance_loss_grad(lowering: "TrainingLowering", instr: Instr) -> None:
-    """A step."""
+    """Emits one step."""
     lowering.emit(
         "balance_loss",
         tally=lowering.value(instr.inputs[1]),

@@ -1,6 +1,6 @@
-"""The collectives: what ranks do together.
+"""The collectives.
 
-Their gradients need at most a `shard`, for a gradient of a partial value is whole.
+Their gradients need at most a `shard`, because the gradient of a partial value is not partial.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, ValueIndex
 
-if TYPE_CHECKING:  # which import the ops
+if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
     from ckdist.program.lower import Lowering
@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # which import the ops
 
 
 def infer_all_reduce(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The same, whole over the axis. LayoutError where it is not partial over it."""
+    """The same dims, no longer partial over the axis. Raises LayoutError if the value is not partial over it."""
     (x,), axis = inputs, attrs["axis"]
     if axis not in x.partial:
         raise LayoutError(f"all_reduce over {axis}: %{x.name} is not partial over it")
@@ -45,13 +45,13 @@ def infer_all_reduce(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
 
 @op("all_reduce", infer_all_reduce, collective=True)
 def all_reduce(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Attrs) -> list[Arrays]:
-    """The sum over the ranks of the axis in the order of ranks, in float32."""
+    """The float32 sum over the ranks of the axis, in rank order."""
     return in_groups(contexts, inputs, attrs["axis"], total)
 
 
 @lower("all_reduce", "inference")
 def lower_all_reduce(lowering: "Lowering", group: "Group") -> None:
-    """No step: the ranks' summands are read in place, or the step that makes this rank's puts the sum elsewhere."""
+    """No step: readers read the summands of all ranks in place, or the producing step has a buffer for the sum."""
     (value,), (out,) = group.instr.inputs, group.instr.outputs
     place = lowering.at.get(lowering.source(value).name)
     if place is not None and (total_at := lowering.buffers[place].sum) != ABSENT:
@@ -62,33 +62,34 @@ def lower_all_reduce(lowering: "Lowering", group: "Group") -> None:
 
 @lower("all_reduce", "training")
 def lower_training_reduce(lowering: "TrainingLowering", instr: Instr) -> None:
-    """A step that sums where the value lies. None for gradients of weights, of which `TrainingLowering.reduced` says
-    when, nor for the loss.
+    """Emits a step that sums in place.
+
+    None for the loss, nor for gradients of weights: `TrainingLowering.reduced` inserts their steps.
     """
     (value,), (out,) = instr.inputs, instr.outputs
     if not value.dims or value in lowering.names.of_weight:
         return
     if value in lowering.names.beside:
-        raise LayoutError(f"all_reduce of a value that lies beside others: {instr}")
+        raise LayoutError(f"all_reduce of a value that shares its row with others: {instr}")
     lowering.emit("all_reduce", x=lowering.value(value))
     lowering.stands_for(out, value)
 
 
 @vjp("all_reduce")
 def all_reduce_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
-    """The gradient itself: that of a partial value is whole."""
+    """The gradient itself: the gradient of a partial value is not partial."""
     return [grads[0]]
 
 
 def infer_all_gather(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The same, sharded over the axis no more."""
+    """The same dims, no longer sharded over the axis."""
     whole("all_gather", inputs[0])
     return [(tuple(replace(d, axis=None) if d.axis == attrs["axis"] else d for d in inputs[0].dims), None)]
 
 
 @op("all_gather", infer_all_gather, collective=True)
 def all_gather(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Attrs) -> list[Arrays]:
-    """The ranks' parts of the dimension that is sharded, side by side."""
+    """Concatenates the shards of all ranks along the sharded dimension."""
     dims = attrs["inputs"][0].dims
     return in_groups(
         contexts,
@@ -100,8 +101,9 @@ def all_gather(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Att
 
 @lower("all_gather", "inference")
 def lower_all_gather(lowering: "Lowering", group: "Group") -> None:
-    """Where tokens are sharded a step that puts the rows where all ranks read them. Else none: logits are written where
-    rank 0 reads them.
+    """If tokens are sharded, emits a step that copies the rows to memory that all ranks read.
+
+    Else none: ranks write logits directly to the memory of rank 0.
     """
     (value,), (out,) = group.instr.inputs, group.instr.outputs
     if not value.dims[0].axis:
@@ -117,14 +119,14 @@ def lower_all_gather(lowering: "Lowering", group: "Group") -> None:
 
 @vjp("all_gather")
 def all_gather_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
-    """This rank's part of the gradient. LayoutError where the rows were sharded."""
+    """This rank's shard of the gradient. Raises LayoutError if the last dimension is not the sharded one."""
     if not instr.inputs[0].dims[-1].axis:
         raise LayoutError(f"all_gather has no gradient over {instr.inputs[0].dims[0].name}; only over a last dimension")
     return [*g.emit("shard", (grads[0],), names=["d_all"], dim=instr.inputs[0].dims[-1])]
 
 
 def infer_shard(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The same, with `dim` as its last dimension."""
+    """The same dims, with `dim` as the last."""
     whole("shard", inputs[0])
     unsharded("shard", inputs[0])
     return [((*inputs[0].dims[:-1], attrs["dim"]), None)]
@@ -132,22 +134,22 @@ def infer_shard(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 @op("shard", infer_shard)
 def shard(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """This rank's part of the last dimension."""
+    """This rank's shard of the last dimension."""
     dim = attrs["dim"]
     begin, end = context.share(dim)
     return [inputs[0][..., begin * dim.width : end * dim.width]]
 
 
 def infer_all_to_all(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """Of values (tokens, n) where the axis shards one of both dimensions: it shards the other afterwards.
+    """For values (tokens, n): the axis shards one of both dimensions before, and the other one afterwards.
 
-    Where another axis shards n as well, the axis of both stands for it there. Rows may also become whole.
+    If another axis shards n too, then n is sharded over the joint axis of both. Rows may also become unsharded.
     """
     results: Inferred = []
     for x, to in zip(inputs, attrs["to"], strict=True):
         whole("all_to_all", x)
         rows, last = x.dims
-        # of n: the sharding besides, and with the axis; what every rank needs whole is sharded by neither
+        # axes of n without and with this axis; both are None if each rank needs all of n
         axis, less, more = attrs["axis"], *((last.axis, to.axis) if rows.axis else (to.axis, last.axis))
         whole_rows = rows.axis == axis and less is None and more is None
         if not whole_rows and (
@@ -165,7 +167,7 @@ def infer_all_to_all(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
 
 @op("all_to_all", infer_all_to_all, collective=True)
 def all_to_all(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Attrs) -> list[Arrays]:
-    """From own rows of all columns to all rows of own columns, or back."""
+    """Exchanges (own rows, all columns) for (all rows, own columns), or back."""
     columns = lambda c, of, dim: slice(*((edge - c.share(of)[0]) * dim.width for edge in c.share(dim)))
     side_by_side = {0: lambda parts: np.concatenate(parts, axis=0), 1: lambda parts: np.concatenate(parts, axis=1)}
     results: list[Arrays] = [[] for _ in contexts]
@@ -183,7 +185,7 @@ def all_to_all(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Att
 
 @lower("all_to_all", "inference")
 def lower_all_to_all(lowering: "Lowering", group: "Group") -> None:
-    """No step: each reader finds the rows in their rank's slot."""
+    """No step: each reader reads the rows in the slot of the rank that has them."""
     for x, y in zip(group.instr.inputs, group.instr.outputs, strict=True):
         slot = lowering.buffers[lowering.place_of(x)]
         if x.dims[0].axis:  # to all tokens of local heads
@@ -199,7 +201,7 @@ def lower_all_to_all(lowering: "Lowering", group: "Group") -> None:
 def in_groups(
     contexts: Sequence[RankContext], inputs: list[Arrays], axis: str, combine: Callable[[Arrays], np.ndarray]
 ) -> list[Arrays]:
-    """For every rank what `combine` makes of the values of the ranks that differ along `axis` alone, in their order."""
+    """Applies `combine` to the values of each group of ranks along `axis`, in rank order; returns one list per rank."""
     places = [tuple(c.mesh.index(a) for a in c.mesh.axes if a not in c.mesh.parts(axis)) for c in contexts]
     results = {
         place: combine([own for (own,), other in zip(inputs, places, strict=True) if other == place])

@@ -1,4 +1,4 @@
-"""Cross-attention: keys and values of what an encoder has read into a cache, and attention over all of them."""
+"""Cross-attention: stores keys and values of the encoder's output in a cache, and attends over all of them."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -12,13 +12,13 @@ from ckdist.program.lowered import LayerAttention
 from ckdist.program.ops.op import Arrays, Attrs, Inferred, Values, Weights, lower, op, whole
 from ckdist.program.rank_context import RankContext
 
-if TYPE_CHECKING:  # which import the ops
+if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
     from ckdist.program.lower import Lowering
 
 
 def infer_store_cross(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """Nothing. LayoutError where tokens are sharded, or keys and values do not fit together."""
+    """No outputs. Raises LayoutError if tokens are sharded, or keys and values do not fit together."""
     k, v = inputs
     whole("store_cross", *inputs)
     if k.dims[0].axis is not None:
@@ -30,7 +30,7 @@ def infer_store_cross(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
 
 @op("store_cross", infer_store_cross)
 def store_cross(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Keys and values, (tokens, kv_heads, width) each."""
+    """Stores keys and values, (tokens, kv_heads, width) each."""
     k, v = (x.reshape(len(x), -1, of.dims[-1].width) for x, of in zip(inputs, attrs["inputs"], strict=True))
     context.cache[attrs["layer"]] = k, v
     return []
@@ -38,7 +38,7 @@ def store_cross(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 @lower("store_cross", "inference")
 def lower_store_cross(lowering: "Lowering", group: "Group") -> None:
-    """One step."""
+    """Emits one step."""
     instr = group.instr
     k, v = instr.inputs
     layer = instr.attrs["layer"]
@@ -47,7 +47,7 @@ def lower_store_cross(lowering: "Lowering", group: "Group") -> None:
 
 
 def infer_attend_cross(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As the queries, of the width of values; LayoutError where heads do not fit together."""
+    """The dims of the queries, with the width of the values. Raises LayoutError if the heads do not fit together."""
     (q,), keys, values = inputs, attrs["keys"], attrs["values"]
     whole("attend_cross", q)
     heads = q.dims[-1]
@@ -58,7 +58,7 @@ def infer_attend_cross(inputs: Values, weights: Weights, attrs: Attrs) -> Inferr
 
 @op("attend_cross", infer_attend_cross)
 def attend_cross(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Softmax of scale * q.k over all cached keys, times the values. Vaswani et al. 2017, arXiv:1706.03762."""
+    """softmax(scale * q @ k.T) @ v over all cached positions. Vaswani et al. 2017, arXiv:1706.03762."""
     k, v = context.cache[attrs["layer"]]  # (positions, kv_heads, width)
     heads, keys = attrs["inputs"][0].dims[-1], attrs["keys"]
     q = inputs[0].reshape(len(inputs[0]), -1, heads.width)  # (tokens, heads, width)
@@ -73,7 +73,7 @@ def attend_cross(context: RankContext, inputs: Arrays, weights: Arrays, attrs: A
 
 @lower("attend_cross", "inference")
 def lower_attend_cross(lowering: "Lowering", group: "Group") -> None:
-    """One step."""
+    """Emits one step."""
     instr, attrs = group.instr, group.instr.attrs
     (q,), (o,), layer = instr.inputs, instr.outputs, attrs["layer"]
     out = lowering.buffer("arena", o.dims[-1].local(lowering.mesh))
@@ -83,7 +83,7 @@ def lower_attend_cross(lowering: "Lowering", group: "Group") -> None:
 
 
 def layer_of(heads: Dim, keys: Dim, values: Dim, mesh: Mesh) -> LayerAttention:
-    """What a rank has of a cache of cross-attention."""
+    """The cross-attention of one layer on a rank."""
     group, (begin, end) = heads.count // keys.count, heads.share(mesh)
     each = (min(end, (kv + 1) * group) - max(begin, kv * group) for kv in range(*keys.share(mesh)))
     return LayerAttention(tuple(each), keys.width, values.width, heads.count, keys.count, begin)

@@ -1,7 +1,6 @@
-"""Linear attention by the gated delta rule, of inference: short convolutions, gates, norms, and the states of heads.
+"""Linear attention by the gated delta rule, for inference: short convolutions, gates, norms, and the states of heads.
 
-One step computes all of them. What a sequence keeps between steps stands in `RankContext.states`, or in the executor's
-state slots.
+One step computes all of them. The state of a sequence is in `RankContext.states`, or in the executor's state slots.
 """
 
 from dataclasses import dataclass, replace
@@ -18,13 +17,13 @@ from ckdist.program.ops.op import Arrays, Attrs, Inferred, Values, Weights, lowe
 from ckdist.program.program import Instr
 from ckdist.program.rank_context import RankContext
 
-if TYPE_CHECKING:  # which import the ops
+if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
     from ckdist.program.lower import Lowering
 
 
 def silu(x: np.ndarray) -> np.ndarray:
-    """X * sigmoid(x)."""
+    """Returns x * sigmoid(x)."""
     return x / (1 + np.exp(-x))
 
 
@@ -34,7 +33,7 @@ def softplus(x: np.ndarray) -> np.ndarray:
 
 
 def infer_short_conv(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As the inputs; LayoutError where a kernel has other channels."""
+    """The dims of the inputs. Raises LayoutError if a kernel has other channels."""
     whole("short_conv", *inputs)
     for x, w in zip(inputs, weights, strict=True):
         if replace(w.dims[0], width=x.dims[-1].width) != x.dims[-1] or w.dims[0].width % x.dims[-1].width:
@@ -44,7 +43,7 @@ def infer_short_conv(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
 
 @op("short_conv", infer_short_conv)
 def short_conv(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """silu(sum over i of w[:, i] * x[t - taps + 1 + i]), x before the sequence being 0. Yang et al. 2024, figure 1."""
+    """silu(sum over i of w[:, i] * x[t - taps + 1 + i]), with zeros before the sequence. Yang et al. 2024, figure 1."""
     results = []
     for name, x, w, declared in zip("qkv", inputs, weights, attrs["weights"], strict=True):
         taps = declared.dims[0].elements // attrs["inputs"]["qkv".index(name)].dims[-1].elements
@@ -58,14 +57,14 @@ def short_conv(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
 
 @op("l2_norm", unchanged_whole("l2_norm"))
 def l2_norm(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """X / sqrt(sum(x^2) + eps) * scale of every head."""
+    """Per head: x / sqrt(sum(x^2) + eps) * scale."""
     x = inputs[0].reshape(len(inputs[0]), -1, attrs["inputs"][0].dims[-1].width)  # (tokens, heads, width)
     length = np.sqrt((x * x).sum(axis=-1, keepdims=True) + np.float32(attrs["eps"]))
     return [(x / length * np.float32(attrs["scale"])).reshape(inputs[0].shape)]
 
 
 def infer_delta_gates(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As the inputs; LayoutError where a weight has other heads."""
+    """The dims of the inputs. Raises LayoutError if a weight has other heads."""
     for w in weights:
         if w.dims[0] != inputs[0].dims[-1]:
             raise LayoutError(f"delta_gates of [{inputs[0].dims[-1]}] has a weight of [{w.dims[0]}]: {w}")
@@ -74,15 +73,16 @@ def infer_delta_gates(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
 
 @op("delta_gates", infer_delta_gates)
 def delta_gates(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Decay exp(-exp(A_log) * softplus(a + dt_bias)), beta sigmoid(b). Yang et al. 2024, section 3.4; Mamba 2's decay,
-    Dao & Gu 2024, arXiv:2405.21060.
+    """The decay exp(-exp(A_log) * softplus(a + dt_bias)) and beta = sigmoid(b). Yang et al. 2024, section 3.4.
+
+    The decay is that of Mamba 2: Dao & Gu 2024, arXiv:2405.21060.
     """
     (a, b), (a_log, dt_bias) = inputs, weights
     return [np.exp(-np.exp(a_log) * softplus(a + dt_bias)), 1 / (1 + np.exp(-b))]
 
 
 def infer_delta_rule(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As the values; LayoutError where heads do not fit together."""
+    """The dims of the values. Raises LayoutError if the heads do not fit together."""
     q, k, v, decay, beta = inputs
     whole("delta_rule", *inputs)
     keys, values = q.dims[-1], v.dims[-1]
@@ -96,14 +96,14 @@ def infer_delta_rule(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
 
 
 def key_heads(keys: Dim, values: Dim, tiled: bool, mesh: Mesh) -> list[int]:
-    """For each of this rank's value heads which of its key heads it reads."""
+    """For each value head of this rank: the local key head that it reads."""
     group, first = values.count // keys.count, keys.share(mesh)[0]
     return [(head % keys.count if tiled else head // group) - first for head in range(*values.share(mesh))]
 
 
 @op("delta_rule", infer_delta_rule)
 def delta_rule(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Of each head and token S = decay S, S = S + k beta (v - k S), o = q S. Yang et al. 2024, equation 10."""
+    """Per head and token: S = decay S; S = S + k beta (v - k S); o = q S. Yang et al. 2024, equation 10."""
     q, k, v, decay, beta = inputs
     key_dim, value_dim = attrs["inputs"][0].dims[-1], attrs["inputs"][2].dims[-1]
     of = key_heads(key_dim, value_dim, attrs["tiled"], context.mesh)
@@ -122,7 +122,7 @@ def delta_rule(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
 
 
 def infer_gated_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As x; LayoutError where the weight has not one head's size."""
+    """The dims of x. Raises LayoutError if the weight does not have the size of one head."""
     if weights[0].dims[-1].elements != inputs[0].dims[-1].width:
         raise LayoutError(f"gated_norm of heads of {inputs[0].dims[-1].width} has another weight: {weights[0]}")
     return unchanged_whole("gated_norm")(inputs, weights, attrs)
@@ -130,7 +130,7 @@ def infer_gated_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
 
 @op("gated_norm", infer_gated_norm)
 def gated_norm(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """rms_norm(x) * w * silu(gate) of every head."""
+    """Per head: rms_norm(x) * w * silu(gate)."""
     (x, gate), (w,) = inputs, weights
     heads = x.reshape(-1, w.shape[-1])  # (tokens * heads, value_dim)
     return [(heads * inverse_rms(heads, attrs["eps"]) * w).reshape(x.shape) * silu(gate)]
@@ -138,7 +138,7 @@ def gated_norm(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
 
 @dataclass(frozen=True)
 class _Parts:
-    """What one step computes around a delta rule."""
+    """The instructions that one step computes with a delta rule."""
 
     conv: Instr
     q_norm: Instr
@@ -148,7 +148,7 @@ class _Parts:
 
 
 def _parts(group: "Group") -> _Parts:
-    """LayoutError where the forward has left one out."""
+    """The parts of a group. Raises LayoutError if the forward lacks one of them."""
     found = {name: group[name] for name in ("conv", "q_norm", "k_norm", "gates", "norm")}
     missing = [name for name, part in found.items() if part is None]
     if missing:
@@ -158,7 +158,7 @@ def _parts(group: "Group") -> _Parts:
 
 @lower("delta_rule", "inference")
 def lower_delta_rule(lowering: "Lowering", group: "Group") -> None:
-    """One step with convolutions, norms, gates and states."""
+    """Emits one step that also computes convolutions, norms and gates, and updates the states."""
     instr, attrs, parts = group.instr, group.instr.attrs, _parts(group)
     (out,) = parts.norm.outputs
     heads, keys = out.dims[-1], instr.inputs[0].dims[-1]

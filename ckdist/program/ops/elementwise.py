@@ -1,4 +1,4 @@
-"""Ops that work element by element or row by row: scale, soft_cap, gated, add, select_rows, and their gradients."""
+"""Elementwise and rowwise ops: scale, soft_cap, activate, gated, add, select_rows, and their gradients."""
 
 import math
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ from ckdist.program.ops.op import (
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 
-if TYPE_CHECKING:  # which import the ops
+if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
     from ckdist.program.lower import Lowering
@@ -34,18 +34,18 @@ if TYPE_CHECKING:  # which import the ops
 GATES = native.numbers("ckdist_gate", "ckdist_gate_")
 # sqrt(2 / pi) and the factor of the cube in the tanh form of GELU
 GELU_SCALE, GELU_CUBIC = 0.7978845608028654, 0.044715
-SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0  # of clamped_swiglu, as kernels/isa/gate.h has them
+SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0  # for clamped_swiglu, as in kernels/isa/gate.h
 
 
 @op("scale", unchanged)
 def scale(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """X * factor."""
+    """Returns x * factor."""
     return [inputs[0] * np.float32(attrs["factor"])]
 
 
 @lower("scale", "training")
 def lower_scale(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step."""
+    """Emits one step."""
     (x,), (out,) = instr.inputs, instr.outputs
     lowering.emit("scale", x=lowering.value(x), out=lowering.output(out), factor=instr.attrs["factor"])
 
@@ -58,32 +58,32 @@ def scale_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]
 
 @op("soft_cap", unchanged_whole("soft_cap"))
 def soft_cap(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Cap * tanh(x / cap). Gemma 2, arXiv:2408.00118, section 2."""
+    """Returns cap * tanh(x / cap). Gemma 2, arXiv:2408.00118, section 2."""
     cap = np.float32(attrs["cap"])
     return [cap * np.tanh(inputs[0] / cap)]
 
 
 @vjp("soft_cap")
 def soft_cap_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
-    """From the result, which is there already."""
+    """One instruction. It reads the result of soft_cap in place of x."""
     return [*g.emit("soft_cap_grad", (instr.outputs[0], grads[0]), names=["d_soft_cap"], cap=instr.attrs["cap"])]
 
 
 @op("soft_cap_grad", unchanged_whole("soft_cap_grad"))
 def soft_cap_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """From the result y: dy * (1 - (y / cap)^2)."""
+    """Returns dy * (1 - (y / cap)^2), with the result y of soft_cap."""
     y, dy = inputs
     return [dy * (1 - (y / np.float32(attrs["cap"])) ** 2)]
 
 
 @op("activate", unchanged_whole("activate"))
 def activate(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """f(x): a gate of nothing. Its step is that of the linear that makes x."""
+    """f(x). The step of the linear that makes x computes it."""
     return [_function(inputs[0], attrs["function"])]
 
 
 def _function(x: np.ndarray, name: str) -> np.ndarray:
-    """SiLU, the sigmoid, GELU or its form with tanh (Hendrycks & Gimpel 2016, arXiv:1606.08415), tanh, ReLU."""
+    """tanh, ReLU, SiLU, sigmoid, GELU, or GELU in its tanh form (Hendrycks & Gimpel 2016, arXiv:1606.08415)."""
     if name in ("tanh", "relu"):
         return np.tanh(x) if name == "tanh" else np.maximum(x, 0)
     if name == "silu":
@@ -97,9 +97,10 @@ def _function(x: np.ndarray, name: str) -> np.ndarray:
 
 @op("gated", unchanged_whole("gated"))
 def gated(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """f(gate) * up with f SiLU, GELU, its form with tanh, or the sigmoid. Shazeer 2020, arXiv:2002.05202.
+    """f(gate) * up, with f SiLU, GELU, GELU in its tanh form, or sigmoid. Shazeer 2020, arXiv:2002.05202.
 
-    clamped_swiglu: g * sigmoid(1.702 g) * (u + 1), of g at most 7 and u from -7 to 7. OpenAI 2025, arXiv:2508.10925.
+    clamped_swiglu: g * sigmoid(1.702 g) * (u + 1), with g = min(gate, 7) and u = clamp(up, -7, 7). OpenAI 2025,
+    arXiv:2508.10925.
     """
     gate, up = inputs
     if attrs["function"] == "clamped_swiglu":
@@ -110,7 +111,7 @@ def gated(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
 
 @lower("gated", "training")
 def lower_gated(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step."""
+    """Emits one step."""
     gate, up = map(lowering.value, instr.inputs)
     function = GATES[instr.attrs["function"]]
     lowering.emit("gated", gate=gate, up=up, out=lowering.output(instr.outputs[0]), function=function)
@@ -125,13 +126,13 @@ def gated_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]
 
 
 def infer_gated_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """Two values as the operands."""
+    """The dims of the operands, twice."""
     return unchanged_whole("gated_grad")(inputs, weights, attrs) * 2
 
 
 @op("gated_grad", infer_gated_grad)
 def gated_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """d_gate = dy * up * f'(gate), d_up = dy * f(gate); of clamped_swiglu by its own form."""
+    """d_gate = dy * up * f'(gate), d_up = dy * f(gate). clamped_swiglu has its own formula."""
     gate, up, dy = inputs
     if attrs["function"] == "silu":
         sigmoid = 1 / (1 + np.exp(-gate))
@@ -150,7 +151,7 @@ def gated_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
 
 @lower("gated_grad", "training")
 def lower_gated_grad(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step."""
+    """Emits one step."""
     gate, up, dy = map(lowering.value, instr.inputs)
     d_gate, d_up = map(lowering.output, instr.outputs)
     function = GATES[instr.attrs["function"]]
@@ -158,7 +159,7 @@ def lower_gated_grad(lowering: "TrainingLowering", instr: Instr) -> None:
 
 
 def infer_add(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As the operands; LayoutError where they differ, or where one alone is partial."""
+    """The dims of the operands. Raises LayoutError if they differ, or if only one is partial."""
     a, b = inputs
     same("add", a, b)
     if a.partial != b.partial:
@@ -168,13 +169,13 @@ def infer_add(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 @op("add", infer_add)
 def add(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """The sum; of two values that are partial over the same axis, partial over it."""
+    """The sum. If both operands are partial over an axis, so is the sum."""
     return [inputs[0] + inputs[1]]
 
 
 @lower("add", "training")
 def lower_add(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step; none for losses and gradients of weights, or where the step of an operand adds the other."""
+    """Emits one step. None for losses and gradients of weights, or if the step of one operand adds the other."""
     (out,) = instr.outputs
     if not out.dims or out in lowering.names.of_weight or lowering.is_fused(instr):
         return
@@ -184,12 +185,12 @@ def lower_add(lowering: "TrainingLowering", instr: Instr) -> None:
 
 @vjp("add")
 def add_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
-    """The gradient, twice."""
+    """The same gradient for both operands."""
     return [grads[0], grads[0]]
 
 
 def infer_select_rows(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The same with outputs for tokens; LayoutError where these are sharded otherwise."""
+    """The same dims, with outputs in place of tokens. Raises LayoutError if the two are sharded over other axes."""
     whole("select_rows", inputs[0])
     tokens, outputs = inputs[0].dims[0], attrs["dim"]
     if tokens.axis != outputs.axis:
@@ -201,24 +202,24 @@ def infer_select_rows(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
 
 @op("select_rows", infer_select_rows)
 def select_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """The rows whose logits are wanted; of sharded tokens, this rank's."""
+    """The rows whose logits are needed. If tokens are sharded, only those of this rank."""
     return [inputs[0][context.logits_indices]]
 
 
 @lower("select_rows", "inference")
 def lower_select_rows(lowering: "Lowering", group: "Group") -> None:
-    """No step: the reader finds the rows."""
+    """No step: the reader selects the rows."""
     lowering.stands_for(group.instr.outputs[0], group.instr.inputs[0])
 
 
 @vjp("select_rows")
 def select_rows_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
-    """Each row of the gradient at its token."""
+    """Puts each row of the gradient at its token."""
     return [*g.emit("select_rows_grad", (grads[0],), names=["d_select_rows"], dim=instr.inputs[0].dims[0])]
 
 
 def infer_select_rows_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The same with tokens for outputs; LayoutError where these are sharded."""
+    """The same dims, with tokens in place of outputs. Raises LayoutError if tokens are sharded."""
     whole("select_rows_grad", inputs[0])
     if attrs["dim"].axis:
         dim = attrs["dim"]
@@ -228,7 +229,7 @@ def infer_select_rows_grad(inputs: Values, weights: Weights, attrs: Attrs) -> In
 
 @op("select_rows_grad", infer_select_rows_grad)
 def select_rows_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Each row at its token; zeros at the tokens whose logits are not wanted."""
+    """Puts each row at its token. Tokens whose logits are not needed get zeros."""
     (dy,) = inputs
     dx = np.zeros((len(context.positions), *dy.shape[1:]), dy.dtype)  # (tokens, n)
     np.add.at(dx, context.logits_indices, dy)

@@ -26,7 +26,7 @@ from ckdist.program.rank_context import RankContext
 from ckdist.program.rotations import NO_ROPE, ROPE_TABLES
 from ckdist.program.step import ABSENT, NO_SPAN, MatrixIndex
 
-if TYPE_CHECKING:  # which import the ops
+if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
     from ckdist.program.lower import Lowering
@@ -34,7 +34,9 @@ if TYPE_CHECKING:  # which import the ops
 
 
 def infer_embed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """(tokens, hidden), partial where the vocabulary is sharded; LayoutError where tokens are as well."""
+    """(tokens, hidden), partial if the vocabulary is sharded. Raises LayoutError if tokens are sharded over the same
+    axis.
+    """
     (ids,), (table,) = inputs, weights
     if ids.dims[0].axis and ids.dims[0].axis == table.dims[0].axis:
         raise LayoutError(
@@ -46,7 +48,7 @@ def infer_embed(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 @op("embed", infer_embed)
 def embed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Rows of the table; zeros for ids of another rank's part of the vocabulary."""
+    """Rows of the table. Ids in another rank's shard of the vocabulary get zeros."""
     (ids,), (table,) = inputs, weights
     begin, end = context.share(attrs["weights"][0].dims[0])
     mine = (ids >= begin) & (ids < end)
@@ -57,7 +59,7 @@ def embed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
 
 @lower("embed", "inference")
 def lower_embed(lowering: "Lowering", group: "Group") -> None:
-    """A step, with the scale that follows."""
+    """Emits one step, with the scale that follows."""
     instr, scale = group.instr, group["scale"]
     table, out = instr.weight(0), instr.outputs[0]
     pieces, columns = lowering.pieces(table.dims[0]), (0, table.dims[1].elements)
@@ -82,7 +84,7 @@ def infer_embed_positions(inputs: Values, weights: Weights, attrs: Attrs) -> Inf
 
 
 def _columns(*tables: Weight | None) -> Dim:
-    """Those of the tables, of which one may be absent."""
+    """The columns of the tables, which are equal. One table may be None."""
     (columns,) = {table.dims[1] for table in tables if table is not None}
     return columns
 
@@ -91,9 +93,7 @@ def _columns(*tables: Weight | None) -> Dim:
 def embed_positions(
     context: RankContext, inputs: Arrays, weights: list[np.ndarray | None], attrs: Attrs
 ) -> list[np.ndarray]:
-    """The row of each token's position, counted from `first` on, and of another table the first row, or of tokens of a
-    second text the second; one may be absent.
-    """
+    """positions[position + first] + types[t], with t = 1 for tokens of a second text, else 0. One table may be None."""
     ids, (table, types), begin = inputs[0], weights, context.first_token
     positions = context.positions[begin : begin + len(ids)]
     second = np.zeros(len(ids), int) if context.first_text is None else (positions >= context.first_text).astype(int)
@@ -103,12 +103,12 @@ def embed_positions(
 
 @lower("embed_positions", "inference")
 def lower_embed_positions(lowering: "Lowering", group: "Group") -> None:
-    """A step like that of `embed`."""
+    """Emits one step of the kind `embed`."""
     positions: Weight | None = group.instr.weights[0]
     types: Weight | None = group.instr.weights[1]
     (out,) = group.instr.outputs
     table, added = (positions, types) if positions else (types, None)
-    assert table is not None  # as `infer` has found
+    assert table is not None  # checked by `infer`
     whole_table = lambda w: lowering.matrix([MatrixKey(w.name, *((0, dim.elements) for dim in w.dims))])
     (lowering.at[out.name],) = lowering.results([out])
     lowering.emit(
@@ -130,8 +130,9 @@ def infer_embed_waves(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
 
 @op("embed_waves", infer_embed_waves)
 def embed_waves(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Sines of each token's angles, and behind these the cosines. Vaswani et al. 2017, arXiv:1706.03762, section 3.5,
-    with both side by side.
+    """[sin(angles), cos(angles)] of each token. Vaswani et al. 2017, arXiv:1706.03762, section 3.5.
+
+    In the paper, sines and cosines alternate.
     """
     cos, sin = context.rope_tables(context.rope(attrs["table"]))
     begin = context.first_token
@@ -140,7 +141,7 @@ def embed_waves(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 @lower("embed_waves", "inference")
 def lower_embed_waves(lowering: "Lowering", group: "Group") -> None:
-    """A step like that of `embed`, without a table."""
+    """Emits one step of the kind `embed`, without a table."""
     (out,) = group.instr.outputs
     (lowering.at[out.name],) = lowering.results([out])
     lowering.emit(
@@ -157,7 +158,7 @@ def lower_embed_waves(lowering: "Lowering", group: "Group") -> None:
 
 @lower("embed", "training")
 def lookup(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step."""
+    """Emits one step."""
     table = instr.weight(0)
     first, _ = table.dims[0].span(lowering.mesh)
     lowering.emit("lookup", out=lowering.output(instr.outputs[0]), table=lowering.parameter(table), first_row=first)
@@ -165,13 +166,13 @@ def lookup(lowering: "TrainingLowering", instr: Instr) -> None:
 
 @vjp("embed")
 def embed_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
-    """A gradient by the table alone."""
+    """One instruction, for the gradient of the table."""
     table = instr.weight(0)
     return [None, *g.emit("embed_grad", (instr.inputs[0], grads[0]), names=[f"d_{table.name}"], vocab=table.dims[0])]
 
 
 def infer_embed_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As the table, partial where tokens are sharded."""
+    """The dims of the table, partial if tokens are sharded."""
     ids, dy = inputs
     whole("embed_grad", dy)
     return [((attrs["vocab"], dy.dims[-1]), ids.dims[0].axis)]
@@ -179,9 +180,7 @@ def infer_embed_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred
 
 @op("embed_grad", infer_embed_grad)
 def embed_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Each token's row is added to that of its id, in the order of the tokens; a rank does so for its own part of
-    the vocabulary.
-    """
+    """Adds the row of each token to the row of its id, in token order, for ids in the rank's shard."""
     ids, dy = inputs
     begin, end = context.share(attrs["vocab"])
     mine = (ids >= begin) & (ids < end)
@@ -192,7 +191,7 @@ def embed_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
 
 @lower("embed_grad", "training")
 def lower_embed_grad(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step that adds to the table's place."""
+    """Emits one step, which adds to the gradient of the table."""
     table = instr.outputs[0]
     lowering.is_fresh(table)
     first, _ = instr.attrs["vocab"].span(lowering.mesh)

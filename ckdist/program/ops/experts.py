@@ -1,4 +1,4 @@
-"""route, which chooses experts for each token, and experts, which computes what they make of it."""
+"""route, which selects experts for each token, and experts, which computes them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,19 +18,20 @@ from ckdist.program.program import Instr, Value, Weight
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, NO_SPAN, GradientIndex, ValueIndex, VectorIndex
 
-if TYPE_CHECKING:  # which import the ops
+if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
     from ckdist.program.lower import Lowering
 
-Part = TypeVar("Part", Weight, np.ndarray, GradientIndex)  # of an instruction's weights, or what there is of each
+Part = TypeVar("Part", Weight, np.ndarray, GradientIndex)  # a weight, its array, or the index of its gradient
 
-DOWN = 2  # of an expert's matrices
+DOWN = 2  # index of the down matrix of an expert; gate is 0, up is 1
 SCORES = native.numbers("ckdist_scores", "ckdist_scores_")
 
 
 def infer_route(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """(tokens, used) experts and (tokens, used and one more where all tokens share an expert) shares; LayoutError where
-    they cannot be chosen.
+    """Experts (tokens, used) and shares (tokens, used), or (tokens, used + 1) if all tokens share an expert.
+
+    Raises LayoutError if there are fewer experts to select from than `used`.
     """
     logits = inputs[0]
     whole("route", *inputs)
@@ -71,7 +72,7 @@ def route(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None]
 
 
 def scores_of(logits: np.ndarray, kind: str) -> np.ndarray:
-    """The sigmoid, or the softmax over the last dimension."""
+    """The sigmoid or the softmax (over the last dimension) of the logits."""
     if kind == "sigmoid":
         return 1 / (1 + np.exp(-logits))
     terms = np.exp(logits - logits.max(axis=-1, keepdims=True))
@@ -86,26 +87,24 @@ def routing(attrs: Attrs) -> dict[str, Any]:
 
 @lower("route", "inference")
 def lower_route(lowering: "Lowering", group: "Group") -> None:
-    """No step: experts are chosen by the step that computes them."""
+    """No step: the step of the experts selects them."""
 
 
 @dataclass(frozen=True)
 class ExpertWeights(Generic[Part]):
-    """An instruction's weights: gate, up and down of the chosen experts and then of those that all tokens take, the
-    chosen ones' `biases` or none, and by the number of a matrix its A and B of LoRA.
-    """
+    """The weights of an instruction, by kind."""
 
-    matrices: list[Part]
-    biases: list[Part]
-    low: Mapping[int, tuple[Part, Part]]
+    matrices: list[Part]  # gate, up, down of the routed experts; then of the shared expert, if there is one
+    biases: list[Part]  # gate, up, down of the routed experts; or none
+    low: Mapping[int, tuple[Part, Part]]  # index of a matrix -> its A and B of LoRA
 
     def low_of(self, first: int) -> list[tuple[Part, Part] | None]:
-        """Of gate, up and down from a number on."""
+        """A and B of the three matrices from index `first` on."""
         return [self.low.get(first + at) for at in range(3)]
 
 
 def split_weights(weights: Sequence[Part], attrs: Attrs) -> ExpertWeights[Part]:
-    """By kind: the matrices, three biases where these are `biased`, and A and B of each of the `adapted` matrices."""
+    """Splits weights by kind: matrices, three biases if `biased`, and A and B of each of the `adapted` matrices."""
     adapted, biases = attrs.get("adapted", ()), 3 if attrs.get("biased") else 0
     low = weights[len(weights) - 2 * len(adapted) :] if adapted else []
     end = len(weights) - len(low) - biases
@@ -114,7 +113,7 @@ def split_weights(weights: Sequence[Part], attrs: Attrs) -> ExpertWeights[Part]:
 
 
 def reads_input(weights: Sequence[Weight], attrs: Attrs) -> list[Weight]:
-    """The matrices that multiply the experts' input: gates and ups, and their A."""
+    """The matrices that multiply the input of the experts: gates, ups, and their A of LoRA."""
     split = split_weights(weights, attrs)
     return [w for at, w in enumerate(split.matrices) if at % 3 < 2] + [
         a for at, (a, _) in split.low.items() if at % 3 < 2
@@ -122,7 +121,9 @@ def reads_input(weights: Sequence[Weight], attrs: Attrs) -> list[Weight]:
 
 
 def infer_experts(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As x, partial where the experts or their intermediate size are sharded; LayoutError where weights do not fit."""
+    """The dims of x, partial if experts or their intermediate size are sharded. Raises LayoutError if a weight does not
+    fit.
+    """
     x = inputs[0]
     whole("experts", *inputs)
     unsharded("experts", x)
@@ -136,7 +137,7 @@ def infer_experts(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
         over_both = [dim.axis for dim in gate.dims[:-1]] == [HOST, LOCAL]
         partial.add((WHOLE,) if over_both else summed_over(*gate.dims[:-1]))
     if len(partial) > 1:
-        raise LayoutError(f"experts: {', '.join(map(str, weights))} are not sharded alike")
+        raise LayoutError(f"experts: {', '.join(map(str, weights))} are not sharded over the same axes")
     for matrix, bias in zip(matrices, biases, strict=False):
         if bias.dims != (replace(matrix.dims[0], width=matrix.dims[1].elements),):
             raise LayoutError(f"experts: {bias} is no bias of {matrix}: it needs all rows of each of the same experts")
@@ -149,11 +150,11 @@ def infer_experts(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 @op("experts", infer_experts)
 def experts(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """For each token the sum over its experts e of share_e * down_e(f(gate_e x) * up_e x), in the order of experts, and
-    then that of the experts that all tokens take. Fedus et al. 2021, arXiv:2101.03961.
+    """Sum over a token's experts e of share_e * down_e(f(gate_e x) * up_e x). Fedus et al. 2021, arXiv:2101.03961.
 
-    Biases, (experts * rows of a matrix,), are of the chosen experts; where the result is partial over shards of their
-    size, the first rank adds that of down. Matrices that are `adapted` are W + scale * B A: see `low_rank`.
+    The sum is in the order of the experts, the shared expert last. Only routed experts have biases, (experts * rows of
+    a matrix,). If the result is partial over shards of the intermediate size, the first rank adds the bias of down.
+    `adapted` matrices are W + scale * B A: see `low_rank`.
     """
     x, chosen, shares = inputs
     split = split_weights(weights, attrs)
@@ -182,7 +183,7 @@ def _expert(
     low: Sequence[tuple[np.ndarray, np.ndarray] | None],
     attrs: Attrs,
 ) -> np.ndarray:
-    """What one makes of x: (rows, hidden) -> the same. `biases` and `low`: of gate, up and down; of none, or absent."""
+    """One expert: (rows, hidden) -> (rows, hidden). `biases` is empty or has those of gate, up and down."""
     of_gate, of_up, of_down = (
         lambda y, w=w, bias=bias, pair=pair: adapted(y, w, pair, attrs) + bias
         for w, bias, pair in zip(weights, biases or [np.float32(0)] * 3, low, strict=True)
@@ -191,7 +192,7 @@ def _expert(
 
 
 def adapted(x: np.ndarray, w: np.ndarray, pair: tuple[np.ndarray, np.ndarray] | None, attrs: Attrs) -> np.ndarray:
-    """X @ w.T, and where there are A and B, scale * (x @ A.T) @ B.T with it."""
+    """Returns x @ w.T, plus scale * (x @ A.T) @ B.T if there is a pair (A, B)."""
     if pair is None:
         return x @ w.T
     a, b = pair
@@ -200,7 +201,7 @@ def adapted(x: np.ndarray, w: np.ndarray, pair: tuple[np.ndarray, np.ndarray] | 
 
 @lower("experts", "inference")
 def lower_experts(lowering: "Lowering", group: "Group") -> None:
-    """One step, which chooses the experts as well."""
+    """Emits one step, which also selects the experts."""
     instr = group.instr
     x, chosen, _ = instr.inputs
     routed = lowering.graph.maker(chosen, "route")
@@ -235,9 +236,7 @@ NO_BIAS = {**dict.fromkeys(("gate_bias", "up_bias", "down_bias"), VectorIndex(AB
 
 
 def _bias_fields(lowering: "Lowering", ffn: Dim, biases: Sequence[Weight]) -> dict[str, Any]:
-    """The fields of a set's biases: which of the shards of `ffn` has that of down is the first, on the rank that has
-    it.
-    """
+    """The fields of a set's biases. The first shard of `ffn`, on the rank that has it, adds the bias of down."""
     if not biases:
         return NO_BIAS
     first = ffn.axis is None or lowering.mesh.index(ffn.axis) == 0
@@ -253,7 +252,7 @@ def _bias_fields(lowering: "Lowering", ffn: Dim, biases: Sequence[Weight]) -> di
 
 
 def _host_experts(lowering: "Lowering", experts: Dim) -> list[int]:
-    """The first expert of each host, and behind the last; none where every host has all."""
+    """The first expert of each host, then the end of the last; empty if each host has all experts."""
     if experts.axis is None:
         return []
     held = [experts.share(mesh) for mesh in lowering.mesh.along(experts.axis)]
@@ -261,13 +260,11 @@ def _host_experts(lowering: "Lowering", experts: Dim) -> list[int]:
 
 
 def _set(lowering: "Lowering", instr: Instr, split: ExpertWeights[Weight], number: int, rows: int) -> dict[str, Any]:
-    """The fields of a `struct ckdist_expert_set`, whose matrices are those from `number` on, that is computed for at
-    most so many rows.
-    """
+    """The fields of a `struct ckdist_expert_set`: three matrices from index `number` on, and up to `rows` rows."""
     x = instr.inputs[0]
     gate, up, down = split.matrices[number : number + 3]
     hidden = (0, x.dims[-1].elements)
-    pieces = lowering.shares(gate.dims[-2])  # of each rank, for all sets alike
+    pieces = lowering.shares(gate.dims[-2])  # one range per rank, the same for all sets
     joined = lowering.buffer("arena", sum(end - begin for begin, end in pieces), rows=rows, selected=x.selected)
     activations = [lowering.as_activations(down, piece, rows, x.selected) for piece in pieces]
     held = gate.dims[0].share(lowering.mesh) if len(gate.dims) > 2 else (0, 1)
@@ -295,7 +292,7 @@ def _low_fields(
     stack: Range | None,
     rows: int,
 ) -> dict[str, Any]:
-    """The fields of a set's matrices of LoRA: A and B of gate, up and down, and where down's reads and writes."""
+    """The fields of a set's LoRA matrices: A and B of gate, up and down, and the buffers of down's."""
     no_low: dict[str, Any] = {"a": NO_SPAN, "b": NO_SPAN}
     hidden, found = (0, x.dims[-1].elements), [no_low, no_low, no_low]
     fields: dict[str, Any] = {"low_x": ValueIndex(ABSENT), "low_activations": NO_SPAN, "low": ValueIndex(ABSENT)}

@@ -1,6 +1,7 @@
-"""What training computes of a mixture of experts: route's gradient, experts that keep what their gradients read, and
-experts that all tokens take times a switch. The choice itself has no gradient: a token's flows through the shares of
-its experts, and through what they compute.
+"""Mixture of experts in training: the gradient of route, grouped_experts with its gradient, and switched.
+
+grouped_experts keeps the values that its gradient reads. switched scales the shared expert's output. The selection of
+experts has no gradient: gradients flow through the shares and through the outputs of the experts.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from ckdist.program.program import Instr, Value, Weight
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, GradientIndex, ValueIndex
 
-if TYPE_CHECKING:  # which import the ops
+if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.lower_training import TrainingLowering
 
@@ -38,10 +39,10 @@ STACKS = ("gate", "up", "down")
 
 @vjp("route")
 def route_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
-    """Of the logits; a correction has none. LayoutError where the shares end in that of an expert that all take."""
+    """The gradient of the logits; the correction has none. Raises LayoutError if the shares include a shared expert."""
     chosen, d_shares = instr.outputs[0], grads[1]
     if instr.attrs["shared"]:
-        raise LayoutError(f"route has no gradient where it gives the share of an expert that all tokens take: {instr}")
+        raise LayoutError(f"route has no gradient if its shares include that of a shared expert: {instr}")
     results: Gradients = [None] * len(wanted)
     if d_shares is not None:
         operands = (chosen, d_shares, instr.inputs[0])
@@ -50,14 +51,14 @@ def route_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) 
 
 
 def infer_route_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As the logits."""
+    """The dims of the logits."""
     whole("route_grad", *inputs)
     return [(inputs[2].dims, None)]
 
 
 @op("route_grad", infer_route_grad)
 def route_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """From the shares w = scale s / sum(s) of the chosen scores s, or w = scale s, back to the logits."""
+    """The gradient of the logits. Shares are w = scale * s / sum(s), or w = scale * s, of the chosen scores s."""
     chosen, d_shares, logits = inputs
     scores = scores_of(logits, attrs["scores"])
     s, dw = np.take_along_axis(scores, chosen, axis=-1), d_shares * np.float32(attrs["scale"])
@@ -73,7 +74,7 @@ def route_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
 
 @lower("route", "training")
 def lower_route(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step."""
+    """Emits one step."""
     logits, correction = lowering.value(instr.inputs[0]), lowering.parameter(instr.weights[0])
     chosen, shares = map(lowering.output, instr.outputs)
     fields = {"logits": logits, "correction": correction, "chosen": chosen, "shares": shares}
@@ -82,17 +83,16 @@ def lower_route(lowering: "TrainingLowering", instr: Instr) -> None:
 
 @lower("route_grad", "training")
 def lower_route_grad(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step."""
+    """Emits one step."""
     chosen, d_shares, logits = map(lowering.value, instr.inputs)
     fields = {"logits": logits, "chosen": chosen, "d_shares": d_shares}
     lowering.emit("route_grad", **fields, d_logits=lowering.output(instr.outputs[0]), routing=routing(instr.attrs))
 
 
 def infer_grouped_experts(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As `experts`, and what gate, up and matrices A of LoRA make of every row of every expert: `used` rows of each
-    token.
+    """The dims of `experts`, and the products with gate, up and each A of LoRA: `used` rows for each token.
 
-    LayoutError where whole experts are sharded.
+    Raises LayoutError if whole experts are sharded.
     """
     (output,) = infer_experts(inputs, weights, attrs)
     x, chosen, _ = inputs
@@ -106,8 +106,10 @@ def infer_grouped_experts(inputs: Values, weights: Weights, attrs: Attrs) -> Inf
 
 @op("grouped_experts", infer_grouped_experts)
 def grouped_experts(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """As `experts`; also what gate and up make of the rows, those of an expert behind those of the one before it,
-    (tokens * used, ffn), and what each A makes of them times the scale, (tokens * used, rank).
+    """As `experts`, with more outputs for the gradients. Their rows are grouped by expert.
+
+    These are the products with gate and up, (tokens * used, ffn), and scale * product with each A, (tokens * used,
+    rank).
     """
     x, chosen, shares = inputs
     out, made = np.zeros_like(x), _Experts(context, weights, attrs)
@@ -122,12 +124,12 @@ def grouped_experts(context: RankContext, inputs: Arrays, weights: Arrays, attrs
 
 
 def rows_of(chosen: np.ndarray, experts: int) -> list[tuple[np.ndarray, ...]]:
-    """Of each expert the tokens that chose it, and as which of their choices."""
+    """For each expert: the tokens that chose it, and the indices among the choices of these tokens."""
     return [np.nonzero(chosen == e) for e in range(experts)]
 
 
 class _Experts:
-    """The weights of a rank's slices of experts, and their products."""
+    """A rank's slices of the experts' weights, and products with them."""
 
     def __init__(self, context: RankContext, weights: Arrays, attrs: Attrs):
         split, ffn = split_weights(weights, attrs), attrs["weights"][0].dims[1]
@@ -137,7 +139,7 @@ class _Experts:
         self.biases = [bias.reshape(count, -1) for bias in split.biases]
 
     def bias(self, e: int, at: int) -> np.ndarray | np.float32:
-        """This rank's part of a bias: of down all on the rank that adds it."""
+        """This rank's shard of a bias. The bias of down is whole on the rank that adds it, 0 on the others."""
         if not self.biases:
             return np.float32(0)
         return (
@@ -145,7 +147,7 @@ class _Experts:
         )
 
     def product(self, e: int, at: int, x: np.ndarray, low: dict[int, np.ndarray]) -> np.ndarray:
-        """Matrix `at` of expert e times rows; `low` gets what its A makes of them."""
+        """Multiplies rows with matrix `at` of expert e. Stores scale * product with A in `low`."""
         y = x @ self.matrices[at][e].T + self.bias(e, at)
         if at not in self.low:
             return y
@@ -154,7 +156,7 @@ class _Experts:
         return y + low[at] @ b[e].T
 
     def back(self, e: int, at: int, dy: np.ndarray, d_low: dict[int, np.ndarray]) -> np.ndarray:
-        """The gradient of the rows by that of their product; `d_low` gets that of what A makes."""
+        """The gradient of the rows from that of their product. `d_low` receives the gradient of the product with A."""
         dx = dy @ self.matrices[at][e]
         if at not in self.low:
             return dx
@@ -165,12 +167,10 @@ class _Experts:
 
 @vjp("grouped_experts")
 def grouped_experts_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
-    """One instruction for the gradients of x, of the shares and of the weights. LayoutError for one through what is
-    kept.
-    """
+    """One instruction for the gradients of x, shares, weights. Raises LayoutError if a kept output has a gradient."""
     if grads[0] is None or any(grad is not None for grad in grads[1:]):
         raise LayoutError(
-            f"grouped_experts has no gradient through what gate and up make, only through %{instr.outputs[0].name}"
+            f"grouped_experts has no gradient through its products, only through its result %{instr.outputs[0].name}"
         )
     of_weights = tuple(wanted[3:])
     names = [f"d_{w.name}" for w, is_wanted in zip(instr.weights, of_weights, strict=True) if w and is_wanted]
@@ -182,8 +182,10 @@ def grouped_experts_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: li
 
 
 def infer_grouped_experts_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As x and the shares, partial where the experts' size is sharded; as the weights, partial over tokens, and where
-    a rank has all of one and gives it what comes of its own slice, over the slices as well.
+    """The dims of x, the shares, and the weights whose gradients are wanted.
+
+    x and shares are partial if the intermediate size is sharded. Weights are partial over tokens. A weight that each
+    rank has whole, but whose gradient comes from the rank's slice only, is partial over the slices too.
     """
     x, _, shares, *_ = inputs
     whole("grouped_experts_grad", *inputs)
@@ -197,7 +199,7 @@ def infer_grouped_experts_grad(inputs: Values, weights: Weights, attrs: Attrs) -
 
 @op("grouped_experts_grad", infer_grouped_experts_grad)
 def grouped_experts_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Each expert's gradients from the rows that took it."""
+    """Computes the gradients of each expert from the rows that chose it."""
     (x, chosen, shares, *kept), dy = inputs[:-1], inputs[-1]
     made, dx, d_shares = _Experts(context, weights, attrs), np.zeros_like(x), np.zeros_like(shares)
     split = split_weights([np.zeros_like(w) for w in weights], attrs)
@@ -206,7 +208,7 @@ def grouped_experts_grad(context: RankContext, inputs: Arrays, weights: Arrays, 
         (a, b), lows = (k[at : at + len(rows)] for k in kept[:DOWN]), [k[at : at + len(rows)] for k in kept[DOWN:]]
         at += len(rows)
         share, d_low = shares[rows, slots, None], dict[int, np.ndarray]()
-        joined, d_joined = gated(context, [a, b], [], attrs)[0], made.back(e, DOWN, dy[rows], d_low)  # before the share
+        joined, d_joined = gated(context, [a, b], [], attrs)[0], made.back(e, DOWN, dy[rows], d_low)  # without share
         of_share = (joined * d_joined).sum(axis=-1)
         d_shares[rows, slots] = of_share + (dy[rows] * made.bias(e, DOWN)).sum(axis=-1)
         d_gate, d_up = gated_grad(context, [a, b, share * d_joined], [], attrs)
@@ -226,13 +228,13 @@ def grouped_experts_grad(context: RankContext, inputs: Arrays, weights: Arrays, 
 
 
 def _experts(lowering: "TrainingLowering", instr: Instr, kept: Sequence[Value]) -> dict[str, Any]:
-    """What a step of experts and that of their gradients have in common. `kept`: what gate, up and each A make."""
+    """The fields that the step and its gradient's step share. `kept`: the products with gate, up and each A."""
     x, chosen, shares = instr.inputs[:3]
     split = split_weights([instr.weight(index) for index in range(len(instr.weights))], instr.attrs)
     gate, ffn = split.matrices[0], split.matrices[0].dims[1]
     biases: list[Weight | None] = list(split.biases) or [None] * len(STACKS)
     if ffn.axis is not None and lowering.mesh.index(ffn.axis):
-        biases[DOWN] = None  # the first rank adds it
+        biases[DOWN] = None  # only the first rank adds it
     lows = dict(zip(split.low, map(lowering.value, kept[DOWN:]), strict=True))
     low = [
         {
@@ -260,7 +262,7 @@ def _experts(lowering: "TrainingLowering", instr: Instr, kept: Sequence[Value]) 
 
 @lower("grouped_experts", "training")
 def lower_grouped_experts(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step."""
+    """Emits one step."""
     out, gate, *_ = map(lowering.output, instr.outputs)
     fields = _experts(lowering, instr, instr.outputs[1:])
     joined = lowering.like(gate, lowering.placed[gate].operand)
@@ -269,12 +271,12 @@ def lower_grouped_experts(lowering: "TrainingLowering", instr: Instr) -> None:
 
 @lower("grouped_experts_grad", "training")
 def lower_grouped_experts_grad(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step, which adds the gradients of the weights to their places."""
+    """Emits one step, which also adds to the gradients of the weights."""
     fields, gate = _experts(lowering, instr, instr.inputs[3:-1]), lowering.value(instr.inputs[3])
     dy, (dx, d_shares, *d_weights) = lowering.operand(instr.inputs[-1]), instr.outputs
     found = iter(d_weights)
     gradients = [next(found) if wanted else None for wanted in instr.attrs["wanted"]]
-    fresh = [lowering.is_fresh(of) for of in d_weights]  # a stack is in one instruction
+    fresh = [lowering.is_fresh(of) for of in d_weights]  # all are equal: one instruction has all of a stack's weights
     place = lambda of: GradientIndex(ABSENT) if of is None else lowering.gradient(of)
     split = split_weights([place(of) for of in gradients], instr.attrs)
     absent = GradientIndex(ABSENT)
@@ -299,7 +301,7 @@ def lower_grouped_experts_grad(lowering: "TrainingLowering", instr: Instr) -> No
 
 
 def infer_switched(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As x, which may be partial. LayoutError where the switch is not one number a token."""
+    """The dims of x, which may be partial. Raises LayoutError if the switch is not one number per token."""
     x, switch = inputs
     whole("switched", switch)
     if switch.dims[-1].elements != 1:
@@ -309,7 +311,7 @@ def infer_switched(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 @op("switched", infer_switched)
 def switched(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """X * sigmoid(switch), of every token one number."""
+    """Returns x * sigmoid(switch). The switch is one number per token."""
     x, switch = inputs
     return [x * scores_of(switch, "sigmoid")]
 
@@ -321,7 +323,7 @@ def switched_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bo
 
 
 def infer_switched_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As x, whole, and as the switch, partial where x is."""
+    """The dims of x, and those of the switch, which is partial if x is."""
     x, switch, dy = inputs
     whole("switched_grad", switch, dy)
     return [(x.dims, None), (switch.dims, x.partial)]
@@ -337,14 +339,14 @@ def switched_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 
 @lower("switched", "training")
 def lower_switched(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step."""
+    """Emits one step."""
     x, switch = map(lowering.value, instr.inputs)
     lowering.emit("switched", x=x, by=switch, out=lowering.output(instr.outputs[0]))
 
 
 @lower("switched_grad", "training")
 def lower_switched_grad(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step."""
+    """Emits one step."""
     x, switch, dy = map(lowering.value, instr.inputs)
     dx, d_switch = map(lowering.output, instr.outputs)
     lowering.emit("switched_grad", x=x, by=switch, dy=dy, dx=dx, d_by=d_switch)

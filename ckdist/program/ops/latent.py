@@ -1,7 +1,7 @@
-"""Latent attention: the norm of what is cached, with its gradient, and attention over it.
+"""Latent attention in the absorbed form: the norm of the cached vector, with its gradient, and attention.
 
-A token's key is its latent vector and, behind it, a rotated part that all heads share; its value is the latent vector.
-DeepSeek-AI 2024, arXiv:2405.04434, section 2.1, in the absorbed form.
+A token's key is its latent vector, followed by a rotated part; all heads share both. Its value is the latent vector.
+DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
 """
 
 from dataclasses import replace
@@ -30,7 +30,7 @@ from ckdist.program.ops.op import (
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 
-if TYPE_CHECKING:  # which import the ops
+if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
     from ckdist.program.lower import Lowering
@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # which import the ops
 
 
 def infer_norm_latent(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As x. LayoutError where the weight is wider."""
+    """The dims of x. Raises LayoutError if the weight is wider."""
     (x,), (w,) = inputs, weights
     whole("norm_latent", x)
     unsharded("norm_latent", x)
@@ -49,7 +49,7 @@ def infer_norm_latent(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
 
 @op("norm_latent", infer_norm_latent)
 def norm_latent(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """rms_norm of the first elements, as many as the weight has; the others as they are."""
+    """[rms_norm(x[:n]) * w, x[n:]] for a weight of n elements."""
     (x,), (w,) = inputs, weights
     latent = x[:, : len(w)]
     return [np.concatenate([latent * inverse_rms(latent, attrs["eps"]) * w, x[:, len(w) :]], axis=-1)]
@@ -66,7 +66,7 @@ def norm_latent_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list
 
 
 def infer_norm_latent_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As x, and as the weight where its gradient is wanted."""
+    """The dims of x, and those of the weight if its gradient is wanted."""
     (x, dy), (w,) = inputs, weights
     same("norm_latent_grad", x, dy)
     outputs = infer_norm_latent((x,), weights, attrs)
@@ -75,7 +75,7 @@ def infer_norm_latent_grad(inputs: Values, weights: Weights, attrs: Attrs) -> In
 
 @lower("norm_latent", "training")
 def lower_training_norm_latent(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step."""
+    """Emits one step."""
     x, w = lowering.value(instr.inputs[0]), instr.weight(0)
     n, out = w.dims[0].elements, lowering.output(instr.outputs[0])
     lowering.emit("rms_norm", x=x, out=out, weight=lowering.parameter(w), size=n, normed=n, eps=instr.attrs["eps"])
@@ -83,7 +83,7 @@ def lower_training_norm_latent(lowering: "TrainingLowering", instr: Instr) -> No
 
 @op("norm_latent_grad", infer_norm_latent_grad)
 def norm_latent_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """As rms_norm_grad of the first elements; the gradient of the others as it is."""
+    """rms_norm_grad on the first elements. The gradient of the others is passed on."""
     (x, dy), (w,) = inputs, weights
     n = len(w)
     latent, dn = x[:, :n], dy[:, :n] * w
@@ -96,12 +96,12 @@ def norm_latent_grad(context: RankContext, inputs: Arrays, weights: Arrays, attr
 
 @lower("norm_latent_grad", "training")
 def lower_norm_latent_grad(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step, which adds the gradient by the weight to its place."""
+    """Emits one step, which also adds to the gradient of the weight."""
     lower_norm_grad(lowering, instr, instr.weight(0).dims[0].elements)
 
 
 def infer_attend_latent(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """Heads as wide as a value. LayoutError where queries and keys differ in width."""
+    """The heads of the queries, with the width of a value. Raises LayoutError if queries and keys differ in width."""
     q, k = inputs
     whole("attend_latent", *inputs)
     unsharded("attend_latent", k)
@@ -114,9 +114,7 @@ def infer_attend_latent(inputs: Values, weights: Weights, attrs: Attrs) -> Infer
 
 @op("attend_latent", infer_attend_latent)
 def attend_latent(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Causal attention of all heads over the keys of the cache, which the call extends; values are the keys' first
-    elements.
-    """
+    """Causal attention over the cache, which the call extends. Values are the first elements of the keys."""
     q, k = inputs
     keys, _ = context.extend_cache(attrs["layer"], k, k[:, : attrs["value_width"]])  # (positions, key width)
     heads = q.reshape(len(q), -1, keys.shape[1])  # (tokens, heads, key width)
@@ -130,13 +128,13 @@ def attend_latent(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 
 @lower("norm_latent", "inference")
 def lower_norm_latent(lowering: "Lowering", group: "Group") -> None:
-    """No step where attention norms. LayoutError elsewhere."""
+    """Raises LayoutError: only attend_latent, which has the norm in its own step, may read a normed latent vector."""
     raise LayoutError(f"cannot lower {group.instr}: only attend_latent norms a latent vector")
 
 
 @lower("attend_latent", "inference")
 def lower_attend_latent(lowering: "Lowering", group: "Group") -> None:
-    """One step with the norm, rotations and cache."""
+    """Emits one step that also computes the norm and the rotations, and extends the cache."""
     instr, rope, norm = group.instr, group["k_rope"], group["k_norm"]
     q, k = instr.inputs
     if (q_rope := group["q_rope"]) is not None:

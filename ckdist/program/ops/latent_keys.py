@@ -1,5 +1,7 @@
-"""What training makes of latent vectors, in the expanded form of latent attention: every head's keys, and the latent
-part alone, of which a linear makes the values. DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
+"""Latent attention in the expanded form, for training: latent_keys and latent_values.
+
+latent_keys makes the keys of each head. latent_values is the latent part, from which a linear makes the values.
+DeepSeek-AI 2024, arXiv:2405.04434, section 2.1.
 """
 
 from dataclasses import replace
@@ -25,33 +27,31 @@ from ckdist.program.ops.op import (
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 
-if TYPE_CHECKING:  # which import the ops
+if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_latent_keys(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """Heads as wide as what their matrices make and what is behind the latent vector. LayoutError where that is short
-    of their rows.
-    """
+    """Heads of width nope + rope. Raises LayoutError if k has fewer elements than the latent vector."""
     (k,), (w,) = inputs, weights
     whole("latent_keys", k)
     unsharded("latent_keys", k)
     heads, columns = w.dims
-    behind = k.dims[-1].elements - heads.width
-    if behind < 0:
+    rope = k.dims[-1].elements - heads.width
+    if rope < 0:
         raise LayoutError(f"latent_keys: %{k.name} ends in [{k.dims[-1]}], {w} reads {heads.width} elements")
-    return [((k.dims[0], replace(heads, width=columns.elements + behind)), None)]
+    return [((k.dims[0], replace(heads, width=columns.elements + rope)), None)]
 
 
 def by_head(w: np.ndarray, attrs: Attrs) -> np.ndarray:
-    """A weight of (heads * rank, nope) as (heads, rank, nope)."""
+    """Reshapes a weight from (heads * rank, nope) to (heads, rank, nope)."""
     return w.reshape(-1, attrs["weights"][0].dims[0].width, w.shape[1])
 
 
 @op("latent_keys", infer_latent_keys)
 def latent_keys(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Of each head the latent vector times its matrix, and behind that the key that all heads share.
+    """Per head: [k[:rank] @ w_head, k[rank:]]. All heads share the rotated part k[rank:].
 
     k: (tokens, rank + rope), w: (heads * rank, nope) -> (tokens, heads * (nope + rope)).
     """
@@ -64,7 +64,7 @@ def latent_keys(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 @lower("latent_keys", "training")
 def lower_latent_keys(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step."""
+    """Emits one step."""
     (x,), w = map(lowering.operand, instr.inputs), instr.weight(0)
     out = lowering.output(instr.outputs[0])
     lowering.emit("latent_keys", x=x, out=out, weight=lowering.parameter(w), rank=w.dims[0].width)
@@ -83,14 +83,14 @@ def latent_keys_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list
 
 
 def infer_latent_keys_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As the latent vectors, partial where heads are sharded."""
+    """The dims of k, partial if heads are sharded."""
     whole("latent_keys_grad", *inputs)
     return [((inputs[0].dims[0], attrs["dim"]), weights[0].dims[0].axis)]
 
 
 @op("latent_keys_grad", infer_latent_keys_grad)
 def latent_keys_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """The sum over the heads of what goes back through their matrices, and of what they have of the shared key."""
+    """[sum over heads of dy[:nope] @ w_head.T, sum over heads of dy[nope:]]."""
     w = by_head(weights[0], attrs)
     dy, nope = inputs[0].reshape(len(inputs[0]), len(w), -1), w.shape[2]
     return [np.concatenate([np.einsum("thn,hrn->tr", dy[..., :nope], w), dy[..., nope:].sum(axis=1)], axis=-1)]
@@ -98,21 +98,21 @@ def latent_keys_grad(context: RankContext, inputs: Arrays, weights: Arrays, attr
 
 @lower("latent_keys_grad", "training")
 def lower_latent_keys_grad(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step."""
+    """Emits one step."""
     (dy,), w = map(lowering.operand, instr.inputs), instr.weight(0)
     dx = lowering.output(instr.outputs[0])
     lowering.emit("latent_keys_grad", dy=dy, dx=dx, weight=lowering.parameter(w), rank=w.dims[0].width)
 
 
 def infer_latent_keys_weight_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As the matrices, partial where tokens are sharded."""
+    """The dims of the matrices, partial if tokens are sharded."""
     whole("latent_keys_weight_grad", *inputs)
     return [(weights[0].dims, inputs[0].dims[0].axis)]
 
 
 @op("latent_keys_weight_grad", infer_latent_keys_weight_grad)
 def latent_keys_weight_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Of each head latent.T @ dy, over the elements that its matrix makes."""
+    """Per head: k[:rank].T @ dy[:nope]."""
     k, dy = inputs
     heads, rank, nope = by_head(weights[0], attrs).shape
     of_heads = dy.reshape(len(dy), heads, -1)[..., :nope]
@@ -121,7 +121,7 @@ def latent_keys_weight_grad(context: RankContext, inputs: Arrays, weights: Array
 
 @lower("latent_keys_weight_grad", "training")
 def lower_latent_keys_weight_grad(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step, which adds the gradient of the matrices to its place."""
+    """Emits one step, which adds to the gradient of the matrices."""
     (x, dy), (out,) = map(lowering.operand, instr.inputs), instr.outputs
     gradient, rank = (
         {"gradient": lowering.gradient(out), "fresh": lowering.is_fresh(out)},
@@ -131,7 +131,7 @@ def lower_latent_keys_weight_grad(lowering: "TrainingLowering", instr: Instr) ->
 
 
 def infer_latent_values(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The first elements of the keys. LayoutError where there are fewer."""
+    """The first elements of the keys. Raises LayoutError if there are fewer."""
     (k,) = inputs
     whole("latent_values", k)
     if k.dims[-1].elements < attrs["dim"].elements:
@@ -147,30 +147,30 @@ def latent_values(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 
 @lower("latent_values", "training")
 def lower_latent_values(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step that copies."""
+    """Emits one step that copies."""
     lowering.emit("convert", x=lowering.value(instr.inputs[0]), out=lowering.output(instr.outputs[0]))
 
 
 @vjp("latent_values")
 def latent_values_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
-    """Zeros behind the gradient."""
+    """One instruction, which pads the gradient with zeros."""
     return [*g.emit("latent_values_grad", (grads[0],), names=["d_values"], dim=instr.inputs[0].dims[-1])]
 
 
 def infer_latent_values_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As the keys."""
+    """The dims of the keys."""
     whole("latent_values_grad", *inputs)
     return [((inputs[0].dims[0], attrs["dim"]), None)]
 
 
 @op("latent_values_grad", infer_latent_values_grad)
 def latent_values_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """The gradient with zeros behind it."""
+    """The gradient, padded with zeros at the end."""
     dim: Dim = attrs["dim"]
     return [np.pad(inputs[0], ((0, 0), (0, dim.elements - inputs[0].shape[1])))]
 
 
 @lower("latent_values_grad", "training")
 def lower_latent_values_grad(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step that copies."""
+    """Emits one step that copies."""
     lowering.emit("convert", x=lowering.value(instr.inputs[0]), out=lowering.output(instr.outputs[0]))

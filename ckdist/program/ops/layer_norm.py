@@ -1,4 +1,4 @@
-"""layer_norm: what encoders have in place of rms_norm. It has no step of its own: what reads it computes it."""
+"""layer_norm, which encoders use in place of rms_norm. It has no step of its own: the reader's step computes it."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from ckdist.program.rank_context import RankContext
 
 
 def infer_layer_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As x; LayoutError where the weight has another size."""
+    """The dims of x. Raises LayoutError if the weight has another size."""
     x, w = inputs[0], weights[0]
     whole("layer_norm", x)
     unsharded("layer_norm", x)
@@ -23,7 +23,7 @@ def layer_norm(
 ) -> list[np.ndarray]:
     """(x - mean(x)) / sqrt(var(x) + eps) * w (+ b). Ba et al. 2016, arXiv:1607.06450."""
     (x,), (w, bias) = inputs, weights
-    assert w is not None  # the bias alone may be absent
+    assert w is not None  # only the bias is optional
     centred = x - x.mean(axis=-1, keepdims=True)
     y = centred / np.sqrt((centred * centred).mean(axis=-1, keepdims=True) + np.float32(attrs["eps"])) * w
     return [y if bias is None else y + bias]

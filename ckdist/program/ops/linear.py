@@ -1,4 +1,4 @@
-"""linear with several matrices over one input, and its three gradients: of input, matrices and biases."""
+"""linear, with several matrices on one input, and its gradients of input, matrices and biases."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, NO_SPAN, ValueIndex, VectorIndex
 
-if TYPE_CHECKING:  # which import the ops
+if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
     from ckdist.program.lower import Lowering
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # which import the ops
 
 
 def infer_linear(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """A value for each matrix, partial where its columns are sharded; LayoutError where the input does not fit."""
+    """One value per matrix, partial if its columns are sharded. Raises LayoutError if the input does not fit."""
     (x,) = inputs
     whole("linear", x)
     matrices = weights[: len(weights) // 2]
@@ -36,15 +36,12 @@ def infer_linear(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 @op("linear", infer_linear)
 def linear(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None], attrs: Attrs) -> Arrays:
-    """X @ w.T + bias for each (w, bias).
-
-    Where the input is sharded, the result is partial and the first rank adds the bias.
-    """
+    """Returns x @ w.T + bias for each (w, bias). If the input is sharded, only the first rank adds the bias."""
     (x,) = inputs
     count = len(weights) // 2
     results = []
     for w, bias, declared in zip(weights[:count], weights[count:], attrs["weights"][:count], strict=True):
-        assert w is not None  # a bias may be absent, a matrix is not
+        assert w is not None  # only biases are optional
         y = x @ w.T  # (tokens, out)
         if bias is not None and context.adds_bias(declared.dims[1]):
             y = y + bias
@@ -54,14 +51,15 @@ def linear(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None
 
 @lower("linear", "inference")
 def lower_linear(lowering: "Lowering", group: "Group") -> None:
-    """A step for all matrices, with the low-rank addition, gate or soft cap behind them; before it what makes their
-    input.
+    """Emits one step for all matrices, with a following low-rank addition, gate, activation or soft cap.
+
+    The steps that make their input come before it.
     """
     instr, low_rank, gated, cap = group.instr, group["low_rank"], group["gated"], group["soft_cap"]
     activate = group["activate"]
     x, in_dim = instr.inputs[0], instr.matrices[0].dims[1]
     columns = lowering.columns(x)
-    summed = len(columns) > 1  # shards of a whole matrix whose columns are sharded
+    summed = len(columns) > 1  # the matrix is read through shards of its columns
     adds_bias = in_dim.axis is None or lowering.mesh.index(in_dim.axis) == 0
     activations = [lowering.activations(x, w.name) for w in instr.matrices]
     low = lower_low_rank(lowering, instr, low_rank) if low_rank else {}
@@ -99,7 +97,7 @@ def lower_linear(lowering: "Lowering", group: "Group") -> None:
 
 
 def _results(lowering: "Lowering", group: "Group") -> list[ValueIndex]:
-    """Where the products go: the buffers of the linear's values, and of those that the group makes of them."""
+    """The buffers of the products. The linear's values and those of the rest of the group share them."""
     instr, low_rank = group.instr, group["low_rank"]
     adapted = dict(zip((v.name for v in low_rank.inputs[1:]), low_rank.outputs, strict=True)) if low_rank else {}
     values = [adapted.get(v.name, v) for v in instr.outputs]
@@ -119,7 +117,7 @@ def _results(lowering: "Lowering", group: "Group") -> list[ValueIndex]:
 
 @lower("linear", "training")
 def lower_matmul(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step for all matrices. Of ranks that make summands the first adds the biases."""
+    """Emits one step for all matrices. If the results are partial, only the first rank adds the biases."""
     x, in_dim = lowering.operand(instr.inputs[0]), instr.matrices[0].dims[1]
     biases = instr.weights[len(instr.weights) // 2 :]
     if in_dim.axis is not None and lowering.mesh.index(in_dim.axis):
@@ -141,10 +139,10 @@ def linear_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool])
     """At most three instructions, for the gradients of the input, of matrices and of biases."""
     count = len(instr.weights) // 2
     outputs = {i: gradient for i, gradient in enumerate(grads) if gradient is not None}
-    results: Gradients = [None] * len(wanted)  # of x, the matrices, the biases
+    results: Gradients = [None] * len(wanted)  # gradients of x, the matrices, the biases
 
     def emit(op: str, first: tuple[Value, ...], begin: int) -> None:
-        """One instruction for the wanted ones of the weights whose operands start at `begin`."""
+        """One instruction for the wanted gradients of the weights that start at operand `begin`."""
         wants = [i for i in outputs if wanted[begin + i]]
         if wants:
             names = [f"d_{instr.weight(begin - 1 + i).name}" for i in wants]
@@ -160,8 +158,9 @@ def linear_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool])
 
 
 def _input_gradient(g: "Emitter", instr: Instr, outputs: dict[int, Value]) -> Value:
-    """The gradient of the input by those of outputs: one instruction, or where some matrices' rows are sharded and
-    others' are not, one for each kind, of which the sum is whole.
+    """The gradient of the input, from those of the outputs.
+
+    One instruction, unless the rows of only some matrices are sharded: then one for each axis, and their sum.
     """
     by_axis: dict[str | None, list[int]] = {}
     for i in outputs:
@@ -177,25 +176,25 @@ def _input_gradient(g: "Emitter", instr: Instr, outputs: dict[int, Value]) -> Va
 
 
 def infer_linear_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As the input, partial where the rows of the matrices are sharded; LayoutError where a gradient does not fit."""
+    """The dims of the input, partial if the rows are sharded. Raises LayoutError if a gradient does not fit."""
     whole("linear_grad", *inputs)
     for dy, w in zip(inputs, weights, strict=True):
         if dy.dims[-1] != w.dims[0]:
             raise LayoutError(f"linear_grad: %{dy.name} ends in [{dy.dims[-1]}], {w} writes [{w.dims[0]}]")
     if len({w.dims[0].axis for w in weights}) > 1:
-        raise LayoutError(f"linear_grad needs rows that are sharded alike: {', '.join(map(str, weights))}")
+        raise LayoutError(f"linear_grad needs rows sharded over the same axis: {', '.join(map(str, weights))}")
     return [((*inputs[0].dims[:-1], weights[0].dims[1]), weights[0].dims[0].axis)]
 
 
 @op("linear_grad", infer_linear_grad)
 def linear_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Dx = sum of dy @ w over the matrices; partial where the outputs are sharded."""
+    """The sum of dy @ w over the matrices. Partial if the outputs are sharded."""
     return [total(dy @ w for dy, w in zip(inputs, weights, strict=True))]
 
 
 @lower("linear_grad", "training")
 def lower_linear_grad(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step; gradients that do not lie side by side are copied first."""
+    """Emits one step. Gradients that do not lie side by side are copied first."""
     dy = lowering.side_by_side(instr.inputs)
     weights = [instr.weight(n) for n in range(len(instr.weights))]
     dx = lowering.output(instr.outputs[0])
@@ -203,7 +202,7 @@ def lower_linear_grad(lowering: "TrainingLowering", instr: Instr) -> None:
 
 
 def infer_linear_weight_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As each matrix, partial where tokens are sharded."""
+    """The dims of each matrix, partial if tokens are sharded."""
     x, *dys = inputs
     whole("linear_weight_grad", *inputs)
     return [((dy.dims[-1], x.dims[-1]), x.dims[0].axis) for dy in dys]
@@ -211,20 +210,20 @@ def infer_linear_weight_grad(inputs: Values, weights: Weights, attrs: Attrs) -> 
 
 @op("linear_weight_grad", infer_linear_weight_grad)
 def linear_weight_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Dw = dy.T @ x, (out, in), for each dy; partial where the tokens are sharded."""
+    """Returns dy.T @ x, (out, in), for each dy. Partial if tokens are sharded."""
     x, *dys = inputs
     return [dy.T @ x for dy in dys]
 
 
 @lower("linear_weight_grad", "training")
 def lower_weight_grad(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step that adds to the gradients' places."""
+    """Emits one step, which adds to the gradients of the weights."""
     x, *dys = map(lowering.operand, instr.inputs)
     lowering.emit("weight_grad", x=x, count=len(dys), gradients=_gradients(lowering, instr, dys))
 
 
 def _gradients(lowering: "TrainingLowering", instr: Instr, dys: list[ValueIndex]) -> list[dict[str, Any]]:
-    """To which place each dy is added."""
+    """The target gradient of each dy."""
     return [
         {"dy": dy, "gradient": lowering.gradient(out), "fresh": lowering.is_fresh(out)}
         for dy, out in zip(dys, instr.outputs, strict=True)
@@ -232,19 +231,19 @@ def _gradients(lowering: "TrainingLowering", instr: Instr, dys: list[ValueIndex]
 
 
 def infer_bias_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As each bias, partial where tokens are sharded."""
+    """The dims of each bias, partial if tokens are sharded."""
     whole("bias_grad", *inputs)
     return [((dy.dims[-1],), dy.dims[0].axis) for dy in inputs]
 
 
 @op("bias_grad", infer_bias_grad)
 def bias_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """The sum over the tokens of each dy."""
+    """Sums each dy over the tokens."""
     return [dy.sum(axis=0) for dy in inputs]
 
 
 @lower("bias_grad", "training")
 def lower_bias_grad(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step that adds to the gradients' places."""
+    """Emits one step, which adds to the gradients of the biases."""
     dys = [lowering.value(v) for v in instr.inputs]
     lowering.emit("bias_grad", count=len(dys), gradients=_gradients(lowering, instr, dys))

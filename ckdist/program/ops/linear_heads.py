@@ -1,4 +1,4 @@
-"""linear_heads, a matrix for each head: what absorbs a latent attention's projections."""
+"""linear_heads, a linear with one matrix per head: the absorbed projections of latent attention."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -10,16 +10,13 @@ from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.op import Arrays, Attrs, Inferred, Values, Weights, lower, op, whole
 from ckdist.program.rank_context import RankContext
 
-if TYPE_CHECKING:  # which import the ops
+if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
     from ckdist.program.lower import Lowering
 
 
 def infer_linear_heads(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The heads of x, each as wide as its matrix's rows and what of x is behind its columns.
-
-    LayoutError where they do not fit together.
-    """
+    """Heads of width rows + width - columns. Raises LayoutError if x and the matrices do not fit together."""
     (x,), (w,) = inputs, weights
     whole("linear_heads", x)
     heads, (rows, columns) = x.dims[-1], w.dims
@@ -30,7 +27,7 @@ def infer_linear_heads(inputs: Values, weights: Weights, attrs: Attrs) -> Inferr
 
 @op("linear_heads", infer_linear_heads)
 def linear_heads(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Of each head its first elements times the head's matrix, and behind that the others as they are.
+    """Per head: [w_head @ x[:columns], x[columns:]].
 
     x: (tokens, heads * width), w: (heads * rows, columns) -> (tokens, heads * (rows + width - columns)).
     """
@@ -43,7 +40,7 @@ def linear_heads(context: RankContext, inputs: Arrays, weights: Arrays, attrs: A
 
 @lower("linear_heads", "inference")
 def lower_linear_heads(lowering: "Lowering", group: "Group") -> None:
-    """One step, which quantizes what it multiplies; a matrix for each of this rank's heads."""
+    """Emits one step, which also quantizes its input. It has one matrix for each head of this rank."""
     (x,), (out,), w = group.instr.inputs, group.instr.outputs, group.instr.weight(0)
     rows, columns = w.dims
     begin, end = rows.share(lowering.mesh)

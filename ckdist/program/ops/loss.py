@@ -1,4 +1,4 @@
-"""cross_entropy fused with the output projection, its gradient, and the one that a backward pass begins with."""
+"""cross_entropy fused with the output projection, its gradient, and the constant 1 that starts a backward pass."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -24,15 +24,15 @@ from ckdist.program.program import Instr
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, GradientIndex, PackIndex, ValueIndex
 
-if TYPE_CHECKING:  # which import the ops
+if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_cross_entropy(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The loss, partial where tokens are sharded, and a number for each token; both whole where the vocabulary is.
+    """The loss, partial if tokens are sharded, and one number per token. A sharded vocabulary makes neither partial.
 
-    LayoutError where the operands do not fit, or the columns of the matrix are sharded.
+    Raises LayoutError if the operands do not fit, or the columns of the matrix are sharded.
     """
     (x, targets), (head,) = inputs[:2], weights
     whole("cross_entropy", *inputs)
@@ -50,10 +50,10 @@ def infer_cross_entropy(inputs: Values, weights: Weights, attrs: Attrs) -> Infer
 
 @op("cross_entropy", infer_cross_entropy, collective=True)
 def cross_entropy(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Attrs) -> list[Arrays]:
-    """The sum over the tokens with a target (not -1) of log_sum_exp(logits) - logits[target], and log_sum_exp,
-    (tokens,), 0 elsewhere.
+    """Sum over tokens with a target (not -1) of log_sum_exp(logits) - logits[target].
 
-    Ranks that share the vocabulary add up what each has of both: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
+    The second output is log_sum_exp, (tokens,), 0 without a target. If the vocabulary is sharded, ranks add up their
+    parts of both: Shoeybi et al. 2019, arXiv:1909.08053, section 3.
     """
     vocab, losses = attrs["weights"][0].dims[0], []
     capped = [_capped(own, head, attrs) for own, (head,) in zip(inputs, attrs["arrays"], strict=True)]
@@ -84,13 +84,13 @@ def _capped(inputs: Arrays, head: np.ndarray, attrs: Attrs) -> np.ndarray:
 
 
 def cap(logits: np.ndarray, soft_cap: float) -> np.ndarray:
-    """Logits with the soft cap, where it is not 0."""
+    """Applies the soft cap to logits, unless it is 0."""
     return soft_cap * np.tanh(logits / soft_cap) if soft_cap else logits
 
 
 @lower("cross_entropy", "training")
 def lower_cross_entropy(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step; none where that of its gradient computes the loss too."""
+    """Emits one step. None if there is a gradient: its step computes the loss too."""
     if instr.outputs[1] in lowering.names.readers:
         return
     lowering.emit(
@@ -108,7 +108,7 @@ def lower_cross_entropy(lowering: "TrainingLowering", instr: Instr) -> None:
 
 @vjp("cross_entropy")
 def cross_entropy_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
-    """One instruction for the gradients of x and of the matrix. LayoutError for one through the log-sum-exp."""
+    """One instruction for the gradients of x and the matrix. Raises LayoutError if the log-sum-exp has a gradient."""
     if grads[0] is None or grads[1] is not None:
         raise LayoutError(
             f"cross_entropy has no gradient through its log-sum-exp %{instr.outputs[1].name}; only through the loss"
@@ -124,7 +124,7 @@ def cross_entropy_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list
 
 
 def infer_cross_entropy_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As x, partial where the vocabulary is sharded; and as the matrix where its gradient is wanted."""
+    """The dims of x, partial if the vocabulary is sharded, and those of the matrix if its gradient is wanted."""
     x, _, _, d_loss = inputs
     (_, partial), _ = infer_cross_entropy(inputs, weights, attrs)
     if d_loss.dims:
@@ -137,8 +137,9 @@ def infer_cross_entropy_grad(inputs: Values, weights: Weights, attrs: Attrs) -> 
 
 @op("cross_entropy_grad", infer_cross_entropy_grad)
 def cross_entropy_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """With d = d_loss * (softmax(logits) - onehot(target)), 0 without a target: dx = d @ head; with `weight_grad`
-    also d.T @ x.
+    """With d = d_loss * (softmax(logits) - onehot(target)), 0 without a target: dx = d @ head and dw = d.T @ x.
+
+    dw only with `weight_grad`.
     """
     (x, targets, log_sum_exp, d_loss), (head,) = inputs, weights
     rows = np.flatnonzero(targets >= 0)
@@ -157,7 +158,7 @@ def cross_entropy_grad(context: RankContext, inputs: Arrays, weights: Arrays, at
 
 @lower("cross_entropy_grad", "training")
 def lower_cross_entropy_grad(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step for the loss and its gradients."""
+    """Emits one step for the loss and its gradients."""
     head, (dx, *d_head) = instr.weight(0), instr.outputs
     lowering.emit(
         "cross_entropy",
@@ -173,16 +174,16 @@ def lower_cross_entropy_grad(lowering: "TrainingLowering", instr: Instr) -> None
 
 
 def infer_one(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """A number."""
+    """A scalar."""
     return [((), None)]
 
 
 @op("one", infer_one)
 def one(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """The number 1: the gradient of the loss by itself."""
+    """The number 1: the derivative of the loss by itself."""
     return [np.ones((), np.float32)]
 
 
 @lower("one", "training")
 def lower_one(lowering: "TrainingLowering", instr: Instr) -> None:
-    """No step: the gradients are those of the loss itself."""
+    """No step: the steps of gradients have the factor 1 built in."""

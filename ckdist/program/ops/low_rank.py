@@ -1,4 +1,4 @@
-"""low_rank: what the matrices of LoRA (Hu et al. 2021, arXiv:2106.09685) add to a linear's values, and its gradient."""
+"""low_rank: adds the product with LoRA's matrices (Hu et al. 2021, arXiv:2106.09685) to a linear; and its gradient."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -14,14 +14,14 @@ from ckdist.program.program import Instr, Weight
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, NO_SPAN, ParameterIndex, Span, ValueIndex, VectorIndex
 
-if TYPE_CHECKING:  # which import the ops
+if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.lower import Lowering
     from ckdist.program.lower_training import TrainingLowering
 
 
 def infer_low_rank(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As the values that it adds to; LayoutError where A and B do not lead there."""
+    """The dims of the values that it adds to. Raises LayoutError if A and B do not fit them."""
     x, *ys = inputs
     whole("low_rank", x)
     for y, a, b in zip(ys, weights[::2], weights[1::2], strict=True):
@@ -31,7 +31,7 @@ def infer_low_rank(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
             )
         if axes(a.dims[1].axis) != y.partial:
             raise LayoutError(
-                f"low_rank adds what is partial over {a.dims[1].axis} to %{y.name}, "
+                f"low_rank adds a value that is partial over {a.dims[1].axis} to %{y.name}, "
                 f"which is partial over {' and '.join(y.partial) or 'nothing'}"
             )
     return [(y.dims, y.partial) for y in ys]
@@ -39,9 +39,9 @@ def infer_low_rank(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 @op("low_rank", infer_low_rank)
 def low_rank(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Y + scale * (x @ a.T) @ b.T for each y: LoRA beside a linear of x.
+    """Returns y + scale * (x @ a.T) @ b.T for each result y of a linear. arXiv:2106.09685.
 
-    Where x is sharded, it adds a part to a part. arXiv:2106.09685.
+    If x is sharded, both summands are partial.
     """
     x, *ys = inputs
     pairs = zip(ys, weights[::2], weights[1::2], strict=True)
@@ -50,11 +50,12 @@ def low_rank(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs
 
 @vjp("low_rank")
 def low_rank_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
-    """Of the linears and scales that it is made of; x A is computed again, which is cheap. The gradients of the values
-    are passed on.
+    """Emits the gradients of the linears and scales that it consists of. The gradients of the values are passed on.
+
+    x A is computed again, which is cheap.
     """
     x, count, scale = instr.inputs[0], len(instr.outputs), instr.attrs["scale"]
-    results: Gradients = [None] * len(wanted)  # of x, the values, and A and B by turns
+    results: Gradients = [None] * len(wanted)  # gradients of x, the values, then A, B, A, B, ...
     for m in reversed(range(count)):
         dy = grads[m]
         if dy is None:
@@ -77,7 +78,7 @@ def low_rank_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool
 
 @lower("low_rank", "training")
 def lower_training_low_rank(lowering: "TrainingLowering", instr: Instr) -> None:
-    """For each value x A, its scale, and a product with B that adds the value."""
+    """Emits three steps per value: the product x A, its scale, and the product with B, which adds the value."""
     x = lowering.operand(instr.inputs[0])
     for m, (value, out) in enumerate(zip(instr.inputs[1:], instr.outputs, strict=True)):
         a, b = instr.weight(2 * m), instr.weight(2 * m + 1)
@@ -90,25 +91,25 @@ def lower_training_low_rank(lowering: "TrainingLowering", instr: Instr) -> None:
 def _product(
     lowering: "TrainingLowering", x: ValueIndex, weight: Weight, out: ValueIndex, residual: ValueIndex
 ) -> None:
-    """A step out = x times weight (+ residual)."""
+    """Emits a step out = x @ weight.T + residual."""
     product = {"pack": lowering.pack(False, weight), "out": out, "bias": ParameterIndex(ABSENT), "residual": residual}
     lowering.emit("matmul", x=x, count=1, products=[product])
 
 
 @dataclass(frozen=True)
 class Low:
-    """x A, one buffer for each shard of x's columns, on its way to y + x A B."""
+    """The intermediate x A of y + x A B: `values` has one buffer for each shard of x's columns."""
 
     values: Span
     b: Weight
 
     def matrices(self, lowering: "Lowering", rows: list[Range]) -> Span:
-        """B, sharded into the same rows as the matrix that it adds to."""
+        """The shards of B, with the row ranges of the linear's matrix."""
         return lowering.matrix([MatrixKey(self.b.name, part, (0, padded(self.b.dims[1].elements))) for part in rows])
 
 
 def lower_low_rank(lowering: "Lowering", linear: Instr, instr: Instr) -> dict[str, Low]:
-    """A step for all A, before the linear's own, which adds what they made times B. By the linear's weights."""
+    """Emits one step for all A. The linear's step multiplies the results with B. Returns them by weight name."""
     x, count = instr.inputs[0], len(instr.outputs)
     weights = [instr.weight(index) for index in range(2 * count)]
     of = {v.name: w.name for v, w in zip(linear.outputs, linear.matrices, strict=True)}
@@ -143,5 +144,5 @@ def lower_low_rank(lowering: "Lowering", linear: Instr, instr: Instr) -> dict[st
 
 
 def padded(rank: int) -> int:
-    """A rank with the zeros up to whole units."""
+    """`rank` rounded up to a multiple of RANK_UNIT. The rest is zeros."""
     return -(-rank // RANK_UNIT) * RANK_UNIT

@@ -1,4 +1,4 @@
-"""rms_norm over rows or heads, its gradient, and norms over heads that ranks share out."""
+"""rms_norm over rows or heads, its gradient, and the norm over all heads of a token if ranks share the heads."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, GradientIndex
 
-if TYPE_CHECKING:  # which import the ops
+if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
     from ckdist.program.lower import Lowering
@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # which import the ops
 
 
 def infer_rms_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As x; LayoutError where the weight has another size."""
+    """The dims of x. Raises LayoutError if the weight has another size."""
     x, (w,) = inputs[0], weights
     whole("rms_norm", *inputs)
     if w.dims[-1].elements != x.dims[-1].width:  # not a norm per head
@@ -46,20 +46,22 @@ def infer_rms_norm(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 @op("rms_norm", infer_rms_norm)
 def rms_norm(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """X / sqrt(mean(x^2) + eps) * w over the last dimension, or per head. Zhang & Sennrich 2019, arXiv:1910.07467."""
+    """Returns x / sqrt(mean(x^2) + eps) * w, over the last dimension or per head. Zhang & Sennrich 2019,
+    arXiv:1910.07467.
+    """
     (x,), (w,) = inputs, weights
     rows = x.reshape(-1, w.shape[-1])  # (tokens * groups, n)
     return [(rows * inverse_rms(rows, attrs["eps"]) * w).reshape(x.shape)]
 
 
 def inverse_rms(rows: np.ndarray, eps: float) -> np.ndarray:
-    """(rows, n) -> (rows, 1)."""
+    """1 / sqrt(mean(row^2) + eps): (rows, n) -> (rows, 1)."""
     return 1 / np.sqrt(np.mean(rows * rows, axis=-1, keepdims=True) + np.float32(eps))
 
 
 @lower("rms_norm", "training")
 def lower_rms_norm(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step."""
+    """Emits one step."""
     (x,), w = map(lowering.value, instr.inputs), instr.weight(0)
     out, size = lowering.output(instr.outputs[0]), w.dims[0].elements
     fields = {"size": size, "normed": lowering.width(out), "eps": instr.attrs["eps"]}
@@ -79,7 +81,7 @@ def rms_norm_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bo
 
 
 def infer_rms_norm_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As x, and as the weight where its gradient is wanted."""
+    """The dims of x, and those of the weight if its gradient is wanted."""
     (x, dy), (w,) = inputs, weights
     same("rms_norm_grad", x, dy)
     outputs = infer_rms_norm(inputs, weights, attrs)
@@ -88,8 +90,9 @@ def infer_rms_norm_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Infer
 
 @op("rms_norm_grad", infer_rms_norm_grad)
 def rms_norm_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """With r = 1 / rms(x) and n = x * r: dx = r * (dy * w - n * mean(dy * w * n)); with `weight_grad` also dw = sum
-    of dy * n.
+    """With r = 1 / rms(x) and n = x * r: dx = r * (dy * w - n * mean(dy * w * n)) and dw = sum over rows of dy * n.
+
+    dw only with `weight_grad`.
     """
     (x, dy), (w,) = inputs, weights
     rows, dy_rows = x.reshape(-1, w.shape[-1]), dy.reshape(-1, w.shape[-1])  # (tokens * groups, n)
@@ -101,12 +104,12 @@ def rms_norm_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 
 @lower("rms_norm_grad", "training")
 def lower_rms_norm_grad(lowering: "TrainingLowering", instr: Instr) -> None:
-    """One step, which adds the gradient by the weight to its place."""
+    """Emits one step, which also adds to the gradient of the weight."""
     lower_norm_grad(lowering, instr, lowering.width(lowering.value(instr.inputs[0])))
 
 
 def lower_norm_grad(lowering: "TrainingLowering", instr: Instr, normed: int) -> None:
-    """The step of the gradient of a norm of the first `normed` elements of a row."""
+    """Emits the step for the gradient of a norm over the first `normed` elements of a row."""
     (x, dy), w = map(lowering.value, instr.inputs), instr.weight(0)
     gradient = GradientIndex(ABSENT)
     for d_weight in instr.outputs[1:]:
@@ -127,7 +130,7 @@ def lower_norm_grad(lowering: "TrainingLowering", instr: Instr, normed: int) -> 
 
 
 def infer_sum_squares(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """A number for each head of queries and then of keys; partial where heads are sharded."""
+    """One number for each head of queries, then of keys. Partial if heads are sharded."""
     q, k = inputs
     whole("sum_squares", *inputs)
     heads, keys = q.dims[-1], k.dims[-1]
@@ -136,7 +139,7 @@ def infer_sum_squares(inputs: Values, weights: Weights, attrs: Attrs) -> Inferre
 
 @op("sum_squares", infer_sum_squares)
 def sum_squares(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """The sum of squares of each head; 0 for heads that are not this rank's, or that one before it has as well."""
+    """The sum of squares of each head. 0 for heads of other ranks, and for a kv-head that a lower rank has too."""
     q_dim, k_dim = (value.dims[-1] for value in attrs["inputs"])
     (begin, end), (first, _) = context.share(q_dim), context.share(k_dim)
     out = np.zeros((len(inputs[0]), q_dim.count + k_dim.count), inputs[0].dtype)
@@ -151,7 +154,7 @@ def sum_squares(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 @lower("sum_squares", "inference")
 def lower_sum_squares(lowering: "Lowering", group: "Group") -> None:
-    """A step; its sums stand behind queries, keys and values where these are exchanged."""
+    """Emits one step. If queries, keys and values are exchanged, its sums follow them in the same row."""
     q, k = map(lowering.place_of, group.instr.inputs)
     (squares,), keys = group.instr.outputs, group.instr.inputs[1].dims[-1]
     count, source = squares.dims[-1].count, lowering.buffers[q]
@@ -161,7 +164,7 @@ def lower_sum_squares(lowering: "Lowering", group: "Group") -> None:
     attend = next(i for i in instrs[instrs.index(group.instr) :] if i.op == "attend")
     lowering.emit("sum_squares", q=q, k=k, out=out, layer=attend.attrs["layer"])
     lowering.key_places = ()
-    if source.place == "slot":  # as attention reads it
+    if source.place == "slot":  # a view of the slot, for attention
         heads = [e // keys.width for begin, end in lowering.pieces(keys) for e in range(begin, end, keys.width)]
         lowering.key_places = tuple(map(heads.index, range(keys.count)))
         out = lowering.buffer(**vars(replace(behind, place="tokens")))
@@ -169,7 +172,7 @@ def lower_sum_squares(lowering: "Lowering", group: "Group") -> None:
 
 
 def infer_rms_norm_heads(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As queries and keys; LayoutError where a weight has another size."""
+    """The dims of queries and keys. Raises LayoutError if a weight has another size."""
     q, k, squares = inputs
     whole("rms_norm_heads", *inputs)
     for x, w in zip((q, k), weights, strict=True):
@@ -182,7 +185,9 @@ def infer_rms_norm_heads(inputs: Values, weights: Weights, attrs: Attrs) -> Infe
 
 @op("rms_norm_heads", infer_rms_norm_heads)
 def rms_norm_heads(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """X / sqrt(mean(x^2) + eps) * w over all heads of a token, of queries and of keys; sums of squares are given."""
+    """Returns x / sqrt(mean(x^2) + eps) * w over all heads of a token, for queries and keys. The sums of squares are
+    given.
+    """
     *parts, squares = inputs
     dims = [value.dims[-1] for value in attrs["inputs"][:2]]
     results, at = [], 0
@@ -195,6 +200,6 @@ def rms_norm_heads(context: RankContext, inputs: Arrays, weights: Arrays, attrs:
 
 @lower("rms_norm_heads", "inference")
 def lower_rms_norm_heads(lowering: "Lowering", group: "Group") -> None:
-    """No step: attention norms."""
+    """No step: the step of attention computes the norm."""
     for x, y in zip(group.instr.inputs, group.instr.outputs, strict=False):
         lowering.stands_for(y, x)

@@ -1,6 +1,4 @@
-"""What an op is: inference of dimensions and placement, a definition in numpy, the rule by which a gradient goes back
-through it, and how it becomes steps.
-"""
+"""The definition of an op: inference of dimensions and placement, numpy reference, gradient rule, and lowering."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +14,7 @@ Values: TypeAlias = tuple[Value, ...]
 Weights: TypeAlias = tuple[Weight, ...]  # a linear's biases, which may be absent, are not read by `infer`
 Attrs: TypeAlias = Mapping[str, Any]
 Partial: TypeAlias = str | tuple[str, ...] | None  # an axis, several, or none
-Inferred: TypeAlias = list[tuple[tuple[Dim, ...], Partial]]  # (dims, partial) of every output
+Inferred: TypeAlias = list[tuple[tuple[Dim, ...], Partial]]  # (dims, partial) of each output
 Arrays: TypeAlias = list[np.ndarray]
 Gradients: TypeAlias = list[Value | None]
 
@@ -27,18 +25,18 @@ Lower = TypeVar("Lower", bound=Callable[..., None])
 
 @dataclass(frozen=True)
 class Op:
-    """`infer(inputs, weights, attrs)` -> list of (dims, partial); `reference(context, inputs, weights, attrs)` -> list
-    of arrays.
+    """The functions of an op.
 
-    A collective's reference(contexts, inputs, attrs) takes and returns one entry per rank in place of each array; the
-    ranks' weights are `attrs["arrays"]`.
-
-    `vjp(g, instr, grads, wanted)` -> list of gradients: it emits on `g` what turns the gradients of `instr`'s outputs
-    (`grads`; None where nothing reads one of several outputs) into those of its operands, inputs then weights;
-    `wanted` says which of them, the others are None. The gradient of a value that is partial over an axis is whole over
-    it: what every rank adds to the sum counts alike.
-
-    `lower["inference"](lowering, group)` and `lower["training"](lowering, instr)` emit the steps of each set.
+    Attributes:
+        infer: infer(inputs, weights, attrs) -> list of (dims, partial), one for each output.
+        reference: reference(context, inputs, weights, attrs) -> list of arrays. A collective has
+            reference(contexts, inputs, attrs), with one list of arrays per rank; `attrs["arrays"]` has the weights.
+        vjp: vjp(g, instr, grads, wanted) -> list of gradients. `grads` are those of the outputs, None if nothing reads
+            an output. It emits on `g` the gradients of the operands: inputs, then weights. An operand's gradient is
+            None if `wanted` is False for it. The gradient of a value that is partial over an axis is not partial:
+            it is the same on all ranks, since the summand of each rank has the weight 1 in the sum.
+        lower: lower["inference"](lowering, group) and lower["training"](lowering, instr) emit steps.
+        dtypes: Types of the outputs. Empty: all are f32.
     """
 
     name: str
@@ -47,7 +45,7 @@ class Op:
     vjp: Callable[..., Gradients] | None = None
     collective: bool = False
     lower: Mapping[str, Callable[..., None]] = field(default_factory=dict)
-    dtypes: tuple[str, ...] = ()  # of the outputs; none: all are f32
+    dtypes: tuple[str, ...] = ()
 
 
 OPS: dict[str, Op] = {}
@@ -78,7 +76,7 @@ def vjp(name: str) -> Callable[[Vjp], Vjp]:
 
 
 def lower(name: str, step_set: str) -> Callable[[Lower], Lower]:
-    """Registers the decorated function as what lowers op `name` to a set of steps: "inference" or "training"."""
+    """Registers the decorated function as the lowering of op `name` for `step_set`: "inference" or "training"."""
 
     def register(function: Lower) -> Lower:
         """Registers and returns it."""
@@ -89,7 +87,7 @@ def lower(name: str, step_set: str) -> Callable[[Lower], Lower]:
 
 
 def whole(instr: str, *values: Value) -> None:
-    """Refuses a partial value where a whole one is needed."""
+    """Raises LayoutError if a value is partial."""
     for value in values:
         if value.partial:
             raise LayoutError(
@@ -99,7 +97,7 @@ def whole(instr: str, *values: Value) -> None:
 
 
 def unsharded(instr: str, value: Value) -> None:
-    """Refuses a value whose last dimension is sharded."""
+    """Raises LayoutError if the last dimension of a value is sharded."""
     if value.dims[-1].axis:
         raise LayoutError(
             f"{instr} needs all of {value.dims[-1].name}, but %{value.name} has it sharded over {value.dims[-1].axis}"
@@ -107,7 +105,7 @@ def unsharded(instr: str, value: Value) -> None:
 
 
 def same(instr: str, *values: Value) -> None:
-    """Refuses values of different dimensions."""
+    """Raises LayoutError if values differ in their dimensions."""
     a = values[0]
     for b in values[1:]:
         if a.dims != b.dims:
@@ -118,31 +116,31 @@ def same(instr: str, *values: Value) -> None:
 
 
 def total(arrays: Iterable[np.ndarray]) -> np.ndarray:
-    """The sum of one or more arrays of one shape, in their order, from zero."""
+    """0 + a + b + ..., in order. One or more arrays of one shape."""
     first, *more = arrays
     return sum(more, start=0 + first)
 
 
 def axes(partial: Partial) -> tuple[str, ...]:
-    """The axes of what an `infer` says."""
+    """The second item of an `Inferred` entry as a tuple of axes."""
     return (partial,) if isinstance(partial, str) else partial or ()
 
 
 def summed_over(*dims: Dim) -> tuple[str, ...]:
-    """The axes over which a sum over `dims` comes out partial, in the order of the dimensions."""
+    """The axes that a sum over `dims` is partial over, in the order of the dimensions."""
     return tuple(dict.fromkeys(d.axis for d in dims if d.axis is not None))
 
 
 def unchanged(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The `infer` of an op of one value that may be partial."""
+    """The `infer` of an op on one value that may be partial."""
     return [(inputs[0].dims, inputs[0].partial)]
 
 
 def unchanged_whole(name: str) -> Callable[[Values, Weights, Attrs], Inferred]:
-    """The `infer` of an op that works element by element on whole values of the same dimensions."""
+    """Makes the `infer` of an elementwise op on values of equal dimensions, none of them partial."""
 
     def infer(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-        """The same dimensions, whole. LayoutError where an operand is partial or differs."""
+        """The dimensions of the operands. Raises LayoutError if an operand is partial or has other dimensions."""
         whole(name, *inputs)
         same(name, *inputs)
         return [(inputs[0].dims, None)]

@@ -1,4 +1,4 @@
-"""output_rows: hidden states of the selected tokens, which leave the program in place of logits; and their means."""
+"""output_rows: marks hidden states of the selected tokens as the program's output in place of logits. And mean_rows."""
 
 from typing import TYPE_CHECKING
 
@@ -7,20 +7,20 @@ import numpy as np
 from ckdist.program.ops.op import Arrays, Attrs, lower, op, unchanged_whole
 from ckdist.program.rank_context import RankContext
 
-if TYPE_CHECKING:  # which import the ops
+if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
     from ckdist.program.lower import Lowering
 
 
 @op("output_rows", unchanged_whole("output_rows"))
 def output_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """The same."""
+    """The identity."""
     return inputs
 
 
 @lower("output_rows", "inference")
 def lower_output_rows(lowering: "Lowering", group: "Group") -> None:
-    """A step, with the norm and the residual that make the rows."""
+    """Emits one step, which also computes the norm and the residual that make the rows."""
     (x,) = group.instr.inputs
     source, norm = lowering.normed(x)
     out = lowering.buffer("hidden", x.dims[-1].elements)
@@ -29,13 +29,13 @@ def lower_output_rows(lowering: "Lowering", group: "Group") -> None:
 
 @op("mean_rows", unchanged_whole("mean_rows"))
 def mean_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """For each row the mean of the sequence's rows."""
+    """Replaces each row by the mean of the sequence's rows."""
     return [np.tile(inputs[0].mean(axis=0, dtype=np.float64).astype(inputs[0].dtype), (len(inputs[0]), 1))]
 
 
 @lower("mean_rows", "inference")
 def lower_mean_rows(lowering: "Lowering", group: "Group") -> None:
-    """A step, with the norm and the residual that make the rows."""
+    """Emits one step, which also computes the norm and the residual that make the rows."""
     (x,), (mean,) = group.instr.inputs, group.instr.outputs
     source, norm = lowering.normed(x)
     (out,) = lowering.results([mean])

@@ -1,9 +1,8 @@
-"""recv and send: what a stage gets from the previous one, and gives the next; in a backward pass gradients the other
-way.
+"""recv and send between pipeline stages: rows forward, gradients backward.
 
-The ranks of a stage share the rows: each receives its own from the rank with the same place in the other stage. What it
-has is a summand of the whole, as an embedding of a part of the vocabulary is. A tally of experts goes with the rows
-where there is one; each rank has all of it.
+Each rank of a stage receives a part of the rows, from the rank with the same index in the other stage. Its value has
+zeros in all other rows, so the value is partial, like an embedding with a sharded vocabulary. A tally of experts, if
+there is one, goes with the rows; each rank receives all of it.
 """
 
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, ValueIndex
 
-if TYPE_CHECKING:  # which import the ops
+if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
     from ckdist.program.lower import Lowering
@@ -24,14 +23,15 @@ if TYPE_CHECKING:  # which import the ops
 
 
 def received_dims(rows: Value, *tally: Value) -> dict[str, Dim]:
-    """The attributes of a `recv` that say what it receives: rows, and a tally or none."""
+    """The attributes of a `recv` with the dimensions of the rows and of the optional tally."""
     dims = {"hidden": rows.dims[1]}
     return {**dims, "tally": tally[0].dims[0]} if tally else dims
 
 
 def infer_recv(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """(tokens, hidden), partial over `axis`, among whose ranks the rows are shared; None: a rank has all of its own.
-    And a tally, where it has a dimension.
+    """(tokens, hidden), and a tally if `attrs` has its dimension.
+
+    The rows are partial over `axis`, whose ranks each receive a part of them. None: a rank receives all its rows.
     """
     rows = ((inputs[0].dims[0], attrs["hidden"]), attrs["axis"])
     return [rows] if "tally" not in attrs else [rows, ((attrs["tally"],), None)]
@@ -39,7 +39,7 @@ def infer_recv(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 @op("recv", infer_recv)
 def recv(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """This rank's rows of what was sent, and zeros; `context.received`: of all ranks of the stage. And the tally."""
+    """The received rows of this rank, zeros in other rows, and the tally. `context.received` has all rows."""
     received, *tally = context.received[attrs["stage"]]
     rows = np.zeros_like(received)
     begin, end = (0, len(rows)) if attrs["axis"] is None else _own_rows(context, attrs["axis"], len(rows))
@@ -48,13 +48,13 @@ def recv(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) ->
 
 
 def _own_rows(context: RankContext, axis: str, count: int) -> tuple[int, int]:
-    """The rows that this rank's peer in the other stage has, [begin, end)."""
+    """The rows [begin, end) that this rank's peer in the other stage sends."""
     return even_ranges(count, context.mesh.size(axis))[context.mesh.index(axis)]
 
 
 @lower("recv", "inference")
 def lower_recv(lowering: "Lowering", group: "Group") -> None:
-    """A step."""
+    """Emits one step."""
     value = group.instr.outputs[0]
     (lowering.at[value.name],) = lowering.results([value])
     lowering.emit("recv", out=lowering.at[value.name])
@@ -62,7 +62,7 @@ def lower_recv(lowering: "Lowering", group: "Group") -> None:
 
 @lower("recv", "training")
 def lower_recv_rows(lowering: "TrainingLowering", instr: Instr) -> None:
-    """A step."""
+    """Emits one step."""
     peer, tag = lowering.message(instr.attrs["stage"], lowering.chunk)
     is_shared = instr.attrs["axis"] is not None
     rows, *tally = map(lowering.output, instr.outputs)
@@ -72,14 +72,14 @@ def lower_recv_rows(lowering: "TrainingLowering", instr: Instr) -> None:
 
 @vjp("recv")
 def recv_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
-    """The gradients go back to where the values came from."""
+    """Sends the gradients back to the stage that sent the values."""
     names = ["d_sent", "d_tally_sent"][: len(grads)]
     g.emit("send", grads, names=names, to=instr.attrs["stage"], axis=instr.attrs["axis"])
     return [None]
 
 
 def infer_send(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """The same values; LayoutError where one is partial or its columns are sharded."""
+    """The same dims. Raises LayoutError if a value is partial or its columns are sharded."""
     whole("send", *inputs)
     unsharded("send", inputs[0])
     return [(value.dims, None) for value in inputs]
@@ -87,19 +87,19 @@ def infer_send(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 @op("send", infer_send)
 def send(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """What the next stage receives."""
+    """The values that the next stage receives."""
     return inputs
 
 
 @lower("send", "inference")
 def lower_send(lowering: "Lowering", group: "Group") -> None:
-    """A step, which makes the residual that it sends."""
+    """Emits one step, which also computes the residual that it sends."""
     lowering.emit("send", **lowering.residual(group.instr.inputs[0]).fields())
 
 
 @lower("send", "training")
 def lower_send_rows(lowering: "TrainingLowering", instr: Instr) -> None:
-    """A step."""
+    """Emits one step."""
     peer, tag = lowering.message(lowering.chunk, instr.attrs["to"])
     is_shared = instr.attrs["axis"] is not None
     rows, *tally = map(lowering.value, instr.inputs)
@@ -109,5 +109,5 @@ def lower_send_rows(lowering: "TrainingLowering", instr: Instr) -> None:
 
 @vjp("send")
 def send_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
-    """The gradients that come back from there, with which a backward pass begins."""
+    """The gradients that the next stage sends back. The backward pass begins with them."""
     return [*grads]

@@ -1,7 +1,6 @@
-"""tally: of each expert how often it was taken, and the sum of its scores, over the tokens of layers. What balances the
-choice of experts is made of it (`balance_loss`).
+"""tally: how often each expert was chosen, and the sum of its scores, over the tokens of all layers.
 
-Of a model's stages each adds its layers' to what the one before it sends.
+`balance_loss` reads it. A pipeline stage adds its own layers to the tally that the previous stage sends.
 """
 
 from typing import TYPE_CHECKING
@@ -16,23 +15,23 @@ from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, ValueIndex
 
-if TYPE_CHECKING:  # which import the ops
+if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.lower_training import TrainingLowering
 
 
 def layers_of(inputs: Values) -> list[tuple[Value, Value]]:
-    """The logits and the chosen experts of each layer, which stand by turns behind the targets."""
+    """The logits and the chosen experts of each layer. They alternate in the inputs, after the targets."""
     return list(zip(inputs[1::2], inputs[2::2], strict=False))
 
 
 def before_of(inputs: Values) -> Value | None:
-    """The tally of the layers before these, which is the last input where there is one."""
+    """The tally of earlier layers: the last input, or None if there is none."""
     return inputs[-1] if len(inputs) % 2 == 0 else None
 
 
 def infer_tally(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """(2 experts,), of a rank's tokens. LayoutError where layers have unequal numbers of experts."""
+    """(2 * experts,), over the tokens of a rank. Raises LayoutError if layers differ in their number of experts."""
     whole("tally", *inputs)
     if len({logits.dims for logits, _ in layers_of(inputs)}) != 1:
         raise LayoutError("a tally needs layers that choose from equal numbers of experts")
@@ -40,7 +39,7 @@ def infer_tally(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
 
 
 def counted(context: RankContext, targets: np.ndarray) -> np.ndarray:
-    """(tokens,) bools: those of sequences with a target."""
+    """(tokens,) bools: whether a token is in a sequence that has a target."""
     found = np.zeros(len(targets), bool)
     for sequence in context.sequences():
         found[sequence] = np.any(targets[sequence] >= 0)
@@ -49,7 +48,7 @@ def counted(context: RankContext, targets: np.ndarray) -> np.ndarray:
 
 @op("tally", infer_tally)
 def tally(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Of the counted tokens."""
+    """[how often each expert was chosen, sum of its scores] over the counted tokens, plus the tally before."""
     rows, before = counted(context, inputs[0]), inputs[-1] if len(inputs) % 2 == 0 else 0
     logits, chosen = inputs[1::2][: (len(inputs) - 1) // 2], inputs[2::2]
     experts = logits[0].shape[1]
@@ -60,7 +59,7 @@ def tally(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
 
 @vjp("tally")
 def tally_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]) -> Gradients:
-    """One instruction for the gradients of the logits of all layers. What was there before has the sum's."""
+    """One instruction for the gradients of the logits of all layers. The tally before gets the gradient of the sum."""
     results: Gradients = [None] * len(wanted)
     layers = layers_of(instr.inputs)
     logits = [of for of, _ in layers]
@@ -73,14 +72,14 @@ def tally_vjp(g: "Emitter", instr: Instr, grads: list[Value], wanted: list[bool]
 
 
 def infer_tally_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
-    """As the logits of each layer."""
+    """The dims of the logits of each layer."""
     whole("tally_grad", *inputs)
     return [(logits.dims, None) for logits in inputs[1:-1]]
 
 
 @op("tally_grad", infer_tally_grad)
 def tally_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -> Arrays:
-    """Through the softmax alone: the numbers of times are no function of the logits."""
+    """The gradient through the softmax. How often an expert was chosen has no gradient."""
     targets, *logits, d = inputs
     rows, d = counted(context, targets)[:, None], d[len(d) // 2 :]
     scores = [scores_of(of, "softmax") for of in logits]
@@ -89,7 +88,7 @@ def tally_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
 
 @lower("tally", "training")
 def lower_tally(lowering: "TrainingLowering", instr: Instr) -> None:
-    """A step; none where only a loss alone reads it, which is without it."""
+    """Emits one step. None if only the balance loss reads it, without its gradient."""
     if lowering.is_for_loss_alone(instr.outputs[0]):
         return
     layers = [
@@ -104,7 +103,7 @@ def lower_tally(lowering: "TrainingLowering", instr: Instr) -> None:
 
 @lower("tally_grad", "training")
 def lower_tally_grad(lowering: "TrainingLowering", instr: Instr) -> None:
-    """A step."""
+    """Emits one step."""
     _, *logits, d = instr.inputs
     layers = [
         {"logits": lowering.value(of), "d_logits": lowering.output(out)}
