@@ -9,6 +9,8 @@ RANKS ?= 2
 PORT ?= 8080
 MODEL ?= smollm2
 WERROR ?= OFF
+# Levels of instructions to build: native (this CPU's) or all.
+LEVELS ?= native
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
 CMAKE = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
 
@@ -30,28 +32,36 @@ SOURCES := CMakeLists.txt cmake/declarations.py $(shell find ckdist/native -name
 .PHONY: setup serve lint format tidy docs lock test test-avx2 test-native test-wheel test-asan test-tsan test-vm
 .PHONY: test-aarch64 fuzz coverage bench-check native clean
 
+# For contributors; `make serve` needs less.
 setup: $(VENV)/.ready $(LIBRARY)
 
 # The package itself is installed as a link to this checkout, without its library: that is built below, once.
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(VENV)/.serve: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { \
 	  echo "ckdist needs Python 3.10 or newer, and $(PYTHON) is not: PYTHON=... chooses another"; exit 2; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
 	  echo "$(PYTHON) has no venv module: install it (Debian and Ubuntu: apt-get install python3-venv)"; exit 2; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(INSTALL) --editable '.[build,mpi,test,train]'
+	@echo "installing the packages that serving needs into $(VENV), 285 MB"
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(INSTALL) --editable '.[build,mpi]'
+	@touch $@
+
+$(VENV)/.ready: $(VENV)/.serve
+	@echo "installing the packages of tests and training into $(VENV)"
+	@$(INSTALL) --editable '.[build,mpi,test,train]'
 	@touch $@
 
 native: $(LIBRARY)
 
-$(LIBRARY): $(SOURCES) | $(VENV)/.ready
-	@$(CMAKE) -S . -B build/native -DCKDIST_WERROR=$(WERROR) >/dev/null
+$(LIBRARY): $(SOURCES) | $(VENV)/.serve
+	@echo "compiling the native library for this CPU; LEVELS=all builds it for every CPU"
+	@$(CMAKE) -S . -B build/native -DCKDIST_WERROR=$(WERROR) -DCKDIST_LEVELS=$(LEVELS) >/dev/null
 	@$(BIN)/cmake --build build/native --parallel $(JOBS)
 	@touch $@
 
 # A model that cannot be fetched now (code 1) leaves the bundled one; any other mistake ends here.
-serve: setup
+serve: $(VENV)/.serve $(LIBRARY)
 	@ckdist pull $(MODEL); code=$$?; model="-m $(MODEL)"; \
 	test $$code -le 1 || exit $$code; \
 	test $$code -eq 0 || { model=; echo "serving the bundled model instead: a toy, whose text loops"; }; \

@@ -1,6 +1,7 @@
 // C functions for tests of the AMX products, compiled with the model of tiles, called from Python. Products of few
 // tokens, which the level below computes, leave y unchanged.
 #include "core/dtype.h"
+#include "kernels/interleaved.h"
 #include "kernels/linear.h"
 #include "kernels/machine.h"
 #include "kernels/prefetch.h"
@@ -18,11 +19,11 @@ static KernelTable all_left() {
   for (LinearKernel& kernel : table.of) kernel = {ActivationFormat::f32, nullptr, nullptr, nullptr, leave};
   return table;
 }
-extern const KernelTable byte_kernels = all_left();
+extern const KernelTable ordered_kernels = all_left(), interleaved_kernels = all_left();
 }  // namespace avx512_vnni
 
 namespace amx {
-extern const KernelTable byte_kernels;
+extern const KernelTable ordered_kernels, interleaved_kernels;
 extern const LinearKernel bf16_kernel, float8_kernel;
 extern const MachineKernel machine_kernel;
 }  // namespace amx
@@ -37,7 +38,8 @@ void tile_multiply(int type, int64_t rows, int64_t cols, const uint8_t* tiles, i
                    const uint8_t* x, int64_t x_stride, int64_t tokens, float* y) {
   const LinearKernel& kernel = static_cast<Type>(type) == Type::bf16      ? amx::bf16_kernel
                                : static_cast<Type>(type) == Type::f8_e4m3 ? amx::float8_kernel
-                                                                          : amx::byte_kernels.of[type];
+                               : is_interleaved(static_cast<Type>(type))  ? amx::interleaved_kernels.of[type]
+                                                                          : amx::ordered_kernels.of[type];
   kernel.multiply({static_cast<Type>(type), rows, cols, kernel.tile_bytes(cols), tiles}, begin, end, x, x_stride,
                   tokens, y, rows);
 }

@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "kernels/prefetch.h"
 
-#ifdef CKDIST_HAVE_AVX2
+#ifdef __x86_64__
 #include <cpuid.h>
 
 #include "core/numa.h"
@@ -37,11 +37,11 @@ const bool weights_fetched = false;
   extern const QuantizeKernel quantize_kernel;       \
   extern const DeltaRuleKernel delta_rule_kernel;    \
   }
-#define CKDIST_DECLARE_BYTES(isa)                \
-  namespace isa {                                \
-  extern const KernelTable byte_kernels;         \
-  extern const AttentionKernel attention_kernel; \
-  extern const MachineKernel machine_kernel;     \
+#define CKDIST_DECLARE_BYTES(isa)                                \
+  namespace isa {                                                \
+  extern const KernelTable ordered_kernels, interleaved_kernels; \
+  extern const AttentionKernel attention_kernel;                 \
+  extern const MachineKernel machine_kernel;                     \
   }
 #define CKDIST_DECLARE_BF16(isa)             \
   namespace isa {                            \
@@ -59,6 +59,8 @@ const bool weights_fetched = false;
 CKDIST_DECLARE_ALL(baseline)
 #ifdef CKDIST_HAVE_AVX2
 CKDIST_DECLARE_ALL(avx2)
+#endif
+#ifdef CKDIST_HAVE_AVX512
 CKDIST_DECLARE_ALL(avx512)
 #endif
 #ifdef CKDIST_HAVE_AVX2_VNNI
@@ -72,7 +74,7 @@ CKDIST_DECLARE_BF16(avx512_bf16)
 #endif
 #ifdef CKDIST_HAVE_AMX
 namespace amx {
-extern const KernelTable byte_kernels;
+extern const KernelTable ordered_kernels, interleaved_kernels;
 extern const LinearKernel bf16_kernel, float8_kernel;
 extern const ProductKernel bf16_product;
 extern const AttentionKernel attention_kernel;
@@ -95,26 +97,34 @@ CKDIST_DECLARE_BF16(neon_bf16)
 namespace {
 
 // The kernels of level `isa` from those of three levels; `peak` is the one whose arithmetic is that of `isa`.
-#define CKDIST_MAKE(isa, vectors, bytes, bf16, peak) \
-  make({#isa,                                        \
-        {},                                          \
-        bytes::attention_kernel,                     \
-        vectors::elementwise_kernel,                 \
-        peak::machine_kernel,                        \
-        bf16::reduce_kernel,                         \
-        vectors::optimizer_kernel,                   \
-        bf16::pack_kernels,                          \
-        {vectors::f32_product, bf16::bf16_product},  \
-        vectors::gradient_kernel,                    \
-        bf16::row_kernel,                            \
-        bf16::softmax_kernel,                        \
-        vectors::quantize_kernel,                    \
-        vectors::delta_rule_kernel},                 \
-       bytes::byte_kernels, vectors::f32_kernel, vectors::f16_kernel, bf16::bf16_kernel, bf16::float8_kernel)
+#define CKDIST_MAKE(isa, vectors, bytes, bf16, peak)                                                 \
+  make({#isa,                                                                                        \
+        {},                                                                                          \
+        bytes::attention_kernel,                                                                     \
+        vectors::elementwise_kernel,                                                                 \
+        peak::machine_kernel,                                                                        \
+        bf16::reduce_kernel,                                                                         \
+        vectors::optimizer_kernel,                                                                   \
+        bf16::pack_kernels,                                                                          \
+        {vectors::f32_product, bf16::bf16_product},                                                  \
+        vectors::gradient_kernel,                                                                    \
+        bf16::row_kernel,                                                                            \
+        bf16::softmax_kernel,                                                                        \
+        vectors::quantize_kernel,                                                                    \
+        vectors::delta_rule_kernel},                                                                 \
+       bytes::ordered_kernels, bytes::interleaved_kernels, vectors::f32_kernel, vectors::f16_kernel, \
+       bf16::bf16_kernel, bf16::float8_kernel)
 
-Kernels make(Kernels k, const KernelTable& bytes, const LinearKernel& f32, const LinearKernel& f16,
-             const LinearKernel& bf16, const LinearKernel& float8) {
-  std::memcpy(k.linear, bytes.of, sizeof k.linear);
+// The kernels of every type that `table` has go over those of `k`.
+void take(Kernels& k, const KernelTable& table) {
+  for (int type = 0; type < kTypeCount; type++)
+    if (table.of[type].multiply) k.linear[type] = table.of[type];
+}
+
+Kernels make(Kernels k, const KernelTable& ordered, const KernelTable& interleaved, const LinearKernel& f32,
+             const LinearKernel& f16, const LinearKernel& bf16, const LinearKernel& float8) {
+  take(k, ordered);
+  take(k, interleaved);
   k.linear[static_cast<int>(Type::f32)] = f32;
   k.linear[static_cast<int>(Type::f16)] = f16;
   k.linear[static_cast<int>(Type::bf16)] = bf16;
@@ -122,9 +132,9 @@ Kernels make(Kernels k, const KernelTable& bytes, const LinearKernel& f32, const
   return k;
 }
 
-#ifdef CKDIST_HAVE_AVX2
+#ifdef __x86_64__
 
-bool has_leaf_7_1(unsigned bit) {
+[[maybe_unused]] bool has_leaf_7_1(unsigned bit) {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> bit & 1);
 }
@@ -142,7 +152,7 @@ bool has_amx(unsigned bit) {
 }
 // Whether the system saves their state, and lets this process use it: XCR0, bits 17 and 18, tile configuration and
 // data.
-bool may_use_tiles() {
+[[maybe_unused]] bool may_use_tiles() {
   unsigned a = 0, b = 0, c = 0, d = 0, state = 0, high = 0;
   if (!has_amx(24) || !__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1)) return false;  // OSXSAVE
   asm volatile("xgetbv" : "=a"(state), "=d"(high) : "c"(0));
@@ -165,21 +175,22 @@ struct Flag {
 }
 
 // The best first, as all lists here.
-#ifdef CKDIST_HAVE_AVX2
+#ifdef __x86_64__
 void add_x86_levels(std::vector<Level>& levels) {
   __builtin_cpu_init();
-  const std::string avx2 = lacking({{"avx2", __builtin_cpu_supports("avx2") != 0},
-                                    {"fma", __builtin_cpu_supports("fma") != 0},
-                                    {"f16c", __builtin_cpu_supports("f16c") != 0},
-                                    {"bmi2", __builtin_cpu_supports("bmi2") != 0}});
+  [[maybe_unused]] const std::string avx2 = lacking({{"avx2", __builtin_cpu_supports("avx2") != 0},
+                                                     {"fma", __builtin_cpu_supports("fma") != 0},
+                                                     {"f16c", __builtin_cpu_supports("f16c") != 0},
+                                                     {"bmi2", __builtin_cpu_supports("bmi2") != 0}});
   const std::string wide = lacking({{"avx512f", __builtin_cpu_supports("avx512f") != 0},
                                     {"avx512bw", __builtin_cpu_supports("avx512bw") != 0},
                                     {"avx512vl", __builtin_cpu_supports("avx512vl") != 0},
                                     {"avx512dq", __builtin_cpu_supports("avx512dq") != 0}});
-  const auto both = [](const std::string& a, const std::string& b) {
+  [[maybe_unused]] const auto both = [](const std::string& a, const std::string& b) {
     return a.empty() || b.empty() ? a + b : a + " " + b;
   };
-  const std::string avx512 = both(avx2, wide);
+  [[maybe_unused]] const std::string avx512 = both(avx2, wide);
+#ifdef CKDIST_HAVE_AVX512
 #ifdef CKDIST_HAVE_AVX512_VNNI
   const std::string vnni = both(avx512, lacking({{"avx512_vnni", __builtin_cpu_supports("avx512vnni") != 0}}));
 #ifdef CKDIST_HAVE_AVX512_BF16
@@ -187,8 +198,8 @@ void add_x86_levels(std::vector<Level>& levels) {
 #ifdef CKDIST_HAVE_AMX
   static const Kernels of_amx = [] {
     Kernels k = CKDIST_MAKE(amx, avx512, avx512_vnni, avx512_bf16, amx);
-    for (int type = 0; type < kTypeCount; type++)
-      if (amx::byte_kernels.of[type].multiply) k.linear[type] = amx::byte_kernels.of[type];
+    take(k, amx::ordered_kernels);
+    take(k, amx::interleaved_kernels);
     k.linear[static_cast<int>(Type::bf16)] = amx::bf16_kernel;
     k.linear[static_cast<int>(Type::f8_e4m3)] = amx::float8_kernel;
     k.product.bf16 = amx::bf16_product;
@@ -210,12 +221,15 @@ void add_x86_levels(std::vector<Level>& levels) {
 #endif
   static const Kernels of_avx512 = CKDIST_MAKE(avx512, avx512, avx512, avx512, avx512);
   levels.push_back({&of_avx512, avx512});
+#endif
 #ifdef CKDIST_HAVE_AVX2_VNNI
   static const Kernels of_avx2_vnni = CKDIST_MAKE(avx2_vnni, avx2, avx2_vnni, avx2, avx2_vnni);
   levels.push_back({&of_avx2_vnni, both(avx2, lacking({{"avx_vnni", has_leaf_7_1(4)}}))});
 #endif
+#ifdef CKDIST_HAVE_AVX2
   static const Kernels of_avx2 = CKDIST_MAKE(avx2, avx2, avx2, avx2, avx2);
   levels.push_back({&of_avx2, avx2});
+#endif
 }
 #endif
 
@@ -243,7 +257,7 @@ void add_arm_levels(std::vector<Level>& levels) {
 
 std::vector<Level> find_levels() {
   std::vector<Level> levels;
-#ifdef CKDIST_HAVE_AVX2
+#ifdef __x86_64__
   add_x86_levels(levels);
 #endif
 #ifdef CKDIST_HAVE_NEON

@@ -159,10 +159,10 @@ constexpr int undivided_columns(Type type) {
 // clang-format off
 #define CKDIST_EACH_INTERLEAVED_TYPE(X) \
   X(iq1_s) X(iq1_m) X(iq2_xxs) X(iq2_xs) X(iq2_s) X(iq3_xxs) X(iq3_s) X(tq1_0) X(tq2_0)
-#define CKDIST_EACH_BYTE_TYPE(X) \
+#define CKDIST_EACH_ORDERED_TYPE(X) \
   X(q4_0) X(q4_1) X(q5_0) X(q5_1) X(q8_0) X(q2_k) X(q3_k) X(q4_k) X(q5_k) X(q6_k) X(iq4_nl) X(iq4_xs) \
-  X(mxfp4) X(int4_32) X(int4_32z) X(int4_128z) CKDIST_EACH_INTERLEAVED_TYPE(X)
-#define CKDIST_EACH_BLOCK_TYPE(X) CKDIST_EACH_BYTE_TYPE(X) X(f8_e4m3)
+  X(mxfp4) X(int4_32) X(int4_32z) X(int4_128z)
+#define CKDIST_EACH_BLOCK_TYPE(X) CKDIST_EACH_ORDERED_TYPE(X) CKDIST_EACH_INTERLEAVED_TYPE(X) X(f8_e4m3)
 #define CKDIST_EACH_TYPE(X) X(f32) X(f16) X(bf16) CKDIST_EACH_BLOCK_TYPE(X)
 // clang-format on
 

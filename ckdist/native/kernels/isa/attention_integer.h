@@ -12,6 +12,9 @@ Shape shape_of_integers(const AttentionTask& task);
 int64_t integer_scratch_floats(const CacheShape& cache, int tokens, int heads);
 void attend_integer(const AttentionTask& task, float* scratch);
 void attend_integer_spans(const AttentionTask& task, int64_t first, int64_t last, float* parts, float* scratch);
+// The same if keys, values or both are bytes.
+void attend_bytes(const AttentionTask& task, float* scratch);
+void attend_bytes_spans(const AttentionTask& task, int64_t first, int64_t last, float* parts, float* scratch);
 
 // Sums of products must stay below 2^31. For q.k the Cauchy-Schwarz inequality gives the bound: both vectors of codes
 // are at most kLongest long, including rounding (at most half a code in each of 4096 dimensions). For the weighted sum

@@ -11,12 +11,13 @@
 #pragma once
 #include <cstring>
 
+#include "kernels/interleaved.h"
 #include "kernels/isa/bf16_tiles.h"
 
 namespace ckdist {
 
 namespace avx512_vnni {
-extern const KernelTable byte_kernels;
+extern const KernelTable ordered_kernels, interleaved_kernels;
 }
 
 namespace CKDIST_ISA {
@@ -226,8 +227,8 @@ void multiply_in_tiles(const Matrix& matrix, int64_t tile_begin, int64_t tile_en
   if constexpr (type == Type::bf16) {
     multiply_bf16<false>(matrix, tile_begin, tile_end, PaddedRows{x, x_stride}, tokens, y, y_stride);
   } else {
-    const auto product = tokens < kTilesFrom<type> ? avx512_vnni::byte_kernels.of[static_cast<int>(type)].multiply
-                                                   : multiply_bytes<type>;
+    const KernelTable& vectors = is_interleaved(type) ? avx512_vnni::interleaved_kernels : avx512_vnni::ordered_kernels;
+    const auto product = tokens < kTilesFrom<type> ? vectors.of[static_cast<int>(type)].multiply : multiply_bytes<type>;
     product(matrix, tile_begin, tile_end, x, x_stride, tokens, y, y_stride);
   }
 }

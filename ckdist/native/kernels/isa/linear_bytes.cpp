@@ -1,4 +1,4 @@
-// Products of the types whose codes are multiplied as bytes: they ask for that dot product.
+// Products of the types whose codes lie in the order of their columns and are multiplied as bytes.
 #include "kernels/isa/linear_rows.h"
 
 namespace ckdist {
@@ -8,14 +8,14 @@ namespace {
 constexpr KernelTable all_kernels() {
   KernelTable table = {};
 #define CKDIST_KERNEL(name) table.of[static_cast<int>(Type::name)] = kernel_of<Type::name>();
-  CKDIST_EACH_BYTE_TYPE(CKDIST_KERNEL)
+  CKDIST_EACH_ORDERED_TYPE(CKDIST_KERNEL)
 #undef CKDIST_KERNEL
   return table;
 }
 
 }  // namespace
 
-extern const KernelTable byte_kernels = all_kernels();
+extern const KernelTable ordered_kernels = all_kernels();
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

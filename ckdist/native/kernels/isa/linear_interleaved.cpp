@@ -1,0 +1,21 @@
+// Products of the types whose codes lie interleaved and are multiplied as bytes.
+#include "kernels/isa/linear_rows.h"
+
+namespace ckdist {
+namespace CKDIST_ISA {
+namespace {
+
+constexpr KernelTable all_kernels() {
+  KernelTable table = {};
+#define CKDIST_KERNEL(name) table.of[static_cast<int>(Type::name)] = kernel_of<Type::name>();
+  CKDIST_EACH_INTERLEAVED_TYPE(CKDIST_KERNEL)
+#undef CKDIST_KERNEL
+  return table;
+}
+
+}  // namespace
+
+extern const KernelTable interleaved_kernels = all_kernels();
+
+}  // namespace CKDIST_ISA
+}  // namespace ckdist
