@@ -142,7 +142,7 @@ class TextWork:
             lane.waiting -= 1
         task = asyncio.create_task(self._work(worker, lane, kind, body, facts))
         self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        task.add_done_callback(self._finished)
         try:
             head, content = await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -158,6 +158,11 @@ class TextWork:
         if "failed" in head:
             raise EngineError(f"a text worker has failed: {head['failed']}")
         return content
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # asyncio logs an exception that nobody reads, and the caller of an aborted request is gone
 
     async def _work(
         self, worker: Worker, lane: Lane, kind: str, body: bytes, facts: ModelFacts
