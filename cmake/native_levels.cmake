@@ -1,5 +1,5 @@
-# Sets NEEDED to the levels of instructions that this CPU's best one takes its objects from, by /proc/cpuinfo. Each level is
-# chosen as in kernels/kernels.cpp, which has the last word when the library is loaded.
+# Sets NEEDED to the levels of instructions from which this CPU's best one takes its objects, by /proc/cpuinfo.
+# Each level is chosen as in kernels/kernels.cpp, which decides when the library is loaded.
 file(STRINGS /proc/cpuinfo CPU_FLAGS REGEX "^(flags|Features)" LIMIT_COUNT 1)
 string(REGEX REPLACE "^[^:]*: *" "" CPU_FLAGS "${CPU_FLAGS}")
 string(REPLACE " " ";" CPU_FLAGS "${CPU_FLAGS}")

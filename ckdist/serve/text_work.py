@@ -162,7 +162,7 @@ class TextWork:
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # asyncio logs an exception that nobody reads, and the caller of an aborted request is gone
+            task.exception()  # asyncio logs an exception that nobody reads, and an aborted request has no caller
 
     async def _work(
         self, worker: Worker, lane: Lane, kind: str, body: bytes, facts: ModelFacts

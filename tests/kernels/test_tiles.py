@@ -81,8 +81,9 @@ def loaded(path):
 @pytest.fixture(scope="module")
 def tiles():
     """Products."""
-    names = "isa/linear_bytes isa/linear_interleaved isa/linear_bf16 isa/linear_float8 isa/machine isa/pack_tile layout layout_blocks"
-    sources = [f"kernels/{name}.cpp" for name in [*names.split(), "layout_interleaved"]]
+    linear = [f"isa/linear_{kind}" for kind in ("bytes", "interleaved", "bf16", "float8")]
+    names = [*linear, "isa/machine", "isa/pack_tile", "layout", "layout_blocks", "layout_interleaved"]
+    sources = [f"kernels/{name}.cpp" for name in names]
     library = loaded(over_model("tile_products", sources))
     library.tile_peak.restype = ctypes.c_int64
     return library
