@@ -33,6 +33,7 @@ class BlockPool:
         self._shared: dict[tuple[int | bytes, bytes], int] = {}  # (parent's serial or the tenant, tokens) -> block
         self._keys: list[tuple[int | bytes, bytes] | None] = [None] * num_blocks
         self._serials = [0] * num_blocks  # of shared blocks
+        self._lengths = [0] * num_blocks  # tokens of the sequence that released the block last
         self._next_serial = 1
 
     @property
@@ -92,6 +93,7 @@ class BlockPool:
             blocks.append(block)
         for block in blocks:
             references[block] = 1
+            self._lengths[block] = 0
         return blocks
 
     def share(self, blocks: list[int], parent: int, tokens: bytes, tenant: bytes = ONE_TENANT) -> list[int]:
@@ -119,10 +121,16 @@ class BlockPool:
             serials[block] = number
         return found + new
 
-    def release(self, blocks: list[int]) -> None:
-        """One holder less for each of `blocks`, a sequence's table in its order."""
+    def last_length(self, block: int) -> int:
+        """Tokens of the last sequence that held the block and has ended; 0 if there was none."""
+        return self._lengths[block]
+
+    def release(self, blocks: list[int], length: int = 0) -> None:
+        """One holder less for each of `blocks`, the table of a sequence of `length` tokens in its order."""
         references, keys = self._references, self._keys
         for block in reversed(blocks):
+            if length:
+                self._lengths[block] = length
             left = references[block] = references[block] - 1
             assert left >= 0
             if left == 0:

@@ -328,6 +328,7 @@ class Coordinator:
             "op": "tokens", "id": request_id, "tokens": output.tokens, "logprobs": output.logprobs,
             "finish_reason": output.finish_reason,
             "prompt_tokens": output.prompt_tokens, "cached_tokens": output.cached_tokens,
+            "cached_from": output.cached_from,
             "prompt_logprobs": None if output.prompt_logprobs is None else pack_scores(output.prompt_logprobs),
             "stop_token": output.stop_token,
         }  # fmt: skip

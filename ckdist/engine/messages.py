@@ -17,6 +17,7 @@ From rank 0
              sent on every change and at least once a second: its absence for `STALE_SECONDS` means the engine is stuck
     tokens   id, tokens (new token ids), logprobs (one entry per token, or null),
              finish_reason (null | "stop" | "length" | "abort"), prompt_tokens, cached_tokens,
+             cached_from (length of the sequence that left the cached tokens; 0 if there are none),
              prompt_logprobs (once, with the first tokens, or null), stop_token (of stop_token_ids, or null)
              A logprobs entry is [chosen_logprob, [[token, logprob], ...]]; prompt_logprobs is a map: see `pack_scores`.
     embedding id, vector (float32 bytes, little-endian), prompt_tokens, cached_tokens

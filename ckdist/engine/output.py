@@ -26,4 +26,5 @@ class Output:
     error: str | None = None  # what went wrong with this sequence alone
     error_status: int = 500  # of HTTP; 400 where the request is at fault
     stop_token: int | None = None  # of `stop_token_ids`, which ended the sequence; None for EOS
+    cached_from: int = 0  # tokens of the earlier sequence that left the cached ones
     embedding: np.ndarray | None = None  # float32 (hidden,) or (tokens, hidden), of a prompt that was to be embedded

@@ -193,8 +193,9 @@ class OutputProcessor:
         if finish_reason is not None:
             self._finish(sequence)
         return Output(
-            sequence.id, tokens, logprobs, finish_reason, sequence.prompt_tokens, cached, prompt_logprobs, error
-        )
+            sequence.id, tokens, logprobs, finish_reason, sequence.prompt_tokens, cached, prompt_logprobs, error,
+            cached_from=sequence.cached_from,
+        )  # fmt: skip
 
     def failed(self, sequence: Sequence, error: str, status: int) -> Output:
         """The last output of a sequence that cannot go on, with this status of HTTP."""

@@ -275,6 +275,7 @@ class Scheduler:
         sequence.computed = len(prefix) * BLOCK_TOKENS
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.computed
+            sequence.cached_from = max(sequence.computed, self.pool.last_length(prefix[-1])) if prefix else 0
         self.append_blocks(sequence, blocks - sequence.num_blocks)
         sequence.state = State.RUNNING
         self.waiting.popleft()
@@ -306,7 +307,7 @@ class Scheduler:
                 states.let_go(own.source)
             states.release(own.slot)
             sequence.state_slots = None
-        self.pool.release(sequence.block_table[: sequence.num_blocks].tolist())
+        self.pool.release(sequence.block_table[: sequence.num_blocks].tolist(), sequence.length)
         sequence.num_blocks = sequence.shared_blocks = sequence.computed = 0
         sequence.encoded = False
 

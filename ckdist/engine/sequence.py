@@ -46,6 +46,7 @@ class Sequence:
     __slots__ = (
         "arrival",
         "block_table",
+        "cached_from",
         "cached_tokens",
         "computed",
         "encoded",
@@ -92,6 +93,7 @@ class Sequence:
         self.shared_blocks = 0
         self.state_slots: SequenceState | None = None  # while it runs, where layers keep states
         self.cached_tokens: int | None = None  # prompt tokens found in the cache when it was first admitted
+        self.cached_from = 0  # tokens of the sequence that left them there
         scores = params.prompt_logprobs is not None
         self.scored = 0 if scores or (pooling is not None and pooling.needs_all) else len(prompt) - 1
         self.prompt_logprobs: list[Any] | None = [None] if scores else None  # nothing comes before the first token

@@ -114,7 +114,7 @@ class Generation:
             return
         for sequence_id, number in list(self._ids.items()):
             self._client.abort(sequence_id)
-            counts = {"prompt_tokens": self._prompt_tokens[number], "cached_tokens": 0}
+            counts = {"prompt_tokens": self._prompt_tokens[number], "cached_tokens": 0, "cached_from": 0}
             message = {"op": "tokens", "tokens": [], "finish_reason": "length", **counts}
             self._arrived.append((number, message))
         self._ids.clear()

@@ -40,6 +40,7 @@ class Run:
         self._completion_tokens = 0
         self._prompt_tokens = 0
         self.cached_tokens = [0] * len(work.prompts)  # of each prompt, what the prefix cache had
+        self._cached_from = 0  # tokens of the sequences that left these in the cache
         self._begun_at = self._first_at = self._last_at = time.monotonic()
 
     @property
@@ -130,7 +131,11 @@ class Run:
         }
 
     def log_fields(self) -> dict[str, int | float | str]:
-        """Token counts and speeds for the request's log line. `sim` is the share of the prompt that was cached."""
+        """Token counts and speeds for the request's log line.
+
+        `sim` is the share of the prompt that was cached. `f_keep` is the share of the earlier sequence, which left
+        the cached tokens, that this request reuses.
+        """
         cached = sum(self.cached_tokens)
         fields: dict[str, int | float | str] = {"prompt_tokens": self._prompt_tokens, "cached_tokens": cached}
         if not self._heard:
@@ -138,6 +143,7 @@ class Run:
         seconds = self._last_at - self._first_at
         return fields | {
             "sim": round(cached / max(1, self._prompt_tokens), 3),
+            "f_keep": round(cached / max(1, self._cached_from), 3),
             "generated_tokens": self._completion_tokens,
             "finish": ",".join(self._finish_reasons) or "aborted",
             "first_token_seconds": round(self._first_at - self._begun_at, 4),
@@ -194,5 +200,6 @@ class Run:
         if number % self.work.n == 0:
             self._prompt_tokens += message["prompt_tokens"]
             self.cached_tokens[number // self.work.n] = message["cached_tokens"]
+            self._cached_from += message["cached_from"]
             self._metrics.prompt_tokens.inc(message["prompt_tokens"])
             self._metrics.cached_tokens.inc(message["cached_tokens"])

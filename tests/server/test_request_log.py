@@ -37,7 +37,7 @@ def test_a_request_leaves_one_line_with_tokens_and_times(tmp_path):
             200,
             "bytes",
         )
-        assert (line["prompt_tokens"], line["cached_tokens"], line["sim"]) == (9, 2, 0.222)
+        assert (line["prompt_tokens"], line["cached_tokens"], line["sim"], line["f_keep"]) == (9, 2, 0.222, 0.25)
         assert (line["generated_tokens"], line["finish"], line["client"], line["key"]) == (
             4,
             "length",

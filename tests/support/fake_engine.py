@@ -122,7 +122,7 @@ class FakeEngine:
         elif message["op"] == "embed":
             prompt = list(memoryview(message["prompt"]).cast("i"))
             self.submitted.append({**message, "prompt": prompt})
-            counts = {"prompt_tokens": len(prompt), "cached_tokens": 0}
+            counts = {"prompt_tokens": len(prompt), "cached_tokens": 0, "cached_from": 0}
             vector = vector_of(prompt).tobytes()
             self._send(socket, {"op": "embedding", "id": message["id"], "vector": vector, **counts})
         elif message["op"] == "abort":
@@ -149,6 +149,7 @@ class FakeEngine:
             "finish_reason": finish,
             "prompt_tokens": len(prompt),
             "cached_tokens": 2,
+            "cached_from": 8,
             "logprobs": None if top is None else [score(token, top) for token in tokens],
             "prompt_logprobs": None
             if prompt_top is None or given

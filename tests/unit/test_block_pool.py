@@ -79,3 +79,14 @@ def test_counts_add_up_and_parents_outlive_children(actions):
         assert all(parent in serials for parent, _ in pool._shared), (
             "a known block whose parent is not known can never be found"
         )
+
+
+def test_a_block_knows_how_long_the_last_sequence_was_that_left_it():
+    pool = BlockPool(4)
+    first = fill(pool, 1, 2)
+    assert pool.last_length(first[0]) == 0  # it still runs
+    pool.release(first, 2 * BLOCK_TOKENS + 7)
+    assert pool.last_length(first[1]) == 2 * BLOCK_TOKENS + 7
+    pool.release(fill(pool, 1), BLOCK_TOKENS + 1)
+    assert [pool.last_length(block) for block in first] == [BLOCK_TOKENS + 1, 2 * BLOCK_TOKENS + 7]
+    assert [pool.last_length(block) for block in pool.allocate(4)] == [0] * 4

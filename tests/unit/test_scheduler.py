@@ -139,3 +139,16 @@ def test_a_prompt_waits_for_a_long_beginning_that_another_computes():
     assert [run[:3] for run in advance(scheduler)] == [("first", 48, 48)], "nobody overtakes, nothing is computed twice"
     runs = advance(scheduler)
     assert [run[0] for run in runs] == ["first", "second", "short"] and runs[1][1:3] == (96, 1)
+
+
+def test_a_request_knows_the_length_of_the_sequence_whose_cache_it_takes_over():
+    scheduler = make()
+    first, second = sequence("first", [1] * 40), sequence("second", [1] * 20 + [2] * 20)
+    scheduler.add(first)
+    advance(scheduler)
+    advance(scheduler)
+    scheduler.remove(first)
+    scheduler.add(second)
+    advance(scheduler)
+    assert (first.cached_tokens, first.cached_from) == (0, 0)
+    assert (second.cached_tokens, second.cached_from) == (16, 41)
