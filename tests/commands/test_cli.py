@@ -295,7 +295,7 @@ def test_interrupted_while_generating(tmp_path):
     process = start_endless(tmp_path)
     assert process.stdout.read(1)  # it has begun
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130 and b"Traceback" not in err, err
 
 

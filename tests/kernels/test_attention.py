@@ -382,5 +382,5 @@ def test_latent_bits_are_those_of_every_level_of_the_same_vectors(kv_type):
 
 def test_latent_values_wider_than_keys_are_refused():
     shape = native.ffi.new("struct ckdist_cache_shape *", [25, 25, 32, 64, True])
-    with pytest.raises(errors.ConfigError, match="no part of keys of type 25 and width 32"):
+    with pytest.raises(errors.ConfigError, match="not a part of keys of type 25 and width 32"):
         native.check(native.lib.ckdist_attention_block_bytes(native.ffi.NULL, shape))
