@@ -17,7 +17,7 @@ __all__ = ["LLM", "SamplingParams", "TrainConfig", "__version__", "train"]
 
 
 def __getattr__(name: str) -> object:
-    """Loads the engine when it is first asked for, so that `ckdist --help` need not."""
+    """Imports the engine at its first use, so that `ckdist --help` does not load it."""
     if name == "LLM":
         from ckdist.engine.llm import LLM
 

@@ -1,4 +1,4 @@
-"""Pictures of numbers, as matplotlib draws them (`pip install 'ckdist[plot]'`)."""
+"""Figures with matplotlib (`pip install 'ckdist[plot]'`)."""
 
 import importlib
 import importlib.util
@@ -13,13 +13,13 @@ ENDINGS = (".svg", ".pdf", ".png")
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty Figure of so many inches. ImportError where matplotlib is not installed."""
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it tells of its cache of fonts
+    """An empty Figure of `width` x `height` inches. Raises ImportError if matplotlib is not installed."""
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it logs its cache of fonts
     return importlib.import_module("matplotlib.figure").Figure(figsize=(width, height), layout="constrained")
 
 
 def plain_ticks(axis: Any) -> None:
-    """Numbers at 1, 2 and 5 of each power of ten of a logarithmic axis, written out."""
+    """Writes plain numbers at 1, 2 and 5 times each power of ten of a logarithmic axis."""
     ticker = importlib.import_module("matplotlib.ticker")
     axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter("{x:g}")
@@ -27,9 +27,7 @@ def plain_ticks(axis: Any) -> None:
 
 
 def check_path(path: str | os.PathLike[str]) -> None:
-    """ConfigError for a path whose ending names no format of a picture, or whose folder is not there, and where
-    matplotlib is not installed.
-    """
+    """Raises ConfigError if the path has an unknown ending or no existing folder, or if matplotlib is not installed."""
     if not str(path).endswith(ENDINGS):
         raise ConfigError(f"a picture's file must end with {', '.join(ENDINGS)}, and is {str(path)[:200]!r}")
     if not pathlib.Path(path).parent.is_dir():
@@ -39,8 +37,9 @@ def check_path(path: str | os.PathLike[str]) -> None:
 
 
 def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
-    """Writes a figure, whole or not at all, as the ending says. The errors of `check_path`, and ConfigError
-    where the file cannot be written.
+    """Writes a figure in the format of the path's ending, whole or not at all.
+
+    Raises the errors of `check_path`, and ConfigError if the file cannot be written.
     """
     check_path(path)
     target = pathlib.Path(path)

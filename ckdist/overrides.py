@@ -1,4 +1,4 @@
-"""Metadata of a GGUF file that the command line sets anew: `--override-kv KEY=TYPE:VALUE`, as llama-server takes it."""
+"""GGUF metadata that the command line overrides: `--override-kv KEY=TYPE:VALUE`, as in llama-server."""
 
 import csv
 import math
@@ -12,10 +12,10 @@ _READERS = {"int": int, "float": float, "bool": _TRUTH.__getitem__, "str": str}
 
 
 def metadata_overrides(arguments: Iterable[str]) -> dict[str, int | float | bool | str]:
-    """Key to value of arguments like `llama.rope.freq_base=float:1e6,tokenizer.ggml.pre=str:qwen2`; the last of a key
-    counts.
+    """Parses arguments like `llama.rope.freq_base=float:1e6,tokenizer.ggml.pre=str:qwen2` into key -> value.
 
-    A value with a comma stands with its key in double quotes. ConfigError for what is not of this form.
+    The last value of a key counts. A value with a comma must be in double quotes, together with its key. Raises
+    ConfigError for an argument that is not of this form.
     """
     overrides = {}
     for argument in arguments:

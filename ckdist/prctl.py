@@ -1,4 +1,4 @@
-"""What a process asks of the kernel about its own end and that of its children."""
+"""Kernel calls about the end of this process and of its children."""
 
 import ctypes
 import os
@@ -12,7 +12,7 @@ prctl = _library.prctl
 
 
 def kernel_call(number: int, *arguments: Any) -> tuple[int, int]:
-    """The result of a system call that the C library has no name for, and errno if it failed, else 0."""
+    """Makes a system call that the C library has no name for. Returns its result, and errno or 0."""
     _library.syscall.restype = ctypes.c_long
     result = _library.syscall(
         ctypes.c_long(number), *(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments)
@@ -21,12 +21,17 @@ def kernel_call(number: int, *arguments: Any) -> tuple[int, int]:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """This process gets a signal when the thread that started it ends; it must have started it as process `parent`."""
+    """Sends this process a signal when the thread that started it ends.
+
+    Args:
+        parent: The process that started this one. If that has ended already, this one ends now.
+        number: The signal.
+    """
     prctl(PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def adopt_orphans() -> None:
-    """What children of this process leave behind becomes its own child, so that it can be ended and waited for."""
+    """Makes orphans of this process's children its own children, so that it can end them and wait for them."""
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

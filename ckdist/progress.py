@@ -1,7 +1,6 @@
 """A progress bar for a terminal. A pipe or a file never gets one.
 
-It is drawn by the thread that reports progress, at most ten times a second: no thread of its own, which a fork would
-lose.
+The thread that reports progress draws it, at most ten times a second. A separate thread would be lost in a fork.
 """
 
 import sys
@@ -18,18 +17,21 @@ REDRAW_SECONDS = 0.1
 
 
 class ProgressBar:
-    """How far something long is, on one line of standard error. A context manager.
+    """The progress of a long task on one line of standard error. A context manager.
 
-    `n` of `total` are done; `shown` is false where there is no terminal, and then nothing is ever written.
+    Args:
+        unit: "B" counts bytes, any other word counts things.
+        shown: Nothing is ever written if this is false or there is no terminal.
+        leave: The finished bar stays.
+        start: Units that are done already.
+
+    Attributes:
+        n: Units of `total` that are done.
     """
 
     def __init__(
         self, total: int, unit: str, what: str, shown: bool = True, leave: bool = False, start: int = 0
     ) -> None:
-        """`unit`: "B" counts bytes, any other word things. `leave`: the finished bar stays.
-
-        `start`: what is done already.
-        """
         self.total, self.n = total, start
         self.shown = shown and is_terminal(sys.stderr)
         self._drawn = 0.0
@@ -41,24 +43,24 @@ class ProgressBar:
         self._progress.start()
 
     def update(self, done: int) -> None:
-        """`done` more are done."""
+        """Adds `done` units."""
         self.n += done
         if self._progress is not None:
             self._progress.update(self._task, completed=self.n)
             self._draw()
 
     def note(self, text: str) -> None:
-        """Text behind the bar, from the next drawing on."""
+        """Sets the text after the bar, from the next drawing on."""
         if self._progress is not None:
             self._progress.update(self._task, note=text)
 
     def say(self, text: str) -> None:
-        """A line above the bar."""
+        """Prints a line above the bar."""
         if self._progress is not None:
             self._progress.console.print(text, markup=False, highlight=False)
 
     def close(self) -> None:
-        """Ends the bar. Called twice it does nothing the second time."""
+        """Ends the bar. A second call does nothing."""
         progress, self._progress = self._progress, None
         if progress is not None:
             progress.refresh()

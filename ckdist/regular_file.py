@@ -1,4 +1,4 @@
-"""Opens files of strangers: a FIFO would wait for its writer, and a device never ends."""
+"""Opens files from strangers: opening a FIFO would wait for its writer, and reading a device would never end."""
 
 import errno
 import os
@@ -35,7 +35,7 @@ def open_regular(path: str | os.PathLike[str], pipes: bool = False) -> BufferedR
 
 
 def read_regular(path: str | os.PathLike[str], most_bytes: int) -> bytes:
-    """The bytes of a regular file of at most `most_bytes`, checked before reading. OSError as above."""
+    """The bytes of a regular file of at most `most_bytes`, checked before reading. Raises OSError as above."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         data = file.read(most_bytes + 1) if size <= most_bytes else b""

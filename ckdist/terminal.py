@@ -1,4 +1,4 @@
-"""What ckdist writes to a terminal: colours that switch off, and tables that fit its width.
+"""Output on a terminal: colours that can be switched off, and tables that fit its width.
 
 A stream that is no terminal gets plain text. NO_COLOR (https://no-color.org) and TERM=dumb switch colours off.
 """
@@ -18,7 +18,7 @@ STYLES = {"error": "\x1b[1;31m", "strong": "\x1b[1m", "quiet": "\x1b[2m", "user"
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a person reads what is written to `stream`; False for none, and for one that is closed."""
+    """Whether `stream` is a terminal. False for None and for a closed stream."""
     return stream is not None and not stream.closed and stream.isatty()
 
 
@@ -28,14 +28,15 @@ def has_colours(stream: TextIO | None) -> bool:
 
 
 def styled(text: str, style: str, stream: TextIO | None) -> str:
-    """`text` in one of STYLES, where `stream` has colours; else `text`."""
+    """`text` in one of STYLES if `stream` has colours, else `text`."""
     return f"{STYLES[style]}{text}{RESET}" if has_colours(stream) else text
 
 
 def console(stream: TextIO, columns: int | None = None) -> "Console":
-    """A console of rich over `stream`, without guesses at what in a text is a number or a path.
+    """A rich console over `stream` that does not highlight numbers and paths.
 
-    `columns`: of what is no terminal, or one that does not tell its size, as mpirun's; None: rich's own, 80.
+    Args:
+        columns: Width if `stream` is no terminal, or one of unknown size, such as mpirun's. None: rich's default, 80.
     """
     from rich.console import Console
 
@@ -49,9 +50,10 @@ def console(stream: TextIO, columns: int | None = None) -> "Console":
 
 
 def print_table(names: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
-    """Prints `rows` under `names` to standard output, on a terminal within its width: long cells are wrapped.
+    """Prints `rows` under `names` to standard output. On a terminal, long cells are wrapped to its width.
 
-    `right`: names of the columns that are aligned to the right.
+    Args:
+        right: Names of the columns that are aligned to the right.
     """
     from rich.table import Table
 

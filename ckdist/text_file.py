@@ -5,9 +5,9 @@ from ckdist.regular_file import open_regular
 
 
 def read_text_file(path: str, what: str, most_bytes: int, errors: str = "strict") -> str:
-    """The UTF-8 text in a file of at most `most_bytes`; ConfigError that begins "cannot read `what`".
+    """Reads a UTF-8 text file of at most `most_bytes`. `errors` is that of bytes.decode.
 
-    `errors` as of bytes.decode.
+    Raises ConfigError that begins with "cannot read" and the given name of the file.
     """
     try:
         with open_regular(path, pipes=True) as file:

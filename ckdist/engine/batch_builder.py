@@ -1,4 +1,4 @@
-"""A step's Batch, laid down in arrays that are allocated once."""
+"""Builds a step's Batch in arrays that are allocated once."""
 
 import numpy as np
 
@@ -7,10 +7,13 @@ from ckdist.program.batch import BLOCK_TOKENS, Batch
 
 
 class BatchBuilder:
-    """Lays down steps of one scheduler. The arrays of a Batch are views that hold until the next is built."""
+    """Builds the batches of one scheduler. The arrays of a Batch are views, valid until the next `build`.
+
+    Args:
+        max_positions: Most positions of one sequence.
+    """
 
     def __init__(self, scheduler: Scheduler, max_positions: int) -> None:
-        """`max_positions`: of one sequence."""
         sequences, states = scheduler.max_sequences, scheduler.pool.states is not None
         self._states = np.empty((sequences, 4), np.int32) if states else None
         self._token_ids = np.empty(scheduler.max_tokens, np.int32)
@@ -19,7 +22,7 @@ class BatchBuilder:
         self._logits_indices = np.empty(scheduler.max_outputs, np.int32)
 
     def build(self, step: Step) -> Batch:
-        """The step's Batch, before the step is committed."""
+        """Returns the Batch of a step that is not yet committed."""
         tokens = outputs = blocks = 0
         rows: list[tuple[int, int, int]] = []
         for chunk in step.chunks:
@@ -38,7 +41,7 @@ class BatchBuilder:
         )
 
     def _add(self, chunk: SequenceChunk, hidden: bool, begin: int, outputs: int, block: int) -> int:
-        """Lays down a chunk behind so many tokens, outputs and blocks; how many blocks it has."""
+        """Writes a chunk at these offsets. Returns its number of blocks."""
         sequence, first, tokens, _, wanted = chunk
         end, blocks = begin + tokens, -(-max(first + tokens, sequence.first_text) // BLOCK_TOKENS)
         ids = sequence.tokens if sequence.source is None or not hidden else sequence.source
@@ -51,7 +54,7 @@ class BatchBuilder:
         return blocks
 
     def _state_rows(self, step: Step) -> np.ndarray | None:
-        """Where the chunks' states are, int32 (chunks, 4); None where no layer keeps one."""
+        """The chunks' state slots, int32 (chunks, 4), or None if no layer keeps states."""
         if self._states is None:
             return None
         states = self._states[: len(step.chunks)]
@@ -61,6 +64,6 @@ class BatchBuilder:
 
 
 def _firsts(step: Step) -> np.ndarray | None:
-    """Of chunks of two texts the tokens of the first, int32 (chunks,); None where none has two."""
+    """Tokens of each chunk's first text, int32 (chunks,), or None if no sequence has two texts."""
     firsts = [chunk.sequence.first_text for chunk in step.chunks]
     return np.array(firsts, np.int32) if any(firsts) else None

@@ -1,12 +1,12 @@
-"""The KV cache's blocks: which are free, who holds them, and which hold a prefix that can be reused.
+"""The blocks of the KV cache: their holders, the free ones, and those that hold a reusable prefix.
 
-It moves no keys or values; those lie with the executable, under the same block numbers.
+It moves no keys or values. The executable holds these, under the same block numbers.
 
-A full block is known by its parent and its own tokens, so the known blocks form a tree of prefixes for each tenant. The
-parent of a first block is its tenant; every other parent is named by a serial number that is never used twice. The
-dictionary compares the tokens themselves: a hash collision is never a wrong answer. Who holds a block holds its
-parents, and blocks are released last first: so among the unreferenced blocks a child always comes before its parent,
-and evicting the least recently used never orphans one.
+The key of a full block is its parent and its own tokens, so the known blocks form a tree of prefixes for each tenant.
+The parent of a first block is its tenant. Every other parent is named by a serial number that is never used twice. The
+dictionary compares the tokens themselves, so a hash collision never gives a wrong answer. A sequence that holds a block
+also holds its parents, and blocks are released last first. So a child always comes before its parent among the
+unreferenced blocks, and evicting the least recently used never orphans a child.
 """
 
 from collections import OrderedDict
@@ -16,19 +16,22 @@ import numpy as np
 from ckdist.engine.state_pool import StatePool
 from ckdist.program.batch import BLOCK_TOKENS
 
-ROOT = -1  # no shared block comes before a sequence's first one
-ONE_TENANT = b""  # the tenant of all requests that are not told apart
+ROOT = -1  # the parent of a sequence's first block
+ONE_TENANT = b""  # the tenant of all requests that name none
 TOKEN_BYTES = 4  # of an int32
 
 
 class BlockPool:
-    """`num_blocks` blocks of BLOCK_TOKENS positions, with reference counts."""
+    """Blocks of BLOCK_TOKENS positions each, with reference counts.
+
+    Args:
+        states: Slots of a model whose layers keep states. A snapshot is dropped with its block.
+    """
 
     def __init__(self, num_blocks: int, states: StatePool | None = None) -> None:
-        """states: the slots of a model whose layers keep states; a snapshot goes with its block."""
         self.num_blocks, self.states = num_blocks, states
         self._references = [0] * num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))  # nothing worth keeping in them; the last is taken first
+        self._free = list(range(num_blocks - 1, -1, -1))  # without reusable content; the last is taken first
         self._idle: OrderedDict[int, None] = OrderedDict()  # shared but unreferenced, least recently used first
         self._shared: dict[tuple[int | bytes, bytes], int] = {}  # (parent's serial or the tenant, tokens) -> block
         self._keys: list[tuple[int | bytes, bytes] | None] = [None] * num_blocks
@@ -38,19 +41,20 @@ class BlockPool:
 
     @property
     def available(self) -> int:
-        """Blocks that `allocate` can still give."""
+        """Blocks that `allocate` can still return."""
         return len(self._free) + len(self._idle)
 
     @property
     def cached(self) -> int:
-        """Blocks that nobody holds but whose prefix can be reused."""
+        """Blocks without a holder whose prefix can be reused."""
         return len(self._idle)
 
     def match(self, tokens: np.ndarray, limit: int, tenant: bytes = ONE_TENANT) -> list[int]:
-        """The tenant's blocks that hold the longest prefix of `tokens`, of at most `limit` tokens. They are not yet
-        held.
+        """Finds the tenant's blocks that hold the longest known prefix of `tokens`, and does not hold them.
 
-        tokens: int32 (length,)
+        Args:
+            tokens: int32 (length,).
+            limit: Most tokens of the prefix.
         """
         blocks: list[int] = []
         data, size = tokens[:limit].tobytes(), BLOCK_TOKENS * TOKEN_BYTES
@@ -64,20 +68,20 @@ class BlockPool:
         return blocks
 
     def idle_among(self, blocks: list[int]) -> int:
-        """How many of `blocks` nobody holds: holding them takes so many from `available`."""
+        """Number of `blocks` without a holder. Holding them lowers `available` by this number."""
         return sum(self._references[block] == 0 for block in blocks)
 
     def hold(self, blocks: list[int]) -> None:
-        """One more holder for each of these known blocks."""
+        """Adds a holder to each of these known blocks."""
         for block in blocks:
             if self._references[block] == 0:
                 del self._idle[block]
             self._references[block] += 1
 
     def allocate(self, count: int) -> list[int]:
-        """So many blocks of the caller's own; the least recently used prefixes give way when none is free.
+        """Returns `count` unshared blocks. Evicts the least recently used prefixes if too few blocks are free.
 
-        Needs as many `available`.
+        Needs `count` blocks `available`.
         """
         free, references, keys = self._free, self._references, self._keys
         blocks = free[: -count - 1 : -1] if count else []
@@ -85,7 +89,7 @@ class BlockPool:
         while len(blocks) < count:
             block, _ = self._idle.popitem(last=False)
             key = keys[block]
-            assert key is not None  # of an idle block
+            assert key is not None  # every idle block has one
             del self._shared[key]
             keys[block] = None
             if self.states is not None:
@@ -97,24 +101,30 @@ class BlockPool:
         return blocks
 
     def share(self, blocks: list[int], parent: int, tokens: bytes, tenant: bytes = ONE_TENANT) -> list[int]:
-        """Makes full blocks that follow one another known. Where a prefix is known already, its block is given back in
-        place of the caller's, and held instead of it.
+        """Makes full, consecutive blocks known. If a prefix is known already, its block replaces the caller's.
 
-        parent: the tenant's shared block before the first, or ROOT. tokens: their int32 tokens, BLOCK_TOKENS of each.
+        A known block gets a holder, and the caller's block is released.
+
+        Args:
+            parent: The tenant's shared block before the first, or ROOT.
+            tokens: int32 token ids as bytes, BLOCK_TOKENS per block.
+
+        Returns:
+            The blocks after replacement.
         """
         shared, serials, keys, size = self._shared, self._serials, self._keys, BLOCK_TOKENS * TOKEN_BYTES
-        each = [tokens[begin : begin + size] for begin in range(0, len(tokens), size)]
+        block_tokens = [tokens[begin : begin + size] for begin in range(0, len(tokens), size)]
         serial: int | bytes = tenant if parent == ROOT else serials[parent]
         found = list[int]()
-        while len(found) < len(blocks) and (known := shared.get((serial, each[len(found)]))) is not None:
+        while len(found) < len(blocks) and (known := shared.get((serial, block_tokens[len(found)]))) is not None:
             self.hold([known])
             self.release([blocks[len(found)]])
             found.append(known)
             serial = serials[known]
-        new = blocks[len(found) :]  # behind a block that is new all are
+        new = blocks[len(found) :]  # after a new block all are new
         own = range(self._next_serial, self._next_serial + len(new))
         self._next_serial += len(new)
-        added = list(zip((serial, *own), each[len(found) :], strict=False))
+        added = list(zip((serial, *own), block_tokens[len(found) :], strict=False))
         shared.update(zip(added, new, strict=True))
         for block, key, number in zip(new, added, own, strict=True):
             keys[block] = key
@@ -126,7 +136,7 @@ class BlockPool:
         return self._lengths[block]
 
     def release(self, blocks: list[int], length: int = 0) -> None:
-        """One holder less for each of `blocks`, the table of a sequence of `length` tokens in its order."""
+        """Removes a holder from each of `blocks`, the table of a sequence of `length` tokens in its order."""
         references, keys = self._references, self._keys
         for block in reversed(blocks):
             if length:

@@ -8,18 +8,22 @@ if TYPE_CHECKING:
 
 
 class CompiledGrammar:
-    """`text`: what was compiled. `future`: the matcher at the grammar's beginning; sequences follow copies of it.
+    """A grammar compiled for one vocabulary. Sequences follow copies of its matcher.
 
-    The copies share the states of one lexer, which are made as texts need them. So what a grammar keeps grows with
-    `seconds`, the CPU time that compiling and following it have taken; `compiling_seconds` is the first part.
-    `is_stuck`: a thread was left behind with a copy, and with the lock of the shared states; no copy may be asked any
-    more.
+    The copies share the states of one lexer, which are made as texts need them. So a grammar's memory grows with
+    `seconds`.
+
+    Attributes:
+        text: Source of the grammar.
+        future: The matcher at the beginning of the grammar. The caller that starts compiling sets it.
+        seconds: CPU time of compiling and following the grammar.
+        compiling_seconds: CPU time of compiling alone.
+        is_stuck: An abandoned thread holds a copy and the lock of the shared states, so no copy may be used any more.
     """
 
     future: "Future[LLMatcher]"
 
     def __init__(self, text: str) -> None:
-        """`future` is to be set by who has it compiled."""
         self.text = text
         self.seconds = self.compiling_seconds = 0.0
         self.is_stuck = False

@@ -1,4 +1,4 @@
-"""One sequence's place in its grammar: which tokens may come next, and which must."""
+"""A sequence's position in its grammar: the tokens that may come next, and those that must."""
 
 import time
 from collections import deque
@@ -12,22 +12,27 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 WORD_BITS = 32
-# Of CPU time that a sequence may take at once, as for its first masks, and for each token in the long run; schemas take
-# hundredths of a millisecond a token.
+# CPU time that a sequence may use: at once, as for its first masks, and per token on average. Schemas take hundredths
+# of a millisecond per token.
 FIRST_SECONDS, TOKEN_SECONDS = 0.1, 0.001
 TOO_SLOW = "the grammar takes too much time; make it simpler"
 
 
 class Constraint:
-    """Follows a grammar token by token.
+    """Follows a grammar token by token. One thread at a time uses it.
 
-    `allowed` is the mask of the next token, uint32 (vocabulary / 32,): bit t % 32 of word t / 32. `error` says why the
-    grammar cannot be followed any further; all sequences of a step wait for its masks, so one that takes too much time
-    in all is given up too. `forced` are tokens that come next and need no sampling. One thread at a time uses it.
+    All sequences of a step wait for its masks, so a constraint that takes too much time in all gets an `error`.
+
+    Args:
+        compiled: The grammar. The constraint follows a copy of its matcher.
+
+    Attributes:
+        allowed: Mask of the next token, uint32 (ceil(vocabulary / 32),). Token t is bit t % 32 of word t // 32.
+        error: The reason why the grammar cannot be followed any further, or None.
+        forced: Tokens that come next without sampling.
     """
 
     def __init__(self, compiled: CompiledGrammar, vocab_size: int) -> None:
-        """`compiled`: its matcher stays as it is: this one follows a copy."""
         self.compiled = compiled
         self.allowed = np.zeros(-(-vocab_size // WORD_BITS), np.uint32)
         self.forced: deque[int] = deque()
@@ -48,8 +53,10 @@ class Constraint:
         return self._stopped and not self.forced
 
     def fill(self, banned: np.ndarray | None) -> None:
-        """Makes `allowed` that of the next token. `banned`: int32, tokens that may not come yet, unless nothing else
-        can.
+        """Computes `allowed` for the next token.
+
+        Args:
+            banned: int32 ids of tokens that may not come yet, unless no other token is allowed.
         """
         if self.compiled.is_stuck:
             self.give_up()
@@ -70,25 +77,25 @@ class Constraint:
         self._count(begin)
 
     def advance(self, token: int) -> None:
-        """`token` was appended: `forced` is what must follow it."""
+        """Moves on by `token`, which was appended, and updates `forced`."""
         begin = time.thread_time()
         self._seconds_left = min(FIRST_SECONDS, self._seconds_left + TOKEN_SECONDS)
         if self.compiled.is_stuck:
             self.give_up()
         elif self.forced:
-            self.forced.popleft()  # which the matcher has consumed
+            self.forced.popleft()  # the matcher has consumed it already
         elif self._matcher is not None and self._matcher.consume_token(token):
             self._find_forced(self._matcher)
         self._count(begin)
 
     def take_forced(self) -> list[int]:
-        """The tokens that must come next, which are forgotten here."""
+        """Returns the tokens that must come next and clears `forced`."""
         taken = list(self.forced)
         self.forced.clear()
         return taken
 
     def give_up(self) -> None:
-        """A thread has been left behind with the matcher: it is not used any more."""
+        """Stops using the matcher, because an abandoned thread still holds it."""
         self._matcher = None
         self.compiled.is_stuck = True
         self.error = TOO_SLOW
@@ -100,14 +107,14 @@ class Constraint:
             self.allowed[:] = kept
 
     def _find_forced(self, matcher: "LLMatcher") -> None:
-        """The tokens that must come next; the matcher is then behind them."""
+        """Collects the tokens that must come next and moves the matcher past them."""
         tokens = matcher.compute_ff_tokens()
         if tokens and matcher.consume_tokens(tokens):
             self.forced.extend(tokens)
         self._stopped = matcher.is_stopped()
 
     def _count(self, begin: float) -> None:
-        """Counts this thread's CPU time since `begin`, and notices the matcher's error."""
+        """Adds this thread's CPU time since `begin` and records an error of the matcher."""
         seconds = time.thread_time() - begin
         self._seconds_left -= seconds
         self.compiled.seconds += seconds

@@ -1,9 +1,9 @@
-"""Rank 0's loop: requests from the HTTP process over a socket, steps of the engine, tokens back.
+"""Rank 0's loop: receives requests from the HTTP process over a socket, runs steps of the engine, sends tokens back.
 
-`messages.py` says what is said.
+`messages.py` defines the messages.
 
-The socket stands in a private directory of one user. No message can stop the loop, only a drain or a broken engine can.
-While the engine has work the loop looks at the socket between steps; while it has none it sleeps on the socket.
+The socket is in a private directory of one user. No message can stop the loop, only a drain or a broken engine can.
+While the engine has work, the loop reads the socket between steps. Otherwise it sleeps on the socket.
 """
 
 import logging
@@ -29,9 +29,9 @@ from ckdist.native import lib
 
 log = logging.getLogger(__name__)
 
-HTTP_ROUTING_ID = b"http"  # the HTTP process's name on the socket: it is told the status before it has asked anything
+HTTP_ROUTING_ID = b"http"  # the HTTP process's name on the socket; it gets the status before its first message
 BEAT_SECONDS = 0.5  # between two status messages
-EARLY_END_SECONDS = 2.0  # after the limit of a drain, for the HTTP process to end requests with what they have
+EARLY_END_SECONDS = 2.0  # after the limit of a drain, for the HTTP process to end requests with the tokens so far
 MAX_PEERS = 64
 MESSAGES_PER_STEP = 64  # so that a flood of messages does not stop the running sequences
 MAX_UNSENT = 100_000  # messages to a peer that does not read
@@ -39,25 +39,30 @@ MAX_SOCKET_PATH = 107  # bytes, sun_path of unix(7)
 
 
 def socket_address(directory: str) -> str:
-    """The zmq address of the engine's socket in `directory`."""
+    """The ZeroMQ address of the engine's socket in `directory`."""
     return f"ipc://{pathlib.Path(directory, SOCKET)}"
 
 
 class Coordinator:
-    """Answers from the moment it is made; takes requests once `run` has an engine.
+    """Answers messages once it is constructed. Accepts requests once `begin` has set an engine.
 
-    A thread of its own speaks while the caller cannot: it answers while the model loads, and sends the status while a
-    long step runs, until that has lasted `step_limit` seconds. The socket belongs to the thread that holds the lock.
+    A second thread uses the socket while the caller cannot. It answers while the model loads. It sends the status
+    during a long step, until that has lasted `step_limit` seconds. The socket belongs to the thread that holds the
+    lock.
+
+    Args:
+        directory: An existing directory that is the user's own and closed to others.
+        model: Sent with every status. `begin` adds vocab_size and context_length.
+        step_limit: Seconds of one step after which no status is sent.
+        drain_seconds: Seconds that a drain waits for running requests.
+
+    Raises:
+        ConfigError: The directory cannot be used.
     """
 
     def __init__(
         self, directory: str, model: dict[str, Any], *, step_limit: float = 120.0, drain_seconds: float = 60.0
     ) -> None:
-        """directory: exists, is the user's own and closed to others. model: sent with every status; `run` adds
-        vocab_size and context_length.
-
-        drain_seconds: how long a drain waits for what runs. Raises ConfigError when the directory does not serve.
-        """
         self.address = socket_address(directory)
         _check_directory(directory)
         self.state, self.error = "loading", None
@@ -76,21 +81,25 @@ class Coordinator:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        # a peer that is gone, or does not read, is an error and not silence
+        # sending to a peer that is gone or does not read raises an error
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an HTTP process that was started again takes its name over
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a restarted HTTP process takes over its name
         self._socket.setsockopt(zmq.SNDHWM, MAX_UNSENT)
         self._socket.bind(self.address)
         self._thread = threading.Thread(target=self._speak, name="engine-status", daemon=True)
         self._thread.start()
 
     def request_drain(self) -> None:
-        """Finish what was accepted, take nothing new, then end `run`. May be called from a signal handler."""
+        """Drains: accepted requests finish, new ones are refused, then `run` returns. Safe in a signal handler."""
         self._drain_requested = True
 
     def begin(self, engine: Engine, ranks: RankReports | None = None, facts: Mapping[str, Any] | None = None) -> None:
-        """Every peer is told that requests are taken; they wait for `run`. ranks: what is told of every rank while
-        somebody looks. facts: further ones of the model, which its status has.
+        """Sets the engine and sends every peer the state "ready". Requests wait for `run`.
+
+        Args:
+            engine: The engine of rank 0.
+            ranks: Reports of every rank, sent while a client watches.
+            facts: Further facts of the model for the status.
         """
         with self._lock:
             self._engine, self._ranks = engine, ranks
@@ -99,10 +108,14 @@ class Coordinator:
             self._enter("ready")
 
     def run(self, check_peers: Callable[[], None] | None = None) -> None:
-        """Serves from `begin` until drained. check_peers: called while idle, raises when another rank is lost.
+        """Serves from `begin` until drained. Before it raises, every client has received an error message.
 
-        Raises EngineError when a rank is lost or the engine breaks, ModelFileError when weights cannot be read any
-        more; by then every client has been told.
+        Args:
+            check_peers: Called while idle. Raises if another rank is lost.
+
+        Raises:
+            EngineError: A rank is lost, or the engine broke.
+            ModelFileError: Weights cannot be read any more.
         """
         engine = self._engine
         assert engine is not None, "begin comes before run"
@@ -110,7 +123,7 @@ class Coordinator:
             try:
                 while self._turn(engine, check_peers):
                     pass
-            # the latter: of a model's file that has changed while it is served from
+            # UserError: the model's file has changed while it was served
             except (EngineError, UserError) as error:
                 self._fail(error)
                 raise
@@ -122,7 +135,7 @@ class Coordinator:
                 raise failure from error
 
     def close(self) -> None:
-        """Sends what is still to be sent, for at most a second, and frees the socket."""
+        """Sends the remaining messages for at most a second and frees the socket."""
         if not self._closed.is_set():
             self._closed.set()
             self._thread.join()
@@ -136,7 +149,7 @@ class Coordinator:
         self.close()
 
     def _turn(self, engine: Engine, check_peers: Callable[[], None] | None) -> bool:
-        """Messages, then one step; False when drained."""
+        """Handles messages, then runs one step. Returns False once drained."""
         if not engine.has_work and self.state != "draining":
             self._socket.poll(max(0, int(1000 * (self._last_beat + BEAT_SECONDS - time.monotonic()))))
             if check_peers is not None:
@@ -164,15 +177,15 @@ class Coordinator:
         return True
 
     def _ask_ranks(self, engine: Engine) -> None:
-        """Refreshes what is told of every rank, when it is due and somebody looks."""
+        """Refreshes the reports of the ranks if they are due and a client watches."""
         now = time.monotonic()
         if self._ranks is not None and now < self._watched_until and now - self._last_report >= BEAT_SECONDS:
-            self._last_report, self._last_beat = now, 0.0  # the status tells it at once
+            self._last_report, self._last_beat = now, 0.0  # sends the status at once
             engine.collect_all()
             self._ranks.refresh()
 
     def _step(self, engine: Engine) -> list[Output]:
-        """One step, during which the thread may have the socket."""
+        """Runs one step. Meanwhile the second thread may use the socket."""
         self._step_begin = time.monotonic()
         self._lock.release()
         try:
@@ -182,7 +195,7 @@ class Coordinator:
             self._step_begin = None
 
     def _speak(self) -> None:
-        """The thread: answers while there is no engine, and sends the status when it is due."""
+        """The second thread: answers while there is no engine, and sends the status when it is due."""
         while not self._closed.wait(BEAT_SECONDS / 4 if self._engine is None else BEAT_SECONDS):
             if self._lock.acquire(blocking=False):
                 try:
@@ -194,7 +207,7 @@ class Coordinator:
                     self._lock.release()
 
     def _receive(self) -> None:
-        """Handles the messages that have come, of at most MESSAGES_PER_STEP."""
+        """Handles the messages that have arrived, at most MESSAGES_PER_STEP."""
         for _ in range(MESSAGES_PER_STEP):
             if not int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:
                 return
@@ -202,11 +215,11 @@ class Coordinator:
             if peer not in self._peers and len(self._peers) < MAX_PEERS:
                 self._peers.add(peer)
                 self._send(peer, self._status())
-            if frames != [b""]:  # what a peer sends to make itself known (ZMQ_PROBE_ROUTER)
+            if frames != [b""]:  # an empty frame only announces the peer (ZMQ_PROBE_ROUTER)
                 self._handle(peer, frames)
 
     def _handle(self, peer: bytes, frames: list[bytes]) -> None:
-        """Does what one message asks; whatever is wrong with it becomes an error message."""
+        """Handles one message. Any fault in it becomes an error message."""
         request_id = None
         try:
             if len(frames) != 1:
@@ -242,7 +255,7 @@ class Coordinator:
             self._send_error(peer, request_id, str(error), error.field, 429)
         except RequestError as error:
             self._send_error(peer, request_id, str(error), error.field, 400)
-        except Exception as error:  # a mistake of ours in reading one message must not end everybody's requests
+        except Exception as error:  # a bug in handling one message must not end all requests
             log.exception("a message could not be handled")
             self._send_error(
                 peer,
@@ -253,7 +266,7 @@ class Coordinator:
             )
 
     def _submit(self, peer: bytes, message: dict[str, Any]) -> None:
-        """Queues a request. Raises RequestError or EngineBusy where that cannot be."""
+        """Queues a request. Raises RequestError or EngineBusy if that is not possible."""
         request = parse_embed(message) if message["op"] == "embed" else parse_submit(message)
         if self._engine is None or self.state != "ready" or self._drain_requested:
             what = (
@@ -271,13 +284,13 @@ class Coordinator:
             self._engine.add((peer, request.id), request.prompt, request.params, request.tenant)
 
     def _enter(self, state: str, error: str | None = None) -> None:
-        """Goes to a state, and tells every peer."""
+        """Changes the state and sends it to every peer."""
         self.state, self.error = state, error
         self._last_beat = 0.0
         self._beat()
 
     def _beat(self) -> None:
-        """Sends the status when it is due."""
+        """Sends every peer the status if it is due."""
         if time.monotonic() - self._last_beat >= BEAT_SECONDS:
             self._last_beat = time.monotonic()
             status = self._status()
@@ -285,7 +298,6 @@ class Coordinator:
                 self._send(peer, status)
 
     def _status(self) -> bytes:
-        """The status message."""
         stats = self._engine.stats() if self._engine is not None else {}
         is_watched = self._ranks is not None and time.monotonic() < self._watched_until
         status = {
@@ -300,12 +312,11 @@ class Coordinator:
         return encode(status)
 
     def _fail(self, error: CkdistError) -> None:
-        """Ends everything with an error: 503 where a rank is lost, else 500."""
+        """Ends all requests with an error: status 503 if a rank is lost, else 500."""
         self._fail_requests(str(error), 503 if isinstance(error, CommError) else 500)
         self._enter("failed", str(error))
 
     def _fail_requests(self, message: str, status: int) -> None:
-        """Ends every request with an error of this HTTP status."""
         engine = self._engine
         if engine is None:
             return
@@ -314,7 +325,7 @@ class Coordinator:
             self._send_error(*_peer_and_id(key), message, None, status)
 
     def _send_output(self, output: Output) -> None:
-        """Sends what a step brought for one request to the peer that asked for it."""
+        """Sends an output to the peer that made the request."""
         peer, request_id = _peer_and_id(output.id)
         if output.error is not None:
             self._send_error(peer, request_id, output.error, None, output.error_status)
@@ -335,13 +346,12 @@ class Coordinator:
         self._send(peer, encode(message))
 
     def _send_error(self, peer: bytes, request_id: str | None, message: str, field: str | None, status: int) -> None:
-        """Sends an error message; `status` as of HTTP."""
         self._send(
             peer, encode({"op": "error", "id": request_id, "message": message, "field": field, "status": status})
         )
 
     def _send(self, peer: bytes, data: bytes) -> None:
-        """To a peer that is gone or does not read nothing is sent any more, and its requests end."""
+        """Sends to a peer. A peer that is gone or does not read is dropped, and its requests end."""
         try:
             self._socket.send_multipart((peer, data), zmq.NOBLOCK)
         except zmq.ZMQError as error:
@@ -351,7 +361,7 @@ class Coordinator:
             self._abandon(peer)
 
     def _abandon(self, peer: bytes) -> None:
-        """Ends what a peer that is gone, or was started again, has asked for."""
+        """Ends the requests of a peer that is gone or was restarted."""
         engine = self._engine
         if engine is None:
             return
@@ -361,14 +371,14 @@ class Coordinator:
 
 
 def _peer_and_id(key: Hashable) -> tuple[bytes, str]:
-    """Who asked for the request that the engine knows by `key`, and what they call it."""
+    """The peer that made a request, and the peer's id of it."""
     assert isinstance(key, tuple)
     peer, request_id = key
     return peer, request_id
 
 
 def _check_directory(directory: str) -> None:
-    """ConfigError where `directory` is not this user's alone, or its name too long for a socket."""
+    """Raises ConfigError if `directory` is not private to this user, or its name is too long for a socket."""
     path = socket_address(directory).removeprefix("ipc://")
     if len(os.fsencode(path)) > MAX_SOCKET_PATH:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The strings that DRY counts no repetition across, as tokens of one vocabulary."""
+"""DRY's sequence breakers as tokens of one vocabulary. DRY counts no repetition across a breaker."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -23,33 +23,35 @@ _FIELD = "dry_sequence_breakers"
 
 @dataclass(frozen=True)
 class _Pieces:
-    """All tokens' bytes one after the other, where each begins and ends, and which token each single byte is."""
+    """The bytes of a vocabulary's tokens."""
 
-    text: np.ndarray  # uint8
-    begins: np.ndarray  # int64 (tokens + 1,)
-    byte_tokens: dict[int, int]
+    text: np.ndarray  # uint8, all tokens end to end
+    begins: np.ndarray  # int64 (tokens + 1,), offsets in `text`
+    byte_tokens: dict[int, int]  # byte -> the token of this byte alone
 
     @classmethod
     def of(cls, pieces: Sequence[bytes]) -> "_Pieces":
-        """The tokens of a vocabulary, as bytes."""
+        """Joins the bytes of all tokens."""
         lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
-        singles = np.flatnonzero(lengths == 1)[::-1].tolist()  # of equal ones the first counts
+        singles = np.flatnonzero(lengths == 1)[::-1].tolist()  # the first of equal tokens counts
         begins = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
         return cls(np.frombuffer(b"".join(pieces) or b"\0", np.uint8), begins, {pieces[i][0]: i for i in singles})
 
 
 class DryBreakers:
-    """Finds where tokens contain or begin breakers, in a thread of its own. It remembers the last MAX_KEPT sets."""
+    """Finds the tokens that contain or begin breakers, in its own thread. It keeps the last MAX_KEPT sets."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """`tokenizer`: of the vocabulary; its tokens are read with the first request."""
         self._tokenizer = tokenizer
         self._kept: OrderedDict[tuple[str, ...], Future[CData]] = OrderedDict()
-        self._pieces: _Pieces | None = None
-        self._thread = ThreadPoolExecutor(1, "ckdist-breakers")  # which starts with the first request
+        self._pieces: _Pieces | None = None  # read with the first request
+        self._thread = ThreadPoolExecutor(1, "ckdist-breakers")  # starts with the first request
 
     def find(self, breakers: Sequence[str]) -> Future[CData]:
-        """Of a native ckdist_dry_breakers. Raises RequestError for breakers that `check_breakers` refuses."""
+        """Returns the future of a native ckdist_dry_breakers.
+
+        Raises RequestError for breakers that `check_breakers` refuses.
+        """
         breakers = tuple(dict.fromkeys(breakers))
         found = self._kept.get(breakers)
         if found is None:
@@ -62,15 +64,13 @@ class DryBreakers:
         return found
 
     def has_room(self, breakers: Sequence[str]) -> bool:
-        """Whether `find` knows them, or fewer than MAX_KEPT sets wait for its thread: so a flood of new ones has a
-        limit.
-        """
+        """Whether `find` knows the breakers, or fewer than MAX_KEPT sets are pending, so a flood is limited."""
         if tuple(dict.fromkeys(breakers)) in self._kept:
             return True
         return len(self._kept) < MAX_KEPT or any(found.done() for found in self._kept.values())
 
     def _open(self, breakers: list[bytes]) -> CData:
-        """A native ckdist_dry_breakers; NativeError where it cannot be made."""
+        """Makes a native ckdist_dry_breakers. Raises NativeError if that fails."""
         if self._pieces is None:
             self._pieces = _Pieces.of(self._tokenizer.pieces)
         pieces = self._pieces
@@ -88,9 +88,9 @@ class DryBreakers:
         return native.ffi.gc(handle, native.lib.ckdist_dry_breakers_close)
 
     def _tails(self, pieces: _Pieces, ends: list[bytes]) -> list[list[int]]:
-        """The tokens of each end of a breaker; one that begins inside a character begins with tokens of single bytes.
+        """The tokens of each end of a breaker, or [-1] if the vocabulary cannot spell it.
 
-        [-1] where the vocabulary lacks one.
+        An end that begins inside a character begins with single-byte tokens.
         """
         tails = []
         for end in ends:
@@ -102,7 +102,7 @@ class DryBreakers:
 
 
 def check_breakers(breakers: Sequence[str]) -> list[bytes]:
-    """The breakers as UTF-8. Raises RequestError where they are too many, too long, empty or not Unicode."""
+    """Returns the breakers as UTF-8. Raises RequestError if they are too many, too long, empty or not Unicode."""
     if len(breakers) > MAX_BREAKERS:
         raise RequestError(f"{_FIELD} has {len(breakers)} strings, more than {MAX_BREAKERS}; give fewer", _FIELD)
     try:
@@ -123,6 +123,6 @@ def check_breakers(breakers: Sequence[str]) -> list[bytes]:
 
 
 def _join(parts: Sequence[Sequence[int]], dtype: DTypeLike) -> tuple[np.ndarray, np.ndarray]:
-    """The parts one after the other, and where each begins and ends, int64 (parts + 1,)."""
+    """The joined parts, and the offset of each part and of the end, int64 (parts + 1,)."""
     begins = np.cumsum([0, *map(len, parts)], dtype=np.int64)
     return np.array([value for part in parts for value in part] or [0], dtype), begins

@@ -1,7 +1,7 @@
-"""The engine: requests in, tokens out, one step at a time.
+"""The engine: takes requests and returns tokens, one step at a time.
 
-It owns the sequences from `add` to their finish, and brings scheduler, executable and sampler together. It knows
-nothing of text, sockets or clocks other than for its counters; it is used by one thread.
+It owns the sequences from `add` until they finish, and joins scheduler, executable and sampler. It knows no text and no
+sockets, and reads the clock only for its counters. One thread uses it.
 """
 
 import secrets
@@ -39,7 +39,19 @@ NO_SAMPLING = SamplingParams(max_tokens=0)
 
 
 class Engine:
-    """Continuous batching over one executable, with as many steps under way as that has stages."""
+    """Continuous batching over one executable, with up to `executable.in_flight` steps under way.
+
+    Args:
+        eos_token_ids: Tokens that end a sequence unless `ignore_eos`.
+        max_waiting: Length of the queue.
+        max_outputs: Most rows of logits per step, if fewer than its tokens.
+        more_stats: Returns numbers that `stats` adds to the engine's own.
+        lane: Lane of a trace, or None.
+        dry_breakers: Breakers of the vocabulary. If None, DRY with sequence breakers is refused.
+        grammars: Grammars of the vocabulary. If None, requests with a grammar are refused.
+        start_tokens: First tokens of decoding if an encoder reads the prompt.
+        banned_tokens: Tokens that are never drawn.
+    """
 
     def __init__(
         self, executable: StepExecutable, sampler: TokenSampler, eos_token_ids: Collection[int] = (), *,
@@ -48,17 +60,10 @@ class Engine:
         dry_breakers: DryBreakers | None = None, grammars: Grammars | None = None, start_tokens: Tokens = (),
         banned_tokens: Tokens = (),
     ) -> None:  # fmt: skip
-        """eos_token_ids: end a sequence unless `ignore_eos`. max_waiting: length of the queue.
-
-        max_outputs: rows of logits of one step, where fewer than its tokens. more_stats: numbers that `stats` gives
-        besides the engine's own. lane: of a trace, where there is one. dry_breakers: of the vocabulary; without,
-        requests for DRY with sequence breakers are refused. grammars: of the vocabulary, likewise. start_tokens: with
-        which decoding begins where an encoder reads the prompt. banned_tokens: are never drawn.
-        """
         self.executable, self.vocab_size = executable, executable.vocab_size
         self._more_stats, self.lane, self._dry_breakers, self.grammars = more_stats, lane, dry_breakers, grammars
         self._start, self._banned = np.array(start_tokens, np.int32), np.array(banned_tokens, np.int32)
-        self._compiling: list[Sequence] = []  # those that came with a grammar that was not compiled yet
+        self._compiling: list[Sequence] = []  # with a grammar that is not compiled yet
         cache = executable.num_blocks * BLOCK_TOKENS
         self.max_positions = min(executable.context_length, cache)
         self._room = (
@@ -75,33 +80,38 @@ class Engine:
         )  # fmt: skip
         self._builder = BatchBuilder(self.scheduler, self.max_positions)
         self._sequences: dict[Hashable, Sequence] = {}
-        self._in_flight: deque[tuple[Step, int]] = deque()  # issued, when, and not collected; the oldest first
-        self._sampled = 0  # when the last one was done with, in ns
-        self._collected: list[Output] = []  # outside of `step`, which gives them
+        self._in_flight: deque[tuple[Step, int]] = deque()  # (issued step, ns), the oldest first
+        self._sampled = 0  # ns when the last step was sampled
+        self._collected: list[Output] = []  # outside of `step`, which returns them
         self._requests = self._prompt_tokens = 0
         self._step_seconds = Histogram(STEP_SECONDS)
-        self.prediction: StepPrediction | None = None  # of what steps take
+        self.prediction: StepPrediction | None = None  # of step times
         self.outputs = OutputProcessor(sampler, eos_token_ids, grammars, self._finish)
 
     @property
     def has_work(self) -> bool:
-        """Whether any sequence waits or runs, or what a step brought is not given yet."""
+        """Whether a sequence waits or runs, or outputs are still to be returned."""
         return bool(self._sequences or self._in_flight or self._collected)
 
     @property
     def has_queue_room(self) -> bool:
-        """Whether `add` would not be refused for the length of the queue."""
+        """Whether the queue has room for another request."""
         return len(self.scheduler.waiting) < self.scheduler.max_waiting
 
     @property
     def ids(self) -> list[Hashable]:
-        """Of the sequences that are not finished."""
+        """Ids of the unfinished sequences."""
         return list(self._sequences)
 
     def add(self, id: Hashable, prompt: Tokens, params: SamplingParams, tenant: bytes | None = ONE_TENANT) -> None:
-        """Queues a request. It takes over cached blocks of its tenant alone; with None neither takes nor leaves any.
+        """Queues a request.
 
-        Raises RequestError for wrong fields or a prompt that cannot fit, EngineBusy when the queue is full.
+        Args:
+            tenant: Cached blocks are reused and left only within a tenant. None: neither.
+
+        Raises:
+            RequestError: A field is wrong, or the prompt cannot fit.
+            EngineBusy: The queue is full, or too many breakers or grammars are being prepared.
         """
         if not self.executable.has_logits:
             raise RequestError("the model is an encoder, which makes no text; ask it for embeddings", "model")
@@ -134,11 +144,18 @@ class Engine:
         first_text: int = 0,
         tenant: bytes | None = ONE_TENANT,
     ) -> None:
-        """Queues a prompt whose hidden states behind the last norm become one vector, the `embedding` of its Output; of
-        a cross-encoder that is its score. first_text: of a prompt of two texts the tokens of the first. tenant: as of
-        `add`.
+        """Queues a prompt whose hidden states after the last norm become the `embedding` of its Output.
 
-        Raises RequestError for a wrong `pooling` or a prompt that cannot fit, EngineBusy when the queue is full.
+        The embedding of a cross-encoder is its score.
+
+        Args:
+            pooling: One of POOLINGS.
+            first_text: Tokens of the first text if the prompt has two.
+            tenant: As in `add`.
+
+        Raises:
+            RequestError: `pooling` is wrong, or the prompt cannot fit.
+            EngineBusy: The queue is full.
         """
         if pooling not in POOLINGS:
             raise RequestError(f"pooling {pooling[:40]!r} is not known: use one of {', '.join(POOLINGS)}", "pooling")
@@ -153,7 +170,7 @@ class Engine:
         self._queue(Sequence(id, ids, NO_SAMPLING, 0, len(ids), time.monotonic(), **pools))
 
     def _check_prompt(self, id: Hashable, prompt: Tokens, continues: bool) -> np.ndarray:
-        """The prompt as int32 (tokens,). RequestError for what is wrong, or leaves no room for what follows."""
+        """The prompt as int32 (tokens,). Raises RequestError if it is wrong or leaves no room for the output."""
         if id in self._sequences:
             raise RequestError("a request with this id is running; choose another id", "id")
         most = self.max_positions - continues
@@ -166,14 +183,12 @@ class Engine:
         return check_prompt(prompt, self.vocab_size)
 
     def _queue(self, sequence: Sequence) -> None:
-        """Gives a sequence to the scheduler. Raises EngineBusy when the queue is full."""
         self.scheduler.add(sequence)
         self._sequences[sequence.id] = sequence
         self._requests += 1
         self._prompt_tokens += sequence.prompt_tokens
 
     def _finish(self, sequence: Sequence) -> None:
-        """Frees what a sequence that ended held."""
         self.scheduler.remove(sequence)
         del self._sequences[sequence.id]
         state = sequence.sampling_state
@@ -181,9 +196,9 @@ class Engine:
             self.grammars.leave(state.constraint)
 
     def step(self) -> list[Output]:
-        """Issues as many batches as may be under way, and gives what the oldest one brings.
+        """Issues batches until the executable has its limit under way. Then returns the outputs of the oldest one.
 
-        Raises EngineError when a rank is lost; the sequences are then lost as well.
+        Raises EngineError if a rank is lost. The sequences are then lost as well.
         """
         outputs, self._collected = self._collected, []
         outputs += self._refuse_grammars() if self._compiling else []
@@ -198,7 +213,7 @@ class Engine:
         return outputs
 
     def _issue(self) -> bool:
-        """Issues the next batch; False where there is none."""
+        """Issues the next batch. Returns False if there is none."""
         begin = time.monotonic_ns()
         step = self.scheduler.schedule()
         if step is None:
@@ -215,7 +230,7 @@ class Engine:
         return True
 
     def _collect(self) -> list[Output]:
-        """What the oldest batch brings."""
+        """Waits for the oldest batch and returns its outputs."""
         step, issued = self._in_flight.popleft()
         masks = None if step.hidden else self._begin_masks(step.chunks)
         logits = self.executable.collect()  # (outputs, vocab)
@@ -236,19 +251,19 @@ class Engine:
         return outputs
 
     def collect_all(self) -> None:
-        """Leaves nothing under way; what it brings the next `step` gives. Raises EngineError as that."""
+        """Waits for all batches under way. The next `step` returns their outputs. Raises EngineError like it."""
         while self._in_flight:
             self._collected += self._collect()
 
     def _wait_for_state(self) -> None:
-        """Waits a moment for the head of the queue, where it is that which nothing can be done without."""
+        """Waits at most 10 ms for the sampling state of the first sequence in the queue."""
         waiting = self.scheduler.waiting
         state = waiting[0].sampling_state if waiting else None
         if state is not None and state.awaited:
             wait(state.awaited, timeout=0.01)
 
     def _refuse_grammars(self) -> list[Output]:
-        """Ends the sequences whose grammars turn out to be wrong."""
+        """Ends the sequences whose grammars did not compile."""
         outputs, waiting = [], []
         for sequence in self._compiling:
             compiled = _constraint(sequence).compiled.future
@@ -263,25 +278,26 @@ class Engine:
         return outputs
 
     def _begin_masks(self, chunks: list[SequenceChunk]) -> Masks | None:
-        """Begins to find the next tokens that grammars allow, beside the step; None where there is no grammar."""
+        """Starts the masks of next tokens during the step. Returns None if no sequence has a grammar."""
         sampled = (chunk.sequence for chunk in chunks if chunk.samples and chunk.sequence.state is not State.FINISHED)
         states = [sequence.sampling_state for sequence in sampled]
         followed = [(s.constraint, s.banned) for s in states if s is not None and s.constraint is not None]
         return self.grammars.begin_masks(followed) if followed and self.grammars is not None else None
 
     def abort(self, id: Hashable) -> Output | None:
-        """Ends a sequence and frees its blocks at once. None when there is none of that id."""
+        """Ends a sequence and frees its blocks at once. Returns None if no sequence has this id."""
         sequence = self._sequences.get(id)
         if sequence is None:
             return None
         output = self.outputs.output(sequence, [], None, "abort")
         if not self._sequences:
-            self.collect_all()  # nobody may ask for another step, and no rank is to wait for one
+            self.collect_all()  # `step` may never be called again, and no rank may wait for it
         return output
 
     def stats(self) -> dict[str, float | str]:
-        """Counters since the start (`*_total`), gauges, and the buckets of `step_seconds` and `first_token_seconds`
-        (see Histogram).
+        """Counters since the start (`*_total`), gauges, and the buckets of `step_seconds` and `first_token_seconds`.
+
+        `Histogram.numbers` defines the buckets.
         """
         return {
             "requests_total": self._requests,
@@ -302,7 +318,6 @@ class Engine:
         }
 
     def _state_stats(self) -> dict[str, int]:
-        """Of a model whose layers keep states."""
         if self.states is None:
             return {}
         return {
@@ -313,12 +328,12 @@ class Engine:
         }
 
     def logits(self, token_ids: Tokens) -> Iterator[np.ndarray]:
-        """The logits of every position, in chunks: float32 (tokens, vocab), each valid until the next.
+        """Yields the logits of every position in chunks: float32 (tokens, vocab), each valid until the next.
 
-        Runs beside whatever else runs, in blocks of its own; raises RequestError when there are not enough of them.
+        Other sequences keep running, since it uses blocks of its own. Raises RequestError if too few are free.
         """
         if len(self._start):
-            raise RequestError("the model has an encoder; its logits depend on what that has read", "model")
+            raise RequestError("the model has an encoder; its logits depend on the encoder's input", "model")
         ids = check_prompt(token_ids, self.vocab_size)
         if len(ids) > self.max_positions:
             raise RequestError(f"{len(ids)} tokens do not fit {self._room}; shorten them or raise --ctx-size", "prompt")
@@ -341,10 +356,10 @@ class Engine:
                 tokens = ids[first : first + chunk]
                 blocks = -(-(first + len(tokens)) // BLOCK_TOKENS)
                 runs = np.array([[len(tokens), first, blocks]], np.int32)
-                every = np.arange(len(tokens), dtype=np.int32)
+                all_rows = np.arange(len(tokens), dtype=np.int32)
                 states = None if own is None else np.array([own.row(first)], np.int32)
                 self.collect_all()
-                yield self.executable.run(Batch(tokens, runs, np.array(table[:blocks], np.int32), every, states))
+                yield self.executable.run(Batch(tokens, runs, np.array(table[:blocks], np.int32), all_rows, states))
         finally:
             if self.states is not None and own is not None:
                 self.states.release(own.slot)
@@ -352,7 +367,6 @@ class Engine:
 
 
 def _constraint(sequence: Sequence) -> Constraint:
-    """Of a sequence that has a grammar."""
     state = sequence.sampling_state
     assert state is not None and state.constraint is not None, "it came with a grammar"
     return state.constraint

@@ -1,4 +1,4 @@
-"""How evenly experts are used, for metrics: a few numbers for each layer, whatever the number of experts."""
+"""Metrics of the load of experts: a few numbers per layer, however many experts it has."""
 
 import sys
 from collections.abc import Mapping
@@ -7,9 +7,12 @@ import numpy as np
 
 
 def expert_stats(rows: Mapping[int, np.ndarray]) -> dict[str, float | str]:
-    """Of how many rows each expert of a layer had, (experts,): `NAME.layer.N` is a number of layer N.
+    """Statistics per layer; `NAME.layer.N` is a number of layer N.
 
-    The imbalance is the rows of the busiest expert over the mean; of a layer that no row has reached yet it is 1.
+    imbalance = rows of the busiest expert / mean rows per expert; 1 if the layer has had no rows.
+
+    Args:
+        rows: Layer -> rows of each expert, (experts,).
     """
     stats: dict[str, float | str] = {"expert_rows_total": int(sum(counts.sum() for counts in rows.values()))}
     for layer, counts in rows.items():
@@ -21,8 +24,11 @@ def expert_stats(rows: Mapping[int, np.ndarray]) -> dict[str, float | str]:
 
 
 def dispatch_stats(from_tokens: int, tokens: int) -> dict[str, float | str]:
-    """From how many tokens in a step on rows go to the hosts that have their experts (`sys.maxsize`: never), and of how
-    many tokens they went so far.
+    """Statistics of sending rows to the hosts that have their experts.
+
+    Args:
+        from_tokens: Tokens from which on a step sends its rows. `sys.maxsize`: never.
+        tokens: Tokens whose rows were sent so far.
     """
     start = 0 if from_tokens == sys.maxsize else from_tokens
     return {"expert_dispatch_from": start, "expert_dispatch_tokens_total": tokens}

@@ -1,8 +1,7 @@
-"""Grammars of one vocabulary: compiled in a thread, and masks of the next tokens computed in another one, beside the
-step that computes their logits.
+"""Grammars of one vocabulary. One thread compiles them. Another computes the masks of next tokens during the step.
 
-What comes here has passed `check_grammar` in a process with limits, so compiling it takes no longer than that did. What
-it takes to follow it is counted (see Constraint).
+Every grammar has passed `check_grammar` in a process with limits, so compiling it takes no longer than it did there.
+The time to follow it is counted (see Constraint).
 """
 
 import time
@@ -23,50 +22,57 @@ from ckdist.engine.side_thread import Batch, SideThread
 from ckdist.errors import RequestError
 from ckdist.tokens.tokenizer import Tokenizer
 
-if TYPE_CHECKING:  # most processes meet no grammar, and llguidance takes a while to load
+if TYPE_CHECKING:  # most processes need no grammar, and llguidance loads slowly
     from llguidance import LLMatcher
 
     from ckdist.engine.grammar_compiler import GrammarCompiler
 
 MAX_KEPT = 64  # compiled grammars
-MAX_KEPT_TEXT = 2 << 20  # characters of these; a compiled grammar takes up to 200 bytes for each
-# Memory is bounded by CPU time, with which it grows: by up to 300 MB a second, of those in
-# tests/support/hostile_grammars.py.
-MAX_KEPT_SECONDS = 0.5  # that compiling and following have taken, of grammars that are kept
-MAX_COMPILING_SECONDS = 1.0  # that compiling has taken, of those that are kept or that sequences have
-MASK_SECONDS = 0.1  # of CPU time for one mask, which takes microseconds
+MAX_KEPT_TEXT = 2 << 20  # characters of these; a compiled grammar takes up to 200 bytes per character
+# Memory grows with CPU time, by up to 300 MB a second for the grammars in tests/support/hostile_grammars.py. So these
+# limits of CPU time also bound memory.
+MAX_KEPT_SECONDS = 0.5  # of compiling and following all kept grammars
+MAX_COMPILING_SECONDS = 1.0  # of compiling all grammars that are kept or in use
+MASK_SECONDS = 0.1  # limit of CPU time for one mask, which usually takes microseconds
 
 _FIELD = "grammar"
 
 
 class GrammarsBusy(RequestError):  # noqa: N818, a state and no fault
-    """Grammars that are in use leave no room for another one; it may be sent again later (HTTP 429)."""
+    """Grammars in use leave no room for another one. It may be sent again later (HTTP 429)."""
 
 
 class Grammars:
-    """Compiles grammars and remembers the last MAX_KEPT, MAX_KEPT_TEXT or MAX_KEPT_SECONDS. It knows the vocabulary
-    once `prepare` was called, or with the first grammar.
+    """Compiles grammars and keeps the last ones, up to MAX_KEPT, MAX_KEPT_TEXT and MAX_KEPT_SECONDS.
+
+    The vocabulary is read by `prepare`, or with the first grammar.
+
+    Args:
+        vocab_size: Columns of the logits.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        """`vocab_size`: columns of the logits."""
         self._tokenizer = tokenizer
         self.vocab_size = min(vocab_size, tokenizer.vocab_size)  # an embedding may have more rows
         self._kept: OrderedDict[str, CompiledGrammar] = OrderedDict()
-        self._alive: WeakSet[CompiledGrammar] = WeakSet()  # kept, or of a sequence that has not ended
+        self._alive: WeakSet[CompiledGrammar] = WeakSet()  # kept, or in use by an unfinished sequence
         self._alive_lock = Lock()
         self._compiler: GrammarCompiler | None = None
         self._compiling = ThreadPoolExecutor(1, "ckdist-grammars")
         self._masking = SideThread("ckdist-masks", MASK_SECONDS)
 
     def prepare(self) -> None:
-        """Reads the vocabulary, for which it holds the GIL: 0.2 s for 50,000 tokens, 1.5 s for 260,000. To be called by
-        the engine's thread before its first step, so that the threads may use all CPUs that it may.
+        """Reads the vocabulary, holding the GIL: 0.2 s for 50,000 tokens, 1.5 s for 260,000.
+
+        The engine's thread calls it before its first step, so that the new threads may use all CPUs that it may use.
         """
         self._compiling.submit(self._prepared).result()
 
     def find(self, grammar: str) -> CompiledGrammar:
-        """The compiled grammar; RequestError where llguidance refuses it, now or by its future."""
+        """Returns the compiled grammar.
+
+        Raises RequestError if llguidance refuses the grammar, here or in the grammar's future.
+        """
         from ckdist.tokens.grammar import MAX_WHOLE
 
         if len(grammar) > MAX_WHOLE:
@@ -84,8 +90,10 @@ class Grammars:
         return found
 
     def leave(self, constraint: Constraint) -> None:
-        """A sequence has ended. Its grammar is forgotten where it could not be followed, or there was no room for it;
-        the oldest are where all have taken too much time.
+        """Ends a sequence's use of its grammar.
+
+        The grammar is dropped if it could not be followed or there was no room for it. The oldest grammars are dropped
+        if all have taken too much time.
         """
         compiled = constraint.compiled
         done = compiled.future.done()
@@ -95,7 +103,7 @@ class Grammars:
         self._make_room(0, 0)
 
     def _make_room(self, count: int, size: int) -> None:
-        """Forgets the grammars that were not used for longest, until `count` more of `size` characters can be kept."""
+        """Drops the least recently used grammars until `count` more of `size` characters fit."""
         kept = self._kept
         while kept and (
             len(kept) + count > MAX_KEPT
@@ -105,29 +113,34 @@ class Grammars:
             del kept[next((key for key, found in kept.items() if found.future.done()), next(iter(kept)))]
 
     def has_room(self, grammar: str) -> bool:
-        """Whether `find` knows it, or fewer than MAX_KEPT grammars wait to be compiled."""
+        """Whether `find` knows the grammar, or fewer than MAX_KEPT grammars wait to be compiled."""
         if grammar in self._kept or len(self._kept) < MAX_KEPT:
             return True
         return any(found.future.done() for found in self._kept.values())
 
     def begin_masks(self, constraints: Sequence[tuple[Constraint, np.ndarray | None]]) -> "Masks":
-        """Begins to make the masks of the next tokens; the arrays are those of `Constraint.fill`."""
+        """Starts to compute the masks of next tokens.
+
+        Args:
+            constraints: Each with the `banned` of `Constraint.fill`.
+        """
         followed = [constraint for constraint, _ in constraints]
         return Masks(followed, self._masking.begin([partial(c.fill, banned) for c, banned in constraints]))
 
     def finish_masks(self, masks: "Masks") -> None:
-        """Waits for the masks. A constraint that takes too long has an `error`."""
+        """Waits for the masks. A constraint that takes too long gets an `error`."""
         self._masking.finish(masks.batch, lambda index: masks.constraints[index].give_up())
 
     def advance(self, moves: Sequence[tuple[Constraint, int]]) -> None:
-        """Each constraint learns of its next token. That takes no longer than the mask which has allowed it, and in
-        another thread it would hold the GIL as well.
+        """Moves each constraint on by its next token.
+
+        This takes no longer than the mask that allowed the token. In another thread it would hold the GIL as well.
         """
         for constraint, token in moves:
             constraint.advance(token)
 
     def _prepared(self) -> "GrammarCompiler":
-        """Of the vocabulary, which is read once, in the compiling thread."""
+        """Reads the vocabulary once. Runs in the compiling thread."""
         if self._compiler is None:
             from ckdist.engine.grammar_compiler import GrammarCompiler
 
@@ -135,12 +148,11 @@ class Grammars:
         return self._compiler
 
     def _compiling_seconds(self) -> float:
-        """Of all grammars that take memory."""
         with self._alive_lock:
             return sum(found.compiling_seconds for found in self._alive)
 
     def _compile(self, grammar: CompiledGrammar) -> "LLMatcher":
-        """The matcher; GrammarsBusy where it would take too much memory beside others."""
+        """Returns the matcher. Raises GrammarsBusy if the grammars in use take too much memory already."""
         compiler = self._prepared()
         if self._compiling_seconds() > MAX_COMPILING_SECONDS:
             raise GrammarsBusy("too many complex grammars are in use; try again later", _FIELD)
@@ -153,7 +165,7 @@ class Grammars:
 
 @dataclass(frozen=True)
 class Masks:
-    """Work on constraints that is under way."""
+    """Masks that are being computed."""
 
     constraints: list[Constraint]
     batch: Batch

@@ -1,10 +1,10 @@
-"""Counts of measured values in fixed buckets, as Prometheus wants them. It keeps no single value."""
+"""Histograms as in Prometheus: counts of values in fixed buckets, without the values themselves."""
 
 from bisect import bisect_left
 
 
 class Histogram:
-    """Buckets with the upper `bounds` (ascending, inclusive), and one more for all that is larger."""
+    """Buckets with ascending, inclusive upper `bounds`, and one more for larger values."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
@@ -17,7 +17,7 @@ class Histogram:
         self.sum += value
 
     def numbers(self, name: str) -> dict[str, float]:
-        """`name_sum`, `name_count`, and `name_le_BOUND`: how many values were at most BOUND."""
+        """`name_sum`, `name_count`, and `name_le_BOUND`: the number of values <= BOUND."""
         result: dict[str, float] = {f"{name}_sum": self.sum, f"{name}_count": sum(self.counts)}
         below = 0
         for bound, count in zip(self.bounds, self.counts, strict=False):

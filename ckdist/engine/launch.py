@@ -1,4 +1,4 @@
-"""From a model path to a running executable on every rank: trace, lower, plan, load, bind.
+"""Turns a model path into a running executable on every rank: trace, lower, plan, load, bind.
 
 Every function here is called by all ranks of a world together.
 """
@@ -74,7 +74,8 @@ BUNDLED = pathlib.Path(__file__).parent.parent / "models" / "bundled"
 class Model:
     """One rank of a loaded model.
 
-    `loader` and `adapter` own the weights, `shards` what it sees of other ranks'; all must outlive `executable`.
+    `loader` and `adapter` own this rank's weights. `shards` finds weights of other ranks on the host. All must outlive
+    `executable`.
     """
 
     world: World
@@ -89,13 +90,15 @@ class Model:
     weight_bytes: int  # of this rank
     total_weight_bytes: int  # of all ranks
     work: FlopCounts  # of all ranks
-    prediction: StepPrediction | None  # of rank 0's steps; None with stages, and of an encoder
+    prediction: StepPrediction | None  # of rank 0's steps; None with stages or for an encoder
     trace: Trace | None
 
     def placement_map(self) -> str:
-        """One line per rank: host, nodes, CPUs, weights, cache, resident memory, how many pages of a sample of
-        weights and cache the kernel says lie on the rank's nodes and elsewhere, and how much of both is huge pages;
-        then one line per thing that is less than it could be. A collective call.
+        """A table with one line per rank, then one line per setting that could be better. A collective call.
+
+        Columns: host, nodes, CPUs, weights, cache, resident memory, pages, huge pages. "Pages" counts a sample of the
+        pages of weights and cache: on the rank's nodes, and elsewhere, according to the kernel. "Huge pages" is their
+        share in both.
         """
         p = self.plan.placement
         import psutil
@@ -152,9 +155,9 @@ class Model:
         return "\n".join([*lines, *sorted(notes)])
 
     def close(self) -> None:
-        """Frees the executable; on rank 0 the other ranks are told to stop first.
+        """Frees the executable. Rank 0 first stops the other ranks.
 
-        A trace is written; all ranks take part in that.
+        If there is a trace, it is written, and all ranks must take part.
         """
         if self.world.rank == 0:
             self.executable.stop()
@@ -168,7 +171,7 @@ class Model:
 
     @contextlib.contextmanager
     def traced(self) -> Iterator[None]:
-        """Whatever ends what happens within, rank 0's part of a trace is written."""
+        """Writes rank 0's part of a trace if the `with` block raises."""
         try:
             yield
         except BaseException:
@@ -177,7 +180,7 @@ class Model:
             raise
 
     def _labels(self) -> Labels:
-        """By plan of the executable: what a batch with prompts is called, and its steps' names and layers."""
+        """Per plan of the executable: its name in a trace, and the names and layers of its steps."""
         names = ["prefill"] if self.world.size == 1 else ["prefill by tensors", "prefill by tokens"]
         names = names[: self.executable.plans]
         both = self.executable.has_logits and self.executable.has_hidden
@@ -194,14 +197,15 @@ def load_model(
     fill: Callable[[ShardLoader], object] | None = None,
     embeddings: bool = False,
 ) -> Model:
-    """This rank's part of the model at `config.model` (None: the bundled one), ready to run.
+    """Loads this rank's part of the model at `config.model` (None: the bundled one), ready to run.
 
-    `measure`: what prefill costs token-parallel is measured, even if it was before. `fill(loader)`: packs its weights,
-    or begins to, once they are planned on every rank; None: as --repack says. `embeddings`: hidden states will be asked
-    for too, or alone: an encoder will do, which makes no text.
+    Args:
+        measure: Measure token-parallel prefill even if it was measured before.
+        fill: Packs the planned weights, or starts to. None: as --repack says.
+        embeddings: Hidden states are needed, so an encoder is accepted, which makes no text.
 
-    Raises ModelFileError, ArchitectureError, CapacityError or ConfigError for what the user can mend, CommError where
-    ranks disagree.
+    Raises ModelFileError, ArchitectureError, CapacityError or ConfigError if the user can mend the cause, and CommError
+    if ranks disagree.
     """
     checkpoint = together(
         world, lambda: open_checkpoint(config.model or BUNDLED, metadata_overrides(config.override_kv))
@@ -239,7 +243,7 @@ def load_model(
 
 
 def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | None, measure: bool) -> Model:
-    """The executable over a shard that is filled or being filled, and how prefill is sharded. A collective call."""
+    """Builds the executable over a filled or filling shard and chooses the sharding of prefill. A collective call."""
     traced, loader, plan, lowered = shard.traced, shard.loader, shard.plan, shard.lowered
     program, token_program = traced.program, traced.token_program
     spec = traced.checkpoint.spec
@@ -269,8 +273,8 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
         costs = layer_models(group, plan, loader, [program, token_program]) if token_program is not None else []
         key = lambda: key_of(world, plan, executable, program.digest(), types)
         why = "it is not measured with stages" if stages else "threads share cores" if plan.crowded else ""
-        anew = measure and stages is None
-        choice = choose_prefill(config, world, executable, costs, key, loader.held, anew, why)
+        measures_again = measure and stages is None
+        choice = choose_prefill(config, world, executable, costs, key, loader.held, measures_again, why)
     if executable.dispatching:
         executable.dispatch_from = choose_dispatch(world, len(set(group.hosts)), spec, loader, plan, traced.link)
     if world.rank == 0 and world.size > 1:
@@ -299,32 +303,33 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
 
 
 def choose_dispatch(world: World, hosts: int, spec: ModelSpec, loader: ShardLoader, plan: Plan, link: Link) -> int:
-    """From how many tokens in a step on rows go to those of a stage's `hosts` that have their experts. A collective
-    call.
-    """
+    """Tokens from which on a step sends rows to the hosts of their experts; sys.maxsize: never. A collective call."""
     names = [name for name in loader.checkpoint.tensors if is_expert(name)]
     number = native.lib.ckdist_activation_format(native.ffi.NULL, packed_type(loader, names[0]))
-    each = native.check(native.lib.ckdist_activation_bytes(number, spec.hidden_size)) / spec.hidden_size
+    element_bytes = native.check(native.lib.ckdist_activation_bytes(number, spec.hidden_size)) / spec.hidden_size
     direct_bytes = world.broadcast(load_thresholds().transport_direct_bytes)
-    found = dispatch_from(spec, hosts, link, plan.cache.max_tokens, direct_bytes, each)
+    tokens = dispatch_from(spec, hosts, link, plan.cache.max_tokens, direct_bytes, element_bytes)
     if world.rank == 0:
         how = (
-            "are summed over all hosts in every step" if found is None else f"are sent from {found} tokens in a step on"
+            "are summed over all hosts in every step"
+            if tokens is None
+            else f"are sent in steps of {tokens} tokens or more"
         )
         log.debug("experts: rows for the hosts that have their experts %s; %s", how, link)
-    return sys.maxsize if found is None else found
+    return sys.maxsize if tokens is None else tokens
 
 
 def layer_models(world: World, plan: Plan, loader: ShardLoader, programs: list[Program]) -> list[CostModel]:
-    """What this rank's layer of each program is predicted to cost; a collective call."""
+    """Cost models of this rank's layer in each program. A collective call."""
     places = rank_places(world, plan.placement, plan.threads_batch)
     weight = functools.partial(weight_cost, loader)
     return [CostModel(program, plan.mesh, places, nominal(native.isa()), weight) for program in programs]
 
 
 def predict_steps(world: World, plan: Plan, loader: ShardLoader, program: Program) -> StepPrediction:
-    """What this rank's steps of decode's program are predicted to take, on this machine as it was measured before, else
-    by nominal figures; a collective call.
+    """Predicts the times of this rank's steps of the decode program. A collective call.
+
+    Uses an earlier measurement of this machine, or nominal figures if there is none.
     """
     places = rank_places(world, plan.placement, plan.threads_batch)
     machine = kept_machine(machine_title(this_machine()), native.isa()) or nominal(native.isa())
@@ -337,7 +342,7 @@ def predict_steps(world: World, plan: Plan, loader: ShardLoader, program: Progra
 
 
 def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer]:
-    """Rank 0's engine over a loaded model, and the model's tokenizer."""
+    """Makes rank 0's engine over a loaded model, and the model's tokenizer."""
     tokenizer = load_tried(model.checkpoint.path, model.checkpoint.overrides)
     executable = model.executable
     stats = lambda: {
@@ -360,22 +365,23 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
 def fill_and_compare(
     loader: ShardLoader, files: list[ModelFile], world: World, fill: Callable[[ShardLoader], object]
 ) -> None:
-    """Packs the weights, or begins to, while all bytes of them are compared over hosts. A collective call with
-    ModelFileError where they differ.
+    """Packs the weights, or starts to, and compares all their bytes over hosts. A collective call.
+
+    Raises ModelFileError if they differ.
     """
     threads = min(loader.threads, MAX_READERS)
     comparison = WholeComparison(world, files, loader.byte_ranges() if files else {}, threads)
     fill(loader)
-    # Packing in the background gives pages back to the system that the comparison would have to read again.
+    # Background packing would free pages that the comparison must then read again, so it pauses.
     with loader.held() if comparison.has_copies else contextlib.nullcontext():
         comparison.finish()
 
 
 def fill_shard(loader: ShardLoader, config: EngineConfig, world: World, progress: bool, trace: CData | None) -> None:
-    """Packs everything, or begins to, as --repack says."""
+    """Packs all weights, or starts to, as --repack says."""
     if config.repack != "off" and not config.quantize:
-        # With -v alone, since it comes when it comes, in the middle of a text; and once for a job: rank 0 reads the
-        # weights of all ranks of its host.
+        # Logged with -v alone, since it may come in the middle of a text, and only by rank 0, which reads the weights
+        # of all ranks of its host.
         tell = (lambda filled: log.debug("%s", filled)) if world.rank == 0 else None
         loader.repack(config.repack, trace=trace, tell=tell)
         return
@@ -385,7 +391,7 @@ def fill_shard(loader: ShardLoader, config: EngineConfig, world: World, progress
 
 
 def loading_threads(config: EngineConfig, world: World) -> int:
-    """Threads that read and pack weights: those that will run, as far as there are cores for them."""
+    """Threads that read and pack weights: as many as will run, at most one per CPU."""
     return min(max(config.threads or 0, config.threads_batch or 0), os.cpu_count() or 1) or default_threads(world)
 
 

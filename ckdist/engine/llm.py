@@ -1,4 +1,4 @@
-"""The offline front end: prompts in, completions out, in one process with rank 0's engine. No server, no sockets."""
+"""Offline inference: prompts in, completions out, in one process with rank 0's engine, without a server."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,11 +22,13 @@ from ckdist.weights.pooling import stored_pooling
 
 @dataclass
 class Completion:
-    """What came of one prompt.
+    """The result for one prompt.
 
-    `token_ids` and `logprobs` are everything that was sampled; `text` ends before a stop string. `logprobs` has an
-    entry [chosen_logprob, [[token, logprob], ...]] per token and `prompt_logprobs` one per prompt token, the first of
-    them None.
+    Attributes:
+        text: The generated text. It ends before a stop string.
+        token_ids: All sampled tokens.
+        logprobs: One entry [chosen_logprob, [[token, logprob], ...]] per sampled token, or None.
+        prompt_logprobs: The same per prompt token, or None. The first entry is None.
     """
 
     text: str = ""
@@ -38,22 +40,25 @@ class Completion:
     prompt_logprobs: list[Any] | None = None
 
 
-Work: TypeAlias = tuple[str | Sequence[int], SamplingParams, Completion]  # a prompt, and what comes of it
+Work: TypeAlias = tuple[str | Sequence[int], SamplingParams, Completion]  # a prompt, its parameters and its result
 
 
 class LLM:
-    """Generates over an Engine, whose only user it is."""
+    """Generates text with one model.
+
+    Under an MPI launcher every rank constructs the LLM. The constructor returns on rank 0 alone. The other ranks work
+    inside it, and their processes end with rank 0's `close`.
+
+    Args:
+        path: A GGUF file, a folder with safetensors, or a name as for `-m`, which is fetched. None: the bundled model.
+        settings: Fields of `ckdist.config.EngineConfig`: `threads`, `ctx_size`, `parallel`, `quantize` ...
+
+    Raises:
+        FetchError: The model cannot be fetched.
+        CkdistError: The errors of `load_model`.
+    """
 
     def __init__(self, path: str | None = None, **settings: Any) -> None:
-        """Loads the model at `path`: a GGUF file, a folder with safetensors, or a name as `-m` takes it, which is
-        fetched.
-
-        None: the bundled model.
-
-        `settings` are fields of `ckdist.config.EngineConfig`: `threads`, `ctx_size`, `parallel`, `quantize` ... Under
-        an MPI launcher every rank makes the LLM, and it returns on rank 0 alone: the others work in here, and their
-        processes end with rank 0's `close`. Raises the errors of `load_model`, and FetchError.
-        """
         config = EngineConfig(model=None if path is None else str(path), **present_names(EngineConfig, settings))
         world = start_ranks(config)
         model = load_model(replace(config, model=resolve(config.model, world)), world, embeddings=True)
@@ -72,17 +77,16 @@ class LLM:
 
     @classmethod
     def from_engine(cls, engine: Engine, tokenizer: TextTokenizer, close: Callable[[], None] | None = None) -> "LLM":
-        """An LLM over an engine that exists already.
+        """Makes an LLM over an existing engine.
 
-        close: called once by `close`, frees what the engine stands
-        on.
+        Args:
+            close: Called once by `close`. Frees the resources of the engine.
         """
         llm = cls.__new__(cls)
         llm._attach(engine, tokenizer, close)  # noqa: SLF001, its own
         return llm
 
     def _attach(self, engine: Engine, tokenizer: TextTokenizer, close: Callable[[], None] | None) -> None:
-        """Takes what a constructor has made."""
         self.engine, self.tokenizer, self._close = engine, tokenizer, close
         self._next_id, self.pooling = 0, "last"
 
@@ -92,9 +96,15 @@ class LLM:
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         stop: str | Sequence[str] | None = None,
     ) -> list[Completion]:
-        """One completion per prompt, in their order; prompts are texts or lists of token ids, and share batches.
+        """Generates one completion per prompt, in their order. All prompts share batches.
 
-        Raises RequestError for a prompt that does not fit or a field out of range, with nothing left running.
+        Args:
+            prompts: Texts, or lists of token ids.
+            sampling: For all prompts, or one per prompt.
+            stop: Stop strings of all prompts.
+
+        Raises:
+            RequestError: A prompt does not fit, or a field is out of range. Nothing is left running.
         """
         if isinstance(prompts, str):
             prompts = [prompts]
@@ -118,7 +128,7 @@ class LLM:
         sampling: SamplingParams | None = None,
         stop: str | Sequence[str] | None = None,
     ) -> Iterator[str]:
-        """The text of one completion, piece by piece as it comes. Closing the iterator early ends the sequence."""
+        """Yields the text of one completion as it is generated. Closing the iterator early ends the sequence."""
         for _, piece in self._run(iter([(prompt, sampling or SamplingParams(), Completion())]), check_stop(stop)):
             if piece:
                 yield piece
@@ -126,10 +136,15 @@ class LLM:
     def embed(
         self, prompts: Sequence[str] | Sequence[Sequence[int]], pooling: str | None = None, normalise: bool = True
     ) -> np.ndarray:
-        """A vector for each prompt: float32 (prompts, hidden), of length 1 unless `normalise` is off.
+        """Computes one vector per prompt: float32 (prompts, hidden).
 
-        pooling: mean, last or cls; None: what the model's files say, else the mean of an encoder's hidden states and
-        the last one of a decoder's. Raises RequestError.
+        Args:
+            pooling: mean, last or cls. None: the one in the model's files, else mean for an encoder and last for a
+                decoder.
+            normalise: Scale each vector to length 1.
+
+        Raises:
+            RequestError: A prompt does not fit, or `pooling` is wrong.
         """
         if pooling == "none":
             raise RequestError("pooling none gives no single vector; use mean, last or cls", "pooling")
@@ -157,7 +172,7 @@ class LLM:
         return stacked / np.linalg.norm(stacked, axis=1, keepdims=True) if normalise else stacked
 
     def logits(self, token_ids: Sequence[int]) -> np.ndarray:
-        """The logits after every token: float32 (tokens, vocab)."""
+        """Computes the logits after every token: float32 (tokens, vocab)."""
         logits = np.empty((len(token_ids), self.engine.vocab_size), np.float32)
         begin = 0
         for chunk in self.engine.logits(list(token_ids)):  # (tokens of the chunk, vocab)
@@ -166,7 +181,7 @@ class LLM:
         return logits
 
     def close(self) -> None:
-        """Frees the executable and lets the other ranks go. Called twice it does nothing the second time."""
+        """Frees the executable and ends the other ranks. A second call does nothing."""
         close, self._close = self._close, None
         if close is not None:
             close()
@@ -178,9 +193,7 @@ class LLM:
         self.close()
 
     def _run(self, work: Iterator[Work], stops: tuple[str, ...]) -> Iterator[tuple[Completion, str]]:
-        """Feeds the queue as far as it takes requests, steps until all are done; yields the text that each step
-        brings.
-        """
+        """Queues work while there is room and steps until all is done. Yields the new text of each output."""
         running: dict[Hashable, tuple[Completion, TextStream]] = {}
         try:
             while True:
@@ -208,8 +221,9 @@ class LLM:
 
 
 def _take(completion: Completion, text: TextStream, output: Output) -> str:
-    """Adds an output to its completion; the text that it brings. Raises EngineError when the sequence failed,
-    RequestError where its request is at fault.
+    """Adds an output to its completion and returns its text.
+
+    Raises RequestError if the request is at fault, EngineError if the sequence failed otherwise.
     """
     if output.error is not None:
         raise RequestError(output.error) if output.error_status == 400 else EngineError(output.error)

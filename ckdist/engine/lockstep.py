@@ -1,4 +1,4 @@
-"""Several sequences of one length driven straight through an executable, token by token: for benchmarks."""
+"""Sequences of one length that run directly on an executable, token by token: for benchmarks."""
 
 from collections.abc import Iterator
 
@@ -11,13 +11,12 @@ from ckdist.program.batch import BLOCK_TOKENS, Batch, own_slots
 
 
 class LockstepSequences:
-    """Divides the executable's whole cache evenly among `count` sequences while it lives.
+    """Divides the executable's whole cache evenly among `count` sequences.
 
-    CapacityError where the executable was not sized for so many.
+    Raises CapacityError if the executable's buffers are too small for `count` sequences.
     """
 
     def __init__(self, executable: StepExecutable, count: int) -> None:
-        """`count` empty sequences."""
         most = min(executable.max_sequences, executable.max_tokens)
         if count > most:
             raise CapacityError(
@@ -25,14 +24,15 @@ class LockstepSequences:
             )
         self.executable, self.count = executable, count
         self.length = 0
-        # one step's each, so that all stages have work
+        # one group per step, so that all stages have work
         self._groups = [range(*group) for group in even_ranges(count, executable.costs.groups(count))]
         # (sequences, blocks)
         self._tables = np.arange(executable.num_blocks // count * count, dtype=np.int32).reshape(count, -1)
 
     def fill(self, token_ids: np.ndarray) -> None:
-        """Continues every sequence by the same int32 (tokens,), in chunks; what they are is of no account to a
-        benchmark.
+        """Continues every sequence by the same tokens, int32 (tokens,), in chunks.
+
+        Their values do not matter to a benchmark.
         """
         for begin in range(0, len(token_ids), self.executable.max_tokens):
             chunk = np.asarray(token_ids[begin : begin + self.executable.max_tokens], np.int32)
@@ -50,11 +50,12 @@ class LockstepSequences:
             self.length += len(chunk)
 
     def run(self, token_ids: np.ndarray) -> Iterator[np.ndarray]:
-        """Continues every sequence by its tokens of int32 (tokens, count), a sequence's next token when the logits
-        before it are there.
+        """Continues every sequence by its column of int32 (tokens, count), one token at a time.
 
-        Gives float32 (sequences, vocab) logits, valid until the next: of each token in turn, in one part for each
-        stage that works at once.
+        A sequence's next token follows once the logits before it are there.
+
+        Yields:
+            float32 (sequences, vocab) logits, valid until the next: for each token one part per group of sequences.
         """
         under_way = 0
         for tokens in np.asarray(token_ids, np.int32):
@@ -70,8 +71,8 @@ class LockstepSequences:
             yield self.executable.collect()
 
     def _batch(self, tokens: np.ndarray, group: range, blocks: int) -> Batch:
-        """The next token of some sequences, of int32 (count,)."""
-        runs = np.ones((len(group), 3), np.int32)  # of one token each
+        """The next token of the sequences in `group`; `tokens` is int32 (count,)."""
+        runs = np.ones((len(group), 3), np.int32)  # one token per sequence
         runs[:, 1:] = self.length, blocks
         own = slice(group.start, group.stop)
         states = own_slots(self.executable.state_slots, group, self.length)
@@ -79,7 +80,7 @@ class LockstepSequences:
         return Batch(tokens[own], runs, tables, np.arange(len(group), dtype=np.int32), states)
 
     def _blocks(self, length: int) -> int:
-        """Blocks of a sequence of so many tokens; CapacityError where there are not as many."""
+        """Blocks of a sequence of `length` tokens. Raises CapacityError if it has fewer."""
         blocks = -(-length // BLOCK_TOKENS)
         if blocks > self._tables.shape[1] or length > self.executable.context_length:
             raise CapacityError(

@@ -1,4 +1,4 @@
-"""What a step's rows bring: tokens, scores and vectors for their sequences, and the ends of sequences."""
+"""Turns the rows of a step into outputs of its sequences: tokens, scores and vectors."""
 
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -21,7 +21,13 @@ FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 2
 
 
 class OutputProcessor:
-    """Samples from a step's logits, extends the sequences, and tells their owner which of them end."""
+    """Samples from a step's logits, extends the sequences, and reports the sequences that end.
+
+    Args:
+        eos_token_ids: Tokens that end a sequence unless `ignore_eos`.
+        grammars: Grammars of the vocabulary.
+        finish: Called once with each sequence that ends.
+    """
 
     def __init__(
         self,
@@ -30,24 +36,20 @@ class OutputProcessor:
         grammars: Grammars | None,
         finish: Callable[[Sequence], None],
     ) -> None:
-        """eos_token_ids: end a sequence unless `ignore_eos`. grammars: of the vocabulary.
-
-        finish: called once with a sequence that ends.
-        """
         self.sampler, self.eos_token_ids = sampler, frozenset(eos_token_ids)
         self.grammars, self._finish = grammars, finish
         self.generated_tokens = self.cached_tokens = 0
         self.first_token_seconds = Histogram(FIRST_TOKEN_SECONDS)
 
     def process(self, chunks: list[SequenceChunk], logits: np.ndarray) -> list[Output]:
-        """What a step's logits, float32 (outputs, vocab), bring for its sequences."""
+        """Returns the outputs of a step with these logits, float32 (outputs, vocab)."""
         outputs: list[Output] = []
         sequences: list[Sequence] = []
         rows: list[SampleRow] = []
         places: list[int] = []
         for chunk in chunks:
             sequence = chunk.sequence
-            if sequence.state is State.FINISHED:  # since the step was issued
+            if sequence.state is State.FINISHED:  # ended after the step was issued
                 continue
             if sequence.scoring and (error := self._score_prompt(chunk, logits)) is not None:
                 outputs.append(self.output(sequence, [], None, "error", error))
@@ -68,7 +70,7 @@ class OutputProcessor:
         return outputs
 
     def pool(self, chunks: list[SequenceChunk], rows: np.ndarray) -> list[Output]:
-        """What a step's hidden states, float32 (outputs, hidden), bring for its sequences."""
+        """Returns the outputs of a step with these hidden states, float32 (outputs, hidden)."""
         outputs: list[Output] = []
         for chunk in chunks:
             sequence = chunk.sequence
@@ -87,7 +89,6 @@ class OutputProcessor:
         return outputs
 
     def _advance_grammars(self, sequences: list[Sequence], samples: Iterable[Sample | CkdistError]) -> None:
-        """Tells the sequences' grammars which tokens were drawn."""
         moves = [
             (sequence.sampling_state.constraint, sample.token)
             for sequence, sample in zip(sequences, samples, strict=True)
@@ -104,7 +105,7 @@ class OutputProcessor:
         return token in self.eos_token_ids and (not sequence.params.ignore_eos or sequence.params.grammar is not None)
 
     def _sample(self, logits: np.ndarray, rows: list[SampleRow]) -> list[Sample] | list[Sample | CkdistError]:
-        """One sample per row, or the error of a row whose logits allow none, which must not take the others with it."""
+        """One sample per row, or the row's error, so that one bad row does not fail the others."""
         try:
             return self.sampler.sample(logits, rows)
         except CkdistError as error:
@@ -115,14 +116,14 @@ class OutputProcessor:
             )
 
     def _extend(self, sequence: Sequence, sample: Sample | CkdistError) -> Output:
-        """Adds a sampled token to its sequence, or ends the sequence by it."""
+        """Adds a sampled token to its sequence, or ends the sequence."""
         if isinstance(sample, CkdistError):
             return self.output(sequence, [], None, "error", str(sample))
         logprobs = None if sequence.params.logprobs is None else [_entry(sample)]
         return self._take_tokens(sequence, [sample.token], logprobs, sample)
 
     def _without_sampling(self, sequence: Sequence) -> Output | None:
-        """What a grammar decides alone: its error, or tokens that must come; None where a token is to be sampled."""
+        """The output that a grammar alone decides: its error or forced tokens. None if a token must be sampled."""
         state = sequence.sampling_state
         constraint = None if state is None else state.constraint
         if constraint is None:
@@ -136,7 +137,7 @@ class OutputProcessor:
     def _take_tokens(
         self, sequence: Sequence, tokens: list[int], logprobs: list[Any] | None, sample: Sample | None = None
     ) -> Output:
-        """Adds tokens to a sequence, and those that its grammar forces after them, or ends it by one."""
+        """Adds tokens and those that the grammar forces after them, until one of them ends the sequence."""
         params, state = sequence.params, sequence.sampling_state
         constraint = None if state is None else state.constraint
         if constraint is not None and params.logprobs is None:
@@ -164,9 +165,9 @@ class OutputProcessor:
         return replace(self.output(sequence, taken, logprobs, finish), stop_token=stop)
 
     def _keep_state(self, sequence: Sequence, state: SamplingState, sample: Sample | None) -> None:
-        """What sampling must know of the token just appended, and forgets of what it no longer needs."""
+        """Updates the sampling state after a token and drops the parts that are no longer needed."""
         params = sequence.params
-        if sample is not None and sample.mirostat_mu is not None:  # where `params.mirostat` is on
+        if sample is not None and sample.mirostat_mu is not None:  # if `params.mirostat` is on
             state.mirostat_mu = sample.mirostat_mu
         if state.banned is not state.always and len(sequence.output) >= params.min_tokens:
             state.banned = state.always
@@ -181,9 +182,9 @@ class OutputProcessor:
         finish_reason: str | None,
         error: str | None = None,
     ) -> Output:
-        """An output of a sequence, which ends with a `finish_reason`."""
+        """Makes an output of a sequence. With a `finish_reason` the sequence ends."""
         cached = sequence.cached_tokens or 0
-        # the first output
+        # This is the first output.
         if sequence.length - len(sequence.prompt) == len(tokens) and finish_reason not in ("abort", "error"):
             self.first_token_seconds.observe(time.monotonic() - sequence.arrival)
             self.cached_tokens += cached
@@ -198,19 +199,19 @@ class OutputProcessor:
         )  # fmt: skip
 
     def failed(self, sequence: Sequence, error: str, status: int) -> Output:
-        """The last output of a sequence that cannot go on, with this status of HTTP."""
+        """Ends a sequence with an error of this HTTP status."""
         return replace(self.output(sequence, [], None, "error", error), error_status=status)
 
     def _score_prompt(self, chunk: SequenceChunk, logits: np.ndarray) -> str | None:
-        """Takes the log probabilities of prompt tokens from the logits of the positions before them.
+        """Adds log probabilities of prompt tokens, from the logits of the positions before them.
 
-        Returns what went wrong.
+        Returns an error message, or None.
         """
         sequence = chunk.sequence
         begin = chunk.first + chunk.tokens - chunk.rows  # the first position with logits
         end = min(chunk.first + chunk.tokens, len(sequence.prompt) - 1)
         top, scores = sequence.params.prompt_logprobs, sequence.prompt_logprobs
-        if end > begin and top is not None and scores is not None:  # as with every sequence whose prompt is scored
+        if end > begin and top is not None and scores is not None:  # always so while a prompt is scored
             targets = sequence.tokens[begin + 1 : end + 1]
             try:
                 samples = self.sampler.logprobs(logits[chunk.row : chunk.row + end - begin], targets, top)
@@ -222,7 +223,6 @@ class OutputProcessor:
 
 
 def _row(sequence: Sequence) -> SampleRow:
-    """What decides the next token of a sequence."""
     s = sequence
     return SampleRow(s.params, s.seed, s.length, s.prompt, s.output, s.sampling_state)
 

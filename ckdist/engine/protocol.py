@@ -1,4 +1,4 @@
-"""What the engine asks of the parts that it brings together: an executable, a sampler, a tokenizer."""
+"""Interfaces of the parts that the engine joins: an executable, a sampler, a tokenizer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -16,12 +16,12 @@ class StepExecutable(Protocol):
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of the cache, of BLOCK_TOKENS positions each."""
+        """Blocks of the cache, with BLOCK_TOKENS positions each."""
         ...
 
     @property
     def state_slots(self) -> int:
-        """How many sequences' states it holds; 0: no layer keeps one."""
+        """Number of sequences whose states it holds; 0 if no layer keeps states."""
         ...
 
     @property
@@ -46,22 +46,22 @@ class StepExecutable(Protocol):
 
     @property
     def has_logits(self) -> bool:
-        """Whether it makes logits; an encoder does not."""
+        """Whether it computes logits. An encoder does not."""
         ...
 
     @property
     def has_hidden(self) -> bool:
-        """Whether it makes hidden states."""
+        """Whether it computes hidden states."""
         ...
 
     @property
     def in_flight(self) -> int:
-        """How many steps may be issued before the first of them is collected."""
+        """Steps that may be issued before the first of them is collected."""
         ...
 
     @property
     def costs(self) -> StageCosts:
-        """How large steps are best where several are under way."""
+        """Costs that determine the size of steps if several are under way."""
         ...
 
     def publish(self, batch: Batch, /) -> None:
@@ -69,13 +69,15 @@ class StepExecutable(Protocol):
         ...
 
     def collect(self) -> np.ndarray:
-        """Of the oldest step: float32 (outputs, vocab) logits or (outputs, hidden) hidden states, valid until the next
-        call. Raises EngineError.
+        """Waits for the oldest step. Its rows are valid until the next call. Raises EngineError.
+
+        Returns:
+            float32 (outputs, vocab) logits, or (outputs, hidden) hidden states.
         """
         ...
 
     def run(self, batch: Batch, /) -> np.ndarray:
-        """Issues and collects one step, where no other is under way."""
+        """Issues and collects one step. No other step may be under way."""
         ...
 
 
@@ -83,7 +85,7 @@ class TokenSampler(Protocol):
     """Chooses tokens (`ckdist.engine.sampler`)."""
 
     def sample(self, logits: np.ndarray, rows: Sequence[SampleRow], /) -> list[Sample]:
-        """One token per row of float32 (rows, vocab) logits. Raises CkdistError for a row that allows none."""
+        """Draws one token per row of float32 (rows, vocab) logits. Raises CkdistError for a row that allows none."""
         ...
 
     def logprobs(self, logits: np.ndarray, targets: np.ndarray, top: int, /) -> list[Sample]:
@@ -95,11 +97,11 @@ class TextDecoder(Protocol):
     """Turns the tokens of one text into characters."""
 
     def step(self, token: int, /) -> str:
-        """The characters that are complete with this token, never half of one."""
+        """The characters that this token completes."""
         ...
 
     def flush(self) -> str:
-        """What is left at the end."""
+        """The rest of the text at its end."""
         ...
 
 
@@ -108,15 +110,15 @@ class TextTokenizer(Protocol):
 
     @property
     def chat_template(self) -> ChatTemplate | None:
-        """What renders a chat as a text; None where the model has no such template."""
+        """The model's chat template, or None."""
         ...
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """The token ids of a text, with BOS and the like where `add_special` says so."""
+        """The token ids of a text. `add_special` adds BOS and the like."""
         ...
 
     def chat_tokens(self, messages: Sequence[Mapping[str, object]], special_in_text: bool = False) -> list[int]:
-        """The token ids of a chat, in whose messages control tokens are text unless `special_in_text`."""
+        """The token ids of a chat. Control tokens in its messages are plain text unless `special_in_text`."""
         ...
 
     def decoder(self) -> TextDecoder:

@@ -1,6 +1,6 @@
-"""What each rank is and has done so far, on rank 0, for those who look at the machine.
+"""Facts and counters of every rank, collected on rank 0 for clients that watch the machine.
 
-Ranks are asked between two steps, and only while somebody looks: a step costs nothing for it.
+Ranks are asked between two steps, and only while a client watches, so a step costs nothing more.
 """
 
 from typing import Any
@@ -13,10 +13,13 @@ from ckdist.topology.tree import format_cpu_list
 
 
 class RankReports:
-    """Facts about every rank, and their counters as of the last `refresh`. Made on all ranks together."""
+    """Facts about every rank, and their counters as of the last `refresh`.
+
+    All ranks construct it together, before any step of requests. The first time on a machine measures how fast ranks
+    read.
+    """
 
     def __init__(self, model: Model) -> None:
-        """A collective call, before any step of requests. The first on a machine measures how fast ranks read."""
         world, plan = model.world, model.plan
         placement = plan.placement
         with model.loader.held():
@@ -39,23 +42,22 @@ class RankReports:
         self._stats: list[StepStats] = []
 
     def refresh(self) -> None:
-        """Asks every rank for its counters; on rank 0, between two steps. CommError when a rank is lost."""
+        """Collects every rank's counters. Only on rank 0, between two steps. Raises CommError if a rank is lost."""
         self._stats = self._executable.reports()
 
     def rows(self) -> list[dict[str, Any]]:
-        """By rank: its facts, and its counters since the start, once it was asked (bytes and seconds)."""
+        """Per rank: its facts, and after a `refresh` its counters since the start (bytes and seconds)."""
         if not self._stats:
             return self._facts
         return [{**fact, **_counters(stats)} for fact, stats in zip(self._facts, self._stats, strict=True)]
 
 
 def _counters(stats: StepStats) -> dict[str, float | None]:
-    """`wait` is for the rank's own threads, `exchange` for the other ranks and what they send."""
     return {
         "steps_total": stats.runs,
         "step_seconds_total": stats.total,
-        "wait_seconds_total": stats.barrier,
-        "exchange_seconds_total": stats.exchange,
+        "wait_seconds_total": stats.barrier,  # for the rank's own threads
+        "exchange_seconds_total": stats.exchange,  # for the other ranks and their data
         "decode_steps_total": stats.decode_runs,
         "decode_seconds_total": stats.decode,
         "decode_read_bytes_total": stats.decode_read,

@@ -1,4 +1,4 @@
-"""A request as it arrives: every field checked before anything trusts it. It neither tokenises nor queues."""
+"""A request as it arrives, with every field checked. This module neither tokenises nor queues."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -26,29 +26,27 @@ Tokens: TypeAlias = Sequence[int] | np.ndarray  # token ids, (tokens,)
 
 @dataclass(frozen=True)
 class Request:
-    """What `parse_submit` found: not yet held against the model's vocabulary and context; the engine's `add` does
-    that.
-    """
+    """A parsed `submit` message. The engine's `add` checks it against the model's vocabulary and context."""
 
     id: str
     prompt: np.ndarray  # int32 (tokens,)
-    tenant: bytes | None  # None: it neither takes over cached blocks nor leaves any
+    tenant: bytes | None  # None: it neither reuses cached blocks nor leaves any
     params: SamplingParams
 
 
 @dataclass(frozen=True)
 class EmbedRequest:
-    """What `parse_embed` found, checked as far as a `Request` is."""
+    """A parsed `embed` message, checked as far as a `Request`."""
 
     id: str
     prompt: np.ndarray  # int32 (tokens,)
     tenant: bytes | None
     pooling: str
-    first_text: int  # of a prompt of two texts the tokens of the first, else 0
+    first_text: int  # tokens of the first text if the prompt has two, else 0
 
 
 def parse_embed(message: Mapping[str, Any]) -> EmbedRequest:
-    """The request in an `embed` message. Raises RequestError that names the field."""
+    """Parses an `embed` message. Raises RequestError that names the field."""
     key, prompt, tenant = _common_fields(message)
     pooling = message.get("pooling")
     if not isinstance(pooling, str):
@@ -59,7 +57,7 @@ def parse_embed(message: Mapping[str, Any]) -> EmbedRequest:
 
 
 def _common_fields(message: Mapping[str, Any]) -> tuple[str, np.ndarray, bytes | None]:
-    """Id, prompt and tenant of a request."""
+    """Returns id, prompt and tenant."""
     key, prompt, tenant = message.get("id"), message.get("prompt"), message.get("tenant", ONE_TENANT)
     if not isinstance(key, str) or not 1 <= len(key) <= MAX_ID_CHARS:
         raise RequestError(f"id must be a string of 1 to {MAX_ID_CHARS} characters", "id")
@@ -71,7 +69,7 @@ def _common_fields(message: Mapping[str, Any]) -> tuple[str, np.ndarray, bytes |
 
 
 def parse_submit(message: Mapping[str, Any]) -> Request:
-    """The request in a `submit` message. Raises RequestError that names the field."""
+    """Parses a `submit` message. Raises RequestError that names the field."""
     key, prompt, tenant = _common_fields(message)
     sampling = message.get("sampling", {})
     if not isinstance(sampling, dict):
@@ -89,7 +87,7 @@ def parse_submit(message: Mapping[str, Any]) -> Request:
 
 
 def check_prompt(prompt: Tokens, vocab_size: int) -> np.ndarray:
-    """The prompt as int32 (tokens,). Raises RequestError for what is not a token id."""
+    """Returns the prompt as int32 (tokens,). Raises RequestError if it is empty or has a wrong token id."""
     if len(prompt) == 0:
         raise RequestError("prompt is empty; give at least one token", "prompt")
     try:
@@ -105,7 +103,7 @@ def check_prompt(prompt: Tokens, vocab_size: int) -> np.ndarray:
 
 
 def check_sampling(params: SamplingParams, vocab_size: int) -> None:
-    """Raises RequestError for a field of a wrong type or out of range."""
+    """Raises RequestError if a field has a wrong type or is out of range."""
     _integer("max_tokens", params.max_tokens, 0, MAX_TOKENS)
     _number("temperature", params.temperature, 0, 100)
     _integer("top_k", params.top_k, 0, MAX_TOKENS)
@@ -167,18 +165,15 @@ def _check_llama_cpp(params: SamplingParams) -> None:
 
 
 def _strings(name: str, value: object, most: int) -> None:
-    """RequestError unless `value` is a list of at most so many strings."""
     if not isinstance(value, (tuple, list)) or len(value) > most or not all(isinstance(part, str) for part in value):
         raise RequestError(f"{name} must be a list of at most {most} strings", name)
 
 
 def _integer(name: str, value: object, low: int, high: int) -> None:
-    """RequestError unless `value` is an integer within the bounds."""
     if type(value) is not int or not low <= value <= high:
         raise RequestError(f"{name} must be an integer from {low} to {high}, not {str(value)[:40]}", name)
 
 
 def _number(name: str, value: object, low: float, high: float) -> None:
-    """RequestError unless `value` is a finite number within the bounds."""
     if (type(value) is not int and type(value) is not float) or not isfinite(value) or not low <= value <= high:
         raise RequestError(f"{name} must be a number from {low:g} to {high:g}, not {str(value)[:40]}", name)

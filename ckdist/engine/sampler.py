@@ -1,6 +1,6 @@
-"""Chooses tokens from logits: the Python face of the native sampler, which does all of the work per row.
+"""Chooses tokens from logits: the Python side of the native sampler, which does all work per row.
 
-It holds no state of sequences: the same row and logits give the same token, whatever other rows are in the call.
+It holds no state of sequences. A row and its logits give the same token, whatever other rows are in the call.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.sampling_state import SamplingState
 from ckdist.native import CData
 
-MAX_TOP = 20  # most alternatives that log-probabilities are given for
+MAX_TOP = 20  # most alternatives with log probabilities
 MAX_WINDOW = 2**31 - 1  # tokens
-BREAKERS_SECONDS = 30.0  # for what takes milliseconds
+BREAKERS_SECONDS = 30.0  # limit; it takes milliseconds
 
 _FLOAT32 = np.dtype(np.float32)
 _STEPS = {
@@ -32,41 +32,40 @@ _STEPS = {
 
 
 class SampleRow(NamedTuple):
-    """What decides one row's token besides its logits.
-
-    `position` is that of the token to be drawn. The token lists matter for penalties and DRY alone; int32 arrays and
-    `array.array("i")` are read without a copy. `state`: of a sequence whose parameters need one.
-    """
+    """The inputs of one row's token besides its logits."""
 
     params: SamplingParams
     seed: int = 0
-    position: int = 0
+    position: int = 0  # of the token to be drawn
+    # Used by penalties and DRY alone. int32 arrays and `array.array("i")` are read without a copy.
     prompt_tokens: Sequence[int] | np.ndarray = ()
     output_tokens: Sequence[int] | np.ndarray = ()
-    state: SamplingState | None = None
+    state: SamplingState | None = None  # if the parameters need one
 
 
 class Sample(NamedTuple):
-    """A token, its log-probability before penalties, bias and temperature, and the most likely tokens with theirs.
-
-    `mirostat_mu`: the sequence's state for its next token.
-    """
+    """A sampled token."""
 
     token: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
-    mirostat_mu: float | None = None
+    logprob: float | None = None  # before penalties, bias and temperature
+    top: tuple[tuple[int, float], ...] = ()  # the most likely tokens with their log probabilities
+    mirostat_mu: float | None = None  # the sequence's state for its next token
 
 
 class Sampler:
     """Samples rows of float32 logits over one vocabulary. One thread at a time.
 
-    What it does between two steps runs from cold caches, where a numpy array of results or its address costs what a
-    sampled row does: results are cffi's, and addresses are those of buffers.
+    Its work between two steps runs with cold caches. There a numpy array of results, or an array's address, costs as
+    much as sampling a row. So results are cffi arrays, and addresses come from buffers.
+
+    Args:
+        vocab_size: Columns of the logits.
+
+    Raises:
+        NativeError: `vocab_size` is not between 1 and 2^28.
     """
 
     def __init__(self, vocab_size: int) -> None:
-        """`vocab_size`: columns of the logits. NativeError where it is none."""
         handle = native.lib.ckdist_sampler_open(vocab_size)
         if not handle:
             native.check(-5)
@@ -74,10 +73,11 @@ class Sampler:
         self._vocab_size = vocab_size
 
     def sample(self, logits: np.ndarray, rows: Sequence[SampleRow]) -> list[Sample]:
-        """One token per row. logits: (rows, vocab) float32.
+        """Draws one token per row of float32 (rows, vocab) logits.
 
-        Raises NativeError where logits are not finite and ConfigError where a parameter is out of range; both name the
-        row.
+        Raises:
+            NativeError: Logits are not finite. Names the row.
+            ConfigError: A parameter is out of range. Names the row.
         """
         address, stride = self._address(logits, len(rows))
         if all(row.params.is_greedy and row.state is None for row in rows):
@@ -88,13 +88,17 @@ class Sampler:
         alive = [_fill(sampling[i], row) for i, row in enumerate(rows)]
         out = native.ffi.new("struct ckdist_sampled_token[]", len(rows))
         native.check(native.lib.ckdist_sample(self._handle, address, stride, len(rows), sampling, out))
-        del alive  # the arrays that `sampling` points into were needed until here
+        del alive  # keeps the arrays that `sampling` points into until here
         return [_read(sample, row.params) for sample, row in zip(out, rows, strict=True)]
 
     def logprobs(self, logits: np.ndarray, targets: np.ndarray, top: int = 0) -> list[Sample]:
-        """The log-probability of one given token per row, and of the `top` most likely ones.
+        """The log probability of one given token per row, and of the `top` most likely ones.
 
-        logits: (rows, vocab) float32; targets: (rows,) int32. Raises as `sample` does.
+        Args:
+            logits: float32 (rows, vocab).
+            targets: int32 (rows,).
+
+        Raises the errors of `sample`.
         """
         address, stride = self._address(logits, len(targets))
         targets = np.ascontiguousarray(targets, np.int32)
@@ -107,7 +111,7 @@ class Sampler:
         return [Sample(sample.token, sample.logprob, _top(sample)) for sample in out]
 
     def _address(self, logits: np.ndarray, rows: int) -> tuple[CData, int]:
-        """Where the logits lie, and floats from one row to the next; NativeError where they are not (rows, vocab)."""
+        """Address of the logits and floats per row. Raises NativeError unless they are (rows, vocab)."""
         if (
             logits.dtype != _FLOAT32
             or logits.ndim != 2
@@ -122,7 +126,7 @@ class Sampler:
 
 
 def _fill(out: CData, row: SampleRow) -> list[Any]:
-    """Writes a row into a struct ckdist_sampling; returns what owns the memory that it points to."""
+    """Writes a row into a struct ckdist_sampling. Returns the owners of the memory that it points to."""
     params, state = row.params, row.state
     out.top_logprobs = -1 if params.logprobs is None else params.logprobs
     out.seed, out.position = row.seed & 0xFFFF_FFFF_FFFF_FFFF, row.position
@@ -181,7 +185,6 @@ def _fill(out: CData, row: SampleRow) -> list[Any]:
 
 
 def _read(sample: CData, params: SamplingParams) -> Sample:
-    """A struct ckdist_sampled_token."""
     mu = sample.mirostat_mu if params.mirostat else None
     if params.logprobs is None:
         return Sample(sample.token, mirostat_mu=mu)

@@ -1,4 +1,4 @@
-"""What sampling keeps of one sequence besides its tokens. It is the sequence's own, so preemption does not touch it."""
+"""The sampling state of one sequence besides its tokens. The sequence owns it, so preemption does not change it."""
 
 from collections.abc import Collection
 from concurrent.futures import Future
@@ -17,18 +17,13 @@ from ckdist.native import CData
 
 @dataclass
 class SamplingState:
-    """`banned`: int32, token ids that may not be drawn yet, and `always` those that never may; `breakers`: the future
-    of a native ckdist_dry_breakers.
+    """The sampling state of one sequence."""
 
-    `constraint`: the sequence's place in its grammar. `mirostat_mu`: the surprise, in bits, up to which the next token
-    is drawn.
-    """
-
-    banned: np.ndarray | None = None
-    breakers: Future[CData] | None = None
-    constraint: Constraint | None = None
-    mirostat_mu: float = 0.0
-    always: np.ndarray | None = None
+    banned: np.ndarray | None = None  # int32 ids of tokens that may not be drawn yet
+    breakers: Future[CData] | None = None  # a native ckdist_dry_breakers
+    constraint: Constraint | None = None  # the sequence's position in its grammar
+    mirostat_mu: float = 0.0  # bits: most surprise of the next token
+    always: np.ndarray | None = None  # int32 ids of tokens that may never be drawn
 
     @property
     def is_ready(self) -> bool:
@@ -37,7 +32,7 @@ class SamplingState:
 
     @property
     def awaited(self) -> list[Future[Any]]:
-        """What must be done before a token can be drawn."""
+        """The futures that must be done before a token can be drawn."""
         parts = (self.breakers, self.constraint and self.constraint.compiled.future)
         return [part for part in parts if part is not None and not part.done()]
 
@@ -50,11 +45,14 @@ def sampling_state(
     grammars: Grammars | None = None,
     always: np.ndarray | None = None,
 ) -> SamplingState | None:
-    """The state that a sequence begins with; None where its parameters need none. `always`: int32, tokens that are
-    never drawn.
+    """The initial state of a sequence, or None if its parameters need none.
 
-    Raises RequestError where `min_tokens` leaves no token to draw, for breakers or a grammar without a tokenizer, and
-    for a grammar that is known to be wrong.
+    Args:
+        always: int32 ids of tokens that are never drawn.
+
+    Raises:
+        RequestError: `min_tokens` leaves no token, there is no tokenizer for breakers or a grammar, or the grammar is
+            known to be wrong.
     """
     always = always if always is not None and len(always) else None
     banned, breakers, constraint = always, None, None

@@ -1,14 +1,13 @@
-"""Which tokens of which sequences the next step computes: continuous batching over a pool of KV blocks.
+"""Chooses the tokens of the next step: continuous batching over a pool of KV blocks.
 
-It knows nothing of logits, text or arrays: `BatchBuilder` lays its steps down. Each step takes, within its budgets of
-tokens and outputs, first one token for every decoding sequence, then chunks of prompts, both oldest first; so a long
-prompt never stalls the sequences that run. Steps that make logits and steps that make hidden states take turns where
-both are wanted. When the blocks run out, the latest arrival gives its own back and is recomputed later, output
-included.
+It knows no logits, text or arrays; `BatchBuilder` builds the arrays. Each step has a budget of tokens and of outputs.
+It takes first one token for every decoding sequence, then chunks of prompts, both oldest first. So a long prompt never
+stalls the running sequences. Steps with logits and steps with hidden states alternate if both are wanted. When the
+blocks run out, the latest arrival gives its blocks back. It is recomputed later, output included.
 
-Ranks run steps in the order in which they were issued, so what was issued counts as computed by all that is issued
-later: of a sequence only the token is awaited that its last chunk chooses. Where ranks are in stages, as many steps are
-under way, and each takes its part of the sequences and a shorter piece of prompts, so that every stage has work.
+Ranks run steps in the order of issue, so later steps treat an issued step as computed. A sequence only waits for the
+token that its last chunk chooses. With several stages, several steps are under way. Each takes its part of the
+sequences and a shorter piece of prompts, so that every stage has work.
 """
 
 from collections import deque
@@ -21,19 +20,19 @@ from ckdist.errors import RequestError
 from ckdist.program.batch import BLOCK_TOKENS, NO_SLOT
 from ckdist.program.stage_costs import PIECE_UNIT, StageCosts
 
-# a prompt waits for a shared prefix that is being computed when it is this much longer than the known one
+# a prompt waits for a shared prefix that is being computed if that is this many blocks longer than the known one
 MIN_AWAITED_BLOCKS = 4
-SNAPSHOT_TOKENS = 1024  # within a prompt a state is saved behind each whole number of these
+SNAPSHOT_TOKENS = 1024  # within a prompt, a state is saved after each multiple of this
 
 
 class EngineBusy(RequestError):  # noqa: N818, a state and no fault
-    """The queue is full; the request may be sent again later (HTTP 429)."""
+    """The queue is full. The request may be sent again later (HTTP 429)."""
 
 
 class SequenceChunk(NamedTuple):
     """A sequence's part of a step: positions [first, first + tokens).
 
-    The last `rows` of them give logits, from `row` on.
+    The last `rows` of them have logits, in rows [row, row + rows) of the step.
     """
 
     sequence: Sequence
@@ -49,16 +48,24 @@ class SequenceChunk(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a step computes, in this order; `hidden`: hidden states are wanted in place of logits."""
+    """The chunks that a step computes, in this order."""
 
     chunks: list[SequenceChunk]
-    hidden: bool
+    hidden: bool  # hidden states are wanted in place of logits
 
 
 class Scheduler:
-    """Sequences wait, run and finish.
+    """Moves sequences from waiting to running to finished.
 
-    `running` is in order of arrival, and all of it arrived before what is `waiting`.
+    `running` is in order of arrival. All of it arrived before anything in `waiting`.
+
+    Args:
+        max_tokens: Most tokens of a step.
+        max_outputs: Most rows of logits of a step.
+        max_waiting: Length of the queue.
+        costs: Costs of stages that work on several steps at once.
+        whole_prompts: For encoders: each prompt is computed in one step and has at most `max_tokens` tokens. No blocks
+            are left for other sequences.
     """
 
     def __init__(
@@ -72,41 +79,37 @@ class Scheduler:
         costs: StageCosts | None = None,
         whole_prompts: bool = False,
     ) -> None:
-        """Of one step: `max_tokens`, `max_outputs`.
-
-        `max_waiting`: length of the queue. `costs`: where stages work on several steps at once. `whole_prompts`: of an
-        encoder, what it reads is computed in one step, and nothing is left behind for other sequences; none is then
-        longer than `max_tokens`.
-        """
         self.costs = costs or StageCosts()
         self.pool, self.max_tokens, self.max_outputs, self.max_waiting = pool, max_tokens, max_outputs, max_waiting
-        self.max_sequences = min(max_sequences, max_tokens, max_outputs)  # so that a step can decode all that runs
+        self.max_sequences = min(
+            max_sequences, max_tokens, max_outputs
+        )  # so that a step can decode all running sequences
         self.prefix_reuse, self.whole_prompts = prefix_reuse and not whole_prompts, whole_prompts
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
-        self._pooled = 0  # of those that run, how many want hidden states
-        self._hidden = False  # what the last step made
-        self._chunks: list[SequenceChunk] = []  # of the step that is being made, with so many
+        self._pooled = 0  # number of running sequences that want hidden states
+        self._hidden = False  # whether the last step made hidden states
+        self._chunks: list[SequenceChunk] = []  # of the step that is being made; the next two count them
         self._tokens = self._outputs = 0
-        self._budget, self._piece = max_tokens, 0.0  # tokens of the step that is made, and work of a piece of prompts
-        # the head of the queue that found no room, and how much there was
+        self._budget, self._piece = max_tokens, 0.0  # tokens of the step, and work of a piece of prompts
+        # the head of the queue that found no room, and the blocks available then
         self._refused: tuple[Sequence, int] | None = None
 
     def check_room(self) -> None:
-        """Raises EngineBusy when the queue is full."""
+        """Raises EngineBusy if the queue is full."""
         if len(self.waiting) >= self.max_waiting:
             raise EngineBusy(
                 f"{len(self.waiting)} requests are waiting, of at most {self.max_waiting}; try again later"
             )
 
     def add(self, sequence: Sequence) -> None:
-        """Queues a sequence. Raises EngineBusy when the queue is full."""
+        """Queues a sequence. Raises EngineBusy if the queue is full."""
         self.check_room()
         self.waiting.append(sequence)
 
     def schedule(self) -> Step | None:
-        """The next step, or None when there is nothing to do."""
+        """Returns the next step, or None if there is nothing to do."""
         self._chunks, self._tokens, self._outputs = [], 0, 0
         prompts, hidden = False, self._next_is_hidden()
         self._budget = self.max_tokens
@@ -135,8 +138,9 @@ class Scheduler:
         return Step(self._chunks, hidden) if self._chunks else None
 
     def _most_decoding(self) -> int:
-        """Sequences that a step decodes, at most: an equal part of those that run, and none while as many steps as
-        there are parts are under way.
+        """Most sequences that a step decodes.
+
+        With stages this is an equal part of the running sequences, or 0 while every part has a step under way.
         """
         count = len(self.running)
         if self.costs.stages == 1 or count == 0:
@@ -147,8 +151,9 @@ class Scheduler:
         return most if -(-awaited // most) < groups else 0
 
     def _step_budget(self) -> int:
-        """Tokens of the step that has taken what it decodes, at most. Where several steps are under way prompts go in
-        pieces, which take as long as those that they began with until none is left.
+        """Most tokens of a step whose decoding sequences are chosen already.
+
+        With stages, prompts are divided into pieces. The work of a piece does not shrink until no prompt is left.
         """
         if self.costs.stages == 1:
             return self.max_tokens
@@ -162,7 +167,7 @@ class Scheduler:
         return min(self.max_tokens, max(tokens, self._tokens + PIECE_UNIT))
 
     def _next_is_hidden(self) -> bool:
-        """Whether the next step makes hidden states: what runs wants them, or it is their turn."""
+        """Whether the next step makes hidden states: all running sequences want them, or it is their turn."""
         if not self.running:
             self._hidden = bool(self.waiting) and self.waiting[0].wants_hidden
         elif 0 < self._pooled < len(self.running):
@@ -172,7 +177,7 @@ class Scheduler:
         return self._hidden
 
     def commit(self, step: Step) -> None:
-        """The step is issued: for all later ones its positions are in the cache, and blocks that it fills are known."""
+        """Marks a step as issued: for later steps its positions are in the cache, and its full blocks are known."""
         for sequence, first, tokens, _, _ in step.chunks:
             if step.hidden and sequence.pooling is None:
                 sequence.encoded = True
@@ -185,7 +190,7 @@ class Scheduler:
                 self._keep_state(sequence, sequence.state_slots, decoded=tokens == 1)
 
     def remove(self, sequence: Sequence) -> None:
-        """Ends a sequence, wherever it is, and frees what it holds."""
+        """Ends a sequence in any state and frees its resources."""
         if sequence.state is State.RUNNING:
             self.running.remove(sequence)
             self._pooled -= sequence.wants_hidden
@@ -195,8 +200,9 @@ class Scheduler:
         sequence.state = State.FINISHED
 
     def _take(self, sequence: Sequence) -> None:
-        """Puts as many of the sequence's next tokens into the step as the budgets allow, if any; of what an encoder
-        reads all or none.
+        """Adds the sequence's next tokens to the step, as far as the budgets allow.
+
+        The source of an encoder is added whole or not at all.
         """
         if sequence.source is not None and not sequence.encoded:
             if len(sequence.source) <= self._budget - self._tokens:
@@ -215,7 +221,7 @@ class Scheduler:
             if rows > outputs:
                 tokens, rows = tokens - 1, 0
         if self.whole_prompts and sequence.pooling is not None and tokens < sequence.length:
-            return  # in the next step it comes before those that arrived later
+            return  # the next step takes it before later arrivals
         if tokens > 0:
             if sequence.state_slots is not None:
                 self._save_state(sequence, sequence.state_slots, first, tokens)
@@ -223,7 +229,10 @@ class Scheduler:
             self._tokens, self._outputs = self._tokens + tokens, self._outputs + rows
 
     def _extend(self, sequence: Sequence) -> bool:
-        """Finds blocks for the last tokens. The latest arrivals give way, at worst the sequence itself: then False."""
+        """Allocates blocks for the last tokens, preempting the latest arrivals if needed.
+
+        Returns False if it had to preempt `sequence` itself.
+        """
         while sequence.num_blocks < sequence.blocks:
             if self.pool.available:
                 self.append_blocks(sequence, 1)
@@ -232,7 +241,7 @@ class Scheduler:
         return True
 
     def _preempt(self) -> Sequence:
-        """Sends the latest arrival back to the head of the queue, with its output but without blocks."""
+        """Moves the latest arrival back to the head of the queue. It keeps its output and loses its blocks."""
         victim = self.running.pop()
         self._pooled -= victim.wants_hidden
         self._release(victim)
@@ -242,10 +251,9 @@ class Scheduler:
         return victim
 
     def _admit(self, sequence: Sequence) -> bool:
-        """Lets the head of the queue run when there are blocks for all its tokens, and one to spare for each that runs.
+        """Runs the head of the queue if there are blocks for all its tokens, and one spare block per running sequence.
 
-        It waits, too, for a long prefix of its own that a running prompt is just computing (the choices of one request,
-        say).
+        It also waits while a running prompt computes a long prefix of it, as with several choices of one request.
         """
         if not sequence.is_ready:
             return False
@@ -284,13 +292,13 @@ class Scheduler:
         return True
 
     def append_blocks(self, sequence: Sequence, count: int) -> None:
-        """Gives a sequence so many more blocks; there are as many."""
+        """Gives a sequence `count` more blocks, which must be available."""
         begin = sequence.num_blocks
         sequence.num_blocks += count
         sequence.block_table[begin : begin + count] = self.pool.allocate(count)
 
     def share_blocks(self, sequence: Sequence) -> None:
-        """Makes the full blocks of a sequence, as far as it is computed, known to its tenant."""
+        """Makes the full, computed blocks of a sequence known to its tenant."""
         if sequence.tenant is None:
             return
         begin, end, table = sequence.shared_blocks, sequence.computed // BLOCK_TOKENS, sequence.block_table
@@ -300,7 +308,7 @@ class Scheduler:
         sequence.shared_blocks = end
 
     def _release(self, sequence: Sequence) -> None:
-        """Gives back all blocks of a sequence, and its state; snapshots of it stay."""
+        """Frees all blocks of a sequence and its state slot. Its snapshots stay."""
         states, own = self.pool.states, sequence.state_slots
         if states is not None and own is not None:
             if own.source not in (NO_SLOT, own.slot):
@@ -312,10 +320,10 @@ class Scheduler:
         sequence.encoded = False
 
     def _waits_for(self, sequence: Sequence, prefix: int, other: Sequence) -> bool:
-        """Whether a running prompt is just computing a much longer prefix of a sequence than the `prefix` blocks that
-        it can take over now.
+        """Whether the running prompt `other` computes a much longer prefix of `sequence` than the `prefix` blocks known
+        now.
 
-        A running prompt whose layers keep states is asked to leave a snapshot there.
+        If layers keep states, this also requests a snapshot of `other` at the end of that prefix.
         """
         shared = shared_blocks(sequence, other)
         if shared < prefix + MIN_AWAITED_BLOCKS or other.state_slots is None:
@@ -327,15 +335,16 @@ class Scheduler:
         return True
 
     def _give_state(self, sequence: Sequence, source: int, known: int) -> bool:
-        """A slot for a sequence that begins with snapshot `source`; False where there is none.
+        """Gives a sequence a slot that begins with the snapshot `source`. Returns False if no slot is available.
 
-        known: tokens of its prefix whose blocks are known. Where the snapshot is behind fewer, the next sequence of
-        that prefix finds one there.
+        Args:
+            known: Tokens of its prefix in known blocks. If the snapshot has fewer, a new one is left there for the next
+                sequence with that prefix.
         """
         states = self.pool.states
-        assert states is not None  # where layers keep states
+        assert states is not None  # layers keep states
         if source != NO_SLOT and states.available == 1 and states.take(source):
-            sequence.state_slots = SequenceState(source, source)  # the last slot there is: the snapshot is used up
+            sequence.state_slots = SequenceState(source, source)  # the last slot: the snapshot becomes the state
             return True
         if source != NO_SLOT:
             states.hold(source)
@@ -347,7 +356,7 @@ class Scheduler:
         return True
 
     def _save_state(self, sequence: Sequence, own: SequenceState, first: int, tokens: int) -> None:
-        """Chooses where a chunk leaves a snapshot, if anywhere, and finds a slot for it."""
+        """Chooses the position of a chunk's snapshot, if any, and finds a slot for it."""
         states = self.pool.states
         own.saving, own.position = NO_SLOT, 0
         reuses = self.prefix_reuse and sequence.tenant is not None
@@ -361,9 +370,9 @@ class Scheduler:
         own.position = position if own.saving != NO_SLOT else 0
 
     def _keep_state(self, sequence: Sequence, own: SequenceState, decoded: bool) -> None:
-        """A step has run: what it saved can be gone on from."""
+        """Makes the snapshot of an issued step available to other sequences."""
         states = self.pool.states
-        assert states is not None  # where layers keep states
+        assert states is not None  # layers keep states
         if own.source not in (NO_SLOT, own.slot):
             states.let_go(own.source)
         own.source = NO_SLOT
@@ -375,11 +384,16 @@ class Scheduler:
 
 
 def snapshot_position(first: int, tokens: int, length: int, wanted: int) -> int:
-    """Behind how many tokens a chunk of a sequence of `length` tokens leaves a snapshot; 0: it leaves none.
+    """Number of tokens before the snapshot that a chunk leaves; 0 if it leaves none.
 
-    That is where another sequence is known to branch off (`wanted`), else where the same prompt could begin again,
-    whose last token is always computed, else where decoding fills a block. Chunks within a prompt leave one behind each
-    SNAPSHOT_TOKENS.
+    The first of these that lies in the chunk:
+
+    - `wanted`, where another sequence is known to branch off
+    - the last block boundary at which the same prompt could begin again (its last token is always computed)
+    - the end of a block that decoding fills, or within a prompt a multiple of SNAPSHOT_TOKENS
+
+    Args:
+        length: Tokens of the sequence.
     """
     end = first + tokens
     if first < wanted <= end:
@@ -393,7 +407,7 @@ def snapshot_position(first: int, tokens: int, length: int, wanted: int) -> int:
 
 
 def shared_blocks(sequence: Sequence, running: Sequence) -> int:
-    """Full blocks that `sequence` could take over from `running`, which is still computing its prompt; else 0."""
+    """Full blocks that `sequence` could reuse from `running` while that computes its prompt; 0 after that."""
     if sequence.tenant is None or sequence.tenant != running.tenant:
         return 0
     end = min(sequence.reusable, running.length)

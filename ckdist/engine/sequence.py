@@ -1,6 +1,6 @@
-"""One request's tokens and where their keys and values lie.
+"""One request's tokens and the blocks of their keys and values.
 
-It decides nothing: the scheduler moves it, the engine extends it.
+It decides nothing: the scheduler moves it, and the engine extends it.
 """
 
 from collections.abc import Hashable
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # a simulation schedules sequences and needs neither grammars
 
 
 class State(Enum):
-    """Where the scheduler has a sequence."""
+    """The scheduler's state of a sequence."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -31,16 +31,24 @@ class State(Enum):
 class Sequence:
     """A prompt and its continuation.
 
-    Of its `length` tokens the first `computed` have keys and values in the blocks of `block_table[:num_blocks]`; the
-    first `shared_blocks` of these are full and known to the pool, for others to reuse. `scored` counts the prompt
-    positions whose logits need not be asked for (again): all but the last where no prompt logprobs are wanted.
-    `sampling_state` is None where its parameters need none (any more). `in_flight` counts the steps with a chunk of it
-    that are issued and whose results have not come. With a `pooling` hidden states are wanted in place of logits, and
-    nothing is sampled. `first_text`: of a prompt of two texts the tokens of the first, else 0. It takes over blocks of
-    its `tenant` alone, and leaves its own to that; with None it does neither.
+    The first `computed` of its `length` tokens have keys and values in the blocks `block_table[:num_blocks]`.
 
-    With a `source` the prompt is where decoding begins, and an encoder reads the source before: `encoded` says that it
-    has. The blocks are then for both, source and sequence, position by position.
+    With a `source`, an encoder reads the source first, and the prompt is the beginning of decoding. Source and sequence
+    then share the blocks, position by position.
+
+    Args:
+        capacity: Most tokens, prompt and output together, that it may ever have.
+
+    Attributes:
+        shared_blocks: Leading blocks that are full and known to the pool, so that others can reuse them.
+        scored: Leading prompt positions whose logits are not needed (any more): all but the last without prompt
+            logprobs.
+        sampling_state: None if the parameters need none (any more).
+        in_flight: Issued steps with a chunk of it that are not collected.
+        pooling: If set, hidden states are wanted in place of logits, and nothing is sampled.
+        first_text: Tokens of the first text if the prompt has two; with a source its tokens; else 0.
+        tenant: Blocks are reused and left only within a tenant. None: neither.
+        encoded: Whether the encoder has read the source.
     """
 
     __slots__ = (
@@ -75,7 +83,6 @@ class Sequence:
         sampling_state: "SamplingState | None" = None, pooling: Pooling | None = None, first_text: int = 0,
         source: np.ndarray | None = None, tenant: bytes | None = ONE_TENANT,
     ) -> None:  # fmt: skip
-        """`capacity`: the most tokens, prompt and output together, that it may ever have."""
         self.id, self.params, self.seed, self.arrival = id, params, seed, arrival
         self.sampling_state, self.pooling, self.first_text = sampling_state, pooling, first_text
         self.tenant = tenant
@@ -91,7 +98,7 @@ class Sequence:
         self.block_table = np.empty(-(-max(capacity, self.first_text) // BLOCK_TOKENS), np.int32)
         self.num_blocks = 0
         self.shared_blocks = 0
-        self.state_slots: SequenceState | None = None  # while it runs, where layers keep states
+        self.state_slots: SequenceState | None = None  # while it runs, if layers keep states
         self.cached_tokens: int | None = None  # prompt tokens found in the cache when it was first admitted
         self.cached_from = 0  # tokens of the sequence that left them there
         scores = params.prompt_logprobs is not None
@@ -99,13 +106,13 @@ class Sequence:
         self.prompt_logprobs: list[Any] | None = [None] if scores else None  # nothing comes before the first token
 
     def append(self, token: int) -> None:
-        """Adds a token to the output; there is room for it."""
+        """Adds a token to the output. There must be room for it."""
         self.tokens[self.length] = token
         self.length += 1
 
     @property
     def wants_hidden(self) -> bool:
-        """Whether its next step is one that makes hidden states: for a vector, or for what decoding attends to."""
+        """Whether its next step makes hidden states, for a vector or for decoding to attend to."""
         return self.pooling is not None or (self.source is not None and not self.encoded)
 
     @property
@@ -115,13 +122,13 @@ class Sequence:
 
     @property
     def blocks(self) -> int:
-        """Blocks that its tokens need, and what an encoder reads."""
+        """Blocks that its tokens and its source need."""
         positions = self.length if self.source is None else max(self.length, len(self.source))
         return -(-positions // BLOCK_TOKENS)
 
     @property
     def is_ready(self) -> bool:
-        """Whether it can begin (again): sampling has what it needs, and no token is awaited."""
+        """Whether it can begin (again): sampling has all it needs, and no step of it is under way."""
         return not self.in_flight and (self.sampling_state is None or self.sampling_state.is_ready)
 
     @property
@@ -131,12 +138,10 @@ class Sequence:
 
     @property
     def scoring(self) -> bool:
-        """Whether prompt logprobs, or the hidden states of all tokens, are still to be computed."""
+        """Whether prompt logprobs, or the hidden states of all tokens, are not complete yet."""
         return self.scored < len(self.prompt) - 1
 
     @property
     def reusable(self) -> int:
-        """How many leading tokens may come from the cache: the last token's logits, and those to be scored, must be
-        computed.
-        """
+        """Leading tokens that may come from the cache. The last token and tokens to be scored must be computed."""
         return self.scored if self.scoring else self.length - 1

@@ -1,4 +1,4 @@
-"""What a rank holds of a model: its steps, and the matrices and vectors that they read, planned and not yet loaded."""
+"""A rank's shard of a model: its steps, and the matrices and vectors that they read, planned but not loaded."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,12 +28,12 @@ from ckdist.weights.packed_type import packed_type
 
 @dataclass(frozen=True)
 class Shard:
-    """A rank's part, planned and with its arena open, but not filled. `lowered`, `matrices`: decode's."""
+    """A rank's shard, planned, with an open arena that is not filled."""
 
     traced: Traced
     loader: ShardLoader
-    lowered: Lowered
-    matrices: list[MatrixHandle | PackedMatrix]
+    lowered: Lowered  # of decode
+    matrices: list[MatrixHandle | PackedMatrix]  # of decode
     weight_bytes: int
     plan: Plan
     plans: list[ExecutionPlan]
@@ -44,7 +44,7 @@ class Shard:
 def plan_and_open(traced: Traced, loader: ShardLoader, config: EngineConfig, world: World) -> Shard:
     """Lowers the programs, plans weights and cache, and opens this rank's arena where its threads run.
 
-    A collective call. CapacityError where weights or cache do not fit.
+    A collective call. Raises CapacityError if weights or cache do not fit.
     """
     checkpoint, adapter = traced.checkpoint, traced.adapter
     program, token_program, mesh = traced.program, traced.token_program, traced.layouts[2]
@@ -52,12 +52,12 @@ def plan_and_open(traced: Traced, loader: ShardLoader, config: EngineConfig, wor
     lowered = lower_for(loader, program, mesh, max_tokens)
     matrices, vectors = plan_shard(loader, lowered, adapter)
     encoders = [] if checkpoint.spec.encoder is None else traced.hidden_programs
-    lowered_encoders = [lower_for(loader, one, mesh, max_tokens) for one in encoders]
-    read = [(of, *plan_shard(loader, of)) for of in lowered_encoders]  # their weights are others than decode's
+    lowered_encoders = [lower_for(loader, encoder, mesh, max_tokens) for encoder in encoders]
+    read = [(steps, *plan_shard(loader, steps)) for steps in lowered_encoders]  # encoders have weights of their own
     check_quantize(loader, lowered, world)
     weight_bytes = loader.planned_bytes + (adapter.bytes if adapter else 0)
-    of_experts = dict.fromkeys(h for key, h in zip(lowered.matrices, matrices, strict=True) if is_expert(key.name))
-    experts = sum(BY_NUMBER[h.type].row_bytes(h.rows * h.cols) for h in of_experts)
+    expert_handles = dict.fromkeys(h for key, h in zip(lowered.matrices, matrices, strict=True) if is_expert(key.name))
+    experts = sum(BY_NUMBER[h.type].row_bytes(h.rows * h.cols) for h in expert_handles)
     plan = make_plan(config, traced.spec, world, WeightBytes(weight_bytes, experts), traced.layouts)
     plan.placement.enter()
     bind_memory(plan.placement)
@@ -67,10 +67,10 @@ def plan_and_open(traced: Traced, loader: ShardLoader, config: EngineConfig, wor
         handles = {k: m for k, m in zip(lowered.matrices, matrices, strict=True) if isinstance(m, MatrixHandle)}
         shards = HostShards(traced.rank.world, loader, handles, dict(zip(lowered.vectors, vectors, strict=True)))
     own = ExecutionPlan(lowered, [m.address for m in matrices], [v.address for v in vectors])
-    encoding = [ExecutionPlan(of, [m.address for m in ms], [v.address for v in vs]) for of, ms, vs in read]
+    encoding = [ExecutionPlan(steps, [m.address for m in ms], [v.address for v in vs]) for steps, ms, vs in read]
 
     def plan_of(one: Program) -> ExecutionPlan:
-        """Of a program that reads the weights of `lowered`."""
+        """The plan of a program that reads the weights of `lowered`."""
         if one is program:
             return own
         if shards is None or one.inputs[0].dims[0].axis is None:
@@ -94,7 +94,7 @@ def plan_and_open(traced: Traced, loader: ShardLoader, config: EngineConfig, wor
 
 
 def over_the_weights_of(plan: ExecutionPlan, lowered: Lowered) -> ExecutionPlan:
-    """Another lowering of a plan's program, over the same weights."""
+    """A plan of another lowering of a program, over the same weights."""
     matrices = dict(zip(plan.lowered.matrices, plan.matrices, strict=True))
     vectors = dict(zip(plan.lowered.vectors, plan.vectors, strict=True))
     return ExecutionPlan(lowered, [matrices[k] for k in lowered.matrices], [vectors[k] for k in lowered.vectors])
@@ -108,7 +108,7 @@ def lower_for(
     stored: Mapping[Dim, Dim] | None = None,
     host_rows: bool = False,
 ) -> Lowered:
-    """The program's steps for weights as the loader packs them."""
+    """Lowers a program for weights in the types that the loader packs."""
     return lower(
         program,
         mesh,
@@ -121,8 +121,9 @@ def lower_for(
 
 
 def check_quantize(loader: ShardLoader, lowered: Lowered, world: World) -> None:
-    """ConfigError when --quantize would change no weight on any rank: they are quantised already, or no row is made of
-    whole blocks. A collective call.
+    """Raises ConfigError if --quantize would change no weight on any rank. A collective call.
+
+    The weights are then quantised already, or no row consists of whole blocks.
     """
     names = [key.name for key in lowered.matrices if not is_low_rank(key.name)]
     sources = {name: loader.checkpoint.tensors[name] for name in names}
@@ -139,14 +140,15 @@ def check_quantize(loader: ShardLoader, lowered: Lowered, world: World) -> None:
 def plan_shard(
     loader: ShardLoader, lowered: Lowered, adapter: Adapter | None = None
 ) -> tuple[list[MatrixHandle | PackedMatrix], list[VectorHandle]]:
-    """Asks the loader for this rank's part of every weight of a lowered program, and the adapter for its own;
-    columns widen to whole blocks.
+    """Plans this rank's part of every weight of a lowered program, in the loader or the adapter.
+
+    Columns are widened to whole blocks.
     """
     matrices: list[MatrixHandle | PackedMatrix] = []
     for key in lowered.matrices:
         name, rows, (begin, end), stack = key
         if is_low_rank(name):
-            assert adapter is not None  # of a program that it was traced with
+            assert adapter is not None  # the program was traced with one
             matrices.append(adapter.matrix(key))
             continue
         block = native.lib.ckdist_type_undivided_columns(loader.type_of(name))

@@ -1,4 +1,4 @@
-"""A thread for short pieces of native work beside the engine's own, left behind when one of them does not end."""
+"""A thread for short pieces of native work next to the engine's own. It is abandoned if a piece does not end."""
 
 import logging
 import queue
@@ -11,31 +11,36 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 Piece = Callable[[], Any]
-LOOK_SECONDS = 0.02  # between looks at a piece that lasts
-STALL = 20  # a piece that waits, for a lock as an example, may take so many times as long as one that computes
+LOOK_SECONDS = 0.02  # between checks of a long piece
+STALL = 20  # a piece that waits, for example for a lock, may take this many times as long as one that computes
 
 
 class SideThread:
-    """Does lists of pieces in order, while the caller does something else.
+    """Runs lists of pieces in order while the caller does other work.
 
-    Native code cannot be ended from outside. A thread whose piece takes more than `seconds` of CPU time is abandoned,
-    and another one takes its place; who waits is told first, so that the rest does not wait for the same.
+    Native code cannot be ended from outside. So a thread whose piece takes more than `seconds` of CPU time is
+    abandoned, and a new thread replaces it. `left_behind` is called before that, so that later pieces do not wait for
+    the same lock.
+
+    Args:
+        name: Name of the thread.
     """
 
     def __init__(self, name: str, seconds: float) -> None:
-        """`name`: of the thread."""
         self._name, self._seconds = name, seconds
         self._start()
 
     def begin(self, pieces: Sequence[Piece]) -> "Batch":
-        """Starts on `pieces`. What an earlier batch has left comes first."""
+        """Starts `pieces`. Earlier batches finish first."""
         batch = Batch(pieces)
         self._batches.put(batch)
         return batch
 
     def finish(self, batch: "Batch", left_behind: Callable[[int], None]) -> None:
-        """Waits for `batch`; `left_behind` gets the index of each piece that the thread is left behind with. Raises
-        what a piece has raised.
+        """Waits for `batch`. Raises the error of a piece.
+
+        Args:
+            left_behind: Called with the index of each piece whose thread is abandoned.
         """
         while True:
             try:
@@ -57,7 +62,7 @@ class SideThread:
             self._batches.put(batch)
 
     def _start(self) -> None:
-        """A thread with a queue of its own. It starts here, on the CPUs that its starter may use now."""
+        """Starts a thread with its own queue. It inherits the CPUs that the caller may use now."""
         self._batches: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         thread = threading.Thread(target=_work, args=(self._batches,), name=self._name, daemon=True)
         thread.start()
@@ -66,7 +71,7 @@ class SideThread:
         self._end = weakref.finalize(self, self._batches.put, None)
 
     def _is_stuck(self, batch: "Batch") -> bool:
-        """Whether the piece that the thread is at has taken too long."""
+        """Whether the current piece has taken too long."""
         began = batch.began
         if began is None:
             return False
@@ -75,19 +80,23 @@ class SideThread:
 
 
 class Batch:
-    """Pieces of work, of which the first `done` are done. `began`: CPU time of the thread, and the clock, when it began
-    with the next one; None: not yet. `ended`: gets None, or what a piece has raised.
+    """Pieces of work.
+
+    Attributes:
+        done: Number of leading pieces that are done, or were done before.
+        began: CPU time of the thread, and the clock, at the start of the next piece. None: not started.
+        ended: Gets None, or the error of a piece.
+        abandoned: Another thread has taken over the rest.
     """
 
     def __init__(self, pieces: Sequence[Piece], done: int = 0) -> None:
-        """The first `done` of `pieces` are left out."""
         self.pieces, self.done = pieces, done
         self.began: tuple[float, float] | None = None
         self.ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self.abandoned = False
 
     def run(self) -> None:
-        """Does the pieces, one after the other, until somebody else has taken them over."""
+        """Runs the pieces in order, until another thread has taken them over."""
         for piece in self.pieces[self.done :]:
             self.began = time.thread_time(), time.monotonic()
             piece()
@@ -97,7 +106,7 @@ class Batch:
 
 
 def _work(batches: "queue.SimpleQueue[Batch | None]") -> None:
-    """The thread, until it finds None."""
+    """The loop of the thread. None ends it."""
     while (batch := batches.get()) is not None:
         try:
             batch.run()

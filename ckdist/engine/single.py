@@ -1,4 +1,4 @@
-"""One sequence driven straight through an executable, without a scheduler: for scoring, benchmarks and tests."""
+"""One sequence that runs directly on an executable, without a scheduler: for scoring, benchmarks and tests."""
 
 import numpy as np
 
@@ -12,16 +12,21 @@ class SingleSequence:
     """Owns the executable's whole cache while it lives: blocks 0, 1, 2 ... in order."""
 
     def __init__(self, executable: StepExecutable) -> None:
-        """Begins an empty sequence."""
         self.executable = executable
         self.length = 0
         self._blocks = np.arange(executable.num_blocks, dtype=np.int32)
 
     def feed(self, token_ids: Tokens, outputs: str = "all") -> np.ndarray:
-        """Continues the sequence by `token_ids` in chunks, of which as many are under way as the executable allows.
+        """Continues the sequence by `token_ids` in chunks, with several under way if the executable allows that.
 
-        Returns float32 logits: (tokens, vocab) for outputs "all", (1, vocab) for "last", (0, vocab) for "none".
-        Raises CapacityError when the sequence would outgrow the context.
+        Args:
+            outputs: "all", "last" or "none".
+
+        Returns:
+            float32 logits: (tokens, vocab) for "all", (1, vocab) for "last", (0, vocab) for "none".
+
+        Raises:
+            CapacityError: The sequence would outgrow the context.
         """
         ids = np.asarray(token_ids, np.int32)
         limit = min(self.executable.context_length, self.executable.num_blocks * BLOCK_TOKENS)

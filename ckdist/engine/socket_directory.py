@@ -1,4 +1,4 @@
-"""The private folder of the engine's socket: made for one server, and removed with it, or by the next one."""
+"""The private folder of the engine's socket. It is removed with its server, or by the next one."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ CONNECT_SECONDS = 0.2
 
 @contextlib.contextmanager
 def socket_directory() -> Iterator[str]:
-    """A new folder that only this user may enter."""
+    """Makes a folder that only this user may enter, and removes it at the end."""
     remove_dead(pathlib.Path(tempfile.gettempdir()))
     directory = tempfile.mkdtemp(prefix=PREFIX)
     try:
@@ -26,7 +26,7 @@ def socket_directory() -> Iterator[str]:
 
 
 def remove_dead(parent: pathlib.Path) -> None:
-    """Removes folders of this user's in `parent` that hold nothing but a socket at which nobody listens any more."""
+    """Removes this user's folders in `parent` that hold nothing but a socket without a listener."""
     for folder in parent.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):
             info = folder.lstat()
@@ -41,7 +41,7 @@ def remove_dead(parent: pathlib.Path) -> None:
 
 
 def _is_dead(path: pathlib.Path) -> bool:
-    """Whether `path` is a socket at which nobody listens."""
+    """Whether `path` is a socket without a listener."""
     if not stat.S_ISSOCK(path.lstat().st_mode):
         return False
     with socket.socket(socket.AF_UNIX) as probe:

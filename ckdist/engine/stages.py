@@ -1,4 +1,4 @@
-"""A rank's stage: which layers it has, their programs, and whom it meets.
+"""A rank's stage: its layers, their programs, and its communicators.
 
 Every function here is called by all ranks of a world together.
 """
@@ -45,25 +45,22 @@ from ckdist.weights.packed_type import WeightCost, weight_cost
 
 log = logging.getLogger(__name__)
 
-ARENA_BYTES = 64 << 20  # of the communicator's shared memory: the replay's buffers are its own
+ARENA_BYTES = 64 << 20  # of the communicator's shared memory; the replay has buffers of its own
 
 
 @dataclass(frozen=True)
 class Traced:
-    """This rank's part of a model as programs: decode's, and prefill's where that shards tokens; `layouts`: of prefill,
-    of decode, mesh. `link`: between hosts. `dispatches`: rows may go to the hosts of their experts. `hidden_programs`:
-    those that make hidden states in place of logits, by layout; none of an encoder, of which all do, and where there
-    are several stages.
-    """
+    """This rank's part of a model as programs."""
 
     checkpoint: Checkpoint
     rank: StageRank
-    layouts: tuple[Layout, Layout, Mesh]
+    layouts: tuple[Layout, Layout, Mesh]  # of prefill, of decode, mesh
     adapter: Adapter | None
-    program: Program
-    token_program: Program | None
-    link: Link
-    dispatches: bool
+    program: Program  # of decode
+    token_program: Program | None  # of prefill, if that shards tokens
+    link: Link  # between hosts
+    dispatches: bool  # rows may go to the hosts of their experts
+    # By layout, with hidden states in place of logits. Empty for an encoder, whose programs all do so, and with stages.
     hidden_programs: list[Program]
 
     @property
@@ -74,8 +71,10 @@ class Traced:
 
 
 def with_chosen_layout(config: EngineConfig, world: World, checkpoint: Checkpoint) -> EngineConfig:
-    """The configuration with its stages, which `--layout auto` chooses; a collective call. Over several hosts that is
-    the default, unless a flag says how the model is divided.
+    """The configuration with its number of stages. A collective call.
+
+    `--layout auto` chooses the number. It is the default over several hosts, unless a flag says how to divide the
+    model.
     """
     divided = config.pipeline_parallel_size or config.tensor_parallel_size or config.prefill != "auto"
     chooses = config.layout == "auto" or not (len(set(world.hosts)) == 1 or divided or config.experts != "auto")
@@ -90,8 +89,9 @@ def with_chosen_layout(config: EngineConfig, world: World, checkpoint: Checkpoin
 def layers_of_stages(
     config: EngineConfig, world: World, loader: ShardLoader, tracer: Callable[[Layout, Mesh], Tracer]
 ) -> list[Range]:
-    """The layers of each stage, the same on every rank; a collective call. ConfigError where there cannot be so many
-    stages.
+    """The layers of each stage, the same on every rank. A collective call.
+
+    Raises ConfigError if the model or the job cannot have that many stages.
     """
     spec, count = loader.checkpoint.spec, config.pipeline_parallel_size
     check_stages(count, world.size, len(spec.layers))
@@ -102,7 +102,7 @@ def layers_of_stages(
             f"{spec.family} has an encoder, which has no stages: leave --pipeline-parallel-size {count} out"
         )
     program = trace(forward, spec, SINGLE, Mesh(), tracer)
-    agree(world, "model", program.digest())  # each stage compares but its own part
+    agree(world, "model", program.digest())  # each stage compares only its own part
     layers = divide_layers(program, count, native.isa(), functools.partial(weight_cost, loader))
     return [(begin, end) for begin, end in world.broadcast(layers)]
 
@@ -116,15 +116,19 @@ def trace_stage(
     tracer: Callable[[Layout, Mesh], Tracer],
     embeddings: bool,
 ) -> Traced:
-    """The programs of this rank's stage; a collective call. `embeddings`: a decoder's hidden states are wanted too.
+    """The programs of this rank's stage. A collective call.
 
-    CommError where ranks of a stage have different programs.
+    Args:
+        embeddings: A decoder's hidden states are wanted too.
+
+    Raises:
+        CommError: Ranks of a stage have different programs.
     """
     spec, stage = checkpoint.spec, rank.stage
     placed = config.experts != "tensor" and all(world.gather(places_experts(rank.world, spec)))
     link = measured_link(world, config.transport, config.comm_timeout) if placed else NOMINAL_LINK
     prefill, decode, mesh = layouts_for(config, rank.world, spec, link)
-    # every stage has the same plans; what an encoder has read is cached by heads
+    # Every stage needs the same plans. The output of an encoder is cached by heads.
     if spec.encoder is not None or not all(world.gather(prefill is not decode)):
         prefill = decode
     main, layouts = main_forward(spec), [decode] if prefill is decode else [decode, prefill]
@@ -142,22 +146,25 @@ def trace_stage(
 
 
 def dispatch_alike(world: World, rank: StageRank, prefill: Layout) -> bool:
-    """Whether every stage can send rows to the hosts of their experts, and shares rows out among as many hosts: ranks
-    of one place in their stages then have the same rows. A collective call.
+    """Whether all stages can send rows to the hosts of their experts and shard rows over equally many hosts.
+
+    Ranks with the same place in their stages then have the same rows. A collective call.
     """
     hosts = len(set(rank.world.hosts)) if can_dispatch(rank.world, prefill) else 0
-    alike = set(world.gather(hosts)) == {hosts} != {0}
-    if world.rank == 0 and "experts" in prefill.sharded_by and not alike:
+    is_uniform = set(world.gather(hosts)) == {hosts} != {0}
+    if world.rank == 0 and "experts" in prefill.sharded_by and not is_uniform:
         why = uneven(rank.world) or "stages are on unequal numbers of hosts or of ranks on each"
         log.debug("experts: rows are summed over all hosts in every step: %s", why)
-    return alike
+    return is_uniform
 
 
 def open_communicators(
     config: EngineConfig, world: World, traced: Traced, plan: Plan, weight: Callable[[str], WeightCost]
 ) -> tuple[Communicator, StageRanks | None]:
-    """The communicator of the job, and where there are several stages whom this rank meets in them; a collective
-    call. `weight`: of a matrix.
+    """Returns the job's communicator and, with several stages, this rank's StageRanks. A collective call.
+
+    Args:
+        weight: Returns the cost of a matrix.
     """
     rank, hidden, decode = traced.rank, traced.spec.hidden_size, (traced.program, plan.mesh)
     rows = StageRanks.arena_bytes(rank.stage.count, rank.world.size, plan.cache.max_tokens, hidden)
@@ -171,12 +178,15 @@ def open_communicators(
     works = {number: work for number, *work in world.gather([rank.stage.number, *own_work])}
     costs = stage_costs([ProductWork(*work) for work in works.values()])
     own = communicator.split(color=rank.stage.number)
-    assert own is not None  # of a color that is not negative
+    assert own is not None  # the color is not negative
     return communicator, StageRanks(own, costs, rank.previous, rank.next, hidden)
 
 
 def tell_stages(world: World, traced: Traced, communicator: Communicator, weight_bytes: int) -> None:
-    """Says what each stage has, or where there is one what more would change between hosts; a collective call."""
+    """Logs the layers of each stage. With one stage on several hosts, logs how stages would change the exchange.
+
+    A collective call.
+    """
     stage, hosts, times = traced.rank.stage, len(set(world.hosts)), communicator.exchange_times
     rows = world.gather([stage.number, *stage.layers, weight_bytes])
     if world.rank != 0:

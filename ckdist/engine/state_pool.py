@@ -1,7 +1,8 @@
-"""The slots of sequences' states: which are free, which belong to a running sequence, and which hold a snapshot.
+"""The slots of sequences' states: free, in use by a running sequence, or holding a snapshot.
 
-A snapshot is the state behind the last token of a known block, whose prefix can then be gone on from; a state cannot be
-cut at any other place. It moves no states; those lie with the executable, under the same slot numbers.
+A snapshot is the state after the last token of a known block, so that a sequence can continue from that prefix. A state
+cannot be divided at any other position. The pool moves no states. The executable holds these, under the same slot
+numbers.
 """
 
 from collections import OrderedDict
@@ -13,44 +14,44 @@ from ckdist.program.batch import NO_SLOT
 
 @dataclass
 class SequenceState:
-    """What a running sequence has of the slots."""
+    """The slots of a running sequence."""
 
     slot: int  # its own
     source: int = NO_SLOT  # the snapshot that its first step begins with
-    saving: int = NO_SLOT  # where the step at hand leaves a snapshot,
-    position: int = 0  # behind so many tokens
-    last_block: int = -1  # behind which decoding left a snapshot, in whose place comes the next one; -1: none
-    wanted: int = 0  # behind so many tokens others would begin: a snapshot is to be left there; 0: none
+    saving: int = NO_SLOT  # slot for the snapshot of the current step
+    position: int = 0  # number of tokens before that snapshot
+    last_block: int = -1  # decoding left a snapshot after it, which the next one replaces; -1: none
+    wanted: int = 0  # number of tokens after which others would begin, so that a snapshot is needed; 0: none
 
     def row(self, first: int) -> tuple[int, int, int, int]:
-        """The fields of a `struct ckdist_state_slots` for a chunk from position `first` on."""
+        """The fields of a `struct ckdist_state_slots` for a chunk that begins at position `first`."""
         begin = self.source if self.source != NO_SLOT else self.slot if first else NO_SLOT
         return begin, self.slot, self.saving, self.position
 
 
 class StatePool:
-    """`num_slots` slots. A snapshot that nobody reads gives way when a slot is needed, least recently used first."""
+    """Slots for states. A snapshot without readers is evicted if a slot is needed, least recently used first."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self.saved = 0  # snapshots, since the start
         self._free = list(range(num_slots - 1, -1, -1))
         self._snapshots: OrderedDict[int, int] = OrderedDict()  # slot -> its block, least recently used first
-        self._of_block: dict[int, int] = {}  # block -> the snapshot behind it
+        self._of_block: dict[int, int] = {}  # block -> the snapshot after it
         self._readers: dict[int, int] = {}  # slot -> sequences that are about to begin with it
 
     @property
     def available(self) -> int:
-        """Slots that `allocate` can still give."""
+        """Slots that `allocate` can still return."""
         return len(self._free) + len(self._snapshots) - len(self._readers)
 
     @property
     def snapshots(self) -> int:
-        """How many slots hold a snapshot."""
+        """Number of slots that hold a snapshot."""
         return len(self._snapshots)
 
     def latest(self, blocks: Sequence[int]) -> tuple[int, int]:
-        """How many of these blocks of a prefix its last snapshot is behind, and that snapshot; 0 and NO_SLOT: none."""
+        """Finds the last snapshot in a prefix. Returns the number of blocks before it and its slot, or (0, NO_SLOT)."""
         for count in range(len(blocks), 0, -1):
             slot = self._of_block.get(blocks[count - 1])
             if slot is not None:
@@ -58,7 +59,7 @@ class StatePool:
         return 0, NO_SLOT
 
     def allocate(self) -> int:
-        """A slot of the caller's own. Needs `available`."""
+        """Returns a slot for the caller's own use. Needs one `available`."""
         if self._free:
             return self._free.pop()
         slot = next(slot for slot in self._snapshots if slot not in self._readers)
@@ -66,23 +67,25 @@ class StatePool:
         return slot
 
     def release(self, slot: int) -> None:
-        """Gives back a slot of the caller's own."""
+        """Frees a slot that the caller owns."""
         self._free.append(slot)
 
     def hold(self, slot: int) -> None:
-        """One more reader of a snapshot, which stays until `let_go`."""
+        """Adds a reader to a snapshot, which then stays until `let_go`."""
         self._readers[slot] = self._readers.get(slot, 0) + 1
 
     def let_go(self, slot: int) -> None:
-        """One reader less; the snapshot was just used."""
+        """Removes a reader. The snapshot is now the most recently used."""
         self._readers[slot] -= 1
         if self._readers[slot] == 0:
             del self._readers[slot]
         self._snapshots.move_to_end(slot)
 
     def keep(self, slot: int, block: int) -> bool:
-        """Makes a slot of the caller's own the snapshot behind a known block. False, and the slot is given back, where
-        that has one.
+        """Makes a slot that the caller owns the snapshot after a known block.
+
+        Returns:
+            False if that block has a snapshot already. The slot is then freed.
         """
         known = self._of_block.get(block)
         if known is not None:
@@ -95,19 +98,19 @@ class StatePool:
         return True
 
     def take(self, slot: int) -> bool:
-        """Makes a snapshot a slot of the caller's own; False where others read it."""
+        """Makes the caller the owner of a snapshot's slot. Returns False if others read it."""
         if slot in self._readers:
             return False
         self._forget(slot)
         return True
 
     def take_behind(self, block: int) -> int:
-        """The same of the snapshot behind a block; NO_SLOT where there is none, or others read it."""
+        """Takes the snapshot after a block. Returns NO_SLOT if there is none, or if others read it."""
         slot = self._of_block.get(block, NO_SLOT)
         return slot if slot != NO_SLOT and self.take(slot) else NO_SLOT
 
     def drop(self, block: int) -> None:
-        """The block is known no more, nor is the snapshot behind it."""
+        """Drops the snapshot after a block that is no longer known."""
         slot = self._of_block.get(block)
         if slot is not None:
             self._forget(slot)

@@ -1,6 +1,7 @@
-"""What steps are predicted to take, beside what they took: for metrics, so that errors of plans show.
+"""Predicted step times next to measured ones, as metrics, so that errors of plans show.
 
-Of every few steps the last with prompts and the last without are kept, and priced when somebody asks.
+One of EVERY steps is kept: the last one with prompts and the last one without. Both are priced when the statistics are
+read.
 """
 
 import logging
@@ -13,21 +14,21 @@ from ckdist.planning.step_shape import Chunks, StepShape
 
 log = logging.getLogger(__name__)
 
-EVERY = 8  # steps, of which one is kept: between steps the caches hold weights
+EVERY = 8  # one of this many steps is kept, since work between steps evicts weights from the caches
 KINDS = "decode", "prompt"
 PROMPT = 512
 
 
 @dataclass
 class StepPrediction:
-    """Prices steps with `cost`, this rank's. A program without stages."""
+    """Prices this rank's steps with `cost`. The program must not have stages."""
 
     cost: CostModel
     _steps: int = 0
     _last: dict[str, tuple[StepShape, float]] = field(default_factory=dict)
 
     def note(self, step: Step, seconds: float) -> None:
-        """A step is done."""
+        """Records a step that took `seconds`."""
         self._steps += 1
         if self._steps % EVERY and len(self._last) == len(KINDS):
             return
@@ -36,7 +37,7 @@ class StepPrediction:
         self._last[KINDS[shape.tokens > shape.sequences]] = shape, seconds
 
     def stats(self) -> dict[str, float | str]:
-        """Measured and predicted seconds of the last step of each kind that was kept."""
+        """Measured and predicted seconds of the last kept step of each kind."""
         found: dict[str, float | str] = {}
         for kind, (shape, seconds) in self._last.items():
             found[f"step_{kind}_measured_seconds"] = seconds
@@ -44,13 +45,13 @@ class StepPrediction:
         return found
 
     def tell(self, context: int) -> None:
-        """Logs what is predicted for one sequence."""
+        """Logs the predicted speeds of one sequence."""
         decode = 1 / self.cost.step(StepShape.decode(1, context)).total
         prefill = PROMPT / self.cost.step(StepShape.prompt(PROMPT)).total
         machine = self.cost.machine
-        figures = "nominal figures" if machine.source != MEASURED else f"what was measured of {machine.name}"
+        figures = "nominal figures" if machine.source != MEASURED else f"measurements of {machine.name}"
         log.debug(
-            "predicted by %s: %.3g tokens/s of one sequence behind %d others, %.4g of a prompt of %d",
+            "predicted from %s: %.3g tokens/s of decoding after %d tokens, %.4g tokens/s of prefill of %d tokens",
             figures, decode, context, prefill, PROMPT,
         )  # fmt: skip
 

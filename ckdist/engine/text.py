@@ -1,8 +1,8 @@
-"""Text out of a stream of tokens, ended by stop strings. It knows no tokenizer, only a decoder's `step` and `flush`.
+"""The text of a stream of tokens, ended by stop strings. It needs only a decoder's `step` and `flush`.
 
-What may be the beginning of a stop string is held back until it is decided; nothing of a stop string is given out,
-unless it is asked for. The stop string that is complete first ends the text, of several complete at the same character
-the longest: so the text depends on its characters alone, not on where tokens end.
+Text that may begin a stop string is held back until that is decided. The text of a stop string is returned only on
+request. The first complete stop string ends the text. If several complete at the same character, the longest counts. So
+the text depends only on its characters, not on token boundaries.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckdist.errors import RequestError
 
-if TYPE_CHECKING:  # a server's own processes, which have no engine, check and cut texts too
+if TYPE_CHECKING:  # processes of a server without an engine use this module too
     from ckdist.engine.protocol import TextDecoder
 
 MAX_STOP_STRINGS = 16
@@ -18,7 +18,7 @@ MAX_STOP_CHARS = 1024
 
 
 def check_stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The stop strings of a request as a tuple. Raises RequestError when they are empty, too long or too many."""
+    """Returns the stop strings of a request as a tuple. Raises RequestError if they are empty, too long or too many."""
     strings = () if stop is None else (stop,) if isinstance(stop, str) else tuple(stop)
     if len(strings) > MAX_STOP_STRINGS:
         raise RequestError(f"{len(strings)} stop strings are more than {MAX_STOP_STRINGS}; give fewer", "stop")
@@ -31,12 +31,12 @@ def check_stop(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 class StopString:
-    """Follows one stop string through a text, a character at a time (Knuth, Morris, Pratt 1977)."""
+    """Finds one stop string in a text, a character at a time (Knuth, Morris, Pratt 1977)."""
 
     def __init__(self, string: str) -> None:
         self.string = string
-        self.matched = 0  # the longest end of the text so far that begins the string
-        self._fallback = [0] * (len(string) + 1)  # [n]: the longest proper end of string[:n] that begins the string
+        self.matched = 0  # length of the longest suffix of the text that begins the string
+        self._fallback = [0] * (len(string) + 1)  # [n]: the same for the proper suffixes of string[:n]
         length = 0
         for i in range(1, len(string)):
             while length and string[i] != string[length]:
@@ -45,7 +45,7 @@ class StopString:
             self._fallback[i + 1] = length
 
     def step(self, character: str) -> bool:
-        """Whether the string is complete with this character. Not to be called again once it is."""
+        """Returns whether this character completes the string. Must not be called again after that."""
         string, matched = self.string, self.matched
         while matched and string[matched] != character:
             matched = self._fallback[matched]
@@ -56,22 +56,23 @@ class StopString:
 class TextStream:
     """The text of one sequence, token by token.
 
-    include_stop: the text ends with the stop string and not before it.
+    Args:
+        stop: Stop strings. The first complete one ends the text.
+        include_stop: Whether the text includes that stop string.
     """
 
     def __init__(self, decoder: "TextDecoder", stop: Sequence[str] = (), include_stop: bool = False) -> None:
-        """`stop`: the stop strings, of which the first that is complete ends the text."""
         self._decoder, self._include_stop = decoder, include_stop
         self._stops = [StopString(string) for string in stop]
         self._held = ""
         self.stopped: str | None = None  # the stop string that ended the text
 
     def step(self, token: int) -> str:
-        """The text that may be given out now. Empty for ever once `stopped`."""
+        """Returns the text that is decided with this token. Always empty once `stopped`."""
         return "" if self.stopped is not None else self._push(self._decoder.step(token))
 
     def flush(self) -> str:
-        """The rest of the text, when the sequence has ended."""
+        """Returns the rest of the text after the sequence has ended."""
         if self.stopped is not None:
             return ""
         text = self._push(self._decoder.flush())
@@ -80,7 +81,7 @@ class TextStream:
         return text
 
     def _push(self, piece: str) -> str:
-        """What may be given out once `piece` has come; the rest is held back."""
+        """Returns the text that is decided with `piece` and holds the rest back."""
         if not self._stops:
             return piece
         text, begin = self._held + piece, len(self._held)

@@ -1,8 +1,7 @@
-"""A trace: what every thread of every rank did, and when, as a file for Perfetto or chrome://tracing (`--trace FILE`).
+"""Writes a trace of all threads of all ranks, as a file for Perfetto or chrome://tracing (`--trace FILE`).
 
-Threads write events to lanes of their own in the native library, whose rings keep the newest. At the end rank 0 gathers
-the ranks' lanes, puts their clocks in line and writes the file. It neither decides what is traced nor measures anything
-else.
+Threads write events to lanes of their own in the native library. Each lane is a ring that keeps the newest events. At
+the end rank 0 gathers the lanes of all ranks, aligns their clocks and writes the file.
 """
 
 import contextlib
@@ -24,18 +23,18 @@ from ckdist.native import CData
 log = logging.getLogger(__name__)
 lib, ffi = native.lib, native.ffi
 
-MAX_EVENTS = 1 << 20  # in a file, of some hundred bytes each
-LANE_EVENTS = 4096, 1 << 17  # at least and at most in a lane
+MAX_EVENTS = 1 << 20  # in a file, about 100 bytes each
+LANE_EVENTS = 4096, 1 << 17  # smallest and largest lane
 CLOCK_ROUNDS = 32
 GATHER_SECONDS = 20.0  # until the other ranks have sent their lanes
 EVENT = native.dtype("ckdist_trace_event")
 BATCH = ("tokens", "sequences")
 
-# By phase of an executable: its name, and for each step of the replay its name and layer (None: of none).
+# Per phase of an executable: its name, and the name and layer (None: no layer) of each step of the replay.
 Labels: TypeAlias = Sequence[tuple[str, Sequence[tuple[str, int | None]]]]
 
-# By the numbers of native/api/trace.h: name, category, what its arguments are. Those of a replay name their step or
-# phase instead.
+# Numbers of native/api/trace.h -> name, category, names of the arguments. Events of a replay name their step or phase
+# instead.
 KINDS = {
     lib.ckdist_trace_step: ("step", "replay", ()),
     lib.ckdist_trace_barrier: ("barrier", "wait", ()),
@@ -57,10 +56,13 @@ IN_STEP = (lib.ckdist_trace_step, lib.ckdist_trace_barrier, lib.ckdist_trace_exc
 
 
 class Lane:
-    """Where one thread of Python's writes; times are of `time.monotonic_ns`."""
+    """The lane of one Python thread. Times are those of `time.monotonic_ns`.
+
+    Args:
+        handle: A native ckdist_trace_lane, which its trace owns.
+    """
 
     def __init__(self, handle: CData) -> None:
-        """`handle`: a native ckdist_trace_lane, which its trace owns."""
         self._handle = handle
 
     def add(self, kind: int, begin: int, end: int, first: int = 0, second: int = 0) -> None:
@@ -69,13 +71,20 @@ class Lane:
 
 
 class Trace:
-    """One rank's lanes. `handle` is the native trace; `main` the lane of the rank's first thread outside of steps."""
+    """The lanes of one rank. All ranks construct it together.
+
+    Args:
+        threads: Threads per rank, which determine the size of the lanes.
+
+    Attributes:
+        handle: The native trace.
+        main: Lane of the rank's first thread outside of steps.
+
+    Raises:
+        ConfigError: On every rank, if rank 0 cannot write `path`.
+    """
 
     def __init__(self, path: str, world: World, threads: int) -> None:
-        """A collective call. ConfigError on every rank where rank 0 cannot write `path`.
-
-        `threads`: of each rank, for the size of the lanes.
-        """
         self.path, self.world = pathlib.Path(path), world
         together(world, lambda: self._check() if world.rank == 0 else None)
         least, most = LANE_EVENTS
@@ -87,32 +96,32 @@ class Trace:
         self._written = False
 
     def lane(self, name: str) -> Lane:
-        """A new lane for one thread."""
+        """Adds a lane for one thread."""
         out = ffi.new("struct ckdist_trace_lane **")
         native.check(lib.ckdist_trace_add_lane(self.handle, name.encode(), out))
         return Lane(out[0])
 
     @contextlib.contextmanager
     def span(self, kind: int) -> Iterator[None]:
-        """An event of the main lane around what happens within."""
+        """Writes an event of the main lane around the `with` block."""
         begin = time.monotonic_ns()
         yield
         self.main.add(kind, begin, time.monotonic_ns())
 
     def save(self, labels: Labels) -> None:
-        """Gathers all ranks' lanes and writes the file on rank 0; a collective call that a lost rank only delays."""
+        """Gathers all lanes and writes the file on rank 0. A collective call, which a lost rank only delays."""
         if not self._written:
             self._written = True
             self._write(self.world.collect(self._lanes(labels), GATHER_SECONDS))
 
     def save_own(self, labels: Labels) -> None:
-        """Writes what rank 0 has itself: of a job that failed, whose ranks may be gone."""
+        """Writes the lanes of rank 0 alone, for a failed job whose ranks may be gone."""
         if not self._written and self.world.rank == 0:
             self._written = True
             self._write([self._lanes(labels)] + [None] * (self.world.size - 1))
 
     def _check(self) -> None:
-        """ConfigError where the file cannot be written."""
+        """Raises ConfigError if the file cannot be written."""
         try:
             if self.path.is_dir():
                 raise IsADirectoryError(0, "it is a folder")
@@ -126,11 +135,11 @@ class Trace:
 
     @property
     def _temporary(self) -> pathlib.Path:
-        """The file's name until it is whole."""
+        """Name of the file until it is complete."""
         return self.path.with_name(f"{self.path.name}.tmp")
 
     def _lanes(self, labels: Labels) -> dict[str, Any]:
-        """This rank's, as msgpack takes them."""
+        """This rank's lanes in a form that msgpack can encode."""
         lanes, room, dropped = [], np.empty(LANE_EVENTS[1], EVENT), ffi.new("int64_t *")
         for i in range(lib.ckdist_trace_lanes(self.handle)):
             count = lib.ckdist_trace_read(self.handle, i, native.pointer(room, "struct ckdist_trace_event *"), dropped)
@@ -140,7 +149,7 @@ class Trace:
         return {"lanes": lanes, "clock": self.clock, "error": self.clock_error, "labels": labels}
 
     def _write(self, ranks: list[dict[str, Any] | None] | None) -> None:
-        """A trace is worth no failure of what was traced: where it cannot be written that is said, and no more."""
+        """Writes the file on rank 0. A failure is only logged, since a trace must not fail the traced job."""
         if self.world.rank != 0 or ranks is None:
             return
         try:
@@ -154,10 +163,10 @@ class Trace:
 
 
 def clock_offset(world: World) -> tuple[int, int]:
-    """What to add to this rank's time.monotonic_ns() to have rank 0's, and how wrong that may be; a collective call.
+    """The offset from this rank's time.monotonic_ns() to rank 0's, and its largest error. A collective call.
 
-    Ranks of one host have one clock. Else as NTP does it: the reading that came back soonest lies in the middle of the
-    time it took.
+    Ranks of one host share a clock. Otherwise this works like NTP: the reading with the shortest round trip counts, and
+    it lies in the middle of that.
     """
     if len(set(world.hosts)) == 1:
         return 0, 0
@@ -175,10 +184,7 @@ def clock_offset(world: World) -> tuple[int, int]:
 
 
 def _text(ranks: list[dict[str, Any] | None], hosts: Sequence[str]) -> Iterator[str]:
-    """The file, line by line: the JSON object of the Trace Event Format.
-
-    Times are microseconds since the first event.
-    """
+    """The lines of the file, a JSON object in the Trace Event Format. Times are microseconds since the first event."""
     lanes = [
         (rank, number, name, dropped, np.frombuffer(data, EVENT), own["clock"], own["labels"])
         for rank, own in enumerate(ranks)
@@ -204,8 +210,8 @@ def _text(ranks: list[dict[str, Any] | None], hosts: Sequence[str]) -> Iterator[
 
 
 def _events(rank: int, lane: int, events: np.ndarray, zero: int, labels: Labels) -> Iterator[str]:
-    """Lines of the events of one lane, EVENT (events,); `zero`: ns of the first of all, in the lane's clock."""
-    # What encloses others stands before them, as readers that build a tree want it; it is written after them.
+    """Lines of one lane's events, EVENT (events,). `zero`: ns of the first of all events, in the lane's clock."""
+    # Enclosing events come first, as readers that build a tree need them. Threads write them last.
     order = np.lexsort((-np.arange(len(events)), -events["end"], events["begin"]))
     steps = [[(name, "" if layer is None else f'"layer":{layer},') for name, layer in steps] for _, steps in labels]
     for begin, end, kind, args in events[order].tolist():

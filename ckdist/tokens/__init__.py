@@ -1,6 +1,6 @@
-"""Text to token ids and back, and chats to text.
+"""Converts text to token ids and back, and chats to text.
 
-The vocabulary work is the `tokenizers` library's; nothing here knows the model.
+The `tokenizers` library does the work on vocabularies. Nothing here depends on the model.
 """
 
 from ckdist.tokens.chat import ChatTemplate

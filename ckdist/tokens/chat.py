@@ -1,8 +1,8 @@
 """Chat templates: the jinja2 programs in model files that write a list of messages as one prompt.
 
-The text that comes out is encoded with special tokens parsed and without adding any, as transformers and llama-server
-do: the template puts its control tokens, BOS included, itself. A control token's text in a message is no such token:
-`prompt` says where such text stands. `render` gives the text alone.
+The prompt is encoded with special tokens parsed and none added, as in transformers and llama-server. The template
+itself writes its control tokens, BOS included. Text in a message that reads like a control token is not one: `prompt`
+returns the spans of such text. `render` returns the text alone.
 """
 
 import functools
@@ -18,7 +18,7 @@ from ckdist.tokens.harmony import adapted, described, is_harmony
 from ckdist.tokens.tool_format import HERMES, ToolFormat, find_tool_format
 from ckdist.tokens.traits import Message, Traits, adapt, find_traits, joined_text
 
-if TYPE_CHECKING:  # who renders no chat loads no jinja2
+if TYPE_CHECKING:  # only rendering a chat loads jinja2
     from jinja2 import Template
 
     from ckdist.tokens.sandbox import ChatEnvironment
@@ -33,7 +33,7 @@ THOUGHTS = (  # marks around reasoning, as models write it
     ("<thinking>", "</thinking>"),
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
-END = "ckdistFinalMessageEndsHere"  # put behind a message that is continued, to find its end in the prompt
+END = "ckdistFinalMessageEndsHere"  # appended to a continued message, to find its end in the prompt
 
 CHATML = (
     "{{ bos_token }}{% for message in messages %}"
@@ -42,7 +42,7 @@ CHATML = (
 )
 
 
-# Where the template has no place for tools.
+# Used if the template has no place for tools.
 TOOLS_TEXT = """You can call these functions, each given as JSON:
 {tools}
 To call one, write a JSON object with its name and its arguments between tags:
@@ -55,9 +55,12 @@ log = logging.getLogger(__name__)
 
 
 class ChatTemplate:
-    """One model's templates by name: `default`, and where the model has it `tool_use` for requests with tools.
+    """The templates of one model by name: `default`, and in some models `tool_use` for requests with tools.
 
-    `special_tokens` are the texts that templates call bos_token, eos_token and so on. Compiled at first use.
+    Templates are compiled at first use.
+
+    Args:
+        special_tokens: Texts that templates call bos_token, eos_token and so on.
     """
 
     def __init__(self, templates: str | Mapping[str, str], special_tokens: Mapping[str, str] | None = None):
@@ -71,10 +74,10 @@ class ChatTemplate:
         self._compiled: dict[str, Template] = {}
         self._traits: dict[str, Traits] = {}
         self._tool_formats: dict[str, ToolFormat] = {}
-        self._refused: dict[str, str] = {}  # by name, why a template is not used
+        self._refused: dict[str, str] = {}  # name -> why the template is not used
 
     def render(self, messages: Sequence[Mapping[str, object]], **options: Any) -> str:
-        """The text of `prompt`."""
+        """Returns the text of `prompt`."""
         return self.prompt(None, messages, **options).text
 
     def prompt(
@@ -88,14 +91,18 @@ class ChatTemplate:
         continue_final_message: bool | None = None,
         **variables: object,
     ) -> RenderedChat:
-        """The prompt for `messages`, each with a `role` and a `content` of text or of text parts, in OpenAI's form (see
-        `traits`). `control`: control tokens that are text in what the messages, tools and variables say.
+        """Renders the prompt for `messages`, maps with a `role` and a `content` of text or text parts (see `traits`).
 
-        `template` names one of several; without it, tools choose `tool_use` where there is one. `variables`
-        (enable_thinking and the like) reach the template as they are. A last message of the assistant is continued: the
-        prompt ends with its text. `continue_final_message` demands that, or forbids it where False; with
-        `add_generation_prompt` False None forbids it too. Raises RequestError for messages that the template refuses or
-        cannot render.
+        A last message of the assistant is continued: the prompt ends with its text.
+
+        Args:
+            control: Control tokens that are plain text in messages, tools and variables.
+            template: The name of a template. By default, tools choose `tool_use` if it exists.
+            continue_final_message: True demands a message to continue, False forbids it. None: as
+                `add_generation_prompt`.
+            variables: Variables of the template, passed unchanged (enable_thinking and the like).
+
+        Raises RequestError if the template refuses the messages or cannot render them.
         """
         name = template or self.name_for(bool(tools))
         if name not in self.sources:
@@ -116,7 +123,7 @@ class ChatTemplate:
         continues = continues and by_assistant and not messages[-1].get("tool_calls")
 
         def rendered(messages: list[Any], tools: list[Any] | None, variables: dict[str, Any]) -> str:
-            """The text, with the marks of what it is made of."""
+            """The prompt, with the marks in its inputs."""
             if continues:
                 return self._continued(name, messages, tools, variables)
             return self.written(name, messages, add_generation_prompt, tools, variables)
@@ -126,11 +133,11 @@ class ChatTemplate:
         return self._with_literal_text(control, name, rendered, (messages, tools, variables))
 
     def traits(self, name: str = "default") -> Traits:
-        """What template `name` can take."""
+        """The forms of messages that template `name` accepts."""
         if name not in self._traits:
 
             def render(messages: list[Message], tools: list[dict[str, Any]] | None) -> str | None:
-                """The prompt; None where the template refuses."""
+                """The prompt, or None if the template refuses."""
                 try:
                     return self.written(name, messages, True, tools, {})
                 except RequestError:
@@ -140,15 +147,15 @@ class ChatTemplate:
         return self._traits[name]
 
     def name_for(self, with_tools: bool) -> str:
-        """Which template a chat with tools, or without, is rendered by."""
+        """Name of the template for a chat with or without tools."""
         return "tool_use" if with_tools and "tool_use" in self.sources else "default"
 
     def tool_format(self, name: str = "default") -> ToolFormat:
-        """How calls are written, as template `name` shows it."""
+        """The format of tool calls in template `name`."""
         if name not in self._tool_formats:
 
             def render(messages: list[Message], tools: list[Any] | None, add_generation_prompt: bool) -> str | None:
-                """The prompt; None where the template refuses."""
+                """The prompt, or None if the template refuses."""
                 try:
                     return self.written(name, messages, add_generation_prompt, tools, {})
                 except RequestError:
@@ -158,8 +165,10 @@ class ChatTemplate:
         return self._tool_formats[name]
 
     def adopt(self, name: str, traits: Traits | None, tool_format: ToolFormat = HERMES) -> None:
-        """`traits` and the format of calls as another process has found them; None where the template used up that
-        process' limits: it is not used then.
+        """Sets the traits and the format of calls that another process has found.
+
+        Args:
+            traits: None if the template exceeded the limits of that process. It is then not used.
         """
         self._tool_formats[name] = tool_format
         if traits is None:
@@ -176,8 +185,9 @@ class ChatTemplate:
         rendered: Callable[[list[Any], list[Any] | None, dict[str, Any]], str],
         given: tuple[list[Any], list[Any] | None, dict[str, Any]],
     ) -> RenderedChat:
-        """The prompt, and where the text of `given` reads as a control token. A template takes the marks around the
-        assistant's own reasoning out of its text: these stay.
+        """Renders the prompt and finds the spans of text from `given` that read like control tokens.
+
+        Templates remove the marks around the assistant's reasoning from its text, so these marks stay as they are.
         """
         messages, tools, variables = given
         source = self.sources[name]
@@ -204,9 +214,8 @@ class ChatTemplate:
         end = prompt.rfind(END)
         if end >= 0:
             return prompt[:end]
-        return (
-            self.written(name, messages[:-1], True, tools, variables) + text
-        )  # it leaves out what an assistant said last
+        # The template omits a last message of the assistant.
+        return self.written(name, messages[:-1], True, tools, variables) + text
 
     def written(
         self,
@@ -216,7 +225,7 @@ class ChatTemplate:
         tools: list[Any] | None,
         variables: dict[str, Any],
     ) -> str:
-        """The prompt that template `name` writes of messages that are adapted to it. RequestError as `render`."""
+        """Writes the prompt of adapted messages by template `name`. Raises RequestError like `prompt`."""
         from jinja2.exceptions import TemplateError
 
         context = {**self.special_tokens, **variables, "messages": messages, "tools": tools}
@@ -234,7 +243,7 @@ class ChatTemplate:
             raise
         except TemplateError as error:
             raise RequestError(f"the chat template refuses the messages: {_one_line(error)}", "messages") from None
-        except Exception as error:  # a template can raise anything that Python's own types and jinja2's filters do
+        except Exception as error:  # a template can raise any error of Python's types and jinja2's filters
             raise RequestError(f"the chat template fails on the messages: {_one_line(error)}", "messages") from None
         return "".join(parts)
 
@@ -257,7 +266,7 @@ class ChatTemplate:
 
 
 def with_template(tokenizer: "Tokenizer") -> "Tokenizer":
-    """`tokenizer` with a chat template: a model that has none gets chatml, as in llama-server."""
+    """Returns `tokenizer` with a chat template, which is chatml if the model has none, as in llama-server."""
     if tokenizer.chat_template is not None:
         return tokenizer
     known = any(tokenizer.token_bytes(token) == b"<|im_start|>" for token in tokenizer.special_ids)
@@ -270,7 +279,7 @@ def with_template(tokenizer: "Tokenizer") -> "Tokenizer":
 
 
 def _with_tools_text(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:
-    """`messages` with a system message that tells of the tools."""
+    """Adds the tools' descriptions to the system message."""
     shown = "\n".join(json.dumps(tool.get("function", tool), ensure_ascii=False) for tool in tools)
     text = TOOLS_TEXT.format(tools=shown)
     if messages and messages[0]["role"] in ("system", "developer"):
@@ -280,7 +289,7 @@ def _with_tools_text(messages: list[dict[str, Any]], tools: Sequence[Mapping[str
 
 
 def _checked(message: Mapping[str, object], index: int) -> dict[str, object]:
-    """`message` with the roles' present names. RequestError for another form than `render` takes."""
+    """Returns `message` with the current names of roles. Raises RequestError if its form is wrong."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise RequestError(f"messages[{index}] has no role; give each message a role and a content", "messages")
     content = message.get("content")

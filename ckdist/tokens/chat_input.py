@@ -1,6 +1,6 @@
-"""The messages and tools of a chat in OpenAI's form, checked, as `ChatTemplate.render` takes them.
+"""Checks the messages and tools of a chat in OpenAI's form, and returns them in the form of `ChatTemplate.render`.
 
-Serving reads the bodies of requests with it and training its records, so both give a template the same.
+Serving reads the bodies of requests with it, and training its records, so templates get the same input from both.
 """
 
 import re
@@ -24,7 +24,7 @@ def kind_of(value: object) -> str:
 
 
 def read_message(message: Any, name: str) -> dict[str, Any]:
-    """One message. `name` begins the RequestError of another form."""
+    """Reads one message. `name` begins the text of each RequestError."""
     if not isinstance(message, dict):
         raise RequestError(f"{name} must be an object, not {kind_of(message)}", "messages")
     role = message.get("role")
@@ -41,7 +41,11 @@ def read_message(message: Any, name: str) -> dict[str, Any]:
 
 
 def read_tool_list(given: list[Any], field: str) -> tuple[dict[str, Any], ...]:
-    """The tools of a chat. `field`: tools, or functions, whose entries have no type."""
+    """Reads the tools of a chat.
+
+    Args:
+        field: "tools", or "functions", whose entries have no type.
+    """
     if len(given) > MAX_TOOLS:
         raise RequestError(f"{field} has {len(given)} tools; at most {MAX_TOOLS} are taken", field, "invalid_value")
     tools = tuple(_tool(tool, f"{field}[{index}]", field) for index, tool in enumerate(given))
@@ -52,12 +56,12 @@ def read_tool_list(given: list[Any], field: str) -> tuple[dict[str, Any], ...]:
 
 
 def custom_tools(given: list[Any]) -> frozenset[str]:
-    """The names of the tools that take free text; `given` has passed `read_tool_list`."""
+    """Names of the tools that take free text. `given` must have passed `read_tool_list`."""
     return frozenset(tool["custom"]["name"] for tool in given if tool.get("type") == "custom")
 
 
 def _reasoning(message: dict[str, Any], name: str) -> dict[str, str]:
-    """What the assistant thought, under every name that templates read."""
+    """The assistant's reasoning, under every name that templates read."""
     for field in ("reasoning_content", "reasoning", "thinking"):
         given = message.get(field)
         if given is not None and not isinstance(given, str):
@@ -67,7 +71,7 @@ def _reasoning(message: dict[str, Any], name: str) -> dict[str, str]:
 
 
 def _content(content: Any, name: str) -> str | list[dict[str, str]] | None:
-    """Plain text, or parts of text alone; the template says whether they are joined."""
+    """Plain text, or a list of text parts, which the template may join."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -110,7 +114,7 @@ def _tool(tool: Any, where: str, field: str) -> dict[str, Any]:
 
 
 def _of_text(custom: dict[str, Any]) -> dict[str, Any]:
-    """A custom tool as a function. The model reads the grammar of its input, which is not enforced."""
+    """A custom tool as a function. The model reads the grammar of its input, but nothing enforces it."""
     form = custom.get("format")
     grammar = form.get("grammar", form) if isinstance(form, dict) else {}
     definition = grammar.get("definition") if isinstance(grammar, dict) else None

@@ -1,8 +1,8 @@
-"""Tokenizers and templates out of hostile files, in processes with limits that the kernel enforces.
+"""Loads tokenizers and templates from hostile files, in processes with limits that the kernel enforces.
 
-A zygote loads the tokenizer under limits and tries it (see `probe`); then it forks workers at no cost of loading. What
-comes back is a `Vocabulary`. Text of strangers is tokenised in workers. A command that tokenises its own user's text,
-at full speed, may use the tokenizer in its own process once it has passed here.
+A zygote loads the tokenizer under limits and tries it (see `probe`). Then it forks workers, which need not load it
+again. The result is a `Vocabulary`. Text of strangers is tokenised in workers. A command that tokenises its own user's
+text may use the tokenizer at full speed in its own process, once it has passed here.
 """
 
 import contextlib
@@ -29,15 +29,17 @@ from ckdist.tokens.tried import remember, was_tried
 from ckdist.tokens.vocabulary import MAX_PIECES_BYTES, Vocabulary
 
 Overrides = Mapping[str, int | float | bool | str] | None  # of a GGUF file's metadata
-COMMAND_LOG_FORMAT = "%(message)s"  # as `ckdist` writes its own log
-END_SECONDS = 1.0  # between the end of a process's output and its own
+COMMAND_LOG_FORMAT = "%(message)s"  # the format of `ckdist`'s own log
+END_SECONDS = 1.0  # from the end of a process's output to its exit
 SECRET = re.compile("KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)  # variables that a text process never needs
 MAX_RESULT = MAX_PIECES_BYTES + (64 << 20)
 
 
 def loading_limits(model: str | Path) -> Limits:
-    """By the size of tokenizer.json; published ones, of 2 to 33 MB, need a fifth of it. A line of tiktoken.model stands
-    for eight times as much. A GGUF file says nothing of its vocabulary's size.
+    """Limits by the size of tokenizer.json. Published ones of 2 to 33 MB need a fifth of them.
+
+    A byte of tiktoken.model counts eightfold. The size of a GGUF file says nothing about its vocabulary, so a fixed
+    size is assumed.
     """
     path = tokenizer_file(Path(model))
     try:
@@ -48,8 +50,14 @@ def loading_limits(model: str | Path) -> Limits:
 
 
 class Zygote:
-    """The process. Starting it returns at once; `load` waits for what it found. To be started by a thread that lives
-    on: its end is the process' end too.
+    """The process that loads a tokenizer. The constructor returns at once; `load` waits for the result.
+
+    The process ends with the thread that started it, so that thread must live on.
+
+    Args:
+        handler: `module:function` that workers call, (tokenizer, head, body) -> (head, body). None: no worker is
+            forked.
+        log_format: Format of log lines in the process and its workers, as for logging.Formatter.
     """
 
     def __init__(
@@ -60,9 +68,6 @@ class Zygote:
         limits: Limits | None = None,
         log_format: str = COMMAND_LOG_FORMAT,
     ):
-        """`handler`: `module:function` that workers call, (tokenizer, head, body) to (head, body); None where no worker
-        is forked. `log_format`: of what the process and its workers log, as of logging.Formatter.
-        """
         self.model, self.limits = str(model), limits or loading_limits(model)
         self._number = 0
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -90,7 +95,7 @@ class Zygote:
         self.control.send(json.dumps(settings).encode())
 
     def load(self) -> Vocabulary:
-        """The model's vocabulary. ModelFileError if the tokenizer cannot be loaded within the limits."""
+        """Waits for the model's vocabulary. Raises ModelFileError if it cannot be loaded within the limits."""
         with self._output as output:
             data = output.read(MAX_RESULT + 1)
         try:
@@ -98,7 +103,7 @@ class Zygote:
         except (ValueError, msgpack.UnpackException):
             result = {}
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(END_SECONDS)  # how it ended says why
+                self.process.wait(END_SECONDS)  # its exit status says why
         if "vocabulary" in result:
             return Vocabulary.from_bytes(result["vocabulary"])
         self.close()
@@ -111,7 +116,7 @@ class Zygote:
         )
 
     def fork(self) -> tuple[int, socket.socket]:
-        """A new worker's number and this side of its socket. EngineError when the process has ended."""
+        """Forks a worker. Returns its number and our end of its socket. Raises EngineError if the zygote has ended."""
         self._number += 1
         ours, theirs = socket.socketpair()
         try:
@@ -123,14 +128,14 @@ class Zygote:
         return self._number, ours
 
     def kill(self, number: int) -> None:
-        """Worker `number` ends, whatever it does."""
+        """Kills worker `number`."""
         with contextlib.suppress(OSError):  # the zygote has ended, and its workers with it
             self.control.send(b"K%d" % number)
 
     def signal_of(self, number: int) -> int | None:
-        """The signal that ended worker `number`, 0 without one, None if the process has ended itself.
+        """The signal that ended worker `number`, 0 if none did, None if the process has ended itself.
 
-        Waits for the answer: one thread at a time may call it.
+        Waits for the answer. Only one thread at a time may call it.
         """
         with contextlib.suppress(OSError, ValueError):
             self.control.send(b"S%d" % number)
@@ -138,7 +143,7 @@ class Zygote:
         return None
 
     def close(self) -> None:
-        """Ends the process, and its workers with it."""
+        """Ends the process and its workers."""
         self.control.close()
         self._output.close()
         self.process.kill()
@@ -146,7 +151,6 @@ class Zygote:
 
     @property
     def _output(self) -> IO[bytes]:
-        """Where the process writes the vocabulary."""
         assert self.process.stdout is not None
         return self.process.stdout
 
@@ -158,14 +162,15 @@ class Zygote:
 
 
 def load_vocabulary(model: str | Path, overrides: Overrides = None) -> Vocabulary:
-    """The vocabulary of a model whose tokenizer this process does not trust. ModelFileError as `Zygote.load`."""
+    """Loads the vocabulary of a model with an untrusted tokenizer. Raises ModelFileError like `Zygote.load`."""
     with Zygote(model, overrides) as zygote:
         return zygote.load()
 
 
 def load_tried(model: str | Path, overrides: Overrides = None) -> Tokenizer:
-    """A tokenizer for this process' own use, after it has loaded and passed `probe` in a process with limits, now or
-    before. ModelFileError.
+    """A tokenizer for use in this process, after it has passed `probe` in a process with limits, now or earlier.
+
+    Raises ModelFileError if it does not pass.
     """
     folder = Path(model)
     if folder.is_dir() and not was_tried(folder):  # a GGUF file has neither patterns nor normalisers of its own

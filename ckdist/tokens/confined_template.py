@@ -1,4 +1,4 @@
-"""A model's chat template for a command that chats: rendered in a process with limits, never in its own."""
+"""A model's chat template for a command that chats. A process with limits renders it."""
 
 import json
 from pathlib import Path
@@ -14,10 +14,13 @@ HANDLER = "ckdist.tokens.confined_template:render"
 
 
 class ConfinedTemplate(ChatTemplate):
-    """Its owner closes it."""
+    """A chat template that a confined process renders. Its owner closes it.
+
+    Args:
+        template: The template of `model`.
+    """
 
     def __init__(self, template: ChatTemplate, model: str | Path, overrides: Overrides = None):
-        """`template`: the one of `model`."""
         super().__init__(template.sources, template.special_tokens)
         self._process = TextProcess(model, overrides, HANDLER)
         self.close = self._process.close
@@ -30,13 +33,16 @@ class ConfinedTemplate(ChatTemplate):
         tools: list[Any] | None,
         variables: dict[str, Any],
     ) -> str:
-        """As of ChatTemplate. ModelFileError for a tokenizer that does not load, EngineError if the process ended."""
+        """Writes the prompt like ChatTemplate.
+
+        Raises ModelFileError if the tokenizer does not load, and EngineError if the process has ended.
+        """
         body = json.dumps([name, messages, add_generation_prompt, tools, variables])
         return self._process.ask(body.encode()).decode("utf-8", "surrogatepass")
 
 
 def render(tokenizer: Tokenizer, _head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-    """What a worker does: the prompt as the answer's body, or the reason why there is none."""
+    """The worker's handler. Returns the prompt as the body, or the reason for a refusal in the head."""
     name, messages, add_generation_prompt, tools, variables = json.loads(body)
     template = tokenizer.chat_template
     assert template is not None, "the zygote gives every tokenizer a template"

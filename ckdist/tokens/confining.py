@@ -1,6 +1,4 @@
-"""What the kernel still allows the text process: to read its model and Python; and its workers: memory and sockets that
-are open.
-"""
+"""Confines the text process to reading its model and Python, and its workers to memory and open sockets."""
 
 import codecs
 import glob
@@ -26,7 +24,7 @@ SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/dev/null")
 
 
 def confine_loading(model: Path, renders: bool) -> None:
-    """From now on this process reads the model's and Python's files only, and opens no socket. It may fork."""
+    """Lets this process read only files of the model and of Python, and open no socket. It may fork."""
     for name in (*(LATE_MODULES if renders else ()), *(() if model.is_dir() else LATE_FOR_GGUF)):
         importlib.import_module(name)
     for name in LATE_CODECS:
@@ -38,13 +36,13 @@ def confine_loading(model: Path, renders: bool) -> None:
 
 
 def confine_working() -> None:
-    """From now on this process opens nothing and starts nothing. What this kernel lacks, `confine_loading` has said."""
+    """Stops this process from opening files and starting processes. `confine_loading` has logged missing features."""
     read_only(())
     allow_calls(loading=False)
 
 
 def _readable(model: Path) -> Iterator[Path]:
-    """Files and folders; a link, as in a hub's cache, is one to its target."""
+    """Files and folders. A link, as in a hub's cache, gives access to its target."""
     if model.is_dir():
         yield model
         yield from (

@@ -1,9 +1,9 @@
-"""Control tokens that stand as text in messages: marked before a template renders them, and found in its prompt.
+"""Control tokens that are plain text in messages: marked before a template renders them, and found in its prompt.
 
-A template is a program: it trims, splits, joins and compares the text of messages. So the text gets marks that such
-programs carry along: one character, which occurs nowhere else, inside every text of a control token. Parts of such a
-text at the ends of a string get a mark too, since a template may join them with others. The marks are taken out of the
-prompt; a control token's text that had one inside is text, and all others are the template's own tokens.
+A template is a program that may trim, split, join and compare the text of messages. So the text gets marks that such
+programs keep: one character, which occurs nowhere else, inside every text of a control token. A part of such a text at
+an end of a string also gets a mark, since a template may join it with others. The marks are removed from the prompt. A
+control token's text that had a mark inside is plain text, and all others are the template's own tokens.
 """
 
 import json
@@ -23,21 +23,21 @@ SYMBOL = re.compile(r"[^\w\s]")
 
 
 class RenderedChat(NamedTuple):
-    """A prompt, and the spans of it that read as control tokens and are text."""
+    """A prompt, and its spans that read like control tokens and are plain text."""
 
     text: str
     literal: tuple[tuple[int, int], ...] = ()
 
 
 class ControlText:
-    """The texts of a vocabulary's control tokens. Texts of one character and of spaces are left out."""
+    """The texts of a vocabulary's control tokens, except single characters and white space."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.texts = frozenset(text for text in texts if len(text) > 1 and not text.isspace())
         self._longest = max(map(len, self.texts), default=0)
         pattern = pattern_of(self.texts)
         self._first, self._every = re.compile(pattern), re.compile(f"(?=({pattern}))")
-        # Parts of words are left out: they are everywhere, and templates compare them.
+        # Parts of words are left out: they are too common, and templates compare them.
         symbols = [(text, [found.end() for found in SYMBOL.finditer(text)]) for text in self.texts]
         self._heads = frozenset(text[:cut] for text, at in symbols if at for cut in range(at[0], len(text)))
         self._tails = frozenset(text[cut:] for text, at in symbols if at for cut in range(1, at[-1]))
@@ -49,7 +49,7 @@ class ControlText:
         return bool(self.texts) and any(self._positions(text, kept) for text in strings(value))
 
     def marked(self, value: Any, mark: str, kept: Collection[str] = ()) -> Any:
-        """`value` with marks in its strings, keys of maps included."""
+        """Returns `value` with marks in its strings, including the keys of maps."""
         if isinstance(value, str):
             cuts = [0, *self._positions(value, kept), len(value)]
             return mark.join(value[begin:end] for begin, end in pairwise(cuts))
@@ -60,7 +60,7 @@ class ControlText:
         return value
 
     def without_marks(self, prompt: str, mark: str) -> RenderedChat:
-        """The prompt, and the spans that had a mark inside."""
+        """Removes the marks. Returns the prompt with the spans that had a mark inside."""
         parts = prompt.replace(_escaped(mark), mark).split(mark)
         text, marks = "".join(parts), list(accumulate(map(len, parts)))[:-1]
         spans = [(found.start(), found.end(1)) for found in self._every.finditer(text)] if marks else []
@@ -68,7 +68,7 @@ class ControlText:
         return RenderedChat(text, tuple(filter(inside, spans)))
 
     def _positions(self, text: str, kept: Collection[str]) -> list[int]:
-        """Where the marks of a string belong."""
+        """Positions of the marks in a string."""
         if self._have_symbols and not SYMBOL.search(text):
             return []
         found, size, most = set[int](), len(text), self._longest
@@ -85,7 +85,7 @@ class ControlText:
 
 
 def new_mark(values: Iterable[Any], texts: Iterable[str]) -> str:
-    """A character that stands nowhere in `values` and `texts`. RequestError if their author has written them all."""
+    """A character that is in none of `values` and `texts`. Raises RequestError if none is found."""
     there = [*(text for value in values for text in strings(value)), *texts]
     for _ in range(DRAWS):
         mark = chr(random.choice(MARKS))
@@ -95,7 +95,7 @@ def new_mark(values: Iterable[Any], texts: Iterable[str]) -> str:
 
 
 def strings(value: Any) -> Iterator[str]:
-    """All strings in `value`, keys of maps included."""
+    """All strings in `value`, including the keys of maps."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -108,7 +108,10 @@ def strings(value: Any) -> Iterator[str]:
 
 
 def pattern_of(texts: Iterable[str]) -> str:
-    """A regular expression of the longest of `texts` at a position, as a trie: thousands of texts cost like a few."""
+    """A regular expression for the longest of `texts` at a position.
+
+    It is a trie, so that thousands of texts cost as little as a few.
+    """
     texts = set(texts)
     if not texts:
         return r"(?!)"
@@ -122,5 +125,5 @@ def pattern_of(texts: Iterable[str]) -> str:
 
 
 def _escaped(mark: str) -> str:
-    """The mark as JSON in ASCII has it."""
+    """The mark in ASCII JSON."""
     return json.dumps(mark)[1:-1]

@@ -1,4 +1,4 @@
-"""How few tokens a text can have: what lets a text be refused by its size, before it is tokenised."""
+"""The fewest tokens that a text can have. With it, a text can be refused by its size before it is tokenised."""
 
 import json
 from collections.abc import Sequence
@@ -8,17 +8,16 @@ import tokenizers
 
 from ckdist.tokens.pieces import BYTE_ALPHABET
 
-COMPOSING = 3  # NFC makes at most so many bytes into one: three Hangul letters of 3 bytes each into a syllable of 3
+COMPOSING = 3  # most bytes per byte of NFC: three Hangul letters of 3 bytes each become a syllable of 3
 KEEPING_NORMALIZERS = {"Prepend": 1, "NFC": COMPOSING}
 KEEPING_SPLITS = {"ByteLevel", "Metaspace", "Digits", "UnicodeScripts", "FixedLength"}
 
 
 def most_bytes_per_token(backend: tokenizers.Tokenizer, pieces: Sequence[bytes]) -> int | None:
-    """No text has fewer tokens than its UTF-8 bytes divided by this: the longest token's bytes, times what the
-    normaliser may shrink.
+    """Tokens of a text >= its UTF-8 bytes / this: the longest token's bytes times the shrinkage of the normaliser.
 
-    None where a token may stand for any length: a normaliser or split that drops characters, or a vocabulary that does
-    not reach all bytes, so that a run of unknown ones is one token.
+    None if a token may stand for any length: a normaliser or split drops characters, or the vocabulary does not cover
+    all bytes, so that a run of unknown ones is one token.
     """
     shrinks = _shrinks(_state(backend.normalizer))
     if shrinks is None or not _keeps_all(_state(backend.pre_tokenizer)) or not _reaches_all_bytes(backend):
@@ -33,7 +32,7 @@ def _state(part: Any) -> dict[str, Any] | None:
 
 
 def _shrinks(normalizer: dict[str, Any] | None) -> int | None:
-    """How many times shorter a text may become; None for any."""
+    """Factor of the largest shrinkage of a text, or None if there is no limit."""
     if normalizer is None:
         return 1
     kind = normalizer.get("type")

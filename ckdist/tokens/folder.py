@@ -1,5 +1,6 @@
-"""The tokenizer of a Hugging Face folder: `tokenizer.json` or `tiktoken.model`, and around it the files that hold its
-BOS, EOS and chat rules.
+"""Loads the tokenizer of a Hugging Face folder.
+
+It reads `tokenizer.json` or `tiktoken.model`, and the files with BOS, EOS and chat rules.
 """
 
 import json
@@ -23,31 +24,32 @@ from ckdist.tokens.pieces import (
 from ckdist.tokens.tiktoken import MAX_RANKS_BYTES, backend_of_ranks, split_of_type
 from ckdist.tokens.tokenizer import Tokenizer
 
-RANKS = "tiktoken.model"  # tiktoken's own form, of Kimi-K2
+RANKS = "tiktoken.model"  # tiktoken's own format, used by Kimi-K2
 MAX_TOKENIZER_BYTES = 256 << 20
 MAX_CONFIG_BYTES = 32 << 20
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_VOCAB = 4 << 20
 
-# Classes that put BOS before a text even where `tokenizer.json` says nothing of it.
+# Classes that put BOS before a text even if `tokenizer.json` does not say so.
 BOS_BY_DEFAULT = ("LlamaTokenizer", "CodeLlamaTokenizer", "GemmaTokenizer")
-# Where one of these ends a text, the other does: it ends a call of a tool.
+# If one of these ends a text, so does the other: it ends a call of a tool.
 ENDS_OF_MESSAGES = ("<|return|>", "<|call|>")
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """The tokenizer in the folder `path` (or beside, where `path` is a file of that folder).
+    """Loads the tokenizer in the folder `path`, or in the folder of the file `path`.
 
-    Reads tokenizer.json, or where there is none tiktoken.model, and where they exist tokenizer_config.json,
-    config.json, generation_config.json, chat_template.jinja and additional_chat_templates/. Raises ModelFileError, one
-    line, for what is missing, too large or not what it should be.
+    Reads tokenizer.json, or tiktoken.model if that is missing. Also reads these files if they exist:
+    tokenizer_config.json, config.json, generation_config.json, chat_template.jinja and additional_chat_templates/.
+
+    Raises ModelFileError, one line, if a file is missing, too large or malformed.
     """
     folder = Path(path)
     folder = folder if folder.is_dir() else folder.parent
     if (folder / "source.spm").is_file() and not (folder / "tokenizer.json").is_file():
         raise ModelFileError(
-            f"{folder} has SentencePiece files for two languages (source.spm, target.spm) and no tokenizer.json, which "
-            "is what is read: convert it with transformers"
+            f"{folder} has SentencePiece files for two languages (source.spm, target.spm) and no tokenizer.json: "
+            "convert it with transformers"
         )
     config = _read_json(folder / "tokenizer_config.json")
     model, generation = _read_json(folder / "config.json"), _read_json(folder / "generation_config.json")
@@ -65,7 +67,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     if named["eos_token"]:
         eos |= _ids(backend.token_to_id(named["eos_token"]))
     ends = frozenset(filter(None, map(backend.token_to_id, ENDS_OF_MESSAGES)))
-    eos |= ends if eos & ends else frozenset()  # some folders name one alone
+    eos |= ends if eos & ends else frozenset()  # some folders name only one
     prefix, suffix = _special_ids_around(backend)
     prefix = _with(prefix, bos, _rule(config, "add_bos_token"), at_end=False)
     suffix = _with(suffix, _first_id(backend, named["eos_token"]), _rule(config, "add_eos_token"), at_end=True)
@@ -97,7 +99,7 @@ def _read_bytes(path: Path, limit: int) -> bytes:
 
 
 def tokenizer_file(folder: Path) -> Path:
-    """The file of `folder` that holds the vocabulary: tokenizer.json, unless there is tiktoken.model alone."""
+    """The file with the vocabulary in `folder`: tokenizer.json, or tiktoken.model if that alone exists."""
     whole = folder / "tokenizer.json"
     return folder / RANKS if not whole.exists() and (folder / RANKS).exists() else whole
 
@@ -155,8 +157,9 @@ def _first_id(backend: tokenizers.Tokenizer, text: str, *configured: object) -> 
 
 
 def _rule(config: dict[str, Any], name: str) -> bool | None:
-    """Whether to add the token: what the configuration says, else what its class does, else None (as the
-    post-processor does).
+    """Whether to add the token: the configuration's value, else the default of its class.
+
+    None: the post-processor decides.
     """
     if isinstance(config.get(name), bool):
         return config[name]
@@ -173,7 +176,7 @@ def _with(ids: tuple[int, ...], token_id: int | None, rule: bool | None, at_end:
 
 
 def _special_ids_around(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids that the post-processor puts before and after a text, found by trying it on one."""
+    """The ids that the post-processor puts before and after a text, found by a trial."""
     bare = backend.encode("a", add_special_tokens=False).ids
     full = backend.encode("a", add_special_tokens=True).ids
     for start in range(len(full) - len(bare) + 1):
@@ -183,10 +186,10 @@ def _special_ids_around(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...],
 
 
 def _special_ids_between(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
-    """The ids that the post-processor puts between two texts, found by trying it on two; none where it knows of one."""
+    """The ids that the post-processor puts between two texts, found by a trial. Empty if it knows only single texts."""
     try:
         pair = backend.encode("a", "a", add_special_tokens=True)
-    except Exception:  # of whatever kind the library raises
+    except Exception:  # the library raises errors of any kind
         return ()
     marks, sequences = list(pair.special_tokens_mask), list(pair.sequence_ids)
     if 0 not in sequences or 1 not in sequences:
@@ -198,7 +201,7 @@ def _special_ids_between(backend: tokenizers.Tokenizer) -> tuple[int, ...]:
 def _pieces(backend: tokenizers.Tokenizer, path: Path) -> tuple[list[bytes], bool]:
     """Every token in bytes, and whether decoding strips the space before a text.
 
-    The decoder says which alphabet it is.
+    The decoder determines the alphabet.
     """
     steps = _decoder_steps(json.loads(backend.decoder.__getstate__())) if backend.decoder is not None else []
     kinds = {step.get("type") for step in steps}
@@ -239,7 +242,7 @@ def _decoder_steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _chat_templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Templates by name. A file of its own goes before the one in tokenizer_config.json."""
+    """Templates by name. A separate file overrides the one in tokenizer_config.json."""
     found = config.get("chat_template")
     templates = {}
     if isinstance(found, str):

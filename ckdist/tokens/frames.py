@@ -1,4 +1,4 @@
-"""How a worker with limits and its owner talk: a map as msgpack and a body of bytes, each with its size before it."""
+"""Messages between a worker with limits and its owner: two sizes, a map as msgpack, and a body of bytes."""
 
 import socket
 import struct
@@ -10,18 +10,18 @@ SIZES = struct.Struct("<IQ")  # of the map and of the body
 
 
 def pack(head: dict[str, Any], body_size: int) -> bytes:
-    """What goes before the body."""
+    """Returns the bytes before the body."""
     data = packed(head)
     return SIZES.pack(len(data), body_size) + data
 
 
 def packed(value: Any) -> bytes:
-    """`value` as msgpack."""
+    """Encodes `value` with msgpack."""
     return cast("bytes", msgpack.packb(value))  # the library has no types
 
 
 def unpack_head(data: bytes | bytearray) -> dict[str, Any]:
-    """The map that `data` is."""
+    """Decodes the map."""
     return msgpack.unpackb(data, strict_map_key=False)
 
 
@@ -32,7 +32,7 @@ def send(connection: socket.socket, head: dict[str, Any], body: bytes) -> None:
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], bytes] | None:
-    """The next map and body; None when the other side has closed."""
+    """Returns the next map and body, or None if the other side has closed."""
     sizes = _exactly(connection, SIZES.size)
     if sizes is None:
         return None

@@ -1,6 +1,7 @@
-"""The tokenizer inside a GGUF file, rebuilt from its metadata (`tokenizer.ggml.*`) as a `tokenizers` library object.
+"""Rebuilds the tokenizer of a GGUF file from its metadata (`tokenizer.ggml.*`), as an object of the `tokenizers`
+library.
 
-It reads the plain dictionary of keys to Python values; parsing the file is `ckdist.weights`' work.
+The metadata is a dictionary of keys to Python values. `ckdist.weights` parses the file.
 """
 
 import math
@@ -24,25 +25,25 @@ MAX_VOCAB = 4 << 20
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
 # Many files name only one end token, though the chat format ends turns with another. These control tokens always end a
-# turn; some files call them user-defined, which would let them into what is plain text.
+# turn. Some files call them user-defined, and then plain text could contain them.
 END_OF_TURN = {
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
     "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|return|>", "<|call|>", "<|flush|>",
     "<|calls|>", "<turn|>", "<|tool_response>", "<end_of_utterance>", "[e~[", "<｜end▁of▁sentence｜>",  # noqa: RUF001
 }  # fmt: skip
-# beside these, <|end|> only ends one of an answer's messages
+# in a vocabulary with these, <|end|> ends only one of an answer's messages
 GOES_ON = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})
 
-# Gemma's and Phi's files call it user-defined, but no text means it: where control tokens are plain text, it is too.
+# Gemma's and Phi's files call it user-defined, but no text means it. So it is treated like a control token.
 NEVER_MEANT = "</s>"
 
-# Kinds that GGUF knows and this does not read.
+# Kinds that GGUF defines and this module does not read.
 NOT_READ = ("hybriddna", "no_vocab", "none", "plamo2", "rwkv", "whitespace")
 
 
 @dataclass(frozen=True)
 class _Vocabulary:
-    """The checked arrays of the file, and the rules that differ between kinds of vocabulary."""
+    """The checked arrays of the file, with access to the rules that differ between kinds of vocabulary."""
 
     tokens: list[str]
     types: list[int]
@@ -51,14 +52,14 @@ class _Vocabulary:
     metadata: Mapping[str, Any]
 
     def flag(self, name: str, default: bool) -> bool:
-        """The switch under `name`. ModelFileError for another type."""
+        """The switch under `name`. Raises ModelFileError if it has another type."""
         value = self.metadata.get(f"tokenizer.ggml.{name}", default)
         if not isinstance(value, (bool, int)):
             raise ModelFileError(f"tokenizer.ggml.{name} is {value!r:.40}, not true or false")
         return bool(value)
 
     def token_id(self, name: str, default: int | None = None) -> int | None:
-        """The id under `name`; None where it is absent or, as some files have it, beyond the vocabulary."""
+        """The id under `name`. None if it is absent or, as in some files, beyond the vocabulary."""
         value = self.metadata.get(f"tokenizer.ggml.{name}", default)
         known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(self.tokens)
         return value if known else None
@@ -69,11 +70,12 @@ class _Vocabulary:
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
-    """The tokenizer that `metadata` (GGUF key to value, arrays as lists) describes.
+    """Builds the tokenizer that `metadata` (GGUF key to value, arrays as lists) describes.
 
     Kinds: `gpt2` (byte-level BPE), `gemma4` (BPE over text), `llama` (SentencePiece BPE by scores), `t5` (SentencePiece
-    unigram), `bert` (WordPiece). Raises ModelFileError for another kind, or for arrays that are missing or contradict
-    each other.
+    unigram), `bert` (WordPiece).
+
+    Raises ModelFileError for another kind, or if arrays are missing or contradict each other.
     """
     kind = metadata.get("tokenizer.ggml.model")
     builders = {
@@ -132,7 +134,7 @@ def _read_vocabulary(metadata: Mapping[str, object], kind: str) -> _Vocabulary:
 
 def _array(metadata: Mapping[str, object], name: str, kind: type) -> list[Any]:
     values = metadata.get(f"tokenizer.ggml.{name}", [])
-    if isinstance(values, np.ndarray):  # how the reader gives arrays of numbers
+    if isinstance(values, np.ndarray):  # the reader's form of arrays of numbers
         values = values.tolist()
     accepted = (int, float) if kind is float else kind
     if not isinstance(values, list) or not all(isinstance(value, accepted) for value in values):
@@ -164,20 +166,20 @@ def _byte_level(v: _Vocabulary, split: Split) -> Tokenizer:
 
 
 def _visible_space(v: _Vocabulary, split: Split) -> Tokenizer:
-    """BPE by merges over text, as SentencePiece writes it: ▁ for spaces, bytes for what no token spells."""
+    """BPE by merges over text as in SentencePiece: ▁ for spaces, byte tokens for characters without a token."""
     backend = tokenizers.Tokenizer(models.BPE(vocab=_ids(v.tokens), merges=v.merges, byte_fallback=True))
     backend.normalizer = normalizers.Replace(" ", SPACE)
     backend.pre_tokenizer = split.pre_tokenizer()
     backend.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
     _add_special(backend, v)
-    if split.adds_bos:  # whatever the file says: early conversions of Gemma 4 deny it
+    if split.adds_bos:  # overrides the file: early conversions of Gemma 4 deny it
         v = replace(v, metadata={**v.metadata, "tokenizer.ggml.add_bos_token": True})
     bos, eos = v.token_id("bos_token_id"), v.token_id("eos_token_id")
     return _finish(backend, v, _sentencepiece_pieces(v), bos, eos, adds_bos=split.adds_bos)
 
 
 def _word_piece(v: _Vocabulary) -> Tokenizer:
-    """BERT's: tokens that begin a word begin with ▁, those that go on with one do not."""
+    """BERT's vocabulary: tokens that begin a word begin with ▁, all others do not."""
     special = set(v.of_type(CONTROL, UNKNOWN, USER_DEFINED))
     names = [
         token if i in special else token.removeprefix(SPACE) if token.startswith(SPACE) else f"##{token}"
@@ -227,7 +229,7 @@ def _sentencepiece_bpe(v: _Vocabulary) -> Tokenizer:
 
 def _sentencepiece_unigram(v: _Vocabulary) -> Tokenizer:
     unknown = v.token_id("unknown_token_id", 2)
-    # Only normal tokens may be found in text; -1e9 keeps their ids and takes the others out of every best path.
+    # Only these may be found in text. A score of -1e9 keeps the ids of the others out of every best path.
     findable = {NORMAL, USER_DEFINED}
     scored = [
         (token, float(score) if kind in findable else -1e9)
@@ -249,7 +251,7 @@ def _sentencepiece(
 ) -> Tokenizer:
     adds_space = v.flag("add_space_prefix", True)
     charsmap = v.metadata.get("tokenizer.ggml.precompiled_charsmap")
-    # Bytes, signed in some files, as a list or an array of numbers.
+    # A list or array of bytes, which are signed in some files.
     steps = (
         [normalizers.Precompiled(bytes(int(byte) & 255 for byte in charsmap))]
         if charsmap is not None and len(charsmap)
@@ -273,10 +275,10 @@ def _sentencepiece_pieces(v: _Vocabulary) -> list[bytes]:
 
 
 def _merges_by_score(v: _Vocabulary) -> list[tuple[str, str]]:
-    """SentencePiece joins the neighbours whose joint token has the best score, of equals the leftmost.
+    """SentencePiece joins the neighbours whose joint token has the best score, and the leftmost ones among equals.
 
-    As merges: every way to halve a token, in the order of the tokens' scores. Tokens of one score are runs of spaces
-    and the like (Mistral's): there the leftmost is joined on and on, which is the order of longer left halves first.
+    The equivalent merges are all ways to halve a token, in the order of the tokens' scores. Tokens of one score are
+    runs of spaces and the like (Mistral's). There the leftmost is joined repeatedly, so longer left halves come first.
     """
     normal = {v.tokens[i]: v.scores[i] for i in v.of_type(NORMAL)}
     rank = _ids(v.tokens)
@@ -290,12 +292,13 @@ def _merges_by_score(v: _Vocabulary) -> list[tuple[str, str]]:
 
 
 def _ids(tokens: list[str]) -> dict[str, int]:
-    return {token: i for i, token in reversed(list(enumerate(tokens)))}  # of two alike the first is found
+    return {token: i for i, token in reversed(list(enumerate(tokens)))}  # the first of two equal tokens counts
 
 
 def _add_special(backend: tokenizers.Tokenizer, v: _Vocabulary, mask: str = "") -> None:
-    """Control tokens and user-defined ones are found in text as a whole, before anything is split; `mask` takes the
-    spaces before it.
+    """Adds control tokens and user-defined ones, which are found whole in a text before anything is split.
+
+    The token `mask` also takes the spaces before it.
     """
     control, user = (
         [v.tokens[i] for i in v.of_type(*types) if v.tokens[i]] for types in ((CONTROL, UNKNOWN), (USER_DEFINED,))

@@ -1,8 +1,7 @@
-"""What an answer may look like, as a grammar of llguidance: from a JSON Schema, a regular expression, a list of
-choices, GBNF or Lark.
+"""Grammars of answers for llguidance: from a JSON Schema, a regular expression, a list of choices, GBNF or Lark.
 
-A grammar is text in llguidance's own JSON, so that it can be sent to another process. Its limits are those of work,
-not of time: grammars of strangers are checked in a process with limits as well, and who follows them counts the time.
+A grammar is text in llguidance's own JSON, so that it can be sent to another process. Its limits are those of work, not
+of time. So grammars of strangers are also checked in a process with limits, and code that follows them counts the time.
 """
 
 import functools
@@ -18,26 +17,28 @@ from llguidance.gbnf_to_lark import any_to_lark
 from ckdist.errors import RequestError
 from ckdist.tokens.schema_patterns import with_exact_patterns
 
-MAX_GRAMMAR = 256 << 10  # characters, of the form that llguidance reads
+MAX_GRAMMAR = 256 << 10  # characters, in llguidance's form
 REMEMBERED = 16  # grammars that have passed
 MAX_WHOLE = 512 << 10  # characters, with the tools around it
 MAX_CHOICES = 4096
 MAX_FORCED = 4096  # bytes
-WALKS = (48, 48, 48, 256)  # bytes; the long one finds out what grows with the text
+WALKS = (48, 48, 48, 256)  # bytes; the long one finds costs that grow with the text
 MAX_ERROR = 300  # characters of llguidance's message that are shown
 MAX_NESTING = 64  # of brackets in a regular expression or a grammar
-# As Python's json.dumps writes, and so most of what models were trained on.
 REASONS = {  # llguidance's names for why nothing can follow
     "NoExtensionBias": "no text follows it; does a rule or a $ref lead to itself alone?",
     "LexerTooComplex": "its patterns are too complex",
     "ParserTooComplex": "its rules are too complex",
 }
+# As Python's json.dumps writes, like most texts on which models were trained.
 SEPARATORS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 
 
 def limits() -> LLParserLimits:
-    """Of the work for one grammar and for one token: objects of 250 keys that may be left out, or texts of some 10,000
-    counted characters. What llguidance keeps of one text is then 65 MB at most.
+    """Limits of the work for one grammar and one token.
+
+    They allow objects of 250 optional keys, or texts of some 10,000 counted characters. llguidance then keeps at most
+    65 MB for one text.
     """
     return LLParserLimits(
         max_items_in_row=1000,
@@ -54,8 +55,11 @@ def limits() -> LLParserLimits:
 def json_schema_grammar(
     schema: dict[str, Any] | bool, lenient: bool = False, whitespace: str | None = None, field: str = "json_schema"
 ) -> str:
-    """JSON that validates against `schema`. `lenient`: keywords that are not known are ignored, and not refused.
-    `whitespace`: a regular expression of what may stand between JSON's tokens; None: as json.dumps writes.
+    """A grammar of JSON that validates against `schema`.
+
+    Args:
+        lenient: Ignore unknown keywords, instead of refusing them.
+        whitespace: A regular expression of the text between JSON's tokens. None: as json.dumps writes.
     """
     options: Any = {**({"whitespace_pattern": whitespace} if whitespace else SEPARATORS), "lenient": lenient}
     schema = {"type": "object"} if schema is True else schema
@@ -67,14 +71,14 @@ def json_schema_grammar(
 
 
 def regex_grammar(pattern: str, field: str = "regex") -> str:
-    """Text that `pattern` matches from its begin to its end."""
+    """A grammar of text that `pattern` matches from begin to end."""
     _check_length(pattern, field)
     _check_nesting(pattern, field)
     return _made(lambda: LLMatcher.grammar_from_regex(pattern), field)
 
 
 def choice_grammar(choices: Sequence[str], field: str = "choice") -> str:
-    """One of `choices`."""
+    """A grammar of one of `choices`."""
     if not choices or len(choices) > MAX_CHOICES or not all(isinstance(choice, str) and choice for choice in choices):
         raise RequestError(
             f"{field} must be a list of 1 to {MAX_CHOICES} strings that are not empty", field, "invalid_value"
@@ -84,14 +88,14 @@ def choice_grammar(choices: Sequence[str], field: str = "choice") -> str:
 
 
 def text_grammar(text: str, field: str = "grammar") -> str:
-    """A grammar in GBNF (llama.cpp's) or Lark; which of the two is seen from its rules."""
+    """A grammar in GBNF (llama.cpp's) or Lark. Its rules show which one it is."""
     _check_length(text, field)
     _check_nesting(text, field)
     return lark_grammar(_made(lambda: any_to_lark(text), field), field)
 
 
 def lark_grammar(text: str, field: str = "grammar") -> str:
-    """A grammar in Lark, as llguidance knows it."""
+    """A grammar in llguidance's Lark."""
     return _made(lambda: LLMatcher.grammar_from_lark(text), field)
 
 
@@ -101,9 +105,11 @@ def quoted(text: str) -> str:
 
 
 def check_grammar(grammar: str, field: str = "grammar") -> None:
-    """RequestError where llguidance does not take it, and where a few texts that follow it take too long or hold runs
-    without a choice of more than MAX_FORCED bytes. A vocabulary of bytes does for that. It may take long: to be called
-    in a process with limits, which remembers the last grammars that have passed.
+    """Raises RequestError if llguidance refuses the grammar, or a few texts that follow it show a problem.
+
+    Problems are texts that take too long, and forced runs of more than MAX_FORCED bytes. A vocabulary of bytes is
+    enough to find them. The check may take long, so call it in a process with limits. That process remembers the last
+    grammars that have passed.
     """
     if len(grammar) > MAX_WHOLE:
         raise _too_long(len(grammar), MAX_WHOLE, field)
@@ -112,7 +118,7 @@ def check_grammar(grammar: str, field: str = "grammar") -> None:
 
 @functools.lru_cache(maxsize=REMEMBERED)
 def _try_grammar(grammar: str, field: str) -> None:
-    """RequestError for one that does not pass; only one that has passed is not tried again."""
+    """Raises RequestError for a grammar that does not pass. Only one that has passed is remembered."""
     vocabulary = LLTokenizer("byte", slices=[])
     matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits())
     if matcher.is_error():
@@ -123,7 +129,7 @@ def _try_grammar(grammar: str, field: str) -> None:
 
 
 def _walk(matcher: LLMatcher, size: int, choose: random.Random, field: str) -> None:
-    """Follows a grammar along a random text of `size` bytes at most."""
+    """Follows a grammar along a random text of at most `size` bytes."""
     for step in range(size):
         forced = len(matcher.compute_ff_bytes())
         if forced > MAX_FORCED:
@@ -140,7 +146,7 @@ def _walk(matcher: LLMatcher, size: int, choose: random.Random, field: str) -> N
 
 
 def _made(make: Any, field: str) -> str:
-    """What `make` gives. RequestError where it refuses, or where the grammar is too long."""
+    """Returns the result of `make`. Raises RequestError if it refuses, or if the grammar is too long."""
     try:
         grammar = make()
     except (KeyboardInterrupt, SystemExit, MemoryError):
@@ -153,7 +159,7 @@ def _made(make: Any, field: str) -> str:
 
 
 def _check_size(schema: dict[str, Any], field: str) -> None:
-    """RequestError for a schema that has more than MAX_GRAMMAR characters as JSON, before anything is made of it."""
+    """Raises RequestError early for a schema of more than MAX_GRAMMAR characters as JSON."""
     size, left = 0, list[Any]([schema])
     while left:
         part = left.pop()
@@ -167,7 +173,6 @@ def _check_size(schema: dict[str, Any], field: str) -> None:
 
 
 def _check_length(text: str, field: str) -> None:
-    """RequestError, before anything is made of it, for a text that is longer than any grammar."""
     if len(text) > MAX_GRAMMAR:
         raise _too_long(len(text), MAX_GRAMMAR, field)
 

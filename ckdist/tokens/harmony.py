@@ -1,5 +1,6 @@
-"""OpenAI's harmony format: an answer is messages, each in a channel of the model's. Its marks, and what its templates
-want.
+"""OpenAI's harmony format: its marks, and the needs of its templates.
+
+An answer is a list of messages, each in a channel of the model:
 
     <|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>
     <|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>
@@ -23,18 +24,21 @@ def is_harmony(template: str) -> bool:
 
 
 def begun(prompt: str) -> str:
-    """What a prompt has of the answer, behind the word that says whose it is; empty where a message is to begin."""
+    """The part of the answer that is in the prompt, after its author. Empty if a message is to begin."""
     return prompt.rpartition(ASSISTANT)[2]
 
 
 def adapted(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Messages as its templates take them: beside a call not both a text and a thought, which become one thought."""
+    """Messages in the form of harmony's templates.
+
+    A message with a call must not have both a text and a thought, so these become one thought.
+    """
     refused = lambda m: all(m.get(part) for part in ("tool_calls", "content", "thinking"))
     return [_with_one_thought(message) if refused(message) else message for message in messages]
 
 
 def described(tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Tools, each with a description, be it empty, without which its templates fail."""
+    """Tools with a description each, if only an empty one. Templates fail without it."""
     return [{**tool, "function": {"description": "", **tool["function"]}} for tool in tools]
 
 

@@ -10,12 +10,16 @@ MAX_BEFORE = 8  # messages before a free answer or its call
 def harmony_grammar(
     literal: Literal, schemas: Schemas, strict: frozenset[str], answer: str | None, budget: int | None = None
 ) -> str:
-    """Lark of an answer that calls one of the tools, whose parameters have these `schemas`. `answer` is a rule of Lark
-    for a text that may stand in the final channel instead, None where there must be a call. Analysis may come first,
-    and where the answer may be ANY text, what is said before a call too.
+    """Returns a Lark grammar of an answer that calls one of the tools.
 
-    `literal`: a text as Lark. `strict`: the tools whose schemas may hold no keyword that is not known. With a `budget`
-    there is one message of analysis, of that many tokens at most.
+    Analysis may come first. If the answer may be ANY text, commentary before a call may come first too.
+
+    Args:
+        literal: Converts a text to Lark.
+        schemas: Schemas of the tools' parameters.
+        strict: Tools whose schemas may hold no unknown keyword.
+        answer: A Lark rule of a text in the final channel, in place of a call. None: there must be a call.
+        budget: If set, there is one message of analysis, of at most this many tokens.
     """
     channels = ("analysis", "commentary") if answer == ANY else ("analysis",)
     rules, ways, first = list[str](), list[str](), ""

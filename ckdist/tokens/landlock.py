@@ -1,4 +1,4 @@
-"""Landlock: which files a process may read. It may write, run and create none.
+"""Landlock: restricts the files that a process may read. It may write, run and create none.
 
 https://docs.kernel.org/userspace-api/landlock.html
 """
@@ -13,16 +13,16 @@ from pathlib import Path
 
 from ckdist.prctl import kernel_call
 
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same on every machine
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # system calls, the same on every machine
 VERSION_FLAG, PATH_BENEATH = 1, 1
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
-FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # by version, how many kinds of access can be refused; 16 from 5 on
+FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}  # version -> kinds of access that can be refused; 16 from version 5 on
 TCP_RIGHTS = 3  # bind and connect, from version 4 on
 SCOPES = 3  # abstract Unix sockets and signals stay among confined processes, from version 6 on
 
 
 def read_only(paths: Iterable[Path]) -> str | None:
-    """From now on this process and those that it starts read files beneath `paths`, and open no others.
+    """Lets this process and those that it starts read files beneath `paths`, and open no others.
 
     Returns:
         None, or the reason why this kernel cannot do so.
@@ -47,7 +47,7 @@ def read_only(paths: Iterable[Path]) -> str | None:
 
 
 def _permit(ruleset: int, path: Path) -> None:
-    """A rule for what is at, or beneath, `path`. OSError if it cannot be opened."""
+    """Permits reading at or beneath `path`. Raises OSError if it cannot be opened."""
     descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)

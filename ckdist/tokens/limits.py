@@ -1,8 +1,7 @@
-"""Limits of a process on itself that the kernel enforces: of CPU time, time, memory and files. Who exceeds one is
-killed.
+"""Limits of a process on its own CPU time, time, memory and files. The kernel kills a process that exceeds one.
 
-Native code that loops holds no lock that a Python thread could wait for, so only the kernel can end it: by a signal
-whose default is to end the process, or by refusing memory.
+Native code that loops holds no lock for which a Python thread could wait. So only the kernel can end it: by a signal
+whose default action ends the process, or by refusing memory.
 """
 
 import logging
@@ -20,26 +19,27 @@ MAX_FILES = 16
 
 @dataclass(frozen=True)
 class Limits:
-    """For one task: `cpu` seconds of CPU time, and `memory` bytes beyond those that the process had when it was
-    confined.
-    """
+    """Limits of one task."""
 
-    cpu: float
-    memory: int
+    cpu: float  # seconds of CPU time
+    memory: int  # bytes beyond those at the confinement
 
     @property
     def wall(self) -> float:
-        """Seconds that the task may take on a machine that has much other work too."""
+        """Seconds that the task may take on a busy machine."""
         return 10 * self.cpu
 
 
 class Confinement:
-    """Arms and disarms the limits of one task after the other. Made when the process is as large as it is without a
-    task, or by its parent right before it is forked.
+    """Arms and disarms the limits of one task after another.
+
+    Construct it while the process has its size without a task, or in the parent right before it is forked.
+
+    Args:
+        status: /proc/self/status, which a confined process cannot open.
     """
 
     def __init__(self, status: FileIO) -> None:
-        """`status`: /proc/self/status, which a confined process cannot open."""
         self._used = {resource.RLIMIT_AS: 0, resource.RLIMIT_DATA: 0}
         status.seek(0)
         for line in status.read(1 << 16).decode("ascii", "replace").splitlines():
@@ -48,7 +48,7 @@ class Confinement:
                     self._used[kind] = int(line.split()[1]) << 10
 
     def arm(self, limits: Limits) -> None:
-        """From now on the process is killed once it has used more than `limits`."""
+        """Lets the kernel kill the process once it has used more than `limits`."""
         signal.setitimer(signal.ITIMER_PROF, limits.cpu)
         signal.setitimer(signal.ITIMER_REAL, limits.wall)
         used = resource.getrusage(resource.RUSAGE_SELF)
@@ -57,7 +57,7 @@ class Confinement:
             _lower(kind, size + limits.memory)
 
     def disarm(self) -> None:
-        """The process waits: time does not count."""
+        """Lifts the limits while the process waits, so that this time does not count."""
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         for kind in (resource.RLIMIT_CPU, *self._used):
@@ -65,7 +65,7 @@ class Confinement:
 
 
 def give_up_privileges() -> None:
-    """No file can grow, nothing dumps core, and nobody of the same user can look into this process."""
+    """Forbids growing files, core dumps, and inspection by other processes of the same user."""
     prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -73,7 +73,7 @@ def give_up_privileges() -> None:
 
 
 class LogHandler(logging.StreamHandler[TextIO]):
-    """Writes lines where standard error is a file too, which must not grow otherwise."""
+    """Writes log lines even if standard error is a file, although no file may grow otherwise."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Writes one line."""
@@ -85,12 +85,12 @@ class LogHandler(logging.StreamHandler[TextIO]):
 
 
 def start_nothing() -> None:
-    """A few files may be open (Python imports modules late) and, but for root, no process or thread can be started."""
+    """Allows only MAX_FILES open files (Python imports modules late) and, except for root, no new process or thread."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_FILES, MAX_FILES))
     resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
 
 def _lower(kind: int, value: int) -> None:
-    """The soft limit; what the process was started with stays the most."""
+    """Sets the soft limit, but not above the hard limit that the process was started with."""
     hard = resource.getrlimit(kind)[1]
     resource.setrlimit(kind, (value if hard == UNLIMITED or 0 <= value < hard else hard, hard))

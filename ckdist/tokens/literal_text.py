@@ -1,4 +1,4 @@
-"""Text in which the texts of control tokens are plain text, wholly or in spans."""
+"""Tokenises text in which control tokens are plain text, everywhere or in spans."""
 
 import random
 import re
@@ -15,9 +15,9 @@ SECRET_CHARACTERS = 8
 
 
 class LiteralText:
-    """A tokenizer like `backend`, sharing its vocabulary, in which control tokens have spellings that nobody knows.
+    """A tokenizer that shares the vocabulary of `backend`, in which control tokens have secret spellings.
 
-    So what reads as a control token is text, and a control token is written by its secret spelling.
+    So text that reads like a control token is plain text, and a control token is written by its secret spelling.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
@@ -38,18 +38,18 @@ class LiteralText:
         self._pattern = re.compile(pattern_of(text for text in self._spellings if text))
 
     def encode(self, text: str, literal: Collection[tuple[int, int]] | None = None) -> list[int]:
-        """The ids of `text`. Control tokens are text in the spans `literal`, or everywhere if there are none given."""
+        """The ids of `text`. Control tokens are plain text in the spans `literal`; None: everywhere."""
         if self._secret in text:
             raise RequestError("the text has a spelling that is reserved")
         if literal is not None:
             text = self._with_tokens(text, {begin for begin, _ in literal})
         ids = self._backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        if not self._controls.keys().isdisjoint(ids):  # some models have whole control tokens among their pieces
+        if not self._controls.keys().isdisjoint(ids):  # some models can merge text to whole control tokens
             ids = [part for token_id in ids for part in self._pieces(token_id)]
         return [self._ids.get(token_id, token_id) for token_id in ids]
 
     def _with_tokens(self, text: str, literal: Collection[int]) -> str:
-        """`text` with the secret spellings of all control tokens but those that begin at `literal`."""
+        """Replaces all control tokens by their secret spellings, except those that begin at `literal`."""
         parts, begin, at = list[str](), 0, 0
         while found := self._pattern.search(text, at):
             if found.start() in literal:
@@ -60,7 +60,7 @@ class LiteralText:
         return "".join([*parts, text[begin:]])
 
     def _pieces(self, token_id: int) -> list[int]:
-        """A token that the model has found in text; a control token in two parts, as text."""
+        """The ids of a token that the model has found in text. A control token is divided in two, as text."""
         if token_id not in self._controls or token_id in self._ids:
             return [token_id]
         text = self._controls[token_id]
@@ -74,7 +74,7 @@ class LiteralText:
 
 
 def _digits(number: int) -> str:
-    """`number` in as many letters for every number, so that no spelling begins another one."""
+    """`number` in a fixed number of letters, so that no spelling begins another one."""
     letters, base = "", len(SPELLINGS)
     for _ in range(3):
         number, digit = divmod(number, base)

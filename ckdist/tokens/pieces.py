@@ -1,16 +1,14 @@
-"""What a vocabulary's strings mean in bytes: the byte-level alphabet of GPT-2, or SentencePiece's spaces and byte
-tokens.
-"""
+"""Converts a vocabulary's strings to bytes: GPT-2's byte-level alphabet, SentencePiece's spaces and byte tokens."""
 
 import re
 
 SPACE = "\u2581"  # ▁, SentencePiece's visible space
-CONTINUES = "##"  # before a WordPiece token that goes on with a word
+CONTINUES = "##"  # before a WordPiece token that continues a word
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's table: printable Latin-1 bytes stand for themselves, the others for the characters from U+0100 on."""
+    """GPT-2's table: printable Latin-1 bytes are themselves, the others are the characters from U+0100 on."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
@@ -20,7 +18,7 @@ BYTE_ALPHABET = _byte_alphabet()
 
 
 def byte_level_bytes(piece: str) -> bytes:
-    """A byte-level token in bytes; one with characters outside the alphabet is an added token and stands for itself."""
+    """A byte-level token in bytes. A token with characters outside the alphabet is an added one, and plain text."""
     try:
         return bytes([BYTE_ALPHABET[character] for character in piece])
     except KeyError:
@@ -34,7 +32,7 @@ def sentencepiece_bytes(piece: str) -> bytes:
 
 
 def wordpiece_bytes(piece: str, mark: str = CONTINUES) -> bytes:
-    """A WordPiece token in bytes: one that begins a word has the space before it."""
+    """A WordPiece token in bytes. A token that begins a word gets the space before it."""
     return text_bytes(piece.removeprefix(mark) if piece.startswith(mark) else f" {piece}")
 
 

@@ -1,5 +1,6 @@
-"""Tries a tokenizer on texts that explode badly written or hostile patterns and normalisers. To be called in a process
-with limits: a pattern that never ends is ended by them.
+"""Tries a tokenizer on texts that make bad or hostile patterns and normalisers explode.
+
+Call it in a process with limits: only these end a pattern that never ends.
 """
 
 import json
@@ -11,14 +12,14 @@ from ckdist.tokens.tokenizer import Tokenizer
 
 LENGTHS = (16, 64, 1024, 16384)  # characters
 COMMON = "aZ0 \n.-_\t\r日é😀'"
-MAX_OWN = 48  # characters of the file's own patterns that are tried
-GROWTH, SLACK = 32, 4096  # a normaliser may make of n characters this many times n, and as many more
+MAX_OWN = 48  # number of characters to try from the file's own patterns
+GROWTH, SLACK = 32, 4096  # a normaliser may turn n characters into GROWTH * n + SLACK
 REMEDY = "it is broken or hostile: fetch the model's own"
 MAX_SECONDS = 2.0  # of CPU time for one text of at most 16384 characters
 
 
 def probe(tokenizer: Tokenizer, model: str) -> None:
-    """ModelFileError, one line, for a tokenizer that fails, grows or stands still on runs of characters."""
+    """Raises ModelFileError, one line, if the tokenizer fails, grows or hangs on runs of characters."""
     rules = _rules(tokenizer)
     own = dict.fromkeys(c for c in rules if c.isprintable() and c not in COMMON)
     letters = [*COMMON, *list(own)[:MAX_OWN]]
@@ -53,7 +54,7 @@ def _refusal(model: str, text: str, why: str) -> ModelFileError:
 
 
 def _rules(tokenizer: Tokenizer) -> str:
-    """The characters of the normaliser's and the pre-tokenizer's own patterns."""
+    """The characters in the patterns of the normaliser and of the pre-tokenizer."""
     parts = (tokenizer.backend.normalizer, tokenizer.backend.pre_tokenizer)
     return "".join(_texts(json.loads(part.__getstate__())) for part in parts if part is not None)
 

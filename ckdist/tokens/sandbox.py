@@ -1,7 +1,6 @@
-"""The jinja2 environment that chat templates are written for: transformers' and llama.cpp's functions, in jinja2's
-immutable sandbox.
+"""The jinja2 environment of chat templates: functions of transformers and llama.cpp in jinja2's immutable sandbox.
 
-The sandbox keeps a template from Python's internals. It bounds neither time nor memory: a template from a stranger is
+The sandbox keeps a template from Python's internals. It limits neither time nor memory, so a stranger's template is
 rendered in a process with limits (`ckdist.tokens.confined`).
 """
 
@@ -17,18 +16,18 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class GenerationTag(Extension):
-    """`{% generation %}` marks what the assistant says, for training; when rendering it is only its body."""
+    """`{% generation %}` marks the assistant's text for training. When rendering, only its body counts."""
 
     tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
-        """The tag's body."""
+        """Returns the body of the tag."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class ChatEnvironment(ImmutableSandboxedEnvironment):
-    """Trimmed blocks, loop controls, `tojson`, `raise_exception`, `strftime_now`, the generation tag."""
+    """Has trimmed blocks, loop controls, `tojson`, `raise_exception`, `strftime_now` and the generation tag."""
 
     def __init__(self) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, GenerationTag])

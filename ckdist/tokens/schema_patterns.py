@@ -1,18 +1,18 @@
-"""Patterns of a JSON Schema, made such that llguidance follows them to the letter."""
+"""Rewrites the patterns of a JSON Schema so that llguidance follows them exactly."""
 
 import re
 from typing import Any
 
-MAX_DEPTH = 200  # what is nested deeper stays as it is, and llguidance refuses it
+MAX_DEPTH = 200  # deeper parts stay as they are, and llguidance refuses them
 DATA = ("const", "enum", "default", "examples", "not")  # hold no patterns that an answer follows
 _NEGATED = re.compile(r"\\.|\[\^(?![\]-])", re.DOTALL)
 
 
 def with_exact_patterns(schema: Any, depth: int = 0) -> Any:
-    r"""A copy of the schema in which classes as [^"\\] exclude the character 0 too.
+    r"""A copy of the schema in which classes like [^"\\] exclude the character 0 too.
 
-    llguidance 1.9 lets \" and \\ stand for any class that has all control characters, whether it has a quotation mark
-    and a backslash or not; one that lacks a control character it reads exactly.
+    llguidance 1.9 lets the escapes \" and \\ match any class with all control characters, even if it lacks the
+    quotation mark and the backslash. It reads a class exactly if that lacks a control character.
     """
     if depth > MAX_DEPTH:
         return schema

@@ -1,4 +1,4 @@
-"""The tokenizer that comes with a model, whichever kind of model it is."""
+"""Loads the tokenizer of a model of any kind."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,9 +8,9 @@ from ckdist.tokens.tokenizer import Tokenizer
 
 
 def tokenizer_of(model: str | Path, overrides: Mapping[str, int | float | bool | str] | None = None) -> Tokenizer:
-    """The tokenizer of a GGUF file, with `overrides` put over its metadata, or of a folder.
+    """Loads the tokenizer of a GGUF file, with `overrides` over its metadata, or of a folder.
 
-    Raises ModelFileError where there is none that can be read.
+    Raises ModelFileError if there is no readable tokenizer.
     """
     if Path(model).is_dir():
         return load_tokenizer(model)

@@ -1,9 +1,8 @@
-# ruff: noqa: RUF001 - the characters of many scripts are what this file is about
-r"""How byte-level BPE vocabularies split a text before they merge, by the names that GGUF gives under
-`tokenizer.ggml.pre`.
+# ruff: noqa: RUF001 - this file is about the characters of many scripts
+r"""How byte-level BPE vocabularies split a text before they merge, by GGUF's names under `tokenizer.ggml.pre`.
 
-The patterns are those that the model makers publish in their tokenizer.json; each is applied to the pieces that the one
-before it left. What no pattern matches stays a piece of its own.
+The model makers publish these patterns in their tokenizer.json. Each pattern is applied to the pieces that the one
+before it left. Text that no pattern matches stays a piece of its own.
 """
 
 import difflib
@@ -38,20 +37,17 @@ LINES = r"[^\n]+|[\n]+"
 
 @dataclass(frozen=True)
 class Split:
-    """One published way to split.
-
-    `adds_bos` and `whole_words` (a word that is a token is not merged) are the makers' defaults.
-    """
+    """One published way to split. `adds_bos` and `whole_words` are the makers' defaults."""
 
     patterns: tuple[str, ...]
     adds_bos: bool = False
-    whole_words: bool = False
+    whole_words: bool = False  # a word that is a token is not merged
     composes: bool = False  # Unicode NFC first
     visible_space: bool = False  # tokens are text with ▁ for spaces and <0x0A> for bytes, not the byte-level alphabet
     mask: str = ""  # the special token that takes the spaces before it
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-        """The `tokenizers` library's object that splits so."""
+        """The pre-tokenizer of the `tokenizers` library with these patterns."""
         steps: list[pre_tokenizers.PreTokenizer] = [
             pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in self.patterns
         ]
@@ -60,7 +56,7 @@ class Split:
         return pre_tokenizers.Sequence(steps)
 
     def normalizer(self) -> normalizers.Normalizer | None:
-        """What is done to a text before it is split; None: nothing."""
+        """The normalizer to apply before splitting, or None."""
         return normalizers.NFC() if self.composes else None
 
 
@@ -102,8 +98,8 @@ DEEPSEEK_LLM = Split(
 )
 DEEPSEEK3 = Split((r"\p{N}{1,3}", CJK, DEEPSEEK_WORDS + DEEPSEEK_TAIL))
 SPARK = Split((*DEEPSEEK3.patterns[:2], rf"{DEEPSEEK_WORDS}| ?[\p{{P}}\p{{S}}]+|[\r\n]|{SPACES}", r"\p{N}"))
-# Three makers group digits by three from the right. Their patterns, and llama.cpp's for afmoe, take the square of a
-# number's length; these are the same in steps of linear time.
+# Three makers group digits by three from the right. Their patterns, and llama.cpp's for afmoe, take quadratic time in
+# the length of a number. These equivalent ones take linear time.
 AFMOE = Split(
     (
         r"\p{N}+",
@@ -213,9 +209,7 @@ SPLITS = {
 
 
 def split_named(name: str) -> Split:
-    """The way to split called `name`; ModelFileError where the file names none (an empty `name`) or one that is not
-    known.
-    """
+    """Returns the split called `name`. Raises ModelFileError if `name` is empty or not known."""
     if name in SPLITS:
         return SPLITS[name]
     if not name:

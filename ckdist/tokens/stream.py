@@ -1,4 +1,4 @@
-"""Text from a stream of token ids: every step gives the characters that are whole by now, never half of one."""
+"""Decodes a stream of token ids. Every step returns the characters that are complete by now."""
 
 from __future__ import annotations
 
@@ -11,17 +11,21 @@ if TYPE_CHECKING:
 
 
 class StreamDecoder:
-    """Holds at most three bytes of an unfinished character, so a step costs what its token is long."""
+    """Decodes one text. It holds at most three bytes of an unfinished character, so a step's cost depends only on its
+    token.
+
+    Args:
+        skip_special: Control tokens give no text, except those in `kept`.
+    """
 
     def __init__(self, vocabulary: Vocabulary, skip_special: bool = True, kept: Iterable[int] = ()):
-        """With `skip_special` control tokens give no text, but for those that are `kept`."""
         self._vocabulary = vocabulary
         self._skipped = vocabulary.special_ids.difference(kept) if skip_special else frozenset()
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._at_text_start = False
 
     def step(self, token_id: int) -> str:
-        """The text that `token_id` completes; empty where it ends within a character or is a skipped special token."""
+        """The text that `token_id` completes. Empty inside a character and for a skipped special token."""
         vocabulary = self._vocabulary
         piece = vocabulary.token_bytes(token_id)
         if token_id == vocabulary.bos_token_id:
@@ -32,5 +36,5 @@ class StreamDecoder:
         return "" if token_id in self._skipped else self._utf8.decode(piece)
 
     def flush(self) -> str:
-        """What is left at the end: U+FFFD for a character that never became whole, else nothing."""
+        """The rest at the end: U+FFFD for an incomplete character, else nothing."""
         return self._utf8.decode(b"", True)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 
 from ckdist.prctl import kernel_call
 
-# name: (x86_64, aarch64); None where a machine has no such call
+# name: (x86_64, aarch64); None: the machine has no such call
 IN_MEMORY = {
     "read": (0, 63), "write": (1, 64), "close": (3, 57), "poll": (7, None), "ppoll": (271, 73), "lseek": (8, 62),
     "mmap": (9, 222), "mprotect": (10, 226), "munmap": (11, 215), "mremap": (25, 216), "madvise": (28, 233),
@@ -31,7 +31,7 @@ IN_MEMORY = {
     "exit": (60, 93), "exit_group": (231, 94), "restart_syscall": (219, 128),
     "prlimit64": (302, 261), "fcntl": (72, 25), "ioctl": (16, 29), "tgkill": (234, 131),
 }  # fmt: skip
-# What reads files and forks workers besides.
+# Also needed to read files and fork workers.
 LOADING = {
     "openat": (257, 56), "newfstatat": (262, 79), "fstat": (5, 80), "stat": (4, None), "lstat": (6, None),
     "statx": (332, 291), "readlink": (89, None), "readlinkat": (267, 78), "access": (21, None),
@@ -42,14 +42,14 @@ LOADING = {
     "landlock_create_ruleset": (444, 444), "landlock_add_rule": (445, 445), "landlock_restrict_self": (446, 446),
 }  # fmt: skip
 CLONE3 = 435
-# Arguments of which one must be of these values.
+# name: (argument, its permitted values)
 VALUES: Mapping[str, tuple[int, tuple[int, ...]]] = {
     "prlimit64": (0, (0,)),  # this process
     "fcntl": (1, (0, 1, 2, 3, 4, 1030)),  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, F_DUPFD_CLOEXEC
     "ioctl": (1, (0x5421, 0x5401)),  # FIONBIO, TCGETS
     "prctl": (0, (1, 38)),  # PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS
 }
-# Arguments of which one must have none of these bits.
+# name: (argument, its forbidden bits)
 FORBIDDEN_BITS = {
     "openat": (2, os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC),
     "clone": (0, 0x7E020080),  # a new namespace of any kind
@@ -64,10 +64,10 @@ SET_MODE_FILTER, ALL_THREADS = 1, 1
 
 
 def allow_calls(loading: bool) -> str | None:
-    """From now on other system calls fail with EPERM, in this process and in those that it starts.
+    """Lets all other system calls fail with EPERM, in this process and in those that it starts.
 
     Args:
-        loading: Files may be read and processes forked too.
+        loading: Also allow reading files and forking processes.
 
     Returns:
         None, or the reason why this kernel or machine has no such filter.
@@ -113,7 +113,9 @@ def _program(loading: bool, column: int, architecture: int) -> Iterator[bytes]:
         yield _step(EQUAL, number, 0, len(body))
         yield from body
     yield _step(EQUAL, CLONE3, 0, 1)
-    yield _step(RETURN, ERRNO | errno.ENOSYS)  # its flags lie in memory; the C library then takes clone
+    yield _step(
+        RETURN, ERRNO | errno.ENOSYS
+    )  # a filter cannot read its flags, which are in memory; the C library then uses clone
     yield _step(RETURN, ERRNO | errno.EPERM)
 
 

@@ -1,18 +1,27 @@
-"""Lark of an answer that is free until a call of a tool begins in it."""
+"""A Lark grammar of an answer that is free text until a tool call begins."""
 
 from collections.abc import Callable
 
 from ckdist.tokens.grammar import quoted
 from ckdist.tokens.tool_format import NAME_KEYS, PYTHON_TAG, ToolFormat
 
-Literal = Callable[[str], str]  # a text as Lark, with its control tokens as such
+Literal = Callable[[str], str]  # converts a text to Lark, with control tokens as tokens
 
 ANY = "/(?s:.*)/"
 
 
 class TextBeforeCalls:
-    """`start` is what an answer begins with, where the rule `calls` stands for its calls, from behind the mark that
-    begins them. `rules` are those that it names, `rest` is what such a mark lacks of what stands before a call.
+    """The rules of free text before tool calls.
+
+    Args:
+        names: Names of the tools.
+        think: Marks around reasoning, which may come first and holds no calls.
+        budget: Most tokens of reasoning.
+
+    Attributes:
+        start: The beginning of an answer. It ends with the rule `calls`, which follows the mark that begins calls.
+        rules: The rules that `start` names, except `calls`.
+        rest: The text between that mark and the first call.
     """
 
     def __init__(
@@ -23,9 +32,6 @@ class TextBeforeCalls:
         think: tuple[str, str] | None,
         budget: int | None = None,
     ):
-        """`names` of the tools; `think`: the marks around reasoning, which may come first, holds no calls and has at
-        most `budget` tokens.
-        """
         opening = (form.section_begin + form.call_begin).lstrip()
         mark = next(iter(opening.split()), "")
         self.rest = opening[len(mark) :]
@@ -48,7 +54,7 @@ class TextBeforeCalls:
             ]
         return [
             f"body: TEXT ({shown} calls)?",
-            f"MARKED: {ANY} {quoted(mark)} {ANY}",  # by its letters, which would be read as the token is
+            f"MARKED: {ANY} {quoted(mark)} {ANY}",  # spelled by its letters, which would read like the token
             f"TEXT: {ANY} & ~MARKED{self._not_thinking}",
         ]
 
@@ -71,7 +77,12 @@ class TextBeforeCalls:
 
 
 def text_after_thought(think: tuple[str, str], in_thought: bool, literal: Literal, budget: int | None) -> str:
-    """Lark of any text after at most `budget` tokens of reasoning. `in_thought`: its first mark has come."""
+    """A Lark grammar of any text after at most `budget` tokens of reasoning.
+
+    Args:
+        think: Marks around reasoning.
+        in_thought: The first mark has come already.
+    """
     if in_thought:
         return "\n".join(["start: thought TEXT", f"TEXT: {ANY}", *thought_rules("thought", literal(think[1]), budget)])
     rules = thinking_rules(think, literal, budget)
@@ -79,7 +90,7 @@ def text_after_thought(think: tuple[str, str], in_thought: bool, literal: Litera
 
 
 def thinking_rules(think: tuple[str, str], literal: Literal, budget: int | None) -> list[str]:
-    """The rule `thinking`: reasoning between its marks. THOUGHTFUL is any text that begins so."""
+    """The rule `thinking`: reasoning between its marks. THOUGHTFUL is any text that begins with reasoning."""
     begin, end = think
     shown = literal(begin)
     first = "THINKS" if shown == quoted(begin) else shown
@@ -92,8 +103,9 @@ def thinking_rules(think: tuple[str, str], literal: Literal, budget: int | None)
 
 
 def thought_rules(name: str, mark: str, budget: int | None = None) -> list[str]:
-    """Lark of a text that ends with `mark`, itself Lark: a string or a control token. After `budget` tokens the mark is
-    forced.
+    """Lark rules of a text that ends with `mark`, which is Lark itself: a string or a control token.
+
+    After `budget` tokens the mark is forced.
     """
     is_text = mark.startswith('"')
     if budget == 0:
@@ -102,7 +114,7 @@ def thought_rules(name: str, mark: str, budget: int | None = None) -> list[str]:
         return [f"{name}[suffix={mark}]: {ANY}"] if is_text else [f"{name}: {ANY} {mark}"]
     if not is_text:
         return [f"{name}: {name}_cut {mark}", f"{name}_cut[max_tokens={budget}]: {ANY}"]
-    # A text that reaches the budget is the first of the two that follow: it must be first, to be the one that is cut.
+    # The first alternative is text that reaches the budget. It must be first, so that it is the one that is cut short.
     free, marked = f"{name}_free".upper(), f"{name}_marked".upper()
     return [
         f"{name}: {name}_cut {mark} | {name}_whole",

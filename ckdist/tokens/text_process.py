@@ -1,4 +1,4 @@
-"""One zygote with one worker, for a command that renders chats: it starts with the first task, and is asked in turn."""
+"""One zygote with one worker, for a command that renders chats. It starts with the first task."""
 
 import socket
 from dataclasses import astuple
@@ -16,19 +16,24 @@ TOO_MUCH = "the model's chat template takes too much time or memory"
 
 
 class TextProcess:
-    """Its owner closes it."""
+    """A process with limits that answers one task at a time. Its owner closes it.
+
+    Args:
+        handler: As for Zygote. The head of its answer may have `refused`, a line for the user.
+    """
 
     def __init__(self, model: str | Path, overrides: Overrides, handler: str):
-        """`handler`: as of Zygote; its answer's head may have `refused`, a line for the user."""
         self._model, self._overrides, self._handler = model, overrides, handler
         self._zygote: Zygote | None = None
         self._worker: tuple[int, socket.socket] | None = None
 
     def ask(self, body: bytes, tasks: int = 1) -> bytes:
-        """The handler's answer to `body`, which has so many tasks.
+        """Returns the handler's answer to `body`, which has `tasks` tasks.
 
-        Raises RequestError if the handler refuses or exceeds its limits, ModelFileError for a tokenizer that does not
-        load, EngineError if the process ended.
+        Raises:
+            RequestError: The handler refuses or exceeds its limits.
+            ModelFileError: The tokenizer does not load.
+            EngineError: The process has ended.
         """
         size = len(body)
         limits = Limits(tasks * CPU_SECONDS + CPU_SECONDS_PER_BYTE * size, MEMORY + MEMORY_PER_BYTE * size)

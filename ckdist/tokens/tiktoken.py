@@ -1,5 +1,6 @@
-"""The byte-level BPE that a file of tiktoken's ranks describes (`tiktoken.model`), of models whose own tokenizer is
-code. That code never runs: how text is split is known by the type of the model.
+"""The byte-level BPE of a file with tiktoken's ranks (`tiktoken.model`), for models whose own tokenizer is code.
+
+That code never runs: the type of the model determines how text is split.
 """
 
 import base64
@@ -19,7 +20,7 @@ from ckdist.tokens.splits import SPLITS, Split
 MAX_RANKS_BYTES = 16 << 20  # Kimi-K2's has 2.8 MB
 MAX_PIECE_BYTES = 1024
 AGAIN = "fetch the model's files again"
-RESERVED = 256  # ids behind the ranks, of special tokens
+RESERVED = 256  # ids of special tokens, after the ranks
 SPLIT_OF_TYPE = {"kimi_k2": "kimi-k2", "kimi_k25": "kimi-k2"}  # model_type of config.json -> name in SPLITS
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _LINE = re.compile(rb"([A-Za-z0-9+/]+={0,2}) ([0-9]{1,8})")
@@ -27,22 +28,25 @@ _LETTERS = {byte: letter for letter, byte in BYTE_ALPHABET.items()}
 
 
 def split_of_type(model_type: object, path: Path) -> Split:
-    """How models of this type split text. ModelFileError for a type of which that is not known."""
+    """Returns the split for models of this type. Raises ModelFileError for an unknown type."""
     name = SPLIT_OF_TYPE.get(model_type) if isinstance(model_type, str) else None
     if name is None:
         raise ModelFileError(
-            f"{path} does not say how text is split, and of models of type {model_type!r:.40} it is not known "
+            f"{path} does not say how text is split, and for models of type {model_type!r:.40} it is not known "
             f"(known: {', '.join(SPLIT_OF_TYPE)}): make a tokenizer.json of it, or take the model's GGUF"
         )
     return SPLITS[name]
 
 
 def backend_of_ranks(data: bytes, path: Path, split: Split, added: object) -> tokenizers.Tokenizer:
-    """The tokenizer of lines `base64 of a token, its rank`, and of 256 special tokens behind them.
+    """Builds the tokenizer of lines "base64 of a token, its rank", followed by 256 special tokens.
 
-    `added`: `added_tokens_decoder` of tokenizer_config.json; ids that it does not name have a reserved token. A pair of
-    tokens is joined whenever what it makes is a token, the one of the least rank first; a word that is a token is
-    taken as it is. ModelFileError, one line, for what is damaged.
+    A pair of tokens is joined if the result is a token, the lowest rank first. A word that is a token is not merged.
+
+    Args:
+        added: `added_tokens_decoder` of tokenizer_config.json. Ids that it does not name get a reserved token.
+
+    Raises ModelFileError, one line, if the file is damaged.
     """
     ranks = _ranks(data, path)
     texts = {piece: piece.decode("latin-1").translate(_LETTERS) for piece in ranks}
@@ -63,7 +67,7 @@ def backend_of_ranks(data: bytes, path: Path, split: Split, added: object) -> to
 
 
 def _ranks(data: bytes, path: Path) -> dict[bytes, int]:
-    """Token to rank, in the order of ranks, which are its ids."""
+    """Token -> rank, in the order of ranks, which are the ids."""
     lines = data.splitlines()
     count = len(lines)
     pieces: list[bytes] = [b""] * count
@@ -98,7 +102,7 @@ def _token(line: bytes, path: Path, number: int) -> tuple[bytes, int]:
 
 
 def _pairs(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
-    """All pairs of tokens that make a token, by the rank of what they make."""
+    """All pairs of tokens that form a token, by the rank of that token."""
     for piece in ranks:
         for at in range(1, len(piece)):
             left, right = piece[:at], piece[at:]
@@ -107,15 +111,15 @@ def _pairs(ranks: Mapping[bytes, int]) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _special_tokens(added: object, first: int, path: Path) -> list[AddedToken]:
-    """Those of the ids behind the ranks."""
+    """The special tokens, whose ids follow the ranks."""
     named: Mapping[Any, Any] = added if isinstance(added, dict) else {}
     tokens = {str(i): AddedToken(f"<|reserved_token_{i}|>", special=True) for i in range(first, first + RESERVED)}
     for key, given in named.items():
         content = given.get("content") if isinstance(given, dict) else None
         if key not in tokens or not isinstance(content, str) or not content:
             raise ModelFileError(
-                f"tokenizer_config.json names the token {content!r:.40} with id {key!r:.20}; behind {path}'s {first} "
-                f"tokens ids are {first} to {first + RESERVED - 1}: {AGAIN}"
+                f"tokenizer_config.json names the token {content!r:.40} with id {key!r:.20}; after {path}'s {first} "
+                f"tokens, ids are {first} to {first + RESERVED - 1}: {AGAIN}"
             )
         tokens[key] = AddedToken(content, **{name: given.get(name) is True for name in _FLAGS})
     return list(tokens.values())

@@ -1,7 +1,7 @@
-"""A Hugging Face folder's tokenizer as GGUF metadata (`tokenizer.ggml.*`): the way back of `tokens.gguf`.
+"""Writes a Hugging Face folder's tokenizer as GGUF metadata (`tokenizer.ggml.*`), the inverse of `tokens.gguf`.
 
-GGUF names how a text is split and does not write it down, so the name is found by trying: what is read back from the
-metadata must give the same ids for varied text, or it is an error.
+GGUF names how a text is split but does not describe it, so the name is found by trying. The tokenizer that is read back
+from the metadata must give the same ids for varied text. Otherwise it is an error.
 """
 
 import json
@@ -24,9 +24,9 @@ PROBES = (
 
 
 def tokenizer_metadata(folder: Path, vocab_size: int) -> dict[str, object]:
-    """The keys of the tokenizer in `folder` for a model of `vocab_size` rows.
+    """The GGUF keys of the tokenizer in `folder`, for a model of `vocab_size` rows.
 
-    ModelFileError where GGUF cannot say what it does.
+    Raises ModelFileError if GGUF cannot express the tokenizer.
     """
     tokenizer = load_tried(folder)
     described = json.loads(tokenizer.backend.to_str())
@@ -65,7 +65,7 @@ def tokenizer_metadata(folder: Path, vocab_size: int) -> dict[str, object]:
 def _tokens(
     tokenizer: Tokenizer, vocab_size: int, described: dict[str, Any], byte_level: bool
 ) -> tuple[list[str], list[int]]:
-    """Texts and types of all rows; rows beyond the vocabulary stand for nothing."""
+    """Texts and types of all rows. Rows beyond the vocabulary are unused."""
     if tokenizer.vocab_size > vocab_size:
         raise ModelFileError(f"the tokenizer has {tokenizer.vocab_size} tokens, and the model {vocab_size}")
     tokens, types = [f"[PAD{i}]" for i in range(vocab_size)], [UNUSED] * vocab_size
@@ -93,7 +93,7 @@ def _special(tokenizer: Tokenizer) -> dict[str, object]:
 
 
 def _scores(tokens: list[str], merges: list[str]) -> list[float]:
-    """SentencePiece joins by score: the sooner a token is merged, the higher."""
+    """SentencePiece joins by score: the sooner a token is merged, the higher its score."""
     scores = dict.fromkeys(tokens, -1e6)
     for rank, merge in reversed(list(enumerate(merges))):
         scores[merge.replace(" ", "", 1)] = -float(rank)
@@ -101,8 +101,9 @@ def _scores(tokens: list[str], merges: list[str]) -> list[float]:
 
 
 def _split_name(tokenizer: Tokenizer, metadata: dict[str, object], whole_words: bool, folder: Path) -> str:
-    """The first name under which the metadata gives the tokenizer's ids; those that split by the same patterns are
-    tried first, then those that treat whole words alike.
+    """The first name under which the metadata gives the tokenizer's ids.
+
+    Splits with the same patterns are tried first, and among these the ones with the same treatment of whole words.
     """
     names = {}
     for name, split in SPLITS.items():
@@ -120,7 +121,7 @@ def _split_name(tokenizer: Tokenizer, metadata: dict[str, object], whole_words: 
 
 
 def _patterns(tokenizer: Tokenizer) -> tuple[str, ...]:
-    """The regular expressions by which a text is split, in their order."""
+    """The regular expressions that split a text, in their order."""
     own = tokenizer.backend.pre_tokenizer
     state = json.loads(own.__getstate__()) if own is not None else {}
     patterns = [step.get("pattern") for step in state.get("pretokenizers", [state])]

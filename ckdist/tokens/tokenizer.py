@@ -1,6 +1,6 @@
-"""One model's tokenizer: text to ids with its BOS and EOS rules, ids to text, and what each token is in bytes.
+"""One model's tokenizer: text to ids with its BOS and EOS rules, ids to text, and the bytes of each token.
 
-Where it comes from is not its business: `folder` and `gguf` build it.
+`folder` and `gguf` build it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -20,20 +20,17 @@ from ckdist.tokens.vocabulary import Vocabulary
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer(Vocabulary):
-    """Made by `load_tokenizer` or `tokenizer_from_gguf`.
-
-    `prefix` and `suffix` are the ids that `add_special` puts around a text; `middle` those between two.
-    """
+    """A vocabulary with its tokenizer. Made by `load_tokenizer` or `tokenizer_from_gguf`."""
 
     backend: tokenizers.Tokenizer = field(repr=False)
-    prefix: tuple[int, ...] = ()
-    suffix: tuple[int, ...] = ()
-    middle: tuple[int, ...] = ()
+    prefix: tuple[int, ...] = ()  # ids that `add_special` puts before a text
+    suffix: tuple[int, ...] = ()  # ids that it puts after a text
+    middle: tuple[int, ...] = ()  # ids between two texts
     chat_template: ChatTemplate | None = field(default=None, repr=False)
 
     @cached_property
     def most_bytes_per_token(self) -> int | None:
-        """No text has fewer tokens than its bytes divided by this; None where that cannot be said."""
+        """Tokens of a text >= its bytes / this. None if there is no such bound."""
         return most_bytes_per_token(self.backend, self.pieces)
 
     def encode(
@@ -43,13 +40,17 @@ class Tokenizer(Vocabulary):
         parse_special: bool = True,
         literal: Collection[tuple[int, int]] = (),
     ) -> list[int]:
-        """The ids of `text`; with `add_special` the model's own BOS and EOS rules apply.
+        """The ids of `text`.
 
-        With `parse_special` control tokens that stand in the text as text become those tokens, as in transformers and
-        llama-server: that is how a rendered chat template becomes control tokens. Without it they are plain text, which
-        nobody can use to end a turn; tokens that are user-defined and not control are found either way. `literal`:
-        spans of the text in which it is so (see `RenderedChat`). A BOS that the text begins with already is not
-        doubled. Raises RequestError for text that is not Unicode (lone surrogates).
+        Args:
+            add_special: Apply the model's own BOS and EOS rules. A BOS that begins the text already is not doubled.
+            parse_special: Control tokens written in the text become tokens, as in transformers and llama-server. A
+                rendered chat template needs this. Otherwise they are plain text, so that nobody can end a turn with
+                them. Tokens that are user-defined and not control are found in both cases.
+            literal: Spans of the text in which control tokens are plain text (see `RenderedChat`).
+
+        Raises:
+            RequestError: The text is not Unicode (lone surrogates).
         """
         try:
             if literal or not parse_special:
@@ -75,10 +76,14 @@ class Tokenizer(Vocabulary):
     def chat_tokens(
         self, messages: Sequence[Mapping[str, object]], special_in_text: bool = False, **options: Any
     ) -> list[int]:
-        """The ids of a chat, as the model's template writes it. The text of messages makes no control tokens.
+        """The ids of a chat as the model's template writes it. The text of messages makes no control tokens.
 
-        `special_in_text`: It does. `options` are those of `ChatTemplate.prompt`. Raises RequestError if the model has
-        no template, or that refuses the messages.
+        Args:
+            special_in_text: The text of messages does make control tokens.
+            options: Options of `ChatTemplate.prompt`.
+
+        Raises:
+            RequestError: The model has no template, or the template refuses the messages.
         """
         if self.chat_template is None:
             raise RequestError("the model has no chat template")
@@ -86,7 +91,7 @@ class Tokenizer(Vocabulary):
         return self.encode(chat.text, add_special=False, literal=chat.literal)
 
     def pair(self, first: list[int], second: list[int]) -> tuple[list[int], int]:
-        """The ids of two texts that are read together, by the ids of each; and of how many the first is."""
+        """The ids of two texts that are read together, from the ids of each, and the length of the first part."""
         begin = [*self.prefix, *first, *self.middle]
         return [*begin, *second, *self.suffix], len(begin)
 

@@ -1,6 +1,6 @@
-"""How a model writes calls of tools, found by rendering chats with and without calls and comparing them.
+"""Finds how a model writes calls of tools, by rendering chats with and without calls and comparing them.
 
-A call is `call_begin` NAME `middle` ARGUMENTS `call_end`; all calls of an answer stand between `section_begin` and
+A call is `call_begin` NAME `middle` ARGUMENTS `call_end`. All calls of an answer stand between `section_begin` and
 `section_end`, with `separator` between them. The forms are those that llama.cpp's parser of templates knows.
 """
 
@@ -18,7 +18,7 @@ IDS = ("call00001", "call00002")
 KEYS = ("firstkeyprobe", "secondkeyprobe")
 TEXTS = ("firsttextprobe", "secondtextprobe")
 ANSWER = "answerprobe"
-NAME_KEYS = ("name", "function", "tool_name")  # under which models write a tool's name
+NAME_KEYS = ("name", "function", "tool_name")  # keys of a tool's name in different models
 PYTHON_TAG = "<|python_tag|>"  # Llama 3's, before a call
 THOUGHT = re.compile(r"^\s*<think>\s*</think>\s*|^\s*</think>\s*")
 ARGUMENTS = dict(zip(KEYS, TEXTS, strict=True))
@@ -37,14 +37,18 @@ TOOLS = [
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """`kind` says what stands for the arguments.
+    """The marks around calls, and the form of their arguments.
 
-    object: the call is one JSON object that has the name under `name_key` and the arguments under `arguments_key`;
-    `call_begin` and `call_end` stand around it, `middle` is empty.
-    json: the arguments are a JSON object.
-    tagged: each argument is `key_begin` KEY `key_end` VALUE `value_end`; texts are written as they are, other values as
-    JSON. Any other kind has a parser of its own. `in_prompt`: the template itself tells the model of its tools. Where
-    there is an `id_end`, a call's id stands between `middle` and that.
+    Attributes:
+        kind: The form of the arguments.
+            object: The call is one JSON object with the name under `name_key` and the arguments under `arguments_key`.
+                `call_begin` and `call_end` are around it, and `middle` is empty.
+            json: The arguments are a JSON object.
+            tagged: Each argument is `key_begin` KEY `key_end` VALUE `value_end`. Texts are written as they are, other
+                values as JSON.
+            Any other kind has a parser of its own.
+        in_prompt: The template itself describes the tools to the model.
+        id_end: If not empty, a call's id is between `middle` and this.
     """
 
     kind: str
@@ -64,17 +68,21 @@ class ToolFormat:
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """All texts that stand around names and arguments."""
+        """All texts around names and arguments."""
         found = (self.call_begin, self.middle, self.call_end, self.section_begin, self.section_end, self.separator)
         return (*found, self.key_begin, self.key_end, self.value_end, self.id_end)
 
 
-# Written by a model whose template knows no tools, as its prompt then asks for.
+# The format that the prompt requests from a model whose template knows no tools.
 HERMES = ToolFormat("object", "<tool_call>\n", "", "\n</tool_call>", separator="\n", in_prompt=False)
 
 
 def find_tool_format(render: Render) -> ToolFormat:
-    """`render(messages, tools, add_generation_prompt)` is the prompt, None where the template refuses."""
+    """Finds the format from rendered chats.
+
+    Args:
+        render: (messages, tools, add_generation_prompt) -> prompt, or None if the template refuses.
+    """
     question = {"role": "user", "content": "q"}
     start = render([question], TOOLS, True)
     if start is None or NAMES[0] not in start:
@@ -92,7 +100,7 @@ def find_tool_format(render: Render) -> ToolFormat:
 
 
 def _calls(count: int, content: str | None, as_text: bool) -> Message:
-    """A message of the assistant's with so many calls."""
+    """A message of the assistant with `count` calls."""
     arguments = json.dumps(ARGUMENTS) if as_text else ARGUMENTS
     calls = [
         {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
@@ -102,7 +110,7 @@ def _calls(count: int, content: str | None, as_text: bool) -> Message:
 
 
 def _compare(start: str, plain: str, one: str, two: str | None) -> ToolFormat | None:
-    """The format, from the prompts before an answer, with one in text, with one call and with two."""
+    """The format, from the prompts before an answer, with a text answer, with one call and with two."""
     begin = _common(start, one)
     end = plain[plain.rindex(ANSWER) + len(ANSWER) :] if ANSWER in plain else ""
     tail = len(one) - (len(end) if end and one.endswith(end) else 0)
@@ -123,13 +131,13 @@ def _compare(start: str, plain: str, one: str, two: str | None) -> ToolFormat | 
 
 
 def _common(a: str, b: str) -> int:
-    """Characters that both begin with."""
+    """Length of the common prefix."""
     n = min(len(a), len(b))
     return next((i for i in range(n) if a[i] != b[i]), n)
 
 
 def _shared_end(a: str, b: str) -> str:
-    """What both end with, from the begin of a tag on where it begins within one."""
+    """The common suffix. If it begins inside a tag, the rest of that tag is left out."""
     n = next((n for n in range(min(len(a), len(b)), 0, -1) if a.endswith(b[-n:])), 0)
     begin = len(a) - n
     for opening, closing in ("<>", "[]"):
@@ -140,7 +148,7 @@ def _shared_end(a: str, b: str) -> str:
 
 
 def _arguments(text: str, begin: int) -> tuple[ToolFormat, int, int] | None:
-    """The kind of arguments after a name, and where they begin and end."""
+    """The kind of the arguments after a name, and their begin and end."""
     key, value = text.find(KEYS[0], begin), text.find(TEXTS[1], begin)
     if key < 0 or value < 0:
         return None
@@ -170,7 +178,7 @@ def _arguments(text: str, begin: int) -> tuple[ToolFormat, int, int] | None:
 
 
 def _between(two: str | None, found: ToolFormat) -> str | None:
-    """What stands between the arguments of one call and the name of the next; None where that is not shown."""
+    """The text between the arguments of one call and the name of the next. None if the prompts do not show it."""
     if two is None or NAMES[1] not in two:
         return None
     first = two.find(TEXTS[1])
@@ -178,7 +186,7 @@ def _between(two: str | None, found: ToolFormat) -> str | None:
     if first < 0 or second < 0:
         return None
     text = two[first + len(TEXTS[1]) : second]
-    # The end of the arguments: of JSON a quotation mark and a brace.
+    # JSON arguments end with a quotation mark and a brace.
     end = text.find("}") + 1 if found.kind == "json" else len(found.value_end.rstrip())
     if found.kind == "tagged" and text.startswith(found.value_end):
         end = len(found.value_end)
@@ -186,7 +194,7 @@ def _between(two: str | None, found: ToolFormat) -> str | None:
 
 
 def _without_end(behind: str, end: str) -> str:
-    """What follows the last call, without the end of the turn."""
+    """The text after the last call, without the end of the turn."""
     cut = behind.find(end.strip()) if end.strip() else -1
     behind = behind[:cut] if cut >= 0 else behind
     return re.sub(
@@ -197,7 +205,7 @@ def _without_end(behind: str, end: str) -> str:
 
 
 def _split(found: ToolFormat, before: str, between: str | None, behind: str) -> ToolFormat:
-    """Divides what stands around calls into their own marks and those of the section."""
+    """Divides the text around calls into marks of calls and marks of the section."""
     if between is None:
         return replace(found, call_begin=THOUGHT.sub("", before), call_end=behind)
     call_begin = _shared_end(between, before)
@@ -215,7 +223,7 @@ def _split(found: ToolFormat, before: str, between: str | None, behind: str) -> 
 
 
 def _as_object(found: ToolFormat) -> ToolFormat:
-    """A call whose name stands in the JSON object that its arguments are in is an object as a whole."""
+    """Changes the kind to `object` if the name is in the same JSON object as the arguments."""
     head = re.search(r"\{\s*(?:\"type\":\s*\"function\",\s*\"function\":\s*\{\s*)?\"(\w+)\":\s*\"$", found.call_begin)
     key = re.match(r"\",\s*\"(\w+)\":\s*$", found.middle)
     if head is None or key is None:

@@ -1,4 +1,4 @@
-"""The grammar of an answer that calls tools, in the form in which the model writes calls."""
+"""The grammar of an answer that calls tools, in the model's own form of calls."""
 
 import json
 from collections.abc import Mapping
@@ -9,30 +9,37 @@ from ckdist.tokens.schema_patterns import with_exact_patterns
 from ckdist.tokens.text_before_calls import Literal, TextBeforeCalls, thought_rules
 from ckdist.tokens.tool_format import ToolFormat
 
-ANSWER = "answer"  # the name of another grammar, that an answer without calls follows
+ANSWER = "answer"  # name of the grammar that an answer without calls follows
 MAX_CALLS = 16  # of one answer
-ID = "/[a-zA-Z0-9]{9}/"  # of a call, as Mistral's templates want them
-NUMBER = "/(0|[1-9][0-9]{0,3})/"  # of a call, as Kimi writes it behind the tool's name
-SPACE = "/\\s{0,3}/"  # before a call without a mark; it is of one terminal with that, so that no text is read instead
+ID = "/[a-zA-Z0-9]{9}/"  # of a call, in the form of Mistral's templates
+NUMBER = "/(0|[1-9][0-9]{0,3})/"  # of a call, after the tool's name, as Kimi writes it
+SPACE = "/\\s{0,3}/"  # before a call without a mark, in the same terminal, so that it cannot be read as text
 
-Schemas = Mapping[str, dict[str, Any]]  # of the parameters of each tool
+Schemas = Mapping[str, dict[str, Any]]  # tool -> schema of its parameters
 
 
 class ToolGrammar:
-    """Writes the rules of Lark for one request's tools."""
+    """Writes the Lark rules for the tools of one request.
+
+    Args:
+        strict: Tools whose schemas may hold no unknown keyword.
+        budget: Most tokens of reasoning.
+    """
 
     def __init__(
         self, form: ToolFormat, literal: Literal, strict: frozenset[str] = frozenset(), budget: int | None = None
     ) -> None:
-        """`strict`: the tools whose schemas may hold no keyword that is not known. `budget`: tokens of reasoning."""
         self.form, self._literal, self._strict, self._budget = form, literal, strict, budget
 
     def lark(self, schemas: Schemas, parallel: bool, thought_end: str | None, or_answer: bool = False) -> str:
-        """One call, or more where `parallel`. `thought_end`: reasoning up to this mark comes first. `or_answer`: the
-        grammar named ANSWER may be followed instead.
+        """A grammar of one call, or of several if `parallel`.
+
+        Args:
+            thought_end: If set, reasoning up to this mark comes first.
+            or_answer: The grammar named ANSWER may be followed instead.
         """
         first = self.form.section_begin + self.form.call_begin
-        if thought_end is not None:  # white space behind reasoning is that before the first mark
+        if thought_end is not None:  # the space after reasoning is the space before the first mark
             first = first.lstrip(" \n")
         rules = self._rules_of_calls(schemas, parallel, first)
         return with_thought(
@@ -40,8 +47,11 @@ class ToolGrammar:
         )
 
     def lark_in_text(self, schemas: Schemas, parallel: bool, think: tuple[str, str] | None, in_thought: bool) -> str:
-        """Any text, in which what begins calls is followed by calls, and these by nothing. `think`: the marks around
-        reasoning, in which no call begins; `in_thought`: the first has come.
+        """A grammar of any text. The beginning of a call must be followed by calls, and nothing follows these.
+
+        Args:
+            think: Marks around reasoning, in which no call begins.
+            in_thought: The first of these marks has come already.
         """
         text = TextBeforeCalls(self.form, self._literal, tuple(schemas), None if in_thought else think, self._budget)
         rules = [*text.rules, *self._rules_of_calls(schemas, parallel, text.rest)]
@@ -51,7 +61,7 @@ class ToolGrammar:
         return "\n".join([f"start: thought {text.start}", *thought, *rules])
 
     def _rules_of_calls(self, schemas: Schemas, parallel: bool, first: str) -> list[str]:
-        """The rule `calls`, which begins with `first`, and those that it names."""
+        """The rule `calls`, which begins with `first`, and the rules that it names."""
         form, rules = self.form, list[str]()
         marked = bool((form.separator + form.call_begin + form.section_begin).strip())
         tools = enumerate(schemas.items())
@@ -63,7 +73,9 @@ class ToolGrammar:
         return rules
 
     def _call(self, rules: list[str], index: int, name: str, schema: dict[str, Any], marked: bool) -> str:
-        """The name of the rule for a call of one tool, from behind the mark that begins it, where it is `marked`."""
+        """Adds the rule for a call of one tool and returns its name. If calls are `marked`, the rule begins after the
+        mark.
+        """
         form, rule = self.form, f"call_{index}"
         if form.kind == "tagged":
             arguments = " ".join(
@@ -85,7 +97,7 @@ class ToolGrammar:
         return rule
 
     def _argument(self, rules: list[str], rule: str, key: str, schema: Any, required: bool) -> str:
-        """One tagged argument, which may be left out where it is not required."""
+        """Adds the rule for one tagged argument and returns its name, optional unless `required`."""
         form, schema = self.form, schema if isinstance(schema, dict) else {}
         begin, end = self._parts(form.key_begin + key + form.key_end), self._parts(form.value_end)
         choices = schema.get("enum")
@@ -107,7 +119,7 @@ class ToolGrammar:
 
 
 def json_rule(schema: dict[str, Any], strict: bool) -> str:
-    """JSON by a schema, as Lark; `strict`: it may hold no keyword that is not known."""
+    """JSON by a schema, as Lark. If `strict`, an unknown keyword in the schema is an error."""
     options = {**SEPARATORS, "lenient": not strict}
     return "%json " + json.dumps({**with_exact_patterns(schema), "x-guidance": options}, ensure_ascii=False)
 
@@ -115,8 +127,9 @@ def json_rule(schema: dict[str, Any], strict: bool) -> str:
 def with_thought(
     start: str, rules: list[str], thought_end: str | None, literal: Literal, budget: int | None = None
 ) -> str:
-    """Rules of Lark that begin with `start`, after reasoning up to its mark, or of `budget` tokens, where there is a
-    mark.
+    """Lark rules that begin with `start`.
+
+    If there is a `thought_end`, reasoning comes first, up to this mark or for `budget` tokens.
     """
     if thought_end is None:
         return "\n".join([f"start: {start}", *rules])
@@ -125,6 +138,6 @@ def with_thought(
 
 
 def with_answer(lark: str, grammar: str) -> str:
-    """`lark`, in which ANSWER stands for `grammar`."""
+    """Returns `lark` with `grammar` in place of ANSWER."""
     given = json.loads(grammar)["grammars"][0] if grammar.startswith("{") else {"lark_grammar": grammar}
     return json.dumps({"grammars": [{"lark_grammar": lark}, {**given, "name": ANSWER}]})

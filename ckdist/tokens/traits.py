@@ -1,8 +1,8 @@
-"""What a chat template can take, found by rendering small chats with it; and messages in the form that it takes.
+"""The forms of messages that a chat template accepts, found by rendering small chats, and messages in these forms.
 
-Clients send OpenAI's form: roles that a template may not know, content as text or parts, arguments of tool calls as
-JSON text. Templates are written for transformers' form, and each leaves out what its model was not trained on. The
-rules are llama-server's: what a template has no place for goes where it has one, and is never dropped in silence.
+Clients send OpenAI's form: any role, content as text or parts, arguments of tool calls as JSON text. Templates are
+written for transformers' form, and each omits features that its model was not trained on. The rules are llama-server's:
+content without a place in the template moves to one that exists, and is never dropped silently.
 """
 
 import json
@@ -34,30 +34,30 @@ TOOLS = [
 
 @dataclass(frozen=True)
 class Traits:
-    """What reaches the prompt: a `system` message, a `developer` message under that name, content as `text` and as a
-    list of `parts`, `tool_calls` of an assistant, `tool_results`. `object_arguments`: tool calls are written right with
-    arguments as an object, not as JSON text. Beside tool calls content may be null (`null_content`) or empty text
-    (`empty_content`). `ids_name_tools`: a call is written by its id alone, in which Kimi's models have the tool's name.
-    """
+    """The forms of messages that reach the prompt of a template."""
 
     system: bool = True
-    developer: bool = False
-    text: bool = True
-    parts: bool = False
-    tool_calls: bool = True
+    developer: bool = False  # under that name
+    text: bool = True  # content as text
+    parts: bool = False  # content as a list of parts
+    tool_calls: bool = True  # of the assistant
     tool_results: bool = True
-    object_arguments: bool = False
-    null_content: bool = False
-    empty_content: bool = True
-    ids_name_tools: bool = False
+    object_arguments: bool = False  # calls are written right with arguments as an object, not as JSON text
+    null_content: bool = False  # content of a message with calls may be null
+    empty_content: bool = True  # content of a message with calls may be empty text
+    ids_name_tools: bool = False  # a call is written by its id alone, which holds the tool's name (Kimi's models)
 
 
 def find_traits(render: Callable[[list[Message], list[Any] | None], str | None], source: str) -> Traits:
-    """`render(messages, tools)` is the prompt, None where the template refuses. `source` is the template's text."""
+    """Finds the traits from rendered chats and the template's source.
+
+    Args:
+        render: (messages, tools) -> prompt, or None if the template refuses.
+    """
 
     def prompt_of(messages: list[Message]) -> str:
-        """The prompt without tools, or else with them; empty where both are refused."""
-        return render(messages, None) or render(messages, TOOLS) or ""  # some are for chats with tools alone
+        """The prompt without tools, else with them; empty if both are refused."""
+        return render(messages, None) or render(messages, TOOLS) or ""  # some templates need tools
 
     text = USER in prompt_of([user(USER)])
     in_parts = prompt_of([user([{"type": "text", "text": USER}])])
@@ -65,7 +65,7 @@ def find_traits(render: Callable[[list[Message], list[Any] | None], str | None],
     content = USER if text or not parts else [{"type": "text", "text": USER}]
     system_text = SYSTEM if text or not parts else [{"type": "text", "text": SYSTEM}]
     system = SYSTEM in prompt_of([{"role": "system", "content": system_text}, user(content)]) or not (text or parts)
-    # A template that writes any role as it stands has not been told of this one.
+    # A template that writes any role unchanged does not know this one.
     developer = "developer" in source and SYSTEM in prompt_of(
         [{"role": "developer", "content": system_text}, user(content)]
     )
@@ -83,7 +83,7 @@ def find_traits(render: Callable[[list[Message], list[Any] | None], str | None],
         return render(history, TOOLS) or render(history, None) or ""
 
     by_id = [with_tools(arguments, "", CALLED) for arguments in ({KEY: VALUE}, f'{{"{KEY}": "{VALUE}"}}')]
-    # By the content beside the calls, which some templates want null: may arguments be an object, or JSON text?
+    # Content next to calls, which some templates want null -> (objects are taken, JSON text is taken, results shown).
     taken = {}
     for empty in ("", None):
         as_object, as_text = with_tools({KEY: VALUE}, empty), with_tools(f'{{"{KEY}": "{VALUE}"}}', empty)
@@ -111,13 +111,14 @@ def find_traits(render: Callable[[list[Message], list[Any] | None], str | None],
 
 
 def user(content: object) -> Message:
-    """A message of the user's."""
+    """A message of the user."""
     return {"role": "user", "content": content}
 
 
 def adapt(messages: Sequence[Mapping[str, object]], traits: Traits) -> list[Message]:
-    """`messages`, each a map with a `role` and a `content` of None, text or a list of text parts, as a template of
-    `traits` takes them.
+    """Converts `messages` to the traits of a template.
+
+    Each is a map with a `role` and a `content` of None, text or a list of text parts.
     """
     adapted = [
         _with_calls({**message, "content": _content(message.get("content"), traits)}, traits) for message in messages
@@ -129,7 +130,7 @@ def adapt(messages: Sequence[Mapping[str, object]], traits: Traits) -> list[Mess
 
 
 def joined_text(content: Any) -> str:
-    """Content as one text; parts are joined by newlines, as llama-server and vLLM do."""
+    """Content as one text. Parts are joined by newlines, as in llama-server and vLLM."""
     if isinstance(content, list):
         return "\n".join(part["text"] for part in content)
     return content or ""
@@ -159,7 +160,10 @@ def _with_calls(message: Message, traits: Traits) -> Message:
 
 
 def _written(call: Mapping[str, Any]) -> str:
-    """A call as a model whose template knows none is told to write them: it goes on as its history begins."""
+    """A call in the form that the prompt requests if the template knows no calls.
+
+    A model continues in the form of its history.
+    """
     function = call.get("function", call)
     if isinstance(function, Mapping):
         keys = HERMES.name_key, HERMES.arguments_key
@@ -168,7 +172,7 @@ def _written(call: Mapping[str, Any]) -> str:
 
 
 def _with_named_ids(messages: list[Message]) -> list[Message]:
-    """Ids of calls that other servers or clients have made, as Kimi's models write them: functions.NAME:NUMBER."""
+    """Renames ids of calls from other servers or clients to the form of Kimi's models: functions.NAME:NUMBER."""
     result, renamed, count = list[Message](), dict[str, str](), 0
     for message in messages:
         calls = []
@@ -194,7 +198,7 @@ def _with_arguments(call: Mapping[str, Any], as_object: bool) -> Mapping[str, An
         try:
             arguments = json.loads(arguments) if arguments.strip() else {}
         except (ValueError, RecursionError):
-            return call  # what a model wrote need not be JSON
+            return call  # text from a model need not be JSON
         return {**call, "function": {**function, "arguments": arguments}}
     if not as_object and isinstance(arguments, (dict, list)):
         return {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}
@@ -202,9 +206,7 @@ def _with_arguments(call: Mapping[str, Any], as_object: bool) -> Mapping[str, An
 
 
 def _without_developer(messages: list[Message]) -> list[Message]:
-    """A developer is a system message; beside another one it is the same one, since many templates read only the
-    first.
-    """
+    """Makes developer messages system messages. Consecutive ones are merged: many templates read only the first."""
     result: list[Message] = []
     for given in messages:
         message = given
@@ -218,7 +220,7 @@ def _without_developer(messages: list[Message]) -> list[Message]:
 
 
 def _without_results(messages: list[Message], traits: Traits) -> list[Message]:
-    """Results of tools as what the user says."""
+    """Makes results of tools messages of the user."""
     result: list[Message] = []
     for given in messages:
         message = given
@@ -232,7 +234,7 @@ def _without_results(messages: list[Message], traits: Traits) -> list[Message]:
 
 
 def _without_system(messages: list[Message]) -> list[Message]:
-    """System messages at the head of the user's next turn."""
+    """Moves system messages to the head of the user's next turn."""
     result: list[Message] = []
     pending: object = None
     for given in messages:
@@ -253,7 +255,9 @@ def _without_system(messages: list[Message]) -> list[Message]:
 
 
 def _append_turn(messages: list[Message], message: Message) -> None:
-    """Two turns of the user are one: templates that know neither system nor tools often want roles to alternate."""
+    """Appends a message, merging two turns of the user. Templates without system or tools often require alternating
+    roles.
+    """
     if message["role"] == "user" and messages and messages[-1]["role"] == "user":
         messages[-1] = {**messages[-1], "content": _merged(messages[-1]["content"], message["content"])}
     else:

@@ -1,4 +1,4 @@
-"""Which folders' tokenizers have passed `probe` before: by a digest of their files, in the user's cache."""
+"""Remembers folders whose tokenizers have passed `probe`, by a digest of their files, in the user's cache."""
 
 import contextlib
 import hashlib
@@ -11,26 +11,26 @@ from ckdist.comm.user_cache import cache_path
 from ckdist.regular_file import read_regular
 from ckdist.tokens.folder import MAX_TOKENIZER_BYTES, tokenizer_file
 
-BESIDE = ("tokenizer_config.json", "config.json", "generation_config.json")  # the vocabulary's file
+BESIDE = ("tokenizer_config.json", "config.json", "generation_config.json")  # read besides the vocabulary's file
 
 
 def was_tried(folder: Path) -> bool:
-    """Whether a tokenizer of the same files has passed, with this version of everything."""
+    """Whether a tokenizer of the same files has passed with these versions of the software."""
     with contextlib.suppress(OSError):
         return _mark(folder).exists()
     return False
 
 
 def remember(folder: Path) -> None:
-    """It has passed."""
-    with contextlib.suppress(OSError):  # a cache that cannot be written is none
+    """Records that the tokenizer of `folder` has passed."""
+    with contextlib.suppress(OSError):  # a cache that cannot be written is not used
         mark = _mark(folder, writing=True)
         mark.parent.mkdir(parents=True, exist_ok=True)
         mark.touch()
 
 
 def _mark(folder: Path, writing: bool = False) -> Path:
-    """The empty file that says so. OSError for files that cannot be read or are too large."""
+    """The empty file that records it. Raises OSError if files cannot be read or are too large."""
     digest = hashlib.sha256(f"{__version__} {tokenizers.__version__}".encode())
     for path in (tokenizer_file(folder), *(folder / name for name in BESIDE)):
         data = read_regular(path, MAX_TOKENIZER_BYTES) if path.exists() else b""

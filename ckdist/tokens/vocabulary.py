@@ -1,7 +1,6 @@
-"""What a model's tokens stand for: enough to turn ids into text, without the code that turns text into ids.
+"""The bytes of a model's tokens: enough to turn ids into text, without the code that turns text into ids.
 
-It can be sent to another process as bytes: code that streams text needs no tokenizer, which is built from hostile
-files.
+They can be sent to another process. So code that streams text needs no tokenizer, which is built from hostile files.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Pieces(Sequence[bytes]):
     def __len__(self) -> int:
         return len(self._ends) - 1
 
-    # Tokens are asked for one at a time: there are no slices.
+    # Callers read one token at a time, so there are no slices.
     def __getitem__(self, token: int) -> bytes:  # pyright: ignore[reportIncompatibleMethodOverride]
         if not 0 <= token < len(self):
             raise IndexError(token)
@@ -39,46 +38,46 @@ class Pieces(Sequence[bytes]):
 
 @dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """`pieces[i]` is token i in bytes; `special_ids` are the control tokens that `skip_special` leaves out.
-    `strips_prefix_space` is true for SentencePiece vocabularies that put a space before a text: it is taken away again
-    where the text's start is seen, after BOS.
-    """
+    """The tokens of one model."""
 
-    pieces: Sequence[bytes] = field(repr=False)
-    special_ids: frozenset[int]
+    pieces: Sequence[bytes] = field(repr=False)  # [i]: the bytes of token i
+    special_ids: frozenset[int]  # control tokens, which `skip_special` leaves out
     bos_token_id: int | None = None
     eos_token_ids: frozenset[int] = frozenset()
+    # SentencePiece puts a space before a text. It is removed if the start of the text is decoded, after BOS.
     strips_prefix_space: bool = False
 
     @property
     def vocab_size(self) -> int:
-        """The number of ids the vocabulary reaches; a model's embedding may have more rows, which stand for no text."""
+        """The number of ids. A model's embedding may have more rows, which have no text."""
         return len(self.pieces)
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """The text of `ids`. Bytes that are no UTF-8 become U+FFFD. Ids that do not start with BOS are the middle of a
-        text: their leading space is kept.
+        """The text of `ids`. Bytes that are no UTF-8 become U+FFFD.
+
+        Ids that do not start with BOS are the middle of a text, so their leading space is kept.
         """
         decoder = self.decoder(skip_special)
         return "".join([decoder.step(token_id) for token_id in ids]) + decoder.flush()
 
     def decoder(self, skip_special: bool = True, kept: Iterable[int] = ()) -> StreamDecoder:
-        """A decoder that is given one id at a time; its texts joined are `decode` of all ids.
+        """A decoder of one id at a time. Its joined texts equal `decode` of all ids.
 
-        `kept`: control tokens that are not skipped.
+        Args:
+            kept: Control tokens that are not skipped.
         """
         return StreamDecoder(self, skip_special, kept)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that `token_id` stands for, special tokens included; empty beyond the vocabulary."""
+        """The bytes of `token_id`, special tokens included; empty beyond the vocabulary."""
         return self.pieces[token_id] if 0 <= token_id < len(self.pieces) else b""
 
     def token_text(self, token_id: int) -> str:
-        """`token_bytes` as text, for people; a part of a character shows as U+FFFD."""
+        """`token_bytes` as text for people. A part of a character shows as U+FFFD."""
         return self.token_bytes(token_id).decode("utf-8", "replace")
 
     def to_bytes(self) -> bytes:
-        """This part of a tokenizer, for another process."""
+        """Encodes the vocabulary for another process."""
         return packed(
             {
                 "block": b"".join(self.pieces),
@@ -92,7 +91,7 @@ class Vocabulary:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Vocabulary:
-        """What `to_bytes` gave. EngineError for what cannot have come from there."""
+        """Decodes the result of `to_bytes`. Raises EngineError if it cannot come from there."""
         try:
             fields = msgpack.unpackb(data, max_bin_len=MAX_PIECES_BYTES)
             lengths, special = array("I"), array("I")

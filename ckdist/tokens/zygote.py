@@ -1,8 +1,8 @@
-"""`python -m ckdist.tokens.zygote`: a process that loads a hostile tokenizer under limits, then forks workers that have
-it loaded.
+"""`python -m ckdist.tokens.zygote`: loads a hostile tokenizer under limits, then forks workers that have it loaded.
 
-Its standard input is a socket of messages: the settings (JSON), then commands of one letter and a number; its standard
-output gives the vocabulary, or why there is none, and is closed. `ckdist.tokens.confined` is the other side.
+Its standard input is a socket of messages: the settings (JSON), then commands of one letter and a number. It writes the
+vocabulary, or the reason why there is none, to its standard output and closes it. `ckdist.tokens.confined` is the other
+side.
 """
 
 import gc
@@ -39,18 +39,17 @@ Handler = Callable[[Tokenizer, dict[str, Any], bytes], tuple[dict[str, Any], byt
 REAP_SECONDS = 0.5
 TRYING = Limits(cpu=1.0, memory=512 << 20)  # for a chat template: published ones take a tenth
 FORK, KILL, STATUS = b"F", b"K", b"S"  # followed by the worker's number; FORK brings the worker's socket
-STATUS_SECONDS = 1.0  # for a worker whose socket is closed to end
+STATUS_SECONDS = 1.0  # for a worker to end after its socket was closed
 KEPT_SIGNALS = 256
 
 
 def main() -> None:
-    """Loads the tokenizer, says what came of it, and forks workers until the owner closes its side."""
+    """Loads the tokenizer, reports the result, and forks workers until the owner closes its side."""
     control = socket.socket(fileno=0)
     settings = json.loads(control.recv(1 << 16))
     die_with_parent(settings["parent"])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's: it ends this process, or goes on
-    # A panic of the tokenizers library writes many lines to descriptor 2; what Python logs still goes to standard
-    # error.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the owner, which ends this process or continues
+    # A panic of the tokenizers library writes many lines to descriptor 2. Python's log still goes to standard error.
     handlers = [LogHandler(os.fdopen(os.dup(2), "w"))]
     logging.basicConfig(level=settings["level"], format=settings["format"], handlers=handlers)
     null = os.open(os.devnull, os.O_RDWR)
@@ -72,7 +71,7 @@ def main() -> None:
 
 
 def _named(name: str | None) -> Handler | None:
-    """The function `module:function`: (tokenizer, head, body) to (head, body)."""
+    """Imports the handler `module:function`."""
     if name is None:
         return None
     module, _, function = name.partition(":")
@@ -80,13 +79,13 @@ def _named(name: str | None) -> Handler | None:
 
 
 def _load(model: str, overrides: dict[str, Any], limits: Limits, status: FileIO) -> tuple[bytes, Tokenizer | None]:
-    """The message to the owner, and the tokenizer where it loaded."""
+    """The message to the owner, and the tokenizer if it was loaded."""
     confinement = Confinement(status)
     confinement.arm(limits)
     try:
         tokenizer = tokenizer_of(model, overrides)
         probe(tokenizer, model)
-        # Kept for the workers.
+        # Computed once here, so that workers have them.
         _ = tokenizer.most_bytes_per_token, tokenizer.control_text, tokenizer.encode("", parse_special=False)
         return frames.packed({"vocabulary": tokenizer.to_bytes()}), tokenizer
     except UserError as error:
@@ -100,8 +99,9 @@ def _load(model: str, overrides: dict[str, Any], limits: Limits, status: FileIO)
 
 
 def _try_templates(template: ChatTemplate, status: FileIO) -> None:
-    """Each template is compiled and tried by a child first: one that kills it is refused, and the others are as fast as
-    they can be.
+    """Compiles and tries each template in a child first. A template that kills the child is refused.
+
+    The others are then compiled here, for all workers.
     """
     for name in template.sources:
         look = lambda name=name: [asdict(template.traits(name)), asdict(template.tool_format(name))]
@@ -113,7 +113,7 @@ def _try_templates(template: ChatTemplate, status: FileIO) -> None:
 
 
 def _in_child(function: Callable[[], Any], limits: Limits, status: FileIO) -> Any:
-    """What `function` gives, as JSON can say it, in a child process with limits; None when they ended it."""
+    """The result of `function`, sent as JSON by a child process with limits. None if the limits ended the child."""
     reading, writing = os.pipe()
     confinement = Confinement(status)
     zygote, pid = os.getpid(), os.fork()
@@ -133,11 +133,11 @@ def _in_child(function: Callable[[], Any], limits: Limits, status: FileIO) -> An
 
 
 def _fork_on_demand(control: socket.socket, tokenizer: Tokenizer, handler: Handler, status: FileIO) -> None:
-    """Until the owner closes its side."""
+    """Forks, kills and reports workers until the owner closes its side."""
     workers: dict[int, int] = {}  # number: process
     signals: dict[int, int] = {}  # number of an ended worker: the signal that ended it, 0 without one
     gc.collect()
-    gc.freeze()  # what is loaded stays shared with the workers
+    gc.freeze()  # loaded objects stay shared with the workers
     control.settimeout(REAP_SECONDS)
     while True:
         try:
@@ -172,7 +172,7 @@ def _fork_on_demand(control: socket.socket, tokenizer: Tokenizer, handler: Handl
 
 
 def _signal_of(number: int, workers: dict[int, int], signals: dict[int, int]) -> int:
-    """The signal that has ended a worker; 0 if it ended by itself or goes on."""
+    """The signal that ended a worker; 0 if it ended by itself or still runs."""
     deadline = time.monotonic() + STATUS_SECONDS
     while number in workers and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -181,7 +181,7 @@ def _signal_of(number: int, workers: dict[int, int], signals: dict[int, int]) ->
 
 
 def _reap(workers: dict[int, int], signals: dict[int, int]) -> None:
-    """Waits for the workers that have ended, and keeps the signals of the last KEPT_SIGNALS."""
+    """Collects ended workers and keeps the signals of the last KEPT_SIGNALS."""
     for number, pid in list(workers.items()):
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
@@ -192,7 +192,7 @@ def _reap(workers: dict[int, int], signals: dict[int, int]) -> None:
 
 
 def _work(connection: socket.socket, tokenizer: Tokenizer, handler: Handler, confinement: Confinement) -> None:
-    """One task after the other, each under the limits that come with it, until the owner closes its side."""
+    """Runs tasks, each under the limits that come with it, until the owner closes its side."""
     connection.setblocking(True)
     start_nothing()
     confine_working()
