@@ -177,7 +177,7 @@ class Engine:
         if len(prompt) > most:
             raise RequestError(
                 f"prompt of {len(prompt)} tokens does not fit {self._room}, "
-                f"which takes {most} and the output; shorten the prompt or raise --ctx-size",
+                f"which holds {most} and the output; shorten the prompt or raise --ctx-size",
                 "prompt",
             )
         return check_prompt(prompt, self.vocab_size)

@@ -43,5 +43,5 @@ class GrammarCompiler:
         matcher = LLMatcher(self._vocabulary, grammar, log_level=0, limits=limits())
         if matcher.is_error():
             why = " ".join(matcher.get_error().split())[:300]
-            raise RequestError(f"grammar is not one that can be followed: {why}", "grammar", "invalid_grammar")
+            raise RequestError(f"grammar cannot be followed: {why}", "grammar", "invalid_grammar")
         return matcher

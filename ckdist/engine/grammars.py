@@ -76,7 +76,7 @@ class Grammars:
         from ckdist.tokens.grammar import MAX_WHOLE
 
         if len(grammar) > MAX_WHOLE:
-            raise RequestError(f"grammar has {len(grammar)} characters; at most {MAX_WHOLE} are taken", _FIELD)
+            raise RequestError(f"grammar has {len(grammar)} characters; at most {MAX_WHOLE} are allowed", _FIELD)
         if not self._tokenizer.eos_token_ids:
             raise RequestError("grammars need a model with a token that ends a text, and this one has none", _FIELD)
         found = self._kept.get(grammar)

@@ -143,10 +143,7 @@ class Model:
             if not bound
         }
         if (packed := min(row[-1] for row in rows)) < 1:
-            lines.append(
-                f"{100 * packed:.0f} % of the weights are packed so far; "
-                "pages that nothing was written to yet are not in the map"
-            )
+            lines.append(f"{100 * packed:.0f} % of the weights are packed so far; untouched pages are not in the map")
         if not p.cpus:
             lines.append(
                 f"{max(self.plan.threads, self.plan.threads_batch)} threads have fewer CPUs here, "

@@ -53,7 +53,7 @@ class SideThread:
                     raise error
                 return
             stuck = batch.done
-            log.error("a piece of work in thread %s took more than %g s and is left behind", self._name, self._seconds)
+            log.error("a piece of work in thread %s took more than %g s and is abandoned", self._name, self._seconds)
             batch.abandoned = True
             left_behind(stuck)
             self._end()

@@ -47,7 +47,7 @@ def read_tool_list(given: list[Any], field: str) -> tuple[dict[str, Any], ...]:
         field: "tools", or "functions", whose entries have no type.
     """
     if len(given) > MAX_TOOLS:
-        raise RequestError(f"{field} has {len(given)} tools; at most {MAX_TOOLS} are taken", field, "invalid_value")
+        raise RequestError(f"{field} has {len(given)} tools; at most {MAX_TOOLS} are allowed", field, "invalid_value")
     tools = tuple(_tool(tool, f"{field}[{index}]", field) for index, tool in enumerate(given))
     names = [tool["function"]["name"] for tool in tools]
     if len(set(names)) < len(names):

@@ -86,7 +86,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
         "bert": _word_piece,
     }
     if not isinstance(kind, str) or kind not in builders:
-        state = "is a kind of vocabulary that is not read" if kind in NOT_READ else "is not known"
+        state = "is a kind of vocabulary that ckdist does not read" if kind in NOT_READ else "is not known"
         raise ModelFileError(
             f"tokenizer.ggml.model {kind!r:.40} {state}; known: {', '.join(builders)}; take a model with one of these"
         )

@@ -133,7 +133,7 @@ def _walk(matcher: LLMatcher, size: int, choose: random.Random, field: str) -> N
     for step in range(size):
         forced = len(matcher.compute_ff_bytes())
         if forced > MAX_FORCED:
-            message = f"it asks for {forced} bytes in a row without a choice; at most {MAX_FORCED} are taken"
+            message = f"it forces {forced} bytes in a row; at most {MAX_FORCED} are allowed"
             raise _refused(message, field)
         allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)  # a bit for each byte and for the end
         if matcher.is_error():
@@ -178,7 +178,7 @@ def _check_length(text: str, field: str) -> None:
 
 
 def _too_long(size: int, most: int, field: str, more: str = "") -> RequestError:
-    message = f"{field} has {more}{size} characters as a grammar; at most {most} are taken: make it simpler"
+    message = f"{field} has {more}{size} characters as a grammar; at most {most} are allowed: make it simpler"
     return RequestError(message, field, "invalid_grammar")
 
 

@@ -48,9 +48,7 @@ def probe(tokenizer: Tokenizer, model: str) -> None:
 
 
 def _refusal(model: str, text: str, why: str) -> ModelFileError:
-    return ModelFileError(
-        f"the tokenizer of {model} does not stand a run of {len(text)} times {text[:1]!r}: {why}; {REMEDY}"
-    )
+    return ModelFileError(f"the tokenizer of {model} fails on a run of {len(text)} times {text[:1]!r}: {why}; {REMEDY}")
 
 
 def _rules(tokenizer: Tokenizer) -> str:

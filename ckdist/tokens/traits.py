@@ -83,7 +83,7 @@ def find_traits(render: Callable[[list[Message], list[Any] | None], str | None],
         return render(history, TOOLS) or render(history, None) or ""
 
     by_id = [with_tools(arguments, "", CALLED) for arguments in ({KEY: VALUE}, f'{{"{KEY}": "{VALUE}"}}')]
-    # Content next to calls, which some templates want null -> (objects are taken, JSON text is taken, results shown).
+    # Content next to calls, which some templates want null -> (accepts objects, accepts JSON text, shows results).
     taken = {}
     for empty in ("", None):
         as_object, as_text = with_tools({KEY: VALUE}, empty), with_tools(f'{{"{KEY}": "{VALUE}"}}', empty)

@@ -251,8 +251,5 @@ def test_what_is_packed_is_told(caplog):
         and "by streaming stores" in line.message
     )
     model = loaded(SingleWorld(), TYPES[0], 0.0)
-    assert (
-        "\n0 % of the weights are packed so far; pages that nothing was written to yet are not in the map"
-        in model.placement_map()
-    )
+    assert "\n0 % of the weights are packed so far; untouched pages are not in the map" in model.placement_map()
     model.close()

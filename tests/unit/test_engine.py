@@ -282,7 +282,7 @@ def test_all_logits_beside_running_sequences():
             [1] * 512,
             {},
             (
-                "prompt of 512 tokens does not fit the context of 512, which takes 511 and the output; "
+                "prompt of 512 tokens does not fit the context of 512, which holds 511 and the output; "
                 "shorten the prompt or raise --ctx-size"
             ),
         ),

@@ -117,7 +117,8 @@ def test_the_kinds_gemma4_and_bert(vocab, ids):
 @pytest.mark.parametrize("kind", ["rwkv", "plamo2", "none", "no_vocab", "whitespace", "hybriddna"])
 def test_kinds_that_are_not_read_are_named(vocab, kind):
     with pytest.raises(
-        ModelFileError, match=f"'{kind}' is a kind of vocabulary that is not read; known: gpt2, gemma4, llama, t5, bert"
+        ModelFileError,
+        match=f"'{kind}' is a kind of vocabulary that ckdist does not read; known: gpt2, gemma4, llama, t5, bert",
     ):
         tokenizer_from_gguf(metadata(kind, *vocab["byte_level"]))
 
