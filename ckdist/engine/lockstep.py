@@ -80,7 +80,7 @@ class LockstepSequences:
         return Batch(tokens[own], runs, tables, np.arange(len(group), dtype=np.int32), states)
 
     def _blocks(self, length: int) -> int:
-        """Blocks of a sequence of `length` tokens. Raises CapacityError if it has fewer."""
+        """Blocks of a sequence of `length` tokens. Raises CapacityError if they do not fit its part of the cache."""
         blocks = -(-length // BLOCK_TOKENS)
         if blocks > self._tables.shape[1] or length > self.executable.context_length:
             raise CapacityError(
