@@ -2,7 +2,7 @@
 // model writes.
 
 const DEPTH = 8; // of nested quotes and lists; deeper ones are read as paragraphs
-const TABLE_CELLS = 4000; // maximum of a table; a larger one is drawn as text
+const TABLE_CELLS = 4000; // maximum of a table; a larger one is drawn as code
 const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+(.*))?$/;
 const RULE = /^ {0,3}(?:\*[ \t]*){3,}$|^ {0,3}(?:-[ \t]*){3,}$|^ {0,3}(?:_[ \t]*){3,}$/;
