@@ -1,6 +1,6 @@
 """The HTTP process's client of rank 0: it submits sequences, receives tokens and follows rank 0's state.
 
-It polls one DEALER socket by the event loop's reader callbacks: zmq's asyncio sockets cost a future per message, and a
+It reads one DEALER socket in callbacks of the event loop: zmq's asyncio sockets cost a future per message, and a
 busy engine sends thousands per second. It knows the messages of `ckdist.engine.messages`, but neither text nor HTTP.
 """
 

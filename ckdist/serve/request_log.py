@@ -75,7 +75,7 @@ def note_problem(problem: Problem) -> None:
 
 
 def end(request: Request, status: int, key: str, model: str) -> None:
-    """Writes the request's line."""
+    """Writes the log line of the request."""
     if not log.isEnabledFor(logging.INFO) or (request.path in PROBES and status in (200, 503)):
         return
     fields: dict[str, Any] = {
@@ -128,7 +128,7 @@ def _word(value: Any) -> str:
 
 
 def make_log_file(path: str) -> None:
-    """Creates --log-file if there is none. ConfigError if it cannot be written."""
+    """Creates --log-file if it does not exist. Raises ConfigError if it cannot be written."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o640))
     except OSError as error:

@@ -27,7 +27,7 @@ class HarmonyParser:
         self._reader.feed(form.channels or "")  # start of the answer, from the prompt
         self._parsing = self._answer()
         next(self._parsing, None)
-        self._deltas.clear()  # these are of the prompt
+        self._deltas.clear()  # deltas of the prompt's part
 
     def step(self, text: str) -> list[Delta]:
         """See AnswerParser."""
