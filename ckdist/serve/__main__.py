@@ -1,4 +1,4 @@
-"""`python -m ckdist.serve`: the HTTP process, as rank 0 starts it; its settings come as JSON on standard input."""
+"""`python -m ckdist.serve`: the HTTP process. Rank 0 starts it and sends its settings as JSON on standard input."""
 
 import asyncio
 import contextlib
@@ -16,14 +16,14 @@ MAX_SETTINGS_BYTES = 1 << 20
 
 
 def main() -> int:
-    """Runs the HTTP process; its exit code (see `HttpServer`)."""
+    """Runs the HTTP process and returns its exit code (see `HttpServer`)."""
     settings = HttpSettings.from_json(sys.stdin.buffer.read(MAX_SETTINGS_BYTES))
     start_logging(settings)
     with contextlib.suppress(AttributeError, OSError):
-        # Rank 0 is bound to its own cores, where its compute threads run; this process goes where there is room.
+        # Rank 0 is bound to the cores of its compute threads. This process may run on any CPU of the job.
         os.sched_setaffinity(0, settings.cpus)
     gc.collect()
-    gc.freeze()  # what was imported stays: a collection that looks at it stops the event loop for 50 ms
+    gc.freeze()  # collections skip the imported modules: to scan them stops the event loop for 50 ms
     try:
         return asyncio.run(HttpServer(settings, socket.socket(fileno=settings.listener)).run())
     finally:
@@ -32,7 +32,7 @@ def main() -> int:
 
 
 def remove_endpoint(endpoint: str) -> None:
-    """The socket of a rank 0 that was killed, as by a launcher's Ctrl-C, and the folder in which nothing else was."""
+    """Removes the socket of a rank 0 that was killed, as by a launcher's Ctrl-C, and its folder if that is empty."""
     path = pathlib.Path(endpoint.removeprefix("ipc://"))
     with contextlib.suppress(OSError):
         path.unlink()

@@ -1,4 +1,4 @@
-"""The outermost layer of the HTTP application: who may come in, and what came of each request in the metrics."""
+"""The outermost layer of the HTTP application: it admits or refuses requests, and counts them in the metrics."""
 
 import time
 from typing import Any, cast
@@ -20,16 +20,17 @@ from ckdist.serve.settings import HttpSettings
 
 PROBES = ("/livez", "/readyz", "/health", "/ping")
 OPEN_PATHS = (*PROBES, *(path.name for path in page.PATHS))
-EVER_ANSWERED = (*PROBES, "/metrics")  # however many requests are under way
+EVER_ANSWERED = (*PROBES, "/metrics")  # even if too many requests are under way
 
 
 class Access:
-    """Refuses what may not come in; passes everything else on to `app`."""
+    """Refuses requests that are not allowed, and passes all others to `app`.
+
+    `names` are the paths with metrics of their own. All other paths are counted together, so that a stranger cannot
+    fill memory with names.
+    """
 
     def __init__(self, app: ASGIApp, settings: HttpSettings, accounts: Accounts, metrics: Metrics, names: PathNames):
-        """`names` are those that the metrics tell apart; all others count as one, so that a stranger cannot fill
-        memory with names.
-        """
         self.app, self.metrics, self.names = app, metrics, names
         self.model = settings.model_name
         self.accounts, self.failed_keys = accounts, FailedKeys()
@@ -38,14 +39,14 @@ class Access:
         self.under_way = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One HTTP request, as ASGI has it; the server passes on nothing else."""
-        begun, status = time.monotonic(), 499  # when nothing is sent, the client went away
-        headers = dict(reversed(scope["headers"]))  # of several alike the first counts
+        """Handles one HTTP request of ASGI. The server passes no other scopes."""
+        begun, status = time.monotonic(), 499  # 499 if nothing is sent: then the client went away
+        headers = dict(reversed(scope["headers"]))  # the first of repeated headers counts
         request = request_log.begin(cast("dict[str, Any]", scope), headers)
         more = [*self.origins.headers(headers), (b"x-request-id", request.id.encode())]
 
         async def watch(message: Message) -> None:
-            """Notes the status, and adds the headers for web pages and the request's id."""
+            """Keeps the status, and adds the request's id and the headers for web pages."""
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -69,18 +70,24 @@ class Access:
     def _answer(
         self, method: str, path: str, known: str, headers: dict[bytes, bytes], no_key: Problem | None
     ) -> Response | None:
-        """The answer to what the application does not get to see; None for all else. `path` is a name of the table,
-        `known` the path itself; `no_key`: why the client may not come in.
+        """Returns the answer to a refused request or to a preflight; None for requests that `app` handles.
+
+        Args:
+            method: The HTTP method.
+            path: The path's name in the table.
+            known: The path itself.
+            headers: The request's headers.
+            no_key: The reason why the client may not come in, or None.
         """
         if b"content-length" in headers and b"transfer-encoding" in headers:
-            # A proxy in front may read the other of the two, and then takes a part of the body for a request.
+            # A proxy in front may use the other of the two, and take a part of the body for a new request.
             problem = Problem(400, "Content-Length and Transfer-Encoding contradict one another; send one of them")
             return problem_answer(problem, known, {"Connection": "close"})
         if is_preflight(method, headers):
             return self.origins.preflight(headers)
         problem = self.origins.refusal(method, headers)
         if problem is not None and problem.status == 415 and path in NAMES:
-            problem = None  # the answer says that the path is not there, and not to send JSON
+            problem = None  # the application answers that the path does not exist, rather than that JSON is needed
         problem = problem or no_key
         if problem is None and self.under_way >= self.max_requests and path not in EVER_ANSWERED:
             problem = Problem(
@@ -89,7 +96,7 @@ class Access:
         return None if problem is None else problem_answer(problem, known)
 
     def _account(self, scope: Scope, path: str, headers: dict[bytes, bytes]) -> tuple[Account | None, Problem | None]:
-        """The account of the request's key, or why there is none: both are None on a path that needs no key."""
+        """Returns the account of the request's key, or the refusal. Both may be None on a path that needs no key."""
         if not self.accounts.ask_for_key:
             return self.accounts.anyone, None
         kind, _, key = headers.get(b"authorization", b"").partition(b" ")

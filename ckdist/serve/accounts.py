@@ -1,4 +1,4 @@
-"""Accounts: what the clients with keys of one name use, within their limits; and the account that a key belongs to."""
+"""Accounts: the use and the limits of all clients whose keys have one name."""
 
 import hashlib
 import hmac
@@ -17,12 +17,12 @@ NO_KEY = "-"  # name of the account of clients without keys
 
 
 class Account:
-    """What the clients of one name use.
+    """The use and the limits of all clients whose keys have one name.
 
     Attributes:
-        root: Tenant of requests without a salt of their own.
-        running: Sequences that the engine has.
-        held: Messages of sequences that wait here until fewer than `max_running` run, by id.
+        root: The tenant of requests without a cache salt.
+        running: The number of sequences in the engine.
+        held: Messages of waiting sequences by id. They are sent once fewer than `max_running` sequences run.
     """
 
     def __init__(self, name: str = NO_KEY, root: bytes = ONE_TENANT, limits: KeyLimits | None = None) -> None:
@@ -39,11 +39,11 @@ class Account:
 
     @property
     def sequences(self) -> int:
-        """Sequences that run or wait."""
+        """The number of sequences that run or wait."""
         return self.running + len(self.held)
 
     def tenant(self, salt: str | None, reuse: bool) -> bytes | None:
-        """The tenant of a request: one for each salt under this account's root; None without reuse of the cache."""
+        """Returns a request's tenant: one per account and salt. None if the request does not use the prefix cache."""
         if not reuse:
             return None
         if salt is None:
@@ -51,7 +51,7 @@ class Account:
         return hashlib.blake2b(salt.encode(), key=self.root, digest_size=32, person=b"ckdist salt").digest()
 
     def check_sequences(self, count: int) -> None:
-        """Problem 400 if `count` sequences can never run or wait at once, 429 if they cannot now."""
+        """Raises Problem 400 if the limits never allow `count` sequences, and 429 if they do not allow them now."""
         running, waiting = self.limits.max_running, self.limits.max_waiting
         if running is None or waiting is None or self.sequences + count <= running + waiting:
             return
@@ -61,7 +61,7 @@ class Account:
         raise Problem(429, f"{self.sequences} sequences run or wait, and {count} more exceed {most}; try again later")
 
     def take_tokens(self, count: int) -> None:
-        """Counts a prompt. Problem 400 if it exceeds a minute's tokens, 429 if it exceeds those that are left."""
+        """Counts a prompt's tokens. Raises Problem 400 if they exceed a minute's limit, 429 if too few are left."""
         limit = self.limits.tokens_per_minute
         if limit is None:
             return
@@ -76,7 +76,7 @@ class Account:
         self.count_tokens(count)
 
     def count_tokens(self, count: int) -> None:
-        """Counts tokens that were generated."""
+        """Counts generated tokens."""
         if self.limits.tokens_per_minute is None or not count:
             return
         second = int(time.monotonic())
@@ -90,7 +90,7 @@ class Account:
             self._used.popleft()
 
     def _seconds_until(self, tokens: int) -> int:
-        """Seconds until so many of the counted tokens are older than a minute."""
+        """Seconds until `tokens` of the counted tokens are older than a minute."""
         for second, count in self._used:
             tokens -= count
             if tokens <= 0:
@@ -99,10 +99,10 @@ class Account:
 
 
 class Accounts:
-    """The account of every name. Without keys all clients have one."""
+    """All accounts, by name. Without keys all clients share the account `anyone`."""
 
     def __init__(self, keys: Iterable[ApiKey], shared_cache: bool) -> None:
-        """shared_cache: Keys do not tell tenants apart."""
+        """`shared_cache`: all keys share one tenant of the prefix cache."""
         self._shared_cache = shared_cache
         self._by_name: dict[str, Account] = {}
         self._keys: tuple[tuple[bytes, Account], ...] = ()
@@ -115,7 +115,7 @@ class Accounts:
         return bool(self._keys)
 
     def replace(self, keys: Iterable[ApiKey]) -> None:
-        """Takes other keys. A name that stays keeps its account, with its new limits."""
+        """Replaces the keys. A name that stays keeps its account, with its new limits."""
         known, self._by_name = self._by_name, {}
         found = []
         for item in keys:
@@ -127,7 +127,7 @@ class Accounts:
         self._keys = tuple(found)
 
     def find(self, given: Iterable[bytes]) -> Account | None:
-        """The account of the first of these keys that is known."""
-        # Every key is compared, and each in constant time, so that the time taken tells nothing about any of them.
+        """Returns the account of the first known key in `given`, or None."""
+        # All keys are compared, each in constant time, so that the duration reveals nothing about them.
         same = [account for key in given for known, account in self._keys if hmac.compare_digest(key, known)]
         return same[0] if same else None

@@ -1,6 +1,4 @@
-"""Answers as they leave: JSON, errors in OpenAI's shape, event streams; and work that ends when its client goes
-away.
-"""
+"""Answers as ASGI responses: JSON, errors and event streams. Work ends if its client disconnects."""
 
 import asyncio
 import logging
@@ -20,7 +18,7 @@ CHECK_SECONDS = 1.0
 PART_BYTES = 256 << 10
 PROBLEM_HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},
-    408: {"Connection": "close"},  # what the client still sends is not read
+    408: {"Connection": "close"},  # the rest of the body is not read
     413: {"Connection": "close"},
     429: {"Retry-After": "1"},
     503: {"Retry-After": "1"},
@@ -35,19 +33,20 @@ Result = TypeVar("Result")
 
 
 class ClientGone(Exception):  # noqa: N818 - it is no error
-    """The client has closed its connection; nobody is left to answer."""
+    """The client has closed its connection."""
 
 
 def json_answer(
     content: dict[str, Any] | list[Any], status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
-    """`content` as a short JSON answer."""
+    """Returns `content` as JSON. The answer must be short, since it is encoded at once."""
     return Response(to_json(content), status, headers, "application/json")
 
 
 class LongAnswer(Response):
-    """JSON that may be long, as bytes in one or more parts: it leaves in small ones, so that other clients have their
-    turn between them.
+    """JSON that may be long, given as bytes in one or more parts.
+
+    It is sent in small parts, so that the event loop serves other clients in between.
     """
 
     def __init__(self, parts: Sequence[bytes]):
@@ -66,7 +65,7 @@ class LongAnswer(Response):
 
 
 def problem_answer(problem: Problem, path: str, more_headers: Mapping[str, str] | None = None) -> Response:
-    """`problem` in the shape that belongs to the path, with the headers that belong to its status."""
+    """Returns the error answer to `problem`. Its format depends on the path, its headers depend on the status."""
     note_problem(problem)
     headers = {**PROBLEM_HEADERS.get(problem.status, {}), **(more_headers or {})}
     if problem.retry_after is not None:
@@ -75,26 +74,35 @@ def problem_answer(problem: Problem, path: str, more_headers: Mapping[str, str] 
 
 
 def problem_event(problem: Problem, path: str) -> bytes:
-    """The same as the last event of a stream."""
+    """Returns the error as the last event of a stream."""
     name = b"event: error\n" if path.startswith(ANTHROPIC) else b""
     return name + event(problem.body_for(path))
 
 
 def event(content: dict[str, Any]) -> bytes:
-    """One server-sent event."""
+    """Returns one server-sent event."""
     return b"data: %b\n\n" % to_json(content)
 
 
 async def event_in_turns(content: dict[str, Any]) -> bytes:
-    """One that may be long."""
+    """Returns a server-sent event that may be long. The encoding yields to the event loop."""
     return b"data: %b\n\n" % await to_json_in_turns(content)
 
 
 async def while_connected(
     receive: Receive, work: Awaitable[Result], progress_at: Callable[[], float], timeout: float
 ) -> Result:
-    """The result of `work`, which is cancelled when the client goes away (ClientGone) or when nothing has
-    progressed for `timeout` seconds (Problem 504).
+    """Returns the result of `work`, and cancels it in case of an error.
+
+    Args:
+        receive: ASGI's receive, for the client's disconnect.
+        work: The work.
+        progress_at: Returns the time of the last progress, in seconds of time.monotonic.
+        timeout: The limit in seconds without progress.
+
+    Raises:
+        ClientGone: The client went away.
+        Problem: 504 after `timeout` seconds without progress.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnect(receive))
@@ -112,7 +120,7 @@ async def while_connected(
         task.cancel()
         await asyncio.wait((task,))
         if not task.cancelled():
-            task.exception()  # seen, so that it is not reported as lost
+            task.exception()  # read it, so that asyncio does not report it as never retrieved
 
 
 async def _disconnect(receive: Receive) -> None:
@@ -121,10 +129,10 @@ async def _disconnect(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Server-sent events. A failure before the first event is an error answer with its status; a later one is the last
-    event.
+    """A stream of server-sent events.
 
-    `end` is what follows the last event: OpenAI's mark, or nothing.
+    A failure before the first event becomes an error answer with its own status. A later failure becomes the last
+    event. `end` is sent after the last event: OpenAI's end mark, or nothing.
     """
 
     def __init__(
@@ -140,7 +148,7 @@ class EventStream(Response):
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the events; ends when the client has gone, or with the last event."""
+        """Sends the events, until the last one or until the client disconnects."""
         try:
             await while_connected(
                 receive, self._send_all(send), lambda: max(self._sent_at, self.progress_at()), self.timeout
@@ -156,11 +164,10 @@ class EventStream(Response):
                 await problem_answer(problem, scope["path"])(scope, receive, send)
             else:
                 last = send({"type": "http.response.body", "body": problem_event(problem, scope["path"])})
-                with suppress(asyncio.TimeoutError):  # a client that does not read is not waited for
+                with suppress(asyncio.TimeoutError):  # do not wait for a client that does not read
                     await asyncio.wait_for(last, CHECK_SECONDS)
 
     async def _start(self, send: Send) -> None:
-        """The head of the answer, once."""
         if not self._started:
             self._started = True
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
@@ -171,12 +178,12 @@ class EventStream(Response):
                 await self._start(send)
                 await send({"type": "http.response.body", "body": data, "more_body": True})
                 self._sent_at = time.monotonic()
-        await self._start(send)  # where there was no event: the machine's while the server drains
+        await self._start(send)  # in case there was no event, as in /v1/machine while the server drains
         await send({"type": "http.response.body", "body": self.end, "more_body": False})
 
 
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),  # a proxy must not hold events back
+    (b"x-accel-buffering", b"no"),  # a proxy must not buffer events
 ]

@@ -1,4 +1,4 @@
-"""The answers of Anthropic's /v1/messages, whole and streamed."""
+"""Answers of Anthropic's /v1/messages, whole and streamed."""
 
 import json
 import secrets
@@ -15,7 +15,7 @@ from ckdist.tokens.vocabulary import Vocabulary
 
 
 class AnthropicAnswer:
-    """One answer under way."""
+    """One answer while it is generated."""
 
     def __init__(self, run: Run, _tokenizer: Vocabulary, source: Source):
         self.run, self.source, self.work = run, source, run.work
@@ -23,7 +23,7 @@ class AnthropicAnswer:
         self._parser, self._blocks = ChatParser(run.work.answer), Blocks()
 
     async def whole(self) -> dict[str, Any]:
-        """The `message` object."""
+        """Returns the complete `message` object."""
         (piece,) = await self.run.whole()
         for _ in self._blocks.take(self._parser.take(piece.text, ended=True)):
             pass
@@ -31,7 +31,7 @@ class AnthropicAnswer:
         return {**self._message(content), **self._end(piece), "usage": self._usage()}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Anthropic's events, each with its name."""
+        """Yields Anthropic's server-sent events, each with its name."""
         begun = False
         with self.run as run:
             while pieces := await run.next():
@@ -61,7 +61,7 @@ class AnthropicAnswer:
         }
 
     def _end(self, piece: Piece) -> dict[str, Any]:
-        """Why it ended; a stop string is one of the client's own."""
+        # A stop token has its id as the reason; only a stop string is the client's own.
         stopped_by = piece.stop_reason if isinstance(piece.stop_reason, str) else None
         if piece.finish_reason == "length":
             reason = "max_tokens"
@@ -83,7 +83,7 @@ class AnthropicAnswer:
 
 
 def _block(block: Block, whole: bool) -> dict[str, Any]:
-    """A content block, empty where it is not `whole` yet."""
+    """Returns a content block. Its text is empty unless `whole`."""
     text = block.text if whole else ""
     if block.kind == "text":
         return {"type": "text", "text": text}
@@ -93,11 +93,10 @@ def _block(block: Block, whole: bool) -> dict[str, Any]:
 
 
 def _input(arguments: str) -> Any:
-    """Arguments that were cut off are given as text, under a name of their own."""
     try:
         return json.loads(arguments or "{}")
     except ValueError:
-        return {"partial_json": arguments}
+        return {"partial_json": arguments}  # arguments that were cut off, as text
 
 
 def _block_event(moment: Moment, block: Block, text: str) -> bytes:

@@ -1,6 +1,6 @@
 """API keys, their names and their limits: from the command line, the environment and a key file.
 
-A key file is TOML, with one table `[[key]]` per key, or has one key per line.
+A key file is TOML with one table `[[key]]` per key, or plain text with one key per line.
 """
 
 import hashlib
@@ -35,16 +35,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class KeyLimits:
-    """Limits of all clients with keys of one name; None: no limit."""
+    """The limits of all clients whose keys have one name. None: no limit."""
 
-    max_running: int | None = None  # sequences that the engine has at once
-    max_waiting: int | None = None  # sequences that wait until fewer than `max_running` are left
-    tokens_per_minute: int | None = None  # of prompts and answers
+    max_running: int | None = None  # sequences in the engine at once
+    max_waiting: int | None = None  # sequences that wait while `max_running` others run
+    tokens_per_minute: int | None = None  # tokens of prompts and answers
 
 
 @dataclass(frozen=True)
 class ApiKey:
-    """One key. Keys of one name are one tenant."""
+    """An API key. All keys of one name are one tenant."""
 
     name: str
     key: str = field(repr=False)
@@ -57,7 +57,7 @@ class ApiKey:
 
     @classmethod
     def without_name(cls, key: str) -> "ApiKey":
-        """A key whose name is made of its digest."""
+        """Returns a key whose name is derived from its digest."""
         return cls(f"key-{hashlib.sha256(key.encode()).hexdigest()[:16]}", key)
 
     @classmethod
@@ -72,7 +72,7 @@ def asks_for_key(config: ServeConfig) -> bool:
 
 
 def given_keys(config: ServeConfig) -> tuple[ApiKey, ...]:
-    """The keys of --api-key, else of CKDIST_API_KEY. ConfigError if the flag or the variable is there and empty."""
+    """Returns the keys of --api-key, else of CKDIST_API_KEY. Raises ConfigError if the value is empty."""
     source, text = ("--api-key", config.api_key) if config.api_key is not None else (VARIABLE, os.environ.get(VARIABLE))
     if text is None:
         return ()
@@ -88,7 +88,10 @@ def given_keys(config: ServeConfig) -> tuple[ApiKey, ...]:
 
 
 def read_key_file(path: str) -> tuple[ApiKey, ...]:
-    """The keys in a file. ConfigError if others than its owner can read it, and if it holds no key or a wrong one."""
+    """Reads the keys in a file.
+
+    Raises ConfigError if users other than its owner can read it, if it holds no key, or if a key is malformed.
+    """
     where = f"--api-key-file {path}"
     try:
         mode = pathlib.Path(path).stat().st_mode
@@ -109,7 +112,10 @@ def read_key_file(path: str) -> tuple[ApiKey, ...]:
 
 
 def checked(keys: tuple[ApiKey, ...], where: str) -> tuple[ApiKey, ...]:
-    """`keys` without repetitions. ConfigError for too many, for one under two names, and for a name with two limits."""
+    """Returns `keys` without duplicates.
+
+    Raises ConfigError for too many or malformed keys, for a key with two names, and for a name with different limits.
+    """
     if len(keys) > MAX_KEYS:
         raise ConfigError(f"{where}: {len(keys)} API keys were given; at most {MAX_KEYS} are allowed")
     by_key, limits = dict[str, ApiKey](), dict[str, KeyLimits]()

@@ -1,4 +1,4 @@
-"""The HTTP application: the table of paths, errors as answers, and who may come in."""
+"""The HTTP application: the table of paths, error answers, and access control."""
 
 from collections.abc import Iterable
 from functools import partial
@@ -31,14 +31,14 @@ CODES = {404: "unknown_url", 405: "method_not_supported"}
 
 
 def create_app(service: Service) -> Access:
-    """The ASGI application over `service`."""
+    """Returns the ASGI application for `service`."""
     paths = (*PATHS, *page.PATHS) if service.settings.webui else PATHS
     names = PathNames(path.name for path in paths)
     return Access(_routed(service, paths), service.settings, service.accounts, service.metrics, names)
 
 
 def create_watching_app(service: Service) -> Starlette:
-    """The ASGI application of the port for metrics, which asks nobody for a key."""
+    """Returns the ASGI application of the metrics port, which needs no key."""
     return _routed(service, status.WATCHING_PATHS)
 
 
@@ -54,17 +54,17 @@ def _routed(service: Service, paths: Iterable[Path]) -> Starlette:
 
 def _add_error_answers(app: Starlette) -> None:
     async def refuse(request: Request, error: Exception) -> Response:
-        """An error of the tree as its answer, another as 500."""
+        """Answers an error: 500 if it is not in the tree of `ckdist.errors`."""
         return problem_answer(Problem.of(error), request.url.path)
 
     async def refuse_path(request: Request, error: HTTPException) -> Response:
-        """A path or method that there is not."""
+        """Answers an unknown path or method."""
         message = f"{request.method} {request.url.path[:200]!r}: {error.detail}"
         problem = Problem(error.status_code, message, code=CODES.get(error.status_code))
         return problem_answer(problem, request.url.path, error.headers)
 
     async def nobody_listens(_request: Request, _error: Exception) -> Response:
-        """What the metrics count; nobody gets it."""
+        """Returns a status for the metrics, since the client is gone."""
         note_problem(CLIENT_GONE)
         return Response(status_code=499)
 

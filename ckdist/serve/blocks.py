@@ -1,4 +1,4 @@
-"""An answer as blocks, one after the other: of reasoning, of text, and one for each call of a tool."""
+"""Divides an answer into consecutive blocks of reasoning, of text, and of one tool call each."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -12,29 +12,26 @@ Moment = Literal["begin", "grow", "end"]
 
 @dataclass
 class Block:
-    """`text` is what it has so far: for a call its arguments, or the text for a `custom` tool.
+    """One block of an answer."""
 
-    `index` counts the blocks of an answer.
-    """
-
-    index: int
+    index: int  # number of the block in its answer
     kind: Kind
     name: str = ""
     call_id: str = ""
-    text: str = ""
-    custom: bool = False
+    text: str = ""  # text so far; of a call its arguments, or the free text of a custom tool
+    custom: bool = False  # a call of a tool that takes free text
 
 
 @dataclass
 class Blocks:
-    """Grows by deltas. `all` has every block so far."""
+    """Collects deltas into blocks. `all` holds all blocks so far."""
 
     all: list[Block] = field(default_factory=list[Block])
-    _call: int | None = None  # the number of the call that the last block is
+    _call: int | None = None  # number of the call in the last block
     _open: bool = False
 
     def take(self, deltas: Iterable[Delta]) -> Iterator[tuple[Moment, Block, str]]:
-        """What happens to which block, with the text that it grows by."""
+        """Yields (moment, block, new text) for each change of a block."""
         for delta in deltas:
             kind: Kind = "call" if delta.call is not None else "reasoning" if delta.reasoning else "text"
             text = delta.arguments if delta.call is not None else delta.reasoning or delta.content
@@ -49,7 +46,7 @@ class Blocks:
                 yield "grow", self.all[-1], text
 
     def end(self) -> Iterator[tuple[Moment, Block, str]]:
-        """The last block has ended."""
+        """Ends the last block if it is open, and yields that change."""
         if self._open:
             self._open = False
             yield "end", self.all[-1], ""

@@ -1,4 +1,4 @@
-"""A request's body as bytes, read under a size and a time limit."""
+"""Reads a request's body within limits of size and time."""
 
 import asyncio
 
@@ -7,11 +7,12 @@ from starlette.requests import Request
 from ckdist.serve.problems import Problem
 
 READ_SECONDS = 60.0
-PATIENCE = 4  # so many times the limit is read and dropped, since many clients read no answer before they have sent all
+# Bodies up to this multiple of the limit are read and dropped: many clients send all before they read an answer.
+PATIENCE = 4
 
 
 async def read_body(request: Request, max_bytes: int) -> bytes:
-    """The whole body. Problem 408 (too slow) or 413 (too large)."""
+    """Returns the whole body. Raises Problem 408 if it arrives too slowly, and 413 if it is too large."""
     try:
         return await asyncio.wait_for(_collect(request, max_bytes), READ_SECONDS)
     except asyncio.TimeoutError:

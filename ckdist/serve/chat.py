@@ -1,4 +1,4 @@
-"""The answers of /v1/chat/completions, whole and streamed, in OpenAI's shapes."""
+"""Answers of /v1/chat/completions in OpenAI's format, whole and streamed."""
 
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
@@ -14,7 +14,7 @@ from ckdist.tokens.vocabulary import Vocabulary
 
 
 class ChatAnswer:
-    """One answer under way: the fields that all its parts share."""
+    """One answer while it is generated. `head` has the fields that all its parts share."""
 
     def __init__(self, run: Run, tokenizer: Vocabulary, source: Source):
         self.run, self.tokenizer, self.work = run, tokenizer, run.work
@@ -22,13 +22,13 @@ class ChatAnswer:
         self._parsers: dict[int, ChatParser] = defaultdict(lambda: ChatParser(self.work.answer))
 
     async def whole(self) -> dict[str, Any]:
-        """The `chat.completion` object."""
+        """Returns the `chat.completion` object."""
         choices = [self._choice(piece) for piece in await self.run.whole()]
         end = {"usage": self.run.usage(), "timings": self.run.timings()}
         return {**self.head, "choices": choices, **self._prompt_ids(), **end}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """`chat.completion.chunk` objects as server-sent events."""
+        """Yields `chat.completion.chunk` objects as server-sent events."""
         self.head["object"] = "chat.completion.chunk"
         begun: set[int] = set()
         with self.run as run:
@@ -46,7 +46,6 @@ class ChatAnswer:
             yield usage_event(self.head, self.run)
 
     def _choice(self, piece: Piece) -> dict[str, Any]:
-        """One choice in full."""
         parser, message = self._parsers[piece.choice], ChatMessage()
         message.add(parser.take(piece.text, ended=True))
         return {
@@ -58,7 +57,7 @@ class ChatAnswer:
         }
 
     def _chunks(self, piece: Piece) -> list[dict[str, Any]]:
-        """What a piece brings: its deltas, the first of which has its scores, and its end."""
+        """Returns the chunks of a piece: its deltas and its end. The first delta carries the scores and token ids."""
         parser, ids = self._parsers[piece.choice], self._token_ids(piece)
         deltas = parser.take(piece.text, ended=piece.finish_reason is not None)
         shown = [call_delta(delta) for delta in deltas]
@@ -73,7 +72,7 @@ class ChatAnswer:
         return chunks
 
     def _end(self, piece: Piece, parser: ChatParser) -> dict[str, Any]:
-        """Calls are why a choice ended, unless a stop string of the client's has cut one."""
+        # The reason is the calls, unless a stop string of the client has cut one off.
         called = parser.calls and piece.finish_reason == "stop"
         if called and not (isinstance(piece.stop_reason, str) and parser.ends_in_call):
             return {**end_of(piece), "finish_reason": "tool_calls"}

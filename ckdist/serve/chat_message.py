@@ -1,4 +1,4 @@
-"""A message of the assistant's while it grows: its content, its reasoning, its calls of tools."""
+"""An assistant message while it is generated: content, reasoning and tool calls."""
 
 import json
 import re
@@ -16,13 +16,13 @@ from ckdist.serve.requests.tools import TEXT
 
 LETTERS = string.ascii_letters + string.digits
 ID_CHARS = 9  # some templates refuse other lengths
-ARGUMENTS = re.compile(r'\s*\{\s*"input"\s*:\s*"')  # of a custom call, up to its text
-MAX_ESCAPE = 12  # characters of a pair of surrogates in JSON, of which a part may be cut off
+ARGUMENTS = re.compile(r'\s*\{\s*"input"\s*:\s*"')  # start of a custom call's arguments, before its text
+MAX_ESCAPE = 12  # characters of a surrogate pair in JSON, whose end may be cut off
 
 
 @dataclass
 class ToolCall:
-    """A call, whose arguments are JSON once they are whole, or free text where the tool is `custom`."""
+    """A tool call. Complete `arguments` are JSON, or free text if the tool is `custom`."""
 
     id: str
     name: str
@@ -30,24 +30,27 @@ class ToolCall:
     custom: bool = False
 
     def openai(self) -> dict[str, Any]:
-        """As OpenAI writes it."""
+        """Returns the call in OpenAI's format."""
         return {"id": self.id, **_call(self.name, self.arguments, self.custom)}
 
 
 class ChatParser:
-    """Takes one choice's text apart; without a form it is content alone. `calls` is how many have begun."""
+    """Parses the text of one choice into deltas. Without a form all text is content.
+
+    `calls` is the number of calls that have begun.
+    """
 
     def __init__(self, form: AnswerForm | None):
         self._parser: AnswerParser | None = None if form is None else parser_of(form)
         self._custom = () if form is None else form.custom
         self.calls = 0
         self._arguments = ""  # of the last call
-        self._is_custom = False  # the last call
+        self._is_custom = False  # whether the last call is custom
 
     def take(self, text: str, ended: bool) -> list[Delta]:
-        """What `text` brings, and all that was held back where the choice has `ended`.
+        """Returns the deltas of the next `text`. If the choice has `ended`, this includes all text that was held back.
 
-        The first delta of a call has its id, its name and no arguments. The text of a custom tool comes as a whole.
+        The first delta of a call has its id, its name and no arguments. The text of a custom tool comes in one delta.
         """
         if self._parser is None:
             return [Delta(content=text)] if text else []
@@ -73,7 +76,7 @@ class ChatParser:
             yield Delta(call=delta.call, arguments=delta.arguments)
 
     def _cut_text(self) -> list[Delta]:
-        """The text of a custom call, however much of it has come."""
+        """Returns the text of the last call if it is custom, even if it is incomplete."""
         if not self._is_custom:
             return []
         self._is_custom = False
@@ -81,7 +84,7 @@ class ChatParser:
 
     @property
     def ends_in_call(self) -> bool:
-        """Whether the last call has begun and its arguments are not whole."""
+        """Whether the last call has begun and its arguments are incomplete."""
         try:
             json.loads(self._arguments if self.calls else "{}")
         except (ValueError, RecursionError):
@@ -91,14 +94,14 @@ class ChatParser:
 
 @dataclass
 class ChatMessage:
-    """All of one choice."""
+    """The whole message of one choice."""
 
     content: str = ""
     reasoning: str = ""
     calls: list[ToolCall] = field(default_factory=list[ToolCall])
 
     def add(self, deltas: Iterable[Delta]) -> None:
-        """What the choice has grown by."""
+        """Appends `deltas` to the message."""
         for delta in deltas:
             self.content += delta.content
             self.reasoning += delta.reasoning
@@ -108,7 +111,7 @@ class ChatMessage:
                 self.calls[-1].arguments += delta.arguments
 
     def openai(self) -> dict[str, Any]:
-        """As OpenAI writes it; reasoning stands under both names that clients read."""
+        """Returns the message in OpenAI's format. Reasoning has both names that clients read."""
         message: dict[str, Any] = {"role": "assistant", "content": self.content, "refusal": None}
         if self.reasoning:
             message |= {"reasoning_content": self.reasoning, "reasoning": self.reasoning}
@@ -118,7 +121,7 @@ class ChatMessage:
 
 
 def call_delta(delta: Delta) -> dict[str, Any]:
-    """A delta as OpenAI streams it."""
+    """Returns a delta in OpenAI's streaming format."""
     shown: dict[str, Any] = {}
     if delta.content:
         shown["content"] = delta.content
@@ -134,13 +137,13 @@ def call_delta(delta: Delta) -> dict[str, Any]:
 
 
 def custom_text(arguments: str) -> str:
-    """The free text in the arguments of a custom call; of those that were cut off as much as is there."""
+    """Returns the free text in a custom call's arguments. If they were cut off, this is the part up to there."""
     try:
         return str(json.loads(arguments)[TEXT])
     except (ValueError, KeyError, TypeError, RecursionError):
         text = ARGUMENTS.sub("", arguments)
     for end in range(len(text), max(0, len(text) - MAX_ESCAPE), -1):
-        with suppress(ValueError):  # it is cut off within an escape
+        with suppress(ValueError):  # the text may end within an escape
             return str(json.loads(f'"{text[:end]}"'))
     return text
 
@@ -152,5 +155,5 @@ def _call(name: str, arguments: str, custom: bool) -> dict[str, Any]:
 
 
 def new_id() -> str:
-    """Of a call."""
+    """Returns a new random id for a call."""
     return "".join(secrets.choice(LETTERS) for _ in range(ID_CHARS))

@@ -1,4 +1,4 @@
-"""One choice of an answer while it grows: its text, ended at stop strings, and the scores of its tokens."""
+"""One choice of an answer while it is generated: its text up to a stop string, and the scores of its tokens."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -14,58 +14,58 @@ from ckdist.tokens.vocabulary import Vocabulary
 
 @dataclass
 class Piece:
-    """What a choice has grown by. `stop_reason` is the stop string, or the id of the stop token, that ended it; None
-    for EOS.
-    """
+    """A new part of a choice."""
 
     choice: int
     text: str
     scores: Sequence[TokenScore] = ()
     finish_reason: str | None = None
+    # The stop string, or id of the stop token, that ended the choice; None for EOS.
     stop_reason: str | int | None = None
     tokens: list[int] = field(default_factory=list)
 
 
 class OffsetDecoder:
-    """A decoder that knows how many characters it has given: `length`."""
+    """A decoder that counts the characters it has returned in `length`."""
 
     def __init__(self, decoder: StreamDecoder):
         self._decoder = decoder
         self.length = 0
 
     def step(self, token: int) -> str:
-        """The text that `token` completes."""
+        """Returns the text that `token` completes."""
         text = self._decoder.step(token)
         self.length += len(text)
         return text
 
     def flush(self) -> str:
-        """What is left at the end."""
+        """Returns the remaining text at the end."""
         text = self._decoder.flush()
         self.length += len(text)
         return text
 
 
 class Choice:
-    """Grows by the engine's `tokens` messages. Scores wait until all of their token's text is decided on."""
+    """Consumes the engine's `tokens` messages.
+
+    A score is held back until all text of its token is returned, since a stop string may still cut that text off.
+    """
 
     def __init__(self, number: int, tokenizer: Vocabulary, work: Prepared):
-        """Of `work` the stop strings and what else decides about the text; an echoed prompt comes before the choice's
-        own text.
-        """
+        # `base`: characters of an echoed prompt, which precedes the choice's own text.
         self.number, self.base = number, len(work.texts[number // work.n]) if work.echo else 0
         self.tokens = 0
-        self._unstoppable = work.sampling.min_tokens  # so many tokens are not searched for stop strings, as in vLLM
+        self._unstoppable = work.sampling.min_tokens  # the first tokens are not searched for stop strings, as in vLLM
         self._decoder = OffsetDecoder(
             tokenizer.decoder(work.skip_special, work.answer.markers if work.answer is not None else ())
         )
         self._stream = TextStream(self._decoder, work.stops, work.include_stop)
-        self._given = 0  # characters given out
-        self._waiting: deque[tuple[int, int, TokenScore]] = deque()  # with the begin and end of each token's text
+        self._given = 0  # characters returned so far
+        self._waiting: deque[tuple[int, int, TokenScore]] = deque()  # (begin, end of the token's text, score)
         self.finish_reason: str | None = None
 
     def take(self, message: dict[str, Any]) -> Piece:
-        """The growth that a message brings. Once `finish_reason` is set the choice is complete."""
+        """Returns the new part of the choice. The choice is complete once `finish_reason` is set."""
         text = ""
         tokens, logprobs, taken = message["tokens"], message.get("logprobs"), self.tokens
         for index, token in enumerate(tokens):
@@ -101,7 +101,7 @@ class Choice:
 
 
 class Growth:
-    """Successive pieces of one choice, gathered into one; few objects stay of many pieces."""
+    """Joins successive pieces of one choice. Many pieces leave few objects."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
@@ -111,7 +111,7 @@ class Growth:
         self._last: Piece | None = None
 
     def add(self, piece: Piece) -> None:
-        """`piece` is the next of the choice."""
+        """Appends the next piece of the choice."""
         self._texts.append(piece.text)
         self._tokens.extend(piece.tokens)
         if self._scores is None:
@@ -121,7 +121,7 @@ class Growth:
         self._last = piece
 
     def piece(self) -> Piece:
-        """All that was added, at least one piece."""
+        """Returns all added pieces as one. There must be at least one."""
         first, last = self._scores, self._last
         assert first is not None and last is not None, "a piece comes after the first `add`"
         scores = first.followed_by(self._later) if isinstance(first, EchoedScores) else [*first, *self._later]

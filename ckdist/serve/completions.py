@@ -1,4 +1,4 @@
-"""The answers of /v1/completions, whole and streamed, in OpenAI's shapes."""
+"""Answers of /v1/completions in OpenAI's format, whole and streamed."""
 
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
@@ -12,19 +12,19 @@ from ckdist.tokens.vocabulary import Vocabulary
 
 
 class CompletionAnswer:
-    """One answer under way: the fields that all its parts share."""
+    """One answer while it is generated. `head` has the fields that all its parts share."""
 
     def __init__(self, run: Run, tokenizer: Vocabulary, source: Source):
         self.run, self.tokenizer, self.work = run, tokenizer, run.work
         self.head = new_head("text_completion", "cmpl", source)
 
     async def whole(self) -> dict[str, Any]:
-        """The `text_completion` object; choice `i` continues prompt `i // n`."""
+        """Returns the `text_completion` object. Choice `i` continues prompt `i // n`."""
         choices = [{**self._choice(piece), **self._prompt_ids(piece.choice)} for piece in await self.run.whole()]
         return {**self.head, "choices": choices, "usage": self.run.usage(), "timings": self.run.timings()}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Chunks as server-sent events."""
+        """Yields chunks as server-sent events."""
         begun: set[int] = set()
         with self.run as run:
             while pieces := await run.next():
@@ -56,7 +56,7 @@ class CompletionAnswer:
         }
 
     def _top(self, item: TokenScore) -> dict[str, float] | None:
-        """The alternatives and the token itself; of tokens with the same text the most likely counts."""
+        """The alternatives and the token itself, by text. If tokens have the same text, the most likely counts."""
         if item.logprob is None:
             return None
         top: dict[str, float] = {}
@@ -66,7 +66,7 @@ class CompletionAnswer:
         return top
 
     def _token(self, token: int) -> str:
-        r"""A token as text; one that is no whole UTF-8 is written as OpenAI does, `bytes:\xe2\x82`."""
+        r"""A token as text. Incomplete UTF-8 is written as OpenAI does: `bytes:\xe2\x82`."""
         piece = self.tokenizer.token_bytes(token)
         try:
             return piece.decode("utf-8")

@@ -1,8 +1,8 @@
-"""The HTTP server's TCP connections: how many there may be, how long each may be silent, and which makes room.
+"""The HTTP server's TCP connections: their number, and how long each may be silent.
 
-A connection is silent while no request is under way on it: before its first request, while a head arrives, and between
-requests. Each is one asyncio protocol around the HTTP library's own, which hears of bytes through asyncio's public
-callbacks alone.
+A connection is silent if no request is under way on it: before its first request, while a head arrives, and between
+requests. A new connection may replace the one that was silent the longest. Each connection is one asyncio protocol
+around that of the HTTP library, which it calls only through asyncio's public callbacks.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from typing import Any, cast
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-ACCEPTS = 64  # in one turn of the event loop, at most
-OTHER_FILES = 64  # that this process opens later and are no connections: sockets of text workers, modules
+ACCEPTS = 64  # maximum in one turn of the event loop
+OTHER_FILES = 64  # files other than connections that this process opens later: sockets of text workers, modules
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-COMPLAINT_SECONDS = 60.0  # between two lines about a lack of files
+COMPLAINT_SECONDS = 60.0  # between two log lines about a lack of files
 
 log = logging.getLogger(__name__)
 
-_current: ContextVar["Connection"] = ContextVar("connection")  # on which the running request came
+_current: ContextVar["Connection"] = ContextVar("connection")  # the connection of the running request
 
 
 class Connection(asyncio.Protocol):
@@ -38,36 +38,36 @@ class Connection(asyncio.Protocol):
         self.pool, self.inner = pool, inner
         self.transport: asyncio.Transport | None = None
         self.silent_since = 0.0
-        self.requests = 0  # that have come on it
+        self.requests = 0  # number of requests so far
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is there."""
-        self.transport = cast("asyncio.Transport", transport)  # as every stream protocol's is
+        """Handles the opened connection."""
+        self.transport = cast("asyncio.Transport", transport)  # true for every stream protocol
         self.inner.connection_made(transport)
         self.pool.add(self)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of the client's."""
-        before = _current.set(self)  # a request's task starts in here, and inherits it
+        """Handles bytes from the client."""
+        before = _current.set(self)  # a request's task starts in the call below, and inherits this
         try:
             self.inner.data_received(data)
         finally:
             _current.reset(before)
 
     def eof_received(self) -> bool | None:
-        """The client sends no more; True keeps the connection open."""
+        """Handles the end of the client's data. True keeps the connection open."""
         return self.inner.eof_received()
 
     def pause_writing(self) -> None:
-        """The client reads too slowly."""
+        """Handles a client that reads too slowly."""
         self.inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """The client has caught up."""
+        """Handles a client that has caught up."""
         self.inner.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The connection is gone."""
+        """Handles the closed connection."""
         self.pool.discard(self)
         self.inner.connection_lost(exc)
 
@@ -78,14 +78,17 @@ class Connection(asyncio.Protocol):
 
 
 class ConnectionPool:
-    """At most `places` connections. When one more comes, the one that has been silent the longest is closed."""
+    """At most `places` connections. If there is one more, the one that was silent the longest is closed.
+
+    Args:
+        places: The maximum number of connections.
+        first_seconds: The time until the head of a connection's first request must be complete.
+        silent_seconds: The maximum time between two requests.
+    """
 
     def __init__(self, places: int, first_seconds: float, silent_seconds: float):
-        """`first_seconds`: until the head of a connection's first request is there; `silent_seconds`: between two
-        requests.
-        """
         self.places, self.first_seconds, self.silent_seconds = places, first_seconds, silent_seconds
-        self._silent: OrderedDict[Connection, None] = OrderedDict()  # the longest silent one first
+        self._silent: OrderedDict[Connection, None] = OrderedDict()  # the one that was silent the longest comes first
         self._busy: set[Connection] = set()
 
     def __len__(self) -> int:
@@ -93,18 +96,18 @@ class ConnectionPool:
 
     @property
     def busy(self) -> int:
-        """Connections with a request under way."""
+        """The number of connections with a request under way."""
         return len(self._busy)
 
     def protocol(self, inner: Callable[..., asyncio.Protocol]) -> Callable[..., Connection]:
-        """What makes a connection's protocol, from what makes the HTTP library's."""
+        """Wraps `inner`, the HTTP library's protocol factory, with this pool's limits."""
         return lambda **arguments: Connection(self, inner(**arguments))
 
     def watched(self, app: ASGIApp) -> ASGIApp:
-        """`app`, with each request's connection marked as not silent until the request is answered."""
+        """Wraps `app`. The connection of a request counts as busy until the request is answered."""
 
         async def serve(scope: Scope, receive: Receive, send: Send) -> None:
-            """One request of `app`'s."""
+            """Handles one request."""
             connection = _current.get()
             self._begin(connection)
             try:
@@ -115,7 +118,7 @@ class ConnectionPool:
         return serve
 
     def add(self, connection: Connection) -> None:
-        """Takes a new connection in; it is closed itself where requests are under way on all others."""
+        """Adds a new connection. It is closed itself if all others have requests under way."""
         connection.silent_since = time.monotonic()
         self._silent[connection] = None
         if len(self) > self.places:
@@ -123,7 +126,7 @@ class ConnectionPool:
             longest.abort()
 
     def discard(self, connection: Connection) -> None:
-        """Forgets a connection that is gone."""
+        """Removes a closed connection."""
         self._silent.pop(connection, None)
         self._busy.discard(connection)
 
@@ -155,21 +158,21 @@ class ConnectionPool:
 
 @dataclass(frozen=True)
 class Room:
-    """How many connections there may be, and how many of them are accepted in one turn of the event loop."""
+    """Limits on connections."""
 
-    places: int
-    accepts: int
+    places: int  # connections at once
+    accepts: int  # connections that are accepted in one turn of the event loop
 
 
 def room_for(places: int) -> Room:
-    """Room for `places` connections, or fewer if the limit of open files has no room for as many.
+    """Returns the limits for `places` connections, or for fewer if the limit on open files is too low.
 
-    The limit is raised as far as this user may.
+    It raises this process's limit on open files as far as this user may.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = sys.maxsize if hard == resource.RLIM_INFINITY else hard
     accepts = min(ACCEPTS, limit // 16)
-    # What is closed to make room stays open until the turn of the event loop ends.
+    # A connection that is closed to make room stays open until the turn of the event loop ends.
     others = sum(1 for _ in pathlib.Path("/proc/self/fd").iterdir()) + OTHER_FILES + 2 * accepts
     allowed = min(places + others, limit)
     if soft != resource.RLIM_INFINITY and soft < allowed:
@@ -178,13 +181,16 @@ def room_for(places: int) -> Room:
 
 
 class OutOfFiles:
-    """An asyncio exception handler: a lack of files is one line a minute. asyncio accepts again a second later."""
+    """An asyncio exception handler that logs a lack of file descriptors at most once a minute.
+
+    asyncio accepts connections again a second later.
+    """
 
     def __init__(self) -> None:
         self._said = -math.inf
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Reports what asyncio could not raise anywhere."""
+        """Handles an error that asyncio could not raise in a task."""
         error = context.get("exception")
         if not (isinstance(error, OSError) and error.errno in OUT_OF_FILES):
             loop.default_exception_handler(context)

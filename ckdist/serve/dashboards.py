@@ -1,6 +1,4 @@
-"""The same numbers under the names that dashboards for vLLM and llama-server read, with their types, labels and
-units.
-"""
+"""The metrics under the names, types, labels and units that dashboards for vLLM and llama-server read."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from prometheus_client.samples import Sample
 if TYPE_CHECKING:
     from ckdist.serve.metrics import Metrics
 
-# vLLM's name: the field of Metrics that it is.
+# vLLM's name -> field of Metrics
 VLLM = {
     "vllm:prompt_tokens": "prompt_tokens",
     "vllm:generation_tokens": "generated_tokens",
@@ -33,7 +31,7 @@ REASONS = ("stop", "length", "abort")
 
 
 def vllm_families(metrics: Metrics, stats: dict[str, Any]) -> Iterator[Metric]:
-    """`stats` are rank 0's numbers. Every sample has the labels model_name and engine."""
+    """Yields vLLM's metrics. `stats` are rank 0's numbers. Every sample has the labels model_name and engine."""
     labels = {"model_name": metrics.model, "engine": "0"}
     for name, own in VLLM.items():
         yield _renamed(getattr(metrics, own), name, labels)
@@ -44,7 +42,7 @@ def vllm_families(metrics: Metrics, stats: dict[str, Any]) -> Iterator[Metric]:
     for reason in REASONS:
         success.add_metric([*labels.values(), reason], finished.get(reason, 0.0))
     yield success
-    yield _counter("vllm:num_preemptions", "Sequences put back", _number(stats, "preemptions_total"), labels)
+    yield _counter("vllm:num_preemptions", "Preempted sequences", _number(stats, "preemptions_total"), labels)
     gauges = {
         "vllm:num_requests_running": ("Sequences in the batch", _number(stats, "requests_running")),
         "vllm:num_requests_waiting": ("Sequences in the queue", _number(stats, "requests_waiting")),
@@ -56,7 +54,7 @@ def vllm_families(metrics: Metrics, stats: dict[str, Any]) -> Iterator[Metric]:
 
 
 def llama_families(metrics: Metrics, stats: dict[str, Any]) -> Iterator[Metric]:
-    """Without labels, as llama-server gives them."""
+    """Yields llama-server's metrics, which have no labels."""
     prompt_tokens, tokens = (
         _samples(own, "_total")[0].value for own in (metrics.prompt_tokens, metrics.generated_tokens)
     )
@@ -92,7 +90,6 @@ def llama_families(metrics: Metrics, stats: dict[str, Any]) -> Iterator[Metric]:
 
 
 def _renamed(own: MetricWrapperBase, name: str, labels: dict[str, str]) -> Metric:
-    """What `own` has counted as a family of another name, with more labels."""
     (family,) = own.collect()
     copy = Metric(name, family.documentation, family.type)
     for sample in family.samples:

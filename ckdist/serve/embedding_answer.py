@@ -1,4 +1,4 @@
-"""The answers that vectors make, as JSON in parts: as they are, or as scores of texts."""
+"""Answers with embeddings or with scores of texts, as JSON in parts."""
 
 import base64
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from ckdist.serve.openai_answer import Source, new_head
 
 
 async def embeddings(run: EmbeddingRun, source: Source) -> list[bytes]:
-    """OpenAI's list of embeddings."""
+    """Returns OpenAI's list of embeddings."""
     vectors = await run.vectors()
     form = _base64 if run.work.base64 else _floats
     data = ({"object": "embedding", "index": i, "embedding": form(vector)} for i, vector in enumerate(vectors))
@@ -21,8 +21,8 @@ async def embeddings(run: EmbeddingRun, source: Source) -> list[bytes]:
 
 
 async def llama_embeddings(run: EmbeddingRun, source: Source) -> list[bytes]:
-    """llama-server's own: of each input a list of one vector, or of one for each token."""
-    del source  # which it does not name
+    """Returns llama-server's list: for each input a list with one vector, or with one vector per token."""
+    del source  # this answer does not name the model
     answer = [b"["]
     for i, rows in enumerate(await run.token_vectors()):
         begin = b'%s{"index":%d,"embedding":[' % (b"," if i else b"", i)
@@ -31,7 +31,7 @@ async def llama_embeddings(run: EmbeddingRun, source: Source) -> list[bytes]:
 
 
 async def ranking(run: EmbeddingRun, source: Source) -> list[bytes]:
-    """The documents of /v1/rerank, the most similar first; a list alone where text-embeddings-inference asks so."""
+    """Returns the documents of /v1/rerank, the most similar first. For text-embeddings-inference it is a plain list."""
     scores = await run.scores()
     order = np.argsort(-scores, kind="stable")[: run.work.best]
     texts = run.work.texts
@@ -48,14 +48,14 @@ async def ranking(run: EmbeddingRun, source: Source) -> list[bytes]:
 
 
 async def scores(run: EmbeddingRun, source: Source) -> list[bytes]:
-    """The scores in a list, as vLLM has them."""
+    """Returns vLLM's list of scores."""
     found = (await run.scores()).tolist()
     data = [{"index": i, "object": "score", "score": one} for i, one in enumerate(found)]
     return [to_json({**new_head("list", "score", source), "data": data, "usage": run.usage()})]
 
 
 async def _list(begin: bytes, items: Iterable[Any], end: bytes) -> list[bytes]:
-    """A list of long items between what stands around it, in turns with the event loop's other work."""
+    """Encodes a list of long items between `begin` and `end`, and yields to the event loop in between."""
     turns, parts = Turns(), [begin]
     for item in items:
         parts.append((b"," if len(parts) > 1 else b"") + to_json(item))
@@ -68,5 +68,5 @@ def _floats(vector: np.ndarray) -> list[float]:
 
 
 def _base64(vector: np.ndarray) -> str:
-    """The float32 numbers, little-endian, as OpenAI's clients read them."""
+    """Little-endian float32, which OpenAI's clients expect."""
     return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")

@@ -1,4 +1,4 @@
-"""One HTTP request's vectors: its prompts go to the engine a few at a time, and vectors come back in any order."""
+"""The vectors of one HTTP request. Its prompts go to the engine a few at a time; vectors return in any order."""
 
 from typing import Any
 
@@ -15,12 +15,14 @@ from ckdist.serve.requests.prepared import TOKEN_BYTES
 
 
 class EmbeddingRun:
-    """`vectors` may be awaited once."""
+    """Computes the vectors of one request. Await `vectors`, `token_vectors` or `scores` once.
+
+    `max_sequences` is the limit for all requests together.
+    """
 
     def __init__(
         self, client: EngineClient, metrics: Metrics, work: EmbeddingWork, max_sequences: int, account: Account
     ):
-        """`max_sequences`: of all requests."""
         self.work, self.prompt_tokens, self._account = work, 0, account
         self._tenant = account.tenant(work.cache_salt, work.cache_prompt)
         self._client, self._metrics, self._max_sequences = client, metrics, max_sequences
@@ -28,7 +30,7 @@ class EmbeddingRun:
 
     @property
     def progress_at(self) -> float:
-        """When the last vectors came, in seconds of time.monotonic."""
+        """The time of the last vectors, in seconds of time.monotonic."""
         return self._generation.progress_at
 
     @property
@@ -37,9 +39,11 @@ class EmbeddingRun:
         return self._client.model.get("pooling") != "none"
 
     async def vectors(self) -> np.ndarray:
-        """Float32 (prompts, dimensions), as the request wants them; of pairs (pairs, 1). Problem 400 where it wants
-        more dimensions than there are, and where the server pools nothing; 429 where there is no room for a first
-        prompt.
+        """Returns float32 (prompts, dimensions), as the request asks for them. For pairs: (pairs, 1).
+
+        Raises:
+            Problem: 400 if the request asks for more dimensions than the model has, or if the server does not pool;
+                429 if there is no room for the first prompt.
         """
         if not self._pools:
             message = "the server gives a vector for each token (--pooling none), which only /embedding answers with"
@@ -47,15 +51,13 @@ class EmbeddingRun:
         return self._finished(np.array(await self._received(), np.float32))
 
     async def token_vectors(self) -> list[np.ndarray]:
-        """Of each prompt float32 (1, hidden), or (tokens, hidden), as they are, where the server pools nothing. Problem
-        as `vectors`.
-        """
+        """Returns a float32 array per prompt: (1, hidden), or unpooled (tokens, hidden). Raises like `vectors`."""
         if self._pools:
             return list((await self.vectors())[:, None])
         return await self._received()
 
     async def _received(self) -> list[np.ndarray]:
-        """Of each prompt float32 (hidden,), or (tokens, hidden) where nothing is pooled."""
+        """Returns one float32 array per prompt: (hidden,) if pooled, else (tokens, hidden)."""
         count, begun, received, turns = len(self.work.prompts), 0, 0, Turns()
         found: list[np.ndarray] = [np.empty(0, np.float32)] * count
         self._account.take_tokens(sum(len(prompt) for prompt in self.work.prompts) // TOKEN_BYTES)
@@ -67,17 +69,18 @@ class EmbeddingRun:
                     found[number] = vector if self._pools else vector.reshape(message["prompt_tokens"], -1)
                     self._count(message)
                     received += 1
-                    await turns.end()  # others of the vectors may arrive meanwhile
+                    await turns.end()  # more vectors may arrive meanwhile
         return found
 
     async def scores(self) -> np.ndarray:
-        """Float32: of each of the texts that are compared its score with its query, or with the only one. Problem as
-        `vectors`.
+        """Returns float32 (texts,): the score of each text with its query, or with the only query.
+
+        Raises like `vectors`.
         """
         vectors, count = await self.vectors(), self.work.queries
         if self.work.first_texts:
             return 1 / (1 + np.exp(-vectors[:, 0])) if self.work.sigmoid else vectors[:, 0]
-        return (vectors[:count] * vectors[count:]).sum(axis=1).clip(-1, 1)  # which rounding may exceed
+        return (vectors[:count] * vectors[count:]).sum(axis=1).clip(-1, 1)  # rounding may exceed 1
 
     def usage(self) -> dict[str, Any]:
         """OpenAI's usage object."""
@@ -88,11 +91,11 @@ class EmbeddingRun:
         return {"prompt_tokens": self.prompt_tokens, "prompts": len(self.work.prompts)}
 
     def _submit(self, generation: Generation, begun: int) -> int:
-        """Gives the engine further prompts, as far as there is room; how many it has had."""
+        """Sends prompts to the engine as long as there is room. Returns the number of prompts sent so far."""
         pooling, sequences = (self._client.model.get(name) for name in ("pooling", "sequences"))
         if not isinstance(pooling, str) or type(sequences) is not int:
-            raise EngineError("rank 0 has not said how it embeds (pooling, sequences)")
-        while begun < len(self.work.prompts) and generation.running < 2 * sequences:  # of a step, and of the next one
+            raise EngineError("rank 0 has not sent its pooling and sequences")
+        while begun < len(self.work.prompts) and generation.running < 2 * sequences:  # enough for two steps
             if self._client.active >= self._max_sequences:
                 if generation.running:
                     break
@@ -111,7 +114,7 @@ class EmbeddingRun:
         self._metrics.cached_tokens.inc(message["cached_tokens"])
 
     def _finished(self, vectors: np.ndarray) -> np.ndarray:
-        """As many dimensions as are wanted, of length 1 unless nothing is to be changed."""
+        """Truncates vectors to the wanted dimensions, and normalizes them to length 1 if the request asks for it."""
         wanted, there = self.work.dimensions, vectors.shape[1]
         if wanted > there:
             raise Problem(400, f"dimensions ({wanted}) is more than the {there} of this model", "dimensions")

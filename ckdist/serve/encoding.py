@@ -1,4 +1,4 @@
-"""JSON of answers that may be long, made in turns with the event loop's other work."""
+"""JSON encoding of answers that may be long. It yields to the event loop in between."""
 
 import asyncio
 import json
@@ -12,25 +12,25 @@ TURN_SECONDS = 0.002
 
 
 class Turns:
-    """Gives way to the loop's other work once its turn has lasted."""
+    """Yields to the event loop once a turn has lasted TURN_SECONDS."""
 
     def __init__(self) -> None:
         self._begun = time.monotonic()
 
     async def end(self) -> None:
-        """The end of a small piece of work, which may be the turn's."""
+        """Yields if the turn is over. Call this after each small piece of work."""
         if time.monotonic() - self._begun > TURN_SECONDS:
             await asyncio.sleep(0)
             self._begun = time.monotonic()
 
 
 def each(function: Callable[[Any], Any], items: Sequence[Any]) -> Sequence[Any]:
-    """`function` of every item, as a list; of many as an `Each`, which only `to_json_in_turns` can write."""
+    """Applies `function` to all items. Many items become an `Each`, which only `to_json_in_turns` can encode."""
     return [function(item) for item in items] if len(items) <= TURN_ITEMS else Each(function, items)
 
 
 class Each(Sequence[Any]):
-    """`function` of every item, made when it is asked for."""
+    """The results of `function` for all items, computed on access."""
 
     def __init__(self, function: Callable[[Any], Any], items: Sequence[Any]):
         self._function, self._items = function, items
@@ -45,12 +45,12 @@ class Each(Sequence[Any]):
 
 
 def to_json(content: dict[str, Any] | list[Any]) -> bytes:
-    """At once, for what is short."""
+    """Encodes a short value at once."""
     return ENCODER.encode(content).encode("utf-8")
 
 
 async def to_json_in_turns(content: dict[str, Any] | list[Any]) -> bytes:
-    """The same bytes; `content` may hold an `Each` in the place of a list."""
+    """Encodes a value like `to_json`, but yields to the event loop. `content` may contain an `Each` as a list."""
     turns, parts = Turns(), []
     for text in _texts(content):
         parts.append(text.encode("utf-8"))

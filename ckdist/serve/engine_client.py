@@ -1,7 +1,7 @@
-"""Rank 0, as the HTTP process sees it: sequences go in, tokens come out, and its state is known at every moment.
+"""The HTTP process's client of rank 0: it submits sequences, receives tokens and follows rank 0's state.
 
-One DEALER socket on the event loop's own readiness events: zmq's asyncio sockets cost a future per message, and a busy
-engine sends thousands a second. It knows the messages of `ckdist.engine.messages` and neither text nor HTTP.
+It reads one DEALER socket in callbacks of the event loop: zmq's asyncio sockets cost a future per message, and a
+busy engine sends thousands per second. It knows the messages of `ckdist.engine.messages`, but neither text nor HTTP.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from ckdist.serve.accounts import Account
 from ckdist.serve.encoding import TURN_SECONDS
 from ckdist.serve.problems import Problem
 
-ROUTING_ID = b"http"  # so that rank 0 can send its status before it was asked anything
+ROUTING_ID = b"http"  # fixed, so that rank 0 can send its status before it receives a message
 MAX_UNSENT = 10_000
 TICK_SECONDS = 0.25
 PROMPT_TOKEN_BYTES = 4  # a prompt is int32
@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 
 
 class Generation:
-    """The sequences of one HTTP request. Leaving its `with` block aborts what has not finished."""
+    """The sequences of one HTTP request. Leaving its `with` block aborts the unfinished ones."""
 
     def __init__(self, client: "EngineClient", account: Account):
         self._client, self.account = client, account
-        self._ids: dict[str, int] = {}  # of the sequences that run
+        self._ids: dict[str, int] = {}  # numbers of the running sequences
         self._prompt_tokens: dict[int, int] = {}
         self._has_tokens = False
         self._arrived: deque[tuple[int, dict[str, Any]]] = deque()
@@ -49,17 +49,17 @@ class Generation:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # The last ones first: they may wait for places that the first ones give up.
+        # The last ones first: they may wait for places of the first ones, and would start when those end.
         for number in reversed(list(self._ids.values())):
             self.abort(number)
 
     @property
     def running(self) -> int:
-        """Sequences that have not finished."""
+        """The number of unfinished sequences."""
         return len(self._ids)
 
     def submit(self, number: int, prompt: bytes, sampling: SamplingParams, tenant: bytes | None = ONE_TENANT) -> None:
-        """Start sequence `number`. Problem 503 when the engine takes nothing."""
+        """Starts sequence `number`. Raises Problem 503 if the engine accepts nothing."""
         self._prompt_tokens[number] = len(prompt) // PROMPT_TOKEN_BYTES
         message = {"op": "submit", "prompt": prompt, "sampling": asdict(sampling), "tenant": tenant}
         self._ids[self._client.submit(self, message)] = number
@@ -67,24 +67,25 @@ class Generation:
     def embed(
         self, number: int, prompt: bytes, pooling: str, first_text: int = 0, tenant: bytes | None = ONE_TENANT
     ) -> None:
-        """Ask for the vector of prompt `number`, of which a first text may have `first_text` tokens. Problem 503 when
-        the engine takes nothing.
+        """Requests the vector of prompt `number`. Raises Problem 503 if the engine accepts nothing.
+
+        `first_text`: tokens of the first text, if the prompt is a pair of texts.
         """
         more = {"first_text": first_text} if first_text else {}
         message = {"op": "embed", "prompt": prompt, "pooling": pooling, "tenant": tenant, **more}
         self._ids[self._client.submit(self, message)] = number
 
     def abort(self, number: int) -> None:
-        """End sequence `number`; its messages that are still on the way are dropped."""
+        """Ends sequence `number`. Messages of it that arrive later are dropped."""
         for sequence_id in [key for key, value in self._ids.items() if value == number]:
             del self._ids[sequence_id]
             self._client.abort(sequence_id)
 
     async def next(self) -> list[tuple[int, dict[str, Any]]]:
-        """All messages of `tokens`, or of vectors, that have arrived since the last call, at least one, each with its
-        sequence's number.
+        """Waits for messages. Returns all that arrived since the last call, as (sequence number, message).
 
-        Problem when the engine refused a sequence, failed or fell silent.
+        The messages carry tokens or a vector. Raises a Problem if the engine refused a sequence, failed or became
+        silent.
         """
         while not self._arrived:
             if self._problem is not None:
@@ -97,7 +98,7 @@ class Generation:
         return arrived
 
     def deliver(self, sequence_id: str, message: dict[str, Any]) -> None:
-        """A message of one of the sequences, from the client: tokens, or its vector."""
+        """Takes a message with tokens or a vector of one of the sequences."""
         number = self._ids[sequence_id]
         if message["op"] == "embedding" or message["finish_reason"] is not None:
             del self._ids[sequence_id]
@@ -106,8 +107,9 @@ class Generation:
         self._wake()
 
     def end_early(self, problem: Problem) -> None:
-        """Ends the sequences with what they have, as if their limit of tokens was reached; with `problem` if no
-        sequence has a token.
+        """Ends the sequences with the tokens that they have, as if they had reached their limit.
+
+        If no sequence has a token, they end with `problem`.
         """
         if not self._has_tokens:
             self.fail(problem)
@@ -121,7 +123,7 @@ class Generation:
         self._wake()
 
     def fail(self, problem: Problem, finished: str | None = None) -> None:
-        """`next` raises `problem` from now on; sequence `finished` has ended with it."""
+        """Makes `next` raise `problem` from now on. `finished`: the id of the sequence that has ended with it."""
         if finished is not None:
             self._ids.pop(finished, None)
         self._problem = problem
@@ -133,10 +135,14 @@ class Generation:
 
 
 class EngineClient:
-    """Connects on `start`, ends on `close`; both on a running event loop.
+    """The connection to rank 0. Call `start` first and `close` last, both on a running event loop.
 
-    `model` and `stats` are rank 0's last maps, `clock` its seconds when it made them, `ranks` a map for each rank while
-    somebody looks (`watch`). `on_state` is called with the new state whenever it changes.
+    Attributes:
+        model: Facts about the model in rank 0's last status.
+        stats: Numbers in rank 0's last status.
+        clock: Rank 0's clock at that status, in seconds.
+        ranks: One map per rank while somebody watches (see `watch`).
+        on_state: Called with the new state after each change.
     """
 
     def __init__(self, endpoint: str, stale_seconds: float = messages.STALE_SECONDS):
@@ -151,18 +157,18 @@ class EngineClient:
         self._announced = "loading"
         self._heard_at: float | None = None
         self._lost: str | None = None
-        self._generations: dict[str, Generation] = {}  # of the sequences that run, or that their accounts hold
+        self._generations: dict[str, Generation] = {}  # of the sequences that run or that accounts hold
         self._drain_pending = False
 
     def start(self) -> None:
-        """Connects to rank 0, whose status comes unasked from then on."""
+        """Connects to rank 0, which sends its status regularly from then on."""
         self._loop = asyncio.get_running_loop()
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.ROUTING_ID, ROUTING_ID)
         self._socket.setsockopt(zmq.LINGER, 200)
         self._socket.setsockopt(zmq.SNDHWM, MAX_UNSENT)
-        self._socket.setsockopt(zmq.RCVHWM, 0)  # bounded by the sequences; at a mark the ROUTER would drop tokens
+        self._socket.setsockopt(zmq.RCVHWM, 0)  # unlimited: at a limit the ROUTER would drop tokens
         self._socket.setsockopt(zmq.MAXMSGSIZE, messages.MAX_MESSAGE_BYTES)
         self._socket.connect(self.endpoint)
         self._loop.add_reader(self._socket.fileno(), self._drain_socket)
@@ -170,7 +176,7 @@ class EngineClient:
         self._ticker = self._loop.call_soon(self._tick)
 
     def close(self) -> None:
-        """Ends the connection; what was sent has 0.2 seconds to leave."""
+        """Closes the connection. Unsent messages have 0.2 seconds to leave."""
         self._ticker.cancel()
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
@@ -178,7 +184,7 @@ class EngineClient:
 
     @property
     def state(self) -> str:
-        """loading, ready, draining, failed, or stale: no sign of life for `stale_seconds`."""
+        """loading, ready, draining, failed, or stale: no message for `stale_seconds`."""
         if self._lost is not None:
             return "failed"
         if self._heard_at is not None and time.monotonic() - self._heard_at > self.stale_seconds:
@@ -187,11 +193,11 @@ class EngineClient:
 
     @property
     def active(self) -> int:
-        """Sequences submitted and not finished."""
+        """The number of sequences that were submitted and have not finished."""
         return len(self._generations)
 
     def unavailable(self) -> Problem | None:
-        """Why nothing can be submitted now, or None."""
+        """Returns the reason why nothing can be submitted now, or None."""
         state = self.state
         if state == "ready":
             return None
@@ -206,32 +212,31 @@ class EngineClient:
         return Problem(503, reasons[state])
 
     def generation(self, account: Account | None = None) -> Generation:
-        """A new one, without sequences. `account`: whose limits hold for it."""
+        """Returns a new generation without sequences. The limits of `account` apply to it."""
         return Generation(self, account or Account())
 
     def watch(self) -> None:
-        """Tell rank 0 that somebody looks at the machine, for the next WATCH_SECONDS."""
+        """Requests the ranks' counters for the next WATCH_SECONDS."""
         self._send({"op": "watch"})
 
     def drain(self) -> None:
-        """Ask rank 0 to finish what runs and take nothing new."""
+        """Makes rank 0 finish the running sequences and refuse new ones."""
         self._drain_pending = not self._send({"op": "drain"})
 
     def end_early(self, reason: str) -> None:
-        """Everything that runs ends with the tokens that it has, or with 503 and `reason` without any."""
+        """Ends all requests with the tokens that they have; those without any token with 503 and `reason`."""
         for generation in set(self._generations.values()):
             generation.end_early(Problem(503, reason))
 
     def lose(self, reason: str) -> None:
-        """Everything that runs ends with 503 and `reason`, and nothing is submitted any more: rank 0 is gone, or this
-        process ends.
-        """
+        """Ends all requests with 503 and `reason`, and refuses new ones: rank 0 is gone, or this process ends."""
         self._lost = reason
         self._announce()
 
     def submit(self, generation: Generation, message: dict[str, Any]) -> str:
-        """Starts a sequence for `generation`, of a message without its id; the id. While the account is full, it starts
-        later. Problem 503 when the engine takes nothing.
+        """Starts a sequence of `generation` and returns its id. `message` has no id yet.
+
+        If the account is full, the sequence starts later. Raises Problem 503 if the engine accepts nothing.
         """
         problem = self.unavailable()
         if problem is not None:
@@ -248,7 +253,7 @@ class EngineClient:
         return sequence_id
 
     def abort(self, sequence_id: str) -> None:
-        """Ends a sequence; one that has ended is none."""
+        """Ends a sequence, if it has not ended."""
         generation = self._generations.get(sequence_id)
         if generation is None:
             return
@@ -257,7 +262,7 @@ class EngineClient:
         self._end(sequence_id)
 
     def _end(self, sequence_id: str) -> Generation | None:
-        """Forgets a sequence, and starts the next one that its account holds. Returns its generation, if any."""
+        """Removes a sequence, and starts the next ones that its account holds. Returns its generation, if any."""
         generation = self._generations.pop(sequence_id, None)
         if generation is None:
             return None
@@ -292,7 +297,7 @@ class EngineClient:
                 return
             try:
                 self._handle(messages.decode(data))
-            except Exception as error:  # what unpacking raises has many names; one bad message must not end the rest
+            except Exception as error:  # unpacking raises many types; one bad message must not end the others
                 log.error("a message from rank 0 is ignored: %s: %s", type(error).__name__, error)
         self._loop.call_soon(self._drain_socket)
 
@@ -302,7 +307,7 @@ class EngineClient:
         if op == "tokens":
             generation = self._generations.get(message["id"])
             if generation is None:
-                return  # aborted while this was on its way
+                return  # it was aborted while this message was on its way
             if message["finish_reason"] not in FINISH_REASONS or not isinstance(message["tokens"], list):
                 raise ValueError(f"tokens of sequence {message['id']} are malformed")
             if message["finish_reason"] is not None:
@@ -333,7 +338,7 @@ class EngineClient:
             raise ValueError(f"unknown op {op!r}")
 
     def _tick(self) -> None:
-        self._drain_socket()  # before judging silence: what has arrived while the loop was busy counts
+        self._drain_socket()  # first, since messages that arrived while the loop was busy are signs of life
         self._announce()
         if self._drain_pending:
             self.drain()

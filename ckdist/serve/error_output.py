@@ -1,15 +1,15 @@
-"""A child's standard error: copied to this process's own, with its last line kept as the reason of the child's end."""
+"""Copies a child's standard error to this process's own, and keeps its last line as the reason of the child's end."""
 
 import contextlib
 import os
 import threading
 
 CHUNK, MAX_LINE = 1 << 16, 1000
-CLOSE_SECONDS = 1.0  # for what a child has written before its end to arrive
+CLOSE_SECONDS = 1.0  # limit for the arrival of a child's last output
 
 
 class ErrorOutput:
-    """A pipe and the thread that empties it. `writing` is the child's end until `started` closes it here."""
+    """A pipe and the thread that empties it. `writing` is the child's end; `started` closes it in this process."""
 
     def __init__(self) -> None:
         self._reading, self.writing = os.pipe()
@@ -22,7 +22,7 @@ class ErrorOutput:
         os.close(self.writing)
 
     def last_line(self) -> str:
-        """The last line that is not empty, once the child has ended; "" if it wrote none."""
+        """Returns the last line that is not empty, or "". Call this once the child has ended."""
         self._thread.join(CLOSE_SECONDS)  # a grandchild may hold the pipe open
         lines = [line for line in self._last.decode(errors="replace").splitlines() if line.strip()]
         return lines[-1].strip() if lines else ""

@@ -1,4 +1,4 @@
-"""Wrong keys by client address: after some of them an address has to wait, longer each time."""
+"""Counts wrong keys by client address. After FREE_FAILURES of them an address has to wait, longer each time."""
 
 import ipaddress
 import math
@@ -11,14 +11,14 @@ from typing import TypeVar
 FREE_FAILURES = 5
 MAX_SECONDS = 60
 FORGET_SECONDS = 600.0
-MAX_ENTRIES = 4096  # of addresses, and of their accepted keys; the least recently used give way
+MAX_ENTRIES = 4096  # addresses, and keys that they used; the least recently used are dropped
 
 Value = TypeVar("Value")
 
 
 @dataclass
 class Failures:
-    """Wrong keys of one address."""
+    """The wrong keys of one address."""
 
     count: int = 0
     last: float = 0.0
@@ -26,9 +26,9 @@ class Failures:
 
 
 class FailedKeys:
-    """Memory of failures.
+    """The failures of all addresses.
 
-    A key that an address used before is accepted while the address has to wait: clients that share an address with an
+    While an address has to wait, keys that it used before are still accepted. So clients that share an address with an
     attacker, as behind a proxy, are not locked out.
     """
 
@@ -37,7 +37,7 @@ class FailedKeys:
         self._accepted: OrderedDict[Hashable, None] = OrderedDict()
 
     def wait_seconds(self, host: str) -> int:
-        """Seconds that this address has to wait before its next new key is looked at; 0: none."""
+        """Seconds until the next new key of this address is checked; 0: no wait."""
         known = self._failures.get(network(host))
         return 0 if known is None else max(0, math.ceil(known.wait_until - time.monotonic()))
 
@@ -52,7 +52,7 @@ class FailedKeys:
         _keep(self._failures, network(host), known)
 
     def accept(self, host: str, name: str) -> None:
-        """Notes that this address has a right key."""
+        """Remembers that this address has used a valid key."""
         entry = (network(host), name)
         self._accepted.pop(entry, None)
         _keep(self._accepted, entry, None)
@@ -69,7 +69,7 @@ def _keep(entries: OrderedDict[Hashable, Value], key: Hashable, value: Value) ->
 
 
 def network(host: str) -> str:
-    """The address, or the /64 network of an IPv6 address: one client may have all of that."""
+    """Returns the address, or the /64 network of an IPv6 address, since one client may own all of that."""
     if ":" not in host:
         return host
     try:

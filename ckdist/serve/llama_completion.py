@@ -1,4 +1,4 @@
-"""The answers of llama-server's own /completion, whole and streamed."""
+"""Answers of llama-server's /completion, whole and streamed."""
 
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
@@ -18,13 +18,16 @@ STOP_TYPES = {"length": "limit"}
 
 
 class LlamaCompletionAnswer:
-    """One answer under way. Choices are numbered as in /v1/completions; several of them are a list of answers."""
+    """One answer while it is generated.
+
+    Choices are numbered as in /v1/completions. If there are several, the answer is a list.
+    """
 
     def __init__(self, run: Run, tokenizer: Vocabulary, source: Source):
         self.run, self.tokenizer, self.work, self.source = run, tokenizer, run.work, source
 
     async def whole(self) -> dict[str, Any] | list[dict[str, Any]]:
-        """The answer, or a list of one for each choice."""
+        """Returns the answer, or a list with one answer per choice."""
         answers = []
         for piece in await self.run.whole():
             tokens = piece.tokens if self.work.token_ids else []
@@ -32,7 +35,7 @@ class LlamaCompletionAnswer:
         return answers[0] if len(answers) == 1 else answers
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """Pieces as server-sent events; the last of each choice has no text and everything else."""
+        """Yields pieces as server-sent events. The last one of a choice has no text, but all other fields."""
         tokens: Counter[int] = Counter()
         lines: set[int] = set()
         with self.run as run:
@@ -104,7 +107,7 @@ class LlamaCompletionAnswer:
 
 
 def chosen(answer: dict[str, Any], paths: tuple[str, ...]) -> dict[str, Any]:
-    """The parts of `answer` at `paths`, each under its last name; a path that leads nowhere is left out."""
+    """Returns the parts of `answer` at `paths`, each under the last name of its path. Unknown paths are left out."""
     found = {}
     for path in paths:
         part: Any = answer

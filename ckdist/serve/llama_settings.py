@@ -1,4 +1,4 @@
-"""A request's settings under llama-server's names, as its `generation_settings` and /props give them."""
+"""A request's settings under llama-server's names, as in its `generation_settings` and /props."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ SAME_NAMES = [
 def llama_settings(
     sampling: SamplingParams, max_tokens: int, stops: tuple[str, ...] = (), stream: bool = False
 ) -> dict[str, Any]:
-    """`sampling` for an answer of at most `max_tokens`; -1 is no limit but the context."""
+    """Returns the settings of an answer. `max_tokens` -1: no limit but the context."""
     same = {OWN_NAMES.get(name, name): getattr(sampling, name) for name in SAME_NAMES}
     return {
         "seed": LLAMA_RANDOM_SEED if sampling.seed is None else sampling.seed,

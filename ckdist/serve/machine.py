@@ -1,6 +1,6 @@
-"""The machine at work, as server-sent events: one twice a second, made once for all who look.
+"""Server-sent events with the state of the machine, twice a second. All clients get the same events.
 
-What is in it comes with rank 0's status. Ranks are asked for their counters only while somebody looks.
+The numbers come with rank 0's status. The ranks send their counters only while somebody watches.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from ckdist.serve.metrics import BUCKET
 from ckdist.serve.problems import Problem
 
 EVENT_SECONDS = 0.5
-MAX_WATCHERS = 32  # that look at once
+MAX_WATCHERS = 32  # clients at once
 
 
 class Machine:
-    """`facts` are of the server, and stand in every event; `state` is the server's."""
+    """Makes the events. `facts` returns facts about the server, which each event repeats."""
 
     def __init__(self, client: EngineClient, facts: Callable[[], dict[str, Any]], state: Callable[[], str]):
         self._client, self._facts, self._state = client, facts, state
@@ -26,9 +26,9 @@ class Machine:
         self._event, self._made_at = b"", float("-inf")
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """The events of one client, until the server drains. Problem 429 when too many look."""
+        """Yields events for one client until the server drains. Raises Problem 429 if too many clients watch."""
         if self._watchers >= MAX_WATCHERS:
-            raise Problem(429, f"{self._watchers} clients look at the machine, of at most {MAX_WATCHERS}; close one")
+            raise Problem(429, f"{self._watchers} clients watch the machine, of at most {MAX_WATCHERS}; close one")
         self._watchers += 1
         try:
             while (state := self._state()) != "draining":
@@ -38,20 +38,19 @@ class Machine:
             self._watchers -= 1
 
     def _current(self, state: str) -> bytes:
-        """The event of this half second."""
         now = time.monotonic()
-        if now - self._made_at > EVENT_SECONDS / 2:
+        if now - self._made_at > EVENT_SECONDS / 2:  # else another client's event is still current
             self._client.watch()
             self._event, self._made_at = event(self._content(state)), now
         return self._event
 
     def _content(self, state: str) -> dict[str, Any]:
-        """Counters (`_total`) are since the start; who looks takes differences over `clock`, in seconds."""
+        """Counters (`_total`) count from the start. Clients take differences over `clock`, in seconds."""
         client = self._client
         numbers = {name: value for name, value in client.stats.items() if _is_shown(name, value)}
         return {**self._facts(), "state": state, "clock": client.clock, "stats": numbers, "ranks": client.ranks}
 
 
 def _is_shown(name: str, value: object) -> bool:
-    """Whether a number of rank 0's is more than a bucket of a histogram, which /metrics has."""
+    # Buckets of histograms are only in /metrics.
     return type(value) in (int, float) and not BUCKET.fullmatch(name)

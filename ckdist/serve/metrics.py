@@ -1,5 +1,6 @@
-"""What Prometheus can read: the HTTP process's own counts, the numbers that rank 0 sends with its status, and some of
-both under the names that other servers' dashboards read.
+"""Prometheus metrics: the HTTP process's own counts, and the numbers in rank 0's status.
+
+Some of them also have the names that other servers' dashboards read.
 """
 
 import re
@@ -30,48 +31,48 @@ COUNTED_HERE = (
     "prompt_tokens_total",
     "cached_tokens_total",
     "generated_tokens_total",
-)  # these win over rank 0's
-MEANINGS = {  # of rank 0's numbers, which another version of it may have more of
+)  # rank 0's numbers of these names are ignored
+MEANINGS = {  # help texts of rank 0's numbers; a newer rank 0 may send more numbers
     "blocks": "Blocks of the KV cache, of 16 tokens each",
     "blocks_cached": "Blocks that no sequence uses and that hold the beginning of an earlier prompt",
     "blocks_used": "Blocks that sequences use",
     "expert_busiest": "The expert of a layer that had the most rows",
-    "expert_busiest_rows": "How many rows that expert had",
-    "expert_dispatch_from": "Tokens in a step from which rows go to the hosts that have their experts; 0: never",
-    "expert_dispatch_tokens_total": "Tokens of steps in which rows went to the hosts that have their experts",
+    "expert_busiest_rows": "Rows of that expert",
+    "expert_dispatch_from": "Smallest number of tokens in a step whose rows go to the hosts of their experts; 0: never",
+    "expert_dispatch_tokens_total": "Tokens of steps in which rows went to the hosts of their experts",
     "expert_imbalance": "Rows of a layer's busiest expert over the mean of its experts",
-    "expert_rows_total": "Rows that experts had, over all layers: a token takes several in each",
-    "first_token_seconds": "From the arrival of a request at rank 0 to its first token",
+    "expert_rows_total": "Rows of all experts in all layers; a token has several rows per layer",
+    "first_token_seconds": "Time from the arrival of a request at rank 0 to its first token",
     "preemptions_total": "Sequences that gave their blocks to others and were computed again later",
-    "prefill_by_tensor_layer_bytes": "Bytes that a rank moves for one layer of a large prompt, dividing the matrices",
-    "prefill_by_tensor_layer_seconds": "Measured time of one layer of a large prompt, dividing the matrices",
-    "prefill_by_tensor_tokens_total": "Prompt tokens computed with ranks dividing the matrices",
-    "prefill_by_token_from": "Tokens in a step from which ranks divide the tokens; 0: never",
-    "prefill_by_token_layer_bytes": "Bytes that a rank moves for one layer of a large prompt, dividing the tokens",
-    "prefill_by_token_layer_seconds": "Measured time of one layer of a large prompt, dividing the tokens",
-    "prefill_by_token_tokens_total": "Prompt tokens computed with ranks dividing the tokens",
-    "prefill_choice_info": "How ranks divide prompts, and why",
+    "prefill_by_tensor_layer_bytes": "Bytes that a rank moves for one layer of a large prompt, with sharded matrices",
+    "prefill_by_tensor_layer_seconds": "Measured time of one layer of a large prompt, with sharded matrices",
+    "prefill_by_tensor_tokens_total": "Prompt tokens computed with sharded matrices",
+    "prefill_by_token_from": "Smallest number of tokens in a step that ranks shard by tokens; 0: never",
+    "prefill_by_token_layer_bytes": "Bytes that a rank moves for one layer of a large prompt, with sharded tokens",
+    "prefill_by_token_layer_seconds": "Measured time of one layer of a large prompt, with sharded tokens",
+    "prefill_by_token_tokens_total": "Prompt tokens computed with sharded tokens",
+    "prefill_choice_info": "How prompts are sharded over ranks, and why",
     "requests_running": "Sequences that are in the batch",
     "requests_waiting": "Sequences that wait for a place in the batch",
-    "state_slots": "Places for the states of sequences, which layers with linear attention keep",
-    "state_slots_used": "Places that running sequences use",
-    "state_snapshots": "States that are kept for prompts that begin as earlier ones",
-    "state_snapshots_saved_total": "States that were kept so",
-    "step_decode_measured_seconds": "Of a late step without prompts, on rank 0",
-    "step_decode_predicted_seconds": "What that step was predicted to take, as `ckdist plan` does",
-    "step_prompt_measured_seconds": "Of a late step with prompts, on rank 0",
-    "step_prompt_predicted_seconds": "What that step was predicted to take, as `ckdist plan` does",
-    "step_seconds": "One step of the batch on all ranks",
-    "weights_bytes": "Bytes of this rank's packed weights, when all are",
-    "weights_packed_by_steps_bytes_total": "Bytes that steps packed and kept on the way",
-    "weights_packed_bytes": "Bytes that are packed",
-    "weights_packed_ratio": "Part of the weights that is packed",
+    "state_slots": "Slots for the states of sequences in layers with linear attention",
+    "state_slots_used": "Slots that running sequences use",
+    "state_snapshots": "States that are kept for later prompts with the same beginning",
+    "state_snapshots_saved_total": "States that were saved for later prompts since the start",
+    "step_decode_measured_seconds": "Measured time of a recent step without prompts, on rank 0",
+    "step_decode_predicted_seconds": "Predicted time of that step, by the model of `ckdist plan`",
+    "step_prompt_measured_seconds": "Measured time of a recent step with prompts, on rank 0",
+    "step_prompt_predicted_seconds": "Predicted time of that step, by the model of `ckdist plan`",
+    "step_seconds": "Time of one step of the batch on all ranks",
+    "weights_bytes": "Bytes of this rank's weights once all are packed",
+    "weights_packed_by_steps_bytes_total": "Bytes that steps packed and kept",
+    "weights_packed_bytes": "Bytes of weights that are packed",
+    "weights_packed_ratio": "Fraction of the weights that is packed",
 }
 STATES = ("loading", "ready", "draining", "failed", "stale")
 
 
 class Metrics(Collector):
-    """One registry; counters are fields, named for what they count."""
+    """All metrics in one registry. The counters of this process are fields."""
 
     def __init__(
         self, model: str, state: Callable[[], str], active: Callable[[], int], stats: Callable[[], dict[str, Any]]
@@ -93,7 +94,7 @@ class Metrics(Collector):
         self.generated_tokens = Counter("ckdist_generated_tokens", "Generated tokens", registry=registry)
         self.first_token_seconds = Histogram(
             "ckdist_time_to_first_token_seconds",
-            "From submit to the first token",
+            "Time from submit to the first token",
             buckets=WAIT_SECONDS,
             registry=registry,
         )
@@ -104,25 +105,23 @@ class Metrics(Collector):
             registry=registry,
         )
         self.request_seconds = Histogram(
-            "ckdist_request_seconds", "Whole time of a request", ["path"], buckets=WAIT_SECONDS, registry=registry
+            "ckdist_request_seconds", "Time of a whole request", ["path"], buckets=WAIT_SECONDS, registry=registry
         )
-        self.finished = Counter(
-            "ckdist_finished_sequences", "Choices that came to their ends", ["reason"], registry=registry
-        )
+        self.finished = Counter("ckdist_finished_sequences", "Choices by how they ended", ["reason"], registry=registry)
         self.generation_seconds = Histogram(
             "ckdist_generation_seconds",
-            "From submit to the last token of a request",
+            "Time from submit to the last token of a request",
             buckets=WAIT_SECONDS,
             registry=registry,
         )
         self.decode_seconds = Histogram(
             "ckdist_decode_seconds",
-            "From the first token of a request to its last",
+            "Time from the first token of a request to its last",
             buckets=WAIT_SECONDS,
             registry=registry,
         )
         self.inter_token_seconds = Histogram(
-            "ckdist_inter_token_seconds", "Between two tokens of a choice", buckets=TOKEN_SECONDS, registry=registry
+            "ckdist_inter_token_seconds", "Time between tokens of a choice", buckets=TOKEN_SECONDS, registry=registry
         )
         self.request_prompt_tokens = Histogram(
             "ckdist_request_prompt_tokens", "Prompt tokens of a request", buckets=TOKENS, registry=registry
@@ -133,16 +132,16 @@ class Metrics(Collector):
         self.registry.register(self)
 
     def render(self) -> bytes:
-        """The text exposition format."""
+        """Returns the metrics in the Prometheus text format."""
         return generate_latest(self.registry)
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing; the registry asks."""
-        return []  # what rank 0 sends is not known beforehand
+        """Returns nothing, since rank 0's numbers are not known in advance."""
+        return []
 
     def collect(self) -> Iterator[Metric]:
-        """The numbers of this moment; called by the registry."""
-        state = GaugeMetricFamily("ckdist_state", "1 for the state that the server is in", labels=["state"])
+        """Yields the current numbers. The registry calls this."""
+        state = GaugeMetricFamily("ckdist_state", "1 for the current state of the server", labels=["state"])
         for name in STATES:
             state.add_metric([name], float(name == self._state()))
         yield state
@@ -154,8 +153,10 @@ class Metrics(Collector):
 
 
 def _families(stats: dict[str, Any]) -> Iterator[Metric]:
-    """Rank 0's numbers: `X_total` counts, `X_le_BOUND` with `X_sum` and `X_count` are a histogram, others are gauges,
-    `X.LABEL.VALUE` one with a label; and its texts, `X_info`.
+    """Yields rank 0's numbers as metrics.
+
+    `X_total` is a counter; `X_le_BOUND`, `X_sum` and `X_count` are a histogram; `X.LABEL.VALUE` is a gauge with a
+    label; `X_info` is a text. All others are gauges.
     """
     numbers = {
         name: value

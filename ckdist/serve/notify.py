@@ -1,4 +1,4 @@
-"""What systemd is told of a service with Type=notify, as sd_notify(3) describes it. Without systemd nothing is."""
+"""Sends states to systemd, for a service with Type=notify (see sd_notify(3))."""
 
 import contextlib
 import os
@@ -8,7 +8,7 @@ VARIABLE = "NOTIFY_SOCKET"
 
 
 def notify(*states: str) -> None:
-    """Tells `states`, as READY=1, in one message; a manager that does not listen is no error."""
+    """Sends `states`, such as READY=1, in one message. Does nothing without systemd, or if it does not listen."""
     address = os.environ.get(VARIABLE, "")
     if not address.startswith(("/", "@")):
         return

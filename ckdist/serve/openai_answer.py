@@ -1,4 +1,4 @@
-"""What the answers of both OpenAI paths share: their first fields, and what ends each object or chunk."""
+"""Shared parts of OpenAI's answers: their first fields, and the end of each object or chunk."""
 
 import secrets
 import time
@@ -13,14 +13,14 @@ from ckdist.serve.run import Run
 
 @dataclass(frozen=True)
 class Source:
-    """Who answers: the model's name, and a fingerprint that changes with the model or this program."""
+    """The model that answers."""
 
     model: str
-    fingerprint: str
+    fingerprint: str  # changes with the model and with the version of this program
 
 
 def new_head(kind: str, prefix: str, source: Source) -> dict[str, Any]:
-    """The fields that every part of one answer shares."""
+    """Returns the fields that all parts of one answer share."""
     return {
         "id": f"{prefix}-{secrets.token_hex(12)}",
         "object": kind,
@@ -31,14 +31,14 @@ def new_head(kind: str, prefix: str, source: Source) -> dict[str, Any]:
 
 
 def end_of(piece: Piece) -> dict[str, Any]:
-    """Why a choice ended; `stop_reason` is vLLM's."""
+    """Returns the fields with the reason why a choice ended. `stop_reason` is vLLM's."""
     return {"finish_reason": piece.finish_reason, "stop_reason": piece.stop_reason}
 
 
 async def events(chunks: list[dict[str, Any]], run: Run, pieces: list[Piece]) -> bytes:
-    """One batch of chunks as server-sent events, with the usage and timings that were asked for.
+    """Encodes chunks as server-sent events, with usage and timings if the request asks for them.
 
-    llama-server's timings stand in the last chunk of all: that of the usage, where it was asked for.
+    llama-server's timings are in the very last chunk: the one with the usage, if the request asks for that.
     """
     work, extra = run.work, {}
     if work.include_usage:
@@ -55,5 +55,5 @@ async def events(chunks: list[dict[str, Any]], run: Run, pieces: list[Piece]) ->
 
 
 def usage_event(head: dict[str, Any], run: Run) -> bytes:
-    """The last chunk of a stream that was asked for its usage."""
+    """Returns the last chunk of a stream with usage."""
     return event({**head, "choices": [], "usage": run.usage(), "timings": run.timings()})

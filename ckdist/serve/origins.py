@@ -1,9 +1,9 @@
-"""Which web pages may use the server: a browser sends their requests without asking its user.
+"""Decides which web pages may use the server, since a browser sends their requests without asking its user.
 
-A page of another site reaches a server on 127.0.0.1 in two ways. Its own requests carry an Origin header, so those that
-change or cost something are refused unless the origin is allowed. After DNS rebinding they carry the name of the page's
-site as Host, so on loopback, without API keys, only names that are this machine's are answered. Clients that are no
-browsers send no Origin, and need not care.
+A page of another site can reach a server on 127.0.0.1 in two ways. Its own requests carry an Origin header, so those
+that change or cost something are refused unless the origin is allowed. After DNS rebinding, requests carry the name of
+the page's site as Host. So a server on loopback without API keys only answers to names of this machine. Clients other
+than browsers send no Origin, and are not affected.
 """
 
 import ipaddress
@@ -17,24 +17,26 @@ from ckdist.serve.problems import Problem
 ANY = "*"
 DOCKER_HOST = "host.docker.internal"
 JSON_TYPES = ("", "application/json")
-CURL_TYPE = "application/x-www-form-urlencoded"  # of `curl -d` unless it is told otherwise, and of web pages' forms
+CURL_TYPE = "application/x-www-form-urlencoded"  # default of `curl -d`, and of forms in web pages
 PREFLIGHT_SECONDS = 600
 METHODS = "GET, HEAD, POST, OPTIONS"
 ALLOWED_HEADERS = "authorization, content-type, x-api-key"
 
 
 class Origins:
-    """The rules for browsers. Headers are (name, value) pairs of bytes, as ASGI has them."""
+    """The rules for browsers. Names and values of headers are bytes, as in ASGI.
+
+    Args:
+        origins: Origins whose pages may use the server: scheme://host[:port], or * for all.
+        hosts: Names that the server answers to, beyond this machine's own. None: any name.
+    """
 
     def __init__(self, origins: tuple[str, ...], hosts: tuple[str, ...] | None):
-        """`origins`: whose pages may use the server (scheme://host[:port], or * for all); `hosts`: names it answers to,
-        None: to any.
-        """
         self.origins = frozenset(origin.rstrip("/").lower() for origin in origins)
         self.hosts = None if hosts is None else frozenset(host.lower() for host in hosts) | own_names()
 
     def refusal(self, method: str, headers: dict[bytes, bytes]) -> Problem | None:
-        """Why a request is not answered, or None."""
+        """Returns the reason to refuse a request, or None."""
         host = headers.get(b"host", b"").decode("latin-1").lower()
         if self.hosts is not None and host and not self._answers_to(host):
             return Problem(
@@ -74,7 +76,7 @@ class Origins:
         return None
 
     def headers(self, headers: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:
-        """What an answer carries so that an allowed page may read it."""
+        """Returns the headers of an answer that allow a page to read it."""
         origin = headers.get(b"origin")
         if origin is None or not self.origins:
             return []
@@ -82,7 +84,7 @@ class Origins:
         return [(b"access-control-allow-origin", origin), *vary] if self._is_allowed(origin) else vary
 
     def preflight(self, headers: dict[bytes, bytes]) -> Response:
-        """The answer to a browser's question whether a page may send a request."""
+        """Returns the answer to a preflight: a browser's question whether a page may send a request."""
         asked = headers.get(b"access-control-request-headers", ALLOWED_HEADERS.encode()).decode("latin-1")
         allowed = {
             "Access-Control-Allow-Methods": METHODS,
@@ -101,7 +103,7 @@ class Origins:
             return False
         if (self.hosts is not None and name in self.hosts) or name.endswith(".localhost"):
             return True
-        try:  # rebinding needs a name
+        try:  # DNS rebinding needs a name, so every address is allowed
             ipaddress.ip_address(name)
             return True
         except ValueError:
@@ -109,18 +111,18 @@ class Origins:
 
 
 def own_names() -> set[str]:
-    """This machine's names. Anybody on the network may answer for another name in .local or .internal."""
+    """Returns this machine's names. Anybody on the network may answer for other names in .local or .internal."""
     name = socket.gethostname().lower()
     return {"localhost", name, f"{name.partition('.')[0]}.local", DOCKER_HOST}
 
 
 def is_preflight(method: str, headers: dict[bytes, bytes]) -> bool:
-    """Is it a browser's question whether a page may send a request?"""
+    """Whether the request is a browser's question whether a page may send a request."""
     return method == "OPTIONS" and b"origin" in headers and b"access-control-request-method" in headers
 
 
 def is_loopback(host: str) -> bool:
-    """Is `host`, an address, one of this machine's alone?"""
+    """Whether the address `host` is a loopback address."""
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""Answers that are not 200: one exception, and the JSON shapes in which OpenAI's and Anthropic's clients expect it."""
+"""Error answers: one exception, and the JSON formats that OpenAI's and Anthropic's clients expect."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ TYPES = {
     408: "timeout_error",
     429: "rate_limit_error",
 }
-ANTHROPIC = "/v1/messages"  # what its paths begin with
+ANTHROPIC = "/v1/messages"  # start of its paths
 ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -24,11 +24,15 @@ CODES = {429: "rate_limit_exceeded"}
 
 
 class Problem(CkdistError):  # noqa: N818 - RFC 9457's word
-    """A request is answered with `status` and `message`.
+    """The error answer to a request.
 
-    `field` is the offending field of the request; `code` is OpenAI's word for the fault, null in the answer where there
-    is none; `details` are numbers that stand beside them in the error object. `retry_after`: seconds after which the
-    same request may succeed.
+    Attributes:
+        status: HTTP status.
+        message: Text for the client.
+        field: The field of the request that is wrong.
+        code: OpenAI's code of the error; null in the answer if there is none.
+        details: Further numbers in the error object.
+        retry_after: Seconds after which the same request may succeed.
     """
 
     def __init__(
@@ -46,9 +50,7 @@ class Problem(CkdistError):  # noqa: N818 - RFC 9457's word
 
     @classmethod
     def of(cls, error: Exception) -> "Problem":
-        """What to answer when `error` ended a request; what is not from the tree of errors is not shown to the
-        client.
-        """
+        """Returns the answer to `error`. The client does not see the text of errors outside `ckdist.errors`."""
         if isinstance(error, Problem):
             return error
         if isinstance(error, RequestError):
@@ -60,18 +62,18 @@ class Problem(CkdistError):  # noqa: N818 - RFC 9457's word
         return cls(500, "internal error; the server's log has the details")
 
     def to_map(self) -> dict[str, Any]:
-        """For another process, as msgpack takes it; `Problem(**map)` is the same one."""
+        """Returns a map for msgpack. `Problem(**map)` restores the problem."""
         return dict(vars(self))
 
     def body_for(self, path: str) -> dict[str, Any]:
-        """The answer's JSON on this path: Anthropic's error object on its own, on all others OpenAI's."""
+        """Returns the JSON of the answer: Anthropic's error object on Anthropic's paths, else OpenAI's."""
         if not path.startswith(ANTHROPIC):
             return self.body()
         kind = ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
     def body(self) -> dict[str, Any]:
-        """The answer's JSON: OpenAI's error object."""
+        """Returns OpenAI's error object."""
         code = self.code or CODES.get(self.status)
         return {
             "error": {"message": self.message, "type": self.kind, "param": self.field, "code": code, **self.details}
@@ -79,5 +81,5 @@ class Problem(CkdistError):  # noqa: N818 - RFC 9457's word
 
     @property
     def kind(self) -> str:
-        """OpenAI's word for errors of this status."""
+        """OpenAI's type of errors with this status."""
         return TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")

@@ -1,7 +1,4 @@
-"""The HTTP process as rank 0 holds it: started, watched, started again, drained and stopped.
-
-Nothing of HTTP happens on this side.
-"""
+"""Rank 0's side of the HTTP process: starts, watches, restarts, drains and stops it. No HTTP is handled here."""
 
 import collections
 import contextlib
@@ -33,15 +30,15 @@ KILL_SECONDS = 5.0
 LOOK_SECONDS = 1.0
 MAX_RESTARTS = 3  # within RESTART_SECONDS
 RESTART_SECONDS = 60.0
-REQUESTS_BESIDE_SEQUENCES = 512  # that are read, refused or counted at once
+REQUESTS_BESIDE_SEQUENCES = 512  # requests without sequences: they are read, refused or counted
 
 log = logging.getLogger(__name__)
 
 
 def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
-    """A listening socket on the port that `flag` names, before anything heavy is done.
+    """Returns a listening socket. Call this before slow work, so that a port in use is reported at once.
 
-    ConfigError when the port is taken or the host is not this machine's.
+    `flag` names the port in messages. Raises ConfigError if the port is in use or the host is not this machine's.
     """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -63,20 +60,20 @@ def listen(host: str, port: int, flag: str = "--port") -> socket.socket:
 
 
 class HttpProcess:
-    """A running HTTP process. `url` is where it answers.
+    """A running HTTP process, which answers at `url`.
 
-    One that is killed or stuck is started again on the same listening socket, at most MAX_RESTARTS times in
-    RESTART_SECONDS; its clients' connections end with it. One that ends by itself is not.
+    If it is killed or stuck, it is restarted on the same listening socket, at most MAX_RESTARTS times in
+    RESTART_SECONDS. Its clients' connections end then. If it exits by itself, it is not restarted.
     """
 
     def __init__(self, settings: HttpSettings, listener: socket.socket, metrics: socket.socket | None = None):
-        """`settings` has the descriptors of `listener` and of `metrics`, which `stop` closes.
+        """`settings` has the descriptors of `listener` and of `metrics`. `stop` closes these sockets.
 
-        EngineError when the process does not start.
+        Raises EngineError if the process does not start.
         """
         self.url = self.url_of(listener)
         self._settings, self._listeners = settings, [listener, *([metrics] if metrics is not None else [])]
-        self._ending = False  # it was told to end
+        self._ending = False  # `drain` was called
         self._restarts: collections.deque[float] = collections.deque()
         self._process, self._detector, self._errors = self._spawn()
         self._keeper = threading.Thread(target=self._keep, daemon=True, name="ckdist-http")
@@ -84,7 +81,7 @@ class HttpProcess:
 
     @staticmethod
     def url_of(listener: socket.socket) -> str:
-        """The URL at which a listening socket is reached."""
+        """Returns the URL of a listening socket."""
         host, port = listener.getsockname()[:2]
         return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
@@ -99,12 +96,11 @@ class HttpProcess:
         metrics: socket.socket | None = None,
         cpus: Collection[int] | None = None,
     ) -> "HttpProcess":
-        """Start the process; it answers 503 until rank 0's status is "ready".
+        """Starts the process. It answers 503 until rank 0's status is "ready".
 
-        `endpoint` is where rank 0's ROUTER is bound; `model` the GGUF file or folder whose tokenizer is used;
-        `listener` and `metrics`, that of --metrics-port, come from `listen` and are this object's from here on; `cpus`
-        are those that the process may use (None: this process's). ConfigError for unreadable keys and for too few
-        open files.
+        `endpoint` is the address of rank 0's ROUTER. `model` is the GGUF file or folder with the tokenizer. This object
+        owns `listener` and `metrics` (for --metrics-port) from now on. `cpus` are the CPUs that the process may use;
+        None: this process's. Raises ConfigError for unreadable keys, and if too few files may be open.
         """
         if -1 < (limit := resource.getrlimit(resource.RLIMIT_NOFILE)[1]) < FEWEST_FILES:  # -1: there is no limit
             raise ConfigError(
@@ -114,7 +110,7 @@ class HttpProcess:
             make_log_file(config.log_file)
         api_keys, path = given_keys(config), config.api_key_file
         file_keys = () if path is None else read_key_file(path)
-        # a page may do what its user may
+        # web pages could use such a server like its user
         open_on_loopback = is_loopback(listener.getsockname()[0]) and not (api_keys or file_keys)
         max_sequences = config.parallel + config.max_queue
         settings = HttpSettings(
@@ -152,13 +148,13 @@ class HttpProcess:
 
     @property
     def pid(self) -> int:
-        """The process's number; another one once it was started again."""
+        """The process id, which changes with a restart."""
         return self._process.pid
 
     def poll(self) -> int | None:
-        """Its exit code, None while it runs or is started again.
+        """Returns the exit code, or None while the process runs or is restarted.
 
-        To be told to drain before it could handle signals is no failure.
+        A SIGTERM of `drain` that arrived before the process could handle signals is no failure.
         """
         if self._keeper.is_alive() and not self._ending:
             return None
@@ -166,7 +162,7 @@ class HttpProcess:
         return 0 if self._ending and code == -signal.SIGTERM else code
 
     def failure(self) -> EngineError | None:
-        """An error with the reason if the process has ended by itself with a code other than 0."""
+        """Returns an error with the reason if the process has exited by itself with a code other than 0."""
         if not (code := self.poll()):
             return None
         how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
@@ -174,29 +170,29 @@ class HttpProcess:
         return EngineError(f"the HTTP process {how}: {reason}")
 
     def wait_answering(self, seconds: float) -> None:
-        """Waits until it answers requests, has ended, or `seconds` have passed."""
+        """Waits until the process answers requests or has ended, at most `seconds`."""
         end = time.monotonic() + seconds
         while self.poll() is None and time.monotonic() < end and not self._detector.answering.wait(LOOK_SECONDS):
             pass
 
     def drain(self) -> None:
-        """Ask it to refuse new requests, let running ones finish, and end.
+        """Makes the process refuse new requests, finish running ones, and exit.
 
-        Returns at once; rank 0 must go on with its steps.
+        Returns at once, since rank 0 must go on with its steps.
         """
         self._ending = True
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
     def read_keys_again(self) -> None:
-        """The running process reads its key file again, and one that is started later has its keys."""
+        """Makes the process read its key file again. A restarted process reads the file anyway."""
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGHUP)
 
     def stop(self, timeout: float = KILL_SECONDS) -> int:
-        """Drain unless it was told to, since a second word means at once; wait `timeout` seconds, then kill.
+        """Drains if that has not begun, waits `timeout` seconds, and kills the process if it still runs.
 
-        Returns the exit code.
+        It sends no second signal, since that would mean an immediate end. Returns the exit code.
         """
         if not self._ending:
             self.drain()
@@ -214,7 +210,7 @@ class HttpProcess:
         reading, writing = os.pipe()
         errors, own = ErrorOutput(), os.dup(2)
         environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
-        # The process inherits the mask: a SIGHUP before it has a handler waits.
+        # The process inherits the mask, so that a SIGHUP waits until it has a handler.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
         try:
             process = subprocess.Popen(
@@ -243,12 +239,12 @@ class HttpProcess:
         return process, FailureDetector(reading), errors
 
     def _keep(self) -> None:
-        """Until the process has ended for good."""
+        """Watches and restarts the process until it has ended for good."""
         while True:
             while not self._detector.wait(LOOK_SECONDS) and self._process.poll() is None:
                 pass
             stuck = self._lives()
-            self._kill()  # what it has started itself as well
+            self._kill()  # including the processes that it has started
             code = self._process.wait()
             self._detector.close()
             if self._ending or code >= 0 or not self._start_again(stuck, code):
@@ -261,27 +257,26 @@ class HttpProcess:
             self._restarts.popleft()
         if len(self._restarts) >= MAX_RESTARTS:
             log.error(
-                "the HTTP process %s; it was started again %d times in %g s, and now no more",
+                "the HTTP process %s; it is not restarted again, after %d restarts in %g s",
                 what,
                 MAX_RESTARTS,
                 RESTART_SECONDS,
             )
             return False
         self._restarts.append(now)
-        log.warning("the HTTP process %s; it is started again, and its clients' requests have ended", what)
+        log.warning("the HTTP process %s; it is restarted, and its clients' requests have ended", what)
         try:
             self._process, self._detector, self._errors = self._spawn()
         except (EngineError, OSError) as error:
-            log.error("the HTTP process cannot be started again: %s", error)
+            log.error("the HTTP process cannot be restarted: %s", error)
             return False
-        if self._ending:  # it was told to end meanwhile
+        if self._ending:  # `drain` was called meanwhile
             self._process.send_signal(signal.SIGTERM)
         return True
 
     def _lives(self) -> bool:
-        """Is it still there, a moment after its signs of life have ended?"""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.5)
+            self._process.wait(0.5)  # its heartbeats end a moment before it does
         return self._process.poll() is None
 
     def _kill(self) -> None:

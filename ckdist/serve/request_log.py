@@ -1,4 +1,4 @@
-"""One log line for each HTTP request: who asked, for which path, and the tokens and times of its answer."""
+"""One log line per HTTP request: the client, the path, and the tokens and times of the answer."""
 
 import json
 import logging
@@ -17,9 +17,9 @@ from ckdist.serve.problems import Problem
 from ckdist.serve.settings import LOG_FORMAT, HttpSettings
 
 REQUEST_ID = re.compile(rb"[A-Za-z0-9._:@/+=-]{1,128}")
-PROBES = ("/health", "/ping", "/livez", "/readyz", "/metrics")  # not logged, unless their key is refused, say
+PROBES = ("/health", "/ping", "/livez", "/readyz", "/metrics")  # not logged if the status is 200 or 503
 MAX_PATH = 200
-MAX_PROMPT_TOKENS = 4096  # of a prompt that is logged
+MAX_PROMPT_TOKENS = 4096  # maximum of a prompt in the log
 
 log = logging.getLogger("ckdist.requests")
 
@@ -50,7 +50,7 @@ _current: ContextVar[Request | None] = ContextVar("request", default=None)
 
 
 def begin(scope: dict[str, Any], headers: dict[bytes, bytes]) -> Request:
-    """The record of the request that ASGI's `scope` describes, current in this task from now on.
+    """Makes the record of the request in ASGI's `scope`, which is current in this task from now on.
 
     Its id is the client's `X-Request-Id` if that is a plain word, else a new one.
     """
@@ -63,19 +63,19 @@ def begin(scope: dict[str, Any], headers: dict[bytes, bytes]) -> Request:
 
 
 def note_run(run: Tokens, prompt: str | None = None) -> None:
-    """`run` answers the current request. `prompt`: its text, if prompts are logged."""
+    """Records that `run` answers the current request. `prompt`: its text, if prompts are logged."""
     if (request := _current.get()) is not None:
         request.run, request.prompt = run, prompt
 
 
 def note_problem(problem: Problem) -> None:
-    """`problem` ends the current request."""
+    """Records that `problem` ends the current request."""
     if (request := _current.get()) is not None:
         request.problem = problem
 
 
 def end(request: Request, status: int, key: str, model: str) -> None:
-    """Writes the request's line."""
+    """Writes the log line of the request."""
     if not log.isEnabledFor(logging.INFO) or (request.path in PROBES and status in (200, 503)):
         return
     fields: dict[str, Any] = {
@@ -128,7 +128,7 @@ def _word(value: Any) -> str:
 
 
 def make_log_file(path: str) -> None:
-    """Creates --log-file if there is none. ConfigError if it cannot be written."""
+    """Creates --log-file if it does not exist. Raises ConfigError if it cannot be written."""
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o640))
     except OSError as error:
@@ -139,7 +139,7 @@ def start_logging(settings: HttpSettings) -> None:
     """Sends this process's log to standard error or --log-file."""
     if settings.log_file is None:
         handler: logging.Handler = logging.StreamHandler(sys.stderr)
-    else:  # a log rotation moves the file away: then it is opened again
+    else:  # it opens the file again after a log rotation has moved it
         handler = logging.handlers.WatchedFileHandler(settings.log_file)
     handler.setFormatter(JsonLines() if settings.log_format == "json" else TextLines(LOG_FORMAT))
     logging.basicConfig(level=logging.INFO if settings.verbose else logging.WARNING, handlers=[handler])

@@ -1,4 +1,4 @@
-"""The answers of OpenAI's /v1/responses, whole and streamed."""
+"""Answers of OpenAI's /v1/responses, whole and streamed."""
 
 import secrets
 import time
@@ -22,7 +22,7 @@ GROWING = {
 
 
 class ResponsesAnswer:
-    """One answer under way."""
+    """One answer while it is generated."""
 
     def __init__(self, run: Run, _tokenizer: Vocabulary, source: Source):
         self.run, self.source, self.work = run, source, run.work
@@ -31,14 +31,14 @@ class ResponsesAnswer:
         self._events = 0
 
     async def whole(self) -> dict[str, Any]:
-        """The `response` object."""
+        """Returns the complete `response` object."""
         (piece,) = await self.run.whole()
         for _ in self._blocks.take(self._parser.take(piece.text, ended=True)):
             pass
         return self._response(piece.finish_reason)
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """OpenAI's events, each with its name and number."""
+        """Yields OpenAI's server-sent events, each with its name and number."""
         begun = False
         with self.run as run:
             while pieces := await run.next():
@@ -58,7 +58,7 @@ class ResponsesAnswer:
                     yield b"".join(parts)
 
     def _response(self, finish_reason: str | None) -> dict[str, Any]:
-        """The response as far as it is; None: it still grows."""
+        """Returns the `response` object. `finish_reason` is None while the answer grows."""
         cut = finish_reason == "length"
         status = "in_progress" if finish_reason is None else "incomplete" if cut else "completed"
         return {
@@ -109,7 +109,7 @@ class ResponsesAnswer:
         return [event for moment in moments for event in self._moment(*moment)]
 
     def _moment(self, moment: Moment, block: Block, text: str) -> list[bytes]:
-        """The events of one thing that happens to a block."""
+        """Returns the events for one change of a block."""
         place = {"output_index": block.index, "item_id": self._item_id(block)}
         part_place = {**place, "content_index": 0}
         is_call = block.kind == "call"

@@ -18,7 +18,7 @@ from ckdist.tokens.vocabulary import Vocabulary
 
 
 class Run:
-    """Submits on entering its `with` block, aborts what is left on leaving it."""
+    """The sequences of one request. Entering the `with` block submits them; leaving it aborts the unfinished ones."""
 
     def __init__(
         self,
@@ -32,25 +32,25 @@ class Run:
         self.work, self.max_sequences, self._account = work, max_sequences, account
         self._client, self._tokenizer, self._metrics = client, tokenizer, metrics
         self._generation = client.generation(account)
-        self._choices: dict[int, Choice] = {}  # that still grow
+        self._choices: dict[int, Choice] = {}  # unfinished choices
         self._heard: set[int] = set()
-        self._unseen: dict[int, Growth] = {}  # growth that has tokens and nothing to show, as half a character
-        self._heard_at: dict[int, float] = {}  # of the choices that have tokens, when the last one came
+        self._unseen: dict[int, Growth] = {}  # pieces with tokens but no text yet, as of half a character
+        self._heard_at: dict[int, float] = {}  # time of the last tokens of each choice
         self._finish_reasons: dict[str, None] = {}
         self._completion_tokens = 0
         self._prompt_tokens = 0
-        self.cached_tokens = [0] * len(work.prompts)  # of each prompt, what the prefix cache had
+        self.cached_tokens = [0] * len(work.prompts)  # per prompt: tokens found in the prefix cache
         self._cached_from = 0  # tokens of the sequences that left these in the cache
         self._begun_at = self._first_at = self._last_at = time.monotonic()
 
     @property
     def complete(self) -> bool:
-        """Whether all choices have come to their ends."""
+        """Whether all choices are complete."""
         return bool(self._heard) and not self._choices
 
     @property
     def progress_at(self) -> float:
-        """When the last tokens came, in seconds of time.monotonic."""
+        """The time of the last tokens, in seconds of time.monotonic."""
         return self._generation.progress_at
 
     def __enter__(self) -> "Run":
@@ -97,14 +97,14 @@ class Run:
             metrics.token_seconds.observe((self._last_at - self._first_at) / steps)
 
     async def next(self) -> list[Piece]:
-        """What has grown since the last call, at most one piece per choice; empty when all choices are complete."""
+        """Waits for output. Returns at most one piece per choice, or an empty list if all choices are complete."""
         shown: dict[int, None] = {}
         turns = Turns()
         while self._choices and not shown:
             for number, message in await self._generation.next():
                 choice = self._choices.get(number)
                 if choice is None:
-                    continue  # a stop string has ended it, within this very batch
+                    continue  # a stop string has ended it within this batch
                 piece = await self._grow(choice, message)
                 self._unseen.setdefault(number, Growth()).add(piece)
                 if piece.text or piece.scores or piece.finish_reason is not None or self.work.token_ids:
@@ -113,7 +113,7 @@ class Run:
         return [self._unseen.pop(number).piece() for number in shown]
 
     async def whole(self) -> list[Piece]:
-        """Every choice in full, as one piece each, in order; the run is entered and left here."""
+        """Enters the run, and returns every complete choice as one piece, in order."""
         grown = [Growth() for _ in range(len(self.work.prompts) * self.work.n)]
         with self:
             while pieces := await self.next():
@@ -122,7 +122,7 @@ class Run:
         return [growth.piece() for growth in grown]
 
     def usage(self) -> dict[str, Any]:
-        """OpenAI's usage object, of what has arrived so far."""
+        """Returns OpenAI's usage object for the tokens so far."""
         return {
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": self._completion_tokens,
@@ -151,7 +151,7 @@ class Run:
         }
 
     def timings(self) -> dict[str, Any]:
-        """llama-server's timings object, of what has arrived so far."""
+        """Returns llama-server's timings object for the tokens so far."""
         prompt_seconds, seconds = self._first_at - self._begun_at, self._last_at - self._first_at
         return timings_of(
             self._prompt_tokens, sum(self.cached_tokens), prompt_seconds, self._completion_tokens, seconds
@@ -170,7 +170,7 @@ class Run:
             del self._choices[choice.number]
             self._finish_reasons[choice.finish_reason] = None
             self._metrics.finished.labels(choice.finish_reason).inc()
-            self._generation.abort(choice.number)  # nothing to abort, unless a stop string ended it
+            self._generation.abort(choice.number)  # has an effect only if a stop string ended it
         return piece
 
     async def _prepend_prompt(self, piece: Piece, message: dict[str, Any]) -> None:

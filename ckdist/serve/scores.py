@@ -1,5 +1,7 @@
-"""The scores of tokens in an answer: few objects for each, since an answer may have 100,000 and Python's garbage
-collector stops the event loop for as long as it looks at them all.
+"""Scores (log-probabilities) of tokens in an answer.
+
+Each score uses few objects: an answer may have 100,000 of them, and Python's garbage collector stops the event loop
+while it scans all objects.
 """
 
 import math
@@ -16,8 +18,9 @@ LOWEST_LOGPROB = -9999.0  # JSON has no minus infinity; OpenAI's clients know th
 
 
 class TokenScore:
-    """`offset` is where the token's text begins; `logprob` is None for the first token of a prompt, `top` then
-    empty.
+    """The score of one token and of its alternatives.
+
+    `offset` is the start of the token's text. For the first token of a prompt `logprob` is None and `top` is empty.
     """
 
     __slots__ = ("_alternatives", "logprob", "offset", "token")
@@ -28,12 +31,12 @@ class TokenScore:
 
     @property
     def top(self) -> list[tuple[int, float]]:
-        """The most likely tokens in this one's place, with their log-probabilities."""
+        """The most likely tokens at this position, as (token, log-probability)."""
         return list(zip(self._alternatives[::2], self._alternatives[1::2], strict=True))
 
 
 class EchoedScores(Sequence[TokenScore]):
-    """The scores of a prompt, each made when it is asked for, and behind them those of the tokens that followed it."""
+    """The scores of a prompt, created on access, followed by those of the generated tokens."""
 
     def __init__(
         self, prompt: Sequence[int], entries: PromptScores, offsets: Sequence[int], following: list[TokenScore]
@@ -41,7 +44,7 @@ class EchoedScores(Sequence[TokenScore]):
         self._prompt, self._entries, self._offsets, self._following = prompt, entries, offsets, following
 
     def followed_by(self, scores: list[TokenScore]) -> "EchoedScores":
-        """The same with `scores` behind them."""
+        """Returns a copy with `scores` appended."""
         return EchoedScores(self._prompt, self._entries, self._offsets, [*self._following, *scores])
 
     def __len__(self) -> int:
@@ -60,7 +63,7 @@ class EchoedScores(Sequence[TokenScore]):
 
 
 def score(token: int, entry: list[Any] | None, offset: int) -> TokenScore:
-    """A logprobs entry of the engine, with infinities made finite; None is the first token of a prompt."""
+    """Converts an entry of the engine, with finite numbers. None is the entry of a prompt's first token."""
     if entry is None:
         return TokenScore(token, None, (), offset)
     chosen, top = entry
@@ -70,8 +73,10 @@ def score(token: int, entry: list[Any] | None, offset: int) -> TokenScore:
 async def score_prompt(
     decoder: StreamDecoder, prompt: Sequence[int], packed: dict[str, Any], length: int, following: list[TokenScore]
 ) -> EchoedScores:
-    """The prompt's own tokens before `following`, in turns with the loop's other work; `decoder` is a new one, and
-    offsets stay within a prompt text of `length` characters. ValueError where the engine did not score each token.
+    """Returns the scores of a prompt's tokens, followed by `following`. Yields to the event loop in between.
+
+    `decoder` must be a new one. Offsets do not exceed `length`, the characters of the prompt's text. Raises ValueError
+    if the engine did not score each token.
     """
     entries, offsets, turns, at = PromptScores(packed), array("Q"), Turns(), 0
     if len(entries) != len(prompt):

@@ -1,8 +1,7 @@
-"""The HTTP process's life: it loads the tokenizer, answers, drains when told to, and outlives a dead rank 0 only for
-moments.
+"""The HTTP process's main loop: it loads the tokenizer, answers, drains on a signal, and ends soon after rank 0.
 
-uvicorn runs the connections; signals, draining and the watch over rank 0 are here, since uvicorn would close its
-sockets at the first signal and leave new clients without an answer.
+uvicorn handles the connections. Signals, draining and the watch over rank 0 are here: uvicorn would close its sockets
+at the first signal, and new clients would get no answer.
 """
 
 import asyncio
@@ -33,7 +32,7 @@ from ckdist.tokens.vocabulary import Vocabulary
 WATCH_SECONDS = 0.1
 SHUTDOWN_SECONDS = 2
 MAX_HEADER_BYTES = 32 << 10
-SILENT_CONNECTIONS = 4096  # beside those with requests under way
+SILENT_CONNECTIONS = 4096  # in addition to those with requests under way
 
 log = logging.getLogger("ckdist.serve")
 
@@ -56,7 +55,7 @@ class Uvicorn(uvicorn.Server):
 class HttpServer:
     """One HTTP process.
 
-    `run` returns its exit code: 0 when drained, 1 when rank 0 was lost or the tokenizer does not load.
+    `run` returns its exit code: 0 after draining, 1 if rank 0 was lost or the tokenizer does not load.
     """
 
     def __init__(self, settings: HttpSettings, listener: socket.socket):
@@ -74,7 +73,7 @@ class HttpServer:
             uvicorn.Config(
                 self.connections.watched(app),
                 loop="asyncio",
-                # uvicorn calls what it is given: a function does as well as a class.
+                # uvicorn only calls this, so a function is as good as a class.
                 http=cast("type[asyncio.Protocol]", self.connections.protocol(H11Protocol)),
                 ws="none",
                 lifespan="off",
@@ -90,7 +89,7 @@ class HttpServer:
         )
 
     async def run(self) -> int:
-        """Serves until there is a reason to end; the exit code."""
+        """Serves until there is a reason to end. Returns the exit code."""
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(OutOfFiles())
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -123,7 +122,7 @@ class HttpServer:
             log.warning("the API keys were read again: %d in %s", len(settings.file_keys), settings.api_key_file)
 
     async def _watch(self, begun: asyncio.Task[Vocabulary]) -> int:
-        """Until there is a reason to end; returns the exit code. `begun` loads the tokenizer."""
+        """Watches the tokenizer, rank 0 and signals. Returns the exit code. `begun` loads the tokenizer."""
         loading: asyncio.Task[Vocabulary] | None = begun
         while True:
             if loading is not None and loading.done():
@@ -131,9 +130,9 @@ class HttpServer:
                     return await self._give_up(f"the tokenizer does not load: {_reason(error)}")
                 self.service.tokenizer, loading = loading.result(), None
                 gc.collect()
-                gc.freeze()  # what stays for good is not looked at again: a collection stops the event loop
+                gc.freeze()  # later collections skip permanent objects: each stops the event loop
             if loading is None and self.service.text.ended:
-                log.error("the tokenizer's process has ended; it is started again")
+                log.error("the tokenizer's process has ended; it is restarted")
                 self.service.tokenizer, loading = None, asyncio.create_task(self.service.text.start())
             self.connections.close_silent()
             if os.getppid() != self.settings.parent:
@@ -144,7 +143,7 @@ class HttpServer:
 
     async def _drain(self) -> int:
         log.info(
-            "draining: nothing new is taken, %d sequences may finish within %g seconds",
+            "draining: new requests are refused, %d sequences may finish within %g seconds",
             self.client.active,
             self.settings.drain_timeout,
         )
@@ -153,7 +152,7 @@ class HttpServer:
         end = time.monotonic() + self.settings.drain_timeout
         while self.client.active or self.connections.busy:
             if time.monotonic() > end or self.signals > 1:
-                log.warning("%d sequences did not finish in time and end with what they have", self.client.active)
+                log.warning("%d sequences did not finish in time, and end early", self.client.active)
                 self.client.end_early("the server is shutting down")
                 await asyncio.sleep(WATCH_SECONDS)
                 self.client.lose("the server is shutting down")
@@ -165,11 +164,11 @@ class HttpServer:
 
     async def _outlive_rank_0(self) -> int:
         if self.settings.log >= 0:
-            os.dup2(self.settings.log, 2)  # rank 0, which copied what this process writes, is gone
+            os.dup2(self.settings.log, 2)  # rank 0, which copied this process's output, is gone
         return await self._give_up("rank 0 has ended; the server is going down")
 
     async def _give_up(self, reason: str) -> int:
-        """Clients get 503 with the reason, for as long as those who come again at once need to see it."""
+        """Answers 503 with the reason for `linger` seconds, so that clients that retry at once see it."""
         log.error("%s", reason)
         self.client.lose(reason)
         end = time.monotonic() + self.settings.linger

@@ -1,6 +1,4 @@
-"""What the paths of the HTTP application work with: the engine's client, the tokenizer, the metrics, and what was
-set.
-"""
+"""The state that all paths of the HTTP application share: engine client, tokenizer, metrics and settings."""
 
 import hashlib
 import json
@@ -33,25 +31,25 @@ from ckdist.serve.text_work import TextWork
 from ckdist.tokens.vocabulary import Vocabulary
 
 MODEL_FACTS = ("architecture", "vocab_size", "context_length", "num_parameters", "size_bytes")
-MAX_NAMES = 1000  # of unknown fields and types of tools that are remembered
+MAX_NAMES = 1000  # unknown fields and types of tools that are remembered
 
 log = logging.getLogger(__name__)
 
 
 class Answer(Protocol):
-    """The answer to one request, in the shape of one API."""
+    """The answer to one request, in the format of one API."""
 
     async def whole(self) -> dict[str, Any] | list[dict[str, Any]]:
-        """All of it, once it is complete."""
+        """Returns the complete answer."""
         ...
 
     def events(self) -> AsyncGenerator[bytes, None]:
-        """Its parts as server-sent events, as they come."""
+        """Yields the parts of the answer as server-sent events."""
         ...
 
 
 class Service:
-    """What the paths work with. `tokenizer`, the model's `Vocabulary`, is None until `text` has started."""
+    """The shared state. `tokenizer`, the model's `Vocabulary`, is None until `text` has started."""
 
     def __init__(self, settings: HttpSettings, client: EngineClient):
         self.settings, self.client = settings, client
@@ -66,7 +64,7 @@ class Service:
 
     @property
     def state(self) -> str:
-        """The engine's state; loading too while the tokenizer does, draining once this process is told to end."""
+        """The engine's state, but loading until the tokenizer is there, and draining once this process shall end."""
         state = self.client.state
         if state == "ready" and self.draining:
             return "draining"
@@ -81,14 +79,14 @@ class Service:
 
     @property
     def context_length(self) -> int:
-        """Tokens that a prompt and its output may have in all, by rank 0's status."""
+        """The maximum of prompt and output tokens together, from rank 0's status."""
         length = self.client.model.get("context_length")
         if type(length) is not int:
-            raise EngineError("rank 0 has not said how long its context is (context_length)")
+            raise EngineError("rank 0 has not sent its context_length")
         return length
 
     def check_ready(self) -> None:
-        """Problem 503 unless requests can be answered."""
+        """Raises Problem 503 unless requests can be answered."""
         if self.draining:
             raise Problem(503, "the server is shutting down")
         problem = self.client.unavailable()
@@ -97,14 +95,14 @@ class Service:
         self.loaded_tokenizer()
 
     def loaded_tokenizer(self) -> Vocabulary:
-        """The tokenizer's vocabulary. Problem 503 while it loads, as again after its process has ended."""
+        """Returns the tokenizer's vocabulary. Raises Problem 503 while it loads, or loads again."""
         if self.tokenizer is None:
             raise Problem(503, "the tokenizer is loading; try again soon")
         return self.tokenizer
 
     @property
     def facts(self) -> ModelFacts:
-        """What preparing a request needs to know."""
+        """The facts that are needed to prepare a request."""
         settings = self.settings
         name, sizes = settings.model_name, (self.vocab_size, self.context_length)
         scores, encodes = str(self.client.model.get("scores", "")), bool(self.client.model.get("encodes"))
@@ -112,7 +110,7 @@ class Service:
 
     @property
     def known_model(self) -> dict[str, Any]:
-        """What rank 0 has said of the model, of the things that clients may know."""
+        """The model's facts from rank 0 that clients may know."""
         return {name: self.client.model[name] for name in MODEL_FACTS if name in self.client.model}
 
     @property
@@ -123,19 +121,22 @@ class Service:
 
     @property
     def source(self) -> Source:
-        """Who answers."""
+        """The name and the fingerprint of the model."""
         digest = hashlib.blake2b(json.dumps([self.settings.model_name, self.known_model]).encode(), digest_size=4)
         return Source(self.settings.model_name, f"ckdist-{__version__}-{digest.hexdigest()}")
 
     async def prepare(self, kind: str, request: Request) -> Prepared:
-        """The request's body, made ready for the engine (see `TextWork.prepare`); `kind` is one that needs it."""
+        """Prepares the request's body for the engine (see `TextWork.prepare`). `kind` must need the engine."""
         prepared = await self._text_work(kind, request, None)
         assert isinstance(prepared, Prepared), f"{kind} needs no engine"
         self._report(prepared.ignored, prepared.skipped)
         return prepared
 
     async def finished(self, kind: str, request: Request, body: bytes | None = None) -> list[bytes]:
-        """The answer to the request's body, or to the one given, as JSON in parts; `kind` is one without the engine."""
+        """Returns the answer as JSON in parts. `kind` must not need the engine.
+
+        `body` replaces the request's body.
+        """
         parts = await self._text_work(kind, request, body)
         assert isinstance(parts, list), f"{kind} needs the engine"
         return parts
@@ -143,7 +144,7 @@ class Service:
     async def embed(
         self, request: Request, kind: str, form: Callable[[EmbeddingRun, Source], Awaitable[list[bytes]]]
     ) -> list[bytes]:
-        """The answer to a request of this kind, as JSON in parts: what `form` makes of its vectors."""
+        """Returns the answer to a request for vectors, as JSON in parts. `form` makes it from the vectors."""
         work = await self._text_work(kind, request, None)
         assert isinstance(work, EmbeddingWork), f"{kind} asks for no vectors"
         self._report(work.ignored)
@@ -169,8 +170,9 @@ class Service:
         form: Callable[[Run, Vocabulary, Source], Answer],
         end: bytes = END_OF_STREAM,
     ) -> Response:
-        """The answer as JSON, or as the stream that was asked for. `form` is the class of the answer; `end` ends its
-        stream.
+        """Returns the answer as JSON, or as a stream if the request asks for that.
+
+        `form` is the class of the answer. `end` is sent after the last event of a stream.
         """
         tokenizer = self.loaded_tokenizer()  # its process may have ended since the request was prepared
         account = self._account(request)
@@ -184,18 +186,16 @@ class Service:
 
     @staticmethod
     def _logged_prompt(tokenizer: Vocabulary, prepared: Prepared) -> str:
-        """The beginning of the first prompt as text."""
         decoder = tokenizer.decoder(skip_special=False)
         return "".join(decoder.step(token) for token in unpack_tokens(prepared.prompts[0])[:MAX_PROMPT_TOKENS])
 
     def _account(self, request: Request) -> Account:
-        """The account whose key the request has."""
         return request.scope.get("ckdist.account") or self.accounts.anyone
 
     def _report(self, ignored: tuple[str, ...], skipped: tuple[str, ...] = ()) -> None:
-        """Says once of each unknown field that it is ignored, and of each type of tools that they are left out."""
-        told = {f"a field {name!r}, which is not known and ignored (--strict-fields refuses it)" for name in ignored}
-        told |= {f"tools of type {kind!r}, which are not served and left out" for kind in skipped}
+        """Logs each unknown field and each skipped type of tools once."""
+        told = {f"an unknown field {name!r}, which is ignored (--strict-fields refuses it)" for name in ignored}
+        told |= {f"tools of type {kind!r}, which are not supported and left out" for kind in skipped}
         for text in sorted(told - self._told):
             if len(self._told) < MAX_NAMES:
                 self._told.add(text)

@@ -1,6 +1,4 @@
-"""What the HTTP process is told when it starts: one JSON object on its standard input, so that keys never stand in
-argv.
-"""
+"""The HTTP process's settings: one JSON object on its standard input, since argv would show the keys to others."""
 
 import json
 import logging
@@ -11,44 +9,44 @@ from ckdist.errors import ConfigError
 from ckdist.serve.api_keys import ApiKey, read_key_file
 
 BACKLOG = 4096  # connections that wait to be accepted
-LOG_FORMAT = "%(asctime)s http %(levelname)s: %(message)s"  # of this process and of those that it starts
+LOG_FORMAT = "%(asctime)s http %(levelname)s: %(message)s"  # of this process and of its children
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HttpSettings:
-    """`endpoint` is rank 0's ROUTER; `listener` the inherited listening socket's descriptor; times are in seconds."""
+    """Settings of the HTTP process. Times are in seconds."""
 
-    endpoint: str
+    endpoint: str  # address of rank 0's ROUTER
     model: str
     model_name: str
     overrides: dict[str, int | float | bool | str] = field(default_factory=dict)  # of the model's metadata
-    listener: int
+    listener: int  # descriptor of the inherited listening socket
     metrics_listener: int = -1  # descriptor of the socket of --metrics-port
-    parent: int
-    api_keys: tuple[ApiKey, ...] = ()  # those that are not in a file
-    file_keys: tuple[ApiKey, ...] = ()  # those of `api_key_file`, which may be read again
+    parent: int  # process id of rank 0
+    api_keys: tuple[ApiKey, ...] = ()  # keys that are not in a file
+    file_keys: tuple[ApiKey, ...] = ()  # keys of `api_key_file`, which may be read again
     api_key_file: str | None = None
-    shared_cache: bool = False  # keys do not tell tenants of the prefix cache apart
-    special_in_text: bool = False  # control tokens may stand in the text of messages
-    cors_origins: tuple[str, ...] = ()  # whose web pages may use the server
-    allowed_hosts: tuple[str, ...] | None = None  # names it answers to; None: any
+    shared_cache: bool = False  # all keys share one tenant of the prefix cache
+    special_in_text: bool = False  # texts of messages may contain control tokens
+    cors_origins: tuple[str, ...] = ()  # origins whose web pages may use the server
+    allowed_hosts: tuple[str, ...] | None = None  # names that the server answers to; None: any
     parallel: int = 8  # sequences that run at once
     max_sequences: int = 136  # running and waiting
-    max_requests: int = 648  # under way at once
+    max_requests: int = 648  # requests under way at once
     max_body: int = 8 << 20
     timeout: float = 600.0
     drain_timeout: float = 30.0
-    silence: float = 30.0  # how long a connection may be without a request
-    first_request: float = 5.0  # how long a new one may be
-    linger: float = 3.0  # how long 503 is answered after rank 0 has died
+    silence: float = 30.0  # maximum time of a connection without a request
+    first_request: float = 5.0  # maximum time of a new connection without a request
+    linger: float = 3.0  # time in which requests get 503 after rank 0 has died
     strict_fields: bool = False
     webui: bool = True  # the page at /
     adapter: str | None = None  # name of the LoRA adapter that the model was loaded with
-    cpus: tuple[int, ...] = ()  # that the host's ranks were started with
+    cpus: tuple[int, ...] = ()  # CPUs that the host's ranks were started with
     log: int = -1  # descriptor of rank 0's standard error, for lines after rank 0's end
-    heartbeat: int = -1  # descriptor of the pipe on which rank 0 hears that this process lives; -1: it does not listen
+    heartbeat: int = -1  # descriptor of the pipe for heartbeats to rank 0; -1: none
     log_file: str | None = None
     log_format: str = "text"
     log_requests: bool = True
@@ -56,12 +54,12 @@ class HttpSettings:
     verbose: bool = False
 
     def to_json(self) -> bytes:
-        """The settings for standard input of the HTTP process."""
+        """Returns the settings for the HTTP process's standard input."""
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_json(cls, data: bytes) -> "HttpSettings":
-        """The way back of `to_json`."""
+        """Inverse of `to_json`."""
         given: dict[str, Any] = json.loads(data)
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
@@ -71,7 +69,7 @@ class HttpSettings:
         return cls(**values)
 
     def with_current_keys(self) -> "HttpSettings":
-        """These settings with the keys that their key file has now. A file that is wrong changes nothing."""
+        """Returns the settings with the current keys of the key file. A wrong file changes nothing."""
         if self.api_key_file is None:
             return self
         try:

@@ -1,6 +1,6 @@
-"""The web page's files, as they lie in `ckdist/serve/page`: read once, sent with headers that let nothing else in.
+"""The web page's files in `ckdist/serve/page`. They are read once, and their headers forbid all other sources.
 
-They hold no secret, so they are sent to everybody; what the page shows comes from paths that ask for a key.
+They contain no secrets, so they need no key. The data on the page comes from paths that need one.
 """
 
 import functools
@@ -19,13 +19,13 @@ MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-# Nothing inline, nothing from elsewhere, in no frame; and no script can make HTML of a text (trusted types).
+# No inline code, no other sources, no frames. Scripts cannot turn text into HTML (trusted types).
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
 HEADERS = {
-    "Cache-Control": "no-cache",  # asked for again each time, and then mostly a 304
+    "Cache-Control": "no-cache",  # browsers ask again each time, and mostly get a 304
     "Content-Security-Policy": POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -38,14 +38,14 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class StaticFile:
-    """One file: its bytes, their media type, and a digest of them."""
+    """One file: its bytes, their media type and their digest."""
 
     body: bytes
     media_type: str
     etag: str
 
     def answer(self, headers: Mapping[str, str]) -> Response:
-        """The file, or 304 where the client has it; `headers` are the request's."""
+        """Returns the file, or 304 if the client has it. `headers` are the request's."""
         own = {**HEADERS, "ETag": self.etag}
         if headers.get("if-none-match") == self.etag:
             return Response(status_code=304, headers=own)
@@ -54,7 +54,7 @@ class StaticFile:
 
 @functools.cache
 def static_files() -> Mapping[str, StaticFile]:
-    """Every file of the page by its name. OSError where they cannot be read."""
+    """Returns all files of the page by name. Raises OSError if they cannot be read."""
     files = {}
     for path in FOLDER.iterdir():
         if path.suffix in MEDIA_TYPES:

@@ -1,9 +1,8 @@
-"""Where requests are prepared: in worker processes with limits, away from the event loop, so that no text or template
-holds up others.
+"""Prepares requests in worker processes with limits, so that no text or template blocks the event loop.
 
-A zygote has the model's tokenizer loaded and forks workers, which take a request each. A worker that exceeds a limit is
-killed by the kernel: its request is a 400, and another worker takes its place. Long bodies take turns, and so do those
-with grammars, so that others never wait for them all.
+A zygote loads the model's tokenizer and forks workers, which take one request at a time. If a worker exceeds a limit,
+the kernel kills it: its request gets a 400, and a new worker replaces it. Few requests with long bodies run at once,
+and few with grammars, so that others never wait for all of them.
 """
 
 import asyncio
@@ -29,32 +28,35 @@ from ckdist.tokens.limits import Limits
 from ckdist.tokens.vocabulary import Vocabulary
 
 HANDLER = "ckdist.serve.requests.task:run"
-WORKERS = 8  # they share what the zygote has loaded; some are left where others are stuck until they are killed
+WORKERS = 8  # they share the zygote's memory; enough remain if some are stuck until they are killed
 LONG_AT_ONCE = 2
 STRUCTURED_AT_ONCE = 4
-# What stands in a body whose grammar or schema is to be tried; a text that says so too only takes its turn with them.
+# Matches bodies with a grammar or schema to check. A text that matches by chance only waits in their lane.
 STRUCTURED = re.compile(rb'"(?:guided_|grammar"|json_schema"|response_format"|structured_outputs"|format"|tools")')
-LONG = 256 << 10  # bytes of a body that takes its turn among its like
+LONG = 256 << 10  # bytes of a body that goes to the lane of long ones
 PART_BYTES = 256 << 10
 MAX_WAITING = 256  # short bodies
 MAX_WAITING_LONG = 8
 CPU_SECONDS, CPU_SECONDS_PER_MB = 0.25, 1.5  # a chat takes 1 ms, a MB of text 0.6 s
 MEMORY, MEMORY_PER_BYTE = 256 << 20, 320
 KILLING = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)  # no limit sends these
-GRACE_SECONDS = 2.0  # after a worker's own time limit, before it is killed from here
+GRACE_SECONDS = 2.0  # after a worker's own time limit, until this process kills it
 
 log = logging.getLogger(__name__)
 
 
 class Worker:
-    """One process, as this side sees it."""
+    """One worker process, seen from this process."""
 
     def __init__(self, number: int, connection: socket.socket):
         connection.setblocking(False)
         self.number, self.connection = number, connection
 
     async def ask(self, head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], list[bytes]]:
-        """The answer's map, and its body in parts. EOFError or OSError when the worker ends before it has answered."""
+        """Sends a request. Returns the answer's map, and its body in parts.
+
+        Raises EOFError or OSError if the worker ends before it has answered.
+        """
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(self.connection, frames.pack(head, len(body)))
         if body:
@@ -80,16 +82,14 @@ class Worker:
 
 
 class Lane:
-    """Requests of like size: so many at once have a worker, and so many may wait for one."""
+    """Requests of one size class: `at_once` of them have a worker, and `most_waiting` may wait for one."""
 
     def __init__(self, at_once: int, most_waiting: int):
         self.turn, self.most_waiting, self.waiting = asyncio.Semaphore(at_once), most_waiting, 0
 
 
 class TextWork:
-    """Prepares requests with one model's tokenizer. `start` and `close` are its life; it may be started again once
-    `ended`.
-    """
+    """Prepares requests with one model's tokenizer. Call `start` first (and after it has `ended`), `close` last."""
 
     def __init__(self, model: str, overrides: Overrides = None):
         self.model, self.overrides = model, overrides
@@ -99,12 +99,13 @@ class TextWork:
 
     @property
     def ended(self) -> bool:
-        """Whether the process that has the tokenizer is gone, and with it all workers."""
+        """Whether the process with the tokenizer has ended, and with it all workers."""
         return self._zygote is not None and self._zygote.process.poll() is not None
 
     async def start(self) -> Vocabulary:
-        """The model's vocabulary, once workers can be had. ModelFileError for a tokenizer that does not load within
-        limits.
+        """Starts the workers and returns the model's vocabulary.
+
+        Raises ModelFileError if the tokenizer does not load within limits.
         """
         self._zygote = Zygote(self.model, self.overrides, HANDLER, log_format=LOG_FORMAT)
         vocabulary = await asyncio.to_thread(self._zygote.load)
@@ -116,16 +117,17 @@ class TextWork:
         return vocabulary
 
     def close(self) -> None:
-        """Ends what runs, and the processes."""
+        """Cancels running requests and ends the processes."""
         for task in self._running:
             task.cancel()
         if self._zygote is not None:
             self._zygote.close()
 
     async def prepare(self, kind: str, body: bytes, facts: ModelFacts) -> Prepared | EmbeddingWork | list[bytes]:
-        """What `ckdist.serve.requests.prepare.prepare` makes of it, a finished answer as JSON in parts. Raises what it
-        raises as Problem; Problem 429 when too much waits already. A caller that is cancelled leaves no work that was
-        not begun, and no long one.
+        """Runs `ckdist.serve.requests.prepare.prepare` in a worker. A finished answer is JSON in parts.
+
+        Raises that function's errors as Problem, and Problem 429 if too many requests wait. If the caller is cancelled,
+        work that has not begun is dropped, and work on a long body is killed.
         """
         lane = self._long if len(body) > LONG else self._structured if STRUCTURED.search(body) else self._short
         if lane.waiting >= lane.most_waiting:
@@ -167,13 +169,12 @@ class TextWork:
     async def _work(
         self, worker: Worker, lane: Lane, kind: str, body: bytes, facts: ModelFacts
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """The worker's answer. A worker that has done a long body is replaced: it has grown."""
         limits = Limits(CPU_SECONDS + CPU_SECONDS_PER_MB * len(body) / 1e6, MEMORY + MEMORY_PER_BYTE * len(body))
         head = {"kind": kind, "facts": astuple(facts), "limits": astuple(limits)}
         stays = False
         try:
             answer = await asyncio.wait_for(worker.ask(head, body), limits.wall + GRACE_SECONDS)
-            stays = lane is not self._long
+            stays = lane is not self._long  # a long body has grown the worker's memory
             return answer
         except (EOFError, OSError, asyncio.TimeoutError) as error:
             if not isinstance(error, asyncio.TimeoutError) and await self._was_killed(worker):
@@ -190,16 +191,15 @@ class TextWork:
             lane.turn.release()
 
     async def _was_killed(self, worker: Worker) -> bool:
-        """Whether something outside has ended the worker, or all workers, and not a limit of its own."""
+        """Whether a signal from outside has ended the worker, or all workers, and not one of its limits."""
         async with self._asking:
             number = await asyncio.to_thread(self._started().signal_of, worker.number)
         return number is None or number in KILLING
 
     def _fork(self) -> None:
-        with contextlib.suppress(EngineError):  # `ended` says so
+        with contextlib.suppress(EngineError):  # `ended` is true then
             self._idle.put_nowait(Worker(*self._started().fork()))
 
     def _started(self) -> Zygote:
-        """The process that `start` has started."""
         assert self._zygote is not None, "`start` comes before requests"
         return self._zygote

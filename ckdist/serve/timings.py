@@ -4,8 +4,9 @@
 def timings_of(
     prompt_tokens: int, cached_tokens: int, prompt_seconds: float, tokens: int, seconds: float
 ) -> dict[str, float]:
-    """`prompt_seconds` is from the submit to the first token, waiting included; `seconds` from there to the last
-    one.
+    """Returns the `timings` object.
+
+    `prompt_seconds` last from submit to the first token, including waiting; `seconds` from there to the last token.
     """
     computed = max(0, prompt_tokens - cached_tokens)
     return {

@@ -1,9 +1,9 @@
-"""Many replicas behind a router, in simulated time.
+"""Simulates many replicas behind a router.
 
-`random` and `round-robin` choose without asking how busy replicas are, so each replica is simulated on its own, in as
-many processes as there are cores, and of many like ones it is enough to simulate some (`sample`). `least` sends a
-request to the replica with the fewest, for which all of them go on side by side. A router knows which replicas are
-down. The same seed gives the same results, whatever the number of processes.
+`random` and `round-robin` ignore the load of replicas. So every replica is simulated on its own, with one process per
+core, and of identical replicas it is enough to simulate a sample. `least` sends a request to the replica with the
+fewest requests, so all replicas advance together. A router knows which replicas are down. The same seed gives the same
+results for every number of processes.
 """
 
 import heapq
@@ -22,37 +22,35 @@ from ckdist.simulate.observed import Observed
 from ckdist.simulate.replica import Journey, Replica, ServerShape
 
 ROUTERS = "round-robin", "random", "least"
-LEAST_REQUESTS = 20_000  # that are worth further processes
-TASKS = 4  # for each process, so that none is done long before the others
-MOST_SECONDS = 6 * 3600.0  # of real time, that a process may take
-RETRY_SECONDS = 1.0  # after which a client asks again that was refused, at least
-DOWN = 1 << 62  # requests at a replica that takes none
-TRIES = 64  # of the router to find a replica that is up
+LEAST_REQUESTS = 20_000  # fewest requests for which further processes pay off
+TASKS = 4  # per process, so that all finish at about the same time
+MOST_SECONDS = 6 * 3600.0  # limit of real time for a process
+RETRY_SECONDS = 1.0  # shortest time until a refused client tries again
+DOWN = 1 << 62  # load of a replica that takes no requests
+TRIES = 64  # attempts of the router to find a replica that is up
 
 
 @dataclass(frozen=True)
 class Fleet:
-    """`replicas` alike, each of which fails `failure_seconds` of work after its last start on the average (inf: never)
-    and is up again after `restart`. `sample`: how many are simulated; the others are as these.
-    """
+    """Identical replicas behind a router."""
 
     replicas: int
     server: ServerShape
     cost: StepCost
     router: str = "round-robin"
-    failure_seconds: float = math.inf
-    restart: float = 60.0
-    sample: int = 0
+    failure_seconds: float = math.inf  # mean seconds of work from a start to the next failure; inf: never
+    restart: float = 60.0  # seconds from a failure until the replica is up again
+    sample: int = 0  # number of replicas to simulate; 0: all
     seed: int = 0
     jobs: int = 1
 
     @property
     def simulated(self) -> int:
-        """How many replicas are simulated."""
+        """The number of replicas that are simulated."""
         return min(self.sample or self.replicas, self.replicas)
 
     def failures(self, replica: int, seconds: float) -> list[float]:
-        """When a replica fails, in so many seconds."""
+        """Returns the times of a replica's failures within `seconds`."""
         found, at = list[float](), 0.0
         if not math.isfinite(self.failure_seconds):
             return found
@@ -63,23 +61,24 @@ class Fleet:
         return found
 
     def replica(self, number: int, seconds: float) -> Replica:
-        """A replica at the start."""
+        """Returns a new replica."""
         return Replica(self.server, self.cost, self.failures(number, seconds), self.restart)
 
 
 @dataclass(frozen=True)
 class ClosedLoop:
-    """`clients` in all, of whom each stays with its replica, waits for its answer, and thinks for `think` seconds on
-    the average before it asks again.
+    """Clients that send a request only after the answer to their last one.
+
+    A client stays with its replica.
     """
 
-    clients: int
+    clients: int  # of all replicas
     kind: RequestKind
-    think: float = 0.0
+    think: float = 0.0  # mean seconds from an answer to the next request
 
 
 def simulate_requests(fleet: Fleet, requests: Requests, seconds: float) -> Observed:
-    """What becomes of requests that arrive within so many seconds; all of them end."""
+    """Simulates requests that arrive within `seconds`, until all have ended."""
     if fleet.router == "least":
         return _least(fleet, requests, seconds)
     chosen = route(fleet, requests.arrival, seconds)
@@ -91,13 +90,13 @@ def simulate_requests(fleet: Fleet, requests: Requests, seconds: float) -> Obser
 
 
 def simulate_clients(fleet: Fleet, loop: ClosedLoop, seconds: float) -> Observed:
-    """What becomes of what clients ask for in so many seconds; all of it ends."""
+    """Simulates clients that send requests for `seconds`, until all requests have ended."""
     many = seconds * fleet.simulated >= LEAST_REQUESTS
     return _in_processes(fleet, many, lambda _: (_closed_part, fleet, loop, seconds))
 
 
 def route(fleet: Fleet, arrival: np.ndarray, seconds: float) -> np.ndarray:
-    """The replica of each request, int64 (requests,), by their times of arrival, ascending."""
+    """Returns the replica of each request, int64 (requests,). `arrival` is ascending."""
     rng = np.random.default_rng([fleet.seed, 2])
     count, random = len(arrival), fleet.router == "random"
     chosen = rng.integers(0, fleet.replicas, count) if random else np.arange(count) % fleet.replicas
@@ -106,7 +105,7 @@ def route(fleet: Fleet, arrival: np.ndarray, seconds: float) -> np.ndarray:
     downs = [(r, at) for r in range(fleet.replicas) for at in fleet.failures(r, seconds)]
     if not downs:
         return chosen
-    # of replica r the times from r * length on, so that one search finds a request's replica and time
+    # The times of replica r begin at r * length, so that one search finds a request's replica and time.
     length = seconds + fleet.restart + 1.0
     begins = np.array([r * length + at for r, at in downs])
 
@@ -126,8 +125,9 @@ def route(fleet: Fleet, arrival: np.ndarray, seconds: float) -> np.ndarray:
 
 
 def _in_processes(fleet: Fleet, many: bool, part_of: Callable[[range], tuple[Any, ...]]) -> Observed:
-    """What groups of replicas have seen, added up in their order; `part_of` gives of each a function, which takes the
-    group first, and what else it takes.
+    """Simulates groups of replicas and adds up their results, in order.
+
+    `part_of` returns, for a group, a function and its arguments after the first, which is the group.
     """
     jobs = min(fleet.jobs, fleet.simulated) if many else 1
     groups = np.array_split(np.arange(fleet.simulated), min(fleet.simulated, jobs * TASKS) if jobs > 1 else 1)
@@ -145,7 +145,7 @@ def _in_processes(fleet: Fleet, many: bool, part_of: Callable[[range], tuple[Any
 
 
 def _open_part(numbers: range, fleet: Fleet, parts: list[Requests], seconds: float) -> Observed:
-    """Replicas one after the other, each with its requests."""
+    """Simulates replicas one after the other, each with its requests."""
     total = Observed()
     for number, requests in zip(numbers, parts, strict=True):
         replica = fleet.replica(number, seconds)
@@ -158,19 +158,19 @@ def _open_part(numbers: range, fleet: Fleet, parts: list[Requests], seconds: flo
 
 
 def _rows(requests: Requests) -> Iterator[tuple[float, int, int, int, int]]:
-    """Arrival, prompt, output, prefix and its tokens of each."""
+    """Yields (arrival, prompt, output, prefix, prefix tokens) of each request."""
     columns = (getattr(requests, name).tolist() for name in requests.__dataclass_fields__)
     return zip(*columns, strict=True)
 
 
 def _advance(replica: Replica, until: float) -> None:
-    """To this time; nobody waits for what ends."""
+    """Advances a replica to `until`. Nobody waits for its ended requests."""
     while replica.advance(until):
         replica.ended.clear()
 
 
 def _closed_part(numbers: range, fleet: Fleet, loop: ClosedLoop, seconds: float) -> Observed:
-    """Replicas one after the other, each with its clients."""
+    """Simulates replicas one after the other, each with its clients."""
     total = Observed()
     for number in numbers:
         replica = fleet.replica(number, seconds)
@@ -182,7 +182,7 @@ def _closed_part(numbers: range, fleet: Fleet, loop: ClosedLoop, seconds: float)
 def _closed_replica(
     replica: Replica, loop: ClosedLoop, rng: np.random.Generator, seconds: float, fleet: Fleet, number: int
 ) -> None:
-    """One replica and its clients, of whom the first is `number`."""
+    """Simulates one replica and its clients. The first client is `number`."""
     think = lambda: rng.exponential(loop.think) if loop.think else 0.0
     asking = [(think(), client) for client in range(number, loop.clients, fleet.replicas)]
     heapq.heapify(asking)
@@ -201,9 +201,9 @@ def _closed_replica(
 
 
 def _least(fleet: Fleet, requests: Requests, seconds: float) -> Observed:
-    """All replicas side by side: each request goes to the first one that is up and has the fewest.
+    """Simulates all replicas together. A request goes to the first one that is up and has the fewest requests.
 
-    A replica goes on when it is asked, or when the number of its requests may change.
+    A replica only advances if it gets a request, or if the number of its requests may change.
     """
     replicas = [fleet.replica(number, seconds) for number in range(fleet.replicas)]
     due = [(0.0, number) for number in range(fleet.replicas)]

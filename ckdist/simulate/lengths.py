@@ -1,4 +1,4 @@
-"""How long prompts and outputs are: a distribution, as a user writes it.
+"""Distributions of the lengths of prompts and outputs, as a user writes them.
 
 `512`, `uniform:128:2048` (both ends included), `exponential:300` (its mean) or `lognormal:400:0.8` (its median, and the
 standard deviation of its logarithm).
@@ -15,7 +15,7 @@ MOST_SIGMA = 5.0
 
 @dataclass(frozen=True)
 class Lengths:
-    """Whole numbers of tokens, at least 1."""
+    """A distribution of numbers of tokens: whole numbers, at least 1."""
 
     kind: str
     first: float
@@ -23,7 +23,7 @@ class Lengths:
 
     @property
     def mean(self) -> float:
-        """Of the distribution, before it is rounded."""
+        """The mean of the distribution before rounding."""
         match self.kind:
             case "uniform":
                 return (self.first + self.second) / 2
@@ -32,7 +32,7 @@ class Lengths:
         return self.first
 
     def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """int64 (count,)."""
+        """Draws int64 (count,)."""
         match self.kind:
             case "uniform":
                 found = rng.integers(int(self.first), int(self.second), count, endpoint=True)
@@ -46,7 +46,7 @@ class Lengths:
 
 
 def parse_lengths(text: str) -> Lengths:
-    """The distribution that `text` names. ValueError for what is none."""
+    """Returns the distribution that `text` describes. Raises ValueError if it describes none."""
     name, *parts = text.split(":")
     if not parts:
         name, parts = "fixed", [name]

@@ -1,4 +1,4 @@
-"""What a simulation counts: each request's times, and the gaps between tokens in a histogram."""
+"""Counts of a simulation: the times of each request, and a histogram of gaps between tokens."""
 
 import math
 from dataclasses import dataclass, field
@@ -11,17 +11,17 @@ FINISHED, FAILED, REFUSED = 0, 1, 2  # how a request ended
 
 
 class Gaps:
-    """Counts of gaps between tokens, in bins of half a per cent of their length."""
+    """A histogram of gaps between tokens. Each bin is half a per cent wide."""
 
     def __init__(self) -> None:
         self.counts = np.zeros(BINS, np.int64)
 
     def add(self, seconds: float, count: int = 1) -> None:
-        """So many gaps of so many seconds."""
+        """Adds `count` gaps of `seconds`."""
         self.counts[_bin(seconds)] += count
 
     def add_line(self, first: float, last: float, steps: int, count: int) -> None:
-        """`count` gaps of each of `steps` lengths, evenly from `first` up to `last`."""
+        """Adds `count` gaps of each of `steps` lengths, evenly from `first` to `last`."""
         low, high = _bin(first), _bin(last)
         done, more = 0, (last - first) / max(1, steps - 1)
         for at in range(low, high):
@@ -32,7 +32,7 @@ class Gaps:
         self.counts[high] += (steps - done) * count
 
     def quantile(self, part: float) -> float | None:
-        """Seconds that this part of the gaps does not exceed; None of no gap."""
+        """Returns the quantile `part` in seconds; None without gaps."""
         total = int(self.counts.sum())
         if not total:
             return None
@@ -41,32 +41,27 @@ class Gaps:
 
 
 def _bin(seconds: float) -> int:
-    """Where gaps of so many seconds are counted."""
     return min(BINS - 1, int(math.log(max(seconds, LEAST_SECONDS) / LEAST_SECONDS) / BIN))
 
 
 @dataclass
 class Observed:
-    """Of some replicas: a row for each request that has ended, and sums.
+    """Results of some replicas: a row per ended request, and sums. Seconds are of the simulated clock."""
 
-    `rows`: arrival, first token, end, prompt tokens, output tokens, cached tokens, and how it ended. Seconds are those
-    of the simulated clock; `busy`: of stages at work; `waiting` and `running`: of requests in the queue and beyond it;
-    `up`: of replicas that had not failed.
-    """
-
+    # (arrival, first token, end, prompt tokens, output tokens, cached tokens, how it ended)
     rows: list[tuple[float, float, float, int, int, int, int]] = field(default_factory=list)
     gaps: Gaps = field(default_factory=Gaps)
     steps: int = 0
     preemptions: int = 0
     failures: int = 0
     longest_queue: int = 0
-    busy: float = 0.0
-    waiting: float = 0.0
-    running: float = 0.0
-    end: float = 0.0
+    busy: float = 0.0  # seconds of stages at work
+    waiting: float = 0.0  # seconds of requests in the queue
+    running: float = 0.0  # seconds of requests after the queue
+    end: float = 0.0  # time of the last end of a request
 
     def add(self, other: "Observed") -> None:
-        """What other replicas have seen."""
+        """Adds the results of other replicas."""
         self.rows += other.rows
         self.gaps.counts += other.gaps.counts
         self.longest_queue, self.end = max(self.longest_queue, other.longest_queue), max(self.end, other.end)

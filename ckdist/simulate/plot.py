@@ -1,4 +1,4 @@
-"""A picture of a simulation: how long requests waited, and when."""
+"""Figures of a simulation: the waits of requests over time, and the parts of a training."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,13 +9,13 @@ from ckdist.figure import new_figure, plain_ticks, save_figure
 from ckdist.simulate.observed import FINISHED, Observed
 from ckdist.simulate.report import Objective, Rows
 
-PERIODS = 60  # of the axis of time
+PERIODS = 60  # of the time axis
 
 
 def draw(seen: Observed, objective: Objective, path: str) -> None:
-    """Writes a picture: waits as parts of requests and of tokens, and the first token's over time.
+    """Writes a figure: the distributions of waits for the first token and between tokens, and the first over time.
 
-    The errors of `ckdist.figure`.
+    Raises the errors of `ckdist.figure`.
     """
     figure = new_figure(11, 4)
     parts, times = figure.subplots(1, 2)
@@ -31,7 +31,7 @@ def draw(seen: Observed, objective: Objective, path: str) -> None:
         parts.plot(*zip(*points, strict=True), label="between tokens")
     if objective.first_token is not None:
         times.axhline(objective.first_token, color="black", linestyle=":", label="objective")
-    for axes, across, up in ((parts, "seconds", "part within"), (times, "arrival, s", "time to first token, s")):
+    for axes, across, up in ((parts, "seconds", "fraction within"), (times, "arrival, s", "time to first token, s")):
         axes.set_xlabel(across)
         axes.set_ylabel(up)
         axes.grid(alpha=0.3)
@@ -43,8 +43,9 @@ def draw(seen: Observed, objective: Objective, path: str) -> None:
 
 
 def draw_training(found: Mapping[str, Any], room: float, path: str) -> None:
-    """Writes a picture of `training_report`: a step's seconds, memory of a host with `room` bytes, and what weeks
-    went to. The errors of `ckdist.figure`.
+    """Writes a figure of `training_report`: seconds of a step, memory of a host, and the use of weeks.
+
+    `room`: bytes of a host's memory. Raises the errors of `ckdist.figure`.
     """
     figure = new_figure(12, 4)
     axes = figure.subplots(1, 3)
@@ -61,7 +62,7 @@ def draw_training(found: Mapping[str, Any], room: float, path: str) -> None:
 
 
 def over_time(arrival: np.ndarray, waits: np.ndarray, part: float) -> tuple[list[float], list[float]]:
-    """Of each of PERIODS periods with arrivals: its middle, and what this part of the waits does not exceed."""
+    """Returns the middle of each of PERIODS periods with arrivals, and the quantile `part` of the waits in it."""
     edges = np.linspace(0.0, float(arrival.max()) + 1e-9, PERIODS + 1)
     period = np.searchsorted(edges, arrival, side="right") - 1
     used = [number for number in range(PERIODS) if (period == number).any()]

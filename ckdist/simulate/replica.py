@@ -1,9 +1,9 @@
-"""One replica of a server in simulated time: the scheduler and the pool of blocks that serve, and a clock.
+"""One replica of a server in simulated time: the server's scheduler and block pool, and a clock.
 
-Which tokens a step computes is decided by `ckdist.engine.scheduler` as in a server; only what the step costs is asked
-of a `StepCost`. Between arrivals and ends a stretch of steps that each decode one token of every sequence is taken at
-once (`Replica._decode_on`): the same blocks are found in the same order, and costs are on a line from the first of at
-most MOST_STEPS steps to the last.
+`ckdist.engine.scheduler` decides which tokens a step computes, as in a server. Only the duration of the step comes from
+a `StepCost`. Between arrivals and ends, steps that each decode one token of every sequence are simulated at once
+(`Replica._decode_on`). They allocate the same blocks in the same order. Their durations are interpolated linearly from
+the first of at most MOST_STEPS steps to the last.
 """
 
 import bisect
@@ -25,32 +25,28 @@ from ckdist.program.stage_costs import StageCosts
 from ckdist.simulate.load import NO_PREFIX
 from ckdist.simulate.observed import FAILED, FINISHED, REFUSED, Observed
 
-MOST_STEPS = 512  # that are taken at once
+MOST_STEPS = 512  # steps that are taken at once
 NO_SAMPLING = SamplingParams()
 
 
 @dataclass(frozen=True)
 class ServerShape:
-    """What a replica is started with, as of `ckdist serve`: tokens of a step, sequences at once, positions of one
-    sequence and of the cache, the queue, stages, and seconds in which a row goes from a stage to the next.
+    """Settings of a replica, as of `ckdist serve`."""
 
-    `front_end`: seconds in which a request gets to the scheduler and its first token back to the client.
-    """
-
-    max_tokens: int = 512
-    max_sequences: int = 8
-    context: int = 8192
-    cache_tokens: int = 65536
-    max_waiting: int = 512
+    max_tokens: int = 512  # of a step
+    max_sequences: int = 8  # at once
+    context: int = 8192  # positions of one sequence
+    cache_tokens: int = 65536  # positions in the cache
+    max_waiting: int = 512  # requests in the queue
     prefix_reuse: bool = True
     stages: int = 1
-    stage_hop: float = 0.0
-    front_end: float = 0.0
+    stage_hop: float = 0.0  # seconds of a row from a stage to the next
+    front_end: float = 0.0  # seconds of a request to the scheduler and of its first token back to the client
 
 
 @dataclass(slots=True, eq=False)
 class Journey:
-    """A request on its way; `owner`: of a closed loop, the client that waits for it."""
+    """A request and its times. `owner`: the client that waits for it, in a closed loop."""
 
     arrival: float
     owner: int = -1
@@ -59,63 +55,67 @@ class Journey:
 
 
 class Stretch(NamedTuple):
-    """Steps one after the other from `begin` on: the first takes `first` seconds, each other one `more` than the one
-    before.
-    """
+    """Successive steps from time `begin` on. Step i takes first + more * (i - 1) seconds, i = 1, 2, ..."""
 
     begin: float
     first: float
     more: float
 
     def gap(self, step: int) -> float:
-        """Seconds of a step; the first is 1."""
+        """Returns the seconds of step number `step`; the first is 1."""
         return self.first + self.more * (step - 1)
 
     def end(self, steps: int) -> float:
-        """When so many steps are done."""
+        """Returns the time at which `steps` steps are done."""
         return self.begin + steps * self.first + self.more * (steps * (steps - 1) / 2)
 
     def ended_before(self, until: float, most: int) -> int:
-        """How many of `most` steps are done before `until`."""
+        """Returns how many of `most` steps are done before `until`."""
         if self.end(most) < until:
             return most
         return bisect.bisect_left(range(1, most + 1), until, key=self.end)
 
 
 class Replica:
-    """Takes requests in order of arrival. `clock`: when it decides next what to compute."""
+    """Takes requests in order of arrival. `clock` is the time of its next scheduling.
+
+    Args:
+        shape: Settings of the server.
+        cost: Predicts the seconds of a step.
+        failures: Times of its failures, ascending.
+        restart: Seconds from a failure until it takes requests again.
+    """
 
     def __init__(
         self, shape: ServerShape, cost: StepCost, failures: Sequence[float] = (), restart: float = 0.0
     ) -> None:
-        """failures: when it fails, ascending; `restart` seconds later it takes requests again."""
         self.shape, self.cost, self.seen = shape, cost, Observed()
         self.clock, self.down_until = 0.0, 0.0
-        self.ended: list[Journey] = []  # since the caller emptied it
+        self.ended: list[Journey] = []  # ended requests, since the caller emptied it
         self._failures, self._restart = deque(failures), restart
-        self._count = 0  # of requests, which makes their tokens unlike one another
+        self._count = 0  # of requests, for tokens that differ between requests
         self._begin()
 
     def _begin(self) -> None:
-        """Starts the server, with nothing in its cache."""
+        """Starts the server with an empty cache."""
         shape = self.shape
         self._scheduler = Scheduler(
             BlockPool(shape.cache_tokens // BLOCK_TOKENS), shape.max_tokens, shape.max_sequences, shape.max_tokens,
             shape.max_waiting, shape.prefix_reuse, StageCosts(shape.stages),
         )  # fmt: skip
-        self._under_way: deque[tuple[Step, float]] = deque()  # issued, and when it is done
+        self._under_way: deque[tuple[Step, float]] = deque()  # (issued step, time of its end)
         self._stage_free = [self.clock] * shape.stages
 
     @property
     def outstanding(self) -> int:
-        """Requests that are waiting or running."""
+        """The number of requests that are waiting or running."""
         return len(self._scheduler.waiting) + len(self._scheduler.running)
 
     def add(self, request: Journey, prompt: int, output: int, prefix: int = NO_PREFIX, prefix_tokens: int = 0) -> None:
-        """A request arrives, with so many tokens. `advance` has come to its time at the scheduler before.
+        """Adds a request that arrives. Call `advance` up to its time at the scheduler before.
 
-        It is refused where the server is down, the queue is full, or the prompt and a token are longer than the
-        context; an output ends at the context's.
+        The request is refused if the server is down, if the queue is full, or if its prompt and a token exceed the
+        context. Its output ends at the end of the context.
         """
         self._count += 1
         at = self.time_of(request.arrival)
@@ -132,12 +132,14 @@ class Replica:
         self.clock = max(self.clock, at)
 
     def time_of(self, arrival: float) -> float:
-        """When a request that arrives then is at the scheduler."""
+        """Returns the time at which a request with this arrival reaches the scheduler."""
         return arrival + self.shape.front_end
 
     def _sequence(self, request: Journey, prompt: int, length: int, prefix: tuple[int, int]) -> EngineSequence:
-        """The scheduler's view of a request. A block is known by the one before it, so one token that no other request
-        has makes all from there on its own.
+        """Returns the scheduler's sequence of a request.
+
+        The identity of a block includes the block before it. So one token that no other request has, after the shared
+        prefix, makes all blocks from there on unique.
         """
         number, shared = prefix
         sequence = EngineSequence(request, np.zeros(prompt, np.int32), NO_SAMPLING, 0, length, request.arrival)
@@ -148,9 +150,9 @@ class Replica:
         return sequence
 
     def advance(self, until: float) -> bool:
-        """Takes the next steps if they begin before `until`; False where there are none.
+        """Takes steps that begin before `until`. Returns False if there are no more.
 
-        Stops where requests have ended, which are in `ended`.
+        If requests end, it stops there and returns True. They are in `ended`.
         """
         while self.clock < until and (self._under_way or self._issue()):
             while len(self._under_way) < self.shape.stages and self._issue():
@@ -166,8 +168,9 @@ class Replica:
         return False
 
     def next_change(self, now: float) -> float:
-        """A time up to which `outstanding` stays as it is, and the replica up or down: behind `now`, where no step is
-        quicker than one of a single token.
+        """Returns a time after `now` until which `outstanding` and the replica's state (up or down) do not change.
+
+        It assumes that no step is faster than one of a single token.
         """
         times = [self.down_until] if self.down_until > now else [*self._failures][:1]
         if self.outstanding:
@@ -177,7 +180,7 @@ class Replica:
         return max(min(times, default=math.inf), math.nextafter(now, math.inf))
 
     def _issue(self) -> bool:
-        """Issues a step; False where there is nothing to compute."""
+        """Issues a step. Returns False if there is nothing to compute."""
         preempted = self._scheduler.preemptions
         step = self._scheduler.schedule()
         self.seen.preemptions += self._scheduler.preemptions - preempted
@@ -196,8 +199,10 @@ class Replica:
         return True
 
     def _collect(self) -> bool:
-        """Takes what the oldest step brings; whether the next steps decode a token of all that runs and no more: all of
-        it has a token of this step, and none waits, or this one did no more either and none has ended.
+        """Ends the oldest step. Returns whether the next steps decode exactly one token of each running sequence.
+
+        That is so if all running sequences got a token in this step, and either none waits, or this step also decoded
+        only one token of each and none ended.
         """
         step, done = self._under_way.popleft()
         self._pass(done)
@@ -226,7 +231,7 @@ class Replica:
         return going_on == runs and (not self._scheduler.waiting or decoded == running == runs)
 
     def _pass(self, done: float) -> None:
-        """The clock moves to the end of a step."""
+        """Moves the clock to the end of a step."""
         seconds = max(0.0, done - self.clock)
         waiting = len(self._scheduler.waiting)
         self.seen.waiting += waiting * seconds
@@ -236,8 +241,10 @@ class Replica:
         self.clock = max(self.clock, done)
 
     def _decode_on(self, until: float) -> None:
-        """Takes the steps that come next where each decodes one token of all that runs, up to the first in which one
-        ends, if they begin before `until`. What waits could not be admitted, and cannot be while nothing ends.
+        """Takes the next steps that each decode one token of all running sequences, if they begin before `until`.
+
+        They end with the first step in which a sequence ends. Waiting sequences could not be admitted so far, and
+        cannot be until one ends.
         """
         running = self._scheduler.running
         steps = min(MOST_STEPS, min((len(s.tokens) - s.length for s in running), default=0))
@@ -267,14 +274,13 @@ class Replica:
                 self._finish(sequence, request)
 
     def _finish(self, sequence: EngineSequence, request: Journey) -> None:
-        """A request has all its tokens."""
         self._scheduler.remove(sequence)
         prompt = len(sequence.prompt)
         counts = prompt, sequence.length - prompt, sequence.cached_tokens or 0
         self._end(request, request.last, counts, FINISHED)
 
     def _fail(self) -> None:
-        """All requests and the cache are lost, and the server starts again."""
+        """Loses all requests and the cache, and starts the server again."""
         at = self._failures.popleft()
         for sequence in (*self._scheduler.running, *self._scheduler.waiting):
             request: Journey = sequence.id  # type: ignore[assignment]
@@ -285,14 +291,14 @@ class Replica:
         self._begin()
 
     def _end(self, request: Journey, at: float, counts: tuple[int, int, int], how: int) -> None:
-        """Keeps what became of a request."""
+        """Records the end of a request."""
         self.seen.rows.append((request.arrival, request.first, at, *counts, how))
         self.seen.end = max(self.seen.end, at)
         self.ended.append(request)
 
 
 def totals_of(step: Step) -> StepTotals:
-    """What is in a step, for its price."""
+    """Returns the totals of a step, which determine its cost."""
     prompt = attended = decodes = context = outputs = 0
     for _, first, tokens, _, rows in step.chunks:
         outputs += rows
@@ -304,8 +310,10 @@ def totals_of(step: Step) -> StepTotals:
 
 
 def decode_together(scheduler: Scheduler, steps: int) -> None:
-    """What so many times `schedule` and `commit` do where each decodes one token of all that runs, and none waits for
-    a block. The same blocks are found; which of them a sequence has is of no account.
+    """Has the effect of `steps` times `schedule` and `commit`, each with one token of all running sequences.
+
+    No sequence may wait for a block meanwhile. The same blocks are allocated; the order among sequences does not
+    matter.
     """
     for sequence in scheduler.running:
         sequence.computed += steps

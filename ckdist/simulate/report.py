@@ -1,4 +1,4 @@
-"""What a simulation found, in numbers: waits, speeds, goodput, and how busy the replicas were."""
+"""Results of a simulation in numbers: waits, speeds, goodput, and utilisation of the replicas."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -17,17 +17,15 @@ ENDS = {"finished": FINISHED, "failed": FAILED, "refused": REFUSED}
 
 @dataclass(frozen=True)
 class Objective:
-    """What a request must keep to count: seconds to its first token, and from token to token on its average; None:
-    any.
-    """
+    """Limits for a request to count as goodput. None: no limit."""
 
-    first_token: float | None = None
-    per_token: float | None = None
+    first_token: float | None = None  # seconds to the first token
+    per_token: float | None = None  # seconds per token after the first, on average
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Of requests that have ended: float64 or int64 (requests,) each, as in `Observed.rows`."""
+    """Columns of ended requests, float64 or int64 (requests,) each (see `Observed.rows`)."""
 
     arrival: np.ndarray
     first: np.ndarray
@@ -39,12 +37,12 @@ class Rows:
 
     @classmethod
     def of(cls, seen: Observed) -> "Rows":
-        """The rows that were seen."""
+        """Returns the rows of `seen` as columns."""
         table = np.array(seen.rows, np.float64).reshape(-1, 7)
         return cls(*table[:, :3].T, *table[:, 3:].T.astype(np.int64))
 
     def kept(self, objective: Objective) -> np.ndarray:
-        """Which finished and kept the objective: bool (requests,)."""
+        """Returns whether each request has finished within the objective: bool (requests,)."""
         kept = self.how == FINISHED
         if objective.first_token is not None:
             kept &= self.first - self.arrival <= objective.first_token
@@ -54,7 +52,7 @@ class Rows:
 
 
 def report(seen: Observed, fleet: Fleet, seconds: float, objective: Objective) -> dict[str, Any]:
-    """The numbers of a simulation of so many seconds of arrivals, of all replicas; waits are in seconds.
+    """Returns the results for all replicas. Requests arrived for `seconds`. Waits are in seconds.
 
     Rates are over the time in which requests arrived or were answered, whichever is longer.
     """
@@ -92,7 +90,7 @@ def report(seen: Observed, fleet: Fleet, seconds: float, objective: Objective) -
 
 
 def quantiles(values: np.ndarray) -> dict[str, float | None]:
-    """PARTS of some values, with None for each where there is no value; and their mean."""
+    """Returns PARTS and the mean of some values; None for each if there is no value."""
     if not len(values):
         return {**{name(part): None for part in PARTS}, "mean": None}
     found = np.quantile(values, PARTS)
@@ -100,20 +98,20 @@ def quantiles(values: np.ndarray) -> dict[str, float | None]:
 
 
 def name(part: float) -> str:
-    """0.95 as p95."""
+    """Returns the name of a quantile: p95 for 0.95."""
     return f"p{100 * part:.0f}"
 
 
 def _scaled(count: int, scale: float) -> int:
-    """Of all replicas, of a count of those that were simulated."""
+    """Scales a count of the simulated replicas to all replicas."""
     return round(count * scale)
 
 
 def lines(found: Mapping[str, Any], objective: Objective) -> list[str]:
-    """The report for a person."""
+    """Formats the report as text."""
     first, gap, whole = found["first_token"], found["between_tokens"], found["request"]
     part = found["replicas_simulated"]
-    some = f", {part} of them simulated, the others alike" if part < found["replicas"] else ""
+    some = f", {part} of them simulated, the others identical" if part < found["replicas"] else ""
     count = found["replicas"]
     goal = [
         text.format(limit)
@@ -150,7 +148,7 @@ def lines(found: Mapping[str, Any], objective: Objective) -> list[str]:
 
 
 def in_columns(rows: Sequence[tuple[str, str]]) -> list[str]:
-    """What each row is, and its text, in lines of at most COLUMNS characters."""
+    """Formats rows of (title, text) in lines of at most COLUMNS characters."""
     indent = " " * (2 + max(len(what) for what, _ in rows))
     found: list[str] = []
     for what, text in rows:
@@ -159,19 +157,16 @@ def in_columns(rows: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def _counts(found: Mapping[str, Any]) -> str:
-    """How requests ended."""
     ends = [f"{found[how]} {how}" for how in ENDS if found[how] or how == "finished"]
     return f"{found['requests']}: {', '.join(ends)}"
 
 
 def _times(found: Mapping[str, float | None]) -> str:
-    """Quantiles in a line."""
     shown = [f"{key} {_seconds(value)}" for key, value in found.items() if value is not None and key != "mean"]
     return ", ".join(shown) or "none"
 
 
 def _seconds(value: float) -> str:
-    """A time in the unit that suits it."""
     return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.4g} s"
 
 

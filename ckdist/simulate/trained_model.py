@@ -1,4 +1,4 @@
-"""The numbers of a model that a simulated training needs, from its traced program."""
+"""The numbers of a model that a simulated training needs, from the model's traced program."""
 
 import math
 
@@ -13,7 +13,7 @@ from ckdist.simulate.training import TrainedModel
 
 
 def trained_model(spec: ModelSpec) -> TrainedModel:
-    """Of a model, counted over the products of its program."""
+    """Returns a model's numbers, counted over the matrix products of its program."""
     program, active = trace(main_forward(spec), spec, SINGLE, Mesh()), 0.0
     for instr in program.instrs:
         for weight in instr.weights if instr.op in PRODUCTS else ():
@@ -30,12 +30,11 @@ def trained_model(spec: ModelSpec) -> TrainedModel:
 
 
 def _elements(weight: Weight) -> float:
-    """Of a weight."""
     return float(math.prod(dim.elements or 1 for dim in weight.dims))
 
 
 def _attended(mixer: object) -> int:
-    """Elements of a token's queries and of what attention brings, over all heads; 0 of linear attention."""
+    """Elements of a token's queries and of its attention outputs, over all heads; 0 for linear attention."""
     if isinstance(mixer, Attention):
         return mixer.num_heads * (mixer.head_dim + (mixer.value_dim or mixer.head_dim))
     return mixer.num_heads * (mixer.head_dim + mixer.v_dim) if isinstance(mixer, LatentAttention) else 0

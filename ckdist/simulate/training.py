@@ -1,8 +1,8 @@
 """A training in simulated time: one step over dp x tp x pp hosts, and weeks of steps, failures and checkpoints.
 
-A step's passes go in the order of `ckdist.train.one_f_one_b`, each when its stage is free and its rows have come. What
-a pass takes is counted from the model's shape: operations over the hosts' rate, and exchanges over their links, none of
-which hides behind another. Experts are on every replica, as in `ckdist train`.
+The passes of a step have the order of `ckdist.train.one_f_one_b`. A pass starts when its stage is free and its rows
+have arrived. Its duration follows from the model's shape: operations over the hosts' rate, plus exchanges over their
+links. Exchanges overlap with nothing. Experts are on every replica, as in `ckdist train`.
 """
 
 import math
@@ -15,11 +15,11 @@ from ckdist.comm.transports.link import Link
 from ckdist.errors import ConfigError
 from ckdist.train.one_f_one_b import Pass, most_waiting, passes
 
-FLOAT = 4  # bytes of a weight, a gradient and a row's element that is exchanged
-STATE = 8  # bytes of the optimizer's two moments of a weight
-PRODUCT = 2  # bytes of a weight as products read it
-# Bytes that a layer keeps of a token for its backward pass, over the hidden size: Korthikanti et al. 2022
-# (arXiv:2205.05198), equation 2, without the square of attention, in float32.
+FLOAT = 4  # bytes of a weight, a gradient, or an exchanged element of a row
+STATE = 8  # bytes of the optimizer's two moments per weight
+PRODUCT = 2  # bytes of a weight in the format that products read
+# Bytes per token and element of the hidden size that a layer keeps for its backward pass: Korthikanti et al. 2022
+# (arXiv:2205.05198), equation 2, without the quadratic term of attention, in float32.
 ACTIVATION = 68
 BACKWARD = 2.0  # times the operations of a forward pass
 SUMS_EACH_WAY = 2  # all_reduces of a layer in a pass, tensor-parallel (Shoeybi et al. 2019, arXiv:1909.08053)
@@ -27,61 +27,57 @@ SUMS_EACH_WAY = 2  # all_reduces of a layer in a pass, tensor-parallel (Shoeybi 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model in numbers: parameters in all, those that a token is multiplied with; layers, hidden size, elements of
-    all heads' queries and values (added up over layers).
-    """
+    """A model in numbers."""
 
-    parameters: float
-    active: float
+    parameters: float  # in all
+    active: float  # parameters that a token is multiplied with
     layers: int
     hidden: int
-    attended: float = 0.0
+    attended: float = 0.0  # elements of all heads' queries and values, over all layers
 
 
 @dataclass(frozen=True)
 class TrainingHost:
-    """A host in numbers: operations per second that products reach, bytes of memory and bytes per second of it, bytes
-    per second that it writes to where checkpoints lie, and its link to others.
-    """
+    """A host in numbers."""
 
-    operations: float
-    memory: float
-    bandwidth: float
-    link: Link
-    disk: float = 1e9
+    operations: float  # per second, as products reach them
+    memory: float  # bytes
+    bandwidth: float  # bytes per second of memory
+    link: Link  # to other hosts
+    disk: float = 1e9  # bytes per second to the storage of checkpoints
 
 
 @dataclass(frozen=True)
 class TrainingMesh:
-    """Hosts along each axis."""
+    """The number of hosts along each axis."""
 
     dp: int = 1
     tp: int = 1
     pp: int = 1
 
     def check(self, model: TrainedModel) -> None:
-        """ConfigError where the model cannot be divided so."""
+        """Raises ConfigError if the model cannot be divided over the mesh."""
         if self.pp > model.layers:
             raise ConfigError(f"-pp {self.pp} is more than the {model.layers} layers of the model")
 
     @property
     def hosts(self) -> int:
-        """In all."""
+        """The number of all hosts."""
         return self.dp * self.tp * self.pp
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Of each replica and step: `count` batches of `tokens` tokens, in sequences of `sequence`."""
+    """The batches of each replica in a step."""
 
-    count: int
-    tokens: int
-    sequence: int
+    count: int  # batches
+    tokens: int  # tokens of a batch
+    sequence: int  # tokens of a sequence
 
 
 @dataclass(frozen=True)
 class TrainingCost:
-    """What one training takes on its hosts, by parts that add up."""
+    """The cost of a training on its hosts, in parts that add up."""
 
     model: TrainedModel
     host: TrainingHost
@@ -93,11 +89,11 @@ class TrainingCost:
 
     @property
     def weights(self) -> float:
-        """Weights of one host."""
+        """The number of weights on one host."""
         return self.model.parameters / (self.mesh.tp * self.mesh.pp)
 
     def memory(self) -> dict[str, float]:
-        """Bytes of the host that holds the most, which is of the first stage."""
+        """Returns the bytes on the host that holds the most. It belongs to the first stage."""
         mesh, model = self.mesh, self.model
         waiting = sum(most_waiting(passes(0, mesh.pp, 1, self.batches.count), 1))
         rows = self.batches.tokens * model.hidden * model.layers / mesh.pp
@@ -110,73 +106,76 @@ class TrainingCost:
         }
 
     def _state_weights(self) -> float:
-        """Weights whose optimizer state a host has, and writes to a checkpoint: replicas share it."""
+        """Weights whose optimizer state a host holds and writes to a checkpoint. The state is sharded over replicas."""
         return self.model.parameters / self.mesh.hosts
 
     def compute(self) -> float:
-        """Seconds of the operations of a stage's forward pass."""
+        """Returns the seconds of the operations of a stage's forward pass."""
         model, tokens = self.model, self.batches.tokens
-        # of a token two for each weight, and two for each element of the half of its sequence that it attends to
+        # Per token: two for each weight, and two for each element of the half of its sequence that it attends to.
         operations = 2.0 * tokens * (model.active + model.attended * self.batches.sequence / 2)
         return operations / (self.mesh.tp * self.mesh.pp * self.host.operations)
 
     def sums(self) -> float:
-        """Seconds of the tensor-parallel sums of a stage's forward pass."""
+        """Returns the seconds of the tensor-parallel sums of a stage's forward pass."""
         size = FLOAT * self.batches.tokens * self.model.hidden
         return SUMS_EACH_WAY * self.model.layers / self.mesh.pp * ring(self.host.link, self.mesh.tp, size)
 
     def hop(self) -> float:
-        """Seconds of a batch's rows from a stage to the next."""
+        """Returns the seconds of a batch's rows from a stage to the next."""
         return self.host.link.message(FLOAT * self.batches.tokens * self.model.hidden / self.mesh.tp)
 
     def gradients(self) -> float:
-        """Seconds in which replicas add up their gradients, and share the updated weights."""
+        """Returns the seconds in which replicas add up their gradients and exchange the updated weights."""
         return ring(self.host.link, self.mesh.dp, FLOAT * self.weights)
 
     def update(self) -> float:
-        """Seconds of the optimizer, which reads and writes its weights, gradients and state once."""
+        """Returns the seconds of the optimizer. It reads and writes weights, gradients and state once."""
         return 2 * (2 * FLOAT + STATE) * self._state_weights() / self.host.bandwidth
 
     def forward(self) -> float:
-        """Seconds of a stage's forward pass."""
+        """Returns the seconds of a stage's forward pass."""
         return self.compute() + self.sums()
 
     def backward(self) -> float:
-        """Seconds of its backward pass."""
+        """Returns the seconds of a stage's backward pass."""
         return BACKWARD * self.compute() + self.sums()
 
     def checkpoint(self) -> float:
-        """Seconds in which all hosts write weights and state, each its part."""
+        """Returns the seconds of a checkpoint. Every host writes its part of weights and state."""
         return (FLOAT + STATE) * self._state_weights() / self.host.disk
 
     @property
     def tokens(self) -> int:
-        """Of a step, of all replicas."""
+        """Tokens of a step, over all replicas."""
         return self.mesh.dp * self.batches.count * self.batches.tokens
 
 
 def ring(link: Link, ranks: int, size: float) -> float:
-    """Seconds of an all_reduce of so many bytes: 2 (n - 1) messages of an n-th each (Patarasuk and Yuan 2009)."""
+    """Seconds of an all_reduce: 2 * (ranks - 1) messages of size / ranks bytes (Patarasuk and Yuan 2009)."""
     return 2 * (ranks - 1) * link.message(size / ranks) if ranks > 1 else 0.0
 
 
 @dataclass(frozen=True)
 class PipelineTimes:
-    """Seconds of a step's passes from the first to the last, and those in which a stage computes, on the average."""
+    """The times of a step's passes."""
 
-    seconds: float
-    busy: float
+    seconds: float  # from the first pass to the last
+    busy: float  # seconds in which a stage computes, on average
 
     @property
     def bubble(self) -> float:
-        """Waiting over computing."""
+        """Waiting time over computing time: seconds / busy - 1."""
         return self.seconds / self.busy - 1
 
 
 def pipeline(
     stages: int, batches: int, forward: float, backward: float, hop: float, spread: float, rng: np.random.Generator
 ) -> PipelineTimes:
-    """The passes of one replica's step. `spread`: the standard deviation of the logarithm of a pass's seconds."""
+    """Simulates the passes of one replica's step.
+
+    `spread` is the standard deviation of the logarithm of a pass's seconds.
+    """
     orders = [passes(stage, stages, 1, batches) for stage in range(stages)]
     draw = lambda: math.exp(spread * rng.standard_normal()) if spread else 1.0
     done: dict[tuple[int, bool, int], float] = {}
@@ -201,7 +200,7 @@ def pipeline(
 def _rows_come(
     each: Pass, stage: int, stages: int, done: dict[tuple[int, bool, int], float], hop: float
 ) -> float | None:
-    """When a pass has what it reads; None: not yet known."""
+    """The time at which a pass's input arrives; None: not yet known."""
     if each.backward and stage < stages - 1:
         source = stage + 1, True, each.batch
     elif stage:
@@ -213,41 +212,39 @@ def _rows_come(
 
 @dataclass(frozen=True)
 class Reliability:
-    """`mtbf`: mean seconds between failures of the whole job (inf: none); `restart`: seconds until it goes on;
-    `interval`: seconds of work between two checkpoints, each of which takes `checkpoint` seconds.
-    """
+    """Failures and checkpoints of a job."""
 
-    mtbf: float
-    restart: float
-    checkpoint: float
-    interval: float
+    mtbf: float  # mean seconds between failures of the whole job; inf: none
+    restart: float  # seconds from a failure until the job goes on
+    checkpoint: float  # seconds of one checkpoint
+    interval: float  # seconds of work between two checkpoints
 
 
 def best_interval(mtbf: float, checkpoint: float) -> float:
-    """Seconds of work between checkpoints: sqrt(2 C M), Young 1974; half of the MTBF at most."""
+    """Returns seconds of work between checkpoints: min(sqrt(2 * checkpoint * mtbf), mtbf / 2) (Young 1974)."""
     return min(math.sqrt(2 * checkpoint * mtbf), mtbf / 2) if math.isfinite(mtbf) else math.inf
 
 
 @dataclass(frozen=True)
 class Weeks:
-    """Of a long training: seconds in all and by what they went to, checkpoints, and failures."""
+    """The use of time in a long training, in seconds."""
 
-    seconds: float
-    useful: float
-    lost: float
-    writing: float
-    down: float
+    seconds: float  # in all
+    useful: float  # steps that count
+    lost: float  # work since the last checkpoint before a failure
+    writing: float  # checkpoints
+    down: float  # restarts
     checkpoints: int
     failures: int
 
     @property
     def goodput(self) -> float:
-        """The part of the time in which steps were made that count."""
+        """Useful time over all time: useful / seconds."""
         return self.useful / self.seconds if self.seconds else 0.0
 
 
 def weeks(reliability: Reliability, seconds: float, rng: np.random.Generator) -> Weeks:
-    """So many seconds of work, checkpoints, failures at random, and restarts from the last checkpoint."""
+    """Simulates `seconds` of work, checkpoints, random failures, and restarts from the last checkpoint."""
     now = useful = lost = writing = down = 0.0
     checkpoints = failures = 0
     failure = rng.exponential(reliability.mtbf) if math.isfinite(reliability.mtbf) else math.inf
@@ -269,7 +266,7 @@ def weeks(reliability: Reliability, seconds: float, rng: np.random.Generator) ->
 
 
 def step_seconds(cost: TrainingCost, times: Sequence[PipelineTimes]) -> float:
-    """Of a step: the slowest replica's passes, the gradients' sum and the update."""
+    """Returns the seconds of a step: passes of the slowest replica, sum of gradients, and update."""
     return max(one.seconds for one in times) + cost.gradients() + cost.update()
 
 

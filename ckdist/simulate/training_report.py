@@ -1,4 +1,4 @@
-"""What a simulated training found, in numbers: a step's seconds by what takes them, memory, and weeks of it."""
+"""Results of a simulated training in numbers: the parts of a step's time, memory, and the use of weeks."""
 
 import math
 from collections.abc import Mapping
@@ -26,9 +26,10 @@ MOST_PASSES = 4_000_000
 def training_report(
     cost: TrainingCost, spread: float, host_mtbf: float, restart: float, interval: float | None, days: float, seed: int
 ) -> dict[str, Any]:
-    """Of a training of so many days; `host_mtbf` in seconds (inf: none fails), `interval` None: the best.
+    """Simulates a training of `days` and returns its results.
 
-    ConfigError where the job would fail at every moment, or has more passes than can be simulated.
+    `host_mtbf` is in seconds (inf: no host fails). `interval` is the work between checkpoints in seconds; None: the
+    best. Raises ConfigError if the job would fail all the time, or has more passes than can be simulated.
     """
     step, times = _step(cost, spread, seed)
     mtbf = host_mtbf / cost.mesh.hosts
@@ -66,7 +67,7 @@ def training_report(
 
 
 def _step(cost: TrainingCost, spread: float, seed: int) -> tuple[float, list[PipelineTimes]]:
-    """Seconds of a step and of its replicas' passes; replicas that nothing makes unlike are one."""
+    """Returns the seconds of a step and the times of its replicas. Without `spread` one replica stands for all."""
     mesh, batches = cost.mesh, cost.batches.count
     replicas = mesh.dp if spread else 1
     if replicas * mesh.pp * batches > MOST_PASSES:
@@ -83,7 +84,7 @@ def _step(cost: TrainingCost, spread: float, seed: int) -> tuple[float, list[Pip
 
 
 def _parts(cost: TrainingCost, times: list[PipelineTimes]) -> dict[str, float]:
-    """Seconds of a step by what takes them: of the slowest replica, what it waits for included."""
+    """Returns the parts of a step's seconds, for the slowest replica."""
     slowest, count = max(times, key=lambda one: one.seconds), cost.batches.count
     parts = {
         "tensor-parallel sums": 2 * count * cost.sums(),
@@ -95,7 +96,7 @@ def _parts(cost: TrainingCost, times: list[PipelineTimes]) -> dict[str, float]:
 
 
 def training_lines(found: Mapping[str, Any], cost: TrainingCost) -> list[str]:
-    """The report for a person."""
+    """Formats the report as text."""
     mesh, step = cost.mesh, found["step_seconds"]
     parts = ", ".join(f"{n} {v / step:.0%}" for n, v in found["step_parts"].items() if v > 0.005 * step)
     memory = ", ".join(f"{name} {gigabytes(size)}" for name, size in found["memory"].items())
@@ -105,7 +106,7 @@ def training_lines(found: Mapping[str, Any], cost: TrainingCost) -> list[str]:
         ("step", f"{step:.4g} s for {found['tokens_of_step']} tokens, {found['tokens_per_second']:.5g} tokens/s"),
         ("", parts),
         ("bubble", f"{found['bubble']:.1%} of the computing"),
-        ("operations", f"{found['operations_part']:.1%} of what the hosts' products reach"),
+        ("operations", f"{found['operations_part']:.1%} of the rate that the hosts' products reach"),
         ("memory of a host", room if found["fits"] else f"{room}: does not fit"),
         ("", memory),
         ("checkpoint", f"{found['checkpoint_seconds']:.4g} s"),

@@ -204,7 +204,7 @@ def test_files_and_settings_go_with_a_message(page, engine, tmp_path):
     text.write_text("three ``` ticks\n")
     picture.write_bytes(b"\x89PNG\0\xff")
     page.set_input_files("#chooser", [text, picture])
-    page.wait_for_selector("text=picture.png is no text in UTF-8.")
+    page.wait_for_selector("text=picture.png is not UTF-8 text.")
     page.click("#open-settings")
     page.fill("[name=temperature]", "0.25")
     page.fill("[name=max_tokens]", "20")
@@ -215,7 +215,7 @@ def test_files_and_settings_go_with_a_message(page, engine, tmp_path):
     prompt = bytes(page_bytes(asked["prompt"])).decode()
     assert prompt == "notes.txt:\n````\nthree ``` ticks\n\n````\n\nread it"
     assert (asked["sampling"]["temperature"], asked["sampling"]["max_tokens"]) == (0.25, 20)
-    assert "notes.txt" in page.inner_text(".mine .chip") and "Ended at the most tokens" in page.inner_text(".theirs")
+    assert "notes.txt" in page.inner_text(".mine .chip") and "Ended at the maximum" in page.inner_text(".theirs")
 
 
 def page_bytes(tokens):

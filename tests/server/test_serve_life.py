@@ -512,7 +512,7 @@ def test_an_http_process_that_cannot_be_started_again_ends_the_job(monkeypatch, 
         monkeypatch.setattr(sys, "executable", shutil.which("false"))
         os.kill(http.pid, signal.SIGKILL)
         wait_for(lambda: http.poll() == -signal.SIGKILL)
-    assert "cannot be started again: the HTTP process ended at its start: Broken pipe" in caplog.text
+    assert "cannot be restarted: the HTTP process ended at its start: Broken pipe" in caplog.text
     assert "was ended by signal 9" in str(http.failure())
 
 

@@ -1,4 +1,4 @@
-// The page: brings the conversations, the server and what is seen of both together.
+// The page: connects the conversations, the server and the views of both.
 
 import { ChatView } from "./chat_view.js";
 import { Composer } from "./composer.js";
@@ -21,8 +21,8 @@ class App {
     this.server = new Server();
     this.settings = new Settings();
     this.conversations = [];
-    this.current = null; // null: one that has no message yet
-    this.generations = new Map(); // under way, by conversation's id
+    this.current = null; // null: a conversation without messages yet
+    this.generations = new Map(); // answers under way, by the conversation's id
     this.view = new ChatView({
       edit: (message, text) => this.ask(message.parent, { text, files: message.files }),
       again: (message) => this.answer(message.parent),
@@ -107,7 +107,7 @@ class App {
     this.generations.get(this.current?.id)?.stop();
   }
 
-  // What the user said goes behind the message `parent`, and is answered.
+  // Adds the user's message after `parent`, and requests the answer.
   ask(parent, { text, files }) {
     if (this.generations.has(this.current?.id)) return;
     if (!this.current) {

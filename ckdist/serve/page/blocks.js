@@ -1,8 +1,8 @@
 // Markdown's blocks as plain data: {kind, source, ...}. Time is linear in the text, and nesting is bounded, whatever a
 // model writes.
 
-const DEPTH = 8; // of quotes and lists inside one another; deeper ones are read as paragraphs
-const TABLE_CELLS = 4000; // of a table that is drawn as one
+const DEPTH = 8; // of nested quotes and lists; deeper ones are read as paragraphs
+const TABLE_CELLS = 4000; // maximum of a table; a larger one is drawn as code
 const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?:[ \t]+(.*))?$/;
 const RULE = /^ {0,3}(?:\*[ \t]*){3,}$|^ {0,3}(?:-[ \t]*){3,}$|^ {0,3}(?:_[ \t]*){3,}$/;
@@ -78,7 +78,7 @@ function quote(lines, at, depth) {
   return [{ kind: "quote", blocks: parse(inner, depth + 1) }, end];
 }
 
-// Does another block than a paragraph begin here?
+// Whether a block other than a paragraph begins here.
 function begins(lines, at) {
   const line = lines[at];
   return FENCE.test(line) || HEADING.test(line) || RULE.test(line) || QUOTE.test(line) || ITEM.test(line);
@@ -122,7 +122,7 @@ function list(lines, at, depth) {
   return [{ kind: "list", first, loose, items: items.map((item) => task(item, depth)) }, end];
 }
 
-// One item of a list, with `checked` where it is a task.
+// One item of a list, with `checked` if it is a task.
 function task(lines, depth) {
   const match = /^\[([ xX])\][ \t]+(.*)$/.exec(lines[0]);
   if (!match) return { checked: null, blocks: parse(lines, depth + 1) };

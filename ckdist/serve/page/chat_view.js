@@ -5,7 +5,7 @@ import { byId, copyFrom, element, icon, iconButton } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
 
 const NEAR_END = 80; // pixels from the end within which the view follows a growing answer
-const REST = 5; // times that drawing took, until it is drawn again
+const REST = 5; // pause until the next drawing, as a multiple of the last one's time
 
 export class ChatView {
   // `actions`: edit(message, text), again(message), show(message).
@@ -13,7 +13,7 @@ export class ChatView {
     this.actions = actions;
     this.list = byId("messages");
     this.scroller = byId("scroller");
-    this.growing = new Map(); // of messages on the screen: id -> what draws it
+    this.growing = new Map(); // messages on the screen: id -> function that draws it
     this.waiting = null;
     this.follows = true;
     const end = byId("to-end");
@@ -41,7 +41,7 @@ export class ChatView {
     this.scroller.scrollTop = this.scroller.scrollHeight;
   }
 
-  // Draws a message that has grown, at the next frame or when drawing has rested.
+  // Draws a message that has grown, at the next frame or after the pause.
   update(message) {
     if (!this.growing.has(message.id) || this.waiting) return;
     const draw = () => {
@@ -55,7 +55,7 @@ export class ChatView {
     this.waiting = rest > 16 ? setTimeout(draw, rest) : requestAnimationFrame(draw);
   }
 
-  // Draws a message anew that has ended.
+  // Draws a message again when it is complete.
   finish(message) {
     const old = this.list.querySelector(`[data-id="${message.id}"]`);
     if (!old) return;
@@ -105,7 +105,7 @@ export class ChatView {
     return [reasoning, body, dots, problemOf(message), grows ? null : this.bar(message, again, figuresOf(message))];
   }
 
-  // What can be done with a message, and its other versions.
+  // The buttons of a message, and of its other versions.
   bar(message, ...more) {
     const copy = iconButton("copy", "Copy", () => copyFrom(copy, message.text));
     const all = versions(this.conversation, message), at = all.indexOf(message);
@@ -120,7 +120,7 @@ export class ChatView {
     return element("div", { class: "bar" }, copy, ...more, pager);
   }
 
-  // Puts a field in the place of a message of the user's.
+  // Replaces a message of the user by a field.
   edit(message) {
     const item = this.list.querySelector(`[data-id="${message.id}"]`);
     const field = element("textarea", { "aria-label": "Edit your message", dir: "auto", value: message.text,
@@ -170,7 +170,7 @@ function thoughtTitle({ thoughtSeconds, state }) {
 function problemOf({ state, error, finish }) {
   if (state === "failed") return element("p", { class: "problem" }, error);
   if (state === "stopped") return element("p", { class: "note" }, "Stopped");
-  if (finish === "length") return element("p", { class: "note" }, "Ended at the most tokens it may have");
+  if (finish === "length") return element("p", { class: "note" }, "Ended at the maximum number of tokens");
   return null;
 }
 

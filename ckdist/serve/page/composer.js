@@ -1,4 +1,4 @@
-// Where the user writes: a text, files of text, and the button that sends or stops.
+// The user's input: a text, text files, and the button that sends or stops.
 
 import { isSend, sizeOf } from "./chat_view.js";
 import { byId, element, icon, iconButton, say } from "./dom.js";
@@ -59,7 +59,7 @@ export class Composer {
     button.classList.toggle("stop", busy);
   }
 
-  // On a screen that is touched this would open the keyboard over the conversation.
+  // On a touch screen this would open the keyboard over the conversation.
   focus() {
     if (matchMedia("(hover: hover)").matches) this.field.focus();
   }
@@ -72,7 +72,7 @@ export class Composer {
   async attach(files) {
     this.complain("");
     for (const file of files) {
-      if (this.files.length >= MOST_FILES) return this.complain(`At most ${MOST_FILES} files go with a message.`);
+      if (this.files.length >= MOST_FILES) return this.complain(`A message may have at most ${MOST_FILES} files.`);
       if (file.size > MOST_BYTES) {
         this.complain(`${file.name} has ${(file.size / 1e6).toFixed(1)} MB; files may have 1 MB.`);
         continue;
@@ -83,7 +83,7 @@ export class Composer {
         this.files.push({ name: file.name, text });
         say(`${file.name} is attached`);
       } catch {
-        this.complain(`${file.name} is no text in UTF-8.`);
+        this.complain(`${file.name} is not UTF-8 text.`);
       }
     }
     this.drawFiles();

@@ -14,7 +14,7 @@ function randomId() {
   return Array.from(crypto.getRandomValues(new Uint8Array(12)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-// Adds a message behind `parent`, which becomes the last one shown.
+// Adds a message after `parent`. It becomes the last one shown.
 export function append(conversation, parent, message) {
   const id = randomId();
   conversation.messages[id] = { id, parent, at: Date.now(), ...message };
@@ -36,13 +36,13 @@ export function branch(conversation) {
   return found.reverse();
 }
 
-// The messages that stand at the same place, oldest first.
+// The versions of a message, oldest first.
 export function versions(conversation, message) {
   return Object.values(conversation.messages).filter((other) => other.parent === message.parent)
     .sort((a, b) => a.at - b.at);
 }
 
-// Shows another version of a message, and what followed it last.
+// Shows another version of a message, with the messages that followed it last.
 export function show(conversation, message) {
   let last = message;
   while (true) {
@@ -53,7 +53,7 @@ export function show(conversation, message) {
   conversation.leaf = last.id;
 }
 
-// The messages that the server is sent: texts with their files, and what the user set as instructions.
+// The messages for the server: texts with their files, and the user's instructions.
 export function messagesFor(conversation, until, instructions) {
   const all = branch(conversation);
   const before = all.slice(0, all.findIndex((message) => message.id === until));

@@ -24,12 +24,12 @@ function fill(node, attributes, children) {
   return node;
 }
 
-// The element with this id, which the page has.
+// The element with this id, which must exist.
 export function byId(id) {
   return document.getElementById(id);
 }
 
-// A picture of the page's own sprite, which says nothing to a screen reader.
+// One of the page's icons, hidden from screen readers.
 const PATHS = {
   copy: "M6 6V3h7v7h-3M3 6h7v7H3z",
   edit: "M3 13l.7-3L10.5 3.2l2.3 2.3L6 12.3zM9.3 4.5l2.2 2.2",
@@ -45,18 +45,18 @@ export function icon(name) {
   return drawing("svg", { viewBox: "0 0 16 16", class: "icon", "aria-hidden": "true", focusable: "false" }, path);
 }
 
-// A button that shows a picture and is called `label`.
+// A button with an icon and the name `label`.
 export function iconButton(name, label, click) {
   return element("button", { type: "button", class: "quiet", "aria-label": label, title: label, on: { click } },
     icon(name));
 }
 
-// Shows `text` to everybody, and lets screen readers say it once.
+// Makes screen readers say `text` once.
 export function say(text) {
   byId("announcer").textContent = text;
 }
 
-// Copies `text`, and says on `button` for a moment that it has.
+// Copies `text`, and confirms that on `button` for a moment.
 export async function copyFrom(button, text) {
   try {
     await navigator.clipboard.writeText(text);

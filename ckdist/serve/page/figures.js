@@ -1,4 +1,4 @@
-// Numbers as people read them, and what a machine did between two of its events.
+// Numbers as text, and the work of a machine between two of its events.
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const fine = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
@@ -7,7 +7,7 @@ export function count(number) {
   return whole.format(number);
 }
 
-// Three figures or so.
+// About three digits.
 export function rate(number) {
   if (number === 0) return "0";
   return number < 100 ? fine.format(number) : whole.format(number);
@@ -27,8 +27,8 @@ export function milliseconds(seconds) {
   return ms < 9.995 ? ms.toFixed(2) : ms < 99.95 ? ms.toFixed(1) : ms.toFixed(0);
 }
 
-// Tokens of a second, between two events: of prompts, by the time of the steps that had them (0: there was none, or
-// the ranks have not told yet), and generated ones, by the clock.
+// Tokens per second between two events. Prompt tokens count over the time of their steps (0: there was none, or ranks
+// have not reported yet), generated ones over the clock.
 export function speeds(before, now) {
   const since = (read) => read(now) - read(before);
   const prompts = since(({ stats }) => stats.prefill_by_token_tokens_total + stats.prefill_by_tensor_tokens_total);
@@ -38,7 +38,7 @@ export function speeds(before, now) {
   return { prefill: per(prompts, busy), decode: per(made, seconds) };
 }
 
-// What one rank did between two events; null where it did no step. Seconds are of a step.
+// One rank's work between two events, in seconds per step; null if it did no step.
 export function stepsOf(before, now) {
   const since = (name) => now[name] - before[name];
   const steps = since("steps_total");
@@ -52,9 +52,9 @@ export function stepsOf(before, now) {
   };
 }
 
-const CLEARLY = 1.03; // times the quickest, from which on a rank is called the slowest
+const CLEARLY = 1.03; // a rank counts as the slowest from this multiple of the quickest rank's time
 
-// The number of the rank that the others wait for; -1 where none stands out.
+// The number of the rank that the others wait for; -1 if there is no clear one.
 export function slowestOf(steps) {
   if (steps.length < 2 || steps.some((step) => step === null)) return -1;
   const own = steps.map(({ seconds, exchange }) => seconds - exchange);
@@ -62,7 +62,7 @@ export function slowestOf(steps) {
   return most > CLEARLY * Math.min(...own) ? own.indexOf(most) : -1;
 }
 
-// Of each layer with experts: how many times the mean its busiest expert has had, and which that is.
+// The busiest expert of each layer with experts, and its load as a multiple of the mean.
 export function expertLoads(stats) {
   const names = Object.keys(stats).filter((name) => name.startsWith("expert_imbalance.layer."));
   const layers = names.map((name) => Number(name.slice(name.lastIndexOf(".") + 1))).sort((a, b) => a - b);

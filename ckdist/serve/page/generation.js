@@ -1,4 +1,4 @@
-// One answer under way: asked of the server, added to its message as it comes, kept now and then.
+// One answer under way: requests it, adds its parts to its message, and stores the message now and then.
 
 import { messagesFor } from "./conversation.js";
 
@@ -16,7 +16,7 @@ export class Generation {
     this.controller.abort();
   }
 
-  // Until the answer has ended, one way or another; it throws nothing but ServerError 401.
+  // Runs until the answer has ended or failed. Throws only ServerError 401.
   async run(instructions, fields) {
     const { message, conversation } = this;
     const messages = messagesFor(conversation, message.id, instructions);

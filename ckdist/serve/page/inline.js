@@ -15,7 +15,7 @@ export function inline(text) {
   return new Reader(text).read();
 }
 
-// A link to `address` that opens elsewhere and learns nothing of this page; plain nodes where it is no web address.
+// A link to `address` that opens in a new tab without a referrer; plain nodes if it is not a web address.
 export function link(address, nodes) {
   let url = null;
   try {
@@ -57,7 +57,7 @@ class Reader {
     return this.frames[0].nodes;
   }
 
-  // Reads what begins with `char`; false where it is text.
+  // Reads the markup that begins with `char`; false if it is text.
   special(char) {
     if (char === "`") return this.code();
     if (char === "*" || char === "_" || char === "~") return this.emphasis(char);
@@ -77,7 +77,7 @@ class Reader {
     this.frames.at(-1).nodes.push(...nodes);
   }
 
-  // The innermost emphasis was none: its mark is text.
+  // The innermost emphasis has no end: its mark is text.
   flatten() {
     this.flush();
     const { mark, nodes } = this.frames.pop();
@@ -191,7 +191,7 @@ class Reader {
   }
 }
 
-// Characters that change the direction or the place of others, so that a text reads as what it is not.
+// Characters that change the direction or the position of others, and so disguise a text.
 const HIDDEN = /([\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069])/;
 
 // The nodes of a piece of code, in which such characters are shown by their numbers.

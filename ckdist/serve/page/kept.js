@@ -1,4 +1,4 @@
-// Small settings that the browser keeps. One that keeps nothing is no error.
+// Small settings that the browser stores. It is no error if it stores nothing.
 
 function safely(act) {
   try {
@@ -13,7 +13,7 @@ export function recall(name, area = "localStorage") {
   return safely(() => globalThis[area].getItem(name));
 }
 
-// Keeps `value`, or forgets it where it is null.
+// Stores `value`, or removes it if it is null.
 export function keep(name, value, area = "localStorage") {
   safely(() => value === null ? globalThis[area].removeItem(name) : globalThis[area].setItem(name, value));
 }

@@ -2,9 +2,9 @@
 
 import { byId } from "./dom.js";
 
-let asked = null; // the answer that is waited for
+let asked = null; // the answer to the dialog
 
-// True once a key was given and the server takes it.
+// True once the user has given a key that the server accepts.
 export function askKey(server) {
   asked ??= ask(server).finally(() => {
     asked = null;

@@ -1,12 +1,12 @@
-// Whether the server is there, and what it does: one stream of events, opened again whenever it ends. While nobody
-// sees the page there is none.
+// The server's state, from one stream of events. It is opened again whenever it ends, and closed while the page is
+// hidden.
 
 import { byId } from "./dom.js";
 
 const SOONEST = 500, LATEST = 8000; // ms between two attempts
 
 const TEXTS = {
-  loading: "The model is loading. Answers come once it is there.",
+  loading: "The model is loading. Answers come once it is loaded.",
   draining: "The server is shutting down.",
   failed: "The engine has failed. The server’s log says why.",
   stale: "The engine gives no sign of life.",
@@ -14,7 +14,7 @@ const TEXTS = {
 };
 
 export class Link {
-  // `heard(event)`, `returned()`, after it was lost, and `refused()`, without a valid key, are called.
+  // Calls `heard(event)`, `returned()` after the server was lost, and `refused()` without a valid key.
   constructor(server, { heard, returned, refused }) {
     Object.assign(this, { server, heard, returned, refused });
     this.state = "ready";

@@ -1,4 +1,4 @@
-// The list of conversations: which there are, which is shown, and the way to remove one.
+// The list of conversations, with the one that is shown and buttons to remove them.
 
 import { byId, element, iconButton, say } from "./dom.js";
 

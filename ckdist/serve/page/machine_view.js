@@ -5,7 +5,7 @@ import { bytes, count, expertLoads, rate, share, slowestOf, speeds, stepsOf } fr
 import { RankView } from "./rank_view.js";
 
 const KEPT = 120; // events: a minute
-const OVER = 4; // events that a speed is taken over
+const OVER = 4; // events between the two that give a speed
 const WIDTH = 160, HEIGHT = 36; // of a curve
 
 export class MachineView {
@@ -14,8 +14,8 @@ export class MachineView {
     this.curves = { prefill: [], decode: [] };
     this.ranks = [];
     this.shown = false;
-    this.prefill = speedTile("Prefill", "Tokens of prompts in a second of their steps; paler: when it last did");
-    this.decode = speedTile("Decode", "Tokens generated in a second, of all requests; paler: when it last did");
+    this.prefill = speedTile("Prefill", "Prompt tokens per second of their steps; pale: the last speed");
+    this.decode = speedTile("Decode", "Generated tokens per second, of all requests; pale: the last speed");
     this.packing = meter("Weights packed", "packing");
     this.requests = line("Requests");
     this.cache = meter("Cache blocks", "cache");
@@ -31,14 +31,14 @@ export class MachineView {
     root.append(this.body);
   }
 
-  // Whether anybody sees it.
+  // Called when the view is opened or closed.
   show(shown) {
     this.shown = shown;
     if (shown) this.draw();
   }
 
   take(event) {
-    if (this.events.length && event.clock < this.events.at(-1).clock) this.events = []; // another server, or a new one
+    if (this.events.length && event.clock < this.events.at(-1).clock) this.events = []; // restarted, or another server
     if (event.clock === this.events.at(-1)?.clock) return;
     this.events = [...this.events.slice(-OVER), event];
     const { prefill, decode } = speeds(this.events[0], event);
@@ -80,7 +80,7 @@ export class MachineView {
     this.ranks.forEach((view, i) => view.draw(ranks[i], steps[i], i === slowest, several));
   }
 
-  // How unevenly each layer's experts are used since the start, where the model has some.
+  // The imbalance of each layer's experts since the start, if the model has experts.
   drawExperts({ stats }) {
     const loads = expertLoads(stats);
     this.expertsSection.hidden = !loads.length;
@@ -140,5 +140,5 @@ function meter(name, kind) {
 function legend() {
   const entry = (kind, text) => element("span", { class: kind }, text);
   return element("p", { class: "legend" }, entry("compute", "compute"), entry("wait", "wait for its own threads"),
-    entry("exchange", "exchange with other ranks, waiting for them included"));
+    entry("exchange", "exchange with other ranks, including waits"));
 }

@@ -1,4 +1,4 @@
-// What a model writes, as nodes. A growing text is drawn again only where it has changed.
+// A model's text as nodes. Only the changed part of a growing text is drawn again.
 
 import { blocksOf } from "./blocks.js";
 import { copyFrom, element, iconButton } from "./dom.js";
@@ -7,7 +7,7 @@ import { inline } from "./inline.js";
 
 const MOST = 400_000; // characters; a longer text is shown as it is
 
-// Draws texts into `root`, each of which mostly begins as the one before.
+// Draws texts into `root`. A text mostly begins like the one before it.
 export class MarkdownView {
   constructor(root) {
     this.root = root;

@@ -1,4 +1,4 @@
-// The two columns beside the chat: there where there is room, and else drawn over it when they are asked for.
+// The two columns next to the chat. On narrow screens they open over it on demand.
 
 import { byId } from "./dom.js";
 import { keep, recall } from "./kept.js";
@@ -6,7 +6,7 @@ import { keep, recall } from "./kept.js";
 const all = [];
 
 export class Panel {
-  // `id`: of the column; `room`: a media query of when it has a place of its own. `changed(isOpen)` is called.
+  // `id`: the column's id. `room`: a media query for screens with room for the column. Calls `changed(isOpen)`.
   constructor(id, room, changed = () => {}) {
     this.node = byId(id);
     this.button = byId(`open-${id}`);
@@ -22,7 +22,7 @@ export class Panel {
     this.set(this.rests);
   }
 
-  // Whether it is open when nobody asks.
+  // Whether it is open by default.
   get rests() {
     return this.room.matches && recall(`ckdist.${this.node.id}`) !== "closed";
   }
@@ -43,7 +43,7 @@ export class Panel {
     else this.button.focus();
   }
 
-  // Closes it where it covers the chat.
+  // Closes it if it covers the chat.
   away() {
     if (this.isOver) this.set(false);
   }

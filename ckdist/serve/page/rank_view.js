@@ -1,4 +1,4 @@
-// One rank: its place, its memory, how fast it reads, and where the time of a step goes.
+// One rank: its place, its memory, its read speed, and the parts of a step's time.
 
 import { element } from "./dom.js";
 import { bytes, milliseconds, rate, share } from "./figures.js";
@@ -7,7 +7,7 @@ export class RankView {
   constructor() {
     this.name = element("b");
     this.mark = element("span", { class: "slowest", hidden: true,
-      title: "Of a step it works longest by itself; the others wait for it" }, "slowest");
+      title: "It computes longest in each step; the others wait for it" }, "slowest");
     this.place = element("span");
     this.memory = element("p", { class: "place" });
     this.reading = element("span", { class: "figure" });
@@ -25,7 +25,7 @@ export class RankView {
     this.last = null;
   }
 
-  // `steps`: what it did lately, null: nothing, so that what it did last stays, paler. `several`: there are hosts.
+  // `steps`: its latest work; null: none, so its last work stays, in pale. `several`: there are several hosts.
   draw(rank, steps, isSlowest, several) {
     this.last = steps ?? this.last;
     this.node.classList.toggle("resting", !steps);

@@ -1,11 +1,11 @@
-// The server's API, as the page asks it. The key is kept for as long as the tab is open.
+// The server's API. The key is stored until the tab is closed.
 
 import { eventsOf } from "./events.js";
 import { keep, recall } from "./kept.js";
 
 const KEY = "ckdist.key";
 
-// An answer that is none: `status` of HTTP, or 0 where the server could not be reached.
+// A failed request: HTTP's `status`, or 0 if the server could not be reached.
 export class ServerError extends Error {
   constructor(status, message) {
     super(message);
@@ -22,7 +22,7 @@ export class Server {
     keep(KEY, key || null, "sessionStorage");
   }
 
-  // What `path` answers; ServerError for all but 2xx.
+  // The answer of `path`. Throws ServerError for all but 2xx.
   async fetch(path, options = {}) {
     const headers = { ...options.headers };
     if (this.key) headers.Authorization = `Bearer ${this.key}`;
@@ -60,13 +60,13 @@ export class Server {
     throw new ServerError(0, "The server was lost in the middle of the answer.");
   }
 
-  // Yields what the machine does, twice a second, for as long as the server sends it.
+  // Yields events with the state of the machine, twice a second, until the server ends them.
   async *machine(signal) {
     const response = await this.fetch("v1/machine", { signal });
     for await (const data of this.guarded(eventsOf(response.body))) yield JSON.parse(data);
   }
 
-  // A connection that ends in the middle is a server that was lost.
+  // A connection that ends in the middle means that the server was lost.
   async *guarded(events) {
     try {
       yield* events;

@@ -1,4 +1,4 @@
-// How answers are sampled, and what the model is told first. An empty field is the server's default, and is not sent.
+// Sampling settings, and instructions to the model. An empty field is not sent: the server's default applies.
 
 import { byId } from "./dom.js";
 import { keep, recall } from "./kept.js";

@@ -10,7 +10,7 @@ function promised(request) {
 }
 
 export class Store {
-  // `database` is null where the browser keeps nothing: conversations then last as long as the page.
+  // `database` is null if the browser stores nothing: then conversations last as long as the page.
   constructor(database) {
     this.database = database;
   }

@@ -1,4 +1,4 @@
-// Dark or light: as the system has it, until the switch says otherwise.
+// Dark or light: as in the system, until the switch is used.
 
 import { byId } from "./dom.js";
 import { keep, recall } from "./kept.js";

@@ -1,4 +1,4 @@
-"""The calls in an answer of the forms that `ckdist.tokens.tool_format` finds, as deltas."""
+"""Parses the tool calls in an answer into deltas, in the formats that `ckdist.tokens.tool_format` detects."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -12,11 +12,11 @@ MAX_NAME = 256
 MAX_ID = 64
 OBJECTS = ("object", "llama3")  # kinds whose call is one JSON object
 
-Types = Mapping[str, Mapping[str, str]]  # of tools by name: JSON's type of each parameter
+Types = Mapping[str, Mapping[str, str]]  # tool name -> parameter name -> JSON type
 
 
 class CallReader:
-    """Reads calls out of `reader` and gives their deltas to `give`. `count` is how many have begun."""
+    """Reads calls from `reader` and passes their deltas to `give`. `count` is the number of calls that have begun."""
 
     def __init__(self, form: ToolFormat, types: Types, reader: TextReader, give: Callable[[Delta], None]):
         self.format, self.types, self.reader, self._give = form, types, reader, give
@@ -24,7 +24,7 @@ class CallReader:
 
     @property
     def trigger(self) -> str:
-        """What begins the calls of an answer; empty where nothing does."""
+        """The first word of the mark before an answer's calls; empty if there is no mark."""
         return next(iter((self.format.section_begin.strip() or self.format.call_begin).split()), "")
 
     @property
@@ -33,7 +33,7 @@ class CallReader:
         return not self.trigger
 
     def calls(self) -> Parsing[None]:
-        """All calls, from behind the trigger. Raises NotAsExpected where something else stands there."""
+        """Reads all calls after the trigger. Raises NotAsExpected if something else follows."""
         section, begin = self.format.section_begin.strip(), self.format.call_begin.strip()
         yield from self._rest_of(section or begin)
         first = bool(section)
@@ -54,7 +54,7 @@ class CallReader:
             first = False
 
     def call(self) -> Parsing[None]:
-        """One call, from behind what begins it."""
+        """Reads one call after its begin mark."""
         if self.format.kind in OBJECTS:
             yield from self._object()
         elif self.format.kind == "tagged":
@@ -67,9 +67,9 @@ class CallReader:
                 return
 
     def begin(self, name: str, id: str | None = None) -> int:
-        """The next call has this name.
+        """Begins the next call and returns its number.
 
-        Raises NotAsExpected where nothing but the name tells a call from other JSON, and no tool has it.
+        Raises NotAsExpected for an unknown tool if only the name distinguishes calls from other JSON.
         """
         if self.may_be_bare and name not in self.types:
             raise NotAsExpected("a tool's name")
@@ -78,11 +78,11 @@ class CallReader:
         return self.count - 1
 
     def arguments(self, call: int, text: str) -> None:
-        """Some of a call's arguments."""
+        """Passes on a part of a call's arguments."""
         self._give(Delta(call=call, arguments=text))
 
     def _object(self) -> Parsing[None]:
-        """A JSON object with a name and arguments, in either order, beside which other things may stand."""
+        """Reads a JSON object with a name and arguments, in any order. Other keys are ignored."""
         reader, call, early = self.reader, None, list[str]()
         yield from reader.space()
         yield from reader.expect("{")
@@ -117,7 +117,7 @@ class CallReader:
             self.arguments(call, "{}")
 
     def _object_arguments(self, call: int | None, early: list[str]) -> Parsing[None]:
-        """The value of the arguments: an object as it comes, or one as text, which is JSON in itself."""
+        """Reads the arguments: an object, passed on as it arrives, or a string that contains JSON."""
         give = early.append if call is None else lambda text: self.arguments(call, text)
         if (yield from self.reader.peek()) == "{":
             yield from self.reader.value(give)
@@ -126,7 +126,7 @@ class CallReader:
         give(value if isinstance(value, str) and value.lstrip().startswith("{") else json.dumps(value or {}))
 
     def _named(self) -> Parsing[None]:
-        """A name, a mark, in some forms an id and another mark, and arguments as a JSON object."""
+        """Reads a name, a mark, in some formats an id and another mark, and arguments as a JSON object."""
         written, id_end = (yield from self._name(self.format.middle)), self.format.id_end.strip()
         id = (yield from self._text_until(id_end)).strip()[:MAX_ID] if id_end else self.id(written)
         call = self.begin(self.name(written), id)
@@ -137,15 +137,15 @@ class CallReader:
             self.arguments(call, "{}")
 
     def name(self, text: str) -> str:
-        """The name of a tool, as the model has written it."""
+        """Returns the name of a tool from the text that the model wrote for it."""
         return text.strip()
 
-    def id(self, text: str) -> str | None:  # noqa: ARG002, what some forms need
-        """The id of a call, where the model has written it as a part of the tool's name."""
+    def id(self, text: str) -> str | None:  # noqa: ARG002, subclasses need it
+        """Returns the id of a call if the model wrote it as a part of the tool's name."""
         return None
 
     def _tagged(self) -> Parsing[None]:
-        """A name, and arguments with a tag each; values are texts unless the tool says otherwise."""
+        """Reads a name, and arguments with a tag each. A value is text or JSON, by the parameter's type."""
         reader, form = self.reader, self.format
         name = yield from self._name(form.middle)
         call, before = self.begin(name), "{"
@@ -168,7 +168,7 @@ class CallReader:
         if found is None:
             raise NotAsExpected("a name")
         if found != marks[0]:
-            reader.at -= len(found)  # it is read again, as what it is
+            reader.at -= len(found)  # the next part reads it again
         name = "".join(parts).strip()
         if not 0 < len(name) <= MAX_NAME:
             raise NotAsExpected("a name")
@@ -186,7 +186,7 @@ class CallReader:
         return "".join(parts)
 
     def _rest_of(self, mark: str) -> Parsing[None]:
-        """What follows the trigger, its first word, of the whole mark."""
+        """Reads the words of `mark` after the first, which is the trigger."""
         for word in mark.split()[1:]:
             yield from self._mark(word)
 
@@ -195,7 +195,7 @@ class CallReader:
             raise NotAsExpected(mark)
 
     def _tried(self, mark: str) -> Parsing[bool]:
-        """Reads `mark` if it comes next; between its lines and words may be any white space."""
+        """Reads `mark` if it comes next, and returns whether it does. Its words may have any white space between."""
         if not mark:
             return True
         first, *others = mark.split()
@@ -215,7 +215,7 @@ def _text(value: object) -> str:
 
 
 def _typed(value: str, kind: str | None) -> object:
-    """A value as its tool wants it: JSON, unless it is a text."""
+    """The text itself for a string parameter; else its value as JSON, or the text if it is not JSON."""
     value = value.removeprefix("\n").removesuffix("\n")
     if kind == "string":
         return value

@@ -1,4 +1,4 @@
-"""The parser of an answer, by its form."""
+"""Chooses the parser of an answer by its form."""
 
 from ckdist.serve.parsers.calls import CallReader
 from ckdist.serve.parsers.delta import AnswerParser, Delta
@@ -13,7 +13,7 @@ CALL_READERS = {"kimi": KimiCallReader, "llama3": PythonTagCallReader}
 
 
 def parser_of(form: AnswerForm) -> AnswerParser:
-    """A new parser for one choice. A form whose `calls.kind` is of a parser of its own gets that."""
+    """Returns a new parser for one choice. Some kinds of calls have a reader of their own."""
     if form.channels is not None:
         return HarmonyParser(form)
     reader, deltas, calls = TextReader(), list[Delta](), None

@@ -1,4 +1,4 @@
-"""What a chat's answer has grown by, as a client sees it."""
+"""Deltas: the new parts of a chat's answer, as a client sees them."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -6,34 +6,31 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Delta:
-    """Some of the `content`, of the `reasoning`, or of call number `call`: its `name`, which comes once and first, or
-    some of its `arguments`, which are JSON once they are whole. `id` is the model's own for the call, where it has one.
-    `custom`: the call is of a tool that takes free text, which is its arguments.
-    """
+    """A new part of the content, of the reasoning, or of a tool call."""
 
     content: str = ""
     reasoning: str = ""
-    call: int | None = None
-    name: str | None = None
-    arguments: str = ""
-    id: str | None = None
-    custom: bool = False
+    call: int | None = None  # number of the call; None for content and reasoning
+    name: str | None = None  # name of the tool, in the first delta of a call
+    arguments: str = ""  # part of the call's arguments, which are JSON once they are complete
+    id: str | None = None  # the model's own id of the call, if it writes one
+    custom: bool = False  # the call is of a tool that takes free text, which is its arguments
 
 
 class AnswerParser(Protocol):
-    """Follows one answer."""
+    """Parses one answer as its text arrives."""
 
     def step(self, text: str) -> list[Delta]:
-        """What is certain with the next part of the answer's text."""
+        """Takes the next part of the text. Returns the deltas that are certain by now."""
         ...
 
     def flush(self) -> list[Delta]:
-        """The rest, when the answer has ended."""
+        """Returns the remaining deltas when the answer has ended."""
         ...
 
 
 def joined(deltas: list[Delta]) -> list[Delta]:
-    """Neighbours of one kind as one."""
+    """Merges neighbouring deltas of one kind."""
     found: list[Delta] = []
     for delta in deltas:
         last = found[-1] if found else None

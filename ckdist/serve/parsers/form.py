@@ -1,4 +1,4 @@
-"""What a parser must know of one request's answer: how the model marks its reasoning and its calls of tools."""
+"""How a model marks reasoning and tool calls in one answer."""
 
 from __future__ import annotations
 
@@ -10,25 +10,21 @@ from ckdist.tokens.tool_format import ToolFormat
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """`think`: the marks around reasoning, none where there is no such thing; `in_thought`: the prompt ends with the
-    first. `calls`: how tools are called; None where the request has no tools. `types`: of each tool, JSON's type of
-    each parameter. `custom`: tools whose one argument is the text of the call. `most_calls`: later calls are left out.
-    `markers`: special tokens that the parser must see.
-    `channels`: what the prompt has of an answer in harmony's channels; None where there are none.
-    """
+    """The format of one answer, for its parser."""
 
-    think: tuple[str, str] | None = None
-    in_thought: bool = False
-    calls: ToolFormat | None = None
+    think: tuple[str, str] | None = None  # marks around reasoning; None: no reasoning is separated
+    in_thought: bool = False  # the prompt ends with the first of these marks
+    calls: ToolFormat | None = None  # how tools are called; None if the request has no tools
+    # Tool name -> parameter name -> JSON type.
     types: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
-    most_calls: int | None = None
-    markers: tuple[int, ...] = ()
-    channels: str | None = None
-    custom: tuple[str, ...] = ()
+    most_calls: int | None = None  # later calls are left out
+    markers: tuple[int, ...] = ()  # special tokens that the parser must see
+    channels: str | None = None  # start of an answer in harmony's channels, from the prompt; None for other formats
+    custom: tuple[str, ...] = ()  # tools whose one argument is the text of the call
 
     @classmethod
     def from_map(cls, fields: dict[str, Any]) -> AnswerForm:
-        """The way back of `dataclasses.asdict`, over msgpack."""
+        """Inverse of `dataclasses.asdict`, after msgpack."""
         think, calls = fields["think"], fields["calls"]
         return cls(
             think=None if think is None else (think[0], think[1]),

@@ -1,5 +1,6 @@
-"""OpenAI's harmony format: messages in channels. What stands in `analysis` is reasoning, a message to a tool is a call,
-the others are content.
+"""Parses OpenAI's harmony format, in which messages have channels.
+
+A message in `analysis` is reasoning, a message to a tool is a call, and all others are content.
 """
 
 import re
@@ -14,28 +15,27 @@ MAX_HEADER = 1024  # characters
 SPEAKER = re.compile(rf"\s*(?:{re.escape(START)})?\s*([^\s<]*)")
 RECIPIENT = re.compile(r"\bto=([^\s<]{1,256})")
 IN_CHANNEL = re.compile(rf"{re.escape(CHANNEL)}\s*(\w+)")
-APART = "\n\n"  # messages of one kind
+APART = "\n\n"  # between messages of one kind
 
 
 class HarmonyParser:
-    """A text without any mark is content; what is said in another's name is left out."""
+    """Parses one answer. Text without any mark is content. Messages in another speaker's name are left out."""
 
     def __init__(self, form: AnswerForm):
-        """`form.channels` is what the prompt has of the answer."""
         self._form, self._reader, self._deltas = form, TextReader(), list[Delta]()
         self._calls, self._arguments_came, self._said = 0, False, {"content": False, "reasoning": False}
-        self._reader.feed(form.channels or "")
+        self._reader.feed(form.channels or "")  # start of the answer, from the prompt
         self._parsing = self._answer()
         next(self._parsing, None)
-        self._deltas.clear()  # what the prompt has said
+        self._deltas.clear()  # deltas of the prompt's part
 
     def step(self, text: str) -> list[Delta]:
-        """As of AnswerParser."""
+        """See AnswerParser."""
         self._reader.feed(text)
         return self._go_on()
 
     def flush(self) -> list[Delta]:
-        """As of AnswerParser."""
+        """See AnswerParser."""
         self._reader.feed("")
         self._reader.ended = True
         return self._go_on()
@@ -62,7 +62,7 @@ class HarmonyParser:
             yield from self._message("".join(parts))
 
     def _message(self, header: str) -> Parsing[None]:
-        """What follows a header, up to its end."""
+        """Reads a message after its header, up to its end."""
         tool = self._tool(header)
         if tool is not None:
             self._deltas.append(Delta(call=self._calls, name=tool))
@@ -75,7 +75,7 @@ class HarmonyParser:
             self._reader.at -= len(START)  # it begins the next header
 
     def _tool(self, header: str) -> str | None:
-        """The tool that a message is for; None where the request has no such."""
+        """The tool that a message calls; None if the request has no such tool."""
         to = RECIPIENT.search(header)
         if to is None or self._form.calls is None or not self._is_own(header):
             return None
@@ -83,7 +83,7 @@ class HarmonyParser:
         return name if name != to[1] or name in self._form.types else None
 
     def _sink(self, header: str, tool: str | None) -> Callable[[str], None]:
-        """Where the text of a message goes."""
+        """Returns the function that takes the text of a message."""
         if tool is not None:
             self._arguments_came = False
             return self._arguments
@@ -94,7 +94,7 @@ class HarmonyParser:
         return self._give("reasoning" if thinks and self._form.think is not None else "content")
 
     def _is_own(self, header: str) -> bool:
-        """Whether the assistant says it. The prompt has its name in front of the first message."""
+        """Whether the assistant is the speaker. The prompt has its name before the first message."""
         speaker = SPEAKER.match(header)
         return speaker is None or speaker[1] in ("", "assistant") or speaker[1].startswith("to=")
 
@@ -103,11 +103,11 @@ class HarmonyParser:
         self._deltas.append(Delta(call=self._calls - 1, arguments=text))
 
     def _give(self, kind: str) -> Callable[[str], None]:
-        """Of a message: what is said before it in the same kind stands apart."""
+        """Returns a function that takes the text of a message. APART separates it from an earlier one of its kind."""
         begins = True
 
         def give(text: str) -> None:
-            """Some of it."""
+            """Takes a part of the text."""
             nonlocal begins
             if not text:
                 return
@@ -119,12 +119,12 @@ class HarmonyParser:
 
 
 def _at_most(most: int, parts: list[str]) -> Callable[[str], None]:
-    """Keeps texts of so many characters in all. Raises NotAsExpected for more."""
+    """Returns a function that appends to `parts`. It raises NotAsExpected for more than `most` characters in all."""
 
     def give(text: str) -> None:
-        """Some of it."""
+        """Takes a part of the text."""
         if sum(map(len, parts)) + len(text) > most:
-            raise NotAsExpected("a header")  # the text is read again
+            raise NotAsExpected("a header")  # the reader keeps the text
         parts.append(text)
 
     return give

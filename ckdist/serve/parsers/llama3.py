@@ -1,4 +1,4 @@
-"""Llama 3: calls as bare JSON objects, or behind <|python_tag|> as JSON, as NAME.call(key=value, ...), or as code."""
+"""Reads Llama 3's calls: bare JSON objects, or after <|python_tag|> JSON, NAME.call(key=value, ...) or code."""
 
 import ast
 import json
@@ -12,20 +12,20 @@ MAX_CALL = 64 << 10  # characters of a call in Python
 
 
 class PythonTagCallReader(CallReader):
-    """Of an answer that has the tag; without it, calls are JSON objects alone in the answer."""
+    """Reads calls after the tag. Without the tag, a JSON object at the start of the answer is a call."""
 
     @property
     def trigger(self) -> str:
-        """The tag."""
+        """The tag before calls."""
         return PYTHON_TAG
 
     @property
     def may_be_bare(self) -> bool:
-        """Yes."""
+        """True: the tag may be missing."""
         return True
 
     def calls(self) -> Parsing[None]:
-        """Calls behind the tag, or without it."""
+        """Reads calls, with or without the tag."""
         yield from self.reader.space()
         if (yield from self.reader.peek()) == "{":
             yield from self.call()
@@ -47,7 +47,10 @@ class PythonTagCallReader(CallReader):
 
 
 def python_call(text: str) -> tuple[str, dict[str, object]] | None:
-    """The name and the arguments of `NAME.call(key=value, ...)` or `NAME(key=value, ...)`; None for another text."""
+    """Parses `NAME.call(key=value, ...)` or `NAME(key=value, ...)`.
+
+    Returns the name and the arguments, or None for other text.
+    """
     try:
         node = ast.parse(text, mode="eval").body if len(text) <= MAX_CALL else None
         if not isinstance(node, ast.Call) or node.args:

@@ -1,14 +1,23 @@
-"""An answer with reasoning between two marks, text, and calls behind a mark."""
+"""Parses answers that have reasoning between two marks, text, and calls after a mark."""
 
 from ckdist.serve.parsers.calls import CallReader
 from ckdist.serve.parsers.delta import Delta, joined
 from ckdist.serve.parsers.reader import SPACE, NotAsExpected, Parsing, TextReader
 
-ERRORS = (NotAsExpected, ValueError, RecursionError)  # the latter of JSON that is none
+ERRORS = (NotAsExpected, ValueError, RecursionError)  # the last two are raised for invalid JSON
 
 
 class MarkedParser:
-    """Reasoning comes first, if at all. What was taken for a call and is none is given out as content."""
+    """Parses one answer. Reasoning can only come first. A text that only looked like a call becomes content.
+
+    Args:
+        think: The marks around reasoning, or None.
+        in_thought: Whether the prompt ends with the first of them.
+        calls: Reads calls; None if the request has no tools.
+        reader: The reader of `calls`.
+        deltas: The list that `calls` appends to.
+        most_calls: Later calls are left out.
+    """
 
     def __init__(
         self,
@@ -19,10 +28,6 @@ class MarkedParser:
         deltas: list[Delta],
         most_calls: int | None = None,
     ):
-        """`think`: the marks around reasoning; `in_thought`: the prompt has the first.
-
-        `reader` and `deltas` are those of `calls`. `most_calls`: later ones are left out.
-        """
         self._think, self._in_thought, self._calls, self._reader = think, in_thought, calls, reader
         self._most_calls = most_calls
         self._deltas, self._held = deltas, ""
@@ -30,12 +35,12 @@ class MarkedParser:
         next(self._parsing, None)
 
     def step(self, text: str) -> list[Delta]:
-        """As of AnswerParser."""
+        """See AnswerParser."""
         self._reader.feed(text)
         return self._go_on()
 
     def flush(self) -> list[Delta]:
-        """As of AnswerParser."""
+        """See AnswerParser."""
         self._reader.feed("")
         self._reader.ended = True
         deltas = self._go_on()
@@ -74,7 +79,7 @@ class MarkedParser:
         yield from reader.space()
 
     def _bare_calls(self, calls: CallReader) -> Parsing[None]:
-        """Calls that are JSON objects without a mark, alone in the answer."""
+        """Reads calls without a mark: JSON objects at the start of the answer."""
         reader = self._reader
         yield from reader.space()
         if (yield from reader.peek()) != "{":
@@ -82,7 +87,7 @@ class MarkedParser:
         yield from self._tried_calls(calls, "")
 
     def _tried_calls(self, calls: CallReader, mark: str) -> Parsing[None]:
-        """Calls behind `mark`, or what stands there as content."""
+        """Reads calls after `mark`. If there is none, the text is content."""
         reader, count, raw = self._reader, calls.count, _Recorder(self._reader)
         try:
             yield from raw.recorded(calls.calls())
@@ -93,7 +98,7 @@ class MarkedParser:
             yield from reader.space()
 
     def _content(self, text: str) -> None:
-        """White space before a call, or after it, is none of the content."""
+        """Passes on content, without the white space before and after calls."""
         text = self._held + text
         end = len(text.rstrip(SPACE))
         text, self._held = text[:end], text[end:]
@@ -102,13 +107,13 @@ class MarkedParser:
 
 
 class _Recorder:
-    """What a parser has read."""
+    """Records the text that a parser reads."""
 
     def __init__(self, reader: TextReader):
         self._reader, self.text = reader, ""
 
     def recorded(self, parsing: Parsing[None]) -> Parsing[None]:
-        """The same parser, all of whose text is kept."""
+        """Runs `parsing` and keeps all the text that it reads."""
         reader = self._reader
         begin = reader.at
         try:
@@ -119,6 +124,6 @@ class _Recorder:
                     return
                 self.text += reader.text[begin : reader.at]
                 yield
-                begin = 0  # more has been fed
+                begin = 0  # `feed` has dropped the text before `at`
         finally:
             self.text += reader.text[begin : reader.at]

@@ -1,4 +1,4 @@
-"""Reading a text that comes in parts: a parser is a generator that yields whenever it needs more of it."""
+"""Reads a text that arrives in parts. A parser is a generator that yields whenever it needs more text."""
 
 from collections.abc import Callable, Generator
 from typing import TypeVar
@@ -10,33 +10,36 @@ MAX_LITERAL = 64  # characters of a number or a word of JSON
 
 
 class NotAsExpected(Exception):  # noqa: N818 - a text of another form is no error
-    """The text is not what the parser looked for."""
+    """The text does not have the form that the parser expects."""
 
 
 class TextReader:
-    """`text` from `at` on is what has come and has not been read; `ended` is whether more may come."""
+    """A text and a position in it. `text` from `at` on is unread. Once `ended`, no more text arrives."""
 
     def __init__(self) -> None:
         self.text, self.at, self.ended = "", 0, False
 
     def feed(self, text: str) -> None:
-        """The next part."""
+        """Appends the next part of the text."""
         self.text, self.at = self.text[self.at :] + text, 0
 
     @property
     def left(self) -> int:
-        """Characters that have not been read."""
+        """The number of unread characters."""
         return len(self.text) - self.at
 
     def until(self, markers: tuple[str, ...], give: Callable[[str], None]) -> Parsing[str | None]:
-        """Gives the text before the first of `markers`, and reads that marker; None where the text ends before one."""
+        """Passes the text before the first of `markers` to `give`, and reads that marker.
+
+        Returns the marker, or None if the text ends before one.
+        """
         longest = max(map(len, markers), default=1)
         while True:
             found = [(self.text.find(marker, self.at), marker) for marker in markers]
             found = [(at, -len(marker), marker) for at, marker in found if at >= 0]
             if found:
                 at, _, marker = min(found)
-                # A longer marker that begins there may still be coming.
+                # A longer marker may begin here, whose end has not arrived yet.
                 if not self.ended and len(self.text) - at < longest and self._may_begin(at, markers, len(marker)):
                     self._give(at, give)
                     yield
@@ -61,13 +64,13 @@ class TextReader:
             yield
 
     def peek(self) -> Parsing[str]:
-        """The next character, which stays; empty at the end."""
+        """Returns the next character without reading it; empty at the end."""
         while not self.left and not self.ended:
             yield
         return self.text[self.at] if self.left else ""
 
     def starts(self, text: str) -> Parsing[bool]:
-        """Whether `text` comes next, which is then read; as soon as that is certain."""
+        """Reads `text` if it comes next. Returns whether it does, as soon as that is certain."""
         while True:
             n = min(self.left, len(text))
             if self.text[self.at : self.at + n] != text[:n]:
@@ -80,14 +83,14 @@ class TextReader:
             yield
 
     def expect(self, text: str) -> Parsing[None]:
-        """Reads `text`; raises NotAsExpected where something else comes."""
+        """Reads `text`. Raises NotAsExpected if something else comes."""
         if not (yield from self.starts(text)):
             raise NotAsExpected(text)
 
     def value(self, give: Callable[[str], None]) -> Parsing[None]:
-        """Reads one value of JSON, and gives its text as it comes.
+        """Reads one JSON value, and passes its text to `give` as it arrives.
 
-        Raises NotAsExpected where the text ends before it.
+        Raises NotAsExpected if the text ends before the value, or is not JSON.
         """
         depth, in_string, escaped, literal = 0, False, False, 0
         while True:
@@ -133,6 +136,6 @@ class TextReader:
             give(self.text[begin : self.at])
 
     def _may_begin(self, at: int, markers: tuple[str, ...], least: int) -> bool:
-        """Whether a marker longer than `least` may begin at `at`, of which the end has not come."""
+        """Whether a marker longer than `least` may begin at `at`, whose end has not arrived yet."""
         rest = self.text[at:]
         return any(len(marker) > max(least, len(rest)) and marker.startswith(rest) for marker in markers)

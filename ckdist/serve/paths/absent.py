@@ -1,6 +1,4 @@
-"""Paths that clients know from other servers and that this one does not have: a 404 that says so, since clients retry a
-501.
-"""
+"""Paths of other servers that this one does not have. They are a 404 with the reason, since clients retry a 501."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,13 +8,13 @@ from ckdist.serve.problems import Problem
 from ckdist.serve.service import Service
 
 METHODS = ("GET", "POST", "PUT", "DELETE")
-ONE_BY_ONE = "send the requests one by one; they share steps"
+ONE_BY_ONE = "send the requests one by one; the engine batches them"
 NO_FILES = "files are not kept; put their text into the messages"
 ONE_MODEL = "the server has one model for its whole life; start another server"
-ONE_ADAPTER = "an adapter is given at the start, with --lora"
+ONE_ADAPTER = "start the server with --lora ADAPTER"
 NAMES = {
     "/pooling": "use /v1/embeddings",
-    "/classify": "texts are not classified",
+    "/classify": "classification is not supported",
     "/generate": "use /v1/completions",
     "/generate_stream": "use /v1/completions with stream",
     "/v1/complete": "use /v1/messages",
@@ -40,7 +38,7 @@ NAMES = {
     "/v1/images/{name:path}": "only text is read and written",
     "/v1/videos": "only text is read and written",
     "/v1/realtime": "use /v1/chat/completions with stream",
-    "/v1/moderations": "texts are not judged",
+    "/v1/moderations": "moderation is not supported",
     "/v1/assistants": "use /v1/chat/completions",
     "/v1/threads": "use /v1/chat/completions",
     "/v1/fine_tuning/{name:path}": "train with `ckdist train`",
@@ -51,14 +49,14 @@ NAMES = {
     "/sleep": "the server does not sleep; end it with SIGTERM",
     "/wake_up": "the server does not sleep",
     "/is_sleeping": "the server does not sleep; use /health",
-    "/reset_prefix_cache": "the cache is emptied by a new start",
-    "/slots/{name:path}": "slots are not saved; prompts are found again by their beginnings",
+    "/reset_prefix_cache": "a restart empties the cache",
+    "/slots/{name:path}": "slots are not saved; the prefix cache finds earlier prompts again",
     "/api/{name:path}": "Ollama's own API is not served; use /v1/chat/completions, which Ollama has too",
 }
 
 
 async def refuse(service: Service, request: Request) -> Response:
-    """Raises Problem 404, which says what to use instead."""
+    """Raises Problem 404 with the path to use instead, or the reason."""
     path = request.url.path[:200]
     reason = next((why for name, why in NAMES.items() if _matches(name, path)), "use /v1/chat/completions")
     raise Problem(404, f"{path!r} is not supported by this server: {reason}", code="unsupported_endpoint")

@@ -1,4 +1,4 @@
-"""Anthropic's API. Errors on its paths have its shape (`Problem.body_for`)."""
+"""Anthropic's API. Errors on its paths have its format (`Problem.body_for`)."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,12 +12,12 @@ NO_END = b""  # these streams end with their last event
 
 
 async def messages(service: Service, request: Request) -> Response:
-    """The answer to a chat, as Anthropic has it."""
+    """The answer to a chat in Anthropic's format."""
     return await service.answer(request, await service.prepare("messages", request), AnthropicAnswer, NO_END)
 
 
 async def count_tokens(service: Service, request: Request) -> Response:
-    """How many tokens a chat has."""
+    """The number of tokens in a chat."""
     return LongAnswer(await service.finished("count_tokens", request))
 
 

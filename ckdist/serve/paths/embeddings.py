@@ -1,4 +1,4 @@
-"""Texts as vectors, and texts compared by them: OpenAI's, llama-server's, Jina's and vLLM's paths."""
+"""Embeddings of texts, and scores of texts: the paths of OpenAI, llama-server, Jina and vLLM."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,17 +15,17 @@ async def openai_embeddings(service: Service, request: Request) -> Response:
 
 
 async def llama_server_embeddings(service: Service, request: Request) -> Response:
-    """The same in llama-server's shape."""
+    """A vector for each text, in llama-server's format."""
     return LongAnswer(await service.embed(request, "llama_embedding", llama_embeddings))
 
 
 async def rerank(service: Service, request: Request) -> Response:
-    """Documents in the order of their similarity to a query, as Jina, Cohere, vLLM and llama-server have it."""
+    """Documents by their similarity to a query, in the format of Jina, Cohere, vLLM and llama-server."""
     return LongAnswer(await service.embed(request, "rerank", ranking))
 
 
 async def score(service: Service, request: Request) -> Response:
-    """How similar pairs of texts are, as vLLM has it."""
+    """Scores of pairs of texts, in vLLM's format."""
     return LongAnswer(await service.embed(request, "score", scores))
 
 

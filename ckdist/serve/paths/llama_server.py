@@ -1,4 +1,4 @@
-"""llama-server's own API: completion, its settings, its slots, its adapters."""
+"""llama-server's own API: completion, settings, slots and adapters."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,12 +24,12 @@ async def completion(service: Service, request: Request) -> Response:
 
 
 async def infill(service: Service, request: Request) -> Response:
-    """What fills the gap between two texts, by a model that was trained for that."""
+    """The text for a gap between two texts. The model must be trained for that."""
     return await service.answer(request, await service.prepare("infill", request), LlamaCompletionAnswer, NO_END)
 
 
 async def props(service: Service, request: Request) -> Response:
-    """What the server was started with. The model's path stays private: its name stands there."""
+    """The server's settings. The model's name replaces its path, which stays private."""
     service.check_ready()
     name, settings = service.settings.model_name, llama_settings(SamplingParams(**SAMPLING_DEFAULTS), -1)
     known = {
@@ -45,8 +45,8 @@ async def props(service: Service, request: Request) -> Response:
 
 
 async def slots(service: Service, request: Request) -> Response:
-    """One entry for each sequence that may run at once; which client has which is not told. 503 where the client wants
-    a free one.
+    """One entry per sequence that may run at once. Clients are not shown. 503 if all are busy and the client sets
+    fail_on_no_slot.
     """
     service.check_ready()
     most = service.settings.parallel
@@ -65,7 +65,7 @@ async def lora_adapters(service: Service, request: Request) -> Response:
 
 
 async def change_lora_adapters(service: Service, request: Request) -> Response:
-    """Raises Problem 400."""
+    """Raises Problem 400, since scales are fixed."""
     raise Problem(400, "the scale of an adapter is fixed while the server runs", "scale", "unsupported_parameter")
 
 

@@ -17,12 +17,12 @@ NO_END = b""  # these streams end with their last event
 
 
 async def models(service: Service, request: Request) -> Response:
-    """The list of the one model."""
+    """A list with the server's one model."""
     return json_answer({"object": "list", "data": [_model(service)]})
 
 
 async def model(service: Service, request: Request) -> Response:
-    """The model of the path's name. Problem 404 for another."""
+    """The model of this name. Raises Problem 404 for other names."""
     name, own = request.path_params["name"], service.settings.model_name
     if name != own:
         message = f"there is no model {name[:200]!r}; this server has {own!r}"
@@ -41,7 +41,7 @@ async def completions(service: Service, request: Request) -> Response:
 
 
 async def responses(service: Service, request: Request) -> Response:
-    """The answer to an input, as items; none is kept."""
+    """The answer to an input, as items. The server does not store it."""
     return await service.answer(request, await service.prepare("response", request), ResponsesAnswer, NO_END)
 
 

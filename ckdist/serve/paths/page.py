@@ -1,4 +1,4 @@
-"""The web page (`--no-webui` leaves it out), to which no key is asked: it holds no secret."""
+"""The web page. It needs no key, since it contains no secrets. `--no-webui` switches it off."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -10,12 +10,12 @@ from ckdist.serve.static_files import INDEX, static_files
 
 
 async def index(service: Service, request: Request) -> Response:
-    """The page: a chat, and the machine beside it."""
+    """The page: a chat, and a view of the machine."""
     return static_files()[INDEX].answer(request.headers)
 
 
 async def file(service: Service, request: Request) -> Response:
-    """A script, a style or a picture of the page. Problem 404 for what it does not have."""
+    """A script, a style or a picture of the page. Raises Problem 404 for unknown names."""
     name = request.path_params["name"]
     found = static_files().get(name)
     if found is None:

@@ -1,4 +1,4 @@
-"""One path of the HTTP application, and the other names under which clients ask for it."""
+"""A path of the HTTP application, and its other names."""
 
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ VERSION = "/v1"
 
 @dataclass(frozen=True)
 class Path:
-    """`name` may end with one parameter, as `/v1/models/{name:path}`. Whatever has GET has HEAD too."""
+    """One path. `name` may end with one parameter, as `/v1/models/{name:path}`. GET includes HEAD."""
 
     name: str
     handle: Callable[[Service, Request], Awaitable[Response]]
@@ -21,9 +21,7 @@ class Path:
 
 
 class PathNames:
-    """Knows the paths of the application by every name: with `/v1` before them or without, with a slash at the end or
-    without.
-    """
+    """Finds the application's paths by all names: with or without `/v1` before, and with or without a slash after."""
 
     def __init__(self, names: Iterable[str]):
         names = set(names)
@@ -31,7 +29,7 @@ class PathNames:
         self._begins = {name.partition("{")[0]: name for name in names - self._whole}
 
     def resolve(self, path: str) -> tuple[str, str] | None:
-        """The path as the application knows it, and its name in the table; None when there is none."""
+        """Returns the path as the application knows it and its name in the table; None for unknown paths."""
         if len(path) > 1:
             path = path.rstrip("/") or "/"
         other = path[len(VERSION) :] if path.startswith(f"{VERSION}/") else VERSION + path

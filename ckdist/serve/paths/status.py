@@ -1,4 +1,4 @@
-"""How the server is: for load balancers, dashboards, and clients that look before they ask."""
+"""The server's state, for load balancers, dashboards and clients."""
 
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
@@ -13,24 +13,24 @@ NO_END = b""  # the stream ends with its last event
 
 
 async def health(service: Service, request: Request) -> Response:
-    """200 once requests are answered, else Problem 503."""
+    """200 if requests can be answered, else Problem 503."""
     service.check_ready()
     return json_answer({"status": "ok"})
 
 
 async def alive(service: Service, request: Request) -> Response:
-    """200 as long as this process answers: while the model loads and while the server drains, too."""
+    """200 while this process answers, also while the model loads and while the server drains."""
     return json_answer({"status": "alive"})
 
 
 async def metrics(service: Service, request: Request) -> Response:
-    """The numbers for Prometheus."""
+    """The metrics in the Prometheus text format."""
     return Response(service.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
 async def machine(service: Service, request: Request) -> Response:
-    """The machine at work, as server-sent events, two a second: the state, rank 0's counters, and of every rank its
-    place, memory, measured bandwidth and counters.
+    """Server-sent events with the state of the machine, two per second: rank 0's counters, and of every rank its host,
+    memory, measured bandwidth and counters.
     """
     return EventStream(service.machine.events(), lambda: 0.0, service.settings.silence, NO_END)
 

@@ -1,4 +1,7 @@
-"""Text to tokens and back, and chats to text: paths that llama-server and vLLM share, which need no engine."""
+"""Converts text to tokens and back, and chats to text.
+
+llama-server and vLLM share these paths, which need no engine.
+"""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,12 +23,12 @@ async def detokenize(service: Service, request: Request) -> Response:
 
 
 async def apply_template(service: Service, request: Request) -> Response:
-    """A chat as the text that the model would continue."""
+    """The text of a chat, as the model would continue it."""
     return LongAnswer(await service.finished("apply_template", request))
 
 
 async def tokenizer_info(service: Service, request: Request) -> Response:
-    """vLLM's: what a client needs that has no tokenizer of its own."""
+    """Facts about the tokenizer in vLLM's format, for clients without a tokenizer."""
     service.check_ready()
     known = {"model_max_length": service.context_length}
     return LongAnswer(await service.finished("tokenizer_facts", request, to_json(known)))

@@ -1,6 +1,4 @@
-"""How a chat's answer is to be taken apart, and the grammar that it must follow, from its template, tools and
-prompt.
-"""
+"""The format of a chat's answer, and the grammar that it must follow, from its template, tools and prompt."""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.tokens.tool_format import PYTHON_TAG, ToolFormat
 from ckdist.tokens.tool_grammar import ANSWER, ToolGrammar, with_answer, with_thought
 
-# Text in a template's source: the format that comparing its prompts does not show.
+# Text in a template's source -> format of calls that a comparison of the template's prompts cannot detect.
 NAMED = {
     "<|tool_calls_section_begin|>": ToolFormat(
         "kimi",
@@ -30,7 +28,10 @@ NAMED = {
 
 
 def answer_form(tokenizer: Tokenizer, prompt: str, tools: Tools, split_reasoning: bool) -> AnswerForm | None:
-    """None where the answer is text alone. `prompt`: as rendered. `split_reasoning`: reasoning is told from content."""
+    """Returns the format of an answer to the rendered `prompt`; None if it is text alone.
+
+    `split_reasoning`: separate reasoning from content.
+    """
     template = tokenizer.chat_template
     assert template is not None, "with_template gives every served model one"
     name = template.name_for(bool(tools.given))
@@ -54,7 +55,7 @@ def answer_form(tokenizer: Tokenizer, prompt: str, tools: Tools, split_reasoning
 
 
 def _in_channels(tokenizer: Tokenizer, prompt: str, tools: Tools, split_reasoning: bool) -> AnswerForm:
-    """Of an answer in harmony's channels, which always is taken apart."""
+    """Returns the format of an answer in harmony's channels. Such an answer is always parsed."""
     return AnswerForm(
         think=(f"{CHANNEL}analysis{MESSAGE}", END) if split_reasoning else None,
         calls=ToolFormat("harmony") if tools.given else None,
@@ -67,7 +68,7 @@ def _in_channels(tokenizer: Tokenizer, prompt: str, tools: Tools, split_reasonin
 
 
 def tool_format(template: ChatTemplate, name: str) -> ToolFormat:
-    """How the model writes calls: by a text in its template, or as that shows."""
+    """Returns the format of the model's calls: by a text in its template, else by the template's output."""
     source = template.sources[name]
     named = next((found for text, found in NAMED.items() if text in source), None)
     found = named or template.tool_format(name)
@@ -78,8 +79,9 @@ def tool_format(template: ChatTemplate, name: str) -> ToolFormat:
 def answer_grammar(
     tokenizer: Tokenizer, form: AnswerForm | None, tools: Tools, structure: str | None, budget: int | None = None
 ) -> str | None:
-    """The grammar of the whole answer: `structure` is that of its text; None where the model is free. Reasoning has at
-    most `budget` tokens.
+    """Returns the grammar of the whole answer; None if the model is free.
+
+    `structure` is the grammar of the answer's text. Reasoning has at most `budget` tokens.
     """
     if form is None:
         return structure
@@ -99,12 +101,15 @@ def answer_grammar(
 def _grammar_of_calls(
     tokenizer: Tokenizer, form: AnswerForm, tools: Tools, structure: str | None, budget: int | None
 ) -> str:
-    """Of calls that must come, that may come instead of an answer by `structure`, or anywhere in a free one."""
+    """Returns the grammar of an answer with calls.
+
+    Calls are required, or possible in place of a text by `structure`, or possible anywhere in free text.
+    """
     calls = form.calls
     assert calls is not None, "the answer may have calls"
 
     def grammar(literal: Literal) -> str:
-        """With marks as this writes them."""
+        """Returns the grammar with marks as `literal` writes them."""
         rules = ToolGrammar(calls, literal, tools.strict, budget)
         if structure is None and not tools.must_call:
             return rules.lark_in_text(tools.schemas, tools.parallel, form.think, form.in_thought)
@@ -118,7 +123,7 @@ def _grammar_of_calls(
 def _grammar_in_channels(
     tokenizer: Tokenizer, form: AnswerForm, tools: Tools, structure: str | None, budget: int | None
 ) -> str | None:
-    """As `answer_grammar`; where the prompt has begun a message, the answer is its text alone."""
+    """Like `answer_grammar`. If the prompt has begun a message, the answer is its text alone."""
     must_call = form.calls is not None and tools.must_call
     strict = form.calls is not None and tools.strict
     is_free = structure is None and not must_call and not strict and budget is None
@@ -128,7 +133,7 @@ def _grammar_in_channels(
     answer = None if must_call else ANY if structure is None else f"@{ANSWER}"
 
     def grammar(literal: Literal) -> str:
-        """With marks as this writes them."""
+        """Returns the grammar with marks as `literal` writes them."""
         lark = harmony_grammar(literal, schemas, tools.strict, answer, budget)
         return lark if must_call or structure is None else with_answer(lark, structure)
 
@@ -136,7 +141,10 @@ def _grammar_in_channels(
 
 
 def _checked(grammar: Callable[[Literal], str], tokenizer: Tokenizer, field: str) -> str:
-    """A grammar with the vocabulary's control tokens, checked with their texts: the check knows bytes alone."""
+    """Returns a grammar with the vocabulary's control tokens.
+
+    It is checked with the texts of these tokens, since the check knows only bytes.
+    """
     check_grammar(grammar(quoted), field)
     return grammar(_literals(tokenizer))
 
@@ -146,7 +154,7 @@ def _literals(tokenizer: Tokenizer) -> Literal:
 
 
 def _markers(tokenizer: Tokenizer, form: AnswerForm) -> tuple[int, ...]:
-    """The control tokens that stand in the marks of `form`."""
+    """The control tokens that occur in the marks of `form`."""
     marks = list(form.think or ())
     if form.calls is not None:
         marks += [*form.calls.markers, *([PYTHON_TAG] if form.calls.kind == "llama3" else [])]
@@ -155,7 +163,7 @@ def _markers(tokenizer: Tokenizer, form: AnswerForm) -> tuple[int, ...]:
 
 
 def _literal(tokenizer: Tokenizer, text: str) -> str:
-    """`text` as Lark: control tokens by number, which no text can stand for."""
+    """Returns `text` as Lark. Control tokens are written by number, so that no other text matches them."""
     found = [(at, -len(name), token) for token, name in _special_texts(tokenizer) if (at := text.find(name)) >= 0]
     if not found:
         return quoted(text)

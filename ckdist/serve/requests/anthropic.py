@@ -1,4 +1,4 @@
-"""A body of Anthropic's /v1/messages as one of /v1/chat/completions."""
+"""Converts a body of Anthropic's /v1/messages to one of /v1/chat/completions."""
 
 import json
 from typing import Any
@@ -11,8 +11,8 @@ from ckdist.tokens.chat_input import kind_of
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 READ = frozenset(
     ["system", "messages", "stop_sequences", "tools", "tool_choice", "output_config", "output_format"]
-)  # all others are those of a chat
-# Tools that a client runs and that are named by a type: what that begins with, and the parameters that are published.
+)  # all other fields are those of a chat
+# Predefined tools that a client runs: start of the type -> published parameters.
 CLIENT_TOOLS: dict[str, dict[str, Any]] = {
     "bash_": {"properties": {"command": {"type": "string"}, "restart": {"type": "boolean"}}},
     "text_editor_": {
@@ -36,9 +36,9 @@ SERVED_RESULT = "_tool_result"
 
 
 def to_chat(body: dict[str, Any], needs_max_tokens: bool = True) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The chat, and the types of the tools that are left out of it. RequestError for what is not as Anthropic has it.
+    """Returns the chat, and the types of the tools that are left out of it.
 
-    Fields that are not known here stay as they are.
+    Unknown fields stay as they are. Raises RequestError if the body does not have Anthropic's format.
     """
     fields = Fields(body)
     if needs_max_tokens and fields.value("max_tokens", int) is None:
@@ -58,7 +58,7 @@ def to_chat(body: dict[str, Any], needs_max_tokens: bool = True) -> tuple[dict[s
 
 
 def _output(fields: Fields) -> dict[str, Any]:
-    """The form of the answer, and the effort, as a chat has them."""
+    """Returns the chat's fields for the format of the answer and for the effort."""
     config = fields.inner("output_config")
     effort = config.text("effort")
     found: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
@@ -77,7 +77,7 @@ def _output(fields: Fields) -> dict[str, Any]:
 
 
 def _tools(fields: Fields) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Tools and their choice as a chat has them, and the types of those that a provider would run."""
+    """Returns the chat's fields for tools and their choice, and the types of tools that only a provider can run."""
     tools, skipped = [], []
     for index, tool in enumerate(fields.value("tools", list) or ()):
         kind = tool.get("type") or "custom" if isinstance(tool, dict) else None
@@ -105,7 +105,7 @@ def _tools(fields: Fields) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def _messages(message: Any, where: str) -> list[dict[str, Any]]:
-    """One message as OpenAI's, which has results of tools as messages of their own."""
+    """Converts one message. In OpenAI's format, results of tools are messages of their own."""
     if not isinstance(message, dict) or message.get("role") not in ("user", "assistant", "system"):
         raise RequestError(f"{where} must be an object with the role user or assistant", "messages")
     role, content = message["role"], message.get("content")
@@ -133,7 +133,6 @@ def _messages(message: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _text(content: Any, where: str) -> str | None:
-    """A text, or blocks joined."""
     if content is None or isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -144,7 +143,7 @@ def _text(content: Any, where: str) -> str | None:
 
 
 def _block(block: Any, where: str) -> str:
-    """A block of content as text. RequestError for one that is none."""
+    """Returns the text of a content block. Raises RequestError for an unsupported block."""
     kind = block.get("type") if isinstance(block, dict) else None
     field = where.split("[", maxsplit=1)[0]
     if kind == "text":

@@ -1,4 +1,4 @@
-"""How a request uses the prefix cache: `cache_salt`, as vLLM has it, and `cache_prompt`, as llama-server has it."""
+"""How a request uses the prefix cache: vLLM's `cache_salt`, and llama-server's `cache_prompt`."""
 
 from ckdist.errors import RequestError
 from ckdist.serve.requests.fields import Fields
@@ -7,9 +7,9 @@ MAX_SALT_CHARS = 256
 
 
 def read_cache_use(fields: Fields) -> tuple[str | None, bool]:
-    """The salt that tells the request's tenant apart, None without one; and whether cached prompts are reused.
+    """Returns the salt of the request's tenant (or None), and whether cached prompts are reused.
 
-    RequestError for an empty or a long salt.
+    Raises RequestError for an empty salt, and for one that is too long.
     """
     salt, reuse = fields.text("cache_salt"), fields.switch("cache_prompt", True)
     if salt is not None and not 1 <= len(salt) <= MAX_SALT_CHARS:

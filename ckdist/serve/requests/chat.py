@@ -1,4 +1,4 @@
-"""What a body of /v1/chat/completions asks for. It reads and checks; the prompt is rendered elsewhere."""
+"""Reads and checks a body of /v1/chat/completions. The prompt is rendered elsewhere."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -18,24 +18,20 @@ REASONING_FORMATS = ("none", "auto", "deepseek")
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """`messages` are ready for a chat template; `template_kwargs` are its further variables.
-
-    `split_reasoning`: what the model thinks is no part of the answer's content. `thinking_budget`: the tokens that it
-    may think; None where the answer's length alone is the limit.
-    """
+    """The contents of a body."""
 
     params: RequestParams
-    messages: list[dict[str, Any]]
-    template_kwargs: dict[str, Any]
+    messages: list[dict[str, Any]]  # ready for a chat template
+    template_kwargs: dict[str, Any]  # further variables of the template
     add_generation_prompt: bool
     add_special_tokens: bool
     tools: Tools
-    split_reasoning: bool
-    thinking_budget: int | None
+    split_reasoning: bool  # separate reasoning from the answer's content
+    thinking_budget: int | None  # maximum number of reasoning tokens; None: only the answer's length is limited
 
 
 def parse_chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> ChatRequest:
-    """RequestError for anything that cannot be meant or is not supported."""
+    """Reads the body. Raises RequestError for invalid and unsupported values."""
     facts.check_continues("chat")
     fields = Fields(body)
     tools = read_tools(fields)
@@ -44,7 +40,7 @@ def parse_chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) ->
     variables = read_template_variables(fields) | _continuation(fields)
     budget = read_thinking_budget(fields)
     if budget is not None and not split_reasoning:
-        message = "a budget of thinking needs reasoning to be told from content; leave out reasoning_format"
+        message = "a thinking budget needs reasoning that is separate from content; leave out reasoning_format"
         raise RequestError(message, "reasoning_format", "invalid_value")
     add_generation_prompt = fields.switch("add_generation_prompt", True)
     add_special_tokens = fields.switch("add_special_tokens")
@@ -54,13 +50,13 @@ def parse_chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) ->
 
 
 def _continuation(fields: Fields) -> dict[str, Any]:
-    """Whether the last message, the assistant's, is to be continued; what was not said is the template's to decide."""
+    # Without the field the template decides whether to continue an assistant message at the end.
     continues = fields.value("continue_final_message", bool)
     return {} if continues is None else {"continue_final_message": continues}
 
 
 def _logprobs(fields: Fields) -> int | None:
-    """Alternatives per token, None without log-probabilities; `n_probs` is llama-server's name for both fields."""
+    """Alternatives per token; None without log-probabilities. `n_probs` is llama-server's name for both fields."""
     wanted = fields.switch("logprobs")
     top = fields.integer("top_logprobs", None, 0, MAX_LOGPROBS)
     if top and not wanted:
@@ -70,7 +66,7 @@ def _logprobs(fields: Fields) -> int | None:
 
 
 def _splits_reasoning(fields: Fields) -> bool:
-    """Whether reasoning is told from content; `reasoning_format` is llama-server's."""
+    """Whether to separate reasoning from content. `reasoning_format` is llama-server's."""
     given = fields.text("reasoning_format", "auto")
     if given not in REASONING_FORMATS:
         message = f"reasoning_format ({given[:32]!r}) must be one of {', '.join(REASONING_FORMATS)}"
@@ -88,6 +84,6 @@ def _messages(fields: Fields) -> list[dict[str, Any]]:
 
 
 def _with_functions(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose calls of custom tools are calls of functions."""
+    """Converts calls of custom tools to calls of functions."""
     calls = message.get("tool_calls")
     return message if calls is None else {**message, "tool_calls": [history_call(call) for call in calls]}

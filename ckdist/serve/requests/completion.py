@@ -1,4 +1,4 @@
-"""What a body of /v1/completions asks for: prompts as text or token ids, echo and scores. It reads and checks."""
+"""Reads and checks a body of /v1/completions: prompts as text or token ids, echo and scores."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,25 +14,22 @@ from ckdist.tokens.tokenizer import Tokenizer
 DEFAULT_MAX_TOKENS = 16  # as OpenAI's
 MAX_PROMPTS = 1024
 
-Prompt = str | tuple[int | str, ...]  # a mixed one is llama-server's: texts between token ids
+Prompt = str | tuple[int | str, ...]  # llama-server allows texts between token ids
 
 
 @dataclass(frozen=True)
 class CompletionRequest:
-    """Each of `prompts` is continued, up to `suffix` if it is not empty.
-
-    `add_special`: a text gets the model's BOS and EOS.
-    """
+    """The contents of a body."""
 
     params: RequestParams
-    prompts: tuple[Prompt, ...]
+    prompts: tuple[Prompt, ...]  # each of them is continued
     echo: bool
-    add_special: bool
-    suffix: str
+    add_special: bool  # add the model's BOS and EOS to texts
+    suffix: str  # text after the completion; empty: none
 
 
 def parse_completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> CompletionRequest:
-    """RequestError for anything that cannot be meant or is not supported."""
+    """Reads the body. Raises RequestError for invalid and unsupported values."""
     fields = Fields(body)
     prompts = read_prompts(fields, facts.vocab_size)
     echo, add_special = fields.switch("echo"), fields.switch("add_special_tokens", True)
@@ -44,7 +41,7 @@ def parse_completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFac
 
 
 def read_prompts(fields: Fields, vocab_size: int) -> tuple[Prompt, ...]:
-    """`prompt`: one text, one list of token ids (with texts between them, if there are), or a list of such prompts."""
+    """Reads `prompt`: a text, a list of token ids (maybe with texts in between), or a list of such prompts."""
     given = fields.value("prompt", str, list)
     if isinstance(given, str):
         return (given,)
@@ -60,7 +57,7 @@ def read_prompts(fields: Fields, vocab_size: int) -> tuple[Prompt, ...]:
 
 
 def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, add_special: bool, facts: ModelFacts) -> list[int]:
-    """The token ids of one prompt. Of a mixed one the first part alone gets BOS, and only as a text."""
+    """Returns the token ids of one prompt. In a mixed prompt only a text at the start gets BOS."""
     if isinstance(prompt, str):
         return tokenise(tokenizer, prompt, add_special, facts, "prompt")
     tokens: list[int] = []
@@ -71,7 +68,7 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, add_special: bool, facts
 
 
 def prompt_text(prompt: Prompt, tokens: list[int], tokenizer: Tokenizer) -> str:
-    """The prompt as text."""
+    """Returns the prompt as text."""
     return prompt if isinstance(prompt, str) else tokenizer.decode(tokens)
 
 
@@ -90,8 +87,9 @@ def _token_prompt(prompt: list[Any], name: str, vocab_size: int) -> Prompt:
 
 
 def _logprobs(fields: Fields) -> int | None:
-    """Alternatives per token, None without log-probabilities: a number as OpenAI's, or a switch beside `top_logprobs`
-    or llama-server's `n_probs`.
+    """Alternatives per token; None without log-probabilities.
+
+    The field is a number as in OpenAI's API, or a boolean together with `top_logprobs` or llama-server's `n_probs`.
     """
     wanted = fields.value("logprobs", bool, int, float)
     other = max(fields.integer(name, 0, 0, MAX_LOGPROBS) for name in ("top_logprobs", "n_probs"))

@@ -1,6 +1,4 @@
-"""What bodies of /v1/embeddings, /embedding, /v1/rerank and /score ask for: texts or token ids, each to become a
-vector.
-"""
+"""Reads bodies of /v1/embeddings, /embedding, /v1/rerank and /score: texts or token ids, with a vector each."""
 
 from __future__ import annotations
 
@@ -19,46 +17,40 @@ MAX_INPUTS = 2048  # as OpenAI's
 MAX_DIMENSIONS = 1 << 20
 NO_NORM, EUCLIDEAN = -1, 2  # llama-server's embd_normalize
 
-Input = str | tuple[int | str, ...]  # texts may stand between token ids, as with llama-server
+Input = str | tuple[int | str, ...]  # llama-server allows texts between token ids
 
 
 @dataclass(frozen=True)
 class EmbeddingWork:
-    """`prompts` as those of a `Prepared`. `dimensions`: so many first elements of a vector are wanted, 0: all.
+    """A request for vectors, or for scores of texts."""
 
-    Of texts that are compared the first `queries` are one side. `best`: how many of the others are wanted, and `texts`
-    these as they were given, where the answer holds them. For a cross-encoder each prompt is a pair: `first_texts` has
-    how many of its tokens are the first text, `sigmoid` says whether a score is that of what comes out. `plain`: the
-    answer is a list of scores and nothing else. `cache_salt`, `cache_prompt`: see `read_cache_use`.
-    """
-
-    prompts: list[bytes]
+    prompts: list[bytes]  # as in `Prepared`; for a cross-encoder each is a pair of texts
     base64: bool = False
-    dimensions: int = 0
+    dimensions: int = 0  # keep this number of elements of each vector; 0: all
     normalise: bool = True
-    queries: int = 0
-    best: int = 0
-    texts: tuple[str, ...] = ()
-    first_texts: tuple[int, ...] = ()
-    sigmoid: bool = False
-    plain: bool = False
-    cache_salt: str | None = None
+    queries: int = 0  # this number of prompts at the start is compared with the others
+    best: int = 0  # maximum number of documents in the answer
+    texts: tuple[str, ...] = ()  # the documents, if the answer contains them
+    first_texts: tuple[int, ...] = ()  # for a cross-encoder: tokens of the first text of each pair
+    sigmoid: bool = False  # for a cross-encoder: the score is the sigmoid of the output
+    plain: bool = False  # the answer is only a list of scores
+    cache_salt: str | None = None  # see `read_cache_use`
     cache_prompt: bool = True
     ignored: tuple[str, ...] = ()
 
     def to_map(self) -> dict[str, Any]:
-        """For another process, as msgpack takes it."""
+        """Returns a map for msgpack."""
         return asdict(self)
 
     @classmethod
     def from_map(cls, values: dict[str, Any]) -> EmbeddingWork:
-        """The way back of `to_map`."""
+        """Inverse of `to_map`."""
         tuples = {name: tuple(values[name]) for name in ("texts", "first_texts", "ignored")}
         return cls(**{**values, **tuples})
 
 
 def embedding(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> EmbeddingWork:
-    """A body of /v1/embeddings."""
+    """Reads a body of /v1/embeddings."""
     fields = Fields(body)
     _check_embeds(facts)
     inputs = _inputs(fields, ("input",), facts)
@@ -70,7 +62,7 @@ def embedding(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> 
 
 
 def llama_embedding(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> EmbeddingWork:
-    """A body of llama-server's /embedding."""
+    """Reads a body of llama-server's /embedding."""
     fields = Fields(body)
     _check_embeds(facts)
     inputs = _inputs(fields, ("content", "input", "prompt"), facts)
@@ -82,12 +74,12 @@ def llama_embedding(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFact
 
 
 def rerank(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> EmbeddingWork:
-    """A body of /v1/rerank: a query and documents."""
+    """Reads a body of /v1/rerank: a query and documents."""
     fields = Fields(body)
     query = fields.text("query")
     if not query:
         raise RequestError("query is needed: a string", "query", "missing_required_parameter")
-    texts = fields.value("texts", list)  # of text-embeddings-inference, whose answer is a list
+    texts = fields.value("texts", list)  # text-embeddings-inference, whose answer is a plain list
     name = "documents" if texts is None else "texts"
     documents = [_document(item, name) for item in _list(fields, name)]
     best = fields.integer("top_n", len(documents), 1, 1 << 31)
@@ -100,7 +92,7 @@ def rerank(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Emb
 
 
 def score(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> EmbeddingWork:
-    """A body of vLLM's /score: a text, or several, and as many that each is compared with; one with each of many."""
+    """Reads a body of vLLM's /score: pairs of `text_1` and `text_2`, or one `text_1` with every `text_2`."""
     fields = Fields(body)
     sides = [_side(fields, name) for name in ("text_1", "text_2")]
     first, second = map(len, sides)
@@ -114,7 +106,6 @@ def score(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Embe
 
 
 def _check_embeds(facts: ModelFacts) -> None:
-    """RequestError for a model that compares texts and has no vectors of them."""
     if facts.scores:
         raise RequestError("the model is a cross-encoder, which has no embeddings; use /v1/rerank or /score", "model")
 
@@ -135,7 +126,7 @@ def _list(fields: Fields, name: str) -> list[Any]:
 
 
 def _document(item: Any, name: str = "documents") -> str:
-    """One text; an object may hold it as `text`."""
+    """Returns a text, which may be the `text` of an object."""
     text = item.get("text") if isinstance(item, dict) else item
     if not isinstance(text, str):
         raise RequestError(f"{name} must hold strings, not {kind_of(item)}", name, "invalid_type")
@@ -143,7 +134,7 @@ def _document(item: Any, name: str = "documents") -> str:
 
 
 def _inputs(fields: Fields, names: tuple[str, ...], facts: ModelFacts) -> tuple[Input, ...]:
-    """One text, a list of texts, token ids, or a list of lists of them; a text may be llama-server's object."""
+    """Reads a text, token ids, or a list of texts or of token ids. llama-server's object may replace a text."""
     name, given = names[0], fields.value(names, str, list, dict)
     if isinstance(given, str):
         return (given,)
@@ -176,7 +167,7 @@ def _token_input(given: list[Any], name: str, facts: ModelFacts) -> Input:
 def _pairs(
     fields: Fields, pairs: list[tuple[str, str]], tokenizer: Tokenizer, facts: ModelFacts, field: str, **more: Any
 ) -> EmbeddingWork:
-    """Pairs of texts as token ids. RequestError for too many, and for one that does not fit the context."""
+    """Tokenizes pairs of texts. Raises RequestError for too many pairs, and for one that exceeds the context."""
     if len(pairs) > MAX_INPUTS:
         raise RequestError(f"{field} has more than {MAX_INPUTS} texts; send them in several requests", field)
     limit = fields.integer("truncate_prompt_tokens", 0, -1, 1 << 31)
@@ -184,7 +175,7 @@ def _pairs(
     sigmoid = fields.switch(("use_activation", "activation"), True) and facts.scores == "sigmoid"
     salt, reuse = read_cache_use(fields)
     more |= {"cache_salt": salt, "cache_prompt": reuse}
-    known: dict[str, list[int]] = {}  # queries are met again and again
+    known: dict[str, list[int]] = {}  # ids by text: queries repeat
     prompts, first_texts = list[bytes](), list[int]()
     for texts in pairs:
         for text in texts:
@@ -198,7 +189,7 @@ def _pairs(
 def _pair(
     first: list[int], second: list[int], tokenizer: Tokenizer, facts: ModelFacts, field: str, cut: int
 ) -> tuple[list[int], int]:
-    """The ids of a pair, and how many of them are the first text; `cut`: as of `_tokens`, the second text gives way."""
+    """Returns the ids of a pair, and how many are the first text. `cut` (see `_tokens`) shortens the second text."""
     around = len(tokenizer.prefix) + len(tokenizer.middle) + len(tokenizer.suffix)
     if cut:
         second = second[: max(0, cut - around - len(first))]
@@ -211,7 +202,7 @@ def _pair(
 def _work(
     fields: Fields, inputs: tuple[Input, ...], tokenizer: Tokenizer, facts: ModelFacts, field: str, **more: Any
 ) -> EmbeddingWork:
-    """The inputs as token ids. RequestError for too many, and for one that does not fit the context."""
+    """Tokenizes the inputs. Raises RequestError for too many inputs, and for one that exceeds the context."""
     if len(inputs) > MAX_INPUTS:
         raise RequestError(f"{field} has more than {MAX_INPUTS} texts; send them in several requests", field)
     limit = fields.integer("truncate_prompt_tokens", 0, -1, 1 << 31)
@@ -224,8 +215,10 @@ def _work(
 
 
 def _tokens(item: Input, tokenizer: Tokenizer, facts: ModelFacts, field: str, cut: int, special: bool) -> list[int]:
-    """The ids of one input; `cut`: of a longer one so many are kept, those that stand around a text among them, 0: it
-    is refused.
+    """Returns the ids of one input.
+
+    `cut`: maximum number of ids, with the special tokens around a text; a longer text is cut. 0: a longer text is
+    refused.
     """
     if not isinstance(item, str):
         parts = (tokenise(tokenizer, p, False, facts, field) if isinstance(p, str) else [p] for p in item)

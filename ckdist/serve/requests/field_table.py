@@ -1,8 +1,8 @@
-"""Every field of a request that is known, on which faces it is known, and the rule that holds for it.
+"""The known fields of requests, the faces that know them, and the rule for each.
 
 A face is a kind of request (a key of `prepare.KINDS`). The names are those of OpenAI, Anthropic, vLLM, llama-server,
-Ollama, OpenRouter, text-generation-webui and the servers of embeddings. A name with a dot is a field of an object. A
-name that is not here is unknown: `check_fields` says what happens to it.
+Ollama, OpenRouter, text-generation-webui and the servers of embeddings. A name with a dot is a field of an object.
+`check_fields` handles unknown names.
 """
 
 import difflib
@@ -18,7 +18,7 @@ MAX_IGNORED = 64  # names of one request that are reported
 CHATS = frozenset(["chat", "response", "messages", "count_tokens", "apply_template", "tokenize"])
 ANTHROPIC = frozenset(["messages", "count_tokens"])
 RESPONSES = frozenset(["response"])
-ITEMS = ANTHROPIC | RESPONSES  # one answer, of blocks or items
+ITEMS = ANTHROPIC | RESPONSES  # one answer, as blocks or items
 COMPLETIONS = frozenset(["completion"])
 LLAMA = frozenset(["llama_completion", "infill"])
 INFILL = frozenset(["infill"])
@@ -32,7 +32,7 @@ TOKENIZES = frozenset(["tokenize"])
 EVERY = GENERATES | VECTORS | {"detokenize"}
 
 
-# Nothing is taken out of the messages. The last is what Claude Code sends with every request.
+# Values that remove nothing from the messages. Claude Code sends the last one with every request.
 NO_EDITS = ({}, [], {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]})
 USAGE = ("stream_options.include_usage", "stream_options.continuous_usage_stats")
 
@@ -46,19 +46,22 @@ class Honoured:
 
 @dataclass(frozen=True)
 class Neutral:
-    """The field is not supported: other values than these, which change nothing, are a 400 that ends with `remedy`."""
+    """The field is not supported.
+
+    Only `values`, which change nothing, are accepted. Any other value is a 400 that ends with `remedy`.
+    """
 
     values: tuple[Any, ...] = ()
     remedy: str = ""
 
     def __contains__(self, value: Any) -> bool:
-        """True and 1 are two values, as they are in JSON; 1 and 1.0 are one."""
+        """Compares as JSON does: True and 1 differ, 1 and 1.0 do not."""
         return any(value == own and (type(value) is bool) == (type(own) is bool) for own in self.values)
 
 
 @dataclass(frozen=True)
 class Harmless:
-    """Whatever the field holds, the answer is the same, for this `reason`."""
+    """The answer does not depend on the field, for this `reason`."""
 
     reason: str
 
@@ -81,7 +84,7 @@ def honoured(by: str, faces: frozenset[str], *names: str) -> Row:
 
 
 def refused(names: str, *values: Any, remedy: str = "", faces: frozenset[str] = EVERY) -> Row:
-    """A row of fields of which these `values` alone are taken; `names` stand apart by spaces."""
+    """A row of fields that accept only `values`. `names` are separated by spaces."""
     return Row(faces, tuple(names.split()), Neutral(values, remedy))
 
 
@@ -91,9 +94,9 @@ def harmless(reason: str, *names: str, faces: frozenset[str] = EVERY) -> Row:
 
 
 HONOURED = (
-    # Whose cached prompts are used.
+    # The prefix cache.
     honoured("cache_use", EVERY - {"detokenize"}, "cache_salt", "cache_prompt"),
-    # How much is written, and where it ends.
+    # Length, end and number of answers.
     honoured("params", GENERATES, "max_completion_tokens", "max_tokens", "n_predict", "num_predict", "max_new_tokens"),
     honoured("params", GENERATES, "stop", "stream", "lora", "include_stop_str_in_output", "skip_special_tokens"),
     honoured("params", GENERATES - ITEMS, "n", "n_cmpl", "best_of", "return_token_ids", "return_tokens"),
@@ -101,7 +104,7 @@ HONOURED = (
     honoured("params", GENERATES - ITEMS, "timings_per_token"),
     honoured("anthropic", ANTHROPIC, "system", "stop_sequences"),
     honoured("responses", RESPONSES, "max_output_tokens", "instructions", "input", "include"),
-    # How tokens are chosen.
+    # Sampling.
     honoured("sampling", GENERATES, "temperature", "top_p", "min_p", "typical_p", "typ_p", "top_n_sigma", "nsigma"),
     honoured("sampling", GENERATES, "top_k", "seed", "stop_token_ids", "ignore_eos", "min_tokens", "min_keep"),
     honoured("sampling", GENERATES, "repetition_penalty", "repeat_penalty", "repeat_last_n", "presence_penalty"),
@@ -109,7 +112,7 @@ HONOURED = (
     honoured("sampling", GENERATES, "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
     honoured("sampling", GENERATES, "dry_sequence_breakers", "dynatemp_range", "dynatemp_exponent"),
     honoured("sampling", GENERATES, "mirostat", "mirostat_mode", "mirostat_tau", "mirostat_eta"),
-    # What the answer must look like.
+    # Structure of the answer.
     honoured("structure", GENERATES, "response_format", "json_schema", "grammar", "format"),
     honoured("structure", GENERATES, "guided_json", "guided_regex", "guided_choice", "guided_grammar"),
     honoured(
@@ -151,47 +154,46 @@ HONOURED = (
     honoured("tokens", frozenset(["detokenize"]), "tokens"),
 )
 
-# The answer would be another one: a constraint, a way of sampling, another model, more in the answer than this server
-# gives, or another tenant's prompts apart from these.
+# These fields would change the answer: constraints, ways of sampling, other models, further contents, tenants.
 REFUSED = (
-    # Who comes first.
+    # Priority.
     refused("priority", 0, remedy="requests are served in their order"),
-    # What may be written.
+    # Constraints on the text.
     refused("grammar_lazy", False),
-    refused("structured_outputs.disable_additional_properties", False, remedy="say it in the schema", faces=GENERATES),
+    refused("structured_outputs.disable_additional_properties", False, remedy="set it in the schema", faces=GENERATES),
     refused("grammar_triggers preserved_tokens bad_words allowed_token_ids", []),
     refused("structural_tag", ""),
     refused("sequence_bias", {}),
     refused("n_indent", 0),
     refused("t_max_predict_ms", 0, -1, remedy="limit max_tokens instead"),
-    refused("moderation", remedy="texts are not judged"),
-    # How the next token is chosen.
+    refused("moderation", remedy="moderation is not supported"),
+    # Sampling.
     refused("use_beam_search early_stopping", False),
     refused("num_beams length_penalty tfs_z encoder_repetition_penalty guidance_scale cfg_scale", 1),
     refused("do_sample", True, remedy="set temperature to 0 for greedy text"),
     refused("top_a epsilon_cutoff eta_cutoff smoothing_factor no_repeat_ngram_size", 0),
     refused("adaptive_target", -1),
     refused("penalty_prompt negative_prompt", ""),
-    refused("penalize_nl penalize_newline", True, remedy="a line's end is penalised as other tokens are"),
+    refused("penalize_nl penalize_newline", True, remedy="newlines are penalised like other tokens"),
     refused("control_vectors logits_processors", []),
     refused("vllm_xargs kv_transfer_params", {}),
-    # What the prompt is made of.
+    # Contents of the prompt.
     refused("chat_template", ""),
     refused("mm_processor_kwargs media_io_kwargs", {}),
     refused("multimodal_data image_data images prompt_embeds plugins", []),
     refused("audio web_search_options"),
-    refused("modalities", [], ["text"], remedy="only text is written"),
+    refused("modalities", [], ["text"], remedy="only text is generated"),
     refused("truncate_prompt_tokens", -1, remedy="shorten the prompt", faces=GENERATES),
     refused("truncate", False, remedy="give truncate_prompt_tokens", faces=VECTORS),
-    refused("options", {}, remedy="its fields are read at the top of the request"),
+    refused("options", {}, remedy="move its fields to the top of the request"),
     refused(
         "input_type task instruction query_instruction prompt_name", "", remedy="put it into the text", faces=VECTORS
     ),
     refused("late_chunking", False, faces=VECTORS),
-    refused("normalize normalized", True, remedy="/embedding has embd_normalize", faces=VECTORS),
+    refused("normalize normalized", True, remedy="use /embedding with embd_normalize", faces=VECTORS),
     refused("embedding_types embedding_type", "float", ["float"], faces=VECTORS),
     refused("max_tokens_per_doc max_chunks_per_doc", remedy="give truncate_prompt_tokens", faces=RANKS),
-    # What belongs to another path.
+    # Fields of other paths.
     refused("echo", False, remedy="use /v1/completions", faces=CHATS),
     refused("suffix", "", remedy="use /v1/completions or /infill", faces=CHATS | LLAMA),
     refused("prompt", "", [], remedy="put it in messages", faces=CHATS - RESPONSES - TOKENIZES),
@@ -199,68 +201,68 @@ REFUSED = (
     refused("messages tools functions", [], remedy="use /v1/chat/completions", faces=TEXTS),
     refused("input_prefix input_suffix", "", remedy="use /infill", faces=TEXTS - INFILL),
     refused("add_special_tokens", True, faces=LLAMA),
-    # What the answer holds.
+    # Contents of the answer.
     refused("prompt_logprobs", False, remedy="use echo with logprobs in /v1/completions"),
     refused("post_sampling_probs return_tokens_as_token_ids return_hidden_states reasoning_in_content", False),
-    refused("n n_cmpl best_of", 1, remedy="/v1/chat/completions has it", faces=ITEMS),
-    refused("logprobs return_token_ids return_tokens", False, remedy="/v1/chat/completions has it", faces=ITEMS),
-    refused("top_logprobs n_probs", 0, remedy="/v1/chat/completions has it", faces=ITEMS),
-    refused("timings_per_token", False, remedy="/v1/chat/completions has it", faces=ITEMS),
+    refused("n n_cmpl best_of", 1, remedy="use /v1/chat/completions", faces=ITEMS),
+    refused("logprobs return_token_ids return_tokens", False, remedy="use /v1/chat/completions", faces=ITEMS),
+    refused("top_logprobs n_probs", 0, remedy="use /v1/chat/completions", faces=ITEMS),
+    refused("timings_per_token", False, remedy="use /v1/chat/completions", faces=ITEMS),
     refused("include_reasoning parse_tool_calls", True),
     refused("reasoning.exclude", False, faces=CHATS),
     refused("reasoning_format", "none", "auto", faces=TEXTS | VECTORS),
     refused("thinking_budget thinking_budget_tokens thinking_token_budget", -1, remedy="use a chat", faces=TEXTS),
     refused("reasoning_budget reasoning_budget_tokens", -1, remedy="use a chat", faces=TEXTS),
-    # What a provider runs or keeps.
-    refused("previous_response_id conversation prompt", remedy="no answers are kept: send all input", faces=RESPONSES),
-    refused("background", False, remedy="no answers are kept", faces=RESPONSES),
+    # Services of a provider.
+    refused("previous_response_id conversation prompt", remedy="nothing is stored: send all input", faces=RESPONSES),
+    refused("background", False, remedy="answers are not stored", faces=RESPONSES),
     refused("mcp_servers", [], remedy="call the servers' tools yourself, as functions", faces=CHATS),
-    refused("container", remedy="no code is run here", faces=ANTHROPIC),
-    refused("context_management", *NO_EDITS, remedy="send the messages that count", faces=CHATS),
+    refused("container", remedy="this server does not run code", faces=ANTHROPIC),
+    refused("context_management", *NO_EDITS, remedy="send only the messages that you need", faces=CHATS),
 )
 
-LIBRARY = "it chooses the library that follows a grammar"
-DRAFTS = "drafts are checked, so the answer is the same without"
-SLOT = "it chooses a slot or a copy of the model, which all answer alike"
-LOADER = "it tells Ollama how to load a model; this one is loaded"
-CHARGED = "it says how a provider charges for a request, keeps it or knows its user"
+LIBRARY = "it chooses the library for grammars"
+DRAFTS = "drafts are verified, so the answer is the same without them"
+SLOT = "it chooses a slot or a copy of the model, and all of them give the same answer"
+LOADER = "it controls how Ollama loads a model; this model is already loaded"
+CHARGED = "it is about a provider's charges, storage or users"
 HARMLESS = (
-    harmless("the one model answers, whatever its name in the request", "model", "models", "route", "provider"),
+    harmless("the server has one model, which answers under any name", "model", "models", "route", "provider"),
     harmless(CHARGED, "user", "store", "service_tier", "safety_identifier", "session_id", "trace", "inference_geo"),
     harmless(CHARGED, "metadata", faces=EVERY - RESPONSES),
     harmless("keys are read from headers", "api_key"),
     harmless("it names the request or the client", "request_id", "client_metadata"),
-    harmless("what differs by version or beta is in fields of its own", "anthropic_version", "anthropic_beta", "betas"),
-    harmless("beginnings of prompts are found again without marks or keys", "prompt_cache_key", "cache_control"),
-    harmless("blocks are kept as long as there is room", "prompt_cache_retention", "prompt_cache_options"),
-    harmless("only whole beginnings are used again", "n_cache_reuse"),
-    harmless("it makes an answer sooner, not another", "prediction", "speed", "backend_sampling"),
+    harmless("versions and betas differ in other fields", "anthropic_version", "anthropic_beta", "betas"),
+    harmless("the prefix cache needs no marks or keys", "prompt_cache_key", "cache_control"),
+    harmless("cached blocks are kept as long as there is room", "prompt_cache_retention", "prompt_cache_options"),
+    harmless("only whole prefixes are reused", "n_cache_reuse"),
+    harmless("it changes the speed, not the answer", "prediction", "speed", "backend_sampling"),
     harmless(DRAFTS, "speculative", "speculative.n_min"),
     harmless(DRAFTS, "speculative.n_max", "speculative.p_min"),
     harmless(DRAFTS, "speculative.p_split", "speculative.type"),
     harmless(SLOT, "id_slot", "slot_id", "data_parallel_rank"),
-    harmless("the context is never shifted: an answer ends where it is full", "n_keep", "n_discard", "num_keep"),
-    harmless("a prompt that does not fit is refused, never cut", "truncation", "transforms", "num_ctx"),
+    harmless("the context is never shifted: an answer ends when it is full", "n_keep", "n_discard", "num_keep"),
+    harmless("a prompt that does not fit is refused, never truncated", "truncation", "transforms", "num_ctx"),
     harmless(
-        "JSON has no other spaces than whitespace_pattern says",
+        "JSON has only the white space of whitespace_pattern",
         "structured_outputs.disable_any_whitespace",
         faces=GENERATES,
     ),
     harmless(LIBRARY, "guided_decoding_backend"),
     harmless(LIBRARY, "structured_outputs.backend", "structured_outputs._backend", faces=GENERATES),
     harmless(LIBRARY, "structured_outputs.disable_fallback", faces=GENERATES),
-    harmless("it acts on tokenizers in Python alone, which are not used", "spaces_between_special_tokens"),
-    harmless("no pictures are read", "allowed_local_media_path"),
-    harmless("calls are always streamed as they come", "tool_stream"),
-    harmless("no tools are run here, so none are counted", "max_tool_calls", faces=RESPONSES),
-    harmless("progress and speed stand beside the answer, not in it", "return_progress", "return_metrics", "usage"),
-    harmless("usage is in every answer of this kind", *USAGE, faces=ITEMS),
-    harmless("silence is broken by this server's own rule", "sse_ping_interval"),
+    harmless("it only affects tokenizers in Python, which are not used", "spaces_between_special_tokens"),
+    harmless("pictures are not supported", "allowed_local_media_path"),
+    harmless("calls are always streamed", "tool_stream"),
+    harmless("the server runs no tools", "max_tool_calls", faces=RESPONSES),
+    harmless("progress and speed are not part of the answer", "return_progress", "return_metrics", "usage"),
+    harmless("every answer of this kind has its usage", *USAGE, faces=ITEMS),
+    harmless("this server sends no pings", "sse_ping_interval"),
     harmless("padding hides lengths; the text is the same", "stream_options.include_obfuscation", faces=GENERATES),
     harmless(
-        "reasoning is given whole", "reasoning.summary", "reasoning.generate_summary", "thinking.display", faces=CHATS
+        "reasoning is complete", "reasoning.summary", "reasoning.generate_summary", "thinking.display", faces=CHATS
     ),
-    harmless("it acts with a field that is refused", "smoothing_curve", "adaptive_decay"),
+    harmless("it only acts together with a field that is refused", "smoothing_curve", "adaptive_decay"),
     harmless(LOADER, "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram", "f16_kv", "use_mmap"),
     harmless(LOADER, "use_mlock", "vocab_only", "keep_alive"),
 )
@@ -282,13 +284,13 @@ RULES = _by_face()
 OBJECTS = {
     face: frozenset(name.partition(".")[0] for name in rules if "." in name) - {"speculative"}
     for face, rules in RULES.items()
-}  # fields whose own fields have rules
+}  # objects whose fields have rules of their own
 
 
 def check_fields(face: str, body: dict[str, Any], strict: bool) -> tuple[str, ...]:
-    """The names of `body` that nobody knows, shortened. A field that is null is absent.
+    """Returns the unknown names of `body`, shortened. A field that is null is absent.
 
-    RequestError for a value that is not neutral, and with `strict` for a name that nobody knows.
+    Raises RequestError for a value that is not neutral, and with `strict` for an unknown name.
     """
     rules, unknown = RULES[face], list[str]()
     for name, value in _named(body, OBJECTS[face]):
@@ -307,7 +309,7 @@ def check_fields(face: str, body: dict[str, Any], strict: bool) -> tuple[str, ..
 
 
 def _named(body: dict[str, Any], objects: frozenset[str]) -> Iterator[tuple[str, Any]]:
-    """The fields of `body` that are given; of an object in `objects` its own fields."""
+    """Yields the fields of `body` that are not null. For objects in `objects` it yields their fields."""
     for name, value in body.items():
         if name in objects and isinstance(value, dict):
             yield from ((f"{name}.{key}", item) for key, item in value.items() if item is not None)

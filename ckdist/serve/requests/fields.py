@@ -1,7 +1,8 @@
-"""Typed reading of one request's fields: wrong types, values out of range and unsupported values are RequestErrors.
+"""Typed reading of one request's fields.
 
-A field that is absent or null has its default. Where a field has several names, the first that is given counts. It
-knows types and ranges, not what a field is for; `field_table` has the names.
+Wrong types, values out of range and unsupported values are RequestErrors. A field that is absent or null has its
+default. If a field has several names, the first that is present counts. Types and ranges are checked here;
+`field_table` lists the names.
 """
 
 import math
@@ -15,17 +16,17 @@ Number = TypeVar("Number", int, float)
 
 
 class Fields:
-    """The fields of `body`, each read by name. Errors name them, behind that of the object that they stand `within`."""
+    """The fields of `body`, read by name. Errors name them, with the object `within` which they are as a prefix."""
 
     def __init__(self, body: dict[str, Any], within: str = ""):
         self.body, self.within = body, within
 
     def inner(self, name: str) -> "Fields":
-        """The fields of the object `name`, which may be absent. RequestError for another type."""
+        """Returns the fields of the object `name`, none if it is absent. Raises RequestError for another type."""
         return Fields(self.value(name, dict) or {}, self._shown(name))
 
     def value(self, names: Names, *types: type) -> Any:
-        """The field when it is one of `types`, None when absent or null."""
+        """Returns the field, or None if it is absent or null. Raises RequestError if its type is not in `types`."""
         return self._find(names, types)[1]
 
     @overload
@@ -33,12 +34,12 @@ class Fields:
     @overload
     def text(self, names: Names, default: None = None) -> str | None: ...
     def text(self, names: Names, default: str | None = None) -> str | None:
-        """A string. RequestError for another type."""
+        """Returns a string. Raises RequestError for another type."""
         value = self.value(names, str)
         return default if value is None else value
 
     def switch(self, names: Names, default: bool = False) -> bool:
-        """A boolean. RequestError for another type."""
+        """Returns a boolean. Raises RequestError for another type."""
         value = self.value(names, bool)
         return default if value is None else value
 
@@ -49,7 +50,10 @@ class Fields:
     @overload
     def integer(self, names: Names, default: int | None, low: int, high: int) -> int | None: ...
     def integer(self, names: Names, default: int | None, low: int, high: int) -> int | None:
-        """A whole number from `low` to `high`, which JSON may write as 3 or 3.0. RequestError for all else."""
+        """Returns a whole number from `low` to `high`. Raises RequestError for all other values.
+
+        JSON may write the number as 3 or 3.0.
+        """
         name, value = self._find(names, (int, float), "a whole number")
         if value is None:
             return default
@@ -60,12 +64,15 @@ class Fields:
         return in_range(value, name, low, high)
 
     def number(self, names: Names, default: float, low: float, high: float) -> float:
-        """A number from `low` to `high`. RequestError for all else."""
+        """Returns a number from `low` to `high`. Raises RequestError for all other values."""
         name, value = self._find(names, (int, float))
         return default if value is None else float(in_range(value, name, low, high))
 
     def token_ids(self, names: Names, vocab_size: int, most: int) -> tuple[int, ...]:
-        """At most `most` ids below `vocab_size`, none where the field is absent. RequestError for all else."""
+        """Returns at most `most` ids below `vocab_size`, none if the field is absent.
+
+        Raises RequestError for all other values.
+        """
         name, value = self._find(names, (list,))
         if value is None:
             return ()
@@ -91,14 +98,14 @@ class Fields:
 
 
 def in_range(value: Number, name: str, low: float, high: float) -> Number:
-    """`value`, which stands under `name`; RequestError unless it is from `low` to `high`."""
+    """Returns `value` of the field `name`. Raises RequestError unless it is from `low` to `high`."""
     if not math.isfinite(value) or not low <= value <= high:
         raise RequestError(f"{name} ({value}) must be from {low} to {high}", name, "invalid_value")
     return value
 
 
 def check_token_ids(values: list[Any], name: str, vocab_size: int) -> tuple[int, ...]:
-    """`values` when all are whole numbers of the vocabulary."""
+    """Returns `values`. Raises RequestError unless all are token ids of the vocabulary."""
     for value in values:
         if type(value) is not int or not 0 <= value < vocab_size:
             shown = value if type(value) in (int, float) else kind_of(value)

@@ -1,7 +1,7 @@
-"""llama-server's /infill, and the `suffix` of a completion.
+"""Prompts for llama-server's /infill, and for the `suffix` of a completion.
 
-The text before a gap and the text behind it are put around the vocabulary's own tokens for that.
-Bavarian et al. 2022, arXiv:2207.14255.
+The texts before and after a gap are put around the vocabulary's own tokens for infill. Bavarian et al. 2022,
+arXiv:2207.14255.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from ckdist.serve.requests.prompt import check_length
 from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_FILES = 256
-# What stands before the text in front of the gap, before the text behind it, and before what fills it, as models write.
+# Models' marks before the text that precedes the gap, before the text that follows it, and before the gap's text.
 MARKS = (
     ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, CodeGemma, GLM
     ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder, SantaCoder
@@ -29,16 +29,16 @@ FILE_MARKS = ("<|file_sep|>", "<file_sep>", "<|file_separator|>", "<reponame>") 
 
 @dataclass(frozen=True)
 class Gap:
-    """`begin` is the beginning of what fills the gap; `files` are others that belong to it, name and text each."""
+    """A gap between two texts."""
 
     before: str
     behind: str
-    begin: str
-    files: tuple[tuple[str, str], ...]
+    begin: str  # beginning of the text in the gap
+    files: tuple[tuple[str, str], ...]  # (name, text) of other files that belong to it
 
 
 def read_gap(body: dict[str, Any]) -> tuple[Gap, dict[str, Any]]:
-    """The gap, and the other fields of a body of /infill. RequestError where there is none."""
+    """Returns the gap, and the other fields of a body of /infill. Raises RequestError if there is no gap."""
     fields = Fields(body)
     before, behind = (fields.text(name) for name in ("input_prefix", "input_suffix"))
     for name, text in (("input_prefix", before), ("input_suffix", behind)):
@@ -53,9 +53,9 @@ def read_gap(body: dict[str, Any]) -> tuple[Gap, dict[str, Any]]:
 
 
 def infill_tokens(gap: Gap, tokenizer: Tokenizer, facts: ModelFacts, field: str = "input_prefix") -> list[int]:
-    """The prompt of a gap: other files, what is before, what is behind, and the beginning of what fills it.
+    """Returns the prompt for a gap: other files, the texts before and after it, and the beginning of its text.
 
-    RequestError, which names `field`, where the vocabulary has no tokens for it.
+    Raises RequestError, which names `field`, if the vocabulary has no tokens for infill.
     """
     before, behind, middle = _marks(tokenizer, field)
     plain = lambda text: tokenizer.encode(text, add_special=False, parse_special=False)
@@ -70,7 +70,6 @@ def infill_tokens(gap: Gap, tokenizer: Tokenizer, facts: ModelFacts, field: str 
 
 
 def _file(item: Any) -> tuple[str, str]:
-    """The name and the text of another file."""
     name, text = (item.get("filename", "tmp"), item.get("text")) if isinstance(item, dict) else (None, None)
     if not isinstance(name, str) or not isinstance(text, str):
         message = "input_extra must hold objects with `text` and, if there is one, `filename`, which are strings"

@@ -1,7 +1,7 @@
-"""A request's body as JSON that cannot hurt.
+"""Parses a request's body as JSON, with limits.
 
-Refused here: nesting that is too deep, NaN and Infinity, numbers with endless digits, text with lone surrogates.
-What the fields mean is not looked at.
+It refuses nesting that is too deep, NaN and Infinity, numbers with too many digits, and lone surrogates in texts. It
+does not interpret the fields.
 """
 
 import json
@@ -15,7 +15,7 @@ MAX_DIGITS = 40
 
 
 def parse_object(data: bytes) -> dict[str, Any]:
-    """JSON bytes as a dict, checked as the module says."""
+    """Parses JSON bytes to a dict. Raises Problem 400 for the faults above."""
     try:
         value = json.loads(data.decode("utf-8"), parse_constant=_refuse_constant, parse_int=_bounded_int)
     except UnicodeDecodeError:

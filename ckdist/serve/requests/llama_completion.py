@@ -1,4 +1,4 @@
-"""What a body of llama-server's own /completion asks for. Its defaults of sampling are llama-server's."""
+"""Reads and checks a body of llama-server's /completion, with llama-server's sampling defaults."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,17 +26,16 @@ MAX_PATH_CHARS = 200
 
 @dataclass(frozen=True)
 class LlamaCompletionRequest:
-    """`response_fields` are paths, as `generation_settings/seed`, of the only parts of the answer that are wanted;
-    none: all.
-    """
+    """The contents of a body."""
 
     params: RequestParams
     prompts: tuple[Prompt, ...]
+    # Paths of the wanted parts of the answer, as `generation_settings/seed`; empty: all.
     response_fields: tuple[str, ...]
 
 
 def parse_llama_completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> LlamaCompletionRequest:
-    """RequestError for anything that cannot be meant or is not supported."""
+    """Reads the body. Raises RequestError for invalid and unsupported values."""
     fields = Fields(body)
     prompts, response_fields = read_prompts(fields, facts.vocab_size), _response_fields(fields)
     logprobs = fields.integer(("n_probs", "logprobs"), 0, 0, MAX_LOGPROBS) or None

@@ -1,6 +1,4 @@
-"""What every request for text asks for, whichever path it came by: how text is made, how much, and how it is given
-out.
-"""
+"""Parameters that all requests for text share: sampling, length and output."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -21,23 +19,21 @@ MAX_CHOICES = 16
 MAX_LOGPROBS = 20
 MAX_LENGTH = 1 << 31
 MAX_TOKENS_NAMES = ("max_completion_tokens", "max_tokens", "n_predict", "num_predict", "max_new_tokens")
-UNLIMITED = (-1, -2)  # llama.cpp's and Ollama's words for "until the context is full"
+UNLIMITED = (-1, -2)  # in llama.cpp and Ollama: until the context is full
 
 
 @dataclass(frozen=True)
 class RequestParams:
-    """The shared fields. `max_tokens` is None where the context alone is the limit; `logprobs` is the number of
-    alternatives per token, None without logprobs.
-    """
+    """The shared parameters."""
 
     sampling: SamplingParams
-    max_tokens: int | None
+    max_tokens: int | None  # None: only the context is the limit
     stops: tuple[str, ...]
     n: int
     stream: bool
     include_usage: bool
     continuous_usage: bool
-    logprobs: int | None
+    logprobs: int | None  # alternatives per token; None: no log-probabilities
     include_stop: bool
     skip_special: bool
     token_ids: bool
@@ -46,7 +42,10 @@ class RequestParams:
     cache_prompt: bool
 
     def prepared(self, prompts: list[list[int]], facts: ModelFacts, field: str, **more: Any) -> Prepared:
-        """This for `prompts`, which `field` of the request gave. RequestError for a prompt that does not fit."""
+        """Returns the prepared request for `prompts`, which are the request's `field`.
+
+        Raises RequestError for a prompt that does not fit.
+        """
         rooms = [fit_output(tokens, self.max_tokens, facts.context_length, field) for tokens in prompts]
         own = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
         own |= {"max_tokens": rooms, "logprobs": self.logprobs is not None}
@@ -65,7 +64,7 @@ def read_params(
     default_tokens: int | None = None,
     sampling_defaults: dict[str, Any] | None = None,
 ) -> RequestParams:
-    """The shared fields. RequestError for what cannot be meant."""
+    """Reads the shared parameters. Raises RequestError for invalid values."""
     sampling = read_sampling(fields, tokenizer, facts.vocab_size, sampling_defaults or {})
     sampling = dataclasses.replace(sampling, grammar=read_structure(fields))
     max_tokens = _max_tokens(fields, least_tokens, default_tokens)
@@ -95,16 +94,14 @@ def read_params(
 
 
 def _check_adapters(fields: Fields) -> None:
-    """llama-server's scales of adapters for one request: those that are loaded have 1, and that cannot be changed."""
+    """Checks llama-server's adapter scales. Loaded adapters have scale 1, and no request can change that."""
     for item in fields.value("lora", list) or ():
         if not isinstance(item, dict) or item.get("scale", 1) != 1:
             raise RequestError("lora cannot change the scale of an adapter; leave it out", "lora", "unsupported_value")
 
 
 def _max_tokens(fields: Fields, least: int, default: int | None) -> int | None:
-    """The first limit that is one: a client may send -1 under one name, as its default, and what its user wants under
-    another.
-    """
+    """Returns the first real limit. A client may send its default -1 under one name, and its user's under another."""
     named = {name: fields.integer(name, None, -MAX_LENGTH, MAX_LENGTH) for name in MAX_TOKENS_NAMES}
     given = {name: value for name, value in named.items() if value is not None}
     limits = {name: value for name, value in given.items() if value not in UNLIMITED}

@@ -1,5 +1,6 @@
-"""One entry for every kind of request: bytes of a body in, a `Prepared` for the engine or a finished JSON answer
-out, or texts that are to become vectors.
+"""One entry for every kind of request.
+
+It converts the bytes of a body to a `Prepared` for the engine, to texts that become vectors, or to a JSON answer.
 """
 
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from ckdist.tokens.tokenizer import Tokenizer
 def prepare(
     kind: str, body: bytes, tokenizer: Tokenizer, facts: ModelFacts
 ) -> Prepared | EmbeddingWork | dict[str, Any]:
-    """What the request of this kind (a key of `KINDS`) comes to. RequestError or Problem for what cannot be meant."""
+    """Prepares a request of this kind (a key of `KINDS`). Raises RequestError or Problem for invalid requests."""
     fields = parse_object(body)
     ignored = check_fields(kind, fields, facts.strict_fields) if kind in RULES else ()
     result = KINDS[kind](fields, tokenizer, facts)
@@ -33,7 +34,7 @@ def prepare(
 
 
 def chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
-    """A body of /v1/chat/completions, ready for the engine."""
+    """Prepares a body of /v1/chat/completions for the engine."""
     request = parse_chat(body, tokenizer, facts)
     rendered = _rendered(request, tokenizer, facts)
     tokens = tokenise_chat(tokenizer, rendered, request.add_special_tokens, facts)
@@ -47,13 +48,13 @@ def chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepa
 
 
 def messages(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
-    """A body of Anthropic's /v1/messages, ready for the engine."""
+    """Prepares a body of Anthropic's /v1/messages for the engine."""
     request, skipped = anthropic.to_chat(body)
     return replace(chat(request, tokenizer, facts), skipped=skipped)
 
 
 def count_tokens(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
-    """How many tokens the prompt of such a body has."""
+    """Returns the number of tokens in the prompt of a body of /v1/messages."""
     given, _ = anthropic.to_chat(body, needs_max_tokens=False)
     request = parse_chat(given, tokenizer, facts)
     rendered = _rendered(request, tokenizer, facts)
@@ -61,16 +62,16 @@ def count_tokens(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) 
 
 
 def response(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
-    """A body of /v1/responses, ready for the engine."""
+    """Prepares a body of /v1/responses for the engine."""
     request, skipped = responses.to_chat(body)
     return replace(chat(request, tokenizer, facts), skipped=skipped, echoed=responses.echoed(body))
 
 
 def completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
-    """A body of /v1/completions, ready for the engine."""
+    """Prepares a body of /v1/completions for the engine."""
     request = parse_completion(body, tokenizer, facts)
     if request.suffix:
-        facts.check_continues("filling of gaps")
+        facts.check_continues("infill")
         gaps = [Gap(prompt_text(prompt, [], tokenizer), request.suffix, "", ()) for prompt in request.prompts]
         prompts = [infill_tokens(gap, tokenizer, facts, "suffix") for gap in gaps]
     else:
@@ -81,25 +82,25 @@ def completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) ->
 
 
 def llama_completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
-    """A body of /completion, ready for the engine."""
+    """Prepares a body of llama-server's /completion for the engine."""
     request = parse_llama_completion(body, tokenizer, facts)
     prompts = [encode_prompt(prompt, tokenizer, True, facts) for prompt in request.prompts]
     texts = tuple(
         prompt_text(prompt, tokens, tokenizer) for prompt, tokens in zip(request.prompts, prompts, strict=True)
     )
     prepared = request.params.prepared(prompts, facts, "prompt", texts=texts, response_fields=request.response_fields)
-    return replace(prepared, token_ids=prepared.token_ids or prepared.stream)  # the pieces of a stream always have them
+    return replace(prepared, token_ids=prepared.token_ids or prepared.stream)  # streamed pieces always have them
 
 
 def infill(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
-    """A body of llama-server's /infill, ready for the engine."""
-    facts.check_continues("filling of gaps")
+    """Prepares a body of llama-server's /infill for the engine."""
+    facts.check_continues("infill")
     gap, others = read_gap(body)
     return llama_completion({**others, "prompt": infill_tokens(gap, tokenizer, facts)}, tokenizer, facts)
 
 
 def apply_template(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
-    """llama-server's /apply-template: the chat as the text that the model would continue."""
+    """Renders a chat for llama-server's /apply-template, as the text that the model would continue."""
     return {"prompt": _rendered(parse_chat(body, tokenizer, facts), tokenizer, facts).text}
 
 

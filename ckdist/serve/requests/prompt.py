@@ -1,4 +1,4 @@
-"""From what a request gives (text, messages, token ids) to token ids that fit the context."""
+"""Converts the prompt of a request (text, messages) to token ids that fit the context."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +17,10 @@ def render_chat(
     tools: Sequence[dict[str, Any]],
     facts: ModelFacts,
 ) -> RenderedChat:
-    """A chat as text; the tokenizer has a template (see `with_template`). RequestError when the template refuses."""
+    """Returns a chat as text. The tokenizer must have a template (see `with_template`).
+
+    Raises RequestError if the template refuses the messages.
+    """
     template = tokenizer.chat_template
     assert template is not None, "with_template gives every served model one"
     control = None if facts.special_in_text else tokenizer.control_text
@@ -25,22 +28,23 @@ def render_chat(
 
 
 def tokenise(tokenizer: Tokenizer, text: str, add_special: bool, facts: ModelFacts, field: str) -> list[int]:
-    """The ids of `text`. RequestError, without any work, for one that has more bytes than any text that fits the
-    context.
-    """
+    """Returns the ids of `text`. Raises RequestError like `check_length`."""
     return tokenise_chat(tokenizer, RenderedChat(text), add_special, facts, field)
 
 
 def tokenise_chat(
     tokenizer: Tokenizer, chat: RenderedChat, add_special: bool, facts: ModelFacts, field: str = "messages"
 ) -> list[int]:
-    """The ids of a chat. RequestError as of `tokenise`."""
+    """Returns the ids of a chat. Raises RequestError like `check_length`."""
     check_length(tokenizer, chat.text, facts, field)
     return tokenizer.encode(chat.text, add_special=add_special, literal=chat.literal)
 
 
 def check_length(tokenizer: Tokenizer, text: str, facts: ModelFacts, field: str) -> None:
-    """RequestError, without any work, where `text` has more bytes than any text that fits the context."""
+    """Raises RequestError if `text` has more bytes than any text that fits the context.
+
+    It needs no tokenization.
+    """
     most = tokenizer.most_bytes_per_token
     if most is not None and len(text) > facts.context_length:
         size = len(text.encode("utf-8", "surrogatepass"))
@@ -49,9 +53,9 @@ def check_length(tokenizer: Tokenizer, text: str, facts: ModelFacts, field: str)
 
 
 def fit_output(prompt: list[int], max_tokens: int | None, context_length: int, field: str) -> int:
-    """How many tokens may follow `prompt`: `max_tokens`, cut to what the context leaves; all that it leaves for None.
+    """Returns how many tokens may follow `prompt`: min(max_tokens, context_length - len(prompt)).
 
-    RequestError when the prompt is empty or leaves no room.
+    `max_tokens` None: all that the context leaves. Raises RequestError if the prompt is empty or leaves no room.
     """
     if not prompt:
         raise RequestError(f"{field} is empty; give at least one token", field)
@@ -63,14 +67,14 @@ def fit_output(prompt: list[int], max_tokens: int | None, context_length: int, f
 
 
 def too_long(tokens: int, most: int, context_length: int, field: str, about: str = "") -> RequestError:
-    """The error of a prompt with more than `most` tokens; `about` goes before a number of tokens that is not exact.
+    """Returns the error for a prompt with more than `most` tokens. `about` precedes a number that is not exact.
 
-    Clients know it by its code; LangChain and LiteLLM by the words "context length" and "exceeds the available context
-    size".
+    Clients recognize it by its code; LangChain and LiteLLM by the words "context length" and "exceeds the available
+    context size".
     """
     return RequestError(
         f"the prompt has {about}{tokens} tokens, which exceeds the available context size: this model's maximum "
-        f"context length is {context_length} tokens, of which a prompt may fill {most}; shorten it, or "
+        f"context length is {context_length} tokens, and a prompt may fill {most} of them; shorten it, or "
         "raise --ctx-size",
         field,
         "context_length_exceeded",

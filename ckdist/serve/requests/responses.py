@@ -1,4 +1,4 @@
-"""A body of OpenAI's /v1/responses as one of /v1/chat/completions."""
+"""Converts a body of OpenAI's /v1/responses to one of /v1/chat/completions."""
 
 import json
 from typing import Any
@@ -15,7 +15,7 @@ PICTURES = ("input_image", "input_file", "computer_screenshot")
 LOGPROBS = "message.output_text.logprobs"
 OWN = ("function", "custom")  # types of tools that the client runs
 MAX_KIND = 32  # characters of a type that are shown
-OUTPUT, CALL = "_call_output", "_call"  # ends of the types of items
+OUTPUT, CALL = "_call_output", "_call"  # endings of types of items
 # Fields that the answer repeats, with their defaults.
 ECHOED: dict[str, Any] = {
     "instructions": None,
@@ -34,12 +34,15 @@ ECHOED: dict[str, Any] = {
 
 
 def echoed(body: dict[str, Any]) -> dict[str, Any]:
-    """What the answer repeats of the request."""
+    """Returns the fields of the request that the answer repeats."""
     return {name: default if body.get(name) is None else body[name] for name, default in ECHOED.items()}
 
 
 def to_chat(body: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The chat, and the types of the tools that are left out of it. RequestError for what is not as OpenAI has it."""
+    """Returns the chat, and the types of the tools that are left out of it.
+
+    Raises RequestError if the body does not have OpenAI's format.
+    """
     fields = Fields(body)
     given = fields.value("input", str, list)
     if given is None:
@@ -51,7 +54,7 @@ def to_chat(body: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     if LOGPROBS in (fields.value("include", list) or ()):
         raise RequestError(f"include cannot have {LOGPROBS!r}; /v1/chat/completions has logprobs", "include")
     chat = {name: value for name, value in body.items() if name not in READ}
-    chat["messages"] = messages or [{"role": "user", "content": ""}]  # a client that tries whether anybody answers
+    chat["messages"] = messages or [{"role": "user", "content": ""}]  # some clients send this to try the connection
     most = fields.integer("max_output_tokens", None, 1, 1 << 31)
     chat |= {"max_tokens": most} if most is not None else {}
     tools, skipped = _tools(fields)
@@ -59,14 +62,14 @@ def to_chat(body: dict[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 class History:
-    """Items of an input as messages of a chat."""
+    """Converts the items of an input to messages of a chat."""
 
     def __init__(self) -> None:
         self._messages: list[dict[str, Any]] = []
         self._thought = ""  # of the message or call that comes next
 
     def read(self, items: list[Any]) -> list[dict[str, Any]]:
-        """RequestError for an item that is not known, and for one that is no text."""
+        """Converts `items`. Raises RequestError for unknown items, and for items that are not text."""
         for index, item in enumerate(items):
             where = f"input[{index}]"
             if not isinstance(item, dict):
@@ -103,7 +106,7 @@ class History:
         return message
 
     def _call(self, item: dict[str, Any], kind: str) -> None:
-        """A call that the client answers; one after another, or after a text, is of the same message."""
+        """Adds a call that the client answers. Calls that follow one another, or a text, share a message."""
         if kind == "function_call":
             function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
         elif kind == "custom_tool_call":
@@ -121,7 +124,7 @@ class History:
 
 
 def _output(output: Any, where: str) -> str:
-    """The output of a tool: a text, or a list of parts, which are joined."""
+    """Returns the output of a tool as text. The parts of a list are joined."""
     texts = []
     for part in output if isinstance(output, list) else [output]:
         kind = part.get("type") if isinstance(part, dict) else None
@@ -147,7 +150,7 @@ def _content(content: Any, where: str) -> str | None:
 
 
 def _tools(fields: Fields) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Tools and their choice as a chat has them, and the types of those that a provider would run."""
+    """Returns the chat's fields for tools and their choice, and the types of tools that only a provider can run."""
     tools, skipped = [], []
     for index, tool in enumerate(fields.value("tools", list) or ()):
         kind = tool.get("type") if isinstance(tool, dict) else None
@@ -165,7 +168,7 @@ def _tools(fields: Fields) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 
 def _choice(choice: dict[str, Any]) -> dict[str, Any]:
-    """RequestError for the choice of a tool that a provider would run."""
+    """Raises RequestError for a tool that only a provider can run."""
     kind = choice.get("type")
     if kind == "allowed_tools":
         tools = [tool for tool in choice.get("tools") or () if isinstance(tool, dict) and tool.get("type") in OWN]
@@ -176,7 +179,7 @@ def _choice(choice: dict[str, Any]) -> dict[str, Any]:
 
 
 def _named(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool, or a reference to it, with its fields in an object as chats have it."""
+    """Moves the fields of a tool, or of a reference to it, into an object as chats have it."""
     kind = tool["type"]
     return {"type": kind, kind: {name: value for name, value in tool.items() if name != "type"}}
 

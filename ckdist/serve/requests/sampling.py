@@ -1,5 +1,6 @@
-"""The fields of a request that say how text is made, as SamplingParams. Aliases of other servers are read where they
-mean the same.
+"""Reads the sampling fields of a request to SamplingParams.
+
+Names of other servers are accepted if they mean the same.
 """
 
 import dataclasses
@@ -17,16 +18,16 @@ from ckdist.tokens.tokenizer import Tokenizer
 MAX_STOP_TOKENS = 256
 MAX_BIASES = 1024
 MAX_BIAS = 100  # OpenAI's; a token with -100 is banned
-MAX_BIAS_CHARS = 256  # of a text that gets a bias
+MAX_BIAS_CHARS = 256  # maximum of a text that gets a bias
 MAX_DIGITS = 10
 NUMBER = re.compile("-?[0-9]+")
 MAX_INTEGER = (1 << 31) - 1
 MAX_BREAKERS = 64
 MAX_BREAKER_BYTES = 40
 RANDOM_SEED = -1  # llama.cpp's and Ollama's
-LLAMA_RANDOM_SEED = 0xFFFFFFFF  # the same as llama-server's own API gives it, and takes it back
+LLAMA_RANDOM_SEED = 0xFFFFFFFF  # the same in requests and answers of llama-server's own API
 
-# Field of SamplingParams: its names in requests (all of them), and its range.
+# Field of SamplingParams -> (all its names in requests, lowest, highest value).
 NUMBERS = {
     "temperature": (("temperature",), 0, 100),
     "top_p": (("top_p",), 0, 1),
@@ -53,7 +54,7 @@ INTEGERS = {
     "repeat_last_n": (("repeat_last_n",), -1, MAX_INTEGER),
     "min_keep": (("min_keep",), 0, MAX_INTEGER),
 }
-# Other names of samplers; the first is the letter of a chain that is written as a string.
+# Other names of samplers. The first is the letter in a chain that is written as a string.
 ALIASES = {
     "penalties": ("e",),
     "dry": ("d",),
@@ -69,9 +70,9 @@ CANONICAL_SAMPLERS = {alias: name for name, aliases in ALIASES.items() for alias
 
 
 def read_sampling(fields: Fields, tokenizer: Tokenizer, vocab_size: int, defaults: dict[str, Any]) -> SamplingParams:
-    """How tokens are chosen. `defaults` are fields of SamplingParams that this kind of request sets otherwise.
+    """Reads the sampling fields. `defaults`: fields of SamplingParams with other defaults in this kind of request.
 
-    `max_tokens` and what a request wants of log-probabilities are read elsewhere.
+    `max_tokens` and the fields about log-probabilities are read elsewhere.
     """
     unset = SamplingParams(**defaults)
     numbers: dict[str, Any] = {
@@ -96,8 +97,9 @@ def read_sampling(fields: Fields, tokenizer: Tokenizer, vocab_size: int, default
 
 
 def for_choice(sampling: SamplingParams, choice: int) -> SamplingParams:
-    """`sampling` with the seed of choice number `choice`: the first has the request's own, the others ones derived from
-    it.
+    """Returns `sampling` with the seed of choice number `choice`.
+
+    The first choice has the request's own seed. The seeds of others are derived from it.
     """
     if sampling.seed is None:
         return sampling
@@ -109,7 +111,7 @@ def for_choice(sampling: SamplingParams, choice: int) -> SamplingParams:
 
 
 def _logit_bias(fields: Fields, tokenizer: Tokenizer, vocab_size: int) -> dict[int, float]:
-    """OpenAI's map, or llama-server's list of pairs; a key is a token or a text, all of whose tokens get the bias."""
+    """Reads OpenAI's map or llama-server's list of pairs. A key is a token, or a text whose tokens all get the bias."""
     given = fields.value("logit_bias", dict, list) or {}
     if len(given) > MAX_BIASES:
         raise _bad_bias(f"has {len(given)} tokens; at most {MAX_BIASES} are allowed")
@@ -169,7 +171,7 @@ def _breakers(fields: Fields, default: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _samplers(fields: Fields, default: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """llama-server's chain: a list of names, or a string of letters."""
+    """Reads llama-server's chain: a list of names, or a string of letters."""
     given = fields.value("samplers", list, str)
     if given is None:
         return default

@@ -1,5 +1,7 @@
-"""What the answer must look like, as one grammar: OpenAI's response_format, vLLM's guided_* and structured_outputs,
-llama-server's grammar and json_schema, Ollama's format.
+"""Reads the structure that the answer must have, as one grammar.
+
+The fields are OpenAI's response_format, vLLM's guided_* and structured_outputs, llama-server's grammar and json_schema,
+and Ollama's format.
 """
 
 import json
@@ -21,8 +23,9 @@ OBJECT = {"type": "object"}
 
 
 def read_structure(fields: Fields) -> str | None:
-    """The grammar that the request asks for, checked; None where it asks for none. RequestError for one that is wrong
-    or too complex, and where several are given.
+    """Returns the request's grammar, checked; None if it has none.
+
+    Raises RequestError for a grammar that is wrong or too complex, and if there are several.
     """
     whitespace = fields.text("guided_whitespace_pattern") or None
     found = {
@@ -40,7 +43,7 @@ def read_structure(fields: Fields) -> str | None:
     if len(given) > 1:
         names = " and ".join(given)
         raise RequestError(
-            f"{names} each say what the answer must look like; give one", list(given)[1], "invalid_value"
+            f"{names} each define the structure of the answer; give one", list(given)[1], "invalid_value"
         )
     for name, grammar in given.items():
         check_grammar(grammar, name)
@@ -84,10 +87,10 @@ def _response_format(fields: Fields) -> str | None:
 
 
 def _structured_outputs(fields: Fields) -> str | None:
-    """The object of vLLM; each of its fields is a form of its own."""
+    """Reads vLLM's object. Each of its fields is another form of constraint."""
     field, own = "structured_outputs", fields.inner("structured_outputs")
     unknown = next((name for name in own.body if f"{field}.{name}" not in RULES["chat"]), None)
-    if unknown is not None:  # a constraint with a wrong letter must not be left out
+    if unknown is not None:  # a misspelled constraint must not be ignored
         raise RequestError(f"unknown field {f'{field}.{unknown[:64]}'!r}", field, "unknown_parameter")
     whitespace = own.text("whitespace_pattern") or None
     found = [
@@ -113,7 +116,7 @@ def _ollama_format(fields: Fields) -> str | None:
 
 
 def _schema(fields: Fields, name: str, whitespace: str | None = None) -> str | None:
-    """A JSON Schema, as an object or as JSON text."""
+    """Reads a JSON Schema, as an object or as JSON text."""
     given = fields.value(name, dict, str, bool)
     if given is None or given == "":
         return None

@@ -1,8 +1,7 @@
-"""What a text worker does with one request: `prepare`, and whatever comes of it as a map and a body that can be sent
-back.
+"""The work of a text worker for one request: it runs `prepare` and encodes the result for the HTTP process.
 
-Only what is raised on purpose is told to the client; a panic of the tokenizers library and memory that ran out are the
-text's fault.
+The client sees only errors that are raised on purpose. A panic of the tokenizers library or a lack of memory counts as
+a fault of the request's text.
 """
 
 from typing import Any
@@ -30,12 +29,14 @@ FIELDS = {
     "score": "text_2",
     "tokenize": "content",
     "detokenize": "tokens",
-}  # where a kind of request has its text
+}  # kind of request -> field with its text
 
 
 def run(tokenizer: Tokenizer, head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-    """`head` has kind and facts. The answer's map has one of prepared (a `Prepared` as a map), embedding (an
-    `EmbeddingWork`), problem, or json (the body is an answer).
+    """Runs one request. `head` has its kind and facts.
+
+    Returns a body and a map with one of these keys: prepared (a `Prepared` as a map), embedding (an `EmbeddingWork` as
+    a map), problem, failed (a text), or json (the body is the answer).
     """
     try:
         result = prepare(head["kind"], body, tokenizer, ModelFacts(*head["facts"]))
@@ -59,7 +60,7 @@ def run(tokenizer: Tokenizer, head: dict[str, Any], body: bytes) -> tuple[dict[s
 
 
 def too_much(kind: str) -> Problem:
-    """What to answer when a worker ran into its limits."""
+    """Returns the answer if a worker exceeded its limits."""
     field = FIELDS.get(kind)
     return Problem(
         400,

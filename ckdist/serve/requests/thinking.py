@@ -1,5 +1,6 @@
-"""The variables that a request gives its chat template: those of chat_template_kwargs, and the fields of many APIs that
-say whether, and how much, a model is to think before it answers, and how much it is to say.
+"""Reads the variables of the chat template.
+
+They come from chat_template_kwargs, and from many APIs' fields for thinking, effort and verbosity.
 """
 
 from typing import Any
@@ -29,9 +30,10 @@ SWITCHES = {
 
 
 def read_template_variables(fields: Fields) -> dict[str, Any]:
-    """`enable_thinking` (Qwen's and most), `thinking` (DeepSeek's, Granite's), `reasoning_effort` (gpt-oss's) and
-    `verbosity` as the request's own fields say; what chat_template_kwargs says wins. A template that does not ask for a
-    variable is not changed by it.
+    """Returns the template's variables. chat_template_kwargs replace other fields.
+
+    The names are `enable_thinking` (Qwen and most others), `thinking` (DeepSeek, Granite), `reasoning_effort`
+    (gpt-oss), `verbosity` and `documents`. A template ignores variables that it does not read.
     """
     kwargs = fields.value("chat_template_kwargs", dict) or {}
     for name in kwargs:
@@ -56,8 +58,9 @@ def read_template_variables(fields: Fields) -> dict[str, Any]:
 
 
 def read_thinking_budget(fields: Fields) -> int | None:
-    """The tokens that may be spent on thinking, None without a limit; `thinking.budget_tokens` is Anthropic's,
-    `reasoning.max_tokens` OpenRouter's.
+    """Returns the maximum number of reasoning tokens; None: no limit.
+
+    `thinking.budget_tokens` is Anthropic's, `reasoning.max_tokens` OpenRouter's.
     """
     thinking = fields.value("thinking", bool, dict, str)
     inner = Fields(thinking if isinstance(thinking, dict) else {}, "thinking")
@@ -70,7 +73,7 @@ def read_thinking_budget(fields: Fields) -> int | None:
 
 
 def _switch(fields: Fields) -> bool | None:
-    """Whether to think; None when nothing was said. `think` is Ollama's."""
+    """Whether to think; None if the request does not say. `think` is Ollama's."""
     found = None
     reasoning = fields.inner("reasoning")
     if reasoning.value("enabled", bool) is not None:
@@ -93,7 +96,7 @@ def _switch(fields: Fields) -> bool | None:
 
 
 def _effort(fields: Fields) -> str | None:
-    """How much to think: `reasoning_effort`, `reasoning.effort` (OpenRouter's) or a word in Ollama's `think`."""
+    """The effort: `reasoning_effort`, `reasoning.effort` (OpenRouter's), or a word in Ollama's `think`."""
     reasoning = fields.inner("reasoning")
     think = fields.value("think", bool, dict, str)
     effort = _word(fields, "reasoning_effort") or _word(reasoning, "effort")

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize, whose answers need no engine: llama-server's and vLLM's, which share both paths."""
+"""Answers of /tokenize and /detokenize, which need no engine. llama-server and vLLM share both paths."""
 
 from typing import Any
 
@@ -14,8 +14,9 @@ MAX_CHARACTERS_IN_PIECES = 2 << 20  # an answer with pieces is 20 times as long 
 
 
 def tokenize(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
-    """Of `content` (llama-server's), or of `prompt` or `messages` (vLLM's, whose answer has the count beside the
-    ids).
+    """Tokenizes `content` (llama-server's), or `prompt` or `messages` (vLLM's).
+
+    vLLM's answer also has the number of tokens.
     """
     fields = Fields(body)
     content, prompt = fields.text("content"), fields.text("prompt")
@@ -51,7 +52,7 @@ def tokenize(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> d
 
 
 def detokenize(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
-    """The text as `content`, llama-server's name, and as `prompt`, vLLM's."""
+    """Returns the text as `content`, llama-server's name, and as `prompt`, vLLM's."""
     fields = Fields(body)
     if fields.value("tokens", list) is None:
         raise RequestError("tokens is needed: a list of token ids", "tokens", "missing_required_parameter")
@@ -60,8 +61,9 @@ def detokenize(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) ->
 
 
 def tokenizer_facts(known: dict[str, Any], tokenizer: Tokenizer, _facts: ModelFacts) -> dict[str, Any]:
-    """`known` with the chat template, and the texts of BOS and EOS, under the names of /props and vLLM's
-    /tokenizer_info.
+    """Returns `known` with the chat template and the texts of BOS and EOS.
+
+    The names are those of /props and of vLLM's /tokenizer_info.
     """
     template, bos = tokenizer.chat_template, tokenizer.bos_token_id
     return {
@@ -76,7 +78,7 @@ TOKENIZE_NAMES = frozenset(["content", "prompt", "with_pieces", "return_token_st
 
 
 def _piece(tokenizer: Tokenizer, token: int) -> str | list[int]:
-    """A token's text, or its bytes where they are no whole characters; as llama-server does."""
+    """Returns a token's text, or its bytes if they are not whole characters, as llama-server does."""
     piece = tokenizer.token_bytes(token)
     try:
         return piece.decode("utf-8")

@@ -1,6 +1,6 @@
-"""The tools of a chat: `tools`, `tool_choice`, `parallel_tool_calls`, and `functions`, as they were called before.
+"""Reads the tools of a chat: `tools`, `tool_choice`, `parallel_tool_calls`, and the former name `functions`.
 
-A custom tool, which takes free text, is given to the model as a function with one string.
+A custom tool takes free text. The model sees it as a function with one string.
 """
 
 import json
@@ -16,27 +16,23 @@ CHOICES = ("none", "auto", "required", "any")
 
 @dataclass(frozen=True)
 class Tools:
-    """`given`: the tools that may be called, as OpenAI writes them. `must_call`: the answer is a call.
+    """The tools of a chat."""
 
-    `strict`: names of tools whose arguments must hold to every keyword of their schemas. `custom`: names of tools that
-    take free text.
-    """
-
-    given: tuple[dict[str, Any], ...] = ()
-    must_call: bool = False
-    parallel: bool = True
-    strict: frozenset[str] = frozenset()
-    custom: frozenset[str] = frozenset()
+    given: tuple[dict[str, Any], ...] = ()  # tools that may be called, in OpenAI's format
+    must_call: bool = False  # the answer must be a call
+    parallel: bool = True  # the answer may have several calls
+    strict: frozenset[str] = frozenset()  # names of tools whose arguments must satisfy every keyword of their schemas
+    custom: frozenset[str] = frozenset()  # names of tools that take free text
 
     @property
     def schemas(self) -> dict[str, dict[str, Any]]:
-        """Of each tool's parameters, by its name: a JSON Schema of an object."""
+        """Tool name -> JSON Schema of its parameters."""
         functions = [tool["function"] for tool in self.given]
         return {item["name"]: {"type": "object", **(item.get("parameters") or {})} for item in functions}
 
     @property
     def types(self) -> dict[str, dict[str, str]]:
-        """Of each tool, JSON's type of each parameter that has a single one."""
+        """Tool name -> parameter name -> JSON type, for parameters with a single type."""
         return {
             name: {
                 key: value["type"]
@@ -49,7 +45,7 @@ class Tools:
 
 @dataclass(frozen=True)
 class Choice:
-    """What `field` says about calls: a word of CHOICES, or the names of the tools that may be called."""
+    """The value of `field` about calls: a word of CHOICES, or the names of the tools that may be called."""
 
     field: str = "tool_choice"
     word: str | None = None
@@ -57,7 +53,7 @@ class Choice:
 
 
 def read_tools(fields: Fields) -> Tools:
-    """RequestError for tools that are none, and for a choice of one that is not there."""
+    """Reads the tools. Raises RequestError for malformed tools, and for the choice of a tool that is not there."""
     raw = fields.value("tools", list) or []
     given, former = read_tool_list(raw, "tools"), read_tool_list(fields.value("functions", list) or [], "functions")
     parallel = fields.switch("parallel_tool_calls", True)
@@ -78,14 +74,14 @@ def read_tools(fields: Fields) -> Tools:
         raise RequestError(message, choice.field, "invalid_value")
     if choice.names is not None:
         given = tuple(tool for tool in given if tool["function"]["name"] in names)
-        parallel = parallel and choice.word is not None  # one that is named is called once
+        parallel = parallel and choice.word is not None  # a tool that is named is called once
     custom = custom_tools(raw) & {tool["function"]["name"] for tool in given}
     must_call = choice.word in ("required", "any") or (choice.word is None and choice.names is not None)
     return Tools(given, must_call, parallel, _strict(given), custom)
 
 
 def history_call(call: dict[str, Any]) -> dict[str, Any]:
-    """A call of the history as one of a function."""
+    """Converts a call of the history to a call of a function."""
     custom = call.get("custom")
     if call.get("type") != "custom" or not isinstance(custom, dict):
         return call
@@ -113,7 +109,6 @@ def _choice(fields: Fields) -> Choice:
 
 
 def _named(given: dict[str, Any], field: str) -> Choice:
-    """The choice of one tool."""
     name = _name_of(given)
     if name is None and given.get("type") in CHOICES:
         return Choice(field, given["type"])
@@ -123,7 +118,7 @@ def _named(given: dict[str, Any], field: str) -> Choice:
 
 
 def _allowed(given: dict[str, Any], field: str) -> Choice:
-    """OpenAI's choice among some of the tools."""
+    """Reads OpenAI's choice among some of the tools."""
     allowed = given.get("allowed_tools")
     tools = allowed.get("tools") if isinstance(allowed, dict) else None
     names = [_name_of(tool) for tool in tools] if isinstance(tools, list) else []
