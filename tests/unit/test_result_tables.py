@@ -37,6 +37,7 @@ def test_a_table_keeps_the_digits_of_its_record(tables, tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     (tmp_path / "base.json").write_text('{"compares": "Rates", "columns": ["a", "b"], "rows": [["x", [1024, 1.50]]]}')
     (tmp_path / "view.json").write_text(
-        '{"compares": "Rates", "columns": ["c", "b"], "rows": [{"from": "base", "row": ["x"], "as": ["y"]}, ["z", null]]}'
+        '{"compares": "Rates", "columns": ["c", "b"],'
+        ' "rows": [{"from": "base", "row": ["x"], "as": ["y"]}, ["z", null]]}'
     )
     assert tables.table(tables.load("view")).startswith("| c | b |\n| --- | --- |\n| y | 1,024 / 1.50 |\n| z | – |\n")
