@@ -25,7 +25,7 @@ from tests.support.paths import ROOT
 from tests.support.ports import free_port
 
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.rglob("*.md"))
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 BLOCK = re.compile(
     r"(?:^<!-- (?P<mark>server|not run: (?P<why>[^\n]+)) -->\n)?^```(?P<language>bash|python)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -82,7 +82,7 @@ def place(tmp_path):
     return tmp_path, {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(tmp_path)}
 
 
-@pytest.mark.parametrize("page", RUNNABLE, ids=lambda p: str(p.relative_to(DOCS)))
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda p: str(p.relative_to(ROOT)))
 @pytest.mark.timeout(600)
 def test_commands_run(page, place):
     folder, environment = place
@@ -127,7 +127,7 @@ def test_what_is_not_run_says_why():
         assert not {"sh", "shell", "console"} & set(shells), f"{page}: blocks of commands are ```bash"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(DOCS)))
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
 def test_a_page_is_short_and_its_files_exist(page):
     text = page.read_text()
     assert text.startswith("# ") and text.count("\n") <= MOST_LINES
