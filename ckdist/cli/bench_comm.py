@@ -16,7 +16,8 @@ import numpy as np
 
 from ckdist import native
 from ckdist.cli.rows import write_rows
-from ckdist.comm.communicator import ELEMENTS, Communicator, open_communicator
+from ckdist.comm.collective_calls import ELEMENTS
+from ckdist.comm.communicator import Communicator, open_communicator
 from ckdist.comm.protocol import World
 from ckdist.comm.thresholds import Thresholds, load_thresholds, save_thresholds
 from ckdist.comm.world import start_world

@@ -1,5 +1,6 @@
-"""Ranks compute one model together only if they agree: on ckdist's build, the command, its flags, and the level of
-instructions. Every function here is called by all ranks of a world together.
+"""Checks that all ranks were started in the same way: ckdist's build, the command, its flags, the instruction set.
+
+Every function that takes a world is a collective call.
 """
 
 import functools
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 
 OWN_FLAGS = ("threads", "threads_batch", "kv_memory", "verbose")  # a host may have more cores or memory than another
 SHOWN = 24  # characters of a value around its first difference
-HIDDEN = "SHA-256 "  # begins the value of a flag that no message may show
+HIDDEN = "SHA-256 "  # prefix of a value that no message may show
 BUILD = ("ckdist's version", "the native library's build", "the native declarations")
 
 
@@ -34,8 +35,9 @@ def rank_on_host(world: World, rank: int) -> str:
 
 
 def odd_one(values: Sequence[Any]) -> tuple[int, int] | None:
-    """The index of the first value that differs from the most frequent one, and an index of that one; None if all are
-    equal. Of equally frequent ones the first counts.
+    """Returns (index of the first odd value, index of a usual value), or None if all are equal.
+
+    The usual value is the most frequent one; if several are, the first of them.
     """
     usual = Counter(values).most_common(1)[0][0]
     odd = next((index for index, value in enumerate(values) if value != usual), None)
@@ -43,12 +45,12 @@ def odd_one(values: Sequence[Any]) -> tuple[int, int] | None:
 
 
 def agree(world: World, what: str, value: str, remedy: str = "start all ranks with the same model and flags") -> None:
-    """ConfigError, the same on every rank, unless all have the same `value`."""
+    """Raises ConfigError on every rank unless all ranks have the same `value`."""
     agree_fields(world, {what: value}, lambda _: remedy)
 
 
 def agree_fields(world: World, values: Mapping[str, str], remedy: Callable[[str], str]) -> None:
-    """ConfigError, the same on every rank, that shows the first of the fields whose values differ."""
+    """Raises ConfigError on every rank if values differ. The error shows the first such field."""
     rows = list(values.items())
     digests = world.gather(hashlib.sha256(repr(rows).encode()).digest())
     if odd_one(digests) is None:
@@ -62,7 +64,7 @@ def agree_fields(world: World, values: Mapping[str, str], remedy: Callable[[str]
 
 
 def shown_apart(a: str, b: str) -> tuple[str, str]:
-    """Two values for a message, both from shortly before to shortly after their first difference."""
+    """Shortens two values for a message to the characters around their first difference."""
     if a.startswith(HIDDEN) or b.startswith(HIDDEN):
         return "one value", "another"
     first = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
@@ -74,10 +76,9 @@ def shown_apart(a: str, b: str) -> tuple[str, str]:
 
 
 def agree_on_start(world: World, config: "DataclassInstance") -> None:
-    """Compares ckdist's build and the flags of all ranks, then makes all compute with the best common level of
-    instructions. Threads and memory may differ.
+    """Compares ckdist's build and the flags of all ranks, and selects the best common instruction set.
 
-    Raises ConfigError that names the field, both values and both hosts.
+    Threads and memory may differ. Raises ConfigError that names the field, both values and both hosts.
     """
     if world.size == 1:
         return
@@ -89,7 +90,7 @@ def agree_on_start(world: World, config: "DataclassInstance") -> None:
 
 
 def flag_values(config: "DataclassInstance") -> dict[str, str]:
-    """The values that all ranks must have, by flag; a secret only as a digest."""
+    """The values that must be equal on all ranks, by flag. A secret is replaced by its digest."""
     found = {}
     for item in fields(config):
         value = getattr(config, item.name)
@@ -109,15 +110,17 @@ def _remedy(name: str) -> str:
 
 @functools.cache
 def build_digests() -> tuple[str, str]:
-    """Of the native library and of the declarations by which it is called."""
+    """Digests of the native library and of its declarations."""
     files = native.LIBRARY, native.HERE / "declarations.py"
     library, declarations = (hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in files)
     return library, declarations
 
 
 def use_common_level(world: World) -> None:
-    """Makes all ranks compute with the best level of instructions that every rank has: vectors of another width add in
-    another order, and ranks of a mixture of experts could then choose other experts for a token.
+    """Makes all ranks compute with the best instruction set that every rank has.
+
+    Vectors of another width add in another order. Ranks of a mixture of experts could then choose other experts for a
+    token.
     """
     own = native.isa()
     here = [name for name, lacks in native.isas().items() if not lacks]
@@ -137,7 +140,7 @@ def use_common_level(world: World) -> None:
 
 
 def start_ranks(config: "DataclassInstance") -> World:
-    """The world that this process was started in, once all its ranks agree on how they were started."""
+    """Returns the world of this process, after all its ranks have agreed on how they were started."""
     world = start_world()
     agree_on_start(world, config)
     return world

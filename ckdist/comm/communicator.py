@@ -1,22 +1,25 @@
-"""The ranks of a job, or some of them, as numpy sees them: the operations of MPI and NCCL, the same as in native code.
+"""Collectives, messages and one-sided windows between the ranks of a job, on numpy arrays.
 
-Arrays go in and come out; bfloat16 travels as uint16 with dtype="bfloat16". Reductions give the same bits on every
-transport, run after run (native/comm/algorithms/order.h). Arrays from `allocate` lie where peers on the same host read
-them in place. Every wait ends within `timeout` seconds; a rank that died, gave up or stalls is a CommError that names
-it, and after one every later call on the communicator gives it again. Ranks send heartbeats while nothing is called, so
-a loss is known before the next call (`check_peers`).
+They are the operations of MPI and NCCL, and native code has the same ones. bfloat16 travels in arrays of uint16 with
+dtype="bfloat16". Reductions give the same bits on every transport and in every run (native/comm/algorithms/order.h).
+Peers on the same host read arrays from `allocate` in place.
+
+Every wait ends within `timeout` seconds. If a rank dies, gives up or stalls, calls raise a CommError that names it, and
+so does every later call on the communicator. Heartbeats run between calls too, so a loss is known before the next call
+(`check_peers`).
 """
 
 import logging
 import os
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, overload
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from ckdist import native
+from ckdist.comm.collective_calls import Collectives, NativeCall, check_array
 from ckdist.comm.operation import Operation
 from ckdist.comm.protocol import Log, World, has_mpi
 from ckdist.comm.thresholds import Thresholds, load_thresholds
@@ -27,9 +30,7 @@ from ckdist.comm.window import Window
 from ckdist.errors import ConfigError
 from ckdist.native import CData
 
-ELEMENTS = native.numbers("ckdist_element", "ckdist_element_")
-OPERATIONS = native.numbers("ckdist_reduction", "ckdist_reduction_")
-ARENA_BYTES = 4 << 30  # of addresses; memory is used as it is allocated
+ARENA_BYTES = 4 << 30  # address space; memory is used as it is allocated
 _PATIENT_POLLS, _CROWDED_POLLS = 20000, 50
 
 Result = TypeVar("Result")
@@ -39,30 +40,11 @@ logger = logging.getLogger(__name__)
 ffi, lib = native.ffi, native.lib
 
 
-def _element(array: np.ndarray, dtype: str | None) -> int:
-    """The native number of an array's elements. ConfigError where they cannot be exchanged as `dtype`."""
-    name = dtype or array.dtype.name
-    if name not in ELEMENTS:
-        raise ConfigError(f"arrays of {name} cannot be exchanged; use one of {', '.join(ELEMENTS)}")
-    if name == "bfloat16" and array.dtype.itemsize != 2:
-        raise ConfigError(f"bfloat16 travels in arrays of uint16, not of {array.dtype.name}")
-    if name not in ("bfloat16", array.dtype.name):
-        raise ConfigError(f"an array of {array.dtype.name} was called {name}")
-    return ELEMENTS[name]
-
-
-def _operation(op: str) -> int:
-    """The native number of a reduction. ConfigError for an unknown one."""
-    if op not in OPERATIONS:
-        raise ConfigError(f"{op!r} is not a reduction; use one of {', '.join(OPERATIONS)}")
-    return OPERATIONS[op]
-
-
 class Family:
-    """The communicators that were split from the same one, which share a transport.
+    """The communicators that were split from the same one. They share a transport.
 
     Attributes:
-        exposed: Arrays that peers may write as long as the transport lives, also when nothing else holds them.
+        exposed: Arrays that peers may write. They stay alive as long as the transport.
     """
 
     def __init__(self) -> None:
@@ -70,17 +52,22 @@ class Family:
         self.exposed: list[np.ndarray] = []
 
 
-class Communicator:
-    """Ranks 0 to size - 1, of which this is one. Made by `open_communicator` or `split`.
+class Communicator(Collectives[np.ndarray, None]):
+    """Ranks 0 to size - 1 and this rank among them. Made by `open_communicator` or `split`.
 
-    All ranks make the same collective calls in the same order. `wait=False` returns an Operation at once.
+    All ranks make the same collective calls in the same order. These block; those of `start` return an Operation at
+    once.
+
+    Args:
+        handle: A native ckdist_communicator, which this object owns.
+        family: The communicators of the same transport.
+        times: Measured seconds of exchanges between hosts, as in `ChosenTransport`.
     """
 
     def __init__(self, handle: CData, family: "Family", times: tuple[float, float] | None = None) -> None:
-        """`handle`: a native ckdist_communicator, which this owns. `times`: between hosts, as of `ChosenTransport`."""
         self._handle, self._family = handle, family
         family.members.add(self)
-        self.under_way: set[Operation[Any]] = set()  # operations, which add and remove themselves
+        self.under_way: set[Operation[Any]] = set()  # operations add and remove themselves
         self._windows = 0
         self.rank, self.size = lib.ckdist_communicator_rank(handle), lib.ckdist_communicator_size(handle)
         self.transport = ffi.string(lib.ckdist_communicator_transport(handle)).decode()
@@ -88,11 +75,16 @@ class Communicator:
 
     @property
     def handle(self) -> CData:
-        """The native communicator, for what calls the library itself; None once closed."""
+        """The native communicator, for code that calls the library itself; None once closed."""
         return self._handle
 
+    @property
+    def start(self) -> "StartedCollectives":
+        """The collectives that return an Operation at once: `start.all_reduce(x).wait()` equals `all_reduce(x)`."""
+        return StartedCollectives(self)
+
     def allocate(self, shape: int | Sequence[int], dtype: DTypeLike = "float32") -> np.ndarray:
-        """Zeros in this rank's shared arena; an array of uint16 for bfloat16."""
+        """Returns zeros in this rank's shared arena. bfloat16 gives an array of uint16."""
         kind = np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
         size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
         out = ffi.new("void **")
@@ -103,285 +95,99 @@ class Communicator:
         place = ffi.gc(ffi.cast("char *", out[0]), lambda p: lib.ckdist_communicator_release(handle, p))
         return np.frombuffer(ffi.buffer(place, max(size, 1)), np.uint8)[:size].view(kind).reshape(shape)
 
-    @overload
-    def all_reduce(
-        self,
-        x: np.ndarray,
-        op: str = ...,
-        out: np.ndarray | None = ...,
-        dtype: str | None = ...,
-        wait: Literal[True] = True,
-    ) -> np.ndarray: ...
-
-    @overload
-    def all_reduce(
-        self,
-        x: np.ndarray,
-        op: str = ...,
-        out: np.ndarray | None = ...,
-        dtype: str | None = ...,
-        *,
-        wait: Literal[False],
-    ) -> Operation[np.ndarray]: ...
-
-    def all_reduce(
-        self, x: np.ndarray, op: str = "sum", out: np.ndarray | None = None, dtype: str | None = None, wait: bool = True
-    ) -> np.ndarray | Operation[np.ndarray]:
-        """The sum (max, min) of all ranks' x, on every rank; `out` may be x."""
-        out = np.empty_like(x) if out is None else out
-        self._same(out, x.size, x.dtype, "out")
-        return self._run(
-            lambda o: lib.ckdist_all_reduce(
-                self._handle, native.pointer(x), native.pointer(out), x.size, _element(x, dtype), _operation(op), o
-            ),
-            wait,
-            out,
-            x,
-        )
-
-    @overload
-    def reduce_scatter(
-        self,
-        x: np.ndarray,
-        counts: Sequence[int] | None = ...,
-        op: str = ...,
-        out: np.ndarray | None = ...,
-        dtype: str | None = ...,
-        wait: Literal[True] = True,
-    ) -> np.ndarray: ...
-
-    @overload
-    def reduce_scatter(
-        self,
-        x: np.ndarray,
-        counts: Sequence[int] | None = ...,
-        op: str = ...,
-        out: np.ndarray | None = ...,
-        dtype: str | None = ...,
-        *,
-        wait: Literal[False],
-    ) -> Operation[np.ndarray]: ...
-
-    def reduce_scatter(
-        self,
-        x: np.ndarray,
-        counts: Sequence[int] | None = None,
-        op: str = "sum",
-        out: np.ndarray | None = None,
-        dtype: str | None = None,
-        wait: bool = True,
-    ) -> np.ndarray | Operation[np.ndarray]:
-        """This rank's part, counts[rank] elements, of what all_reduce would give; equal parts by default."""
-        counts = self._counts(counts, x.size)
-        out = np.empty(counts[self.rank], x.dtype) if out is None else out
-        self._same(out, counts[self.rank], x.dtype, "out")
-        return self._run(
-            lambda o: lib.ckdist_reduce_scatter(
-                self._handle, native.pointer(x), native.pointer(out), counts, _element(x, dtype), _operation(op), o
-            ),
-            wait,
-            out,
-            x,
-        )
-
-    @overload
-    def all_gather(
-        self,
-        x: np.ndarray,
-        counts: Sequence[int] | None = ...,
-        out: np.ndarray | None = ...,
-        wait: Literal[True] = True,
-    ) -> np.ndarray: ...
-
-    @overload
-    def all_gather(
-        self, x: np.ndarray, counts: Sequence[int] | None = ..., out: np.ndarray | None = ..., *, wait: Literal[False]
-    ) -> Operation[np.ndarray]: ...
-
-    def all_gather(
-        self, x: np.ndarray, counts: Sequence[int] | None = None, out: np.ndarray | None = None, wait: bool = True
-    ) -> np.ndarray | Operation[np.ndarray]:
-        """All ranks' x, one after the other; counts[r] elements of rank r, as many as here by default."""
-        parts = [x.size] * self.size if counts is None else self._counts(counts, sum(counts))
-        self._same(x, parts[self.rank], x.dtype, "x")
-        out = np.empty(sum(parts), x.dtype) if out is None else out
-        self._same(out, sum(parts), x.dtype, "out")
-        return self._run(
-            lambda o: lib.ckdist_all_gather(
-                self._handle, native.pointer(x), native.pointer(out), self._bytes(parts, x), o
-            ),
-            wait,
-            out,
-            x,
-        )
-
-    @overload
-    def all_to_all(
-        self,
-        x: np.ndarray,
-        send_counts: Sequence[int] | None = ...,
-        recv_counts: Sequence[int] | None = ...,
-        out: np.ndarray | None = ...,
-        wait: Literal[True] = True,
-    ) -> np.ndarray: ...
-
-    @overload
-    def all_to_all(
-        self,
-        x: np.ndarray,
-        send_counts: Sequence[int] | None = ...,
-        recv_counts: Sequence[int] | None = ...,
-        out: np.ndarray | None = ...,
-        *,
-        wait: Literal[False],
-    ) -> Operation[np.ndarray]: ...
-
-    def all_to_all(
-        self,
-        x: np.ndarray,
-        send_counts: Sequence[int] | None = None,
-        recv_counts: Sequence[int] | None = None,
-        out: np.ndarray | None = None,
-        wait: bool = True,
-    ) -> np.ndarray | Operation[np.ndarray]:
-        """To every rank r the r-th part of x (send_counts[r] elements), from every rank its part for this one."""
-        send = self._counts(send_counts, x.size)
-        receive = send if recv_counts is None else self._counts(recv_counts, sum(recv_counts))
-        if send[self.rank] != receive[self.rank]:
-            raise ConfigError(
-                f"rank {self.rank} sends itself {send[self.rank]} elements and receives {receive[self.rank]}"
-            )
-        out = np.empty(sum(receive), x.dtype) if out is None else out
-        self._same(out, sum(receive), x.dtype, "out")
-        return self._run(
-            lambda o: lib.ckdist_all_to_all(
-                self._handle, native.pointer(x), self._bytes(send, x), native.pointer(out), self._bytes(receive, x), o
-            ),
-            wait,
-            out,
-            x,
-        )
-
-    @overload
-    def broadcast(self, x: np.ndarray, root: int = ..., wait: Literal[True] = True) -> np.ndarray: ...
-
-    @overload
-    def broadcast(self, x: np.ndarray, root: int = ..., *, wait: Literal[False]) -> Operation[np.ndarray]: ...
-
-    def broadcast(self, x: np.ndarray, root: int = 0, wait: bool = True) -> np.ndarray | Operation[np.ndarray]:
-        """The root's x, written into every rank's."""
-        self._same(x, x.size, x.dtype, "x")
-        return self._run(lambda o: lib.ckdist_broadcast(self._handle, native.pointer(x), x.nbytes, root, o), wait, x)
-
-    @overload
-    def barrier(self, wait: Literal[True] = True) -> None: ...
-
-    @overload
-    def barrier(self, *, wait: Literal[False]) -> Operation[None]: ...
-
-    def barrier(self, wait: bool = True) -> Operation[None] | None:
-        """Returns when all ranks have come."""
-        return self._run(lambda o: lib.ckdist_barrier(self._handle, o), wait, None)
-
     def send(self, x: np.ndarray, rank: int, tag: int = 0) -> None:
-        """Sends x to `rank`; returns when x may change. `tag`: 0 to 1023."""
+        """Sends x to `rank` and returns when x may change. `tag`: 0 to 1023."""
         self.isend(x, rank, tag).wait()
 
     def recv(self, x: np.ndarray, rank: int, tag: int = 0) -> np.ndarray:
-        """Receives into x a message of exactly its size from `rank`, and returns x."""
+        """Receives a message of exactly x's size from `rank` into x, and returns x."""
         return self.irecv(x, rank, tag).wait()
 
     def isend(self, x: np.ndarray, rank: int, tag: int = 0) -> Operation[None]:
-        """Sends x, which stays as it is until the operation is complete. `tag`: 0 to 1023."""
-        return self.start(
+        """Starts to send x, which must not change until the operation is complete. `tag`: 0 to 1023."""
+        return self.begin(
             lambda out: lib.ckdist_isend(self._handle, rank, tag, native.pointer(x), x.nbytes, out), None, x
         )
 
     def irecv(self, x: np.ndarray, rank: int, tag: int = 0) -> Operation[np.ndarray]:
-        """Receives into x a message of exactly its size; messages of one rank with one tag come in their order."""
-        self._same(x, x.size, x.dtype, "x")
-        return self.start(lambda out: lib.ckdist_irecv(self._handle, rank, tag, native.pointer(x), x.nbytes, out), x)
+        """Starts to receive a message of exactly x's size. Messages of one rank and tag keep their order."""
+        check_array(x, x.size, x.dtype, "x")
+        return self.begin(lambda out: lib.ckdist_irecv(self._handle, rank, tag, native.pointer(x), x.nbytes, out), x)
 
     def window(self, array: np.ndarray) -> Window:
-        """Shows `array` to all ranks. A collective call, in the same order everywhere; sizes may differ."""
+        """Makes `array` accessible to all ranks. A collective call; sizes may differ between ranks."""
         self._windows += 1
         return Window(self, self._windows - 1, array)
 
     def keep(self, array: np.ndarray) -> None:
-        """Keeps an array that peers may write alive as long as they can."""
+        """Keeps an array alive as long as peers may write it."""
         self._family.exposed.append(array)
 
     def check_peers(self) -> None:
-        """CommError when a rank of the job is known to be lost; never blocks.
+        """Raises CommError if a rank of the job is known to be lost. Never blocks.
 
-        For a rank that waits for something else than its peers.
+        For a rank that waits for something other than its peers.
         """
         native.check(lib.ckdist_communicator_check_peers(self._handle))
 
     def abandon(self, reason: str) -> None:
-        """Gives up: this rank's later calls, and all ranks' of the job, are CommErrors with the reason.
+        """Aborts the job: later calls of all ranks raise CommError with the reason.
 
-        For a rank that failed elsewhere.
+        For a rank that failed outside a call of this communicator.
         """
         native.check(lib.ckdist_communicator_abandon(self._handle, reason.encode()))
 
     def split(self, color: int, key: int = -1) -> "Communicator | None":
-        """The ranks of the same color, ordered by key (-1: by rank); None for a negative color. A collective call."""
+        """Returns the communicator of the ranks with the same color. A collective call.
+
+        Args:
+            color: Negative: this rank gets None.
+            key: The new ranks are ordered by it. -1: by the present rank.
+        """
         out = ffi.new("struct ckdist_communicator **")
         native.check(lib.ckdist_communicator_split(self._handle, color, key if key >= 0 else self.rank, out))
         return Communicator(ffi.gc(out[0], lib.ckdist_communicator_free), self._family) if out[0] != ffi.NULL else None
 
     def close(self) -> None:
-        """Lets go; the memory goes when the last array in it does. All ranks leave together: a barrier comes before.
+        """Leaves the job after a barrier: all ranks leave together. Arrays in the arena stay valid.
 
-        A process that ends without is taken for one that died.
+        Peers take a process that ends without it for one that died.
         """
         self.under_way.clear()
         if self._handle is not None:
             native.check(lib.ckdist_communicator_leave(self._handle))
         self._handle = None
 
-    def _counts(self, counts: Sequence[int] | None, total: int) -> list[int]:
-        """`counts`, or equal parts of `total`; ConfigError where they are not one for each rank, or another sum."""
-        if counts is None:
-            if total % self.size:
-                raise ConfigError(f"{total} elements cannot be sharded evenly over {self.size} ranks: give counts")
-            return [total // self.size] * self.size
-        counts = [int(n) for n in counts]
-        if len(counts) != self.size or min(counts) < 0 or sum(counts) != total:
-            raise ConfigError(f"counts {counts} must be {self.size} numbers, none negative, and {total} in all")
-        return counts
+    def _array(self, call: NativeCall, out: np.ndarray, *used: np.ndarray) -> np.ndarray:  # noqa: ARG002, it blocks
+        native.check(call(ffi.NULL))
+        return out
 
-    @staticmethod
-    def _bytes(counts: list[int], x: np.ndarray) -> list[int]:
-        """Elements of x as bytes."""
-        return [n * x.itemsize for n in counts]
+    def _nothing(self, call: NativeCall) -> None:
+        native.check(call(ffi.NULL))
 
-    @staticmethod
-    def _same(array: np.ndarray, size: int, dtype: np.dtype[Any], name: str) -> None:
-        """ConfigError where `array` is not a contiguous one of so many elements of this type."""
-        if (
-            array.size != size
-            or array.dtype != dtype
-            or not array.flags.c_contiguous
-            or (not array.flags.writeable and name == "out")
-        ):
-            raise ConfigError(f"{name} must be a contiguous array of {size} {dtype}, not of {array.size} {array.dtype}")
-
-    def _run(
-        self, call: Callable[[CData], int], wait: bool, result: Result, *used: object
-    ) -> Result | Operation[Result]:
-        """Makes a native call, which writes no operation where it is given none, and then waits itself."""
-        if wait:
-            native.check(call(ffi.NULL))
-            return result
-        return self.start(call, result, *used)
-
-    def start(self, call: Callable[[CData], int], result: Result, *used: object) -> Operation[Result]:
-        """Begins a native call, which writes its ckdist_operation to what it is given."""
+    def begin(self, call: NativeCall, result: Result, *used: object) -> Operation[Result]:
+        """Starts a native call. `used`: objects that stay alive until the operation is complete."""
         out = ffi.new("struct ckdist_operation **")
         native.check(call(out))
         return Operation(self, ffi.gc(out[0], lib.ckdist_operation_free), result, *used)
+
+
+class StartedCollectives(Collectives[Operation[np.ndarray], Operation[None]]):
+    """The collectives of a communicator, which return at once."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator, self.rank, self.size = communicator, communicator.rank, communicator.size
+
+    @property
+    def handle(self) -> CData:
+        """The native communicator; None once closed."""
+        return self._communicator.handle
+
+    def _array(self, call: NativeCall, out: np.ndarray, *used: np.ndarray) -> Operation[np.ndarray]:
+        return self._communicator.begin(call, out, *used)
+
+    def _nothing(self, call: NativeCall) -> Operation[None]:
+        return self._communicator.begin(call, None)
 
 
 def open_communicator(
@@ -397,18 +203,29 @@ def open_communicator(
     thresholds: Thresholds | None = None,
     log: Log | None = None,
 ) -> Communicator:
-    """The communicator of all ranks of a world. A collective call.
+    """Opens the communicator of all ranks of a world. A collective call.
 
-    `auto`: shared memory inside a host, and between hosts the transport that measures fastest (`choose_transport`). A
-    transport that is named is used between hosts, and on a single host instead of shared memory. `timeout`: seconds
-    that any wait for a peer may take. `spins`: polls of a flag before a waiting thread sleeps; by default many, or few
-    where ranks outnumber CPUs. `share=False`: no shared memory at all. `arena_bytes`: of each rank's shared arena, the
-    most that any rank asks for. `interface`: name or address that tcp and verbs use (default: CKDIST_INTERFACE); verbs
-    takes an RDMA device's name too. Raises ConfigError or CommError on every rank alike.
+    Args:
+        world: The ranks.
+        transport: auto: shared memory inside a host, and the fastest measured transport between hosts
+            (`choose_transport`). A name: that transport between hosts, and on a single host in place of shared memory.
+        timeout: Longest wait for a peer, in seconds.
+        spins: Polls of a flag before a waiting thread sleeps. Default: many; few if ranks outnumber CPUs.
+        share: False: no shared memory at all.
+        arena_bytes: Size of each rank's shared arena. The largest value of all ranks counts.
+        lanes: TCP connections between two ranks.
+        interface: Name or address that tcp and verbs use; verbs also takes an RDMA device's name. Default:
+            CKDIST_INTERFACE.
+        thresholds: Sizes from which another algorithm is used. Rank 0's count; default: the measured ones.
+        log: Receives lines about connections that were dropped.
+
+    Raises:
+        ConfigError, CommError: The same error on every rank.
     """
     if transport not in CHOICES:
         raise ConfigError(f"--transport ({transport}) must be one of {', '.join(CHOICES)}")
-    # all know where a peer's arena lies; ranks load for different times, and from here on the timeout counts
+    # All ranks need the size of their peers' arenas. This gather is also a barrier: ranks load for different times,
+    # and the timeout counts from here on.
     arena_bytes = max(world.gather(arena_bytes))
     one_host, here = len(set(world.hosts)) == 1, world.hosts[world.rank]
     local = [r for r, host in enumerate(world.hosts) if host == here]
@@ -447,7 +264,7 @@ def open_communicator(
 
 
 def _share(world: World, local: list[int], arena_bytes: int, spins: int, timeout: float) -> tuple[CData, CData]:
-    """The arenas and the shared-memory rendezvous of this host's ranks; the first of them makes both."""
+    """Opens the arenas and the shared-memory rendezvous of this host's ranks. The first of them creates both."""
     if local[0] == world.rank:
         memory, rendezvous = _open_shared(None, world.rank, local, arena_bytes, spins, timeout)
         paths = [lib.ckdist_host_memory_path(memory), lib.ckdist_rendezvous_path(rendezvous)]
@@ -459,7 +276,7 @@ def _share(world: World, local: list[int], arena_bytes: int, spins: int, timeout
 def _open_shared(
     paths: list[str] | None, rank: int, local: list[int], arena_bytes: int, spins: int, timeout: float
 ) -> tuple[CData, CData]:
-    """The arenas and the rendezvous at `paths`, or new ones."""
+    """The arenas and the rendezvous at `paths`, or new ones if `paths` is None."""
     memory, rendezvous = ffi.new("struct ckdist_host_memory **"), ffi.new("struct ckdist_rendezvous **")
     index = local.index(rank)
     path = [ffi.NULL, ffi.NULL] if paths is None else [ffi.new("char[]", p.encode()) for p in paths]

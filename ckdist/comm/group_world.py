@@ -7,9 +7,10 @@ from ckdist.comm.protocol import World
 
 
 class GroupWorld:
-    """The ranks `ranks` of `world`, this one among them, counted from 0.
+    """The given ranks of a world, renumbered from 0. This rank is one of them.
 
-    All ranks of the world make the same calls, each in its own group: what one group gathers, all gather together.
+    All ranks of the world make the same calls, each in its own group, because every call is a gather over the whole
+    world.
     """
 
     def __init__(self, world: World, ranks: Sequence[int]) -> None:
@@ -20,18 +21,18 @@ class GroupWorld:
         self.local_rank, self.local_size = same.index(self.rank), len(same)
 
     def gather(self, value: Any) -> list[Any]:
-        """The value of every rank of the group, in its order."""
+        """Returns the values of the group's ranks, in its order."""
         values = self._world.gather(value)
         return [values[r] for r in self._ranks]
 
     def broadcast(self, value: Any = None) -> Any:
-        """The value of the group's first rank."""
+        """Returns the value of the group's first rank."""
         return self.gather(value)[0]
 
     def collect(self, value: Any, seconds: float) -> list[Any] | None:  # noqa: ARG002, a World's signature
-        """On the group's first rank every rank's value; a rank that is lost is an error."""
+        """Returns the values of the group's ranks on its first rank, else None. Raises CommError if a rank is lost."""
         values = self.gather(value)
         return values if self.rank == 0 else None
 
     def close(self) -> None:
-        """The world is not this group's to leave."""
+        """Does nothing: the world's owner closes it."""

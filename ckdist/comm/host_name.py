@@ -1,4 +1,4 @@
-"""What a host is called among the ranks of a job."""
+"""The names of hosts among the ranks of a job."""
 
 import contextlib
 import pathlib
@@ -6,23 +6,21 @@ import socket
 
 
 def host_name() -> str:
-    """Ranks with the same name can share memory.
+    """Returns this host's name. Ranks with the same name can share memory.
 
-    The name of the machine alone does not tell: two machines may have the same, so it is joined by the boot, and by the
-    process namespace, because memory is found through /proc.
+    Two machines may have the same host name, so the boot id is appended. So is the process namespace, because shared
+    memory is found through /proc.
     """
     parts = [socket.gethostname()]
-    for what in (
+    for read in (
         lambda: pathlib.Path("/proc/sys/kernel/random/boot_id").read_text()[:8],
         lambda: str(pathlib.Path("/proc/self/ns/pid").readlink()),
     ):
         with contextlib.suppress(OSError):
-            parts.append(what())
+            parts.append(read())
     return "/".join(parts)
 
 
 def machine_name(host: str) -> str:
-    """The part of a host's name that a person knows, at most 64 characters: peers sent it, and it goes into
-    messages.
-    """
+    """The part of a host's name that a person knows, safe to print: it came from a peer. At most 64 characters."""
     return "".join(c if c.isprintable() else "?" for c in host.split("/", maxsplit=1)[0][:64])

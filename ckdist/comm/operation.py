@@ -1,4 +1,4 @@
-"""A call of a communicator that is still under way."""
+"""A call of a communicator that is not complete yet."""
 
 from __future__ import annotations
 
@@ -14,22 +14,28 @@ Result = TypeVar("Result")
 
 
 class Operation(Generic[Result]):
-    """Something under way. `wait` returns its result; the arrays it uses stay alive until then."""
+    """An operation that has started. The arrays that it uses stay alive until it is complete.
+
+    Args:
+        communicator: The communicator that keeps it alive.
+        handle: The native operation.
+        result: Returned by `wait`.
+        used: Objects that must stay alive until then.
+    """
 
     def __init__(self, communicator: Communicator, handle: CData, result: Result, *used: object) -> None:
-        """`used`: what must stay alive until the operation is complete."""
         self._communicator, self._handle, self._result = communicator, handle, result
         self._used = (result, *used)
         communicator.under_way.add(self)
 
     def test(self) -> bool:
-        """Is it complete? Never blocks; messages make progress in it."""
+        """Returns whether it is complete. Never blocks; progresses messages."""
         if self._handle is not None and native.check(native.lib.ckdist_operation_test(self._handle)):
             self._finish()
         return self._handle is None
 
     def wait(self) -> Result:
-        """Its result, once complete. CommError when a peer is lost."""
+        """Blocks until it is complete and returns its result. Raises CommError if a peer is lost."""
         if self._handle is not None:
             try:
                 native.check(native.lib.ckdist_operation_wait(self._handle))
@@ -38,6 +44,5 @@ class Operation(Generic[Result]):
         return self._result
 
     def _finish(self) -> None:
-        """The communicator need not keep it any longer."""
         self._handle = None
         self._communicator.under_way.discard(self)

@@ -1,4 +1,4 @@
-"""What the parts of a job need of its ranks: a `World`, under any launcher."""
+"""The interface of a job's ranks under any launcher: `World`."""
 
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias, TypeGuard
@@ -9,7 +9,7 @@ Log: TypeAlias = Callable[[str], object]  # takes one line of text
 class World(Protocol):
     """The ranks of a job and small messages between them at start-up (`ckdist.comm.world`).
 
-    Values are what msgpack takes. Every call but `close` raises CommError when a rank is lost.
+    Values are msgpack-able. Every call but `close` raises CommError if a rank is lost.
     """
 
     @property
@@ -19,7 +19,7 @@ class World(Protocol):
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
+        """Number of ranks."""
         ...
 
     @property
@@ -29,28 +29,28 @@ class World(Protocol):
 
     @property
     def local_size(self) -> int:
-        """How many ranks this host has."""
+        """Number of ranks on this host."""
         ...
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The host of each rank, (size,); ranks with the same name share memory."""
+        """The host of each rank, (size,). Ranks with the same name share memory."""
         ...
 
     def broadcast(self, value: Any = None) -> Any:
-        """Rank 0's value, on every rank. A collective call."""
+        """Returns rank 0's value on every rank. A collective call."""
         ...
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, on every rank, in rank order. A collective call."""
+        """Returns every rank's value, in rank order, on every rank. A collective call."""
         ...
 
     def collect(self, value: Any, seconds: float) -> list[Any] | None:
-        """On rank 0 every rank's value, None for a rank that is later than `seconds`; on the others None."""
+        """Returns every rank's value on rank 0, or None for a rank later than `seconds`. Other ranks get None."""
         ...
 
     def close(self) -> None:
-        """All ranks leave together."""
+        """Leaves the job. All ranks leave together."""
         ...
 
 

@@ -1,6 +1,4 @@
-"""From which sizes on another algorithm is used: measured on this machine by `ckdist bench comm --tune`, kept in the
-user's cache.
-"""
+"""Sizes from which another collective algorithm is used. `ckdist bench comm --tune` measures and saves them."""
 
 import json
 import os
@@ -9,7 +7,7 @@ from typing import NamedTuple
 
 
 class Thresholds(NamedTuple):
-    """In bytes, as native/comm/algorithms/collectives.h explains them. The same on all ranks: rank 0's are taken."""
+    """In bytes; native/comm/algorithms/collectives.h explains them. Rank 0's values count on all ranks."""
 
     direct_bytes: int = 8 << 10
     transport_direct_bytes: int = 32 << 10
@@ -17,17 +15,17 @@ class Thresholds(NamedTuple):
 
 
 def cache_folder() -> pathlib.Path:
-    """Where what was measured is kept, of each user. RuntimeError where a user has no home."""
+    """The user's cache folder of measurements. Raises RuntimeError if the user has no home."""
     return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "ckdist"
 
 
 def thresholds_path() -> pathlib.Path:
-    """Where they are kept: one file per user."""
+    """The file of the saved thresholds."""
     return cache_folder() / "comm.json"
 
 
 def load_thresholds() -> Thresholds:
-    """What was measured here, or the defaults; a file that does not make sense is passed over."""
+    """Returns the saved thresholds, or the defaults if there is no valid file."""
     try:
         values = json.loads(thresholds_path().read_text())
         found = {name: values[name] for name in Thresholds._fields if name in values}
@@ -39,7 +37,7 @@ def load_thresholds() -> Thresholds:
 
 
 def save_thresholds(thresholds: Thresholds) -> pathlib.Path:
-    """Keeps them for later starts. The file; OSError where it cannot be written, RuntimeError without a home."""
+    """Saves thresholds for later starts and returns the file. Raises OSError, or RuntimeError without a home."""
     path = thresholds_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(thresholds._asdict(), indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Where small results are kept between starts: the user's cache, or a folder that lasts until the next boot."""
+"""Files of small results that are kept between starts: in the user's cache, else until the next boot."""
 
 import os
 import pathlib
@@ -9,10 +9,10 @@ from ckdist.comm.thresholds import cache_folder
 
 
 def cache_path(name: str, writing: bool = False) -> pathlib.Path:
-    """The file of a result, such as bandwidth/KEY.json.
+    """Returns the file of a result, such as bandwidth/KEY.json.
 
-    A home that cannot be written has it in the temporary folder, so that not every start measures again. OSError if
-    neither can be had.
+    If the home cannot be written, the file is in the temporary folder, so that not every start measures again. Raises
+    OSError if neither is usable.
     """
     try:
         home = cache_folder()
@@ -25,7 +25,7 @@ def cache_path(name: str, writing: bool = False) -> pathlib.Path:
 
 
 def temporary_cache() -> pathlib.Path:
-    """A folder of the temporary folder that is this user's alone. OSError if somebody else made it, or may write it."""
+    """Returns this user's own folder in the temporary folder. Raises OSError if another user made it or can write it."""
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     folder = pathlib.Path(base) / f"ckdist-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -36,6 +36,6 @@ def temporary_cache() -> pathlib.Path:
 
 
 def _can_write(folder: pathlib.Path) -> bool:
-    """Whether a folder can be written, or made."""
+    """Whether a folder can be written, or created."""
     existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)

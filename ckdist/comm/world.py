@@ -1,9 +1,9 @@
-"""How the processes of one job find each other: who this rank is, who shares its host, and small messages at start-up.
+"""How the processes of a job find each other: ranks, hosts, and small messages at start-up.
 
-Ranks that `ckdist launch` started have inherited their connections (`launched_world`). mpi4py starts the world under
-any MPI launcher; without one, RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT do (`tcp_world`); without these the world
-has one rank. What is exchanged here is msgpack, never pickle. The traffic of every step goes through a native
-communicator (`ckdist.comm.communicator`), not through this.
+Ranks that `ckdist launch` started have inherited their connections (`launched_world`). Under an MPI launcher mpi4py
+connects them. Otherwise RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT do (`tcp_world`). Without these the world has one
+rank. Messages are msgpack, never pickle. The traffic of every step goes through a native communicator
+(`ckdist.comm.communicator`) instead.
 """
 
 import contextlib
@@ -32,43 +32,41 @@ from ckdist.errors import CkdistError, CommError, ConfigError, UserError
 
 log = logging.getLogger(__name__)
 
-WATCH_SECONDS = 10.0  # until ranks that MPI has joined have reached one another beside it, too
+WATCH_SECONDS = 10.0  # to open the heartbeat connections of an MPI job
 COLLECT_TAG = 77
 
 Result = TypeVar("Result")
 
 
 class SingleWorld:
-    """One rank, no launcher."""
+    """A world of one rank, without a launcher."""
 
     rank, size, local_rank, local_size = 0, 1, 0, 1
     hosts = (socket.gethostname(),)
 
     def broadcast(self, value: Any = None) -> Any:
-        """`value` as it is."""
+        """Returns `value`."""
         return value
 
     def gather(self, value: Any) -> list[Any]:
-        """The only rank's value."""
+        """Returns [value]."""
         return [value]
 
     def collect(self, value: Any, seconds: float) -> list[Any]:  # noqa: ARG002, a World's signature
-        """The only rank's value."""
+        """Returns [value]."""
         return [value]
 
     def close(self) -> None:
-        """There is nobody to wait for."""
+        """Does nothing."""
 
 
 class MpiWorld:
-    """The ranks of an MPI job."""
+    """The ranks of an MPI job. The constructor is a collective call and raises ImportError if mpi4py does not load."""
 
     def __init__(self) -> None:
-        """Starts MPI; a collective call. ImportError where mpi4py does not load."""
         import mpi4py
 
-        # A rank that fails must be able to end while its peers are gone: finalising is done by close(), on the good
-        # path alone.
+        # A rank that fails must be able to end while its peers are gone. So only close() finalises MPI.
         mpi4py.rc.finalize = False
         _leave_tcp_alone()
         from mpi4py import MPI
@@ -83,20 +81,18 @@ class MpiWorld:
         self._watch()
 
     def _secret(self) -> bytes | None:
-        """The job's secret where every rank is told of one, None where none is."""
+        """The job's secret if every rank has one, None if no rank has. Raises ConfigError if only some have."""
         own = read_secret() if os.environ.get(SECRET_VARIABLE) else None
-        told = self.gather_all(own is not None)
-        if any(told) and not all(told):
+        is_given = self.gather_all(own is not None)
+        if any(is_given) and not all(is_given):
             raise ConfigError(
-                f"{SECRET_VARIABLE} is set on rank {told.index(True)} and not on rank {told.index(False)}: "
+                f"{SECRET_VARIABLE} is set on rank {is_given.index(True)} and not on rank {is_given.index(False)}: "
                 f"name the secret on every rank (mpirun -x {SECRET_VARIABLE}), or on none"
             )
         return own
 
     def _watch(self) -> None:
-        """Connections on which ranks show that they live while they load: MPI tells of a rank that died, not of one
-        that is stopped.
-        """
+        """Opens connections for heartbeats while ranks load: MPI reports ranks that died, not ranks that are stopped."""
         sockets: list[socket.socket | None] = []
         problem = None
         try:
@@ -117,7 +113,7 @@ class MpiWorld:
         ]
 
     def broadcast(self, value: Any = None) -> Any:
-        """Rank 0's msgpack-able value, on every rank."""
+        """Returns rank 0's msgpack-able value on every rank."""
         data = np.frombuffer(packed(value), np.uint8) if self.rank == 0 else None
         size = np.array([0 if data is None else data.size], np.int64)
         self._complete(self.comm.Ibcast(size))
@@ -126,7 +122,7 @@ class MpiWorld:
         return msgpack.unpackb(buffer.tobytes(), strict_map_key=False)
 
     def gather_all(self, value: Any) -> list[Any]:
-        """Every rank's msgpack-able value, on every rank, in rank order."""
+        """Returns every rank's msgpack-able value, in rank order, on every rank."""
         data = np.frombuffer(packed(value), np.uint8)
         sizes = np.empty(self.size, np.int64)
         self._complete(self.comm.Iallgather(np.array([data.size], np.int64), sizes))
@@ -140,14 +136,12 @@ class MpiWorld:
     gather = gather_all
 
     def collect(self, value: Any, seconds: float) -> list[Any] | None:
-        """On rank 0 every rank's msgpack-able value, None for a rank whose has not come within `seconds`; others get
-        nothing.
-        """
+        """Returns every rank's value on rank 0, or None for a rank later than `seconds`. Other ranks get None."""
         deadline = time.monotonic() + seconds
         if self.rank:
-            # MPI may read it for longer than is waited here
+            # MPI may still read the buffer after the deadline.
             self._collected = np.frombuffer(packed(value), np.uint8)
-            with contextlib.suppress(CommError):  # a lost rank changes nothing: this is the end
+            with contextlib.suppress(CommError):  # the job ends anyway
                 self._complete(self.comm.Isend(self._collected, 0, COLLECT_TAG), deadline)
             return None
         values, missing, status = [value] + [None] * (self.size - 1), set(range(1, self.size)), self.mpi.Status()
@@ -166,14 +160,15 @@ class MpiWorld:
         return values
 
     def close(self) -> None:
-        """All ranks leave together."""
+        """Leaves the job. All ranks leave together."""
         self.mpi.Finalize()
         for connection in self._connections:
             connection.close()
 
     def _complete(self, request: Any, deadline: float = math.inf) -> bool:
-        """Waits for a call without taking the core from a rank of this host that still has work, such as loading;
-        False at the deadline.
+        """Waits for a request and returns True, or False at the deadline.
+
+        It sleeps between polls: ranks of this host that still load need the cores.
         """
         pause, look = 0.0, time.monotonic() + HEARTBEAT_SECONDS
         while not request.Test():
@@ -190,9 +185,9 @@ class MpiWorld:
 
 
 def _leave_tcp_alone() -> None:
-    """Keeps Open MPI's ranks from listening for TCP on all addresses where they share a host, and speak through memory.
+    """Disables TCP in Open MPI if all ranks share one host: it would listen on all addresses.
 
-    A choice of the user's own stays.
+    A setting of the user's own stays.
     """
     size = os.environ.get("OMPI_COMM_WORLD_SIZE")
     if size is not None and size == os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE"):
@@ -200,10 +195,10 @@ def _leave_tcp_alone() -> None:
 
 
 def start_world() -> World:
-    """The world this process was started in.
+    """Returns the world that this process was started in.
 
-    Connections that ckdist's own launcher has made come first, then an MPI launcher: its ranks have what RANK and the
-    like would tell.
+    Connections of ckdist's own launcher come first. An MPI launcher comes before RANK and its companions: it may set
+    these too.
     """
     if is_launched():
         return LaunchedWorld()
@@ -218,9 +213,9 @@ def start_world() -> World:
 
 
 def together(world: World, action: Callable[[], Result]) -> Result:
-    """The action's result, once it has worked on every rank.
+    """Runs `action` on every rank and returns its result if it succeeded on all of them.
 
-    Where it failed anywhere all ranks raise: their own error, or the first of the others'.
+    Otherwise every rank raises: its own error, or that of the first rank that failed.
     """
     try:
         result = action()
@@ -235,7 +230,7 @@ def together(world: World, action: Callable[[], Result]) -> Result:
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process at once after a failure: peers may be gone, so nothing may wait for them."""
+    """Ends this process at once after a failure. It waits for nothing, because peers may be gone."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

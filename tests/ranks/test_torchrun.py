@@ -119,7 +119,7 @@ def test_mistakes_are_one_line(tmp_path):
     cases = [
         ({"CKDIST_JOB_SECRET_FILE": ""}, "CKDIST_JOB_SECRET_FILE"),
         ({"CKDIST_JOB_SECRET_FILE": str(open_to_all)}, "chmod 600"),
-        ({"MASTER_PORT": ""}, "MASTER_PORT missing beside RANK, WORLD_SIZE, MASTER_ADDR"),
+        ({"MASTER_PORT": ""}, "MASTER_PORT missing, but RANK, WORLD_SIZE, MASTER_ADDR set"),
         ({"RANK": "two"}, "RANK ('two') must be a whole number"),
         ({"RANK": "2"}, "RANK (2) of WORLD_SIZE (2) is not possible"),
         ({"CKDIST_START_TIMEOUT": "soon"}, "CKDIST_START_TIMEOUT ('soon')"),

@@ -47,9 +47,9 @@ def test_torchruns_variables_go_before_sruns(monkeypatch):
     assert not tcp_world.is_started()
     for name, value in STEP.items():
         monkeypatch.setenv(name, value)
-    assert tcp_world.is_started() and tcp_world.told()["MASTER_ADDR"] == "node07"
+    assert tcp_world.is_started() and tcp_world.rank_variables()["MASTER_ADDR"] == "node07"
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
-    assert tcp_world.told() == {**step_variables(STEP), "MASTER_ADDR": "10.0.0.1"}
+    assert tcp_world.rank_variables() == {**step_variables(STEP), "MASTER_ADDR": "10.0.0.1"}
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
     monkeypatch.setenv("SLURM_PROCID", "0")
     assert not tcp_world.is_started()

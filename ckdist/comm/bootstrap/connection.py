@@ -1,7 +1,7 @@
-"""A connection between two ranks at start-up: messages with capped sizes, and heartbeats beside them.
+"""A connection between two ranks at start-up: messages with a size limit, and heartbeats.
 
-A thread reads what comes and sends a heartbeat once a second, also while this process loads a model for an hour. So a
-rank that is stopped or unplugged meanwhile is noticed by its silence. What comes is kept until `receive` takes it.
+A thread reads messages and sends a heartbeat once a second, even while this process loads a model for an hour. So a
+rank that is stopped or unplugged is noticed by its silence. Messages are queued until `receive` takes them.
 """
 
 import collections
@@ -15,25 +15,27 @@ import time
 from ckdist.errors import CommError
 
 MAX_MESSAGE = 64 << 20
-MAX_WAITING = 1024, 4 * MAX_MESSAGE  # messages, and bytes of them, that nobody has taken yet
+MAX_WAITING = 1024, 4 * MAX_MESSAGE  # messages, and their bytes, that `receive` has not taken yet
 HEARTBEAT_SECONDS = 1.0
-SILENT_SECONDS = 30.0  # without a heartbeat, then a rank is lost
+SILENT_SECONDS = 30.0  # without a heartbeat until a rank is lost
 SEND_SECONDS = 120.0
 KEEP_ALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCNT: 5}
 _LENGTH = struct.Struct("!I")  # 0: a heartbeat
-_LAST = 1 << 31  # with a length: the sender gives up, and the message says why
+_LAST = 1 << 31  # bit of the length: the sender gives up, and the message is the reason
 
-_changed = threading.Condition()  # of all connections of this process
+_changed = threading.Condition()  # shared by all connections of this process
 
 
 class BootstrapConnection:
     """This rank's end of its connection to rank `peer`.
 
-    `quiet`: seconds in which the peer may not have begun to show that it lives.
+    Args:
+        peer: The other rank.
+        connection: A connected socket, which this object takes over.
+        quiet: Seconds before the peer's first heartbeat is expected.
     """
 
     def __init__(self, peer: int, connection: socket.socket, quiet: float = 0.0) -> None:
-        """Takes over `connection`, and begins to show and to watch for heartbeats."""
         self.peer, self.connection = peer, connection
         self.messages: collections.deque[bytes] = collections.deque()
         self.end: str | None = None  # why nothing more comes
@@ -48,14 +50,14 @@ class BootstrapConnection:
         self._thread.start()
 
     def send(self, data: bytes, last: bool = False) -> None:
-        """Sends one message; OSError when that is not possible. `last`: it says why this rank gives up."""
+        """Sends one message. Raises OSError on failure. `last`: the message is the reason why this rank gives up."""
         if len(data) > MAX_MESSAGE:
             raise CommError(f"a start-up message of {len(data)} bytes; at most {MAX_MESSAGE} can be sent")
         with self._sending:
             self.connection.sendall(_LENGTH.pack(len(data) | (_LAST if last else 0)) + data)
 
     def check(self) -> None:
-        """CommError when no heartbeat of the peer has come for too long."""
+        """Raises CommError if the peer has sent no heartbeat for SILENT_SECONDS."""
         if (silent := time.monotonic() - self.heard) > SILENT_SECONDS:
             raise CommError(
                 f"rank {self.peer} was lost at start-up: it has not been heard of for {silent:.0f} s, "
@@ -72,13 +74,12 @@ class BootstrapConnection:
         self.connection.close()
 
     def _run(self) -> None:
-        """The thread: sends heartbeats and reads what comes; `end` says why it ended."""
         buffer, next_heartbeat, looked = bytearray(), 0.0, time.monotonic()
         try:
             while not self._closed:
                 now = time.monotonic()
                 if now - looked > 3 * HEARTBEAT_SECONDS:
-                    # this process itself did not run: what the peer did meanwhile is not known
+                    # This process itself was stopped, so the peer's heartbeats were not read.
                     self.heard = max(self.heard, now)
                 looked = now
                 if now >= next_heartbeat:
@@ -96,18 +97,18 @@ class BootstrapConnection:
                 _changed.notify_all()
 
     def _send_heartbeat(self) -> None:
-        """Sends a heartbeat, unless a message is being sent, which shows as well that this rank lives."""
+        # A message that is being sent shows the peer that this rank lives, so no heartbeat is needed.
         if self._sending.acquire(blocking=False):
             try:
                 if select.select([], [self.connection], [], 0)[1]:
                     self.connection.sendall(_LENGTH.pack(0))
             except OSError:
-                pass  # the peer's last words may still be there to be read
+                pass  # the peer's last message may still be readable
             finally:
                 self._sending.release()
 
     def _take(self, buffer: bytearray) -> None:
-        """Moves whole messages out of the buffer."""
+        """Moves complete messages out of the buffer."""
         with _changed:
             self.heard = max(self.heard, time.monotonic())
             while len(buffer) >= _LENGTH.size:
@@ -135,9 +136,9 @@ class BootstrapConnection:
 
 
 def receive(connections: dict[int, BootstrapConnection], seconds: float) -> list[bytes]:
-    """The next message of every connection, in their order.
+    """Returns the next message of every connection, in their order.
 
-    CommError, which names the rank, as soon as one of them is known to be lost.
+    Raises CommError, which names the rank, as soon as one of them is known to be lost.
     """
     deadline = time.monotonic() + seconds
     with _changed:
@@ -148,6 +149,6 @@ def receive(connections: dict[int, BootstrapConnection], seconds: float) -> list
                     raise CommError(f"rank {connection.peer} was lost at start-up: {connection.end}")
                 connection.check()
             if now > deadline:
-                raise CommError(f"rank {missing[0].peer} was lost at start-up: it said nothing for {seconds:.0f} s")
+                raise CommError(f"rank {missing[0].peer} was lost at start-up: it sent no message for {seconds:.0f} s")
             _changed.wait(min(HEARTBEAT_SECONDS, deadline - now + 0.01))
         return [c.messages.popleft() for c in connections.values()]

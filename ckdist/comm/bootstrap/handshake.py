@@ -1,8 +1,8 @@
-"""Two ends of a TCP connection prove that they belong to the same job, and say what the connection is for.
+"""Both ends of a TCP connection prove that they belong to the same job, and state the connection's purpose.
 
-Both hold the job's secret; each proves it by an HMAC-SHA256 over both ends' fresh nonces and over what was said, with
-its own role in it, so nothing can be replayed or reflected. Who connects proves it first: a stranger who connects gets
-nothing by which the secret could be guessed. It authenticates; it does not encrypt what follows.
+Both hold the job's secret. Each sends an HMAC-SHA256 over both ends' fresh nonces, the purpose and its own role, so
+nothing can be replayed or reflected. The client proves first: a stranger receives nothing that would help to guess the
+secret. The handshake authenticates; it does not encrypt later traffic.
 """
 
 import collections
@@ -29,15 +29,15 @@ REMEDY = "`(umask 077; head -c 32 /dev/urandom | base64 > FILE)`"
 _MAGIC = b"ckdist1\n"
 _HELLO = struct.Struct("!8s32s4sIII")  # magic, nonce, purpose, from, to, lane
 _PROOF_BYTES = hashlib.sha256().digest_size
-_STRANGERS = 256  # connections that have not proved themselves, at once; one more, and the oldest is closed
-_FIRST_SECONDS = 2.0  # until a connection's first bytes are there: a rank sends them as soon as it is connected
+_STRANGERS = 256  # connections before their proof; at one more, the oldest is closed
+_FIRST_SECONDS = 2.0  # for a connection's first bytes: a rank sends them as soon as it is connected
 _AGAIN_SECONDS = 0.05
-_DROPPED_LINES = 20  # of the log, about connections that were dropped
+_DROPPED_LINES = 20  # log lines about connections that were dropped
 
 
 @dataclass(frozen=True)
 class Purpose:
-    """What a connection is for: `kind` (four letters), the ranks at its ends, and its number among several alike."""
+    """The purpose of a connection: `kind` (four letters), the ranks at its ends, and its number among equal ones."""
 
     kind: bytes
     source: int
@@ -46,7 +46,14 @@ class Purpose:
 
 
 def read_secret(path: str | None = None) -> bytes:
-    """The job's secret from a file that is its owner's alone; `path` defaults to what CKDIST_JOB_SECRET_FILE names."""
+    """Reads the job's secret from a file that only its owner can read.
+
+    Args:
+        path: Default: the file that CKDIST_JOB_SECRET_FILE names.
+
+    Raises:
+        ConfigError: No file is named, or it cannot be read, is readable by others, or has a wrong size.
+    """
     path = path or os.environ.get(SECRET_VARIABLE)
     if not path:
         raise ConfigError(
@@ -71,13 +78,13 @@ def read_secret(path: str | None = None) -> bytes:
 def job_secret(world: World) -> bytes:
     """The secret that all ranks of `world` hold. A collective call.
 
-    A world without one has rank 0 draw it, which is as safe as that world's own messages.
+    In a world without one, rank 0 draws it. It is then as safe as that world's own messages.
     """
     return getattr(world, "secret", None) or world.broadcast(secrets.token_bytes(32) if world.rank == 0 else None)
 
 
 def receive_exactly(connection: socket.socket, size: int, deadline: float) -> bytes:
-    """`size` bytes, or CommError when the connection ends or the deadline (time.monotonic) passes."""
+    """Reads `size` bytes. Raises CommError if the connection ends or the deadline (time.monotonic) passes."""
     data = bytearray()
     while len(data) < size:
         left = deadline - time.monotonic()
@@ -97,21 +104,19 @@ def receive_exactly(connection: socket.socket, size: int, deadline: float) -> by
 
 
 def _proof(secret: bytes, role: bytes, client: bytes, server: bytes) -> bytes:
-    """What proves to the other end that this one knows the secret."""
     return hmac.new(secret, role + client + server, hashlib.sha256).digest()
 
 
 def _hello(purpose: Purpose) -> bytes:
-    """The first bytes of a connection, with a fresh nonce."""
     return _HELLO.pack(_MAGIC, secrets.token_bytes(32), purpose.kind, purpose.source, purpose.target, purpose.lane)
 
 
 def connect(
     address: tuple[str, int], purpose: Purpose, secret: bytes, timeout: float, source: str = ""
 ) -> socket.socket:
-    """A proven connection to who listens at `address`, tried again until it listens and has room.
+    """Returns an authenticated connection to the listener at `address`. It retries until the listener has room.
 
-    CommError after `timeout` seconds.
+    Raises CommError after `timeout` seconds, or if the peer fails the handshake.
     """
     deadline, there = time.monotonic() + timeout, f"rank {purpose.target} at {address[0]}:{address[1]}"
     client = _hello(purpose)
@@ -128,7 +133,7 @@ def connect(
                 connection.sendall(client)
                 server = receive_exactly(connection, _HELLO.size, deadline)
                 break
-            except (CommError, OSError) as error:  # it was closed for another, or before its time
+            except (CommError, OSError) as error:  # the listener closed it to make room, or is not ready yet
                 connection.close()
                 problem = error
         if time.monotonic() > deadline:
@@ -154,15 +159,25 @@ def connect(
 
 
 class Listener:
-    """Takes connections on one address and hands out those that proved themselves, by purpose.
+    """Accepts connections at one address and hands out the authenticated ones by purpose.
 
-    Strangers are dropped with a line each, as long as they are few.
+    Other connections are dropped. The first _DROPPED_LINES of them are logged.
+
+    Args:
+        address: Address to listen at.
+        port: 0: any free port.
+        rank: This rank.
+        secret: The job's secret.
+        patience: Seconds until a client must have proved itself.
+        log: Receives the lines.
+
+    Raises:
+        ConfigError: It cannot listen there.
     """
 
     def __init__(
         self, address: str, port: int, rank: int, secret: bytes, patience: float = 10.0, log: Log | None = None
     ) -> None:
-        """Listens at `address` for rank `rank`; ConfigError where it cannot. `patience`: seconds for a proof."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self.rank, self.secret, self.patience, self.log = rank, secret, patience, log
         self.socket = socket.socket(family, socket.SOCK_STREAM)
@@ -178,37 +193,36 @@ class Listener:
         self.address = self.socket.getsockname()[:2]
         self._proven: dict[Purpose, socket.socket] = {}
         self._changed = threading.Condition()
-        self._strangers: collections.OrderedDict[socket.socket, None] = collections.OrderedDict()  # the oldest first
+        self._strangers: collections.OrderedDict[socket.socket, None] = collections.OrderedDict()  # oldest first
         self._dropped = 0
         self._closed = False
         threading.Thread(target=self._accept, daemon=True, name="ckdist-listener").start()
 
     def _accept(self) -> None:
-        """A thread: takes connections until `close`."""
         while True:
             try:
                 connection, peer = self.socket.accept()
             except OSError:
                 if self._closed:
                     return
-                time.sleep(_AGAIN_SECONDS)  # no file is left, or the peer has gone already
+                time.sleep(_AGAIN_SECONDS)  # no file descriptor is left, or the peer is gone already
                 continue
             with self._changed:
                 self._strangers[connection] = None
                 oldest = self._strangers.popitem(last=False)[0] if len(self._strangers) > _STRANGERS else None
             if oldest is not None:
                 with contextlib.suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)  # which ends its thread
+                    oldest.shutdown(socket.SHUT_RDWR)  # ends its thread
             threading.Thread(target=self._meet, args=(connection, peer), daemon=True).start()
 
     def _meet(self, connection: socket.socket, peer: tuple[Any, ...]) -> None:
-        """A thread for one connection: keeps it once it is proven, else drops it. `peer`: its address."""
+        """Runs in a thread per connection. Keeps the connection once it is authenticated, else drops it."""
         try:
             begun = time.monotonic()
             client = receive_exactly(connection, _HELLO.size, begun + min(_FIRST_SECONDS, self.patience))
             magic, _, kind, source, target, lane = _HELLO.unpack(client)
             if magic != _MAGIC:
-                raise CommError("it is no rank of a job")
+                raise CommError("it is not a rank of a job")
             server = _HELLO.pack(_MAGIC, secrets.token_bytes(32), kind, source, self.rank, lane)
             connection.settimeout(self.patience)
             connection.sendall(server)
@@ -230,21 +244,20 @@ class Listener:
                 self._changed.notify_all()
         except (CommError, OSError) as error:
             connection.close()
-            self._tell(f"dropped a connection from {peer[0]}: {error}")
+            self._log_dropped(f"dropped a connection from {peer[0]}: {error}")
         finally:
             with self._changed:
                 self._strangers.pop(connection, None)
 
-    def _tell(self, line: str) -> None:
-        """Logs a dropped connection, of the first _DROPPED_LINES."""
+    def _log_dropped(self, line: str) -> None:
         with self._changed:
             self._dropped += 1
             count = self._dropped
         if self.log and count <= _DROPPED_LINES:
-            self.log(line if count < _DROPPED_LINES else f"{line}; of more no line is written")
+            self.log(line if count < _DROPPED_LINES else f"{line}; further ones are not logged")
 
     def take(self, purpose: Purpose, deadline: float) -> socket.socket:
-        """The connection for `purpose`, waited for until `deadline` (time.monotonic)."""
+        """Waits for the connection of `purpose`. Raises CommError at `deadline` (time.monotonic)."""
         with self._changed:
             while purpose not in self._proven:
                 left = deadline - time.monotonic()
@@ -257,7 +270,7 @@ class Listener:
             return self._proven.pop(purpose)
 
     def take_any(self, deadline: float) -> tuple[Purpose, socket.socket] | None:
-        """Whichever connection comes first, with its purpose; None when none came until `deadline` (time.monotonic)."""
+        """Returns the first connection of any purpose, or None at `deadline` (time.monotonic)."""
         with self._changed:
             while not self._proven:
                 left = deadline - time.monotonic()
@@ -267,7 +280,7 @@ class Listener:
             return self._proven.popitem()
 
     def close(self) -> None:
-        """Listens no more; connections that nobody took are closed."""
+        """Stops listening and closes the connections that were not taken."""
         with self._changed:
             self._closed = True
             for connection in self._proven.values():

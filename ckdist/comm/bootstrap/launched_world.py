@@ -1,8 +1,8 @@
 """The ranks of a job that ckdist itself started (`ckdist.launcher`).
 
-Each has inherited the socket that joins it with rank 0, whether that ends in rank 0 or in what carries it to rank 0's
-host. Nothing listens, and who holds an end is a rank of the job, so no secret is needed. CKDIST_CONNECTIONS names the
-sockets by their descriptors, and by their inodes, which a process that did not inherit them cannot have.
+Each rank has inherited the socket that connects it to rank 0, directly or through a relay to rank 0's host. Nothing
+listens, and only ranks of the job hold an end, so no secret is needed. CKDIST_CONNECTIONS names the sockets by
+descriptor and inode. The inode does not match in a process that did not inherit them.
 """
 
 import contextlib
@@ -19,17 +19,17 @@ CONNECTIONS_VARIABLE = "CKDIST_CONNECTIONS"
 
 
 def is_launched() -> bool:
-    """Did ckdist start this process, as one of several ranks?"""
+    """Whether ckdist started this process as one of several ranks."""
     return bool(os.environ.get(CONNECTIONS_VARIABLE))
 
 
 def describe(descriptors: Mapping[int, int]) -> str:
-    """The variable's text for a rank that inherits `descriptors`, by the rank that they lead to."""
+    """The value of CKDIST_CONNECTIONS for a rank that inherits `descriptors`: peer rank -> descriptor."""
     return ",".join(f"{peer}={fd}:{os.fstat(fd).st_ino}" for peer, fd in descriptors.items())
 
 
 def inherited(text: str) -> dict[int, socket.socket]:
-    """The sockets that `text` describes, by the rank that they lead to. ConfigError where one is not there."""
+    """The sockets that `text` describes, by peer rank. Raises ConfigError if this process does not have one."""
     found: dict[int, socket.socket] = {}
     for part in text.split(","):
         with contextlib.suppress(ValueError, OSError):
@@ -41,16 +41,18 @@ def inherited(text: str) -> dict[int, socket.socket]:
                 continue
         raise ConfigError(
             f"{CONNECTIONS_VARIABLE} ({part}) names no connection of this process: a rank starts its world once, and "
-            "what it starts itself must be started without that variable"
+            "processes that it starts must not inherit the variable"
         )
     return found
 
 
 class LaunchedWorld(StarWorld):
-    """A job's ranks over the connections that they have inherited."""
+    """A job's ranks over inherited connections.
+
+    The constructor is a collective call and raises ConfigError if the environment is not a rank's.
+    """
 
     def __init__(self) -> None:
-        """Joins the job; a collective call. ConfigError where the environment is not a rank's."""
         sockets = inherited(os.environ[CONNECTIONS_VARIABLE])
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         if sorted(sockets) != (list(range(1, size)) if rank == 0 else [0]):

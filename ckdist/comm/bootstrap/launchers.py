@@ -1,10 +1,10 @@
-"""The variables by which launchers tell a process that it is a rank."""
+"""The environment variables that launchers set for a rank."""
 
 import os
 
-# Set by the launchers of Open MPI, MPICH and Intel MPI, and by Slurm's and others' PMIx.
+# Set by the launchers of Open MPI, MPICH and Intel MPI, and by PMIx, such as Slurm's.
 MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
-# All that make a process a rank of a job: what starts ranks of its own must not pass them on.
+# All variables that make a process a rank. A rank must not pass them on to jobs that it starts.
 RANK_VARIABLES = frozenset(
     {
         *MPI_VARIABLES,
@@ -16,9 +16,9 @@ RANK_VARIABLES = frozenset(
         "CKDIST_CONNECTIONS",
     }
 )
-_TELLING = (*MPI_VARIABLES, "RANK", "WORLD_SIZE", "CKDIST_CONNECTIONS")
+_SIGNS = (*MPI_VARIABLES, "RANK", "WORLD_SIZE", "CKDIST_CONNECTIONS")
 
 
 def is_rank() -> bool:
-    """Has a launcher started this process, or srun as one of several tasks?"""
-    return any(os.environ.get(name) for name in _TELLING) or os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"
+    """Whether a launcher started this process as a rank, or srun as one of several tasks."""
+    return any(os.environ.get(name) for name in _SIGNS) or os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1"

@@ -1,5 +1,6 @@
-"""Do large packets pass between hosts? A wrong MTU on the way drops them alone: handshakes and heartbeats pass, and a
-job would stop at its first step.
+"""Checks that large packets pass between hosts.
+
+A wrong MTU on the way drops only these. Handshakes and heartbeats pass, and a job would hang at its first step.
 """
 
 import contextlib
@@ -13,14 +14,14 @@ from ckdist.comm.host_name import machine_name
 from ckdist.comm.protocol import World
 from ckdist.errors import CommError
 
-SMALL, LARGE, LARGEST = 64, 16 << 10, 256 << 10  # bytes; the last between the first ranks of two hosts alone
-QUIET_SECONDS = 6.0  # without a byte of the large message, after the small one: TCP has sent it again four times
+SMALL, LARGE, LARGEST = 64, 16 << 10, 256 << 10  # bytes; LARGEST only between the first ranks of two hosts
+QUIET_SECONDS = 6.0  # without progress after the small message; TCP has retransmitted four times by then
 _ZEROS = bytes(LARGEST)
 
 
 @dataclass
 class _Probe:
-    """What one end still has to send and to receive. Both ends send the same."""
+    """The bytes that one end still has to send and to receive. Both ends send the same number."""
 
     peer: int
     connection: socket.socket
@@ -30,12 +31,12 @@ class _Probe:
     heard: float = 0.0
 
     def send(self) -> None:
-        """The small message goes alone: the connection has no delay (TCP_NODELAY)."""
+        """Sends the small message on its own: the connection has TCP_NODELAY."""
         end = SMALL if self.sent < SMALL else self.size
         self.sent += self.connection.send(_ZEROS[: end - self.sent])
 
     def receive(self) -> None:
-        """Takes nothing beyond the probe: what follows belongs to the transport."""
+        """Reads no further than the probe: later bytes belong to the transport."""
         data = self.connection.recv(self.size - self.received)
         if not data:
             raise CommError(f"rank {self.peer} closed its connection")
@@ -53,11 +54,11 @@ def check_packet_sizes(world: World, connections: Mapping[tuple[int, int], socke
 
     Args:
         world: The ranks, by host.
-        connections: This rank's, blocking again afterwards.
-        seconds: Until all must have come.
+        connections: This rank's connections. They block again afterwards.
+        seconds: Time limit.
 
     Raises:
-        CommError: Small messages of a peer come, and large ones do not; or the peer is gone.
+        CommError: A peer's small messages arrive and its large ones do not, or the peer is gone.
     """
     probes = list(_probes(world, connections))
     deadline = time.monotonic() + seconds

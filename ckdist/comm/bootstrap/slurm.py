@@ -1,4 +1,4 @@
-"""What Slurm's srun tells a task: its rank, how many there are, and the nodes, the first of which has rank 0.
+"""The job of a task of Slurm's srun, from its environment. The first node has rank 0.
 
 This is for srun without PMIx (`--mpi=none`). A batch script is not a task: srun alone sets SLURM_STEP_NUM_TASKS.
 """
@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from ckdist.errors import ConfigError
 
 RANK, SIZE, NODES = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"
-FIRST_PORT, PORTS = 20000, 10000  # below those that the kernel gives to connections
+FIRST_PORT, PORTS = 20000, 10000  # below the kernel's ephemeral ports
 _BRACKETS = re.compile(r"\[(\d+)[-,\d]*\]")
 _NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 def first_node(nodes: str) -> str:
-    """The first of a list as Slurm writes it: node07 of `node[07-09,12],login1`. ConfigError for what is none."""
+    """The first node of a Slurm node list: node07 of `node[07-09,12],login1`. Raises ConfigError if it is not a node
+    list.
+    """
     bare = _BRACKETS.sub(r"\1", nodes).split(",", maxsplit=1)[0]
     if not _NAME.fullmatch(bare):
         raise ConfigError(f"{NODES} ({nodes:.80}) is no list of nodes, as node[01-04]")
@@ -23,9 +25,9 @@ def first_node(nodes: str) -> str:
 
 
 def step_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT of a task of srun; nothing outside one.
+    """RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT of a task of srun; empty outside one.
 
-    The port is made of the numbers of job and step, so jobs that share a node have their own.
+    The port is derived from the numbers of job and step, so jobs that share a node use different ports.
     """
     if not all(environment.get(name) for name in (RANK, SIZE, NODES)):
         return {}

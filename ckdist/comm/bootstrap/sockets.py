@@ -1,4 +1,4 @@
-"""TCP connections between every two ranks, each proven at both ends; the native transport takes them over."""
+"""Authenticated TCP connections between every two ranks. The native transport takes them over."""
 
 import ipaddress
 import socket as sockets
@@ -11,25 +11,36 @@ from ckdist.comm.protocol import Log, World
 from ckdist.errors import CommError, ConfigError
 
 MAX_LANES = 16
-# all ranks are there and on their way to this point; how long a step may take later does not matter here
+# All ranks have started and reach this point soon. The timeout of later steps does not matter here.
 CONNECT_SECONDS = 30.0
 
 
 def connect_ranks(
     world: World, interface: str | None, lanes: int, log: Log | None = None, seconds: float = CONNECT_SECONDS
 ) -> list[int]:
-    """File descriptors (size * (lanes + 1)), those of this rank itself -1, the last to every rank for heartbeats alone.
-    A collective call.
+    """Connects every two ranks. A collective call.
 
-    `interface`: name or address that this rank listens at; default: the one that reached the master, or that
-    `common_address` finds. `lanes`: connections for data between two ranks, several for links that one cannot fill,
-    none where another transport carries it. Between hosts these are tried with large messages (`packet_sizes`). A rank
-    that cannot listen is an error on every rank.
+    Args:
+        world: The ranks.
+        interface: Name or address that this rank listens at. Default: the address that reached the master, else
+            `common_address`.
+        lanes: Data connections between two ranks. Several help if one cannot fill the link; 0 if another transport
+            carries data.
+        log: Receives lines about connections that were dropped.
+        seconds: Time limit.
+
+    Returns:
+        File descriptors (size * (lanes + 1)), -1 for this rank itself. The last one of each rank carries heartbeats
+        alone.
+
+    Raises:
+        ConfigError: A rank cannot listen. Every rank raises it.
+        CommError: A rank is missing, or large messages do not pass between hosts (`packet_sizes`).
     """
     if not 0 <= lanes <= MAX_LANES:
         raise ConfigError(f"{lanes} connections between two ranks; use up to {MAX_LANES}")
     secret = job_secret(world)
-    reached = getattr(world, "address", None)  # by the master
+    reached = getattr(world, "address", None)  # that the master used
     found = reached if interface or reached is not None else common_address(world)
     listener, address, problem = None, "", ""
     connections: dict[tuple[int, int], sockets.socket] = {}
@@ -39,15 +50,15 @@ def connect_ranks(
     except ConfigError as error:
         problem = str(error)
     try:
-        told = world.gather(list(listener.address) if listener else problem)
-        if refused := [(rank, t) for rank, t in enumerate(told) if isinstance(t, str)]:
+        listening = world.gather(list(listener.address) if listener else problem)
+        if refused := [(rank, text) for rank, text in enumerate(listening) if isinstance(text, str)]:
             raise ConfigError(f"rank {refused[0][0]}: {refused[0][1]}")
-        assert listener is not None  # or this rank's problem was among the refused
+        assert listener is not None  # otherwise this rank is among the refused
         deadline = time.monotonic() + seconds
         for peer in range(world.rank):
             for lane in range(lanes + 1):
                 connections[peer, lane] = connect(
-                    tuple(told[peer]), Purpose(b"data", world.rank, peer, lane), secret, seconds, address
+                    tuple(listening[peer]), Purpose(b"data", world.rank, peer, lane), secret, seconds, address
                 )
         for peer in range(world.rank + 1, world.size):
             for lane in range(lanes + 1):
@@ -55,7 +66,7 @@ def connect_ranks(
         data = {place: connection for place, connection in connections.items() if place[1] < lanes}
         check_packet_sizes(world, data, seconds)
     except CommError:
-        for connection in connections.values():  # peers that wait for this rank go on
+        for connection in connections.values():  # peers must not wait for this rank
             connection.close()
         raise
     finally:
@@ -69,11 +80,10 @@ def connect_ranks(
 
 
 def common_address(world: World) -> str:
-    """This rank's IPv4 address on the fastest network that all hosts are on, each with an address of its own; a
-    collective call.
+    """Returns this rank's IPv4 address on the fastest network that all hosts share. A collective call.
 
-    Bridges for containers have the same address on every host and are no such network. ConfigError on every rank where
-    there is none.
+    Container bridges have the same address on every host, so a network counts only if all addresses differ. Raises
+    ConfigError on every rank if there is no such network.
     """
     import psutil
 

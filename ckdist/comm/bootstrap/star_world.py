@@ -1,8 +1,7 @@
-"""A job's ranks that have one connection each to rank 0: what they send each other at start-up.
+"""Small messages at start-up between ranks that have one connection each to rank 0.
 
-How these connections came about is another file's affair (`tcp_world`, `launched_world`). What is exchanged here is
-small msgpack with capped sizes (`connection`); the traffic of every step goes elsewhere. Who shares a host is found out
-by the host's boot.
+Subclasses make the connections (`tcp_world`, `launched_world`). Messages are msgpack with a size limit (`connection`);
+the traffic of every step uses other connections. Ranks share a host if its boot id is the same.
 """
 
 import contextlib
@@ -16,34 +15,38 @@ from ckdist.comm.bootstrap.connection import BootstrapConnection, receive
 from ckdist.comm.host_name import host_name
 from ckdist.errors import CommError
 
-# until a rank that has come, and shows that it lives, says the next thing: it may load a large model from a slow disk
-# meanwhile
+# Longest wait for the next message of a rank that sends heartbeats: it may load a large model from a slow disk.
 LOAD_SECONDS = 3600.0
 
 
 def packed(value: Any) -> bytes:
     """`value` as msgpack."""
     data = msgpack.packb(value)
-    assert data is not None  # as with every Packer that flushes itself
+    assert data is not None  # a Packer with autoreset returns bytes
     return data
 
 
 class StarWorld:
-    """The interface of a World over connections that a subclass makes."""
+    """A World over connections that a subclass makes.
+
+    Args:
+        rank: This rank.
+        size: Number of ranks.
+        secret: The job's common secret, or None if the connections themselves are trusted.
+    """
 
     def __init__(self, rank: int, size: int, secret: bytes | None) -> None:
-        """`secret`: what the ranks were given in common; None where the connections themselves are trusted."""
         self.rank, self.size, self.secret = rank, size, secret
         self._connections: dict[int, BootstrapConnection] = {}
 
     def find_hosts(self, host: str | None = None) -> None:
-        """Learns who shares a host. A collective call. `host`: this rank's, where it is not the machine's name."""
+        """Finds the ranks that share a host. A collective call. `host` replaces this machine's name."""
         self.hosts = tuple(self.gather(host or host_name()))
         same = [r for r, name in enumerate(self.hosts) if name == self.hosts[self.rank]]
         self.local_rank, self.local_size = same.index(self.rank), len(same)
 
     def broadcast(self, value: Any = None) -> Any:
-        """Rank 0's msgpack-able value, on every rank."""
+        """Returns rank 0's msgpack-able value on every rank."""
         if self.rank == 0:
             for peer in self._connections:
                 self._send(peer, value)
@@ -51,7 +54,7 @@ class StarWorld:
         return self._receive([0])[0]
 
     def gather_all(self, value: Any) -> list[Any]:
-        """Every rank's msgpack-able value, on every rank, in rank order."""
+        """Returns every rank's msgpack-able value, in rank order, on every rank."""
         if self.rank == 0:
             values = [value, *self._receive(range(1, self.size))]
             self.broadcast(values)
@@ -68,9 +71,7 @@ class StarWorld:
     gather = gather_all
 
     def collect(self, value: Any, seconds: float) -> list[Any] | None:
-        """On rank 0 every rank's msgpack-able value, None for a rank whose has not come within `seconds`; others get
-        nothing.
-        """
+        """Returns every rank's value on rank 0, or None for a rank later than `seconds`. Other ranks get None."""
         if self.rank:
             with contextlib.suppress(CommError):
                 self._send(0, value)
@@ -90,14 +91,13 @@ class StarWorld:
             connection.close()
 
     def _send(self, peer: int, value: Any) -> None:
-        """Sends a msgpack-able value; CommError where the peer is lost."""
         try:
             self._connections[peer].send(packed(value))
         except OSError as error:
             raise CommError(f"rank {peer} was lost at start-up: {error}") from None
 
     def _receive(self, peers: Collection[int], seconds: float = LOAD_SECONDS) -> list[Any]:
-        """The next value of each. When one is lost, rank 0 tells those who wait for it."""
+        """Receives the next value of each peer. If one is lost, rank 0 sends the error to all others."""
         try:
             return [
                 msgpack.unpackb(data, strict_map_key=False)

@@ -1,9 +1,8 @@
-"""The ranks of a job that was started without MPI: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun sets
-them, or what Slurm tells instead (`slurm`).
+"""The ranks of a job without MPI: RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, as torchrun or Slurm sets them.
 
-Rank 0 listens at the master's address; the others connect to it and prove the job's secret (`handshake`). What is
-exchanged here is small msgpack at start-up, with capped sizes (`connection`); the traffic of every step goes elsewhere.
-Who shares a host is found out by the host's boot, so LOCAL_RANK is not needed.
+Rank 0 listens at the master's address. The others connect to it and prove the job's secret (`handshake`). Messages are
+msgpack with a size limit (`connection`); the traffic of every step uses other connections. Ranks share a host if its
+boot id is the same, so LOCAL_RANK is not needed.
 """
 
 import fcntl
@@ -24,30 +23,33 @@ INTERFACE_VARIABLE = "CKDIST_INTERFACE"
 TIMEOUT_VARIABLE = "CKDIST_START_TIMEOUT"
 AGENT_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"
 MAX_RANKS = 256
-START_SECONDS = 120.0  # until all ranks have come
+START_SECONDS = 120.0  # until all ranks have connected
 _SIOCGIFADDR = 0x8915
 
 
-def told() -> dict[str, str]:
-    """What the environment says of VARIABLES, or else Slurm of a task of srun; "" where neither does."""
+def rank_variables() -> dict[str, str]:
+    """The values of VARIABLES in the environment, else of a task of srun; "" if neither has one."""
     step = step_variables(os.environ)
     return {name: os.environ.get(name) or step.get(name, "") for name in VARIABLES}
 
 
 def is_started() -> bool:
-    """Did srun or a torchrun-style launcher start this process, as one of several? ConfigError when it told a part."""
-    given = told()
+    """Whether srun or a torchrun-style launcher started this process as one of several.
+
+    Raises ConfigError if only some of VARIABLES are set.
+    """
+    given = rank_variables()
     missing = [name for name in VARIABLES if not given[name]]
     if missing and any(given[name] for name in VARIABLES[:2]):
         raise ConfigError(
-            f"{', '.join(missing)} missing beside {', '.join(n for n in VARIABLES if n not in missing)}: "
+            f"{', '.join(missing)} missing, but {', '.join(n for n in VARIABLES if n not in missing)} set: "
             f"set all of {', '.join(VARIABLES)} on every rank, or none"
         )
     return not missing and _environment()[:2] != (0, 1)
 
 
 def address_of(interface: str) -> str:
-    """The address of a network interface (`eth0`), or the address itself; ConfigError where it is neither."""
+    """The address of a network interface (`eth0`), or of a name or address. Raises ConfigError if it is none of them."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
@@ -64,7 +66,6 @@ def address_of(interface: str) -> str:
 
 
 def _resolve(name: str) -> str:
-    """The address of a host; ConfigError where it is not known."""
     try:
         return socket.gethostbyname(name)
     except OSError as error:
@@ -72,18 +73,18 @@ def _resolve(name: str) -> str:
 
 
 def _environment() -> tuple[int, int, str, int]:
-    """Rank, size, and rank 0's address and port, as the launcher says; ConfigError for what is no number."""
-    values = told()
+    """Rank, size, and rank 0's address and port. Raises ConfigError if one is not a number."""
+    values = rank_variables()
     for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
         if not values[name].isdigit() or len(values[name]) > 6:
             raise ConfigError(f"{name} ({values[name]!r}) must be a whole number")
-    # torchrun's own agent listens at the port that it tells, where it says so.
-    beside = os.environ.get(AGENT_VARIABLE, "").lower() in ("1", "true")
-    return int(values["RANK"]), int(values["WORLD_SIZE"]), values["MASTER_ADDR"], int(values["MASTER_PORT"]) + beside
+    # If this variable is set, torchrun's own agent listens at MASTER_PORT.
+    offset = os.environ.get(AGENT_VARIABLE, "").lower() in ("1", "true")
+    return int(values["RANK"]), int(values["WORLD_SIZE"]), values["MASTER_ADDR"], int(values["MASTER_PORT"]) + offset
 
 
 def start_seconds() -> float:
-    """How long ranks wait for one another; ConfigError where the variable is not a number of seconds."""
+    """The longest time that ranks wait for each other at start-up. Raises ConfigError if the variable is not a number."""
     text = os.environ.get(TIMEOUT_VARIABLE) or str(START_SECONDS)
     try:
         seconds = float(text)
@@ -95,7 +96,23 @@ def start_seconds() -> float:
 
 
 class TcpWorld(StarWorld):
-    """A job's ranks over TCP."""
+    """A job's ranks over TCP. The constructor is a collective call.
+
+    Args:
+        rank: This rank.
+        size: Number of ranks.
+        master: Rank 0's address.
+        port: Rank 0's port.
+        secret: The job's secret.
+        interface: Name or address that this rank uses.
+        timeout: Seconds until all ranks must have connected.
+        host: Name of this rank's host. Default: the machine's.
+        log: Receives a line for each connection that was dropped.
+
+    Raises:
+        ConfigError: The settings of the ranks are wrong or differ.
+        CommError: Ranks are missing.
+    """
 
     def __init__(
         self,
@@ -109,12 +126,6 @@ class TcpWorld(StarWorld):
         host: str | None = None,
         log: Log | None = None,
     ) -> None:
-        """Joins the job; a collective call.
-
-        `master`, `port`: where rank 0 listens. `interface`: name or address that this rank uses. `timeout`: seconds
-        until all have come. `host`: the name of this rank's host, where it is not the machine's. `log`: takes a line
-        for each stranger. Raises ConfigError for what the user can mend, CommError where ranks are missing.
-        """
         if not 0 < size <= MAX_RANKS or not 0 <= rank < size:
             raise ConfigError(
                 f"RANK ({rank}) of WORLD_SIZE ({size}) is not possible: "
@@ -130,14 +141,16 @@ class TcpWorld(StarWorld):
         else:
             connection = connect((master, port), Purpose(b"boot", rank, 0, size), secret, timeout, own)
             self.address = connection.getsockname()[0]
-            self._connections[0] = BootstrapConnection(0, connection, quiet=timeout)  # rank 0 waits for the others
+            self._connections[0] = BootstrapConnection(
+                0, connection, quiet=timeout
+            )  # rank 0 sends only when all are there
             (problem,) = self._receive([0], timeout + 10)
             if problem:
                 raise ConfigError(str(problem)) if "WORLD_SIZE" in str(problem) else CommError(str(problem))
         self.find_hosts(host)
 
     def _assemble(self, port: int, secret: bytes, timeout: float, log: Log | None) -> None:
-        """Rank 0 takes the others as they come, and tells those who came when it cannot go on."""
+        """Rank 0 accepts the other ranks. If it cannot go on, it sends the reason to those that are connected."""
         listener = Listener(self.address, port, 0, secret, log=log)
         deadline, problem, came_so_far = time.monotonic() + timeout, None, {}
         try:
@@ -176,7 +189,5 @@ class TcpWorld(StarWorld):
 
     @classmethod
     def from_environment(cls, log: Log | None = None) -> "TcpWorld":
-        """The world that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe, with the secret that
-        CKDIST_JOB_SECRET_FILE names.
-        """
+        """The world of RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, with the secret in CKDIST_JOB_SECRET_FILE."""
         return cls(*_environment(), read_secret(), os.environ.get(INTERFACE_VARIABLE), start_seconds(), log=log)

@@ -1,9 +1,8 @@
-"""Which transport joins hosts: the one that was named, or of all that work on every rank the one that measures fastest.
+"""Chooses the transport between hosts: the named one, or the fastest that works on every rank.
 
-Fastest is the smallest product of two medians, a small exchange as decoding has it and a large one as prompts have it,
-both of the slowest of the hosts measured. A transport that is ahead by less than the measurement's noise does not
-displace one before it in the order below, so that a job has the same one run after run. Results never depend on the
-choice.
+Score: seconds of a small exchange (decoding) × seconds of a large one (prompts), both medians of the slowest measured
+host. Lower is better. A transport must beat an earlier one of `ORDER` by more than the measurement's noise, so that a
+job gets the same one in every run. Results never depend on the choice.
 """
 
 import functools
@@ -31,9 +30,13 @@ lib, ffi = native.lib, native.ffi
 
 @dataclass(frozen=True)
 class ChosenTransport:
-    """`handle` belongs to the communicator that is made of it. `reason`: one line that says why it was chosen.
+    """A transport that was opened.
 
-    `times`: seconds of exchanges of `SMALL` and `LARGE` bytes between hosts, where several transports were compared.
+    Attributes:
+        name: Its name.
+        handle: Belongs to the communicator that is made of it.
+        reason: One line that says why it was chosen.
+        times: Seconds of exchanges of `SMALL` and `LARGE` bytes between hosts, if several transports were compared.
     """
 
     name: str
@@ -45,10 +48,10 @@ class ChosenTransport:
 def choose_transport(
     world: World, wanted: str, timeout: float, interface: str | None = None, lanes: int = 1, log: Log | None = None
 ) -> ChosenTransport:
-    """The transport `wanted` ("auto": the fastest that works on every rank). A collective call, with the same result
-    everywhere.
+    """Opens the transport `wanted`, or with "auto" the fastest that works on every rank.
 
-    A transport that was named and does not work is a ConfigError where the user can mend it, else a CommError.
+    A collective call with the same result on every rank. If a named transport does not work, raises ConfigError if the
+    user can mend it, else CommError.
     """
     candidates = [wanted] if wanted != "auto" else [name for name in ORDER if name != "mpi" or has_mpi(world)]
     opened: dict[str, CData] = {}
@@ -89,32 +92,34 @@ def choose_transport(
 
 
 def _product(times: Sequence[float]) -> float:
-    """What transports are compared by."""
+    """Score: seconds of a small message × seconds of a large one; lower is better."""
     return times[0] * times[1]
 
 
 def _why_not(name: str, error: CkdistError) -> str:
-    """The error, which names the transport."""
     return str(error) if str(error).startswith(name) else f"{name} does not work: {error}"
 
 
 def _reason(chosen: str, wanted: str, times: Mapping[str, Sequence[float]], refused: Mapping[str, CkdistError]) -> str:
-    """Why `chosen` was chosen, in one line."""
     if wanted != "auto":
         return f"{chosen} between ranks, as demanded"
-    told = [
+    reasons = [
         f"{name}: {times[name][0] * 1e6:.0f} µs for {SMALL[0] >> 10} KiB, "
         f"{times[name][1] * 1e3:.2f} ms for {LARGE[0] >> 20} MiB"
         for name in sorted(times, key=lambda n: n != chosen)
     ]
-    told += [_why_not(name, error) for name, error in refused.items()]
+    reasons += [_why_not(name, error) for name, error in refused.items()]
     return f"{chosen} between hosts, {'the fastest' if times else 'nothing else is there'}" + (
-        f" ({'; '.join(told)})" if told else ""
+        f" ({'; '.join(reasons)})" if reasons else ""
     )
 
 
 def _everywhere(world: World, action: Callable[[], Result]) -> tuple[Result | None, CkdistError | None]:
-    """The action's result and None, or None and the error of the first rank where it failed; the same on every rank."""
+    """Runs `action` on every rank.
+
+    Returns:
+        (the action's result, None), or (None, the first rank's error) on every rank if any rank failed.
+    """
     result, error = None, None
     try:
         result = action()
@@ -130,20 +135,22 @@ def _everywhere(world: World, action: Callable[[], Result]) -> tuple[Result | No
     if result is not None and not isinstance(result, list):
         ffi.release(result)
     rank, text, user = failures[0]
-    alike = len(failures) == world.size and len({text for _, text, _ in failures}) == 1
-    return None, (ConfigError if user else CommError)(text if alike else f"rank {rank}: {text}")
+    is_same = len(failures) == world.size and len({text for _, text, _ in failures}) == 1
+    return None, (ConfigError if user else CommError)(text if is_same else f"rank {rank}: {text}")
 
 
 def _open(world: World, name: str, timeout: float, interface: str | None, lanes: int, log: Log | None) -> CData:
-    """The transport `name`; ConfigError or CommError where it does not work."""
+    """Raises ConfigError or CommError if the transport does not work."""
     if name == "mpi" and not has_mpi(world):
         raise ConfigError("no MPI launcher started this process: use mpirun")
     return open_transport(world, name, interface or os.environ.get(INTERFACE_VARIABLE), lanes, timeout, log)
 
 
 def exchange_seconds(world: World, handle: CData, sizes: Sequence[tuple[int, int]] = (SMALL, LARGE)) -> list[float]:
-    """Seconds of exchanges of rank 0 with other hosts' first ranks, the slowest of each of `sizes`: bytes and calls;
-    zeros elsewhere.
+    """Measures exchanges of rank 0 with the first ranks of other hosts.
+
+    Returns:
+        Seconds of the slowest host for each of `sizes` (bytes, calls); zeros on ranks that take no part.
     """
     leaders = (
         [world.hosts.index(host) for host in dict.fromkeys(world.hosts)]

@@ -1,4 +1,4 @@
-"""What a message between hosts costs, measured before anything is loaded: for choices that every rank makes alike."""
+"""The cost of a message between hosts, measured before anything is loaded. All ranks get the same values."""
 
 from dataclasses import dataclass
 
@@ -6,13 +6,18 @@ from ckdist import native
 from ckdist.comm.protocol import World
 from ckdist.comm.transports.choice import LARGE, SMALL, choose_transport, exchange_seconds
 
-TINY = 1 << 10, 40  # bytes and calls of exchanges that take little but their latency
-LEAST_SECONDS = 1e-6  # of a message: clocks and queues make shorter ones look free
+TINY = 1 << 10, 40  # bytes and calls of exchanges that are nearly all latency
+LEAST_SECONDS = 1e-6  # lower bound of a message: clocks and queues make short ones look free
 
 
 @dataclass(frozen=True)
 class Link:
-    """`seconds` of a message whatever its size, and the `rate` in bytes per second of what it brings."""
+    """seconds(bytes) = seconds + bytes / rate.
+
+    Attributes:
+        seconds: Latency of a message.
+        rate: Bytes per second.
+    """
 
     seconds: float
     rate: float
@@ -23,7 +28,7 @@ class Link:
 
     @staticmethod
     def of_exchanges(small: float, large: float, size: int = SMALL[0]) -> "Link":
-        """From the seconds of exchanges of `size` and of `LARGE` bytes."""
+        """The link whose exchanges of `size` and of `LARGE` bytes take `small` and `large` seconds."""
         rate = (LARGE[0] - size) / max(large - small, LEAST_SECONDS)
         return Link(max(small - size / rate, LEAST_SECONDS), rate)
 
@@ -32,9 +37,9 @@ class Link:
 
 
 def measured_link(world: World, transport: str, timeout: float) -> Link:
-    """Of the slowest of some hosts with rank 0, over the transport that steps will take. A collective call.
+    """The link between rank 0 and the slowest of some hosts, over the transport that steps will use. A collective call.
 
-    ConfigError or CommError where nothing joins the hosts.
+    Raises ConfigError or CommError if no transport connects the hosts.
     """
     chosen = choose_transport(world, transport, timeout)
     try:

@@ -1,4 +1,4 @@
-"""The transports between hosts, by their names."""
+"""The names of the transports between hosts."""
 
-ORDER = ("verbs", "mpi", "tcp")  # in which they are tried
-CHOICES = ("auto", *ORDER)  # of `--transport`
+ORDER = ("verbs", "mpi", "tcp")  # the order in which they are tried
+CHOICES = ("auto", *ORDER)  # values of --transport

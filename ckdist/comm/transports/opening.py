@@ -1,4 +1,4 @@
-"""The native transports that carry bytes between ranks: over TCP, MPI and verbs."""
+"""Opens the native transports between ranks: tcp, mpi and verbs."""
 
 import ctypes
 from collections.abc import Callable
@@ -17,7 +17,7 @@ ffi, lib = native.ffi, native.lib
 def open_transport(
     world: World, transport: str, interface: str | None, lanes: int, timeout: float, log: Log | None
 ) -> CData:
-    """A native ckdist_transport between all ranks: mpi, verbs or tcp. A collective call; ConfigError or CommError."""
+    """Opens a native ckdist_transport between all ranks. A collective call; raises ConfigError or CommError."""
     if transport == "verbs":
         opened = open_verbs(world, interface, timeout)
     elif transport == "mpi":
@@ -32,7 +32,6 @@ def open_transport(
 
 
 def _open_tcp(world: World, interface: str | None, lanes: int, timeout: float, log: Log | None) -> CData:
-    """A native ckdist_transport over TCP connections between every two ranks."""
     out = ffi.new("struct ckdist_transport **")
     native.check(
         lib.ckdist_transport_tcp(
@@ -43,12 +42,12 @@ def _open_tcp(world: World, interface: str | None, lanes: int, timeout: float, l
 
 
 def before_mpi_ends(world: MpiRanks, action: Callable[[], object]) -> None:
-    """MPI calls `action` before it ends, from any caller: no thread may be in a call of MPI then."""
+    """Makes MPI_Finalize run `action` first, from any caller: no thread may be in a call of MPI then."""
     world.mpi.COMM_SELF.Set_attr(world.mpi.Comm.Create_keyval(delete_fn=lambda *_: action()), None)
 
 
 def _open_mpi(world: MpiRanks, timeout: float) -> CData:
-    """A native ckdist_transport over MPI. ConfigError where MPI does not allow calls from several threads."""
+    """Raises ConfigError if this MPI does not allow calls from several threads."""
     if world.mpi.Query_thread() < world.mpi.THREAD_MULTIPLE:
         raise ConfigError(
             f"this MPI allows thread level {world.mpi.Query_thread()}, and {world.mpi.THREAD_MULTIPLE} "

@@ -1,7 +1,6 @@
-"""RDMA devices as the kernel lists them, which of their addresses to use, and the native verbs transport opened between
-ranks.
+"""RDMA devices, the choice of a port and address, and the native verbs transport between ranks.
 
-Devices are read from sysfs, so they can be shown where libibverbs is missing; what moves bytes is native
+Devices are read from sysfs, so they can be shown if libibverbs is missing. Native code moves the bytes
 (`native/comm/transports/verbs.h`).
 """
 
@@ -25,24 +24,24 @@ from ckdist.topology.binding import own_cpus
 
 ROCE_V2, ROCE_V1, INFINIBAND = "RoCE v2", "RoCE v1", "InfiniBand"
 TRY_SECONDS = 1.0
-_NO_INTERFACE = re.compile(r"|.*(:0000){4}")  # no entry, or a prefix alone
-START_TAG = 0  # below those of channels
+_NO_INTERFACE = re.compile(r"|.*(:0000){4}")  # no entry, or only a prefix
+START_TAG = 0  # below the tags of channels
 PREFERENCE = {ROCE_V2: 0, INFINIBAND: 1, ROCE_V1: 2}  # version 1 does not leave its Ethernet segment
 
 
 @dataclass(frozen=True)
 class Gid:
-    """One entry of a port's table: a RoCE version with the address and interface that it stands for."""
+    """One entry of a port's GID table: a RoCE version with its address and interface."""
 
     index: int
     version: str
-    address: str  # IPv4 where the entry stands for one, else IPv6
+    address: str  # IPv4 if the entry maps one, else IPv6
     interface: str
 
 
 @dataclass(frozen=True)
 class Port:
-    """One port of an RDMA device. `rate` as the driver says it; `numa_node` is -1 where it is not known."""
+    """One port of an RDMA device. `rate` is the driver's text; `numa_node` is -1 if it is not known."""
 
     device: str
     number: int
@@ -54,7 +53,7 @@ class Port:
 
 @dataclass(frozen=True)
 class Choice:
-    """The port and table entry that a rank uses."""
+    """The port and GID that a rank uses."""
 
     device: str
     port: int
@@ -65,7 +64,7 @@ class Choice:
 
 
 def _read(path: pathlib.Path, default: str = "") -> str:
-    """A file of sysfs, or `default` where it cannot be read."""
+    """The text of a file of sysfs, or `default` if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:  # an empty table entry is a file that cannot be read
@@ -73,7 +72,7 @@ def _read(path: pathlib.Path, default: str = "") -> str:
 
 
 def devices(root: str = "/") -> tuple[Port, ...]:
-    """All ports of all RDMA devices, in the order of their names."""
+    """All ports of all RDMA devices, ordered by name."""
     found = []
     for device in sorted(pathlib.Path(root, "sys/class/infiniband").glob("*")):
         node = _read(device / "device/numa_node", "-1")
@@ -85,7 +84,7 @@ def devices(root: str = "/") -> tuple[Port, ...]:
 
 
 def _gids(port: pathlib.Path, infiniband: bool) -> Iterator[Gid]:
-    """The entries of a port's table that stand for an address."""
+    """The entries of a port's GID table that have an address."""
     attributes = port / "gid_attrs"
     for index in sorted(int(entry.name) for entry in (port / "gids").iterdir()):
         text = _read_entry(f"{port}/gids/{index}")
@@ -97,7 +96,7 @@ def _gids(port: pathlib.Path, infiniband: bool) -> Iterator[Gid]:
 
 
 def _read_entry(path: str) -> str:
-    """As `_read`, in a third of the time: a table may have a thousand entries, nearly all of them empty."""
+    """Does the same as `_read` in a third of the time. A table may have a thousand entries, nearly all empty."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -113,11 +112,16 @@ def _read_entry(path: str) -> str:
 def choose(
     ports: tuple[Port, ...], interface: str | None = None, peer: str | None = None, numa_node: int = -1
 ) -> Choice:
-    """The best entry among active ports: of `interface` (its name, its address, or an RDMA device's name) where one is
-    named, else of the address that routes to `peer`, else near `numa_node`; RoCE v2 before InfiniBand before RoCE v1,
-    IPv4 before IPv6.
+    """Chooses the best GID among active ports: RoCE v2 before InfiniBand before RoCE v1, IPv4 before IPv6.
 
-    ConfigError when there is none, with what there is.
+    Args:
+        ports: All ports.
+        interface: Name or address of a network interface, or name of an RDMA device, that the GID must belong to.
+        peer: Without `interface`: the GID must have the address that routes to `peer`.
+        numa_node: Ports near this node are preferred.
+
+    Raises:
+        ConfigError: There is no such port. The error lists the ports.
     """
     wanted = interface or (source_address(peer) if peer else None)
     candidates = [
@@ -153,7 +157,7 @@ def choose(
 
 
 def source_address(peer: str) -> str:
-    """This host's IPv4 address from which packets to `peer` leave; nothing is sent."""
+    """This host's IPv4 address from which packets to `peer` leave. Nothing is sent."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((peer, 9))
@@ -163,9 +167,9 @@ def source_address(peer: str) -> str:
 
 
 def own_choice(interface: str | None = None) -> Choice:
-    """What this process would use.
+    """The port and GID that this process would use.
 
-    ConfigError where the library, the headers at build time or an active port are missing.
+    Raises ConfigError if the library, the headers at build time or an active port are missing.
     """
     native.check(native.lib.ckdist_verbs_available())
     mine = own_cpus()
@@ -174,10 +178,12 @@ def own_choice(interface: str | None = None) -> Choice:
 
 
 def verbs_works(interface: str | None = None) -> tuple[bool, str]:
-    """Does the port that this process would use carry data?
+    """Tests whether the port that this process would use carries data.
 
-    Two queue pairs on it are connected to one another, and one writes to the other's memory. With the port, or the
-    reason why not, in one line.
+    Two queue pairs on it are connected to each other, and one writes to the other's memory.
+
+    Returns:
+        (True, the port), or (False, the reason in one line).
     """
     try:
         choice = own_choice(interface)
@@ -188,18 +194,24 @@ def verbs_works(interface: str | None = None) -> tuple[bool, str]:
 
 
 def open_verbs(world: World, interface: str | None = None, timeout: float = 30.0) -> CData:
-    """The native transport (struct ckdist_transport *) between all ranks of a world, tried with one message around.
+    """Opens the native verbs transport (struct ckdist_transport *) between all ranks. A collective call.
 
-    A collective call.
+    It is tested with one message around the ring of ranks.
 
-    `interface`: name or address of a network interface, or name of an RDMA device; default: an active port near this
-    rank's NUMA node. ConfigError, on all ranks alike, when it does not work on any of them.
+    Args:
+        world: The ranks.
+        interface: Name or address of a network interface, or name of an RDMA device. Default: an active port near this
+            rank's NUMA node.
+        timeout: Longest wait for a peer, in seconds.
+
+    Raises:
+        ConfigError: It does not work on some rank. All ranks raise it.
     """
     transport: VerbsTransport | None = None
     choice = why = ""
 
     def agreed(step: Callable[[], None]) -> None:
-        """Runs one step here and learns how it went everywhere."""
+        """Runs one step on every rank. Raises ConfigError on all of them if any rank failed."""
         nonlocal why
         try:
             step()
@@ -213,7 +225,7 @@ def open_verbs(world: World, interface: str | None = None, timeout: float = 30.0
                 )
 
     def open_port() -> None:
-        """Opens the port that this rank uses."""
+        """Opens this rank's port."""
         nonlocal transport, choice
         chosen = own_choice(interface)
         choice = str(chosen)
@@ -221,11 +233,11 @@ def open_verbs(world: World, interface: str | None = None, timeout: float = 30.0
 
     agreed(open_port)
     opened = transport
-    assert opened is not None  # or `agreed` has raised
+    assert opened is not None  # otherwise `agreed` has raised
     addresses = world.gather(opened.address())
 
     def around() -> None:
-        """To the next rank, from the one before: finds a firewall between two that are connected."""
+        """Sends to the next rank and receives from the previous one. Finds a firewall between connected ranks."""
         after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
         if world.size > 1:
             sending = opened.isend(after, START_TAG, np.ones(1, np.uint8))
@@ -241,15 +253,24 @@ def open_verbs(world: World, interface: str | None = None, timeout: float = 30.0
 
 
 class VerbsTransport:
-    """Messages and one-sided windows between the ranks of a world over verbs. One thread uses it at a time.
+    """Messages and one-sided windows between ranks over verbs. One thread uses it at a time.
 
-    Every rank opens one, gives its `address` to all by other means (a world's `gather`) and connects with all ranks';
-    all have connected before any uses it. Buffers are C-contiguous numpy arrays that live until the operation is
-    complete; waiting raises CommError, naming the peer, after `timeout` seconds or when it is known to be gone.
+    Every rank opens one, sends its `address` to all others by a world's `gather`, and calls `connect` with all
+    addresses. All ranks must have connected before any uses it. Buffers are C-contiguous numpy arrays that live until
+    the operation is complete. A wait raises CommError, which names the peer, after `timeout` seconds or if the peer is
+    known to be gone.
+
+    Args:
+        choice: The port and GID.
+        rank: This rank.
+        size: Number of ranks.
+        timeout: Longest wait, in seconds.
+
+    Raises:
+        CommError: The device cannot be opened.
     """
 
     def __init__(self, choice: Choice, rank: int, size: int, timeout: float) -> None:
-        """Opens `choice` on rank `rank` of `size`. `timeout`: seconds that any wait may take. Raises CommError."""
         self.rank, self.size = rank, size
         out = native.ffi.new("struct ckdist_verbs **")
         native.check(
@@ -260,13 +281,13 @@ class VerbsTransport:
         self.handle = native.ffi.gc(out[0], native.lib.ckdist_verbs_free)
 
     def address(self) -> bytes:
-        """What the other ranks must know to connect."""
+        """The bytes that the other ranks need to connect."""
         own = np.zeros(native.lib.ckdist_verbs_address_bytes(self.size), np.uint8)
         native.check(native.lib.ckdist_verbs_address(self.handle, native.pointer(own, "uint8_t *")))
         return own.tobytes()
 
     def connect(self, addresses: list[bytes]) -> None:
-        """Connects to all ranks, by their `address` in rank order; ConfigError where these are of another build."""
+        """Connects to all ranks, by their `address` in rank order. Raises ConfigError if these are of another build."""
         bytes_each = native.lib.ckdist_verbs_address_bytes(self.size)
         if len(addresses) != self.size or any(len(a) != bytes_each for a in addresses):
             raise ConfigError(
@@ -276,23 +297,23 @@ class VerbsTransport:
         native.check(native.lib.ckdist_verbs_connect(self.handle, b"".join(addresses)))
 
     def isend(self, peer: int, tag: int, data: np.ndarray) -> int:
-        """Begins to send `data` to `peer`; a request for `wait`."""
+        """Starts to send `data` to `peer`. Returns a request for `wait`."""
         return self._begin(native.lib.ckdist_verbs_isend, peer, tag, native.pointer(data), data.nbytes)
 
     def irecv(self, peer: int, tag: int, data: np.ndarray) -> int:
-        """Begins to receive into `data` a message of its size from `peer`; a request for `wait`."""
+        """Starts to receive a message of exactly `data`'s size from `peer`. Returns a request for `wait`."""
         return self._begin(native.lib.ckdist_verbs_irecv, peer, tag, native.pointer(data), data.nbytes)
 
     def iput(self, peer: int, window: int, offset: int, data: np.ndarray) -> int:
-        """Begins to write `data` at byte `offset` of `peer`'s window; a request for `wait`."""
+        """Starts to write `data` at byte `offset` of `peer`'s window. Returns a request for `wait`."""
         return self._begin(native.lib.ckdist_verbs_iput, peer, window, offset, native.pointer(data), data.nbytes)
 
     def iget(self, peer: int, window: int, offset: int, data: np.ndarray) -> int:
-        """Begins to read `data` from byte `offset` of `peer`'s window; a request for `wait`."""
+        """Starts to read `data` from byte `offset` of `peer`'s window. Returns a request for `wait`."""
         return self._begin(native.lib.ckdist_verbs_iget, peer, window, offset, native.pointer(data), data.nbytes)
 
     def inotify(self, peer: int, window: int, slot: int) -> int:
-        """Begins to add one to a slot of `peer`'s window, after what was put before; a request for `wait`."""
+        """Starts to increment a slot of `peer`'s window, after all earlier puts. Returns a request for `wait`."""
         return self._begin(native.lib.ckdist_verbs_inotify, peer, window, slot)
 
     def notified(self, window: int, slot: int) -> int:
@@ -302,28 +323,28 @@ class VerbsTransport:
         return count[0]
 
     def register(self, data: np.ndarray) -> None:
-        """Makes memory known to the device, so that messages in it are not copied."""
+        """Registers memory with the device, so that messages in it are not copied."""
         native.check(native.lib.ckdist_verbs_register(self.handle, native.pointer(data), data.nbytes))
 
     def expose(self, window: int, data: np.ndarray) -> None:
-        """Shows `data` to all ranks as window `window`."""
+        """Makes `data` accessible to all ranks as window `window`."""
         native.check(native.lib.ckdist_verbs_expose(self.handle, window, native.pointer(data), data.nbytes))
 
     def wait(self, request: int, peer: int, what: str = "wait") -> None:
-        """Returns when `request` is complete; CommError, which says `what`, when `peer` is lost or late."""
+        """Blocks until `request` is complete. Raises CommError, which names `what`, if `peer` is lost or late."""
         native.check(native.lib.ckdist_verbs_wait(self.handle, request, peer, what.encode()))
 
     def send(self, peer: int, tag: int, data: np.ndarray) -> None:
-        """Sends `data` to `peer`; returns when it may change."""
+        """Sends `data` to `peer` and returns when it may change."""
         self.wait(self.isend(peer, tag, data), peer, "send")
 
     def recv(self, peer: int, tag: int, data: np.ndarray) -> np.ndarray:
-        """Receives into `data` a message of its size from `peer`, and returns it."""
+        """Receives a message of exactly `data`'s size from `peer` into `data`, and returns it."""
         self.wait(self.irecv(peer, tag, data), peer, "recv")
         return data
 
     def abandon(self, reason: str) -> None:
-        """Tells all ranks that this one gives up, and why."""
+        """Sends to all ranks that this one gives up, and the reason."""
         native.check(native.lib.ckdist_verbs_abandon(self.handle, reason.encode()))
 
     def close(self) -> None:
@@ -331,7 +352,7 @@ class VerbsTransport:
         native.ffi.release(self.handle)
 
     def _begin(self, call: Callable[..., int], *arguments: object) -> int:
-        """Makes a native call that begins a request; the request's number."""
+        """Makes a native call that starts a request, and returns the request's number."""
         request = native.ffi.new("uint64_t *")
         native.check(call(self.handle, *arguments, request))
         return request[0]

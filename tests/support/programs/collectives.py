@@ -140,7 +140,7 @@ def movements(c, hosts, largest: int, digest) -> None:
 def overlapping(c, hosts, largest: int, digest) -> None:
     """Several collectives, messages and a blocking collective under way at once."""
     sizes = [n for n in SIZES if n <= largest]
-    sums = [c.all_reduce(values(c.rank, n, "float32"), wait=False) for n in sizes]
+    sums = [c.start.all_reduce(values(c.rank, n, "float32")) for n in sizes]
     after, before = (c.rank + 1) % c.size, (c.rank - 1) % c.size
     inbox = [np.empty(n, np.int32) for n in sizes]
     arriving = [c.irecv(a, before, tag) for tag, a in enumerate(inbox)]
