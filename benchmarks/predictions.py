@@ -153,7 +153,7 @@ def drift(before, after):
 def rows(path, machine, world, took, memory, chosen):
     """What is predicted and what is measured of one model."""
     cluster, found = Cluster(machine, ranks=world.size), []
-    one, prompts = (Predictor(open_checkpoint(path), cluster, Way("tensor"), alike=part) for part in chosen)
+    one, prompts = (Predictor(open_checkpoint(path), cluster, Way("tensor"), shared_choices=part) for part in chosen)
     for what, (tokens, seconds) in took.items():
         count = int(what.split()[1]) if what != "prefill" else 0
         rate = one.decode(count, (CONTEXT + GENERATED) // 2) if count else prompts.prefill(PROMPT)

@@ -206,7 +206,6 @@ def open_communicator(
     """Opens the communicator of all ranks of a world. A collective call.
 
     Args:
-        world: The ranks.
         transport: auto: shared memory inside a host, and the fastest measured transport between hosts
             (`choose_transport`). A name: that transport between hosts, and on a single host in place of shared memory.
         timeout: Longest wait for a peer, in seconds.
@@ -217,7 +216,6 @@ def open_communicator(
         interface: Name or address that tcp and verbs use; verbs also takes an RDMA device's name. Default:
             CKDIST_INTERFACE.
         thresholds: Sizes from which another algorithm is used. Rank 0's count; default: the measured ones.
-        log: Receives lines about connections that were dropped.
 
     Raises:
         ConfigError, CommError: The same error on every rank.
@@ -240,22 +238,11 @@ def open_communicator(
             logger.debug("%s", chosen.reason)
         if chosen.name == "verbs" and not share:
             memory = _own_memory(arena_bytes)
-    limits = Thresholds(*world.broadcast(list(thresholds or load_thresholds())))
+    sizes = ffi.new("struct ckdist_thresholds *", world.broadcast(list(thresholds or load_thresholds())))
+    host_of_rank = [world.hosts.index(host) for host in world.hosts]
+    joined = memory, rendezvous, chosen.handle if chosen else ffi.NULL
     out = ffi.new("struct ckdist_communicator **")
-    native.check(
-        lib.ckdist_communicator_new(
-            world.rank,
-            world.size,
-            [world.hosts.index(host) for host in world.hosts],
-            memory,
-            rendezvous,
-            chosen.handle if chosen else ffi.NULL,
-            ffi.new("struct ckdist_thresholds *", list(limits)),
-            spins,
-            timeout,
-            out,
-        )
-    )
+    native.check(lib.ckdist_communicator_new(world.rank, world.size, host_of_rank, *joined, sizes, spins, timeout, out))
     world.gather(None)  # the segments are open everywhere
     family = Family()
     if chosen and chosen.name == "mpi" and has_mpi(world):

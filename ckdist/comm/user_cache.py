@@ -25,7 +25,7 @@ def cache_path(name: str, writing: bool = False) -> pathlib.Path:
 
 
 def temporary_cache() -> pathlib.Path:
-    """Returns this user's own folder in the temporary folder. Raises OSError if another user made it or can write it."""
+    """Returns this user's own temporary folder. Raises OSError if another user made it or can write it."""
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     folder = pathlib.Path(base) / f"ckdist-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)

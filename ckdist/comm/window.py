@@ -35,7 +35,7 @@ class Window:
         native.check(native.lib.ckdist_expose(communicator.handle, number, native.pointer(array), array.nbytes))
 
     def put(self, data: np.ndarray, rank: int, offset: int = 0) -> Operation[None]:
-        """Writes `data` at byte `offset` of `rank`'s array. Complete when `data` may change; `notify` signals the rank."""
+        """Writes `data` at byte `offset` of `rank`'s array. Complete when `data` may change; `notify` signals it."""
         return self._communicator.begin(
             lambda out: native.lib.ckdist_iput(
                 self._communicator.handle, rank, self.number, offset, native.pointer(data), data.nbytes, out

@@ -92,7 +92,7 @@ class MpiWorld:
         return own
 
     def _watch(self) -> None:
-        """Opens connections for heartbeats while ranks load: MPI reports ranks that died, not ranks that are stopped."""
+        """Opens connections for heartbeats while ranks load: MPI reports dead ranks, but not stopped ones."""
         sockets: list[socket.socket | None] = []
         problem = None
         try:

@@ -379,8 +379,8 @@ def fill_shard(loader: ShardLoader, config: EngineConfig, world: World, progress
     if config.repack != "off" and not config.quantize:
         # Logged with -v alone, since it may come in the middle of a text, and only by rank 0, which reads the weights
         # of all ranks of its host.
-        tell = (lambda filled: log.debug("%s", filled)) if world.rank == 0 else None
-        loader.repack(config.repack, trace=trace, tell=tell)
+        on_finished = (lambda filled: log.debug("%s", filled)) if world.rank == 0 else None
+        loader.repack(config.repack, trace=trace, on_finished=on_finished)
         return
     if config.repack != "off" and world.rank == 0:
         log.debug("--quantize changes the weights, so all of them are packed before anything runs")

@@ -126,7 +126,7 @@ class CostModel:
         machine: The figures of the machine.
         weight: Name of a matrix -> its cost per element.
         cache: Types of keys and values.
-        alike: Fraction of a token's experts that other tokens of the step have chosen too, beyond chance.
+        shared_choices: Fraction of a token's experts that other tokens of the step have chosen too, beyond chance.
     """
 
     def __init__(
@@ -137,10 +137,10 @@ class CostModel:
         machine: MachineSpec,
         weight: Callable[[str], WeightCost],
         cache: tuple[str, str] = CACHE_TYPES,
-        alike: float = 0.0,
+        shared_choices: float = 0.0,
     ) -> None:
         self.layers, self.mesh, self.places, self.weight = layers_of(program), mesh, places, weight
-        self.own, self.machine, self.cache, self.alike = places[mesh.rank], machine, cache, alike
+        self.own, self.machine, self.cache, self.shared_choices = places[mesh.rank], machine, cache, shared_choices
         self.neighbours = sum((p.host, p.node) == (self.own.host, self.own.node) for p in places)
         self.direct_bytes = Thresholds().transport_direct_bytes
         self.rates: dict[StepShape, ReadRates] = {}
@@ -178,7 +178,7 @@ class CostModel:
         """Seconds between two steps. The more a step reads, the more of Python's data it evicts from the caches."""
         machine, read = self.machine, self.bytes_read(shape)
         touched = read.always + sum(
-            size * experts_hit(used, shape.tokens, self.alike) for used, size in read.stacks.items()
+            size * experts_hit(used, shape.tokens, self.shared_choices) for used, size in read.stacks.items()
         )
         return machine.between_steps(touched * self.neighbours)
 
@@ -345,7 +345,7 @@ class CostModel:
         if shape not in self.rates:
             machine, threads = self.machine, self.own.threads
             rate = lambda between: machine.read_rate(threads, self.neighbours, between)
-            hit = lambda used, steps: experts_hit(used, steps * shape.tokens, self.alike)
+            hit = lambda used, steps: experts_hit(used, steps * shape.tokens, self.shared_choices)
             reach = machine.reuse[-1][0] / self.neighbours if machine.reuse else 0.0
             self.rates[shape] = read_rates(self.bytes_read(shape), hit, rate, reach)
         return self.rates[shape]
@@ -407,7 +407,7 @@ class CostModel:
         If ranks have different experts, that of the rank with the most used experts.
         """
         experts = stack.dims[0]
-        hit = experts_hit(used, rows, self.alike)
+        hit = experts_hit(used, rows, self.shared_choices)
         if experts.axis is None:
             return hit
         return min(1.0, hit * whole_factor(round(used * experts.count) * rows, self.mesh.size(experts.axis)))

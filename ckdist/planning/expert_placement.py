@@ -144,12 +144,15 @@ def _mixtures(spec: ModelSpec) -> list[MoeFfn]:
     return [layer.ffn for layer in spec.layers if isinstance(layer.ffn, MoeFfn)]
 
 
-def experts_hit(used: float, rows: float, alike: float = 0.0) -> float:
-    """1 - (1 - used) ** (1 + (rows - 1) * (1 - alike)): the expected fraction of experts that some row uses.
+def experts_hit(used: float, rows: float, shared_choices: float = 0.0) -> float:
+    """1 - (1 - used) ** (1 + (rows - 1) * (1 - shared_choices)): the expected fraction of experts that some row uses.
 
-    `used`: the fraction that one row uses. `alike`: the fraction of a row's choices that other rows have made already.
+    Args:
+        used: The fraction that one row uses.
+        rows: Number of rows.
+        shared_choices: The fraction of a row's choices that other rows have made already.
     """
-    return 1 - (1 - min(1.0, used)) ** (1 + (rows - 1) * (1 - alike))
+    return 1 - (1 - min(1.0, used)) ** (1 + (rows - 1) * (1 - shared_choices))
 
 
 __all__ = ["ExpertPlacement", "choose_placement", "dispatch_from", "experts_hit"]

@@ -27,22 +27,22 @@ def machine_title(machine: Machine) -> str:
     return machine.model[:80] or "this machine"
 
 
-def measure_machine(machine: Machine, tell: Callable[[str], object] = lambda _: None) -> MachineSpec:
+def measure_machine(machine: Machine, log_name: Callable[[str], object] = lambda _: None) -> MachineSpec:
     """Measures the first node with CPUs that this process may use. Other nodes are assumed to be equal.
 
-    `tell` is called with the name of each measurement before it starts.
+    `log_name` is called with the name of each measurement before it starts.
     """
     nodes = node_cpus(machine)
     first, cpus = next(iter(nodes.items()))
-    tell("memory")
+    log_name("memory")
     bandwidth = read_node(machine, cpus, first, PASSES)
     remote = [bandwidth / read_node(machine, cpus, node, 3) for node in nodes if node != first]
     core = max(read_bandwidth(1, cpus[:1], PASSES), bandwidth / len(cpus))
-    tell("arithmetic")
+    log_name("arithmetic")
     f32, bf16, int8 = (arithmetic_rate(len(cpus), cpus, form) / len(cpus) for form in ARITHMETIC)
-    tell("products")
+    log_name("products")
     products = {kind.name: product_rates(cpus, kind.number, SECONDS) for kind in dtypes.KNOWN}
-    tell("attention, norms and barriers")
+    log_name("attention, norms and barriers")
     out = native.ffi.new("double *")
     pins = native.ffi.new("int32_t[]", cpus)
     native.check(native.lib.ckdist_barrier_seconds(len(cpus), pins, SPINS, out))
@@ -68,7 +68,7 @@ def measure_machine(machine: Machine, tell: Callable[[str], object] = lambda _: 
         barrier=out[0] if len(cpus) > 1 else 0.0,
         products=products,
     )
-    tell("products with weights from memory")
+    log_name("products with weights from memory")
     return _with_overlap(spec, cpus)
 
 

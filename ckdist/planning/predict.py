@@ -102,7 +102,7 @@ class Predictor:
         ubatch_size: Most tokens of a step.
         quantize: As --quantize.
         cache: Types of keys and values.
-        alike: As in `CostModel`.
+        shared_choices: As in `CostModel`.
     """
 
     def __init__(
@@ -113,10 +113,10 @@ class Predictor:
         ubatch_size: int = 512,
         quantize: str | None = None,
         cache: tuple[str, str] = ("i16", "i16"),
-        alike: float = 0.0,
+        shared_choices: float = 0.0,
     ) -> None:
         self.checkpoint, self.cluster, self.way, self.ubatch_size = checkpoint, cluster, way, ubatch_size
-        self.quantize, self.cache, self.alike = quantize, cache, alike
+        self.quantize, self.cache, self.shared_choices = quantize, cache, shared_choices
         if cluster.hosts % way.replicas or (cluster.size // way.replicas) % way.stages:
             raise ConfigError(
                 f"{cluster.hosts} hosts of {cluster.local_size} ranks cannot be {way.replicas} replicas of "
@@ -160,7 +160,8 @@ class Predictor:
         layouts = [decode] if prefill is decode else [decode, prefill]
         programs = [stage.program(trace(main_forward(spec), spec, layout, mesh), mesh) for layout in layouts]
         costs = [
-            CostModel(p, mesh, places, self.cluster.machine, self.weight, self.cache, self.alike) for p in programs
+            CostModel(p, mesh, places, self.cluster.machine, self.weight, self.cache, self.shared_choices)
+            for p in programs
         ]
         return StageModel(programs, costs, decode, mesh, stage.layers)
 

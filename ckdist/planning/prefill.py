@@ -63,7 +63,7 @@ def choose_prefill(
     models: list[CostModel],
     key_of: Callable[[], dict[str, Any]],
     held: Callable[[], AbstractContextManager[Any]],
-    anew: bool = False,
+    remeasure: bool = False,
     unmeasured: str = "",
 ) -> PrefillChoice:
     """Sets the executable's `prefill_from`. A collective call, while the cache is empty.
@@ -77,8 +77,8 @@ def choose_prefill(
         models: Cost models of its plans.
         key_of: Makes the key of stored costs, by `measured_cost.key_of`.
         held: A context in which this rank does no other work.
-        anew: Measure all sizes again.
-        unmeasured: The reason to measure nothing without `anew`, for example threads that share cores. "": measure.
+        remeasure: Measure all sizes again.
+        unmeasured: The reason to measure nothing without `remeasure`, such as threads that share cores, or "".
     """
     if executable.plans == 1:
         return PrefillChoice(sys.maxsize, _only_tensor(config, world, executable.stages))
@@ -88,9 +88,9 @@ def choose_prefill(
     gains = predicted_gains(world, models, sizes_of(executable))
     worth = MIXTURE_WORTH_MEASURING if models[PREFILL].mixture else WORTH_MEASURING
     key = key_of()
-    costs = load_costs(key) if world.rank == 0 and not anew else None
+    costs = load_costs(key) if world.rank == 0 and not remeasure else None
     kept = costs is not None
-    asked = dict.fromkeys(gains) if anew else {} if unmeasured else promising(gains, worth)
+    asked = dict.fromkeys(gains) if remeasure else {} if unmeasured else promising(gains, worth)
     if world.broadcast(not kept and bool(asked)):
         with held():
             if world.rank:

@@ -1,4 +1,4 @@
-"""Training: batches, the optimizer, checkpoints and the loop around a program that gives a loss and its gradients.
+"""Training: batches, the optimizer, checkpoints and the loop around a program that computes a loss and its gradients.
 
 >>> import ckdist
 >>> ckdist.train(ckdist.TrainConfig(output_dir="out", train_file=("notes.txt",), model_name_or_path="model"))
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Training(types.ModuleType):
-    """The package, which is called as what it does: `ckdist.train(config)` is `ckdist.train.trainer.train(config)`."""
+    """The package as a function: `ckdist.train(config)` calls `ckdist.train.trainer.train(config)`."""
 
     def __call__(
         self,
@@ -27,7 +27,7 @@ class _Training(types.ModuleType):
         on_step: Callable[[StepReport], None] | None = None,
         batches: BatchSource | None = None,
     ) -> StepReport | None:
-        """As `ckdist.train.trainer.train`, with its world and executable."""
+        """Calls `ckdist.train.trainer.train` without its keyword arguments."""
         from ckdist.train.trainer import train
 
         return train(config, on_step, batches)

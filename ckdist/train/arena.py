@@ -1,6 +1,4 @@
-"""Named float32 arrays that lie in one piece of memory, so that the optimizer and the reduction of gradients are one
-pass each.
-"""
+"""Named float32 arrays in one block of memory: the optimizer and the reduction of gradients make one pass over it."""
 
 from collections.abc import Iterator, Mapping
 
@@ -11,18 +9,19 @@ from ckdist.program.program import Weight
 
 
 def shape_of(weight: Weight) -> tuple[int, ...]:
-    """The shape of a weight, of whose dimensions all are known."""
+    """The shape of a weight whose dimensions are all known."""
     return tuple(d.elements for d in weight.dims)
 
 
 class Arena(Mapping[str, np.ndarray]):
-    """`flat` is float32 (elements,); `arena[name]` is a view of it.
+    """`flat` is float32 (elements,); `arena[name]` is a view of it. Padding between arrays stays zero.
 
-    What lies between arrays, up to a cache line, stays zero.
+    Args:
+        shapes: Name -> shape of each array.
+        flat: Memory of the right size. Default: new zeros.
     """
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], flat: np.ndarray | None = None) -> None:
-        """`flat`: memory of the right size to lie in; default: new, zeros."""
         self.shapes = dict(shapes)
         self.places: dict[str, tuple[int, int]] = {}  # name -> [begin, end) in flat
         at = 0

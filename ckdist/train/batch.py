@@ -1,4 +1,4 @@
-"""One step's tokens of one rank: whole sequences laid end to end."""
+"""The tokens of one step on one rank: whole sequences end to end."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ import numpy as np
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Packed sequences: positions count from each one's start, and attention sees its own sequence alone."""
+    """Packed sequences. Positions count from the start of each, and attention stays inside each."""
 
     token_ids: np.ndarray  # int32 (tokens,)
-    targets: np.ndarray  # int32 (tokens,): the token to be predicted, -1 where no loss is taken
-    starts: np.ndarray  # int32 (sequences + 1,): where the sequences begin, and where the last one ends
+    targets: np.ndarray  # int32 (tokens,): the token to be predicted; -1: no loss
+    starts: np.ndarray  # int32 (sequences + 1,): start of each sequence, and the end of the last
 
     def tokens_to_learn_from(self) -> int:
-        """Tokens of sequences that have a target: the others add nothing to a loss."""
+        """Number of tokens in sequences that have a target. Other sequences add nothing to a loss."""
         before = np.concatenate([[0], np.cumsum(self.targets >= 0)])
         begin, end = self.starts[:-1], self.starts[1:]
         return int((end - begin)[before[end] > before[begin]].sum())

@@ -1,9 +1,8 @@
-"""A training on disk, to go on from: float32 weights and optimizer state as safetensors, everything else as JSON, never
-pickle.
+"""Checkpoints of a training: float32 weights and optimizer state as safetensors, everything else as JSON, never pickle.
 
-A checkpoint is written under a temporary name; its files, their checksums, the folder and the folder's name are synced
-in that order, so whatever happens, what has a checkpoint's name is whole. What is saved does not depend on the number
-of ranks.
+A checkpoint is written under a temporary name. Its files, their checksums, the folder and the folder's name are synced
+in that order. So a folder with a checkpoint's name is always complete. The contents do not depend on the number of
+ranks.
 """
 
 import errno
@@ -34,30 +33,32 @@ _TEMPORARY = ".checkpoint-"
 
 @dataclass(frozen=True)
 class TrainState:
-    """Where a training stands.
+    """The progress of a training.
 
-    Draws depend on the seed and the position alone, so these two are the state of all randomness.
+    Random draws depend only on the seed and the position in the data, so these are the whole random state.
     """
 
     step: int = 0
     updates: int = 0  # steps that changed the weights
     skipped_steps: int = 0
-    tokens: int = 0  # with a target, so far
+    tokens: int = 0  # with a target, in all steps so far
     epoch: int = 0
     row: int = 0
     seed: int = 0
     data: str = ""  # digest of the tokens
     rows_of_step: int = 0
-    steps: int = 0  # in all, as planned
-    planned: str = ""  # what `steps` came from
-    settings: dict[str, Any] = field(default_factory=dict)  # the configuration, empty of an earlier version
+    steps: int = 0  # planned in all
+    planned: str = ""  # the settings that `steps` was computed from
+    settings: dict[str, Any] = field(default_factory=dict)  # the configuration; {} in older checkpoints
 
 
 class Folder:
-    """The checkpoints of one training. Rank 0 alone holds it; it is locked against a second training."""
+    """The checkpoints of one training, on rank 0 only. A lock excludes a second training until `close`.
+
+    Creates `output_dir`. Raises ConfigError if it cannot be created or is locked.
+    """
 
     def __init__(self, output_dir: Path) -> None:
-        """Makes and locks `output_dir`; ConfigError where that cannot be."""
         self.path = output_dir
         try:
             output_dir.mkdir(parents=True, exist_ok=True)
@@ -69,15 +70,15 @@ class Folder:
             ) from None
         except OSError as error:
             raise ConfigError(f"cannot use output_dir {output_dir}: {error.strerror}") from None
-        for left in output_dir.glob(f"{_TEMPORARY}*"):  # by a run that was killed
+        for left in output_dir.glob(f"{_TEMPORARY}*"):  # of a run that was killed
             shutil.rmtree(left, ignore_errors=True)
 
     def close(self) -> None:
-        """Lets another training have the folder."""
+        """Releases the lock."""
         os.close(self._lock)
 
     def steps(self) -> list[int]:
-        """Of the checkpoints that are there, ascending."""
+        """The steps of the existing checkpoints, ascending."""
         found = (_NAME.fullmatch(entry.name) for entry in self.path.iterdir() if entry.is_dir())
         return sorted(int(match[1]) for match in found if match)
 
@@ -86,9 +87,14 @@ class Folder:
         return self.path / f"checkpoint-{step}"
 
     def choose(self, resume: str) -> Path | None:
-        """The checkpoint to go on from, verified; None to start anew.
+        """Returns the verified checkpoint to resume from, or None to start from the beginning.
 
-        ModelFileError names a corrupt one and the one before it.
+        Args:
+            resume: auto, never, or a checkpoint's folder.
+
+        Raises:
+            ConfigError: `resume` is never, and there is a checkpoint.
+            ModelFileError: The checkpoint is corrupt. The error names it and the one before it.
         """
         if resume == "never":
             if found := self.steps():
@@ -109,14 +115,21 @@ class Folder:
             before = (
                 f"go on from the one before it with --set resume={self.at(found[-2])}"
                 if len(found) > 1
-                else "there is none before it: remove it to start anew"
+                else "there is none before it: remove it to start from the beginning"
             )
             raise ModelFileError(f"{error}; {before}") from None
         return self.at(found[-1])
 
     def save(self, state: TrainState, write: Callable[[Path], dict[str, str]], keep: int) -> Path:
-        """Makes checkpoint-STEP of what `write` puts into a folder (it returns file name -> SHA-256), then removes
-        all but the last `keep`.
+        """Writes the checkpoint of `state`, then removes all but the last `keep`.
+
+        Args:
+            state: The progress.
+            write: Writes the files into a folder and returns file name -> SHA-256.
+            keep: 0: remove none.
+
+        Raises:
+            EngineError: The disk is full, or the folder cannot be written.
         """
         target, temporary = self.at(state.step), self.path / f"{_TEMPORARY}{state.step}.{os.getpid()}"
         try:
@@ -124,7 +137,7 @@ class Folder:
             checksums = write(temporary)
             write_synced(temporary / STATE, json.dumps({**asdict(state), "sha256": checksums}, indent=2).encode())
             sync_folder(temporary)
-            if target.exists():  # a run that went on from an earlier one comes by again
+            if target.exists():  # a run that resumed from an earlier step reaches this one again
                 self._remove(target)
             temporary.rename(target)
             sync_folder(self.path)
@@ -148,14 +161,14 @@ class Folder:
         return target
 
     def _remove(self, checkpoint: Path) -> None:
-        """It loses its name first, so that half of it is never taken for whole."""
+        # It loses its name first, so that a half removed one is never taken for complete.
         doomed = self.path / f"{_TEMPORARY}removed.{checkpoint.name}.{os.getpid()}"
         checkpoint.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
 
 
 def write_synced(path: Path, data: bytes) -> str:
-    """Writes and syncs a file; the hex SHA-256 of its bytes."""
+    """Writes and syncs a file, and returns the hex SHA-256 of its bytes."""
     with open(path, "wb", buffering=0) as file:
         view = memoryview(data)
         while view:
@@ -165,7 +178,7 @@ def write_synced(path: Path, data: bytes) -> str:
 
 
 def sync_folder(path: Path) -> None:
-    """Makes the names in a folder last through a loss of power. OSError where that cannot be."""
+    """Makes the names in a folder survive a loss of power. Raises OSError on failure."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -174,7 +187,7 @@ def sync_folder(path: Path) -> None:
 
 
 def write_arena(path: Path, arenas: dict[str, Arena]) -> str:
-    """Arenas in one file: tensor `prefix + name` for each array of each."""
+    """Writes arenas to one file and returns its checksum. Each array is the tensor `prefix + name`."""
     tensors = [
         TensorToWrite(prefix + name, "F32", view.shape, lambda view=view: view)
         for prefix, arena in arenas.items()
@@ -184,7 +197,9 @@ def write_arena(path: Path, arenas: dict[str, Arena]) -> str:
 
 
 def verify(checkpoint: Path) -> TrainState:
-    """The state in a checkpoint whose files have their checksums; ModelFileError, beginning with its name, else."""
+    """Returns the state of a checkpoint after checking its files' checksums. Raises ModelFileError that begins with its
+    name.
+    """
     if not (checkpoint / STATE).is_file():
         raise ModelFileError(f"{checkpoint} is not a checkpoint: it has no {STATE}")
     values = read_json_object(checkpoint / STATE)
@@ -213,7 +228,6 @@ def verify(checkpoint: Path) -> TrainState:
 
 
 def _digest(file: BinaryIO) -> str:
-    """The hex SHA-256 of what is left of a file."""
     digest = hashlib.sha256()
     while block := file.read(1 << 20):
         digest.update(block)
@@ -221,15 +235,16 @@ def _digest(file: BinaryIO) -> str:
 
 
 class SavedTensors:
-    """The tensors of one of a checkpoint's files, mapped into memory."""
+    """The tensors in one file of a checkpoint, mapped into memory. Raises ModelFileError if it is not a safetensors
+    file.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Maps the file; ModelFileError where it is no safetensors file."""
         self.path, self.stored = path, read_safetensors(path)
         self._bytes = np.memmap(path, np.uint8, "r")
 
     def __call__(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-        """The float32 tensor `name`, mapped; ModelFileError where it is not there in this shape."""
+        """Returns the float32 tensor `name`. Raises ModelFileError if the file has no such tensor of this shape."""
         tensor: StoredTensor | None = self.stored.get(name)
         if tensor is None or tensor.dtype != "F32" or tensor.shape != shape:
             found = "not there" if tensor is None else f"{tensor.dtype} {tensor.shape}"

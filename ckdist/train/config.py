@@ -1,7 +1,6 @@
-"""What `ckdist train` can be told: one frozen dataclass, read from TOML; names as in the Hugging Face Trainer where it
-has one.
+"""The settings of `ckdist train`: one frozen dataclass, read from TOML. Names follow the Hugging Face Trainer.
 
-It checks each field and those that belong together; files and models are looked at by who reads them.
+It checks each field and combinations of fields. The code that opens files and models checks these.
 """
 
 import difflib
@@ -22,7 +21,7 @@ else:
 SCHEDULES = ("constant", "linear", "cosine", "wsd")
 MAX_STEPS = 1 << 40
 MAX_CONFIG_BYTES = 1 << 20
-# Names that other trainers have for a field.
+# Names of other trainers for a field.
 OTHER_NAMES = {
     "lr": "learning_rate", "max_lr": "learning_rate", "min_lr": "min_lr_ratio", "lr_scheduler": "lr_scheduler_type",
     "scheduler": "lr_scheduler_type", "epochs": "num_train_epochs", "num_epochs": "num_train_epochs",
@@ -49,7 +48,7 @@ def setting(
     choices: tuple[str, ...] | None = None,
     kind: type | None = None,
 ) -> Any:
-    """A field with its meaning and range. `kind` is what it is made of where the default does not say."""
+    """A field with its help text and range. `kind` is the type of an item if the default does not show it."""
     metadata = {"help": help, "low": low, "high": high, "choices": choices, "kind": kind or type(default)}
     return (
         field(default_factory=dict[str, Any], metadata=metadata)
@@ -60,13 +59,13 @@ def setting(
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """One training. What is trained is `model_name_or_path`, or from nothing what `model_config` describes."""
+    """The settings of one training: of `model_name_or_path`, or of a new model that `model_config` describes."""
 
     output_dir: str = setting("", "folder of the trained model, its checkpoints, metrics and token cache")
-    model_name_or_path: str = setting("", "model to go on from: a folder with safetensors, or hf:owner/repo")
-    model_config: dict[str, Any] = setting({}, "a model from nothing: the fields of a Hugging Face config.json")
+    model_name_or_path: str = setting("", "model to continue from: a folder with safetensors, or hf:owner/repo")
+    model_config: dict[str, Any] = setting({}, "a new model: the fields of a Hugging Face config.json")
     tokenizer_name: str = setting(
-        "", "folder of a tokenizer (default: the model's own; from nothing, one is trained on the data)"
+        "", "folder of a tokenizer (default: the model's own; for a new model, one is trained on the data)"
     )
 
     train_file: tuple[str, ...] = setting(
@@ -75,91 +74,100 @@ class TrainConfig:
         kind=str,
     )
     validation_file: tuple[str, ...] = setting(
-        (), "files of the validation loss, at most 256 rows of it (default: a part of the training documents)", kind=str
+        (),
+        "files for the validation loss; at most 256 rows are used (default: a part of the training documents)",
+        kind=str,
     )
     validation_split_percentage: float = setting(
-        2.0, "per cent of the training documents that are held out", low=0, high=50
+        2.0, "per cent of the training documents that are held out for validation", low=0, high=50
     )
     text_column: str = setting("text", "field or column that holds the text of .jsonl, .json and .parquet")
     bad_lines: str = setting(
-        "error", "a line that cannot be used ends the run, or is counted and left out", choices=("error", "skip")
+        "error", "at a line that cannot be used: stop (error), or count it and go on (skip)", choices=("error", "skip")
     )
-    cache_dir: str = setting("", "where tokens are kept (default: output_dir/cache)")
+    cache_dir: str = setting("", "folder of the token cache (default: output_dir/cache)")
 
     max_length: int = setting(512, "longest sequence in tokens; longer chats are truncated", low=2, high=1 << 20)
     per_device_train_batch_size: int = setting(
-        8, "sequences of max_length that a replica computes at once", low=1, high=1 << 16
+        8, "sequences of max_length in one batch of a replica", low=1, high=1 << 16
     )
     gradient_accumulation_steps: int = setting(1, "batches of every replica in one step", low=1, high=1 << 16)
-    num_train_epochs: float = setting(1.0, "passes over the data; max_steps goes before it", low=0, high=1e6)
-    max_steps: int = setting(-1, "steps in all; -1: as num_train_epochs says", low=-1, high=MAX_STEPS)
-    seed: int = setting(42, "of the shuffle and of new weights", low=0, high=(1 << 63) - 1)
+    num_train_epochs: float = setting(1.0, "passes over the data; max_steps has precedence", low=0, high=1e6)
+    max_steps: int = setting(-1, "total number of steps; -1: from num_train_epochs", low=-1, high=MAX_STEPS)
+    seed: int = setting(42, "seed of the shuffle and of new weights", low=0, high=(1 << 63) - 1)
 
     optim: str = setting(
         "adamw", "adamw (weight decay decoupled, none on norms and biases) or sgd", choices=("adamw", "sgd")
     )
-    learning_rate: float = setting(5e-5, "at its highest", low=0, high=1e3)
-    weight_decay: float = setting(0.0, "part of a weight taken off in a step, times the learning rate", low=0, high=1e3)
-    adam_beta1: float = setting(0.9, "decay of the mean of gradients", low=0, high=0.999999)
-    adam_beta2: float = setting(0.999, "decay of the mean of their squares", low=0, high=0.99999999)
-    adam_epsilon: float = setting(1e-8, "added to the root of that mean", low=0, high=1)
-    momentum: float = setting(0.9, "of sgd", low=0, high=0.999999)
-    max_grad_norm: float = setting(1.0, "longer gradients are shortened to this; 0: never", low=0, high=1e9)
-    lr_scheduler_type: str = setting("linear", "how the learning rate falls", choices=SCHEDULES)
-    warmup_steps: int = setting(0, "steps in which it first rises", low=0, high=MAX_STEPS)
-    warmup_ratio: float = setting(0.0, "the same as a part of all steps; warmup_steps goes before it", low=0, high=1)
-    num_decay_steps: int = setting(
-        0, "wsd: steps in which it falls at the end; 0: a tenth of all", low=0, high=MAX_STEPS
+    learning_rate: float = setting(5e-5, "peak learning rate", low=0, high=1e3)
+    weight_decay: float = setting(
+        0.0, "each step multiplies weights by 1 - learning rate * weight_decay", low=0, high=1e3
     )
-    min_lr_ratio: float = setting(0.0, "part of learning_rate that linear, cosine and wsd end at", low=0, high=1)
+    adam_beta1: float = setting(0.9, "decay of the running mean of gradients", low=0, high=0.999999)
+    adam_beta2: float = setting(0.999, "decay of the running mean of squared gradients", low=0, high=0.99999999)
+    adam_epsilon: float = setting(1e-8, "added to the root of the mean of squared gradients", low=0, high=1)
+    momentum: float = setting(0.9, "momentum of sgd", low=0, high=0.999999)
+    max_grad_norm: float = setting(1.0, "clip the gradient's global norm to this; 0: no clipping", low=0, high=1e9)
+    lr_scheduler_type: str = setting("linear", "shape of the learning rate after the warm-up", choices=SCHEDULES)
+    warmup_steps: int = setting(0, "steps of the learning rate's warm-up", low=0, high=MAX_STEPS)
+    warmup_ratio: float = setting(0.0, "warm-up as a fraction of all steps; warmup_steps has precedence", low=0, high=1)
+    num_decay_steps: int = setting(0, "wsd: steps of the decay at the end; 0: a tenth of all", low=0, high=MAX_STEPS)
+    min_lr_ratio: float = setting(
+        0.0, "final learning rate of linear, cosine and wsd, as a fraction of learning_rate", low=0, high=1
+    )
 
     router_aux_loss_coef: float = setting(
-        -1.0, "of the loss that balances experts; 0: none; -1: as the model's config says", low=-1, high=1e6
+        -1.0, "coefficient of the load-balancing loss of experts; 0: none; -1: the model's own", low=-1, high=1e6
     )
 
     bf16: bool = setting(
-        True, "multiply in bfloat16 (sums, weights and the optimizer's state stay float32); false: all in float32"
+        True, "multiply in bfloat16 (sums, weights and optimizer state stay float32); false: all in float32"
     )
     activation_checkpointing: bool = setting(
-        False, "keep of each layer only its input, and compute it again: less memory, a third more work"
+        False, "keep only the input of each layer and recompute the rest: less memory, a third more work"
     )
     tensor_parallel_size: int = setting(
-        1, "ranks that share each replica's weights: heads, ffn and vocabulary are sharded", low=1, high=1 << 16
+        1, "ranks that shard each stage's heads, ffn and vocabulary", low=1, high=1 << 16
     )
     data_parallel_size: int = setting(
-        0, "replicas, each with its part of every batch; 0: as many as there are ranks for", low=0, high=1 << 16
+        0, "replicas, each with its part of every batch; 0: as many as the ranks allow", low=0, high=1 << 16
     )
     pipeline_parallel_size: int = setting(
-        1, "stages that share the layers; a step's gradient_accumulation_steps fill them", low=1, high=1 << 16
+        1,
+        "pipeline stages, each with a part of the layers; gradient_accumulation_steps batches fill them",
+        low=1,
+        high=1 << 16,
     )
     virtual_pipeline_parallel_size: int = setting(
         1, "chunks of layers of each stage; 2 or more: interleaved 1F1B", low=1, high=1 << 16
     )
-    expert_parallel_size: int = setting(1, "ranks that share experts; 1 alone is supported", low=1, high=1 << 16)
-    zero_stage: int = setting(0, "1: every replica keeps a part of the optimizer's state", low=0, high=1)
+    expert_parallel_size: int = setting(1, "ranks that shard experts; only 1 is supported", low=1, high=1 << 16)
+    zero_stage: int = setting(0, "1: shard the optimizer's state over replicas", low=0, high=1)
     threads: int = setting(0, "compute threads of one rank; 0: its share of the cores", low=0, high=4096)
-    transport: str = setting("auto", "between hosts", choices=CHOICES)
+    transport: str = setting("auto", "transport between hosts", choices=CHOICES)
     ddp_timeout: float = setting(
-        1800.0, "seconds until a rank that is alive and does not come is lost", low=1, high=1e6
+        1800.0, "seconds until a rank that is alive but does not respond counts as lost", low=1, high=1e6
     )
 
     lora_r: int = setting(
-        0, "rank of LoRA's matrices, which alone are trained; 0: train all weights", low=0, high=1 << 14
+        0, "rank of LoRA's matrices; only these are trained; 0: train all weights", low=0, high=1 << 14
     )
-    lora_alpha: float = setting(16.0, "LoRA adds alpha / rank times its product", low=0, high=1e6)
+    lora_alpha: float = setting(16.0, "LoRA's product is scaled by alpha / rank", low=0, high=1e6)
     lora_target_modules: tuple[str, ...] = setting(
-        ("q_proj", "v_proj"), "the linear layers that get LoRA's matrices", kind=str
+        ("q_proj", "v_proj"), "linear layers that get LoRA's matrices", kind=str
     )
 
     logging_steps: int = setting(10, "steps between lines of metrics.jsonl", low=1, high=MAX_STEPS)
-    eval_steps: int = setting(0, "steps between validation losses; 0: at the end alone", low=0, high=MAX_STEPS)
-    save_steps: int = setting(500, "steps between checkpoints; 0: at the end alone", low=0, high=MAX_STEPS)
+    eval_steps: int = setting(0, "steps between validation losses; 0: only at the end", low=0, high=MAX_STEPS)
+    save_steps: int = setting(500, "steps between checkpoints; 0: only at the end", low=0, high=MAX_STEPS)
     save_total_limit: int = setting(2, "checkpoints that are kept; 0: all", low=0, high=1 << 20)
-    resume: str = setting("auto", "auto: from the latest checkpoint in output_dir; never; or a checkpoint's folder")
+    resume: str = setting(
+        "auto", "auto: from the latest checkpoint in output_dir; never; or the folder of a checkpoint"
+    )
     save_dtype: str = setting(
         "bfloat16", "type of the weights in the finished model", choices=("bfloat16", "float16", "float32")
     )
-    report_to: tuple[str, ...] = setting((), "tensorboard, beside metrics.jsonl", choices=("tensorboard",), kind=str)
+    report_to: tuple[str, ...] = setting((), "tensorboard: write its files too", choices=("tensorboard",), kind=str)
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -170,22 +178,23 @@ class TrainConfig:
         if bool(self.model_name_or_path) == bool(self.model_config):
             given = "both are" if self.model_config else "neither is"
             raise ConfigError(
-                f"model_name_or_path (a model to go on from) or model_config (one from nothing) is needed, "
+                f"model_name_or_path (a model to continue from) or model_config (a new model) is needed, "
                 f"and {given} given"
             )
         if self.lora_r and not self.model_name_or_path:
-            raise ConfigError(f"lora_r ({self.lora_r}) needs a model to go on from: set model_name_or_path")
+            raise ConfigError(f"lora_r ({self.lora_r}) needs a model to continue from: set model_name_or_path")
         if self.resume in ("", "latest"):
             raise ConfigError(f"resume ({self.resume!r}) must be auto, never, or a checkpoint's folder")
 
     def as_dict(self) -> dict[str, Any]:
-        """Its fields by name."""
+        """The fields by name."""
         return asdict(self)
 
 
 def _checked(item: Field[Any], value: Any) -> Any:
-    """`value` as the field wants it (whole numbers as float, lists as tuples); ConfigError where it is another thing
-    or out of range.
+    """Returns `value` in the field's type: a whole number as a float, a list as a tuple.
+
+    Raises ConfigError if it has another type or is out of range.
     """
     meta, name, kind = item.metadata, item.name, item.metadata["kind"]
     every: tuple[Any, ...] | None = None
@@ -209,7 +218,6 @@ def _checked(item: Field[Any], value: Any) -> Any:
 
 
 def _tuple(value: Any) -> tuple[Any, ...] | None:
-    """A text, or a list, as a tuple; None for anything else."""
     if isinstance(value, str):
         return (value,)
     if not isinstance(value, (list, tuple)):
@@ -221,8 +229,9 @@ _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 
 def from_mapping(values: Mapping[str, Any], where: str) -> TrainConfig:
-    """The configuration of `values`; ConfigError, beginning with `where`, for an unknown field (naming the nearest)
-    or a wrong value.
+    """Returns the configuration of `values`.
+
+    Raises ConfigError, which begins with `where`, for a wrong value or an unknown field. It names the nearest field.
     """
     known = [item.name for item in fields(TrainConfig)]
     for name in values:
@@ -235,7 +244,7 @@ def from_mapping(values: Mapping[str, Any], where: str) -> TrainConfig:
 
 
 def _nearest(name: str, known: list[str]) -> str:
-    """What an unknown field may mean, or the known ones that begin with the same word, or all."""
+    """A hint for an unknown field: the probable one, or those that begin with the same word, or all."""
     close = [OTHER_NAMES[name]] if name in OTHER_NAMES else difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     if close:
         return f", did you mean {close[0]}?"
@@ -244,10 +253,7 @@ def _nearest(name: str, known: list[str]) -> str:
 
 
 def load_config(path: str, overrides: Iterable[str] = ()) -> TrainConfig:
-    """The configuration in a TOML file, with `field=value` of `overrides` on top.
-
-    ConfigError for what is wrong in either.
-    """
+    """Reads a TOML file and applies the `field=value` overrides. Raises ConfigError for a fault in either."""
     try:
         values: dict[str, Any] = tomllib.loads(read_text_file(path, path, MAX_CONFIG_BYTES))
     except (tomllib.TOMLDecodeError, RecursionError) as error:
@@ -258,7 +264,10 @@ def load_config(path: str, overrides: Iterable[str] = ()) -> TrainConfig:
 
 
 def _override(values: dict[str, Any], text: str) -> None:
-    """`learning_rate=1e-3`, `model_config.hidden_size=64`, `train_file=["a", "b"]`: a TOML value, or else a text."""
+    """Applies `learning_rate=1e-3`, `model_config.hidden_size=64` or `train_file=["a", "b"]`.
+
+    The value is TOML, or else a text.
+    """
     name, equals, written = text.partition("=")
     if not equals or not name.strip():
         raise ConfigError(f"--set {text!r:.80} must be field=value")

@@ -4,11 +4,16 @@ from ckdist.errors import EngineError
 from ckdist.train.report import StepReport
 
 MOST_IN_A_ROW = 10
-MOST_PART = 10  # one in so many of all steps; a single one is always allowed
+MOST_PART = 10  # at most one in MOST_PART of all steps may be lost; a single one always may
 
 
 class LostSteps:
-    """Counts steps that could not learn. `before`: those of earlier runs of the same training."""
+    """Counts steps that could not learn.
+
+    Args:
+        learning_rate: Named in the error.
+        before: Lost steps of earlier runs of the same training.
+    """
 
     def __init__(self, learning_rate: float, before: int = 0) -> None:
         self.learning_rate, self.count, self.in_a_row = learning_rate, before, 0

@@ -1,4 +1,4 @@
-"""What the training loop asks of the executable that computes losses and gradients."""
+"""The interface of the executable that computes losses and gradients for the training loop."""
 
 from typing import Protocol
 
@@ -7,42 +7,47 @@ from ckdist.train.batch import PackedBatch
 
 
 class TrainingExecutable(Protocol):
-    """One rank's part of a replica: all of it, or the layers of a stage.
+    """One rank's part of a replica: the whole model, or the layers of a stage.
 
-    Parameters and gradients are float32 by Hugging Face names, each in one arena, laid out alike.
+    Parameters and gradients are float32 by Hugging Face names, each in one arena with the same layout. Gradients are of
+    the SUM of losses over all tokens with a target and all batches since `zero_grad`. The sum includes the
+    load-balancing loss if the model has a coefficient for it.
 
-    Gradients are of the SUM of the losses of all tokens with a target, over the batches since `zero_grad`, with the
-    load-balancing loss where the model has a coefficient of it. `balance`: of the last `forward_backward`, that loss
-    times the targets, without the coefficient.
+    Attributes:
+        parameters: This rank's shards of the trained weights.
+        gradients: Their gradients.
+        balance: Load-balancing loss of the last `forward_backward`, times its targets, without the coefficient.
+        waited: Seconds that the last call waited for other stages.
     """
 
     parameters: Arena
     gradients: Arena
     balance: float
-    waited: float  # seconds of the last call for other stages
+    waited: float
 
     def forward(self, batch: PackedBatch, chunk: int, slot: int) -> None:
-        """The forward pass of a chunk without the loss; what its backward pass reads is kept in one of its slots."""
+        """Runs the forward pass of a chunk without the loss. A slot keeps the values that its backward pass reads."""
         ...
 
     def forward_backward(self, batch: PackedBatch, reduce: bool, chunk: int = 0, slot: int = 0) -> float:
-        """This rank's sum of losses; its gradients are added to `gradients`. Of a chunk without the loss 0, and the
-        gradients are of what `forward` left in the slot.
+        """Adds this rank's gradients to `gradients` and returns its sum of losses.
 
-        With `reduce`, a collective call, `gradients` is then the sum over all replicas.
+        For a chunk without the loss it returns 0, and the gradients belong to the values that `forward` left in the
+        slot. With `reduce`, a collective call, `gradients` is then the sum over all replicas.
         """
         ...
 
     def loss(self, batch: PackedBatch) -> float:
-        """This rank's sum of losses, forward alone."""
+        """Returns this rank's sum of losses without computing gradients."""
         ...
 
     def flush(self) -> None:
-        """Waits until other stages have all that was sent; called before other collective calls, since what is on its
-        way needs its sender's turns. CommError when a rank died or stalled.
+        """Waits until other stages have received all that was sent. Raises CommError if a rank died or stalled.
+
+        It is called before other collective calls: messages under way progress only while their sender takes part.
         """
         ...
 
     def zero_grad(self) -> None:
-        """The next `forward_backward` begins its gradients anew; what `gradients` hold until then says nothing."""
+        """Makes the next `forward_backward` overwrite the gradients. Until then their values are undefined."""
         ...

@@ -1,5 +1,5 @@
-"""The finished model as a Hugging Face folder: config.json, safetensors and the tokenizer's files, which ckdist and
-transformers load.
+"""Writes the finished model as a Hugging Face folder (config, safetensors, tokenizer) that ckdist and transformers
+load.
 """
 
 import json
@@ -28,9 +28,10 @@ TOKENIZER_FILES = (
 def write_folder(
     out: Path, model: TrainedModel, parameters: Mapping[str, np.ndarray], tokenizer: Tokenizer, save_dtype: str
 ) -> None:
-    """Every file is written beside its old version and then takes its place."""
+    """Writes the model to `out`. Each file is written under a temporary name and then replaces its old version."""
     out.mkdir(parents=True, exist_ok=True)
-    own = {name: value for name, value in model.config.items() if name != "quantization_config"}  # weights are floats
+    # Weights are saved as floats.
+    own = {name: value for name, value in model.config.items() if name != "quantization_config"}
     config = {"architectures": [architecture_name(model.spec)], **own, "torch_dtype": save_dtype}
     config |= {"vocab_size": model.spec.vocab_size, "tie_word_embeddings": model.spec.tie_embeddings}
     if "eos_token_id" not in config:

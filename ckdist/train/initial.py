@@ -1,6 +1,4 @@
-"""The first weights of a model from nothing: drawn name by name, so they do not depend on ranks or on the order of
-drawing.
-"""
+"""The initial weights of a new model. Each name has its own generator, so they do not depend on ranks or on order."""
 
 import math
 import zlib
@@ -13,13 +11,15 @@ _RESIDUAL = ("o_proj.weight", "down_proj.weight")
 
 
 def generator_of(name: str, seed: int) -> np.random.Generator:
-    """What draws the first values of weight `name`."""
+    """The generator of the initial values of weight `name`."""
     return np.random.default_rng((seed, zlib.crc32(name.encode())))
 
 
 def initial_weight(name: str, shape: tuple[int, ...], spec: ModelSpec, std: float, seed: int) -> np.ndarray:
-    """Norms are 1, biases 0, matrices normal of `std`; those that write to the residual stream by 1 / sqrt(2 layers)
-    less (Radford et al. 2019, Language Models are Unsupervised Multitask Learners, section 2.3).
+    """Norms are 1, biases 0, matrices normal with standard deviation `std`.
+
+    Matrices that write to the residual stream have std / sqrt(2 * layers) (Radford et al. 2019, Language Models are
+    Unsupervised Multitask Learners, section 2.3).
     """
     if len(shape) == 1:
         return np.zeros(shape, np.float32) if name.endswith("bias") else np.ones(shape, np.float32)
@@ -29,7 +29,7 @@ def initial_weight(name: str, shape: tuple[int, ...], spec: ModelSpec, std: floa
 
 
 def initial_matrix(name: str, shape: tuple[int, ...], seed: int) -> np.ndarray:
-    """A: uniform within 1 / sqrt(inputs), as PEFT; B: zeros, so that training starts from the base."""
+    """LoRA's A: uniform in ±1 / sqrt(inputs), as in PEFT. B: zeros, so training starts from the base model."""
     if ".lora_B." in name:
         return np.zeros(shape, np.float32)
     bound = shape[-1] ** -0.5

@@ -1,4 +1,4 @@
-"""A model's loss and gradients as the steps of one rank of a mesh: what is computed, before any weight is read."""
+"""Lowers a model's loss and gradients to the steps of one rank of a mesh. No weight is read."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -18,14 +18,12 @@ from ckdist.program.training_tracer import TrainingTracer, trace_loss
 from ckdist.train.shards import Shards
 from ckdist.train.stage import TrainingStage
 
-OPERAND_BYTES = {"float32": 4, "bfloat16": 2}  # of an element that products read
+OPERAND_BYTES = {"float32": 4, "bfloat16": 2}  # per element
 
 
 @dataclass(frozen=True)
 class LossProgram:
-    """The loss and its gradients by the weights of `trained`, for batches of up to `max_tokens`: of the layers of this
-    rank's `stage`.
-    """
+    """The loss of this rank's `stage` and its gradients by `trained`, for batches of up to `max_tokens` tokens."""
 
     spec: ModelSpec
     max_tokens: int
@@ -33,29 +31,29 @@ class LossProgram:
     stage: TrainingStage
     lowered: LoweredTraining
     trained: tuple[Weight, ...]
-    trained_shards: Shards  # of these, with those of other stages
+    trained_shards: Shards  # of `trained`, and the trained weights of other stages
     shards: Shards  # of all weights
 
     @property
     def operand_bytes(self) -> int:
-        """Of an element that products read."""
+        """Bytes of an element that products read."""
         return OPERAND_BYTES[self.dtype]
 
     @property
     def messages(self) -> int:
-        """Messages to other stages that are on their way at most."""
+        """Upper bound on messages to other stages under way."""
         return 0 if self.stage.count == 1 else sum(self.stage.waiting) + 2
 
     @property
     def message_floats(self) -> int:
-        """Of a message: the rows that one of the ranks of a stage sends, and a tally of experts behind them."""
+        """Floats of a message: the rows of one rank of a stage, and the tally of experts after them."""
         tallies = [step.fields["tally"] for step in self.lowered.steps if step.kind == "send_rows"]
         tally = max((self.lowered.values[v].width for v in tallies if v != ABSENT), default=0)
         return -(-self.max_tokens // self.shards.mesh.size("tp")) * self.spec.hidden_size + tally
 
 
 def trace_model(spec: ModelSpec, mesh: Mesh, tracer: Callable[..., TrainingTracer] = TrainingTracer) -> Program:
-    """The loss of a model on a mesh; the same text on every rank. LayoutError for what cannot be sharded so."""
+    """Traces the loss of a model on a mesh, the same on every rank. Raises LayoutError if it cannot be sharded."""
     return trace_loss(loss_of, spec, TRAINING, mesh, tracer)
 
 
@@ -75,13 +73,22 @@ def lower_model(
     stored: frozenset[str] = frozenset(),
     stage: TrainingStage | None = None,
 ) -> LossProgram:
-    """The steps of this rank of `mesh` (default: one rank), of the layers of its `stage` (default: of all).
+    """Returns the steps of this rank.
 
-    `dtype` is that of what products read: float32 is exact, bfloat16 adds up in float32; where the CPU cannot multiply
-    bfloat16, its values are widened, and products are those of float32. `trained`: names, in the order in which their
-    gradients lie (default: all, in the order of first use). `recompute`: keeps of each layer only its input, and
-    computes it again. `tracer` writes the program. `stored`: frozen matrices that stay in their file's own type.
-    Raises ConfigError.
+    Args:
+        spec: The model.
+        max_tokens: Most tokens of a batch.
+        dtype: Type of the operands of products. float32 is exact; bfloat16 accumulates in float32. A CPU without
+            bfloat16 products widens the values and multiplies in float32.
+        mesh: Default: one rank.
+        trained: Names in the order of their gradients. Default: all, in the order of first use.
+        recompute: Keep only the input of each layer, and compute it again.
+        tracer: Writes the program.
+        stored: Frozen matrices that stay in their file's own type.
+        stage: This rank's layers. Default: all.
+
+    Raises:
+        ConfigError: A name is unknown, or the model cannot be trained so.
     """
     if dtype not in OPERAND_BYTES:
         raise ConfigError(f"training cannot multiply in {dtype!r}; use {' or '.join(OPERAND_BYTES)}")
@@ -109,7 +116,7 @@ def _read_of(program: Program, stage: TrainingStage, mesh: Mesh, wrt: Collection
 def _chunks(
     program: Program, stage: TrainingStage, mesh: Mesh, wrt: Collection[Weight], recompute: bool
 ) -> list[ChunkPrograms]:
-    """The programs of a stage's chunks. ConfigError where one has nothing that is trained."""
+    """The programs of a stage's chunks. Raises ConfigError if a chunk has no trained weight."""
     found = []
     for chunk in stage.chunks:
         forward = chunk.program(program, mesh)

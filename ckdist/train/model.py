@@ -1,6 +1,4 @@
-"""What is trained: a model from disk or from nothing, its program, its weights' first values, and the files that
-belong to it.
-"""
+"""The model to train, from disk or new: its program, the initial values of its weights, and its files."""
 
 import functools
 import json
@@ -46,28 +44,45 @@ INITIALIZER_RANGE = 0.02
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """`weights` are those that are trained, in the program's order; `load(name)` is the first value of any weight of
-    the program.
+    """A model and the weights to train.
+
+    Attributes:
+        spec: The model.
+        config: config.json of the result.
+        program: The loss on one rank.
+        weights: The trained weights, in the program's order.
+        load: load(name) is the initial value, float32, of any weight of the program.
+        lora: LoRA's settings, or None.
+        tracer: Wrote `program`.
+        checkpoint: The base model, or None for a new model.
+        tokenizer_folder: A folder, or a GGUF.
     """
 
     spec: ModelSpec
-    config: Mapping[str, Any]  # config.json of what comes out
+    config: Mapping[str, Any]
     program: Program
     weights: tuple[Weight, ...]
     load: Callable[[str], np.ndarray]
     lora: Lora | None
-    tracer: Callable[..., TrainingTracer]  # that `program` was written with
-    checkpoint: Checkpoint | None  # of the base, None where all begins from nothing
-    tokenizer_folder: Path  # or a GGUF
+    tracer: Callable[..., TrainingTracer]
+    checkpoint: Checkpoint | None
+    tokenizer_folder: Path
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the trained weights, by name."""
+        """The shapes of the trained weights, by name."""
         return {w.name: shape_of(w) for w in self.weights}
 
     def lowered(self, config: TrainConfig, mesh: Mesh, batches: int) -> LossProgram:
-        """The steps of this rank of a mesh, in whose steps are at most so many batches of a replica. ConfigError for a
-        model that cannot be sharded so.
+        """Returns the steps of this rank of a mesh.
+
+        Args:
+            config: The settings.
+            mesh: The mesh with this rank's coordinates.
+            batches: Most batches of a replica in one step.
+
+        Raises:
+            ConfigError: The model cannot be sharded over this mesh.
         """
         chunks = config.virtual_pipeline_parallel_size
         stage = TrainingStage.of(mesh, self.program, set(self.weights), chunks, batches)
@@ -89,9 +104,7 @@ class TrainedModel:
             raise ConfigError(f"this model cannot be trained{sharded}: {error}") from None
 
     def _quantised(self, shards: Shards) -> list[str]:
-        """The matrices of the base that are not trained and stay as their file has them: those that are quantised, and
-        of which this rank has whole blocks.
-        """
+        """The frozen base matrices that stay quantised: this rank's shard of them has whole blocks."""
         if self.checkpoint is None:
             return []
         trained, found = {w.name for w in self.weights}, []
@@ -105,9 +118,9 @@ class TrainedModel:
         return found
 
     def stored(self, shards: Shards, names: Collection[str], threads: int) -> dict[str, MatrixHandle]:
-        """This rank's parts of the base's matrices of these names, packed by so many threads as their file has them.
+        """Packs this rank's shards of the base's matrices `names` in the type of their file.
 
-        CapacityError where memory does not do for them, ModelFileError for a damaged file.
+        Raises CapacityError if memory is short, ModelFileError for a damaged file.
         """
         if self.checkpoint is None or not names:
             return {}
@@ -119,8 +132,9 @@ class TrainedModel:
         return handles
 
     def operations(self, tokens: float, target_tokens: float) -> float:
-        """Multiplications and additions of the matrix products, forward and backward, without attention's own; of the
-        output matrix per token with a target.
+        """Operations of the matrix products, forward and backward, without attention's own products.
+
+        The output matrix counts per token with a target.
         """
         trained = set(self.weights)
         count = lambda instr: target_tokens if instr.op == "cross_entropy" else tokens
@@ -128,9 +142,9 @@ class TrainedModel:
 
 
 def open_model(config: TrainConfig) -> TrainedModel:
-    """The model that a TrainConfig names or describes.
+    """Opens the model that a TrainConfig names or describes.
 
-    ConfigError, ModelFileError or ArchitectureError for what the user can mend.
+    Raises ConfigError, ModelFileError or ArchitectureError for a fault that the user can mend.
     """
     checkpoint = open_checkpoint(config.model_name_or_path) if config.model_name_or_path else None
     if checkpoint is not None and checkpoint.format != "safetensors" and not config.lora_r:
@@ -163,7 +177,7 @@ def open_model(config: TrainConfig) -> TrainedModel:
     std = float(values.get("initializer_range", INITIALIZER_RANGE))
 
     def load(name: str) -> np.ndarray:
-        """The first value of a weight, float32."""
+        """The initial value of a weight, float32."""
         if ".lora_" in name:
             return initial_matrix(name, shapes[name], config.seed)
         if checkpoint is None:
@@ -177,9 +191,9 @@ def open_model(config: TrainConfig) -> TrainedModel:
 
 
 def balanced(spec: ModelSpec, coefficient: float) -> ModelSpec:
-    """The model with this coefficient of the load-balancing loss; below 0: with its own.
+    """Returns the model with this coefficient of the load-balancing loss; below 0: its own.
 
-    ConfigError where its layers do not choose experts by a softmax.
+    Raises ConfigError if its layers do not choose experts by a softmax.
     """
     spec = spec if coefficient < 0 else replace(spec, balance_coefficient=coefficient)
     choices = [layer.ffn.routing for layer in spec.layers if isinstance(layer.ffn, MoeFfn)]
@@ -192,9 +206,15 @@ def balanced(spec: ModelSpec, coefficient: float) -> ModelSpec:
 
 
 def open_tokenizer(config: TrainConfig, model: TrainedModel, make: bool) -> Tokenizer:
-    """The tokenizer of `model`.
+    """Returns the tokenizer of `model`.
 
-    From nothing and without tokenizer_name it is trained on the data by who is told to `make` it.
+    Args:
+        config: The settings.
+        model: The model.
+        make: For a new model without tokenizer_name: train the tokenizer on the data if it does not exist yet.
+
+    Raises:
+        ConfigError: It cannot be made, or has more tokens than the model.
     """
     folder = model.tokenizer_folder
     trained_here = not config.tokenizer_name and not config.model_name_or_path
@@ -210,14 +230,14 @@ def open_tokenizer(config: TrainConfig, model: TrainedModel, make: bool) -> Toke
 
 
 def _make_tokenizer(config: TrainConfig, folder: Path, vocab_size: int) -> None:
-    """Trains a tokenizer on the data and writes its files; ConfigError where that cannot be."""
+    """Trains a tokenizer on the data and writes its files. Raises ConfigError on failure."""
 
     def texts() -> Iterator[str]:
-        """What it is trained on."""
+        """The training texts."""
         for file in find_files(config.train_file):
             for document in read_documents(file, config.text_column):
                 if isinstance(document, BadLine):
-                    continue  # is reported when the data is tokenised
+                    continue  # it is reported when the data is tokenised
                 yield document.text or "\n".join(str(m.get("content") or "") for m in document.messages or ())
 
     made = train_tokenizer(texts(), vocab_size)
@@ -240,7 +260,7 @@ def _make_tokenizer(config: TrainConfig, folder: Path, vocab_size: int) -> None:
 
 
 def architecture_name(spec: ModelSpec) -> str:
-    """What `architectures` in config.json calls the family."""
+    """The family's name in `architectures` of config.json."""
     return family(spec.family).architectures[0]
 
 

@@ -1,4 +1,4 @@
-"""Loss and gradients, natively: the arenas of parameters and gradients, and the replay that reads and writes them."""
+"""Computes loss and gradients natively: the arenas of parameters and gradients, and the native executable over them."""
 
 import itertools
 import mmap
@@ -23,13 +23,13 @@ from ckdist.train.ranks import TrainingRanks
 from ckdist.weights.handles import MatrixHandle
 
 _KINDS = native.numbers("ckdist_training_step_kind", "ckdist_step_")
-# Kinds of steps that read matrices as they lie.
+# Kinds of steps that read matrices unpacked.
 READERS = ("lookup", "grouped_experts", "grouped_experts_grad", "latent_keys", "latent_keys_grad")
 
 
 @dataclass(frozen=True)
 class TrainingBytes:
-    """What an executable holds beside parameters and gradients."""
+    """The memory of an executable without parameters and gradients."""
 
     activations: int
     workspace: int
@@ -37,7 +37,7 @@ class TrainingBytes:
 
 
 def _once_read(lowered: LoweredTraining) -> list[tuple[int, int]]:
-    """Whole pages, as bytes [begin, end), of the matrices that are not trained and that only packing reads."""
+    """Page ranges, as bytes [begin, end), of frozen matrices that only packing reads."""
     read = {int(p) for step in lowered.steps if step.kind in READERS for p in step.operands(ParameterIndex)}
     for _, side in lowered.packs:
         if any(lowered.parameters[q].offset < lowered.trained_floats for q in side):
@@ -54,10 +54,18 @@ def _once_read(lowered: LoweredTraining) -> list[tuple[int, int]]:
 
 
 class NativeExecutable:
-    """A TrainingExecutable: a model's loss and gradients on this rank's batches.
+    """A TrainingExecutable that runs natively: a model's loss and gradients on this rank's batches.
 
-    `parameters` and `gradients` hold this rank's shards of what is trained. Master weights, gradients and sums over
-    ranks are float32, whatever products read.
+    `parameters` and `gradients` hold this rank's shards of the trained weights. Master weights, gradients and sums over
+    ranks are float32, whatever type products read.
+
+    Args:
+        program: The steps of this rank.
+        load: load(name) returns the initial value of a whole weight.
+        pool: The threads. Default: one.
+        ranks: The communicators. Default: this rank alone.
+        stored: Frozen matrices that are held once, packed in the type of their file. Steps unpack them on the fly.
+        sharded: The optimizer sums gradients over the replicas.
     """
 
     def __init__(
@@ -69,10 +77,6 @@ class NativeExecutable:
         stored: Mapping[str, MatrixHandle] | None = None,
         sharded: bool = False,
     ) -> None:
-        """`load(name)`: a whole weight's first value. `pool`: the threads; default: one. `ranks`: default: this one.
-        `stored`: frozen matrices that are held once, packed in their file's own type; steps unpack them as they go.
-        `sharded`: the optimizer sums gradients over the replicas.
-        """
         self.program, self.ranks = program, ranks or TrainingRanks(program.shards.mesh)
         self.pool = pool or ThreadPool(1)
         self._stored = stored or {}
@@ -91,26 +95,24 @@ class NativeExecutable:
         self.parameters = Arena(trained, self._every.flat[: lowered.trained_floats])
         self.gradients = Arena(trained, shared.allocate(lowered.trained_floats) if shared else None)
         self.gradients.flat[:] = 0
-        # where what is kept of each chunk begins, and its end
+        # Start of each chunk's kept activations, and the end of the last.
         sizes = [c.kept_bytes * waiting for c, waiting in zip(lowered.chunks, program.stage.waiting, strict=True)]
         self._kept = [0, *itertools.accumulate(sizes)]
         self._keep: list[Any] = []
         out = native.ffi.new("struct ckdist_training **")
         axes = (None if sharded else self.ranks.data, self.ranks.tensor, self.ranks.stages)
-        of_axes = [communicator.handle if communicator else native.ffi.NULL for communicator in axes]
-        native.check(native.lib.ckdist_training_new(self._native(lowered), *of_axes, self.pool.handle, out))
+        handles = [communicator.handle if communicator else native.ffi.NULL for communicator in axes]
+        native.check(native.lib.ckdist_training_new(self._native(lowered), *handles, self.pool.handle, out))
         self._handle = out[0]
-        self._fresh = [False] * len(lowered.chunks)  # chunks for whom what the gradients hold does not count
+        self._fresh = [False] * len(lowered.chunks)  # by chunk: the next backward pass overwrites its gradients
         self.balance = self.waited = 0.0
 
     def _array(self, values: Sequence[Any], dtype: str) -> CData:
-        """A native array, kept alive."""
         array = native.ffi.new(dtype + "[]", values)
         self._keep.append(array)
         return array
 
     def _native(self, lowered: LoweredTraining) -> CData:
-        """The struct ckdist_training_program."""
         spec = self.program.spec
         return native.ffi.new(
             "struct ckdist_training_program *",
@@ -145,10 +147,10 @@ class NativeExecutable:
         )
 
     def _lists(self, lowered: LoweredTraining) -> list[dict[str, Any]]:
-        """The fields of a struct ckdist_training_list for each chunk's forward pass, and for its backward pass."""
+        """A struct ckdist_training_list for the forward pass and one for the backward pass of each chunk."""
 
         def fields(steps: list[Step], cleared: Sequence[int] = ()) -> dict[str, Any]:
-            """Of one of both."""
+            """The fields of one list."""
             cleared_array = self._array(cleared, "int32_t")
             steps_array = native_steps(steps, self._keep)
             return {"steps": steps_array, "count": len(steps), "cleared": cleared_array, "cleared_count": len(cleared)}
@@ -156,7 +158,7 @@ class NativeExecutable:
         return [of for c in lowered.chunks for of in (fields(c.forward), fields(c.backward, sorted(c.cleared)))]
 
     def _outgoing(self) -> dict[str, Any]:
-        """The fields of a struct ckdist_training_program that say where rows for other stages lie."""
+        """The fields that hold the addresses of rows for other stages."""
         count = self.program.messages
         if self.ranks.every is None or count == 0:
             return {"outgoing": native.ffi.NULL, "outgoing_count": 0}
@@ -166,7 +168,6 @@ class NativeExecutable:
         return {"outgoing": addresses, "outgoing_count": count}
 
     def _parameter(self, p: Parameter) -> dict[str, Any]:
-        """The fields of a struct ckdist_training_parameter."""
         address = self._stored[p.name].address if p.stored else 0
         matrix = native.ffi.cast("void *", address)
         shape = {"offset": p.offset, "rows": p.rows, "cols": p.columns, "matrices": p.matrices}
@@ -174,7 +175,6 @@ class NativeExecutable:
 
     @staticmethod
     def _value(v: PlacedValue) -> dict[str, int]:
-        """The fields of a struct ckdist_value."""
         place = native.lib.ckdist_place_activations if v.operand else native.lib.ckdist_place_arena
         return {
             "place": place,
@@ -186,7 +186,7 @@ class NativeExecutable:
         }
 
     def _rope(self, rope: RopeSpec | None) -> dict[str, Any]:
-        """The fields of a `struct ckdist_rope`: float32 (max_tokens, dims / 2) each of cosines and sines."""
+        """The fields of a `struct ckdist_rope`: cosines and sines, each float32 (max_tokens, dims / 2)."""
         if rope is None:
             return {}
         angles = np.arange(self.program.max_tokens, dtype=np.float32)[:, None] * rope.inverse_frequencies.astype(
@@ -202,36 +202,44 @@ class NativeExecutable:
         }
 
     def forward(self, batch: PackedBatch, chunk: int, slot: int) -> None:
-        """The forward pass of a chunk of this stage's; what its backward pass reads is kept in one of its slots.
+        """Runs the forward pass of a chunk. A slot keeps the values that its backward pass reads.
 
-        The errors of `forward_backward`.
+        Raises the errors of `forward_backward`.
         """
         self._run(batch, chunk, slot)
 
     def forward_backward(self, batch: PackedBatch, reduce: bool = True, chunk: int = 0, slot: int = 0) -> float:
-        """The sum of losses of this rank's replica; its gradients are added to `gradients`.
+        """Adds gradients to `gradients` and returns the sum of losses of this rank's replica.
 
-        Of a chunk without the loss 0, and the gradients are of what `forward` left in the slot. With `reduce` these
-        then become whole: the sums over all replicas. Raises ConfigError for a batch that does not fit, CommError when
-        a rank died or stalled.
+        For a chunk without the loss it returns 0, and the gradients belong to the values that `forward` left in the
+        slot.
+
+        Args:
+            batch: The tokens.
+            reduce: Then sum the gradients over all replicas.
+            chunk: Index among this stage's chunks.
+            slot: The slot of `forward`.
+
+        Raises:
+            ConfigError: The batch does not fit.
+            CommError: A rank died or stalled.
         """
         return self._run(batch, chunk, slot, True, reduce)
 
     def loss(self, batch: PackedBatch) -> float:
-        """This rank's sum of losses, and nothing else; 0 where another stage has them."""
+        """Returns this rank's sum of losses without gradients; 0 if another stage computes the loss."""
         return sum(self._run(batch, chunk) for chunk in range(len(self.program.lowered.chunks)))
 
     def _run(
         self, batch: PackedBatch, chunk: int, slot: int = 0, backward: bool = False, reduce: bool = False
     ) -> float:
-        """The sum of losses of one pass; the errors of `forward_backward`."""
+        """Runs one pass and returns its sum of losses."""
         ids, targets, starts = (
             np.ascontiguousarray(a, np.int32) for a in (batch.token_ids, batch.targets, batch.starts)
         )
         if len(ids) != len(targets):
             raise ConfigError(
-                f"a batch has {len(ids)} tokens and {len(targets)} targets; "
-                "pass one target per token, -1 where there is none"
+                f"a batch has {len(ids)} tokens and {len(targets)} targets; pass one target per token, -1 for none"
             )
         if len(starts) < 2:
             raise ConfigError(
@@ -249,7 +257,7 @@ class NativeExecutable:
         out = native.ffi.new("double[2]")
         native.check(native.lib.ckdist_training_run(self._handle, given, one_pass, out))
         if self._pages is not None:
-            for begin, end in self._frozen:  # they are packed for good: their pages go back
+            for begin, end in self._frozen:  # they are packed now: free their pages
                 self._pages.madvise(mmap.MADV_DONTNEED, begin, end - begin)
         self._frozen = []
         self._fresh[chunk] = self._fresh[chunk] and not backward
@@ -260,16 +268,17 @@ class NativeExecutable:
         return out[0]
 
     def flush(self) -> None:
-        """Waits until other stages have all that was sent. CommError when a rank died or stalled."""
+        """Waits until other stages have received all that was sent. Raises CommError if a rank died or stalled."""
         native.check(native.lib.ckdist_training_flush(self._handle))
 
     def zero_grad(self) -> None:
-        """The next `forward_backward` begins its gradients anew; until then they hold what they held."""
+        """Makes the next `forward_backward` overwrite the gradients. Until then they keep their values."""
         self._fresh = [True] * len(self._fresh)
 
     def times(self) -> dict[str, float]:
-        """Seconds of the last run by kind of step, and, as a part of these, of packing the weights; "reduce_gradients"
-        is what was waited for other ranks.
+        """Seconds of the last run by kind of step. "pack" is the part of them for packing weights.
+
+        "reduce_gradients" is the time that this rank waited for other ranks.
         """
         out = native.ffi.new(f"double[{_KINDS['kinds'] + 1}]")
         native.lib.ckdist_training_times(self._handle, out)
@@ -280,13 +289,13 @@ class NativeExecutable:
 
     @property
     def bytes(self) -> TrainingBytes:
-        """What this holds beside parameters and gradients."""
+        """The memory of this executable without parameters and gradients."""
         out = native.ffi.new("int64_t[3]")
         native.lib.ckdist_training_bytes(self._handle, out)
         return TrainingBytes(*out)
 
     def close(self) -> None:
-        """Frees threads and buffers; parameters and gradients stay."""
+        """Frees threads and buffers. Parameters and gradients stay."""
         if self._handle is not None:
             native.lib.ckdist_training_free(self._handle)
             self._handle = None

@@ -1,9 +1,10 @@
-"""In which order a stage computes its batches: 1F1B and interleaved 1F1B.
+"""The order in which a stage computes its batches: 1F1B and interleaved 1F1B.
 
-Narayanan et al. 2021, arXiv:2104.04473, section 2.2. A stage first runs some batches forward, then one forward and one
-backward by turns, so that no more batches wait for their backward pass than there are stages. Where a stage has several
-chunks of layers it takes as many batches as there are stages through its first one, then through the next one, and back
-in the opposite order: to fill and to drain the pipeline takes less of the time, and more is sent.
+Narayanan et al. 2021, arXiv:2104.04473, section 2.2. A stage runs some batches forward, then alternates one forward and
+one backward pass. So no more batches wait for their backward pass than there are stages.
+
+If a stage has several chunks of layers, it takes `stages` batches through its first chunk, then through the next, and
+back in the opposite order. This shortens the filling and draining of the pipeline, and sends more.
 """
 
 from collections import Counter
@@ -11,19 +12,24 @@ from typing import NamedTuple
 
 
 class Pass(NamedTuple):
-    """One batch through one chunk of a stage's. The model's last chunk has no forward pass of its own: its backward
-    pass begins with it.
+    """One batch through one chunk of a stage.
+
+    The model's last chunk has no forward pass of its own: its backward pass begins with it.
     """
 
     backward: bool
-    chunk: int  # of the stage's
-    batch: int  # of the step's
+    chunk: int  # index in the stage
+    batch: int  # index in the step
 
 
 def passes(stage: int, stages: int, chunks: int, batches: int) -> list[Pass]:
-    """What the stage of this number does in a step of so many batches, where each stage has so many chunks of layers.
+    """The passes of a stage in one step, in order.
 
-    With several chunks `batches` is a multiple of `stages`.
+    Args:
+        stage: Number of the stage.
+        stages: Number of stages.
+        chunks: Chunks of layers per stage.
+        batches: Batches of the step; with several chunks a multiple of `stages`.
     """
     order = [
         (chunk, batch)
@@ -38,12 +44,12 @@ def passes(stage: int, stages: int, chunks: int, batches: int) -> list[Pass]:
         ahead = 2 * ahead + (chunks - 1) * stages
     by_turns = [each for pair in zip(forward[ahead:], backward, strict=False) for each in pair]
     found = [*forward[:ahead], *by_turns, *backward[max(0, len(order) - ahead) :]]
-    has_loss = lambda each: stage == stages - 1 and each.chunk == chunks - 1
-    return [each for each in found if each.backward or not has_loss(each)]
+    last = chunks - 1 if stage == stages - 1 else -1  # the chunk with the loss
+    return [each for each in found if each.backward or each.chunk != last]
 
 
 def most_waiting(order: list[Pass], chunks: int) -> list[int]:
-    """Of each chunk how many batches at most are between their two passes."""
+    """By chunk: the largest number of batches between their forward and backward pass."""
     waiting: Counter[int] = Counter()
     most = [0] * chunks
     for each in order:
@@ -56,5 +62,5 @@ def most_waiting(order: list[Pass], chunks: int) -> list[int]:
 
 
 def bubble(stages: int, chunks: int, batches: int) -> float:
-    """The time in which a stage waits, as a part of that in which it computes: (S - 1) / (M V)."""
+    """Waiting time of a stage / its computing time: (S - 1) / (M V) for S stages, M batches and V chunks."""
     return (stages - 1) / (batches * chunks)

@@ -1,9 +1,8 @@
-"""AdamW and SGD over an arena of parameters: clipping by the global norm, steps that are skipped, and state sharded
-over replicas.
+"""AdamW and SGD over an arena of parameters: clipping by the global norm, skipped steps, state sharded over replicas.
 
-One fused native pass updates parameters and state. With `zero_stage` 1 a replica has the state of its own part alone:
-gradients are reduced to that part (Rajbhandari et al. 2020, arXiv:1910.02054), it is updated, and the parts are
-gathered.
+One fused native pass updates parameters and state. With `zero_stage` 1 each replica holds the state of its own part
+only (Rajbhandari et al. 2020, arXiv:1910.02054): gradients are reduce-scattered, each part is updated, and the parts
+are gathered.
 """
 
 import math
@@ -27,21 +26,32 @@ SAVE_TAG = 1000
 
 @dataclass(frozen=True)
 class StepResult:
-    """The norm of the mean gradient before clipping; `skipped`: it was not finite, and nothing was changed."""
+    """The norm of the mean gradient before clipping. If it was not finite, the step was `skipped` and changed
+    nothing.
+    """
 
     grad_norm: float
     skipped: bool
 
 
 def is_decayed(name: str, shape: tuple[int, ...]) -> bool:
-    """Weight decay is for matrices: not for norms and biases."""
+    """Whether weight decay applies: to matrices, not to norms and biases."""
     return len(shape) > 1 and not name.endswith("bias")
 
 
 class Optimizer:
-    """Updates `parameters` from `gradients`, both laid out alike.
+    """Updates `parameters` from `gradients`, which have the same layout.
 
     `state[name]` is this rank's part, float32, of the arena's elements [begin, end).
+
+    Args:
+        config: The settings.
+        parameters: The trained weights.
+        gradients: Their gradients.
+        ranks: The communicators. Default: this rank alone.
+        pool: The threads. Default: one.
+        replicated: Parameters that all ranks of a stage hold whole.
+        tied: Parameters that the first and the last stage both hold. Each has its part of their gradient.
     """
 
     def __init__(
@@ -54,12 +64,9 @@ class Optimizer:
         replicated: Sequence[str] = (),
         tied: Sequence[str] = (),
     ) -> None:
-        """`pool`: the threads; default: one. `replicated`: the parameters that all ranks of a stage hold whole. `tied`:
-        those that the first and the last stage both hold, each with its part of the gradient.
-        """
         self.config, self.parameters, self.gradients = config, parameters, gradients
         ranks = ranks or TrainingRanks(Mesh())
-        self._sharing = ranks.data if config.zero_stage else None  # the ranks that the state is sharded over
+        self._sharing = ranks.data if config.zero_stage else None  # ranks over which the state is sharded
         self._summed_over = [c for c in (self._sharing, ranks.tensor, ranks.stages) if c is not None]
         self._tensor, self._ends = ranks.tensor, ranks.ends
         self._replicated = list(replicated) if ranks.tensor is not None else []
@@ -68,10 +75,10 @@ class Optimizer:
         self.shares = [(0, size)] if self._sharing is None else even_ranges(size, self._sharing.size, ALIGNMENT)
         self.begin, self.end = self.shares[0 if self._sharing is None else self._sharing.rank]
         self.state = {name: np.zeros(self.end - self.begin, np.float32) for name in STATES[config.optim]}
-        self.steps = 0  # that changed the parameters
+        self.steps = 0  # steps that changed the parameters
         self._part_ends, self._decays = self._parts()
         others = {*(() if ranks.speaks else self._replicated), *(self._tied if self._is_last else ())}
-        self._counted = self._stretches(sorted(others))  # no other rank of the replica counts them
+        self._counted = self._stretches(sorted(others))  # other ranks of the replica leave these out
         self._pool = pool or ThreadPool(1)
         out = ffi.new("struct ckdist_optimizer **")
         native.check(lib.ckdist_optimizer_new(ffi.NULL, self._pool.handle, out))
@@ -79,16 +86,16 @@ class Optimizer:
 
     @property
     def _is_last(self) -> bool:
-        """Whether this rank has the second copy of what is tied."""
+        """Whether this rank holds the second copy of tied parameters."""
         return self._ends is not None and self._ends.rank > 0
 
     @property
     def sharded(self) -> bool:
-        """Whether this rank has a part of the state alone."""
+        """Whether this rank holds only a part of the state."""
         return self._sharing is not None
 
     def _parts(self) -> tuple[np.ndarray, np.ndarray]:
-        """Where this rank's decayed and other parts end, counted from `begin`."""
+        """(end of each parameter's part on this rank, counted from `begin`; whether it is decayed)."""
         ends, decays = [], []
         bounds = [*[begin for begin, _ in self.parameters.places.values()][1:], self.parameters.flat.size]
         for (name, shape), bound in zip(self.parameters.shapes.items(), bounds, strict=False):
@@ -98,16 +105,16 @@ class Optimizer:
         return np.array(ends, np.int64), np.array(decays, np.uint8)
 
     def _stretches(self, left_out: Sequence[str]) -> list[tuple[int, int]]:
-        """This rank's part of the arena without some parameters, counted from `begin`."""
+        """The ranges of this rank's part without the parameters `left_out`, counted from `begin`."""
         places = sorted(self.parameters.places[name] for name in left_out)
         edges = [0, *(edge - self.begin for place in places for edge in place)]
         edges = [min(max(edge, 0), self.end - self.begin) for edge in (*edges, self.end - self.begin)]
         return [(begin, end) for begin, end in zip(edges[::2], edges[1::2], strict=True) if begin < end]
 
     def step(self, learning_rate: float, tokens: float) -> StepResult:
-        """One update with the mean gradient over `tokens`; a collective call.
+        """Makes one update with the mean gradient over `tokens`. A collective call.
 
-        Without sharding `gradients` are summed over replicas already.
+        Without sharding, `gradients` must be summed over replicas already.
         """
         self._sum_tied()
         gradient = self.gradients.flat[self.begin : self.end]
@@ -131,21 +138,22 @@ class Optimizer:
         return StepResult(norm, False)
 
     def _agree(self) -> None:
-        """The ranks of a replica take over what they hold alike from their first: it stays so, bit by bit, whatever
-        CPUs they have, and in whatever order the sums over their replicas were made.
+        """Copies replicated and tied parameters from the first rank of a replica to the others.
+
+        They stay bit-identical even if CPUs differ, or if sums over replicas were made in another order.
         """
         for communicator, names in ((self._tensor, self._replicated), (self._ends, self._tied)):
             if communicator is not None:
                 self._exchange(communicator.broadcast, self.parameters, names)
 
     def _sum_tied(self) -> None:
-        """Adds up the gradients that the first and the last stage have of the same parameters."""
+        """Adds up the gradients that the first and the last stage have of tied parameters."""
         if self._ends is not None:
             self._exchange(self._ends.all_reduce, self.gradients, self._tied)
 
     @staticmethod
     def _exchange(call: Callable[[np.ndarray], np.ndarray], arena: Arena, names: Sequence[str]) -> None:
-        """Puts in place of some arrays what a collective call makes of them, laid end to end."""
+        """Applies a collective call to some arrays, concatenated, and stores the result in them."""
         if not names:
             return
         views = [arena[name].reshape(-1) for name in names]
@@ -154,18 +162,18 @@ class Optimizer:
             view[:] = own
 
     def _sum_squares(self, gradient: np.ndarray) -> float:
-        """The sum of the squares of the whole gradient, each element counted once; a collective call."""
+        """The sum of squares of the whole gradient. Each element counts once. A collective call."""
         out, total = ffi.new("double *"), 0.0
         for begin, end in self._counted:
             part = native.pointer(gradient[begin:end], "float *")
             native.check(lib.ckdist_optimizer_sum_squares(self._native, part, end - begin, out))
             total += out[0]
         for communicator in self._summed_over:
-            total = float(sum(communicator.all_gather(np.array([total])).tolist()))  # in the order of ranks
+            total = float(sum(communicator.all_gather(np.array([total])).tolist()))  # in rank order
         return total
 
     def _update(self, gradient: np.ndarray, learning_rate: float, scale: float) -> None:
-        """Changes this rank's part of the parameters and the state; `scale`: what gradients are multiplied with."""
+        """Updates this rank's part of the parameters and the state. Gradients are multiplied by `scale`."""
         c = self.config
         own = self.parameters.flat[self.begin : self.end]
         pointer = lambda array: native.pointer(array, "float *")
@@ -186,7 +194,10 @@ class Optimizer:
             native.check(lib.ckdist_optimizer_sgd(self._native, update, c.momentum, *state))
 
     def gather(self, name: str) -> Arena | None:
-        """One state, of all of this rank's parameters, on the first replica; a collective call where it is sharded."""
+        """Returns one state of all of this rank's parameters.
+
+        If the state is sharded, this is a collective call that returns None except on the first replica.
+        """
         own = self.state[name]
         if self._sharing is None:
             return Arena(self.parameters.shapes, own)
@@ -201,7 +212,7 @@ class Optimizer:
         return Arena(self.parameters.shapes, flat)
 
     def restore(self, name: str, flat: np.ndarray) -> None:
-        """Takes this rank's part of a saved state, laid out as the whole arena."""
+        """Copies this rank's part of a saved state, which has the layout of the whole arena."""
         self.state[name][:] = flat[self.begin : self.end]
 
 

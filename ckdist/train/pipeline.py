@@ -1,4 +1,4 @@
-"""One step's batches through a rank's stage, in the order of 1F1B; of the only stage one after the other."""
+"""One step's batches through a rank's stage, in the order of 1F1B."""
 
 import time
 from collections.abc import Sequence
@@ -14,8 +14,12 @@ from ckdist.train.stage import TrainingStage
 
 @dataclass(frozen=True)
 class StepSums:
-    """The sums of losses and of load-balancing losses, 0 on ranks without the model's last layers; and the seconds in
-    which this rank did not wait for other stages.
+    """The results of one step on this rank.
+
+    Attributes:
+        loss: Sum of losses; 0 on ranks without the model's last layers.
+        balance: Sum of load-balancing losses; 0 on the same ranks.
+        busy: Seconds in which this rank did not wait for other stages.
     """
 
     loss: float
@@ -24,7 +28,7 @@ class StepSums:
 
 
 def forward_backward(executable: TrainingExecutable, stage: TrainingStage, batches: Sequence[PackedBatch]) -> StepSums:
-    """The losses and the gradients of one step, from zero; a collective call. The errors of the executable's."""
+    """Computes the losses and gradients of one step from zero. A collective call with the executable's errors."""
     executable.zero_grad()
     chunks = len(stage.chunks)
     if chunks > 1:
@@ -45,6 +49,6 @@ def forward_backward(executable: TrainingExecutable, stage: TrainingStage, batch
 
 
 def _filled_up(batches: Sequence[PackedBatch], stages: int) -> list[PackedBatch]:
-    """The batches and others without targets, so that interleaved stages have a multiple of their number."""
+    """Adds empty batches: interleaved stages need a multiple of their number."""
     empty = PackedBatch(np.zeros(1, np.int32), np.full(1, -1, np.int32), np.array([0, 1], np.int32))
     return [*batches, *[empty] * (-len(batches) % stages)]

@@ -1,6 +1,6 @@
-"""What a training takes on a cluster that is described, and how long its step will be: for `ckdist plan --train`.
+"""Predicts memory and step time of a training on a described cluster: `ckdist plan --train`.
 
-Memory is that of `ckdist.planning.training`, of the lowered steps that a start would run, and seconds are those of
+Memory is that of the lowered steps of a real start (`ckdist.planning.training`). Seconds are those of
 `ckdist.train.step_cost`.
 """
 
@@ -22,37 +22,50 @@ from ckdist.train.step_cost import TrainingStepCost
 from ckdist.weights.adapter_file import Lora
 
 LORA = Lora(16, 32.0, ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"))
-MOST_MESHES = 256  # that are planned
+MOST_MESHES = 256  # limit of the search
 
 
 @dataclass(frozen=True)
 class TrainingAnswer:
-    """Of one mesh: bytes of the first rank by what they hold, and seconds of a step, None where it does not fit."""
+    """The prediction for one mesh.
+
+    Attributes:
+        mesh: Replicas, stages and shards.
+        memory: Bytes of the first rank, by content.
+        times: Seconds of a step; None if it does not fit.
+        tokens: Tokens of a step over all replicas.
+    """
 
     mesh: Mesh
     memory: Mapping[str, int]
     times: Times | None
-    tokens: int  # of a step, of all replicas
+    tokens: int
 
     @property
     def total(self) -> int:
-        """Bytes."""
+        """Bytes of the first rank."""
         return sum(self.memory.values())
 
     @property
     def rate(self) -> float:
-        """Tokens per second; 0 where it does not fit."""
+        """Tokens per second; 0 if it does not fit."""
         return self.tokens / self.times.total if self.times else 0.0
 
 
 def training_answers(
     spec: ModelSpec, cluster: Cluster, tokens: int, method: str, batches: int = 1
 ) -> list[TrainingAnswer]:
-    """Of every mesh of replicas, stages and shards that the ranks can be, the fastest first; those that do not fit come
-    last.
+    """Predictions for every possible mesh of the ranks, fastest first. Those that do not fit come last.
 
-    `tokens`: of a step of each replica, in so many batches; `method`: full or lora. ConfigError for a model that
-    cannot be trained.
+    Args:
+        spec: The model.
+        cluster: The hosts.
+        tokens: Tokens of a step of each replica.
+        method: full or lora.
+        batches: Batches of a step.
+
+    Raises:
+        ConfigError: The model cannot be trained.
     """
     found, problem = [], None
     for mesh in training_meshes(cluster, len(spec.layers)):
@@ -62,11 +75,11 @@ def training_answers(
             problem = problem or error
     if not found:
         raise ConfigError(f"this model cannot be trained: {problem}")
-    return sorted(found, key=lambda one: (-one.rate, one.total))
+    return sorted(found, key=lambda answer: (-answer.rate, answer.total))
 
 
 def training_meshes(cluster: Cluster, layers: int) -> list[Mesh]:
-    """Of the ranks of a cluster, on which a replica's ranks fill hosts or share one."""
+    """The meshes of a cluster's ranks in which a replica fills whole hosts or lies within one."""
     divisors = [n for n in range(1, cluster.size + 1) if cluster.size % n == 0]
     whole = [n for n in divisors if n <= cluster.local_size or n % cluster.local_size == 0]
     meshes = []
@@ -77,7 +90,9 @@ def training_meshes(cluster: Cluster, layers: int) -> list[Mesh]:
 
 
 def _answer(spec: ModelSpec, cluster: Cluster, tokens: int, method: str, mesh: Mesh, batches: int) -> TrainingAnswer:
-    """Of one mesh, with batches of so many tokens: memory of the first stage, in which the most batches wait."""
+    """The prediction for one mesh with batches of `tokens` tokens. Memory is that of the first stage: there most
+    batches wait.
+    """
     tracer = functools.partial(TrainingTracer, low_rank=LORA.low_rank()) if method == "lora" else TrainingTracer
     whole = trace_model(spec, mesh, tracer)
     names = [w.name for w in trainable(whole) if method == "full" or ".lora_" in w.name]

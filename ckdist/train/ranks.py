@@ -1,8 +1,8 @@
-"""The ranks of a training: their mesh, and the communicators of its axes.
+"""The mesh of a training's ranks, and the communicators of its axes.
 
-Replicas (`dp`) have their own part of each batch. The ranks of a replica have the same sequences: stages (`pp`) each
-with its layers, and the ranks of a stage (`tp`) each with its shard of their weights. Experts have their place in the
-mesh and are not trained over yet.
+Replicas (`dp`) train on different parts of each batch. The ranks of a replica train on the same sequences: stages
+(`pp`) have different layers, and the ranks of a stage (`tp`) have shards of their weights. The axis of experts (`ep`)
+is not supported in training yet.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from ckdist.train.config import TrainConfig
 
 
 def training_mesh(config: TrainConfig, ranks: int, rank: int) -> Mesh:
-    """The mesh that a configuration asks for. ConfigError where ranks do not make it up, or it is not trained over."""
+    """The mesh of a configuration. Raises ConfigError if the ranks do not fill it, or experts are sharded."""
     sizes = {
         "dp": config.data_parallel_size,
         "pp": config.pipeline_parallel_size,
@@ -33,19 +33,19 @@ def training_mesh(config: TrainConfig, ranks: int, rank: int) -> Mesh:
 
 @dataclass(frozen=True)
 class TrainingRanks:
-    """One rank's place, and whom it meets; None where it would meet nobody."""
+    """One rank's place in the mesh, and its communicators. None: the group would have one rank."""
 
     mesh: Mesh
     every: Communicator | None = None
-    data: Communicator | None = None  # the ranks that have the same shard, one of each replica
+    data: Communicator | None = None  # the ranks with the same shard, one per replica
     tensor: Communicator | None = None  # the ranks of this stage
-    stages: Communicator | None = None  # one rank of each stage, in their order
+    stages: Communicator | None = None  # one rank per stage, in order
     replica: Communicator | None = None  # the ranks of this replica
-    ends: Communicator | None = None  # of these those of the first and the last stage; None on the others
+    ends: Communicator | None = None  # the ranks of `stages` of the first and last stage; None on others
 
     @staticmethod
     def split(mesh: Mesh, every: Communicator | None) -> "TrainingRanks":
-        """The communicators of the axes, of that of all ranks. A collective call."""
+        """Splits the communicator of all ranks by axes. A collective call."""
         if every is None:
             return TrainingRanks(mesh)
         stages, ends = mesh.split(every, "pp"), None
@@ -56,21 +56,21 @@ class TrainingRanks:
 
     @property
     def speaks(self) -> bool:
-        """Whether this rank tells what all ranks of its stage know."""
+        """Whether this rank represents its stage: the first of the ranks with the same layers."""
         return self.mesh.index("tp") == 0
 
     @property
     def has_loss(self) -> bool:
-        """Whether this rank tells the losses of its replica."""
+        """Whether this rank represents its replica's loss."""
         return self.speaks and self.mesh.index("pp") == self.mesh.size("pp") - 1
 
     def sum(self, *values: float) -> list[float]:
-        """Each summed over all ranks, in their order. A collective call."""
+        """Sums each value over all ranks, in rank order. A collective call."""
         own = np.array(values, np.float64)
         if self.every is None:
             return own.tolist()
         return self.every.all_gather(own).reshape(self.every.size, -1).sum(axis=0).tolist()
 
     def sum_replicas(self, *values: float) -> list[float]:
-        """Each summed over the replicas, of which the rank that has the loss counts. A collective call."""
+        """Sums each value over replicas; the rank that `has_loss` counts for its replica. A collective call."""
         return self.sum(*(value if self.has_loss else 0.0 for value in values))

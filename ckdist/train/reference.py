@@ -1,4 +1,4 @@
-"""A TrainingExecutable over the numpy interpreter: the definition of what training computes, and slow."""
+"""A TrainingExecutable over the numpy interpreter: the slow definition of training's results."""
 
 from collections.abc import Callable, Sequence
 
@@ -15,7 +15,16 @@ from ckdist.train.batch import PackedBatch
 
 
 class ReferenceExecutable:
-    """`program` ends in the loss and is one rank's, without collectives; `load(name)` gives a weight's first value."""
+    """Runs a whole program on one rank.
+
+    Args:
+        program: Ends in the loss and has no collectives.
+        spec: The model.
+        wrt: The trained weights.
+        load: load(name) returns a weight's initial value.
+        communicator: The replicas, over which gradients are summed.
+        recompute: Passed to `autodiff.backward`.
+    """
 
     def __init__(
         self,
@@ -26,7 +35,6 @@ class ReferenceExecutable:
         communicator: Communicator | None = None,
         recompute: bool = False,
     ) -> None:
-        """`wrt`: what is trained; `recompute`: as `autodiff.backward`."""
         mesh = Mesh({"dp": 1})
         self.parameters = Arena({w.name: shape_of(w) for w in wrt})
         self.gradients = Arena(self.parameters.shapes)
@@ -39,19 +47,19 @@ class ReferenceExecutable:
         self._coefficient, self._balance = spec.balance_coefficient, None
         balances = [instr.outputs for instr in program.instrs if instr.op == "balance_loss"]
         if balances:
-            of_balance = Program(program.inputs, balances[0], needed(program.instrs, balances[0]))
-            self._balance = Interpreter(of_balance, spec, mesh, source)
-        # the interpreter copied them: the optimizer writes to the arena
+            balance = Program(program.inputs, balances[0], needed(program.instrs, balances[0]))
+            self._balance = Interpreter(balance, spec, mesh, source)
+        # Interpreters copy weights. The optimizer writes to the arena, so they must read the arena's arrays.
         for interpreter in filter(None, (self._forward, self._backward, self._balance)):
             for weight in interpreter.weights[0]:
                 if weight.name in self.parameters:
                     interpreter.weights[0][weight] = self.parameters[weight.name]
 
     def forward(self, batch: PackedBatch, chunk: int, slot: int) -> None:
-        """Nothing: the only chunk has the loss."""
+        """Does nothing: the only chunk has the loss."""
 
     def forward_backward(self, batch: PackedBatch, reduce: bool, chunk: int = 0, slot: int = 0) -> float:
-        """This rank's sum of losses; its gradients are added, and with `reduce` summed over all ranks."""
+        """Adds gradients, with `reduce` summed over all ranks, and returns this rank's sum of losses."""
         del chunk, slot  # it has the whole model
         loss, *gradients = self._backward.run_packed([batch])[0]
         for view, gradient in zip(self.gradients.values(), gradients, strict=True):
@@ -63,15 +71,15 @@ class ReferenceExecutable:
         return float(loss) - added
 
     def loss(self, batch: PackedBatch) -> float:
-        """This rank's sum of losses."""
+        """Returns this rank's sum of losses."""
         return float(self._forward.run_packed([batch])[0][0]) - self._added(batch)
 
     def _added(self, batch: PackedBatch) -> float:
-        """What the load-balancing loss adds to the program's."""
+        """The load-balancing loss that the program's loss includes."""
         return float(self._balance.run_packed([batch])[0][0]) if self._balance else 0.0
 
     def flush(self) -> None:
-        """Nothing: it sends nothing."""
+        """Does nothing: there are no other stages."""
 
     def zero_grad(self) -> None:
         """Sets the gradients to zero."""

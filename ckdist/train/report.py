@@ -1,6 +1,4 @@
-"""What a person sees of a training: a progress bar, a line of JSON per logged step, TensorBoard on request, and a
-picture at the end.
-"""
+"""Shows a training: a progress bar, a line of JSON per logged step, TensorBoard if wanted, and a picture at the end."""
 
 import contextlib
 import importlib
@@ -23,9 +21,10 @@ METRICS, PICTURE = "metrics.jsonl", "loss.svg"
 
 @dataclass(frozen=True)
 class StepReport:
-    """One step, of all ranks. `loss` is the mean over the tokens with a target, of the cross-entropy alone.
+    """The results of one step over all ranks.
 
-    `peak_fraction` is of `peak_gflops`; 0 if that was not measured, or too low: a busy machine measures too little.
+    `loss` is the mean cross-entropy over the tokens with a target. `peak_fraction` is gflops / peak_gflops. It is 0 if
+    the peak was not measured, or was measured too low on a busy machine.
     """
 
     step: int  # from 1
@@ -36,37 +35,46 @@ class StepReport:
     grad_norm: float
     skipped: bool
     tokens: int  # of this step, with a target
-    all_tokens: int  # of sequences with a target: what fills up batches is not computed
+    all_tokens: int  # of sequences with a target; padding sequences do not count
     seconds: float
-    tokens_per_second: float  # of all tokens
+    tokens_per_second: float  # of all_tokens
     target_tokens_per_second: float
     gflops: float
-    peak_gflops: float  # rate of products alone, of all ranks, measured at start
+    peak_gflops: float  # rate of matrix products of all ranks, measured at start
     peak_fraction: float
     eval_loss: float | None = None
-    aux_loss: float | None = None  # that balances experts, without its coefficient; not in `loss`
-    bubble: float | None = None  # time in which stages wait, as a part of that in which they compute
-    predicted_seconds: float | None = None  # that a step of so many tokens was predicted to take
-    bubble_formula: float | None = None  # (S - 1) / (M V) of S stages, V chunks of layers of each and M batches
+    aux_loss: float | None = None  # load-balancing loss of experts, without its coefficient; not in `loss`
+    bubble: float | None = None  # waiting time of stages / their computing time
+    predicted_seconds: float | None = None  # of a step of all_tokens tokens
+    bubble_formula: float | None = None  # (S - 1) / (M V) for S stages, V chunks per stage, M batches
 
     @property
     def is_lost(self) -> bool:
-        """Whether the step had something to learn and could not: a model that has broken down has no gradient."""
+        """Whether the step had targets and could not learn. A model that has broken down has a gradient of 0."""
         return self.tokens > 0 and (self.skipped or (self.grad_norm == 0 and self.loss > 0))
 
     @property
     def reason(self) -> str:
-        """Why the step was skipped, or lost."""
+        """The reason why the step was skipped or lost."""
         if not self.tokens:
             return "it has no token with a target"
         return f"its gradient's norm is {self.grad_norm}" if math.isfinite(self.loss) else f"its loss is {self.loss}"
 
 
 class Report:
-    """Rank 0's. `start` is the step that the training goes on from: later lines of an earlier run are dropped."""
+    """Rank 0's output. Its owner closes it.
+
+    Args:
+        output_dir: Folder of metrics.jsonl.
+        start: The step to resume from. Later lines of an earlier run are dropped.
+        steps: Number of steps.
+        report_to: May name tensorboard.
+
+    Raises:
+        OSError: metrics.jsonl cannot be written.
+    """
 
     def __init__(self, output_dir: Path, start: int, steps: int, report_to: tuple[str, ...] = ()) -> None:
-        """Opens metrics.jsonl in `output_dir`; OSError where that cannot be."""
         self.folder = output_dir
         kept = [line for line in self._lines() if line.get("step", 0) <= start]
         (output_dir / f"{METRICS}.tmp").write_text("".join(json.dumps(line) + "\n" for line in kept))
@@ -76,7 +84,7 @@ class Report:
         self._bar = ProgressBar(steps, "step", "training", leave=True, start=start)
 
     def _lines(self) -> list[dict[str, Any]]:
-        """What is there of earlier runs; a line that was cut off by a full disk or a kill is left out."""
+        """The lines of earlier runs. Lines that a full disk or a kill cut off are left out."""
         lines = []
         path = self.folder / METRICS
         for text in path.read_text().splitlines() if path.exists() else []:
@@ -87,14 +95,14 @@ class Report:
         return lines
 
     def show(self, r: StepReport) -> None:
-        """Every step, on the bar."""
+        """Shows a step on the bar."""
         self._bar.note(f"loss {r.loss:.4f}, {_speed(r)}, {r.gflops:.1f} GFLOP/s{_peak(r)}")
         self._bar.update(1)
         if r.skipped:
             self.say(f"step {r.step} is skipped: {r.reason}, and nothing was changed")
 
     def write(self, r: StepReport) -> None:
-        """Some steps: a line of metrics; on a terminal the bar is enough, elsewhere a line of text too."""
+        """Writes a line of metrics, and a line of text if there is no bar on a terminal."""
         line = {
             k: (None if isinstance(v, float) and not math.isfinite(v) else v)
             for k, v in asdict(r).items()
@@ -102,7 +110,7 @@ class Report:
         }
         try:
             self._file.write(json.dumps(line) + "\n")
-        except OSError as error:  # whether to stop is decided by the next checkpoint
+        except OSError as error:  # training goes on; the next checkpoint fails if the disk is still full
             self.say(f"{METRICS} has no line of step {r.step}: {error.strerror}")
         if not self._bar.shown:
             more = (("aux", r.aux_loss), ("eval", r.eval_loss))
@@ -120,7 +128,7 @@ class Report:
                     self._board.add_scalar(f"train/{name}", value, r.step)
 
     def say(self, text: str) -> None:
-        """A line above the bar."""
+        """Prints a line above the bar."""
         if not self._bar.shown:
             log.info("%s", text)
         else:
@@ -129,14 +137,13 @@ class Report:
     def close(self) -> None:
         """Ends the bar and the files, and draws the picture."""
         self._bar.close()
-        with contextlib.suppress(OSError):  # what could not be written before
+        with contextlib.suppress(OSError):  # the buffer could not be written before either
             self._file.close()
         if self._board is not None:
             self._board.close()
         self._draw()
 
     def _draw(self) -> None:
-        """Draws the losses, where matplotlib is installed."""
         try:
             figure = new_figure(8, 5)
         except ImportError:
@@ -166,26 +173,26 @@ class Report:
 
 
 def _speed(r: StepReport) -> str:
-    """Tokens per second; beside them those with a target, where others have none, as in chats."""
+    """Tokens per second, and those with a target if they are fewer, as in chats."""
     few = r.tokens < 0.9 * r.all_tokens
     return f"{r.tokens_per_second:.0f} tokens/s" + (f" ({r.target_tokens_per_second:.0f} with a target)" if few else "")
 
 
 def _peak(r: StepReport) -> str:
-    """The part of the measured peak, and that."""
+    """The fraction of the measured peak, and the peak."""
     if r.peak_fraction:
         return f" ({r.peak_fraction:.0%} of {r.peak_gflops:.1f} measured at start)"
     return f" (above the {r.peak_gflops:.1f} measured at start)" if r.peak_gflops else ""
 
 
 def check_report_to(report_to: tuple[str, ...]) -> None:
-    """ConfigError, before anything is computed, where what is asked for is not installed."""
+    """Raises ConfigError if a package that `report_to` needs is not installed."""
     if "tensorboard" in report_to and importlib.util.find_spec("tensorboardX") is None:
         raise ConfigError("report_to tensorboard needs tensorboardX: pip install 'ckdist[train]'")
 
 
 def _tensorboard(output_dir: Path, start: int) -> Any:
-    """A writer for TensorBoard, which drops what an earlier run wrote after `start`."""
+    """A writer for TensorBoard that drops the steps of an earlier run after `start`."""
     return importlib.import_module("tensorboardX").SummaryWriter(
         str(output_dir / "tensorboard"), purge_step=start + 1 if start else None
     )

@@ -1,4 +1,4 @@
-"""Settings that differ from those of the checkpoint that a training goes on from: refused, named, or without effect."""
+"""Settings that differ from those of the checkpoint: refused, logged, or without effect."""
 
 import json
 from dataclasses import replace
@@ -10,18 +10,18 @@ from ckdist.train.checkpoint import TrainState
 from ckdist.train.config import TrainConfig
 from ckdist.train.schedule import Schedule
 
-# A change makes what was learned, or the place in the data, mean something else.
+# After such a change, the learned weights or the position in the data would have another meaning.
 REFUSED = {
     "model_config": "it would be another model",
     "lora_r": "the matrices would have other shapes",
-    "lora_alpha": "what was learned would count by another factor",
+    "lora_alpha": "the learned matrices would be scaled by another factor",
     "lora_target_modules": "other layers would have matrices",
-    "max_length": "the place in the data counts rows of max_length",
-    "validation_split_percentage": "held-out documents would be trained on, and the place in the data would move",
+    "max_length": "the position in the data counts rows of max_length",
+    "validation_split_percentage": "held-out documents would be trained on, and the position in the data would move",
     "seed": "the order of the data would be another",
     "optim": "the optimizer's state would be another",
 }
-# A change is named once, with both values.
+# Changes of these are logged once, with both values.
 NAMED = (
     "model_name_or_path", "num_train_epochs", "max_steps", "validation_file", "per_device_train_batch_size",
     "gradient_accumulation_steps", "learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon",
@@ -30,7 +30,7 @@ NAMED = (
 )  # fmt: skip
 # The tokens' digest covers these four.
 OF_THE_DATA = ("train_file", "text_column", "bad_lines", "tokenizer_name")
-# These change nothing that is learned beyond rounding.
+# These change the result only by rounding.
 WITHOUT_EFFECT = (
     "output_dir", "cache_dir", "activation_checkpointing", "tensor_parallel_size", "data_parallel_size",
     "pipeline_parallel_size", "virtual_pipeline_parallel_size", "expert_parallel_size", "zero_stage", "threads",
@@ -41,7 +41,7 @@ SCHEDULE = ("learning_rate", "lr_scheduler_type", "warmup_steps", "warmup_ratio"
 
 
 def settings_of(config: TrainConfig) -> dict[str, Any]:
-    """The configuration as JSON has it."""
+    """The configuration in the form that JSON stores."""
     settings = config.as_dict()
     if config.validation_file:
         settings["validation_split_percentage"] = 0.0
@@ -49,7 +49,7 @@ def settings_of(config: TrainConfig) -> dict[str, Any]:
 
 
 def check_settings(config: TrainConfig, saved: TrainState, checkpoint: Path) -> None:
-    """ConfigError for a change that `REFUSED` names."""
+    """Raises ConfigError for a change of a setting in `REFUSED`."""
     for name, old, new in _changes(config, saved):
         if name in REFUSED:
             raise ConfigError(
@@ -59,8 +59,12 @@ def check_settings(config: TrainConfig, saved: TrainState, checkpoint: Path) -> 
 
 
 def changed_settings(config: TrainConfig, saved: TrainState, state: TrainState) -> str:
-    """Names the changes since `saved`, with both values; empty if there are none. `state`: with the steps as they are
-    planned now.
+    """Describes the changes since the checkpoint, with both values; empty if there are none.
+
+    Args:
+        config: The present settings.
+        saved: The checkpoint's state.
+        state: The present state, with the planned steps.
     """
     if not saved.settings:
         return "does not record its settings: whether they have changed is not known"
@@ -78,6 +82,6 @@ def changed_settings(config: TrainConfig, saved: TrainState, state: TrainState) 
 
 
 def _changes(config: TrainConfig, saved: TrainState) -> list[tuple[str, Any, Any]]:
-    """Name, saved value and present value of the settings that differ."""
+    """(name, saved value, present value) of the settings that differ."""
     now = settings_of(config)
     return [(name, old, now[name]) for name, old in saved.settings.items() if name in now and old != now[name]]

@@ -1,6 +1,6 @@
-"""The learning rate of every step: a warm-up, then constant, linear, cosine, or a plateau with a fall at its end (WSD).
+"""The learning rate of every step: a warm-up, then constant, linear, cosine, or a plateau with a final decay (WSD).
 
-WSD: Hu et al. 2024, arXiv:2404.06395. A rate depends on the step alone, so there is no state to save.
+WSD: Hu et al. 2024, arXiv:2404.06395. The rate depends only on the step, so there is no state to save.
 """
 
 import math
@@ -11,7 +11,7 @@ from ckdist.train.config import TrainConfig
 
 @dataclass(frozen=True)
 class Schedule:
-    """`rate(step)` for steps 0 to steps - 1. `decay_steps` is of wsd alone."""
+    """`rate(step)` for steps 0 to steps - 1. Only wsd uses `decay_steps`."""
 
     kind: str  # constant, linear, cosine, wsd
     peak: float
@@ -22,7 +22,7 @@ class Schedule:
 
     @classmethod
     def of(cls, config: TrainConfig, steps: int) -> "Schedule":
-        """The schedule of a training of so many steps."""
+        """The schedule of a training of `steps` steps."""
         warmup = config.warmup_steps or math.ceil(config.warmup_ratio * steps)
         return cls(
             config.lr_scheduler_type,
@@ -34,13 +34,13 @@ class Schedule:
         )
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, from 0."""
+        """The learning rate of a step, counted from 0."""
         if step < self.warmup_steps:
             return self.peak * (step + 1) / self.warmup_steps
         return self.peak * (self.min_ratio + (1 - self.min_ratio) * self._height(step))
 
     def _height(self, step: int) -> float:
-        """From 1 down to 0."""
+        """Falls from 1 to 0."""
         if self.kind == "constant":
             return 1.0
         begin = max(self.warmup_steps, self.steps - self.decay_steps) if self.kind == "wsd" else self.warmup_steps

@@ -1,4 +1,4 @@
-"""Which part of every weight this rank holds, and how parts become whole weights and back."""
+"""This rank's shard of every weight, and the assembly of whole weights from shards."""
 
 from collections.abc import Sequence
 
@@ -14,12 +14,18 @@ GATHER_TAG = 1001
 
 
 class Shards:
-    """Of `weights`, whose dimensions the axis `tp` of the mesh shards."""
+    """Weights that the axis `tp` of a mesh shards.
+
+    Args:
+        weights: This stage's weights.
+        mesh: The mesh with this rank's coordinates.
+        stages: The weights of each stage. Default: one stage.
+
+    Raises:
+        ConfigError: A rank would have no part of a weight.
+    """
 
     def __init__(self, weights: Sequence[Weight], mesh: Mesh, stages: Sequence[Sequence[Weight]] = ()) -> None:
-        """`stages`: the weights of each stage (default: of one). ConfigError where a rank would have nothing of a
-        weight.
-        """
         self.weights, self.mesh = {w.name: w for w in weights}, mesh
         self.stages = stages or (weights,)
         places = mesh.along("tp")
@@ -27,19 +33,19 @@ class Shards:
             for dim in weight.dims:
                 if any(dim.local(place) == 0 for place in places):
                     raise ConfigError(
-                        f"tensor_parallel_size ({len(places)}) is more than what {dim.name} of {weight.name} "
-                        f"can be divided into: it has {dim.elements} elements in pieces of {dim.unit * dim.width}; "
+                        f"tensor_parallel_size ({len(places)}) is too large for {dim.name} of {weight.name}: "
+                        f"it has {dim.elements} elements in pieces of {dim.unit * dim.width}; "
                         "set a smaller one"
                     )
 
     @property
     def whole_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the weights that the ranks of all stages together hold, by name."""
+        """The shapes of the whole weights of all stages, by name."""
         return {w.name: shape_of(w) for stage in self.stages for w in stage}
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of this rank's parts, by name."""
+        """The shapes of this rank's shards, by name."""
         return _shapes(tuple(self.weights.values()), self.mesh)
 
     @property
@@ -56,11 +62,14 @@ class Shards:
         return [w.name for w in self.stages[0] if w.name in last]
 
     def part(self, name: str, whole: np.ndarray) -> np.ndarray:
-        """This rank's part of a whole weight; a view."""
+        """This rank's shard of a whole weight, as a view."""
         return whole[_spans(self.weights[name], self.mesh)]
 
     def gather(self, own: Arena, replica: Communicator | None) -> Arena | None:
-        """The whole weights, of the replica's parts; None but on its first rank. A collective call of the replica."""
+        """Assembles the whole weights from the shards of a replica, on its first rank. Returns None on others.
+
+        A collective call of the replica.
+        """
         if replica is None:
             return own
         if replica.rank:
@@ -78,10 +87,10 @@ class Shards:
 
 
 def _shapes(weights: Sequence[Weight], place: Mesh) -> dict[str, tuple[int, ...]]:
-    """Of the parts of the rank at `place`."""
+    """The shapes of the shards of the rank at `place`."""
     return {w.name: tuple(d.local(place) for d in w.dims) for w in weights}
 
 
 def _spans(weight: Weight, place: Mesh) -> tuple[slice, ...]:
-    """Where the part of the rank at `place` lies in a whole weight."""
+    """The slices of a whole weight that the rank at `place` holds."""
     return tuple(slice(*dim.span(place)) for dim in weight.dims)

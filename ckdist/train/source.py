@@ -1,8 +1,8 @@
 """A user's own source of batches, on every rank of the job.
 
-A function defined in a script on rank 0 travels by cloudpickle, which can run anything: so it goes through the job's
-own world alone, and with an HMAC-SHA256 that is checked before it is unpickled. The HMAC's key comes from the job's
-secret and fresh nonces of all ranks, so that neither what was changed on its way nor what an earlier job sent is taken.
+A function that a script on rank 0 defines is sent by cloudpickle, which can run any code. So it is sent only over the
+job's own world, and an HMAC-SHA256 is checked before unpickling. The HMAC's key is derived from the job's secret and
+fresh nonces of all ranks. So neither altered data nor data of an earlier job is accepted.
 """
 
 import hashlib
@@ -25,13 +25,13 @@ BatchSource: TypeAlias = Callable[[int, int, int], list[PackedBatch]]  # step, r
 
 
 def share_source(world: World, source: BatchSource | None) -> BatchSource | None:
-    """Rank 0's source (or None) on every rank. A collective call."""
+    """Returns rank 0's source, or None, on every rank. A collective call."""
     if world.size == 1:
         return source
     if not world.broadcast(source is not None):
-        return None  # then nothing needs a key
+        return None
     if not isinstance(world, (MpiWorld, StarWorld)):
-        raise CommError("a batch source is shared by ranks of the same launcher or with the job's secret alone")
+        raise CommError("a batch source can be shared only by ranks of one launcher, or with a job secret")
     key, data, problem = _key(world), None, None
     if world.rank == 0:
         try:
@@ -39,11 +39,11 @@ def share_source(world: World, source: BatchSource | None) -> BatchSource | None
             if len(data) > MAX_BYTES:
                 problem = (
                     f"the batch source takes {len(data)} bytes, and at most {MAX_BYTES} are sent to the ranks: "
-                    "let it open its data where it runs"
+                    "open its data inside the function"
                 )
         except ConfigError as error:
             problem = str(error)
-        except Exception as error:  # whatever its objects' own pickling raises
+        except Exception as error:  # pickling calls code of its objects, which may raise anything
             problem = f"the batch source cannot be sent to the other ranks: {error}"
     data, code, problem = world.broadcast(
         [None, None, problem] if data is None or problem else [data, _code(key, data), None]
@@ -54,8 +54,8 @@ def share_source(world: World, source: BatchSource | None) -> BatchSource | None
         return source
     if not isinstance(data, bytes) or not isinstance(code, bytes) or not hmac.compare_digest(code, _code(key, data)):
         raise CommError(
-            "the batch source is not what rank 0 of this job has sent: "
-            "someone changes what goes between the hosts, so it is not unpickled"
+            "the batch source was changed on its way from rank 0, so it is not unpickled: "
+            "someone tampers with the traffic between the hosts"
         )
     return _cloudpickle().loads(data)
 
@@ -66,18 +66,17 @@ def _key(world: World) -> bytes:
     nonces = world.gather(own)
     if nonces[world.rank] != own or not all(isinstance(nonce, bytes) and len(nonce) == NONCE_BYTES for nonce in nonces):
         raise CommError(
-            "the nonces of the ranks have changed on their way: someone changes what goes between the hosts"
+            "the nonces of the ranks were changed on their way: someone tampers with the traffic between the hosts"
         )
     return hmac.digest(job_secret(world), b"ckdist batch source" + b"".join(nonces), hashlib.sha256)
 
 
 def _code(key: bytes, data: bytes) -> bytes:
-    """The HMAC-SHA256 of the pickled source."""
     return hmac.digest(key, data, hashlib.sha256)
 
 
 def _cloudpickle() -> Any:
-    """The module; ConfigError where it is not installed."""
+    """The module. Raises ConfigError if it is not installed."""
     try:
         import cloudpickle
     except ImportError:

@@ -1,6 +1,6 @@
-"""Which layers of a model a rank trains: its stage, of one or more chunks of layers.
+"""The layers that a rank trains: its stage, which has one or more chunks of layers.
 
-The model's chunks go round the stages: of S stages with V chunks each the stage s has the chunks s, s + S, ...
+Chunks are dealt round-robin: of S stages with V chunks each, stage s has the chunks s, s + S, ...
 """
 
 import math
@@ -16,13 +16,18 @@ from ckdist.program.stages import Stage
 from ckdist.train.arena import shape_of
 from ckdist.train.one_f_one_b import most_waiting, passes
 
-MAX_CHUNKS = 256  # of a model: each has tags of its own
+MAX_CHUNKS = 256  # of a model: each uses its own message tags
 
 
 @dataclass(frozen=True)
 class TrainingStage:
-    """The `number`-th of `count` stages. `slices`: the layers of each of the model's chunks. `waiting`: of each of the
-    stage's own chunks how many batches at most are between their forward and their backward pass.
+    """The `number`-th of `count` stages.
+
+    Attributes:
+        number: From 0.
+        count: Number of stages.
+        slices: The layers of each of the model's chunks.
+        waiting: For each chunk of this stage, the most batches between their forward and backward pass.
     """
 
     number: int
@@ -32,23 +37,32 @@ class TrainingStage:
 
     @property
     def chunks(self) -> tuple[Stage, ...]:
-        """Its own ones."""
+        """This stage's chunks."""
         every = [Stage(number, len(self.slices), layers) for number, layers in enumerate(self.slices)]
         return tuple(every[self.number :: self.count])
 
     def all_stages(self) -> "list[TrainingStage]":
-        """In their order; `waiting` is this one's."""
+        """All stages in order, with this stage's `waiting`."""
         return [replace(self, number=number) for number in range(self.count)]
 
     @staticmethod
     def whole(layers: int) -> "TrainingStage":
-        """The only stage of a model of so many layers."""
+        """The only stage of a model of `layers` layers."""
         return TrainingStage(0, 1, ((0, layers),), (0,))
 
     @staticmethod
     def of(mesh: Mesh, program: Program, trained: Collection[Weight], chunks: int, batches: int) -> "TrainingStage":
-        """This rank's stage, each of which has so many chunks of the program's layers, in steps of at most so many
-        batches. ConfigError where the layers do not do for it.
+        """Returns this rank's stage.
+
+        Args:
+            mesh: The mesh with this rank's coordinates.
+            program: The loss.
+            trained: The trained weights.
+            chunks: Chunks of layers per stage.
+            batches: Most batches of a step.
+
+        Raises:
+            ConfigError: There are too few layers.
         """
         count, layers = mesh.size("pp"), len(program.boundaries) - 1
         if count == 1:
@@ -70,14 +84,13 @@ class TrainingStage:
         return TrainingStage(mesh.index("pp"), count, tuple(slices), tuple(waiting))
 
     def __str__(self) -> str:
-        """Its number and its layers."""
         begin_end = (chunk.layers for chunk in self.chunks)
         layers = ", ".join(f"{begin} to {end - 1}" if end > begin + 1 else f"{begin}" for begin, end in begin_end)
         return f"stage {self.number} of {self.count} (layers {layers})"
 
 
 def layer_operations(program: Program, trained: Collection[Weight]) -> list[float]:
-    """Operations of the matrix products of each layer for a token, forward and backward; the last has the head's."""
+    """Operations of each layer's matrix products per token, forward and backward. The last layer includes the head."""
     ends = {boundary: layer for layer, boundary in enumerate(program.boundaries)}
     costs, layer = [0.0] * (len(program.boundaries) - 1), 0
     for instr in program.instrs:
@@ -87,15 +100,15 @@ def layer_operations(program: Program, trained: Collection[Weight]) -> list[floa
 
 
 def product_operations(instr: Instr, trained: Collection[Weight]) -> float:
-    """Multiplications and additions of an instruction's matrix products for a token, forward and backward.
+    """Operations of an instruction's matrix products per token, forward and backward.
 
-    6 for each element of a trained matrix (Kaplan et al. 2020, arXiv:2001.08361, section 2.1), 4 for one that is not
-    trained.
+    6 per element of a trained matrix (Kaplan et al. 2020, arXiv:2001.08361, section 2.1), 4 per element of a frozen
+    one.
     """
     if instr.op == "embed":
         return 0.0
     matrices = [w for w in instr.weights if w is not None and len(w.dims) > 1]
     total = float(sum((6 if w in trained else 4) * math.prod(shape_of(w)) for w in matrices))
-    if instr.op == "grouped_experts":  # of each stack a token takes a few
+    if instr.op == "grouped_experts":  # a token uses only some of the stacked experts
         total *= instr.inputs[1].dims[-1].count / instr.weight(0).dims[0].count
     return total

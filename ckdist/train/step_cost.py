@@ -1,8 +1,7 @@
-"""Predicted seconds of a step of a training on a machine in numbers: products, attention and row steps of forward and
-backward passes, packing of weights, exchanges, and the optimizer.
+"""Predicts the seconds of a training step from a machine's figures.
 
-What an element takes is counted in the traced loss; rates are those of the machine's `training` figures. It measures
-nothing.
+Sums the costs of products, attention and row steps of all passes, packing of weights, exchanges, and the optimizer.
+Operations are counted in the traced loss; rates are the machine's `training` figures. Nothing is measured here.
 """
 
 import functools
@@ -25,12 +24,12 @@ from ckdist.topology import this_machine
 from ckdist.train.loss_program import LossProgram, trace_model
 from ckdist.weights.dtypes import BF16, F32
 
-ROWS = 256  # of products, whose rate counts
-OPTIMIZER_BYTES = 28  # of a trained float32: it, its gradient and two states are read, and it and they are written
-PACK_BYTES = 12  # of a matrix and a batch: a float32 is read and packed for the forward and for the backward pass
-GRADIENT_BYTES = 8  # of a trained matrix and a batch: its gradient is read and written
-# Times the operations of a forward pass that the passes of a step take: a product has two gradients, one where its
-# matrix is not trained; attention's backward pass has five products for its two (Dao et al. 2022, arXiv:2205.14135).
+ROWS = 256  # the rate of products of this many rows is used
+OPTIMIZER_BYTES = 28  # per trained float32: read it, its gradient and two states; write it and the states
+PACK_BYTES = 12  # per float32 of a matrix and batch: read it, and pack it for the forward and the backward pass
+GRADIENT_BYTES = 8  # per float32 of a trained matrix and batch: read and write its gradient
+# Operations of a step / operations of its forward pass. A product has two gradients, or one if its matrix is frozen.
+# Attention's backward pass has five products, its forward pass two (Dao et al. 2022, arXiv:2205.14135).
 TRAINED, FROZEN, ATTEND, ELEMENTS = 3.0, 2.0, 3.5, 3.0
 PRODUCT_KINDS = ("matmul", "matmul_grad", "weight_grad", "cross_entropy", "grouped_experts", "grouped_experts_grad")
 ATTENTION_KINDS = "attend_packed", "attend_grad"
@@ -39,8 +38,14 @@ WAITING_KINDS = "reduce_gradients", "all_reduce", "recv_rows", "send_rows", "pac
 
 @dataclass(frozen=True)
 class Work:
-    """On one rank of a token operations of products and of attention and numbers of row steps, and of a batch bytes of
-    weights that are packed and of their gradients.
+    """The work of one rank.
+
+    Attributes:
+        products: Operations of matrix products per token.
+        attention: Operations of attention per token.
+        elements: Elements of row steps per token.
+        packed: Bytes of weights that are packed per batch.
+        gradients: Bytes of matrix gradients per batch.
     """
 
     products: float = 0.0
@@ -50,14 +55,20 @@ class Work:
     gradients: float = 0.0
 
     def plus(self, other: "Work") -> "Work":
-        """Both."""
+        """The sum of both."""
         return Work(*(a + b for a, b in zip(vars(self).values(), vars(other).values(), strict=True)))
 
 
 @dataclass(frozen=True)
 class TrainingStepCost:
-    """Prices steps of a rank's program. `sequence`: tokens of a sequence; `recompute`: layers are computed again;
-    `tracer`: that the program was written with.
+    """Predicts the steps of a rank's program.
+
+    Attributes:
+        program: The program.
+        cluster: The hosts.
+        sequence: Tokens of a sequence.
+        recompute: Layers are computed again in the backward pass.
+        tracer: Wrote the program.
     """
 
     program: LossProgram
@@ -68,42 +79,48 @@ class TrainingStepCost:
 
     @property
     def mesh(self) -> Mesh:
-        """Of the job."""
+        """The mesh of the job."""
         return self.program.shards.mesh
 
     @property
     def machine(self) -> MachineSpec:
-        """Of each host."""
+        """The figures of each host."""
         return self.cluster.machine
 
     @property
     def threads(self) -> int:
-        """Of a rank."""
+        """Threads of a rank."""
         return self.cluster.places()[0].threads
 
     @property
     def read_rate(self) -> float:
-        """Bytes of weights per second of a rank."""
+        """Bytes of weights per second that a rank reads."""
         return self.machine.read_rate(self.threads, self.cluster.local_size)
 
     @property
     def update_bytes(self) -> float:
-        """That the optimizer reads and writes."""
+        """Bytes that the optimizer reads and writes."""
         return float(OPTIMIZER_BYTES * self.program.lowered.trained_floats)
 
     def step(self, tokens: int, batches: int = 1) -> Times:
-        """Of a step of `batches` batches of so many tokens in all, of each replica: those of the slowest stage, and
-        of each other one a batch in which it waits, as `one_f_one_b.bubble` has it for stages that are alike.
+        """Seconds of a step: batches * slowest stage + waiting + exchange and optimizer.
+
+        The slowest stage waits for one batch of each other stage, divided by its chunks. For equal stages this is
+        `one_f_one_b.bubble`.
+
+        Args:
+            tokens: Tokens of the step of each replica.
+            batches: Batches of the step.
         """
-        stages = [self._batch(*stage, tokens / batches) for stage in self.stage_work]
-        times = max(stages, key=lambda one: one.total)
-        waits = (sum(one.total for one in stages) - times.total) / len(self.program.stage.chunks)
+        stages = [self._batch(*work, tokens / batches) for work in self.stage_work]
+        times = max(stages, key=lambda stage: stage.total)
+        waits = (sum(stage.total for stage in stages) - times.total) / len(self.program.stage.chunks)
         done = Times().plus(times, batches)
         return done.plus(self._after()).plus(Times(latency=waits + self.machine.between))
 
     @functools.cached_property
     def stage_work(self) -> list[tuple[Work, int]]:
-        """Of each stage the work of a token, and its layers."""
+        """(work per token, number of layers) of each stage."""
         whole, found = trace_model(self.program.spec, self.mesh, self.tracer), []
         for stage in self.program.stage.all_stages():
             work = Work()
@@ -114,7 +131,7 @@ class TrainingStepCost:
         return found
 
     def _batch(self, work: Work, layers: int, tokens: float) -> Times:
-        """Of one batch's passes through a stage."""
+        """Seconds of the passes of one batch through a stage."""
         machine = self.machine
         kind, form = (BF16, 1) if self.program.dtype == "bfloat16" else (F32, 0)
         rate = machine.product_rate(kind.name, form, ROWS) * machine.training
@@ -124,7 +141,7 @@ class TrainingStepCost:
         return Times(read, tokens * computed / self.threads).plus(self._sums(tokens, layers))
 
     def work(self, instr: Instr) -> Work:
-        """Of an instruction's forward and backward passes for a token, and the forward pass that is computed again."""
+        """Work of an instruction's forward and backward passes, and of its recomputation."""
         again, trained = float(self.recompute), self.program.trained_shards.whole_shapes
         if instr.op == "attend_packed":
             seen = self.sequence / 2 + self.machine.training_keys
@@ -145,7 +162,7 @@ class TrainingStepCost:
         return Work(products=products, packed=packed, gradients=gradients)
 
     def _sums(self, tokens: float, layers: int) -> Times:
-        """Tensor-parallel sums of a batch: of a layer two forward and two backward."""
+        """Seconds of the tensor-parallel sums of a batch: two forward and two backward per layer."""
         tp, machine = self.mesh.size("tp"), self.machine
         if tp == 1:
             return Times()
@@ -157,26 +174,26 @@ class TrainingStepCost:
 
     @property
     def _rank_rate(self) -> float:
-        """Bytes per second of other ranks' memory."""
+        """Bytes per second read from other ranks' memory."""
         return min(self.machine.rank_core_rate * self.threads, self.machine.rank_rate)
 
     def _after(self) -> Times:
-        """The sum of gradients over the replicas, and the optimizer."""
+        """Seconds of the sum of gradients over replicas, and of the optimizer."""
         machine, local = self.machine, self.cluster.local_size
         trained, replicas = self.program.lowered.trained_floats, self.mesh.size("dp")
-        of_replica = self.mesh.size("tp") * self.mesh.size("pp")
+        replica_ranks = self.mesh.size("tp") * self.mesh.size("pp")
         exchange = link = 0.0
-        if replicas > 1 and of_replica < local:
+        if replicas > 1 and replica_ranks < local:
             exchange = 4.0 * trained / self._rank_rate
         if replicas > 1 and self.cluster.hosts > 1:
-            share = max(1, local // of_replica)  # ranks of a host that send together have one sum
+            share = max(1, local // replica_ranks)  # ranks of a host that send one sum together
             sent = one_sum(1, trained * local // share, self.cluster.hosts, Thresholds().transport_direct_bytes)
             link = sent.seconds(machine.link)
         return Times(self.update_bytes / self.read_rate / machine.training_optimizer, 0.0, exchange, link)
 
 
 def cluster_of(world: World, threads: int) -> Cluster:
-    """The hosts of a job whose ranks have so many threads: as this machine was measured before, else nominal."""
+    """The hosts of a job with `threads` threads per rank. Uses this machine's stored figures, else nominal ones."""
     machine = kept_machine(machine_title(this_machine()), native.isa())
     local = max(1, world.local_size)
     if machine is None:

@@ -1,5 +1,7 @@
-"""A model's weights as the safetensors files of its family have them: by their stored names, stacks expert by expert,
-what makes keys and values of a latent vector in one tensor.
+"""A model's weights as tensors of its family's safetensors files.
+
+They have their stored names. Stacks of experts become one tensor per expert, and the keys' and values' matrices of
+latent attention become one tensor.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +16,7 @@ from ckdist.models.spec import LatentAttention, ModelSpec
 
 
 class StoredTensor(NamedTuple):
-    """`values()` makes the float32 array when it is its turn."""
+    """A tensor of a file. `values()` makes its float32 array when it is written."""
 
     name: str
     shape: tuple[int, ...]
@@ -22,7 +24,7 @@ class StoredTensor(NamedTuple):
 
 
 def stored_tensors(spec: ModelSpec, weights: Mapping[str, np.ndarray]) -> Iterator[StoredTensor]:
-    """All of `weights`, whole, by their names in the program."""
+    """The stored tensors of `weights`, which are whole and have their names in the program."""
     names = family(spec.family).safetensors
     if names.alternating:
         by_turns = {name: values for name, values in weights.items() if is_expert(name)}
@@ -40,12 +42,12 @@ def stored_tensors(spec: ModelSpec, weights: Mapping[str, np.ndarray]) -> Iterat
             yield StoredTensor(stored, shape, lambda arrays=arrays, heads=heads: _kv_b(heads, *arrays))
         else:
             shape = (sum(array.shape[0] for array in arrays), *arrays[0].shape[1:])
-            of_parts = list(zip(parts, arrays, strict=True))
-            yield StoredTensor(stored, shape, lambda of_parts=of_parts: _rows(names, of_parts))
+            named = list(zip(parts, arrays, strict=True))
+            yield StoredTensor(stored, shape, lambda named=named: _rows(names, named))
 
 
 def _by_turns(names: TensorNames, weights: Mapping[str, np.ndarray]) -> Iterator[StoredTensor]:
-    """Stacks and their biases, each in a tensor, with inputs as rows, gate's and up's rows by turns."""
+    """One tensor per stack (and per stack of biases): inputs are rows, and gate and up alternate."""
     for stored, parts in names.stored(weights).items():
         stem, _, kind = stored.rpartition(".")
         experts = len(weights[f"{parts[0].rpartition('.')[0]}.weight"])
@@ -59,20 +61,20 @@ def _by_turns(names: TensorNames, weights: Mapping[str, np.ndarray]) -> Iterator
 
 
 def _rows(names: TensorNames, parts: list[tuple[str, np.ndarray]]) -> np.ndarray:
-    """One weight, or the rows of several one below the other."""
+    """Concatenates the rows of the parts. Stored norms do not include the 1 that the family adds."""
     arrays = [array - np.float32(1) if names.adds_one(name) else array for name, array in parts]
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
 def _heads(spec: ModelSpec, weight: str) -> int:
-    """Heads of the latent attention that a weight is of."""
+    """The heads of the latent attention that a weight belongs to."""
     mixer = spec.layers[int(weight.split(".")[2])].mixer
-    assert isinstance(mixer, LatentAttention)  # it alone has such weights
+    assert isinstance(mixer, LatentAttention)  # only it has such weights
     return mixer.num_heads
 
 
 def _kv_b(heads: int, k_b: np.ndarray, v_b: np.ndarray) -> np.ndarray:
-    """Of each head the rows of its keys, (nope, rank), and then those of its values."""
+    """For each head: the rows of its keys, (nope, rank), then those of its values."""
     rank = v_b.shape[1]
     keys, values = k_b.reshape(heads, rank, -1).swapaxes(1, 2), v_b.reshape(heads, -1, rank)
     return np.concatenate([keys, values], axis=1).reshape(-1, rank)

@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer for a model from nothing, trained on its data, as the files of a Hugging Face folder."""
+"""Trains a byte-level BPE tokenizer for a new model on its data, as the files of a Hugging Face folder."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -9,7 +9,7 @@ from tokenizers import decoders, models, processors, trainers
 from ckdist.tokens.splits import THREE_DIGITS
 
 END_OF_TEXT, USER, ASSISTANT, END = SPECIAL_TOKENS = ("<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>")
-SAMPLE_CHARACTERS = 64 << 20  # that merges are counted over
+SAMPLE_CHARACTERS = 64 << 20  # merges are counted in the first characters of the data
 
 CHAT_TEMPLATE = """\
 {{- bos_token }}
@@ -29,9 +29,9 @@ CHAT_TEMPLATE = """\
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
-    """A tokenizer of at most `vocab_size` tokens.
+    """Returns a tokenizer of at most `vocab_size` tokens.
 
-    Special tokens come first, so <|endoftext|> is 0; it begins every text.
+    Special tokens come first, so <|endoftext|> is 0. It begins every text.
     """
     tokenizer = tokenizers.Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = THREE_DIGITS.pre_tokenizer()
@@ -49,7 +49,6 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokeniz
 
 
 def _sample(texts: Iterable[str]) -> Iterator[str]:
-    """The first SAMPLE_CHARACTERS of the texts."""
     left = SAMPLE_CHARACTERS
     for text in texts:
         yield text[:left]
@@ -59,7 +58,7 @@ def _sample(texts: Iterable[str]) -> Iterator[str]:
 
 
 def tokenizer_config(max_length: int) -> dict[str, Any]:
-    """tokenizer_config.json of such a tokenizer."""
+    """The contents of tokenizer_config.json."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": END_OF_TEXT,

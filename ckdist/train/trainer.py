@@ -1,7 +1,6 @@
-"""The training loop of one rank: batches in, gradients summed over ranks, one update a step, checkpoints, and the model
-at the end.
+"""The training loop of one rank: batches, gradients summed over ranks, one update per step, checkpoints, the model.
 
-Every function here is called by all ranks together. Who computes gradients is a TrainingExecutable's affair.
+All ranks call every function here together. A TrainingExecutable computes the gradients.
 """
 
 import logging
@@ -58,7 +57,7 @@ log = logging.getLogger(__name__)
 
 PEAK_FORMATS = {True: 1, False: 0}  # bf16 -> activation format of the products
 
-# What makes the executable: of the model, configuration, program, ranks and threads.
+# (model, configuration, program, ranks, threads) -> executable
 MakeExecutable: TypeAlias = Callable[
     [TrainedModel, TrainConfig, LossProgram, TrainingRanks, ThreadPool], TrainingExecutable
 ]
@@ -75,13 +74,23 @@ def train(
     make_executable: MakeExecutable | None = None,
     should_stop: ShouldStop | None = None,
 ) -> StepReport | None:
-    """Trains as `config` says and writes the model to its output_dir; the last step's report, None where nothing was
-    left to do.
+    """Trains and writes the model to `config.output_dir`.
 
-    `on_step` is called on every rank after every step. `batches(step, rank, size)` gives this rank's PackedBatches of a
-    step instead of train_file's, and goes from rank 0 to all. `should_stop()` true on any rank ends the training after
-    the step, with a checkpoint. Raises ConfigError, ModelFileError and the like for what the user can mend; CommError
-    where a rank is lost.
+    Args:
+        config: The settings.
+        on_step: Called on every rank after every step.
+        batches: batches(step, rank, size) returns this rank's PackedBatches of a step, in place of train_file. Rank 0's
+            function is sent to all ranks.
+        world: The ranks. Default: those that the launcher started.
+        make_executable: Makes the executable that computes gradients. Default: the native one.
+        should_stop: If it returns true on any rank, training ends after the step, with a checkpoint.
+
+    Returns:
+        The last step's report, or None if no step was left.
+
+    Raises:
+        ConfigError, ModelFileError, ...: A fault that the user can mend.
+        CommError: A rank is lost.
     """
     ranks = start_world() if world is None else world
     trainer = Trainer(config, ranks, share_source(ranks, batches), make_executable or native_executable)
@@ -99,7 +108,7 @@ def train(
 def native_executable(
     model: TrainedModel, config: TrainConfig, program: LossProgram, ranks: TrainingRanks, pool: ThreadPool
 ) -> TrainingExecutable:
-    """What computes the gradients."""
+    """Makes the native executable."""
     stored = model.stored(program.shards, program.lowered.stored, pool.threads)
     return NativeExecutable(program, model.load, pool, ranks, stored, sharded=bool(config.zero_stage))
 
@@ -107,11 +116,11 @@ def native_executable(
 def reference_executable(
     model: TrainedModel,
     config: TrainConfig,
-    program: LossProgram,  # noqa: ARG001, it has one of its own
+    program: LossProgram,  # noqa: ARG001, it runs model.program
     ranks: TrainingRanks,
-    pool: ThreadPool,  # noqa: ARG001, numpy has its own
+    pool: ThreadPool,  # noqa: ARG001, numpy has its own threads
 ) -> TrainingExecutable:
-    """The definition of what training computes, in numpy; on whole weights."""
+    """Makes the numpy executable, the definition of training's results. It holds whole weights."""
     data = None if config.zero_stage else ranks.data
     return ReferenceExecutable(
         model.program, model.spec, model.weights, model.load, data, config.activation_checkpointing
@@ -119,17 +128,18 @@ def reference_executable(
 
 
 class Trainer:
-    """One rank of a training. `state` says where it stands."""
+    """One rank of a training. `state` is its progress. The constructor is a collective call with the errors of
+    `train`.
+    """
 
     def __init__(
         self, config: TrainConfig, world: World, source: BatchSource | None, make_executable: MakeExecutable
     ) -> None:
-        """Opens everything that a training needs; a collective call with the errors of `train`."""
         check_report_to(config.report_to)
         self.config, self.world = config, world
         self.output = Path(config.output_dir)
-        self.folder: Folder | None = None  # of rank 0
-        self.report: Report | None = None  # of rank 0
+        self.folder: Folder | None = None  # on rank 0
+        self.report: Report | None = None  # on rank 0
         self.communicator: Communicator | None = None
         try:
             self._open(source, make_executable)
@@ -138,7 +148,7 @@ class Trainer:
             raise
 
     def _enter_place(self) -> None:
-        """Chooses the threads. What is loaded from here on lies on the rank's own memory nodes, as in serving."""
+        """Chooses the threads, and binds later allocations to the rank's memory nodes, as in serving."""
         self.threads = self.config.threads or default_threads(self.world)
         self.placement = place(self.world, self.threads)
         self.placement.enter()
@@ -147,7 +157,6 @@ class Trainer:
             log.warning("%s", self.placement.note)
 
     def _open(self, source: BatchSource | None, make_executable: MakeExecutable) -> None:
-        """What `__init__` does, within what lets go after an error."""
         config, world = self.config, self.world
         agree_on_start(world, config)
         mesh = training_mesh(config, world.size, world.rank)
@@ -159,10 +168,10 @@ class Trainer:
             self.model.checkpoint.warn(log)
         if world.local_rank == 0:
             open_tokenizer(config, self.model, make=True)
-        world.gather(None)  # it is there
+        world.gather(None)  # the tokenizer's files exist now
         self.tokenizer = open_tokenizer(config, self.model, make=False)
         self._enter_place()
-        # of a step; a source of one's own may give more than the configuration says
+        # Batches of a step. A user's source may return more than the configuration says.
         steady = 2 * mesh.size("pp") if source is not None else 1
         program = self.model.lowered(config, mesh, max(config.gradient_accumulation_steps, steady))
         self.stage = program.stage
@@ -173,7 +182,7 @@ class Trainer:
                 config.transport,
                 timeout=config.ddp_timeout,
                 spins=None if self.placement.quota is None else SPINS_QUOTA,
-                # gradients are reduced in place, and rows are read there
+                # Peers reduce gradients and read rows in the arena.
                 arena_bytes=ARENA_BYTES + 2 * needed["gradients"] + 2 * needed["rows for other stages"],
                 log=log.warning,
             )
@@ -197,7 +206,7 @@ class Trainer:
         self.schedule = Schedule.of(config, self.state.steps)
         self.lost = LostSteps(config.learning_rate, self.state.skipped_steps)
         self.peak = self.ranks.sum(arithmetic_rate(self.threads, self.placement.cpus, PEAK_FORMATS[config.bf16]))[0]
-        self._tell_memory(mesh, needed)
+        self._log_memory(mesh, needed)
         self.cost = TrainingStepCost(
             program, cluster_of(world, self.threads), config.max_length, config.activation_checkpointing,
             self.model.tracer,
@@ -206,8 +215,9 @@ class Trainer:
             self.report = Report(self.output, self.state.step, self.state.steps, config.report_to)
 
     def _loaded(self, make_executable: MakeExecutable, program: LossProgram) -> TrainingExecutable:
-        """The executable with its weights, while the files of the base model are compared over hosts. A collective
-        call with ModelFileError where they differ.
+        """Makes the executable while other threads compare the base model's files over hosts. A collective call.
+
+        Raises ModelFileError if the files differ.
         """
         checkpoint = self.model.checkpoint
         files = together(self.world, lambda: model_files(checkpoint)) if checkpoint and self.world.size > 1 else []
@@ -218,7 +228,7 @@ class Trainer:
         return executable
 
     def _needed_memory(self, program: LossProgram, mesh: Mesh) -> dict[str, int]:
-        """Bytes by what they hold, on this rank. CapacityError where they are not free."""
+        """Bytes of this rank, by content. Raises CapacityError if they are not free."""
         state = len(STATES[self.config.optim]), mesh.size("dp") if self.config.zero_stage else 1
         needed = training_bytes(
             program.lowered, program.max_tokens, program.operand_bytes, *state, program.stage.waiting
@@ -231,18 +241,18 @@ class Trainer:
         require(needed, self.world.local_size, remedy)
         return needed
 
-    def _tell_memory(self, mesh: Mesh, needed: dict[str, int]) -> None:
-        """Says on rank 0 what the mesh is, and what each stage takes. A collective call."""
+    def _log_memory(self, mesh: Mesh, needed: dict[str, int]) -> None:
+        """Logs the mesh and the memory of each stage on rank 0. A collective call."""
         alone, over = self.stage.count == 1, f"training over {mesh}"
         lines = self.world.gather(memory_line(over if alone else str(self.stage), needed))
         if self.world.rank == 0:
             for line in (*(() if alone else (over,)), *(lines[first.rank] for first in mesh.along("pp"))):
                 log.info("%s", line)
 
-    # Going on
+    # Resuming
 
     def _resume(self, folder: Path | None) -> None:
-        """Takes up a checkpoint, which rank 0 reads, or begins; then all ranks have the same weights and state."""
+        """Loads a checkpoint, or begins. Afterwards all ranks have the same weights and state."""
         c, begun = self.config, self.state
         if folder is not None:
             values = self.world.broadcast(vars(saved.verify(folder)) if self.world.rank == 0 else None)
@@ -273,10 +283,9 @@ class Trainer:
         if folder is not None and self.world.rank == 0:
             if changed := changed_settings(c, before, self.state):
                 log.warning("%s %s", folder, changed)
-            log.info("going on from %s: %d of %d steps are done", folder, self.state.step, self.state.steps)
+            log.info("resuming from %s: %d of %d steps are done", folder, self.state.step, self.state.steps)
 
     def _load(self, folder: Path) -> None:
-        """Takes weights and optimizer state from a checkpoint that rank 0 reads."""
         parameters = self.executable.parameters
         self._read(folder / saved.WEIGHTS, "", parameters)
         for name in self.optimizer.state:
@@ -286,7 +295,9 @@ class Trainer:
         self.optimizer.steps = self.state.updates
 
     def _read(self, path: Path, prefix: str, into: Arena) -> None:
-        """Every rank's part of the tensors of a checkpoint's file, which rank 0 reads; names begin with `prefix`."""
+        """Fills `into` with this rank's part of a checkpoint's file. Rank 0 reads it; tensors are named `prefix +
+        name`.
+        """
         tensors = SavedTensors(path) if self.world.rank == 0 else None
         for name, shape in self.shards.whole_shapes.items():
             whole = np.empty(shape, np.float32) if tensors is None else np.array(tensors(prefix + name, shape))
@@ -296,20 +307,19 @@ class Trainer:
                 into[name][:] = self.shards.part(name, whole)
 
     def _gathered(self, own: Arena | None) -> Arena | None:
-        """The whole arrays of the first replica's parts, on rank 0; None on others."""
+        """The whole arrays of the first replica on rank 0; None on others."""
         if own is None or self.ranks.mesh.index("dp"):
             return None
         return self.shards.gather(own, self.ranks.replica)
 
     def _save(self) -> None:
-        """A checkpoint, written by rank 0."""
         weights = self._gathered(self.executable.parameters)
         states = {f"{name}.": self._gathered(self.optimizer.gather(name)) for name in self.optimizer.state}
-        whole = {name: arena for name, arena in states.items() if arena is not None}  # on rank 0 all
+        whole = {name: arena for name, arena in states.items() if arena is not None}  # all of them on rank 0
         if self.folder is not None and weights is not None:
 
             def write(folder: Path) -> dict[str, str]:
-                """The files of a checkpoint; their checksums."""
+                """Writes the files of a checkpoint and returns their checksums."""
                 return {
                     saved.WEIGHTS: saved.write_arena(folder / saved.WEIGHTS, {"": weights}),
                     saved.OPTIMIZER: saved.write_arena(folder / saved.OPTIMIZER, whole),
@@ -319,14 +329,13 @@ class Trainer:
             self._say(f"saved {path}")
 
     def _say(self, text: str) -> None:
-        """A line above the bar, on rank 0."""
         if self.report is not None:
             self.report.say(text)
 
     # The loop
 
     def run(self, on_step: OnStep | None, should_stop: ShouldStop | None) -> StepReport | None:
-        """Trains to the end, or until `should_stop`; the last step's report. Raises the errors of `train`."""
+        """Trains to the end, or until `should_stop`. Returns the last step's report. Raises the errors of `train`."""
         c, last, stop, unsaved = self.config, None, False, False
         while self.state.step < self.state.steps and not stop:
             last, stop = self._step(should_stop)
@@ -348,11 +357,11 @@ class Trainer:
             self._save()
         if self.state.step >= self.state.steps:
             self._write_model()
-        self.world.gather(None)  # all leave together
+        self.world.gather(None)  # all ranks leave together
         return last
 
     def _step(self, should_stop: ShouldStop | None) -> tuple[StepReport, bool]:
-        """One step, and whether any rank wants to stop after it."""
+        """Makes one step. Returns its report, and whether any rank wants to stop after it."""
         began = time.perf_counter()
         batches = self.batches.take()
         tokens = sum(int((batch.targets >= 0).sum()) for batch in batches)
@@ -377,14 +386,18 @@ class Trainer:
         return report, bool(stops)
 
     def _predicted(self, tokens: int, batches: int) -> float | None:
-        """Seconds that a step of so many tokens of all replicas was predicted to take, on rank 0."""
+        """Predicted seconds of a step of `tokens` tokens over all replicas, on rank 0."""
         if self.world.rank or not tokens:
             return None
         return self.cost.step(-(-tokens // self.ranks.mesh.size("dp")), batches).total
 
     def _bubble(self, seconds: float, busy: float, batches: int) -> dict[str, float]:
-        """The bubble of a step of so many seconds, of which this rank computed for `busy`: measured and by formula, as
-        fields of the report. A collective call.
+        """The report's bubble fields, measured and by formula. A collective call.
+
+        Args:
+            seconds: Duration of the step's passes.
+            busy: Seconds of them in which this rank computed.
+            batches: Batches of the step.
         """
         if self.stage.count == 1:
             return {}
@@ -392,12 +405,11 @@ class Trainer:
         return {"bubble": idle, "bubble_formula": bubble(self.stage.count, len(self.stage.chunks), batches)}
 
     def _stops(self, should_stop: ShouldStop | None) -> float:
-        """How many ranks of this replica want to stop. A collective call."""
+        """The number of ranks of this replica that want to stop. A collective call."""
         wants = np.array([bool(should_stop and should_stop())], np.float32)
         return float((self.ranks.replica.all_reduce(wants) if self.ranks.replica is not None else wants)[0])
 
     def _advance(self, tokens: int, skipped: bool) -> None:
-        """The state after a step."""
         s, at = self.state, self.batches.position
         self.state = replace(
             s,
@@ -410,7 +422,7 @@ class Trainer:
         )
 
     def _epoch(self) -> float:
-        """How many epochs are done, with the part of the one under way."""
+        """The number of completed epochs, with the fraction of the present one."""
         if isinstance(self.batches, OwnBatches):
             return 0.0
         at = self.batches.position
@@ -419,7 +431,7 @@ class Trainer:
     def evaluate(self) -> float:
         """The mean loss over the held-out tokens."""
         loss, tokens = 0.0, 0
-        assert self.validation is not None  # or it is not called
+        assert self.validation is not None  # otherwise it is not called
         for batch in validation_batches(
             self.validation,
             self.ranks.mesh.index("dp"),
@@ -449,14 +461,14 @@ class Trainer:
             )
 
     def fail(self, error: BaseException) -> None:
-        """Lets go after `error`, which the other ranks are told of: they must not wait for this one."""
+        """Releases everything after `error`, and sends it to the other ranks: they must not wait for this one."""
         communicator, self.communicator = self.communicator, None
         if communicator is not None and not isinstance(error, CommError):
             communicator.abandon(str(error) or type(error).__name__)
         self.close()
 
     def close(self) -> None:
-        """Ends the report and lets the folder and the other ranks go."""
+        """Closes the report, the folder and the communicator."""
         if self.report is not None:
             self.report.close()
         if self.folder is not None:

@@ -1,4 +1,4 @@
-"""The data of a training, opened on every rank: batches to train on, rows to validate on, and what is said of them."""
+"""Opens the data of a training on every rank: training batches, validation rows, and warnings about them."""
 
 import contextlib
 import logging
@@ -24,12 +24,18 @@ from ckdist.train.source import BatchSource
 
 log = logging.getLogger(__name__)
 
-EVAL_ROWS = 256  # of max_length that a validation loss is taken on, at most
+EVAL_ROWS = 256  # most rows of max_length of a validation loss
 
 
 @dataclass(frozen=True)
 class TrainingData:
-    """`digest` is of the training tokens. `validation`: None if there is none."""
+    """The data of a training.
+
+    Attributes:
+        batches: The training steps.
+        validation: The rows of the validation loss; None if there is none.
+        digest: Digest of the training tokens.
+    """
 
     batches: FileBatches | OwnBatches
     validation: Rows | None = None
@@ -44,11 +50,18 @@ def open_data(
     tokenizer_folder: Path,
     source: BatchSource | None,
 ) -> TrainingData:
-    """The steps of a user's `source`, or of the files. A collective call.
+    """Opens a user's `source`, or the files. A collective call.
 
-    tokenizer_folder: Where `tokenizer` comes from; chats are rendered there in a process with limits.
+    Args:
+        config: The settings.
+        world: The ranks.
+        mesh: The mesh with this rank's coordinates.
+        tokenizer: The tokenizer.
+        tokenizer_folder: Folder of `tokenizer`. A process with limits renders chats with its template.
+        source: A user's source of batches, or None.
 
-    ConfigError for data from which nothing can be learned.
+    Raises:
+        ConfigError: Nothing can be learned from the data.
     """
     if source is not None:
         return _own_batches(config, mesh, source)
@@ -56,9 +69,9 @@ def open_data(
 
 
 def _own_batches(config: TrainConfig, mesh: Mesh, source: BatchSource) -> TrainingData:
-    """Steps of a user's source; ConfigError where nothing says how many."""
+    """Steps of a user's source. Raises ConfigError without max_steps: a source has no end."""
     if config.max_steps < 0:
-        raise ConfigError("a batch source of one's own has no end: set max_steps")
+        raise ConfigError("a batch source has no end: set max_steps")
     tokens = config.per_device_train_batch_size * config.max_length
     return TrainingData(OwnBatches(source, mesh.index("dp"), mesh.size("dp"), tokens))
 
@@ -87,7 +100,7 @@ def _file_batches(config: TrainConfig, world: World, mesh: Mesh, tokenizer: Toke
 
 
 def _validation(c: TrainConfig, cache: TokenCache, held: np.ndarray, say: Callable[[str], None]) -> Rows | None:
-    """Rows of the documents `held`; None if nothing is held out, or nothing of it can be learned."""
+    """The rows of the documents `held`; None if nothing is held out, or nothing of it can be learned."""
     if not len(held):
         if held_out_percentage(c):
             say("there is no validation loss: train_file has one document")
@@ -108,12 +121,12 @@ def _validation(c: TrainConfig, cache: TokenCache, held: np.ndarray, say: Callab
 
 
 def held_out_percentage(config: TrainConfig) -> float:
-    """Per cent of the training documents that are not trained on."""
+    """Per cent of the training documents that are held out."""
     return 0.0 if config.validation_file else config.validation_split_percentage
 
 
 def _open_cache(config: TrainConfig, world: World, files: list[Path], tokenizer: Tokenizer, folder: Path) -> TokenCache:
-    """The tokens, made by one rank of each host while the others wait."""
+    """Opens the token cache. One rank of each host makes it while the others wait."""
     chats = ChatProcess(folder)
     load = lambda: open_cache(
         Path(config.cache_dir or Path(config.output_dir) / "cache"),

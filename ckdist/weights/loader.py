@@ -293,7 +293,7 @@ class ShardLoader:
         copy_engine: str = "auto",
         until: float = 1.0,
         trace: Any = None,
-        tell: Callable[[Filled], None] | None = None,
+        on_finished: Callable[[Filled], None] | None = None,
     ) -> None:
         """Starts to pack everything in the background, while executables run; call it once, after `open`.
 
@@ -301,13 +301,13 @@ class ShardLoader:
             copy_engine: auto, dsa or threads.
             until: Fraction of the bytes after which it stops.
             trace: The native trace that records the threads.
-            tell: Callback, from another thread, once this rank and all ranks whose arenas it reads are finished.
+            on_finished: Called by another thread when this rank and all ranks whose arenas it reads are finished.
 
         Raises:
             ConfigError: This machine does not have the copy engine.
         """
         self._fill(background=True, copy_engine=copy_engine, until=until, trace=trace)
-        self._reporter = threading.Thread(target=self._report, args=[tell], name="repacker", daemon=True)
+        self._reporter = threading.Thread(target=self._report, args=[on_finished], name="repacker", daemon=True)
         self._reporter.start()
 
     def _fill(self, background: bool, copy_engine: str, until: float, trace: Any) -> None:
@@ -350,15 +350,15 @@ class ShardLoader:
         lib.ckdist_loader_filled(self._native, out)
         return out
 
-    def _report(self, tell: Callable[[Filled], None] | None) -> None:
+    def _report(self, on_finished: Callable[[Filled], None] | None) -> None:
         """Calls the callback once when packing has ended. The steps raise an error of packing, not this thread."""
         while (status := lib.ckdist_loader_wait(self._native, _POLL_MILLISECONDS)) == 0:
             pass
         out = self._filled()
         if out.trouble[0] != b"\0":
             log.warning("%s", _text(out.trouble))
-        if status > 0 and out.finished and tell:
-            tell(self.filled)
+        if status > 0 and out.finished and on_finished:
+            on_finished(self.filled)
 
     def offset_of(self, pointer: Any) -> int:
         """The offset of an address in the arena, in bytes."""

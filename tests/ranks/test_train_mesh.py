@@ -151,7 +151,7 @@ def test_meshes_that_cannot_be_are_one_line(tmp_path, fields, message):
         ),
         (
             {"intermediate_size": 40},
-            r"tensor_parallel_size \(3\) is more than what ffn of .*can be divided into: it has 40",
+            r"tensor_parallel_size \(3\) is too large for ffn of .*: it has 40",
         ),
     ],
 )

@@ -66,6 +66,6 @@ def test_anything_else_is_not_unpickled(what, tmp_path):
         "changed": lambda nonces: [data, code(SECRET, nonces, data[:-1]), None],
         "nonces": lambda nonces: [data, code(SECRET, nonces, data), None],
     }[what]
-    with pytest.raises(CommError, match="someone changes what goes between the hosts"):
+    with pytest.raises(CommError, match="someone tampers with the traffic between the hosts"):
         share_source(Told(say, replace_nonce=what == "nonces"), None)
     assert not (tmp_path / "made").exists()

@@ -39,7 +39,7 @@ def test_fields_and_overrides(tmp_path):
         ("optim = 'adam'", "optim (adam) must be one of adamw, sgd"),
         ("max_length = 1", "max_length (1) must be from 2 to"),
         ("train_on = [", "cannot read"),
-        ("lora_r = 4\n[model_config]\nvocab_size = 5", "lora_r (4) needs a model to go on from"),
+        ("lora_r = 4\n[model_config]\nvocab_size = 5", "lora_r (4) needs a model to continue from"),
         ("report_to = ['wandb']", "report_to (wandb) must be tensorboard"),
         ("", "and neither is given"),
         ("model_name_or_path = 'm'\n[model_config]\nvocab_size = 5", "and both are given"),

@@ -65,7 +65,7 @@ def test_a_json_file_of_one_record_or_of_none(tmp_path):
     [
         ("a.json", '[{"text": "one"}\n {"text": "two"}]', 'a.json:2 has \'{"text": "two"}]\' where a comma or the end'),
         ("a.json", '[{"text": "one"},\n {"text": ]', "a.json:2 is not JSON: "),
-        ("a.json", '[{"text": "one"}] x', "goes on behind its list with 'x'"),
+        ("a.json", '[{"text": "one"}] x', "has 'x' after its list"),
         ("a.csv", "text\none\n", "a.csv is no text, and .csv is not read: give .jsonl, .json, .parquet or text"),
         ("a.jsonl.gz", "x", "a.jsonl.gz is no text, and .gz is not read"),
         ("a.ARROW", "x", "a.ARROW is no text, and .arrow is not read"),

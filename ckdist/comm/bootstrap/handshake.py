@@ -213,9 +213,9 @@ class Listener:
             if oldest is not None:
                 with contextlib.suppress(OSError):
                     oldest.shutdown(socket.SHUT_RDWR)  # ends its thread
-            threading.Thread(target=self._meet, args=(connection, peer), daemon=True).start()
+            threading.Thread(target=self._authenticate, args=(connection, peer), daemon=True).start()
 
-    def _meet(self, connection: socket.socket, peer: tuple[Any, ...]) -> None:
+    def _authenticate(self, connection: socket.socket, peer: tuple[Any, ...]) -> None:
         """Runs in a thread per connection. Keeps the connection once it is authenticated, else drops it."""
         try:
             begun = time.monotonic()

@@ -21,12 +21,10 @@ def connect_ranks(
     """Connects every two ranks. A collective call.
 
     Args:
-        world: The ranks.
         interface: Name or address that this rank listens at. Default: the address that reached the master, else
             `common_address`.
         lanes: Data connections between two ranks. Several help if one cannot fill the link; 0 if another transport
             carries data.
-        log: Receives lines about connections that were dropped.
         seconds: Time limit.
 
     Returns:

@@ -49,7 +49,7 @@ def is_started() -> bool:
 
 
 def address_of(interface: str) -> str:
-    """The address of a network interface (`eth0`), or of a name or address. Raises ConfigError if it is none of them."""
+    """The address of an interface (`eth0`), or of a name or address. Raises ConfigError if it is none of them."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
@@ -84,7 +84,7 @@ def _environment() -> tuple[int, int, str, int]:
 
 
 def start_seconds() -> float:
-    """The longest time that ranks wait for each other at start-up. Raises ConfigError if the variable is not a number."""
+    """Longest wait of ranks for each other at start-up. Raises ConfigError if the variable is not a number."""
     text = os.environ.get(TIMEOUT_VARIABLE) or str(START_SECONDS)
     try:
         seconds = float(text)
@@ -141,9 +141,8 @@ class TcpWorld(StarWorld):
         else:
             connection = connect((master, port), Purpose(b"boot", rank, 0, size), secret, timeout, own)
             self.address = connection.getsockname()[0]
-            self._connections[0] = BootstrapConnection(
-                0, connection, quiet=timeout
-            )  # rank 0 sends only when all are there
+            # Rank 0 sends only when all ranks are there.
+            self._connections[0] = BootstrapConnection(0, connection, quiet=timeout)
             (problem,) = self._receive([0], timeout + 10)
             if problem:
                 raise ConfigError(str(problem)) if "WORLD_SIZE" in str(problem) else CommError(str(problem))

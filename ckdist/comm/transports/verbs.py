@@ -331,7 +331,7 @@ class VerbsTransport:
         native.check(native.lib.ckdist_verbs_expose(self.handle, window, native.pointer(data), data.nbytes))
 
     def wait(self, request: int, peer: int, what: str = "wait") -> None:
-        """Blocks until `request` is complete. Raises CommError, which names `what`, if `peer` is lost or late."""
+        """Blocks until `request` is complete. Raises CommError if `peer` is lost or late."""
         native.check(native.lib.ckdist_verbs_wait(self.handle, request, peer, what.encode()))
 
     def send(self, peer: int, tag: int, data: np.ndarray) -> None:

@@ -1,3 +1,3 @@
-"""From a person's files to packed batches: `documents` reads, `cache` keeps tokens, `rows` cuts and shuffles,
-`batches` deals to ranks.
+"""From files to packed batches: `documents` reads, `cache` stores tokens, `rows` packs and shuffles, `batches` deals to
+ranks.
 """

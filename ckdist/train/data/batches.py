@@ -1,8 +1,6 @@
-"""Rows dealt to ranks and micro-batches: every rank computes its own part of a step, and all know how large the whole
-is.
+"""Deals rows to ranks and micro-batches. Every rank computes its own part of a step, and all know the step's size.
 
-What a step reads depends on the place in the data and on how many rows a step has, not on how they are sharded over
-ranks.
+The rows of a step depend on the position in the data and on the number of rows of a step, not on the ranks.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,7 +23,7 @@ class Position:
 
 
 def pack(rows: list[tuple[np.ndarray, np.ndarray, list[int]]], count: int, length: int) -> PackedBatch:
-    """`count` rows of `length` tokens; what is missing of a row, and missing rows, are sequences without targets."""
+    """Packs `count` rows of `length` tokens. Missing tokens and rows become sequences without targets."""
     ids, targets, starts = np.zeros(count * length, np.int32), np.full(count * length, -1, np.int32), []
     for index in range(count):
         begin = index * length
@@ -41,22 +39,30 @@ def pack(rows: list[tuple[np.ndarray, np.ndarray, list[int]]], count: int, lengt
 
 
 class FileBatches:
-    """Steps over the rows of a data set, epoch after epoch."""
+    """Steps over the rows of a data set, epoch after epoch.
+
+    Args:
+        rows: The data.
+        rank: This replica.
+        size: Number of replicas.
+        per_device: Rows of a micro-batch.
+        accumulation: Micro-batches of a step.
+        position: The first row.
+    """
 
     def __init__(
         self, rows: Rows, rank: int, size: int, per_device: int, accumulation: int, position: Position = Position()
     ) -> None:
-        """`per_device`: rows that a rank computes at once; `accumulation`: how often in a step."""
         self.rows, self.rank, self.size, self.per_device, self.accumulation = rows, rank, size, per_device, accumulation
         self.position = position
 
     @property
     def rows_of_step(self) -> int:
-        """Of all ranks."""
+        """Rows of a step over all ranks."""
         return self.size * self.per_device * self.accumulation
 
     def steps_left(self, epochs: float) -> int:
-        """From the position to the end of `epochs` epochs, each of which ends with what is left over."""
+        """Steps from the position to the end of `epochs` epochs. The last step of an epoch may be smaller."""
         steps_of = lambda rows: -(-rows // self.rows_of_step)
         first = steps_of(self.rows.count(self.position.epoch) - self.position.row)
         done = self.position.row / max(1, self.rows.count(self.position.epoch))
@@ -67,7 +73,7 @@ class FileBatches:
         return int(np.ceil(first * min(1.0, left / (1 - done)) + whole * max(0.0, left - (1 - done)) - 1e-9))
 
     def take(self) -> list[PackedBatch]:
-        """This rank's micro-batches of the next step; the position goes on."""
+        """Returns this rank's micro-batches of the next step, and advances the position."""
         epoch, first = self.position.epoch, self.position.row
         total = self.rows.count(epoch)
         count = min(self.rows_of_step, total - first)
@@ -84,7 +90,15 @@ class FileBatches:
 
 
 class OwnBatches:
-    """Steps from a user's function, source(step, rank, size), which gives the same for the same arguments."""
+    """Steps from a user's function, which must return the same for the same arguments.
+
+    Args:
+        source: source(step, rank, size) returns batches.
+        rank: This replica.
+        size: Number of replicas.
+        tokens: Batches are padded to this many tokens.
+        position: The first step.
+    """
 
     def __init__(
         self,
@@ -94,11 +108,10 @@ class OwnBatches:
         tokens: int,
         position: Position = Position(),
     ) -> None:
-        """`tokens`: of a batch, which is filled up to as many."""
         self.source, self.rank, self.size, self.tokens, self.position = source, rank, size, tokens, position
 
     def take(self) -> list[PackedBatch]:
-        """This rank's batches of the next step; ConfigError where the source gave what is no batch."""
+        """Returns this rank's batches of the next step. Raises ConfigError for an invalid batch."""
         batches = list(self.source(self.position.row, self.rank, self.size))
         self.position = Position(0, self.position.row + 1)
         return [
@@ -107,7 +120,7 @@ class OwnBatches:
         ]
 
     def _filled(self, batch: PackedBatch) -> PackedBatch:
-        """The batch with a sequence without targets at its end, so that it has all tokens."""
+        """Pads a batch by a sequence without targets."""
         ids, targets, starts = (np.asarray(array, np.int32) for array in (batch.token_ids, batch.targets, batch.starts))
         size = len(ids)
         if (
@@ -131,7 +144,7 @@ class OwnBatches:
 
 
 def validation_batches(rows: Rows, rank: int, size: int, per_device: int, limit: int) -> Iterator[PackedBatch]:
-    """This rank's batches of at most `limit` rows; every row goes to one rank."""
+    """This rank's batches of at most `limit` rows. Every row goes to one rank."""
     begin, end = even_ranges(min(rows.count(0), limit), size)[rank]
     for first in range(begin, end, per_device):
         yield pack(

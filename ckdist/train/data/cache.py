@@ -1,6 +1,6 @@
 """Documents as tokens on disk, made once and then mapped into memory by every rank.
 
-A cache is a folder named by a digest of what it was made from; it appears under that name when it is complete.
+A cache is a folder named by a digest of its inputs. It gets this name when it is complete.
 """
 
 import hashlib
@@ -27,12 +27,12 @@ from ckdist.train.data.records import BadLine, Document
 log = logging.getLogger(__name__)
 
 VERSION = 2
-BATCH_CHARACTERS = 4 << 20  # that are tokenised at once, on all cores
+BATCH_CHARACTERS = 4 << 20  # tokenised at once, on all cores
 SHOWN_BAD_LINES = 5
-LINE_BITS = 40  # of a place: the file's index is above them
+LINE_BITS = 40  # low bits of a place; the file's index is above them
 
-Waiting: TypeAlias = tuple[Document, str, list[tuple[int, int]] | None]  # its text, and the spans that are learned
-Encoded: TypeAlias = tuple[str, list[int], np.ndarray | None]  # file:line, ids, and of a chat which are learned
+Waiting: TypeAlias = tuple[Document, str, list[tuple[int, int]] | None]  # document, text, spans that are learned
+Encoded: TypeAlias = tuple[str, list[int], np.ndarray | None]  # file:line, ids, mask of a chat's learned tokens
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,19 @@ class TokenCache:
 
     tokens: np.ndarray  # uint16 or uint32 (tokens,)
     starts: np.ndarray  # int64 (documents + 1,)
-    learned: np.ndarray | None  # uint8 (tokens,): 1 where a chat's loss is taken on the token; None: on all
-    digest: str  # of the tokens: equal on all ranks
+    learned: np.ndarray | None  # uint8 (tokens,): 1 if the loss is taken on the token; None: on all
+    digest: str  # of the tokens; must be equal on all ranks
     skipped: int  # bad lines that were left out
     places: np.ndarray  # int64 (documents,): index in `files` << LINE_BITS | line
     files: tuple[str, ...]
 
     @property
     def documents(self) -> int:
-        """How many there are."""
+        """Number of documents."""
         return len(self.starts) - 1
 
     def where(self, document: int) -> str:
-        """Where a document begins, as file:line."""
+        """The start of a document, as file:line."""
         place = int(self.places[document])
         return f"{self.files[place >> LINE_BITS]}:{place & ((1 << LINE_BITS) - 1)}"
 
@@ -67,9 +67,20 @@ def open_cache(
     write_chats: WriteChats,
     progress: bool = False,
 ) -> TokenCache:
-    """The tokens of `files`, made first where they are not there.
+    """Returns the tokens of `files`, and makes them first if they do not exist.
 
-    ConfigError for bad lines (bad_lines: error or skip) and for no tokens.
+    Args:
+        directory: Folder of all caches.
+        files: The data.
+        tokenizer: The tokenizer.
+        text_column: Field of the text in a record.
+        bad_lines: error or skip.
+        write_chats: Renders chats.
+        progress: Show a bar and warnings.
+
+    Raises:
+        ConfigError: A line is bad, or there are no tokens.
+        EngineError: The cache cannot be written.
     """
     folder = directory / cache_key(files, tokenizer, text_column, bad_lines)
     is_made = (folder / "meta.json").is_file()
@@ -80,7 +91,7 @@ def open_cache(
         log.warning("%d lines in all were left out when these tokens were made", meta["skipped"])
 
     def load(name: str, dtype: DTypeLike, size: int) -> np.ndarray:
-        """A file of the cache, mapped."""
+        """Maps a file of the cache."""
         return np.memmap(folder / name, dtype, "r", shape=(size,))
 
     tokens = load("tokens.bin", meta["dtype"], meta["tokens"])
@@ -91,7 +102,7 @@ def open_cache(
 
 
 def cache_key(files: list[Path], tokenizer: Tokenizer, text_column: str, bad_lines: str) -> str:
-    """Changes with the files (names, sizes, times), the tokenizer, and how they are read."""
+    """A digest of the files (names, sizes, times), the tokenizer, and the rules of reading."""
     template = tokenizer.chat_template.sources if tokenizer.chat_template else {}
     rules = [VERSION, text_column, bad_lines, tokenizer.prefix, sorted(tokenizer.eos_token_ids), template]
     digest = hashlib.sha256(json.dumps(rules).encode() + tokenizer.backend.to_str().encode())
@@ -102,9 +113,9 @@ def cache_key(files: list[Path], tokenizer: Tokenizer, text_column: str, bad_lin
 
 
 def end_of_text(tokenizer: Tokenizer) -> int | None:
-    """The token behind a text.
+    """The token after a text, or None.
 
-    Of several that end something the first in the vocabulary is that of texts; the others end turns.
+    If several tokens end something, the first in the vocabulary ends texts; the others end turns.
     """
     return min(tokenizer.eos_token_ids, default=None)
 
@@ -118,7 +129,9 @@ def _make(
     write_chats: WriteChats,
     progress: bool,
 ) -> None:
-    """Makes a cache in `folder`. ConfigError for what the user can mend, EngineError where it cannot be written."""
+    """Makes a cache in `folder`. Raises ConfigError for a fault that the user can mend, EngineError if it cannot be
+    written.
+    """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=".tokens-", dir=folder.parent))
@@ -151,10 +164,9 @@ def _make(
 
 
 class _Writer:
-    """The files of a cache as they grow."""
+    """Writes the files of a cache. `tokens`, `documents` and `skipped` count; the context manager closes the files."""
 
     def __init__(self, folder: Path, vocab_size: int) -> None:
-        """Begins in an empty folder."""
         self.folder = folder
         self.dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
         self.tokens = self.documents = self.skipped = 0
@@ -175,7 +187,7 @@ class _Writer:
             file.close()
 
     def add(self, where: str, ids: list[int], learned: np.ndarray | None) -> None:
-        """One document's tokens. `learned`: bool (tokens,), of a chat. OSError where the disk is full."""
+        """Appends a document. `learned`: bool (tokens,) of a chat. Raises OSError if the disk is full."""
         path, _, line = where.rpartition(":")
         place = self.files.setdefault(path, len(self.files)) << LINE_BITS | int(line)
         data = np.asarray(ids, self.dtype).tobytes()
@@ -196,7 +208,7 @@ class _Writer:
             log.warning("left out: %s %s", bad.where, bad.why)
 
     def finish(self) -> None:
-        """Writes meta.json and syncs all files. OSError where that cannot be."""
+        """Writes meta.json and syncs all files. Raises OSError on failure."""
         if self.skipped:
             log.warning("%d lines in all were left out", self.skipped)
         if not self.chats:
@@ -210,7 +222,7 @@ class _Writer:
             "skipped": self.skipped,
             "files": list(self.files),
         }
-        for path in self.folder.iterdir():  # on the disk before the folder has its name
+        for path in self.folder.iterdir():  # synced before the folder gets its name
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
         with open(self.folder / "meta.json", "w") as file:
@@ -220,14 +232,14 @@ class _Writer:
 
 
 def _refuse(bad: BadLine, bad_lines: str, writer: _Writer) -> None:
-    """Counts a bad line, or ConfigError where `bad_lines` is error."""
+    """Counts a bad line. Raises ConfigError if `bad_lines` is error."""
     if bad_lines == "error":
         raise ConfigError(f'{bad.where} {bad.why}; mend it, or leave such lines out with bad_lines = "skip"')
     writer.skip(bad)
 
 
 def _read(files: list[Path], text_column: str, bad_lines: str, writer: _Writer, progress: bool) -> Iterator[Document]:
-    """The documents of all files, with a progress bar; ConfigError as `read_documents` and `_refuse`."""
+    """Yields the documents of all files, with a progress bar. Raises ConfigError as `read_documents` and `_refuse`."""
     total = sum(file.stat().st_size for file in files)
     with ProgressBar(total, "B", "tokenising", progress) as bar:
         for file in files:
@@ -240,7 +252,7 @@ def _read(files: list[Path], text_column: str, bad_lines: str, writer: _Writer, 
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    """Documents that are rendered and tokenised together."""
+    """Groups documents that are rendered and tokenised together."""
     batch: list[Document] = []
     size = 0
     for document in documents:
@@ -253,7 +265,7 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
 
 
 def _written(batch: list[Document], write_chats: WriteChats, refuse: Callable[[BadLine], None]) -> list[Waiting]:
-    """The texts of documents; chats that cannot be written are refused."""
+    """Renders chats. Those that cannot be rendered are refused."""
     chats = iter(
         write_chats([(document.messages, document.tools) for document in batch if document.messages is not None])
     )
@@ -271,7 +283,7 @@ def _written(batch: list[Document], write_chats: WriteChats, refuse: Callable[[B
 
 
 def _encode_batch(waiting: list[Waiting], tokenizer: Tokenizer) -> Iterator[Encoded]:
-    """Where each document begins, its ids and, of chats, which are learned; tokenised on all cores."""
+    """Tokenises on all cores. Yields file:line, ids and, for chats, a mask of learned tokens."""
     ending = end_of_text(tokenizer)
     encodings = (
         tokenizer.backend.encode_batch([text for _, text, _ in waiting], add_special_tokens=False) if waiting else []

@@ -1,6 +1,6 @@
-"""Chats as their template writes them, and the characters on which the loss is taken.
+"""Renders chats with their template, and marks the characters on which the loss is taken.
 
-A model's template is a program of strangers: a process with limits runs it, on many chats at a time.
+A model's template is a program of strangers. A process with limits runs it, on many chats per call.
 """
 
 import functools
@@ -14,20 +14,24 @@ from ckdist.tokens.text_process import TOO_MUCH, TextProcess
 from ckdist.tokens.tokenizer import Tokenizer
 
 HANDLER = "ckdist.train.data.chats:run"
-BATCH_CHATS, BATCH_BYTES = 64, 1 << 20  # of one message to the process
+BATCH_CHATS, BATCH_BYTES = 64, 1 << 20  # limits of one message to the process
 
 Messages: TypeAlias = list[Any]
-Written: TypeAlias = tuple[str, list[tuple[int, int]]]  # the text, and spans of characters that the assistant says
+Written: TypeAlias = tuple[str, list[tuple[int, int]]]  # the text, and spans of the assistant's characters
 Chat: TypeAlias = tuple[Messages, Sequence[dict[str, Any]]]  # messages, and the tools that they may call
 WriteChats: TypeAlias = Callable[[Sequence[Chat]], list[Written | RequestError]]
 
 
 def write_chat(messages: Messages, tools: Sequence[dict[str, Any]], tokenizer: Tokenizer) -> Written:
-    """A chat as its template writes it, tools as in serving, and the spans of characters that the assistant says.
+    """Renders a chat as in serving.
 
-    RequestError where they cannot be told.
+    Returns:
+        The text, and the spans of characters that the assistant wrote.
+
+    Raises:
+        RequestError: The spans cannot be determined.
     """
-    assert tokenizer.chat_template is not None, "who writes chats has a template"
+    assert tokenizer.chat_template is not None, "a tokenizer that renders chats has a template"
     template, options = tokenizer.chat_template, {"tools": tools, "continue_final_message": False}
     render = functools.partial(template.render, **options)
     text, literal = template.prompt(tokenizer.control_text, messages, add_generation_prompt=False, **options)
@@ -44,8 +48,8 @@ def write_chat(messages: Messages, tools: Sequence[dict[str, Any]], tokenizer: T
         )
         if not (after.startswith(before) and text.startswith(after)):
             raise RequestError(
-                f"its template does not write messages[{index}] behind those before it, "
-                "so the assistant's words cannot be told apart"
+                f"its template does not write messages[{index}] after those before it, "
+                "so the assistant's words cannot be found"
             )
         if len(after) == len(before):
             raise RequestError(f"its template writes nothing of messages[{index}], the assistant's")
@@ -54,14 +58,14 @@ def write_chat(messages: Messages, tools: Sequence[dict[str, Any]], tokenizer: T
 
 
 class ChatProcess:
-    """Writes chats in a process with limits, which starts with the first. Its owner closes it."""
+    """Renders chats in a process with limits, which starts with the first chat. Its owner closes it."""
 
     def __init__(self, model: Path):
         self._process = TextProcess(model, None, HANDLER)
         self.close = self._process.close
 
     def write(self, chats: Sequence[Chat]) -> list[Written | RequestError]:
-        """Each chat's text and spans, or the reason why there are none."""
+        """Returns each chat's text and spans, or the error."""
         written: list[Written | RequestError] = []
         batch: list[str] = []
         for chat in chats:
@@ -72,7 +76,7 @@ class ChatProcess:
         return written + self._batch(batch)
 
     def _batch(self, batch: list[str]) -> list[Written | RequestError]:
-        """A batch that exceeds the limits is written chat by chat, so that one alone is refused."""
+        """If a batch exceeds the limits, it is rendered chat by chat, so that only the faulty chat is refused."""
         if not batch:
             return []
         try:
@@ -86,7 +90,7 @@ class ChatProcess:
 
 
 def run(tokenizer: Tokenizer, _head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-    """What a worker does: of each chat its text and spans, or the reason why there are none, as JSON."""
+    """The worker's handler: returns each chat's text and spans, or its error, as JSON."""
     written: list[Written | str] = []
     try:
         for messages, tools in json.loads(body):

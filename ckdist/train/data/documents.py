@@ -1,7 +1,4 @@
-"""Texts and chats from text files, JSON lines and Parquet, one at a time, each with the place it came from.
-
-It knows no tokenizer.
-"""
+"""Reads texts and chats from text files, JSON lines and Parquet, one at a time, each with its file and line."""
 
 import glob
 import json
@@ -15,25 +12,31 @@ from ckdist.errors import ConfigError
 from ckdist.regular_file import open_regular
 from ckdist.train.data.records import BadLine, Document, columns_of, no_text, read_record
 
-PIECE_CHARACTERS = 1 << 16  # a longer text file is read in pieces that end at a line's end
+PIECE_CHARACTERS = 1 << 16  # a longer text file is read in pieces of whole lines
 MAX_LINE_BYTES = 64 << 20
 MAX_JSON_BYTES = 1 << 30
 LIBRARY = "{stdlib}"
 NEWLINE = "\n"
 LINES = (".jsonl", ".ndjson", ".jsonlines")
-# Data with a structure, archives and documents: their bytes are no text to learn.
+# Structured data, archives and documents: their bytes are not a text to learn.
 NOT_TEXT = re.compile(
     r"\.(7z|arrow|avro|bz2|csv|db|docx|epub|feather|gguf|gif|gz|h5|hdf5|ipc|jpe?g|lz4|mp[34]|msgpack|np[yz]|odt|orc|"
     r"pdf|pickle|pkl|png|pptx|pq|pth?|rar|rtf|safetensors|sqlite3?|tar|tfrecord|tgz|tsv|wav|xlsx?|xz|zip|zst)"
 )
-BINARY_BYTES = 8000  # a file with a byte 0 among its first is no text, as git has it
+BINARY_BYTES = 8000  # a file with a 0 among these first bytes is not a text, as in git
 
 
 def find_files(patterns: Iterable[str], warn: Callable[[str], None] = lambda _: None) -> list[Path]:
-    """The files that names and patterns stand for, each once, in order. `warn` is called for a file that two of them
-    name. ConfigError for a pattern that finds none.
+    """Returns the files that names and patterns match, each once, in order.
+
+    Args:
+        patterns: Names and patterns.
+        warn: Called with a message for a file that two of them match.
+
+    Raises:
+        ConfigError: A pattern matches no file.
     """
-    found: dict[Path, Path] = {}  # by where it really lies
+    found: dict[Path, Path] = {}  # by resolved path
     for pattern in patterns:
         written = pattern.replace(LIBRARY, glob.escape(sysconfig.get_paths()["stdlib"]))
         path = Path(written).expanduser()
@@ -56,7 +59,9 @@ def find_files(patterns: Iterable[str], warn: Callable[[str], None] = lambda _: 
 
 
 def read_documents(path: Path, text_column: str) -> Iterator[Document | BadLine]:
-    """What is in one file, by its ending. ConfigError for a file that cannot be read at all."""
+    """The documents of one file; its ending selects the format. Raises ConfigError if the file cannot be read
+    at all.
+    """
     kind = path.suffix.lower()
     try:
         if kind in LINES:
@@ -74,7 +79,6 @@ def read_documents(path: Path, text_column: str) -> Iterator[Document | BadLine]
 
 
 def _text(path: Path) -> Iterator[Document | BadLine]:
-    """A text file, in pieces."""
     piece, size, first, begins = [], 0, 1, True
     with open_regular(path) as file:
         if b"\0" in file.read(BINARY_BYTES):
@@ -96,7 +100,6 @@ def _text(path: Path) -> Iterator[Document | BadLine]:
 
 
 def _json_lines(path: Path, text_column: str) -> Iterator[Document | BadLine]:
-    """A file of JSON objects, one a line."""
     with open_regular(path) as file:
         for number, raw in enumerate(_lines(file), 1):
             if not raw.strip():
@@ -110,8 +113,9 @@ def _json_lines(path: Path, text_column: str) -> Iterator[Document | BadLine]:
 
 
 def _json(path: Path, text_column: str) -> Iterator[Document | BadLine]:
-    """A file of a list of records, of one record, or of one a line. ConfigError where a list breaks off: nothing tells
-    where the next record begins.
+    """Reads a list of records, one record, or one record per line.
+
+    Raises ConfigError if a list breaks off: the start of the next record cannot be found.
     """
     with open_regular(path) as file:
         data = file.read(MAX_JSON_BYTES + 1)
@@ -134,7 +138,6 @@ def _json(path: Path, text_column: str) -> Iterator[Document | BadLine]:
 
 
 def _skip_space(text: str, at: int) -> int:
-    """The first place from `at` on that is not JSON's white space."""
     while text[at : at + 1] in (" ", "\t", "\r", "\n"):
         at += 1
     return at
@@ -159,17 +162,17 @@ def _json_list(text: str, at: int, path: Path, text_column: str) -> Iterator[Doc
             raise ConfigError(f"{path}:{line} has {text[at : at + 20]!r} where a comma or the end of the list belongs")
         at = at if ended else _skip_space(text, at + 1)
     if rest := text[at + 1 :].strip():
-        raise ConfigError(f"{path} goes on behind its list with {rest[:20]!r}: write one list")
+        raise ConfigError(f"{path} has {rest[:20]!r} after its list: write one list")
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Lines, of which an endless one is cut."""
+    """Yields lines. A line longer than MAX_LINE_BYTES is split."""
     while line := file.readline(MAX_LINE_BYTES):
         yield line
 
 
 def _parquet(path: Path, text_column: str) -> Iterator[Document | BadLine]:
-    """A Parquet file, row by row; ConfigError without pyarrow, or where it cannot be read."""
+    """Reads a Parquet file row by row. Raises ConfigError without pyarrow, or if the file cannot be read."""
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -190,7 +193,7 @@ def _parquet(path: Path, text_column: str) -> Iterator[Document | BadLine]:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Rows of a table have every field of every other row: null where their own record had none."""
+    """Removes nulls: a row of a table has null for every field that only other rows have."""
     if isinstance(value, dict):
         return {name: _without_nulls(item) for name, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value

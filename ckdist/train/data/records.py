@@ -1,4 +1,4 @@
-"""One record of a data file as a text or a chat, or the reason why it is neither.
+"""Reads one record of a data file as a text or a chat, or returns the reason why it is neither.
 
 A record is refused rather than trained on in part: no field that changes the tokens is ignored.
 """
@@ -10,7 +10,7 @@ from typing import Any
 from ckdist.errors import RequestError
 from ckdist.tokens.chat_input import kind_of, read_message, read_tool_list
 
-# Forms of other trainers, by the keys that tell them, and how such a record is written here.
+# (keys of another trainer's form, how to write such a record here)
 OTHER_FORMS = (
     ({"conversations"}, "write ShareGPT's conversations as messages, each with a role (user, assistant) and a content"),
     ({"conversation"}, "write the conversation as messages, each with a role (user, assistant) and a content"),
@@ -24,12 +24,12 @@ OTHER_FORMS = (
     ({"question", "answer"}, "write question as the user's message, answer as the assistant's"),
 )
 NOT_READ = ("functions", "function_call", "tool_choice", "documents", "chat_template_kwargs", "chat_template")
-MOST_KEYS = 12  # of a record that a message shows
+MOST_KEYS = 12  # keys of a record that a message shows
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text, or a chat's messages and tools. `begins` and `ends`: this is the first, the last piece of its text."""
+    """A text, or a chat's messages and tools. `begins` and `ends`: this is the first (last) piece of its text."""
 
     where: str  # file:line
     text: str = ""
@@ -41,14 +41,14 @@ class Document:
 
 @dataclass(frozen=True)
 class BadLine:
-    """A line that cannot be used, and why not."""
+    """A line that cannot be used, and the reason."""
 
     where: str
     why: str
 
 
 def read_record(record: object, where: str, text_column: str) -> Document | BadLine:
-    """A JSON object or a row of a table. `messages` go before the text."""
+    """Reads a JSON object or a row of a table. `messages` have precedence over the text."""
     if not isinstance(record, dict):
         return BadLine(where, f"is {kind_of(record)}, not an object")
     if record.get("messages") is not None:
@@ -67,19 +67,21 @@ def read_record(record: object, where: str, text_column: str) -> Document | BadL
 
 
 def no_text(keys: list[str], text_column: str) -> str:
-    """Says which keys there are, which are read, and how a form that others know is written here."""
+    """A message for a record without a text: its keys, the keys that are read, and a remedy for other trainers'
+    forms.
+    """
     remedy = next((remedy for known, remedy in OTHER_FORMS if known <= set(keys)), "set text_column to the text's key")
     shown = ", ".join(map(str, keys[:MOST_KEYS])) + (", …" if len(keys) > MOST_KEYS else "")
     return f"has no text in {text_column!r} and no 'messages'; its keys are {shown[:200] or 'none'}: {remedy}"
 
 
 def columns_of(names: list[str], text_column: str) -> list[str]:
-    """Those columns of a table that `read_record` looks at."""
+    """The columns of a table that `read_record` reads."""
     return [name for name in names if name in (text_column, "messages", "tools", *NOT_READ)]
 
 
 def _chat(record: dict[str, Any], where: str) -> Document:
-    """RequestError for a chat that serving would not take, or that teaches nothing or the wrong thing."""
+    """Raises RequestError for a chat that serving would refuse, or that teaches nothing or the wrong thing."""
     if unread := [name for name in NOT_READ if record.get(name)]:
         raise RequestError(f"{unread[0]} is not read in training; remove it, or give tools and tool_calls")
     given, tools = record["messages"], record.get("tools")
@@ -100,7 +102,7 @@ def _chat(record: dict[str, Any], where: str) -> Document:
 
 
 def _check_order(roles: list[str]) -> None:
-    """RequestError for an order in which an answer has no question, or a question no answer."""
+    """Raises RequestError if an answer has no question, or a question no answer."""
     head = 0
     while head < len(roles) and roles[head] in ("system", "developer"):
         head += 1
@@ -123,7 +125,7 @@ def _check_order(roles: list[str]) -> None:
 
 
 def _check_message(message: dict[str, Any], name: str) -> None:
-    """RequestError for a field that would be ignored, and for an answer that says nothing."""
+    """Raises RequestError for a field that would be ignored, and for an empty answer."""
     calls = message.get("tool_calls")
     if message.get("function_call"):
         raise RequestError(f"{name}.function_call is not read; write it as tool_calls")
@@ -144,7 +146,7 @@ def _check_message(message: dict[str, Any], name: str) -> None:
 
 
 def _check_results(messages: list[dict[str, Any]]) -> None:
-    """RequestError for a tool's result that no call before it asked for."""
+    """Raises RequestError for a tool's result without an earlier call."""
     ids: list[Any] = []
     for index, message in enumerate(messages):
         if message["role"] == "assistant":

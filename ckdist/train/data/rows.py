@@ -1,10 +1,11 @@
-"""A token cache as rows of one length, in an order that depends on seed and epoch alone.
+"""A token cache as rows of one length. Their order depends only on seed and epoch.
 
-Texts are laid end to end and cut at every row's end, so nothing is padded but the last row. Chats are kept whole, since
-half of one teaches answers without their questions: each goes to the first open row with room, and what is longer than
-a row is cut off. Among chats a text is cut into pieces of a row's length, which are laid as they are. Rows are then
-shuffled, so that a batch is not of one text. A row is a pure function of (seed, epoch, row), so a place in the data is
-two numbers.
+Texts are laid end to end and cut at every row's end, so only the last row is padded. Chats stay whole, because half a
+chat teaches answers without their questions. Each chat goes to the first open row with room, and is truncated if it is
+longer than a row. In data with chats, a text is cut into pieces of a row's length, which are placed like chats.
+
+Rows are then shuffled, so that a batch does not come from one text. A row is a pure function of (seed, epoch, row), so
+two numbers are a position in the data.
 """
 
 from functools import lru_cache
@@ -14,15 +15,22 @@ import numpy as np
 
 from ckdist.train.data.cache import TokenCache
 
-OPEN_ROWS = 64  # that a chat or a piece of a text is tried in
-Pieces: TypeAlias = list[tuple[int, int, int]]  # begin, end of tokens in the cache, and where the document ends
+OPEN_ROWS = 64  # rows that first fit tries
+Pieces: TypeAlias = list[tuple[int, int, int]]  # begin and end in the cache's tokens, and the document's end
 
 
 class Rows:
-    """The rows of some of a cache's documents. `shuffle` off: in their own order, for validation."""
+    """The rows of some of a cache's documents.
+
+    Args:
+        cache: The tokens.
+        documents: Indices of the documents, (documents,).
+        length: Tokens of a row.
+        seed: Seed of the order.
+        shuffle: False: the documents' own order, for validation.
+    """
 
     def __init__(self, cache: TokenCache, documents: np.ndarray, length: int, seed: int, shuffle: bool = True) -> None:
-        """`documents`: which, (documents,); `length`: tokens of a row."""
         self.cache, self.documents, self.length, self.seed, self.shuffle = cache, documents, length, seed, shuffle
         self.whole = cache.learned is not None
         self._whole_rows = lru_cache(maxsize=2)(lambda epoch: self._pack(self._order(epoch)))
@@ -32,11 +40,11 @@ class Rows:
         )
 
     def count(self, epoch: int) -> int:
-        """Rows of an epoch."""
+        """Number of rows of an epoch."""
         return len(self._whole_rows(epoch)) if self.whole else -(-int(self._ends(epoch)[1][-1]) // self.length)
 
     def row(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray, list[int]]:
-        """Ids and targets, int32, at most (length,), and where the row's sequences begin."""
+        """(ids, targets, starts of sequences) of a row: int32, at most (length,)."""
         ids, targets, starts, at = [], [], [], 0
         for begin, end, last in self._pieces(epoch, index):
             tokens = np.asarray(self.cache.tokens[begin : min(end + 1, last)], np.int32)
@@ -52,7 +60,6 @@ class Rows:
         return np.concatenate(ids), np.concatenate(targets), starts
 
     def _pieces(self, epoch: int, index: int) -> Pieces:
-        """What a row is made of."""
         index = int(self._places(epoch)[index]) if self.shuffle else index
         if self.whole:
             return self._whole_rows(epoch)[index]
@@ -74,12 +81,12 @@ class Rows:
         return order
 
     def _lay_out(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
-        """The documents in an epoch's order, and where each ends among its tokens, both (documents,)."""
+        """(documents in an epoch's order, end of each among its tokens), both (documents,)."""
         order = self._order(epoch)
         return order, np.cumsum(self.cache.starts[order + 1] - self.cache.starts[order])
 
     def _pack(self, order: np.ndarray) -> list[Pieces]:
-        """Pieces of each row: first fit among the rows that were opened last."""
+        """The pieces of each row, by first fit among the rows opened last."""
         rows: list[Pieces] = []
         room: list[int] = []
         for document in order.tolist():
@@ -96,7 +103,7 @@ class Rows:
         return rows
 
     def _cut(self, document: int) -> Pieces:
-        """A chat's beginning, or all of a text, whose every token is learned."""
+        """The start of a chat, or all pieces of a text. All tokens of a text are learned."""
         begin, last = int(self.cache.starts[document]), int(self.cache.starts[document + 1])
         learned = self.cache.learned
         until = last if learned is None or learned[begin:last].all() else begin + 1
@@ -104,7 +111,7 @@ class Rows:
 
 
 def split(cache: TokenCache, percentage: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Documents to train on and documents that are held out, both in their own order."""
+    """Returns the documents to train on and the held-out documents, both in their own order."""
     held = min(int(np.ceil(cache.documents * percentage / 100)), cache.documents - 1) if percentage else 0
     chosen = np.zeros(cache.documents, bool)
     chosen[np.random.default_rng((seed, 1 << 32)).permutation(cache.documents)[:held]] = True

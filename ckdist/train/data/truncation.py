@@ -1,4 +1,4 @@
-"""Chats and texts against max_length: how many are truncated, and how many of their tokens are never learned."""
+"""Chats and texts longer than max_length: how many are truncated, and how many of their tokens are never learned."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import numpy as np
 from ckdist.errors import ConfigError
 from ckdist.train.data.cache import TokenCache
 
-BLOCK = 512  # documents that are counted at once, which bounds memory
+BLOCK = 512  # documents that are counted at once; bounds memory
 
 
 @dataclass
@@ -18,7 +18,7 @@ class Truncation:
     truncated: int = 0  # chats that are longer than max_length
     unlearned: int = 0  # chats that keep no learned token
     answers: int = 0  # learned tokens of chats
-    lost: int = 0  # of those, the ones behind max_length
+    lost: int = 0  # of those, the ones beyond max_length
     texts: int = 0
     divided: int = 0  # texts that are longer than max_length: each part attends to itself alone
     targets: int = 0  # tokens with a loss, of chats and texts
@@ -41,7 +41,7 @@ def _add_block(
 ) -> None:
     """Adds the documents of `block`, whose tokens are [begins, ends)."""
     sizes = ends - begins
-    # The first token of a document is never a target; the one behind a row's end still is.
+    # The first token of a document is never a target. The one after a row's end still is.
     within = np.minimum(begins + length + 1, ends)
     if cache.learned is None:
         all_learned = np.ones(len(block), bool)
@@ -72,9 +72,16 @@ def _add_block(
 
 
 def describe_truncation(counts: Truncation, cache: TokenCache, length: int, name: str) -> list[str]:
-    """Lines about what is truncated; none if nothing is. `name`: of the data, train_file or validation_file.
+    """Returns lines about truncated documents; none if nothing is truncated.
 
-    ConfigError if no token would be learned, or every answer is truncated away.
+    Args:
+        counts: The counts.
+        cache: The tokens.
+        length: max_length.
+        name: train_file or validation_file, for the lines.
+
+    Raises:
+        ConfigError: No token would be learned, or every answer is truncated away.
     """
     lines = []
     if counts.truncated:
