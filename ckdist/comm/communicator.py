@@ -206,16 +206,17 @@ def open_communicator(
     """Opens the communicator of all ranks of a world. A collective call.
 
     Args:
-        transport: auto: shared memory inside a host, and the fastest measured transport between hosts
-            (`choose_transport`). A name: that transport between hosts, and on a single host in place of shared memory.
+        world: The ranks.
+        transport: auto: shared memory inside a host, the fastest measured transport between hosts (`choose_transport`).
+            A name: that transport between hosts, and on a single host in place of shared memory.
         timeout: Longest wait for a peer, in seconds.
         spins: Polls of a flag before a waiting thread sleeps. Default: many; few if ranks outnumber CPUs.
         share: False: no shared memory at all.
         arena_bytes: Size of each rank's shared arena. The largest value of all ranks counts.
         lanes: TCP connections between two ranks.
-        interface: Name or address that tcp and verbs use; verbs also takes an RDMA device's name. Default:
-            CKDIST_INTERFACE.
+        interface: Name or address for tcp and verbs, or an RDMA device's name for verbs. Default: CKDIST_INTERFACE.
         thresholds: Sizes from which another algorithm is used. Rank 0's count; default: the measured ones.
+        log: Receives lines about connections that were dropped.
 
     Raises:
         ConfigError, CommError: The same error on every rank.

@@ -59,7 +59,9 @@ def test_experts_come_again_as_in_a_cache_that_gives_up_at_random(always):
 
 
 @settings(max_examples=40, deadline=None)
-@given(used=st.floats(0.01, 1.0), rows=st.integers(1, 16), shared_choices=st.floats(0.0, 1.0), size=st.floats(1e6, 1e10))
+@given(
+    used=st.floats(0.01, 1.0), rows=st.integers(1, 16), shared_choices=st.floats(0.0, 1.0), size=st.floats(1e6, 1e10)
+)
 def test_more_bytes_are_never_read_faster(used, rows, shared_choices, size):
     rate = lambda between: CACHED.read_rate(8, 1, between)
     hit = lambda part, steps: experts_hit(part, steps * rows, shared_choices)

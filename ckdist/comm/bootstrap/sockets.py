@@ -21,15 +21,14 @@ def connect_ranks(
     """Connects every two ranks. A collective call.
 
     Args:
-        interface: Name or address that this rank listens at. Default: the address that reached the master, else
-            `common_address`.
-        lanes: Data connections between two ranks. Several help if one cannot fill the link; 0 if another transport
-            carries data.
+        world: The ranks.
+        interface: Name or address to listen at. Default: the address that reached the master, else `common_address`.
+        lanes: Data connections between two ranks: several for fast links, 0 if another transport carries data.
+        log: Receives lines about connections that were dropped.
         seconds: Time limit.
 
     Returns:
-        File descriptors (size * (lanes + 1)), -1 for this rank itself. The last one of each rank carries heartbeats
-        alone.
+        File descriptors (size * (lanes + 1)), -1 for this rank itself. Each rank's last one carries only heartbeats.
 
     Raises:
         ConfigError: A rank cannot listen. Every rank raises it.
