@@ -18,7 +18,6 @@ class Operation(Generic[Result]):
 
     Args:
         communicator: The communicator that keeps it alive.
-        handle: The native operation.
         result: Returned by `wait`.
         used: Objects that must stay alive until then.
     """

@@ -24,7 +24,6 @@ class Window:
     that rank's next call (or the timeout). Data that was `put` is visible when the owner's `wait` returns.
 
     Args:
-        communicator: Its ranks.
         number: Index of the window in the communicator, the same on every rank.
         array: This rank's memory.
     """

@@ -121,15 +121,10 @@ class Folder:
         return self.at(found[-1])
 
     def save(self, state: TrainState, write: Callable[[Path], dict[str, str]], keep: int) -> Path:
-        """Writes the checkpoint of `state`, then removes all but the last `keep`.
+        """Writes the checkpoint of `state`, then removes all but the last `keep` (0: none).
 
-        Args:
-            state: The progress.
-            write: Writes the files into a folder and returns file name -> SHA-256.
-            keep: 0: remove none.
-
-        Raises:
-            EngineError: The disk is full, or the folder cannot be written.
+        `write` writes the files into a folder and returns file name -> SHA-256. Raises EngineError if the disk is full
+        or the folder cannot be written.
         """
         target, temporary = self.at(state.step), self.path / f"{_TEMPORARY}{state.step}.{os.getpid()}"
         try:

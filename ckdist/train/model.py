@@ -44,29 +44,17 @@ INITIALIZER_RANGE = 0.02
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model and the weights to train.
-
-    Attributes:
-        spec: The model.
-        config: config.json of the result.
-        program: The loss on one rank.
-        weights: The trained weights, in the program's order.
-        load: load(name) is the initial value, float32, of any weight of the program.
-        lora: LoRA's settings, or None.
-        tracer: Wrote `program`.
-        checkpoint: The base model, or None for a new model.
-        tokenizer_folder: A folder, or a GGUF.
-    """
+    """A model and the weights to train."""
 
     spec: ModelSpec
-    config: Mapping[str, Any]
-    program: Program
-    weights: tuple[Weight, ...]
-    load: Callable[[str], np.ndarray]
+    config: Mapping[str, Any]  # config.json of the result
+    program: Program  # the loss on one rank
+    weights: tuple[Weight, ...]  # the trained ones, in the program's order
+    load: Callable[[str], np.ndarray]  # name -> initial value, float32, of any weight of the program
     lora: Lora | None
-    tracer: Callable[..., TrainingTracer]
-    checkpoint: Checkpoint | None
-    tokenizer_folder: Path
+    tracer: Callable[..., TrainingTracer]  # wrote `program`
+    checkpoint: Checkpoint | None  # the base model; None for a new model
+    tokenizer_folder: Path  # a folder, or a GGUF
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -74,15 +62,9 @@ class TrainedModel:
         return {w.name: shape_of(w) for w in self.weights}
 
     def lowered(self, config: TrainConfig, mesh: Mesh, batches: int) -> LossProgram:
-        """Returns the steps of this rank of a mesh.
+        """Returns the steps of this rank of a mesh. `batches`: most batches of a replica in one step.
 
-        Args:
-            config: The settings.
-            mesh: The mesh with this rank's coordinates.
-            batches: Most batches of a replica in one step.
-
-        Raises:
-            ConfigError: The model cannot be sharded over this mesh.
+        Raises ConfigError if the model cannot be sharded over this mesh.
         """
         chunks = config.virtual_pipeline_parallel_size
         stage = TrainingStage.of(mesh, self.program, set(self.weights), chunks, batches)
@@ -208,13 +190,8 @@ def balanced(spec: ModelSpec, coefficient: float) -> ModelSpec:
 def open_tokenizer(config: TrainConfig, model: TrainedModel, make: bool) -> Tokenizer:
     """Returns the tokenizer of `model`.
 
-    Args:
-        config: The settings.
-        model: The model.
-        make: For a new model without tokenizer_name: train the tokenizer on the data if it does not exist yet.
-
-    Raises:
-        ConfigError: It cannot be made, or has more tokens than the model.
+    `make`: for a new model without tokenizer_name, train it on the data if it does not exist yet. Raises ConfigError if
+    it cannot be made, or has more tokens than the model.
     """
     folder = model.tokenizer_folder
     trained_here = not config.tokenizer_name and not config.model_name_or_path

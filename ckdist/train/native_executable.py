@@ -212,17 +212,8 @@ class NativeExecutable:
         """Adds gradients to `gradients` and returns the sum of losses of this rank's replica.
 
         For a chunk without the loss it returns 0, and the gradients belong to the values that `forward` left in the
-        slot.
-
-        Args:
-            batch: The tokens.
-            reduce: Then sum the gradients over all replicas.
-            chunk: Index among this stage's chunks.
-            slot: The slot of `forward`.
-
-        Raises:
-            ConfigError: The batch does not fit.
-            CommError: A rank died or stalled.
+        slot. With `reduce`, the gradients are then summed over all replicas. Raises ConfigError for a batch that does
+        not fit, CommError if a rank died or stalled.
         """
         return self._run(batch, chunk, slot, True, reduce)
 

@@ -25,11 +25,7 @@ class Pass(NamedTuple):
 def passes(stage: int, stages: int, chunks: int, batches: int) -> list[Pass]:
     """The passes of a stage in one step, in order.
 
-    Args:
-        stage: Number of the stage.
-        stages: Number of stages.
-        chunks: Chunks of layers per stage.
-        batches: Batches of the step; with several chunks a multiple of `stages`.
+    If there are several chunks of layers per stage, `batches` is a multiple of `stages`.
     """
     order = [
         (chunk, batch)

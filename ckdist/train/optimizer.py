@@ -45,8 +45,6 @@ class Optimizer:
     `state[name]` is this rank's part, float32, of the arena's elements [begin, end).
 
     Args:
-        config: The settings.
-        parameters: The trained weights.
         gradients: Their gradients.
         ranks: The communicators. Default: this rank alone.
         pool: The threads. Default: one.

@@ -14,17 +14,11 @@ from ckdist.train.stage import TrainingStage
 
 @dataclass(frozen=True)
 class StepSums:
-    """The results of one step on this rank.
+    """The results of one step on this rank."""
 
-    Attributes:
-        loss: Sum of losses; 0 on ranks without the model's last layers.
-        balance: Sum of load-balancing losses; 0 on the same ranks.
-        busy: Seconds in which this rank did not wait for other stages.
-    """
-
-    loss: float
-    balance: float
-    busy: float
+    loss: float  # sum of losses; 0 on ranks without the model's last layers
+    balance: float  # sum of load-balancing losses; 0 on the same ranks
+    busy: float  # seconds in which this rank did not wait for other stages
 
 
 def forward_backward(executable: TrainingExecutable, stage: TrainingStage, batches: Sequence[PackedBatch]) -> StepSums:

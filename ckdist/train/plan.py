@@ -27,19 +27,12 @@ MOST_MESHES = 256  # limit of the search
 
 @dataclass(frozen=True)
 class TrainingAnswer:
-    """The prediction for one mesh.
-
-    Attributes:
-        mesh: Replicas, stages and shards.
-        memory: Bytes of the first rank, by content.
-        times: Seconds of a step; None if it does not fit.
-        tokens: Tokens of a step over all replicas.
-    """
+    """The prediction for one mesh."""
 
     mesh: Mesh
-    memory: Mapping[str, int]
-    times: Times | None
-    tokens: int
+    memory: Mapping[str, int]  # bytes of the first rank, by content
+    times: Times | None  # of a step; None if it does not fit
+    tokens: int  # of a step, over all replicas
 
     @property
     def total(self) -> int:
@@ -57,15 +50,8 @@ def training_answers(
 ) -> list[TrainingAnswer]:
     """Predictions for every possible mesh of the ranks, fastest first. Those that do not fit come last.
 
-    Args:
-        spec: The model.
-        cluster: The hosts.
-        tokens: Tokens of a step of each replica.
-        method: full or lora.
-        batches: Batches of a step.
-
-    Raises:
-        ConfigError: The model cannot be trained.
+    `tokens`: tokens of a step of each replica, in `batches` batches. `method`: full or lora. Raises ConfigError if the
+    model cannot be trained.
     """
     found, problem = [], None
     for mesh in training_meshes(cluster, len(spec.layers)):

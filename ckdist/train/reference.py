@@ -19,8 +19,6 @@ class ReferenceExecutable:
 
     Args:
         program: Ends in the loss and has no collectives.
-        spec: The model.
-        wrt: The trained weights.
         load: load(name) returns a weight's initial value.
         communicator: The replicas, over which gradients are summed.
         recompute: Passed to `autodiff.backward`.

@@ -65,7 +65,6 @@ class Report:
     """Rank 0's output. Its owner closes it.
 
     Args:
-        output_dir: Folder of metrics.jsonl.
         start: The step to resume from. Later lines of an earlier run are dropped.
         steps: Number of steps.
         report_to: May name tensorboard.

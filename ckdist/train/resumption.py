@@ -59,12 +59,9 @@ def check_settings(config: TrainConfig, saved: TrainState, checkpoint: Path) -> 
 
 
 def changed_settings(config: TrainConfig, saved: TrainState, state: TrainState) -> str:
-    """Describes the changes since the checkpoint, with both values; empty if there are none.
+    """Describes the changes since the checkpoint `saved`, with both values; empty if there are none.
 
-    Args:
-        config: The present settings.
-        saved: The checkpoint's state.
-        state: The present state, with the planned steps.
+    `state` has the steps that are planned now.
     """
     if not saved.settings:
         return "does not record its settings: whether they have changed is not known"

@@ -18,7 +18,6 @@ class Shards:
 
     Args:
         weights: This stage's weights.
-        mesh: The mesh with this rank's coordinates.
         stages: The weights of each stage. Default: one stage.
 
     Raises:

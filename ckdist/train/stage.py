@@ -21,19 +21,12 @@ MAX_CHUNKS = 256  # of a model: each uses its own message tags
 
 @dataclass(frozen=True)
 class TrainingStage:
-    """The `number`-th of `count` stages.
-
-    Attributes:
-        number: From 0.
-        count: Number of stages.
-        slices: The layers of each of the model's chunks.
-        waiting: For each chunk of this stage, the most batches between their forward and backward pass.
-    """
+    """The `number`-th of `count` stages."""
 
     number: int
     count: int
-    slices: tuple[Range, ...]
-    waiting: tuple[int, ...]
+    slices: tuple[Range, ...]  # layers of each of the model's chunks
+    waiting: tuple[int, ...]  # by chunk of this stage: most batches between forward and backward pass
 
     @property
     def chunks(self) -> tuple[Stage, ...]:
@@ -52,17 +45,9 @@ class TrainingStage:
 
     @staticmethod
     def of(mesh: Mesh, program: Program, trained: Collection[Weight], chunks: int, batches: int) -> "TrainingStage":
-        """Returns this rank's stage.
+        """Returns this rank's stage of `chunks` chunks of layers, for steps of at most `batches` batches.
 
-        Args:
-            mesh: The mesh with this rank's coordinates.
-            program: The loss.
-            trained: The trained weights.
-            chunks: Chunks of layers per stage.
-            batches: Most batches of a step.
-
-        Raises:
-            ConfigError: There are too few layers.
+        Raises ConfigError if there are too few layers.
         """
         count, layers = mesh.size("pp"), len(program.boundaries) - 1
         if count == 1:

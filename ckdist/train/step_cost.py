@@ -38,21 +38,13 @@ WAITING_KINDS = "reduce_gradients", "all_reduce", "recv_rows", "send_rows", "pac
 
 @dataclass(frozen=True)
 class Work:
-    """The work of one rank.
+    """The work of one rank."""
 
-    Attributes:
-        products: Operations of matrix products per token.
-        attention: Operations of attention per token.
-        elements: Elements of row steps per token.
-        packed: Bytes of weights that are packed per batch.
-        gradients: Bytes of matrix gradients per batch.
-    """
-
-    products: float = 0.0
-    attention: float = 0.0
-    elements: float = 0.0
-    packed: float = 0.0
-    gradients: float = 0.0
+    products: float = 0.0  # operations of matrix products per token
+    attention: float = 0.0  # operations of attention per token
+    elements: float = 0.0  # elements of row steps per token
+    packed: float = 0.0  # bytes of weights that are packed per batch
+    gradients: float = 0.0  # bytes of matrix gradients per batch
 
     def plus(self, other: "Work") -> "Work":
         """The sum of both."""
@@ -61,21 +53,13 @@ class Work:
 
 @dataclass(frozen=True)
 class TrainingStepCost:
-    """Predicts the steps of a rank's program.
-
-    Attributes:
-        program: The program.
-        cluster: The hosts.
-        sequence: Tokens of a sequence.
-        recompute: Layers are computed again in the backward pass.
-        tracer: Wrote the program.
-    """
+    """Predicts the steps of a rank's program."""
 
     program: LossProgram
     cluster: Cluster
-    sequence: int
-    recompute: bool = True
-    tracer: Callable[..., TrainingTracer] = TrainingTracer
+    sequence: int  # tokens of a sequence
+    recompute: bool = True  # layers are computed again in the backward pass
+    tracer: Callable[..., TrainingTracer] = TrainingTracer  # wrote the program
 
     @property
     def mesh(self) -> Mesh:
@@ -106,11 +90,7 @@ class TrainingStepCost:
         """Seconds of a step: batches * slowest stage + waiting + exchange and optimizer.
 
         The slowest stage waits for one batch of each other stage, divided by its chunks. For equal stages this is
-        `one_f_one_b.bubble`.
-
-        Args:
-            tokens: Tokens of the step of each replica.
-            batches: Batches of the step.
+        `one_f_one_b.bubble`. `tokens`: tokens of the step of each replica.
         """
         stages = [self._batch(*work, tokens / batches) for work in self.stage_work]
         times = max(stages, key=lambda stage: stage.total)

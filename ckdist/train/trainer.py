@@ -392,12 +392,8 @@ class Trainer:
         return self.cost.step(-(-tokens // self.ranks.mesh.size("dp")), batches).total
 
     def _bubble(self, seconds: float, busy: float, batches: int) -> dict[str, float]:
-        """The report's bubble fields, measured and by formula. A collective call.
-
-        Args:
-            seconds: Duration of the step's passes.
-            busy: Seconds of them in which this rank computed.
-            batches: Batches of the step.
+        """The report's bubble fields of a step of `seconds`, in which this rank computed for `busy`. A
+        collective call.
         """
         if self.stage.count == 1:
             return {}

@@ -29,17 +29,11 @@ EVAL_ROWS = 256  # most rows of max_length of a validation loss
 
 @dataclass(frozen=True)
 class TrainingData:
-    """The data of a training.
-
-    Attributes:
-        batches: The training steps.
-        validation: The rows of the validation loss; None if there is none.
-        digest: Digest of the training tokens.
-    """
+    """The data of a training."""
 
     batches: FileBatches | OwnBatches
-    validation: Rows | None = None
-    digest: str = ""
+    validation: Rows | None = None  # rows of the validation loss; None if there is none
+    digest: str = ""  # of the training tokens
 
 
 def open_data(
@@ -52,16 +46,8 @@ def open_data(
 ) -> TrainingData:
     """Opens a user's `source`, or the files. A collective call.
 
-    Args:
-        config: The settings.
-        world: The ranks.
-        mesh: The mesh with this rank's coordinates.
-        tokenizer: The tokenizer.
-        tokenizer_folder: Folder of `tokenizer`. A process with limits renders chats with its template.
-        source: A user's source of batches, or None.
-
-    Raises:
-        ConfigError: Nothing can be learned from the data.
+    A process with limits renders chats with the template in `tokenizer_folder`. Raises ConfigError if nothing can be
+    learned from the data.
     """
     if source is not None:
         return _own_batches(config, mesh, source)

@@ -30,7 +30,6 @@ class BootstrapConnection:
     """This rank's end of its connection to rank `peer`.
 
     Args:
-        peer: The other rank.
         connection: A connected socket, which this object takes over.
         quiet: Seconds before the peer's first heartbeat is expected.
     """

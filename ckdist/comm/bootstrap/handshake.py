@@ -166,8 +166,6 @@ class Listener:
     Args:
         address: Address to listen at.
         port: 0: any free port.
-        rank: This rank.
-        secret: The job's secret.
         patience: Seconds until a client must have proved itself.
         log: Receives the lines.
 

@@ -30,8 +30,6 @@ class StarWorld:
     """A World over connections that a subclass makes.
 
     Args:
-        rank: This rank.
-        size: Number of ranks.
         secret: The job's common secret, or None if the connections themselves are trusted.
     """
 

@@ -99,11 +99,8 @@ class TcpWorld(StarWorld):
     """A job's ranks over TCP. The constructor is a collective call.
 
     Args:
-        rank: This rank.
-        size: Number of ranks.
         master: Rank 0's address.
         port: Rank 0's port.
-        secret: The job's secret.
         interface: Name or address that this rank uses.
         timeout: Seconds until all ranks must have connected.
         host: Name of this rank's host. Default: the machine's.

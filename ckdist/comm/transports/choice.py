@@ -30,19 +30,12 @@ lib, ffi = native.lib, native.ffi
 
 @dataclass(frozen=True)
 class ChosenTransport:
-    """A transport that was opened.
-
-    Attributes:
-        name: Its name.
-        handle: Belongs to the communicator that is made of it.
-        reason: One line that says why it was chosen.
-        times: Seconds of exchanges of `SMALL` and `LARGE` bytes between hosts, if several transports were compared.
-    """
+    """A transport that was opened."""
 
     name: str
-    handle: CData
-    reason: str
-    times: tuple[float, float] | None = None
+    handle: CData  # belongs to the communicator that is made of it
+    reason: str  # why it was chosen, in one line
+    times: tuple[float, float] | None = None  # of exchanges of SMALL and LARGE bytes, if several were compared
 
 
 def choose_transport(

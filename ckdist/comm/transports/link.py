@@ -12,15 +12,10 @@ LEAST_SECONDS = 1e-6  # lower bound of a message: clocks and queues make short o
 
 @dataclass(frozen=True)
 class Link:
-    """seconds(bytes) = seconds + bytes / rate.
+    """seconds(bytes) = seconds + bytes / rate."""
 
-    Attributes:
-        seconds: Latency of a message.
-        rate: Bytes per second.
-    """
-
-    seconds: float
-    rate: float
+    seconds: float  # latency of a message
+    rate: float  # bytes per second
 
     def message(self, count: float) -> float:
         """Seconds of a message of `count` bytes."""

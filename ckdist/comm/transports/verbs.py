@@ -196,16 +196,9 @@ def verbs_works(interface: str | None = None) -> tuple[bool, str]:
 def open_verbs(world: World, interface: str | None = None, timeout: float = 30.0) -> CData:
     """Opens the native verbs transport (struct ckdist_transport *) between all ranks. A collective call.
 
-    It is tested with one message around the ring of ranks.
-
-    Args:
-        world: The ranks.
-        interface: Name or address of a network interface, or name of an RDMA device. Default: an active port near this
-            rank's NUMA node.
-        timeout: Longest wait for a peer, in seconds.
-
-    Raises:
-        ConfigError: It does not work on some rank. All ranks raise it.
+    It is tested with one message around the ring of ranks. `interface`: name or address of a network interface, or name
+    of an RDMA device; default: an active port near this rank's NUMA node. Raises ConfigError on all ranks if it does
+    not work on some rank.
     """
     transport: VerbsTransport | None = None
     choice = why = ""
@@ -262,8 +255,6 @@ class VerbsTransport:
 
     Args:
         choice: The port and GID.
-        rank: This rank.
-        size: Number of ranks.
         timeout: Longest wait, in seconds.
 
     Raises:

@@ -42,9 +42,6 @@ class FileBatches:
     """Steps over the rows of a data set, epoch after epoch.
 
     Args:
-        rows: The data.
-        rank: This replica.
-        size: Number of replicas.
         per_device: Rows of a micro-batch.
         accumulation: Micro-batches of a step.
         position: The first row.
@@ -94,8 +91,6 @@ class OwnBatches:
 
     Args:
         source: source(step, rank, size) returns batches.
-        rank: This replica.
-        size: Number of replicas.
         tokens: Batches are padded to this many tokens.
         position: The first step.
     """

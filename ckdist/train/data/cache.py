@@ -69,18 +69,8 @@ def open_cache(
 ) -> TokenCache:
     """Returns the tokens of `files`, and makes them first if they do not exist.
 
-    Args:
-        directory: Folder of all caches.
-        files: The data.
-        tokenizer: The tokenizer.
-        text_column: Field of the text in a record.
-        bad_lines: error or skip.
-        write_chats: Renders chats.
-        progress: Show a bar and warnings.
-
-    Raises:
-        ConfigError: A line is bad, or there are no tokens.
-        EngineError: The cache cannot be written.
+    `bad_lines`: error or skip. `progress`: show a bar and warnings. Raises ConfigError if a line is bad or there are no
+    tokens, EngineError if the cache cannot be written.
     """
     folder = directory / cache_key(files, tokenizer, text_column, bad_lines)
     is_made = (folder / "meta.json").is_file()

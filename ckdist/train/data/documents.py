@@ -29,12 +29,8 @@ BINARY_BYTES = 8000  # a file with a 0 among these first bytes is not a text, as
 def find_files(patterns: Iterable[str], warn: Callable[[str], None] = lambda _: None) -> list[Path]:
     """Returns the files that names and patterns match, each once, in order.
 
-    Args:
-        patterns: Names and patterns.
-        warn: Called with a message for a file that two of them match.
-
-    Raises:
-        ConfigError: A pattern matches no file.
+    `warn` is called with a message for a file that two of them match. Raises ConfigError if one of them matches no
+    file.
     """
     found: dict[Path, Path] = {}  # by resolved path
     for pattern in patterns:

@@ -23,7 +23,6 @@ class Rows:
     """The rows of some of a cache's documents.
 
     Args:
-        cache: The tokens.
         documents: Indices of the documents, (documents,).
         length: Tokens of a row.
         seed: Seed of the order.

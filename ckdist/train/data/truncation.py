@@ -72,16 +72,9 @@ def _add_block(
 
 
 def describe_truncation(counts: Truncation, cache: TokenCache, length: int, name: str) -> list[str]:
-    """Returns lines about truncated documents; none if nothing is truncated.
+    """Returns lines about truncated documents of `name`, train_file or validation_file; none if nothing is truncated.
 
-    Args:
-        counts: The counts.
-        cache: The tokens.
-        length: max_length.
-        name: train_file or validation_file, for the lines.
-
-    Raises:
-        ConfigError: No token would be learned, or every answer is truncated away.
+    Raises ConfigError if no token would be learned, or every answer is truncated away.
     """
     lines = []
     if counts.truncated:
