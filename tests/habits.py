@@ -51,8 +51,8 @@ NATIVE = (".cpp", ".h")
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
 # Words with a meaning in this project only, each with the field's word. If a word is also plain English, its pattern
-# matches the private sense only: ranks *cut* tensors and pass messages over *wires*, but an answer may be cut short, and
-# bytes go over the wire. `--reorganize` is the former name of a public flag, and wire$i a device that the virtual
+# matches the private sense only: ranks *cut* tensors and pass messages over *wires*, but an answer may be cut short,
+# and bytes go over the wire. `--reorganize` is the former name of a public flag, and wire$i a device that the virtual
 # machine's script makes.
 SHARDED = r"tokens?|tensors?|heads?|ffn|matri(?:x|ces)|layers?|dim(?:ension)?s?|batch|columns|work|weights"
 PRIVATE_WORDS = {
