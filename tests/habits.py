@@ -1,11 +1,12 @@
-"""Counts habits that the project wants, and holds them against the record: `make lint`.
+"""Counts faults of style and compares them with the record: `make lint`.
 
     python tests/habits.py            a table of what is counted: first on record, last on record, now
-    python tests/habits.py --check    also fails where a count is above the last on record
+    python tests/habits.py --check    also fails if a count is above the last on record
     python tests/habits.py --update   writes the counts of today as the last on record
     ... --quick                       leaves out the tools that take longer than a second
 
-The record is tests/habits.json. A count whose goal is 0 may fall and never rise, so a merge cannot bring a new finding.
+The record is tests/habits.json. A count may fall and never rise, so a merge cannot bring a new finding. The goal is 0,
+and for docstrings of "English" less than 3 %: `python tests/plain_english.py` prints the shares.
 """
 
 import argparse
@@ -19,6 +20,9 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias
+
+import plain_english
 
 ROOT = pathlib.Path(__file__).parent.parent
 RECORD = ROOT / "tests" / "habits.json"
@@ -44,11 +48,12 @@ TEXT = (
 )
 DATA = ("tests/golden/", "tests/native/golden/", "LICENSE", "ckdist/models/bundled/")
 NATIVE = (".cpp", ".h")
+Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
-# Words that mean something in this project alone; beside each the field's. Where the word is also plain English, the
-# pattern takes the private sense alone: ranks *cut* tensors and pass messages over *wires*, but an answer may be cut
-# short, a request has what it asked for, and bytes go over the wire. `--reorganize` is the former name of a
-# public flag, and wire$i a device that the virtual machine's script makes.
+# Words with a meaning in this project only, each with the field's word. If a word is also plain English, its pattern
+# matches the private sense only: ranks *cut* tensors and pass messages over *wires*, but an answer may be cut short,
+# and bytes go over the wire. `--reorganize` is the former name of a public flag, and wire$i a device that the virtual
+# machine's script makes.
 SHARDED = r"tokens?|tensors?|heads?|ffn|matri(?:x|ces)|layers?|dim(?:ension)?s?|batch|columns|work|weights"
 PRIVATE_WORDS = {
     r"[Mm]eeting": "shared-memory rendezvous",
@@ -72,7 +77,7 @@ PRIVATE_WORDS = {
 
 
 def tracked() -> list[str]:
-    """The repository's text files by their paths from its root; data that others made is left out."""
+    """Paths of the repository's text files, relative to its root, without data that others made."""
     names = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT,
@@ -88,7 +93,7 @@ def text_of(name: str) -> str:
 
 
 def long_lines(names: list[str]) -> int:
-    """Lines over the limit, but for rows of Markdown's tables, which cannot be broken."""
+    """Lines over the limit. Rows of Markdown tables cannot be broken, so they do not count."""
     return sum(
         len(line) > COLUMNS and not (name.endswith(".md") and line.startswith("|"))
         for name in names
@@ -97,25 +102,52 @@ def long_lines(names: list[str]) -> int:
     )
 
 
-def functions(names: list[str]) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+def functions(names: list[str]) -> Iterator[Function]:
     """All functions of the package, with those inside others."""
     for name in names:
         if name.startswith("ckdist/") and name.endswith(".py"):
             for node in ast.walk(ast.parse(text_of(name))):
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                if isinstance(node, Function):
                     yield node
 
 
 def without_docstring(names: list[str]) -> int:
-    """Public functions and methods (no leading underscore) without a docstring."""
-    return sum(
-        not f.name.startswith("_") and ast.get_docstring(f) is None and not is_overload(f) for f in functions(names)
-    )
+    """Public functions and methods without a docstring.
+
+    These need none: names with a leading underscore, functions inside functions, overloads, overrides, and properties
+    that return a field.
+    """
+    nodes = [
+        node
+        for name in names
+        if name.startswith("ckdist/") and name.endswith(".py")
+        for node in ast.parse(text_of(name)).body
+    ]
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    by_name = {cls.name: cls for cls in classes}
+    found = [node for node in nodes if isinstance(node, Function)]
+    for cls in classes:
+        if not cls.name.startswith("_"):
+            inherited = inherited_names(cls, by_name)
+            found += [f for f in cls.body if isinstance(f, Function) and f.name not in inherited]
+    return sum(not f.name.startswith("_") and ast.get_docstring(f) is None and not explains_itself(f) for f in found)
 
 
-def is_overload(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """A signature alone, for the type checker: the docstring stands at the function itself."""
-    return any(ast.unparse(decorator).split(".")[-1] == "overload" for decorator in function.decorator_list)
+def inherited_names(cls: ast.ClassDef, by_name: dict[str, ast.ClassDef]) -> set[str]:
+    """The names of methods that the package's base classes of `cls` define."""
+    found: set[str] = set()
+    for base in (by_name[name] for name in map(ast.unparse, cls.bases) if name in by_name):
+        found |= {f.name for f in base.body if isinstance(f, Function)} | inherited_names(base, by_name)
+    return found
+
+
+def explains_itself(function: Function) -> bool:
+    """Whether the function is an overload or a property that returns a field."""
+    decorators = {ast.unparse(decorator).split(".")[-1] for decorator in function.decorator_list}
+    if "overload" in decorators:
+        return True
+    returned = function.body[0].value if isinstance(function.body[0], ast.Return) else None
+    return "property" in decorators and isinstance(returned, ast.Attribute)
 
 
 def long_functions(names: list[str]) -> int:
@@ -133,7 +165,7 @@ def untyped_arguments(names: list[str]) -> int:
 
 
 def private_words(names: list[str]) -> dict[str, int]:
-    """How often each private word stands in code, comments and pages."""
+    """The number of each private word in code, comments and pages."""
     found: Counter[str] = Counter()
     for name in names:
         if name in ("tests/habits.py", "CHANGELOG.md") or not name.startswith(("ckdist/", "docs/", "README", "tests/")):
@@ -144,15 +176,15 @@ def private_words(names: list[str]) -> dict[str, int]:
 
 
 def rooms(names: list[str]) -> dict[str, int]:
-    """Test files by the folder of tests/ in which they lie."""
+    """The number of test files in each folder of tests/."""
     tests = [pathlib.Path(n) for n in names if re.match(r"tests/(.*/)?test_\w+\.py$", n)]
     return dict(sorted(Counter(str(path.parent) for path in tests).items()))
 
 
 def output_of(*words: str) -> str | None:
-    """What a tool says on both streams; None where it is not installed."""
-    beside = pathlib.Path(sys.executable).parent / words[0]
-    program = str(beside) if beside.exists() else shutil.which(words[0])
+    """The output of a tool on both streams; None if it is not installed."""
+    local = pathlib.Path(sys.executable).parent / words[0]
+    program = str(local) if local.exists() else shutil.which(words[0])
     if program is None:
         return None
     done = subprocess.run([program, *words[1:]], cwd=ROOT, capture_output=True, text=True, timeout=600)
@@ -187,10 +219,11 @@ TOOLS: dict[str, tuple[str, bool, Callable[[list[str]], int | None]]] = {
     "clang-format: files to change": ("clang-format --dry-run FILE", False, clang_format),
     "pyright: errors": ("pyright", False, lambda _: pyright()),
 }
+ENGLISH = "English: "  # before the kind of text
 
 
 def count(quick: bool) -> tuple[dict[str, int], list[str]]:
-    """Every count by its name, and the names of tools that are not installed (or were left out)."""
+    """Every count by its name, and the names of tools that are not installed or were left out."""
     names = tracked()
     words = private_words(names)
     now = {
@@ -199,6 +232,7 @@ def count(quick: bool) -> tuple[dict[str, int], list[str]]:
         "functions without a docstring": without_docstring(names),
         "arguments without a type": untyped_arguments(names),
         "private words": sum(words.values()),
+        **{ENGLISH + kind: marked for kind, (marked, _) in plain_english.counts().items()},
     }
     wanted = {name: tool for name, (_, fast, tool) in TOOLS.items() if fast or not quick}
     with ThreadPoolExecutor(len(wanted)) as pool:  # each waits for a process
@@ -214,9 +248,9 @@ def count(quick: bool) -> tuple[dict[str, int], list[str]]:
 
 
 def main() -> int:
-    """Prints the table; 1 where a count has risen and --check was given."""
-    parser = argparse.ArgumentParser(description="Counts habits and holds them against the record.")
-    parser.add_argument("--check", action="store_true", help="fail where a count is above the last on record")
+    """Prints the table. Returns 1 if a count has risen and --check was given."""
+    parser = argparse.ArgumentParser(description="Counts faults of style and compares them with the record.")
+    parser.add_argument("--check", action="store_true", help="fail if a count is above the last on record")
     parser.add_argument("--update", action="store_true", help="write today's counts as the last on record")
     parser.add_argument("--quick", action="store_true", help="leave out pyright and clang-format")
     parser.add_argument("--words", action="store_true", help="also count each private word and each room of tests")
@@ -229,9 +263,9 @@ def main() -> int:
         first, last = record["first"].get(name, value), record["last"].get(name, value)
         print(f"{name:32}{first:8}{last:8}{value:8}")
         if value > last:
-            risen.append(
-                f"{name}: {value}, and {last} on record" + (f"; see: {TOOLS[name][0]}" if name in TOOLS else "")
-            )
+            see = "python tests/plain_english.py ckdist docs" if name.startswith(ENGLISH) else ""
+            see = TOOLS[name][0] if name in TOOLS else see
+            risen.append(f"{name}: {value}, and {last} on record" + (f"; see: {see}" if see else ""))
     for name in missing:
         print(f"{name:32}{'not counted':>24}")
     if wanted.words:
