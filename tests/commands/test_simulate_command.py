@@ -121,8 +121,8 @@ def test_what_cannot_be(steps, words, message):
     [
         ("--rate 1 --prompt-tokens normal:5", "is not a number or uniform:LOW:HIGH"),
         ("--rate 1000000 --duration 1000000000", "makes 1e+15 requests, of at most 5000000"),
-        ("--clients 1 --host-mtbf 0.001 --restart 0 --duration 1e9", "fail 2.8e+08 times, of at most 1000000"),
-        ("--clients 1000000 --hosts 100000 --duration 1e9", "steps or fewer, of at most 1e+10"),
+        ("--clients 1 --host-mtbf 0.001 --restart 0 --duration 1e9", "fail 2.8e+08 times, and at most 1000000"),
+        ("--clients 1000000 --hosts 100000 --duration 1e9", "steps, and at most 1e+10"),
         ("--trace /nowhere.csv", "cannot read --trace /nowhere.csv: No such file"),
     ],
 )

@@ -59,7 +59,7 @@ def test_a_host_without_slots_has_a_rank_for_each_numa_node(hosts):
     flags = ("--hosts", f"{first}:2,{second}", "--agent", AGENT, "--no-prefix")
     done = launch(*flags, "bash", "-c", "echo $WORLD_SIZE $(hostname)", env=env(hosts))
     assert done.returncode == 0, done.stderr
-    said = f"one rank for each NUMA node: {first}:2, {second}:{nodes}; -n N or slots say otherwise"
+    said = f"one rank for each NUMA node: {first}:2, {second}:{nodes}; use -n N or slots to change it"
     assert said in done.stderr and hosts.wait_empty(3) == []
     names = [f"{2 + nodes} {name}" for name in hosts.namespaces]
     assert sorted(done.stdout.splitlines()) == sorted([names[0]] * 2 + [names[1]] * nodes)
