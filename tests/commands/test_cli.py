@@ -125,7 +125,7 @@ def test_no_command_prints_the_usage(ckdist):
 @pytest.mark.parametrize(
     "content, line",
     [
-        (None, "is no file or folder, and no model that is known by name"),
+        (None, "is neither a file or folder nor a known model"),
         (b"", "not a GGUF file: it begins with b'', not b'GGUF'"),
         (b"Once upon a time", "not a GGUF file: it begins with b'Once'"),
         (b"GGUF\x09" + bytes(40), "GGUF version 9 is not known; the known ones are 2 and 3"),
@@ -264,7 +264,7 @@ def test_under_mpirun_the_line_appears_once():
     with socket.create_server(("127.0.0.1", 0)) as held:
         for words, line in (
             (("generate", "--tmep", "1"), "unknown flag --tmep"),
-            (("generate", "-m", "nothing.gguf"), "'nothing.gguf' is no file or folder"),
+            (("generate", "-m", "nothing.gguf"), "'nothing.gguf' is neither a file or folder"),
             (score("-c", 4096), "--ctx-size 4096 is more than the 512 positions"),
             ((*score()[:3], "-f", "/nonexistent"), "cannot read --file /nonexistent"),
             (("serve", "-m", GGUF, "--port", held.getsockname()[1]), "Address already in use"),
