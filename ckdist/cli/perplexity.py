@@ -22,7 +22,7 @@ MAX_TEXT_BYTES = 1 << 28
 
 
 def log_likelihoods(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """log softmax(logits)[target]: float64 (tokens,) for float32 logits (tokens, vocab)."""
+    """Returns log softmax(logits)[target]: float64 (tokens,) for float32 logits (tokens, vocab)."""
     x = logits.astype(np.float64)
     top = x.max(axis=1)
     return x[np.arange(len(targets)), targets] - top - np.log(np.exp(x - top[:, None]).sum(axis=1))

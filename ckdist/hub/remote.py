@@ -16,7 +16,7 @@ from ckdist.hub.model_url import NotThereError, fragment_of, scheme_of, shown
 from ckdist.hub.remote_file import fetch_ranges, make_remote, remote_folder
 
 CONFIG, SINGLE_FILE, INDEX_FILE = "config.json", "model.safetensors", "model.safetensors.index.json"
-OPTIONAL_FILES = (  # files of a folder that may be missing
+BESIDE = (  # files of a folder that may be missing
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model",
     "tiktoken.model", "vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja", "chat_template.json",
     "spiece.model", "source.spm", "target.spm", "modules.json", "1_Pooling/config.json",
@@ -59,7 +59,7 @@ def remote_model(url: str) -> str:
 def _folder(base: str, query: str, folder: pathlib.Path) -> pathlib.Path:
     """Creates the local folder of a model folder at a URL."""
     _whole(f"{base}/{CONFIG}{query}", folder / CONFIG)
-    for name in OPTIONAL_FILES:
+    for name in BESIDE:
         with contextlib.suppress(NotThereError):
             _whole(f"{base}/{name}{query}", folder / name)
     names = [SINGLE_FILE]

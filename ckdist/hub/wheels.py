@@ -53,8 +53,7 @@ def download(
         total: Approximate bytes of the wheels, for the bar.
 
     Raises:
-        FetchError: pip failed.
-        ConfigError: pip is not installed.
+        FetchError, ConfigError: pip failed, or is not installed.
         OSError: The disk is full.
     """
     if importlib.util.find_spec("pip") is None:
