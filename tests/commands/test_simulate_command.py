@@ -96,8 +96,8 @@ def test_a_model_that_does_not_fit(monkeypatch, capfd):
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("", "nothing says who asks"),
-        ("--rate 1 --clients 2", "--rate and --clients say who asks"),
+        ("", "no flag sets the load"),
+        ("--rate 1 --clients 2", "--rate and --clients set the load"),
         ("--rate 1 --hosts 0", r"--hosts \(0\) must be from 1"),
         ("--rate 1 --hosts 1000000000000", "--hosts"),
         ("--rate -1", "--rate"),
@@ -140,7 +140,7 @@ def test_what_is_found_later(monkeypatch, capfd, steps, words, message):
     [
         ("", "measured or predicted"),
         ("--steps x -m y", "measured or predicted"),
-        ("--steps x --machine y", "leave one of the two out"),
+        ("--steps x --machine y", "leave one of them out"),
     ],
 )
 def test_one_of_two_says_what_steps_cost(words, message):

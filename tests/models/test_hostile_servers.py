@@ -228,6 +228,6 @@ def test_a_model_folder_cannot_name_urls(liar, tmp_path):
     record = {"url": f"{liar}/good.gguf", "size": BLOCK, "stamp": {}, "here": []}
     (tmp_path / "model.gguf.parts").write_text(json.dumps(record))
     for action in (lambda: open_checkpoint(path), lambda: fetch_ranges(path, [(0, 1)])):
-        with pytest.raises(CkdistError, match=r"model\.gguf\.parts says that model\.gguf has holes"):
+        with pytest.raises(CkdistError, match=r"model\.gguf\.parts marks model\.gguf as incomplete"):
             action()
     assert Liar.requests == 0

@@ -70,7 +70,7 @@ def test_messages_come_in_any_pieces_behind_what_a_shell_says():
 def test_what_is_no_message(data):
     with pytest.raises(CommError):
         list(FrameReader().add(data))
-    with pytest.raises(CommError, match="no agent"):
+    with pytest.raises(CommError, match="no greeting"):
         list(FrameReader(GREETING).add(bytes(1 << 17)))
 
 
