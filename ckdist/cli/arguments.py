@@ -1,7 +1,7 @@
 """Builds argparse parsers from configuration classes, and configurations from command lines.
 
-argparse converts the values and prints the help. `_pair` joins each flag with its value before that, so that no flag is
-guessed from a prefix and a value may begin with a dash.
+argparse converts the values and prints the help. `_pair` joins each flag with its value before that. So no flag is
+guessed from a prefix, and a value may begin with a dash.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """`ckdist bench comm`: times collectives by size, type and buffer placement. `--tune` stores the best thresholds.
 
 Each time is the median of short batches on data that is rewritten before every call. The batches are timed in native
-code. The distance between two CPUs can change while a program runs, so each row also has the round trip of a cache
+code. The distance between two CPUs can change while a program runs. So each row also has the round trip of a cache
 line, measured just before.
 """
 

@@ -1,7 +1,7 @@
 """`ckdist bench steps`: seconds of the engine's steps by their content, sampling and Python included.
 
-`ckdist simulate --steps` and `ckdist.planning.step_cost` read the rows. There are steps of one prompt of each size, of
-prompts after a context, and of each number of decoding sequences after a short and a long context.
+`ckdist simulate --steps` and `ckdist.planning.step_cost` read the rows. There are steps of one prompt of each size, and
+of prompts after a context. There are decode steps of each number of sequences after a short and a long context.
 """
 
 import dataclasses

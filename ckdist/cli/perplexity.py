@@ -129,7 +129,7 @@ def run(config: PerplexityConfig) -> int:
             context = model.executable.context_length
             if len(ids) > context:
                 raise ConfigError(
-                    f"--save-logits with {len(ids)} tokens needs a context of {len(ids)}, and it is {context}: "
+                    f"--save-logits with {len(ids)} tokens needs a context of {len(ids)}, not {context}: "
                     f"{longer_context(len(ids), model.spec)}"
                 )
             saved = LogitsFile(config.save_logits, (len(ids), model.spec.vocab_size))

@@ -117,7 +117,7 @@ def question_of(config: PlanConfig, checkpoint: Checkpoint, machine: MachineSpec
         raise ConfigError(f"--context {context} is more than the {spec.max_position} positions of the model: give less")
     if config.threads > machine.cores:
         raise ConfigError(
-            f"--threads {config.threads} is more than the {machine.cores} cores of a node of {machine.name}"
+            f"--threads {config.threads} is more than the {machine.cores} cores of a node of {machine.name}: use fewer"
         )
     return Question(
         checkpoint, Cluster(machine, config.hosts, config.threads), context, config.sequences,

@@ -51,8 +51,7 @@ def model_session(config: EngineConfig, world: World | None = None, measure: boo
     """Yields the loaded model on rank 0. The other ranks yield None after rank 0 is done with them.
 
     After an error nothing is closed: peers may be gone, and the process ends at once (see `ckdist.cli.main`). If only
-    rank 0 notices a mistake of the user, the other ranks end in order, so that the job's exit code is that of the
-    mistake.
+    rank 0 notices a user's mistake, the other ranks end in order. The job's exit code is then that of the mistake.
 
     Args:
         measure: As in `load_model`.

@@ -186,7 +186,7 @@ class EngineConfig:
         former="--reorganize",
         choices=("auto", "dsa", "threads", "off"),
         help=(
-            "answer from the model's file while a DSA queue or threads pack the weights; auto: DSA if it works; off: "
+            "answer from the model's file while a DSA queue or threads pack the weights; auto: DSA if present; off: "
             "pack all weights first"
         ),
     )

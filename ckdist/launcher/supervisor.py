@@ -19,7 +19,7 @@ from ckdist.launcher.remote_ranks import SSH, agent_words
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before a restart; the pause doubles each time
 SETTLED_SECONDS = 600.0  # after this run time the count of restarts begins again
 AWAIT_SECONDS = 600.0  # limit for a host that was reached before to be reachable again; then it costs a restart
-REACH_PAUSE = 5.0  # seconds between two tries to reach it
+REACH_PAUSE = 5.0  # seconds between two attempts to reach it
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
