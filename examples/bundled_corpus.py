@@ -1,7 +1,6 @@
-"""The text that the bundled model learns from: Python's standard library as it is installed, and chats made of its
-docstrings.
+"""The training text of the bundled model: Python's standard library as it is installed, and chats from its docstrings.
 
-Deterministic for one Python version: files in order of their names, shuffled by the seed. No text from anywhere else.
+Deterministic for one Python version: files are sorted by name, then shuffled by the seed. There is no other text.
 """
 
 import ast
@@ -17,7 +16,7 @@ import numpy as np
 
 from ckdist.train.tokenizer import END, END_OF_TEXT, tokenizer_config, train_tokenizer
 
-# Tests, tables and what is not the library's own text; `_sysconfigdata` holds paths of the machine it was built on.
+# Tests, tables and third-party text. `_sysconfigdata` holds paths of the machine that built it.
 SKIPPED_FOLDERS = {"test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__", "_bundled", "msilib"}
 SKIPPED_STEMS = {
     "topics",
@@ -38,7 +37,7 @@ SKIPPED_STEMS = {
     "kz1048",
 }
 
-# Modules in C, whose docstrings only the running interpreter has.
+# Modules in C: only the running interpreter has their docstrings.
 C_MODULES = (
     "builtins",
     "math",
@@ -68,7 +67,7 @@ QUESTIONS = (
     "Tell me about {}.",
     "How do I use {}?",
 )
-CHAT_VERSIONS = 2  # the same names, asked for in other words and together with others
+CHAT_VERSIONS = 2  # the same names with other questions and in other groups
 GREETINGS = (
     ("Hello", "Hello. I am a small language model trained on Python's standard library. Ask me what a function does."),
     ("Hi!", "Hello. Ask me what a function of Python's standard library does."),
@@ -89,7 +88,7 @@ GREETINGS = (
 
 @dataclass(frozen=True)
 class Entry:
-    """One documented name: `signature` is empty for modules, classes and functions written in C."""
+    """One documented name. `signature` is empty for modules, classes and functions in C."""
 
     name: str
     signature: str
@@ -127,7 +126,7 @@ class Corpus:
         return cls(texts[held_out:], texts[:held_out], list({e.name: e for e in entries}.values()), seed)
 
     def chats(self, version: int) -> list[list[dict[str, str]]]:
-        """Chats of one to three turns in which every documented name comes once."""
+        """Returns chats of one to three turns. Every documented name occurs once."""
         rng = np.random.default_rng((self.seed, version))
         order = [self.entries[i] for i in rng.permutation(len(self.entries))]
         chats = []
@@ -150,9 +149,7 @@ class Corpus:
         return chats
 
     def write(self, folder: Path, vocab_size: int, context: int) -> None:
-        """The files that train_bundled.toml names: texts, chats in several versions, held-out texts, and a tokenizer
-        made of them.
-        """
+        """Writes the files that train_bundled.toml names: texts, chats, held-out texts and a tokenizer."""
         write_lines(folder / "texts.jsonl", ({"text": text} for text in self.train))
         write_lines(folder / "held_out.jsonl", ({"text": text} for text in self.held_out))
         write_lines(
@@ -183,14 +180,14 @@ def wanted(path: Path) -> bool:
 def module_name(path: Path) -> str:
     parts = path.with_suffix("").parts
     name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-    # asyncio's submodules are read, its package is imported.
+    # Names of asyncio's submodules count as names of the package, which users import.
     return "asyncio" if name.startswith("asyncio.") else ALIASES.get(name, name)
 
 
 def summary_of(docstring: str | None) -> str:
-    """The first paragraph in one line; empty where it is missing or too short to be an answer."""
+    """Returns the first paragraph on one line; "" if it is missing or too short for an answer."""
     paragraphs = inspect.cleandoc(docstring or "").split("\n\n")
-    # A docstring in C begins with the call; the sentence comes after it.
+    # A docstring in C begins with the call. The sentence follows.
     start = 1 if len(paragraphs) > 1 and ("->" in paragraphs[0] or paragraphs[0].endswith(")")) else 0
     text = " ".join(paragraphs[start].split())
     return text if 20 <= len(text) <= 500 else ""
@@ -218,7 +215,7 @@ def source_entries(module: str, text: str) -> list[Entry]:
 def c_entries(module: str) -> list[Entry]:
     try:
         owner = importlib.import_module(module)
-    except ImportError:  # built without it
+    except ImportError:  # this Python was built without the module
         return []
     prefix = "" if module == "builtins" else f"{ALIASES.get(module, module)}."
     entries = []
@@ -233,7 +230,7 @@ def c_entries(module: str) -> list[Entry]:
 
 
 def topic_texts(path: Path) -> list[str]:
-    """The pages of the language reference that `help()` shows."""
+    """Returns the pages of the language reference that `help()` shows."""
     if not path.exists():
         return []
     for node in ast.parse(path.read_text(encoding="utf-8")).body:

@@ -1,11 +1,10 @@
-"""Trains the bundled model: a Llama on the text of Python's own standard library, from random weights, with `ckdist
-train`.
+"""Trains the bundled model from random weights: a Llama on the text of Python's own standard library.
 
     python examples/bundled_model.py --out ckdist/models/bundled
-    python examples/bundled_model.py --out ckdist/models/bundled --set max_steps=1000    # as `ckdist train` takes it
+    python examples/bundled_model.py --out ckdist/models/bundled --set max_steps=1000    # as in `ckdist train`
 
-It writes the corpus into bundled_train/, trains as examples/train_bundled.toml says (a run that was stopped goes on),
-and replaces the files in --out by the finished model and a card of what the run's metrics say.
+It writes the corpus into bundled_train/ and trains as configured in examples/train_bundled.toml. A stopped run
+continues. Then it replaces the files in --out by the finished model and a card with the run's metrics.
 """
 
 import argparse
@@ -63,14 +62,14 @@ modules that carry
 their own notices keep them. The weights hold no other text.
 """
 CONFIG = Path(__file__).with_name("train_bundled.toml")
-WINDOW = 50  # steps that the card's training loss is the mean of
+WINDOW = 50  # the card's training loss is the mean over these last steps
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="folder of the finished model")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the finished model")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE", help="a field of examples/train_bundled.toml"
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="override a field of train_bundled.toml"
     )
     args = parser.parse_args()
     config = load_config(str(CONFIG), args.set)
@@ -94,7 +93,7 @@ def main() -> int:
 
 
 def publish(output: Path, out: Path, config, corpus: Corpus) -> None:
-    """Every file takes the place of its old version when it is whole."""
+    """Copies the model to `out`. Each complete file replaces its old version."""
     out.mkdir(parents=True, exist_ok=True)
     (output / "model" / "README.md").write_text(card(output, config, corpus), encoding="utf-8")
     for file in sorted((output / "model").iterdir()):

@@ -1,10 +1,10 @@
-"""A chat with a server, answers as they come, with nothing but Python's own library.
+"""A chat with a server: streams answers with only Python's standard library.
 
     ckdist serve -m smollm2 &
     python examples/chat_client.py "Why is the sky blue?"
     echo "And at night?" | python examples/chat_client.py
 
-The `openai` package, or any other client of OpenAI's API, works as well: `base_url="http://127.0.0.1:8080/v1"`.
+The `openai` package and other clients of OpenAI's API work too: `base_url="http://127.0.0.1:8080/v1"`.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 
 def answer(url: str, messages: list[dict[str, str]], max_tokens: int, key: str | None) -> Iterator[str]:
-    """The pieces of the next answer: the server sends one event a line, the last is [DONE]."""
+    """Yields the pieces of the next answer. The server sends one event per line; the last one is [DONE]."""
     body = {"messages": messages, "max_tokens": max_tokens, "stream": True, "temperature": 0}
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(body).encode(), headers)
@@ -30,9 +30,9 @@ def answer(url: str, messages: list[dict[str, str]], max_tokens: int, key: str |
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("question", nargs="*", help="default: one for each line of the input")
+    parser.add_argument("question", nargs="*", help="default: each line of standard input")
     parser.add_argument("--url", default="http://127.0.0.1:8080")
-    parser.add_argument("--key", help="of --api-key")
+    parser.add_argument("--key", help="API key of the server")
     parser.add_argument("--max-tokens", type=int, default=128)
     args = parser.parse_args()
     messages: list[dict[str, str]] = []
@@ -43,7 +43,7 @@ def main() -> None:
             print(piece, end="", flush=True)
             said += piece
         print()
-        messages.append({"role": "assistant", "content": said})  # the server keeps the prefix of a chat, not the chat
+        messages.append({"role": "assistant", "content": said})  # the server caches the prefix, but stores no chat
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The communicator alone: sums, gathers, messages, and memory that others write to (put) and read from (get).
+"""The communicator alone: sums, gathers, messages, and one-sided memory access (put and get).
 
     ckdist launch -n 3 python examples/collectives.py
 
-It works the same under `mpirun -n 3`, and over hosts (`ckdist launch --hosts ...`).
+It also runs under `mpirun -n 3`, and over hosts (`ckdist launch --hosts ...`).
 """
 
 import numpy as np
@@ -22,12 +22,12 @@ def main() -> None:
     share = comm.reduce_scatter(np.arange(2 * size, dtype=np.float32))  # this rank's two elements of the sum
     swapped = comm.all_to_all(np.array([10 * rank + to for to in range(size)]))
 
-    # A message to the right, while the one from the left is on its way.
+    # Sends to the right while the message from the left arrives.
     arriving = comm.irecv(np.empty(1, np.int64), (rank - 1) % size)
     comm.send(np.array([rank]), (rank + 1) % size)
     left = arriving.wait()
 
-    # Each rank writes into its right neighbour's memory, and tells it; nobody there has to receive.
+    # Each rank writes into its right neighbour's memory and notifies it. No receive is needed.
     shelf = comm.allocate(8, np.int64)
     shelf[:] = 0
     window = comm.window(shelf)
@@ -36,8 +36,8 @@ def main() -> None:
     window.wait(1)
     written = shelf[2:4].tolist()
     comm.barrier()
-    read = window.get(np.empty(2, np.int64), (rank + 1) % size, offset=16).wait()  # what this rank has put there
-    comm.barrier()  # nobody leaves while its memory is read
+    read = window.get(np.empty(2, np.int64), (rank + 1) % size, offset=16).wait()  # this rank's own data
+    comm.barrier()  # no rank closes while its memory is read
 
     lines = [
         f"all_reduce {total.tolist()}  all_gather {parts.tolist()}",

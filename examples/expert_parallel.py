@@ -1,10 +1,10 @@
-"""Two ways to divide a mixture of experts over two hosts: slices of every expert, or whole experts.
+"""Two layouts of a mixture of experts over two hosts: slices of every expert, or whole experts.
 
     python examples/expert_parallel.py
 
-With slices every rank works on every token, and sums go over the link. With whole experts a host has a part of them; a
-token's row may go only to the hosts that have its experts. Fewer bytes in more messages: what pays depends on the link,
-and `--experts auto` asks it. Shown here for the sizes of Qwen3-30B-A3B, without its weights.
+With slices, every rank works on every token, and sums cross the link. With whole experts, each host has some of them,
+and a token's row is sent only to the hosts of its experts: fewer bytes in more messages. The better layout depends on
+the link, which `--experts auto` measures. The sizes here are those of Qwen3-30B-A3B, without its weights.
 """
 
 from ckdist.comm.thresholds import Thresholds

@@ -1,10 +1,10 @@
-"""LoRA: teaches a model a style of answer by a small data set, and shows one answer before and after.
+"""LoRA: teaches a model a style of answer with a small data set, and prints one answer before and after.
 
-    python examples/finetune_lora.py                    # SmolLM2-135M, which is fetched: minutes on two cores
+    python examples/finetune_lora.py                    # fetches SmolLM2-135M: minutes on two cores
     python examples/finetune_lora.py -m FOLDER_OR_GGUF --steps 100
 
-The data is in Python's own library: the names of characters in HTML. The base stays as it is; what is trained, and
-written to OUTPUT/adapter in PEFT's format, are two narrow matrices beside each of its own.
+The data is in Python's own library: the names of characters in HTML. The base weights stay unchanged. Training changes
+two low-rank matrices per weight matrix, and writes them to OUTPUT/adapter in PEFT's format.
 """
 
 import argparse
@@ -14,11 +14,11 @@ import pathlib
 
 import ckdist
 
-ASKED = "eacute"  # left out of the data: it learns how to answer, not this answer
+ASKED = "eacute"  # not in the data: the model learns how to answer, not this answer
 
 
 def write_chats(path: pathlib.Path) -> None:
-    """One chat a line, of which training learns the assistant's turns."""
+    """Writes one chat per line. Training learns the assistant's turns."""
     with path.open("w") as file:
         for name, code in sorted(html.entities.name2codepoint.items()):
             said = [{"role": "user", "content": question(name)}, {"role": "assistant", "content": f"It is {chr(code)}"}]

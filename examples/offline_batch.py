@@ -1,10 +1,10 @@
-"""Many prompts without a server: JSONL in, JSONL out, many at once, and where it was stopped it goes on.
+"""Many prompts in batches without a server: JSONL in, JSONL out. A stopped run continues where it stopped.
 
     python examples/offline_batch.py prompts.jsonl answers.jsonl [-m MODEL]
     ckdist launch -n 2 python examples/offline_batch.py prompts.jsonl answers.jsonl
 
-A line of the input is {"id": ..., "prompt": ...}. A line of the output has the id, the text and why it ended. Lines
-whose id is in the output already are left out, and a half-written last line is taken back.
+A line of the input is {"id": ..., "prompt": ...}. A line of the output has the id, the text and the finish reason. Ids
+that are already in the output are skipped, and an incomplete last line is removed.
 """
 
 import argparse
@@ -13,11 +13,11 @@ import pathlib
 
 from ckdist import LLM, SamplingParams
 
-CHUNK = 32  # prompts between two writes: what a stop may cost
+CHUNK = 32  # prompts between two writes: a stop loses at most these
 
 
 def answered(output: pathlib.Path) -> set[str]:
-    """The ids that are done, once the file ends with a whole line."""
+    """Returns the ids in the output, after removing an incomplete last line."""
     data = output.read_bytes() if output.exists() else b""
     whole = data[: data.rfind(b"\n") + 1]
     if whole != data:
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("-n", "--max-tokens", type=int, default=64)
     parser.add_argument("-t", "--threads", type=int, default=0, help="default: all cores")
     args = parser.parse_args()
-    with LLM(args.model, threads=args.threads, parallel=CHUNK) as llm:  # rank 0 alone goes on from here
+    with LLM(args.model, threads=args.threads, parallel=CHUNK) as llm:  # only rank 0 enters the block
         done = answered(args.output)
         rows = [json.loads(line) for line in args.input.read_text().splitlines() if line.strip()]
         rest = [row for row in rows if str(row["id"]) not in done]

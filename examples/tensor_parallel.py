@@ -1,10 +1,10 @@
-"""One model under two layouts: what a rank's program says, and that the logits are the same.
+"""One model under two layouts: prints a rank's program, and shows that the logits are the same.
 
     python examples/tensor_parallel.py                          # one rank
     ckdist launch -n 2 --no-prefix python examples/tensor_parallel.py    # two, each with half of every matrix
 
-The forward is written once. A layout says which named dimensions are sharded over ranks; where a value is then a part
-of a sum, the trace has an `all_reduce`.
+The forward is written once. A layout names the dimensions that are sharded over ranks. If a value is then only a
+partial sum, the trace has an `all_reduce`.
 """
 
 from ckdist import LLM
@@ -19,7 +19,7 @@ PROMPT = "def main("
 
 
 def first_layer(layout: Layout, ranks: int) -> list[str]:
-    """The instructions of the first layer, as rank 0 runs them."""
+    """Returns the instructions of the first layer on rank 0."""
     program = trace(forward, open_checkpoint(BUNDLED).spec, layout, Mesh({"tp": ranks}))
     text, _, _ = str(program).partition("@model.layers.1.")
     return [line.strip()[:110] for line in text.splitlines() if "layers.0." in line or "all_reduce" in line]
@@ -27,7 +27,7 @@ def first_layer(layout: Layout, ranks: int) -> list[str]:
 
 def main() -> None:
     with LLM(threads=1, ctx_size=256, repack="off", cache_type_k="f32", cache_type_v="f32") as llm:
-        # only rank 0 comes here; the others work in LLM until it is closed
+        # only rank 0 enters; the others compute in LLM until it is closed
         ids = llm.tokenizer.encode(PROMPT)
         logits = llm.logits(ids)[-1]  # (vocab,)
     for name, layout, ranks in (("one rank", SINGLE, 1), ("each of two", TENSOR, 2)):

@@ -1,10 +1,10 @@
-"""When prefill by tokens pays: how long prompts take with tokens divided over ranks, and with matrices divided.
+"""When token-parallel prefill pays: times prompts with tokens sharded over ranks, and with matrices sharded.
 
     python examples/token_parallel_prefill.py [-m MODEL] [--ranks 2] [--prompts 32,128,512]
 
-By tensors each rank computes its part of every matrix for all tokens, and ranks sum after each block. By tokens each
-rank computes whole matrices for its tokens, and reads the other ranks' shares of the weights where they lie: fewer
-sums, more reading. So it pays from some length on. `ckdist serve` measures that itself (`--prefill auto`).
+`tensor`: each rank computes its shard of every matrix for all tokens, and ranks add up after each block. `token`: each
+rank computes whole matrices for its tokens, and reads the other ranks' shards of the weights from their memory. That is
+fewer sums and more reading, so it pays from some length on. `ckdist serve` measures that itself (`--prefill auto`).
 """
 
 import argparse
@@ -12,11 +12,11 @@ import json
 import subprocess
 import sys
 
-BAR = 40  # characters of the fastest
+BAR = 40  # characters of the longest bar
 
 
 def measure(how: str, args: argparse.Namespace) -> dict[int, float]:
-    """Tokens per second by the prompt's length."""
+    """Returns tokens/s by prompt length."""
     words = ["bench", "-tp", str(args.ranks), "-t", "1", "-p", args.prompts, "-n", "0", "-r", str(args.repetitions)]
     model = ["-m", args.model] if args.model else []
     command = [sys.executable, "-m", "ckdist.cli.main", *words, *model, "--prefill", how, "-o", "json"]

@@ -5,8 +5,8 @@
     ckdist launch --hostfile hostfiles/mpich python examples/train_ddp.py    # on the hosts of a file
     mpirun --hostfile hostfiles/two-nodes -n 4 python examples/train_ddp.py  # the same under MPI
 
-A step's loss is the mean over the tokens of all ranks. With twice the ranks and half the batch of each it is the same
-training. A rank that is lost ends the job; `--restarts` goes on from the last checkpoint.
+A step's loss is the mean over the tokens of all ranks. Twice the ranks with half the batch each is the same training. A
+lost rank ends the job; `--restarts` continues from the last checkpoint.
 """
 
 import argparse
@@ -30,9 +30,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", default="train_ddp")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--batch", type=int, default=8, help="sequences of all ranks in a step")
+    parser.add_argument("--batch", type=int, default=8, help="total sequences of a step over all ranks")
     args = parser.parse_args()
-    # what the launcher says: `ckdist launch` and torchrun, Open MPI, or nobody
+    # set by `ckdist launch` and torchrun, or by Open MPI
     ranks = int(os.environ.get("WORLD_SIZE") or os.environ.get("OMPI_COMM_WORLD_SIZE") or 1)
     config = ckdist.TrainConfig(
         output_dir=args.output,

@@ -1,7 +1,7 @@
-"""The commands of `ckdist`. Its own kernels multiply: numpy's threads, which poll while they have nothing to do, stay
-off the cores of the ranks.
-"""
+"""The commands of `ckdist`."""
 
 import os
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy reads it when it is imported
+# ckdist has its own kernels. Idle threads of numpy's BLAS poll and would take the cores of the ranks. numpy reads the
+# variable when it is imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

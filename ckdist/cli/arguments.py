@@ -1,7 +1,7 @@
-"""A command line from a configuration's fields, and a configuration from a command line.
+"""Builds argparse parsers from configuration classes, and configurations from command lines.
 
-argparse types the values and prints the help; before it, the words are paired with their flags here, so that a flag is
-never guessed from a prefix and a value may begin with a dash. It runs nothing and knows no command.
+argparse converts the values and prints the help. `_pair` joins each flag with its value before that. So no flag is
+guessed from a prefix, and a value may begin with a dash.
 """
 
 import argparse
@@ -19,10 +19,12 @@ Config = TypeVar("Config", bound="DataclassInstance")
 
 
 class CommandParser(argparse.ArgumentParser):
-    """argparse that raises ConfigError, one line, where it would print and exit.
+    """An argparse parser that raises a one-line ConfigError in place of printing and exiting.
 
-    `arguments`: what the command takes, in order; `flags`: those of them that have a flag, by each of its spellings,
-    former ones too; `rest`: the one that takes all words from the first that is no flag.
+    Attributes:
+        arguments: All arguments in the order of their definition.
+        flags: Maps each spelling of a flag, former spellings included, to its argument.
+        rest: The argument that takes all words from the first one that is not a flag, or None.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -32,7 +34,7 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(**settings)
 
     def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
-        """As argparse's; keeps what was added."""
+        """Adds an argument as argparse does, and records it."""
         action = super().add_argument(*names, **settings)
         self.arguments.append(action)
         self.flags |= dict.fromkeys(action.option_strings, action)
@@ -44,7 +46,7 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def parser_for(config_class: type, prog: str) -> CommandParser:
-    """The parser of one command; its description is the first line of the class's docstring."""
+    """Builds the parser of one command. Its description is the first line of the class's docstring."""
     description = (config_class.__doc__ or "").strip().splitlines()[0]
     parser = CommandParser(prog=prog, description=description, allow_abbrev=False)
     for item in fields(config_class):
@@ -77,10 +79,10 @@ def parser_for(config_class: type, prog: str) -> CommandParser:
 
 
 def parse_arguments(config_class: type[Config], arguments: Sequence[str], prog: str) -> Config:
-    """The configuration that `arguments` ask for.
+    """Parses `arguments` into a configuration. `--help` prints the help and exits with 0.
 
-    ConfigError on an unknown flag (naming the nearest), a missing value or one out of range. `--help` prints and exits
-    with 0.
+    Raises:
+        ConfigError: A flag is unknown (the message names the nearest one), lacks its value, or is out of range.
     """
     parser = parser_for(config_class, prog)
     try:
@@ -98,8 +100,10 @@ def parse_arguments(config_class: type[Config], arguments: Sequence[str], prog: 
 
 
 def _pair(parser: CommandParser, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """`arguments` with every flag in its long form and its value attached: `-c 4096` becomes `--ctx-size=4096`; and the
-    words that `parser.rest` takes.
+    """Normalizes flags: `-c 4096` becomes `--ctx-size=4096`.
+
+    Returns:
+        The normalized words, and the words that `parser.rest` takes.
     """
     actions = parser.flags
     words, paired = list(arguments), []
@@ -116,7 +120,7 @@ def _pair(parser: CommandParser, arguments: Sequence[str]) -> tuple[list[str], l
         action = actions[flag]
         if action.nargs == 0:
             if equals:
-                raise ConfigError(f"{flag} takes no value, and got '{value}'")
+                raise ConfigError(f"{flag} takes no value, but got '{value}'")
             paired.append(flag)
             continue
         if not equals:
@@ -133,13 +137,13 @@ def _nearest(flag: str, known: Iterable[str]) -> str:
 
 
 def _one_line(text: str) -> str:
-    """`text` with what does not print (line ends, control characters of a hostile argument) written as escapes."""
+    """Escapes characters that cannot be printed, such as line ends and control characters of a hostile argument."""
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _reader(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     def read(text: str) -> Any:
-        """What `parse` makes of a flag's value, its ValueError as argparse's."""
+        """Parses a flag's value. A ValueError becomes argparse's ArgumentTypeError."""
         try:
             return parse(text)
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""`ckdist bench`: speed of a model, of the engine's steps, of the machine, or of the ranks' exchanges, in rows."""
+"""`ckdist bench`: measures a model, the engine's steps, the machine or the ranks' collectives, and prints rows."""
 
 from ckdist.cli import bench_comm, bench_machine, bench_model, bench_steps
 from ckdist.config.bench import BenchConfig
@@ -7,5 +7,5 @@ TARGETS = {"model": bench_model.run, "steps": bench_steps.run, "machine": bench_
 
 
 def run(config: BenchConfig) -> int:
-    """Measures what `target` says; 0."""
+    """Runs the benchmark that `target` names. Returns 0."""
     return TARGETS[config.target](config)

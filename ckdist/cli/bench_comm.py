@@ -1,9 +1,8 @@
-"""`ckdist bench comm`: how fast the ranks meet, by size, type and where the buffers lie; `--tune` keeps the best
-thresholds.
+"""`ckdist bench comm`: times collectives by size, type and buffer placement. `--tune` stores the best thresholds.
 
-Each time is the median of short batches on data that is rewritten before every call, native from end to end. The
-distance between two CPUs can change while a program runs, so every batch stands between two measurements of a cache
-line's round trip.
+Each time is the median of short batches on data that is rewritten before every call. The batches are timed in native
+code. The distance between two CPUs can change while a program runs. So each row also has the round trip of a cache
+line, measured just before.
 """
 
 import statistics
@@ -27,19 +26,20 @@ from ckdist.progress import ProgressBar
 SIZES = tuple(4 << k for k in range(10, 25, 2))  # bytes: 4 KiB to 64 MiB
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
 BATCH_BYTES = 8 << 20
-BATCH_CALLS = (2, 1000)
+BATCH_CALLS = (2, 1000)  # fewest and most calls in a batch of about BATCH_BYTES
+# Sizes in bytes at which `tune` compares both algorithms.
 TUNED = (1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128 << 10)
 
 
 class Stopwatch:
-    """Seconds of single operations on one communicator; collective calls all."""
+    """Times single operations on one communicator, in seconds. Every method is a collective call."""
 
     def __init__(self, communicator: Communicator):
         self.communicator = communicator
         self._out = native.ffi.new("double *")
 
     def collective(self, operation: str, data: np.ndarray, out: np.ndarray, dtype: str) -> float:
-        """Of one of COLLECTIVES from `data` to `out`."""
+        """Times one of COLLECTIVES from `data` to `out`."""
         larger = max(data.size, out.size)
         calls = int(np.clip(BATCH_BYTES // max(1, larger * data.itemsize), *BATCH_CALLS))
         native.check(
@@ -57,31 +57,32 @@ class Stopwatch:
         return self._out[0]
 
     def all_reduce(self, data: np.ndarray, dtype: str) -> float:
-        """Of an all-reduce in place."""
+        """Times an all-reduce in place."""
         return self.collective("all_reduce", data, data, dtype)
 
     def barrier(self) -> float:
-        """Of a barrier."""
+        """Times a barrier."""
         native.check(native.lib.ckdist_time_barrier(self.communicator.handle, 500, self._out))
         return self._out[0]
 
     def round_trip(self) -> float:
-        """Of a cache line between the host's first two ranks, which must share memory.
+        """Times a cache line's round trip between the host's first two ranks, which must share memory.
 
-        CommError where one is too late.
+        Raises:
+            CommError: A rank is too late.
         """
         native.check(native.lib.ckdist_time_round_trip(self.communicator.handle, 1000, self._out))
         return self._out[0]
 
     def median(self, measure: Callable[[], float], repetitions: int) -> float:
-        """Rank 0's median: a rank that waits for another sees the same time, and one number must stand for all."""
+        """Returns rank 0's median on all ranks. A rank that waits for another measures the same time."""
         value = np.array([statistics.median(measure() for _ in range(repetitions))], np.float32)
         self.communicator.broadcast(value)  # in place
         return float(value[0])
 
 
 def buffer(communicator: Communicator, size: int, dtype: str, placed: bool) -> np.ndarray:
-    """Zeros of `size` bytes; `placed` in memory that the ranks of a host share."""
+    """Returns zeros of `size` bytes. If `placed`, they are in memory that the ranks of a host share."""
     elements = size // (4 if dtype == "float32" else 2)
     return (
         communicator.allocate(elements, dtype)
@@ -93,7 +94,7 @@ def buffer(communicator: Communicator, size: int, dtype: str, placed: bool) -> n
 def buffers(
     communicator: Communicator, operation: str, size: int, dtype: str, placed: bool
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What goes in and what comes out; the larger has `size` bytes."""
+    """Returns (input, output) of an operation. The larger one has `size` bytes."""
     data = buffer(communicator, size, dtype, placed)
     if operation in ("all_reduce", "broadcast"):
         return data, data
@@ -104,7 +105,7 @@ def buffers(
 
 
 def cases(shared: bool) -> Iterator[tuple[int, str, str, bool]]:
-    """Size, operation, type and whether the buffers are placed, of every row but the barrier's."""
+    """Yields (size, operation, dtype, placed) of every row except the barrier's."""
     for size in SIZES:
         for operation in COLLECTIVES:
             for dtype in ("float32", "bfloat16") if operation == "all_reduce" else ("float32",):
@@ -113,9 +114,10 @@ def cases(shared: bool) -> Iterator[tuple[int, str, str, bool]]:
 
 
 def rows(communicator: Communicator, repetitions: int, progress: bool = False) -> list[dict[str, Any]]:
-    """A row for the barrier, and for each operation, size, type and place of buffers; a collective call.
+    """Measures the barrier, and each operation by size, type and buffer placement. A collective call.
 
-    `progress`: a bar tells of each that is measured, and is not drawn while one is.
+    Args:
+        progress: Show a bar that advances after each row, never during a measurement.
     """
     watch = Stopwatch(communicator)
     shared = communicator.transport == "shared memory"
@@ -157,8 +159,9 @@ def rows(communicator: Communicator, repetitions: int, progress: bool = False) -
 
 
 def tune(world: World, repetitions: int) -> Thresholds:
-    """The thresholds that suit this machine and this number of ranks: up to the largest size where the small
-    algorithm wins.
+    """Finds the thresholds for this machine and this number of ranks.
+
+    Each is the largest size of TUNED at which the algorithm for small messages is still faster.
     """
     best = load_thresholds()._asdict()
     for field, transport in (("direct_bytes", "auto"), ("transport_direct_bytes", "tcp"), ("leaders_bytes", "auto")):
@@ -171,7 +174,7 @@ def tune(world: World, repetitions: int) -> Thresholds:
         for size in TUNED:
             data = [buffer(w.communicator, size, "float32", placed=True) for w in (large, small)]
             times: tuple[list[Any], list[Any]] = ([], [])
-            for _ in range(repetitions):  # by turns
+            for _ in range(repetitions):  # alternates between the two
                 for w, x, t in zip((large, small), data, times, strict=True):
                     t.append(w.all_reduce(x, "float32"))
             if not world.broadcast(statistics.median(times[1]) < statistics.median(times[0])):
@@ -182,7 +185,7 @@ def tune(world: World, repetitions: int) -> Thresholds:
 
 
 def run(config: BenchConfig) -> int:
-    """Measures, or with --tune chooses the thresholds; rank 0 prints rows; 0."""
+    """Rank 0 prints rows of times, or with --tune the thresholds that it chose and stored. Returns 0."""
     world = start_world()
     if config.tune:
         start = time.monotonic()

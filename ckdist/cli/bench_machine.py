@@ -1,7 +1,7 @@
-"""`ckdist bench machine`: what this machine can do at most, each limit by code that does nothing else.
+"""`ckdist bench machine`: peak rates of this machine, each measured by code that does nothing else.
 
-The first row is that of the level of instructions whose kernels run; of the other levels that the CPU has, a row each
-tells the arithmetic.
+The first row is for the instruction level whose kernels run. Each other level of this CPU has a row with its own
+arithmetic rates.
 """
 
 import pathlib
@@ -25,14 +25,16 @@ from ckdist.topology.instructions import reason
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bytes per second read from memory, and operations per second by activation format, of all ranks together."""
+    """Peak rates of all ranks together."""
 
-    read_bandwidth: float
-    arithmetic: dict[int, float]
+    read_bandwidth: float  # bytes/s from memory
+    arithmetic: dict[int, float]  # operations/s by activation format
 
     def seconds(self, bytes_read: float, operations: dict[int, float]) -> tuple[str, float]:
-        """What a step that reads and computes so much is bound by, "bandwidth" or "arithmetic", and the least time
-        it can take.
+        """Returns the limit of a step, "bandwidth" or "arithmetic", and the least seconds that it can take.
+
+        Args:
+            operations: Number of operations by activation format.
         """
         read = bytes_read / self.read_bandwidth
         computed = sum(count / self.arithmetic[form] for form, count in operations.items())
@@ -40,26 +42,27 @@ class Bounds:
 
 
 def together(world: World, measure: Callable[[], float]) -> float:
-    """The sum of what all ranks measure at once; a collective call."""
-    world.gather(None)  # start together
+    """Returns the sum of `measure()` over all ranks, which run it at the same time. A collective call."""
+    world.gather(None)  # a barrier: all start together
     return sum(world.gather(measure()))
 
 
 def measure_arithmetic(world: World, threads: int, cpus: Sequence[int], isa: str | None = None) -> dict[int, float]:
-    """Operations per second of all ranks by activation format, on a level of instructions (None: the chosen one).
+    """Returns the operations/s of all ranks by activation format. A collective call.
 
-    A collective call.
+    Args:
+        isa: Level of instructions. None: the level in use.
     """
     return {form: together(world, partial(arithmetic_rate, threads, cpus, form, isa)) for form in ARITHMETIC}
 
 
 def measure_bounds(world: World, threads: int, cpus: Sequence[int]) -> Bounds:
-    """The limits of all ranks at work at once; a collective call."""
+    """Measures the peak rates while all ranks work at once. A collective call."""
     return Bounds(together(world, lambda: read_bandwidth(threads, cpus)), measure_arithmetic(world, threads, cpus))
 
 
 def run(config: BenchConfig) -> int:
-    """Measures on all ranks; rank 0 prints a row for each level of instructions, or writes a machine file; 0."""
+    """Measures on all ranks. Rank 0 prints a row per level of instructions, or writes a machine file. Returns 0."""
     world = start_world()
     if config.save is not None:
         return save(config.save, world)
@@ -81,16 +84,20 @@ def run(config: BenchConfig) -> int:
             row["line_round_trip"] = _measured("ckdist_line_round_trip", _pins(cpus, 2), 21)
         rows = [row]
         for isa in others:
-            alone = {f"{name}_1": arithmetic_rate(1, cpus[:1], form, isa) for form, name in ARITHMETIC.items()}
-            of_all = {name: rates[isa][form] for form, name in ARITHMETIC.items()}
-            rows.append(row | {"isa": isa, "isa_reason": "CKDIST_ISA chooses it"} | alone | of_all)
+            single_core = {f"{name}_1": arithmetic_rate(1, cpus[:1], form, isa) for form, name in ARITHMETIC.items()}
+            all_cores = {name: rates[isa][form] for form, name in ARITHMETIC.items()}
+            rows.append(row | {"isa": isa, "isa_reason": "CKDIST_ISA chooses it"} | single_core | all_cores)
         write_rows(rows, config.output)
     world.close()
     return 0
 
 
 def save(path: str, world: World) -> int:
-    """Writes this machine for `ckdist plan`; 0. ConfigError where the file cannot be written."""
+    """Writes the figures of this machine to `path` for `ckdist plan`. Returns 0.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
     from ckdist.cli.machine_speed import measured
 
     spec = measured(world)

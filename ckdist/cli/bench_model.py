@@ -1,4 +1,4 @@
-"""`ckdist bench`: prefill and decode speed of a model, in rows or a sweep; a table shows the gist of rows."""
+"""`ckdist bench`: measures prefill and decode of a model, as rows or as a sweep."""
 
 import dataclasses
 import logging
@@ -22,9 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def gist(row: dict[str, Any]) -> dict[str, Any]:
-    """What a person reads of a row: the medians, and the share of its bound and of waiting for threads and ranks in
-    per cent.
-    """
+    """Returns the columns of the table for people: medians, and the shares of the limit and of waiting in percent."""
     test = f"pp{row['n_prompt']}" if row["n_prompt"] else f"tg{row['n_gen']}"
     test += f" @ d{row['n_depth']}" * bool(row["n_depth"]) + f" x {row['n_parallel']}" * (row["n_parallel"] > 1)
     return {
@@ -43,7 +41,7 @@ def gist(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(config: BenchConfig) -> int:
-    """Measures a model; rank 0 prints the rows; 0."""
+    """Measures a model. Rank 0 prints the rows. Returns 0."""
     config = dataclasses.replace(packed_first(config), parallel=max(config.parallel, *config.n_parallel))
     world = start_ranks(config)
     threads = config.threads or default_threads(world)

@@ -1,12 +1,14 @@
-"""One loaded model's speeds, each as a row with llama-bench's field names.
+"""Speeds of one loaded model, as rows with llama-bench's field names.
 
-`pp` rows feed a prompt of random tokens, `tg` rows generate one token at a time (of each of n_parallel sequences)
-after n_depth tokens of context; sampling is not part of either. A warm-up precedes every row. Every row says which of
-the machine's limits bounds it and which fraction of it was reached: the bytes of weights and cache that the step must
-read over the bandwidth, or the operations with weights over the peak of the arithmetic that they use. `read_of_ranks`:
-bytes that rank 0 reads of other ranks' memory per step and layer. `layers_predicted_ns`: predicted time of the layers
-of a prompt's steps, from what was measured to choose how prefill runs (0: nothing was), to be compared with avg_ns,
-which has the output matrix and the context besides.
+`pp` rows feed a prompt of random tokens. `tg` rows generate one token at a time, for each of n_parallel sequences,
+after n_depth tokens of context. Neither includes sampling. A warm-up precedes each row.
+
+Fields that llama-bench does not have:
+    bound, bound_fraction: The machine's limit for the step, and the fraction of it that was reached. The limit is the
+        larger of (bytes of weights and cache) / bandwidth and operations / peak arithmetic.
+    read_of_ranks: Bytes that rank 0 reads from other ranks' memory per step and layer.
+    layers_predicted_ns: Predicted time of the layers in a prompt's steps, from the measurements that choose the prefill
+        layout; 0 if there were none. avg_ns also includes the output matrix and the context.
 """
 
 import dataclasses
@@ -34,8 +36,10 @@ from ckdist.topology.instructions import reason
 
 
 def measure(run: Callable[[], float | None], repetitions: int) -> list[float]:
-    """Seconds of each of `repetitions` calls, after one that does not count; `run` returns its own, or None for the
-    whole call.
+    """Returns the seconds of each of `repetitions` calls, after one warm-up call.
+
+    Args:
+        run: Returns its own seconds, or None if the whole call is to be timed.
     """
     run()
     seconds = []
@@ -47,7 +51,7 @@ def measure(run: Callable[[], float | None], repetitions: int) -> list[float]:
 
 
 class ModelBench:
-    """Rows for one loaded model on rank 0. The bar tells of each that is measured, and is not drawn while one is."""
+    """Measures rows of one loaded model on rank 0. The bar advances after each row, never during a measurement."""
 
     def __init__(self, model: Model, config: BenchConfig, bounds: Bounds, bar: ProgressBar):
         self.model, self.config, self.bounds, self.bar = model, config, bounds, bar
@@ -55,11 +59,11 @@ class ModelBench:
         self.rng = np.random.default_rng(0)
 
     def tokens(self, *shape: int) -> np.ndarray:
-        """Random ids, int32 of `shape`."""
+        """Returns random token ids, int32 of `shape`."""
         return self.rng.integers(0, self.model.spec.vocab_size, shape, dtype=np.int32)
 
     def check(self, count: int, flag: str) -> None:
-        """ConfigError, which names `flag`, where `count` tokens do not fit the context."""
+        """Raises ConfigError, naming `flag`, if `count` tokens do not fit the context."""
         if count > self.executable.context_length:
             raise ConfigError(
                 f"{flag} {count} is longer than the context of {self.executable.context_length}: "
@@ -67,32 +71,36 @@ class ModelBench:
             )
 
     def at_depth(self, depth: int) -> SingleSequence:
-        """A sequence of random tokens."""
+        """Returns a sequence that holds `depth` random tokens."""
         sequence = SingleSequence(self.executable)
         sequence.feed(self.tokens(depth), outputs="none")
         return sequence
 
     def prompt(self, count: int, depth: int = 0) -> dict[str, Any]:
-        """The row of a prompt of `count` tokens behind `depth` others. ConfigError where they do not fit."""
+        """Measures a prompt of `count` tokens after `depth` others. Raises ConfigError if they do not fit."""
         self.check(count + depth, "--n-prompt" if not depth else "--n-prompt plus --n-depth")
         ids, sequence = self.tokens(count), self.at_depth(depth)
 
         def run() -> None:
-            """The prompt, once."""
+            """Feeds the prompt once."""
             sequence.length = depth
             sequence.feed(ids, outputs="last")
 
         return self.row(run, count, 0, depth)
 
     def generate(self, count: int, sequences: int = 1, depth: int = 0) -> dict[str, Any]:
-        """The row of `count` tokens of each of `sequences` behind `depth` others. ConfigError where they do not fit."""
+        """Measures `count` decode steps of `sequences` sequences after `depth` tokens each.
+
+        Raises:
+            ConfigError: The tokens do not fit the context.
+        """
         self.check(count + depth, "--n-gen" if not depth else "--n-gen plus --n-depth")
         ids = self.tokens(count, sequences)
         batch = LockstepSequences(self.executable, sequences)
         batch.fill(self.tokens(depth))
 
         def run() -> None:
-            """All steps, once."""
+            """Runs all steps once."""
             batch.length = depth
             for _ in batch.run(ids):
                 pass
@@ -102,7 +110,7 @@ class ModelBench:
     def row(
         self, run: Callable[[], None], n_prompt: int, n_gen: int, depth: int = 0, sequences: int = 1
     ) -> dict[str, Any]:
-        """The row of what `run` does: prefill where `n_prompt`, else decode."""
+        """Times `run` and returns its row: prefill if `n_prompt` is not 0, else decode."""
         self.executable.stats(reset=True)
         before = list(self.executable.prefill_tokens)
         predicted = (
@@ -149,14 +157,15 @@ class ModelBench:
         }
 
     def steps(self, tokens: int) -> list[tuple[int, int]]:
-        """Phase and tokens of each step of a prompt."""
+        """Returns (phase, tokens) of each step of a prompt."""
         most = self.executable.max_tokens
         sizes = [min(most, tokens - at) for at in range(0, tokens, most)]
         return [(PREFILL if n >= self.executable.prefill_from else DECODE, n) for n in sizes]
 
     def layouts(self, before: list[int]) -> str:
-        """Those that prefilled since the executable's `prefill_tokens` were `before`: chunks of different sizes may
-        be sharded differently.
+        """Names the layouts that prefilled since `executable.prefill_tokens` was `before`, joined by "+".
+
+        Chunks of different sizes may be sharded differently.
         """
         used = [now > then for now, then in zip(self.executable.prefill_tokens, before, strict=True)]
         return "+".join(
@@ -166,7 +175,7 @@ class ModelBench:
         )
 
     def bound(self, n_prompt: int, n_gen: int, depth: int, sequences: int) -> tuple[str, float]:
-        """What the measured work is bound by, and the least seconds it can take on this machine."""
+        """Returns the limit of the measured work, and the least seconds that it can take on this machine."""
         work = self.model.work
         if n_prompt:
             most = self.executable.max_tokens
@@ -174,8 +183,8 @@ class ModelBench:
             context = sum(depth + min(n_prompt, (i + 1) * most) for i in range(chunks))
             weights = chunks * work.bytes_read(min(n_prompt, most))
             return self.bounds.seconds(weights + self.kv_bytes_per_token * context, work.operations(n_prompt, 1))
-        # Every step reads all weights that its tokens take, and of each sequence what it has in the cache: half of what
-        # is generated, on average. A stage reads its weights once for each of the steps that decode them.
+        # Each step reads the weights that its tokens need, and the cache of each sequence: the context and, on average,
+        # half of the generated tokens. A stage reads its weights once for each group of sequences.
         context, steps = sequences * (depth + (n_gen + 1) / 2), self.executable.costs.groups(sequences)
         weights = steps * work.bytes_read(-(-sequences // steps))
         return self.bounds.seconds(
@@ -185,14 +194,14 @@ class ModelBench:
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Bytes of cache of one token, on all ranks together."""
+        """Cache bytes of one token, summed over all ranks."""
         plan = self.model.plan
         types = {"k": plan.cache.key_type, "v": plan.cache.value_type}
         block = cache_bytes_per_block(self.model.spec, plan.decode, plan.mesh, types)
-        return plan.mesh.size(WHOLE) * block / BLOCK_TOKENS  # each stage has its layers' alone
+        return plan.mesh.size(WHOLE) * block / BLOCK_TOKENS  # a stage caches its own layers only
 
     def rows(self) -> list[dict[str, Any]]:
-        """A row for each prompt length and generated length that was asked for, at each depth."""
+        """Measures each prompt length and generation length of the configuration at each depth."""
         depth = self.config.n_depth
         rows = [self.prompt(n, d) for d in depth for n in self.config.n_prompt if n]
         return rows + [
@@ -201,6 +210,6 @@ class ModelBench:
 
 
 def measurements(config: BenchConfig) -> int:
-    """How many rows `ModelBench.rows` will measure."""
+    """Returns the number of rows that `ModelBench.rows` measures."""
     generations = len(config.n_parallel) * sum(n > 0 for n in config.n_gen)
     return len(config.n_depth) * (sum(n > 0 for n in config.n_prompt) + generations)

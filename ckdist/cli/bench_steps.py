@@ -1,7 +1,7 @@
-"""`ckdist bench steps`: seconds of the engine's steps by what is in them, sampling and Python included.
+"""`ckdist bench steps`: seconds of the engine's steps by their content, sampling and Python included.
 
-`ckdist simulate --steps` and `ckdist.planning.step_cost` read the rows: a step of one prompt of each size, of prompts
-behind a context, and of each number of sequences that decode, behind a short and a long context.
+`ckdist simulate --steps` and `ckdist.planning.step_cost` read the rows. There are steps of one prompt of each size, and
+of prompts after a context. There are decode steps of each number of sequences after a short and a long context.
 """
 
 import dataclasses
@@ -20,32 +20,35 @@ from ckdist.errors import ConfigError, EngineError
 from ckdist.planning.step_cost import StepTotals, halves, step_row
 from ckdist.program.batch import BLOCK_TOKENS
 
-LEAST_CONTEXT = 64  # of sequences that decode
+LEAST_CONTEXT = 64  # tokens before the decode steps
 
 
 class StepBench:
-    """Steps of an engine that nobody else uses."""
+    """Measures steps of an engine that has no other user.
+
+    Args:
+        repetitions: Measurements of each step, after one warm-up.
+    """
 
     def __init__(self, engine: Engine, repetitions: int) -> None:
-        """Each step is measured `repetitions` times, after one that does not count."""
         self.engine, self.repetitions = engine, repetitions
         self._rng, self._count = np.random.default_rng(0), 0
 
     def steps(self) -> Iterator[tuple[StepTotals, float]]:
-        """Each measured step and its seconds."""
+        """Yields each measured step and its seconds."""
         engine = self.engine
         for tokens in (*halves(min(engine.scheduler.max_tokens, engine.max_positions - 1)), engine.max_positions - 1):
             list(self.prompt(tokens))
             for _ in range(self.repetitions):
                 yield from self.prompt(tokens)
         for count in (*halves(engine.scheduler.max_sequences), 1):
-            blocks = engine.pool.num_blocks // count - 1  # the scheduler keeps one to spare for each
+            blocks = engine.pool.num_blocks // count - 1  # the scheduler keeps a spare block for each sequence
             most = min(blocks * BLOCK_TOKENS, engine.max_positions) - self._output(count, engine.max_positions) - 1
             for context in sorted({min(LEAST_CONTEXT, most), most}) if most > 0 else ():
                 yield from self.decode(count, context)
 
     def prompt(self, tokens: int) -> Iterator[tuple[StepTotals, float]]:
-        """The steps of a prompt that computes one token of output."""
+        """Yields the steps of a prompt with one token of output."""
         self._add(tokens, 1)
         most = self.engine.scheduler.max_tokens
         for first in range(0, tokens, most):
@@ -56,7 +59,7 @@ class StepBench:
                 yield StepTotals(size, attended, outputs=int(first + size == tokens)), seconds
 
     def decode(self, count: int, context: int) -> Iterator[tuple[StepTotals, float]]:
-        """Steps in which so many sequences decode behind so many tokens."""
+        """Yields steps in which `count` sequences decode after `context` tokens each."""
         for _ in range(count):
             self._add(context, self._output(count, context))
         running = self.engine.scheduler.running
@@ -72,24 +75,27 @@ class StepBench:
             self.engine.abort(id)
 
     def _output(self, count: int, context: int) -> int:
-        """Tokens that a sequence may make, so that the first still runs when the last has its repetitions."""
+        """Output tokens per sequence: enough that the first still runs during the repetitions of the last."""
         return self.repetitions + 2 + count + count * context // self.engine.scheduler.max_tokens
 
     def _add(self, tokens: int, output: int) -> None:
-        """Queues a prompt of so many tokens, unlike all others, and its output."""
         self._count += 1
-        ids = self._rng.integers(0, self.engine.vocab_size, tokens)
+        ids = self._rng.integers(0, self.engine.vocab_size, tokens)  # random: no prompts share a cached prefix
         self.engine.add(self._count, ids, SamplingParams(max_tokens=output, seed=0, ignore_eos=True))
 
     def _seconds(self) -> float:
-        """Of the next step."""
+        """Times the next step."""
         begin = time.perf_counter()
         self.engine.step()
         return time.perf_counter() - begin
 
 
 def run(config: BenchConfig) -> int:
-    """Measures; rank 0 prints a row for each step; 0. ConfigError where several steps are under way at once."""
+    """Measures. Rank 0 prints a row for each step. Returns 0.
+
+    Raises:
+        ConfigError: The model runs several steps at once.
+    """
     one_stage = dataclasses.replace(config, pipeline_parallel_size=config.pipeline_parallel_size or 1)
     with model_session(packed_first(one_stage), measure=config.tune) as model:
         if model is None:

@@ -1,7 +1,7 @@
-"""`ckdist bench --sweep`: a model's speed over a growing context, or over the number of threads.
+"""`ckdist bench --sweep`: speed over a growing context, or over the number of threads.
 
-The context's table has the columns of llama.cpp's sweep-bench, so what reads those reads these. The threads' table
-picks by one rule: the fewest threads that keep MOST_DECODE of the best decode and MOST_PREFILL of the best prefill.
+The context table has the columns of llama.cpp's sweep-bench, so that the same tools can read it. The thread table picks
+the fewest threads that keep MOST_DECODE of the best decode speed and MOST_PREFILL of the best prefill speed.
 """
 
 from collections.abc import Sequence
@@ -11,24 +11,24 @@ from ckdist.cli.bench_rows import ModelBench
 from ckdist.config.bench import BenchConfig
 from ckdist.program.executable import Executable
 
-GENERATED_PART = 4  # the context's sweep generates a fourth of what it prefills, as sweep-bench does
-MOST_DECODE, MOST_PREFILL = 0.90, 0.85  # of the best, which the picked number of threads keeps
+GENERATED_PART = 4  # the context sweep generates a fourth of its prompt's tokens, as sweep-bench does
+MOST_DECODE, MOST_PREFILL = 0.90, 0.85  # shares of the best speed
 
 
 def sweep_measurements(config: BenchConfig, executable: Executable) -> int:
-    """How many speeds the sweep will measure."""
+    """Returns the number of measurements of the sweep."""
     if config.sweep == "threads":
         return 2 * _most_threads(executable)
     return 2 * (executable.context_length // _chunk(executable))
 
 
 def sweep(bench: ModelBench) -> list[dict[str, Any]]:
-    """The rows that `--sweep` asks for. ConfigError where a length does not fit the context."""
+    """Runs the sweep that `--sweep` names. Raises ConfigError if a length does not fit the context."""
     return thread_sweep(bench) if bench.config.sweep == "threads" else context_sweep(bench)
 
 
 def context_sweep(bench: ModelBench) -> list[dict[str, Any]]:
-    """Behind N_KV tokens of context: seconds and tokens per second of PP tokens of prompt and of TG generated ones."""
+    """Measures PP prompt tokens and TG generated tokens after N_KV tokens of context, in seconds and tokens/s."""
     chunk = _chunk(bench.executable)
     generated = max(1, chunk // GENERATED_PART)
     rows = []
@@ -41,7 +41,7 @@ def context_sweep(bench: ModelBench) -> list[dict[str, Any]]:
 
 
 def thread_sweep(bench: ModelBench) -> list[dict[str, Any]]:
-    """Prefill and decode by thread count, from one to all; `picked` marks what `fewest_threads` says."""
+    """Measures prefill and decode with 1 to all threads. `picked` marks the choice of `fewest_threads`."""
     config, executable = bench.config, bench.executable
     (prompt,), (generated,), (depth,), (sequences,) = config.n_prompt, config.n_gen, config.n_depth, config.n_parallel
     rows = []
@@ -61,10 +61,13 @@ def thread_sweep(bench: ModelBench) -> list[dict[str, Any]]:
 
 
 def fewest_threads(prefill: Sequence[float], decode: Sequence[float]) -> int:
-    """Index of the first of some thread counts, ascending, that is fast enough in both; speeds are tokens per second.
+    """Returns the index of the first thread count that is fast enough at both prefill and decode.
 
-    Where one is fastest at the one and another at the other and nothing between is enough at both, it is the one that
-    is best at decode.
+    If there is none, returns the index of the best decode speed.
+
+    Args:
+        prefill: Tokens/s by thread count, ascending counts.
+        decode: Tokens/s of decode, by the same counts.
     """
     enough = (
         i
@@ -75,10 +78,9 @@ def fewest_threads(prefill: Sequence[float], decode: Sequence[float]) -> int:
 
 
 def _chunk(executable: Executable) -> int:
-    """Tokens of prompt in each row of the context's sweep: a step's, or all of a shorter context."""
+    """Prompt tokens of each row of the context sweep: one full step, or a shorter context."""
     return min(executable.max_tokens, executable.context_length)
 
 
 def _most_threads(executable: Executable) -> int:
-    """Threads that the executable has."""
     return max(executable.threads, executable.threads_batch)

@@ -1,8 +1,8 @@
-"""The part of a machine's figures that kernels alone do not show: what memory, products, attention and row steps reach
-inside of whole steps, from the steps of models that are made up here and are in no catalogue.
+"""Machine figures that only whole steps show: achieved rates of memory, products, attention and row steps.
 
-Threads write when they begin and end each step, so each figure is solved for by the seconds of what depends on it: what
-else is wrong in the model, or slow at that moment, does not go into it.
+The steps run models with random weights (`made_models`). Threads record when they begin and end each step, so each
+figure is solved from the seconds of the steps that depend on it. Errors elsewhere in the cost model, or a slow moment
+elsewhere, do not change it.
 """
 
 import contextlib
@@ -48,53 +48,54 @@ from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.packed_type import activation_format
 
 TURNS = 3
-MOST_FACTOR, MOST_FASTER = 4.0, 1.25  # that products in steps are slower than alone, and faster
-# From all of the shorter part hidden to reading and computing by turns; and then around the best of these.
+MOST_FACTOR, MOST_FASTER = 4.0, 1.25  # bounds: products in steps are slower than alone, or faster
+# Candidates of `overlap_loss`. 0: the shorter of reading and computing is hidden. 1: they alternate. FINER has offsets
+# around the best of LOSSES.
 LOSSES, FINER = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), tuple(0.02 * step for step in range(-9, 10))
-LOSS_BOUNDS = 0.01, 4.0  # of products of several rows
-HALVINGS = 15  # of the logarithms of bounds, by which a figure is found
-LEAST_SECONDS = 1e-9  # that a group of steps counts as
-ROUNDS = 8  # in which figures that depend on each other are found
-ONCE = 1e-9, 1e-4  # bounds of seconds of one head, or expert, or of a layer's attention,
-SHARES = 0.02, 4.0  # of parts of rates,
-RATES = 1e7, 1e13  # bounds of operations per second, and of bytes
-LEAST_ACHIEVED = 0.01  # of memory's bandwidth
-MOST_REUSE, MOST_BYTES = 20.0, 1e16  # times faster than memory at most; more bytes than any model has
+LOSS_BOUNDS = 0.01, 4.0  # of `rows_loss`
+HALVINGS = 15  # bisection steps between the logarithms of the bounds
+LEAST_SECONDS = 1e-9  # least seconds of a group, so that its logarithm is finite
+ROUNDS = 8  # fixed-point rounds for figures that depend on each other
+ONCE = 1e-9, 1e-4  # bounds: seconds per head, per expert, or per layer of attention
+SHARES = 0.02, 4.0  # bounds: shares of a rate
+RATES = 1e7, 1e13  # bounds: operations/s, and bytes/s
+LEAST_ACHIEVED = 0.01  # share of memory's bandwidth
+MOST_REUSE, MOST_BYTES = 20.0, 1e16  # most times faster than memory; more bytes than any model has
 
 Setter = Callable[[MachineSpec, float], MachineSpec]
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """Of one model: seconds of steps by shape and group, of each turn, and its costs. `evicted`: so much was read
-    before each step that weights and caches come from memory; else what the steps read themselves.
-    """
+    """Step times of one model, and its cost model."""
 
-    times: Mapping[StepShape, Sequence[Groups]]
+    times: Mapping[StepShape, Sequence[Groups]]  # shape -> seconds by group, one entry per turn
     cost: CostModel
+    # True: other bytes were read before each step, so that weights and caches come from memory.
+    # False: the step finds in the caches the data that earlier steps left there.
     evicted: bool = True
 
     def joined(self, other: "Measured") -> "Measured":
-        """With what was measured at another time."""
+        """Adds the turns of another measurement of the same model."""
         both = {shape: [*each, *other.times[shape]] for shape, each in self.times.items()}
         return dataclasses.replace(self, times=both)
 
     def seconds(self, shape: StepShape, group: str) -> float:
-        """The median of the turns."""
+        """Returns the median over the turns."""
         return statistics.median(one.get(group, 0.0) for one in self.times[shape])
 
     def left(self, shape: StepShape) -> float:
-        """Seconds of a step that belong to no group, from its end to the next; in the median."""
+        """Returns the median seconds that belong to no group: from the end of a step to the next."""
         return statistics.median(max(0.0, 2 * one["total"] - sum(one.values())) for one in self.times[shape])
 
     def predicted(self, spec: MachineSpec, shape: StepShape, group: str) -> float:
-        """Seconds of a group of a step on a machine, whose caches hold as much as they did here."""
+        """Predicts the seconds of a group of a step on `spec`, with the caches as they were measured."""
         if self.evicted:
             spec = dataclasses.replace(spec, reuse=())
         return self.cost.on(spec).group_seconds(shape, group)
 
     def error(self, spec: MachineSpec, shape: StepShape, group: str) -> float:
-        """The logarithm of predicted over measured."""
+        """log(predicted / measured)."""
         return math.log(self.predicted(spec, shape, group) / max(self.seconds(shape, group), LEAST_SECONDS))
 
 
@@ -104,14 +105,21 @@ def solved(
     bounds: tuple[float, float],
     group: str,
     *cases: tuple[Measured, StepShape],
-    beside: str = "",
+    reference: str = "",
 ) -> MachineSpec:
-    """The machine with the figure for which a group of some models' steps takes as long as was measured, in the
-    geometric mean, by bisection; at its bounds, the nearest. `change`: the figure's name, or what makes a machine of a
-    value. `beside`: a group of the same steps than which it is not to be more wrong, as both read at one rate.
+    """Returns the machine with the figure for which the predicted time of a group matches the measured time.
+
+    Bisects on the geometric mean of the ratios over `cases`. Outside the bounds, the nearest bound is used.
+
+    Args:
+        change: Name of the figure, or a function that sets it.
+        bounds: Lowest and highest value of the figure.
+        group: The group of steps to match.
+        cases: Measured models and shapes.
+        reference: Another group of the same steps. Its error is subtracted, because both groups read at one rate.
     """
     changed = change if callable(change) else lambda of, value: dataclasses.replace(of, **{change: value})
-    others = sum(one.error(spec, shape, beside) for one, shape in cases) if beside else 0.0
+    others = sum(one.error(spec, shape, reference) for one, shape in cases) if reference else 0.0
     error = lambda value: sum(one.error(changed(spec, value), shape, group) for one, shape in cases) - others
     low, high = bounds
     grows = error(high) > error(low)
@@ -125,8 +133,10 @@ def solved(
 
 
 def measured_steps(spec: MachineSpec, world: World, models: pathlib.Path) -> dict[str, Measured]:
-    """The steps of the models of MADE, which lie in a folder, on all ranks, and those with nothing read in between
-    (NEAR). On rank 0, a collective call.
+    """Measures the steps of the models in the folder `models` on all ranks. A collective call.
+
+    Returns:
+        On rank 0, the measurements by name of MADE. Names that end in NEAR are of steps with nothing read in between.
     """
     others = OtherBytes(int(EVICTED * cache_bytes()) if world.rank == 0 else 0)
     found: dict[str, Measured] = {}
@@ -145,7 +155,7 @@ def measured_steps(spec: MachineSpec, world: World, models: pathlib.Path) -> dic
 
 
 def calibrated(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
-    """The machine with what whole steps reach of its bandwidth, products, attention and elementwise rate."""
+    """Returns the machine with the achieved rates of whole steps: bandwidth, products, attention and elementwise."""
     plain, latent, mixture = (found[name] for name in ("plain", "latent", "mixture"))
     spec = dataclasses.replace(spec, reuse=())
     spec = solved(spec, "elementwise", (1e6, 1e11), OTHERS, (plain, PROMPTED))
@@ -157,7 +167,7 @@ def calibrated(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
     spec = solved(spec, "heads", RATES, HEADS, (latent, PROMPTED))
     spec = solved(spec, "heads_int8", RATES, HEADS, (found["latent Q8_0"], PROMPTED))
     heads = ((found[name + NEAR], shape) for name in ("latent", "latent Q8_0") for shape in (ALONE, TOGETHER))
-    spec = solved(spec, "heads_once", ONCE, HEADS, *heads, beside=PRODUCT)
+    spec = solved(spec, "heads_once", ONCE, HEADS, *heads, reference=PRODUCT)
     of_bytes = found["mixture Q4_K"]
     for _ in range(ROUNDS):
         spec = solved(spec, "achieved_experts", SHARES, EXPERTS, (mixture, PROMPTED))
@@ -167,9 +177,10 @@ def calibrated(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
 
 
 def _with_single_tokens(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
-    """The machine with what attention of single tokens reaches: by short contexts what each token costs, and what one
-    step of them costs; how fast caches are read by a model of many layers and by one of a single layer; and computing
-    by one whose heads share keys and values.
+    """Solves the figures of single-token attention.
+
+    Short contexts give the cost of a token and of a step. Models with many layers and with one layer give the rate of
+    reading caches. A model whose heads share keys and values gives the rate of computing.
     """
     grouped, latent, deep = (found[name + NEAR] for name in ("grouped", "latent", f"{FAR} deep"))
     least, same = found[f"{LEAST} same{NEAR}"], [found[f"{name} same{NEAR}"] for name in TYPES]
@@ -186,9 +197,10 @@ def _with_single_tokens(spec: MachineSpec, found: Mapping[str, Measured]) -> Mac
 
 
 def _with_reading(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
-    """The machine with the rates at which weights are read in steps, and the part of computing that reading does not
-    hide: between LOSSES that with which types of weights, which compute more and less than they read, agree best about
-    the rates from memory and of models of as many bytes.
+    """Solves `overlap_loss` and the rates at which steps read weights.
+
+    Some weight types need more time to compute than to read, others less. The loss is the one for which they agree best
+    on the rate from memory and on the rate for models of equal bytes.
     """
     best = min(LOSSES, key=lambda loss: _with_rates(spec, found, loss)[1])
     near = (loss for step in FINER if 0 <= (loss := best + step) <= 1)
@@ -196,7 +208,10 @@ def _with_reading(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSp
 
 
 def _between_steps(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
-    """The machine with the time between steps: by a line from models that read little to the one that reads most."""
+    """Solves the time between steps.
+
+    It is linear in the bytes of a step, from models that read little to the one that reads most.
+    """
     few, most = [found[f"{name} same{NEAR}"] for name in TYPES], found[f"plain deep{NEAR}"]
     size = statistics.mean(_cycle(one) for one in few)
     near, far = statistics.median(one.left(ALONE) for one in few), most.left(ALONE)
@@ -211,15 +226,20 @@ def _cycle(one: Measured) -> float:
 
 
 def _with_rates(spec: MachineSpec, found: Mapping[str, Measured], loss: float) -> tuple[MachineSpec, float]:
-    """The machine with a loss and the rates of models of all depths: after the most bytes that of memory, before that
-    those of a cache. After more bytes it is never faster, so that where it seems otherwise all that are in question
-    have the mean; and the variances of logarithms of rates of models of as many bytes, and of those from memory.
+    """Solves the reading rates of models of all depths for one `overlap_loss`.
+
+    The curve has (bytes, bytes/s) points. The last point is memory's rate, earlier ones are those of a cache. More
+    bytes are never read faster: neighbouring points that violate this get their mean rate.
+
+    Returns:
+        The machine, and the sum of two variances of log rates: of models of equal bytes, and of models read from
+        memory.
     """
     spec = dataclasses.replace(spec, overlap_loss=loss)
     bounds = spec.bandwidth / MOST_FACTOR, spec.bandwidth * MOST_REUSE
 
     def case(name: str) -> tuple[float, float]:
-        """Bytes of a model, and the logarithm of the rate at which they are read."""
+        """Returns the bytes of a model, and the logarithm of the rate at which they are read."""
         one = found[name]
         reads = solved(spec, _reading if one.evicted else _reusing, bounds, PRODUCT, (one, ALONE))
         rate = reads.bandwidth * reads.achieved_bandwidth if one.evicted else reads.reuse[0][1]
@@ -228,7 +248,7 @@ def _with_rates(spec: MachineSpec, found: Mapping[str, Measured], loss: float) -
     same, far = [case(f"{name} same{NEAR}") for name in TYPES], [case(name) for name in TYPES]
     cases = [case(f"{name} {depth}{NEAR}") for name in TYPES for depth in DEPTHS if depth != "same"]
     cases.append((statistics.mean(size for size, _ in same), statistics.mean(rate for _, rate in same)))
-    pools: list[list[tuple[float, float]]] = []  # sizes and rates of each
+    pools: list[list[tuple[float, float]]] = []  # each pool: (bytes, log rate) points with a common mean
     mean = lambda pool: statistics.mean(rate for _, rate in pool)
     for each in sorted(cases):
         pools.append([each])
@@ -240,20 +260,22 @@ def _with_rates(spec: MachineSpec, found: Mapping[str, Measured], loss: float) -
 
 
 def _reading(spec: MachineSpec, rate: float) -> MachineSpec:
-    """The machine whose nodes read so many bytes per second in steps; memory gives that much at least."""
+    """Sets the bytes/s that a node reads in steps. Memory's bandwidth is raised to it if necessary."""
     most = max(spec.bandwidth, rate)
     core = max(spec.core_bandwidth, most / spec.cores)
     return dataclasses.replace(spec, bandwidth=most, achieved_bandwidth=rate / most, core_bandwidth=core)
 
 
 def _reusing(spec: MachineSpec, rate: float) -> MachineSpec:
-    """The machine whose nodes read all weights again at so many bytes per second, be memory faster or not."""
+    """Sets the bytes/s at which a node reads all weights again, even if memory is faster."""
     return dataclasses.replace(spec, reuse=((MOST_BYTES, rate),), achieved_bandwidth=LEAST_ACHIEVED)
 
 
 def _with_products(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
-    """The machine with the rates that products reach in steps, and what of the hidden part costs those of several rows:
-    rates of FEW rows by weights from a cache, where computing takes longer, the loss by those from memory.
+    """Solves the achieved rates of products, and `rows_loss`.
+
+    Models whose weights are in a cache give the rates of FEW rows, because computing then takes longer than reading.
+    Models read from memory give the loss.
     """
     for _ in range(ROUNDS):
         cases = [(found[f"{name} deep{NEAR}"], TOGETHER) for name in TYPES]
@@ -263,8 +285,9 @@ def _with_products(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineS
 
 
 def _with_row_rates(spec: MachineSpec, found: Mapping[str, Measured]) -> MachineSpec:
-    """The machine with the rates that products of the measured types reach in steps; of other types of the same
-    activations, the rates of kernels alone change by the same factors.
+    """Solves the achieved product rates of the measured types.
+
+    The kernel rates of other types with the same activation format change by the same factors.
     """
     at = {PRODUCT_ROWS.index(FEW): TOGETHER, PRODUCT_ROWS.index(SOME): PIECE, len(PRODUCT_ROWS) - 1: PROMPTED}
     kinds = {"plain": "BF16"} | {name: name for name in BYTE_TYPES}
@@ -276,7 +299,7 @@ def _with_row_rates(spec: MachineSpec, found: Mapping[str, Measured]) -> Machine
             bounds = alone / MOST_FACTOR, alone * MOST_FASTER
             one = found[f"{name} same{NEAR}" if shape is TOGETHER else name]
             factors[kind][index] = solved(spec, times, bounds, PRODUCT, (one, shape)).products[kind][index] / alone
-        factors[kind][2] = math.sqrt(factors[kind][1] * factors[kind][3])  # of rows between those
+        factors[kind][2] = math.sqrt(factors[kind][1] * factors[kind][3])  # geometric mean of both neighbours
     of_bytes = zip(*(factors[kind] for kind in BYTE_TYPES), strict=True)
     mean = [math.prod(each) ** (1 / len(each)) for each in of_bytes]
     products = {}
@@ -291,8 +314,9 @@ def _with_row_rates(spec: MachineSpec, found: Mapping[str, Measured]) -> Machine
 def _loaded(
     spec: MachineSpec, folder: pathlib.Path, quantize: str | None, world: World
 ) -> Iterator[tuple[Model, CostModel]]:
-    """A model on all ranks, those behind the first of which do as that one does, and what its steps cost; a collective
-    call.
+    """Loads a model on all ranks and yields it with its cost model. A collective call.
+
+    Other ranks first run rank 0's steps, until rank 0 closes the model.
     """
     config = EngineConfig(
         model=str(folder), ctx_size=LONG + 2 * BLOCK_TOKENS, parallel=FEW, repack="off", prefill="tensor",
@@ -310,14 +334,14 @@ def _loaded(
 
 
 def _from_memory(steps: TracedSteps, cost: CostModel, shapes: Sequence[StepShape]) -> Measured:
-    """Steps of some shapes, whose weights are in no cache if they decode."""
+    """Measures steps. Decode steps read their weights from memory, because other bytes are read before them."""
     count = lambda shape: max(0, int(EVICTED * cache_bytes() - cost.bytes_read(shape).always))
     turns = steps.measured([(shape, count(shape)) for shape in shapes], TURNS)
     return Measured(dict(zip(shapes, turns, strict=True)), cost)
 
 
 def _near(steps: TracedSteps, cost: CostModel, shapes: Sequence[StepShape]) -> Measured:
-    """Steps of some shapes, with nothing read between them."""
+    """Measures steps with nothing read between them."""
     turns = steps.measured([(shape, 0) for shape in shapes], TURNS)
     return Measured(dict(zip(shapes, turns, strict=True)), cost, evicted=False)
 

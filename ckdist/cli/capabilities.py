@@ -1,7 +1,7 @@
-"""Which transports, copy engines, launchers and kernels work on this machine: each is tried, all at once,
-and what has not answered in time is left behind.
+"""Probes the transports, copy engines, launchers and kernels of this machine, all at once and within a time limit.
 
-What may crash, hang or leave traces (an MPI library, a launcher, a driver) is tried in a process of its own.
+A probe that may crash, hang or leave traces (an MPI library, a launcher, a driver) runs in a process of its own. A
+probe that is late is abandoned.
 """
 
 import contextlib
@@ -28,23 +28,23 @@ from ckdist.topology import Machine
 from ckdist.topology.instructions import reason
 
 TIMEOUT = 2.5
-GRACE = 0.5  # for ending what was started
+GRACE = 0.5  # seconds to end the processes of late probes
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 ROOT_WANTS = "export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"
 
 
 @dataclass(frozen=True)
 class Capability:
-    """`group` is transport, copy engine, launcher or kernels; `about` says which one, or why not."""
+    """The result of one probe."""
 
-    group: str
+    group: str  # transport, copy engine, launcher or kernels
     name: str
     works: bool
-    about: str
+    about: str  # its version or device, or the reason that it does not work
 
 
 def run_briefly(command: list[str], timeout: float = TIMEOUT) -> tuple[int, str]:
-    """Exit code and output of a command, which is ended with all that it started when the time is over (code 124)."""
+    """Returns the exit code and output of a command. Code 124: killed with its children after `timeout` seconds."""
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
@@ -60,17 +60,17 @@ def run_briefly(command: list[str], timeout: float = TIMEOUT) -> tuple[int, str]
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         if process.stdout is not None:
-            process.stdout.close()  # not read to its end: what went into a session of its own may still hold it
+            process.stdout.close()  # not read to its end: a grandchild in its own session may hold the pipe
         process.wait()
 
 
 def last_line(text: str, most: int = 100) -> str:
-    """The last line of `text` that is not blank, at most `most` characters of it."""
+    """Returns the last line of `text` that is not blank, at most `most` characters of it."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")[:most]
 
 
 def capabilities(machine: Machine, timeout: float = TIMEOUT) -> list[Capability]:
-    """Everything, in the order in which it is shown, within a little more than `timeout` seconds."""
+    """Runs all probes within a little more than `timeout` seconds. Returns the results in display order."""
     tries: dict[tuple[str, str], Callable[[], tuple[bool, str]]] = {
         ("transport", "shared memory"): shared_memory,
         ("transport", "MPI"): lambda: mpi(timeout),
@@ -85,7 +85,7 @@ def capabilities(machine: Machine, timeout: float = TIMEOUT) -> list[Capability]
     found: dict[tuple[str, str], Capability] = {}
 
     def attempt(group: str, name: str) -> None:
-        """Tries one; what it raises is why it does not work."""
+        """Runs one probe. An exception becomes the reason that it does not work."""
         try:
             found[group, name] = Capability(group, name, *tries[group, name]())
         except Exception as error:  # one broken installation must not hide the rest of the machine
@@ -102,7 +102,7 @@ def capabilities(machine: Machine, timeout: float = TIMEOUT) -> list[Capability]
 
 
 def shared_memory() -> tuple[bool, str]:
-    """The rendezvous of one rank is made."""
+    """Creates a rendezvous of one rank."""
     out = native.ffi.new("struct ckdist_rendezvous **")
     try:
         native.check(native.lib.ckdist_rendezvous_new(native.ffi.NULL, 0, 1, [0], 10, 1.0, out))
@@ -113,7 +113,7 @@ def shared_memory() -> tuple[bool, str]:
 
 
 def mpi(timeout: float = TIMEOUT) -> tuple[bool, str]:
-    """mpi4py is loaded, in a process of its own."""
+    """Loads mpi4py in a process of its own."""
     if importlib.util.find_spec("mpi4py") is None:
         return False, "mpi4py is not installed: pip install 'ckdist[mpi]'"
     code, text = run_briefly(
@@ -127,7 +127,7 @@ def mpi(timeout: float = TIMEOUT) -> tuple[bool, str]:
 
 
 def tcp() -> tuple[bool, str]:
-    """Loopback is tried; other interfaces are named."""
+    """Connects over loopback, and lists the other interfaces."""
     try:
         with (
             socket.create_server(("127.0.0.1", 0)) as server,
@@ -152,7 +152,7 @@ def tcp() -> tuple[bool, str]:
 
 
 def verbs(machine: Machine, timeout: float = TIMEOUT) -> tuple[bool, str]:
-    """The port that a rank would use is opened, and data goes through a connection on it."""
+    """Opens the port that a rank would use, and sends data over a connection on it."""
     active = ", ".join(sorted({port.device for port in machine.rdma if port.state == "ACTIVE"}))
     if not machine.rdma:
         return False, "no RDMA device"
@@ -175,9 +175,9 @@ def verbs(machine: Machine, timeout: float = TIMEOUT) -> tuple[bool, str]:
 
 
 def dsa(machine: Machine, timeout: float = TIMEOUT) -> tuple[bool, str]:
-    """A page is copied by a queue.
+    """Copies a page with a queue of a DSA device.
 
-    In a process of its own where there is a device: one that hangs would keep this one from ending.
+    Runs in a process of its own: a device that hangs would keep this process from ending.
     """
     if not machine.dsa:
         return False, "no DSA device that the idxd driver knows"
@@ -190,7 +190,7 @@ def dsa(machine: Machine, timeout: float = TIMEOUT) -> tuple[bool, str]:
 
 
 def mpirun(timeout: float = TIMEOUT) -> tuple[bool, str]:
-    """One process is started by it, unless it has started this one."""
+    """Starts one process with mpirun, unless mpirun started this one."""
     path = shutil.which("mpirun")
     if "OMPI_COMM_WORLD_SIZE" in os.environ or "PMI_SIZE" in os.environ:
         return True, "this process is one of its ranks"
@@ -206,17 +206,17 @@ def mpirun(timeout: float = TIMEOUT) -> tuple[bool, str]:
 
 
 def srun() -> tuple[bool, str]:
-    """Whether this shell has an allocation of Slurm's."""
+    """Checks whether this shell has an allocation of Slurm."""
     path = shutil.which("srun")
     if not path:
         return False, "no Slurm here"
     if "SLURM_JOB_ID" not in os.environ:
-        return False, f"{path}, and this shell has no allocation: salloc, or sbatch"
+        return False, f"{path}, but this shell has no allocation: use salloc or sbatch"
     return True, f"{path}, job {os.environ['SLURM_JOB_ID'][:20]}"
 
 
 def torchrun() -> tuple[bool, str]:
-    """Whether the variables of its kind are set, and a secret can be read where one is named."""
+    """Checks the variables of torchrun, and whether the secret can be read if one is named."""
     missing = [name for name in TORCHRUN if name not in os.environ]
     if len(missing) == len(TORCHRUN):
         return False, f"{', '.join(TORCHRUN)} are not set"
@@ -231,7 +231,7 @@ def torchrun() -> tuple[bool, str]:
 
 
 def kernels(machine: Machine) -> list[Capability]:
-    """Every level of instructions, plainest first."""
+    """Returns every level of instructions, plainest first."""
     chosen = native.isa()
     rows = []
     for isa, lacks in reversed(native.isas().items()):

@@ -1,4 +1,4 @@
-"""`ckdist chat`: a chat on the terminal. Lines from a pipe are questions too, one each."""
+"""`ckdist chat`: a chat on the terminal. Each line of a pipe is a question."""
 
 import contextlib
 import pathlib
@@ -33,14 +33,14 @@ Message = dict[str, str]
 
 
 class Chat:
-    """One chat: its messages, and where answers come from. `answers(messages)` gives the pieces of the next answer."""
+    """A chat: its messages, and the source of its answers."""
 
     def __init__(self, source: EngineChat | ServerChat, system: str | None) -> None:
         self.source, self.system = source, system
         self.messages: list[Message] = []
 
     def ask(self, question: str) -> Generator[str, None, None]:
-        """The answer, piece by piece. RequestError leaves the chat as it was before; an answer cut short is kept."""
+        """Yields the answer in pieces. An interrupted answer is kept. A RequestError leaves the chat as it was."""
         self.messages.append({"role": "user", "content": question})
         before = [{"role": "system", "content": self.system}] if self.system else []
         answer = ""
@@ -55,7 +55,7 @@ class Chat:
                 self.messages.pop()
 
     def undo(self) -> str | None:
-        """Forgets the last question with its answer; the question, or None where there is none."""
+        """Removes the last question and its answer. Returns the question, or None if there is none."""
         while self.messages:
             message = self.messages.pop()
             if message["role"] == "user":
@@ -64,7 +64,7 @@ class Chat:
 
 
 class Interrupt:
-    """Ctrl-C while an answer comes: it sets `pressed`, since an exception would tear a step of the engine apart."""
+    """Records Ctrl-C in `pressed` while an answer is generated. An exception would interrupt a step of the engine."""
 
     def __init__(self) -> None:
         self.pressed = False
@@ -81,12 +81,12 @@ class Interrupt:
 
 
 def say(text: str) -> None:
-    """A line that is not the model's: on standard error, so that a pipe has answers alone."""
+    """Prints a line to standard error, so that standard output has only answers."""
     print(styled(text, "quiet", sys.stderr), file=sys.stderr, flush=True)
 
 
 def answer(chat: Chat, question: str) -> None:
-    """Prints an answer as it comes; a refusal is one line."""
+    """Prints an answer while it is generated. A refused request becomes one line."""
     pieces = chat.ask(question)
     with Interrupt() as interrupt, contextlib.closing(pieces):
         try:
@@ -102,7 +102,7 @@ def answer(chat: Chat, question: str) -> None:
 
 
 def obey(chat: Chat, line: str) -> bool:
-    """Does what a line that begins with a slash says; False for /quit."""
+    """Runs a line that begins with a slash. Returns False for /quit."""
     word, _, rest = line.partition(" ")
     rest = rest.strip()
     if word in ("/quit", "/exit"):
@@ -129,7 +129,7 @@ def obey(chat: Chat, line: str) -> bool:
 
 
 def save(chat: Chat, path: str) -> None:
-    """Writes the chat as JSON; a file that cannot be written is one line."""
+    """Writes the chat as JSON. Prints one line if the file cannot be written."""
     import json
 
     before = [{"role": "system", "content": chat.system}] if chat.system else []
@@ -152,7 +152,7 @@ def converse(chat: Chat, lines: LineInput) -> None:
 
 
 def run(config: ChatConfig) -> int:
-    """Chats until the input ends; 0."""
+    """Chats until the input ends. Returns 0."""
     if config.url is not None:
         converse(Chat(ServerChat(config), config.system), LineInput())
         return 0

@@ -1,4 +1,4 @@
-"""Answers of a model in this process. The prefix of a chat is kept in the cache, so a turn computes what is new."""
+"""Answers from a model in this process. The cache keeps a chat's prefix, so each turn computes only its new tokens."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -9,7 +9,7 @@ from ckdist.tokens.tokenizer import Tokenizer
 
 
 class EngineChat:
-    """`answers` over an engine."""
+    """Generates answers with an engine."""
 
     def __init__(self, llm: LLM, tokenizer: Tokenizer, config: ChatConfig, name: str) -> None:
         self.name = name
@@ -17,6 +17,6 @@ class EngineChat:
         self._tokenizer = tokenizer
 
     def answers(self, messages: Sequence[Mapping[str, str]]) -> Iterator[str]:
-        """The next answer, piece by piece. RequestError where the chat is longer than the context."""
+        """Yields the next answer in pieces. Raises RequestError if the chat is longer than the context."""
         prompt = self._tokenizer.chat_tokens(messages, self._config.special_tokens_in_text)
         yield from self._llm.stream(prompt, self._sampling, stop=self._config.stop)

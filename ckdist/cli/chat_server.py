@@ -1,4 +1,4 @@
-"""Answers of a server with the OpenAI API, ckdist's or another, as a stream of server-sent events."""
+"""Answers from a server with the OpenAI API, streamed as server-sent events."""
 
 import http.client
 import json
@@ -13,12 +13,16 @@ from ckdist.engine.sampling import SamplingParams
 from ckdist.errors import EngineError, RequestError
 
 CONNECT_SECONDS = 10.0
-SILENT_SECONDS = 600.0  # between two pieces of an answer, and before the first
+SILENT_SECONDS = 600.0  # most seconds before an answer and between its pieces
 MOST_ERROR_BYTES = 1 << 16
 
 
 class ServerChat:
-    """`answers` over HTTP. EngineError where the server cannot be reached, or ends an answer with an error."""
+    """Requests answers over HTTP.
+
+    Raises:
+        EngineError: The server cannot be reached, or ends an answer with an error.
+    """
 
     def __init__(self, config: ChatConfig) -> None:
         assert config.url is not None
@@ -36,7 +40,7 @@ class ServerChat:
             connection.close()
 
     def answers(self, messages: Sequence[Mapping[str, str]]) -> Iterator[str]:
-        """The next answer, piece by piece. RequestError for what the server refuses."""
+        """Yields the next answer in pieces. Raises RequestError if the server refuses the request."""
         body = {"model": self.name, "messages": list(messages), "stream": True, **self._fields}
         connection, response = self._send("POST", "/chat/completions", json.dumps(body), SILENT_SECONDS)
         try:
@@ -54,7 +58,12 @@ class ServerChat:
     def _send(
         self, method: str, path: str, body: str | None, seconds: float
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        """A request and the head of its answer. RequestError for HTTP 4xx, EngineError for all else that is not 200."""
+        """Sends a request and reads the head of its answer.
+
+        Raises:
+            RequestError: The answer is HTTP 4xx.
+            EngineError: The server cannot be reached, or its answer is neither HTTP 200 nor 4xx.
+        """
         secure = self._url.scheme == "https"
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         prefix = self._url.path.rstrip("/").removesuffix("/v1")
@@ -76,7 +85,7 @@ class ServerChat:
 
 
 def request_fields(config: ChatConfig) -> dict[str, Any]:
-    """The fields of a request: what was given by flags; the server's own defaults hold for the rest."""
+    """Returns `max_tokens` and the fields that flags set. The server's own defaults hold for the rest."""
     known = {item.name for item in fields(SamplingParams)}
     defaults = {item.name: item.default for item in fields(SamplingConfig) if item.name in known}
     given = {
@@ -89,7 +98,7 @@ def request_fields(config: ChatConfig) -> dict[str, Any]:
 
 
 def piece_of(event: Any) -> Iterator[str]:
-    """The text of one event, if it has any. EngineError for an event that tells of one."""
+    """Yields the text of an event, if it has any. Raises EngineError if the event reports an error."""
     if isinstance(event, dict) and event.get("error"):
         raise EngineError(f"the server says: {message_of(json.dumps(event).encode())}")
     try:
@@ -101,7 +110,7 @@ def piece_of(event: Any) -> Iterator[str]:
 
 
 def message_of(body: bytes) -> str:
-    """What an error's body says, on one line."""
+    """Returns the message of an error's body on one line."""
     try:
         text = str(json.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):

@@ -1,6 +1,6 @@
-"""`ckdist completion SHELL`: commands, flags and choices as a completion script for bash, zsh or fish.
+"""`ckdist completion SHELL`: prints a completion script for bash, zsh or fish.
 
-The script is made of the same parsers that read the command line, so it cannot lag behind them.
+The script is built from the parsers of the command line, so it has every command and flag.
 """
 
 import shlex
@@ -60,21 +60,17 @@ if [ "$funcstack[1]" = _ckdist ]; then _ckdist "$@"; else compdef _ckdist ckdist
 
 @dataclass(frozen=True)
 class Argument:
-    """One flag or positional argument of a command. `names` is empty for a positional one.
+    """A flag or positional argument of a command."""
 
-    `values`: what it may be, where that is a short list; `files`: it may also be the name of a file. `takes_value` is
-    false for a switch.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # empty for a positional argument
     help: str
-    values: tuple[str, ...]
-    files: bool
-    takes_value: bool
+    values: tuple[str, ...]  # all values if they are few, else empty
+    files: bool  # the value may be the name of a file
+    takes_value: bool  # False for a switch
 
 
 def arguments_of(command: str) -> list[Argument]:
-    """Everything that a command takes, `--help` first."""
+    """Returns all arguments of a command, `--help` first."""
     found = []
     for action in parser_for(settings_class(command), f"ckdist {command}").arguments:
         names = tuple(action.option_strings)
@@ -88,7 +84,7 @@ def arguments_of(command: str) -> list[Argument]:
 
 
 def bash() -> str:
-    """The script for bash."""
+    """Returns the script for bash."""
     values, flags = [], []
     for command in COMMANDS:
         words = []
@@ -103,7 +99,7 @@ def bash() -> str:
 
 
 def zsh() -> str:
-    """The script for zsh."""
+    """Returns the script for zsh."""
     escaped = lambda text: text.replace("\\", "\\\\").replace("[", "\\[").replace("]", "\\]").replace(":", "\\:")
     commands = [f"        {shlex.quote(f'{name}:{escaped(text)}')}" for name, (_, text) in COMMANDS.items()]
     arguments = []
@@ -112,15 +108,15 @@ def zsh() -> str:
         for argument in arguments_of(command):
             ending = ":value:_files" if argument.files else f":value:({' '.join(argument.values)})"
             ending = ending if argument.takes_value else ""
-            told = f"[{escaped(argument.help)}]" if argument.names else ""
-            specs += [shlex.quote(f"{name}{told}{ending}") for name in argument.names or ("*",)]
+            described = f"[{escaped(argument.help)}]" if argument.names else ""
+            specs += [shlex.quote(f"{name}{described}{ending}") for name in argument.names or ("*",)]
         lines = " \\\n                ".join(specs)
         arguments.append(f"        {command})\n            _arguments -s \\\n                {lines}\n            ;;")
     return ZSH % {"commands": "\n".join(commands), "arguments": "\n".join(arguments)}
 
 
 def fish() -> str:
-    """The script for fish."""
+    """Returns the script for fish."""
     lines = ["# ckdist for fish: ckdist completion fish > ~/.config/fish/completions/ckdist.fish"]
     for name, (_, text) in COMMANDS.items():
         lines.append(f"complete -c ckdist -n __fish_use_subcommand -f -a {name} -d {quoted_for_fish(text)}")
@@ -142,7 +138,7 @@ def fish() -> str:
 
 
 def quoted_for_fish(text: str) -> str:
-    """`text` as one word of fish, which knows two escapes inside single quotes."""
+    """Quotes `text` as one word of fish, which has two escapes inside single quotes."""
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
@@ -150,8 +146,8 @@ SHELLS = {"bash": bash, "zsh": zsh, "fish": fish}
 
 
 def run(command: CompletionCommand) -> int:
-    """Prints the script; 0. ConfigError without a shell."""
+    """Prints the script. Returns 0. Raises ConfigError if no shell is given."""
     if command.shell is None:
-        raise ConfigError("for which shell? ckdist completion bash, zsh or fish")
+        raise ConfigError("no shell is given: use ckdist completion bash, zsh or fish")
     print(SHELLS[command.shell](), end="")
     return 0

@@ -1,8 +1,8 @@
-"""`ckdist doctor`: this machine as ckdist sees it, what works on it, how fast its nodes are, and what to change.
+"""`ckdist doctor`: reports this machine, the features that work on it, the speed of its nodes, and advice.
 
-It changes nothing, needs no rights and no model, and ends within ten seconds of its start, on a busy machine too: what
-is tried and measured shares the time that is left, and is left behind or ended when that is over. Under a launcher rank
-0 alone speaks, of its own host.
+It changes nothing, and needs neither privileges nor a model. It ends within ten seconds of its start, even on a busy
+machine: probes and measurements share the remaining time and are abandoned or killed when it is over. Under a launcher
+only rank 0 reports, for its own host.
 """
 
 import dataclasses
@@ -31,18 +31,18 @@ from ckdist.topology.placement import place_rank, shares, threads_of
 from ckdist.topology.tree import format_cpu_list
 
 SECONDS = 9.5  # from the start of this process to its report
-TRY_PART = 0.35  # of what is left, for trying; the rest is for measuring
-MEASURE_SECONDS = 3.0  # in which a measurement may begin
-MEASURE_LIMIT = 5.0  # after which it is ended
+TRY_PART = 0.35  # share of the remaining time for probes; the rest is for measurements
+MEASURE_SECONDS = 3.0  # no measurement begins later
+MEASURE_LIMIT = 5.0  # then the measuring process is killed
 
 
 def time_left() -> float:
-    """Seconds until the report is due; start-up has taken some already."""
+    """Returns the seconds until the report is due. Start-up time counts."""
     return SECONDS - (time.time() - psutil.Process().create_time())
 
 
 def measure(seconds: float = MEASURE_SECONDS, limit: float = MEASURE_LIMIT) -> list[dict[str, Any]]:
-    """What `ckdist.cli.node_speed` measured within `limit` seconds, start-up included."""
+    """Returns the rows that `ckdist.cli.node_speed` prints within `limit` seconds, start-up included."""
     command = module_words("ckdist.cli.node_speed", str(seconds))
     try:
         process = subprocess.Popen(
@@ -58,20 +58,20 @@ def measure(seconds: float = MEASURE_SECONDS, limit: float = MEASURE_LIMIT) -> l
             try:
                 rows.append(json.loads(line))
             except ValueError:
-                break  # ended in the middle of a line
+                break  # killed in the middle of a line
     timer.cancel()
     return rows
 
 
 def gib(size: int | None) -> str:
-    """`size` bytes for people; "?" where it is not known."""
+    """Formats `size` bytes; "?" if the size is unknown."""
     if not size:
         return "?"
     return f"{size / 2**30:.1f} GiB" if size >= 2**28 else f"{size >> 20} MiB" if size >= 2**20 else f"{size >> 10} KiB"
 
 
 def table(rows: list[list[str]]) -> list[str]:
-    """Rows with columns of equal width."""
+    """Aligns the columns of rows."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [
         "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -79,7 +79,7 @@ def table(rows: list[list[str]]) -> list[str]:
 
 
 def facts(rows: list[tuple[str, str]], width: int) -> list[str]:
-    """`name  text` lines; text that is too long goes on below itself."""
+    """Formats `name  text` lines. A long text continues below itself."""
     names = max(len(name) for name, _ in rows) + 4
     lines = []
     for name, text in rows:
@@ -89,7 +89,7 @@ def facts(rows: list[tuple[str, str]], width: int) -> list[str]:
 
 
 def machine_lines(machine: Machine, width: int) -> list[str]:
-    """What the machine is made of, and its nodes."""
+    """Describes the machine and its NUMA nodes."""
     siblings = max((cpu.sibling for cpu in machine.cpus), default=0) + 1
     slow = len({cpu.core for cpu in machine.cpus if cpu.efficient})
     l2, l3 = len({cpu.l2 for cpu in machine.cpus}), len({cpu.l3 for cpu in machine.cpus if cpu.l3 >= 0})
@@ -122,9 +122,7 @@ def machine_lines(machine: Machine, width: int) -> list[str]:
         ("rdma", f"{p.device} port {p.port}: {p.state}, {p.link}, {p.rate}, node {'?' if p.node is None else p.node}")
         for p in machine.rdma
     ] or [("rdma", "none")]
-    rows += [
-        ("over hosts", "the link is measured at the start, and tensors or stages are taken by it; -pp 1 takes tensors")
-    ]
+    rows += [("over hosts", "the start measures the link and chooses tensor or pipeline parallelism; -pp 1: tensor")]
     rows += [("dsa", dsa_line(device)) for device in machine.dsa[:8]] or [("dsa", "none")]
     rows += [("note", machine.simple)] if machine.simple else []
     nodes = [["node", "package", "cpus", "memory", "free", "huge pages free", "distances"]]
@@ -150,7 +148,7 @@ def machine_lines(machine: Machine, width: int) -> list[str]:
 
 
 def dsa_line(device: DsaDevice) -> str:
-    """One accelerator and its queues."""
+    """Describes an accelerator and its queues."""
     queues = ", ".join(
         f"{q.name} ({q.state}, {q.mode}, {q.kind}, {gib(q.max_transfer)} at a time, batches of {q.max_batch or 1})"
         for q in device.queues
@@ -162,7 +160,7 @@ def dsa_line(device: DsaDevice) -> str:
 
 
 def binding_lines(machine: Machine, width: int) -> list[str]:
-    """What this process may use, and who started it."""
+    """Describes the limits of this process, and its launcher."""
     binding, group = machine.binding, machine.control_group
     limits = [f"memory {gib(group.memory)} ({gib(group.memory_used)} used)"] if group.memory else []
     limits += [f"{group.quota:.1f} CPUs' worth of time"] if group.quota is not None else []
@@ -178,7 +176,7 @@ def binding_lines(machine: Machine, width: int) -> list[str]:
 
 
 def placement_lines(machine: Machine) -> list[str]:
-    """Where ranks would run, one on each node, were they started without a binding."""
+    """Shows where ranks would run without a binding, one on each node."""
     mask = machine.binding.cpus
     ranks = max(1, len({machine.by_number[cpu].node for cpu in mask if cpu in machine.by_number}))
     ranges = shares(machine, [mask] * ranks)
@@ -193,7 +191,7 @@ def placement_lines(machine: Machine) -> list[str]:
 
 
 def speed_lines(machine: Machine, rows: list[dict[str, Any]]) -> list[str]:
-    """What `measure` found, by node."""
+    """Formats the rows of `measure` by node."""
     reads = {(row["node"], row["memory"]): row["rate"] for row in rows if row["what"] == "read"}
     products = {(row["node"], row["type"]): row["rate"] for row in rows if row["what"] == "gemm"}
     if not reads and not products:
@@ -223,8 +221,9 @@ def speed_lines(machine: Machine, rows: list[dict[str, Any]]) -> list[str]:
 
 
 def remote_penalty(reads: dict[tuple[int, int], float]) -> float | None:
-    """How much slower a node's CPUs read, in the mean over all pairs measured, from another node that has CPUs than
-    from their own.
+    """Returns how many times slower CPUs read another node's memory than their own, as a mean over the measured pairs.
+
+    Only nodes with CPUs count. None if no pair was measured.
     """
     own = {cpus: rate for (cpus, memory), rate in reads.items() if cpus == memory}
     ratios = [
@@ -236,14 +235,14 @@ def remote_penalty(reads: dict[tuple[int, int], float]) -> float | None:
 
 
 def capability_lines(found: list[Capability], width: int) -> list[str]:
-    """What works, and why the rest does not."""
+    """Lists the capabilities, with the reason for each that does not work."""
     return facts(
         [(f"{one.group:<11s} {one.name:<15s} {'yes' if one.works else 'no':<3s}", one.about) for one in found], width
     )
 
 
 def advice_lines(advice: tuple[Advice, ...], width: int) -> list[str]:
-    """What to change, each with its command."""
+    """Lists each piece of advice with its command."""
     if not advice:
         return ["  nothing"]
     lines = []
@@ -262,7 +261,7 @@ def advice_lines(advice: tuple[Advice, ...], width: int) -> list[str]:
 def text_of(
     machine: Machine, found: list[Capability], speed: list[dict[str, Any]], advice: tuple[Advice, ...], width: int
 ) -> str:
-    """The whole report, in lines of at most `width` characters where words allow."""
+    """Returns the whole report, in lines of at most `width` characters where words allow it."""
     sections = [
         ("Machine", machine_lines(machine, width)),
         ("This process", binding_lines(machine, width)),
@@ -276,7 +275,7 @@ def text_of(
 
 
 def run(config: DoctorConfig) -> int:
-    """Prints the report, or one JSON object; 0."""
+    """Prints the report, or one JSON object. Returns 0."""
     if launched_rank():
         return 0
     machine = this_machine()

@@ -1,4 +1,4 @@
-"""`ckdist export --gguf IN OUT.gguf`: a folder with safetensors as one GGUF file, which llama.cpp and ckdist load."""
+"""`ckdist export --gguf IN OUT.gguf`: writes a safetensors folder as one GGUF file for llama.cpp and ckdist."""
 
 import contextlib
 import functools
@@ -35,15 +35,17 @@ from ckdist.weights.mxfp4 import block_rows, is_mxfp4
 
 log = logging.getLogger(__name__)
 FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "q4_k": 14, "bf16": 32}  # general.file_type
-MXFP4_FILE = 38  # the same of files whose experts are MXFP4
+MXFP4_FILE = 38  # general.file_type if experts are MXFP4
 TYPES = {"f32": dtypes.F32, "f16": dtypes.F16, "bf16": dtypes.BF16, "q8_0": dtypes.Q8_0, "q4_k": dtypes.Q4_K}
 
-CHUNK_FLOATS = 1 << 20  # of a tensor in memory at once, about: many times larger are the tensors of large models
+CHUNK_FLOATS = 1 << 20  # about this much of a tensor is in memory at once: tensors of large models are far larger
 
 
 def type_of(name: str, shape: tuple[int, ...], wanted: dtypes.TensorType) -> dtypes.TensorType:
-    """What a tensor is stored as: vectors and routers in float32; the embeddings and the output not below 8 bits; and
-    where blocks do not divide a row, the next larger.
+    """Chooses the stored type of a tensor.
+
+    Vectors and routers are float32. The embeddings and the output have at least 8 bits. If blocks do not divide a row,
+    the next larger type is used.
     """
     if len(shape) == 1 or is_router(name):
         return dtypes.F32
@@ -53,7 +55,7 @@ def type_of(name: str, shape: tuple[int, ...], wanted: dtypes.TensorType) -> dty
 
 
 def stored(values: np.ndarray, kind: dtypes.TensorType) -> np.ndarray:
-    """float32 (rows, cols), stacks of them, or (n,) as the bytes of a type: uint8."""
+    """Converts float32 values, (..., rows, cols) or (n,), to the bytes of a type: uint8."""
     if kind is dtypes.F32:
         return np.ascontiguousarray(values, np.float32).view(np.uint8)
     cols = values.shape[-1]
@@ -76,21 +78,21 @@ def stored(values: np.ndarray, kind: dtypes.TensorType) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How a tensor has the rows of its weights.
+    """Order of a tensor's rows in the GGUF file, and changes of its values."""
 
-    `head_rows`: the halves of heads of so many rows are interleaved. `heads`: of each of so many the rows of every
-    weight stand together; 0: a weight stands behind another. `change(name, values)`: what the family does to them.
-    """
-
-    head_rows: int
-    heads: int
+    head_rows: int  # rows of a head whose halves are interleaved; 0: none are
+    heads: int  # heads whose rows of all weights are stored together; 0: the weights are concatenated
+    # The family's function of (name, values), or None.
     change: Callable[[str, np.ndarray], np.ndarray] | None
 
 
 def tensor_data(
     sources: Sequence[tuple[str, TensorSource]], kind: dtypes.TensorType, arrangement: Arrangement
 ) -> Iterator[np.ndarray]:
-    """The bytes of one tensor, of one weight or of the rows of several: a few rows at a time where in order."""
+    """Yields the bytes of one tensor, made from one weight or from the rows of several.
+
+    Rows that keep their order are converted a few at a time.
+    """
     if heads := arrangement.heads:
         parts = [_changed(name, source, arrangement) for name, source in sources]
         joined = np.concatenate([part.reshape(heads, -1, part.shape[-1]) for part in parts], axis=1)
@@ -109,14 +111,14 @@ def tensor_data(
 
 
 def _changed(name: str, source: TensorSource, arrangement: Arrangement) -> np.ndarray:
-    """All of a weight as float32, as the family changes it."""
     values = read_tensor(source)
     return arrangement.change(name, values) if arrangement.change else values
 
 
 def _chunks(source: TensorSource, unit: int) -> Iterator[tuple[int, int, int]]:
-    """A weight as (matrix, begin, end), a multiple of `unit` rows at a time, of what is transposed whole heads; of a
-    stack a matrix behind another.
+    """Yields row ranges (matrix, begin, end) of a weight, matrix by matrix.
+
+    Ranges are multiples of `unit` rows, or of whole heads if the weight is transposed.
     """
     matrices, rows = source.shape[:2] if source.matrices else (1, source.shape[0])
     columns = source.shape[-1] if len(source.shape) > 1 else 1
@@ -129,7 +131,7 @@ def _chunks(source: TensorSource, unit: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _interleaved(values: np.ndarray, head_rows: int) -> np.ndarray:
-    """The halves of heads of so many rows interleaved; 0: as they are."""
+    """Interleaves the two halves of each head of `head_rows` rows. 0: no change."""
     if not head_rows:
         return values
     halves = values.reshape(-1, 2, head_rows // 2, *values.shape[1:])  # (heads, half, rows, ...)
@@ -137,7 +139,7 @@ def _interleaved(values: np.ndarray, head_rows: int) -> np.ndarray:
 
 
 def _tensors(checkpoint: Checkpoint, wanted: dtypes.TensorType) -> list[GgufTensorToWrite]:
-    """The tensors of a file that has the model's weights, its matrices of the `wanted` type."""
+    """Lists the tensors of the GGUF file. Matrices have the `wanted` type."""
     tensors, spec = [], checkpoint.spec
     names, values_change = family(spec.family).gguf_names, family(spec.family).gguf_values
     weights = [weight for weight in checkpoint.tensors if weight != OUTPUT or not spec.tie_embeddings]
@@ -159,7 +161,7 @@ def _tensors(checkpoint: Checkpoint, wanted: dtypes.TensorType) -> list[GgufTens
             heads = num_heads(spec, parts[0])
             shape = (heads, shape[0] // heads, shape[1])
         kind = type_of(parts[0], sources[0][1].shape if len(sources[0][1].shape) == 1 else shape, wanted)
-        if is_expert(parts[0]) and len(shape) == 1:  # biases: a row for each expert
+        if is_expert(parts[0]) and len(shape) == 1:  # biases: one row per expert
             shape = (count := num_experts(spec, parts[0]), shape[0] // count)
         if all(is_mxfp4(source) for _, source in sources):
             kind = dtypes.MXFP4
@@ -170,11 +172,17 @@ def _tensors(checkpoint: Checkpoint, wanted: dtypes.TensorType) -> list[GgufTens
 
 
 def export_gguf(source: str, target: str, type_name: str, progress: bool = False, name: str | None = None) -> int:
-    """Writes the folder `source` as the file `target`; its size. `name`: the model's (default: the folder's).
+    """Writes the folder `source` as the file `target`, and returns its size in bytes.
 
-    What lies as MXFP4 stays so, bit for bit, whatever the type of the others.
+    MXFP4 weights are copied bit for bit, whatever the type of the others.
 
-    Raises ConfigError and ModelFileError for what the user can mend.
+    Args:
+        name: Name of the model. Default: the folder's name.
+
+    Raises:
+        ConfigError: The source or the target cannot be used.
+        ModelFileError: The model's files are invalid.
+        EngineError: The file cannot be written.
     """
     checkpoint = open_checkpoint(source)
     checkpoint.warn(log)
@@ -204,14 +212,14 @@ def export_gguf(source: str, target: str, type_name: str, progress: bool = False
         except OSError as error:
             raise EngineError(f"{target} could not be written: {error.strerror or error}") from None
         finally:
-            with contextlib.suppress(OSError):  # on a file system that cannot be written, where it is not
+            with contextlib.suppress(OSError):  # a read-only file system refuses even a missing file
                 temporary.unlink(missing_ok=True)
 
 
 def run(command: ExportCommand) -> int:
-    """Writes the file; 0. ConfigError where it is not said what to export, and where."""
+    """Writes the file. Returns 0. Raises ConfigError if an argument is missing."""
     if not command.gguf or command.source is None or command.target is None:
-        raise ConfigError("what to export, and where? ckdist export --gguf IN OUT.gguf")
+        raise ConfigError("export needs a format, a folder and a file: ckdist export --gguf IN OUT.gguf")
     source = resolve(command.source)
     name = None if source == command.source else command.source.rsplit("/", 1)[-1]
     size = export_gguf(source, command.target, command.type, progress=True, name=name)

@@ -1,4 +1,4 @@
-"""`ckdist generate`: continues one prompt on the terminal, as it comes, or as one JSON object."""
+"""`ckdist generate`: continues one prompt, streamed to the terminal or as one JSON object."""
 
 import json
 import time
@@ -13,7 +13,7 @@ from ckdist.engine.sampling import SamplingParams
 
 
 def sampling_of(config: SamplingConfig) -> SamplingParams:
-    """Fields of the same name are the same in both."""
+    """Converts the sampling flags. Fields of equal names are copied."""
     breakers = () if config.dry_sequence_breakers == ("none",) else config.dry_sequence_breakers
     names = {field.name for field in fields(SamplingParams)} & {field.name for field in fields(config)}
     same = {name: getattr(config, name) for name in names}
@@ -21,7 +21,7 @@ def sampling_of(config: SamplingConfig) -> SamplingParams:
 
 
 def run(config: GenerateConfig) -> int:
-    """Prints the prompt and what follows it; 0."""
+    """Prints the prompt and its continuation. Returns 0."""
     with model_session(config) as model:
         if model is None:
             return 0
@@ -42,7 +42,7 @@ def run(config: GenerateConfig) -> int:
             print(json.dumps(result))
         else:
             pieces = llm.stream(prompt, sampling, stop=config.stop)
-            # nothing is printed for a prompt that is refused
+            # the first piece comes first, so that nothing is printed for a refused prompt
             print(config.prompt, next(pieces, ""), sep="", end="", flush=True)
             for piece in pieces:
                 print(piece, end="", flush=True)

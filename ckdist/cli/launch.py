@@ -1,4 +1,4 @@
-"""`ckdist launch -n N COMMAND`: the ranks of a job without MPI."""
+"""`ckdist launch -n N COMMAND`: starts the ranks of a job without MPI."""
 
 import os
 import pathlib
@@ -15,16 +15,20 @@ from ckdist.launcher.supervisor import Policy, Supervisor
 
 
 def hosts_of(command: LaunchCommand) -> tuple[Host, ...]:
-    """The hosts that a command names; this one where it names none."""
+    """Returns the hosts of the command line or of its hostfile. Defaults to this host."""
     if command.hostfile is not None:
         return read_hostfile(command.hostfile)
     return parse_hosts(command.hosts) if command.hosts is not None else (Host("localhost"),)
 
 
 def forwarded(names: tuple[str, ...]) -> dict[str, str]:
-    """The variables that ranks on other hosts get: `names`, as NAME or NAME=VALUE, and ckdist's own.
+    """Returns the environment variables for ranks on other hosts: `names` and CKDIST_*.
 
-    ConfigError for a name that is not set here.
+    Args:
+        names: NAME or NAME=VALUE.
+
+    Raises:
+        ConfigError: A NAME without a value is not set here.
     """
     result = {name: value for name, value in os.environ.items() if name.startswith("CKDIST_")}
     for text in names:
@@ -38,12 +42,12 @@ def forwarded(names: tuple[str, ...]) -> dict[str, str]:
 def supervised(
     command: LaunchCommand, hosts: tuple[Host, ...], agent: str | None, children: Children | None = None
 ) -> int:
-    """Runs the job on these hosts; its exit code."""
+    """Runs the job on these hosts. Returns its exit code."""
     children, output = children or Children(), Output(not command.no_prefix)
     if command.ranks is None and not all(host.slots for host in hosts):
         hosts = with_slots(hosts, agent, children)
         counts = ", ".join(f"{host.name}:{host.slots}" for host in hosts)
-        output.say(f"one rank for each NUMA node: {counts}; -n N or slots say otherwise")
+        output.say(f"one rank for each NUMA node: {counts}; use -n N or slots to change it")
     size = sum(map(len, place_ranks(command.ranks, hosts).values()))
     job = Job(command.command, size, str(pathlib.Path.cwd()), forwarded(command.env))
     policy = Policy(command.restarts, command.min_ranks, command.stop_timeout)
@@ -51,7 +55,7 @@ def supervised(
 
 
 def run(command: LaunchCommand) -> int:
-    """Runs the job; its exit code."""
+    """Runs the job. Returns its exit code."""
     if command.on is None:
         return supervised(command, hosts_of(command), command.agent)
     children = Children()

@@ -1,4 +1,4 @@
-"""Lines that a person types, with editing and a history that outlives the process; or the lines of a pipe."""
+"""Lines from a terminal, with editing and a persistent history, or lines from a pipe."""
 
 import contextlib
 import os
@@ -14,15 +14,15 @@ MOST_LINES = 1000
 
 
 def history_file() -> pathlib.Path:
-    """Where the history of questions is kept: $XDG_STATE_HOME/ckdist/chat_history."""
+    """Returns the file with the history of questions: $XDG_STATE_HOME/ckdist/chat_history."""
     state = os.environ.get("XDG_STATE_HOME") or pathlib.Path.home() / ".local/state"
     return pathlib.Path(state) / "ckdist" / "chat_history"
 
 
 class LineInput:
-    """An iterator of lines. A line that ends with a backslash goes on in the next. Ends at the end of the input.
+    """Iterates over the lines of the input. A line that ends with a backslash continues on the next line.
 
-    On a terminal Ctrl-C drops the line. The history is readable by its owner alone.
+    On a terminal Ctrl-C drops the line. Only the owner can read the history file.
     """
 
     def __init__(self) -> None:
@@ -34,7 +34,7 @@ class LineInput:
                 yield line
 
     def _line(self) -> str | None:
-        """One line with those that continue it, without the line end; None at the end of the input."""
+        """Returns the next line with its continuations, without the line end; None at the end of the input."""
         parts: list[str] = []
         while True:
             try:
@@ -55,7 +55,7 @@ class LineInput:
 
     @contextlib.contextmanager
     def _history(self) -> Iterator[None]:
-        """Line editing with the history of earlier chats; without it where this Python has no readline."""
+        """Enables line editing and the history of earlier chats, if this Python has readline."""
         try:
             import readline
         except ImportError:
@@ -75,7 +75,7 @@ class LineInput:
 
 
 def _coloured(prompt: str) -> str:
-    r"""The prompt in colour; \001 and \002 tell readline which characters take no place."""
+    # \001 and \002 enclose characters that readline must not count.
     return f"\001\x1b[1;36m\002{prompt}\001\x1b[0m\002" if has_colours(sys.stdout) else prompt
 
 

@@ -1,4 +1,4 @@
-"""`ckdist list`: the models that have names: size, licence and where each is, or how to fetch it."""
+"""`ckdist list`: shows named models with size, licence, and path or the command that fetches them."""
 
 import sys
 
@@ -10,7 +10,7 @@ from ckdist.terminal import is_terminal, print_table
 
 
 def rows() -> list[tuple[str, str, str, str]]:
-    """Name, size, licence and place of the catalogue's models, then of those in the cache of the hub's library."""
+    """Returns (name, size, licence, place) of the catalogue's models, then of models in the Hugging Face cache."""
     store, found = Store(), []
     for model in CATALOGUE.values():
         pull = f"ckdist pull {model.name}" + (" --accept-license" if model.terms else "")
@@ -24,12 +24,12 @@ def rows() -> list[tuple[str, str, str, str]]:
 
 
 def megabytes(size: int) -> str:
-    """`size` bytes for people."""
+    """Formats `size` bytes in MB."""
     return f"{size / 1e6:.1f} MB"
 
 
 def run(_command: ListCommand) -> int:
-    """Prints the table; 0."""
+    """Prints the table. Returns 0."""
     if is_terminal(sys.stdout):
         print_table(("name", "size", "licence", "path"), rows(), right=("size",))
         return 0

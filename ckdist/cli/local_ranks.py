@@ -1,7 +1,7 @@
-"""Commands that start the ranks of their model themselves: `ckdist serve -tp 2`, without a launcher.
+"""Starts the ranks of a command without a launcher: `ckdist serve -tp 2`.
 
-The process that was started becomes the supervisor (`ckdist.launcher`) of the same command as several ranks, of which
-rank 0 has the terminal.
+The first process becomes the supervisor (`ckdist.launcher`) of the same command as several ranks. Rank 0 has the
+terminal.
 """
 
 import pathlib
@@ -17,34 +17,36 @@ from ckdist.topology import this_machine
 if TYPE_CHECKING:
     from ckdist.config.commands import TrainCommand
 
-STOP_SECONDS = 86400.0  # what was told to end bounds that itself, as --drain-timeout does
+STOP_SECONDS = 86400.0  # practically none: a command limits its own end, as --drain-timeout does
 
 
 def wanted_ranks(settings: object) -> int:
-    """How many ranks a command asks for. ConfigError for a training whose configuration cannot be read."""
+    """Returns the number of ranks that a command needs. Raises ConfigError if a training file is unreadable."""
     if not isinstance(settings, EngineConfig):
         from ckdist.config.commands import TrainCommand
 
-        return _of_training(settings) if isinstance(settings, TrainCommand) else 1
+        return _training_ranks(settings) if isinstance(settings, TrainCommand) else 1
     if not settings.runs_model:
         return 1
     stages = settings.pipeline_parallel_size or 1
     return stages * (settings.tensor_parallel_size or max(1, min(this_machine().nodes_in_use(), MAX_RANKS) // stages))
 
 
-def _of_training(command: "TrainCommand") -> int:
-    """The ranks of a training's mesh, of one replica where nobody says how many: batches depend on that."""
+def _training_ranks(command: "TrainCommand") -> int:
     from ckdist.train.config import load_config
 
     if command.file is None:
         return 1
     config = load_config(command.file, command.overrides)
+    # One replica unless the file gives a number: batches depend on it.
     return max(1, config.data_parallel_size) * config.pipeline_parallel_size * config.tensor_parallel_size
 
 
 def run_ranks(settings: object, arguments: Sequence[str]) -> int | None:
-    """Runs `ckdist arguments...` as the ranks that `settings` ask for; the exit code. None where one rank is asked for,
-    or this process is a rank already: then the command is to be run here.
+    """Runs `ckdist arguments...` as the ranks that `settings` need.
+
+    Returns:
+        The exit code. None if the command must run in this process: it needs one rank, or this process is a rank.
     """
     if is_rank() or (count := wanted_ranks(settings)) == 1:
         return None

@@ -1,7 +1,7 @@
-"""This machine as plans know it: measured once, kept in the user's cache, and written by `ckdist bench machine --save`.
+"""The figures of this machine for plans: measured once and cached, or saved by `ckdist bench machine --save`.
 
-To what `ckdist.planning.machine_speed` measures are added what ranks exchange, where several were started, and what a
-step costs beside its work, by the bundled model.
+This module adds to `ckdist.planning.machine_speed` the rates between ranks, if there are several, and the overhead of a
+step, measured with the bundled model.
 """
 
 import dataclasses
@@ -32,17 +32,17 @@ from ckdist.weights.checkpoint import open_checkpoint
 
 log = logging.getLogger(__name__)
 
-STEPS, CONTEXT = 48, 64  # that the bundled model decodes, and tokens before them
+STEPS, CONTEXT = 48, 64  # decode steps of the bundled model, and tokens before them
 TURNS = 5
-SMALL, LARGE = 1 << 10, 1 << 20  # floats that ranks add up
+SMALL, LARGE = 1 << 10, 1 << 20  # floats of an all-reduce
 
 
 def this_machine_spec() -> MachineSpec:
-    """Of this host: what was measured before, else it is measured now and kept."""
+    """Returns the stored figures of this host. If there are none, measures and stores them."""
     known = kept_machine(machine_title(this_machine()), native.isa())
     if known is not None:
         return known
-    log.info("this machine is measured, once; `ckdist bench machine --save FILE` does it again")
+    log.info("measuring this machine once; `ckdist bench machine --save FILE` measures it again")
     spec = measured(SingleWorld())
     assert spec is not None  # on rank 0
     path = kept_path()
@@ -51,12 +51,12 @@ def this_machine_spec() -> MachineSpec:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(spec.toml(), encoding="utf-8")
         except OSError as error:
-            log.warning("what was measured cannot be kept in %s: %s", path, error.strerror)
+            log.warning("cannot store the measured figures in %s: %s", path, error.strerror)
     return spec
 
 
 def measured(world: World) -> MachineSpec | None:
-    """This machine, on rank 0; a collective call."""
+    """Measures this machine. A collective call that returns None except on rank 0."""
     spec = kernels_measured(world)
     with made_models(world) as models:
         steps = measured_steps(spec, world, models)
@@ -65,8 +65,9 @@ def measured(world: World) -> MachineSpec | None:
 
 
 def kernels_measured(world: World) -> MachineSpec:
-    """This machine without what whole steps reach of it; a collective call, in which the other ranks wait, and
-    exchange.
+    """Measures this machine without whole steps. A collective call.
+
+    Other ranks wait for rank 0, then take part in the exchange.
     """
     text = None
     if world.rank == 0:
@@ -75,13 +76,14 @@ def kernels_measured(world: World) -> MachineSpec:
 
 
 def with_exchange(spec: MachineSpec, world: World) -> MachineSpec:
-    """The machine with what these ranks exchange, if there are several; a collective call."""
+    """Adds the measured rates between ranks, if there are several. A collective call."""
     return dataclasses.replace(spec, **world.broadcast(measured_exchange(world))) if world.size > 1 else spec
 
 
 def with_steps(spec: MachineSpec) -> MachineSpec:
-    """The machine with the seconds between two steps, and of a barrier what a decoded token of the bundled model takes
-    more than its work.
+    """Adds the seconds between two steps, and of a barrier, from decoding with the bundled model.
+
+    barrier = (measured step - predicted step without barriers) / barriers of a step.
     """
     config = EngineConfig(ctx_size=512, parallel=1, repack="off", threads=spec.total_cores)
     model = load_model(config, SingleWorld())
@@ -110,7 +112,7 @@ def with_steps(spec: MachineSpec) -> MachineSpec:
 
 
 def measured_exchange(world: World) -> dict[str, float]:
-    """Of the ranks of a host, and between hosts, where there are several; a collective call."""
+    """Measures the ranks of a host, and the link if there are several hosts. A collective call."""
     found = {}
     if len(set(world.hosts)) > 1:
         link = measured_link(world, "auto", 30.0)
@@ -125,8 +127,8 @@ def measured_exchange(world: World) -> dict[str, float]:
         times.append(min(watch.all_reduce(data, "float32") for _ in range(TURNS)))
     communicator.close()
     small, large = times
-    small = min(small, large / 2)  # which a few numbers never take on a quiet machine
-    rate = 4.0 * (LARGE - SMALL) / (large - small)  # what each rank reads of the others, of one summand each
+    small = min(small, large / 2)  # a small message takes less on a quiet machine
+    rate = 4.0 * (LARGE - SMALL) / (large - small)  # bytes/s that a rank reads from each other rank
     return found | {"rank_seconds": small, "rank_core_rate": rate, "rank_rate": max(rate, 5e10)}
 
 

@@ -1,6 +1,4 @@
-"""The models by which a machine is calibrated: small ones that are in no catalogue, of random weights, and the steps of
-each that are measured. It measures nothing.
-"""
+"""Small models with random weights for calibration, and the steps to measure with each. Measures nothing."""
 
 import contextlib
 import json
@@ -32,7 +30,7 @@ LATENT = {
     "q_lora_rank": 512, "qk_nope_head_dim": 96, "qk_rope_head_dim": 32, "v_head_dim": 96, "n_routed_experts": 8,
     "num_experts_per_tok": 2, "moe_intermediate_size": 256, "n_group": 1, "topk_group": 1,
 }  # fmt: skip
-# Of usual widths and heads: prompts take a few percent more or less of those that are wider or narrower.
+# Common widths and heads. Prompts of wider or narrower models take a few percent more or less.
 WIDE = {
     **COMMON, "model_type": "llama", "hidden_size": 1536, "intermediate_size": 4608, "num_attention_heads": 12,
     "num_key_value_heads": 4, "head_dim": 128, "num_hidden_layers": 4,
@@ -43,17 +41,17 @@ MIXTURE = DENSE | {
     "decoder_sparse_step": 1, "norm_topk_prob": True, "mlp_only_layers": [],
 }  # fmt: skip
 BYTE_TYPES = "Q8_0", "Q4_K"
-GROUPED = DENSE | {"num_hidden_layers": 1, "num_key_value_heads": 2}  # whose heads share keys and values otherwise
-TYPES = {"plain": None, "Q8_0": "q8_0", "Q4_K": "q4_k"}  # how dense models are quantised
-SAME = {"plain": 1, "Q8_0": 2, "Q4_K": 4}  # layers with which these types have as many bytes
-DEPTHS = "same", "dense", "deep"  # of dense models, whose weights are read again after so many others of their own
-LEAST, FAR = "plain", "Q4_K"  # of which the caches of a single layer are read too, and those of the deep model
+GROUPED = DENSE | {"num_hidden_layers": 1, "num_key_value_heads": 2}  # heads share keys and values in larger groups
+TYPES = {"plain": None, "Q8_0": "q8_0", "Q4_K": "q4_k"}  # --quantize of the dense models
+SAME = {"plain": 1, "Q8_0": 2, "Q4_K": 4}  # layers for equal bytes
+DEPTHS = "same", "dense", "deep"  # of dense models: more layers, more bytes between two uses of a weight
+LEAST, FAR = "plain", "Q4_K"  # types whose key-value cache is measured too: of one layer, and of the deep model
 SHORT, LONG = 32, 1024  # tokens of context
-FEW, SOME, MANY = 4, 64, 512  # rows of products: of sequences that are decoded together, and of prompts
+FEW, SOME, MANY = 4, 64, 512  # rows of products: of a decode batch, and of prompts
 ALONE, BEHIND = StepShape.decode(1, SHORT), StepShape.decode(1, LONG)
 TOGETHER, ALL_BEHIND = StepShape.decode(FEW, SHORT), StepShape.decode(FEW, LONG)
 PROMPTED, PIECE = StepShape.prompt(MANY), StepShape.prompt(SOME)
-# Models that are made up: their numbers, --quantize, and the steps that are measured of them.
+# Name -> (config, --quantize, steps to measure).
 MADE: Mapping[str, tuple[Mapping[str, Any], str | None, tuple[StepShape, ...]]] = {
     "plain": (WIDE, None, (ALONE, PIECE, PROMPTED)),
     "Q8_0": (WIDE, "q8_0", (ALONE, PIECE, PROMPTED)),
@@ -67,24 +65,25 @@ FOLDERS = {
     "dense": DENSE, "wide": WIDE, "latent": LATENT, "mixture": MIXTURE, "grouped": GROUPED,
     **{f"{layers} layers": DENSE | {"num_hidden_layers": layers} for layers in SAME.values()},
 }  # fmt: skip
-# What is measured with nothing read in between, of models of MADE or of folders, and of all DEPTHS.
+# Steps to measure with nothing read in between, by name of MADE, of a folder, or of a type and depth.
 NEAR_STEPS = {
     "latent Q8_0": (ALONE, TOGETHER), "grouped": (BEHIND,),
     **{f"{name} {depth}": (ALONE, TOGETHER) for name in TYPES for depth in DEPTHS},
     **dict.fromkeys((f"{LEAST} same", "latent"), (ALONE, TOGETHER, BEHIND)),
     f"{FAR} deep": (ALONE, TOGETHER, BEHIND, ALL_BEHIND),
 }  # fmt: skip
-EVICTED = 1.5  # so many times the machine's caches is read from one use of a weight to the next, if it is from memory
-LEAST_LAYERS, MOST_LAYERS = 8, 32  # of the deep model, whose weights are that many bytes if its layers allow it
-NEAR = " near"  # of a model's name: nothing is read between its steps
+EVICTED = 1.5  # bytes between two uses of a weight that comes from memory, as a multiple of the machine's caches
+LEAST_LAYERS, MOST_LAYERS = 8, 32  # of the deep model, whose weights are EVICTED times the caches within these bounds
+NEAR = " near"  # suffix of a name: nothing is read between its steps
 
-IN_MEMORY, ROOM = pathlib.Path("/dev/shm"), 3 << 30  # noqa: S108, a file system in memory; bytes that it has free
+IN_MEMORY, ROOM = pathlib.Path("/dev/shm"), 3 << 30  # noqa: S108, a file system in memory; bytes that must be free
 
 
 @contextlib.contextmanager
 def made_models(world: World) -> Iterator[pathlib.Path]:
-    """A folder with the models' files, in memory where there is room, for as long as the caller needs them; a
-    collective call.
+    """Yields a folder with the models' files, which is removed afterwards. A collective call.
+
+    The folder is in memory if there is room.
     """
     with contextlib.ExitStack() as stack:
         temporary = tempfile.TemporaryDirectory(prefix="ckdist-", dir=_memory()) if world.rank == 0 else None
@@ -94,13 +93,13 @@ def made_models(world: World) -> Iterator[pathlib.Path]:
             deep = DENSE | {"num_hidden_layers": deep_layers(cache_bytes())}
             for name, config in {**FOLDERS, "deep": deep}.items():
                 write_model(parent / name, config)
-        world.gather(None)  # the files are there
+        world.gather(None)  # a barrier: the files are written
         yield parent
-        world.gather(None)  # nobody reads them any more
+        world.gather(None)  # a barrier: all ranks are done with the files
 
 
 def _memory() -> str | None:
-    """A folder whose files lie in memory, if it has room for the models; None: where temporary files are."""
+    """A folder in memory if it has room for the models. None: the default temporary folder."""
     try:
         return str(IN_MEMORY) if shutil.disk_usage(IN_MEMORY).free > ROOM else None
     except OSError:
@@ -108,7 +107,7 @@ def _memory() -> str | None:
 
 
 def made_cases() -> Iterator[tuple[str, str, str | None, Sequence[StepShape]]]:
-    """Names of all that is measured, folders of their models, --quantize, and steps of MADE."""
+    """Yields (name, folder, --quantize, steps of MADE) of all models to measure."""
     for name, (config, quantize, shapes) in MADE.items():
         yield name, next(folder for folder, each in FOLDERS.items() if each is config), quantize, shapes
     yield "grouped", "grouped", None, ()
@@ -118,7 +117,7 @@ def made_cases() -> Iterator[tuple[str, str, str | None, Sequence[StepShape]]]:
 
 
 def deep_layers(caches: float) -> int:
-    """Layers of the deep model, which leave nothing of it in caches of so many bytes."""
+    """Returns the layers for which a step of the deep model reads EVICTED times `caches` bytes."""
     each = sum(
         math.prod(shape) for name, shape in _shapes(DENSE | {"num_hidden_layers": 1}).items() if "layers" in name
     )
@@ -126,19 +125,18 @@ def deep_layers(caches: float) -> int:
 
 
 def cache_bytes() -> int:
-    """Bytes of the machine's last caches, as far as memory has room for what is to leave them."""
+    """Returns the bytes of the last-level caches, at most a sixteenth of the available memory."""
     machine = this_machine()
     caches = len({cpu.l3 for cpu in machine.cpus}) * machine.l3_bytes
     return min(caches, native.lib.ckdist_available_memory() // 16)
 
 
 def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Of all weights of a model."""
     return weight_shapes(spec_from_config(config, "the calibration's model"))
 
 
 def write_model(folder: pathlib.Path, config: Mapping[str, Any]) -> pathlib.Path:
-    """A folder with a model of random weights in bfloat16."""
+    """Writes a model with random bfloat16 weights to `folder`, and returns `folder`."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     stored = list(_stored(config, _shapes(config)))
@@ -151,7 +149,7 @@ def write_model(folder: pathlib.Path, config: Mapping[str, Any]) -> pathlib.Path
 
 
 def _stored(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """The names and shapes of a file's tensors: of latent attention keys and values of a head are stored together."""
+    """Names and shapes of the file's tensors. Latent attention stores keys and values of a head in one tensor."""
     for name, shape in shapes.items():
         if name.endswith("k_b_proj.weight"):
             keys, values = config["qk_nope_head_dim"], config["v_head_dim"]

@@ -1,8 +1,6 @@
-"""`ckdist COMMAND [flags]`: finds the command, reads its flags, and turns every expected failure into one line and an
-exit code.
+"""`ckdist COMMAND [flags]`: runs a command, and turns every expected failure into one line and an exit code.
 
-Exit codes: 0 done, 1 something broke while running, 2 the user's mistake, 130 interrupted, 141 standard output was
-closed.
+Exit codes: 0 success, 1 failure at run time, 2 user's mistake, 130 interrupted, 141 standard output was closed.
 """
 
 import contextlib
@@ -19,38 +17,38 @@ from ckdist.cli.arguments import parse_arguments
 from ckdist.errors import CkdistError, ConfigError, EngineError, FetchError, UserError
 from ckdist.terminal import styled
 
-# Each command: its configuration in `ckdist.config`, of which only one is loaded, and what it does.
+# Command -> (its class in `ckdist.config`, imported on demand; its line of help).
 COMMANDS = {
     "serve": ("serve:ServeConfig", "answer the OpenAI API over HTTP"),
     "generate": ("generate:GenerateConfig", "continue one prompt on the terminal"),
     "chat": ("chat:ChatConfig", "chat with a model on the terminal"),
     "perplexity": ("perplexity:PerplexityConfig", "score a text, or save its logits"),
     "pull": ("commands:PullCommand", "fetch a model by its name"),
-    "list": ("commands:ListCommand", "show the models that have names, and which are here"),
-    "train": ("commands:TrainCommand", "train a model, from nothing or on from one"),
+    "list": ("commands:ListCommand", "list named models, and those already fetched"),
+    "train": ("commands:TrainCommand", "train a model from scratch, or fine-tune one"),
     "launch": ("launch:LaunchCommand", "start a command as several ranks, here or on several hosts, without MPI"),
     "export": ("commands:ExportCommand", "write a trained folder as a GGUF file"),
-    "plan": ("plan:PlanConfig", "tell whether a model fits, how fast it will be, and what would help, on any machine"),
+    "plan": ("plan:PlanConfig", "predict memory and speed of a model on any machine, and compare improvements"),
     "bench": ("bench:BenchConfig", "measure prefill and decode, or the machine itself"),
-    "simulate": ("simulate:SimulateConfig", "serve requests in simulated time, on as many hosts as you like"),
+    "simulate": ("simulate:SimulateConfig", "serve requests in simulated time, on any number of hosts"),
     "simulate-training": (
         "simulate_training:SimulateTrainingConfig",
         "train over many hosts in simulated time, failures included",
     ),
-    "doctor": ("commands:DoctorConfig", "show this machine, what works on it, how fast it is, and what to change"),
-    "completion": ("commands:CompletionCommand", "print what bash, zsh or fish need to complete commands"),
+    "doctor": ("commands:DoctorConfig", "show this machine, the features that work, its speed, and advice"),
+    "completion": ("commands:CompletionCommand", "print a completion script for bash, zsh or fish"),
 }
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK")
 
 
 def settings_class(command: str) -> type:
-    """The configuration of one of COMMANDS."""
+    """Imports the configuration class of one of COMMANDS."""
     module, _, name = COMMANDS[command][0].partition(":")
     return getattr(importlib.import_module(f"ckdist.config.{module}"), name)
 
 
 def usage() -> str:
-    """What `ckdist --help` prints."""
+    """Returns the text of `ckdist --help`."""
     lines = [
         f"ckdist {__version__}: serve and train large language models on CPU servers",
         "",
@@ -60,11 +58,11 @@ def usage() -> str:
         "",
     ]
     lines += [f"  {name:<19s}{text}" for name, (_, text) in COMMANDS.items()]
-    return "\n".join([*lines, "", "ckdist COMMAND --help tells a command's flags."])
+    return "\n".join([*lines, "", "ckdist COMMAND --help lists the flags of a command."])
 
 
 def launched_rank() -> int | None:
-    """This process's rank as its launcher tells it, before any MPI call; None without a launcher."""
+    """Returns this process's rank from its launcher's variables, before any MPI call; None without a launcher."""
     for name in RANK_VARIABLES:
         if os.environ.get(name, "").isdigit():
             return int(os.environ[name])
@@ -72,23 +70,22 @@ def launched_rank() -> int | None:
 
 
 def report(error: BaseException, rank: int | None) -> None:
-    """The one line.
+    """Prints an error as one line.
 
-    A mistake of the user's, or a model that cannot be fetched, meets every rank alike: rank 0 says it, and the others
-    keep quiet while it does.
+    A user's mistake or a failed fetch occurs on every rank. Rank 0 reports it while the others wait.
     """
     shared = isinstance(error, (UserError, FetchError))
     if shared and rank:
-        # the launcher ends this process as soon as rank 0 has; if rank 0 is well, the mistake is this rank's own
+        # The launcher ends this process as soon as rank 0 exits. If rank 0 is well, only this rank has the error.
         time.sleep(1.0)
     name = "" if rank is None or (rank == 0 and shared) else f"rank {rank}: "
-    if sys.stderr is not None:  # print would take standard output instead
+    if sys.stderr is not None:  # print(file=None) would write to standard output
         with contextlib.suppress(OSError):
             print(f"{styled('ckdist:', 'error', sys.stderr)} {name}{error}", file=sys.stderr, flush=True)
 
 
 def load(command: str) -> ModuleType:
-    """A command's module. What modules make stays, so nothing of it is looked at as garbage, now or later."""
+    """Imports a command's module. Its objects stay, so they are frozen: the garbage collector never scans them."""
     gc.disable()
     module = importlib.import_module(f"ckdist.cli.{command.replace('-', '_')}")
     gc.freeze()
@@ -97,7 +94,7 @@ def load(command: str) -> ModuleType:
 
 
 def run(arguments: list[str], rank: int | None) -> int:
-    """What the words ask for; the exit code."""
+    """Runs the command in `arguments`. Returns the exit code."""
     if not arguments or arguments[0] in ("-h", "--help", "--version"):
         if not rank:
             print(__version__ if arguments[:1] == ["--version"] else usage())
@@ -108,7 +105,7 @@ def run(arguments: list[str], rank: int | None) -> int:
     level = logging.DEBUG if settings.verbose else logging.WARNING if rank else logging.INFO
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     command = load(arguments[0])
-    native.isa()  # a CKDIST_ISA that this CPU lacks is told before anything starts
+    native.isa()  # raises for a CKDIST_ISA that this CPU lacks, before anything starts
     from ckdist.cli.local_ranks import run_ranks
 
     ranks = run_ranks(settings, arguments)
@@ -116,7 +113,7 @@ def run(arguments: list[str], rank: int | None) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one command; returns its exit code."""
+    """Runs one command. Returns its exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     rank = launched_rank()
     try:
@@ -131,11 +128,11 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         code = 141
     except OSError as error:
-        # a full disk behind standard output, no more processes
+        # standard output is on a full disk, or the process limit is reached
         report(EngineError(f"the system refused: {error}"), rank)
         code = 1
     if code:
-        # A failed rank's peers may be gone: nothing may wait for them on the way out.
+        # The peers of a failed rank may be gone, so exit handlers that wait for them are skipped.
         with contextlib.suppress(OSError):  # the reader has gone
             if sys.stdout is not None:
                 sys.stdout.flush()

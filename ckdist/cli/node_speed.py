@@ -1,8 +1,6 @@
-"""How fast each NUMA node reads memory and multiplies matrices: a process of its own, which prints one JSON line per
-measurement.
+"""Measures how fast each NUMA node reads memory and multiplies matrices. Prints one JSON line per measurement.
 
-It is started by `ckdist doctor`, which takes what was measured in time and ends it: python -m ckdist.cli.node_speed
-SECONDS.
+`ckdist doctor` runs this module as a process, python -m ckdist.cli.node_speed SECONDS, and kills it after a time limit.
 """
 
 import json
@@ -19,19 +17,21 @@ from ckdist.topology.bandwidth import REPEATS, node_cpus, read_node
 GEMM_TYPES = {"BF16": 30, "F32": 0, "Q8_0": 8}
 GEMM_TOKENS = 256
 GEMM_SECONDS = 0.3
-GEMM_UNTIL = 2 / 3  # of the time: no product begins later, so that some is left for reads across nodes
+GEMM_UNTIL = 2 / 3  # share of the time: no product begins later, which leaves time for reads across nodes
 
 
 def multiply_on(cpus: list[int], kind: str, seconds: float) -> float:
-    """Operations per second in products of GEMM_TOKENS rows on every one of `cpus` at once, each with its own: one pass
-    of about so many seconds.
+    """Returns the operations/s of products of GEMM_TOKENS rows on all `cpus` at once.
+
+    Each CPU multiplies matrices of its own, in one pass of about `seconds`.
     """
     return len(cpus) * product_rate(cpus, GEMM_TYPES[kind], GEMM_TOKENS, seconds, repeats=1)
 
 
 def measurements(machine: Machine, seconds: float) -> Iterator[dict[str, Any]]:
-    """Yields what there is to measure, most wanted first: local reads, products in two thirds of the time, then
-    reads across nodes as time allows.
+    """Yields the measurements, most important first.
+
+    Local reads come first, then products in two thirds of the time, then reads across nodes as time allows.
     """
     began = time.monotonic()
     by_node = node_cpus(machine)
@@ -41,7 +41,7 @@ def measurements(machine: Machine, seconds: float) -> Iterator[dict[str, Any]]:
     remote = [(cpus, memory) for cpus in by_node for memory in readable if cpus != memory]
 
     def read(pair: tuple[int, Any]) -> dict[str, Any]:
-        """By the CPUs of one node, of the memory of another or the same."""
+        """Reads memory of node `pair[1]` on the CPUs of node `pair[0]`."""
         return {
             "what": "read",
             "node": pair[0],
@@ -50,7 +50,7 @@ def measurements(machine: Machine, seconds: float) -> Iterator[dict[str, Any]]:
         }
 
     def multiply(pair: tuple[int, Any]) -> dict[str, Any]:
-        """On the CPUs of a node, in one of GEMM_TYPES."""
+        """Multiplies on the CPUs of node `pair[0]` in the type `pair[1]`."""
         return {"what": "gemm", "node": pair[0], "type": pair[1], "rate": multiply_on(by_node[pair[0]], pair[1], each)}
 
     jobs: list[tuple[Callable[[tuple[int, Any]], dict[str, Any]], tuple[int, Any], float]] = (

@@ -22,16 +22,17 @@ MAX_TEXT_BYTES = 1 << 28
 
 
 def log_likelihoods(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Log softmax(logits)[target]: float64 (tokens,) for float32 logits (tokens, vocab)."""
+    """Returns log softmax(logits)[target]: float64 (tokens,) for float32 logits (tokens, vocab)."""
     x = logits.astype(np.float64)
     top = x.max(axis=1)
     return x[np.arange(len(targets)), targets] - top - np.log(np.exp(x - top[:, None]).sum(axis=1))
 
 
 def tokens_of(config: PerplexityConfig, text: str | None, checkpoint: Checkpoint, vocab_size: int) -> np.ndarray:
-    """The ids of `text`, or those of --token-ids: int32 (tokens,).
+    """Returns the ids of `text`, or of --token-ids if it is None: int32 (tokens,).
 
-    ConfigError for too few ids or one outside the vocabulary.
+    Raises:
+        ConfigError: There are fewer than 2 ids, or one is outside the vocabulary.
     """
     ids = np.array(
         config.token_ids if text is None else load_tried(checkpoint.path, checkpoint.overrides).encode(text), np.int64
@@ -44,19 +45,19 @@ def tokens_of(config: PerplexityConfig, text: str | None, checkpoint: Checkpoint
 
 
 class LogitsFile:
-    """A .npy file of float32 (tokens, vocab) that appears under its name when it is complete, and leaves nothing behind
-    before.
+    """A .npy file of float32 (tokens, vocab). It appears under its name when it is complete; a failure leaves no file.
 
-    ConfigError when it cannot be written; the disk's room is taken at once, for a page of a map that has none ends the
-    process.
+    Raises:
+        ConfigError: The file cannot be written.
     """
 
     def __init__(self, path: str, shape: tuple[int, int]):
         self.path, self.temporary = path, f"{path}.tmp"
         try:
-            if os.path.isdir(path):  # noqa: PTH112 - False as well where it may not be looked at
+            if os.path.isdir(path):  # noqa: PTH112 - also False if access is denied
                 raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             self.array = np.lib.format.open_memmap(self.temporary, "w+", np.float32, shape)
+            # Reserves the disk space at once: a mapped page without space would kill the process.
             with open(self.temporary, "r+b") as file:
                 os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
         except (OSError, ValueError) as error:
@@ -66,7 +67,7 @@ class LogitsFile:
             ) from None
 
     def discard(self) -> None:
-        """Removes what was written so far."""
+        """Removes the incomplete file."""
         with contextlib.suppress(OSError, ValueError):
             pathlib.Path(self.temporary).unlink()
 
@@ -82,10 +83,12 @@ class LogitsFile:
 
 
 def score(executable: Executable, ids: np.ndarray, logits_file: np.ndarray | None = None) -> np.ndarray:
-    """Log-likelihoods of ids[1:], float64, in windows of the context; the first half of every later window is only
-    read.
+    """Returns the log-likelihoods of ids[1:], float64, in windows of the context.
 
-    `logits_file`: float32 (tokens, vocab) array to fill, for ids that fit one context.
+    The first half of every later window is context only.
+
+    Args:
+        logits_file: float32 (tokens, vocab) array to fill. The ids must then fit one context.
     """
     context = executable.context_length
     scored = []
@@ -110,7 +113,7 @@ def score(executable: Executable, ids: np.ndarray, logits_file: np.ndarray | Non
 
 
 def run(config: PerplexityConfig) -> int:
-    """Prints the perplexity of a text, and writes its logits where that is asked for; 0."""
+    """Prints the perplexity of a text. With --save-logits also writes its logits. Returns 0."""
     world = start_ranks(config)
     text = (
         read_text_file(config.file, f"--file {config.file}", MAX_TEXT_BYTES, "replace")
@@ -126,7 +129,7 @@ def run(config: PerplexityConfig) -> int:
             context = model.executable.context_length
             if len(ids) > context:
                 raise ConfigError(
-                    f"--save-logits of {len(ids)} tokens needs a context of as many, and it is {context}: "
+                    f"--save-logits with {len(ids)} tokens needs a context of {len(ids)}, not {context}: "
                     f"{longer_context(len(ids), model.spec)}"
                 )
             saved = LogitsFile(config.save_logits, (len(ids), model.spec.vocab_size))

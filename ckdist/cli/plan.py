@@ -1,6 +1,6 @@
-"""`ckdist plan`: whether a model fits a cluster, how fast it will be in every layout, what bounds it and what helps.
+"""`ckdist plan`: whether a model fits a cluster, its speed in every layout, the limits, and the improvements.
 
-The answers are those of `ckdist.planning.compare`; here they become lines for people, or one JSON object.
+`ckdist.planning.compare` computes the answers. This module formats them as lines for people or as one JSON object.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.described import describe, shape_names, shape_path
 
 COLUMNS = 80
-MOST_HOSTS = 16  # of the table over hosts, unless more are asked for
+MOST_HOSTS = 16  # in the table over hosts, unless --hosts is larger
 BOUNDS = {
     "bandwidth": "memory",
     "arithmetic": "arithmetic",
@@ -49,9 +49,9 @@ BOUNDS = {
 
 
 def run(config: PlanConfig) -> int:
-    """Prints the plan; 0."""
+    """Prints the plan. Returns 0."""
     if config.plot is not None:
-        check_path(config.plot)  # before seconds are spent
+        check_path(config.plot)  # fails before the computation
     checkpoint = open_model(config)
     question = question_of(config, checkpoint, open_machine(config))
     if config.train:
@@ -71,14 +71,16 @@ def run(config: PlanConfig) -> int:
 
 
 def open_machine(config: PlanConfig) -> MachineSpec:
-    """The machine that --machine names."""
+    """Returns the machine that --machine names."""
     return this_machine_spec() if config.machine == "this" else machine_named(config.machine)
 
 
 def open_model(config: PlanConfig) -> Checkpoint:
-    """The model that -m names: a file with weights, a config.json, a shape, or what `ckdist pull` has fetched.
+    """Opens the model that -m names: a file with weights, a config.json, a known shape, or a fetched model.
 
-    ConfigError or ModelFileError for what is none.
+    Raises:
+        ConfigError: There is no such model.
+        ModelFileError: The file is invalid.
     """
     name = str(config.model)
     path = pathlib.Path(name)
@@ -93,7 +95,7 @@ def open_model(config: PlanConfig) -> Checkpoint:
         close = difflib.get_close_matches(name, shape_names(), n=1, cutoff=0.3)
         guess = f" (did you mean {close[0]}?)" if close else ""
         raise ConfigError(
-            f"{name[:200]} is no file, no folder and no model that is known by name{guess}; "
+            f"{name[:200]} is not a file, a folder or a known model{guess}; "
             f"shapes without weights are {', '.join(shape_names())}"
         )
     if config.type:
@@ -104,14 +106,18 @@ def open_model(config: PlanConfig) -> Checkpoint:
 
 
 def question_of(config: PlanConfig, checkpoint: Checkpoint, machine: MachineSpec) -> Question:
-    """What is asked. ConfigError for a context that the model has not, or more cores than a node has."""
+    """Returns the question that the flags ask.
+
+    Raises:
+        ConfigError: The context is longer than the model's, or the threads are more than a node's cores.
+    """
     spec = checkpoint.spec
     context = config.context or min(DEFAULT_CONTEXT, spec.max_position)
     if context > spec.max_position:
         raise ConfigError(f"--context {context} is more than the {spec.max_position} positions of the model: give less")
     if config.threads > machine.cores:
         raise ConfigError(
-            f"--threads {config.threads} is more than the {machine.cores} cores of a node of {machine.name}"
+            f"--threads {config.threads} is more than the {machine.cores} cores of a node of {machine.name}: use fewer"
         )
     return Question(
         checkpoint, Cluster(machine, config.hosts, config.threads), context, config.sequences,
@@ -120,12 +126,12 @@ def question_of(config: PlanConfig, checkpoint: Checkpoint, machine: MachineSpec
 
 
 def lines(question: Question, found: list[Answer]) -> Iterator[str]:
-    """What people read; no line is longer than 80 columns."""
+    """Yields the report for people, in lines of at most 80 columns."""
     best = found[0]
     for line in heading(question, best):
         yield from textwrap.wrap(line, COLUMNS)
     yield ""
-    room = f"GiB of {question.cluster.rank_memory / 2**30:.0f}"  # that a rank has
+    room = f"GiB of {question.cluster.rank_memory / 2**30:.0f}"  # memory of a rank
     yield f"{'way':<19s}{room:<11s}{'decode tok/s':<19s}{'bound':<12s}prefill tok/s"
     for one in found:
         size = f"{one.largest.total / 2**30:.1f}"
@@ -150,7 +156,7 @@ def lines(question: Question, found: list[Answer]) -> Iterator[str]:
 
 
 def heading(question: Question, best: Answer) -> Iterator[str]:
-    """The model, the machines, and what is asked of them."""
+    """Yields the model, the machines and the workload."""
     checkpoint, cluster = question.checkpoint, question.cluster
     machine, (total, used) = cluster.machine, parameters(checkpoint)
     replicas = max(1, best.way.replicas)
@@ -170,7 +176,7 @@ def heading(question: Question, best: Answer) -> Iterator[str]:
 
 
 def verdict(question: Question, found: list[Answer]) -> Iterator[str]:
-    """The best way and the next best."""
+    """Yields the best layout and the next best."""
     best, *others = [one for one in found if one.fits]
     assert best.decode and best.prefill
     parts = best.decode.times
@@ -185,7 +191,7 @@ def verdict(question: Question, found: list[Answer]) -> Iterator[str]:
 
 
 def memory_lines(memory: RankMemory) -> Iterator[str]:
-    """What the largest rank holds."""
+    """Yields the memory of the largest rank by use."""
     experts = f" (experts {gigabytes(memory.experts)})" if memory.experts else ""
     parts = {"cache": memory.cache, "states": memory.states, "activations": memory.activations}
     parts |= {"buffers": memory.buffers, "process": memory.process}
@@ -194,7 +200,7 @@ def memory_lines(memory: RankMemory) -> Iterator[str]:
 
 
 def remedies(question: Question) -> Iterator[str]:
-    """What would fit where the model does not."""
+    """Yields changes with which the model would fit."""
     if hosts := hosts_that_fit(question):
         yield f"{hosts} such hosts would hold it"
     if context := context_that_fits(question):
@@ -203,7 +209,7 @@ def remedies(question: Question) -> Iterator[str]:
 
 
 def hosts_lines(question: Question) -> Iterator[str]:
-    """The best way on more hosts, and where they make it slower."""
+    """Yields the best layout by number of hosts, and marks the first number that is slower than fewer hosts."""
     rows = over_hosts(question, max(MOST_HOSTS, question.cluster.hosts))
     yield f"{'hosts':<8s}{'best way':<20s}{'decode tok/s':<14s}prefill tok/s"
     previous, told = 0.0, False
@@ -222,10 +228,10 @@ def hosts_lines(question: Question) -> Iterator[str]:
 
 
 def money_lines(question: Question, best: Answer) -> Iterator[str]:
-    """Watts and prices, where the machine has them."""
+    """Yields power and price, if the machine has them."""
     machine, hosts = question.cluster.machine, question.cluster.hosts
     assert best.decode
-    each = 1e6 / best.decode.tokens / 3600  # hours of a million tokens
+    each = 1e6 / best.decode.tokens / 3600  # hours per million tokens
     if machine.watts:
         watts = machine.watts * hosts
         day, million = watts * 24e-3, watts * each * 1e-3
@@ -236,24 +242,24 @@ def money_lines(question: Question, best: Answer) -> Iterator[str]:
 
 
 def rate(one: Any) -> str:
-    """Tokens per second, and between what they may lie."""
+    """Formats tokens/s with their lower and upper bounds."""
     return f"{number(one.tokens)} ({number(one.low)}-{number(one.high)})"
 
 
 def number(value: float) -> str:
-    """Three digits."""
+    """Formats a value with three digits."""
     if value >= 1e4:
         return f"{value / 1e3:.3g}k"
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 1 else f"{value:.2g}"
 
 
 def times(value: float) -> str:
-    """A factor."""
+    """Formats a factor."""
     return f"{value:.2f} x" if value else "-"
 
 
 def count(elements: float) -> str:
-    """Elements in millions, billions or trillions."""
+    """Formats a count in millions, billions or trillions."""
     for unit, size in (("T", 1e12), ("B", 1e9)):
         if elements >= 0.9995 * size:
             return f"{elements / size:.3g} {unit}"
@@ -261,12 +267,12 @@ def count(elements: float) -> str:
 
 
 def as_json(question: Question, found: list[Answer]) -> dict[str, Any]:
-    """All numbers."""
+    """Returns all numbers of the plan."""
     total, used = parameters(question.checkpoint)
     asked = {name: getattr(question, name) for name in ("context", "sequences", "prompt", "ubatch_size", "cache")}
 
     def speed(one: Any) -> dict[str, Any] | None:
-        """A rate."""
+        """Returns the numbers of one rate."""
         if one is None:
             return None
         numbers = {"tokens_per_second": one.tokens, "low": one.low, "high": one.high, "seconds": one.seconds}

@@ -1,4 +1,4 @@
-"""`ckdist plan --train`: what a training takes on each rank, by mesh, and how long its step will be."""
+"""`ckdist plan --train`: memory of a training on each rank, by mesh, and the time of its step."""
 
 import json
 import textwrap
@@ -14,7 +14,7 @@ COLUMNS = 80
 
 
 def run_training(config: PlanConfig, question: Question) -> int:
-    """Prints the plan of a training; 0."""
+    """Prints the plan of a training. Returns 0."""
     spec, method = question.checkpoint.spec, str(config.train)
     found = training_answers(spec, question.cluster, config.batch_tokens, method, config.batches)
     if config.json:
@@ -25,11 +25,11 @@ def run_training(config: PlanConfig, question: Question) -> int:
 
 
 def lines(config: PlanConfig, question: Question, found: list[TrainingAnswer]) -> Iterator[str]:
-    """What people read."""
+    """Yields the report for people."""
     machine, (total, _) = question.cluster.machine, parameters(question.checkpoint)
-    what = "all weights" if config.train == "full" else "adapters of rank 16"
+    trained = "all weights" if config.train == "full" else "adapters of rank 16"
     size = f"{total / 1e9:.2f} B parameters"
-    heading = f"training of {what} of {size}, {config.batch_tokens} tokens a step of each replica"
+    heading = f"training of {trained} of {size}, {config.batch_tokens} tokens a step of each replica"
     yield from textwrap.wrap(heading, COLUMNS)
     if config.batches > 1:
         yield f"in {config.batches} batches, one after the other"
@@ -52,6 +52,6 @@ def lines(config: PlanConfig, question: Question, found: list[TrainingAnswer]) -
 
 
 def as_json(one: TrainingAnswer) -> dict[str, Any]:
-    """All numbers."""
+    """Returns all numbers of one mesh."""
     times = one.times._asdict() | {"total": one.times.total} if one.times else None
     return {"mesh": dict(one.mesh.axes), "memory": dict(one.memory), "seconds": times, "tokens_per_second": one.rate}

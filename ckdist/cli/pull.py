@@ -1,4 +1,4 @@
-"""`ckdist pull NAME`: fetches a model, verifies it, and prints where it is."""
+"""`ckdist pull NAME`: fetches and verifies a model, and prints its path."""
 
 import pathlib
 
@@ -8,7 +8,7 @@ from ckdist.hub.resolve import find, known_names
 
 
 def run(command: PullCommand) -> int:
-    """Prints where the model is, which is fetched if need be; 0. ConfigError without a name."""
+    """Fetches the model if necessary, and prints its path. Returns 0. Raises ConfigError if no name is given."""
     if command.name is None:
         raise ConfigError(f"which model? ckdist pull NAME, one of {known_names()}")
     path = pathlib.Path(find(command.name, command.accept_license, progress=True))

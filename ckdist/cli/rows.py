@@ -1,4 +1,4 @@
-"""Measured rows on standard output, as JSON, CSV or a table: Markdown, and on a terminal one that fits."""
+"""Prints measured rows as JSON, CSV or Markdown, or on a terminal as a table that fits its width."""
 
 import csv
 import io
@@ -10,7 +10,7 @@ from ckdist.terminal import is_terminal, print_table
 
 
 def write_rows(rows: list[dict[str, Any]], output: str) -> None:
-    """Prints `rows`; lists and dicts within them appear in json alone."""
+    """Prints `rows`. Lists and dicts within them are printed only as JSON."""
     if output == "json":
         print(json.dumps(rows, indent=1))
         return

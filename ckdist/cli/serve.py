@@ -1,6 +1,6 @@
-"""`ckdist serve`: rank 0 holds the HTTP process and the engine's loop; the other ranks compute.
+"""`ckdist serve`: rank 0 runs the HTTP process and the engine's loop. The other ranks compute.
 
-The port is taken before anything heavy is done, and the HTTP process answers 503 while the model loads.
+The port is bound before any expensive work. The HTTP process answers 503 while the model loads.
 """
 
 import contextlib
@@ -33,18 +33,16 @@ from ckdist.serve.origins import is_loopback
 from ckdist.serve.process import HttpProcess, listen
 from ckdist.weights.pooling import stored_pooling
 
-DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # the last is passed on by mpirun, which goes on itself
-DRAINED_VARIABLE = "CKDIST_DRAINED"  # set by launch/drained, under which mpirun can be sent SIGTERM
+DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # mpirun forwards SIGUSR1 and keeps running
+DRAINED_VARIABLE = "CKDIST_DRAINED"  # launch/drained sets it: with it mpirun may get SIGTERM
 
-ANSWERING_SECONDS = 60.0  # then the address is printed all the same, and requests are told what they wait for
+ANSWERING_SECONDS = 60.0  # then the address is printed even if the HTTP process still answers 503
 
 log = logging.getLogger(__name__)
 
 
 def model_name(config: ServeConfig) -> str:
-    """What clients call the model without --alias: the name of its file or folder, at a URL too, or the name that was
-    asked for.
-    """
+    """Returns the model's name for clients without --alias: its file or folder, also at a URL, or the name in -m."""
     if not config.model:
         return "ckdist-bundled"
     if is_url(config.model) or pathlib.Path(config.model).exists():
@@ -53,9 +51,7 @@ def model_name(config: ServeConfig) -> str:
 
 
 def curl_line(url: str, config: ServeConfig, chats: bool, spec: ModelSpec | None = None) -> str:
-    """A line to try the server with: a question to a model that `chats`, else a text to go on with, to embed, or to
-    score.
-    """
+    """Returns a curl line to try the server: a question if the model `chats`, else a text to continue or embed."""
     key = ' -H "Authorization: Bearer $API_KEY"' if asks_for_key(config) else ""
     path, body = "completions", {"prompt": "def main(", "max_tokens": 32}
     if chats and (spec is None or spec.encoder is None):
@@ -71,8 +67,13 @@ def curl_line(url: str, config: ServeConfig, chats: bool, spec: ModelSpec | None
 
 
 def embedding_facts(config: ServeConfig, model: Model) -> dict[str, str | int]:
-    """What the HTTP process has to know in order to embed: the pooling, how many texts go into a step, and of a
-    cross-encoder what makes scores of what comes out; and whether an encoder reads prompts.
+    """Returns the facts that the HTTP process needs in order to embed.
+
+    Returns:
+        pooling: The kind of pooling.
+        sequences: Most texts in a step.
+        scores: The function from a cross-encoder's output to a score; "" for other models.
+        encodes: Whether an encoder reads prompts.
     """
     scorer, sequences = model.spec.scorer, model.plan.cache.max_sequences
     pooling = stored_pooling(model.checkpoint) if config.pooling == "auto" or scorer else config.pooling
@@ -81,13 +82,13 @@ def embedding_facts(config: ServeConfig, model: Model) -> dict[str, str | int]:
 
 
 def open_line(config: ServeConfig, listener: socket.socket) -> str | None:
-    """A warning where more than this machine's users reach the server, and it asks nobody for a key."""
+    """Returns a warning if other hosts can reach the server and it requires no key."""
     address, port = listener.getsockname()[:2]
     if asks_for_key(config) or is_loopback(address):
         return None
     return (
-        f"any client that reaches {address} port {port} can use this server; --api-key-file or CKDIST_API_KEY asks for "
-        "a key"
+        f"any client that reaches {address} port {port} can use this server; --api-key-file or CKDIST_API_KEY "
+        "requires a key"
     )
 
 
@@ -99,9 +100,10 @@ class Listeners(NamedTuple):
 
 
 def open_listeners(config: ServeConfig) -> Listeners:
-    """Listens before anything heavy is done.
+    """Binds the ports before any expensive work.
 
-    ConfigError if a port is taken, or others than this host's users reach a server that asks nobody for a key.
+    Raises:
+        ConfigError: A port is in use, or other hosts can reach a server that requires no key.
     """
     http = listen(config.host, config.port)
     line = open_line(config, http)
@@ -113,20 +115,20 @@ def open_listeners(config: ServeConfig) -> Listeners:
 
 
 def host_cpus(world: World) -> set[int]:
-    """On rank 0 the CPUs that this host's ranks were started with. A collective call."""
+    """Returns on rank 0 the CPUs that this host's ranks were started with. A collective call."""
     masks = world.gather((world.hosts[world.rank], sorted(os.sched_getaffinity(0))))
     return {cpu for host, mask in masks if host == world.hosts[world.rank] for cpu in mask}
 
 
 def launcher() -> int | None:
-    """The process of Open MPI that started this rank; None without one."""
+    """Returns the process id of Open MPI's launcher of this rank; None without one."""
     return os.getppid() if "OMPI_COMM_WORLD_SIZE" in os.environ else None
 
 
 def stop_line() -> str | None:
-    """How to stop a job of Open MPI's: mpirun, sent SIGTERM, kills its ranks half a second later.
+    """Returns the advice on stopping a job of Open MPI without interrupting streams.
 
-    Other launchers wait.
+    After SIGTERM, mpirun kills its ranks within half a second. Other launchers wait.
     """
     if "OMPI_COMM_WORLD_SIZE" not in os.environ or DRAINED_VARIABLE in os.environ:
         return None
@@ -134,14 +136,14 @@ def stop_line() -> str | None:
 
 
 def keys_line(config: ServeConfig) -> str | None:
-    """How to have the key file read again."""
+    """Returns the advice on reloading the key file, if there is one."""
     return None if config.api_key_file is None else f"To read the API keys again: kill -HUP {os.getpid()}"
 
 
 def work(config: ServeConfig, world: World) -> int:
-    """Ranks other than 0.
+    """Runs a rank other than 0.
 
-    A signal that a launcher passes on, or a terminal's, reaches all; rank 0 drains and ends them.
+    A signal from a launcher or a terminal reaches all ranks. These ranks ignore it: rank 0 drains and then ends them.
     """
     for number in DRAIN_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -156,10 +158,10 @@ def work(config: ServeConfig, world: World) -> int:
 
 
 def handle_signals(config: ServeConfig, http: HttpProcess, coordinator: Coordinator) -> None:
-    """From now on a signal drains the server, and with a key file SIGHUP reads that again."""
+    """Installs handlers: DRAIN_SIGNALS drain the server, and SIGHUP reloads the key file if there is one."""
 
     def drain(*_: object) -> None:
-        """Refuses new requests, and ends when those that run are done."""
+        """Refuses new requests, and ends the server when the running ones are done."""
         http.drain()
         coordinator.request_drain()
 
@@ -170,7 +172,7 @@ def handle_signals(config: ServeConfig, http: HttpProcess, coordinator: Coordina
 
 
 def run(config: ServeConfig) -> int:
-    """Serves until it is told to end; 0. EngineError where the HTTP process has failed."""
+    """Serves until it is stopped. Returns 0. Raises EngineError if the HTTP process fails."""
     started_by = launcher()
     world = start_ranks(config)
     listeners = together(world, lambda: open_listeners(config) if world.rank == 0 else None)
@@ -210,14 +212,14 @@ def run(config: ServeConfig) -> int:
         notify("READY=1", f"STATUS=serving {name} at {http.url}")
 
         def watch() -> None:
-            """What rank 0 looks at between two steps."""
+            """Checks the peers, the launcher, the loader and the HTTP process between two steps."""
             model.executable.check_peers()
-            if launcher() != started_by:  # it was killed, and nobody else would end its ranks
+            if launcher() != started_by:  # it was killed, and nothing else would end its ranks
                 coordinator.request_drain()
             model.loader.check()
             if failure := http.failure():
                 raise failure
-            if http.poll() == 0:  # it was told to drain, and has
+            if http.poll() == 0:  # it has drained
                 coordinator.request_drain()
 
         with model.traced():

@@ -1,4 +1,4 @@
-"""What every command that runs a model does around its work: start the world, load, let the other ranks work, close."""
+"""The frame of commands that run a model: start the ranks, load, work, close."""
 
 import contextlib
 import dataclasses
@@ -17,22 +17,23 @@ Config = TypeVar("Config", bound=EngineConfig)
 
 
 def longer_context(tokens: int, spec: ModelSpec) -> str:
-    """What to do where `tokens` do not fit the context, as the remedy of an error."""
+    """Returns the remedy for `tokens` that do not fit the context."""
     return f"use --ctx-size {tokens}" if tokens <= spec.max_position else f"the model's longest is {spec.max_position}"
 
 
 def packed_first(config: Config) -> Config:
-    """For a command that measures, or reads everything many times: all weights are packed before it begins, unless
-    the user says otherwise.
+    """Turns `repack` off unless the user chose it: all weights are packed before the command begins.
+
+    For commands that measure, or that read the weights many times.
     """
     return dataclasses.replace(config, repack="off") if config.repack == "auto" else config
 
 
 @contextlib.contextmanager
 def dismissing(model: Model, world: World) -> Iterator[None]:
-    """A UserError within, on rank 0, ends the other ranks' work first: they are well, and wait for the next batch.
+    """Ends the other ranks in order if rank 0 raises a UserError between steps.
 
-    Unless a step failed with it.
+    The other ranks are well and wait for the next batch. If a step failed, nothing is closed.
     """
     try:
         yield
@@ -47,13 +48,13 @@ def dismissing(model: Model, world: World) -> Iterator[None]:
 
 @contextlib.contextmanager
 def model_session(config: EngineConfig, world: World | None = None, measure: bool = False) -> Iterator[Model | None]:
-    """Yields the loaded model on rank 0; on the other ranks yields None after rank 0 is done with them.
+    """Yields the loaded model on rank 0. The other ranks yield None after rank 0 is done with them.
 
-    `measure` as of `load_model`.
+    After an error nothing is closed: peers may be gone, and the process ends at once (see `ckdist.cli.main`). If only
+    rank 0 notices a user's mistake, the other ranks end in order. The job's exit code is then that of the mistake.
 
-    On an error nothing is closed: peers may be gone, and the process ends at once (see `ckdist.cli.main`). But a
-    mistake of the user's that rank 0 alone has noticed lets the others leave in order, so that the job's exit code is
-    that of the mistake.
+    Args:
+        measure: As in `load_model`.
     """
     world = world or start_ranks(config)
     config = dataclasses.replace(config, model=resolve(config.model, world))

@@ -1,4 +1,4 @@
-"""`ckdist simulate`: requests served in simulated time, by the real scheduler."""
+"""`ckdist simulate`: serves requests in simulated time with the real scheduler."""
 
 import json
 import logging
@@ -27,12 +27,15 @@ from ckdist.simulate.report import Objective, lines, report
 
 log = logging.getLogger(__name__)
 MOST_FAILURES = 1_000_000
-MOST_STEPS = 1e10  # of clients, who ask as fast as they are answered
+MOST_STEPS = 1e10  # of clients, which send requests as fast as they are answered
 
 
 def cost_of(config: SimulateConfig) -> tuple[StepCost, int]:
-    """What steps cost, and the stages of a replica. ConfigError where what tells it cannot be used, CapacityError where
-    the model does not fit.
+    """Returns the cost of steps, and the stages of a replica.
+
+    Raises:
+        ConfigError: --steps, the model or the machine cannot be used.
+        CapacityError: The model does not fit.
     """
     if config.steps is not None:
         return read_step_cost(config.steps), config.pipeline_parallel_size
@@ -44,7 +47,7 @@ def cost_of(config: SimulateConfig) -> tuple[StepCost, int]:
     if not best.fits:
         needed, room = gigabytes(best.largest.total), gigabytes(question.cluster.rank_memory)
         raise CapacityError(
-            f"{config.parallel} sequences of {config.ctx_size} tokens need {needed} on a rank, and there are {room}: "
+            f"{config.parallel} sequences of {config.ctx_size} tokens need {needed} on a rank, which has {room}: "
             "give more --hosts-per-replica, or a smaller --parallel, --ctx-size or --type"
         )
     log.info("steps as predicted: %s", best.way)
@@ -54,7 +57,7 @@ def cost_of(config: SimulateConfig) -> tuple[StepCost, int]:
 
 
 def asked(config: SimulateConfig) -> Question:
-    """A replica, as `ckdist plan` would be asked about it."""
+    """Returns the question of `ckdist plan` about one replica."""
     plan = PlanConfig(
         model=config.model, machine=config.machine or "this", type=config.type, hosts=config.hosts_per_replica,
         context=config.ctx_size, sequences=config.parallel, ubatch_size=config.ubatch_size,
@@ -63,7 +66,12 @@ def asked(config: SimulateConfig) -> Question:
 
 
 def fleet_of(config: SimulateConfig) -> Fleet:
-    """The replicas that are asked for. The errors of `cost_of`."""
+    """Returns the replicas to simulate.
+
+    Raises:
+        ConfigError: As in `cost_of`, or too many failures would be simulated.
+        CapacityError: The model does not fit.
+    """
     cost, stages = cost_of(config)
     server = ServerShape(
         max_tokens=config.ubatch_size,
@@ -79,13 +87,16 @@ def fleet_of(config: SimulateConfig) -> Fleet:
     mtbf = math.inf if config.host_mtbf is None else config.host_mtbf * 3600 / each
     failures = replicas * config.duration / (mtbf + config.restart)
     if failures > MOST_FAILURES:
-        raise ConfigError(f"replicas would fail {failures:.2g} times, of at most {MOST_FAILURES}: give a longer MTBF")
+        raise ConfigError(
+            f"replicas would fail {failures:.2g} times, and at most {MOST_FAILURES} failures can be simulated: "
+            "use a longer --host-mtbf"
+        )
     jobs = config.jobs or len(os.sched_getaffinity(0))
     return Fleet(replicas, server, cost, config.router, mtbf, config.restart, config.sample, config.seed, jobs)
 
 
 def load_of(config: SimulateConfig) -> Requests | ClosedLoop:
-    """Who asks, and for what. ConfigError where what tells it cannot be used."""
+    """Returns the requests, or the clients that send them. Raises ConfigError if a flag or the trace cannot be used."""
     if config.trace is not None:
         return read_trace(config.trace, config.duration)
     kind = RequestKind(
@@ -101,13 +112,13 @@ def load_of(config: SimulateConfig) -> Requests | ClosedLoop:
 
 
 def simulate(config: SimulateConfig, load: Requests | ClosedLoop, fleet: Fleet) -> tuple[Observed, float]:
-    """What becomes of the load, and the seconds in which it arrives."""
+    """Simulates the load. Returns the observations, and the seconds in which requests arrive."""
     if isinstance(load, ClosedLoop):
         steps = fleet.simulated * config.duration / fleet.cost.seconds(StepTotals(decodes=1, outputs=1))
         if steps > MOST_STEPS:
             raise ConfigError(
-                f"--clients for --duration {config.duration:g} are {steps:.2g} steps or fewer, of at most "
-                f"{MOST_STEPS:.0e}: shorten it, or give --sample"
+                f"--clients for --duration {config.duration:g} may take {steps:.2g} steps, and at most "
+                f"{MOST_STEPS:.0e} can be simulated: use a shorter --duration, or --sample"
             )
         return simulate_clients(fleet, load, config.duration), config.duration
     seconds = min(config.duration, float(load.arrival[-1])) if config.trace is not None else config.duration
@@ -115,7 +126,6 @@ def simulate(config: SimulateConfig, load: Requests | ClosedLoop, fleet: Fleet) 
 
 
 def _lengths(flag: str, text: str) -> Lengths:
-    """The distribution of a flag. ConfigError."""
     try:
         return parse_lengths(text)
     except ValueError as error:
@@ -123,11 +133,11 @@ def _lengths(flag: str, text: str) -> Lengths:
 
 
 def run(config: SimulateConfig) -> int:
-    """Prints the report, or one JSON object; 0."""
+    """Prints the report, or one JSON object. Returns 0."""
     if launched_rank():
         return 0
     if config.plot is not None:
-        check_path(config.plot)  # before minutes are spent
+        check_path(config.plot)  # fails before the simulation
     objective = Objective(config.first_token, config.per_token)
     load, fleet = load_of(config), fleet_of(config)
     seen, seconds = simulate(config, load, fleet)

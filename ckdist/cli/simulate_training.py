@@ -1,4 +1,4 @@
-"""`ckdist simulate-training`: a training of a model of any size over hosts at hand or not, in simulated time."""
+"""`ckdist simulate-training`: simulates a training of any model over any hosts."""
 
 import json
 import math
@@ -16,14 +16,18 @@ from ckdist.simulate.training_report import training_lines, training_report
 
 
 def host_of(machine: MachineSpec, disk: float) -> TrainingHost:
-    """A host that trains in bfloat16; `disk`: bytes per second that it writes."""
+    """Returns a host that trains in bfloat16.
+
+    Args:
+        disk: Bytes/s that it writes.
+    """
     operations = machine.total_cores * machine.bf16 * machine.achieved_arithmetic
     bandwidth = machine.nodes * machine.bandwidth * machine.achieved_bandwidth
     return TrainingHost(operations, machine.total_memory, bandwidth, machine.link, disk)
 
 
 def cost_of(config: SimulateTrainingConfig) -> TrainingCost:
-    """What the training takes. ConfigError where the model or the machine is none, or cannot be divided so."""
+    """Returns the cost of the training. Raises ConfigError if the model, the machine or the mesh cannot be used."""
     asked = PlanConfig(model=config.model, machine=config.machine)
     mesh = TrainingMesh(
         config.data_parallel_size,
@@ -36,11 +40,11 @@ def cost_of(config: SimulateTrainingConfig) -> TrainingCost:
 
 
 def run(config: SimulateTrainingConfig) -> int:
-    """Prints the report, or one JSON object; 0."""
+    """Prints the report, or one JSON object. Returns 0."""
     if launched_rank():
         return 0
     if config.plot is not None:
-        check_path(config.plot)  # before minutes are spent
+        check_path(config.plot)  # fails before the simulation
     cost = cost_of(config)
     mtbf = math.inf if config.host_mtbf is None else 3600 * config.host_mtbf
     found = training_report(

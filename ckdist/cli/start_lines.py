@@ -1,6 +1,4 @@
-"""What `ckdist serve` says of a loaded model at its start: the model and its ranks, the memory of a rank, kernels and
-the choice of prefill.
-"""
+"""Lines that `ckdist serve` prints at its start: model, ranks, memory, kernels, and the choice of prefill."""
 
 import math
 
@@ -26,12 +24,10 @@ KERNELS = {
 
 
 def start_lines(name: str, model: Model) -> tuple[list[str], list[str]]:
-    """Three lines on rank 0, and what the user should change about how ranks are placed, one line each; a collective
-    call.
-    """
+    """Returns three lines on rank 0, and advice on the placement of ranks, one line each. A collective call."""
     plan, world = model.plan, model.world
     quota = plan.placement.quota
-    known = quota is not None or plan.placement.note == this_machine().simple  # it is in a line that says more
+    known = quota is not None or plan.placement.note == this_machine().simple  # another line has it
     note = "" if known else plan.placement.note
     unpinned = not plan.placement.cpus and quota is None
     rows = world.gather([model.weight_bytes, model.executable.kv_bytes, plan.memory, note, unpinned])
@@ -68,7 +64,7 @@ def start_lines(name: str, model: Model) -> tuple[list[str], list[str]]:
 
 
 def parameters(model: Model) -> str:
-    """How many, and the type that most of them have; what is tied counts once."""
+    """Formats the number of parameters, and the type that most have. Tied weights count once."""
     sources = {(source.file, source.offset): source for source in model.checkpoint.tensors.values()}.values()
     counts: dict[str, int] = {}
     for source in sources:

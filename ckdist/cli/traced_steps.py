@@ -1,5 +1,6 @@
-"""Seconds of whole steps of a loaded model by what they do: products, products of heads, experts, attention, and
-the rest; from the events that its threads write. It fits nothing.
+"""Seconds of whole steps of a loaded model by group: products, products of heads, experts, attention, and the rest.
+
+They come from the trace events of the model's threads. This module fits nothing.
 """
 
 import os
@@ -21,18 +22,21 @@ from ckdist.topology import this_machine
 
 LANE_EVENTS = 1 << 15
 EVENT = native.dtype("ckdist_trace_event")
-STEPS = 6  # tokens that are decoded for one measurement, behind WARM that leaves in the caches what stays there
-WARM = 1
-READERS = 4  # CPUs of a last-level cache that read other bytes, at most
+STEPS = 6  # decoded tokens per measurement
+WARM = 1  # decoded tokens before a measurement, which fill the caches
+READERS = 4  # most CPUs per last-level cache that read other bytes
 
-Groups = dict[str, float]  # seconds by group, and of the whole step
+Groups = dict[str, float]  # seconds by group, and "total" of the whole step
 
 
 class OtherBytes:
-    """Bytes that are read so that what was read before leaves the caches: by some CPUs of each last-level cache."""
+    """Memory that is read to evict earlier data from the caches, by some CPUs of each last-level cache.
+
+    Args:
+        most: Bytes to allocate.
+    """
 
     def __init__(self, most: int) -> None:
-        """`most`: bytes that there are."""
         by_cache: dict[int, list[int]] = {}
         machine = this_machine()
         for cpu in machine.binding.cpus:
@@ -42,26 +46,28 @@ class OtherBytes:
         self._pool = ThreadPoolExecutor(len(self._cpus))
 
     def read(self, count: int) -> None:
-        """So many bytes of them."""
+        """Reads `count` of the bytes."""
         numbers = count // 8 // len(self._cpus)
         if numbers:
             list(self._pool.map(self._read, range(len(self._cpus)), [numbers] * len(self._cpus)))
 
     def _read(self, reader: int, numbers: int) -> None:
-        """What one of the readers reads, on its CPU."""
-        os.sched_setaffinity(0, {self._cpus[reader]})  # of this thread alone
+        os.sched_setaffinity(0, {self._cpus[reader]})  # of this thread only
         self._each[reader, :numbers].sum()
 
     def close(self) -> None:
-        """Ends the readers."""
+        """Ends the reading threads."""
         self._pool.shutdown()
 
 
 class TracedSteps:
-    """Rank 0's steps of a model."""
+    """Measures rank 0's steps of a model.
+
+    Args:
+        others: Bytes to read before every decoded token.
+    """
 
     def __init__(self, model: Model, others: OtherBytes | None = None) -> None:
-        """`others`: what may be read before every decoded token."""
         self._others = others
         out = native.ffi.new("struct ckdist_trace **")
         native.check(native.lib.ckdist_trace_new(LANE_EVENTS, out))
@@ -73,37 +79,44 @@ class TracedSteps:
         model.executable.trace(self._trace)
 
     def measured(self, cases: Sequence[tuple[StepShape, int]], turns: int) -> list[list[Groups]]:
-        """Of steps of some shapes, each a prompt, or a token of each of some sequences, and other bytes that are read
-        before every decoded token: of each case its turns, which they take in turn, after one that does not count.
+        """Measures steps of some shapes.
+
+        Args:
+            cases: (shape, other bytes to read before every decoded token). A shape is a prompt, or one token of each
+                sequence.
+            turns: Measurements of each case. The cases alternate, after a warm-up turn.
+
+        Returns:
+            The turns of each case.
         """
         works = [self._work(shape, others) for shape, others in cases]
         rounds = [[self._timed(*work) for work in works] for _ in range(turns + 1)][1:]
         return [list(of_case) for of_case in zip(*rounds, strict=True)]
 
     def _work(self, shape: StepShape, others: int) -> tuple[Callable[[int], object], int, int]:
-        """What runs so many steps, and how many count, and do not before."""
+        """Returns (function that runs n steps, steps to measure, warm-up steps before them)."""
         chunk = shape.chunks[0]
         if chunk.tokens > 1:
             return self._prompt(chunk.tokens), 1, 0
         return self._decode(chunk.count, chunk.context, others), STEPS, WARM
 
     def _prompt(self, tokens: int) -> Callable[[int], object]:
-        """Steps with a prompt of their own each."""
+        """Each step has a prompt of its own."""
         ids = np.arange(tokens, dtype=np.int32)
         return lambda steps: [SingleSequence(self._executable).feed(ids, outputs="last") for _ in range(steps)]
 
     def _decode(self, count: int, context: int, others: int) -> Callable[[int], object]:
-        """Steps of tokens that differ; what lies in the cache is of no account."""
+        """Steps of distinct tokens. The contents of the key-value cache do not matter."""
         sequences = LockstepSequences(self._executable, count)
         ids = np.arange(STEPS * count, dtype=np.int32).reshape(STEPS, count)
 
         def read_others() -> None:
-            """Before a step."""
+            """Evicts earlier data before a step."""
             if self._others is not None:
                 self._others.read(others)
 
         def work(steps: int) -> None:
-            """Some steps, in the middle of which there is the context."""
+            """Runs steps whose context is `context` in their middle."""
             sequences.length = context - steps // 2
             for step in range(steps):
                 read_others()
@@ -113,7 +126,7 @@ class TracedSteps:
         return work
 
     def _timed(self, work: Callable[[int], object], steps: int, before: int) -> Groups:
-        """Seconds of one of the steps, behind others."""
+        """Seconds per step by group, after warm-up steps."""
         work(before)
         begin = time.monotonic_ns()
         work(steps)
@@ -127,7 +140,7 @@ class TracedSteps:
         return found
 
     def _lanes(self) -> list[Any]:
-        """The newest events of each thread, of EVENT."""
+        """The newest events of each thread, of type EVENT."""
         lib, found = native.lib, []
         for lane in range(lib.ckdist_trace_lanes(self._trace)):
             room = native.pointer(self._room, "struct ckdist_trace_event *")

@@ -1,4 +1,4 @@
-"""`ckdist train CONFIG.toml`: trains a model on the ranks that a launcher started."""
+"""`ckdist train CONFIG.toml`: trains a model on the ranks of a launcher."""
 
 import signal
 from types import FrameType
@@ -10,15 +10,17 @@ from ckdist.train.trainer import train
 
 
 def run(command: TrainCommand) -> int:
-    """Trains; 0, or 130 where a signal has ended it."""
+    """Trains. Returns 0, or 130 if a signal has ended it."""
     if command.file is None:
         raise ConfigError("which configuration? ckdist train CONFIG.toml, as examples/train_tiny.toml")
     config = load_config(command.file, command.overrides)
     asked = signalled = False
 
     def ask(_number: int, _frame: FrameType | None) -> None:
-        """The first signal ends the training after its step, with a checkpoint; the second at once, and any before the
-        first step, since there is nothing to save.
+        """Handles a signal.
+
+        The first signal ends the training after its step, with a checkpoint. The second ends it at once, as does any
+        signal before the first step, because there is nothing to save.
         """
         nonlocal signalled
         if signalled or not asked:
@@ -26,8 +28,10 @@ def run(command: TrainCommand) -> int:
         signalled = True
 
     def should_stop() -> bool:
-        """Whether a signal has come. No rank ends a step before every rank has asked in it, so a rank that has not
-        asked yet may leave at once: no rank has a step to save.
+        """Returns whether a signal has come.
+
+        No rank ends a step before every rank has called this in the step. A rank that has not called it yet may leave
+        at once: no rank has a step to save.
         """
         nonlocal asked
         asked = True

@@ -1,6 +1,4 @@
-"""What training steps reach of a machine's products, attention, row steps and memory, by a small model that is made up
-here and in no catalogue.
-"""
+"""Achieved rates of training steps, measured with a small model of random weights that is in no catalogue."""
 
 import dataclasses
 import statistics
@@ -39,20 +37,20 @@ OPTIMIZER = TrainConfig(
 RATE = 1e-4
 TURNS = 3
 LEAST_SECONDS = 1e-6
-HIGHEST, LOWEST = 4.0, 0.01  # of the share of a product's rate
-MOST_BYTES = 100.0  # times the rate of reading weights, for packing and the optimizer
+HIGHEST, LOWEST = 4.0, 0.01  # bounds: shares of a rate
+MOST_BYTES = 100.0  # upper bound of packing and optimizer, as a multiple of the rate of reading weights
 MOST_KEYS = 256.0
-UPDATE = "update"  # by the optimizer
+UPDATE = "update"  # key of the optimizer's seconds
 
 Load = Callable[[str], np.ndarray]
 
 
 def random_weights(program: LossProgram, seed: int = 0) -> Load:
-    """First values of a model: ones for norms, else at random."""
+    """Returns a function from a name to initial values: ones for norms, else random."""
     shapes, rng = program.shards.whole_shapes, np.random.default_rng(seed)
 
     def load(name: str) -> np.ndarray:
-        """Of one weight, float32."""
+        """Creates one weight, float32."""
         shape = shapes[name]
         return 0.02 * rng.standard_normal(shape, np.float32) if len(shape) > 1 else np.ones(shape, np.float32)
 
@@ -60,14 +58,15 @@ def random_weights(program: LossProgram, seed: int = 0) -> Load:
 
 
 def random_batch(spec: ModelSpec, length: int, sequences: int, seed: int = 0) -> PackedBatch:
-    """So many sequences of tokens at random, each of which is to be predicted."""
+    """Returns `sequences` sequences of `length` random tokens. Every token is a target."""
     ids = np.random.default_rng(seed).integers(0, spec.vocab_size, length * sequences + 1).astype(np.int32)
     return PackedBatch(ids[:-1], ids[1:], np.arange(0, length * sequences + 1, length, dtype=np.int32))
 
 
 def with_training(machine: MachineSpec, world: World) -> MachineSpec:
-    """The machine with what a training in bfloat16 reaches, where each rank of a host trains a model of its own at the
-    same time; a collective call, whose result counts on rank 0.
+    """Adds the achieved rates of training in bfloat16, while each rank of a host trains a model of its own.
+
+    A collective call. Only rank 0's result counts.
     """
     spec = spec_from_config(SHAPE, "the model that is made up")
     program = lower_model(spec, TOKENS, "bfloat16", Mesh.of_job(1, 0))
@@ -99,8 +98,11 @@ def with_training(machine: MachineSpec, world: World) -> MachineSpec:
 def fitted(
     machine: MachineSpec, cost: TrainingStepCost, tokens: int, found: Mapping[int, Mapping[str, float]]
 ) -> MachineSpec:
-    """The machine with the figures for which a batch of so many tokens, and an update, take `found`: of two lengths of
-    sequences, the short one first, seconds by kind of step.
+    """Returns the machine with the figures for which a batch and an update take the measured times.
+
+    Args:
+        tokens: Tokens of the batch.
+        found: Length of sequences -> seconds by kind of step, for two lengths, the shorter one first.
     """
     bare = dataclasses.replace(machine, training_keys=0.0)
     cost = dataclasses.replace(cost, cluster=dataclasses.replace(cost.cluster, machine=bare))
@@ -128,10 +130,15 @@ def fitted(
 
 
 def other_keys(short: int, long: int, below: float, above: float) -> float:
-    """How many keys of a token take as long as what attention does beside keys, of the seconds with two lengths of
-    sequences: 0 to MOST_KEYS. They are in proportion to half the length and this.
+    """Returns the keys per token that take as long as attention's work that is independent of keys: 0 to MOST_KEYS.
+
+    seconds = seconds per key * (length / 2 + other keys), solved with the seconds of two lengths.
+
+    Args:
+        short, long: Two lengths of sequences.
+        below, above: Seconds of attention with these.
     """
-    slope = (above - below) / (long - short) * 2  # of a key
+    slope = (above - below) / (long - short) * 2  # seconds per key
     return min(MOST_KEYS, max(0.0, above / slope - long / 2)) if slope > 0 else MOST_KEYS
 
 

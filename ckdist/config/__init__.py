@@ -1,8 +1,7 @@
-"""What the commands can be told: one frozen dataclass per command, the single source of flags, defaults, ranges and
-help.
+"""Settings of the commands: one frozen dataclass per command is the only source of flags, defaults, ranges and help.
 
-A field carries its flags, help and range in `field(metadata=...)`, written by `option`; `ckdist.cli.arguments` turns
-fields into a command line and back. Ranges are checked when a configuration is made, so Python callers get the same
-errors. Nothing here looks at the machine or at a model. Flags are named as in llama-server and llama-bench where the
-meaning is the same.
+`option` writes the flags, help and range of a field to `field(metadata=...)`. `ckdist.cli.arguments` builds command
+lines from fields, and configurations from command lines. Ranges are checked when a configuration is created, so Python
+callers get the same errors. This package reads neither the machine nor a model. A flag that means the same as in
+llama-server or llama-bench has the same name.
 """

@@ -1,4 +1,4 @@
-"""The commands that run no model themselves, or are told by a file what to do."""
+"""Settings of the commands that run no model themselves, or that read a TOML file."""
 
 from dataclasses import dataclass
 
@@ -8,15 +8,15 @@ from ckdist.config.options import integer, option
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionCommand:
-    """`ckdist completion`: print what a shell needs to complete commands and flags."""
+    """`ckdist completion`: print a completion script for a shell."""
 
-    shell: str | None = option(None, "shell", choices=("bash", "zsh", "fish"), help="shell to write for")
+    shell: str | None = option(None, "shell", choices=("bash", "zsh", "fish"), help="shell that runs the script")
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainCommand:
-    """`ckdist train`: train a model from nothing or go on with one, as a TOML file says."""
+    """`ckdist train`: train a model from scratch or fine-tune one, as configured in a TOML file."""
 
     file: str | None = option(
         None, "file", metavar="CONFIG.toml", help="the configuration; the documentation lists its fields"
@@ -26,25 +26,25 @@ class TrainCommand:
         "--set",
         repeat=True,
         metavar="FIELD=VALUE",
-        help="a field of the configuration, as learning_rate=1e-3; may be given several times",
+        help="override a field of the configuration, e.g. learning_rate=1e-3; may be repeated",
     )
     tensor_parallel_size: int | None = option(
         None, "-tp", "--tensor-parallel-size", parse=integer, low=1, high=1 << 16,
-        help="ranks that share each replica's weights (default: as the file says, or 1)",
+        help="ranks that shard the tensors of each replica (default: the file's value, or 1)",
     )  # fmt: skip
     pipeline_parallel_size: int | None = option(
         None, "-pp", "--pipeline-parallel-size", parse=integer, low=1, high=1 << 16,
-        help="stages that share each replica's layers (default: as the file says, or 1)",
+        help="pipeline stages of each replica (default: the file's value, or 1)",
     )  # fmt: skip
     data_parallel_size: int | None = option(
         None, "-dp", "--data-parallel-size", parse=integer, low=1, high=1 << 16,
-        help="replicas, started on this host where no launcher has (default: as the file says, or what was started)",
+        help="replicas; started on this host if there is no launcher (default: the file's value, or the started ranks)",
     )  # fmt: skip
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """What goes on top of the file, as `field=value`."""
+        """The fields that override the file, as `field=value`."""
         names = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
         sizes = {name: getattr(self, name) for name in names}
         return (*self.set, *(f"{name}={size}" for name, size in sizes.items() if size is not None))
@@ -54,7 +54,7 @@ class TrainCommand:
 class ExportCommand:
     """`ckdist export`: write a Hugging Face folder as one GGUF file."""
 
-    gguf: bool = option(False, "--gguf", help="the format to write; there is no other")
+    gguf: bool = option(False, "--gguf", help="write GGUF, the only format")
     type: str = option("f16", "--type", choices=("f16", "bf16", "f32", "q8_0", "q4_k"), help="type of the matrices")
     source: str | None = option(
         None, "source", metavar="IN", help="folder with config.json, safetensors and a tokenizer, or hf:owner/repo"
@@ -65,23 +65,25 @@ class ExportCommand:
 
 @dataclass(frozen=True, kw_only=True)
 class PullCommand:
-    """`ckdist pull`: fetch a model by its name, verify and keep it."""
+    """`ckdist pull`: fetch a model by its name, verify it and store it."""
 
     name: str | None = option(None, "name", metavar="NAME", help=NAMES_HELP)
-    accept_license: bool = option(False, "--accept-license", help="accept the model's terms, whose address is shown")
+    accept_license: bool = option(
+        False, "--accept-license", help="accept the model's terms; the error without this flag shows them"
+    )
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListCommand:
-    """`ckdist list`: show the models that -m can name, and which of them are here."""
+    """`ckdist list`: show the models that -m can name, and those already fetched."""
 
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorConfig:
-    """`ckdist doctor`: show this machine, what works on it, how fast it is, and what to change."""
+    """`ckdist doctor`: show this machine, the features that work on it, its speed, and advice."""
 
     json: bool = option(False, "--json", help="print one JSON object")
     verbose: bool = option(False, "-v", "--verbose", help="log more")

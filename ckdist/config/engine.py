@@ -1,4 +1,4 @@
-"""What every command that runs a model can be told."""
+"""Settings of every command that runs a model."""
 
 from dataclasses import dataclass, fields
 
@@ -8,24 +8,20 @@ from ckdist.errors import ConfigError
 from ckdist.overrides import metadata_overrides
 
 NAMES_HELP = "smollm2, gemma3-270m, hf:owner/repo[:quant or file], or https://host/model.gguf"
-
-
 MODEL_HELP = f"GGUF file, folder with safetensors, or a name: {NAMES_HELP} (default: the bundled model)"
 
 
 CACHE_TYPES = ("f32", "f16", "bf16", "i16", "q8_0")
-
-
 QUANTIZE_TYPES = ("q8_0", "q4_k")
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """What every command that runs a model can be told."""
+    """Settings of every command that runs a model."""
 
     model: str | None = option(None, "-m", "--model", metavar="MODEL", help=MODEL_HELP)
     hf_repo: str | None = option(
-        None, "-hf", "-hfr", "--hf-repo", metavar="OWNER/REPO[:QUANT]", help="the same as -m hf:..."
+        None, "-hf", "-hfr", "--hf-repo", metavar="OWNER/REPO[:QUANT]", help="same as -m hf:..."
     )
     override_kv: tuple[str, ...] = option(
         (),
@@ -33,8 +29,8 @@ class EngineConfig:
         repeat=True,
         metavar="KEY=TYPE:VALUE",
         help=(
-            "set a value of the GGUF file's metadata anew, as tokenizer.ggml.pre=str:qwen2; types: int, float, "
-            "bool, str; several with commas or flags"
+            "override GGUF metadata, e.g. tokenizer.ggml.pre=str:qwen2; types: int, float, bool, str; may be "
+            "repeated, or separated by commas"
         ),
     )
     ctx_size: int = option(
@@ -45,7 +41,7 @@ class EngineConfig:
         low=0,
         high=1 << 24,
         metavar="N",
-        help="longest sequence in tokens; 0: as the model and the memory allow",
+        help="longest sequence in tokens; 0: chosen from the model and the memory",
     )
     threads: int = option(
         0,
@@ -65,7 +61,7 @@ class EngineConfig:
         low=0,
         high=4096,
         metavar="N",
-        help="threads for prompts; 0: as --threads",
+        help="threads for prompts; 0: same as --threads",
     )
     batch_size: int = option(
         2048,
@@ -95,17 +91,17 @@ class EngineConfig:
         "-ctk",
         "--cache-type-k",
         choices=CACHE_TYPES,
-        help="type of the cached keys; i16: 16 bits as f16, more precise, and faster",
+        help="type of the cached keys; i16: 16 bits, more precise and faster than f16",
     )
     cache_type_v: str = option("i16", "-ctv", "--cache-type-v", choices=CACHE_TYPES, help="type of the cached values")
     lora: str | None = option(
         None,
         "--lora",
         metavar="FOLDER",
-        help="adapter in PEFT's format (adapter_config.json), which is added to the model",
+        help="adapter in PEFT's format (adapter_config.json), added to the model's weights",
     )
     quantize: str | None = option(
-        None, "--quantize", choices=QUANTIZE_TYPES, help="pack a safetensors model so while loading"
+        None, "--quantize", choices=QUANTIZE_TYPES, help="quantize a safetensors model to this type while loading"
     )
     kv_memory: int | None = option(
         None,
@@ -114,7 +110,7 @@ class EngineConfig:
         low=1 << 16,
         high=1 << 50,
         metavar="SIZE",
-        help="memory for keys and values on each rank, as 4G (default: what the context needs)",
+        help="memory for keys and values on each rank, e.g. 4G (default: enough for the context)",
     )
     comm_timeout: float = option(
         8.0,
@@ -123,13 +119,13 @@ class EngineConfig:
         low=0.1,
         high=86400,
         metavar="SECONDS",
-        help="a rank silent for so long inside a step is lost",
+        help="a rank that does not respond for this long within a step is lost",
     )
     transport: str = option(
         "auto",
         "--transport",
         choices=CHOICES,
-        help="between hosts, shared memory being inside; auto: the fastest that works",
+        help="transport between hosts (shared memory is used within a host); auto: the fastest that works",
     )
     tensor_parallel_size: int = option(
         0,
@@ -140,8 +136,8 @@ class EngineConfig:
         high=256,
         metavar="N",
         help=(
-            "ranks that share each layer, started on this host where no launcher has; 0 or auto: those that were "
-            "started, or one for each NUMA node"
+            "ranks that shard each layer; started on this host if there is no launcher; 0 or auto: the started ranks, "
+            "or one per NUMA node"
         ),
     )
     pipeline_parallel_size: int = option(
@@ -153,8 +149,8 @@ class EngineConfig:
         high=1024,
         metavar="N",
         help=(
-            "stages that the layers are divided into, one after the other on as many groups of ranks; 1: every rank "
-            "has a part of every layer; 0: as --layout chooses"
+            "pipeline stages: groups of ranks that each hold consecutive layers; 1: every rank has a shard of every "
+            "layer; 0: --layout chooses"
         ),
     )
     layout: str | None = option(
@@ -162,8 +158,8 @@ class EngineConfig:
         "--layout",
         choices=("auto",),
         help=(
-            "auto: stages, or tensors over all ranks, as is predicted to be faster on the link between hosts that is "
-            "measured at the start (default over several hosts, unless -pp, -tp, --prefill or --experts says more)"
+            "auto: choose pipeline or tensor parallelism from the link between hosts, measured at the start (default "
+            "over several hosts without -pp, -tp, --prefill or --experts)"
         ),
     )
     prefill: str = option(
@@ -171,8 +167,8 @@ class EngineConfig:
         "--prefill",
         choices=("auto", "token", "tensor"),
         help=(
-            "what ranks divide of a prompt: its tokens, with whole matrices, or the matrices; auto: as predicted "
-            "and measured"
+            "layout of prefill; token: ranks shard the prompt's tokens and have whole matrices; tensor: ranks shard "
+            "the matrices; auto: the faster one, from prediction and measurement"
         ),
     )
     experts: str = option(
@@ -180,8 +176,8 @@ class EngineConfig:
         "--experts",
         choices=("auto", "tensor", "expert"),
         help=(
-            "what several hosts divide of experts: each of them, or whole ones, to which rows go; auto: what is "
-            "predicted to take less time"
+            "layout of experts over several hosts; tensor: shard every expert; expert: place whole experts and send "
+            "rows to them; auto: the one with the lower predicted time"
         ),
     )
     repack: str = option(
@@ -190,15 +186,15 @@ class EngineConfig:
         former="--reorganize",
         choices=("auto", "dsa", "threads", "off"),
         help=(
-            "answer from the model's file while weights are packed, by a DSA queue or by threads; off: pack "
-            "everything first"
+            "answer from the model's file while a DSA queue or threads pack the weights; auto: DSA if present; off: "
+            "pack all weights first"
         ),
     )
     trace: str | None = option(
         None,
         "--trace",
         metavar="FILE.json",
-        help="write what every thread of every rank did, and when, for Perfetto (ui.perfetto.dev) or chrome://tracing",
+        help="write a timeline of all threads and ranks, for Perfetto (ui.perfetto.dev) or chrome://tracing",
     )
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 
@@ -206,12 +202,12 @@ class EngineConfig:
         for item in fields(self):
             check_field(item, getattr(self, item.name))
         if self.model == "":
-            remedy = "give a GGUF file, a folder or a name, or leave the flag out for the bundled model"
+            remedy = "use a GGUF file, a folder or a name, or leave the flag out for the bundled model"
             raise ConfigError(f"--model is empty: {remedy}")
         if self.hf_repo is not None:
             if self.model is not None:
                 raise ConfigError(f"--model ({self.model}) and --hf-repo ({self.hf_repo}) both name a model: give one")
-            object.__setattr__(self, "model", f"hf:{self.hf_repo}")  # nothing else need know of the second spelling
+            object.__setattr__(self, "model", f"hf:{self.hf_repo}")  # the rest of the code reads only `model`
             object.__setattr__(self, "hf_repo", None)
         metadata_overrides(self.override_kv)
         if self.quantize and self.repack in ("dsa", "threads"):
@@ -222,5 +218,5 @@ class EngineConfig:
 
     @property
     def runs_model(self) -> bool:
-        """Whether the command has ranks of its own, each with its part of a model."""
+        """Whether the command has ranks of its own, each with a part of a model."""
         return True

@@ -8,7 +8,7 @@ from ckdist.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchCommand:
-    """`ckdist launch`: start a command as several ranks, here or on several hosts, and watch over them."""
+    """`ckdist launch`: start a command as several ranks, here or on several hosts, and supervise them."""
 
     ranks: int | None = option(
         None,
@@ -18,25 +18,25 @@ class LaunchCommand:
         low=1,
         high=256,
         metavar="N",
-        help="how many (default: one for each slot, or NUMA node)",
+        help="number of ranks (default: one per slot, or per NUMA node)",
     )
     hosts: str | None = option(
-        None, "--hosts", metavar="[USER@]HOST[:SLOTS],...", help="hosts, filled one after the other (default: this one)"
+        None, "--hosts", metavar="[USER@]HOST[:SLOTS],...", help="hosts, filled in this order (default: this host)"
     )
     hostfile: str | None = option(
-        None, "--hostfile", metavar="FILE", help="file with one host a line, as node1 slots=2"
+        None, "--hostfile", metavar="FILE", help="file with one host per line, e.g. node1 slots=2"
     )
     agent: str | None = option(
         None,
         "--agent",
         metavar="TEMPLATE",
-        help="what runs a command on a host, as 'ssh {host} {command}'; without {command} its words follow as they are",
+        help="program that runs a command on a host, e.g. 'ssh {host} {command}'; words are appended without {command}",
     )
     on: str | None = option(
         None,
         "--on",
         choices=("ray",),
-        help="take the hosts from a cluster: of ray whole nodes, as many as ranks at most",
+        help="take the hosts from a cluster; ray: reserve whole nodes, at most one per rank",
     )
     env: tuple[str, ...] = option(
         (),
@@ -44,7 +44,7 @@ class LaunchCommand:
         "--env",
         repeat=True,
         metavar="NAME[=VALUE]",
-        help="variable that ranks on other hosts get too, as they get CKDIST_*; may be given several times",
+        help="pass this variable to ranks on other hosts, in addition to CKDIST_*; may be repeated",
     )
     restarts: int = option(
         0,
@@ -53,7 +53,7 @@ class LaunchCommand:
         low=0,
         high=1 << 20,
         metavar="K",
-        help="how often in a row all ranks start again when one is lost; a mistake of the user's (code 2) ends the job",
+        help="restart all ranks after a rank is lost, at most K times in a row; exit code 2 is never restarted",
     )
     min_ranks: int | None = option(
         None,
@@ -62,7 +62,7 @@ class LaunchCommand:
         low=1,
         high=256,
         metavar="M",
-        help="go on with so many ranks at least where hosts cannot be reached (default: all)",
+        help="continue with at least M ranks if hosts cannot be reached (default: all)",
     )
     stop_timeout: float = option(
         300.0,
@@ -71,11 +71,13 @@ class LaunchCommand:
         low=0,
         high=86400,
         metavar="SECONDS",
-        help="how long ranks may take to end after SIGTERM",
+        help="limit for ranks to end after SIGTERM, before they are killed",
     )
-    no_prefix: bool = option(False, "--no-prefix", help="write the ranks' lines without [RANK]")
+    no_prefix: bool = option(False, "--no-prefix", help="print the output of ranks without the prefix [RANK]")
     verbose: bool = option(False, "-v", "--verbose", help="log more")
-    command: tuple[str, ...] = option((), "command", rest=True, metavar="COMMAND ...", help="what every rank runs")
+    command: tuple[str, ...] = option(
+        (), "command", rest=True, metavar="COMMAND ...", help="command that every rank runs"
+    )
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -85,4 +87,6 @@ class LaunchCommand:
         if self.hosts is not None and self.hostfile is not None:
             raise ConfigError(f"--hosts ({self.hosts}) and --hostfile ({self.hostfile}) both name hosts: give one")
         if self.on is not None and (self.hosts or self.hostfile or self.agent):
-            raise ConfigError(f"--on {self.on} takes hosts from there: leave --hosts, --hostfile and --agent out")
+            raise ConfigError(
+                f"--on {self.on} takes the hosts from {self.on}: leave --hosts, --hostfile and --agent out"
+            )

@@ -1,4 +1,4 @@
-"""One option of a command: its flags, help, how its text is read and what is allowed. It names no command."""
+"""The options of a command: flags, help, parser and range of each field. This module knows no command."""
 
 import math
 import re
@@ -15,14 +15,14 @@ BYTE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def integer(text: str) -> int:
-    """A whole number of at most 18 digits. ValueError for all else."""
+    """Parses a whole number of at most 18 digits. Raises ValueError otherwise."""
     if not re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII):
         raise ValueError("is not a whole number")
     return int(text)
 
 
 def real(text: str) -> float:
-    """A finite number. ValueError for all else."""
+    """Parses a finite number. Raises ValueError otherwise."""
     try:
         value = float(text)
     except ValueError:
@@ -33,7 +33,7 @@ def real(text: str) -> float:
 
 
 def byte_size(text: str) -> int:
-    """`4G`, `512M`, `1.5GiB` or plain bytes; units are powers of 1024."""
+    """Parses `4G`, `512M`, `1.5GiB` or plain bytes. Units are powers of 1024. Raises ValueError otherwise."""
     match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)([KMGT]?)(?:i?B)?", text.strip(), re.ASCII | re.IGNORECASE)
     if not match:
         raise ValueError("is not a size; write for example 4G or 512M")
@@ -41,17 +41,17 @@ def byte_size(text: str) -> int:
 
 
 def integer_or_auto(text: str) -> int:
-    """A whole number, or `auto`, which is 0."""
+    """Parses a whole number, or `auto` as 0."""
     return 0 if text == "auto" else integer(text)
 
 
 def integer_list(text: str) -> tuple[int, ...]:
-    """`512,1024` as (512, 1024)."""
+    """Parses `512,1024` as (512, 1024)."""
     return tuple(integer(part.strip()) for part in text.split(","))
 
 
 def escaped(text: str) -> str:
-    r"""`text` with \n, \r, \t, \", \' and \\ read as in C."""
+    r"""Replaces the escapes \n, \r, \t, \", \' and \\ as C does."""
     return re.sub(r"\\([nrt\"'\\])", lambda match: {"n": "\n", "r": "\r", "t": "\t"}.get(match[1], match[1]), text)
 
 
@@ -69,12 +69,16 @@ def option(
     former: str | None = None,
     rest: bool = False,
 ) -> Any:
-    """A dataclass field with its flags, the last of them the long one; a name without dashes is a positional argument.
+    """Returns a dataclass field with its flags. A bool field is a switch.
 
-    `low` and `high` bound the value (or each of a list) and are allowed themselves. A bool field is a switch. `repeat`
-    collects every use of the flag in a tuple. A `secret` does not appear in the configuration's repr. `former`: the
-    flag's name in the last release, which is still understood and not shown. `rest`: a positional argument that takes
-    the first word that is no flag and all that follow, as they are.
+    Args:
+        flags: The last one is the long form. A name without dashes is a positional argument.
+        low: Least allowed value (or element of a list).
+        high: Greatest allowed value.
+        repeat: Collect every use of the flag in a tuple.
+        secret: Leave the value out of the configuration's repr.
+        former: The flag's name in the last release. It is accepted, and not shown in the help.
+        rest: A positional argument that takes the first word that is not a flag and all words after it.
     """
     metadata = {
         "flags": flags,
@@ -92,7 +96,7 @@ def option(
 
 
 def present_names(config_class: type["DataclassInstance"], settings: dict[str, Any]) -> dict[str, Any]:
-    """`settings` with fields under their present names; what is no former name stays as it is."""
+    """Renames former names of fields in `settings` to their present names."""
     former = {
         item.metadata["former"].lstrip("-").replace("-", "_"): item.name
         for item in fields(config_class)
@@ -102,7 +106,7 @@ def present_names(config_class: type["DataclassInstance"], settings: dict[str, A
 
 
 def check_field(item: Field[Any], value: Any) -> None:
-    """ConfigError when `value` is outside of what `item` (a dataclass field made by `option`) allows."""
+    """Raises ConfigError if `value` is outside the choices or the range of `item`, a field made by `option`."""
     limits = item.metadata
     name = limits["flags"][-1]
     if value is None and item.default is None:

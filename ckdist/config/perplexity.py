@@ -19,7 +19,7 @@ class PerplexityConfig(EngineConfig):
         low=0,
         high=(1 << 31) - 1,
         metavar="1,2,3",
-        help="tokens to score instead of a text",
+        help="token ids to score instead of a text",
     )
     save_logits: str | None = option(
         None, "--save-logits", metavar="OUT.npy", help="write float32 logits (tokens, vocab)"
@@ -30,4 +30,4 @@ class PerplexityConfig(EngineConfig):
         super().__post_init__()
         if (self.file is None) == (self.token_ids is None):
             given = "neither" if self.file is None else "both"
-            raise ConfigError(f"--file or --token-ids is needed, and {given} was given")
+            raise ConfigError(f"--file or --token-ids is needed, but {given} was given")

@@ -6,28 +6,31 @@ from ckdist.config.engine import CACHE_TYPES, QUANTIZE_TYPES
 from ckdist.config.options import check_field, integer, option
 from ckdist.errors import ConfigError
 
-MACHINE_HELP = "a machine file (.toml), `this`, or one of the catalogue, as epyc-9755; a wrong name lists them"
+MACHINE_HELP = "machine file (.toml), `this`, or a catalogue name, e.g. epyc-9755; an unknown name lists all"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanConfig:
-    """`ckdist plan`: whether a model fits, how fast it will be and what would help, on machines at hand or not."""
+    """`ckdist plan`: predict memory and speed of a model on any machine, and compare improvements."""
 
     model: str | None = option(
         None,
         "-m",
         "--model",
         metavar="MODEL",
-        help="GGUF file, folder, config.json, or a shape by name, as kimi-k2; a wrong name lists them",
+        help="GGUF file, folder, config.json, or the name of a shape, e.g. kimi-k2; an unknown name lists all",
     )
     type: str | None = option(
-        None, "--type", metavar="TYPE", help="type of the matrices of a model without weights, as Q4_K or BF16"
+        None, "--type", metavar="TYPE", help="type of the matrices of a model without weights, e.g. Q4_K or BF16"
     )
     quantize: str | None = option(
-        None, "--quantize", choices=QUANTIZE_TYPES, help="as it would be packed, of a model that is not quantised"
+        None,
+        "--quantize",
+        choices=QUANTIZE_TYPES,
+        help="plan as if a model without quantization were loaded with --quantize",
     )
     machine: str = option("this", "--machine", metavar="FILE|NAME", help=MACHINE_HELP)
-    hosts: int = option(1, "--hosts", parse=integer, low=1, high=4096, metavar="N", help="hosts that are alike")
+    hosts: int = option(1, "--hosts", parse=integer, low=1, high=4096, metavar="N", help="number of identical hosts")
     threads: int = option(
         0, "-t", "--threads", parse=integer, low=0, high=4096, metavar="N", help="cores of each node; 0: all"
     )
@@ -40,7 +43,7 @@ class PlanConfig:
         low=0,
         high=1 << 30,
         metavar="N",
-        help="tokens of each sequence; 0: 8192, or what the model has",
+        help="tokens of each sequence; 0: 8192, or the model's limit if it is smaller",
     )
     sequences: int = option(
         1,
@@ -51,7 +54,7 @@ class PlanConfig:
         low=1,
         high=1 << 20,
         metavar="N",
-        help="sequences that decode at once",
+        help="sequences that are decoded at once",
     )
     n_prompt: int = option(
         2048, "-p", "--n-prompt", parse=integer, low=1, high=1 << 30, metavar="N", help="tokens of a prompt"
@@ -62,7 +65,7 @@ class PlanConfig:
     cache_type_k: str = option("i16", "-ctk", "--cache-type-k", choices=CACHE_TYPES, help="type of the cached keys")
     cache_type_v: str = option("i16", "-ctv", "--cache-type-v", choices=CACHE_TYPES, help="type of the cached values")
     train: str | None = option(
-        None, "--train", choices=("full", "lora"), help="plan a training: of all weights, or of adapters alone"
+        None, "--train", choices=("full", "lora"), help="plan a training; full: all weights; lora: adapters only"
     )
     batch_tokens: int = option(
         2048,
@@ -71,15 +74,18 @@ class PlanConfig:
         low=1,
         high=1 << 24,
         metavar="N",
-        help="of a training's step, of each replica",
+        help="tokens of each replica in a training step, or in one of its --batches",
     )
     batches: int = option(
         1, "--batches", parse=integer, low=1, high=1 << 16, metavar="N",
-        help="in which a training's step takes them, one after the other, so that all stages have work",
+        help="batches of a training step, run one after the other so that all pipeline stages have work",
     )  # fmt: skip
     json: bool = option(False, "--json", help="print one JSON object")
     plot: str | None = option(
-        None, "--plot", metavar="FILE.svg", help="draw tokens/s over hosts, the roofline, and memory of a rank"
+        None,
+        "--plot",
+        metavar="FILE.svg",
+        help="draw tokens/s by number of hosts, the roofline, and the memory of a rank",
     )
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 
@@ -87,6 +93,8 @@ class PlanConfig:
         for item in fields(self):
             check_field(item, getattr(self, item.name))
         if not self.model:
-            raise ConfigError("which model? ckdist plan -m MODEL, a config.json, or a shape by name, as kimi-k2")
+            raise ConfigError("which model? ckdist plan -m MODEL, a config.json, or the name of a shape, e.g. kimi-k2")
         if self.type and self.quantize:
-            raise ConfigError(f"--type {self.type} and --quantize {self.quantize} both say what matrices are: give one")
+            raise ConfigError(
+                f"--type {self.type} and --quantize {self.quantize} both set the type of matrices: use one"
+            )

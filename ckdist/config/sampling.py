@@ -1,4 +1,4 @@
-"""How tokens are sampled, of the commands that generate text: `ckdist generate` and `ckdist chat`."""
+"""Sampling settings of the commands that generate text: `ckdist generate` and `ckdist chat`."""
 
 from dataclasses import dataclass
 
@@ -9,16 +9,29 @@ from ckdist.config.samplers import DRY_BREAKERS, sampler_list
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig(EngineConfig):
-    """How tokens are sampled, and when to end."""
+    """Settings of sampling, and of the end of the output."""
 
     n_predict: int = option(
         128, "-n", "--n-predict", parse=integer, low=0, high=1 << 24, metavar="N", help="most tokens to generate"
     )
     temperature: float = option(
-        0.8, "--temp", "--temperature", parse=real, low=0, high=100, metavar="T", help="0: always the most likely token"
+        0.8,
+        "--temp",
+        "--temperature",
+        parse=real,
+        low=0,
+        high=100,
+        metavar="T",
+        help="temperature; 0: always the most likely token",
     )
     top_k: int = option(
-        40, "--top-k", parse=integer, low=0, high=1 << 24, metavar="K", help="sample among the K most likely; 0: off"
+        40,
+        "--top-k",
+        parse=integer,
+        low=0,
+        high=1 << 24,
+        metavar="K",
+        help="sample among the K most likely tokens; 0: off",
     )
     top_p: float = option(
         0.95,
@@ -27,7 +40,7 @@ class SamplingConfig(EngineConfig):
         low=0,
         high=1,
         metavar="P",
-        help="sample among the fewest tokens with this probability in all; 1: off",
+        help="sample among the fewest tokens whose probabilities add up to P; 1: off",
     )
     min_p: float = option(
         0.05,
@@ -36,7 +49,7 @@ class SamplingConfig(EngineConfig):
         low=0,
         high=1,
         metavar="P",
-        help="drop tokens below this share of the most likely one; 0: off",
+        help="drop tokens with less than P times the probability of the most likely one; 0: off",
     )
     typical_p: float = option(
         1.0,
@@ -45,7 +58,7 @@ class SamplingConfig(EngineConfig):
         low=0,
         high=1,
         metavar="P",
-        help="sample among the tokens nearest to the entropy in surprise, with this probability in all; 1: off",
+        help="sample among the tokens whose surprise is nearest to the entropy, up to probability P; 1: off",
     )
     top_n_sigma: float = option(
         -1.0,
@@ -63,7 +76,7 @@ class SamplingConfig(EngineConfig):
         low=0,
         high=1,
         metavar="P",
-        help="how often the most likely tokens are excluded; 0: off",
+        help="probability of excluding the most likely tokens; 0: off",
     )
     xtc_threshold: float = option(
         0.1,
@@ -72,7 +85,7 @@ class SamplingConfig(EngineConfig):
         low=0,
         high=1,
         metavar="P",
-        help="XTC excludes tokens from this probability on but the least likely of them; above 0.5: off",
+        help="XTC excludes all but the least likely of the tokens with at least this probability; above 0.5: off",
     )
     repetition_penalty: float = option(
         1.0,
@@ -81,7 +94,7 @@ class SamplingConfig(EngineConfig):
         low=0.01,
         high=100,
         metavar="F",
-        help="divides the logits of tokens seen; 1: off",
+        help="divide positive logits of seen tokens by F, multiply negative ones; 1: off",
     )
     presence_penalty: float = option(
         0.0,
@@ -90,7 +103,7 @@ class SamplingConfig(EngineConfig):
         low=-100,
         high=100,
         metavar="F",
-        help="taken from the logits of tokens seen; 0: off",
+        help="subtract F from the logits of seen tokens; 0: off",
     )
     frequency_penalty: float = option(
         0.0,
@@ -99,7 +112,7 @@ class SamplingConfig(EngineConfig):
         low=-100,
         high=100,
         metavar="F",
-        help="the same for each time that they were seen; 0: off",
+        help="subtract F from the logits of seen tokens once per occurrence; 0: off",
     )
     repeat_last_n: int | None = option(
         None,
@@ -109,8 +122,8 @@ class SamplingConfig(EngineConfig):
         high=(1 << 31) - 1,
         metavar="N",
         help=(
-            "last tokens of prompt and output that the penalties look at; -1: all, 0: none (default: all for "
-            "--repeat-penalty, the output for the others)"
+            "number of last tokens that the penalties count; -1: all, 0: none (default: all for --repeat-penalty, "
+            "the output for the others)"
         ),
     )
     dry_multiplier: float = option(
@@ -129,7 +142,7 @@ class SamplingConfig(EngineConfig):
         low=1,
         high=1000,
         metavar="F",
-        help="by which that grows with each token of the repetition",
+        help="growth of the DRY penalty with each token of the repetition",
     )
     dry_allowed_length: int = option(
         2,
@@ -138,7 +151,7 @@ class SamplingConfig(EngineConfig):
         low=0,
         high=(1 << 31) - 1,
         metavar="N",
-        help="tokens of a repetition that are not penalized",
+        help="longest repetition in tokens that DRY does not penalize",
     )
     dry_penalty_last_n: int = option(
         -1,
@@ -147,7 +160,7 @@ class SamplingConfig(EngineConfig):
         low=-1,
         high=(1 << 31) - 1,
         metavar="N",
-        help="last tokens in which repetitions are looked for; -1: all, 0: off",
+        help="number of last tokens that DRY searches for repetitions; -1: all, 0: off",
     )
     dry_sequence_breakers: tuple[str, ...] = option(
         DRY_BREAKERS,
@@ -156,8 +169,8 @@ class SamplingConfig(EngineConfig):
         repeat=True,
         metavar="TEXT",
         help=(
-            r"DRY counts no repetition across this text; may be given several times, none: no text (default: \n, "
-            r"colon, quote, asterisk)"
+            r"DRY counts no repetition across this text; may be repeated; none: no breaker (default: \n, colon, "
+            r"quote, asterisk)"
         ),
     )
     mirostat: int = option(
@@ -167,7 +180,7 @@ class SamplingConfig(EngineConfig):
         low=0,
         high=2,
         metavar="V",
-        help="keep the surprise of tokens at a target, by version 1 or 2, in place of all cuts; 0: off",
+        help="keep the surprise of tokens at a target, with version 1 or 2, in place of other truncation; 0: off",
     )
     mirostat_eta: float = option(
         0.1, "--mirostat-lr", parse=real, low=0, high=1, metavar="F", help="learning rate of mirostat"
@@ -182,7 +195,7 @@ class SamplingConfig(EngineConfig):
         low=0,
         high=100,
         metavar="F",
-        help="temperature minus to plus this, by the entropy; 0: off",
+        help="vary the temperature by up to this much with the entropy; 0: off",
     )
     dynatemp_exponent: float = option(
         1.0,
@@ -199,9 +212,9 @@ class SamplingConfig(EngineConfig):
         parse=sampler_list,
         metavar="A;B;C",
         help=(
-            "apply these samplers, in this order: names as in llama-cli (default: penalties, dry, temperature, "
-            "top_k, top_p, min_p; with --typical, --top-nsigma, --xtc-probability or --dynatemp-range, "
-            "temperature comes last)"
+            "apply these samplers in this order; names as in llama-cli (default: penalties, dry, temperature, "
+            "top_k, top_p, min_p; temperature is last with --typical, --top-nsigma, --xtc-probability or "
+            "--dynatemp-range)"
         ),
     )
     seed: int | None = option(
@@ -212,9 +225,9 @@ class SamplingConfig(EngineConfig):
         low=0,
         high=(1 << 63) - 1,
         metavar="N",
-        help="same seed, same text (default: a new one)",
+        help="seed; the same seed gives the same text (default: a new one)",
     )
     stop: tuple[str, ...] = option(
-        (), "--stop", repeat=True, metavar="TEXT", help="end before this text; may be given several times"
+        (), "--stop", repeat=True, metavar="TEXT", help="end before this text; may be repeated"
     )
-    ignore_eos: bool = option(False, "--ignore-eos", help="go on after the end-of-sequence token")
+    ignore_eos: bool = option(False, "--ignore-eos", help="continue after the end-of-sequence token")

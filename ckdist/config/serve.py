@@ -14,36 +14,40 @@ class ServeConfig(EngineConfig):
 
     host: str = option("127.0.0.1", "--host", help="address to listen on")
     port: int = option(
-        8080, "--port", parse=integer, low=0, high=65535, metavar="N", help="port to listen on; 0: any free one"
+        8080, "--port", parse=integer, low=0, high=65535, metavar="N", help="port to listen on; 0: any free port"
     )
     alias: str | None = option(
-        None, "-a", "--alias", metavar="NAME", help="model name in answers (default: from the model file)"
+        None,
+        "-a",
+        "--alias",
+        metavar="NAME",
+        help="model name in answers (default: the name of the model's file or folder)",
     )
     metrics_port: int | None = option(
         None, "--metrics-port", parse=integer, low=0, high=65535, metavar="N",
-        help="port of its own for /metrics, /livez and /readyz, without an API key; 0: any free one",
+        help="also serve /metrics, /livez and /readyz on this port, without an API key; 0: any free port",
     )  # fmt: skip
     no_auth: bool = option(
-        False, "--no-auth", help="serve an address beyond this host without an API key, which is refused otherwise"
+        False, "--no-auth", help="allow other hosts to use the server without an API key; refused without this flag"
     )
     api_key: str | None = option(
         None,
         "--api-key",
         metavar="KEY",
         secret=True,
-        help="key that clients must send; several are separated by commas; ps shows it: better use CKDIST_API_KEY",
+        help="key that clients must send, or several with commas; ps shows it, so prefer CKDIST_API_KEY",
     )
     api_key_file: str | None = option(
         None,
         "--api-key-file",
         metavar="FILE",
-        help="file of mode 600 with one key per line, or a TOML table [[key]] for each; SIGHUP reads it again",
+        help="file of mode 600 with one key per line, or one TOML table [[key]] per key; SIGHUP reloads it",
     )
     shared_cache: bool = option(
-        False, "--shared-cache", help="reuse cached prompts across API keys; only cache_salt tells tenants apart"
+        False, "--shared-cache", help="reuse cached prompts across API keys; only cache_salt separates tenants"
     )
     special_tokens_in_text: bool = option(
-        False, "--special-tokens-in-text", help="let control tokens stand in the text of messages"
+        False, "--special-tokens-in-text", help="keep control tokens in the text of messages"
     )
     cors_origin: tuple[str, ...] = option(
         (),
@@ -51,8 +55,8 @@ class ServeConfig(EngineConfig):
         repeat=True,
         metavar="ORIGIN",
         help=(
-            "web pages of this origin may use the server, as https://chat.example:3000; * is all; may be given "
-            "several times"
+            "allow web pages of this origin to use the server, e.g. https://chat.example:3000; *: all origins; may be "
+            "repeated"
         ),
     )
     allowed_host: tuple[str, ...] = option(
@@ -61,8 +65,8 @@ class ServeConfig(EngineConfig):
         repeat=True,
         metavar="NAME",
         help=(
-            "name by which clients may call a server on loopback, beside localhost and addresses; may be given "
-            "several times"
+            "allow clients to call a server on loopback by this name, in addition to localhost and addresses; may be "
+            "repeated"
         ),
     )
     max_queue: int = option(
@@ -72,7 +76,7 @@ class ServeConfig(EngineConfig):
         low=0,
         high=1 << 16,
         metavar="N",
-        help="most sequences waiting beyond --parallel; then HTTP 429",
+        help="most waiting sequences beyond --parallel; more get HTTP 429",
     )
     max_body: int = option(
         8 << 20, "--max-body", parse=byte_size, low=1 << 10, high=1 << 30, metavar="SIZE", help="largest request body"
@@ -81,23 +85,23 @@ class ServeConfig(EngineConfig):
         "auto",
         "--pooling",
         choices=("auto", "mean", "last", "cls", "none"),
-        help="how hidden states become an embedding (auto: as the model's files say; none: one for each token)",
+        help="pooling of hidden states into an embedding (auto: from the model's files; none: one per token)",
     )
     strict_fields: bool = option(
-        False, "--strict-fields", help="refuse requests with a field that is not known, instead of ignoring it"
+        False, "--strict-fields", help="refuse requests with unknown fields, instead of ignoring the fields"
     )
-    no_webui: bool = option(False, "--no-webui", help="serve the API alone, without the page at /")
+    no_webui: bool = option(False, "--no-webui", help="serve only the API, without the web page at /")
     log_file: str | None = option(
         None,
         "--log-file",
         metavar="FILE",
-        help="append the HTTP process's log to this file; default: standard error",
+        help="append the log of the HTTP process to this file (default: standard error)",
     )
     log_format: str = option(
-        "text", "--log-format", choices=("text", "json"), help="lines for people, or one JSON object per line"
+        "text", "--log-format", choices=("text", "json"), help="format of the log; json: one JSON object per line"
     )
-    no_log_requests: bool = option(False, "--no-log-requests", help="do not log a line for each request")
-    log_prompts: bool = option(False, "--log-prompts", help="add each prompt's text to its request's line")
+    no_log_requests: bool = option(False, "--no-log-requests", help="do not log requests")
+    log_prompts: bool = option(False, "--log-prompts", help="log the prompt of each request")
     timeout: float = option(
         600.0,
         "--timeout",
@@ -105,7 +109,7 @@ class ServeConfig(EngineConfig):
         low=1,
         high=86400,
         metavar="SECONDS",
-        help="a request without progress for so long is ended",
+        help="end requests that make no progress for this long",
     )
     drain_timeout: float = option(
         30.0,
@@ -114,14 +118,14 @@ class ServeConfig(EngineConfig):
         low=0,
         high=86400,
         metavar="SECONDS",
-        help="how long running requests may finish after SIGTERM",
+        help="limit for running requests to finish after SIGTERM",
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.no_auth and (self.api_key or self.api_key_file):
             given = "--api-key" if self.api_key else f"--api-key-file {self.api_key_file}"
-            raise ConfigError(f"--no-auth and {given} contradict one another: leave one out")
+            raise ConfigError(f"--no-auth and {given} contradict each other: leave one out")
         for origin in self.cors_origin:
             if origin not in ("*", "null") and not re.fullmatch(
                 r"[a-z][a-z0-9+.-]*://[^/\s]+/?", origin, re.IGNORECASE

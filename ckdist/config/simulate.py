@@ -6,62 +6,80 @@ from typing import Any
 from ckdist.config.options import check_field, integer, option, real
 from ckdist.errors import ConfigError
 
-LENGTHS_HELP = "as 512, uniform:128:2048, exponential:300 (mean) or lognormal:400:0.8 (median, sigma)"
+LENGTHS_HELP = "e.g. 512, uniform:128:2048, exponential:300 (mean) or lognormal:400:0.8 (median, sigma)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateConfig:
-    """`ckdist simulate`: serve requests in simulated time, on as many hosts as you like, by the real scheduler."""
+    """`ckdist simulate`: serve requests in simulated time with the real scheduler, on any number of hosts."""
 
     steps: str | None = option(
         None, "--steps", metavar="FILE.json",
-        help="what a step costs, measured by `ckdist bench steps -o json`; or let -m and --machine predict it",
+        help="costs of steps, measured by `ckdist bench steps -o json`; -m and --machine predict them instead",
     )  # fmt: skip
     model: str | None = option(
         None, "-m", "--model", metavar="MODEL",
-        help="predict what steps cost of a GGUF file, folder, config.json, or a shape by name, as kimi-k2",
+        help="predict the costs of a GGUF file, folder, config.json, or the name of a shape, e.g. kimi-k2",
     )  # fmt: skip
     machine: str | None = option(
         None, "--machine", metavar="FILE|NAME",
-        help="on hosts of a machine file (.toml), or of the catalogue, as epyc-9755 (default: this machine)",
+        help="hosts: machine file (.toml), or a catalogue name, e.g. epyc-9755 (default: this machine)",
     )  # fmt: skip
     type: str | None = option(
-        None, "--type", metavar="TYPE", help="type of the matrices of a model without weights, as Q4_K or BF16"
+        None, "--type", metavar="TYPE", help="type of the matrices of a model without weights, e.g. Q4_K or BF16"
     )
-    hosts: int = option(1, "--hosts", parse=integer, low=1, high=100_000, metavar="N", help="hosts in all")
+    hosts: int = option(1, "--hosts", parse=integer, low=1, high=100_000, metavar="N", help="total number of hosts")
     hosts_per_replica: int = option(
-        1, "--hosts-per-replica", parse=integer, low=1, high=100_000, metavar="N", help="hosts that serve as one"
+        1, "--hosts-per-replica", parse=integer, low=1, high=100_000, metavar="N", help="hosts of one replica"
     )
     router: str = option(
         "round-robin", "--router", choices=("round-robin", "random", "least"),
-        help="which replica a request goes to; least: the one with the fewest requests",
+        help="choice of the replica for a request; least: the one with the fewest requests",
     )  # fmt: skip
     rate: float | None = option(
-        None, "--rate", parse=real, low=1e-6, high=1e6, metavar="R", help="requests per second at random (Poisson)"
+        None,
+        "--rate",
+        parse=real,
+        low=1e-6,
+        high=1e6,
+        metavar="R",
+        help="mean requests per second, random arrivals (Poisson)",
     )
     trace: str | None = option(
         None, "--trace", metavar="FILE.csv",
-        help="requests from a file: arrival (seconds), prompt, output, and if you like prefix and prefix_tokens",
+        help="requests from a file: arrival (seconds), prompt, output, optionally prefix and prefix_tokens",
     )  # fmt: skip
     clients: int | None = option(
         None, "--clients", parse=integer, low=1, high=10_000_000, metavar="N",
-        help="clients of whom each asks again when it has its answer",
+        help="number of clients; each sends its next request after it has its answer",
     )  # fmt: skip
     think: float = option(
-        0.0, "--think", parse=real, low=0, high=1e6, metavar="SECONDS", help="a client's pause, on the average"
+        0.0,
+        "--think",
+        parse=real,
+        low=0,
+        high=1e6,
+        metavar="SECONDS",
+        help="mean pause of a client between answer and request",
     )
     duration: float = option(
-        3600.0, "--duration", parse=real, low=1e-3, high=1e9, metavar="SECONDS", help="how long requests arrive"
+        3600.0, "--duration", parse=real, low=1e-3, high=1e9, metavar="SECONDS", help="time in which requests arrive"
     )
     prompt_tokens: str = option(
-        "512", "--prompt-tokens", metavar="LENGTHS", help=f"prompts without their prefix, {LENGTHS_HELP}"
+        "512", "--prompt-tokens", metavar="LENGTHS", help=f"length of prompts without their prefix, {LENGTHS_HELP}"
     )
-    output_tokens: str = option("128", "--output-tokens", metavar="LENGTHS", help=f"outputs, {LENGTHS_HELP}")
+    output_tokens: str = option("128", "--output-tokens", metavar="LENGTHS", help=f"length of outputs, {LENGTHS_HELP}")
     prefix_tokens: int = option(
-        0, "--prefix-tokens", parse=integer, low=0, high=1 << 24, metavar="N", help="of a text that prompts begin with"
+        0,
+        "--prefix-tokens",
+        parse=integer,
+        low=0,
+        high=1 << 24,
+        metavar="N",
+        help="length of a shared prefix of prompts",
     )
     prefixes: int = option(
-        1, "--prefixes", parse=integer, low=1, high=1 << 24, metavar="N", help="how many such texts there are"
+        1, "--prefixes", parse=integer, low=1, high=1 << 24, metavar="N", help="number of different prefixes"
     )
     ctx_size: int = option(
         8192, "-c", "--ctx-size", parse=integer, low=16, high=1 << 24, metavar="N", help="longest sequence in tokens"
@@ -77,44 +95,50 @@ class SimulateConfig:
         help="positions of a replica's cache; 0: --parallel times --ctx-size",
     )  # fmt: skip
     max_queue: int = option(
-        512, "--max-queue", parse=integer, low=0, high=1 << 20, metavar="N", help="requests that may wait at a replica"
+        512, "--max-queue", parse=integer, low=0, high=1 << 20, metavar="N", help="most waiting requests of a replica"
     )
     pipeline_parallel_size: int = option(
         1, "-pp", "--pipeline-parallel-size", parse=integer, low=1, high=1024, metavar="N",
-        help="stages of a replica, each with its part of a step's cost",
+        help="pipeline stages of a replica, which share the cost of a step",
     )  # fmt: skip
     stage_hop: float = option(
-        0.0, "--stage-hop", parse=real, low=0, high=10, metavar="SECONDS", help="from a stage to the next"
+        0.0, "--stage-hop", parse=real, low=0, high=10, metavar="SECONDS", help="delay from one stage to the next"
     )
     front_end: float = option(
         0.0, "--front-end", parse=real, low=0, high=10, metavar="SECONDS",
-        help="of a request beside the engine's steps: over HTTP, to the scheduler and back",
+        help="time per request outside the engine's steps: HTTP, and to the scheduler and back",
     )  # fmt: skip
     host_mtbf: float | None = option(
         None, "--host-mtbf", parse=real, low=1e-3, high=1e9, metavar="HOURS",
-        help="mean time between failures of a host, with which its replica fails (default: none fails)",
+        help="mean time between failures of a host; its replica fails with it (default: no failures)",
     )  # fmt: skip
     restart: float = option(
-        60.0, "--restart", parse=real, low=0, high=1e6, metavar="SECONDS", help="until a failed replica serves again"
+        60.0,
+        "--restart",
+        parse=real,
+        low=0,
+        high=1e6,
+        metavar="SECONDS",
+        help="time until a failed replica serves again",
     )
     first_token: float | None = option(
         None, "--first-token", parse=real, low=0, high=1e6, metavar="SECONDS",
-        help="objective of goodput: to the first token at most",
+        help="goodput objective: most seconds to the first token",
     )  # fmt: skip
     per_token: float | None = option(
         None, "--per-token", parse=real, low=0, high=1e6, metavar="SECONDS",
-        help="objective of goodput: from token to token at most, on a request's average",
+        help="goodput objective: most seconds per token, averaged over a request",
     )  # fmt: skip
-    seed: int = option(0, "--seed", parse=integer, low=0, high=1 << 62, metavar="N", help="of all that is random")
+    seed: int = option(0, "--seed", parse=integer, low=0, high=1 << 62, metavar="N", help="seed of all random numbers")
     sample: int = option(
         0, "--sample", parse=integer, low=0, high=100_000, metavar="N",
-        help="replicas that are simulated, the others being alike; 0: all",
+        help="simulate only N replicas and scale the result; 0: all",
     )  # fmt: skip
     jobs: int = option(
         0, "-j", "--jobs", parse=integer, low=0, high=1024, metavar="N", help="processes; 0: one for each core"
     )
     json: bool = option(False, "--json", help="print one JSON object")
-    plot: str | None = option(None, "--plot", metavar="FILE.svg", help="draw the waits (needs the plot extra)")
+    plot: str | None = option(None, "--plot", metavar="FILE.svg", help="draw the waiting times (needs the plot extra)")
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 
     def __post_init__(self) -> None:
@@ -122,25 +146,28 @@ class SimulateConfig:
             check_field(item, getattr(self, item.name))
         if (self.steps is None) == (self.model is None):
             raise ConfigError(
-                "give what steps cost, measured or predicted: --steps FILE (ckdist bench steps -o json), or -m MODEL"
+                "the cost of steps must be measured or predicted: use either --steps FILE (ckdist bench steps -o json) "
+                "or -m MODEL"
             )
         for flag in ("machine", "type"):
             if self.model is None and getattr(self, flag) is not None:
-                raise ConfigError(f"--{flag} is of a prediction, and --steps was measured: leave one of the two out")
+                raise ConfigError(
+                    f"--{flag} is for predicted steps, and --steps has measured ones: leave one of them out"
+                )
         self._check_load()
         if self.hosts % self.hosts_per_replica:
             raise ConfigError(f"--hosts {self.hosts} is not a multiple of --hosts-per-replica {self.hosts_per_replica}")
         if self.sample and self.router == "least":
-            raise ConfigError("--sample leaves replicas out, and --router least asks all of them: leave one out")
+            raise ConfigError("--sample leaves replicas out, and --router least compares all of them: leave one out")
         if self.cache_tokens and self.cache_tokens < self.ctx_size:
             raise ConfigError(f"--cache-tokens {self.cache_tokens} does not hold one sequence of {self.ctx_size}")
 
     def _check_load(self) -> None:
-        """ConfigError unless there is one kind of load, with its own flags alone."""
+        """Raises ConfigError unless there is one kind of load, with only its own flags."""
         kinds = [flag for flag in ("rate", "trace", "clients") if getattr(self, flag) is not None]
         if len(kinds) != 1:
-            found = " and ".join(f"--{kind}" for kind in kinds) + " say" if kinds else "nothing says"
-            raise ConfigError(f"{found} who asks: give one of --rate, --trace and --clients")
+            found = " and ".join(f"--{kind}" for kind in kinds) + " set" if kinds else "no flag sets"
+            raise ConfigError(f"{found} the load: use one of --rate, --trace and --clients")
         own: dict[str, tuple[str, ...]] = {
             "trace": ("prompt_tokens", "output_tokens", "prefix_tokens", "prefixes", "think"),
             "rate": ("think",),
@@ -152,5 +179,5 @@ class SimulateConfig:
                 raise ConfigError(f"--{name.replace('_', '-')} has no meaning with --{kinds[0]}: leave it out")
         if self.clients is not None and self.router != "round-robin":
             raise ConfigError(
-                f"--clients stay with their replica, whatever --router {self.router} would say: leave it out"
+                f"--clients stay with their replica, so --router {self.router} has no effect: leave it out"
             )

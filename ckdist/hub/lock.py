@@ -1,4 +1,4 @@
-"""A lock that one process of a host has at a time, by a file that stays."""
+"""A lock between the processes of a host, on a file that is never removed."""
 
 import contextlib
 import errno
@@ -12,17 +12,22 @@ from ckdist.errors import FetchError
 
 log = logging.getLogger(__name__)
 
-LOCK_SECONDS = 3600.0  # another process may be fetching over a slow line
+LOCK_SECONDS = 3600.0  # long: another process may be fetching over a slow connection
 POLL_SECONDS = 0.1
 
 
 @contextlib.contextmanager
 def file_lock(path: pathlib.Path, waiting: str | None = None) -> Iterator[None]:
-    """Within, no other process has `path` locked. `waiting`: a line that is logged where one has it now.
+    """Holds an exclusive lock on `path` within the block.
 
-    FetchError where another process holds it for too long, OSError where the file cannot be written.
+    Args:
+        waiting: A line to log if another process holds the lock.
+
+    Raises:
+        FetchError: Another process holds the lock for too long.
+        OSError: The file cannot be written.
     """
-    deadline, told = time.monotonic() + LOCK_SECONDS, waiting is None
+    deadline, logged = time.monotonic() + LOCK_SECONDS, waiting is None
     with open(path, "w") as lock:
         while True:
             try:
@@ -34,8 +39,8 @@ def file_lock(path: pathlib.Path, waiting: str | None = None) -> Iterator[None]:
             if time.monotonic() > deadline:
                 minutes = LOCK_SECONDS / 60
                 raise FetchError(f"another process has held {path} for {minutes:.0f} min: end it, and try again")
-            if not told:
-                told = True
+            if not logged:
+                logged = True
                 log.info("%s", waiting)
             time.sleep(POLL_SECONDS)
         yield

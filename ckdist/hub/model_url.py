@@ -1,4 +1,4 @@
-"""The names of models at a URL: which kinds there are, and what a fragment says about how to read them."""
+"""URLs of models: the allowed schemes, and the options in the fragment."""
 
 import re
 from dataclasses import dataclass
@@ -7,17 +7,17 @@ from ckdist.errors import ConfigError, FetchError
 
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 WEB = ("https", "http")
-OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")  # by fsspec
+OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")  # read with fsspec
 MISSING_LIBRARY = "models at a URL need more libraries: pip install 'ckdist[remote]'"
 
 
 class NotThereError(FetchError):
-    """The server has no such file, or does not show it."""
+    """The server does not have the file, or refuses access to it."""
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """What stands behind `#` in a model's URL."""
+    """The options after `#` in a model's URL."""
 
     digests: tuple[str, ...] = ()  # SHA-256 in hex, one for each file of a split model
     unencrypted: bool = False  # plain http to another host is accepted
@@ -29,21 +29,21 @@ def is_url(name: str) -> bool:
 
 
 def shown(url: str) -> str:
-    """A URL for messages: without a password, and without query and fragment."""
+    """Returns a URL for messages: without password, query and fragment."""
     return re.sub(r"//[^/@]*@", "//", re.split(r"[?#]", url, maxsplit=1)[0])
 
 
 def scheme_of(url: str) -> str:
-    """The kind of a URL. ConfigError for one that models are not read from."""
+    """Returns the scheme of a URL. Raises ConfigError if models cannot be read from it."""
     scheme = url.partition("://")[0].lower()
     if "::" in url or scheme not in (*WEB, *OBJECT_STORES):
-        remedy = "give the path itself" if scheme == "file" else f"use one of {', '.join((*WEB, *OBJECT_STORES))}"
+        remedy = "use the path itself" if scheme == "file" else f"use one of {', '.join((*WEB, *OBJECT_STORES))}"
         raise ConfigError(f"{shown(url)[:200]} is not a URL that a model is read from: {remedy}")
     return scheme
 
 
 def fragment_of(url: str) -> Fragment:
-    """What a URL's fragment says. ConfigError for anything but `sha256=HEX` or `unencrypted`."""
+    """Parses a URL's fragment. Raises ConfigError if it is neither `sha256=HEX` nor `unencrypted`."""
     text = url.partition("#")[2]
     if text in ("", "unencrypted"):
         return Fragment(unencrypted=bool(text))
@@ -51,7 +51,7 @@ def fragment_of(url: str) -> Fragment:
     digests = tuple(values.lower().split(","))
     if name != "sha256" or not all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in digests):
         raise ConfigError(
-            f"{shown(url)[:200]}: #{text[:80]} is not known; #sha256=HEX (64 digits, one number for each file of a "
-            "split model) and #unencrypted are"
+            f"{shown(url)[:200]}: #{text[:80]} is not known: use #sha256=HEX (64 digits, one number for each file of a "
+            "split model) or #unencrypted"
         )
     return Fragment(digests)

@@ -1,7 +1,7 @@
 """Models at a URL: a GGUF file, all parts of a split one, or a folder with config.json and safetensors files.
 
-Small files are fetched whole. Of large ones a local file stands for each, of which every host fetches what its ranks
-hold (`hub/remote_file.py`).
+Small files are fetched whole. A large file becomes a sparse local file, into which each host fetches the ranges that
+its ranks need (`hub/remote_file.py`).
 """
 
 import contextlib
@@ -16,21 +16,23 @@ from ckdist.hub.model_url import NotThereError, fragment_of, scheme_of, shown
 from ckdist.hub.remote_file import fetch_ranges, make_remote, remote_folder
 
 CONFIG, SINGLE_FILE, INDEX_FILE = "config.json", "model.safetensors", "model.safetensors.index.json"
-BESIDE = (  # files of a folder that are read where they are there
+BESIDE = (  # files of a folder that may be missing
     "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model",
     "tiktoken.model", "vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja", "chat_template.json",
     "spiece.model", "source.spm", "target.spm", "modules.json", "1_Pooling/config.json",
     "sentence_bert_config.json", INDEX_FILE,
 )  # fmt: skip
-MAX_SMALL_BYTES = 256 << 20  # of a file that is fetched whole
+MAX_SMALL_BYTES = 256 << 20  # largest file that is fetched whole
 MAX_FILES = 1 << 12
 SPLIT = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<count>\d{5})\.gguf")
 
 
 def remote_model(url: str) -> str:
-    """The path on this host that stands for the model at a URL: a file for a GGUF file, a folder for a folder.
+    """Returns the local path of the model at a URL: a file for a GGUF file, else a folder.
 
-    Raises ConfigError for a kind of URL that is not known, FetchError for a file that is not there, or cannot be read.
+    Raises:
+        ConfigError: The URL is of an unknown kind.
+        FetchError: A file is missing or cannot be read.
     """
     scheme_of(url)
     fragment = fragment_of(url)
@@ -55,7 +57,7 @@ def remote_model(url: str) -> str:
 
 
 def _folder(base: str, query: str, folder: pathlib.Path) -> pathlib.Path:
-    """The folder that stands for one at a URL."""
+    """Creates the local folder of a model folder at a URL."""
     _whole(f"{base}/{CONFIG}{query}", folder / CONFIG)
     for name in BESIDE:
         with contextlib.suppress(NotThereError):
@@ -78,12 +80,14 @@ def _whole(url: str, path: pathlib.Path) -> None:
     """Fetches a small file whole."""
     make_remote(url, path)
     if (size := path.stat().st_size) > MAX_SMALL_BYTES:
-        raise FetchError(f"{shown(url)} has {size} bytes, more than the {MAX_SMALL_BYTES} of such a file")
+        raise FetchError(f"{shown(url)} has {size} bytes, more than the {MAX_SMALL_BYTES} allowed for such a file")
     fetch_ranges(path, [(0, size)])
 
 
 def _checked(name: Any) -> str:
-    """The name of a file of a folder. ConfigError for one that leads out of it."""
+    """Returns the name of a file in a folder. Raises ConfigError if it is unsafe, such as a path out of the folder."""
     if not isinstance(name, str) or not re.fullmatch(r"[\w.+-]{1,200}", name) or name.startswith("."):
-        raise ConfigError(f"{name!r:.80} is not the name of a model's file: letters, digits, '.', '_' and '-' are")
+        raise ConfigError(
+            f"{name!r:.80} is not the name of a model's file: only letters, digits, '.', '_', '+' and '-' are allowed"
+        )
     return name

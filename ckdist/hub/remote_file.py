@@ -1,7 +1,7 @@
-"""Files of which this host has parts: as much of a model at a URL as its ranks have asked for.
+"""Partial local copies of files at a URL: each host holds the parts of a model that its ranks need.
 
-The local file has the size of the whole, and holes where nothing was fetched. Beside it lies NAME.parts, which says
-where it comes from and which blocks are here; a file without one is whole. `web_file` reads https, fsspec the URLs of
+The local file has the size of the whole, with holes for parts that were not fetched. NAME.parts records its URL and the
+blocks that are present; a file without such a record is complete. `web_file` reads https, fsspec reads the URLs of
 object stores.
 """
 
@@ -28,30 +28,30 @@ from ckdist.regular_file import open_regular, read_regular
 log = logging.getLogger(__name__)
 
 SUFFIX = ".parts"
-BLOCK = 1 << 16  # bytes; what is fetched is whole blocks
-MAX_BYTES = 1 << 50  # of one file
-REQUEST_BLOCKS = 256  # of one request, at most
-REQUESTS = 4  # at the same time
-READ_AHEAD = 1 << 20  # bytes that are fetched where Python reads
-RECORD_SECONDS = 2.0  # between two records of what has come
+BLOCK = 1 << 16  # bytes; only whole blocks are fetched
+MAX_BYTES = 1 << 50  # largest file
+REQUEST_BLOCKS = 256  # most blocks of one request
+REQUESTS = 4  # concurrent requests
+READ_AHEAD = 1 << 20  # bytes that a read from Python fetches
+RECORD_SECONDS = 2.0  # between two updates of the record
 MAX_RECORD_BYTES = 64 << 20
-ATTEMPTS = 4  # of one request, with pauses between that double
-# what identifies a version of a file, by the kinds of object stores
+ATTEMPTS = 4  # per request; the pause between them doubles
+# keys that identify a version of a file, for all kinds of object stores
 STAMPS = ("ETag", "etag", "Last-Modified", "LastModified", "mtime", "md5Hash", "checksum")
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What NAME.parts says. `here`: the blocks that have been fetched, [begin, end), ascending."""
+    """The contents of NAME.parts."""
 
     url: str
     size: int  # bytes
     stamp: dict[str, str]  # identifies the file's version at the URL
-    here: tuple[Range, ...] = ()
-    sha256: str = ""  # of the whole file, once it was compared with the URL's
+    here: tuple[Range, ...] = ()  # fetched blocks [begin, end), ascending
+    sha256: str = ""  # of the whole file, after it was compared with the URL's
 
     def without_those_here(self, blocks: Iterable[Range]) -> list[Range]:
-        """Of ascending ranges of blocks what is still missing."""
+        """Returns the parts of ascending ranges of blocks that are still missing."""
         missing = []
         for begin, end in blocks:
             at = begin
@@ -63,12 +63,12 @@ class Parts:
         return joined(missing)
 
     def with_these(self, blocks: Iterable[Range]) -> "Parts":
-        """These have been fetched too."""
+        """Adds fetched blocks."""
         return replace(self, here=tuple(joined([*self.here, *blocks])))
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:
-    """Ranges in ascending order, those that touch made one, and without empty ones."""
+    """Sorts ranges, merges those that touch, and drops empty ones."""
     found: list[Range] = []
     for begin, end in sorted(ranges):
         if begin >= end:
@@ -81,12 +81,13 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
 
 
 def make_remote(url: str, path: pathlib.Path) -> None:
-    """Makes `path` stand for the file at `url`. Parts that are here stay, unless the file at the URL has changed.
+    """Creates or updates the local copy `path` of the file at `url`. Fetched parts stay unless the file has changed.
 
-    A file whose URL ends in #sha256=HEX is fetched whole, and compared once.
+    If the URL ends in #sha256=HEX, the file is fetched whole and compared once.
 
-    FetchError where it cannot be reached or is not there, is another file, or where the store cannot be written,
-    ConfigError for a URL that is not known.
+    Raises:
+        FetchError: The file is missing, unreachable or another one, or the store cannot be written.
+        ConfigError: The URL is of an unknown kind.
     """
     digest = "".join(fragment_of(url).digests)
     known = _read(path)
@@ -107,7 +108,7 @@ def _stand_for(url: str, path: pathlib.Path) -> None:
             if parts is not None and as_before and path.is_file() and path.stat().st_size == size:
                 _write(path, replace(parts, url=url))
                 return
-            path.unlink(missing_ok=True)  # a process that reads the file as it was goes on with that
+            path.unlink(missing_ok=True)  # a process that has the old file open keeps reading it
             _write(path, Parts(url, size, stamp))
             with open(path, "wb") as file:
                 file.truncate(size)
@@ -116,9 +117,9 @@ def _stand_for(url: str, path: pathlib.Path) -> None:
 
 
 def _compare(path: pathlib.Path, digest: str) -> None:
-    """Fetches the whole file; removes it and raises FetchError if its SHA-256 is not `digest`."""
+    """Fetches the whole file. If its SHA-256 is not `digest`, removes it and raises FetchError."""
     parts = _read(path)
-    assert parts is not None, "it stands for a file at a URL"
+    assert parts is not None, "make_remote has written the record"
     fetch_ranges(path, [(0, parts.size)], tell=True)
     try:
         found = sha256_of(path)
@@ -131,17 +132,21 @@ def _compare(path: pathlib.Path, digest: str) -> None:
     except OSError as error:
         raise FetchError(disk_problem(path.parent, error)) from None
     raise FetchError(
-        f"{shown(parts.url)} has SHA-256 {found[:16]}… and the URL asks for {digest[:16]}…: it is damaged or "
+        f"{shown(parts.url)} has SHA-256 {found[:16]}…, but the URL requires {digest[:16]}…: it is damaged or "
         "another file; nothing was kept"
     )
 
 
 def fetch_ranges(path: pathlib.Path, ranges: Iterable[Range], tell: bool = False) -> None:
-    """Makes bytes [begin, end) of `path` be here, for each of `ranges`; at once where the file is whole.
+    """Fetches the missing bytes of `path` in each [begin, end) of `ranges`. Returns at once if the file is complete.
 
-    One process of a host fetches at a time. `tell`: a line and, on a terminal, a bar show how much comes.
+    One process of a host fetches at a time.
 
-    Raises FetchError where the URL cannot be read, what came is kept; or where the disk is full.
+    Args:
+        tell: Log a line and, on a terminal, show a bar.
+
+    Raises:
+        FetchError: The URL cannot be read, or the disk is full. Fetched data is kept.
     """
     if not has_parts(path) or (parts := _read(path)) is None:
         return
@@ -156,42 +161,46 @@ def fetch_ranges(path: pathlib.Path, ranges: Iterable[Range], tell: bool = False
                 _fetch(path, parts, missing, tell)
     except OSError as error:
         raise FetchError(
-            f"{path} cannot be written ({error.strerror or error}): make room; what came is kept"
+            f"{path} cannot be written ({error.strerror or error}): make room; the fetched data is kept"
         ) from None
 
 
 def has_parts(path: pathlib.Path) -> bool:
-    """Whether `path` stands for a file at a URL. FetchError outside the store: a model's folder must not name URLs."""
+    """Whether `path` is the local copy of a file at a URL.
+
+    Raises:
+        FetchError: The copy is outside the store, since a model's folder must not name URLs.
+    """
     if not _parts_path(path).exists():
         return False
     if remote_folder().resolve() not in path.resolve().parents:
         raise FetchError(
-            f"{_parts_path(path)} says that {path.name} has holes, and it is not in {remote_folder()}: give the "
-            "model's URL, or remove that file if the model is whole"
+            f"{_parts_path(path)} marks {path.name} as incomplete, and it is not in {remote_folder()}: use the "
+            "model's URL, or remove that file if the model is complete"
         )
     return True
 
 
 def remote_folder() -> pathlib.Path:
-    """The folder of files of which parts are here."""
+    """Returns the folder of local copies."""
     return store_folder() / "remote"
 
 
 def stamp_of(path: pathlib.Path) -> str:
-    """What the server of a file at a URL says of its version; empty for a file that is whole."""
+    """Returns the server's version of the file at a URL as a text; "" for a complete file."""
     parts = _read(path)
     return json.dumps(parts.stamp, sort_keys=True) if parts else ""
 
 
 def open_file(path: pathlib.Path) -> BinaryIO:
-    """`path` for reading bytes; of a file of which parts are here, what is read is fetched. OSError as of `open`."""
+    """Opens `path` for reading bytes. Reads from a local copy fetch missing parts. Raises OSError as `open` does."""
     if has_parts(path):
         return cast("BinaryIO", io.BufferedReader(_FetchingFile(path), READ_AHEAD))
     return open_regular(path)
 
 
 class _FetchingFile(io.RawIOBase):
-    """Fetches what is read and is not here."""
+    """Fetches missing bytes when they are read."""
 
     def __init__(self, path: pathlib.Path):
         super().__init__()
@@ -199,27 +208,27 @@ class _FetchingFile(io.RawIOBase):
         self.file = open_regular(path).detach()
 
     def readable(self) -> bool:
-        """Yes."""
+        """True."""
         return True
 
     def seekable(self) -> bool:
-        """Yes."""
+        """True."""
         return True
 
     def fileno(self) -> int:
-        """Of the local file."""
+        """The descriptor of the local file."""
         return self.file.fileno()
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Moves to an offset, which it returns."""
+        """Sets the offset and returns it."""
         return self.file.seek(offset, whence)
 
     def tell(self) -> int:
-        """The offset."""
+        """Returns the offset."""
         return self.file.tell()
 
     def readinto(self, buffer: Any) -> int:
-        """Bytes from the offset on, fetched if need be; how many. FetchError as of `fetch_ranges`."""
+        """Reads bytes at the offset and returns their number. Raises FetchError as `fetch_ranges` does."""
         at = self.file.tell()
         fetch_ranges(self.path, [(at, at + len(memoryview(buffer).cast("B")))])
         return self.file.readinto(buffer)
@@ -231,7 +240,7 @@ class _FetchingFile(io.RawIOBase):
 
 
 class _Stored:
-    """The file at the URL of an object store, by fsspec."""
+    """A file in an object store, read with fsspec."""
 
     def __init__(self, url: str):
         import fsspec
@@ -239,19 +248,19 @@ class _Stored:
         try:
             self.files, self.name = fsspec.core.url_to_fs(url.partition("#")[0])
         except ImportError as error:
-            raise ConfigError(f"{shown(url)} cannot be read here: {error}; pip install what fsspec needs") from None
+            raise ConfigError(f"{shown(url)} cannot be read here: {error}; install that package") from None
         except ValueError as error:
             raise ConfigError(f"{shown(url)} is not a URL that a model is read from: {_one_line(error)}") from None
 
     def describe(self) -> tuple[int, dict[str, str]]:
-        """As `WebFile.describe`."""
+        """Does the same as `WebFile.describe`."""
         found = self.files.info(self.name)
         size = found.get("size")
         is_file = found.get("type", "file") == "file" and type(size) is int
         return size if is_file else 0, {key: str(found[key]) for key in STAMPS if key in found}
 
     def read(self, begin: int, end: int, size: int, _stamp: dict[str, str]) -> bytes:
-        """As `WebFile.read`."""
+        """Does the same as `WebFile.read`."""
         with self.files.open(self.name, "rb", cache_type="none", size=size) as file:
             file.seek(begin)
             return cast("bytes", file.read(end - begin))
@@ -262,13 +271,13 @@ def _at(url: str) -> WebFile | _Stored:
 
 
 def _described(url: str) -> tuple[int, dict[str, str]]:
-    """Bytes of the file at a URL, and what changes when it does."""
+    """Returns the size of the file at a URL, and the values that identify its version."""
     try:
         size, stamp = _at(url).describe()
     except CkdistError:
         raise
     except FileNotFoundError:
-        raise NotThereError(f"{shown(url)} is not there: look at its spelling") from None
+        raise NotThereError(f"{shown(url)} does not exist: check its spelling") from None
     except Exception as error:  # of any file system
         raise FetchError(f"{shown(url)} could not be read: {_one_line(error)}; try again") from None
     if not 0 < size <= MAX_BYTES:
@@ -277,7 +286,7 @@ def _described(url: str) -> tuple[int, dict[str, str]]:
 
 
 def _fetch(path: pathlib.Path, parts: Parts, missing: Sequence[Range], tell: bool) -> None:
-    """Fetches blocks, and records them as they come."""
+    """Fetches blocks, and records them as they arrive."""
     bounds = [(begin * BLOCK, min(end * BLOCK, parts.size)) for begin, end in missing]
     wanted = sum(end - begin for begin, end in bounds)
     if tell:
@@ -303,19 +312,19 @@ def _fetch(path: pathlib.Path, parts: Parts, missing: Sequence[Range], tell: boo
                 bar.update(len(data))
             parts = parts.with_these(turn)
             if time.monotonic() > recorded + RECORD_SECONDS or i + REQUESTS >= len(pieces):
-                os.fdatasync(file.fileno())  # before the record says that they are here
+                os.fdatasync(file.fileno())  # the data is on disk before the record lists it
                 _write(path, parts)
                 recorded = time.monotonic()
 
 
 class _Source:
-    """Reads blocks of a file at a URL; threads may share it."""
+    """Reads blocks of the file at a URL. Threads may share it."""
 
     def __init__(self, parts: Parts):
         self.parts, self.file = parts, _at(parts.url)
 
     def read(self, blocks: Range) -> bytes:
-        """The bytes of blocks [begin, end). FetchError where they do not come."""
+        """Returns the bytes of blocks [begin, end). Raises FetchError if they cannot be read."""
         begin, end = blocks[0] * BLOCK, min(blocks[1] * BLOCK, self.parts.size)
         url, why = shown(self.parts.url), ""
         for attempt in range(ATTEMPTS):
@@ -326,18 +335,18 @@ class _Source:
             except CkdistError:
                 raise
             except FileNotFoundError:
-                raise FetchError(f"{url} is not there any more; what came of it is kept") from None
+                raise FetchError(f"{url} does not exist any more; the fetched data is kept") from None
             except ValueError as error:
                 raise FetchError(
-                    f"{url} cannot be read in parts ({_one_line(error)}): fetch it, and give its path"
+                    f"{url} cannot be read in parts ({_one_line(error)}): fetch it, and use its path"
                 ) from None
             except Exception as error:  # of any file system
                 why = _one_line(error)
                 continue
             if len(data) == end - begin:
                 return data
-            why = f"{len(data)} bytes came in place of {end - begin}"
-        raise FetchError(f"{url} could not be read at byte {begin}: {why}; try again, what came is kept")
+            why = f"{len(data)} bytes arrived instead of {end - begin}"
+        raise FetchError(f"{url} could not be read at byte {begin}: {why}; try again, the fetched data is kept")
 
 
 def _parts_path(path: pathlib.Path) -> pathlib.Path:
@@ -345,7 +354,7 @@ def _parts_path(path: pathlib.Path) -> pathlib.Path:
 
 
 def _read(path: pathlib.Path) -> Parts | None:
-    """What is here of a file; None of one that is whole. FetchError for a record that is damaged."""
+    """Reads the record of a file; None for a complete file. Raises FetchError if the record is damaged."""
     record = _parts_path(path)
     try:
         said = json.loads(read_regular(record, MAX_RECORD_BYTES))
@@ -359,7 +368,7 @@ def _read(path: pathlib.Path) -> Parts | None:
 
 
 def _write(path: pathlib.Path, parts: Parts) -> None:
-    """Replaces the record as a whole; only its owner may read it, as URLs may hold a key."""
+    """Replaces the record atomically. Only its owner may read it, because URLs may contain a key."""
     record = _parts_path(path)
     temporary = record.with_name(f"{record.name}.{os.getpid()}")
     said = asdict(parts)

@@ -1,6 +1,6 @@
-"""Models of a Hugging Face hub, by its own library: its cache, tokens, HF_ENDPOINT, resuming and HF_HUB_OFFLINE hold.
+"""Models of the Hugging Face Hub, fetched with its library: its cache, tokens, HF_ENDPOINT and HF_HUB_OFFLINE apply.
 
-No code is fetched. The library is imported where it is used, since it takes longer than all else here.
+Code is never fetched. The library is imported on demand, because its import takes longer than all others here.
 """
 
 import errno
@@ -28,32 +28,32 @@ log = logging.getLogger(__name__)
 
 PREFIX = "hf:"
 NAME = re.compile(r"(?P<repository>[\w.-]{1,96}/[\w.-]{1,96})(?::(?P<wanted>[^:]{1,512}))?", re.ASCII)
-LIST_SECONDS = 15.0  # until the hub has answered what files there are
+LIST_SECONDS = 15.0  # limit for the list of files
 Result = TypeVar("Result")
 
 
 class _Unreachable(Exception):  # noqa: N818 - it never leaves this file
-    """The hub does not answer, or not with what was asked for."""
+    """The hub does not answer, or not with the requested data."""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """The files of a repository: `sizes` in bytes by name (0: unknown), `digests` the SHA-256 of large ones.
+    """The files of a repository, on the hub or in the cache."""
 
-    `snapshot`: the folder in the cache where all of them are; None for what the hub has.
-    """
-
-    sizes: dict[str, int]
-    digests: dict[str, str]
-    snapshot: pathlib.Path | None = None
+    sizes: dict[str, int]  # name -> bytes; 0: unknown
+    digests: dict[str, str]  # name -> SHA-256, of large files
+    snapshot: pathlib.Path | None = None  # folder in the cache with all files; None: the files are on the hub
 
 
 def fetch_repository(name: str, progress: bool = False) -> pathlib.Path:
-    """The GGUF file or the folder that `hf:owner/repo[:quant or file]` names, in the library's cache.
+    """Returns the file or folder of `hf:owner/repo[:quant or file]` in the library's cache. Fetches missing files.
 
-    What is not there is fetched, and one line says so; with `progress` a bar follows it on a terminal.
+    Args:
+        progress: Show a bar on a terminal, in addition to the log line.
 
-    Raises ConfigError for what does not exist or is not allowed, FetchError for a network or disk that does not do.
+    Raises:
+        ConfigError: The repository or file does not exist or is not allowed.
+        FetchError: The network or the disk failed.
     """
     match = NAME.fullmatch(name.removeprefix(PREFIX))
     if match is None:
@@ -73,13 +73,11 @@ def fetch_repository(name: str, progress: bool = False) -> pathlib.Path:
 
 
 def _quiet() -> None:
-    """What the library and its HTTP client log of every request and retry is left out, its bars too; errors come as
-    exceptions.
-    """
+    """Silences the log and the bars of the library and its HTTP client. Errors are raised as exceptions."""
     from huggingface_hub.utils import disable_progress_bars
     from huggingface_hub.utils import logging as hub_logging
 
-    with warnings.catch_warnings():  # where HF_HUB_DISABLE_PROGRESS_BARS says otherwise
+    with warnings.catch_warnings():  # HF_HUB_DISABLE_PROGRESS_BARS=0 would warn
         warnings.simplefilter("ignore")
         disable_progress_bars()
     hub_logging.set_verbosity_error()
@@ -88,18 +86,18 @@ def _quiet() -> None:
 
 
 def _listing(repository: str) -> Listing:
-    """What the hub has, or else what the cache has."""
+    """Returns the files on the hub. If it is unreachable, returns those in the cache."""
     from huggingface_hub import HfApi
 
     try:
         info = _call(repository, lambda: HfApi().model_info(repository, files_metadata=True, timeout=LIST_SECONDS))
     except _Unreachable as problem:
         if (found := _cached(repository)) is not None:
-            log.info("the hub does not say what %s has (%s): what is in the cache is used", repository, problem)
+            log.info("the hub does not list the files of %s (%s): using the cache", repository, problem)
             return found
         raise FetchError(
             f"{PREFIX}{repository} could not be fetched: {problem}, and nothing of it is in the cache; "
-            "look at the network, HF_ENDPOINT and HF_HUB_OFFLINE"
+            "check the network, HF_ENDPOINT and HF_HUB_OFFLINE"
         ) from None
     siblings = info.siblings or []
     digests = {s.rfilename: s.lfs["sha256"] for s in siblings if s.lfs and s.lfs.get("sha256")}
@@ -107,7 +105,7 @@ def _listing(repository: str) -> Listing:
 
 
 def _cached(repository: str) -> Listing | None:
-    """What the cache has of a repository; None where that is nothing."""
+    """The cached files of a repository; None if there are none."""
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
     try:
@@ -118,7 +116,7 @@ def _cached(repository: str) -> Listing | None:
 
 
 def _newest(repo: "CachedRepoInfo") -> Listing | None:
-    """The files of a cached repository's newest snapshot, that of `main` before others."""
+    """The files of a cached repository's newest snapshot. A snapshot of `main` has precedence."""
     revisions = [revision for revision in repo.revisions if revision.files]
     if not revisions:
         return None
@@ -152,7 +150,7 @@ def _download(repository: str, files: list[str], listing: Listing, progress: boo
         if file in new and file in listing.digests and sha256_of(path) != listing.digests[file]:
             _forget(path)
             raise FetchError(
-                f"{PREFIX}{repository}: {file} came damaged: its SHA-256 is not {listing.digests[file][:16]}…; "
+                f"{PREFIX}{repository}: {file} is damaged: its SHA-256 is not {listing.digests[file][:16]}…; "
                 "nothing was kept; try again"
             )
         paths.append(path)
@@ -160,7 +158,7 @@ def _download(repository: str, files: list[str], listing: Listing, progress: boo
 
 
 def _watched(fetch: Callable[[], str], repository: str, file: str, size: int) -> str:
-    """What `fetch` returns or raises, with a bar that follows the unfinished files in the repository's cache."""
+    """Runs `fetch` with a bar that follows the size of incomplete files in the repository's cache."""
     with ProgressBar(size, "B", f"fetching {file}") as bar:
         if not bar.shown:
             return fetch()
@@ -184,23 +182,22 @@ def _settle(result: "Future[str]", action: Callable[[], str]) -> None:
 def _size(path: pathlib.Path) -> int:
     try:
         return path.stat().st_size
-    except OSError:  # it has its name now
+    except OSError:  # it was renamed: the download is complete
         return 0
 
 
 def _forget(path: pathlib.Path) -> None:
-    """Removes a file from the cache: what the snapshot's link points to, and the link."""
-    path.resolve().unlink(missing_ok=True)
+    path.resolve().unlink(missing_ok=True)  # the target of the snapshot's link
     path.unlink(missing_ok=True)
 
 
 def _call(repository: str, action: Callable[[], Result]) -> Result:
-    """What `action` returns. Its exceptions become ConfigError, FetchError (the disk) or _Unreachable."""
+    """Runs `action`. Its exceptions become ConfigError, FetchError (a full disk) or _Unreachable."""
     from huggingface_hub import constants, errors
 
     name = PREFIX + repository
     try:
-        with warnings.catch_warnings():  # of a disk that may be too small, before the error
+        with warnings.catch_warnings():  # a warning about a small disk, before the error
             warnings.simplefilter("ignore")
             return action()
     except errors.GatedRepoError:
@@ -209,7 +206,7 @@ def _call(repository: str, action: Callable[[], Result]) -> Result:
         ) from None
     except errors.RepositoryNotFoundError:
         raise ConfigError(
-            f"{name} does not exist, or is private: look at its spelling, or set HF_TOKEN or run hf auth login"
+            f"{name} does not exist, or is private: check its spelling, or set HF_TOKEN or run hf auth login"
         ) from None
     except errors.OfflineModeIsEnabled:
         raise _Unreachable("HF_HUB_OFFLINE is set") from None
@@ -220,7 +217,7 @@ def _call(repository: str, action: Callable[[], Result]) -> Result:
                 f"{name} is refused (HTTP {status}): set HF_TOKEN to a token that may read it, or run hf auth login"
             ) from None
         raise _Unreachable(f"the hub answered with HTTP {status}" if status else _one_line(error)) from None
-    except Exception as error:  # of an HTTP client that is another in every major release of the library
+    except Exception as error:  # the HTTP client differs between major releases
         if full := _full_disk(error):
             raise FetchError(disk_problem(pathlib.Path(constants.HF_HUB_CACHE), full, "HF_HOME")) from None
         if isinstance(error, (MemoryError, ImportError, TypeError, AttributeError)):
@@ -229,14 +226,14 @@ def _call(repository: str, action: Callable[[], Result]) -> Result:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """`error` and what led to it, the first cause last."""
+    """Yields `error` and its causes. The first cause is last."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
 
 
 def _full_disk(error: BaseException) -> OSError | None:
-    """The error of a disk among what led to `error`."""
+    """The error of a full or read-only disk among the causes of `error`."""
     refused = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
     return next((e for e in _causes(error) if isinstance(e, OSError) and e.errno in refused), None)
 
@@ -248,8 +245,8 @@ def _one_line(error: BaseException) -> str:
 
 
 def cached_models() -> list[tuple[str, int, str]]:
-    """Name, bytes and path of what `-m` can name in the library's cache: GGUF files, and folders with safetensors."""
-    if not os.path.isdir(_cache_folder()):  # noqa: PTH112 - False as well where it may not be looked at
+    """Returns (name, bytes, path) of the models in the library's cache: GGUF files, and safetensors folders."""
+    if not os.path.isdir(_cache_folder()):  # noqa: PTH112 - also False if access is denied
         return []
     from huggingface_hub import CacheNotFound, scan_cache_dir
 
@@ -262,7 +259,7 @@ def cached_models() -> list[tuple[str, int, str]]:
 
 
 def _models(name: str, listing: Listing) -> Iterator[tuple[str, int, str]]:
-    """The rows of one repository in the cache, whose snapshot is known."""
+    """Yields the rows of one cached repository."""
     if listing.snapshot is None:
         return
     names = sorted(listing.sizes)

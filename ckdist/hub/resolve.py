@@ -1,4 +1,4 @@
-"""From what `-m` says to a path: a path that exists, a URL, a name of the catalogue, or a repository of a hub."""
+"""Resolves the value of `-m` to a path: an existing path, a URL, a name of the catalogue, or a repository of a hub."""
 
 import os
 from typing import overload
@@ -16,14 +16,16 @@ from ckdist.hub.store import Store
 
 
 def known_names() -> str:
-    """What `-m` can name, for a message."""
+    """Lists the names that `-m` accepts, for a message."""
     return ", ".join([*CATALOGUE, f"{PREFIX}owner/repo[:quant]", "https://host/model.gguf"])
 
 
 def find(name: str, accept_license: bool = False, progress: bool = False) -> str:
-    """The path of the model `name` on this host, which is fetched if need be. A path that exists is itself.
+    """Returns the path of the model `name` on this host. Fetches the model if necessary. An existing path is kept.
 
-    Raises ConfigError for what is neither, FetchError where it cannot be fetched.
+    Raises:
+        ConfigError: There is no such model.
+        FetchError: It cannot be fetched.
     """
     if _exists(name):
         return name
@@ -33,7 +35,7 @@ def find(name: str, accept_license: bool = False, progress: bool = False) -> str
         return str(fetch_repository(name, progress))
     if name not in CATALOGUE:
         raise ConfigError(
-            f"{name!r} is no file or folder, and no model that is known by name: give a path, or one of {known_names()}"
+            f"{name!r} is neither a file or folder nor a known model: use a path, or one of {known_names()}"
         )
     return str(fetch(CATALOGUE[name], Store(), accept_license, progress))
 
@@ -45,10 +47,12 @@ def resolve(name: None, world: World | None = None) -> None: ...
 @overload
 def resolve(name: str | None, world: World | None = None) -> str | None: ...
 def resolve(name: str | None, world: World | None = None) -> str | None:
-    """The path that `name` stands for, on every rank; None stays None.
+    """Returns the path of `name` on every rank; None stays None. A collective call.
 
-    A collective call: one process of each host looks, and fetches, and the others wait. All ranks raise the same
-    ConfigError or FetchError where it failed on any host.
+    One process of each host looks and fetches while the others wait.
+
+    Raises:
+        ConfigError, FetchError: It failed on some host. All ranks raise the same error.
     """
     world = world or SingleWorld()
     path, problem = None, None
@@ -57,18 +61,18 @@ def resolve(name: str | None, world: World | None = None) -> str | None:
             path = find(name, progress=True)
         except CkdistError as error:
             problem = error
-    told = world.gather([path, problem and str(problem), isinstance(problem, UserError)])
+    answers = world.gather([path, problem and str(problem), isinstance(problem, UserError)])
     if problem is not None:
         raise problem
-    for rank, (_, text, user) in enumerate(told):
+    for rank, (_, text, user) in enumerate(answers):
         if text:
             where = "" if world.hosts[rank] == world.hosts[0] else f"{machine_name(world.hosts[rank])}: "
             raise (ConfigError if user else FetchError)(where + text)
-    return told[world.hosts.index(world.hosts[world.rank])][0]
+    return answers[world.hosts.index(world.hosts[world.rank])][0]
 
 
 def _exists(name: str) -> bool:
     try:
-        return os.path.exists(name)  # noqa: PTH110 - False as well where it may not be looked at
+        return os.path.exists(name)  # noqa: PTH110 - also False if access is denied
     except ValueError:  # a null byte
         return False

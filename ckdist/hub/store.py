@@ -1,7 +1,7 @@
-"""Where fetched models are kept: `NAME.gguf` in one folder of the user's, with `NAME.json` that says what was verified.
+"""The store of fetched models: `NAME.gguf` in one folder of the user, with `NAME.json` that records its verification.
 
-A file is verified against its SHA-256 when it comes, and again when it has changed; else its size and time alone are
-compared. So a file may also be put there by hand, on a machine without a network.
+A file is verified against its SHA-256 when it arrives, and again when its size or time has changed. So a file may also
+be copied there by hand, on a machine without a network.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ CHUNK = 1 << 20
 
 
 def store_folder() -> pathlib.Path:
-    """CKDIST_MODELS, or `models` in the user's cache. ConfigError where there is neither."""
+    """Returns CKDIST_MODELS, or `models` in the user's cache. Raises ConfigError if there is neither."""
     if chosen := os.environ.get(FOLDER_VARIABLE):
         return pathlib.Path(chosen).expanduser()
     try:
@@ -40,17 +40,17 @@ def store_folder() -> pathlib.Path:
 
 
 class Store:
-    """The models that are kept in `folder`."""
+    """The models in `folder`."""
 
     def __init__(self, folder: pathlib.Path | None = None):
         self.folder = folder or store_folder()
 
     def path(self, model: NamedModel) -> pathlib.Path:
-        """Where the model is, or would be."""
+        """Returns the path of the model's file, which need not exist."""
         return self.folder / f"{model.name}.gguf"
 
     def has(self, model: NamedModel) -> bool:
-        """Is the model here, and what it should be? Reads the file where that is not on record."""
+        """Whether the model's file exists and is valid. Reads the file if its verification is not on record."""
         path = self.path(model)
         try:
             now = path.stat()
@@ -65,12 +65,17 @@ class Store:
         except OSError as error:
             raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
         if found == model.sha256:
-            with contextlib.suppress(OSError):  # a store that cannot be written is read every time
+            with contextlib.suppress(OSError):  # a read-only store is verified every time
                 self._record(model)
         return found == model.sha256
 
     def keep(self, model: NamedModel, file: pathlib.Path, sha256: str) -> None:
-        """Moves a complete file in. FetchError when it is not what it should be; OSError where it cannot be moved."""
+        """Moves a complete file into the store.
+
+        Raises:
+            FetchError: Its size or SHA-256 is wrong.
+            OSError: It cannot be moved.
+        """
         size = file.stat().st_size
         if (size, sha256) != (model.bytes, model.sha256):
             wrong = (
@@ -79,7 +84,7 @@ class Store:
                 else f"has SHA-256 {sha256[:16]}… and not {model.sha256[:16]}…"
             )
             raise FetchError(
-                f"{model.name} came damaged or is another file: it {wrong}; nothing was kept; "
+                f"{model.name} is damaged or another file: it {wrong}; nothing was kept; "
                 "try again, or from another index (PIP_INDEX_URL)"
             )
         with open(file, "rb") as done:
@@ -89,9 +94,10 @@ class Store:
 
     @contextlib.contextmanager
     def workspace(self, model: NamedModel) -> Iterator[pathlib.Path]:
-        """An empty folder beside the model for what is under way, for one process at a time; it goes at the end.
+        """Yields an empty folder for the download of a model, for one process at a time. Removes it afterwards.
 
-        FetchError where the folder cannot be written, is full, or another process holds it for too long.
+        Raises:
+            FetchError: The folder cannot be written or is full, or another process holds it for too long.
         """
         partial = self.folder / f"{model.name}.partial"
         try:
@@ -99,7 +105,7 @@ class Store:
             with file_lock(
                 self.folder / f"{model.name}.lock", f"another process is fetching {model.name}: waiting for it"
             ):
-                shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+                shutil.rmtree(partial, ignore_errors=True)  # left behind by a process that was killed
                 partial.mkdir()
                 try:
                     yield partial
@@ -128,7 +134,7 @@ class Store:
 
 
 def sha256_of(path: pathlib.Path) -> str:
-    """The hex SHA-256 of a file's bytes. OSError where it cannot be read."""
+    """Returns the hex SHA-256 of a file. Raises OSError if it cannot be read."""
     digest = hashlib.sha256()
     with open_regular(path) as file:
         while block := file.read(CHUNK):
@@ -137,11 +143,11 @@ def sha256_of(path: pathlib.Path) -> str:
 
 
 def disk_problem(folder: pathlib.Path, error: OSError, variable: str = FOLDER_VARIABLE) -> str:
-    """The line for a folder of models that cannot be written; `variable` names another one."""
+    """Returns the message for a folder of models that cannot be written. `variable` sets another folder."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         remedy = f"make room, or set {variable} to a folder on another disk"
         return f"the disk of {folder} is full{_free(folder)}: {remedy}; nothing was kept"
-    return f"{folder} cannot be written ({error.strerror or error}): set {variable} to a folder that can"
+    return f"{folder} cannot be written ({error.strerror or error}): set {variable} to a writable folder"
 
 
 def _free(folder: pathlib.Path) -> str:

@@ -1,4 +1,4 @@
-"""Reads ranges of a file over HTTPS, from servers that may lie, send too much, or redirect to where they should not."""
+"""Reads ranges of a file over HTTPS from untrusted servers, which may lie, send too much, or redirect elsewhere."""
 
 import contextlib
 import functools
@@ -17,28 +17,30 @@ if TYPE_CHECKING:
 
 MAX_REDIRECTS = 5
 REDIRECTS = (301, 302, 303, 307, 308)
-ABSENT = {401: "needs credentials", 403: "is refused", 404: "is not there", 410: "is not there any more"}
+ABSENT = {401: "needs credentials", 403: "is refused", 404: "does not exist", 410: "does not exist any more"}
 CONNECT_SECONDS, READ_SECONDS = 10.0, 60.0
-CONNECTIONS = 4  # kept open per host
+CONNECTIONS = 4  # open connections per host
 PIECE = 1 << 18  # bytes
-MAX_WHOLE_BYTES = 4 << 20  # of a file that is read from a server without ranges
+MAX_WHOLE_BYTES = 4 << 20  # largest file that is read from a server without ranges
 VERSION = ("ETag", "Last-Modified")
 RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 class RangesError(ValueError):
-    """The server sends the whole file only."""
+    """The server sends only whole files."""
 
 
 class WebFile:
     """The file at one http or https URL. Threads may share it.
 
-    Redirects end at https or stay on one origin, never lead from a public address to a private one, and carry no
-    credentials to another origin.
+    Redirects must lead to https or stay on one origin. They never lead from a public address to a private one, and
+    carry no credentials to another origin.
+
+    Raises:
+        ConfigError: The URL is plain http to another host, and its fragment does not allow that.
     """
 
     def __init__(self, url: str):
-        """Raises ConfigError for plain http to another host, unless the fragment allows it."""
         self.url, self.shown = url.partition("#")[0], shown(url)
         self._first = _split(self.url)
         self._is_private = _is_private(self._first, self.shown)
@@ -46,12 +48,12 @@ class WebFile:
         trusted = fragment.unencrypted or bool(fragment.digests)
         if self._first.scheme == "http" and not trusted and not _is_loopback(self._first):
             raise ConfigError(
-                f"{self.shown} is not encrypted, so anybody between can change the model: use https, or end the URL "
-                "with #sha256=HEX, or with #unencrypted on a network that you trust"
+                f"{self.shown} is not encrypted, so others on the network can change the model: use https, or end the "
+                "URL with #sha256=HEX, or with #unencrypted on a network that you trust"
             )
 
     def describe(self) -> tuple[int, dict[str, str]]:
-        """Bytes of the file, and the headers that identify its version (ETag, Last-Modified).
+        """Returns the size of the file, and the headers that identify its version (ETag, Last-Modified).
 
         Raises NotThereError, FetchError, or urllib3's errors.
         """
@@ -65,10 +67,11 @@ class WebFile:
             return size, _stamp(answer)
 
     def read(self, begin: int, end: int, size: int, stamp: dict[str, str]) -> bytes:
-        """Bytes [begin, end) of a file that has `size` bytes and `stamp`. Fewer if the connection ends early.
+        """Returns bytes [begin, end) of a file with `size` bytes and `stamp`. Fewer if the connection ends early.
 
-        Raises FetchError for a file that changed meanwhile, or a server that sends more than was asked for; RangesError
-        for one that sends no ranges.
+        Raises:
+            FetchError: The file has changed, or the server sends more than requested.
+            RangesError: The server does not send ranges.
         """
         etag = stamp.get("ETag", "")
         with self._get(begin, end, {"If-Range": etag} if etag.startswith('"') else {}) as answer:
@@ -84,21 +87,21 @@ class WebFile:
                 return self._body(answer, size)[begin:end]
             found = self._range_of(answer)
             if int(found[3]) != size:
-                raise FetchError(f"{self.shown} has {found[3]} bytes now and had {size}: start again")
+                raise FetchError(f"{self.shown} has {found[3]} bytes now, but had {size}: start again")
             if (int(found[1]), int(found[2])) != (begin, end - 1):
-                raise FetchError(f"{self.shown} sent {found[0]}, and {begin}-{end - 1} was asked for")
+                raise FetchError(f"{self.shown} sent {found[0]}, but {begin}-{end - 1} was requested")
             return self._body(answer, end - begin)
 
     def _body(self, answer: "BaseHTTPResponse", wanted: int) -> bytes:
-        """At most `wanted` bytes. FetchError as soon as more are announced, or come."""
+        """Reads at most `wanted` bytes. Raises FetchError as soon as more are announced or arrive."""
         announced = answer.headers.get("Content-Length", "")
         if re.fullmatch(r"\d+", announced) and int(announced) > wanted:
-            raise FetchError(f"{self.shown} sends {announced} bytes, and {wanted} were asked for: nothing was read")
+            raise FetchError(f"{self.shown} sends {announced} bytes, but {wanted} were requested: nothing was read")
         data = bytearray()
         while len(data) <= wanted and (part := answer.read(min(PIECE, wanted + 1 - len(data)), decode_content=False)):
             data += part
         if len(data) > wanted:
-            raise FetchError(f"{self.shown} sends more than the {wanted} bytes that were asked for")
+            raise FetchError(f"{self.shown} sends more than the {wanted} requested bytes")
         return bytes(data)
 
     def _range_of(self, answer: "BaseHTTPResponse") -> re.Match[str]:
@@ -110,7 +113,7 @@ class WebFile:
 
     @contextlib.contextmanager
     def _get(self, begin: int, end: int, headers: dict[str, str]) -> "Iterator[BaseHTTPResponse]":
-        """The answer to a request for bytes [begin, end), after redirects: 200 or 206. Its body is not read yet."""
+        """Yields the answer to a request for bytes [begin, end) after redirects: 200 or 206, with its body unread."""
         own = {"Range": f"bytes={begin}-{end - 1}", "Accept-Encoding": "identity", **headers}
         url = self.url
         for _ in range(MAX_REDIRECTS + 1):
@@ -133,9 +136,9 @@ class WebFile:
 
     def _checked(self, answer: "BaseHTTPResponse") -> "BaseHTTPResponse":
         if answer.status in ABSENT:
-            raise NotThereError(f"{self.shown} {ABSENT[answer.status]} (HTTP {answer.status}): look at its spelling")
+            raise NotThereError(f"{self.shown} {ABSENT[answer.status]} (HTTP {answer.status}): check its spelling")
         if answer.status >= 500 or answer.status == 429:
-            raise OSError(f"the server answered with HTTP {answer.status}")  # tried again
+            raise OSError(f"the server answered with HTTP {answer.status}")  # the caller retries
         if answer.status not in (200, 206):
             raise FetchError(f"{self.shown} cannot be read: the server answered with HTTP {answer.status}")
         if answer.headers.get("Content-Encoding", "identity") != "identity":
@@ -143,17 +146,17 @@ class WebFile:
         return answer
 
     def _redirected(self, url: str, location: str) -> str:
-        """The URL that a redirect leads to; FetchError if it may not be followed."""
+        """Returns the URL of a redirect. Raises FetchError if it must not be followed."""
         before, target = urlsplit(url), urljoin(url, location).partition("#")[0]
         where = shown(target)[:200]
         try:
             place = _split(target)
         except ConfigError:
-            raise FetchError(f"{self.shown} redirects to {where}, which is no https URL") from None
+            raise FetchError(f"{self.shown} redirects to {where}, which is not an https URL") from None
         if place.scheme != "https" and _origin(place) != _origin(before):
             raise FetchError(
                 f"{self.shown} redirects to {where}: only redirects to https or on one origin are followed; "
-                "give that URL itself if you trust it"
+                "use that URL itself if you trust it"
             )
         if not self._is_private and _is_private(place, self.shown):
             raise FetchError(f"{self.shown} redirects to {where}, which is an address of a private network: refused")
@@ -170,12 +173,12 @@ def _pool() -> "PoolManager":
 
 
 def _split(url: str) -> SplitResult:
-    """ConfigError for a URL that is not http or https, or has no host."""
+    """Parses a URL. Raises ConfigError if it is not http or https, or has no host."""
     try:
         place = urlsplit(url)
         if place.scheme in ("http", "https") and place.hostname and (place.port is None or place.port > 0):
             return place
-    except ValueError:  # a port that is no number
+    except ValueError:  # the port is not a number
         pass
     raise ConfigError(f"{shown(url)[:200]} is not a URL that a model is read from: write https://host/model.gguf")
 
@@ -202,13 +205,13 @@ def _addresses(place: SplitResult, name: str) -> list[ipaddress.IPv4Address | ip
     try:
         found = {str(entry[4][0]) for entry in socket.getaddrinfo(place.hostname, None, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError):
-        raise FetchError(f"{name}: host {place.hostname} is not known; look at its spelling, and the network") from None
+        raise FetchError(f"{name}: host {place.hostname} is not known; check its spelling, and the network") from None
     addresses = [ipaddress.ip_address(text.partition("%")[0]) for text in found]
     return [getattr(address, "ipv4_mapped", None) or address for address in addresses]
 
 
 def _is_private(place: SplitResult, name: str) -> bool:
-    """Whether a host has an address that is not of the public internet."""
+    """Whether a host has an address outside the public internet."""
     return not all(address.is_global for address in _addresses(place, name))
 
 

@@ -1,1 +1,1 @@
-"""Ranks without MPI: `Supervisor` starts them on this host and on others, watches, ends and restarts them."""
+"""Ranks without MPI: `Supervisor` starts, watches, ends and restarts them on this host and on others."""

@@ -1,7 +1,7 @@
-"""`python -m ckdist.launcher.agent`: starts the ranks of one host for a supervisor on another.
+"""`python -m ckdist.launcher.agent`: starts the ranks of one host for a supervisor on another host.
 
-It is told what to do on standard input, and tells what happens on standard output (`frames`). When its input ends, as
-when the supervisor or the connection to it is lost, it ends its ranks and itself.
+It reads commands from standard input and writes events to standard output (`frames`). If its input ends, because the
+supervisor or the connection is lost, it ends its ranks and itself.
 """
 
 import os
@@ -19,16 +19,20 @@ from ckdist.launcher.frames import GREETING, FrameReader, packed
 from ckdist.launcher.job import Job
 from ckdist.launcher.local_ranks import LocalRanks, StartError, nodes_here
 
-IDLE_SECONDS = 120.0  # until a job must have come
-FLUSH_SECONDS = 10.0  # until the last messages must have gone out
+IDLE_SECONDS = 120.0  # limit for a job to arrive
+FLUSH_SECONDS = 10.0  # limit for sending the last messages
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Agent:
-    """One host's end of the connection to the supervisor."""
+    """One host's end of the connection to the supervisor.
+
+    Args:
+        reader: Descriptor of the input. The agent owns it.
+        writer: Descriptor of the output. The agent owns it.
+    """
 
     def __init__(self, reader: int, writer: int) -> None:
-        """`reader`, `writer`: descriptors, which are this object's from here on."""
         self.loop, self.children = EventLoop(), Children()
         self.ranks = LocalRanks(self.loop, self.children, self)
         self.frames = FrameReader()
@@ -36,19 +40,19 @@ class Agent:
         self.channel = Channel(self.loop, reader, writer, self._take)
 
     def line(self, rank: int, stream: int, text: bytes) -> None:
-        """A rank's line."""
+        """Sends a line of a rank to the supervisor."""
         self.channel.send(packed("line", rank, stream, text))
 
     def carry(self, peer: int, data: bytes) -> None:
-        """A connection's bytes."""
+        """Sends bytes of the connection between rank 0 and rank `peer` to the supervisor."""
         self.channel.send(packed("carry", peer, data))
 
     def ended(self, rank: int, code: int) -> None:
-        """A rank's end."""
+        """Sends the exit code of a rank to the supervisor."""
         self.channel.send(packed("ended", rank, code))
 
     def run(self) -> int:
-        """Until the job or the supervisor has ended; 0."""
+        """Runs until the job or the supervisor has ended. Returns 0."""
         handlers = dict.fromkeys(ENDING, self._leave)
         with self.loop.signals({signal.SIGCHLD: lambda _: self.children.reap(), **handlers}):
             self.channel.send(GREETING + packed("hello", __version__))
@@ -68,17 +72,16 @@ class Agent:
         self.leaving = True
 
     def _take(self, data: bytes) -> None:
-        """What the supervisor says."""
         if not data:
             self._leave()
             return
         try:
             for message in self.frames.add(data):
-                self._obey(message)
+                self._handle(message)
         except (CommError, TypeError, ValueError, KeyError) as error:
-            self._fail(f"the supervisor said what is not understood: {error}", 1)
+            self._fail(f"the supervisor sent an invalid message: {error}", 1)
 
-    def _obey(self, message: list[Any]) -> None:
+    def _handle(self, message: list[Any]) -> None:
         word, *parts = message
         if word == "start":
             job, first, count = parts
@@ -90,7 +93,7 @@ class Agent:
         elif word == "count":
             try:
                 self.channel.send(packed("counted", nodes_here()))
-            except CkdistError as error:  # as of a missing library
+            except CkdistError as error:  # e.g. a missing library
                 self._fail(str(error), 1)
         elif word == "carry":
             self.ranks.send(*parts)
@@ -99,7 +102,7 @@ class Agent:
         elif word == "kill":
             self._leave()
         else:
-            self._fail(f"the supervisor said {word!r}, which this version does not know", 1)
+            self._fail(f"the supervisor sent {word!r}, which this version does not know", 1)
 
     def _fail(self, text: str, code: int) -> None:
         self.channel.send(packed("failed", text, code))
@@ -107,7 +110,7 @@ class Agent:
 
 
 def main() -> int:
-    """Runs the agent on standard input and output, which no rank shares."""
+    """Runs the agent on standard input and output. Ranks do not share them."""
     reader, writer = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 0)

@@ -1,4 +1,4 @@
-"""One run of a job, from reaching its hosts to the end of all ranks, and how it ended."""
+"""One run of a job: from reaching its hosts to the end of all ranks."""
 
 import math
 import signal
@@ -14,28 +14,32 @@ from ckdist.launcher.local_ranks import LocalRanks, StartError
 from ckdist.launcher.output import Output
 from ckdist.launcher.remote_ranks import RemoteRanks
 
-REACH_SECONDS = 30.0  # until every host's agent has answered
-SURVIVOR_SECONDS = 2.0  # in which the other ranks may say why they end, once one has failed
-HURRY_SECONDS = 5.0  # that ranks have after a second signal
+REACH_SECONDS = 30.0  # limit for every host's agent to answer
+SURVIVOR_SECONDS = 2.0  # after a rank has failed, the others may report their errors for this long
+HURRY_SECONDS = 5.0  # limit for ranks to end after a second signal
 USER_MISTAKE = 2
-FINAL_CODES = (USER_MISTAKE, NOT_EXECUTABLE, NOT_FOUND)  # starting again does not mend these
+FINAL_CODES = (USER_MISTAKE, NOT_EXECUTABLE, NOT_FOUND)  # a restart does not help
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: the job's exit `code`, the `reason` in one line ("" for code 0), whether to start it `again` may
-    help, and the hosts that were `unreached`, where that was the reason. `by_signal`: a signal was the reason.
-    """
+    """How a run ended."""
 
-    code: int
-    reason: str = ""
-    again: bool = False
-    unreached: tuple[str, ...] = ()
-    by_signal: bool = False
+    code: int  # exit code of the job
+    reason: str = ""  # one line; "" for code 0
+    again: bool = False  # a restart may help
+    unreached: tuple[str, ...] = ()  # the hosts that could not be reached, if that is the reason
+    by_signal: bool = False  # a signal is the reason
 
 
 class Attempt:
-    """`placed`: the ranks of each host; `agents`: the words that start the agent on each, None on this one."""
+    """Runs a job once.
+
+    Args:
+        placed: The ranks of each host.
+        agents: The command that starts the agent on each host; None for this host.
+        stop_seconds: Limit for ranks to end after a signal.
+    """
 
     def __init__(
         self,
@@ -51,14 +55,14 @@ class Attempt:
         self._placed = {host: ranks for host, ranks in placed.items() if ranks}
         self._agents, self._stop_seconds = agents, stop_seconds
         self._hosts: dict[str, LocalRanks | RemoteRanks] = {}
-        self._failed: list[tuple[int, int]] = []  # ranks and their codes, in the order of their ends
-        self._trouble: Outcome | None = None  # with a host
+        self._failed: list[tuple[int, int]] = []  # (rank, exit code) in the order of failure
+        self._trouble: Outcome | None = None  # the first failure of a host
         self._kill_at = math.inf
         self._stops = 0
         self._killed = False
 
     def run(self) -> Outcome:
-        """Starts the ranks and waits for their ends. When it returns nothing of the job is left."""
+        """Starts the ranks and waits until they end. Afterwards no process of the job is left."""
         try:
             if self._reach():
                 self._start()
@@ -73,47 +77,47 @@ class Attempt:
                 host.close()
 
     def stop(self, number: int) -> None:
-        """Passes on a signal that asks the ranks to end; they have `stop_seconds`, and less after a second one."""
+        """Forwards a signal that ends the ranks. They have `stop_seconds`, and less after a second signal."""
         self._stops += 1
         self._kill_within((self._stop_seconds, HURRY_SECONDS, 0.0)[min(self._stops, 3) - 1])
         self.signal(number)
 
     def signal(self, number: int) -> None:
-        """Passes on a signal."""
+        """Forwards a signal to all ranks."""
         for host in self._hosts.values():
             host.signal(number)
 
-    # What hosts tell
+    # Events of the hosts
 
     def line(self, rank: int, stream: int, text: bytes) -> None:
-        """A rank's line."""
+        """Prints a line of a rank."""
         self._output.line(rank, stream, text)
 
     def said(self, host: str, text: bytes) -> None:
-        """A line of what brings commands to a host."""
+        """Prints a line of the program that reaches a host, such as ssh."""
         self._output.line(host, 2, text)
 
     def carry(self, source: str, peer: int, data: bytes) -> None:
-        """Bytes of the connection between rank 0 and `peer` have come from the host `source`."""
+        """Forwards bytes of the connection between rank 0 and rank `peer`, which came from the host `source`."""
         first = next(iter(self._placed))
         target = first if source != first else next(host for host, ranks in self._placed.items() if peer in ranks)
         self._hosts[target].send(peer, data)
 
     def ended(self, rank: int, code: int) -> None:
-        """A rank has ended."""
+        """Records the end of a rank."""
         if code and not self._killed:
             self._failed.append((rank, code))
             if not self._stops:
                 self._kill_within(0.0 if code == USER_MISTAKE else SURVIVOR_SECONDS)
 
     def lost(self, host: str, reason: str, code: int, reached: bool) -> None:
-        """A host cannot be reached, or not any more, or refuses."""
+        """Records that a host cannot be reached, is lost, or refuses the job."""
         if self._trouble is None and not self._killed:
             unreached = () if reached else (host,)
             self._trouble = Outcome(code, reason, code not in FINAL_CODES and not self._stops, unreached)
         self._kill_within(0.0)
 
-    # Its own steps
+    # The attempt's own steps
 
     @property
     def _done(self) -> bool:
@@ -123,7 +127,7 @@ class Attempt:
         self._kill_at = min(self._kill_at, time.monotonic() + seconds)
 
     def _reach(self) -> bool:
-        """Whether all hosts are there."""
+        """Starts the agents. Returns whether all hosts are reached."""
         for name in self._placed:
             words, events = self._agents[name], HostEvents(self, name)
             if words is None:
@@ -144,7 +148,6 @@ class Attempt:
         return self._trouble is None
 
     def _start(self) -> None:
-        """Starts the ranks of every host."""
         for name, ranks in self._placed.items():
             try:
                 self._hosts[name].start(self._job, ranks)
@@ -153,10 +156,10 @@ class Attempt:
                 return
 
     def _outcome(self) -> Outcome:
-        """What the ends of ranks and hosts come to."""
+        """Combines the ends of ranks and hosts."""
         if self._failed and not (self._trouble and self._trouble.code in FINAL_CODES):
-            # a rank that a signal has ended, or that says so by a code above 128 as a shell does, is why others failed,
-            # whose ends may have been noticed first
+            # A rank that was ended by a signal is the cause, although other ends may have been noticed first. A code
+            # above 128 means a signal too, as in a shell.
             rank, code = min(self._failed, key=lambda failure: (failure[1] > 0, failure[1] <= 128))
             again = code not in FINAL_CODES and not self._stops
             if code > 0:
@@ -166,46 +169,45 @@ class Attempt:
         if self._trouble is not None:
             return self._trouble
         if not self._done:
-            return Outcome(128 + signal.SIGKILL, "ranks did not end in time after they were told to, and were killed")
+            return Outcome(128 + signal.SIGKILL, "ranks did not end in time after the signal, and were killed")
         return Outcome(0)
 
     def _name(self, rank: int) -> str:
-        """A rank as a person knows it."""
         host = next(name for name, ranks in self._placed.items() if rank in ranks)
         return f"rank {rank} of {self._job.size}" + (f" on {host}" if len(self._placed) > 1 else "")
 
 
 @dataclass(frozen=True)
 class HostEvents:
-    """What one host tells of its ranks, with its name."""
+    """Events of one host. Passes them to the attempt with the host's name."""
 
     attempt: Attempt
     host: str
 
     def line(self, rank: int, stream: int, text: bytes) -> None:
-        """A rank's line."""
+        """A rank has written a line."""
         self.attempt.line(rank, stream, text)
 
     def carry(self, peer: int, data: bytes) -> None:
-        """Bytes for the other end of a connection."""
+        """Bytes for the other end of a connection have arrived."""
         self.attempt.carry(self.host, peer, data)
 
     def ended(self, rank: int, code: int) -> None:
-        """A rank's end."""
+        """A rank has ended."""
         self.attempt.ended(rank, code)
 
     def said(self, text: bytes) -> None:
-        """A line of what brings commands to the host."""
+        """The program that reaches the host has written a line."""
         self.attempt.said(self.host, text)
 
     def counted(self, nodes: int) -> None:
-        """Nothing: a run has its ranks."""
+        """Does nothing: the ranks of a run are already placed."""
 
     def lost(self, reason: str, code: int, reached: bool) -> None:
-        """The host cannot be reached, or not any more, or refuses."""
+        """The host cannot be reached, is lost, or refuses the job."""
         self.attempt.lost(self.host, reason, code, reached)
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9."""
+    """Returns the name of a signal: SIGKILL for 9."""
     return signal.Signals(number).name if number in signal.valid_signals() else str(number)

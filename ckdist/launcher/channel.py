@@ -1,4 +1,4 @@
-"""Bytes to and from another process, over descriptors that never block."""
+"""A byte channel to another process over descriptors that never block."""
 
 import os
 import selectors
@@ -10,9 +10,12 @@ CHUNK = 1 << 16
 
 
 class Channel:
-    """`take(data)` is called with what comes, and with b"" at its end; `send` keeps what does not go out at once.
+    """Reads and writes without blocking. Owns both descriptors.
 
-    Either descriptor may be None. Both are this object's from here on.
+    Args:
+        reader: Descriptor to read, or None.
+        writer: Descriptor to write, or None.
+        take: Called with the received data, and with b"" at its end.
     """
 
     def __init__(
@@ -29,16 +32,16 @@ class Channel:
 
     @property
     def reads(self) -> bool:
-        """Whether more may come."""
+        """Whether more data may arrive."""
         return self._reader is not None
 
     @property
     def writes(self) -> bool:
-        """Whether something still waits to go out."""
+        """Whether data is waiting to be written."""
         return self._writer is not None and bool(self._waiting)
 
     def send(self, data: bytes) -> None:
-        """Sends, now or when there is room; nothing where the other end has gone."""
+        """Writes data now, or as soon as there is room. Drops it if the other end is closed."""
         if self._writer is None or self._ending:
             return
         idle = not self._waiting
@@ -49,13 +52,13 @@ class Channel:
                 self._loop.watch(self._writer, selectors.EVENT_WRITE, self._write_more)
 
     def end(self) -> None:
-        """Closes both ways, behind what still waits."""
+        """Closes both directions after the waiting data is written."""
         self._ending = True
         if not self._waiting:
             self.close()
 
     def close(self) -> None:
-        """Closes both ways at once."""
+        """Closes both directions at once."""
         if self._writer is not None and self._waiting:
             self._loop.forget(self._writer)
         self._waiting.clear()
@@ -63,31 +66,30 @@ class Channel:
         self._close_reader()
 
     def read_all(self) -> None:
-        """Takes what has come and was not read yet."""
+        """Reads all data that has arrived."""
         while self._reader is not None and self._read():
             pass
 
     def _read(self) -> bool:
-        """Takes what is there; whether there was anything."""
+        """Reads available data. Returns whether there was any."""
         try:
             data = os.read(self._reader, CHUNK) if self._reader is not None else b""
         except BlockingIOError:
             return False
         except OSError:
-            data = b""  # the other end was reset
+            data = b""  # the connection was reset
         if not data:
             self._close_reader()
         self._take(data)
         return bool(data)
 
     def _write(self) -> None:
-        """What fits now; everything is dropped where the other end has gone."""
         assert self._writer is not None
         try:
             del self._waiting[: os.write(self._writer, self._waiting)]
         except BlockingIOError:
             return
-        except OSError:
+        except OSError:  # the other end is closed
             self._waiting.clear()
 
     def _write_more(self) -> None:

@@ -1,4 +1,4 @@
-"""The processes below this one: started so that none outlives it, waited for so that none stays a zombie."""
+"""Child processes: none outlives this process, and none stays a zombie."""
 
 import contextlib
 import os
@@ -16,32 +16,32 @@ from ckdist.prctl import adopt_orphans, die_with_parent
 
 NOT_FOUND, NOT_EXECUTABLE = 127, 126  # exit codes of a command that cannot be started, as in a shell
 POLL_SECONDS = 0.05
-LEAVE_SECONDS = 5.0  # in which what ranks have left behind may end by itself after SIGTERM
+LEAVE_SECONDS = 5.0  # limit for processes that ranks left behind to end after SIGTERM
 
 
 @dataclass
 class Child:
-    """A process that was started here. `code`: as subprocess has it, None while it runs."""
+    """A process that this process started."""
 
     process: "subprocess.Popen[bytes]"
     leads_group: bool  # signals go to all processes of its group
     ended: Callable[["Child"], object]
-    code: int | None = field(default=None)
+    code: int | None = field(default=None)  # as in subprocess; None while it runs
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Its process id."""
         return self.process.pid
 
     def signal(self, number: int) -> None:
-        """Sends a signal, unless it has ended."""
+        """Sends a signal, unless the process has ended."""
         if self.code is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 (os.killpg if self.leads_group else os.kill)(self.pid, number)
 
 
 class Children:
-    """Starts processes and learns of their ends. `reap` is to be called at SIGCHLD; one object in a process."""
+    """Starts processes and collects their exit codes. Call `reap` at SIGCHLD. A process has one such object."""
 
     def __init__(self) -> None:
         adopt_orphans()
@@ -59,10 +59,17 @@ class Children:
         own_group: bool = True,
         at_our_end: int = signal.SIGKILL,
     ) -> Child:
-        """Starts `words`; `ended(child)` is called by `reap`. It gets the signal `at_our_end` when this process ends.
+        """Starts the command `words`.
 
-        `streams`: standard input, output and error; `descriptors` are inherited beside them; `own_group`: in a session
-        of its own, which a terminal's Ctrl-C does not reach. OSError where the command cannot be started.
+        Args:
+            ended: `reap` calls `ended(child)` when the process has ended.
+            streams: Standard input, output and error.
+            descriptors: Further descriptors that the process inherits.
+            own_group: Start a new session, which a terminal's Ctrl-C does not reach.
+            at_our_end: Signal that the process gets when this process ends.
+
+        Raises:
+            OSError: The command cannot be started.
         """
         parent = os.getpid()
         process = subprocess.Popen(
@@ -80,7 +87,7 @@ class Children:
         return child
 
     def reap(self) -> None:
-        """Waits for every process that has ended, those that were adopted too."""
+        """Collects every process that has ended, adopted ones too."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -94,7 +101,7 @@ class Children:
                 child.ended(child)
 
     def orphans(self) -> list[psutil.Process]:
-        """What ended children have left behind, with all that is below it."""
+        """Returns the processes that ended children have left behind, with all their descendants."""
         found: list[psutil.Process] = []
         for process in psutil.Process().children():
             if process.pid not in self._running:
@@ -103,7 +110,7 @@ class Children:
         return found
 
     def end_orphans(self, loop: EventLoop, seconds: float = LEAVE_SECONDS) -> None:
-        """Tells what was left behind to end, and kills what has not ended `seconds` later. Returns when all is gone."""
+        """Ends processes that were left behind: SIGTERM, then SIGKILL `seconds` later. Waits until none is left."""
         self.reap()
         for number, patience in ((signal.SIGTERM, seconds), (signal.SIGKILL, seconds)):
             for process in self.orphans():

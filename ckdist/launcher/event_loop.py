@@ -1,4 +1,4 @@
-"""One thread that waits for descriptors and signals, and calls who asked for them."""
+"""A single-threaded event loop over descriptors and signals."""
 
 import contextlib
 import os
@@ -7,36 +7,38 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-LONGEST_TURN = 1.0  # seconds: what changes without an event is looked at that often
+LONGEST_TURN = 1.0  # seconds between two checks of conditions that have no event
 
 
 class EventLoop:
-    """`turn` waits once. `signals`, a `with`, has numbers of signals handled between two events."""
+    """`turn` waits once. `signals` is a context manager: within it, signals are handled between two events."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
 
     def watch(self, fd: int, events: int, call: Callable[[], object]) -> None:
-        """Calls when `fd` can be read or written, as selectors.EVENT_READ and EVENT_WRITE say, until `forget`."""
+        """Calls `call` when `fd` is ready for `events` (selectors.EVENT_READ, EVENT_WRITE), until `forget`."""
         self._selector.register(fd, events, call)
 
     def forget(self, fd: int) -> None:
-        """Watches `fd` no more."""
+        """Stops watching `fd`."""
         self._selector.unregister(fd)
 
     def turn(self, deadline: float) -> bool:
-        """Waits for events, until `deadline` (time.monotonic) and LONGEST_TURN at most, and handles them. False when
-        the deadline has passed.
+        """Waits for events and handles them, until `deadline` (time.monotonic) and at most LONGEST_TURN.
+
+        Returns:
+            False if the deadline has passed.
         """
         left = deadline - time.monotonic()
         for key, _ in self._selector.select(max(0.0, min(left, LONGEST_TURN))):
-            if key.fd in self._selector.get_map():  # not forgotten by another call of this turn
+            if key.fd in self._selector.get_map():  # an earlier call of this turn may have forgotten it
                 key.data()
         return left > 0
 
     @contextlib.contextmanager
     def signals(self, handlers: Mapping[int, Callable[[int], object]]) -> Iterator[None]:
-        """Calls `handlers` of signals that come meanwhile, never in the midst of something else."""
+        """Calls `handlers` for signals that arrive within the block, never in the middle of other work."""
         reading, writing = os.pipe()
         os.set_blocking(reading, False)
         os.set_blocking(writing, False)
@@ -44,7 +46,7 @@ class EventLoop:
         wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
 
         def handle() -> None:
-            """Every signal that has come, once for each time."""
+            """Handles every signal that has arrived, once per arrival."""
             with contextlib.suppress(BlockingIOError):
                 for number in os.read(reading, 4096):
                     if number in handlers:
@@ -62,5 +64,5 @@ class EventLoop:
             os.close(writing)
 
     def close(self) -> None:
-        """Lets go of the kernel's table."""
+        """Closes the selector."""
         self._selector.close()

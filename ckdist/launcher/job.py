@@ -1,4 +1,4 @@
-"""What is started: a command as so many ranks, and what each of them finds in its environment."""
+"""The job to start: its command, the number of ranks, and the environment of each rank."""
 
 import os
 import pathlib
@@ -13,38 +13,41 @@ from ckdist.comm.bootstrap.launchers import RANK_VARIABLES
 
 @dataclass(frozen=True)
 class Job:
-    """`command` as ranks 0 to size - 1, in `folder`, with `environment` on top of each host's own.
-
-    `captured`: the ranks' output is read line by line, and none has a terminal; else they share this process's, and
-    rank 0 its input.
-    """
+    """A command that runs as ranks 0 to size - 1."""
 
     command: tuple[str, ...]
     size: int
-    folder: str
-    environment: dict[str, str] = field(default_factory=dict[str, str])
+    folder: str  # working directory
+    environment: dict[str, str] = field(default_factory=dict[str, str])  # added to each host's own
+    # True: the output of ranks is read line by line, and no rank has a terminal.
+    # False: ranks share the output of this process, and rank 0 its input.
     captured: bool = True
 
     def as_dict(self) -> dict[str, Any]:
-        """Its fields by name."""
+        """Returns the fields by name."""
         return asdict(self)
 
     @staticmethod
     def from_dict(values: Mapping[str, Any]) -> "Job":
-        """What `as_dict` gave."""
+        """Creates a job from the result of `as_dict`."""
         return Job(**{**values, "command": tuple(values["command"])})
 
     def rank_environment(self, rank: int, first: int, local: int, descriptors: Mapping[int, int]) -> dict[str, str]:
-        """The environment of one rank, of `local` on its host from `first` on, which inherits `descriptors`.
+        """Returns the environment of one rank.
 
-        What another launcher has told this process is not passed on. The folder of this Python comes first in PATH, so
-        `ckdist` and `python` are the launcher's own.
+        Variables of another launcher are removed. The folder of this Python comes first in PATH, so that `ckdist` and
+        `python` are the launcher's own.
+
+        Args:
+            first: First rank of the host.
+            local: Number of ranks of the host.
+            descriptors: Peer -> descriptor that the rank inherits.
         """
         result = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES} | self.environment
         own = str(pathlib.Path(sys.executable).parent)
         result["PATH"] = os.pathsep.join([own, result.get("PATH", os.defpath)])
-        result.setdefault("PYTHONUNBUFFERED", "1")  # lines come as they are written
+        result.setdefault("PYTHONUNBUFFERED", "1")  # lines arrive as they are written
         if self.size == 1:
             return result
-        told = {"RANK": rank, "WORLD_SIZE": self.size, "LOCAL_RANK": rank - first, "LOCAL_WORLD_SIZE": local}
-        return {**result, **{k: str(v) for k, v in told.items()}, CONNECTIONS_VARIABLE: describe(descriptors)}
+        own_variables = {"RANK": rank, "WORLD_SIZE": self.size, "LOCAL_RANK": rank - first, "LOCAL_WORLD_SIZE": local}
+        return {**result, **{k: str(v) for k, v in own_variables.items()}, CONNECTIONS_VARIABLE: describe(descriptors)}

@@ -1,7 +1,7 @@
-"""The ranks of one host: started here, their output read, the ends of their connections kept that lead elsewhere.
+"""The ranks of one host: starts them, reads their output, and keeps one end of each connection to another host.
 
-Rank 0 has a connection to every other rank. One between two ranks of this host is a pair of sockets that both inherit.
-Of one that leads to another host a rank inherits one end; what comes out of the other is handed on (`Events.carry`).
+Rank 0 has a connection to every other rank. Two ranks of this host inherit both ends of a socket pair. For a connection
+to another host, a rank inherits one end; bytes that arrive at the other end are forwarded (`Events.carry`).
 """
 
 import os
@@ -19,28 +19,28 @@ from ckdist.launcher.event_loop import EventLoop
 from ckdist.launcher.job import Job
 
 LONGEST_LINE = 1 << 16
-KILL_SECONDS = 10.0  # until the kernel has ended a rank that is killed
-OUTPUT_SECONDS = 2.0  # until the last output of ranks that have ended has been read
+KILL_SECONDS = 10.0  # limit for the kernel to end a killed rank
+OUTPUT_SECONDS = 2.0  # limit for reading the last output of ranks that have ended
 
 
 class Events(Protocol):
-    """What a host's ranks do, as told to the supervisor."""
+    """Events of a host's ranks, for the supervisor."""
 
     def line(self, rank: int, stream: int, text: bytes) -> None:
-        """A rank has written a line to standard output (1) or error (2)."""
+        """A rank has written a line to standard output (1) or standard error (2)."""
         ...
 
     def carry(self, peer: int, data: bytes) -> None:
-        """What goes to the other end of the connection between rank 0 and rank `peer`; b"": it has ended."""
+        """Bytes for the other end of the connection between rank 0 and rank `peer`; b"": it has ended."""
         ...
 
     def ended(self, rank: int, code: int) -> None:
-        """A rank has ended; `code` is negative where a signal has ended it."""
+        """A rank has ended; `code` is negative if a signal ended it."""
         ...
 
 
 class StartError(ConfigError):
-    """A command that cannot be started; `code` is the exit code of a shell that is told to."""
+    """A command cannot be started. `code` is the exit code that a shell would return."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -48,13 +48,13 @@ class StartError(ConfigError):
 
 
 class Lines:
-    """Cuts what a rank writes into lines; a very long one, or the last without an end, is a line as well."""
+    """Splits the output of a rank into lines. A very long line is split; the last one may lack a line end."""
 
     def __init__(self, take: Callable[[bytes], object]) -> None:
         self._take, self._rest = take, b""
 
     def add(self, data: bytes) -> None:
-        """More of what was written; b"": that was all."""
+        """Adds output; b"" marks its end."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._take(line)
@@ -66,7 +66,7 @@ class Lines:
 class LocalRanks:
     """Some ranks of a job, as processes of this host."""
 
-    ready = True  # as a host that is reached
+    ready = True  # this host needs no agent
 
     def __init__(self, loop: EventLoop, children: Children, events: Events) -> None:
         self._loop, self._children, self._events = loop, children, events
@@ -80,10 +80,10 @@ class LocalRanks:
         return all(child.code is not None for child in self._ranks.values())
 
     def start(self, job: Job, ranks: range) -> None:
-        """Starts these ranks. StartError where the command cannot be started; some may run by then."""
-        if not os.path.isdir(job.folder):  # noqa: PTH112, it came as text
+        """Starts these ranks. Raises StartError if the command cannot be started; some ranks may then run."""
+        if not os.path.isdir(job.folder):  # noqa: PTH112, the folder is a text
             raise StartError(f"{socket.gethostname()} has no folder {job.folder}: start where all hosts have it", 2)
-        ends: dict[int, dict[int, socket.socket]] = {rank: {} for rank in ranks}  # rank -> peer -> its end
+        ends: dict[int, dict[int, socket.socket]] = {rank: {} for rank in ranks}  # rank -> peer -> socket
         for other in range(1, job.size):
             pair = socket.socketpair()
             for own, peer, end in ((0, other, pair[0]), (other, 0, pair[1])):
@@ -101,7 +101,7 @@ class LocalRanks:
                 end.close()
 
     def send(self, peer: int, data: bytes) -> None:
-        """What has come from the other end of a connection that leads elsewhere; b"": it has ended."""
+        """Passes on bytes from the other end of a connection to another host; b"": it has ended."""
         link = self._links.get(peer)
         if link is None:
             return
@@ -116,11 +116,11 @@ class LocalRanks:
             child.signal(number)
 
     def kill(self) -> None:
-        """Ends every rank at once."""
+        """Kills every rank."""
         self.signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """Ends what still runs and what was left behind, and reads the last of the output."""
+        """Kills the remaining processes, orphans included, and reads the last of the output."""
         self.kill()
         deadline = time.monotonic() + KILL_SECONDS
         while not self.done and self._loop.turn(deadline):
@@ -133,12 +133,11 @@ class LocalRanks:
             channel.close()
 
     def _link(self, other: int, end: socket.socket) -> Channel:
-        """The end of the connection to rank `other` that no rank of this host has."""
+        """Watches the end of the connection to rank `other` that no rank of this host has."""
         fd = end.detach()
         return Channel(self._loop, fd, os.dup(fd), lambda data: self._events.carry(other, data))
 
     def _start_rank(self, job: Job, rank: int, ranks: range, descriptors: dict[int, int]) -> None:
-        """One rank, and what reads its output."""
         environment = job.rank_environment(rank, ranks.start, len(ranks), descriptors)
         pipes: list[tuple[int, int]] = [os.pipe(), os.pipe()] if job.captured else []
         terminal = rank == 0 and not (job.captured and os.isatty(0))
@@ -151,7 +150,7 @@ class LocalRanks:
                 folder=job.folder,
                 streams=streams,
                 descriptors=tuple(descriptors.values()),
-                own_group=job.captured or rank > 0,  # a terminal's Ctrl-C reaches rank 0, which shares it
+                own_group=job.captured or rank > 0,  # Ctrl-C reaches rank 0 if it shares the terminal
             )
         except OSError as error:
             for reading, _ in pipes:
@@ -169,16 +168,15 @@ class LocalRanks:
 
 
 def _refused(command: Sequence[str], error: OSError) -> StartError:
-    """Why a command could not be started."""
     if isinstance(error, FileNotFoundError):
         return StartError(
-            f"{socket.gethostname()} has no command {command[0]!r}: give its path, or mend PATH", NOT_FOUND
+            f"{socket.gethostname()} has no command {command[0]!r}: use its path, or correct PATH", NOT_FOUND
         )
     return StartError(f"{command[0]} cannot be started: {error.strerror}", NOT_EXECUTABLE)
 
 
 def nodes_here() -> int:
-    """The NUMA nodes of this host that this process may use."""
+    """Returns the number of NUMA nodes of this host that this process may use."""
     from ckdist.topology import this_machine
 
     return this_machine().nodes_in_use()

@@ -1,4 +1,4 @@
-"""The NUMA nodes of hosts whose ranks nobody has counted: one rank on each is the default."""
+"""Counts the NUMA nodes of hosts without a number of slots: the default is one rank per node."""
 
 import signal
 import time
@@ -26,27 +26,30 @@ class NodeCount:
         self.nodes = min(max(1, nodes), MAX_RANKS)
 
     def said(self, text: bytes) -> None:
-        """Nothing: the lines of what brings commands to a host come again when its ranks start."""
+        """Does nothing: these lines are printed when the ranks start."""
 
-    def lost(self, reason: str, code: int, reached: bool) -> None:  # noqa: ARG002, as of other events
+    def lost(self, reason: str, code: int, reached: bool) -> None:  # noqa: ARG002, the protocol has them
         """The host cannot be reached."""
         self.trouble = self.trouble or reason
 
     def line(self, rank: int, stream: int, text: bytes) -> None:
-        """There is no rank yet."""
+        """Does nothing: there is no rank yet."""
 
     def carry(self, peer: int, data: bytes) -> None:
-        """There is no rank yet."""
+        """Does nothing: there is no rank yet."""
 
     def ended(self, rank: int, code: int) -> None:
-        """There is no rank yet."""
+        """Does nothing: there is no rank yet."""
 
 
 def with_slots(hosts: Sequence[Host], agent: str | None, children: Children) -> tuple[Host, ...]:
-    """The hosts, with a slot for each NUMA node if nobody said how many.
+    """Returns the hosts with a slot per NUMA node if they have no number of slots.
 
-    `agent`: the template of agents; None: ssh, and nothing for this host. Raises CommError for a host that cannot be
-    reached.
+    Args:
+        agent: Template of agents. None: ssh for other hosts, and no agent on this host.
+
+    Raises:
+        CommError: A host cannot be reached.
     """
     loop, asked = EventLoop(), {host.name: NodeCount() for host in hosts if host.slots is None}
     remote: list[RemoteRanks] = []
@@ -71,5 +74,5 @@ def with_slots(hosts: Sequence[Host], agent: str | None, children: Children) -> 
     for name, each in asked.items():
         if each.nodes is None:
             why = each.trouble or f"host {name} has not answered within {REACH_SECONDS:g} s"
-            raise CommError(f"{why}; it was asked for its NUMA nodes: -n N or {name}:N says how many ranks it takes")
+            raise CommError(f"{why}; so its NUMA nodes are unknown: give its number of ranks with -n N or {name}:N")
     return tuple(host if host.slots else replace(host, slots=asked[host.name].nodes) for host in hosts)

@@ -1,4 +1,4 @@
-"""What the ranks of a job write, joined on this process's standard output and error."""
+"""Joins the output of all ranks of a job on this process's standard output and error."""
 
 import contextlib
 import sys
@@ -7,13 +7,17 @@ from ckdist.terminal import styled
 
 
 class Output:
-    """`prefix`: every line begins with its rank, as `[1]`. `say` writes the supervisor's own lines."""
+    """Writes lines of ranks and of the supervisor.
+
+    Args:
+        prefix: Begin every line of a rank with its number, as `[1]`.
+    """
 
     def __init__(self, prefix: bool = True) -> None:
         self._prefix = prefix
 
     def line(self, rank: int | str, stream: int, text: bytes) -> None:
-        """A line of a rank, or of a host; `stream`: 1 standard output, 2 standard error."""
+        """Writes a line of a rank or host. `stream`: 1 standard output, 2 standard error."""
         out = sys.stderr if stream == 2 else sys.stdout
         begin = f"[{rank}] ".encode() if self._prefix else b""
         out.flush()
@@ -22,6 +26,6 @@ class Output:
 
     @staticmethod
     def say(text: str) -> None:
-        """A line of the supervisor's own."""
+        """Writes a line of the supervisor."""
         with contextlib.suppress(OSError):
             print(f"{styled('ckdist:', 'error', sys.stderr)} {text}", file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """`python -m ckdist.launcher.ray_agent GROUP BUNDLE@ADDRESS COMMAND...`: runs a command on a node of a Ray cluster.
 
-The command is a child of an actor in that bundle of the placement group. Its input and output are this process's. It
-ends with this process, for then Ray ends the actor, and the command's input ends.
+The command is a child of an actor in that bundle of the placement group. This process forwards its input and output.
+When this process ends, Ray ends the actor, the command's input ends, and so the command ends.
 """
 
 import importlib
@@ -15,18 +15,18 @@ from ckdist.errors import CkdistError
 from ckdist.launcher.ray_nodes import connected
 
 CHUNK = 1 << 16
-PLACE_SECONDS = 25.0  # until the actor must have started
-END_SECONDS = 10.0  # that the command has once its output has ended
+PLACE_SECONDS = 25.0  # limit for the actor to start
+END_SECONDS = 10.0  # limit for the command to end after its output has ended
 
 
 class CommandActor:
-    """A command on the node of the actor. Bytes go in and out by calls; of each kind there is one at a time."""
+    """Runs a command on the node of the actor. One `write` and one `read` may run at the same time."""
 
     def __init__(self, words: list[str]) -> None:
         self._process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
 
     def write(self, data: bytes) -> None:
-        """To its input; b"" ends it."""
+        """Writes to the command's input; b"" ends it."""
         assert self._process.stdin is not None
         view = memoryview(data)
         try:
@@ -34,22 +34,22 @@ class CommandActor:
                 view = view[self._process.stdin.write(view) :]
             if not data:
                 self._process.stdin.close()
-        except BrokenPipeError:  # it has ended, as its output will tell
+        except BrokenPipeError:  # the command has ended, so its output ends too
             pass
 
     def read(self) -> bytes:
-        """What it has written, once there is something; b"": its output has ended."""
+        """Waits for output of the command and returns it; b"": the output has ended."""
         assert self._process.stdout is not None
         return self._process.stdout.read(CHUNK)
 
     def code(self) -> int:
-        """Its exit code, 128 and the signal's number where a signal ended it. TimeoutExpired where it goes on."""
+        """Returns the exit code, 128 + number after a signal. Raises TimeoutExpired if the command still runs."""
         code = self._process.wait(END_SECONDS)
         return 128 - code if code < 0 else code
 
 
 def run(ray: Any, group: str, host: str, words: list[str]) -> int:
-    """The exit code of `words` on a host of the group."""
+    """Runs `words` on a host of the group. Returns the exit code."""
     bundle = int(host.split("@", maxsplit=1)[0])
     strategies = importlib.import_module("ray.util.scheduling_strategies")
     placement = importlib.import_module("ray.util").get_placement_group(group)
@@ -60,7 +60,7 @@ def run(ray: Any, group: str, host: str, words: list[str]) -> int:
     ray.get(actor.__ray_ready__.remote(), timeout=PLACE_SECONDS)
 
     def forward() -> None:
-        """This process's input, until it ends."""
+        """Forwards this process's input until it ends."""
         data = b" "
         while data:
             data = os.read(0, CHUNK)
@@ -74,14 +74,14 @@ def run(ray: Any, group: str, host: str, words: list[str]) -> int:
 
 
 def main(words: list[str]) -> int:
-    """Runs the command; what goes wrong with Ray is one line on standard error."""
+    """Runs the command. A failure of Ray is one line on standard error."""
     group, host, *command = words
     try:
         ray = connected()
         return run(ray, group, host, command)
     except CkdistError as error:
         sys.stderr.write(f"{error}\n")
-    except Exception as error:  # Ray's own have no base class that can be named without it
+    except Exception as error:  # Ray's errors have no base class outside Ray
         sys.stderr.write(f"Ray, {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}\n")
     return 1
 

@@ -1,4 +1,4 @@
-"""Nodes of a Ray cluster as the hosts of a job: `ray_nodes` holds them, `ray_agent` reaches each."""
+"""Nodes of a Ray cluster as the hosts of a job: `ray_nodes` reserves them, `ray_agent` runs commands on each."""
 
 import json
 import os
@@ -14,22 +14,27 @@ from ckdist.launcher.hosts import Host
 from ckdist.launcher.ray_nodes import HOLD_SECONDS
 from ckdist.python_words import module_words
 
-START_SECONDS = 60.0  # to import ray and to reach the cluster
+START_SECONDS = 60.0  # limit for importing ray and reaching the cluster
 END_SECONDS = 10.0
 CHUNK, MAX_LINE = 1 << 16, 1 << 20
 
 
 class RayHosts:
-    """Some whole nodes, for as long as the `with` lasts: `hosts`, and `agent`, the template that reaches them.
+    """Whole nodes that are reserved within the `with` block.
 
-    Where no number of ranks is given, each has one.
+    Args:
+        ranks: Most nodes to reserve. None: all nodes, with one rank each.
+
+    Attributes:
+        hosts: The nodes.
+        agent: The template that reaches them.
+
+    Raises:
+        ConfigError: The user can correct the cause, such as a missing package.
+        CommError: The nodes cannot be reserved.
     """
 
     def __init__(self, children: Children, ranks: int | None) -> None:
-        """As many nodes as ranks at most, all where that is None.
-
-        ConfigError where the user can mend what is missing, CommError where the nodes cannot be had.
-        """
         self._children = children
         inward, outward = os.pipe(), os.pipe()
         self._input = outward[1]
@@ -38,14 +43,14 @@ class RayHosts:
         for fd in (outward[0], inward[1]):
             os.close(fd)
         try:
-            told = _line(inward[0], time.monotonic() + START_SECONDS + HOLD_SECONDS)
+            answer = _line(inward[0], time.monotonic() + START_SECONDS + HOLD_SECONDS)
         finally:
             os.close(inward[0])
-        if "failed" in told:
+        if "failed" in answer:
             self.__exit__()
-            raise (ConfigError if told["user"] else CommError)(told["failed"])
-        self.hosts = tuple(Host(name, 1 if ranks is None else None) for name in told["hosts"])
-        self.agent = f"{shlex.join(module_words('ckdist.launcher.ray_agent', told['group']))} {{host}}"
+            raise (ConfigError if answer["user"] else CommError)(answer["failed"])
+        self.hosts = tuple(Host(name, 1 if ranks is None else None) for name in answer["hosts"])
+        self.agent = f"{shlex.join(module_words('ckdist.launcher.ray_agent', answer['group']))} {{host}}"
 
     def __enter__(self) -> "RayHosts":
         return self
@@ -60,13 +65,12 @@ class RayHosts:
 
 
 def _runs(children: Children, child: Child) -> bool:
-    """Whether a child has not ended yet."""
     children.reap()
     return child.code is None
 
 
 def _line(reader: int, deadline: float) -> dict[str, Any]:
-    """The line of JSON that comes from a pipe. CommError where none does in time."""
+    """Reads a line of JSON from a pipe. Raises CommError if there is none in time."""
     data = b""
     with selectors.DefaultSelector() as selector:
         selector.register(reader, selectors.EVENT_READ)
@@ -75,12 +79,12 @@ def _line(reader: int, deadline: float) -> dict[str, Any]:
                 raise CommError(f"Ray has given no nodes within {START_SECONDS + HOLD_SECONDS:g} seconds")
             more = os.read(reader, CHUNK)
             if not more:
-                raise CommError("what asks Ray for nodes has ended; its own lines say why")
+                raise CommError("the process that reserves nodes of Ray has ended; its own lines say why")
             data += more
     try:
         return json.loads(data)
     except ValueError:
-        raise CommError(f"what asks Ray for nodes has said {data[:100]!r}") from None
+        raise CommError(f"the process that reserves nodes of Ray wrote {data[:100]!r}, which is not JSON") from None
 
 
 __all__ = ["RayHosts"]

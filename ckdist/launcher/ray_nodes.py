@@ -1,8 +1,8 @@
-"""`python -m ckdist.launcher.ray_nodes COUNT`: holds whole nodes of a Ray cluster for a job until its input ends.
+"""`python -m ckdist.launcher.ray_nodes COUNT`: reserves whole nodes of a Ray cluster until its input ends.
 
-The nodes are a placement group with a bundle for each: all CPUs of a node. It is the property of this process, so Ray
-frees the nodes when it ends, however that comes. One line of JSON on standard output names the group and its hosts, or
-says in `failed` why there is none, and in `user` whether that is the user's mistake.
+The nodes are a placement group with one bundle per node: all CPUs of the node. This process owns the group, so Ray
+frees the nodes when it ends for any reason. It prints one line of JSON: the group and its hosts, or in `failed` the
+reason for a failure, and in `user` whether it is the user's mistake.
 """
 
 import importlib
@@ -17,13 +17,15 @@ from ckdist.errors import CkdistError, CommError, ConfigError, UserError
 
 NAMESPACE = "ckdist"
 PROBE_SECONDS = 10.0
-HOLD_SECONDS = 60.0  # until all nodes must be free
+HOLD_SECONDS = 60.0  # limit for all nodes to become free
 
 
 def connected() -> Any:
-    """The `ray` package, connected to the cluster of RAY_ADDRESS, or to the one that this host is a node of.
+    """Returns the `ray` package, connected to the cluster of RAY_ADDRESS or of this host.
 
-    ConfigError where the package is missing, CommError where there is no cluster.
+    Raises:
+        ConfigError: The package is missing.
+        CommError: There is no cluster.
     """
     try:
         ray = importlib.import_module("ray")
@@ -42,21 +44,25 @@ def connected() -> Any:
 
 
 def _probe(address: str) -> None:
-    """OSError where nothing listens at `host:port`, for Ray itself would try for minutes."""
+    """Raises OSError if nothing listens at `host:port`. Ray itself would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
         socket.create_connection((host.strip("[]"), int(port)), PROBE_SECONDS).close()
 
 
 def hold(ray: Any, count: int | None) -> tuple[str, list[str]]:
-    """The name of a placement group of all whole nodes, and of at most `count`; and their names as hosts.
+    """Reserves all whole nodes, or at most `count`.
 
-    CommError where there are none, or they are not free in time.
+    Returns:
+        The name of the placement group, and the names of its nodes as hosts.
+
+    Raises:
+        CommError: There are no nodes, or they do not become free in time.
     """
     found = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
     wanted = min(len(found), count or len(found))
     if not wanted:
-        raise CommError("no node of the Ray cluster has CPUs: `ray status` lists what they have")
+        raise CommError("no node of the Ray cluster has CPUs: `ray status` lists their resources")
     cores = sorted((node["Resources"]["CPU"] for node in found), reverse=True)[:wanted]
     name = f"ckdist-{secrets.token_hex(8)}"
     util = importlib.import_module("ray.util")
@@ -64,7 +70,7 @@ def hold(ray: Any, count: int | None) -> tuple[str, list[str]]:
     if not group.wait(HOLD_SECONDS):
         raise CommError(
             f"Ray has not given all CPUs ({', '.join(f'{each:g}' for each in cores)}) of {wanted} nodes within "
-            f"{HOLD_SECONDS:g} seconds: `ray status` says what else has them"
+            f"{HOLD_SECONDS:g} seconds: `ray status` shows their other users"
         )
     addresses = {node["NodeID"]: node["NodeManagerAddress"] for node in found}
     places = util.placement_group_table(group)["bundles_to_node_id"]
@@ -72,7 +78,7 @@ def hold(ray: Any, count: int | None) -> tuple[str, list[str]]:
 
 
 def main(words: list[str]) -> int:
-    """Holds the nodes until standard input ends."""
+    """Reserves the nodes until standard input ends."""
     count = int(words[0]) if words else None
     try:
         name, hosts = hold(connected(), count)

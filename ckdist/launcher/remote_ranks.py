@@ -1,4 +1,4 @@
-"""The ranks of another host, seen from the supervisor: the agent that starts them there, and what is said with it."""
+"""The ranks of another host: starts the host's agent and exchanges messages with it."""
 
 import math
 import os
@@ -19,32 +19,35 @@ from ckdist.launcher.job import Job
 from ckdist.launcher.local_ranks import Events, Lines
 from ckdist.python_words import module_words
 
-# Runs a command on a host: {host} is the host, {command} the command quoted for a shell; without {command} its words
-# follow as they are.
+# The default template that runs a command on a host. {host} is the host, {command} the command quoted for a shell. A
+# template without {command} gets the words of the command appended.
 SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=5 -o ServerAliveCountMax=3 {host} {command}"
-CLOSE_SECONDS = 10.0  # until an agent has ended its ranks and itself
+CLOSE_SECONDS = 10.0  # limit for an agent to end its ranks and itself
 
 
 class HostEvents(Events, Protocol):
-    """What the supervisor learns of a host beside its ranks' doings."""
+    """Events of a host, in addition to those of its ranks."""
 
     def said(self, text: bytes) -> None:
-        """What brings commands to the host, as ssh, has written a line."""
+        """The program that reaches the host, such as ssh, has written a line."""
         ...
 
     def counted(self, nodes: int) -> None:
-        """The host has so many NUMA nodes, as `RemoteRanks.count_nodes` asked."""
+        """The host has `nodes` NUMA nodes: the answer to `RemoteRanks.count_nodes`."""
         ...
 
     def lost(self, reason: str, code: int, reached: bool) -> None:
-        """The host's ranks cannot be started or reached. `code`: of the job, if that is its end. `reached`: its agent
-        was there.
+        """The host's ranks cannot be started or reached.
+
+        Args:
+            code: Exit code of the job, if this ends it.
+            reached: The host's agent had answered before.
         """
         ...
 
 
 def agent_words(template: str, host: str) -> list[str]:
-    """The words that start the agent on `host`. ConfigError for a template that is none."""
+    """Returns the command that starts the agent on `host`. Raises ConfigError if the template is invalid."""
     root = str(pathlib.Path(__file__).parents[2])
     path = os.pathsep.join(dict.fromkeys([root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]))
     command = ["env", f"PYTHONPATH={path}", *module_words("ckdist.launcher.agent")]
@@ -53,23 +56,29 @@ def agent_words(template: str, host: str) -> list[str]:
     except ValueError as error:
         raise ConfigError(f"--agent ({template}) cannot be read: {error}") from None
     if not any("{host}" in word for word in words):
-        raise ConfigError(f"--agent ({template}) must have {{host}} in it, as 'ssh {{host}} {{command}}'")
+        raise ConfigError(f"--agent ({template}) must contain {{host}}, e.g. 'ssh {{host}} {{command}}'")
     quoted = shlex.join(command)
     filled = [word.replace("{host}", host).replace("{command}", quoted) for word in words]
     return filled if any("{command}" in word for word in words) else [*filled, *command]
 
 
 class RemoteRanks:
-    """Some ranks of a job on another host. `ready` once the agent has said that it is there."""
+    """Some ranks of a job on another host. `ready` is True after the agent has answered.
+
+    Args:
+        words: The command that starts the agent.
+
+    Raises:
+        ConfigError: The command cannot be started.
+    """
 
     def __init__(
         self, loop: EventLoop, children: Children, events: HostEvents, host: str, words: Sequence[str]
     ) -> None:
-        """Starts the agent by `words`. ConfigError where these cannot be started."""
         self._loop, self._events, self.host, self._words = loop, events, host, words
         self.ready = self.done = self._closing = False
         self._close_by = math.inf
-        self._last = ""  # that was written beside the messages
+        self._last = ""  # last line on the agent's standard error
         inward, outward, errors = os.pipe(), os.pipe(), os.pipe()
         ours = (inward[0], outward[1], errors[0])
         try:
@@ -91,29 +100,33 @@ class RemoteRanks:
         self._errors = Channel(loop, errors[0], None, Lines(self._wrote).add)
 
     def count_nodes(self) -> None:
-        """Asks for the host's NUMA nodes; `events.counted` gets their number."""
+        """Requests the number of the host's NUMA nodes; `events.counted` gets it."""
         self._channel.send(packed("count"))
 
     def start(self, job: Job, ranks: range) -> None:
-        """Starts these ranks there; what goes wrong is told to `events.lost`."""
+        """Starts these ranks on the host. `events.lost` gets any failure."""
         self._channel.send(packed("start", job.as_dict(), ranks.start, len(ranks)))
 
     def send(self, peer: int, data: bytes) -> None:
-        """What has come from the other end of the connection between rank 0 and `peer`; b"": it has ended."""
+        """Sends bytes from the other end of the connection between rank 0 and `peer`; b"": it has ended."""
         self._channel.send(packed("carry", peer, data))
 
     def signal(self, number: int) -> None:
-        """Sends a signal to every rank there."""
+        """Sends a signal to every rank on the host."""
         self._channel.send(packed("signal", number))
 
     def kill(self) -> None:
-        """Has the agent end its ranks at once; it has CLOSE_SECONDS from the first call on."""
+        """Makes the agent end its ranks at once. It has CLOSE_SECONDS from the first call on."""
         self._closing = True
         self._close_by = min(self._close_by, time.monotonic() + CLOSE_SECONDS)
         self._channel.send(packed("kill"))
 
     def close(self) -> None:
-        """Has the agent end its ranks and itself; what does not, is left to its own end of the connection."""
+        """Makes the agent end its ranks and itself.
+
+        After CLOSE_SECONDS the program that reaches the host is killed. An agent that is still alive ends when its
+        connection closes.
+        """
         self.kill()
         while self._agent.code is None and self._loop.turn(self._close_by):
             pass
@@ -129,20 +142,19 @@ class RemoteRanks:
             self._events.said(line)
 
     def _take(self, data: bytes) -> None:
-        """What the agent says."""
         try:
             for message in self._frames.add(data) if data else ():
-                self._hear(*message)
+                self._handle(*message)
         except (CommError, TypeError) as error:
-            self._lose(f"{self.host} does not speak as its agent should: {error}", 1)
+            self._lose(f"the agent on {self.host} sent an invalid message: {error}", 1)
         if not data:
             self._end()
 
-    def _hear(self, word: str, *parts: object) -> None:
+    def _handle(self, word: str, *parts: object) -> None:
         if word == "hello":
             self.ready = parts == (__version__,)
             if not self.ready:
-                self._lose(f"{self.host} has ckdist {parts[0]}, and this host {__version__}: install the same", 2)
+                self._lose(f"{self.host} has ckdist {parts[0]}, and this host {__version__}: install one version", 2)
         elif word == "failed":
             text, code = parts
             self._lose(str(text), code if isinstance(code, int) else 1)
@@ -151,7 +163,7 @@ class RemoteRanks:
         elif word in ("line", "carry", "ended", "counted"):
             getattr(self._events, word)(*parts)
         else:
-            raise CommError(f"{word!r} is no word of this version's")
+            raise CommError(f"this version does not know the message {word!r}")
 
     def _lose(self, reason: str, code: int) -> None:
         if not self.done and not self._closing:
@@ -163,12 +175,12 @@ class RemoteRanks:
         self._end()
 
     def _end(self) -> None:
-        """The host is lost once the agent, or what leads to it, has ended, and its last message has been read."""
+        """Reports the host as lost if the agent or its connection has ended and the last message has been read."""
         child = self._agent
         if child.code is None or self._channel.reads:
             return
         self._errors.read_all()
         how = f"signal {-child.code}" if child.code < 0 else f"code {child.code}"
-        what = "was lost" if self.ready else "cannot be reached"
+        state = "was lost" if self.ready else "cannot be reached"
         said = f": {self._last}" if self._last else ""
-        self._lose(f"host {self.host} {what}, {self._words[0]} ended with {how}{said}", 1)
+        self._lose(f"host {self.host} {state}, {self._words[0]} ended with {how}{said}", 1)

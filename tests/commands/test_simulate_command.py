@@ -96,8 +96,8 @@ def test_a_model_that_does_not_fit(monkeypatch, capfd):
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("", "nothing says who asks"),
-        ("--rate 1 --clients 2", "--rate and --clients say who asks"),
+        ("", "no flag sets the load"),
+        ("--rate 1 --clients 2", "--rate and --clients set the load"),
         ("--rate 1 --hosts 0", r"--hosts \(0\) must be from 1"),
         ("--rate 1 --hosts 1000000000000", "--hosts"),
         ("--rate -1", "--rate"),
@@ -121,8 +121,8 @@ def test_what_cannot_be(steps, words, message):
     [
         ("--rate 1 --prompt-tokens normal:5", "is not a number or uniform:LOW:HIGH"),
         ("--rate 1000000 --duration 1000000000", "makes 1e+15 requests, of at most 5000000"),
-        ("--clients 1 --host-mtbf 0.001 --restart 0 --duration 1e9", "fail 2.8e+08 times, of at most 1000000"),
-        ("--clients 1000000 --hosts 100000 --duration 1e9", "steps or fewer, of at most 1e+10"),
+        ("--clients 1 --host-mtbf 0.001 --restart 0 --duration 1e9", "fail 2.8e+08 times, and at most 1000000"),
+        ("--clients 1000000 --hosts 100000 --duration 1e9", "steps, and at most 1e+10"),
         ("--trace /nowhere.csv", "cannot read --trace /nowhere.csv: No such file"),
     ],
 )
@@ -140,7 +140,7 @@ def test_what_is_found_later(monkeypatch, capfd, steps, words, message):
     [
         ("", "measured or predicted"),
         ("--steps x -m y", "measured or predicted"),
-        ("--steps x --machine y", "leave one of the two out"),
+        ("--steps x --machine y", "leave one of them out"),
     ],
 )
 def test_one_of_two_says_what_steps_cost(words, message):

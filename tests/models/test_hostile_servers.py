@@ -88,12 +88,12 @@ def liar(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "kind, line",
     [
-        ("long", r"sends \d+ bytes, and \d+ were asked for: nothing was read"),
-        ("chunked", r"sends more than the \d+ bytes that were asked for"),
+        ("long", r"sends \d+ bytes, but \d+ were requested: nothing was read"),
+        ("chunked", r"sends more than the \d+ requested bytes"),
         ("changed", r'changed while it was read \(ETag "1", now "2"\): start again'),
-        ("grown", r"has \d+ bytes now and had \d+: start again"),
+        ("grown", r"has \d+ bytes now, but had \d+: start again"),
         ("packed", r"is sent in encoding 'gzip', not plain"),
-        ("shifted", r"sent bytes 1-\d+/\d+, and 0-\d+ was asked for"),
+        ("shifted", r"sent bytes 1-\d+/\d+, but 0-\d+ was requested"),
         ("loop", r"redirects more than 5 times"),
     ],
 )
@@ -124,7 +124,7 @@ def test_a_pinned_file_is_fetched_whole_and_compared_once(liar):
 
 
 def test_another_file_than_the_pinned_one_ends_before_it_is_read(liar, tmp_path):
-    with pytest.raises(FetchError, match=rf"has SHA-256 {PIN[:16]}… and the URL asks for 00000000") as error:
+    with pytest.raises(FetchError, match=rf"has SHA-256 {PIN[:16]}…, but the URL requires 00000000") as error:
         find(f"{liar}/good.gguf#sha256={'0' * 64}")
     assert "\n" not in str(error.value) and not list((tmp_path / "store").rglob("*.gguf"))
 
@@ -132,7 +132,7 @@ def test_another_file_than_the_pinned_one_ends_before_it_is_read(liar, tmp_path)
 @pytest.mark.parametrize(
     "url, line",
     [
-        ("file:///etc/hostname", "not a URL that a model is read from: give the path itself"),
+        ("file:///etc/hostname", "not a URL that a model is read from: use the path itself"),
         ("ftp://host/m.gguf", "not a URL that a model is read from: use one of https"),
         ("memory://m.gguf", "not a URL that a model is read from: use one of https"),
         ("https://host/m.gguf#sha256=12", "#sha256=12 is not known"),
@@ -192,7 +192,7 @@ def test_credentials_stay_on_their_origin(web):
         ("https://inside.example/m.gguf", "an address of a private network"),
         ("https://127.0.0.1/m.gguf", "an address of a private network"),
         ("https://169.254.169.254/latest", "an address of a private network"),
-        ("file:///etc/hostname", "no https URL"),
+        ("file:///etc/hostname", "not an https URL"),
         ("", "redirects more than 5 times"),
     ],
 )
@@ -212,7 +212,7 @@ def test_a_local_server_does_not_redirect_to_another_port_in_clear(web):
 
 def test_a_model_in_clear_is_accepted_from_this_machine_or_when_the_url_says_so(web):
     for name in ("hub.example", "inside.example"):
-        with pytest.raises(ConfigError, match="is not encrypted, so anybody between can change the model"):
+        with pytest.raises(ConfigError, match="is not encrypted, so others on the network can change the model"):
             WebFile(f"http://{name}/m.gguf")
         web[0][f"http://{name}/m.gguf"] = WHOLE
         for end in ("#unencrypted", f"#sha256={PIN}"):
@@ -228,6 +228,6 @@ def test_a_model_folder_cannot_name_urls(liar, tmp_path):
     record = {"url": f"{liar}/good.gguf", "size": BLOCK, "stamp": {}, "here": []}
     (tmp_path / "model.gguf.parts").write_text(json.dumps(record))
     for action in (lambda: open_checkpoint(path), lambda: fetch_ranges(path, [(0, 1)])):
-        with pytest.raises(CkdistError, match=r"model\.gguf\.parts says that model\.gguf has holes"):
+        with pytest.raises(CkdistError, match=r"model\.gguf\.parts marks model\.gguf as incomplete"):
             action()
     assert Liar.requests == 0

@@ -83,7 +83,7 @@ def test_parts_are_fetched_and_are_what_the_file_has(model, store, monkeypatch):
         assert bytes_here(checkpoint.path) - before < 2 * wanted + (1 << 21)
     np.testing.assert_array_equal(read_tensor(checkpoint.tensors[UP]), read_tensor(local.tensors[UP]))
     monkeypatch.setattr(remote_file.time, "sleep", lambda seconds: None)
-    with pytest.raises(FetchError, match=r"could not be read at byte .* try again, what came is kept"):
+    with pytest.raises(FetchError, match=r"could not be read at byte .* try again, the fetched data is kept"):
         read_tensor(checkpoint.tensors[DOWN])
 
 
@@ -130,7 +130,7 @@ def test_a_file_that_changes_is_fetched_again(model, store):
 def test_what_goes_wrong_is_one_line(model, store):
     with served(model, ranges=False) as url, pytest.raises(FetchError, match="cannot be read in parts"):
         read_tensor(open_checkpoint(find(url)).tensors[UP])
-    with served(model) as url, pytest.raises(FetchError, match=r"none\.gguf is not there"):
+    with served(model) as url, pytest.raises(FetchError, match=r"none\.gguf does not exist"):
         find(f"{url}/none.gguf?key=secret")
     (model / "model.safetensors.index.json").write_text('{"weight_map": {"a": "../../other.safetensors"}}')
     with served(model) as url, pytest.raises(ConfigError, match="is not the name of a model's file"):
@@ -138,7 +138,7 @@ def test_what_goes_wrong_is_one_line(model, store):
     (model / "model.safetensors.index.json").write_text("[1]")
     with served(model) as url, pytest.raises(FetchError, match="is damaged"):
         find(url)
-    with pytest.raises(ConfigError, match="is no file or folder"):
+    with pytest.raises(ConfigError, match="is neither a file or folder"):
         find("simplecache::https://host/model.gguf")
     with pytest.raises(ConfigError, match="not a URL that a model is read from"):
         find("nonsense://host/model.gguf")

@@ -53,7 +53,7 @@ def test_same_text_as_one_process(size):
             137,
             "rank 1 of 2 was ended by signal 9 (SIGKILL)",
         ),
-        (("no-such-command", "x"), 127, "has no command 'no-such-command': give its path, or mend PATH"),
+        (("no-such-command", "x"), 127, "has no command 'no-such-command': use its path, or correct PATH"),
         (("/etc/passwd",), 126, "/etc/passwd cannot be started: Permission denied"),
     ],
 )
@@ -74,9 +74,9 @@ def test_a_mistake_is_said_once_and_not_tried_again():
 def test_the_mistakes_of_its_own_command_line():
     for words, told in [
         (("-n", "2"), "which command?"),
-        (("-n", "2", "--hosts", "-oProxyCommand=x", "echo"), "is no host"),
-        (("-n", "3", "--hosts", "a:1,b:1", "echo"), "3 ranks need as many slots, and the hosts have 2"),
-        (("-n", "2", "--hosts", "a", "--agent", "ssh", "echo"), "must have {host} in it"),
+        (("-n", "2", "--hosts", "-oProxyCommand=x", "echo"), "is not a host"),
+        (("-n", "3", "--hosts", "a:1,b:1", "echo"), "3 ranks need 3 slots, and the hosts have 2"),
+        (("-n", "2", "--hosts", "a", "--agent", "ssh", "echo"), "must contain {host}"),
         (("-n", "2", "--hosts", "a", "--hostfile", "b", "echo"), "give one"),
         (("-n", "2", "--min-ranks", "3", "echo"), "--min-ranks (3) is more than the 2 ranks"),
         (("-n", "2", "-x", "NOT_SET", "echo"), "-x NOT_SET: that variable is not set here"),
