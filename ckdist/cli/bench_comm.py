@@ -36,25 +36,21 @@ class Stopwatch:
 
     def __init__(self, communicator: Communicator):
         self.communicator = communicator
-        self._out = native.ffi.new("double *")
 
     def collective(self, operation: str, data: np.ndarray, out: np.ndarray, dtype: str) -> float:
         """Times one of COLLECTIVES from `data` to `out`."""
         larger = max(data.size, out.size)
         calls = int(np.clip(BATCH_BYTES // max(1, larger * data.itemsize), *BATCH_CALLS))
-        native.check(
-            native.lib.ckdist_time_collective(
-                self.communicator.handle,
-                COLLECTIVES.index(operation),
-                native.pointer(data),
-                native.pointer(out),
-                larger,
-                ELEMENTS[dtype],
-                calls,
-                self._out,
-            )
+        return native.call(
+            native.lib.ckdist_time_collective,
+            self.communicator.handle,
+            COLLECTIVES.index(operation),
+            data,
+            out,
+            larger,
+            ELEMENTS[dtype],
+            calls,
         )
-        return self._out[0]
 
     def all_reduce(self, data: np.ndarray, dtype: str) -> float:
         """Times an all-reduce in place."""
@@ -62,8 +58,7 @@ class Stopwatch:
 
     def barrier(self) -> float:
         """Times a barrier."""
-        native.check(native.lib.ckdist_time_barrier(self.communicator.handle, 500, self._out))
-        return self._out[0]
+        return native.call(native.lib.ckdist_time_barrier, self.communicator.handle, 500)
 
     def round_trip(self) -> float:
         """Times a cache line's round trip between the host's first two ranks, which must share memory.
@@ -71,8 +66,7 @@ class Stopwatch:
         Raises:
             CommError: A rank is too late.
         """
-        native.check(native.lib.ckdist_time_round_trip(self.communicator.handle, 1000, self._out))
-        return self._out[0]
+        return native.call(native.lib.ckdist_time_round_trip, self.communicator.handle, 1000)
 
     def median(self, measure: Callable[[], float], repetitions: int) -> float:
         """Returns rank 0's median on all ranks. A rank that waits for another measures the same time."""

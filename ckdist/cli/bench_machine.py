@@ -112,10 +112,8 @@ def save(path: str, world: World) -> int:
 
 
 def _pins(cpus: Sequence[int], threads: int) -> Any:
-    return native.ffi.new("int32_t[]", list(cpus)) if len(cpus) >= threads else native.ffi.NULL
+    return cpus if len(cpus) >= threads else None
 
 
 def _measured(function: str, *arguments: Any) -> float:
-    out = native.ffi.new("double *")
-    native.check(getattr(native.lib, function)(*arguments, out))
-    return out[0]
+    return native.call(getattr(native.lib, function), *arguments)

@@ -103,10 +103,8 @@ def capabilities(machine: Machine, timeout: float = TIMEOUT) -> list[Capability]
 
 def shared_memory() -> tuple[bool, str]:
     """Creates a rendezvous of one rank."""
-    out = native.ffi.new("struct ckdist_rendezvous **")
     try:
-        native.check(native.lib.ckdist_rendezvous_new(native.ffi.NULL, 0, 1, [0], 10, 1.0, out))
-        native.lib.ckdist_rendezvous_free(out[0])
+        native.new(native.lib.ckdist_rendezvous_new, None, 0, 1, [0], 10, 1.0)
         return True, "memfd, inside one host"
     except CkdistError as error:
         return False, str(error)

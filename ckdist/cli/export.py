@@ -62,17 +62,7 @@ def stored(values: np.ndarray, kind: dtypes.TensorType) -> np.ndarray:
     rows = values.size // cols
     out = np.empty(kind.row_bytes(rows * cols), np.uint8)
     values = np.ascontiguousarray(values)
-    native.check(
-        native.lib.ckdist_quantize(
-            native.ffi.NULL,
-            kind.number,
-            rows,
-            cols,
-            native.pointer(values, "float *"),
-            native.pointer(out, "uint8_t *"),
-            out.nbytes,
-        )
-    )
+    native.call(native.lib.ckdist_quantize, None, kind.number, rows, cols, values, out, out.nbytes)
     return out
 
 

@@ -69,9 +69,7 @@ class TracedSteps:
 
     def __init__(self, model: Model, others: OtherBytes | None = None) -> None:
         self._others = others
-        out = native.ffi.new("struct ckdist_trace **")
-        native.check(native.lib.ckdist_trace_new(LANE_EVENTS, out))
-        self._trace = native.ffi.gc(out[0], native.lib.ckdist_trace_free)
+        self._trace = native.new(native.lib.ckdist_trace_new, LANE_EVENTS)
         self._executable, self._room = model.executable, np.empty(LANE_EVENTS, EVENT)
         self._groups = [
             [GROUP_OF.get(label.split()[0], OTHERS) for label, _ in labels] for labels in model.executable.labels
@@ -143,8 +141,7 @@ class TracedSteps:
         """The newest events of each thread, of type EVENT."""
         lib, found = native.lib, []
         for lane in range(lib.ckdist_trace_lanes(self._trace)):
-            room = native.pointer(self._room, "struct ckdist_trace_event *")
-            count = lib.ckdist_trace_read(self._trace, lane, room, native.ffi.new("int64_t *"))
+            count = native.call(lib.ckdist_trace_read, self._trace, lane, self._room, [0])
             found.append(self._room[:count].copy())
         return found
 

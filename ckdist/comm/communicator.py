@@ -87,12 +87,11 @@ class Communicator(Collectives[np.ndarray, None]):
         """Returns zeros in this rank's shared arena. bfloat16 gives an array of uint16."""
         kind = np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
         size = int(np.prod(shape, dtype=np.int64)) * kind.itemsize
-        out = ffi.new("void **")
-        native.check(lib.ckdist_communicator_allocate(self._handle, max(size, 1), out))
-        if out[0] == ffi.NULL:
-            return np.zeros(shape, kind)  # no rank reads it in place
         handle = self._handle
-        place = ffi.gc(ffi.cast("char *", out[0]), lambda p: lib.ckdist_communicator_release(handle, p))
+        place = native.call(lib.ckdist_communicator_allocate, handle, max(size, 1))
+        if place is None:
+            return np.zeros(shape, kind)  # no rank reads it in place
+        place = ffi.gc(place, lambda p: lib.ckdist_communicator_release(handle, p))
         return np.frombuffer(ffi.buffer(place, max(size, 1)), np.uint8)[:size].view(kind).reshape(shape)
 
     def send(self, x: np.ndarray, rank: int, tag: int = 0) -> None:
@@ -144,9 +143,8 @@ class Communicator(Collectives[np.ndarray, None]):
             color: Negative: this rank gets None.
             key: The new ranks are ordered by it. -1: by the present rank.
         """
-        out = ffi.new("struct ckdist_communicator **")
-        native.check(lib.ckdist_communicator_split(self._handle, color, key if key >= 0 else self.rank, out))
-        return Communicator(ffi.gc(out[0], lib.ckdist_communicator_free), self._family) if out[0] != ffi.NULL else None
+        made = native.call(lib.ckdist_communicator_split, self._handle, color, key if key >= 0 else self.rank)
+        return None if made is None else Communicator(ffi.gc(made, lib.ckdist_communicator_free), self._family)
 
     def close(self) -> None:
         """Leaves the job after a barrier: all ranks leave together. Arrays in the arena stay valid.
@@ -230,7 +228,7 @@ def open_communicator(
     local = [r for r, host in enumerate(world.hosts) if host == here]
     share = share and (world.size == 1 or not one_host or transport == "auto")
     spins = spins or (_CROWDED_POLLS if len(local) > (os.cpu_count() or 1) else _PATIENT_POLLS)
-    memory, rendezvous, chosen = ffi.NULL, ffi.NULL, None
+    memory = rendezvous = chosen = None
     if share:
         memory, rendezvous = _share(world, local, arena_bytes, spins, timeout)
     if not (share and one_host):
@@ -239,16 +237,17 @@ def open_communicator(
             logger.debug("%s", chosen.reason)
         if chosen.name == "verbs" and not share:
             memory = _own_memory(arena_bytes)
-    sizes = ffi.new("struct ckdist_thresholds *", world.broadcast(list(thresholds or load_thresholds())))
+    sizes = world.broadcast(list(thresholds or load_thresholds()))
     host_of_rank = [world.hosts.index(host) for host in world.hosts]
-    joined = memory, rendezvous, chosen.handle if chosen else ffi.NULL
-    out = ffi.new("struct ckdist_communicator **")
-    native.check(lib.ckdist_communicator_new(world.rank, world.size, host_of_rank, *joined, sizes, spins, timeout, out))
+    joined = memory, rendezvous, chosen.handle if chosen else None
+    handle = native.new(
+        lib.ckdist_communicator_new, world.rank, world.size, host_of_rank, *joined, [sizes], spins, timeout
+    )
     world.gather(None)  # the segments are open everywhere
     family = Family()
     if chosen and chosen.name == "mpi" and has_mpi(world):
         before_mpi_ends(world, lambda: [c.close() for c in list(family.members)])
-    return Communicator(ffi.gc(out[0], lib.ckdist_communicator_free), family, chosen.times if chosen else None)
+    return Communicator(handle, family, chosen.times if chosen else None)
 
 
 def _share(world: World, local: list[int], arena_bytes: int, spins: int, timeout: float) -> tuple[CData, CData]:
@@ -265,17 +264,12 @@ def _open_shared(
     paths: list[str] | None, rank: int, local: list[int], arena_bytes: int, spins: int, timeout: float
 ) -> tuple[CData, CData]:
     """The arenas and the rendezvous at `paths`, or new ones if `paths` is None."""
-    memory, rendezvous = ffi.new("struct ckdist_host_memory **"), ffi.new("struct ckdist_rendezvous **")
     index = local.index(rank)
-    path = [ffi.NULL, ffi.NULL] if paths is None else [ffi.new("char[]", p.encode()) for p in paths]
-    native.check(lib.ckdist_host_memory_new(path[0], index, len(local), arena_bytes, memory))
-    held = ffi.gc(memory[0], lib.ckdist_host_memory_free)
-    native.check(lib.ckdist_rendezvous_new(path[1], index, len(local), local, spins, timeout, rendezvous))
-    return held, ffi.gc(rendezvous[0], lib.ckdist_rendezvous_free)
+    path = [None, None] if paths is None else paths
+    memory = native.new(lib.ckdist_host_memory_new, path[0], index, len(local), arena_bytes)
+    return memory, native.new(lib.ckdist_rendezvous_new, path[1], index, len(local), local, spins, timeout)
 
 
 def _own_memory(arena_bytes: int) -> CData:
     """An arena of this rank alone, for a transport with registered memory."""
-    out = ffi.new("struct ckdist_host_memory **")
-    native.check(lib.ckdist_host_memory_new(ffi.NULL, 0, 1, arena_bytes, out))
-    return ffi.gc(out[0], lib.ckdist_host_memory_free)
+    return native.new(lib.ckdist_host_memory_new, None, 0, 1, arena_bytes)

@@ -88,18 +88,15 @@ class Trace:
         self.path, self.world = pathlib.Path(path), world
         together(world, lambda: self._check() if world.rank == 0 else None)
         least, most = LANE_EVENTS
-        out = ffi.new("struct ckdist_trace **")
-        native.check(lib.ckdist_trace_new(max(least, min(most, MAX_EVENTS // (world.size * (threads + 1)))), out))
-        self.handle = ffi.gc(out[0], lib.ckdist_trace_free)
+        events = max(least, min(most, MAX_EVENTS // (world.size * (threads + 1))))
+        self.handle = native.new(lib.ckdist_trace_new, events)
         self.clock, self.clock_error = clock_offset(world)
         self.main = self.lane("engine" if world.rank == 0 else "start")
         self._written = False
 
     def lane(self, name: str) -> Lane:
         """Adds a lane for one thread."""
-        out = ffi.new("struct ckdist_trace_lane **")
-        native.check(lib.ckdist_trace_add_lane(self.handle, name.encode(), out))
-        return Lane(out[0])
+        return Lane(native.call(lib.ckdist_trace_add_lane, self.handle, name))
 
     @contextlib.contextmanager
     def span(self, kind: int) -> Iterator[None]:
@@ -140,12 +137,11 @@ class Trace:
 
     def _lanes(self, labels: Labels) -> dict[str, Any]:
         """This rank's lanes in a form that msgpack can encode."""
-        lanes, room, dropped = [], np.empty(LANE_EVENTS[1], EVENT), ffi.new("int64_t *")
+        lanes, room, dropped = [], np.empty(LANE_EVENTS[1], EVENT), np.zeros(1, np.int64)
         for i in range(lib.ckdist_trace_lanes(self.handle)):
-            count = lib.ckdist_trace_read(self.handle, i, native.pointer(room, "struct ckdist_trace_event *"), dropped)
-            lanes.append(
-                [ffi.string(lib.ckdist_trace_lane_name(self.handle, i)).decode(), dropped[0], room[:count].tobytes()]
-            )
+            count = native.call(lib.ckdist_trace_read, self.handle, i, room, dropped)
+            name = ffi.string(lib.ckdist_trace_lane_name(self.handle, i)).decode()
+            lanes.append([name, int(dropped[0]), room[:count].tobytes()])
         return {"lanes": lanes, "clock": self.clock, "error": self.clock_error, "labels": labels}
 
     def _write(self, ranks: list[dict[str, Any] | None] | None) -> None:

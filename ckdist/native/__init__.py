@@ -8,9 +8,9 @@ sanitized one.
 
 import functools
 import importlib
+import itertools
 import os
 import pathlib
-from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -50,7 +50,7 @@ def check(status: int) -> int:
     raise _ERRORS.get(-status, errors.NativeError)(message)
 
 
-def pointer(array: np.ndarray, ctype: str = "void *") -> CData:
+def pointer(array: np.ndarray, ctype: str | CData = "void *") -> CData:
     """The address of a numpy array's first element. The array must outlive the call.
 
     Raises:
@@ -61,18 +61,24 @@ def pointer(array: np.ndarray, ctype: str = "void *") -> CData:
     return ffi.cast(ctype, array.ctypes.data)
 
 
+def address(pointer: CData) -> int:
+    """A pointer as a number."""
+    return int(ffi.cast("intptr_t", pointer))
+
+
 def numbers(enum: str, prefix: str) -> dict[str, int]:
     """The values of a C enum by name without `prefix`, in ascending order."""
     elements = sorted(ffi.typeof(f"enum {enum}").elements.items())
     return {name.removeprefix(prefix): number for number, name in elements}
 
 
+@functools.cache
 def dtype(struct: str) -> np.dtype:
     """The numpy dtype of a C struct of numbers and arrays of numbers."""
     names, formats, offsets = [], [], []
     for name, field in ffi.typeof(f"struct {struct}").fields:
         item = field.type.item if field.type.kind == "array" else field.type
-        number = np.dtype(f"{'f' if item.cname in ('float', 'double') else 'i'}{ffi.sizeof(item)}")
+        number = _number_type(item)
         names.append(name)
         formats.append((number, (field.type.length,)) if field.type.kind == "array" else number)
         offsets.append(field.offset)
@@ -81,36 +87,148 @@ def dtype(struct: str) -> np.dtype:
     )
 
 
-def struct(ctype: str, fields: Mapping[str, Any], keep: list[Any]) -> CData:
-    """Allocates a C struct with `fields`; other fields are 0. A list for a pointer field becomes an array.
+def struct(name: str, /, **fields: Any) -> CData:
+    """Allocates a `struct <name>` and returns the pointer, which keeps alive everything that the struct points to.
 
-    Appends the owners of the struct's memory and of its arrays to `keep`.
+    Fields that are left out are 0. A value is converted by the C type of its field:
+    - struct: a dict or a dataclass by the names of the fields, or a list of all fields
+    - enum: a number, or a name without the words that all names of the enum begin with
+    - array: a list
+    - pointer: None (null), an address, a pointer, a numpy array of the same item type, a str or bytes, a dict or a
+      dataclass (one struct), or a list (an array)
+
+    Raises:
+        NativeError: The struct has no such field, or an array has another type.
     """
-    made = ffi.new(f"{ctype} *", _native_form(ffi.typeof(ctype), fields, keep))
-    keep.append(made)
-    return made
+    keep: list[Any] = []
+    made = ffi.new(f"struct {name} *", _converted(ffi.typeof(f"struct {name}"), fields, keep))
+    return ffi.gc(made, lambda _: keep.clear())
+
+
+def call(function: CData, /, *arguments: Any) -> Any:
+    """Calls a function of the library. Converts the arguments like the fields of `struct`, and checks the status.
+
+    Not for every token: it costs microseconds more than a call of the function itself.
+
+    Returns:
+        The status. If the last parameter is left out: the value that the function stores there, None for a null
+        pointer.
+
+    Raises:
+        NativeError: The first parameter is an object, and the argument is None.
+        CkdistError: The function failed.
+    """
+    types, keep = ffi.typeof(function).args, list[Any]()
+    if arguments and arguments[0] is None and _is_object(types[0]):
+        raise errors.NativeError(f"this {types[0].item.cname.removeprefix('struct ')} is closed")
+    values = [_converted(t, value, keep) for t, value in zip(types[: len(arguments)], arguments, strict=True)]
+    out = [] if len(arguments) == len(types) else [ffi.new(types[-1])]
+    status = function(*values, *out)
+    if status is not None:  # the function is not void
+        check(status)
+    if not out:
+        return status
+    value = out[0][0]
+    return None if types[-1].item.kind == "pointer" and value == ffi.NULL else value
+
+
+def new(function: CData, /, *arguments: Any) -> CData:
+    """`call`, for a function that makes an object. The pointer owns the object: it calls `<type>_free` at its end."""
+    made = call(function, *arguments)
+    name = ffi.typeof(made).item.cname.removeprefix("struct ")
+    return ffi.gc(made, getattr(lib, f"{name}_free"))
 
 
 @functools.cache
-def field_types(struct: CData) -> dict[str, CData]:
+def field_types(struct: str) -> dict[str, CData]:
     """The types of a struct's fields, by name."""
-    return {name: field.type for name, field in struct.fields}
+    return _field_types(ffi.typeof(f"struct {struct}"))
 
 
-def _native_form(ctype: CData, value: Any, keep: list[Any]) -> Any:
-    if isinstance(value, dict):
-        types = field_types(ctype)
-        unknown = [name for name in value if name not in types]
-        if unknown:
-            raise errors.NativeError(f"{ctype.cname} has no field {unknown[0]!r}; it has {', '.join(types)}")
-        return {name: _native_form(types[name], part, keep) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        items = [_native_form(ctype.item, part, keep) for part in value]
-        if ctype.kind == "array":
-            return items
-        keep.append(ffi.new(f"{ctype.item.cname}[]", items))
-        return keep[-1]
+@functools.cache
+def _field_types(ctype: CData) -> dict[str, CData]:
+    """The types of a struct's fields; empty if only the library knows them."""
+    try:
+        ffi.sizeof(ctype)  # cffi aborts the process for the fields of such a struct
+    except ffi.error:
+        return {}
+    return {name: field.type for name, field in ctype.fields}
+
+
+def _is_object(ctype: CData) -> bool:
+    return ctype.kind == "pointer" and ctype.item.kind == "struct" and not _field_types(ctype.item)
+
+
+@functools.cache
+def _enumerators(ctype: CData) -> dict[str, int]:
+    """The values of an enum by name, without the words that all names begin with."""
+    elements = sorted(ctype.elements.items())
+    words = zip(*(name.split("_") for _, name in elements), strict=False)
+    common = sum(1 for _ in itertools.takewhile(lambda column: len(set(column)) == 1, words))
+    return {"_".join(name.split("_")[common:]): number for number, name in elements}
+
+
+@functools.cache
+def _number_type(ctype: CData) -> np.dtype:
+    """The numpy type of a C number."""
+    kind = "f" if ctype.cname in ("float", "double") else "u" if ctype.cname.startswith("u") else "i"
+    return np.dtype(f"{kind}{ffi.sizeof(ctype)}")
+
+
+def _converted(ctype: CData, value: Any, keep: list[Any]) -> Any:
+    """A value in a form that cffi can assign to the C type. Appends to `keep` what must stay alive."""
+    kind = ctype.kind
+    if kind == "primitive":
+        return value
+    if kind == "pointer":
+        return _pointer_to(ctype, value, keep)
+    if kind == "enum" and isinstance(value, str):
+        if value not in _enumerators(ctype):
+            raise errors.NativeError(f"{ctype.cname} has no {value!r}; it has {', '.join(_enumerators(ctype))}")
+        return _enumerators(ctype)[value]
+    if kind == "array" and isinstance(value, (list, tuple)):
+        return [_converted(ctype.item, item, keep) for item in value]
+    if kind == "struct":
+        types = _field_types(ctype)
+        if isinstance(value, (list, tuple)):
+            value = dict(zip(types, value, strict=True))
+        fields = value if isinstance(value, dict) else getattr(value, "__dict__", None)
+        if fields is not None:
+            if unknown := fields.keys() - types.keys():
+                raise errors.NativeError(f"{ctype.cname} has no field {min(unknown)!r}; it has {', '.join(types)}")
+            return {name: _converted(types[name], item, keep) for name, item in fields.items()}
     return value
+
+
+def _pointer_to(ctype: CData, value: Any, keep: list[Any]) -> CData:
+    """A pointer for a value that `struct` allows for one."""
+    item = ctype.item
+    if value is None:
+        return ffi.NULL
+    if isinstance(value, int):
+        return ffi.cast(ctype, value)
+    if isinstance(value, np.ndarray):
+        wanted = value.dtype
+        if item.kind != "void":
+            wanted = dtype(item.cname.removeprefix("struct ")) if item.kind == "struct" else _number_type(item)
+        if value.dtype != wanted:
+            raise errors.NativeError(f"{ctype.cname} needs an array of {wanted}, not of {value.dtype}")
+        keep.append(value)
+        return pointer(value, ctype)
+    if isinstance(value, (str, bytes)):
+        made = ffi.new("char[]", value.encode() if isinstance(value, str) else value)
+    elif isinstance(value, (list, tuple)):
+        plain = item.kind == "primitive"
+        made = ffi.new(ffi.getctype(item, "[]"), value if plain else [_converted(item, v, keep) for v in value])
+    elif isinstance(value, dict) or hasattr(value, "__dict__"):
+        made = ffi.new(ctype, _converted(item, value, keep))
+    else:  # a pointer; a pointer to a struct is also one to the struct that it begins with
+        keep.append(value)
+        theirs = ffi.typeof(value)
+        fields = _field_types(theirs.item) if theirs.kind == "pointer" and theirs.item.kind == "struct" else {}
+        return ffi.cast(ctype, value) if next(iter(fields.values()), None) == item else value
+    keep.append(made)
+    return made
 
 
 def isa() -> str:

@@ -29,30 +29,38 @@ def attention(kind: str) -> Work:
 
     def make() -> Callable[[], object]:
         """Makes a task over a cache of its own."""
-        ffi, lib, pointer = native.ffi, native.lib, native.pointer
+        lib, pointer = native.lib, native.pointer
         rng, number = np.random.default_rng(0), CACHE_TYPES[kind]
-        shape = ffi.new("struct ckdist_cache_shape *", [number, number, HEAD_DIM, HEAD_DIM, False])
-        stride = native.check(lib.ckdist_attention_block_bytes(ffi.NULL, shape))
+        shape = [number, number, HEAD_DIM, HEAD_DIM, False]
+        stride = native.call(lib.ckdist_attention_block_bytes, None, [shape])
         cache = np.zeros(POSITIONS // BLOCK_TOKENS * stride, np.uint8)
         k, v = (rng.standard_normal((POSITIONS, HEAD_DIM), np.float32) for _ in range(2))  # (positions, head_dim)
-        blocks = pointer(cache, "uint8_t *")
         for p in range(POSITIONS):
-            row = [pointer(a[p], "float *") for a in (k, v)]
-            at = blocks + p // BLOCK_TOKENS * stride
-            native.check(lib.ckdist_attention_store(ffi.NULL, shape, at, p % BLOCK_TOKENS, *row))
+            block = cache[p // BLOCK_TOKENS * stride :]
+            native.call(lib.ckdist_attention_store, None, [shape], block, p % BLOCK_TOKENS, k[p], v[p])
         q = rng.standard_normal((QUERIES, HEADS, HEAD_DIM), np.float32)  # (tokens, heads, head_dim)
         out, table = np.zeros_like(q), np.arange(POSITIONS // BLOCK_TOKENS, dtype=np.int32)
-        task = ffi.new("struct ckdist_attention_task *")
-        task.cache, task.kv, task.block_stride = shape[0], blocks, stride
-        task.block_table, task.first_position = pointer(table, "int32_t *"), POSITIONS - QUERIES
-        task.tokens, task.heads, task.scale = QUERIES, HEADS, HEAD_DIM**-0.5
-        task.q, task.q_token_stride, task.q_head_stride = pointer(q, "float *"), HEADS * HEAD_DIM, HEAD_DIM
-        task.out, task.out_token_stride, task.out_head_stride = pointer(out, "float *"), HEADS * HEAD_DIM, HEAD_DIM
-        size = native.check(lib.ckdist_attention_scratch_bytes(ffi.NULL, shape, QUERIES, HEADS))
-        scratch = np.zeros(size + 64, np.uint8)
-        at = pointer(scratch, "uint8_t *") + -scratch.ctypes.data % 64
-        keep = (cache, q, out, table, shape, scratch)
-        return lambda: keep and lib.ckdist_attend(ffi.NULL, task, at)
+        task = native.struct(
+            "ckdist_attention_task",
+            cache=shape,
+            kv=cache,
+            block_stride=stride,
+            block_table=table,
+            first_position=POSITIONS - QUERIES,
+            tokens=QUERIES,
+            heads=HEADS,
+            scale=HEAD_DIM**-0.5,
+            q=q,
+            q_token_stride=HEADS * HEAD_DIM,
+            q_head_stride=HEAD_DIM,
+            out=out,
+            out_token_stride=HEADS * HEAD_DIM,
+            out_head_stride=HEAD_DIM,
+        )
+        size = native.call(lib.ckdist_attention_scratch_bytes, None, [shape], QUERIES, HEADS)
+        memory = np.zeros(size + 64, np.uint8)
+        scratch = memory[-memory.ctypes.data % 64 :]  # aligned to a cache line
+        return lambda: lib.ckdist_attend(native.ffi.NULL, task, pointer(scratch, "uint8_t *"))
 
     return make
 
@@ -77,10 +85,8 @@ def product_rate(
 
     `number` is the ggml type of the weights. Raises NativeError for an unknown type.
     """
-    out = native.ffi.new("double *")
-    numbers = [number, len(cpus), native.ffi.new("int32_t[]", list(cpus)), rows, COLS, tokens, seconds, repeats]
-    native.check(native.lib.ckdist_product_rate(native.ffi.NULL, *numbers, out))
-    return out[0] / len(cpus)
+    numbers = [number, len(cpus), cpus, rows, COLS, tokens, seconds, repeats]
+    return native.call(native.lib.ckdist_product_rate, None, *numbers) / len(cpus)
 
 
 def product_rates(cpus: Sequence[int], number: int, seconds: float, repeats: int = 2) -> tuple[float, ...]:

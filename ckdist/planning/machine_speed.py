@@ -43,9 +43,7 @@ def measure_machine(machine: Machine, log_name: Callable[[str], object] = lambda
     log_name("products")
     products = {kind.name: product_rates(cpus, kind.number, SECONDS) for kind in dtypes.KNOWN}
     log_name("attention, norms and barriers")
-    out = native.ffi.new("double *")
-    pins = native.ffi.new("int32_t[]", cpus)
-    native.check(native.lib.ckdist_barrier_seconds(len(cpus), pins, SPINS, out))
+    barrier = native.call(native.lib.ckdist_barrier_seconds, len(cpus), cpus, SPINS)
     spec = MachineSpec(
         name=machine_title(machine),
         source=MEASURED,
@@ -65,7 +63,7 @@ def measure_machine(machine: Machine, log_name: Callable[[str], object] = lambda
         achieved_arithmetic=1.0,
         attention=attention_rate(cpus[0], "i16", 10 * SECONDS),
         elementwise=elementwise_rate(cpus[0], 5 * SECONDS),
-        barrier=out[0] if len(cpus) > 1 else 0.0,
+        barrier=barrier if len(cpus) > 1 else 0.0,
         products=products,
     )
     log_name("products with weights from memory")

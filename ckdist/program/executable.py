@@ -12,19 +12,15 @@ import numpy as np
 from ckdist import native
 from ckdist.program.batch import BLOCK_TOKENS, Batch
 from ckdist.program.lowered import LayerAttention, LayerState, Lowered
-from ckdist.program.model_shape import ModelShape, Rotation
+from ckdist.program.model_shape import ModelShape
 from ckdist.program.pool import ThreadPool
-from ckdist.program.rotations import ROPE_TABLES
+from ckdist.program.rotations import ROPE_TABLES, rope_fields
 from ckdist.program.stage_costs import StageCosts
-from ckdist.program.step import native_steps
 
 if TYPE_CHECKING:  # a program does not need the modules that open a communicator
     from ckdist.comm.communicator import Communicator
 
 KV_TYPES = native.numbers("ckdist_cache_type", "ckdist_cache_")
-_HOST_ROWS = native.numbers("ckdist_host_rows", "ckdist_host_rows_")
-_PLACES = native.numbers("ckdist_place", "ckdist_place_")
-_ROPE_ROWS = 4096  # rows computed at a time, so that temporary arrays stay small for a long context
 _ALIGNMENT = 1 << 16  # bytes that the communicator's arena may lose to the alignment of one array
 _HEADER = native.ffi.sizeof("struct ckdist_batch_header") // 4  # int32 items of a message before its arrays
 DECODE, PREFILL = 0, 1  # indices of execution plans
@@ -96,13 +92,34 @@ def block_bytes(key_type: str, value_type: str, key_width: int, value_width: int
 
     If `latent`, the cache has keys only, and the first elements of a key are its value.
     """
-    widths = [key_width, value_width, latent]
-    shape = native.ffi.new("struct ckdist_cache_shape *", [*_types(key_type, value_type), *widths])
-    return native.check(native.lib.ckdist_attention_block_bytes(native.ffi.NULL, shape))
+    shape = [*_types(key_type, value_type), key_width, value_width, latent]
+    return native.call(native.lib.ckdist_attention_block_bytes, None, [shape])
 
 
 def _types(key_type: str, value_type: str) -> tuple[int, int]:
     return KV_TYPES[key_type], KV_TYPES[value_type]
+
+
+def _plan_fields(plan: ExecutionPlan) -> dict[str, Any]:
+    """The fields of a `struct ckdist_execution_plan`."""
+    lowered = plan.lowered
+    return {
+        "steps": [step.native() for step in lowered.steps],
+        "step_count": len(lowered.steps),
+        "values": [{name: value for name, value in vars(b).items() if name != "rows"} for b in lowered.buffers],
+        "value_count": len(lowered.buffers),
+        "matrices": plan.matrices,
+        "matrix_count": len(plan.matrices),
+        "vectors": plan.vectors,
+        "vector_count": len(plan.vectors),
+        "tokens_sharded": lowered.tokens_sharded,
+        "host_rows": lowered.host_rows,
+    }
+
+
+def _state_fields(s: LayerState | None) -> dict[str, Any]:
+    """The fields of a `struct ckdist_layer_state`; empty if the layer keeps no state."""
+    return {} if s is None else {**vars(s), "value_heads": len(s.key_head_of)}
 
 
 class _Message:
@@ -115,7 +132,7 @@ class _Message:
         """Reallocates the message with `size` int32 items."""
         self.ints = np.zeros(size, np.int32)
         self.address = native.pointer(self.ints, "int32_t *")
-        self.header = native.ffi.cast("struct ckdist_batch_header *", self.address)
+        self.header = native.pointer(self.ints, "struct ckdist_batch_header *")
 
 
 class Executable:
@@ -179,15 +196,11 @@ class Executable:
         self._lowered = [plan.lowered for plan in plans]
         self.experts = plans[-1].lowered.experts
         stage = communicator if stages is None else stages.communicator
-        self._keep: list[Any] = [communicator, stage, loader]
-        self._loader = native.ffi.NULL if loader is None else loader
         self.pool = ThreadPool(max(threads, threads_batch), cpus, spins)
-        program = self._program(plans)
-        out = native.ffi.new("struct ckdist_executable **")
-        native.check(
-            native.lib.ckdist_executable_new(program, communicator.handle, stage.handle, self.pool.handle, out)
+        self._program = self._make_program(plans, loader)  # the native executable reads it while it lives
+        self._handle = native.call(
+            native.lib.ckdist_executable_new, self._program, communicator.handle, stage.handle, self.pool.handle
         )
-        self._handle = out[0]
         self.failed = False  # a step has failed; the other ranks have stopped as well
         self._messages = deque(_Message() for _ in range(self.in_flight))  # the free one first
         # each batch in flight: its number of selected rows, and whether they are hidden states
@@ -209,98 +222,45 @@ class Executable:
         """By plan: the kind and the layer of each step."""
         return [lowered.labels() for lowered in self._lowered]
 
-    def _array(self, values: Sequence[Any], dtype: str) -> native.CData:
-        """A C array that lives as long as the executable."""
-        array = native.ffi.new(dtype + "[]", values)
-        self._keep.append(array)
-        return array
-
-    def _plan(self, plan: ExecutionPlan) -> dict[str, Any]:
-        """The fields of a `struct ckdist_execution_plan`."""
-        ffi, lowered = native.ffi, plan.lowered
-        values = [
-            {
-                "place": _PLACES[b.place],
-                "format": b.format,
-                "selected": b.selected,
-                "width": b.width,
-                "offset": b.offset,
-                "lead": b.lead,
-                "floats": b.floats,
-                "sum": b.sum,
-            }
-            for b in lowered.buffers
-        ]
-        return {
-            "steps": native_steps(lowered.steps, self._keep),
-            "step_count": len(lowered.steps),
-            "values": self._array(values, "struct ckdist_value"),
-            "value_count": len(values),
-            "matrices": self._array([ffi.cast("void *", m) for m in plan.matrices], "const void *"),
-            "matrix_count": len(plan.matrices),
-            "vectors": self._array([ffi.cast("float *", v) for v in plan.vectors], "const float *"),
-            "vector_count": len(plan.vectors),
-            "tokens_sharded": lowered.tokens_sharded,
-            "host_rows": _HOST_ROWS[lowered.host_rows],
-        }
-
-    def _program(self, plans: Sequence[ExecutionPlan]) -> native.CData:
-        """The `struct ckdist_program *` of the plans. The arrays that it points to live as long as the executable."""
-        ffi, spec, config = native.ffi, self.spec, self.config
+    def _make_program(self, plans: Sequence[ExecutionPlan], loader: native.CData | None) -> native.CData:
+        """The `struct ckdist_program *` of the plans."""
+        spec, config = self.spec, self.config
         lowered = plans[-1].lowered
         attention = {layer: a for plan in plans for layer, a in plan.lowered.attention.items()}
         count = max([*attention, *lowered.states, *lowered.experts]) + 1
-        self._expert_rows_shape = (count, max(lowered.experts.values(), default=0))
-        layers = [self._layer(attention.get(layer)) for layer in range(count)]
-        states = [self._state(lowered.states.get(layer)) for layer in range(count)]
-        ropes = [self._rope(spec.ropes.get(table)) for table in ROPE_TABLES]
-        return ffi.new(
-            "struct ckdist_program *",
-            {
-                "plans": self._array([self._plan(plan) for plan in plans], "struct ckdist_execution_plan"),
-                "plan_count": len(plans),
-                "arena_bytes": max(plan.lowered.arena_bytes for plan in plans),
-                "max_tokens": config.max_tokens,
-                "max_sequences": config.max_sequences,
-                "max_outputs": config.max_tokens,
-                "context_length": config.context_length,
-                "vocab": spec.vocab_size,
-                "hidden": self._hidden_width,
-                "exchange_floats": max(plan.lowered.exchange_floats for plan in plans),
-                "layers": len(layers),
-                "attention": self._array(layers, "struct ckdist_layer_attention"),
-                "states": self._array(states, "struct ckdist_layer_state"),
-                "experts": max(lowered.experts.values(), default=0),
-                "state_slots": config.state_slots,
-                "blocks": config.num_blocks,
-                "ropes": ropes,
-                "loader": self._loader,
-                "in_flight": self.in_flight,
-                **self._stage(),
-            },
+        experts = max(lowered.experts.values(), default=0)
+        self._expert_rows_shape = (count, experts)
+        return native.struct(
+            "ckdist_program",
+            plans=[_plan_fields(plan) for plan in plans],
+            plan_count=len(plans),
+            arena_bytes=max(plan.lowered.arena_bytes for plan in plans),
+            max_tokens=config.max_tokens,
+            max_sequences=config.max_sequences,
+            max_outputs=config.max_tokens,
+            context_length=config.context_length,
+            vocab=spec.vocab_size,
+            hidden=self._hidden_width,
+            exchange_floats=max(plan.lowered.exchange_floats for plan in plans),
+            layers=count,
+            attention=[self._layer(attention.get(layer)) for layer in range(count)],
+            states=[_state_fields(lowered.states.get(layer)) for layer in range(count)],
+            experts=experts,
+            state_slots=config.state_slots,
+            blocks=config.num_blocks,
+            ropes=[rope_fields(spec.ropes.get(table), config.context_length) for table in ROPE_TABLES],
+            loader=loader,
+            in_flight=self.in_flight,
+            **self._neighbours(),
         )
 
-    def _stage(self) -> dict[str, Any]:
+    def _neighbours(self) -> dict[str, Any]:
         """The fields of a `struct ckdist_program` that name the neighbouring stages and the rows sent to the next."""
         if self.stages is None:
             return {"previous": -1, "next": -1}
         rows, stages = -(-self.max_tokens // self.stages.communicator.size), self.stages
         places = [self.communicator.allocate((rows, stages.hidden)) for _ in range(self.in_flight)]
-        self._keep.append(places)
-        addresses = self._array([native.pointer(place, "float *") for place in places], "float *")
-        return {"previous": stages.previous, "next": stages.next, "outgoing": addresses}
-
-    def _state(self, s: LayerState | None) -> dict[str, Any]:
-        """The fields of a `struct ckdist_layer_state`; empty if the layer keeps no state."""
-        if s is None:
-            return {}
-        return {
-            "value_heads": len(s.key_head_of),
-            "key_width": s.key_width,
-            "value_width": s.value_width,
-            "taps": s.taps,
-            "key_head_of": self._array(s.key_head_of, "int32_t"),
-        }
+        return {"previous": stages.previous, "next": stages.next, "outgoing": places}
 
     def _layer(self, a: LayerAttention | None) -> dict[str, Any]:
         """The fields of a `struct ckdist_layer_attention`; empty if the layer has no attention."""
@@ -310,31 +270,11 @@ class Executable:
         return {
             "cache": [*_types(keys, keys if a.latent else values), a.key_width, a.value_width, a.latent],
             "kv_heads": len(a.heads_per_kv),
-            "heads_per_kv": self._array(a.heads_per_kv, "int32_t"),
+            "heads_per_kv": a.heads_per_kv,
             "total_heads": a.total_heads,
             "total_kv_heads": a.total_kv_heads,
             "first_head": a.first_head,
-            "key_places": self._array(a.key_places, "int32_t") if a.key_places else native.ffi.NULL,
-        }
-
-    def _rope(self, rope: Rotation | None) -> dict[str, Any]:
-        """The fields of a `struct ckdist_rope`. Cosines and sines are float32 (context_length, dims / 2)."""
-        if rope is None:
-            return {}
-        half = len(rope.inverse_frequencies)
-        shape = self.config.context_length, half
-        cos, sin = np.empty(shape, np.float32), np.empty(shape, np.float32)
-        for begin in range(0, self.config.context_length, _ROPE_ROWS):
-            positions = np.arange(begin, min(begin + _ROPE_ROWS, self.config.context_length), dtype=np.float32)
-            angles = positions[:, None] * rope.inverse_frequencies.astype(np.float32)
-            for table, function in ((cos, np.cos), (sin, np.sin)):
-                np.multiply(function(angles), np.float32(rope.magnitude), out=table[begin : begin + _ROPE_ROWS])
-        self._keep.append((cos, sin))
-        return {
-            "cos": native.pointer(cos, "float *"),
-            "sin": native.pointer(sin, "float *"),
-            "dims": 2 * half,
-            "interleaved": rope.interleaved,
+            "key_places": a.key_places or None,
         }
 
     def run(self, batch: Batch) -> np.ndarray:
@@ -435,7 +375,7 @@ class Executable:
 
     def stats(self, reset: bool = False) -> StepStats:
         """Returns this rank's counters since the start or the last `reset`."""
-        out = native.ffi.new("struct ckdist_step_stats *")
+        out = native.struct("ckdist_step_stats")
         native.lib.ckdist_executable_stats(self._handle, out, reset)
         return _step_stats(out)
 
@@ -455,9 +395,9 @@ class Executable:
         Raises:
             CommError: A rank died or stalled.
         """
-        out = native.ffi.new("struct ckdist_step_stats[]", self.communicator.size)
-        native.check(native.lib.ckdist_executable_reports(self._handle, out))
-        return [_step_stats(out[rank]) for rank in range(self.communicator.size)]
+        out = np.zeros(self.communicator.size, native.dtype("ckdist_step_stats")).view(np.recarray)
+        native.call(native.lib.ckdist_executable_reports, self._handle, out)
+        return [_step_stats(row) for row in out]
 
     def trace(self, handle: native.CData) -> None:
         """Makes each thread write its steps to the native trace `handle`, which must outlive the executable."""

@@ -16,10 +16,8 @@ class ThreadPool:
 
     def __init__(self, threads: int, cpus: Sequence[int] = (), spins: int = 2000):
         self.threads = threads
-        cpu_array = native.ffi.new("int32_t[]", list(cpus[:threads])) if len(cpus) >= threads else native.ffi.NULL
-        out = native.ffi.new("struct ckdist_pool **")
-        native.check(native.lib.ckdist_pool_new(threads, cpu_array, spins, out))
-        self.handle = native.ffi.gc(out[0], native.lib.ckdist_pool_free)
+        pins = cpus[:threads] if len(cpus) >= threads else None
+        self.handle = native.new(native.lib.ckdist_pool_new, threads, pins, spins)
 
     def close(self) -> None:
         """Ends the threads once no native object uses them. The calling thread then has its old CPU affinity."""

@@ -86,32 +86,23 @@ class Step:
         """All operands of a type that the step reads or writes, in the order of the fields."""
         return [index for index in _indices(self.fields) if isinstance(index, index_type) and index != ABSENT]
 
-    def native(self, keep: list[Any]) -> CData:
-        """The native struct. Memory that must stay alive with it is appended to `keep`."""
-        numbers = {"kind": getattr(native.lib, f"ckdist_step_{self.kind}")}
-        numbers["rows"] = getattr(native.lib, f"ckdist_rows_{self.rows}")
-        kind = f"struct ckdist_{self.kind}_step"
-        types = native.field_types(native.ffi.typeof(kind))
+    def native(self) -> CData:
+        """A pointer to the native struct. It owns the struct and everything that the struct points to."""
+        kind = f"ckdist_{self.kind}_step"
+        types = native.field_types(kind)
         absent = types.keys() - self.fields.keys() - {"step"}
         # a pointer may be absent: it is null then
         missing = [name for name in types if name in absent and types[name].kind != "pointer"]
         if missing:
             raise LayoutError(f"a step {self.kind} lacks its field {missing[0]!r}")
-        struct = native.struct(kind, {"step": numbers, **_plain(self.fields)}, keep)
-        return native.ffi.cast("struct ckdist_step *", struct)
+        numbers = {"kind": getattr(native.lib, f"ckdist_step_{self.kind}"), "rows": self.rows}
+        return native.struct(kind, step=numbers, **self.fields)
 
     def __str__(self) -> str:
         plain = lambda name, value: name.endswith("factor") and value == 1.0
         shown = {name: _text(value) for name, value in self.fields.items() if not plain(name, value)}
         rows = [] if self.rows == "tokens" else [f"rows={self.rows}"]
         return " ".join([f"{self.kind:13s}", *rows, *(f"{name}={text}" for name, text in shown.items() if text)])
-
-
-def native_steps(steps: list[Step], keep: list[Any]) -> CData:
-    """An array of pointers to the steps' structs. Memory that must stay alive with it is appended to `keep`."""
-    array = native.ffi.new("struct ckdist_step *[]", [step.native(keep) for step in steps])
-    keep.append(array)
-    return array
 
 
 def _indices(value: Any) -> Iterator[Index]:
@@ -123,17 +114,6 @@ def _indices(value: Any) -> Iterator[Index]:
     elif isinstance(value, (dict, list, tuple)):
         for part in value.values() if isinstance(value, dict) else value:
             yield from _indices(part)
-
-
-def _plain(value: Any) -> Any:
-    """Converts a field's value for `native.struct`."""
-    if isinstance(value, Span):
-        return {"first": int(value.first), "count": value.count}
-    if isinstance(value, dict):
-        return {name: _plain(part) for name, part in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(part) for part in value]
-    return value
 
 
 def _text(value: Any) -> str:
@@ -165,5 +145,4 @@ __all__ = [
     "Step",
     "ValueIndex",
     "VectorIndex",
-    "native_steps",
 ]

@@ -18,8 +18,6 @@ def arithmetic_rate(threads: int, cpus: Sequence[int], form: int, isa: str | Non
         form: Activation format, a key of ARITHMETIC.
         isa: Instruction set level. None: the selected one.
     """
-    pins = native.ffi.new("int32_t[]", list(cpus)) if len(cpus) >= threads else native.ffi.NULL
-    out = native.ffi.new("double *")
-    level = native.ffi.NULL if isa is None else isa.encode()
-    native.check(native.lib.ckdist_arithmetic_rate(level, threads, pins, form, ARITHMETIC_SECONDS, REPEATS, out))
-    return out[0]
+    pins = cpus if len(cpus) >= threads else None
+    rate = native.lib.ckdist_arithmetic_rate
+    return native.call(rate, isa, threads, pins, form, ARITHMETIC_SECONDS, REPEATS)

@@ -29,10 +29,8 @@ TRIES = 3  # starts that measure again because other work used their cores; the 
 
 def read_bandwidth(threads: int, cpus: Sequence[int] = (), repeats: int = 5, bytes_each: int = READ_BYTES) -> float:
     """Bytes per second that `threads` threads of this process read together; the best of `repeats` passes."""
-    out = native.ffi.new("double *")
-    pinned = native.ffi.new("int32_t[]", list(cpus)) if len(cpus) >= threads else native.ffi.NULL
-    native.check(native.lib.ckdist_read_bandwidth(threads, pinned, bytes_each, repeats, out))
-    return out[0]
+    pins = cpus if len(cpus) >= threads else None
+    return native.call(native.lib.ckdist_read_bandwidth, threads, pins, bytes_each, repeats)
 
 
 def read_size(machine: Machine, cpus: Sequence[int]) -> int:

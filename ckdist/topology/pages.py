@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ckdist import native
 from ckdist.topology.machine import this_machine
 from ckdist.topology.placement import Placement
@@ -64,7 +66,7 @@ def huge_pages(blocks: Iterable[tuple[Any, int]], smaps: str = "/proc/self/smaps
 
     A block that is part of a mapping counts for its fraction of the mapping.
     """
-    blocks = [(int(native.ffi.cast("uintptr_t", address)), size) for address, size in blocks]
+    blocks = [(native.address(address), size) for address, size in blocks]
     reserved = transparent = resident = inside = 0.0  # inside: fraction of a mapping that is in the blocks
     try:
         with open(smaps) as file:
@@ -99,13 +101,13 @@ def sample_pages(address: Any, size: int, nodes: tuple[int, ...], touch: bool = 
     """
     if not size:
         return Pages(0, 0)
-    found = native.ffi.new("int32_t[]", samples)
-    status = native.lib.ckdist_page_nodes(address, size, samples, touch, found)
+    found = np.zeros(samples, np.int32)
+    status = native.lib.ckdist_page_nodes(address, size, samples, touch, native.pointer(found, "int32_t *"))
     if status < 0:
         reason = os.strerror(-status).lower()
         if -status in (errno.EPERM, errno.ENOSYS):
             reason += "; in a container move_pages needs --cap-add SYS_NICE"
         return Pages(0, 0, reason)
-    known = [node for node in found if node >= 0]
+    known = [node for node in found.tolist() if node >= 0]
     here = sum(node in nodes for node in known)
     return Pages(here, len(known) - here)

@@ -10,12 +10,11 @@ import numpy as np
 
 from ckdist import native
 from ckdist.errors import ConfigError
-from ckdist.models.spec import RopeSpec
 from ckdist.native import CData
 from ckdist.program.lowered_training import LoweredTraining, Parameter, PlacedValue
 from ckdist.program.pool import ThreadPool
-from ckdist.program.rotations import ROPE_TABLES
-from ckdist.program.step import ParameterIndex, Step, native_steps
+from ckdist.program.rotations import ROPE_TABLES, rope_fields
+from ckdist.program.step import ParameterIndex, Step
 from ckdist.train.arena import Arena
 from ckdist.train.batch import PackedBatch
 from ckdist.train.loss_program import LossProgram
@@ -51,6 +50,18 @@ def _once_read(lowered: LoweredTraining) -> list[tuple[int, int]]:
         (-(-4 * p.offset // mmap.PAGESIZE) * mmap.PAGESIZE, 4 * p.end // mmap.PAGESIZE * mmap.PAGESIZE) for p in frozen
     ]
     return [(begin, end) for begin, end in pages if begin < end]
+
+
+def _list(steps: list[Step], cleared: Sequence[int] = ()) -> dict[str, Any]:
+    """The fields of a `struct ckdist_training_list`."""
+    steps_of = [step.native() for step in steps]
+    return {"steps": steps_of, "count": len(steps), "cleared": cleared, "cleared_count": len(cleared)}
+
+
+def _value(v: PlacedValue) -> dict[str, Any]:
+    """The fields of a `struct ckdist_value`."""
+    place = "activations" if v.operand else "arena"
+    return {"place": place} | {name: getattr(v, name) for name in ("offset", "width", "room", "stride", "kept")}
 
 
 class NativeExecutable:
@@ -98,108 +109,50 @@ class NativeExecutable:
         # Start of each chunk's kept activations, and the end of the last.
         sizes = [c.kept_bytes * waiting for c, waiting in zip(lowered.chunks, program.stage.waiting, strict=True)]
         self._kept = [0, *itertools.accumulate(sizes)]
-        self._keep: list[Any] = []
-        out = native.ffi.new("struct ckdist_training **")
         axes = (None if sharded else self.ranks.data, self.ranks.tensor, self.ranks.stages)
-        handles = [communicator.handle if communicator else native.ffi.NULL for communicator in axes]
-        native.check(native.lib.ckdist_training_new(self._native(lowered), *handles, self.pool.handle, out))
-        self._handle = out[0]
+        handles = [communicator.handle if communicator else None for communicator in axes]
+        self._native = self._make_program(lowered)  # the native executable reads it while it lives
+        self._handle = native.call(native.lib.ckdist_training_new, self._native, *handles, self.pool.handle)
         self._fresh = [False] * len(lowered.chunks)  # by chunk: the next backward pass overwrites its gradients
         self.balance = self.waited = 0.0
 
-    def _array(self, values: Sequence[Any], dtype: str) -> CData:
-        array = native.ffi.new(dtype + "[]", values)
-        self._keep.append(array)
-        return array
-
-    def _native(self, lowered: LoweredTraining) -> CData:
+    def _make_program(self, lowered: LoweredTraining) -> CData:
+        """The `struct ckdist_training_program *`."""
         spec = self.program.spec
-        return native.ffi.new(
-            "struct ckdist_training_program *",
-            {
-                "lists": self._array(self._lists(lowered), "struct ckdist_training_list"),
-                "list_count": 2 * len(lowered.chunks),
-                "values": self._array([self._value(v) for v in lowered.values], "struct ckdist_value"),
-                "value_count": len(lowered.values),
-                "parameters": self._array(
-                    [self._parameter(p) for p in lowered.parameters], "struct ckdist_training_parameter"
-                ),
-                "parameter_count": len(lowered.parameters),
-                "packs": self._array(
-                    [
-                        {"transposed": transposed, "count": len(of), "parameters": self._array(of, "int32_t")}
-                        for transposed, of in lowered.packs
-                    ],
-                    "struct ckdist_training_pack",
-                ),
-                "pack_count": len(lowered.packs),
-                "arena_bytes": lowered.arena_bytes,
-                "kept_bytes": self._kept[-1],
-                "max_tokens": self.program.max_tokens,
-                "vocab": spec.vocab_size,
-                "trained_floats": lowered.trained_floats,
-                "bf16": self.program.dtype == "bfloat16",
-                "ropes": [self._rope(spec.ropes.get(table)) for table in ROPE_TABLES],
-                "parameter_arena": native.pointer(self._every.flat, "float *"),
-                "gradient_arena": native.pointer(self.gradients.flat, "float *"),
-                **self._outgoing(),
-            },
+        outgoing = self._outgoing()
+        return native.struct(
+            "ckdist_training_program",
+            lists=[of for c in lowered.chunks for of in (_list(c.forward), _list(c.backward, sorted(c.cleared)))],
+            list_count=2 * len(lowered.chunks),
+            values=[_value(v) for v in lowered.values],
+            value_count=len(lowered.values),
+            parameters=[self._parameter(p) for p in lowered.parameters],
+            parameter_count=len(lowered.parameters),
+            packs=[[transposed, len(parameters), parameters] for transposed, parameters in lowered.packs],
+            pack_count=len(lowered.packs),
+            arena_bytes=lowered.arena_bytes,
+            kept_bytes=self._kept[-1],
+            max_tokens=self.program.max_tokens,
+            vocab=spec.vocab_size,
+            trained_floats=lowered.trained_floats,
+            bf16=self.program.dtype == "bfloat16",
+            ropes=[rope_fields(spec.ropes.get(table), self.program.max_tokens) for table in ROPE_TABLES],
+            parameter_arena=self._every.flat,
+            gradient_arena=self.gradients.flat,
+            outgoing=outgoing,
+            outgoing_count=len(outgoing),
         )
 
-    def _lists(self, lowered: LoweredTraining) -> list[dict[str, Any]]:
-        """A struct ckdist_training_list for the forward pass and one for the backward pass of each chunk."""
-
-        def fields(steps: list[Step], cleared: Sequence[int] = ()) -> dict[str, Any]:
-            """The fields of one list."""
-            cleared_array = self._array(cleared, "int32_t")
-            steps_array = native_steps(steps, self._keep)
-            return {"steps": steps_array, "count": len(steps), "cleared": cleared_array, "cleared_count": len(cleared)}
-
-        return [of for c in lowered.chunks for of in (fields(c.forward), fields(c.backward, sorted(c.cleared)))]
-
-    def _outgoing(self) -> dict[str, Any]:
-        """The fields that hold the addresses of rows for other stages."""
-        count = self.program.messages
-        if self.ranks.every is None or count == 0:
-            return {"outgoing": native.ffi.NULL, "outgoing_count": 0}
-        places = [self.ranks.every.allocate(self.program.message_floats) for _ in range(count)]
-        self._keep.append(places)
-        addresses = self._array([native.pointer(place, "float *") for place in places], "float *")
-        return {"outgoing": addresses, "outgoing_count": count}
+    def _outgoing(self) -> list[np.ndarray]:
+        """Memory for rows that are sent to other stages, one array per message."""
+        if self.ranks.every is None:
+            return []
+        return [self.ranks.every.allocate(self.program.message_floats) for _ in range(self.program.messages)]
 
     def _parameter(self, p: Parameter) -> dict[str, Any]:
-        address = self._stored[p.name].address if p.stored else 0
-        matrix = native.ffi.cast("void *", address)
-        shape = {"offset": p.offset, "rows": p.rows, "cols": p.columns, "matrices": p.matrices}
-        return {**shape, "matrix": matrix}
-
-    @staticmethod
-    def _value(v: PlacedValue) -> dict[str, int]:
-        place = native.lib.ckdist_place_activations if v.operand else native.lib.ckdist_place_arena
-        return {
-            "place": place,
-            "offset": v.offset,
-            "width": v.width,
-            "room": v.room,
-            "stride": v.stride,
-            "kept": v.kept,
-        }
-
-    def _rope(self, rope: RopeSpec | None) -> dict[str, Any]:
-        """The fields of a `struct ckdist_rope`: cosines and sines, each float32 (max_tokens, dims / 2)."""
-        if rope is None:
-            return {}
-        angles = np.arange(self.program.max_tokens, dtype=np.float32)[:, None] * rope.inverse_frequencies.astype(
-            np.float32
-        )
-        cos, sin = (function(angles) * np.float32(rope.magnitude) for function in (np.cos, np.sin))
-        self._keep.append((cos, sin))
-        return {
-            "cos": native.pointer(cos, "float *"),
-            "sin": native.pointer(sin, "float *"),
-            "dims": rope.dims,
-            "interleaved": rope.interleaved,
-        }
+        """The fields of a `struct ckdist_training_parameter`."""
+        matrix = self._stored[p.name].address if p.stored else None
+        return {"offset": p.offset, "rows": p.rows, "cols": p.columns, "matrices": p.matrices, "matrix": matrix}
 
     def forward(self, batch: PackedBatch, chunk: int, slot: int) -> None:
         """Runs the forward pass of a chunk. A slot keeps the values that its backward pass reads.
@@ -238,25 +191,22 @@ class NativeExecutable:
             )
         if self._handle is None:
             raise ConfigError("this executable is closed")
-        given = native.ffi.new(
-            "struct ckdist_training_batch *",
-            [*(native.pointer(a, "int32_t *") for a in (ids, targets, starts)), len(ids), len(starts) - 1],
-        )
+        given = [ids, targets, starts, len(ids), len(starts) - 1]
         kept = self._kept[chunk] + slot * self.program.lowered.chunks[chunk].kept_bytes
         clear = backward and self._fresh[chunk]
-        one_pass = native.ffi.new("struct ckdist_training_pass *", [2 * chunk + backward, clear, reduce, kept])
-        out = native.ffi.new("double[2]")
-        native.check(native.lib.ckdist_training_run(self._handle, given, one_pass, out))
+        one_pass = [2 * chunk + backward, clear, reduce, kept]
+        losses = np.empty(2)  # (the sum of losses, the loss of load balancing)
+        native.call(native.lib.ckdist_training_run, self._handle, [given], [one_pass], losses)
         if self._pages is not None:
             for begin, end in self._frozen:  # they are packed now: free their pages
                 self._pages.madvise(mmap.MADV_DONTNEED, begin, end - begin)
         self._frozen = []
         self._fresh[chunk] = self._fresh[chunk] and not backward
-        self.balance = out[1]
+        loss, self.balance = losses.tolist()
         if self.program.stage.count > 1:
             seconds = self.times()
             self.waited = seconds["recv_rows"] + seconds["send_rows"]
-        return out[0]
+        return loss
 
     def flush(self) -> None:
         """Waits until other stages have received all that was sent. Raises CommError if a rank died or stalled."""
@@ -271,19 +221,16 @@ class NativeExecutable:
 
         "reduce_gradients" is the time that this rank waited for other ranks.
         """
-        out = native.ffi.new(f"double[{_KINDS['kinds'] + 1}]")
-        native.lib.ckdist_training_times(self._handle, out)
-        return {
-            **{name: out[number] for name, number in _KINDS.items() if name != "kinds"},
-            "pack": out[_KINDS["kinds"]],
-        }
+        out = np.empty(_KINDS["kinds"] + 1)
+        native.call(native.lib.ckdist_training_times, self._handle, out)
+        return {"pack" if name == "kinds" else name: float(out[number]) for name, number in _KINDS.items()}
 
     @property
     def bytes(self) -> TrainingBytes:
         """The memory of this executable without parameters and gradients."""
-        out = native.ffi.new("int64_t[3]")
-        native.lib.ckdist_training_bytes(self._handle, out)
-        return TrainingBytes(*out)
+        out = np.empty(3, np.int64)
+        native.call(native.lib.ckdist_training_bytes, self._handle, out)
+        return TrainingBytes(*out.tolist())
 
     def close(self) -> None:
         """Frees threads and buffers. Parameters and gradients stay."""

@@ -19,7 +19,7 @@ from ckdist.train.arena import ALIGNMENT, Arena
 from ckdist.train.config import TrainConfig
 from ckdist.train.ranks import TrainingRanks
 
-ffi, lib = native.ffi, native.lib
+lib = native.lib
 STATES = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",)}
 SAVE_TAG = 1000
 
@@ -78,9 +78,7 @@ class Optimizer:
         others = {*(() if ranks.speaks else self._replicated), *(self._tied if self._is_last else ())}
         self._counted = self._stretches(sorted(others))  # other ranks of the replica leave these out
         self._pool = pool or ThreadPool(1)
-        out = ffi.new("struct ckdist_optimizer **")
-        native.check(lib.ckdist_optimizer_new(ffi.NULL, self._pool.handle, out))
-        self._native = ffi.gc(out[0], lib.ckdist_optimizer_free)
+        self._native = native.new(lib.ckdist_optimizer_new, None, self._pool.handle)
 
     @property
     def _is_last(self) -> bool:
@@ -161,11 +159,9 @@ class Optimizer:
 
     def _sum_squares(self, gradient: np.ndarray) -> float:
         """The sum of squares of the whole gradient. Each element counts once. A collective call."""
-        out, total = ffi.new("double *"), 0.0
+        total = 0.0
         for begin, end in self._counted:
-            part = native.pointer(gradient[begin:end], "float *")
-            native.check(lib.ckdist_optimizer_sum_squares(self._native, part, end - begin, out))
-            total += out[0]
+            total += native.call(lib.ckdist_optimizer_sum_squares, self._native, gradient[begin:end], end - begin)
         for communicator in self._summed_over:
             total = float(sum(communicator.all_gather(np.array([total])).tolist()))  # in rank order
         return total
@@ -174,22 +170,24 @@ class Optimizer:
         """Updates this rank's part of the parameters and the state. Gradients are multiplied by `scale`."""
         c = self.config
         own = self.parameters.flat[self.begin : self.end]
-        pointer = lambda array: native.pointer(array, "float *")
-        update = ffi.new("struct ckdist_update *")
-        update.ends, update.decays = (
-            native.pointer(self._part_ends, "int64_t *"),
-            native.pointer(self._decays, "uint8_t *"),
-        )
-        update.parts, update.n, update.step = len(self._part_ends), own.size, self.steps
-        update.gradient_scale, update.learning_rate, update.weight_decay = scale, learning_rate, c.weight_decay
-        update.parameters, update.gradients = pointer(own), pointer(gradient)
-        state = [pointer(array) for array in self.state.values()]
+        update = {
+            "ends": self._part_ends,
+            "decays": self._decays,
+            "parts": len(self._part_ends),
+            "n": own.size,
+            "step": self.steps,
+            "gradient_scale": scale,
+            "learning_rate": learning_rate,
+            "weight_decay": c.weight_decay,
+            "parameters": own,
+            "gradients": gradient,
+        }
+        state = self.state.values()
         if c.optim == "adamw":
-            native.check(
-                lib.ckdist_optimizer_adamw(self._native, update, c.adam_beta1, c.adam_beta2, c.adam_epsilon, *state)
-            )
+            numbers = [c.adam_beta1, c.adam_beta2, c.adam_epsilon]
+            native.call(lib.ckdist_optimizer_adamw, self._native, update, *numbers, *state)
         else:
-            native.check(lib.ckdist_optimizer_sgd(self._native, update, c.momentum, *state))
+            native.call(lib.ckdist_optimizer_sgd, self._native, update, c.momentum, *state)
 
     def gather(self, name: str) -> Arena | None:
         """Returns one state of all of this rank's parameters.

@@ -6,7 +6,7 @@ import numpy as np
 
 from ckdist.errors import ModelFileError
 from ckdist.models.spec import ModelSpec
-from ckdist.native import check, ffi, lib
+from ckdist.native import address, call, lib, struct
 from ckdist.program.lowered import MatrixKey
 from ckdist.program.program import Program
 from ckdist.program.tracer import LowRank
@@ -31,33 +31,21 @@ class PackedMatrix:
             count, there, columns = values.shape
             values = np.pad(values, [(0, 0), (0, rows - there), (0, 0)]).reshape(count * rows, columns)
         self.rows, self.cols = values.shape
-        tile_bytes = lib.ckdist_tile_bytes(ffi.NULL, self.type, self.cols)
+        tile_bytes = call(lib.ckdist_tile_bytes, None, self.type, self.cols)
         self.bytes = -(-self.rows // 16) * tile_bytes
-        self._memory = np.zeros(self.bytes + CACHE_LINE, np.uint8)
-        shift = -self._memory.ctypes.data % CACHE_LINE
-        tiles, source = self._memory[shift : shift + self.bytes], np.ascontiguousarray(values, np.float32)
-        address = ffi.cast("uint8_t *", tiles.ctypes.data)
-        check(
-            lib.ckdist_pack(
-                ffi.NULL,
-                self.type,
-                self.rows,
-                self.cols,
-                ffi.cast("uint8_t *", source.ctypes.data),
-                source.nbytes,
-                address,
-                self.bytes,
-            )
-        )
-        self._struct = ffi.new(
-            "struct ckdist_matrix *",
-            {"type": self.type, "rows": self.rows, "cols": self.cols, "tile_bytes": tile_bytes, "tiles": address},
+        memory = np.zeros(self.bytes + CACHE_LINE, np.uint8)
+        shift = -memory.ctypes.data % CACHE_LINE
+        tiles = memory[shift : shift + self.bytes]
+        source = np.ascontiguousarray(values, np.float32).reshape(-1).view(np.uint8)
+        call(lib.ckdist_pack, None, self.type, self.rows, self.cols, source, source.nbytes, tiles, self.bytes)
+        self._struct = struct(
+            "ckdist_matrix", type=self.type, rows=self.rows, cols=self.cols, tile_bytes=tile_bytes, tiles=tiles
         )
 
     @property
     def address(self) -> int:
         """Address of the native `struct ckdist_matrix`."""
-        return int(ffi.cast("intptr_t", self._struct))
+        return address(self._struct)
 
 
 class Adapter:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckdist.native import ffi, lib
+from ckdist.native import address, ffi, lib
 
 if TYPE_CHECKING:
     from ckdist.weights.loader import ShardLoader
@@ -27,7 +27,7 @@ class MatrixHandle:
     @property
     def address(self) -> int:
         """Address of the native `struct ckdist_matrix`."""
-        return int(ffi.cast("intptr_t", self._struct()))
+        return address(self._struct())
 
     @property
     def bytes(self) -> int:
@@ -61,7 +61,7 @@ class VectorHandle:
     @property
     def address(self) -> int:
         """Address of its first float."""
-        return int(ffi.cast("intptr_t", self._pointer()))
+        return address(self._pointer())
 
     @property
     def place(self) -> int:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckdist.comm.protocol import World
-from ckdist.native import ffi
+from ckdist.native import address
 from ckdist.program.lowered import MatrixKey, VectorKey
 from ckdist.weights.handles import MatrixHandle, VectorHandle
 from ckdist.weights.loader import ShardLoader
@@ -63,11 +63,11 @@ class HostShards:
             else:
                 peer = self._peers[rank]
                 matrix = self._loader.add_peer_matrix(peer, key.name, key.rows, stored, place, key.matrices)
-                self._addresses[key] = int(ffi.cast("intptr_t", matrix))
+                self._addresses[key] = address(matrix)
         return self._addresses[key]
 
     def vector(self, name: str, local_range: tuple[int, int]) -> int:
         """The address of the first float."""
         rank, offset = self._places[name, local_range]
         arena = self._loader.peer_arena(self._peers[rank]) if rank in self._peers else self._loader.arena
-        return int(ffi.cast("intptr_t", ffi.cast("char *", arena) + offset))
+        return address(arena) + offset

@@ -7,8 +7,8 @@
 """
 
 import contextlib
-import dataclasses
 import logging
+import os
 import pathlib
 import threading
 import time
@@ -23,7 +23,7 @@ from ckdist.hub.remote_file import fetch_ranges, has_parts
 from ckdist.layout import Range
 from ckdist.models.blocks.moe import is_router
 from ckdist.models.decoder import EMBEDDING, OUTPUT
-from ckdist.native import check, ffi, lib, numbers, pointer
+from ckdist.native import address, call, check, ffi, lib, new
 from ckdist.progress import ProgressBar
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import Checkpoint
@@ -36,9 +36,6 @@ from ckdist.weights.tensor_source import TensorSource
 log = logging.getLogger(__name__)
 
 QUANTIZATIONS = {"q8_0": dtypes.Q8_0, "q4_k": dtypes.Q4_K}
-COPY_ENGINES = numbers("ckdist_copy_engine", "ckdist_copy_engine_")
-CODES = numbers("ckdist_codes", "ckdist_codes_")
-SCALE_FORMS = numbers("ckdist_scale_form", "ckdist_scale_")
 _POLL_MILLISECONDS = 100
 
 
@@ -67,10 +64,8 @@ class ShardLoader:
         self._read: list[tuple[TensorSource, Sequence[Range], Sequence[int]]] = []  # planned rows
         self._open = False
         self._reporter: threading.Thread | None = None
-        paths = [ffi.new("char[]", str(path).encode(errors="surrogateescape")) for path in self._files]
-        out = ffi.new("ckdist_loader **")
-        check(lib.ckdist_loader_create(ffi.new("char *[]", paths), len(paths), out))
-        self._native = ffi.gc(out[0], lib.ckdist_loader_free)
+        paths = [os.fsencode(path) for path in self._files]
+        self._native = new(lib.ckdist_loader_create, paths, len(paths))
         for path, number in self._files.items():
             if has_parts(path):
                 check(lib.ckdist_loader_expect_writes(self._native, number))
@@ -117,8 +112,8 @@ class ShardLoader:
             raise LayoutError(
                 f"columns [{begin}, {end}) of {name} cannot be sharded from {blocks}: shard at multiples of {block}"
             )
-        plan, _keep = self._matrix_plan(name, ranges, begin, end, chosen)
-        index = check(lib.ckdist_loader_add_matrix(self._native, plan))
+        plan = self._matrix_plan(name, ranges, begin, end, chosen)
+        index = call(lib.ckdist_loader_add_matrix, self._native, plan)
         rows = len(chosen) * sum(e - b for b, e in ranges)
         self._read.append((source, ranges, chosen))
         handle = MatrixHandle(self, index, packed.number, rows, (begin, end))
@@ -127,42 +122,36 @@ class ShardLoader:
 
     def _matrix_plan(
         self, name: str, ranges: Sequence[tuple[int, int]], begin: int, end: int, chosen: range
-    ) -> tuple[Any, tuple[Any, ...]]:
-        """The native plan of a part of the matrices `chosen`, and the objects that must stay alive with it."""
+    ) -> dict[str, Any]:
+        """The fields of the native plan of a part of the matrices `chosen`."""
         source = self.checkpoint.tensors[name]
         rows, cols = source.shape[-2:]
-        range_array, name_bytes = np.array(ranges, np.int64).reshape(-1, 2), ffi.new("char[]", name.encode())
         files, offsets = self._places([source.places[index] for index in chosen])
-        scales, *kept = self._scales(source.scales, chosen) if source.scales else (ffi.NULL,)
-        plan = ffi.new("struct ckdist_matrix_plan *", {
-            "name": name_bytes, "count": len(chosen),
-            "files": pointer(files, "int32_t *"), "offsets": pointer(offsets, "int64_t *"), "scales": scales,
+        return {
+            "name": name, "count": len(chosen), "files": files, "offsets": offsets,
+            "scales": self._scales(source.scales, chosen) if source.scales else None,
             "source_type": source.type, "packed_type": self.type_of(name), "head_rows": source.head_rows,
-            "part": dataclasses.asdict(source.part) if source.part else {},
+            "part": source.part or {},
             "rows": rows, "cols": cols, "col_begin": begin, "col_end": end,
-            "row_ranges": pointer(range_array, "int64_t *"), "range_count": len(ranges),
+            "row_ranges": np.array(ranges, np.int64).reshape(-1, 2), "range_count": len(ranges),
             "cold": name == EMBEDDING and self._untied,
-        })  # fmt: skip
-        return plan, (range_array, name_bytes, files, offsets, scales, *kept)
+        }  # fmt: skip
 
     def _places(self, places: Sequence[Place]) -> tuple[np.ndarray, np.ndarray]:
         """File numbers, int32 (matrices,), and offsets, int64 (matrices,)."""
         files = np.array([self._files[path] for path, _ in places], np.int32)
         return files, np.array([offset for _, offset in places], np.int64)
 
-    def _scales(self, scales: Scales, chosen: range) -> tuple[Any, ...]:
-        """The native places of the scales of the matrices `chosen`, and the objects that must stay alive with it."""
+    def _scales(self, scales: Scales, chosen: range) -> dict[str, Any]:
+        """The fields of the native `struct ckdist_scales` of the matrices `chosen`."""
         files, offsets = self._places([scales.places[index] for index in chosen])
         zero_files, zero_offsets = self._places([scales.zeros[index] for index in chosen if scales.zeros])
-        found = ffi.new("struct ckdist_scales *", {
-            "codes": CODES[scales.codes], "form": SCALE_FORMS[scales.form],
-            "rows_each": scales.rows_each, "cols_each": scales.cols_each,
+        return {
+            "codes": scales.codes, "form": scales.form, "rows_each": scales.rows_each, "cols_each": scales.cols_each,
             "rows": scales.shape[0], "cols": scales.shape[1], "first_row": scales.first_row,
-            "files": pointer(files, "int32_t *"), "offsets": pointer(offsets, "int64_t *"),
-            "zero_files": pointer(zero_files, "int32_t *") if scales.zeros else ffi.NULL,
-            "zero_offsets": pointer(zero_offsets, "int64_t *"),
-        })  # fmt: skip
-        return found, files, offsets, zero_files, zero_offsets
+            "files": files, "offsets": offsets,
+            "zero_files": zero_files if scales.zeros else None, "zero_offsets": zero_offsets,
+        }  # fmt: skip
 
     @property
     def _untied(self) -> bool:
@@ -179,15 +168,14 @@ class ShardLoader:
         if (known := self._vectors.get(key)) is not None:
             return known
         self._read.append((source, [(begin, end)], (0,)))
-        name_bytes = ffi.new("char[]", name.encode())
-        plan = ffi.new("struct ckdist_vector_plan *", {
-            "name": name_bytes, "file": self._files[source.file],
+        plan = {
+            "name": name, "file": self._files[source.file],
             "source_type": source.type, "head_rows": source.head_rows,
             "stored": source.part.stored if source.part else 0, "lane": source.part.first if source.part else 0,
             "plus_one": source.plus_one, "minus_exp": source.minus_exp,
             "offset": source.offset, "size": size, "begin": begin, "end": end,
-        })  # fmt: skip
-        handle = VectorHandle(self, check(lib.ckdist_loader_add_vector(self._native, plan)), end - begin)
+        }  # fmt: skip
+        handle = VectorHandle(self, call(lib.ckdist_loader_add_vector, self._native, plan), end - begin)
         self._vectors[key] = handle
         return handle
 
@@ -239,7 +227,7 @@ class ShardLoader:
 
         `arena_bytes` is the peer's `planned_bytes`.
         """
-        return check(lib.ckdist_loader_add_peer(self._native, ffi.new("char[]", path.encode()), arena_bytes))
+        return call(lib.ckdist_loader_add_peer, self._native, path, arena_bytes)
 
     def peer_arena(self, peer: int) -> Any:
         """Address of a peer's arena."""
@@ -258,11 +246,9 @@ class ShardLoader:
 
         Call it before `load` or `repack`.
         """
-        out = ffi.new("struct ckdist_matrix **")
         chosen = range(*(matrices or (0, len(self.checkpoint.tensors[name].places))))
-        plan, _keep = self._matrix_plan(name, (row_range,), *col_range, chosen)
-        check(lib.ckdist_loader_add_peer_matrix(self._native, peer, plan, *place[4:], out))
-        return out[0]
+        plan = self._matrix_plan(name, (row_range,), *col_range, chosen)
+        return call(lib.ckdist_loader_add_peer_matrix, self._native, peer, plan, *place[4:])
 
     def load(self, progress: bool = True, trace: Any = None) -> LoadReport:
         """Packs everything that was planned, and waits until this is done; call it once.
@@ -312,8 +298,7 @@ class ShardLoader:
 
     def _fill(self, background: bool, copy_engine: str, until: float, trace: Any) -> None:
         self._trace = trace
-        way = [self.threads, background, COPY_ENGINES[copy_engine], until, ffi.NULL if trace is None else trace]
-        check(lib.ckdist_loader_fill(self._native, ffi.new("struct ckdist_filling *", way)))
+        call(lib.ckdist_loader_fill, self._native, [[self.threads, background, copy_engine, until, trace]])
 
     def wait(self) -> None:
         """Waits until packing has ended. Raises the error that it failed with."""
@@ -346,9 +331,7 @@ class ShardLoader:
         return Filled(out.bytes, out.ready, out.kept, out.seconds, bool(out.finished), _text(out.copy_engine))
 
     def _filled(self) -> Any:
-        out = ffi.new("struct ckdist_filled *")
-        lib.ckdist_loader_filled(self._native, out)
-        return out
+        return call(lib.ckdist_loader_filled, self._native)
 
     def _report(self, on_finished: Callable[[Filled], None] | None) -> None:
         """Calls the callback once when packing has ended. The steps raise an error of packing, not this thread."""
@@ -362,7 +345,7 @@ class ShardLoader:
 
     def offset_of(self, pointer: Any) -> int:
         """The offset of an address in the arena, in bytes."""
-        return int(ffi.cast("char *", pointer) - ffi.cast("char *", self.arena))
+        return address(pointer) - address(self.arena)
 
     def native_open(self) -> Any:
         """The native loader. It must be open: before, handles have no address."""

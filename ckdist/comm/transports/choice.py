@@ -150,11 +150,11 @@ def exchange_seconds(world: World, handle: CData, sizes: Sequence[tuple[int, int
         if len(set(world.hosts)) > 1
         else list(range(world.size))
     )
-    slowest, out = [0.0] * len(sizes), ffi.new("double *")
+    slowest = [0.0] * len(sizes)
     for leader in leaders[1 : 1 + MEASURED_HOSTS]:
         if world.rank not in (0, leader):
             continue
         for i, (size, calls) in enumerate(sizes):
-            native.check(lib.ckdist_transport_time(handle, leader if world.rank == 0 else 0, size, calls, out))
-            slowest[i] = max(slowest[i], out[0])
+            peer = leader if world.rank == 0 else 0
+            slowest[i] = max(slowest[i], native.call(lib.ckdist_transport_time, handle, peer, size, calls))
     return slowest

@@ -11,7 +11,7 @@ from ckdist.comm.transports.verbs import open_verbs
 from ckdist.errors import ConfigError
 from ckdist.native import CData
 
-ffi, lib = native.ffi, native.lib
+lib = native.lib
 
 
 def open_transport(
@@ -26,19 +26,13 @@ def open_transport(
     else:
         opened = _open_tcp(world, interface, lanes, timeout, log)
     if len(set(world.hosts)) > 1:
-        names = [ffi.new("char[]", machine_name(host).encode()) for host in world.hosts]
-        native.check(lib.ckdist_transport_name_hosts(opened, names))
+        native.call(lib.ckdist_transport_name_hosts, opened, [machine_name(host) for host in world.hosts])
     return opened
 
 
 def _open_tcp(world: World, interface: str | None, lanes: int, timeout: float, log: Log | None) -> CData:
-    out = ffi.new("struct ckdist_transport **")
-    native.check(
-        lib.ckdist_transport_tcp(
-            world.rank, world.size, lanes, connect_ranks(world, interface, lanes, log), timeout, out
-        )
-    )
-    return ffi.gc(out[0], lib.ckdist_transport_free)
+    sockets = connect_ranks(world, interface, lanes, log)
+    return native.new(lib.ckdist_transport_tcp, world.rank, world.size, lanes, sockets, timeout)
 
 
 def before_mpi_ends(world: MpiRanks, action: Callable[[], object]) -> None:
@@ -55,13 +49,9 @@ def _open_mpi(world: MpiRanks, timeout: float) -> CData:
         )
     library = ctypes.CDLL(world.mpi.__file__)  # finds the MPI library that mpi4py itself is linked to
     calls = [
-        ffi.cast("void *", ctypes.cast(getattr(library, name), ctypes.c_void_p).value)
+        ctypes.cast(getattr(library, name), ctypes.c_void_p).value
         for name in ("MPI_Isend", "MPI_Irecv", "MPI_Test", "MPI_Iprobe", "MPI_Get_count")
     ]
     comm = world.comm.Dup()
-    handle = lambda value: ffi.cast("void *", value.handle)
-    out = ffi.new("struct ckdist_transport **")
-    native.check(
-        lib.ckdist_transport_mpi(*calls, handle(world.mpi.BYTE), handle(comm), world.rank, world.size, timeout, out)
-    )
-    return ffi.gc(out[0], lib.ckdist_transport_free)
+    kinds = [world.mpi.BYTE.handle, comm.handle]
+    return native.new(lib.ckdist_transport_mpi, *calls, *kinds, world.rank, world.size, timeout)

@@ -240,9 +240,7 @@ def open_verbs(world: World, interface: str | None = None, timeout: float = 30.0
     agreed(lambda: opened.connect(addresses))
     agreed(around)
     heartbeat_sockets = connect_ranks(world, None, 0)
-    out = native.ffi.new("struct ckdist_transport **")
-    native.check(native.lib.ckdist_transport_verbs(opened.handle, heartbeat_sockets, out))
-    return native.ffi.gc(out[0], native.lib.ckdist_transport_free)
+    return native.new(native.lib.ckdist_transport_verbs, opened.handle, heartbeat_sockets)
 
 
 class VerbsTransport:
@@ -263,13 +261,8 @@ class VerbsTransport:
 
     def __init__(self, choice: Choice, rank: int, size: int, timeout: float) -> None:
         self.rank, self.size = rank, size
-        out = native.ffi.new("struct ckdist_verbs **")
-        native.check(
-            native.lib.ckdist_verbs_open(
-                choice.device.encode(), choice.port, choice.gid.index, rank, size, timeout, out
-            )
-        )
-        self.handle = native.ffi.gc(out[0], native.lib.ckdist_verbs_free)
+        where = [choice.device, choice.port, choice.gid.index]
+        self.handle = native.new(native.lib.ckdist_verbs_open, *where, rank, size, timeout)
 
     def address(self) -> bytes:
         """The bytes that the other ranks need to connect."""
@@ -309,9 +302,7 @@ class VerbsTransport:
 
     def notified(self, window: int, slot: int) -> int:
         """How often peers have notified a slot of this rank's window."""
-        count = native.ffi.new("uint64_t *")
-        native.check(native.lib.ckdist_verbs_notified(self.handle, window, slot, count))
-        return count[0]
+        return native.call(native.lib.ckdist_verbs_notified, self.handle, window, slot)
 
     def register(self, data: np.ndarray) -> None:
         """Registers memory with the device, so that messages in it are not copied."""
@@ -344,6 +335,4 @@ class VerbsTransport:
 
     def _begin(self, call: Callable[..., int], *arguments: object) -> int:
         """Makes a native call that starts a request, and returns the request's number."""
-        request = native.ffi.new("uint64_t *")
-        native.check(call(self.handle, *arguments, request))
-        return request[0]
+        return native.call(call, self.handle, *arguments)

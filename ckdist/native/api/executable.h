@@ -28,7 +28,7 @@ struct ckdist_execution_plan {
   /* Each rank of a host has the tokens [ceil(tokens * rank / size), ceil(tokens * (rank + 1) / size)) of a batch,
      where rank and size count the host's ranks. */
   int32_t tokens_sharded;
-  int32_t host_rows; /* enum ckdist_host_rows */
+  enum ckdist_host_rows host_rows;
 };
 
 /* Attention of one layer on this rank, and its cache per token. */

@@ -31,8 +31,8 @@ struct ckdist_head_part {
 enum ckdist_codes { ckdist_codes_whole, ckdist_codes_bytes, ckdist_codes_nibbles };
 enum ckdist_scale_form { ckdist_scale_f32, ckdist_scale_f16, ckdist_scale_bf16, ckdist_scale_exponent };
 struct ckdist_scales {
-  int32_t codes;                /* enum ckdist_codes: bits per column */
-  int32_t form;                 /* enum ckdist_scale_form */
+  enum ckdist_codes codes; /* bits per column */
+  enum ckdist_scale_form form;
   int64_t rows_each, cols_each; /* rows and columns that share a scale */
   int64_t rows, cols;           /* shape of a scale tensor */
   int64_t first_row;            /* the matrix's first row among the rows that share this scale tensor */
@@ -129,9 +129,9 @@ enum ckdist_copy_engine { ckdist_copy_engine_auto, ckdist_copy_engine_dsa, ckdis
 
 /* How the arena is filled. */
 struct ckdist_filling {
-  int32_t threads;            /* while no step runs */
-  int32_t background;         /* steps run at the same time */
-  int32_t copy_engine;        /* enum ckdist_copy_engine */
+  int32_t threads;    /* while no step runs */
+  int32_t background; /* steps run at the same time */
+  enum ckdist_copy_engine copy_engine;
   double until;               /* part of the packed bytes at which filling ends for good, if below 1 */
   struct ckdist_trace* trace; /* receives a lane for each thread and must outlive the loader; or null */
 };

@@ -18,7 +18,8 @@ extern "C" {
 enum ckdist_rows { ckdist_rows_tokens, ckdist_rows_selected, ckdist_rows_local_selected, ckdist_rows_host };
 
 struct ckdist_step {
-  int32_t kind, rows;
+  int32_t kind;
+  enum ckdist_rows rows;
 };
 
 /* Consecutive operands: the shards of one. */
@@ -53,7 +54,7 @@ enum ckdist_place {
 };
 
 struct ckdist_value {
-  int32_t place;    /* enum ckdist_place */
+  enum ckdist_place place;
   int32_t format;   /* enum ckdist_activation_format, of activations */
   int32_t selected; /* it has only selected rows; else a step of selected rows reads them at their tokens */
   int32_t sum;      /* a value that receives the sums over hosts for this host's rows; or -1 */
