@@ -137,8 +137,8 @@ def _tensors(checkpoint: Checkpoint, wanted: dtypes.TensorType) -> list[GgufTens
         sources = [(part, checkpoint.tensors[part]) for part in parts]
         shapes = [source.shape for _, source in sources]
         arrangement = Arrangement(
-            head_dim(spec, parts[0]) if names.is_interleaved(parts[0]) else 0,
-            heads_of(spec, parts[0]) if names.is_joined(written) else 0,
+            head_dim(spec, parts[0]) if names.has("interleaved", parts[0]) else 0,
+            heads_of(spec, parts[0]) if names.has("joined", written) else 0,
             functools.partial(values_change, spec) if values_change else None,
         )
         if arrangement.change and len(shapes[0]) == 1:
@@ -147,7 +147,7 @@ def _tensors(checkpoint: Checkpoint, wanted: dtypes.TensorType) -> list[GgufTens
                 for name, shape in zip(parts, shapes, strict=True)
             ]
         shape = (sum(one[0] for one in shapes), *shapes[0][1:])
-        if names.is_by_head(parts[0]):
+        if names.has("by_head", parts[0]):
             heads = num_heads(spec, parts[0])
             shape = (heads, shape[0] // heads, shape[1])
         kind = type_of(parts[0], sources[0][1].shape if len(sources[0][1].shape) == 1 else shape, wanted)

@@ -26,7 +26,7 @@ class StoredTensor(NamedTuple):
 def stored_tensors(spec: ModelSpec, weights: Mapping[str, np.ndarray]) -> Iterator[StoredTensor]:
     """The stored tensors of `weights`, which are whole and have their names in the program."""
     names = family(spec.family).safetensors
-    if names.alternating:
+    if names.uses("alternating"):
         by_turns = {name: values for name, values in weights.items() if is_expert(name)}
         weights = {name: values for name, values in weights.items() if name not in by_turns}
         yield from _by_turns(names, by_turns)
@@ -36,7 +36,7 @@ def stored_tensors(spec: ModelSpec, weights: Mapping[str, np.ndarray]) -> Iterat
             yield StoredTensor(names.stored_matrix(name, index), matrix.shape, lambda matrix=matrix: matrix)
     for stored, parts in names.stored(name for name in weights if name not in stacks).items():
         arrays = [weights[part] for part in parts]
-        if names.is_kv_b(stored):
+        if names.has("keys_values", stored):
             shape = (sum(array.size for array in arrays) // arrays[1].shape[1], arrays[1].shape[1])
             heads = _heads(spec, parts[0])
             yield StoredTensor(stored, shape, lambda arrays=arrays, heads=heads: _kv_b(heads, *arrays))
@@ -62,7 +62,7 @@ def _by_turns(names: TensorNames, weights: Mapping[str, np.ndarray]) -> Iterator
 
 def _rows(names: TensorNames, parts: list[tuple[str, np.ndarray]]) -> np.ndarray:
     """Concatenates the rows of the parts. Stored norms do not include the 1 that the family adds."""
-    arrays = [array - np.float32(1) if names.adds_one(name) else array for name, array in parts]
+    arrays = [array - np.float32(1) if names.has("plus_one", name) else array for name, array in parts]
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 

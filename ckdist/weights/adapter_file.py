@@ -141,7 +141,11 @@ class _AdapterReader:
         stems = [weight.removesuffix(".weight") for weight in weights]
         if not stems and stem.rpartition(".")[2] in MODULES:
             raise ModelFileError(f"{self.file} has {a.name}, and the model has no such layer: {ANOTHER_MODEL}")
-        if not stems or not all(one.rpartition(".")[2] in MODULES for one in stems) or self.names.is_kv_b(stored):
+        if (
+            not stems
+            or not all(one.rpartition(".")[2] in MODULES for one in stems)
+            or self.names.has("keys_values", stored)
+        ):
             raise self._unknown(a.name)
         if (index is not None) != is_expert(stems[0]) or (index is not None and len(stems) > 1):
             raise self._unknown(a.name)
@@ -188,7 +192,7 @@ class _AdapterReader:
             return [slice(None)]  # `Adapter.check` compares the size with the program's
         if there != sum(counts):
             return []
-        heads = heads_of(self.spec, weights[0]) if self.names.is_joined(stored) else 1
+        heads = heads_of(self.spec, weights[0]) if self.names.has("joined", stored) else 1
         rows = np.arange(there).reshape(heads, -1)
         ends = np.cumsum(counts) // heads
         return [part.ravel() for part in np.split(rows, ends[:-1].tolist(), axis=1)]
@@ -239,7 +243,7 @@ class _AdapterReader:
         parts = {which: values}
         if which == FUSED[0]:
             half = values.shape[1] // 2
-            is_interleaved = self.names.is_alternating(f"{experts}.{which}.weight")
+            is_interleaved = self.names.has("alternating", f"{experts}.{which}.weight")
             gate, up = (values[:, 0::2], values[:, 1::2]) if is_interleaved else (values[:, :half], values[:, half:])
             parts = {"gate_proj": gate, "up_proj": up}
         for name, part in parts.items():
@@ -284,7 +288,7 @@ def save_adapter(folder: Path, lora: Lora, base: str, parameters: Mapping[str, n
     """Writes adapter_config.json and adapter_model.safetensors for PEFT. `parameters` have the program's names."""
     folder.mkdir(parents=True, exist_ok=True)
     names = family(spec.family).safetensors
-    is_fused = bool(names.alternating) and any(is_expert(name) for name in parameters)
+    is_fused = names.uses("alternating") and any(is_expert(name) for name in parameters)
     written = dict(_fused(lora, parameters) if is_fused else _by_expert(names, parameters))
     config = {
         "peft_type": "LORA",

@@ -211,8 +211,8 @@ def _sources(
             continue
         # a vector may be stored as a matrix with one row for each channel
         tensor = replace(one, shape=(math.prod(one.shape),)) if len(shapes[weights[0]]) == 1 else one
-        if names.is_kv_b(tensor.name) or names.is_joined(tensor.name):
-            joined = names.is_joined(tensor.name)
+        if names.has("keys_values", tensor.name) or names.has("joined", tensor.name):
+            joined = names.has("joined", tensor.name)
             parts = _joined_parts(spec, tensor, weights, shapes) if joined else _head_parts(spec, tensor, weights)
             for part in parts:
                 if part.name in found:
@@ -222,8 +222,8 @@ def _sources(
         if tensor.type < 0:
             raise ModelFileError(f"{tensor.file}: tensor {weights[0]!r} has dtype {tensor.dtype}; {KNOWN_TYPES}")
         known = found if index is None else {w: s[index] for w, s in stacks.items() if index in s}
-        transposed = tensor.scales is None and names.is_transposed(name)
-        if transposed or names.is_alternating(name):
+        transposed = tensor.scales is None and names.has("transposed", name)
+        if transposed or names.has("alternating", name):
             sources = _interleaved_weights(tensor, weights, shapes, transposed)
         else:
             sources = _weights_in(tensor, weights, shapes)
@@ -234,12 +234,12 @@ def _sources(
             if index is not None:
                 stacks.setdefault(weight, {})[index] = source
                 continue
-            head_rows = head_dim(spec, weight) if names.is_interleaved(weight) else 0
+            head_rows = head_dim(spec, weight) if names.has("interleaved", weight) else 0
             found[weight] = replace(
                 source,
                 head_rows=head_rows,
-                plus_one=names.adds_one(weight),
-                minus_exp=names.is_minus_exp(weight),
+                plus_one=names.has("plus_one", weight),
+                minus_exp=names.has("minus_exp", weight),
             )
     for weight, matrices in stacks.items():
         found[weight] = _stacked(weight, matrices, shapes[weight])

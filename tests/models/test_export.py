@@ -316,13 +316,13 @@ def write_stored(folder, config) -> None:
 def as_stored(names, name, arrays) -> np.ndarray:
     """The weights of one tensor as a file of the family has them."""
     of_stack = arrays[0].ndim > 2
-    if names.is_alternating(name) and of_stack:
+    if names.has("alternating", name) and of_stack:
         joined = np.stack(arrays, axis=2).reshape(len(arrays[0]), -1, arrays[0].shape[2])
-    elif names.is_alternating(name):
+    elif names.has("alternating", name):
         joined = np.stack(arrays, axis=1).reshape(-1)
     else:
         joined = np.concatenate(arrays, axis=-2 * of_stack)
-    return np.ascontiguousarray(joined.swapaxes(1, 2) if names.is_transposed(name) else joined, np.float32)
+    return np.ascontiguousarray(joined.swapaxes(1, 2) if names.has("transposed", name) else joined, np.float32)
 
 
 def logits_of(path, ids) -> np.ndarray:

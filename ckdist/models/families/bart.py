@@ -6,7 +6,7 @@ from ckdist.errors import ModelFileError
 from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import bert
-from ckdist.models.families.family import Family, TensorNames
+from ckdist.models.families.family import Family, TensorNames, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import Attention, CrossAttention, DenseFfn, LayerSpec, ModelSpec, Norms
 
@@ -111,37 +111,32 @@ def _attention(part: str, path: str) -> dict[str, str]:
 
 
 COMMON = {**_attention("self_attn", "self_attn"), "fc1": "mlp.up_proj", "fc2": "mlp.down_proj"}
-END = {"final_layer_norm": "input_layernorm"}
-ENCODER = TensorNames(
-    top={
-        "encoder.embed_positions": "model.embed_positions",
-        "encoder.layernorm_embedding": "model.layers.0.input_layernorm",
-    },
-    layer={**COMMON, "self_attn_layer_norm": "post_attention_layernorm"},
-    prefix="encoder.layers",
-    own_names=False,
-    next_layer=END,
-    outer="model.",
-)
+ENCODER = {
+    "encoder.embed_positions": "encoder.embed_positions",
+    "encoder.layernorm_embedding": "encoder.layers.0.input_layernorm",
+    **in_layers("encoder.layers", {**COMMON, "self_attn_layer_norm": "post_attention_layernorm"}, "encoder.layers.{}"),
+    "encoder.layers.{}.final_layer_norm": "encoder.layers.{next}.input_layernorm",
+}
 NAMES = TensorNames(
-    top={
+    {
         "shared": "model.embed_tokens",
         "decoder.embed_positions": "model.embed_positions",
         "decoder.layernorm_embedding": "model.layers.0.input_layernorm",
         "lm_head": "lm_head",
+        "final_logits_bias": "lm_head.bias",
+        **in_layers(
+            "decoder.layers",
+            {
+                **COMMON,
+                **_attention("encoder_attn", "cross_attn"),
+                "self_attn_layer_norm": "cross_attention_layernorm",
+                "encoder_attn_layer_norm": "post_attention_layernorm",
+            },
+        ),
+        "decoder.layers.{}.final_layer_norm": "model.layers.{next}.input_layernorm",
+        **ENCODER,
     },
-    layer={
-        **COMMON,
-        **_attention("encoder_attn", "cross_attn"),
-        "self_attn_layer_norm": "cross_attention_layernorm",
-        "encoder_attn_layer_norm": "post_attention_layernorm",
-    },
-    prefix="decoder.layers",
-    own_names=False,
-    next_layer=END,
     outer="model.",
-    whole={"final_logits_bias": "lm_head.bias"},
-    encoder=ENCODER,
 )
 COPIES = (r"(model\.)?(en|de)coder\.embed_tokens\.weight",)  # copies of the shared embeddings
 FAMILY = Family(

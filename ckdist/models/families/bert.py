@@ -9,7 +9,7 @@ from dataclasses import replace
 from ckdist.errors import ArchitectureError, ModelFileError
 from ckdist.models import from_config, from_gguf, limits
 from ckdist.models.config_keys import ConfigKeys
-from ckdist.models.families.family import GGUF, Family, GgufForm, GgufHeader, TensorNames
+from ckdist.models.families.family import GGUF, Family, GgufForm, GgufHeader, TensorNames, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms, Scorer
 
@@ -125,42 +125,38 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     raise ArchitectureError(f"{where}: {spec.family} is an encoder, which is not exported; serve it from its folder")
 
 
-TOP = {
-    "embeddings.word_embeddings": "model.embed_tokens",
-    "embeddings.position_embeddings": "model.embed_positions",
-    "embeddings.token_type_embeddings": "model.embed_types",
-    "embeddings.LayerNorm": "model.layers.0.input_layernorm",
-    "pooler.dense": "model.scorer.dense",
-    "classifier": "model.scorer.out",
-}
-LAYER = {
-    "attention.self.query": "self_attn.q_proj",
-    "attention.self.key": "self_attn.k_proj",
-    "attention.self.value": "self_attn.v_proj",
-    "attention.output.dense": "self_attn.o_proj",
-    "attention.output.LayerNorm": "post_attention_layernorm",
-    "intermediate.dense": "mlp.up_proj",
-    "output.dense": "mlp.down_proj",
-}
 NAMES = TensorNames(
-    top=TOP,
-    layer=LAYER,
-    prefix="encoder.layer",
-    own_names=False,
-    next_layer={"output.LayerNorm": "input_layernorm"},
+    {
+        "embeddings.word_embeddings": "model.embed_tokens",
+        "embeddings.position_embeddings": "model.embed_positions",
+        "embeddings.token_type_embeddings": "model.embed_types",
+        "embeddings.LayerNorm": "model.layers.0.input_layernorm",
+        "pooler.dense": "model.scorer.dense",
+        "classifier": "model.scorer.out",
+        **in_layers(
+            "encoder.layer",
+            {
+                "attention.self.query": "self_attn.q_proj",
+                "attention.self.key": "self_attn.k_proj",
+                "attention.self.value": "self_attn.v_proj",
+                "attention.output.dense": "self_attn.o_proj",
+                "attention.output.LayerNorm": "post_attention_layernorm",
+                "intermediate.dense": "mlp.up_proj",
+                "output.dense": "mlp.down_proj",
+            },
+        ),
+        "encoder.layer.{}.output.LayerNorm": "model.layers.{next}.input_layernorm",
+    },
     outer="bert.",
 )
-GGUF_TOP = {
-    "token_embd": "model.embed_tokens",
-    "position_embd": "model.embed_positions",
-    "token_types": "model.embed_types",
-    "token_embd_norm": "model.layers.0.input_layernorm",
-}
-GGUF_NAMES = replace(
-    GGUF,
-    top=GGUF_TOP,
-    layer={**GGUF.layer, "attn_output_norm": "post_attention_layernorm"},
-    next_layer={"layer_output_norm": "input_layernorm"},
+GGUF_NAMES = GGUF.but(
+    {
+        "position_embd": "model.embed_positions",
+        "token_types": "model.embed_types",
+        "token_embd_norm": "model.layers.0.input_layernorm",
+        "blk.{}.attn_output_norm": "model.layers.{}.post_attention_layernorm",
+        "blk.{}.layer_output_norm": "model.layers.{next}.input_layernorm",
+    }
 )
 # heads of other tasks, and tensors that the forward computes itself
 IGNORED = (r"(bert\.)?pooler\..+", r"(bert\.)?embeddings\.position_ids", r"(cls|classifier|lm_head)\..+")

@@ -7,7 +7,7 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, from_gguf, limits, rope, to_gguf
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, LatentAttention, LayerSpec, ModelSpec, MoeFfn, RopeSpec
@@ -220,26 +220,25 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
 
 
 SHARED = {f"mlp.shared_experts.{part}_proj": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
-SAFETENSORS = replace(
-    family.SAFETENSORS_EXPERTS,
-    layer={**family.SAFETENSORS_EXPERTS.layer, **SHARED, "self_attn.kv_b_proj": KV_B},
-    kv_b="kv_b_proj",
+SAFETENSORS = family.SAFETENSORS_EXPERTS.but(
+    in_layers("model.layers", {**SHARED, "self_attn.kv_b_proj": KV_B}), (r".+\.kv_b_proj\.weight", "keys_values")
 )
-GGUF_NAMES = replace(
-    family.GGUF_EXPERTS,
-    layer={
-        **family.GGUF_EXPERTS.layer,
-        "attn_q_a": "self_attn.q_a_proj",
-        "attn_q_a_norm": "self_attn.q_a_layernorm",
-        "attn_q_b": "self_attn.q_b_proj",
-        "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
-        "attn_kv_a_norm": "self_attn.kv_a_layernorm",
-        "attn_kv_b": KV_B,
-        "attn_k_b": KV_B[0],
-        "attn_v_b": KV_B[1],
-    },
-    by_head=KV_B,
-    kv_b="attn_kv_b",
+GGUF_NAMES = family.GGUF_EXPERTS.but(
+    in_layers(
+        "blk",
+        {
+            "attn_q_a": "self_attn.q_a_proj",
+            "attn_q_a_norm": "self_attn.q_a_layernorm",
+            "attn_q_b": "self_attn.q_b_proj",
+            "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+            "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+            "attn_kv_b": KV_B,
+            "attn_k_b": KV_B[0],
+            "attn_v_b": KV_B[1],
+        },
+    ),
+    (r".+\.self_attn\.[kv]_b_proj\.weight", "by_head"),
+    (r".+\.attn_kv_b\.weight", "keys_values"),
 )
 
 FAMILY = Family(

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -11,11 +11,7 @@ from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.fields import Fields
 from ckdist.models.spec import ModelSpec
 
-_LAYER = re.compile(
-    r"(blk|model\.layers|(?:en|de)coder\.(?:layers?|block)|layers|(?:enc|dec)\.blk)"
-    r"\.(0|[1-9]\d{0,3})\.(.+)\.(weight|bias)"
-)
-_ANY = re.compile(r"(blk|model\.layers)\.(0|[1-9]\d{0,3})\.(.+)")
+_NUMBERED = re.compile(r"(.*?)\.(0|[1-9]\d{0,3})\.(.+)")
 _EXPERT = re.compile(r"(.+\.experts)\.(0|[1-9]\d{0,4})\.(.+)")
 
 
@@ -42,120 +38,99 @@ def _with_correction(name: str) -> str:
     return f"{stem}_bias" if name != stem and f"{stem}_bias".endswith(_CORRECTION) else name
 
 
+Target: TypeAlias = str | tuple[str, ...]
+Form: TypeAlias = Literal[
+    # the name is that of a weight
+    "interleaved",  # the two halves of each head are stored interleaved
+    "plus_one",  # weight = stored + 1
+    "minus_exp",  # weight = log(-stored)
+    "by_head",  # stored as a stack with one matrix per head
+    # the name is that of a stored tensor
+    "joined",  # for each head it has rows of one weight, then of the next
+    "alternating",  # the rows of several weights alternate
+    "transposed",  # its matrices, if they are floats, have inputs as rows
+    "keys_values",  # for each head it has the rows that make keys, then those that make values
+]
+
+
+def in_layers(prefix: str, parts: Mapping[str, Target], root: str = "model.layers.{}") -> dict[str, Target]:
+    """Rules for parts of a layer. `prefix` comes before the layer's number; `parts` maps stored names to weights."""
+    return {
+        f"{prefix}.{{}}.{name}": tuple(f"{root}.{part}" for part in _several(target)) for name, target in parts.items()
+    }
+
+
 @dataclass(frozen=True)
 class TensorNames:
     """The names and forms of a family's weights in files of one format. Elsewhere weights have Hugging Face's names.
 
-    `top` and `layer` map a stored name, without ".weight" or ".bias", to the name of the weight, or to several names if
-    the tensor stacks the rows of several weights. If `own_names` (safetensors), a name in neither table is unchanged.
+    Attributes:
+        rules: Stored name -> its weight, or several if the tensor stacks their rows, or () if it is not read. `{}` is
+            the number of the layer, and `{next}` in a weight the number after it. A rule without `.weight` or `.bias`
+            is for both; one with it comes first. Of two rules for a weight, the last is for writing.
+        forms: (pattern, form): the form of all tensors or weights with such a name.
+        own_names: A name without a rule is unchanged (safetensors); else it is not read.
+        outer: Optional prefix of all names, if the model is a part of the file.
     """
 
-    top: Mapping[str, str] = field(default_factory=dict)
-    layer: Mapping[str, str | tuple[str, ...]] = field(default_factory=dict)
-    prefix: str = "model.layers"  # before a layer's number
-    other_prefix: str = ""  # the prefix in files of another writer
-    own_names: bool = True
-    interleaved: tuple[str, ...] = ()  # parts whose heads are stored for interleaved rotation
-    norm_less_one: bool = False  # the weight of a norm is stored + 1,
-    plain_norms: tuple[str, ...] = ()  # except for these parts
-    joined: tuple[str, ...] = ()  # stored parts with rows of several weights, grouped by head
-    exact: Mapping[str, str] = field(default_factory=dict)  # like `layer`, with ".weight" or ".bias"
-    minus_exp: tuple[str, ...] = ()  # weights that are stored as -exp(weight)
-    by_head: tuple[str, ...] = ()  # parts that are stored as a stack with one matrix per head
-    next_layer: Mapping[str, str] = field(default_factory=dict)  # like `layer`, for weights of the next layer
-    outer: str = ""  # optional prefix of all names, if the model is a part of the file
-    alternating: tuple[str, ...] = ()  # stored parts in which the rows of several weights alternate
-    transposed: tuple[str, ...] = ()  # stored stacks whose matrices, if they are floats, have inputs as rows
-    whole: Mapping[str, str] = field(default_factory=dict)  # whole stored names of weights that belong to no layer
-    encoder: "TensorNames | None" = None  # names of the encoder's tensors; it maps them to names with the root `model`
-    kv_b: str = ""  # part whose tensor has, for each head, the rows that make its keys, then those of its values
+    rules: Mapping[str, Target] = field(default_factory=dict)
+    forms: tuple[tuple[str, Form], ...] = ()
+    own_names: bool = False
+    outer: str = ""
+
+    def but(self, rules: Mapping[str, Target], *forms: tuple[str, Form]) -> "TensorNames":
+        """These names with other and further rules and forms."""
+        return replace(self, rules={**self.rules, **rules}, forms=(*self.forms, *forms))
+
+    def has(self, form: Form, name: str) -> bool:
+        """Whether a stored tensor or a weight has a form."""
+        return any(form == one and re.fullmatch(pattern, name) for pattern, one in self.forms)
+
+    def uses(self, form: Form) -> bool:
+        """Whether any tensor or weight has a form."""
+        return any(form == one for _, one in self.forms)
 
     def weights_of(self, stored: str) -> tuple[str, ...]:
         """The weights in a stored tensor; empty if the forward does not read it."""
-        if self.encoder is not None and (found := self.encoder.weights_of(stored)):
-            return tuple(f"encoder.{weight.removeprefix('model.')}" for weight in found)
         name = _text_part(stored) if self.own_names else stored.removeprefix(self.outer)
-        match = _LAYER.fullmatch(name)
-        whole = _ANY.fullmatch(name)
-        if whole and whole[1] == self.prefix and whole[3] in self.exact:
-            return (f"model.layers.{whole[2]}.{self.exact[whole[3]]}",)
-        if match and match[1] in (self.prefix, self.other_prefix):
-            parts = self.layer.get(match[3])
-            if parts is not None:
-                return tuple(f"model.layers.{match[2]}.{part}.{match[4]}" for part in _several(parts))
-            if match[3] in self.next_layer:
-                return (f"model.layers.{int(match[2]) + 1}.{self.next_layer[match[3]]}.{match[4]}",)
-        elif name in self.whole:
-            return (self.whole[name],)
-        elif not self.own_names:
-            stem, _, kind = name.rpartition(".")
-            return (f"{self.top[stem]}.{kind}",) if stem in self.top else ()
+        number, keys = _keys(name)
+        for key, kind in keys:
+            if key in self.rules:
+                targets = _several(self.rules[key])
+                return tuple(f"{target.format(number, next=number + 1)}{kind}" for target in targets)
         return (name,) if self.own_names else ()
 
     def stored(self, weights: Iterable[str]) -> dict[str, tuple[str, ...]]:
         """Stored name -> its weights, in the order of `weights`. The inverse of `weights_of`."""
-        by_part = {part: (name, _several(parts)) for name, parts in self.layer.items() for part in _several(parts)}
-        tops, found = {weight: name for name, weight in self.top.items()}, {}
-        ends = {part: name for name, part in self.exact.items()}
+        by_target = {one: (name, _several(target)) for name, target in self.rules.items() for one in _several(target)}
+        found = {}
         for weight in weights:
-            stem, _, kind = weight.rpartition(".")
-            match, whole = _LAYER.fullmatch(weight), _ANY.fullmatch(weight)
-            if whole and whole[3] in ends:
-                found[f"{self.prefix}.{whole[2]}.{ends[whole[3]]}"] = (weight,)
-            elif match and match[3] in by_part:
-                name, parts = by_part[match[3]]
-                found[f"{self.prefix}.{match[2]}.{name}.{kind}"] = tuple(
-                    f"model.layers.{match[2]}.{part}.{kind}" for part in parts
-                )
-            else:
-                found[f"{tops.get(stem, stem)}.{kind}"] = (weight,)
-        return {_with_correction(name): of for name, of in found.items()}
+            number, keys = _keys(weight)
+            rule = next(((*by_target[key], kind) for key, kind in keys if key in by_target), (weight, (weight,), ""))
+            name, *parts = (f"{one.format(number)}{rule[2]}" for one in (rule[0], *rule[1]))
+            found[_with_correction(name)] = tuple(parts)
+        return found
 
     def stored_matrix(self, weight: str, index: int) -> str:
         """The stored name of one matrix of a stack, if each has its own tensor. The inverse of `stack_of`."""
-        match = _LAYER.fullmatch(weight)
-        assert match  # only layers have stacks
-        alone = {part: name for name, part in self.layer.items() if isinstance(part, str)}
-        experts, _, part = alone.get(match[3], match[3]).rpartition(".")
-        return f"{self.prefix}.{match[2]}.{experts}.{index}.{part}.{match[4]}"
-
-    def is_kv_b(self, stored: str) -> bool:
-        """Whether a stored tensor has, for each head, the rows of its keys, then those of its values."""
-        return bool(self.kv_b) and stored.endswith(f".{self.kv_b}.weight")
-
-    def is_by_head(self, weight: str) -> bool:
-        """Whether a weight is stored as a stack with one matrix per head."""
-        return any(weight.endswith(f".{part}.weight") for part in self.by_head)
-
-    def is_interleaved(self, weight: str) -> bool:
-        """Whether the rows of each head of a weight are stored interleaved."""
-        return weight.rpartition(".")[0].endswith(self.interleaved) if self.interleaved else False
-
-    def adds_one(self, weight: str) -> bool:
-        """Whether weight = stored + 1."""
-        plain = weight.rpartition(".")[0].endswith(self.plain_norms) if self.plain_norms else False
-        return self.norm_less_one and weight.endswith("norm.weight") and not plain
-
-    def is_joined(self, stored: str) -> bool:
-        """Whether a stored tensor groups the rows of its weights by head."""
-        return stored.rpartition(".")[0].endswith(self.joined) if self.joined else False
-
-    def is_alternating(self, stored: str) -> bool:
-        """Whether the rows of several weights alternate in a stored tensor."""
-        return stored.rpartition(".")[0].endswith(self.alternating) if self.alternating else False
-
-    def is_transposed(self, stored: str) -> bool:
-        """Whether the matrices of a stored tensor, if it is in floats, are transposed."""
-        return stored.endswith(tuple(f"{part}.weight" for part in self.transposed)) if self.transposed else False
-
-    def is_minus_exp(self, weight: str) -> bool:
-        """Whether weight = log(-stored)."""
-        return weight.endswith(self.minus_exp) if self.minus_exp else False
+        alone = TensorNames({name: one for name, one in self.rules.items() if len(_several(one)) == 1})
+        (stored,) = alone.stored([weight])
+        experts, part, kind = stored.rsplit(".", 2)
+        return f"{experts}.{index}.{part}.{kind}"
 
 
-def _several(parts: str | tuple[str, ...]) -> tuple[str, ...]:
+def _keys(name: str) -> tuple[int, list[tuple[str, str]]]:
+    """The number of the layer in a name, and (key of a rule, rest of the name) for the rules that may be for it."""
+    match = _NUMBERED.fullmatch(name)
+    key = f"{match[1]}.{{}}.{match[3]}" if match else name
+    stem, _, kind = key.rpartition(".")
+    keys = [(key, ""), (stem, f".{kind}")] if kind in ("weight", "bias") else [(key, "")]
+    return int(match[2]) if match else 0, [] if "{" in name else keys
+
+
+def _several(target: Target) -> tuple[str, ...]:
     """A name or a tuple of names, as a tuple."""
-    return (parts,) if isinstance(parts, str) else parts
+    return (target,) if isinstance(target, str) else target
 
 
 def _text_part(name: str) -> str:
@@ -218,10 +193,12 @@ class Family:
     gguf_values: Callable[[ModelSpec, str, np.ndarray], np.ndarray] | None = None
 
 
-SAFETENSORS = TensorNames()
-GGUF = TensorNames(
-    top={"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"},
-    layer={
+SAFETENSORS = TensorNames(own_names=True)
+GGUF = TensorNames({
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "output": "lm_head",
+    **in_layers("blk", {
         "attn_norm": "input_layernorm",
         "attn_q": "self_attn.q_proj",
         "attn_k": "self_attn.k_proj",
@@ -233,39 +210,34 @@ GGUF = TensorNames(
         "ffn_gate": "mlp.gate_proj",
         "ffn_up": "mlp.up_proj",
         "ffn_down": "mlp.down_proj",
-    },
-    prefix="blk",
-    own_names=False,
-)
+    }),
+})  # fmt: skip
 _GATE, _UP, _DOWN = (f"mlp.experts.{part}_proj" for part in ("gate", "up", "down"))
-SAFETENSORS_EXPERTS = replace(SAFETENSORS, layer={"mlp.experts.gate_up_proj": (_GATE, _UP)})
-GGUF_EXPERTS = replace(
-    GGUF,
-    layer={
-        **GGUF.layer,
-        "ffn_gate_inp": "mlp.gate",
-        "exp_probs_b": "mlp.gate.e_score_correction",
-        "ffn_gate_exps": _GATE,
-        "ffn_up_exps": _UP,
-        "ffn_down_exps": _DOWN,
-        "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-        "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-        "ffn_up_shexp": "mlp.shared_expert.up_proj",
-        "ffn_down_shexp": "mlp.shared_expert.down_proj",
-    },
-)
-QK = ("q_proj", "k_proj")
+SAFETENSORS_EXPERTS = SAFETENSORS.but(in_layers("model.layers", {"mlp.experts.gate_up_proj": (_GATE, _UP)}))
+EXPERTS = in_layers("blk", {
+    "ffn_gate_inp": "mlp.gate",
+    "exp_probs_b": "mlp.gate.e_score_correction",
+    "ffn_gate_exps": _GATE,
+    "ffn_up_exps": _UP,
+    "ffn_down_exps": _DOWN,
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+})  # fmt: skip
+GGUF_EXPERTS = GGUF.but(EXPERTS)
+INTERLEAVED = (r".+\.self_attn\.[qk]_proj\..+", "interleaved")
+# for families that store the norm before the feed-forward under this name
+POST_ATTENTION_NORM = in_layers("blk", {"ffn_norm": (), "post_attention_norm": "post_attention_layernorm"})
 ROTATIONS = (  # tensors of older conversions with the frequencies of the rotation
     r".*\.rotary_emb\.inv_freq",
     r"rope\.freqs",
     r"blk\.\d+\.attn_rot_embd\.weight",
 )
-GGUF_POST_NORMS = replace(  # norms before and after each part
-    GGUF,
-    layer={
-        **GGUF.layer,
+GGUF_POST_NORMS = GGUF.but(  # norms before and after each part
+    in_layers("blk", {
         "post_attention_norm": "post_attention_layernorm",
         "ffn_norm": "pre_feedforward_layernorm",
         "post_ffw_norm": "post_feedforward_layernorm",
-    },
-)
+    })
+)  # fmt: skip

@@ -124,7 +124,7 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    safetensors=replace(family.SAFETENSORS, norm_less_one=True),
+    safetensors=family.SAFETENSORS.but({}, (r".*norm\.weight", "plus_one")),
     gguf_names=family.GGUF_POST_NORMS,
     ignored=family.ROTATIONS,
 )

@@ -3,12 +3,10 @@
 Half of each head is rotated, in interleaved pairs.
 """
 
-from dataclasses import replace
-
 from ckdist.models import from_config, from_gguf, to_gguf
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, Norms, RopeSpec
@@ -71,7 +69,7 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    safetensors=replace(family.SAFETENSORS, layer={"mlp.gate_up_proj": GATE_UP}),
-    gguf_names=replace(family.GGUF, layer={**family.GGUF.layer, **GGUF_NAMES}),
+    safetensors=family.SAFETENSORS.but(in_layers("model.layers", {"mlp.gate_up_proj": GATE_UP})),
+    gguf_names=family.GGUF.but(in_layers("blk", GGUF_NAMES)),
     ignored=family.ROTATIONS,
 )

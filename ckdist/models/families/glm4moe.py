@@ -9,7 +9,7 @@ from dataclasses import replace
 from ckdist.models import from_config, from_gguf, limits, to_gguf
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn, RopeSpec
@@ -111,13 +111,7 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    safetensors=replace(family.SAFETENSORS_EXPERTS, layer={**family.SAFETENSORS_EXPERTS.layer, **SHARED}),
-    gguf_names=replace(
-        family.GGUF_EXPERTS,
-        layer={
-            **{k: v for k, v in family.GGUF_EXPERTS.layer.items() if k != "ffn_norm"},
-            "post_attention_norm": "post_attention_layernorm",
-        },
-    ),
+    safetensors=family.SAFETENSORS_EXPERTS.but(in_layers("model.layers", SHARED)),
+    gguf_names=family.GGUF_EXPERTS.but(family.POST_ATTENTION_NORM),
     ignored=family.ROTATIONS,
 )

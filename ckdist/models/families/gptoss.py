@@ -10,7 +10,7 @@ from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, from_gguf, to_gguf
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, LayerSpec, ModelSpec, MoeFfn, RopeSpec
@@ -95,7 +95,6 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     return to_gguf.dense(NAME, spec, where, more, truncate=False)
 
 
-EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 FAMILY = Family(
     name=NAME,
     architectures=("GptOssForCausalLM",),
@@ -105,19 +104,13 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    safetensors=replace(
-        family.SAFETENSORS_EXPERTS,
-        layer={**family.SAFETENSORS_EXPERTS.layer, "mlp.router": "mlp.gate"},
-        alternating=EXPERTS[:1],
-        transposed=EXPERTS,
+    safetensors=family.SAFETENSORS_EXPERTS.but(
+        in_layers("model.layers", {"mlp.router": "mlp.gate"}),
+        (r".*mlp\.experts\.gate_up_proj\.\w+", "alternating"),
+        (r".*mlp\.experts\.(gate_up|down)_proj\.weight", "transposed"),
     ),
-    gguf_names=replace(
-        family.GGUF_EXPERTS,
-        layer={
-            **{name: part for name, part in family.GGUF_EXPERTS.layer.items() if name != "ffn_norm"},
-            "post_attention_norm": "post_attention_layernorm",
-        },
-        exact={"attn_sinks.weight": "self_attn.sinks"},
+    gguf_names=family.GGUF_EXPERTS.but(
+        {**family.POST_ATTENTION_NORM, "blk.{}.attn_sinks.weight": "model.layers.{}.self_attn.sinks"}
     ),
     ignored=family.ROTATIONS,
 )

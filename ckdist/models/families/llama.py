@@ -52,6 +52,6 @@ FAMILY = Family(
     from_gguf=gguf,
     to_gguf=export,
     safetensors=family.SAFETENSORS,
-    gguf_names=replace(family.GGUF, interleaved=family.QK),
+    gguf_names=family.GGUF.but({}, family.INTERLEAVED),
     ignored=family.ROTATIONS,
 )

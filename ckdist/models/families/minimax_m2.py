@@ -5,7 +5,7 @@ from dataclasses import replace
 from ckdist.models import from_config, from_gguf, limits, to_gguf
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family, mixtral
-from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import Attention, LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
@@ -69,12 +69,8 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    safetensors=replace(
-        mixtral.FAMILY.safetensors,
-        layer={
-            **mixtral.FAMILY.safetensors.layer,
-            "block_sparse_moe.e_score_correction": "mlp.gate.e_score_correction",
-        },
+    safetensors=mixtral.FAMILY.safetensors.but(
+        in_layers("model.layers", {"block_sparse_moe.e_score_correction": "mlp.gate.e_score_correction"})
     ),
     gguf_names=family.GGUF_EXPERTS,
     ignored=family.ROTATIONS,

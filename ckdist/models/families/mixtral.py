@@ -1,10 +1,8 @@
 """Mixtral: Mistral with experts. Its GGUF architecture is llama."""
 
-from dataclasses import replace
-
 from ckdist.models import from_config, to_gguf
 from ckdist.models.families import family, llama
-from ckdist.models.families.family import Family, GgufForm
+from ckdist.models.families.family import Family, GgufForm, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import Attention, LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
@@ -45,8 +43,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     return to_gguf.dense(llama.NAME, spec, where, more, factors=True)
 
 
-EXPERTS = {f"block_sparse_moe.experts.{name}": f"mlp.experts.{part}_proj"
-           for name, part in (("w1", "gate"), ("w3", "up"), ("w2", "down"))}  # fmt: skip
+EXPERTS = (("w1", "gate"), ("w3", "up"), ("w2", "down"))
 FAMILY = Family(
     name=NAME,
     architectures=("MixtralForCausalLM",),
@@ -56,10 +53,15 @@ FAMILY = Family(
     from_config=config,
     from_gguf=None,
     to_gguf=export,
-    safetensors=replace(
-        family.SAFETENSORS_EXPERTS,
-        layer={**family.SAFETENSORS_EXPERTS.layer, "block_sparse_moe.gate": "mlp.gate", **EXPERTS},
+    safetensors=family.SAFETENSORS_EXPERTS.but(
+        in_layers(
+            "model.layers",
+            {
+                "block_sparse_moe.gate": "mlp.gate",
+                **{f"block_sparse_moe.experts.{name}": f"mlp.experts.{part}_proj" for name, part in EXPERTS},
+            },
+        )
     ),
-    gguf_names=replace(family.GGUF_EXPERTS, interleaved=family.QK),
+    gguf_names=family.GGUF_EXPERTS.but({}, family.INTERLEAVED),
     ignored=family.ROTATIONS,
 )

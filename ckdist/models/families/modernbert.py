@@ -6,7 +6,7 @@ It has norms before each part, and windows in most layers.
 from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import bert
-from ckdist.models.families.family import Family, TensorNames
+from ckdist.models.families.family import Family, TensorNames, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.rope import RopeShape, from_fields
 from ckdist.models.spec import Attention, LayerSpec, ModelSpec, Norms, RopeSpec, Scorer
@@ -81,24 +81,25 @@ def _rotations(f: Fields, head_dim: int, max_position: int) -> dict[str, RopeSpe
 
 
 NAMES = TensorNames(
-    top={
+    {
         "embeddings.tok_embeddings": "model.embed_tokens",
         "embeddings.norm": "model.layers.0.input_layernorm",
         "final_norm": "model.norm",
         "head.dense": "model.scorer.dense",
         "head.norm": "model.scorer.norm",
         "classifier": "model.scorer.out",
+        **in_layers(
+            "layers",
+            {
+                "attn_norm": "input_layernorm",
+                "attn.Wqkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+                "attn.Wo": "self_attn.o_proj",
+                "mlp_norm": "post_attention_layernorm",
+                "mlp.Wi": ("mlp.gate_proj", "mlp.up_proj"),
+                "mlp.Wo": "mlp.down_proj",
+            },
+        ),
     },
-    layer={
-        "attn_norm": "input_layernorm",
-        "attn.Wqkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        "attn.Wo": "self_attn.o_proj",
-        "mlp_norm": "post_attention_layernorm",
-        "mlp.Wi": ("mlp.gate_proj", "mlp.up_proj"),
-        "mlp.Wo": "mlp.down_proj",
-    },
-    prefix="layers",
-    own_names=False,
     outer="model.",
 )
 FAMILY = Family(

@@ -5,7 +5,7 @@ from dataclasses import replace
 from ckdist.models import from_config, from_gguf, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import bert
-from ckdist.models.families.family import Family, GgufHeader, TensorNames
+from ckdist.models.families.family import Family, GgufHeader, TensorNames, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import Attention, LayerSpec, ModelSpec
 
@@ -81,29 +81,31 @@ def from_gguf_header(header: GgufHeader) -> ModelSpec:
 
 PROJECTIONS = tuple(f"self_attn.{part}_proj" for part in "qkv")
 KEPT = (*PROJECTIONS, "self_attn.o_proj", "post_attention_layernorm", "mlp.up_proj", "mlp.gate_proj", "mlp.down_proj")
-NAMES = TensorNames(  # those of the model's own code, and those of transformers
-    top={
+LAYER = {
+    "attn.Wqkv": PROJECTIONS,
+    "attn.out_proj": "self_attn.o_proj",
+    "norm1": "post_attention_layernorm",
+    "mlp.fc11": "mlp.up_proj",
+    "mlp.fc12": "mlp.gate_proj",
+    "mlp.fc2": "mlp.down_proj",
+    **{part: part for part in KEPT},
+}
+END = {"norm2": "input_layernorm", "post_mlp_layernorm": "input_layernorm"}
+NAMES = TensorNames(
+    {
         "embeddings.word_embeddings": "model.embed_tokens",
         "embeddings.token_type_embeddings": "model.embed_types",
         "emb_ln": "model.layers.0.input_layernorm",
         "embeddings.LayerNorm": "model.layers.0.input_layernorm",
+        # the names of transformers, then those of the model's own code
+        **in_layers("layers", LAYER),
+        **in_layers("encoder.layers", LAYER),
+        **in_layers("layers", END, "model.layers.{next}"),
+        **in_layers("encoder.layers", END, "model.layers.{next}"),
     },
-    layer={
-        "attn.Wqkv": PROJECTIONS,
-        "attn.out_proj": "self_attn.o_proj",
-        "norm1": "post_attention_layernorm",
-        "mlp.fc11": "mlp.up_proj",
-        "mlp.fc12": "mlp.gate_proj",
-        "mlp.fc2": "mlp.down_proj",
-        **{part: part for part in KEPT},
-    },
-    prefix="encoder.layers",
-    other_prefix="layers",
-    own_names=False,
-    next_layer={"norm2": "input_layernorm", "post_mlp_layernorm": "input_layernorm"},
     outer="bert.",
 )
-GGUF_NAMES = replace(bert.GGUF_NAMES, layer={**bert.GGUF_NAMES.layer, "attn_qkv": PROJECTIONS})
+GGUF_NAMES = bert.GGUF_NAMES.but(in_layers("blk", {"attn_qkv": PROJECTIONS}))
 FAMILY = Family(
     name=NAME,
     architectures=("NomicBertModel",),

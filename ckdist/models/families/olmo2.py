@@ -5,7 +5,7 @@ from dataclasses import replace
 from ckdist.models import from_config, from_gguf, to_gguf
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.families.family import Family, GgufForm, GgufHeader, Target, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, LayerSpec, ModelSpec, Norms
@@ -13,7 +13,9 @@ from ckdist.models.spec import Attention, LayerSpec, ModelSpec, Norms
 NAME = "olmo2"
 NORMS = Norms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 KEYS = ConfigKeys({"hidden_act": "silu", "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 1e4})
-GGUF_NORMS = {
+GGUF_NORMS: dict[str, Target] = {
+    "attn_norm": (),
+    "ffn_norm": (),
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
@@ -55,7 +57,6 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     return to_gguf.dense(NAME, spec, where)
 
 
-NORM_KEYS = ("attn_norm", "ffn_norm")
 FAMILY = Family(
     name=NAME,
     architectures=("Olmo2ForCausalLM",),
@@ -66,9 +67,6 @@ FAMILY = Family(
     from_gguf=gguf,
     to_gguf=export,
     safetensors=family.SAFETENSORS,
-    gguf_names=replace(
-        family.GGUF,
-        layer={**{k: v for k, v in family.GGUF.layer.items() if k not in NORM_KEYS}, **GGUF_NORMS},
-    ),
+    gguf_names=family.GGUF.but(in_layers("blk", GGUF_NORMS)),
     ignored=family.ROTATIONS,
 )

@@ -3,12 +3,10 @@
 One tensor has queries, keys and values, another one gate and up. Phi-3.5 MoE and the vision models are not included.
 """
 
-from dataclasses import replace
-
 from ckdist.models import from_config, from_gguf, to_gguf
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
-from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, RopeSpec
@@ -69,7 +67,9 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    safetensors=replace(family.SAFETENSORS, layer={"self_attn.qkv_proj": QKV, "mlp.gate_up_proj": GATE_UP}),
-    gguf_names=replace(family.GGUF, layer={**family.GGUF.layer, "attn_qkv": QKV, "ffn_up": GATE_UP}),
+    safetensors=family.SAFETENSORS.but(
+        in_layers("model.layers", {"self_attn.qkv_proj": QKV, "mlp.gate_up_proj": GATE_UP})
+    ),
+    gguf_names=family.GGUF.but(in_layers("blk", {"attn_qkv": QKV, "ffn_up": GATE_UP})),
     ignored=family.ROTATIONS,
 )

@@ -12,7 +12,7 @@ import numpy as np
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, from_gguf, limits, to_gguf
 from ckdist.models.families import family, llama
-from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.families.family import Family, Form, GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
 from ckdist.models.spec import Attention, GatedDeltaNet, LayerSpec, ModelSpec
@@ -201,31 +201,35 @@ TILED_ROWS = (
 QKV = ("linear_attn.in_proj_q", "linear_attn.in_proj_k", "linear_attn.in_proj_v")
 CONV = ("linear_attn.conv1d_q", "linear_attn.conv1d_k", "linear_attn.conv1d_v")
 GATED_QUERY = ("self_attn.q_proj", "self_attn.gate_proj")
-PLAIN_NORM = "linear_attn.norm"
-SAFETENSORS = replace(
-    family.SAFETENSORS,
-    layer={"self_attn.q_proj": GATED_QUERY, "linear_attn.in_proj_qkv": QKV, "linear_attn.conv1d": CONV},
-    joined=("self_attn.q_proj",),
-    norm_less_one=True,
-    plain_norms=(PLAIN_NORM,),
+GATED: tuple[str, Form] = (r".*self_attn\.q_proj\.\w+", "joined")
+PLUS_ONE: tuple[str, Form] = (r".*(?<!linear_attn\.)norm\.weight", "plus_one")
+SAFETENSORS = family.SAFETENSORS.but(
+    in_layers(
+        "model.layers",
+        {"self_attn.q_proj": GATED_QUERY, "linear_attn.in_proj_qkv": QKV, "linear_attn.conv1d": CONV},
+    ),
+    GATED,
+    PLUS_ONE,
 )
-GGUF = replace(
-    family.GGUF,
-    layer={
-        **family.GGUF.layer,
-        "post_attention_norm": "post_attention_layernorm",
-        "attn_q": GATED_QUERY,
-        "attn_qkv": QKV,
-        "attn_gate": "linear_attn.in_proj_z",
-        "ssm_beta": "linear_attn.in_proj_b",
-        "ssm_alpha": "linear_attn.in_proj_a",
-        "ssm_conv1d": CONV,
-        "ssm_norm": PLAIN_NORM,
-        "ssm_out": "linear_attn.out_proj",
-    },
-    joined=("attn_q",),
-    exact={"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"},
-    minus_exp=("A_log",),
+GGUF = family.GGUF.but(
+    in_layers(
+        "blk",
+        {
+            "post_attention_norm": "post_attention_layernorm",
+            "attn_q": GATED_QUERY,
+            "attn_qkv": QKV,
+            "attn_gate": "linear_attn.in_proj_z",
+            "ssm_beta": "linear_attn.in_proj_b",
+            "ssm_alpha": "linear_attn.in_proj_a",
+            "ssm_conv1d": CONV,
+            "ssm_norm": "linear_attn.norm",
+            "ssm_out": "linear_attn.out_proj",
+            "ssm_a": "linear_attn.A_log",
+            "ssm_dt.bias": "linear_attn.dt_bias",
+        },
+    ),
+    (r".*\battn_q\.\w+", "joined"),
+    (r".*\.A_log", "minus_exp"),
 )
 FAMILY = Family(
     name=NAME,

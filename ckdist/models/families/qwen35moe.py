@@ -1,7 +1,5 @@
 """Qwen 3.5 with experts, the text part: all layers have experts and a gated shared expert."""
 
-from dataclasses import replace
-
 from ckdist.models import from_config, from_gguf, to_gguf
 from ckdist.models.families import family, qwen2moe, qwen35
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
@@ -61,8 +59,8 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    safetensors=replace(qwen35.SAFETENSORS, layer={**family.SAFETENSORS_EXPERTS.layer, **qwen35.SAFETENSORS.layer}),
-    gguf_names=replace(qwen35.GGUF, layer={**family.GGUF_EXPERTS.layer, **qwen35.GGUF.layer}),
+    safetensors=qwen35.SAFETENSORS.but(family.SAFETENSORS_EXPERTS.rules),
+    gguf_names=qwen35.GGUF.but(family.EXPERTS),
     ignored=family.ROTATIONS,
     gguf_values=qwen35.gguf_values,
 )

@@ -9,7 +9,7 @@ import numpy as np
 
 from ckdist.models import from_config, from_gguf, to_gguf
 from ckdist.models.families import family, qwen2moe, qwen3moe, qwen35, qwen35moe
-from ckdist.models.families.family import Family, GgufForm, GgufHeader
+from ckdist.models.families.family import Family, GgufForm, GgufHeader, TensorNames, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import GatedDeltaNet, LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
@@ -62,7 +62,6 @@ def gguf_values(spec: ModelSpec, weight: str, values: np.ndarray) -> np.ndarray:
     return qwen35.hybrid_values(mixer, name, values) if isinstance(mixer, GatedDeltaNet) else values
 
 
-LAYER = {name: parts for name, parts in qwen35.GGUF.layer.items() if name not in ("ssm_beta", "ssm_alpha")}
 FAMILY = Family(
     name=NAME,
     architectures=("Qwen3NextForCausalLM",),
@@ -72,22 +71,28 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    safetensors=replace(
-        qwen35moe.FAMILY.safetensors,
-        layer={
-            **family.SAFETENSORS_EXPERTS.layer,
-            "self_attn.q_proj": qwen35.GATED_QUERY,
-            "linear_attn.in_proj_qkvz": QKVZ,
-            "linear_attn.in_proj_ba": BA,
-            "linear_attn.conv1d": qwen35.CONV,
-        },
-        joined=("self_attn.q_proj", "linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba"),
+    safetensors=family.SAFETENSORS_EXPERTS.but(
+        in_layers(
+            "model.layers",
+            {
+                "self_attn.q_proj": qwen35.GATED_QUERY,
+                "linear_attn.in_proj_qkvz": QKVZ,
+                "linear_attn.in_proj_ba": BA,
+                "linear_attn.conv1d": qwen35.CONV,
+            },
+        ),
+        qwen35.GATED,
+        qwen35.PLUS_ONE,
+        (r".*linear_attn\.in_proj_(qkvz|ba)\.\w+", "joined"),
     ),
-    gguf_names=replace(
-        qwen35.GGUF,
-        # older files have queries, keys, values and gates in one tensor
-        layer={"ssm_in": QKVZ, **family.GGUF_EXPERTS.layer, **LAYER, "ssm_ba": BA},
-        joined=("attn_q", "ssm_in", "ssm_ba"),
+    gguf_names=TensorNames(
+        {
+            **in_layers("blk", {"ssm_in": QKVZ}),  # of older files: queries, keys, values and gates in one tensor
+            **qwen35.GGUF.rules,
+            **family.EXPERTS,
+            **in_layers("blk", {"ssm_beta": (), "ssm_alpha": (), "ssm_ba": BA}),
+        },
+        (*qwen35.GGUF.forms, (r".*\bssm_(in|ba)\.\w+", "joined")),
     ),
     ignored=family.ROTATIONS,
     gguf_values=gguf_values,

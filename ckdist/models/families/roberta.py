@@ -7,8 +7,7 @@ from ckdist.models.families import bert
 NAME = "roberta"
 KEYS = bert.KEYS.but(defaults={"pad_token_id": 1})
 HEAD = {"classifier.dense": "model.scorer.dense", "classifier.out_proj": "model.scorer.out"}
-TOP = {name: of for name, of in bert.TOP.items() if not of.startswith("model.scorer")} | HEAD
-NAMES = replace(bert.NAMES, outer="roberta.", top=TOP)
+NAMES = replace(bert.NAMES.but({"pooler.dense": (), "classifier": (), **HEAD}), outer="roberta.")
 KINDS = ("Model", "ForMaskedLM", "ForSequenceClassification")
 FAMILY = replace(
     bert.FAMILY,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ckdist.models import from_config, from_gguf, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import bert
-from ckdist.models.families.family import Family, GgufHeader, TensorNames
+from ckdist.models.families.family import Family, GgufHeader, TensorNames, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.spec import Attention, CrossAttention, DenseFfn, LayerSpec, ModelSpec, RelativeBias
 
@@ -134,24 +134,28 @@ SELF = {
     "layer.0.SelfAttention.relative_attention_bias": "self_attn.relative_bias",
     "layer.0.layer_norm": "input_layernorm",
 }
-ENCODER = TensorNames(
-    top={"encoder.final_layer_norm": "model.norm"},
-    layer={**SELF, **_feed_forward(1), "layer.1.layer_norm": "post_attention_layernorm"},
-    prefix="encoder.block",
-    own_names=False,
-)
 NAMES = TensorNames(
-    top={"shared": "model.embed_tokens", "decoder.final_layer_norm": "model.norm", "lm_head": "lm_head"},
-    layer={
-        **SELF,
-        **_attention("layer.1.EncDecAttention", "cross_attn"),
-        "layer.1.layer_norm": "cross_attention_layernorm",
-        **_feed_forward(2),
-        "layer.2.layer_norm": "post_attention_layernorm",
-    },
-    prefix="decoder.block",
-    own_names=False,
-    encoder=ENCODER,
+    {
+        "shared": "model.embed_tokens",
+        "decoder.final_layer_norm": "model.norm",
+        "lm_head": "lm_head",
+        **in_layers(
+            "decoder.block",
+            {
+                **SELF,
+                **_attention("layer.1.EncDecAttention", "cross_attn"),
+                "layer.1.layer_norm": "cross_attention_layernorm",
+                **_feed_forward(2),
+                "layer.2.layer_norm": "post_attention_layernorm",
+            },
+        ),
+        "encoder.final_layer_norm": "encoder.norm",
+        **in_layers(
+            "encoder.block",
+            {**SELF, **_feed_forward(1), "layer.1.layer_norm": "post_attention_layernorm"},
+            "encoder.layers.{}",
+        ),
+    }
 )
 GGUF_SELF = {
     **{f"attn_{own}": f"self_attn.{own}_proj" for own in "qkvo"},
@@ -161,15 +165,21 @@ GGUF_SELF = {
     "ffn_norm": "post_attention_layernorm",
 }
 GGUF_NAMES = TensorNames(
-    top={"token_embd": "model.embed_tokens", "dec.output_norm": "model.norm", "output": "lm_head"},
-    layer={
-        **GGUF_SELF,
-        **{f"cross_attn_{own}": f"cross_attn.{own}_proj" for own in "qkvo"},
-        "cross_attn_norm": "cross_attention_layernorm",
-    },
-    prefix="dec.blk",
-    own_names=False,
-    encoder=TensorNames(top={"enc.output_norm": "model.norm"}, layer=GGUF_SELF, prefix="enc.blk", own_names=False),
+    {
+        "token_embd": "model.embed_tokens",
+        "dec.output_norm": "model.norm",
+        "output": "lm_head",
+        **in_layers(
+            "dec.blk",
+            {
+                **GGUF_SELF,
+                **{f"cross_attn_{own}": f"cross_attn.{own}_proj" for own in "qkvo"},
+                "cross_attn_norm": "cross_attention_layernorm",
+            },
+        ),
+        "enc.output_norm": "encoder.norm",
+        **in_layers("enc.blk", GGUF_SELF, "encoder.layers.{}"),
+    }
 )
 FAMILY = Family(
     name=NAME,
