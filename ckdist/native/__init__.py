@@ -176,7 +176,7 @@ def _number_type(ctype: CData) -> np.dtype:
 
 
 def _converted(ctype: CData, value: Any, keep: list[Any]) -> Any:
-    """A value in a form that cffi can assign to the C type. Appends to `keep` what must stay alive."""
+    """A value in a form that cffi can assign to the C type. Appends to `keep` the objects that must stay alive."""
     kind = ctype.kind
     if kind == "primitive":
         return value

@@ -67,7 +67,7 @@ class TensorNames:
     Attributes:
         rules: Stored name -> its weight, or several if the tensor stacks their rows, or () if it is not read. `{}` is
             the number of the layer, and `{next}` in a weight the number after it. A rule without `.weight` or `.bias`
-            is for both; one with it comes first. Of two rules for a weight, the last is for writing.
+            is for both; one with it comes first. Writing uses the last rule of a weight.
         forms: (pattern, form): the form of all tensors or weights with such a name.
         own_names: A name without a rule is unchanged (safetensors); else it is not read.
         outer: Optional prefix of all names, if the model is a part of the file.
