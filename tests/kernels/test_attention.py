@@ -3,12 +3,14 @@ work.
 """
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import pytest
 
 from ckdist import errors, native
-from tests.support.levels import ALL, HERE, INTEGERS, each
+from tests.support.levels import HERE, INTEGERS, each
+from tests.support.pairs import pairs
 
 F32 = np.float32
 # Largest error against float64 where queries and keys have a spread of 2 (scores of 4). Integer arithmetic rounds
@@ -24,11 +26,14 @@ PAIRS_OF_LEVELS = [
     ("neon_i8mm", "neon"),
 ]
 TYPES = {"f32": 0, "f16": 1, "q8_0": 8, "i16": 25, "bf16": 30}
+LEVELS = [level.encode() for level in each(INTEGERS)]
+# A level has code of its own for each type, so most tests pair each kernel with every shape.
+KERNELS = list(product(LEVELS, TYPES))
 
 
-@pytest.fixture(params=each(INTEGERS))
+@pytest.fixture(params=LEVELS)
 def isa(request):
-    return request.param.encode()
+    return request.param
 
 
 @pytest.fixture(params=list(TYPES))
@@ -134,8 +139,13 @@ def random_case(head_dim, positions, tokens, heads, seed=1):
     return k, v, rng.normal(size=(tokens, heads, head_dim)).astype(F32) * 2
 
 
-@pytest.mark.parametrize("head_dim", [8, 64, 72, 80, 96, 128, 256])
-@pytest.mark.parametrize("tokens, heads, positions", [(1, 1, 1), (1, 3, 200), (1, 8, 67), (16, 4, 150), (35, 1, 530)])
+@pairs(
+    {
+        "isa, kv_type": KERNELS,
+        "head_dim": [8, 64, 72, 80, 96, 128, 256],
+        "tokens, heads, positions": [(1, 1, 1), (1, 3, 200), (1, 8, 67), (16, 4, 150), (35, 1, 530)],
+    }
+)
 def test_agrees_with_reference(isa, kv_type, head_dim, tokens, heads, positions):
     k, v, q = random_case(head_dim, positions, tokens, heads)
     settings = Settings(scale=head_dim**-0.5)
@@ -144,8 +154,13 @@ def test_agrees_with_reference(isa, kv_type, head_dim, tokens, heads, positions)
     np.testing.assert_allclose(out, want, atol=TOLERANCE[kv_type])
 
 
-@pytest.mark.parametrize("tokens, heads, first", [(32, 1, 288), (7, 2, 0), (1, 3, 299)])
-@pytest.mark.parametrize("window", [0, 20, 270])
+@pairs(
+    {
+        "isa, kv_type": KERNELS,
+        "tokens, heads, first": [(32, 1, 288), (7, 2, 0), (1, 3, 299)],
+        "window": [0, 20, 270],
+    }
+)
 def test_bidirectional(isa, kv_type, tokens, heads, first, window):
     k, v, q = random_case(64, 530, tokens, heads)
     settings = Settings(scale=1 / 8, window=window, context=530)
@@ -159,9 +174,13 @@ def test_bidirectional(isa, kv_type, tokens, heads, first, window):
 MIXED = ["i16/q8_0", "q8_0/i16", "q8_0/f16", "f16/q8_0", "i16/f32", "bf16/i16", "f32/bf16", "f16/f32"]
 
 
-@pytest.mark.parametrize("types", MIXED)
-@pytest.mark.parametrize("key_width, value_width", [(64, 64), (96, 40), (72, 128)])
-@pytest.mark.parametrize("tokens, heads, positions", [(1, 3, 200), (16, 4, 150), (35, 1, 530)])
+@pairs(
+    {
+        "isa, types": list(product(LEVELS, MIXED)),
+        "key_width, value_width": [(64, 64), (96, 40), (72, 128)],
+        "tokens, heads, positions": [(1, 3, 200), (16, 4, 150), (35, 1, 530)],
+    }
+)
 def test_keys_and_values_of_unequal_types_and_widths(isa, types, key_width, value_width, tokens, heads, positions):
     rng = np.random.default_rng(1)
     k, v = (rng.normal(size=(positions, width)).astype(F32) * 2 for width in (key_width, value_width))
@@ -177,12 +196,10 @@ def test_keys_and_values_of_unequal_types_and_widths(isa, types, key_width, valu
     assert np.isnan(attend(Cache(isa, types, k, v), q, positions - tokens, settings)).any()
 
 
-@pytest.mark.parametrize("level, below", [pair for pair in PAIRS_OF_LEVELS if pair[0] in ALL])
+@pytest.mark.parametrize("level, below", [pair for pair in PAIRS_OF_LEVELS if pair[0] in HERE])
 @pytest.mark.parametrize("integers", ["i16", "q8_0"])
 @pytest.mark.parametrize("tokens, heads, positions", [(1, 3, 200), (1, 8, 700), (16, 4, 150), (35, 1, 530)])
 def test_dot_products_of_integers_have_the_bits_of_the_level_below(level, below, integers, tokens, heads, positions):
-    if level not in HERE:
-        pytest.skip(f"level {level}: this CPU lacks {ALL[level]}")
     k, v, q = random_case(128, positions, tokens, heads)
     out, plain = (
         attend(Cache(isa.encode(), integers, k, v), q, positions - tokens, Settings()) for isa in (level, below)
@@ -190,10 +207,13 @@ def test_dot_products_of_integers_have_the_bits_of_the_level_below(level, below,
     np.testing.assert_array_equal(out.view(np.uint32), plain.view(np.uint32))
 
 
-@pytest.mark.parametrize(
-    "settings", [Settings(soft_cap=5), Settings(window=1), Settings(window=40), Settings(window=100, soft_cap=20)]
+@pairs(
+    {
+        "isa, kv_type": KERNELS,
+        "settings": [Settings(soft_cap=5), Settings(window=1), Settings(window=40), Settings(window=100, soft_cap=20)],
+        "tokens": [1, 20],
+    }
 )
-@pytest.mark.parametrize("tokens", [1, 20])
 def test_soft_cap_and_window(isa, kv_type, settings, tokens):
     k, v, q = random_case(64, 210, tokens, 2)
     out = attend(Cache(isa, kv_type, k, v), q, 210 - tokens, settings)
@@ -201,8 +221,7 @@ def test_soft_cap_and_window(isa, kv_type, settings, tokens):
     np.testing.assert_allclose(out, want, atol=TOLERANCE[kv_type])
 
 
-@pytest.mark.parametrize("tokens, heads", [(1, 3), (1, 8), (20, 3)])
-@pytest.mark.parametrize("window", [0, 40])
+@pairs({"isa, kv_type": KERNELS, "tokens, heads": [(1, 3), (1, 8), (20, 3)], "window": [0, 40]})
 def test_sinks(isa, kv_type, tokens, heads, window):
     """Below all scores, among them, above them, and so far above that nothing else counts."""
     positions = 530
@@ -218,8 +237,13 @@ def test_sinks(isa, kv_type, tokens, heads, window):
     np.testing.assert_array_equal(attend(cache, q, positions - tokens, settings, 1), out)
 
 
-@pytest.mark.parametrize("head_dim", [72, 128])
-@pytest.mark.parametrize("settings", [Settings(scale=0.3), Settings(scale=0.3, window=50, soft_cap=30)])
+@pairs(
+    {
+        "isa, kv_type": KERNELS,
+        "head_dim": [72, 128],
+        "settings": [Settings(scale=0.3), Settings(scale=0.3, window=50, soft_cap=30)],
+    }
+)
 def test_bits_do_not_depend_on_the_cut(isa, kv_type, head_dim, settings):
     positions, heads = 270, 5
     k, v, q = random_case(head_dim, positions, positions, heads)
@@ -234,7 +258,7 @@ def test_bits_do_not_depend_on_the_cut(isa, kv_type, head_dim, settings):
         np.testing.assert_array_equal(attend(cache, q[:, head : head + 1].copy(), 0, settings)[:, 0], whole[:, head])
 
 
-@pytest.mark.parametrize("heads", range(1, 10))
+@pairs({"isa": LEVELS, "kv_type": TYPES, "heads": range(1, 10)})
 def test_bits_do_not_depend_on_who_reads_which_part(isa, kv_type, heads):
     positions = 1100
     k, v, q = random_case(64, positions, 2, heads)
@@ -345,8 +369,13 @@ def latent_case(latent, rotated, positions, tokens, heads):
     return k, q
 
 
-@pytest.mark.parametrize("latent, rotated", LATENT)
-@pytest.mark.parametrize("tokens, heads, positions", [(1, 1, 1), (1, 3, 200), (1, 8, 67), (16, 4, 150), (35, 2, 530)])
+@pairs(
+    {
+        "isa, kv_type": KERNELS,
+        "latent, rotated": LATENT,
+        "tokens, heads, positions": [(1, 1, 1), (1, 3, 200), (1, 8, 67), (16, 4, 150), (35, 2, 530)],
+    }
+)
 def test_values_that_are_the_beginning_of_keys(isa, kv_type, latent, rotated, tokens, heads, positions):
     k, q = latent_case(latent, rotated, positions, tokens, heads)
     settings = Settings(scale=(latent + rotated) ** -0.5)
@@ -356,7 +385,7 @@ def test_values_that_are_the_beginning_of_keys(isa, kv_type, latent, rotated, to
     np.testing.assert_allclose(out, want, atol=TOLERANCE[kv_type])
 
 
-@pytest.mark.parametrize("latent, rotated", [(40, 8), (96, 32)])
+@pairs({"isa": LEVELS, "kv_type": TYPES, "latent, rotated": [(40, 8), (96, 32)]})
 def test_latent_bits_do_not_depend_on_the_division_of_work(isa, kv_type, latent, rotated):
     k, q = latent_case(latent, rotated, 600, 40, 6)
     cache, settings = Cache(isa, kv_type, k, k[:, :latent].copy(), latent=True), Settings(0.1)

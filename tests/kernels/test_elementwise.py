@@ -7,14 +7,16 @@ import pytest
 
 from ckdist import errors, native
 from tests.support.levels import VECTORS, each
+from tests.support.pairs import pairs
 
 LENGTHS = [1, 7, 16, 17, 63, 64, 65, 130, 1024, 1025, 4099]
+LEVELS = [level.encode() for level in each(VECTORS)]
 F32 = np.float32
 
 
-@pytest.fixture(params=each(VECTORS))
+@pytest.fixture(params=LEVELS)
 def isa(request):
-    return request.param.encode()
+    return request.param
 
 
 @pytest.fixture
@@ -42,8 +44,7 @@ def test_rms_norm(isa, rng, n):
     np.testing.assert_array_equal(x, out[:n])
 
 
-@pytest.mark.parametrize("n", LENGTHS)
-@pytest.mark.parametrize("with_x", [False, True])
+@pairs({"isa": LEVELS, "n": LENGTHS, "with_x": [False, True]})
 def test_sum_parts_adds_in_order(isa, rng, n, with_x):
     x = rng.normal(size=n).astype(F32) * 1e3
     parts = rng.normal(size=(3, n)).astype(F32)
@@ -67,8 +68,7 @@ def test_rope_rotates_halves(isa, rng, head_dim):
     np.testing.assert_allclose(x, want, atol=5e-7)
 
 
-@pytest.mark.parametrize("n", LENGTHS)
-@pytest.mark.parametrize("biased", [False, True])
+@pairs({"isa": LEVELS, "n": LENGTHS, "biased": [False, True]})
 def test_layer_norm(isa, rng, n, biased):
     x, weight, bias, out = (np.asarray(rng.normal(size=n) * 3 + 5, F32) for _ in range(4))
     call(
@@ -79,8 +79,7 @@ def test_layer_norm(isa, rng, n, biased):
     np.testing.assert_allclose(out, want, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("n", LENGTHS)
-@pytest.mark.parametrize("function", [0, 1, 4])
+@pairs({"isa": LEVELS, "n": LENGTHS, "function": [0, 1, 4]})
 def test_gated(isa, rng, n, function):
     gate = (rng.normal(size=n) * 4).astype(F32)
     up = rng.normal(size=n).astype(F32)

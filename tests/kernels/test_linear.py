@@ -12,6 +12,7 @@ from gguf import GGMLQuantizationType, quants
 from ckdist import errors
 from ckdist.native import check, ffi, lib, pointer
 from tests.support.levels import HERE, each
+from tests.support.pairs import pairs
 from tests.support.products import (
     HALF_FIELDS,
     TYPES,
@@ -92,9 +93,7 @@ def test_blocks_of_any_bytes_mean_what_gguf_says(name):
         assert np.all(np.abs(y - exact)[whole] <= 2e-6 * magnitude[whole]) and not np.isfinite(y[~whole]).any()
 
 
-@pytest.mark.parametrize("isa", each())
-@pytest.mark.parametrize("name", TYPES)
-@pytest.mark.parametrize("rows,tokens", [(16, 1), (37, 3), (50, 35)])
+@pairs({"isa": each(), "name": TYPES, "rows, tokens": [(16, 1), (37, 3), (50, 35)]})
 def test_whole_activations_give_the_exact_product(isa, name, rows, tokens):
     cols = odd_columns(name)
     data, values = random_rows(name, rows, cols, seed=rows)

@@ -1,6 +1,7 @@
-"""The levels of instructions that kernels are tested on; those that the CPU lacks are skipped, and told at the end."""
+"""The levels of instructions that kernels are tested on: those of this build that this CPU has.
 
-import pytest
+`tests/kernels/test_levels.py` skips each level that the CPU lacks, once and with the reason.
+"""
 
 from ckdist import native
 
@@ -13,10 +14,6 @@ INTEGERS = (*VECTORS, "avx2_vnni", "avx512_vnni", "amx", "neon_dotprod", "neon_i
 BF16 = (*VECTORS, "avx512_bf16", "neon_bf16")
 
 
-def each(names=tuple(ALL)) -> list:
-    """Parameters for those of `names` that this build has; tests of levels that the CPU lacks are skipped, and told."""
-    marks = {
-        name: pytest.mark.skipif(bool(lacks), reason=f"level {name}: this CPU lacks {lacks}")
-        for name, lacks in ALL.items()
-    }
-    return [pytest.param(name, marks=mark) for name, mark in marks.items() if name in names]
+def each(names=tuple(ALL)) -> list[str]:
+    """Those of `names` that this build and this CPU have."""
+    return [name for name in HERE if name in names]
