@@ -27,6 +27,7 @@ from ckdist.train.loss_program import lower_model, trainable
 from ckdist.train.native_executable import NativeExecutable
 from tests.support.golden_training import FAMILIES, GRADIENT_ERROR, LOSS_ERROR, batches, golden, model, split
 from tests.support.levels import each
+from tests.support.pairs import pairs
 from tests.support.specs import LINEAR, PIECES
 from tests.support.specs import spec as small_spec
 from tests.support.thread_ranks import run_threads
@@ -251,9 +252,13 @@ def test_planned_memory_is_what_is_taken(trained):
 
 
 # What a mesh adds to the error of one rank: sums in another order.
-@pytest.mark.parametrize("dp, tp", [(2, 2), (1, 3), (2, 3), (1, 2)])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("piece", ["plain", "unequal", "soft_cap", "qwen3", "experts", "latent"])
+@pairs(
+    {
+        "dp, tp": [(2, 2), (1, 3), (2, 3), (1, 2)],
+        "dtype": ["float32", "bfloat16"],
+        "piece": ["plain", "unequal", "soft_cap", "qwen3", "experts", "latent"],
+    }
+)
 def test_meshes(dp, tp, dtype, piece):
     """Every rank has its shard of the whole gradients, the same bits as its peers of other replicas; weights that all
     ranks hold have the same bits on all. Twice, to the same bits.

@@ -176,7 +176,7 @@ def steps_of_threads():
     }
     sources = [NATIVE / "comm" / room / f"{name}.cpp" for room, names in rooms.items() for name in names]
     sources += [NATIVE / "runtime/pool.cpp", OURS / "steps.cpp"]
-    return compiled("steps", sources, "-O1", "-g", "-fsanitize=thread", "-pthread", unknown=("tsan",))
+    return compiled("steps", sources, "-O1", "-g1", "-fsanitize=thread", "-pthread", unknown=("tsan",))
 
 
 @pytest.mark.parametrize("ranks, threads, rounds", [(1, 3, 500), (2, 3, 1000), (3, 2, 500), (5, 1, 300), (7, 2, 200)])

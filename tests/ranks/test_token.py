@@ -19,6 +19,7 @@ from ckdist.errors import ConfigError
 from ckdist.layout import TENSOR, TOKEN, TOKEN_IN_HOSTS
 from ckdist.planning.layouts import layouts_for
 from tests.support import thread_ranks
+from tests.support.pairs import pairs
 from tests.support.paths import GOLDEN
 from tests.support.programs.replay import build
 from tests.support.situations import driven, situations, texts
@@ -62,17 +63,18 @@ def test_bits_are_those_of_tensor(family, ranks, threads, numbers):
         np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma2"])
-@pytest.mark.parametrize(
-    "hosts, threads, numbers",
-    [
-        ((2, 2), 2, {"heads": 8, "kv_heads": 4}),
-        ((2, 2), 1, {"ffn": 40, "heads": 2, "kv_heads": 1}),
-        ((3, 3), 1, {}),
-        ((2, 2, 2), 1, {"heads": 6, "kv_heads": 6}),
-    ],
+@pairs(
+    {
+        "family": ["llama", "qwen2", "qwen3", "gemma2"],
+        "hosts, threads, numbers": [
+            ((2, 2), 2, {"heads": 8, "kv_heads": 4}),
+            ((2, 2), 1, {"ffn": 40, "heads": 2, "kv_heads": 1}),
+            ((3, 3), 1, {}),
+            ((2, 2, 2), 1, {"heads": 6, "kv_heads": 6}),
+        ],
+        "least": [0, 1 << 20],
+    }
 )
-@pytest.mark.parametrize("least", [0, 1 << 20])
 def test_bits_are_those_of_tensor_over_hosts(family, hosts, threads, numbers, least, tmp_path, monkeypatch):
     """Tokens sharded over the ranks of each host, tensors over hosts; `least`: bytes up to which sums go whole to every
     host, through one rank of each.
