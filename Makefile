@@ -1,4 +1,4 @@
-# make setup | serve | lint | format | tidy | docs | test | test-avx2 | test-native | test-wheel | test-asan | test-tsan
+# make setup | serve | lint | format | tidy | docs | unit | test | test-avx2 | test-native | test-wheel | test-asan | test-tsan
 #      test-vm | test-aarch64 | fuzz | coverage | bench-check | native | lock | clean
 # Python 3.10 or newer, a C++ compiler and make are all that must be there; the rest goes into .venv.
 
@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 LIBRARY := ckdist/native/libckdist.so
 SOURCES := CMakeLists.txt cmake/declarations.py $(shell find ckdist/native -name '*.cpp' -o -name '*.h')
 
-.PHONY: setup serve lint format tidy docs lock test test-avx2 test-native test-wheel test-asan test-tsan test-vm
+.PHONY: setup serve lint format tidy docs lock unit test test-avx2 test-native test-wheel test-asan test-tsan test-vm
 .PHONY: test-aarch64 fuzz coverage bench-check native clean
 
 # For contributors; `make serve` needs less.
@@ -93,6 +93,12 @@ WORKERS ?= $(shell expr 2 \* $(JOBS))
 unexport PYTHONDONTWRITEBYTECODE
 PARALLEL = -n $(WORKERS) --dist worksteal
 ALONE = $(shell grep -rl --include='test_*.py' 'pytest.mark.alone' tests)
+# What one process computes, in under a minute on two cores: pure Python, and kernels against numpy and gguf.
+UNIT_TESTS := tests/unit $(addprefix tests/kernels/test_,attention.py elementwise.py fold.py level_bits.py levels.py \
+	linear.py optimizer.py pack.py quantize.py sampler.py)
+unit: setup
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not alone" $(UNIT_TESTS)
+
 test: setup test-native
 	$(BIN)/python -m pytest $(PARALLEL) -m "not alone"
 	$(BIN)/python -m pytest -m alone $(ALONE)
