@@ -184,7 +184,7 @@ def one_sided(c, room) -> None:
 
 
 def splits(c, hosts, largest: int, digest) -> None:
-    half = c.split(c.rank % 2, key=c.size - c.rank)
+    half = c.split(c.rank % 2, key=c.size - 1 - c.rank)
     members = sorted((r for r in range(c.size) if r % 2 == c.rank % 2), reverse=True)
     assert half.size == len(members) and members[half.rank] == c.rank
     own = [hosts[r] for r in members]
