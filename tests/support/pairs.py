@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations, product
+from typing import Any
 
 import pytest
 
 
-def pairs(factors: Mapping[str, Iterable]) -> pytest.MarkDecorator:
+def pairs(factors: Mapping[str, Iterable[Any]]) -> pytest.MarkDecorator:
     """Parametrizes a test so that every two values of different factors occur together in at least one case.
 
     Args:

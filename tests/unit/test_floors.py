@@ -1,6 +1,7 @@
 """A file imports only from lower floors, or from its own (docs/architecture.md: The floors)."""
 
 import ast
+import pathlib
 import re
 
 from tests.support.paths import ROOT
@@ -43,7 +44,7 @@ def floor(module: str) -> int:
     return FLOORS[parts[1]] if len(parts) > 1 else max(FLOORS.values())
 
 
-def imported(path) -> list[str]:
+def imported(path: pathlib.Path) -> list[str]:
     """The project's modules that a file imports."""
     names: list[str] = []
     for node in ast.walk(ast.parse(path.read_text())):
