@@ -12,6 +12,7 @@ import gc
 import os
 import pathlib
 import shutil
+import signal
 import ssl
 import tempfile
 
@@ -26,6 +27,9 @@ def pytest_configure(config) -> None:
     """A cache folder of this run and one for the sessions of mpirun, which child processes inherit, workers among
     them.
     """
+    # A shell starts its background jobs with SIGINT ignored. Children inherit that, and would not end by it.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(config, "workerinput"):
         return
     os.environ.setdefault(FOLDER_VARIABLE, str(store_folder()))

@@ -390,7 +390,7 @@ def test_every_form_of_structure_is_one_grammar(prepared, kind):
         grammar = prepared(kind, strict=True, **fields).sampling.grammar
         check_grammar(grammar)
     assert prepared(kind, guided_choice=["a"]) == prepared(kind, structured_outputs={"choice": ["a"]})
-    with pytest.raises(RequestError, match="response_format and guided_regex each say"):
+    with pytest.raises(RequestError, match="response_format and guided_regex each define"):
         prepared(kind, response_format={"type": "json_object"}, guided_regex="a")
     unknown = {"type": "string", "format": "nonsense"}
     form = lambda strict: {"type": "json_schema", "json_schema": {"schema": unknown, "strict": strict}}

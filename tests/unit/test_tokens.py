@@ -263,7 +263,7 @@ def test_what_is_no_tokenizer_is_one_line(folder, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "rwkv"}, "'rwkv' is a kind of vocabulary that is not read"),
+        ({"model": "rwkv"}, "'rwkv' is a kind of vocabulary that ckdist does not read"),
         ({"tokens": []}, "has 0 entries"),
         ({"tokens": [1, 2]}, "is not an array of str"),
         ({"token_type": [1]}, "has 1 entries for 600 tokens"),
