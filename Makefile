@@ -12,7 +12,9 @@ WERROR ?= OFF
 # Levels of instructions to build: native (this CPU's) or all.
 LEVELS ?= native
 JOBS ?= $(shell getconf _NPROCESSORS_ONLN)
-CMAKE = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
+# The wheel is built in the same folder (`make test-wheel`), and its settings would put the library elsewhere.
+CMAKE = $(BIN)/cmake -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+	-U 'SKBUILD*'
 
 INSTALL = $(BIN)/python -m pip install --quiet --constraint constraints.txt
 

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import re
 import signal
-import socket
 from collections.abc import AsyncIterator
 from dataclasses import astuple
 from typing import Any
@@ -46,11 +45,12 @@ log = logging.getLogger(__name__)
 
 
 class Worker:
-    """One worker process, seen from this process."""
+    """One worker process, seen from this process. `zygote` forks it; a later zygote uses its number again."""
 
-    def __init__(self, number: int, connection: socket.socket):
-        connection.setblocking(False)
-        self.number, self.connection = number, connection
+    def __init__(self, zygote: Zygote):
+        self.zygote = zygote
+        self.number, self.connection = zygote.fork()
+        self.connection.setblocking(False)
 
     async def ask(self, head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], list[bytes]]:
         """Sends a request. Returns the answer's map, and its body in parts.
@@ -149,7 +149,7 @@ class TextWork:
             head, content = await asyncio.shield(task)
         except asyncio.CancelledError:
             if lane is self._long:
-                self._started().kill(worker.number)
+                worker.zygote.kill(worker.number)
             raise
         if "prepared" in head:
             return Prepared.from_map(head["prepared"])
@@ -185,21 +185,19 @@ class TextWork:
             if stays:
                 self._idle.put_nowait(worker)
             else:
-                self._started().kill(worker.number)
+                worker.zygote.kill(worker.number)
                 worker.connection.close()
-                self._fork()
+                if worker.zygote is self._zygote:
+                    self._fork()
             lane.turn.release()
 
     async def _was_killed(self, worker: Worker) -> bool:
         """Whether a signal from outside has ended the worker, or all workers, and not one of its limits."""
         async with self._asking:
-            number = await asyncio.to_thread(self._started().signal_of, worker.number)
+            number = await asyncio.to_thread(worker.zygote.signal_of, worker.number)
         return number is None or number in KILLING
 
     def _fork(self) -> None:
         with contextlib.suppress(EngineError):  # `ended` is true then
-            self._idle.put_nowait(Worker(*self._started().fork()))
-
-    def _started(self) -> Zygote:
-        assert self._zygote is not None, "`start` comes before requests"
-        return self._zygote
+            assert self._zygote is not None, "`start` comes before requests"
+            self._idle.put_nowait(Worker(self._zygote))

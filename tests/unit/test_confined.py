@@ -2,6 +2,7 @@
 of a process.
 """
 
+import asyncio
 import contextlib
 import json
 import os
@@ -21,7 +22,7 @@ from hypothesis import strategies as st
 import ckdist
 from ckdist.engine.messages import PromptScores, pack_scores
 from ckdist.errors import EngineError, RequestError
-from ckdist.serve.text_work import WORKERS
+from ckdist.serve.text_work import WORKERS, TextWork
 from ckdist.tokens import confined, frames, load_tokenizer, system_calls
 from ckdist.tokens.confined import load_tried, load_vocabulary
 from ckdist.tokens.confined_template import ConfinedTemplate
@@ -128,6 +129,24 @@ def test_a_killed_text_process_is_not_the_clients_mistake(whom):
             process.kill()
         client.join()
         assert answers[0].status_code == 503 and "retry-after" in answers[0].headers, answers[0].text
+
+
+def test_a_worker_that_ended_with_an_earlier_zygote_is_not_taken_for_one_of_the_next():
+    async def scenario() -> None:
+        text = TextWork(str(BUNDLED))
+        await text.start()
+        workers = [text._idle.get_nowait() for _ in range(WORKERS)]
+        earlier = workers[0].zygote
+        earlier.process.kill()
+        earlier.process.wait()
+        await text.start()
+        try:
+            assert all([await text._was_killed(worker) for worker in workers])
+        finally:
+            text.close()
+            earlier.close()
+
+    asyncio.run(scenario())
 
 
 def test_nothing_is_left_of_a_server_that_was_killed():

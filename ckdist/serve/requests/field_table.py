@@ -260,7 +260,11 @@ HARMLESS = (
     harmless("this server sends no pings", "sse_ping_interval"),
     harmless("padding hides lengths; the text is the same", "stream_options.include_obfuscation", faces=GENERATES),
     harmless(
-        "reasoning is complete", "reasoning.summary", "reasoning.generate_summary", "thinking.display", faces=CHATS
+        "reasoning is always given in full",
+        "reasoning.summary",
+        "reasoning.generate_summary",
+        "thinking.display",
+        faces=CHATS,
     ),
     harmless("it only acts together with a field that is refused", "smoothing_curve", "adaptive_decay"),
     harmless(LOADER, "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram", "f16_kv", "use_mmap"),
