@@ -1,5 +1,5 @@
-# make setup | serve | lint | format | tidy | docs | unit | test | test-avx2 | test-native | test-wheel | test-asan | test-tsan
-#      test-vm | test-aarch64 | fuzz | coverage | bench-check | native | lock | clean
+# make setup | serve | lint | format | tidy | docs | unit | test | test-avx2 | test-native | test-wheel | test-asan
+#      test-tsan | test-vm | test-aarch64 | fuzz | coverage | bench-check | native | lock | clean
 # Python 3.10 or newer, a C++ compiler and make are all that must be there; the rest goes into .venv.
 
 PYTHON ?= python3

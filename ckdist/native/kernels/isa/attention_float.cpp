@@ -420,7 +420,7 @@ void attend_span(const AttentionTask& task, const Shape& shape, const Workspace&
 void attend_span_of_type(const AttentionTask& task, const Shape& shape, const Workspace& work, const SpanPart& part,
                          int64_t span) {
   const KvType type = task.key_type;
-  const bool whole = task.value_width % kLanes == 0 || (type == KvType::f16 && work.queries > 20);  // else a row of V ends in half a Vec
+  const bool whole = task.value_width % kLanes == 0;  // else a row of V ends in half a Vec
   const bool direct =
       whole && !task.latent && type == task.value_type && (type == KvType::f32 || work.queries <= kDirectQueries);
   if (!direct || type == KvType::f32) return attend_span<KvType::f32>(task, shape, work, part, span, direct);

@@ -268,7 +268,7 @@ void block_strip(const Strip& strip) {
         const __m512 block_minimum = block[i].block_minimum();
 #pragma GCC unroll 16
         for (int t = 0; t < tokens; ++t)
-          sums[i][t] = add_minima(sums[i][t], minima, block_minimum, group_sums + t % 8 * strip.x_stride);
+          sums[i][t] = add_minima(sums[i][t], minima, block_minimum, group_sums + t * strip.x_stride);
       }
       block[i].at += layout.bytes();
     }
