@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from ckdist.engine.scheduler import Scheduler, SequenceChunk, Step
+from ckdist.engine.scheduler import Scheduler
+from ckdist.engine.step_builder import SequenceChunk, Step
 from ckdist.program.batch import BLOCK_TOKENS, Batch
 
 

@@ -25,9 +25,10 @@ from ckdist.engine.protocol import StepExecutable, TokenSampler
 from ckdist.engine.request import Tokens, check_prompt, check_sampling
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.sampling_state import sampling_state
-from ckdist.engine.scheduler import EngineBusy, Scheduler, SequenceChunk, Step
+from ckdist.engine.scheduler import EngineBusy, Scheduler
 from ckdist.engine.sequence import Sequence, State
 from ckdist.engine.state_pool import SequenceState, StatePool
+from ckdist.engine.step_builder import SequenceChunk, Step
 from ckdist.engine.step_prediction import StepPrediction
 from ckdist.engine.trace import Lane
 from ckdist.errors import RequestError

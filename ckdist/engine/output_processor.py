@@ -13,8 +13,8 @@ from ckdist.engine.output import Output
 from ckdist.engine.protocol import TokenSampler
 from ckdist.engine.sampler import Sample, SampleRow
 from ckdist.engine.sampling_state import SamplingState
-from ckdist.engine.scheduler import SequenceChunk
 from ckdist.engine.sequence import Sequence, State
+from ckdist.engine.step_builder import SequenceChunk
 from ckdist.errors import CkdistError
 
 FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0)

@@ -11,11 +11,11 @@ sequences and a shorter piece of prompts, so that every stage has work.
 """
 
 from collections import deque
-from typing import NamedTuple
 
 from ckdist.engine.block_pool import ROOT, BlockPool
 from ckdist.engine.sequence import Sequence, State
 from ckdist.engine.state_pool import SequenceState
+from ckdist.engine.step_builder import Step, StepBuilder
 from ckdist.errors import RequestError
 from ckdist.program.batch import BLOCK_TOKENS, NO_SLOT
 from ckdist.program.stage_costs import PIECE_UNIT, StageCosts
@@ -27,31 +27,6 @@ SNAPSHOT_TOKENS = 1024  # within a prompt, a state is saved after each multiple 
 
 class EngineBusy(RequestError):  # noqa: N818, a state and no fault
     """The queue is full. The request may be sent again later (HTTP 429)."""
-
-
-class SequenceChunk(NamedTuple):
-    """A sequence's part of a step: positions [first, first + tokens).
-
-    The last `rows` of them have logits, in rows [row, row + rows) of the step.
-    """
-
-    sequence: Sequence
-    first: int
-    tokens: int
-    row: int
-    rows: int
-
-    @property
-    def samples(self) -> bool:
-        """Whether its last logits choose the sequence's next token."""
-        return self.first + self.tokens == self.sequence.length
-
-
-class Step(NamedTuple):
-    """The chunks that a step computes, in this order."""
-
-    chunks: list[SequenceChunk]
-    hidden: bool  # hidden states are wanted in place of logits
 
 
 class Scheduler:
@@ -88,11 +63,9 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
-        self._pooled = 0  # number of running sequences that want hidden states
-        self._hidden = False  # whether the last step made hidden states
-        self._chunks: list[SequenceChunk] = []  # of the step that is being made; the next two count them
-        self._tokens = self._outputs = 0
-        self._budget, self._piece = max_tokens, 0.0  # tokens of the step, and work of a piece of prompts
+        self._hidden_running = 0  # running sequences that want hidden states
+        self._last_hidden = False  # whether the last step made hidden states
+        self._piece_work = 0.0  # work of a piece of prompts, until none is left
         # the head of the queue that found no room, and the blocks available then
         self._refused: tuple[Sequence, int] | None = None
 
@@ -110,32 +83,29 @@ class Scheduler:
 
     def schedule(self) -> Step | None:
         """Returns the next step, or None if there is nothing to do."""
-        self._chunks, self._tokens, self._outputs = [], 0, 0
-        prompts, hidden = False, self._next_is_hidden()
-        self._budget = self.max_tokens
-        decoding = self._most_decoding()
-        for sequence in tuple(self.running):
-            if sequence.wants_hidden is not hidden:
+        hidden = self._next_is_hidden()
+        step = StepBuilder(self.max_tokens, self.max_outputs, self.whole_prompts)
+        most_decoding = self._most_decoding()
+        prompts: list[Sequence] = []
+        # One token for each decoding sequence, oldest first. Preemption only removes from the end of `running`.
+        for sequence in self.running:
+            left = sequence.length - sequence.computed
+            if left == 0 or sequence.wants_hidden is not hidden or not self._extend(sequence):
                 continue
-            if (
-                sequence.state is not State.RUNNING
-                or sequence.computed == sequence.length
-                or not self._extend(sequence)
-            ):
-                continue
-            if sequence.length - sequence.computed > 1:  # a prompt, or tokens that a grammar has forced
-                prompts = True
-            elif len(self._chunks) < decoding:
-                self._take(sequence)
-        self._budget = self._step_budget()
-        if prompts:
-            for sequence in self.running:
-                if sequence.length - sequence.computed > 1 and sequence.wants_hidden is hidden:
-                    self._take(sequence)
-        while self.waiting and self._tokens < self._budget and self._admit(self.waiting[0]):
-            if self.running[-1].wants_hidden is hidden:
-                self._take(self.running[-1])
-        return Step(self._chunks, hidden) if self._chunks else None
+            if left > 1:  # a prompt, or tokens that a grammar has forced
+                prompts.append(sequence)
+            elif len(step.chunks) < most_decoding:
+                self._take(step, sequence)
+        if self.costs.stages > 1:
+            step.budget = self._piece_budget(step.tokens)
+        # Chunks of running prompts, then of prompts from the queue.
+        for sequence in prompts:
+            self._take(step, sequence)
+        while self.waiting and step.tokens < step.budget and self._admit(self.waiting[0]):
+            sequence = self.running[-1]
+            if sequence.wants_hidden is hidden:
+                self._take(step, sequence)
+        return Step(step.chunks, hidden) if step.chunks else None
 
     def _most_decoding(self) -> int:
         """Most sequences that a step decodes.
@@ -150,38 +120,36 @@ class Scheduler:
         awaited = sum(s.in_flight > 0 and s.computed == s.length for s in self.running)
         return most if -(-awaited // most) < groups else 0
 
-    def _step_budget(self) -> int:
-        """Most tokens of a step whose decoding sequences are chosen already.
+    def _piece_budget(self, decoding: int) -> int:
+        """Most tokens of a step with `decoding` decoding sequences and one piece of the prompts.
 
-        With stages, prompts are divided into pieces. The work of a piece does not shrink until no prompt is left.
+        The work of a piece does not shrink until no prompt is left.
         """
-        if self.costs.stages == 1:
-            return self.max_tokens
         prompts = [s for s in (*self.running, *self.waiting) if s.length - s.computed > 1]
         if not prompts:
-            self._piece = 0.0
+            self._piece_work = 0.0
             return self.max_tokens
         work = sum(self.costs.work(s.computed, s.length) for s in prompts)
-        self._piece = max(self._piece, work / self.costs.pieces(work))
-        tokens = self.costs.piece_tokens(self._piece, work, prompts[0].computed, self.max_tokens)
-        return min(self.max_tokens, max(tokens, self._tokens + PIECE_UNIT))
+        self._piece_work = max(self._piece_work, work / self.costs.pieces(work))
+        tokens = self.costs.piece_tokens(self._piece_work, work, prompts[0].computed, self.max_tokens)
+        return min(self.max_tokens, max(tokens, decoding + PIECE_UNIT))
 
     def _next_is_hidden(self) -> bool:
         """Whether the next step makes hidden states: all running sequences want them, or it is their turn."""
         if not self.running:
-            self._hidden = bool(self.waiting) and self.waiting[0].wants_hidden
-        elif 0 < self._pooled < len(self.running):
-            self._hidden = not self._hidden
+            self._last_hidden = bool(self.waiting) and self.waiting[0].wants_hidden
+        elif 0 < self._hidden_running < len(self.running):
+            self._last_hidden = not self._last_hidden
         else:
-            self._hidden = self._pooled > 0
-        return self._hidden
+            self._last_hidden = self._hidden_running > 0
+        return self._last_hidden
 
     def commit(self, step: Step) -> None:
         """Marks a step as issued: for later steps its positions are in the cache, and its full blocks are known."""
         for sequence, first, tokens, _, _ in step.chunks:
             if step.hidden and sequence.pooling is None:
                 sequence.encoded = True
-                self._pooled -= 1
+                self._hidden_running -= 1
                 continue
             sequence.computed = computed = first + tokens
             if (sequence.shared_blocks + 1) * BLOCK_TOKENS <= computed and not self.whole_prompts:
@@ -193,40 +161,17 @@ class Scheduler:
         """Ends a sequence in any state and frees its resources."""
         if sequence.state is State.RUNNING:
             self.running.remove(sequence)
-            self._pooled -= sequence.wants_hidden
+            self._hidden_running -= sequence.wants_hidden
             self._release(sequence)
         elif sequence.state is State.WAITING:
             self.waiting.remove(sequence)
         sequence.state = State.FINISHED
 
-    def _take(self, sequence: Sequence) -> None:
-        """Adds the sequence's next tokens to the step, as far as the budgets allow.
-
-        The source of an encoder is added whole or not at all.
-        """
-        if sequence.source is not None and not sequence.encoded:
-            if len(sequence.source) <= self._budget - self._tokens:
-                self._chunks.append(SequenceChunk(sequence, 0, len(sequence.source), self._outputs, 0))
-                self._tokens += len(sequence.source)
-            return
-        first = sequence.computed
-        tokens = min(sequence.length - first, self._budget - self._tokens)
-        outputs = self.max_outputs - self._outputs
-        if sequence.scoring:
-            begin = max(first, sequence.scored)
-            tokens = min(tokens, begin - first + outputs)
-            rows = max(0, first + tokens - begin)
-        else:
-            rows = int(first + tokens == sequence.length)
-            if rows > outputs:
-                tokens, rows = tokens - 1, 0
-        if self.whole_prompts and sequence.pooling is not None and tokens < sequence.length:
-            return  # the next step takes it before later arrivals
-        if tokens > 0:
-            if sequence.state_slots is not None:
-                self._save_state(sequence, sequence.state_slots, first, tokens)
-            self._chunks.append(SequenceChunk(sequence, first, tokens, self._outputs, rows))
-            self._tokens, self._outputs = self._tokens + tokens, self._outputs + rows
+    def _take(self, step: StepBuilder, sequence: Sequence) -> None:
+        """Adds the sequence's next tokens to a step, with a snapshot of its state if one is due."""
+        chunk = step.add(sequence)
+        if chunk is not None and sequence.state_slots is not None:
+            self._save_state(sequence, sequence.state_slots, chunk.first, chunk.tokens)
 
     def _extend(self, sequence: Sequence) -> bool:
         """Allocates blocks for the last tokens, preempting the latest arrivals if needed.
@@ -243,7 +188,7 @@ class Scheduler:
     def _preempt(self) -> Sequence:
         """Moves the latest arrival back to the head of the queue. It keeps its output and loses its blocks."""
         victim = self.running.pop()
-        self._pooled -= victim.wants_hidden
+        self._hidden_running -= victim.wants_hidden
         self._release(victim)
         victim.state = State.WAITING
         self.waiting.appendleft(victim)
@@ -288,7 +233,7 @@ class Scheduler:
         sequence.state = State.RUNNING
         self.waiting.popleft()
         self.running.append(sequence)
-        self._pooled += sequence.wants_hidden
+        self._hidden_running += sequence.wants_hidden
         return True
 
     def append_blocks(self, sequence: Sequence, count: int) -> None:

@@ -7,7 +7,7 @@ read.
 import logging
 from dataclasses import dataclass, field
 
-from ckdist.engine.scheduler import Step
+from ckdist.engine.step_builder import Step
 from ckdist.planning.cost import CostModel
 from ckdist.planning.machine import MEASURED
 from ckdist.planning.step_shape import Chunks, StepShape

@@ -17,8 +17,9 @@ import numpy as np
 
 from ckdist.engine.block_pool import BlockPool
 from ckdist.engine.sampling import SamplingParams
-from ckdist.engine.scheduler import EngineBusy, Scheduler, Step
+from ckdist.engine.scheduler import EngineBusy, Scheduler
 from ckdist.engine.sequence import Sequence as EngineSequence
+from ckdist.engine.step_builder import Step
 from ckdist.planning.step_cost import StepCost, StepTotals
 from ckdist.program.batch import BLOCK_TOKENS
 from ckdist.program.stage_costs import StageCosts

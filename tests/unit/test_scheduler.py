@@ -1,8 +1,11 @@
 """The scheduler: who computes what in a step, within budgets of tokens, outputs and blocks."""
 
+import random
+
 import pytest
 
 from ckdist.engine.block_pool import BlockPool
+from ckdist.engine.pooling import Pooling
 from ckdist.engine.sampling import SamplingParams
 from ckdist.engine.scheduler import EngineBusy, Scheduler
 from ckdist.engine.sequence import Sequence, State
@@ -152,3 +155,32 @@ def test_a_request_knows_the_length_of_the_sequence_whose_cache_it_takes_over():
     advance(scheduler)
     assert (first.cached_tokens, first.cached_from) == (0, 0)
     assert (second.cached_tokens, second.cached_from) == (16, 41)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_all_requests_end_and_every_step_keeps_to_its_budgets(seed):
+    draw = random.Random(seed)
+    scheduler = make(draw.randint(8, 30), draw.randint(8, 64), draw.randint(2, 8), draw.randint(2, 8), 30)
+    for id in range(20):
+        prompt, pooling = [draw.randrange(2)] * draw.randint(1, 80), draw.choice([None, None, Pooling("mean")])
+        capacity = len(prompt) + (0 if pooling else draw.randint(1, 40))
+        scheduler.add(Sequence(id, prompt, SamplingParams(), 0, capacity, 0.0, pooling=pooling))
+    while scheduler.waiting or scheduler.running:
+        decoding = [s for s in scheduler.running if s.length - s.computed == 1 and not s.wants_hidden]
+        step = scheduler.schedule()
+        taken = [chunk.sequence for chunk in step.chunks]
+        assert 0 < sum(chunk.tokens for chunk in step.chunks) <= scheduler.max_tokens
+        assert sum(chunk.rows for chunk in step.chunks) <= scheduler.max_outputs
+        assert len(set(taken)) == len(taken) and {s.wants_hidden for s in taken} == {step.hidden}
+        assert all(c.first == c.sequence.computed and c.sequence.num_blocks >= c.sequence.blocks for c in step.chunks)
+        assert step.hidden or all(s in taken or s.state is State.WAITING for s in decoding), "a prompt stalls nobody"
+        scheduler.commit(step)
+        for chunk in step.chunks:
+            chunk.sequence.scored = min(
+                max(chunk.sequence.scored, chunk.sequence.computed), len(chunk.sequence.prompt) - 1
+            )
+            if chunk.samples and chunk.sequence.length < len(chunk.sequence.tokens):
+                chunk.sequence.append(draw.randrange(2))
+            elif chunk.samples:
+                scheduler.remove(chunk.sequence)
+    assert scheduler.pool.available == scheduler.pool.num_blocks

@@ -1,0 +1,68 @@
+"""A step and its builder, which keeps the step within its budgets of tokens and of rows of logits."""
+
+from typing import NamedTuple
+
+from ckdist.engine.sequence import Sequence
+
+
+class SequenceChunk(NamedTuple):
+    """A sequence's part of a step: positions [first, first + tokens).
+
+    The last `rows` of them have logits, in rows [row, row + rows) of the step.
+    """
+
+    sequence: Sequence
+    first: int
+    tokens: int
+    row: int
+    rows: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether its last logits choose the sequence's next token."""
+        return self.first + self.tokens == self.sequence.length
+
+
+class Step(NamedTuple):
+    """The chunks that a step computes, in this order."""
+
+    chunks: list[SequenceChunk]
+    hidden: bool  # hidden states are wanted in place of logits
+
+
+class StepBuilder:
+    """Makes the chunks of one step within its budgets. It changes no sequence."""
+
+    def __init__(self, budget: int, max_outputs: int, whole_prompts: bool) -> None:
+        self.budget = budget  # most tokens of the step; the scheduler may change it between two chunks
+        self.max_outputs = max_outputs  # most rows of logits or hidden states of the step
+        self.whole_prompts = whole_prompts  # prompts whose hidden states are wanted are added whole or not at all
+        self.chunks: list[SequenceChunk] = []
+        self.tokens = 0  # of the chunks
+        self.outputs = 0  # rows of the chunks
+
+    def add(self, sequence: Sequence) -> SequenceChunk | None:
+        """Adds the sequence's next tokens, as far as the budgets allow. Returns None if they allow none."""
+        first, row, budget = sequence.computed, self.outputs, self.budget - self.tokens
+        tokens = min(sequence.length - first, budget)
+        if sequence.source is not None and not sequence.encoded:
+            tokens, rows = len(sequence.source), 0
+            if tokens > budget:
+                return None  # an encoder reads its source whole
+        elif sequence.scoring:
+            begin = max(first, sequence.scored)
+            tokens = min(tokens, begin - first + self.max_outputs - row)
+            rows = max(0, first + tokens - begin)
+        elif first + tokens < sequence.length:
+            rows = 0
+        elif row < self.max_outputs:
+            rows = 1
+        else:  # no row is left for the logits of the last token
+            tokens, rows = tokens - 1, 0
+        if tokens <= 0 or (self.whole_prompts and sequence.pooling is not None and tokens < sequence.length):
+            return None  # a later step takes a whole prompt before later arrivals
+        chunk = SequenceChunk(sequence, first, tokens, row, rows)
+        self.chunks.append(chunk)
+        self.tokens += tokens
+        self.outputs += rows
+        return chunk
