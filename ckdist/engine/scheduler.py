@@ -87,7 +87,7 @@ class Scheduler:
         step = StepBuilder(self.max_tokens, self.max_outputs, self.whole_prompts)
         most_decoding = self._most_decoding()
         prompts: list[Sequence] = []
-        # One token for each decoding sequence, oldest first. Preemption only removes from the end of `running`.
+        # A token for each decoding sequence, oldest first. Preemption may shorten `running` in the loop, at its end.
         for sequence in self.running:
             left = sequence.length - sequence.computed
             if left == 0 or sequence.wants_hidden is not hidden or not self._extend(sequence):

@@ -160,9 +160,10 @@ def test_a_request_knows_the_length_of_the_sequence_whose_cache_it_takes_over():
 @pytest.mark.parametrize("seed", range(20))
 def test_all_requests_end_and_every_step_keeps_to_its_budgets(seed):
     draw = random.Random(seed)
-    scheduler = make(draw.randint(8, 30), draw.randint(8, 64), draw.randint(2, 8), draw.randint(2, 8), 30)
+    scheduler = make(draw.randint(8, 14), draw.randint(8, 64), draw.randint(2, 8), draw.randint(2, 8), 30)
     for id in range(20):
-        prompt, pooling = [draw.randrange(2)] * draw.randint(1, 80), draw.choice([None, None, Pooling("mean")])
+        prompt = [draw.randrange(2)] * draw.choice([1, draw.randint(1, 80)])
+        pooling = draw.choice([None, None, Pooling("mean")])
         capacity = len(prompt) + (0 if pooling else draw.randint(1, 40))
         scheduler.add(Sequence(id, prompt, SamplingParams(), 0, capacity, 0.0, pooling=pooling))
     while scheduler.waiting or scheduler.running:
@@ -171,16 +172,17 @@ def test_all_requests_end_and_every_step_keeps_to_its_budgets(seed):
         taken = [chunk.sequence for chunk in step.chunks]
         assert 0 < sum(chunk.tokens for chunk in step.chunks) <= scheduler.max_tokens
         assert sum(chunk.rows for chunk in step.chunks) <= scheduler.max_outputs
+        prompts = [chunk.sequence.id for chunk in step.chunks if chunk.tokens > 1]
+        assert prompts == sorted(prompts), "the oldest comes first"
         assert len(set(taken)) == len(taken) and {s.wants_hidden for s in taken} == {step.hidden}
         assert all(c.first == c.sequence.computed and c.sequence.num_blocks >= c.sequence.blocks for c in step.chunks)
         assert step.hidden or all(s in taken or s.state is State.WAITING for s in decoding), "a prompt stalls nobody"
         scheduler.commit(step)
         for chunk in step.chunks:
-            chunk.sequence.scored = min(
-                max(chunk.sequence.scored, chunk.sequence.computed), len(chunk.sequence.prompt) - 1
-            )
-            if chunk.samples and chunk.sequence.length < len(chunk.sequence.tokens):
-                chunk.sequence.append(draw.randrange(2))
+            s = chunk.sequence
+            s.scored = min(max(s.scored, s.computed), len(s.prompt) - 1)
+            if chunk.samples and s.length < len(s.tokens):
+                s.append(draw.randrange(2))
             elif chunk.samples:
-                scheduler.remove(chunk.sequence)
+                scheduler.remove(s)
     assert scheduler.pool.available == scheduler.pool.num_blocks
