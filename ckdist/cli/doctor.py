@@ -248,7 +248,7 @@ def advice_lines(advice: tuple[Advice, ...], width: int) -> list[str]:
     lines = []
     for number, one in enumerate(advice, 1):
         lines += textwrap.wrap(
-            f"{one.what}: {one.why}",
+            f"{one.finding}: {one.why}",
             width,
             initial_indent=f"  {number}. ",
             subsequent_indent="     ",

@@ -120,7 +120,7 @@ def _compare(path: pathlib.Path, digest: str) -> None:
     """Fetches the whole file. If its SHA-256 is not `digest`, removes it and raises FetchError."""
     parts = _read(path)
     assert parts is not None, "make_remote has written the record"
-    fetch_ranges(path, [(0, parts.size)], tell=True)
+    fetch_ranges(path, [(0, parts.size)], show_progress=True)
     try:
         found = sha256_of(path)
         with file_lock(_lock_path(path)):
@@ -137,13 +137,13 @@ def _compare(path: pathlib.Path, digest: str) -> None:
     )
 
 
-def fetch_ranges(path: pathlib.Path, ranges: Iterable[Range], tell: bool = False) -> None:
+def fetch_ranges(path: pathlib.Path, ranges: Iterable[Range], show_progress: bool = False) -> None:
     """Fetches the missing bytes of `path` in each [begin, end) of `ranges`. Returns at once if the file is complete.
 
     One process of a host fetches at a time.
 
     Args:
-        tell: Log a line and, on a terminal, show a bar.
+        show_progress: Log a line and, on a terminal, show a bar.
 
     Raises:
         FetchError: The URL cannot be read, or the disk is full. Fetched data is kept.
@@ -158,7 +158,7 @@ def fetch_ranges(path: pathlib.Path, ranges: Iterable[Range], tell: bool = False
         with file_lock(_lock_path(path)):
             parts = _read(path) or parts
             if missing := parts.without_those_here(blocks):
-                _fetch(path, parts, missing, tell)
+                _fetch(path, parts, missing, show_progress)
     except OSError as error:
         raise FetchError(
             f"{path} cannot be written ({error.strerror or error}): make room; the fetched data is kept"
@@ -285,11 +285,11 @@ def _described(url: str) -> tuple[int, dict[str, str]]:
     return size, stamp
 
 
-def _fetch(path: pathlib.Path, parts: Parts, missing: Sequence[Range], tell: bool) -> None:
+def _fetch(path: pathlib.Path, parts: Parts, missing: Sequence[Range], show_progress: bool) -> None:
     """Fetches blocks, and records them as they arrive."""
     bounds = [(begin * BLOCK, min(end * BLOCK, parts.size)) for begin, end in missing]
     wanted = sum(end - begin for begin, end in bounds)
-    if tell:
+    if show_progress:
         log.info("reading %.1f of %.1f MB of %s from %s", wanted / 1e6, parts.size / 1e6, path.name, shown(parts.url))
     pieces = [
         (begin, min(begin + REQUEST_BLOCKS, end))
@@ -299,7 +299,7 @@ def _fetch(path: pathlib.Path, parts: Parts, missing: Sequence[Range], tell: boo
     source = _Source(parts)
     with (
         open(path, "r+b", buffering=0) as file,
-        ProgressBar(wanted, "B", f"reading {path.name}", tell) as bar,
+        ProgressBar(wanted, "B", f"reading {path.name}", show_progress) as bar,
         ThreadPoolExecutor(REQUESTS, "fetch") as pool,
     ):
         recorded = time.monotonic()

@@ -13,9 +13,9 @@ SLEEPY = ("powersave", "conservative", "ondemand", "userspace")  # governors tha
 
 @dataclass(frozen=True)
 class Advice:
-    """A setting (`what`), its effect (`why`), and the `command` that changes it, usually as root."""
+    """A `finding` about the machine, its effect (`why`), and the `command` that changes it, usually as root."""
 
-    what: str
+    finding: str
     why: str
     command: str
 

@@ -220,7 +220,7 @@ class ShardLoader:
     def _fetch(self) -> None:
         """Fetches the planned bytes of files at a URL."""
         for path, ranges in self.byte_ranges().items():
-            fetch_ranges(path, ranges, tell=True)
+            fetch_ranges(path, ranges, show_progress=True)
 
     def add_peer(self, path: str, arena_bytes: int) -> int:
         """Maps the arena of another rank of this host; returns the number of the peer.

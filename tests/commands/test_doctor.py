@@ -26,7 +26,7 @@ SPEED = [
 
 
 def words(advice) -> str:
-    return "\n".join(f"{one.what}: {one.why} $ {one.command}" for one in advice)
+    return "\n".join(f"{one.finding}: {one.why} $ {one.command}" for one in advice)
 
 
 class TestAdvice:

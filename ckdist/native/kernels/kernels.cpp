@@ -25,8 +25,8 @@ const bool weights_fetched = (__builtin_cpu_init(), __builtin_cpu_is("intel"));
 const bool weights_fetched = false;
 #endif
 
-// Each level's object files define these in a namespace of the level's name: those that ask for vectors alone, for the
-// dot product of bytes, and for that of bfloat16.
+// The object files of each level define these in a namespace of the level's name: functions that need only vectors, the
+// dot product of bytes, or the dot product of bfloat16.
 #define CKDIST_DECLARE_VECTORS(isa)                  \
   namespace isa {                                    \
   extern const LinearKernel f32_kernel, f16_kernel;  \
@@ -96,7 +96,7 @@ CKDIST_DECLARE_BF16(neon_bf16)
 
 namespace {
 
-// The kernels of level `isa` from those of three levels; `peak` is the one whose arithmetic is that of `isa`.
+// The kernels of level `isa` from those of three levels. `peak` is the level with the arithmetic of `isa`.
 #define CKDIST_MAKE(isa, vectors, bytes, bf16, peak)                                                 \
   make({#isa,                                                                                        \
         {},                                                                                          \
@@ -115,7 +115,7 @@ namespace {
        bytes::ordered_kernels, bytes::interleaved_kernels, vectors::f32_kernel, vectors::f16_kernel, \
        bf16::bf16_kernel, bf16::float8_kernel)
 
-// The kernels of every type that `table` has go over those of `k`.
+// Replaces the kernels in `k` by those of each type in `table`.
 void take(Kernels& k, const KernelTable& table) {
   for (int type = 0; type < kTypeCount; type++)
     if (table.of[type].multiply) k.linear[type] = table.of[type];
@@ -139,7 +139,7 @@ Kernels make(Kernels k, const KernelTable& ordered, const KernelTable& interleav
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> bit & 1);
 }
 
-// Tiles of the shape that the kernels take for granted.
+// True if tiles have the shape that the kernels require.
 bool has_tiles() {
   unsigned a = 0, b = 0, c = 0, d = 0;
   // Palette 1: bytes of a tile in EAX's upper half; bytes of a row and tiles in EBX's halves; rows in ECX's lower half.
@@ -150,8 +150,8 @@ bool has_amx(unsigned bit) {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid_count(7, 0, &a, &b, &c, &d) && (d >> bit & 1) && has_tiles();
 }
-// Whether the system saves their state, and lets this process use it: XCR0, bits 17 and 18, tile configuration and
-// data.
+// True if the system saves the state of tiles and allows this process to use them: XCR0, bits 17 and 18, tile
+// configuration and data.
 [[maybe_unused]] bool may_use_tiles() {
   unsigned a = 0, b = 0, c = 0, d = 0, state = 0, high = 0;
   if (!has_amx(24) || !__get_cpuid(1, &a, &b, &c, &d) || !(c >> 27 & 1)) return false;  // OSXSAVE
@@ -161,7 +161,7 @@ bool has_amx(unsigned bit) {
 
 #endif
 
-// What a level asks for, as /proc/cpuinfo names it, and whether the CPU has it.
+// A CPU feature that a level needs, with its name in /proc/cpuinfo, and whether the CPU has it.
 struct Flag {
   const char* name;
   bool there;
@@ -174,7 +174,7 @@ struct Flag {
   return names;
 }
 
-// The best first, as all lists here.
+// Best first, like all lists here.
 #ifdef __x86_64__
 void add_x86_levels(std::vector<Level>& levels) {
   __builtin_cpu_init();

@@ -1,11 +1,11 @@
-// Attention over a cache of integers if keys, values or both are bytes (q8_0).
+// Attention over an integer cache if keys, values or both are bytes (q8_0).
 #include "kernels/isa/attention_typed.h"
 
 namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
-// Calls run(a key's code, a value's code).
+// Calls run(a key's code, a value's code), whose types are those of the cache.
 template <class Run>
 void by_types(const AttentionTask& task, Run&& run) {
   const bool key_bytes = task.key_type == KvType::q8_0, value_bytes = task.value_type == KvType::q8_0;

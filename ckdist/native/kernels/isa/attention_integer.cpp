@@ -1,13 +1,13 @@
-// Attention over a cache of integers (i16, q8_0): both products are dot products of 16-bit integers in pairs.
+// Attention over an integer cache (i16, q8_0): both products are dot products of 16-bit integers in pairs.
 //
-// One instruction does twice the products of a float multiplication, on every ISA, and reads the cache as it lies.
-// Queries become 16-bit codes with a scale each, weights become whole numbers of 2^-16 of the span's largest and then
-// codes: what that rounds away is less than what float16 keys and values lose (tests/kernels/test_attention.py has both
-// numbers). Integer sums are exact, so two shapes of the same work give the same bits: for few queries a lane is a
-// position (scores) or a dimension (values), and each load of the cache serves all queries; for many a lane is a query,
-// and nothing but broadcasts of the cache is read in the inner loop.
+// On every ISA, one instruction does twice the products of a float multiplication, and it reads the cache without
+// conversion. Queries become 16-bit codes with one scale each. Weights become integers in units of 2^-16 of the span's
+// largest weight, and then codes. The rounding error is less than the error of float16 keys and values
+// (tests/kernels/test_attention.py has both numbers). Integer sums are exact, so two shapes of the same work give the
+// same bits. For few queries a lane is a position (scores) or a dimension (values), and each load of the cache serves
+// all queries. For many queries a lane is a query, and the inner loop reads only broadcasts of the cache.
 //
-// Per span: scores, their largest, weights = round(2^16 exp(score - largest)) whose sum is exact in a float too, codes
+// Per span: scores, their largest, weights = round(2^16 exp(score - largest)), whose sum is exact in a float too, codes
 // of weight times scale of V, and the weighted sums.
 #include "kernels/isa/attention_typed.h"
 

@@ -1,5 +1,5 @@
-// Attention over a cache of integers for any pair of types: what attention_integer.cpp and attention_bytes.cpp compile
-// for theirs. Private to isa/.
+// Attention over an integer cache for any pair of types. attention_integer.cpp and attention_bytes.cpp instantiate it
+// for their types. Private to isa/.
 #pragma once
 #include "kernels/isa/attention_integer.h"
 #include "kernels/isa/attention_lanes.h"
@@ -12,9 +12,9 @@ namespace ckdist {
 namespace CKDIST_ISA {
 namespace {
 
-constexpr int kQueriesAhead = 6;  // that are fetched while one is made codes
+constexpr int kQueriesAhead = 6;  // queries that are prefetched while one is converted to codes
 
-// Whether AMX takes the task: queries in rows, as vectors have few of them.
+// True if AMX computes the task. Then queries are in rows, as for vectors with few queries.
 [[maybe_unused]] bool in_tiles([[maybe_unused]] const AttentionTask& task) {
 #ifdef __AMX_INT8__
   return task.key_type == KvType::i16 && task.value_type == KvType::i16 && int64_t{task.tokens} * task.heads > kFew;
@@ -28,7 +28,7 @@ void prepare_queries(const AttentionTask& task, const Shape& shape, const Worksp
     return task.q + row / task.heads * task.q_token_stride + row % task.heads * task.q_head_stride;
   };
   const auto codes = [&](int64_t row, int16_t* out) {
-    // Tokens' rows are pages apart, so no hardware brings the next ones.
+    // Tokens' rows are pages apart, so the hardware does not prefetch them.
     if (row + kQueriesAhead < shape.queries) {
       const float* next = query(row + kQueriesAhead);
       for (int i = 0; i < task.key_width; i += kLanes) __builtin_prefetch(next + i);
@@ -76,7 +76,7 @@ void prepare_queries(const AttentionTask& task, const Shape& shape, const Worksp
         work.behind[at + r] = 1.0f;
       }
     }
-    for (int i = 0; i < pairs; i += kLanes) {  // pairs are moved as floats are
+    for (int i = 0; i < pairs; i += kLanes) {  // moves pairs as floats
       const int count = pairs - i < kLanes ? pairs - i : kLanes;
       Vec tile[kLanes];
       for (int r = 0; r < kLanes; ++r)
@@ -88,7 +88,7 @@ void prepare_queries(const AttentionTask& task, const Shape& shape, const Worksp
   }
 }
 
-// One span into its part; done(first lane, last lane) when these are there.
+// Computes one span's part. Calls done(first lane, last lane) when these lanes are complete.
 template <class Key, class Value, class Done>
 void attend_span(const AttentionTask& task, const Shape& shape, const Workspace& work, int64_t start,
                  const SpanPart& part, Done&& done) {

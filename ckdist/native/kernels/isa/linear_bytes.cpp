@@ -1,4 +1,5 @@
-// Products of the types whose codes lie in the order of their columns and are multiplied as bytes.
+// Products of the types whose codes are stored in column order and multiplied as bytes. They need the dot product of
+// bytes.
 #include "kernels/isa/linear_rows.h"
 
 namespace ckdist {

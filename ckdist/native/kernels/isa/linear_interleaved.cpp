@@ -1,4 +1,4 @@
-// Products of the types whose codes lie interleaved and are multiplied as bytes.
+// Products of the types whose codes are stored interleaved and multiplied as bytes. They need the dot product of bytes.
 #include "kernels/isa/linear_rows.h"
 
 namespace ckdist {
