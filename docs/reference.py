@@ -25,7 +25,7 @@ from ckdist.serve.paths import absent, anthropic, embeddings, llama_server, open
 from ckdist.serve.problems import TYPES
 from ckdist.serve.requests.field_table import EVERY, HARMLESS, HONOURED, REFUSED, Harmless, Honoured, Neutral
 from ckdist.serve.requests.params import MAX_TOKENS_NAMES
-from ckdist.serve.requests.sampling import INTEGERS, NUMBERS
+from ckdist.serve.requests.sampling import NUMBERS
 from ckdist.train.config import TrainConfig
 
 PACKAGE = pathlib.Path(errors.__file__).parent
@@ -104,6 +104,8 @@ def range_of(metadata: Any) -> str:
 
 def number(value: float) -> str:
     """A bound as a person writes it."""
+    if value < 0:
+        return f"-{number(-value)}"
     if isinstance(value, int) and value >= 1 << 16:
         power = value.bit_length() - (0 if value & (value + 1) == 0 else 1)
         exact = {1 << power: f"2^{power}", (1 << power) - 1: f"2^{power} - 1"}
@@ -182,9 +184,10 @@ def read_fields() -> Iterator[tuple[str, str, str]]:
                 kind = kinds.get(called.attr) or ", ".join({"str": "string", "dict": "object"}.get(g, g) for g in given)
                 yield ", ".join(code(name) for name in names), kind, path.stem
     yield ", ".join(code(name) for name in MAX_TOKENS_NAMES), "integer", "asked"
-    for table_of, kind in ((NUMBERS, "number"), (INTEGERS, "integer")):
-        for names, low, high in table_of.values():
-            yield ", ".join(code(name) for name in names), f"{kind}, {number(low)} to {number(high)}", "sampling"
+    for item in NUMBERS:
+        kind = "integer" if item.metadata["kind"] is int else "number"
+        names = ", ".join(code(name) for name in (item.name, *item.metadata["also"]))
+        yield names, f"{kind}, {range_of(item.metadata)}", "sampling"
 
 
 def where(faces: frozenset[str]) -> str:

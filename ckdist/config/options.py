@@ -59,7 +59,8 @@ def option(
     default: Any,
     *flags: str,
     help: str,
-    parse: Callable[[str], Any] = str,
+    kind: type | None = None,
+    parse: Callable[[str], Any] | None = None,
     low: float | None = None,
     high: float | None = None,
     choices: tuple[str, ...] | None = None,
@@ -73,6 +74,8 @@ def option(
 
     Args:
         flags: The last one is the long form. A name without dashes is a positional argument.
+        kind: The type of the value, or of an element, if the default does not show it.
+        parse: Reads the value of a flag. Chosen by the type if None.
         low: Least allowed value (or element of a list).
         high: Greatest allowed value.
         repeat: Collect every use of the flag in a tuple.
@@ -80,10 +83,12 @@ def option(
         former: The flag's name in the last release. It is accepted, and not shown in the help.
         rest: A positional argument that takes the first word that is not a flag and all words after it.
     """
+    kind = kind or (str if type(default) in (tuple, type(None)) else type(default))
     metadata = {
         "flags": flags,
         "help": help,
-        "parse": parse,
+        "kind": kind,
+        "parse": parse or {int: integer, float: real}.get(kind, str),
         "low": low,
         "high": high,
         "choices": choices,

@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ckdist import native
+from ckdist.config.samplers import MAX_BREAKER_BYTES, MAX_BREAKERS
 from ckdist.errors import RequestError
 from ckdist.native import CData
 from ckdist.tokens.tokenizer import Tokenizer
 
-MAX_BREAKERS = 64
-MAX_BREAKER_BYTES = 40
 MAX_TOTAL_BYTES = 512
 MAX_KEPT = 32  # sets of breakers
 

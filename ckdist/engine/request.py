@@ -1,24 +1,20 @@
 """A request as it arrives, with every field checked. This module neither tokenises nor queues."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import Field, dataclass, fields
 from math import isfinite
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from ckdist.config.samplers import SAMPLERS
+from ckdist.config.samplers import MAX_BREAKERS, SAMPLERS
 from ckdist.engine.block_pool import ONE_TENANT
-from ckdist.engine.dry_breakers import MAX_BREAKERS, check_breakers
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.dry_breakers import check_breakers
+from ckdist.engine.sampling import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKENS, PARAMETERS, SamplingParams
 from ckdist.errors import RequestError
 
 MAX_ID_CHARS = 200
 MAX_TENANT_BYTES = 64
-MAX_LOGPROBS = 20  # alternatives per token
-MAX_LOGIT_BIAS = 1024
-MAX_STOP_TOKENS = 256
-MAX_TOKENS = 2**31 - 1
 MAX_SAMPLERS = 32
 
 Tokens: TypeAlias = Sequence[int] | np.ndarray  # token ids, (tokens,)
@@ -104,18 +100,11 @@ def check_prompt(prompt: Tokens, vocab_size: int) -> np.ndarray:
 
 def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     """Raises RequestError if a field has a wrong type or is out of range."""
-    _integer("max_tokens", params.max_tokens, 0, MAX_TOKENS)
-    _number("temperature", params.temperature, 0, 100)
-    _integer("top_k", params.top_k, 0, MAX_TOKENS)
-    _number("top_p", params.top_p, 0, 1)
-    _number("min_p", params.min_p, 0, 1)
-    _number("repetition_penalty", params.repetition_penalty, 0.01, 100)
-    _number("presence_penalty", params.presence_penalty, -100, 100)
-    _number("frequency_penalty", params.frequency_penalty, -100, 100)
-    if params.seed is not None:
-        _integer("seed", params.seed, -(2**63), 2**64 - 1)
-    if not isinstance(params.ignore_eos, bool):
-        raise RequestError("ignore_eos must be true or false", "ignore_eos")
+    for item in PARAMETERS:
+        _check_parameter(item, getattr(params, item.name))
+    if params.min_tokens > params.max_tokens:
+        message = f"min_tokens ({params.min_tokens}) is more than max_tokens ({params.max_tokens}); lower it"
+        raise RequestError(message, "min_tokens")
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(params, name) is not None:
             _integer(name, getattr(params, name), 0, min(MAX_LOGPROBS, vocab_size))
@@ -128,32 +117,8 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     for token, bias in params.logit_bias.items():
         _integer("logit_bias", token, 0, vocab_size - 1)
         _number("logit_bias", bias, -100, 100)
-    _check_llama_cpp(params)
-
-
-def _check_llama_cpp(params: SamplingParams) -> None:
-    """The fields that llama.cpp defines."""
-    _integer("min_tokens", params.min_tokens, 0, MAX_TOKENS)
-    if params.min_tokens > params.max_tokens:
-        message = f"min_tokens ({params.min_tokens}) is more than max_tokens ({params.max_tokens}); lower it"
-        raise RequestError(message, "min_tokens")
-    for name in ("typical_p", "xtc_probability", "xtc_threshold"):
-        _number(name, getattr(params, name), 0, 1)
-    _number("top_n_sigma", params.top_n_sigma, -1, 1000)
-    _number("dry_multiplier", params.dry_multiplier, 0, 1000)
-    _number("dry_base", params.dry_base, 1, 1000)
-    _integer("dry_allowed_length", params.dry_allowed_length, 0, MAX_TOKENS)
-    _integer("dry_penalty_last_n", params.dry_penalty_last_n, -1, MAX_TOKENS)
     _strings("dry_sequence_breakers", params.dry_sequence_breakers, MAX_BREAKERS)
     check_breakers(params.dry_sequence_breakers)
-    _integer("mirostat", params.mirostat, 0, 2)
-    _number("mirostat_tau", params.mirostat_tau, 0, 100)
-    _number("mirostat_eta", params.mirostat_eta, 0, 1)
-    _number("dynatemp_range", params.dynatemp_range, 0, 100)
-    _number("dynatemp_exponent", params.dynatemp_exponent, 0, 100)
-    if params.repeat_last_n is not None:
-        _integer("repeat_last_n", params.repeat_last_n, -1, MAX_TOKENS)
-    _integer("min_keep", params.min_keep, 0, MAX_TOKENS)
     if params.grammar is not None and not isinstance(params.grammar, str):
         raise RequestError("grammar must be a string", "grammar")
     if params.samplers is not None:
@@ -162,6 +127,18 @@ def _check_llama_cpp(params: SamplingParams) -> None:
             if name not in SAMPLERS:
                 known = ", ".join(SAMPLERS)
                 raise RequestError(f"samplers has an unknown name {name[:40]!r}; known are {known}", "samplers")
+
+
+def _check_parameter(item: Field[Any], value: object) -> None:
+    kind, low, high = item.metadata["kind"], item.metadata["low"], item.metadata["high"]
+    if value is None and item.default is None:
+        return
+    if kind is bool and not isinstance(value, bool):
+        raise RequestError(f"{item.name} must be true or false", item.name)
+    if kind is int:
+        _integer(item.name, value, low, high)
+    if kind is float:
+        _number(item.name, value, low, high)
 
 
 def _strings(name: str, value: object, most: int) -> None:

@@ -84,7 +84,7 @@ class Sampler:
             tokens = native.ffi.new("int32_t[]", len(rows))
             native.check(native.lib.ckdist_sample_greedy(self._handle, address, stride, len(rows), tokens))
             return [Sample(token) for token in tokens]
-        sampling = native.ffi.new("struct ckdist_sampling[]", len(rows))
+        sampling = native.ffi.new("struct ckdist_sampling[]", [row.params.native_fields for row in rows])
         alive = [_fill(sampling[i], row) for i, row in enumerate(rows)]
         out = native.ffi.new("struct ckdist_sampled_token[]", len(rows))
         native.check(native.lib.ckdist_sample(self._handle, address, stride, len(rows), sampling, out))
@@ -126,7 +126,7 @@ class Sampler:
 
 
 def _fill(out: CData, row: SampleRow) -> list[Any]:
-    """Writes a row into a struct ckdist_sampling. Returns the owners of the memory that it points to."""
+    """Adds a row to a struct ckdist_sampling with `native_fields`. Returns the owners of the memory it points to."""
     params, state = row.params, row.state
     out.top_logprobs = -1 if params.logprobs is None else params.logprobs
     out.seed, out.position = row.seed & 0xFFFF_FFFF_FFFF_FFFF, row.position
@@ -140,23 +140,12 @@ def _fill(out: CData, row: SampleRow) -> list[Any]:
 
     active = params.active_samplers
     penalties, dry = "penalties" in active, "dry" in active
-    out.temperature = params.temperature if "temperature" in active else 1.0
-    out.top_k = params.top_k if "top_k" in active else 0
-    out.top_p = params.top_p if "top_p" in active else 1.0
-    out.min_p = params.min_p if "min_p" in active else 0.0
-    out.repetition_penalty = 1.0
-    if penalties:
-        out.repetition_penalty = params.repetition_penalty
-        out.presence_penalty, out.frequency_penalty = params.presence_penalty, params.frequency_penalty
-        if params.repeat_last_n is not None:
-            out.penalty_window = params.repeat_last_n if params.repeat_last_n > 0 else MAX_WINDOW
-    if dry:
-        out.dry_multiplier, out.dry_base = params.dry_multiplier, params.dry_base
-        out.dry_allowed_length, out.dry_window = params.dry_allowed_length, params.dry_penalty_last_n
-        if state is not None and state.breakers is not None:
-            breakers = state.breakers.result(BREAKERS_SECONDS)
-            alive.append(breakers)
-            out.dry_breakers = breakers
+    if penalties and params.repeat_last_n is not None:
+        out.penalty_window = params.repeat_last_n if params.repeat_last_n > 0 else MAX_WINDOW
+    if dry and state is not None and state.breakers is not None:
+        breakers = state.breakers.result(BREAKERS_SECONDS)
+        alive.append(breakers)
+        out.dry_breakers = breakers
     if penalties or dry:
         if dry or params.repetition_penalty != 1 or params.repeat_last_n is not None:
             out.prompt_tokens, out.prompt_count = tokens(row.prompt_tokens)
@@ -173,14 +162,8 @@ def _fill(out: CData, row: SampleRow) -> list[Any]:
         out.allowed, out.allowed_words = native.ffi.from_buffer("uint32_t *", allowed), len(allowed)
     if params.steps is not None:
         out.steps, out.step_count = tokens([_STEPS[name] for name in params.steps])
-        out.min_keep, out.typical_p, out.top_n_sigma = params.min_keep, params.typical_p, params.top_n_sigma
-        out.xtc_probability, out.xtc_threshold = params.xtc_probability, params.xtc_threshold
-        out.dynatemp_exponent = params.dynatemp_exponent
         if params.mirostat:
-            out.mirostat, out.mirostat_tau, out.mirostat_eta = params.mirostat, params.mirostat_tau, params.mirostat_eta
             out.mirostat_mu = 2 * params.mirostat_tau if state is None else state.mirostat_mu
-        else:
-            out.dynatemp_range = params.dynatemp_range
     return alive
 
 

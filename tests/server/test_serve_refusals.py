@@ -9,9 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ckdist.serve.requests.field_table import RULES, Neutral
+from ckdist.serve.requests.field_table import RULES, SAMPLING_NAMES, Neutral
 from ckdist.serve.requests.params import MAX_TOKENS_NAMES
-from ckdist.serve.requests.sampling import INTEGERS, NUMBERS
 from tests.support.served import serving
 
 KEY = {"Authorization": "Bearer second"}
@@ -323,7 +322,7 @@ NAMES = [
     "timings_per_token", "n_probs", "add_special", "add_special_tokens", "parse_special", "with_pieces",
     "return_token_strs", "dry_sequence_breakers", "samplers", "think", "enable_thinking", "reasoning_effort",
     "scale", *MAX_TOKENS_NAMES, *sorted(n for n, rule in RULES["chat"].items() if isinstance(rule, Neutral)),
-    *(name for names, _, _ in (*NUMBERS.values(), *INTEGERS.values()) for name in names),
+    *SAMPLING_NAMES,
 ]  # fmt: skip
 LEAVES = (
     st.none()

@@ -6,15 +6,16 @@ import threading
 import numpy as np
 import pytest
 
+from ckdist.config.generate import GenerateConfig
 from ckdist.engine.dry_breakers import MAX_BREAKERS, MAX_KEPT, DryBreakers, check_breakers
 from ckdist.engine.engine import Engine
 from ckdist.engine.launch import BUNDLED
-from ckdist.engine.request import parse_submit
+from ckdist.engine.request import check_sampling, parse_submit
 from ckdist.engine.sampler import Sampler, SampleRow
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling import PARAMETERS, SamplingParams
 from ckdist.engine.sampling_state import sampling_state
 from ckdist.engine.scheduler import EngineBusy
-from ckdist.errors import RequestError
+from ckdist.errors import ConfigError, RequestError
 from ckdist.tokens.source import tokenizer_of
 from tests.support.paged_executable import PagedExecutable, prefix_logits
 
@@ -252,3 +253,14 @@ def test_dry_stops_a_repetition_and_a_breaker_lets_it_be(tokenizer):
     assert drawn(history, dry_allowed_length=3) == 902
     assert drawn(history, dry_penalty_last_n=4) == 902
     assert drawn([*history[:-1], *colon, *history[-1:]]) == 902  # a breaker inside what would repeat
+
+
+def test_flags_and_requests_have_one_range():
+    for item in PARAMETERS:
+        if item.metadata["high"] is None:
+            continue
+        with pytest.raises(RequestError, match=f"{item.name} must be .* to "):
+            check_sampling(SamplingParams(**{item.name: item.metadata["high"] + 1}), 50)
+        if item.metadata["flags"]:
+            with pytest.raises(ConfigError, match=rf"{item.metadata['flags'][-1]} \(.*\) must be from .* to "):
+                GenerateConfig(**{item.name: item.metadata["high"] + 1})

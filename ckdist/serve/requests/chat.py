@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+from ckdist.engine.sampling import MAX_LOGPROBS
 from ckdist.errors import RequestError
 from ckdist.serve.requests.fields import Fields
-from ckdist.serve.requests.params import MAX_LOGPROBS, RequestParams, read_params
+from ckdist.serve.requests.params import RequestParams, read_params
 from ckdist.serve.requests.prepared import ModelFacts
 from ckdist.serve.requests.thinking import read_template_variables, read_thinking_budget
 from ckdist.serve.requests.tools import Tools, history_call, read_tools

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
+from ckdist.engine.sampling import MAX_LOGPROBS
 from ckdist.errors import RequestError
 from ckdist.serve.requests.fields import Fields, check_token_ids
-from ckdist.serve.requests.params import MAX_LOGPROBS, RequestParams, read_params
+from ckdist.serve.requests.params import RequestParams, read_params
 from ckdist.serve.requests.prepared import ModelFacts
 from ckdist.serve.requests.prompt import tokenise
 from ckdist.tokens.chat_input import kind_of

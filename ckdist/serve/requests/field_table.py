@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ckdist.engine.sampling import PARAMETERS
 from ckdist.errors import RequestError
 
 MAX_NAME = 64  # characters of a field's name that are shown
@@ -34,6 +35,8 @@ EVERY = GENERATES | VECTORS | {"detokenize"}
 
 # Values that remove nothing from the messages. Claude Code sends the last one with every request.
 NO_EDITS = ({}, [], {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]})
+# `max_tokens` has a row of its own.
+SAMPLING_NAMES = [name for item in PARAMETERS for name in (item.name, *item.metadata["also"]) if name != "max_tokens"]
 USAGE = ("stream_options.include_usage", "stream_options.continuous_usage_stats")
 
 
@@ -105,13 +108,7 @@ HONOURED = (
     honoured("anthropic", ANTHROPIC, "system", "stop_sequences"),
     honoured("responses", RESPONSES, "max_output_tokens", "instructions", "input", "include"),
     # Sampling.
-    honoured("sampling", GENERATES, "temperature", "top_p", "min_p", "typical_p", "typ_p", "top_n_sigma", "nsigma"),
-    honoured("sampling", GENERATES, "top_k", "seed", "stop_token_ids", "ignore_eos", "min_tokens", "min_keep"),
-    honoured("sampling", GENERATES, "repetition_penalty", "repeat_penalty", "repeat_last_n", "presence_penalty"),
-    honoured("sampling", GENERATES, "frequency_penalty", "logit_bias", "samplers", "xtc_probability", "xtc_threshold"),
-    honoured("sampling", GENERATES, "dry_multiplier", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
-    honoured("sampling", GENERATES, "dry_sequence_breakers", "dynatemp_range", "dynatemp_exponent"),
-    honoured("sampling", GENERATES, "mirostat", "mirostat_mode", "mirostat_tau", "mirostat_eta"),
+    honoured("sampling", GENERATES, "logit_bias", "stop_token_ids", *SAMPLING_NAMES),
     # Structure of the answer.
     honoured("structure", GENERATES, "response_format", "json_schema", "grammar", "format"),
     honoured("structure", GENERATES, "guided_json", "guided_regex", "guided_choice", "guided_grammar"),

@@ -4,10 +4,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckdist.config.samplers import SAMPLERS
+from ckdist.engine.sampling import MAX_LOGPROBS
 from ckdist.errors import RequestError
 from ckdist.serve.requests.completion import Prompt, read_prompts
 from ckdist.serve.requests.fields import Fields
-from ckdist.serve.requests.params import MAX_LOGPROBS, RequestParams, read_params
+from ckdist.serve.requests.params import RequestParams, read_params
 from ckdist.serve.requests.prepared import ModelFacts
 from ckdist.serve.requests.sampling import LLAMA_RANDOM_SEED
 from ckdist.tokens.tokenizer import Tokenizer

@@ -16,7 +16,6 @@ from ckdist.serve.requests.structure import read_structure
 from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_CHOICES = 16
-MAX_LOGPROBS = 20
 MAX_LENGTH = 1 << 31
 MAX_TOKENS_NAMES = ("max_completion_tokens", "max_tokens", "n_predict", "num_predict", "max_new_tokens")
 UNLIMITED = (-1, -2)  # in llama.cpp and Ollama: until the context is full

@@ -8,52 +8,22 @@ import hashlib
 import re
 from typing import Any
 
-from ckdist.config.samplers import SAMPLERS
-from ckdist.engine.sampling import SamplingParams
+from ckdist.config.samplers import MAX_BREAKER_BYTES, MAX_BREAKERS, SAMPLERS
+from ckdist.engine.sampling import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, PARAMETERS, SamplingParams
 from ckdist.errors import RequestError
 from ckdist.serve.requests.fields import Fields, in_range
 from ckdist.tokens.chat_input import kind_of
 from ckdist.tokens.tokenizer import Tokenizer
 
-MAX_STOP_TOKENS = 256
-MAX_BIASES = 1024
 MAX_BIAS = 100  # OpenAI's; a token with -100 is banned
 MAX_BIAS_CHARS = 256  # maximum of a text that gets a bias
 MAX_DIGITS = 10
 NUMBER = re.compile("-?[0-9]+")
-MAX_INTEGER = (1 << 31) - 1
-MAX_BREAKERS = 64
-MAX_BREAKER_BYTES = 40
 RANDOM_SEED = -1  # llama.cpp's and Ollama's
 LLAMA_RANDOM_SEED = 0xFFFFFFFF  # the same in requests and answers of llama-server's own API
 
-# Field of SamplingParams -> (all its names in requests, lowest, highest value).
-NUMBERS = {
-    "temperature": (("temperature",), 0, 100),
-    "top_p": (("top_p",), 0, 1),
-    "min_p": (("min_p",), 0, 1),
-    "typical_p": (("typical_p", "typ_p"), 0, 1),
-    "top_n_sigma": (("top_n_sigma", "nsigma"), -1, 1000),
-    "repetition_penalty": (("repetition_penalty", "repeat_penalty"), 0.01, 100),
-    "presence_penalty": (("presence_penalty",), -100, 100),
-    "frequency_penalty": (("frequency_penalty",), -100, 100),
-    "xtc_probability": (("xtc_probability",), 0, 1),
-    "xtc_threshold": (("xtc_threshold",), 0, 1),
-    "dry_multiplier": (("dry_multiplier",), 0, 1000),
-    "dry_base": (("dry_base",), 1, 1000),
-    "mirostat_tau": (("mirostat_tau",), 0, 100),
-    "mirostat_eta": (("mirostat_eta",), 0, 1),
-    "dynatemp_range": (("dynatemp_range",), 0, 100),
-    "dynatemp_exponent": (("dynatemp_exponent",), 0, 100),
-}
-INTEGERS = {
-    "min_tokens": (("min_tokens",), 0, MAX_INTEGER),
-    "dry_allowed_length": (("dry_allowed_length",), 0, MAX_INTEGER),
-    "dry_penalty_last_n": (("dry_penalty_last_n",), -1, MAX_INTEGER),
-    "mirostat": (("mirostat", "mirostat_mode"), 0, 2),
-    "repeat_last_n": (("repeat_last_n",), -1, MAX_INTEGER),
-    "min_keep": (("min_keep",), 0, MAX_INTEGER),
-}
+# The numbers among the sampling fields. `max_tokens` is read with the other limits of an answer.
+NUMBERS = tuple(item for item in PARAMETERS if item.metadata["kind"] in (int, float) and item.name != "max_tokens")
 # Other names of samplers. The first is the letter in a chain that is written as a string.
 ALIASES = {
     "penalties": ("e",),
@@ -75,25 +45,24 @@ def read_sampling(fields: Fields, tokenizer: Tokenizer, vocab_size: int, default
     `max_tokens` and the fields about log-probabilities are read elsewhere.
     """
     unset = SamplingParams(**defaults)
-    numbers: dict[str, Any] = {
-        name: fields.number(names, getattr(unset, name), low, high) for name, (names, low, high) in NUMBERS.items()
-    }
-    integers: dict[str, Any] = {
-        name: fields.integer(names, getattr(unset, name), low, high) for name, (names, low, high) in INTEGERS.items()
-    }
-    seed = fields.integer("seed", None, -(1 << 63), (1 << 64) - 1)
+    numbers = {item.name: _number(fields, item, getattr(unset, item.name)) for item in NUMBERS}
+    numbers["top_k"] = max(0, numbers["top_k"])
+    if numbers["seed"] == RANDOM_SEED:
+        numbers["seed"] = None
     return SamplingParams(
         max_tokens=0,
-        top_k=max(0, fields.integer("top_k", unset.top_k, -1, MAX_INTEGER)),
         logit_bias=_logit_bias(fields, tokenizer, vocab_size),
-        seed=None if seed == RANDOM_SEED else seed,
         stop_token_ids=fields.token_ids("stop_token_ids", vocab_size, MAX_STOP_TOKENS),
         ignore_eos=fields.switch("ignore_eos"),
         dry_sequence_breakers=_breakers(fields, unset.dry_sequence_breakers),
         samplers=_samplers(fields, unset.samplers),
         **numbers,
-        **integers,
     )
+
+
+def _number(fields: Fields, item: dataclasses.Field[Any], default: Any) -> Any:
+    read = fields.integer if item.metadata["kind"] is int else fields.number
+    return read((item.name, *item.metadata["also"]), default, item.metadata["low"], item.metadata["high"])
 
 
 def for_choice(sampling: SamplingParams, choice: int) -> SamplingParams:
@@ -113,16 +82,16 @@ def for_choice(sampling: SamplingParams, choice: int) -> SamplingParams:
 def _logit_bias(fields: Fields, tokenizer: Tokenizer, vocab_size: int) -> dict[int, float]:
     """Reads OpenAI's map or llama-server's list of pairs. A key is a token, or a text whose tokens all get the bias."""
     given = fields.value("logit_bias", dict, list) or {}
-    if len(given) > MAX_BIASES:
-        raise _bad_bias(f"has {len(given)} tokens; at most {MAX_BIASES} are allowed")
+    if len(given) > MAX_LOGIT_BIAS:
+        raise _bad_bias(f"has {len(given)} tokens; at most {MAX_LOGIT_BIAS} are allowed")
     pairs = given.items() if isinstance(given, dict) else [_pair(item) for item in given]
     biases: dict[int, float] = {}
     for key, bias in pairs:
         value = _bias(bias)
         for token in _biased(key, tokenizer, vocab_size, may_be_number=isinstance(given, dict)):
             biases[token] = value
-    if len(biases) > MAX_BIASES:
-        raise _bad_bias(f"names {len(biases)} tokens; at most {MAX_BIASES} are allowed")
+    if len(biases) > MAX_LOGIT_BIAS:
+        raise _bad_bias(f"names {len(biases)} tokens; at most {MAX_LOGIT_BIAS} are allowed")
     return biases
 
 
