@@ -17,7 +17,7 @@ import sys
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from ckdist.errors import CkdistError
-from ckdist.tokens.chat import ChatTemplate
+from ckdist.tokens.chat_template import ChatTemplate
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 TOOLS = [

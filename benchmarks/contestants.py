@@ -218,7 +218,7 @@ def serve_ckdist(model: str, threads: int, length: int, parallel: int) -> None:
     from ckdist.cli.bench_rows import ModelBench
     from ckdist.cli.session import model_session, packed_first
     from ckdist.comm.world import start_world
-    from ckdist.config.bench import BenchConfig
+    from ckdist.config.bench_config import BenchConfig
     from ckdist.progress import ProgressBar
     from ckdist.topology import place
 

@@ -29,9 +29,9 @@ def rank_program(model_path: str, repack: str, threads: int, prompt_tokens: int,
     import numpy as np
 
     from ckdist.comm.world import start_world
-    from ckdist.config.engine import EngineConfig
-    from ckdist.engine.launch import load_model
+    from ckdist.config.engine_config import EngineConfig
     from ckdist.engine.single import SingleSequence
+    from ckdist.engine.start_up import load_model
 
     world = start_world()
     primed = prime(pathlib.Path(model_path).stat().st_size * 5 // 4 // world.size)

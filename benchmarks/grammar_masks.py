@@ -18,8 +18,8 @@ from ckdist.engine.constraint import Constraint
 from ckdist.engine.grammars import Grammars
 from ckdist.hub.resolve import resolve
 from ckdist.tokens.grammar import json_schema_grammar, quoted, regex_grammar, text_grammar
-from ckdist.tokens.source import tokenizer_of
 from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.tokens.tokenizer_source import tokenizer_of
 from ckdist.tokens.tool_format import HERMES
 from ckdist.tokens.tool_grammar import ToolGrammar
 

@@ -28,9 +28,9 @@ CASES = [("avx2", "bf16"), ("avx2", "q8_0"), ("avx2", "q4_k"), ("baseline", "q8_
 def replay(quantize: str, tokens: int, chunk: int) -> None:
     """What is counted: `tokens` tokens in chunks of `chunk`, by one thread."""
     from ckdist.comm.world import SingleWorld
-    from ckdist.config.engine import EngineConfig
-    from ckdist.engine.launch import load_model
+    from ckdist.config.engine_config import EngineConfig
     from ckdist.engine.single import SingleSequence
+    from ckdist.engine.start_up import load_model
 
     config = EngineConfig(threads=1, ctx_size=256, quantize=None if quantize == "bf16" else quantize, repack="off")
     model = load_model(config, SingleWorld())

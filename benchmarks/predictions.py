@@ -27,17 +27,17 @@ import time
 import numpy as np
 
 from ckdist.cli.calibration import calibrated, measured_steps
-from ckdist.cli.machine_speed import kernels_measured, with_exchange
 from ckdist.cli.made_models import ALONE, DEPTHS, NEAR, PROMPTED, TYPES, made_models
+from ckdist.cli.measured_machine import kernels_measured, with_exchange
 from ckdist.comm.world import start_world
-from ckdist.config.engine import EngineConfig
-from ckdist.engine.launch import load_model
+from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.single import SingleSequence
+from ckdist.engine.start_up import load_model
 from ckdist.models.spec import MoeFfn
 from ckdist.planning.cluster import Cluster
 from ckdist.planning.cost import PRODUCT
-from ckdist.planning.machine import machine_of, tomllib
+from ckdist.planning.machine_spec import machine_of, tomllib
 from ckdist.planning.predict import Predictor, Way
 from ckdist.weights.checkpoint import open_checkpoint
 

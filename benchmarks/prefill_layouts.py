@@ -22,9 +22,9 @@ import time
 import numpy as np
 
 from ckdist.comm.world import start_world
-from ckdist.config.engine import EngineConfig
-from ckdist.engine.launch import load_model
+from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.single import SingleSequence
+from ckdist.engine.start_up import load_model
 from ckdist.engine.trace import Trace
 
 DECODED, TURNS, PROMPT = 9, 12, 64  # of what is traced

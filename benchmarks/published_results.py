@@ -13,7 +13,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from ckdist.planning.cluster import Cluster
-from ckdist.planning.machine import MachineSpec, machine_named
+from ckdist.planning.machine_spec import MachineSpec, machine_named
 from ckdist.planning.predict import Predictor, Way
 from ckdist.weights.described import describe, describe_config, shape_path
 

@@ -14,14 +14,14 @@ import json
 import statistics
 import time
 
-from ckdist.cli.machine_speed import kernels_measured, with_exchange
+from ckdist.cli.measured_machine import kernels_measured, with_exchange
 from ckdist.cli.training_speed import OPTIMIZER, RATE, random_batch, random_weights, with_training
 from ckdist.comm.communicator import open_communicator
 from ckdist.comm.world import start_world
 from ckdist.mesh import Mesh
 from ckdist.models.registry import spec_from_config
 from ckdist.planning.cluster import Cluster
-from ckdist.planning.machine import machine_of, tomllib
+from ckdist.planning.machine_spec import machine_of, tomllib
 from ckdist.program.pool import ThreadPool
 from ckdist.topology import default_threads
 from ckdist.topology.placement import place
@@ -31,7 +31,7 @@ from ckdist.train.optimizer import Optimizer
 from ckdist.train.pipeline import forward_backward
 from ckdist.train.ranks import TrainingRanks
 from ckdist.train.stage import TrainingStage
-from ckdist.train.step_cost import TrainingStepCost
+from ckdist.train.training_step_cost import TrainingStepCost
 
 # name: hidden size, intermediate size, heads, layers, vocabulary, tokens of a sequence, sequences of all ranks
 MODELS = {"15M": (384, 1024, 6, 6, 4096, 256, 8), "110M": (768, 2048, 12, 12, 16384, 512, 2)}

@@ -17,11 +17,11 @@ import time
 import numpy as np
 
 from ckdist.comm.world import SingleWorld
-from ckdist.config.engine import EngineConfig
-from ckdist.engine.launch import load_model
+from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.single import SingleSequence
-from ckdist.program.batch import BLOCK_TOKENS, Batch, own_slots
+from ckdist.engine.start_up import load_model
 from ckdist.program.executable import DECODE
+from ckdist.program.step_batch import BLOCK_TOKENS, Batch, own_slots
 from ckdist.topology.bandwidth import read_bandwidth
 from ckdist.weights import dtypes
 from ckdist.weights.gguf_writer import GgufTensorToWrite, write_gguf

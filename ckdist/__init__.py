@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ckdist import train
     from ckdist.engine.llm import LLM
-    from ckdist.engine.sampling import SamplingParams
+    from ckdist.engine.sampling_params import SamplingParams
     from ckdist.train.config import TrainConfig
 
 __version__ = "0.1.0"
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> object:
 
         return LLM
     if name == "SamplingParams":
-        from ckdist.engine.sampling import SamplingParams
+        from ckdist.engine.sampling_params import SamplingParams
 
         return SamplingParams
     if name == "train":

@@ -25,7 +25,7 @@ from ckdist.serve.paths import absent, anthropic, embeddings, llama_server, open
 from ckdist.serve.problems import TYPES
 from ckdist.serve.requests.field_table import EVERY, HARMLESS, HONOURED, REFUSED, Harmless, Honoured, Neutral
 from ckdist.serve.requests.params import MAX_TOKENS_NAMES
-from ckdist.serve.requests.sampling import NUMBERS
+from ckdist.serve.requests.sampling_fields import NUMBERS
 from ckdist.train.config import TrainConfig
 
 PACKAGE = pathlib.Path(errors.__file__).parent

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ckdist.train.tokenizer import END, END_OF_TEXT, tokenizer_config, train_tokenizer
+from ckdist.train.tokenizer_training import END, END_OF_TEXT, tokenizer_config, train_tokenizer
 
 # Tests, tables and third-party text. `_sysconfigdata` holds paths of the machine that built it.
 SKIPPED_FOLDERS = {"test", "tests", "idlelib", "site-packages", "dist-packages", "__pycache__", "_bundled", "msilib"}

@@ -1,7 +1,7 @@
 """`ckdist bench`: measures a model, the engine's steps, the machine or the ranks' collectives, and prints rows."""
 
 from ckdist.cli import bench_comm, bench_machine, bench_model, bench_steps
-from ckdist.config.bench import BenchConfig
+from ckdist.config.bench_config import BenchConfig
 
 TARGETS = {"model": bench_model.run, "steps": bench_steps.run, "machine": bench_machine.run, "comm": bench_comm.run}
 

@@ -17,10 +17,10 @@ from ckdist import native
 from ckdist.cli.rows import write_rows
 from ckdist.comm.collective_calls import ELEMENTS
 from ckdist.comm.communicator import Communicator, open_communicator
-from ckdist.comm.protocol import World
 from ckdist.comm.thresholds import Thresholds, load_thresholds, save_thresholds
 from ckdist.comm.world import start_world
-from ckdist.config.bench import BenchConfig
+from ckdist.comm.world_protocol import World
+from ckdist.config.bench_config import BenchConfig
 from ckdist.progress import ProgressBar
 
 SIZES = tuple(4 << k for k in range(10, 25, 2))  # bytes: 4 KiB to 64 MiB

@@ -12,8 +12,8 @@ from ckdist.cli.bench_sweep import sweep, sweep_measurements
 from ckdist.cli.rows import write_rows
 from ckdist.cli.session import model_session, packed_first
 from ckdist.comm.agreement import start_ranks
-from ckdist.config.bench import BenchConfig
-from ckdist.planning.memory import gigabytes
+from ckdist.config.bench_config import BenchConfig
+from ckdist.planning.memory_sizes import gigabytes
 from ckdist.progress import ProgressBar
 from ckdist.topology import default_threads, place
 from ckdist.topology.instructions import reason

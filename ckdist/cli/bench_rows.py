@@ -22,15 +22,15 @@ import numpy as np
 from ckdist import __version__, native
 from ckdist.cli.bench_machine import Bounds
 from ckdist.cli.session import longer_context
-from ckdist.config.bench import BenchConfig
-from ckdist.engine.launch import Model
+from ckdist.config.bench_config import BenchConfig
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.single import SingleSequence
+from ckdist.engine.start_up import Model
 from ckdist.errors import ConfigError
 from ckdist.mesh import WHOLE
-from ckdist.planning.memory import cache_bytes_per_block
-from ckdist.program.batch import BLOCK_TOKENS
+from ckdist.planning.memory_sizes import cache_bytes_per_block
 from ckdist.program.executable import DECODE, PREFILL
+from ckdist.program.step_batch import BLOCK_TOKENS
 from ckdist.progress import ProgressBar
 from ckdist.topology.instructions import reason
 

@@ -12,13 +12,13 @@ import numpy as np
 
 from ckdist.cli.rows import write_rows
 from ckdist.cli.session import model_session, packed_first
-from ckdist.config.bench import BenchConfig
+from ckdist.config.bench_config import BenchConfig
 from ckdist.engine.engine import Engine
 from ckdist.engine.sampler import Sampler
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_params import SamplingParams
 from ckdist.errors import ConfigError, EngineError
 from ckdist.planning.step_cost import StepTotals, halves, step_row
-from ckdist.program.batch import BLOCK_TOKENS
+from ckdist.program.step_batch import BLOCK_TOKENS
 
 LEAST_CONTEXT = 64  # tokens before the decode steps
 

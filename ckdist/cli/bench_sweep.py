@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckdist.cli.bench_rows import ModelBench
-from ckdist.config.bench import BenchConfig
+from ckdist.config.bench_config import BenchConfig
 from ckdist.program.executable import Executable
 
 GENERATED_PART = 4  # the context sweep generates a fourth of its prompt's tokens, as sweep-bench does

@@ -34,15 +34,15 @@ from ckdist.cli.made_models import (
     made_cases,
 )
 from ckdist.cli.traced_steps import Groups, OtherBytes, TracedSteps
-from ckdist.comm.protocol import World
-from ckdist.config.engine import EngineConfig
-from ckdist.engine.launch import Model, load_model
+from ckdist.comm.world_protocol import World
+from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.start_up import Model, load_model
 from ckdist.planning.cluster import Cluster
 from ckdist.planning.cost import ATTENTION, EXPERTS, HEADS, OTHERS, PRODUCT, CostModel
-from ckdist.planning.machine import PRODUCT_ROWS, MachineSpec
+from ckdist.planning.machine_spec import PRODUCT_ROWS, MachineSpec
 from ckdist.planning.predict import Predictor, Way
 from ckdist.planning.step_shape import StepShape
-from ckdist.program.batch import BLOCK_TOKENS
+from ckdist.program.step_batch import BLOCK_TOKENS
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.packed_type import activation_format

@@ -12,9 +12,9 @@ from ckdist.cli.chat_engine import EngineChat
 from ckdist.cli.chat_server import ServerChat
 from ckdist.cli.line_input import LineInput
 from ckdist.cli.session import model_session
-from ckdist.config.chat import ChatConfig
-from ckdist.engine.launch import make_engine
+from ckdist.config.chat_config import ChatConfig
 from ckdist.engine.llm import LLM
+from ckdist.engine.start_up import make_engine
 from ckdist.errors import ConfigError, RequestError
 from ckdist.terminal import is_terminal, styled
 from ckdist.tokens.confined_template import ConfinedTemplate

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 from ckdist.cli.generate import sampling_of
-from ckdist.config.chat import ChatConfig
+from ckdist.config.chat_config import ChatConfig
 from ckdist.engine.llm import LLM
 from ckdist.tokens.tokenizer import Tokenizer
 

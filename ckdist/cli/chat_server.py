@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from ckdist.config.chat import ChatConfig
-from ckdist.config.sampling import SamplingConfig
-from ckdist.engine.sampling import SamplingParams
+from ckdist.config.chat_config import ChatConfig
+from ckdist.config.sampling_config import SamplingConfig
+from ckdist.engine.sampling_params import SamplingParams
 from ckdist.errors import EngineError, RequestError
 
 CONNECT_SECONDS = 10.0

@@ -18,7 +18,7 @@ from ckdist.models.blocks.moe import is_expert, is_router
 from ckdist.models.decoder import EMBEDDING, OUTPUT
 from ckdist.models.registry import family
 from ckdist.progress import ProgressBar
-from ckdist.tokens.to_gguf import tokenizer_metadata
+from ckdist.tokens.tokenizer_to_gguf import tokenizer_metadata
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import (
     Checkpoint,

@@ -3,13 +3,13 @@
 import os
 import pathlib
 
-from ckdist.config.launch import LaunchCommand
+from ckdist.config.launch_config import LaunchCommand
 from ckdist.errors import ConfigError
 from ckdist.launcher.children import Children
 from ckdist.launcher.hosts import Host, parse_hosts, place_ranks, read_hostfile
 from ckdist.launcher.job import Job
 from ckdist.launcher.node_count import with_slots
-from ckdist.launcher.output import Output
+from ckdist.launcher.rank_output import Output
 from ckdist.launcher.ray_hosts import RayHosts
 from ckdist.launcher.supervisor import Policy, Supervisor
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ckdist import native
-from ckdist.comm.protocol import World
+from ckdist.comm.world_protocol import World
 from ckdist.models.decoder import weight_shapes
 from ckdist.models.registry import spec_from_config
 from ckdist.planning.step_shape import StepShape

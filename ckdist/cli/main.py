@@ -19,20 +19,23 @@ from ckdist.terminal import styled
 
 # Command -> (its class in `ckdist.config`, imported on demand; its line of help).
 COMMANDS = {
-    "serve": ("serve:ServeConfig", "answer the OpenAI API over HTTP"),
-    "generate": ("generate:GenerateConfig", "continue one prompt on the terminal"),
-    "chat": ("chat:ChatConfig", "chat with a model on the terminal"),
-    "perplexity": ("perplexity:PerplexityConfig", "score a text, or save its logits"),
+    "serve": ("serve_config:ServeConfig", "answer the OpenAI API over HTTP"),
+    "generate": ("generate_config:GenerateConfig", "continue one prompt on the terminal"),
+    "chat": ("chat_config:ChatConfig", "chat with a model on the terminal"),
+    "perplexity": ("perplexity_config:PerplexityConfig", "score a text, or save its logits"),
     "pull": ("commands:PullCommand", "fetch a model by its name"),
     "list": ("commands:ListCommand", "list named models, and those already fetched"),
     "train": ("commands:TrainCommand", "train a model from scratch, or fine-tune one"),
-    "launch": ("launch:LaunchCommand", "start a command as several ranks, here or on several hosts, without MPI"),
+    "launch": (
+        "launch_config:LaunchCommand",
+        "start a command as several ranks, here or on several hosts, without MPI",
+    ),
     "export": ("commands:ExportCommand", "write a trained folder as a GGUF file"),
-    "plan": ("plan:PlanConfig", "predict memory and speed of a model on any machine, and compare improvements"),
-    "bench": ("bench:BenchConfig", "measure prefill and decode, or the machine itself"),
-    "simulate": ("simulate:SimulateConfig", "serve requests in simulated time, on any number of hosts"),
+    "plan": ("plan_config:PlanConfig", "predict memory and speed of a model on any machine, and compare improvements"),
+    "bench": ("bench_config:BenchConfig", "measure prefill and decode, or the machine itself"),
+    "simulate": ("simulate_config:SimulateConfig", "serve requests in simulated time, on any number of hosts"),
     "simulate-training": (
-        "simulate_training:SimulateTrainingConfig",
+        "simulate_training_config:SimulateTrainingConfig",
         "train over many hosts in simulated time, failures included",
     ),
     "doctor": ("commands:DoctorConfig", "show this machine, the features that work, its speed, and advice"),
@@ -106,7 +109,7 @@ def run(arguments: list[str], rank: int | None) -> int:
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
     command = load(arguments[0])
     native.isa()  # raises for a CKDIST_ISA that this CPU lacks, before anything starts
-    from ckdist.cli.local_ranks import run_ranks
+    from ckdist.cli.command_ranks import run_ranks
 
     ranks = run_ranks(settings, arguments)
     return command.run(settings) if ranks is None else ranks

@@ -10,7 +10,7 @@ import numpy as np
 
 from ckdist.cli.session import longer_context, model_session, packed_first
 from ckdist.comm.agreement import start_ranks
-from ckdist.config.perplexity import PerplexityConfig
+from ckdist.config.perplexity_config import PerplexityConfig
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
 from ckdist.program.executable import Executable

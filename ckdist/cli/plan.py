@@ -11,8 +11,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from ckdist.cli.machine_speed import this_machine_spec
-from ckdist.config.plan import PlanConfig
+from ckdist.cli.measured_machine import this_machine_spec
+from ckdist.config.plan_config import PlanConfig
 from ckdist.errors import ConfigError
 from ckdist.figure import check_path
 from ckdist.hub.catalogue import CATALOGUE as PUBLISHED
@@ -30,10 +30,10 @@ from ckdist.planning.compare import (
     parameters,
     serial_share,
 )
-from ckdist.planning.machine import MachineSpec, machine_named
-from ckdist.planning.memory import gigabytes
-from ckdist.planning.plan import DEFAULT_CONTEXT
+from ckdist.planning.machine_spec import MachineSpec, machine_named
+from ckdist.planning.memory_sizes import gigabytes
 from ckdist.planning.rank_memory import RankMemory
+from ckdist.planning.rank_plan import DEFAULT_CONTEXT
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.described import describe, shape_names, shape_path
 

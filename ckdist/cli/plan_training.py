@@ -5,10 +5,10 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from ckdist.config.plan import PlanConfig
+from ckdist.config.plan_config import PlanConfig
 from ckdist.planning.compare import Question, parameters
-from ckdist.planning.memory import gigabytes
-from ckdist.train.plan import TrainingAnswer, training_answers
+from ckdist.planning.memory_sizes import gigabytes
+from ckdist.train.training_answer import TrainingAnswer, training_answers
 
 COLUMNS = 80
 

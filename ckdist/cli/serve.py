@@ -16,13 +16,13 @@ from typing import NamedTuple
 from ckdist.cli.session import dismissing
 from ckdist.cli.start_lines import start_lines
 from ckdist.comm.agreement import start_ranks
-from ckdist.comm.protocol import World
 from ckdist.comm.world import together
-from ckdist.config.serve import ServeConfig
+from ckdist.comm.world_protocol import World
+from ckdist.config.serve_config import ServeConfig
 from ckdist.engine.coordinator import Coordinator
-from ckdist.engine.launch import BUNDLED, Model, load_model, make_engine
 from ckdist.engine.rank_reports import RankReports
 from ckdist.engine.socket_directory import socket_directory
+from ckdist.engine.start_up import BUNDLED, Model, load_model, make_engine
 from ckdist.errors import ConfigError
 from ckdist.hub.model_url import is_url
 from ckdist.hub.resolve import resolve
@@ -31,7 +31,7 @@ from ckdist.serve.api_keys import asks_for_key
 from ckdist.serve.notify import notify
 from ckdist.serve.origins import is_loopback
 from ckdist.serve.process import HttpProcess, listen
-from ckdist.weights.pooling import stored_pooling
+from ckdist.weights.stored_pooling import stored_pooling
 
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # mpirun forwards SIGUSR1 and keeps running
 DRAINED_VARIABLE = "CKDIST_DRAINED"  # launch/drained sets it: with it mpirun may get SIGTERM

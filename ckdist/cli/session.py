@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from ckdist.comm.agreement import start_ranks
-from ckdist.comm.protocol import World
-from ckdist.config.engine import EngineConfig
-from ckdist.engine.launch import Model, load_model
+from ckdist.comm.world_protocol import World
+from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.start_up import Model, load_model
 from ckdist.errors import CkdistError, UserError
 from ckdist.hub.resolve import resolve
 from ckdist.models.spec import ModelSpec

@@ -9,12 +9,12 @@ import numpy as np
 
 from ckdist.cli.main import launched_rank
 from ckdist.cli.plan import open_machine, open_model, question_of
-from ckdist.config.plan import PlanConfig
-from ckdist.config.simulate import SimulateConfig
+from ckdist.config.plan_config import PlanConfig
+from ckdist.config.simulate_config import SimulateConfig
 from ckdist.errors import CapacityError, ConfigError
 from ckdist.figure import check_path
 from ckdist.planning.compare import Question, answer, answers
-from ckdist.planning.memory import gigabytes
+from ckdist.planning.memory_sizes import gigabytes
 from ckdist.planning.predict import PredictedStepCost, Way
 from ckdist.planning.step_cost import StepCost, StepTotals, linear_step_cost, read_step_cost
 from ckdist.simulate.fleet import ClosedLoop, Fleet, simulate_clients, simulate_requests
@@ -23,7 +23,7 @@ from ckdist.simulate.load import RequestKind, Requests, poisson, read_trace
 from ckdist.simulate.observed import Observed
 from ckdist.simulate.plot import draw
 from ckdist.simulate.replica import ServerShape
-from ckdist.simulate.report import Objective, lines, report
+from ckdist.simulate.serving_report import Objective, lines, report
 
 log = logging.getLogger(__name__)
 MOST_FAILURES = 1_000_000

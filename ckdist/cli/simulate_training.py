@@ -5,13 +5,13 @@ import math
 
 from ckdist.cli.main import launched_rank
 from ckdist.cli.plan import open_machine, open_model
-from ckdist.config.plan import PlanConfig
-from ckdist.config.simulate_training import SimulateTrainingConfig
+from ckdist.config.plan_config import PlanConfig
+from ckdist.config.simulate_training_config import SimulateTrainingConfig
 from ckdist.figure import check_path
-from ckdist.planning.machine import MachineSpec
+from ckdist.planning.machine_spec import MachineSpec
 from ckdist.simulate.plot import draw_training
+from ckdist.simulate.simulated_training import Batches, TrainingCost, TrainingHost, TrainingMesh
 from ckdist.simulate.trained_model import trained_model
-from ckdist.simulate.training import Batches, TrainingCost, TrainingHost, TrainingMesh
 from ckdist.simulate.training_report import training_lines, training_report
 
 

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from ckdist import native
-from ckdist.engine.launch import Model
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.single import SingleSequence
+from ckdist.engine.start_up import Model
 from ckdist.planning.cost import GROUP_OF, OTHERS
 from ckdist.planning.step_shape import StepShape
 from ckdist.topology import this_machine

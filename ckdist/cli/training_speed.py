@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from ckdist.comm.protocol import World
+from ckdist.comm.world_protocol import World
 from ckdist.mesh import Mesh
 from ckdist.models.registry import spec_from_config
 from ckdist.models.spec import ModelSpec
 from ckdist.planning.cluster import Cluster
-from ckdist.planning.machine import MachineSpec
+from ckdist.planning.machine_spec import MachineSpec
 from ckdist.program.pool import ThreadPool
 from ckdist.topology.placement import place
 from ckdist.train.batch import PackedBatch
@@ -21,7 +21,7 @@ from ckdist.train.loss_program import LossProgram, lower_model
 from ckdist.train.native_executable import NativeExecutable
 from ckdist.train.optimizer import Optimizer
 from ckdist.train.ranks import TrainingRanks
-from ckdist.train.step_cost import ATTENTION_KINDS, PRODUCT_KINDS, WAITING_KINDS, TrainingStepCost
+from ckdist.train.training_step_cost import ATTENTION_KINDS, PRODUCT_KINDS, WAITING_KINDS, TrainingStepCost
 from ckdist.weights.dtypes import BF16
 
 SHAPE = {

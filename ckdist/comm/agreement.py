@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ckdist import __version__, native
 from ckdist.comm.host_name import machine_name
-from ckdist.comm.protocol import World
 from ckdist.comm.world import start_world
+from ckdist.comm.world_protocol import World
 from ckdist.errors import ConfigError
 
 if TYPE_CHECKING:

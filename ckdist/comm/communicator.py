@@ -21,12 +21,12 @@ from numpy.typing import DTypeLike
 from ckdist import native
 from ckdist.comm.collective_calls import Collectives, NativeCall, check_array
 from ckdist.comm.operation import Operation
-from ckdist.comm.protocol import Log, World, has_mpi
 from ckdist.comm.thresholds import Thresholds, load_thresholds
-from ckdist.comm.transports.choice import choose_transport
 from ckdist.comm.transports.names import CHOICES
 from ckdist.comm.transports.opening import before_mpi_ends
+from ckdist.comm.transports.transport_choice import choose_transport
 from ckdist.comm.window import Window
+from ckdist.comm.world_protocol import Log, World, has_mpi
 from ckdist.errors import ConfigError
 from ckdist.native import CData
 

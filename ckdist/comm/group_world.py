@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ckdist.comm.protocol import World
+from ckdist.comm.world_protocol import World
 
 
 class GroupWorld:

@@ -27,7 +27,7 @@ from ckdist.comm.bootstrap.launchers import MPI_VARIABLES
 from ckdist.comm.bootstrap.sockets import connect_ranks
 from ckdist.comm.bootstrap.star_world import packed
 from ckdist.comm.host_name import host_name, machine_name
-from ckdist.comm.protocol import World
+from ckdist.comm.world_protocol import World
 from ckdist.errors import CkdistError, CommError, ConfigError, UserError
 
 log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ckdist.config.engine import NAMES_HELP
+from ckdist.config.engine_config import NAMES_HELP
 from ckdist.config.options import integer, option
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from ckdist.engine.scheduler import Scheduler
 from ckdist.engine.step_builder import SequenceChunk, Step
-from ckdist.program.batch import BLOCK_TOKENS, Batch
+from ckdist.program.step_batch import BLOCK_TOKENS, Batch
 
 
 class BatchBuilder:

@@ -16,14 +16,14 @@ from ckdist.engine.batch_builder import BatchBuilder
 from ckdist.engine.block_pool import ONE_TENANT, BlockPool
 from ckdist.engine.constraint import Constraint
 from ckdist.engine.dry_breakers import DryBreakers
+from ckdist.engine.engine_protocols import StepExecutable, TokenSampler
 from ckdist.engine.grammars import Grammars, GrammarsBusy, Masks
 from ckdist.engine.histogram import Histogram
 from ckdist.engine.output import Output
 from ckdist.engine.output_processor import OutputProcessor
 from ckdist.engine.pooling import POOLINGS, Pooling
-from ckdist.engine.protocol import StepExecutable, TokenSampler
 from ckdist.engine.request import Tokens, check_prompt, check_sampling
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.sampling_state import sampling_state
 from ckdist.engine.scheduler import EngineBusy, Scheduler
 from ckdist.engine.sequence import Sequence, State
@@ -33,7 +33,7 @@ from ckdist.engine.step_prediction import StepPrediction
 from ckdist.engine.trace import Lane
 from ckdist.errors import RequestError
 from ckdist.native import lib
-from ckdist.program.batch import BLOCK_TOKENS, Batch
+from ckdist.program.step_batch import BLOCK_TOKENS, Batch
 
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 NO_SAMPLING = SamplingParams(max_tokens=0)

@@ -7,17 +7,17 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ckdist.comm.agreement import start_ranks
-from ckdist.config.engine import EngineConfig
+from ckdist.config.engine_config import EngineConfig
 from ckdist.config.options import present_names
 from ckdist.engine.engine import Engine
-from ckdist.engine.launch import load_model, make_engine
+from ckdist.engine.engine_protocols import TextTokenizer
 from ckdist.engine.output import Output
-from ckdist.engine.protocol import TextTokenizer
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_params import SamplingParams
+from ckdist.engine.start_up import load_model, make_engine
 from ckdist.engine.text import TextStream, check_stop
 from ckdist.errors import EngineError, RequestError
 from ckdist.hub.resolve import resolve
-from ckdist.weights.pooling import stored_pooling
+from ckdist.weights.stored_pooling import stored_pooling
 
 
 @dataclass

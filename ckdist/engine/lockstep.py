@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ckdist.engine.protocol import StepExecutable
+from ckdist.engine.engine_protocols import StepExecutable
 from ckdist.errors import CapacityError
 from ckdist.layout import even_ranges
-from ckdist.program.batch import BLOCK_TOKENS, Batch, own_slots
+from ckdist.program.step_batch import BLOCK_TOKENS, Batch, own_slots
 
 
 class LockstepSequences:

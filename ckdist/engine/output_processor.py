@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from ckdist.engine.engine_protocols import TokenSampler
 from ckdist.engine.grammars import Grammars
 from ckdist.engine.histogram import Histogram
 from ckdist.engine.output import Output
-from ckdist.engine.protocol import TokenSampler
 from ckdist.engine.sampler import Sample, SampleRow
 from ckdist.engine.sampling_state import SamplingState
 from ckdist.engine.sequence import Sequence, State

@@ -10,7 +10,7 @@ import numpy as np
 from ckdist.config.samplers import MAX_BREAKERS, SAMPLERS
 from ckdist.engine.block_pool import ONE_TENANT
 from ckdist.engine.dry_breakers import check_breakers
-from ckdist.engine.sampling import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKENS, PARAMETERS, SamplingParams
+from ckdist.engine.sampling_params import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKENS, PARAMETERS, SamplingParams
 from ckdist.errors import RequestError
 
 MAX_ID_CHARS = 200

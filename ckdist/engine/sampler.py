@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ckdist import errors, native
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.sampling_state import SamplingState
 from ckdist.native import CData
 

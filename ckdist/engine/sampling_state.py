@@ -10,7 +10,7 @@ import numpy as np
 from ckdist.engine.constraint import Constraint
 from ckdist.engine.dry_breakers import DryBreakers
 from ckdist.engine.grammars import Grammars
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_params import SamplingParams
 from ckdist.errors import RequestError
 from ckdist.native import CData
 

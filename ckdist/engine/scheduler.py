@@ -17,8 +17,8 @@ from ckdist.engine.sequence import Sequence, State
 from ckdist.engine.state_pool import SequenceState
 from ckdist.engine.step_builder import Step, StepBuilder
 from ckdist.errors import RequestError
-from ckdist.program.batch import BLOCK_TOKENS, NO_SLOT
 from ckdist.program.stage_costs import PIECE_UNIT, StageCosts
+from ckdist.program.step_batch import BLOCK_TOKENS, NO_SLOT
 
 # a prompt waits for a shared prefix that is being computed if that is this many blocks longer than the known one
 MIN_AWAITED_BLOCKS = 4

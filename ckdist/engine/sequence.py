@@ -11,9 +11,9 @@ import numpy as np
 
 from ckdist.engine.block_pool import ONE_TENANT
 from ckdist.engine.pooling import Pooling
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.state_pool import SequenceState
-from ckdist.program.batch import BLOCK_TOKENS
+from ckdist.program.step_batch import BLOCK_TOKENS
 
 if TYPE_CHECKING:  # a simulation schedules sequences and needs neither grammars nor vocabularies
     from ckdist.engine.request import Tokens

@@ -4,15 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ckdist import native
-from ckdist.comm.protocol import World
-from ckdist.config.engine import EngineConfig
-from ckdist.engine.stages import Traced
+from ckdist.comm.world_protocol import World
+from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.rank_stage import Traced
 from ckdist.errors import ConfigError
 from ckdist.layout import Dim
 from ckdist.mesh import Mesh
 from ckdist.models.blocks.moe import is_expert
-from ckdist.planning.memory import WeightBytes
-from ckdist.planning.plan import Plan, make_plan, step_tokens
+from ckdist.planning.memory_sizes import WeightBytes
+from ckdist.planning.rank_plan import Plan, make_plan, step_tokens
 from ckdist.program.executable import ExecutionPlan
 from ckdist.program.lower import lower, stored_dims
 from ckdist.program.lowered import Lowered

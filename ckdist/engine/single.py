@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from ckdist.engine.protocol import StepExecutable
+from ckdist.engine.engine_protocols import StepExecutable
 from ckdist.engine.request import Tokens
 from ckdist.errors import CapacityError
-from ckdist.program.batch import BLOCK_TOKENS, Batch, own_slots
+from ckdist.program.step_batch import BLOCK_TOKENS, Batch, own_slots
 
 
 class SingleSequence:

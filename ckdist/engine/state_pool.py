@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ckdist.program.batch import NO_SLOT
+from ckdist.program.step_batch import NO_SLOT
 
 
 @dataclass

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from ckdist.engine.step_builder import Step
 from ckdist.planning.cost import CostModel
-from ckdist.planning.machine import MEASURED
+from ckdist.planning.machine_spec import MEASURED
 from ckdist.planning.step_shape import Chunks, StepShape
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ckdist.errors import RequestError
 
 if TYPE_CHECKING:  # processes of a server without an engine use this module too
-    from ckdist.engine.protocol import TextDecoder
+    from ckdist.engine.engine_protocols import TextDecoder
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024

@@ -15,8 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ckdist import __version__, native
-from ckdist.comm.protocol import World
 from ckdist.comm.world import together
+from ckdist.comm.world_protocol import World
 from ckdist.errors import ConfigError
 from ckdist.native import CData
 
@@ -33,8 +33,8 @@ BATCH = ("tokens", "sequences")
 # Per phase of an executable: its name, and the name and layer (None: no layer) of each step of the replay.
 Labels: TypeAlias = Sequence[tuple[str, Sequence[tuple[str, int | None]]]]
 
-# Numbers of native/api/trace.h -> name, category, names of the arguments. Events of a replay name their step or phase
-# instead.
+# Numbers of native/api/trace_api.h -> name, category, names of the arguments. Events of a replay name their step or
+# phase instead.
 KINDS = {
     lib.ckdist_trace_step: ("step", "replay", ()),
     lib.ckdist_trace_barrier: ("barrier", "wait", ()),

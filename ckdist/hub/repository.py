@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from ckdist.errors import ConfigError, FetchError
-from ckdist.hub.choice import choose_files, gguf_models
+from ckdist.hub.file_choice import choose_files, gguf_models
 from ckdist.hub.store import disk_problem, sha256_of
 from ckdist.progress import REDRAW_SECONDS, ProgressBar
 

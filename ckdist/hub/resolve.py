@@ -4,8 +4,8 @@ import os
 from typing import overload
 
 from ckdist.comm.host_name import machine_name
-from ckdist.comm.protocol import World
 from ckdist.comm.world import SingleWorld
+from ckdist.comm.world_protocol import World
 from ckdist.errors import CkdistError, ConfigError, FetchError, UserError
 from ckdist.hub.catalogue import CATALOGUE
 from ckdist.hub.fetch import fetch

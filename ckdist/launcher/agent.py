@@ -12,10 +12,10 @@ from typing import Any
 
 from ckdist import __version__
 from ckdist.errors import CkdistError, CommError
+from ckdist.launcher.agent_frames import GREETING, FrameReader, packed
 from ckdist.launcher.channel import Channel
 from ckdist.launcher.children import Children
 from ckdist.launcher.event_loop import EventLoop
-from ckdist.launcher.frames import GREETING, FrameReader, packed
 from ckdist.launcher.job import Job
 from ckdist.launcher.local_ranks import LocalRanks, StartError, nodes_here
 

@@ -11,7 +11,7 @@ from ckdist.launcher.children import NOT_EXECUTABLE, NOT_FOUND, Children
 from ckdist.launcher.event_loop import EventLoop
 from ckdist.launcher.job import Job
 from ckdist.launcher.local_ranks import LocalRanks, StartError
-from ckdist.launcher.output import Output
+from ckdist.launcher.rank_output import Output
 from ckdist.launcher.remote_ranks import RemoteRanks
 
 REACH_SECONDS = 30.0  # limit for every host's agent to answer

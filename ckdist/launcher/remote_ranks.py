@@ -11,10 +11,10 @@ from typing import Protocol
 
 from ckdist import __version__
 from ckdist.errors import CommError, ConfigError
+from ckdist.launcher.agent_frames import GREETING, FrameReader, packed
 from ckdist.launcher.channel import Channel
 from ckdist.launcher.children import Child, Children
 from ckdist.launcher.event_loop import EventLoop
-from ckdist.launcher.frames import GREETING, FrameReader, packed
 from ckdist.launcher.job import Job
 from ckdist.launcher.local_ranks import Events, Lines
 from ckdist.python_words import module_words

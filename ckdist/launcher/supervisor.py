@@ -13,7 +13,7 @@ from ckdist.launcher.children import Children
 from ckdist.launcher.event_loop import EventLoop
 from ckdist.launcher.hosts import Host, place_ranks
 from ckdist.launcher.job import Job
-from ckdist.launcher.output import Output
+from ckdist.launcher.rank_output import Output
 from ckdist.launcher.remote_ranks import SSH, agent_words
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before a restart; the pause doubles each time

@@ -5,7 +5,7 @@ from typing import Any
 
 from ckdist.errors import ConfigError
 from ckdist.planning.cost import LOCAL, RankPlace
-from ckdist.planning.machine import MachineSpec
+from ckdist.planning.machine_spec import MachineSpec
 
 MAX_RANKS = 1 << 14
 

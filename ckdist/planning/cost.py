@@ -11,18 +11,18 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ckdist.comm.protocol import World
 from ckdist.comm.thresholds import Thresholds
+from ckdist.comm.world_protocol import World
 from ckdist.layout import Dim
 from ckdist.mesh import Mesh
 from ckdist.planning.alike_layers import MIXERS, layers_of
 from ckdist.planning.expert_placement import experts_hit, one_sum, whole_factor
-from ckdist.planning.machine import MachineSpec
+from ckdist.planning.machine_spec import MachineSpec
 from ckdist.planning.reuse import BytesRead, ReadRates, read_rates
 from ckdist.planning.step_shape import Chunks, StepShape
-from ckdist.program.batch import BLOCK_TOKENS
 from ckdist.program.executable import block_bytes
 from ckdist.program.program import Instr, Program, Value, Weight
+from ckdist.program.step_batch import BLOCK_TOKENS
 from ckdist.topology import Machine, Placement, this_machine
 from ckdist.weights.packed_type import WeightCost
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from ckdist import native
-from ckdist.comm.protocol import World
+from ckdist.comm.world_protocol import World
 from ckdist.planning.expert_placement import experts_hit
 from ckdist.program.lowered import Lowered
 from ckdist.program.step import MatrixIndex, Step

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ckdist import native
-from ckdist.planning.machine import PRODUCT_ROWS
-from ckdist.program.batch import BLOCK_TOKENS
+from ckdist.planning.machine_spec import PRODUCT_ROWS
+from ckdist.program.step_batch import BLOCK_TOKENS
 
 ROWS, COLS = 256, 2048  # a matrix that stays in a core's caches
 MANY, LARGE_ROWS = 64, 3072  # products with MANY or more rows use a matrix of LARGE_ROWS rows

@@ -13,16 +13,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ckdist import native
-from ckdist.comm.protocol import World
 from ckdist.comm.transports.link import measured_link
-from ckdist.config.engine import EngineConfig
+from ckdist.comm.world_protocol import World
+from ckdist.config.engine_config import EngineConfig
 from ckdist.errors import CkdistError, ConfigError
 from ckdist.planning.cluster import Cluster
 from ckdist.planning.cost import nominal
 from ckdist.planning.kept_rates import keep_rates, kept_rates
 from ckdist.planning.kernel_speed import attention_rate, elementwise_rate, product_rates
 from ckdist.planning.layouts import uneven
-from ckdist.planning.machine import PRODUCT_ROWS, MachineSpec
+from ckdist.planning.machine_spec import PRODUCT_ROWS, MachineSpec
 from ckdist.planning.predict import Predictor, Way
 from ckdist.topology import default_threads, place, this_machine
 from ckdist.topology.bandwidth import METHOD, read_bandwidth

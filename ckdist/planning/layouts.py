@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ckdist.comm.thresholds import Thresholds
 from ckdist.comm.transports.link import Link
-from ckdist.config.engine import EngineConfig
+from ckdist.config.engine_config import EngineConfig
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, TENSOR, TOKEN, TOKEN_IN_HOSTS, Layout, with_whole_experts
 from ckdist.mesh import HOST, LOCAL, WHOLE, Mesh
@@ -19,7 +19,7 @@ from ckdist.planning.cost import WIRE, WIRE_SECONDS
 from ckdist.planning.expert_placement import ExpertPlacement, choose_placement
 
 if TYPE_CHECKING:
-    from ckdist.comm.protocol import World
+    from ckdist.comm.world_protocol import World
 
 log = logging.getLogger(__name__)
 

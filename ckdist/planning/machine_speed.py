@@ -1,6 +1,6 @@
 """Measures this machine as a MachineSpec: memory, products of each type, attention, barriers of threads.
 
-It takes about ten seconds and runs on one rank. `ckdist.cli.machine_speed` adds the exchange between ranks and the
+It takes about ten seconds and runs on one rank. `ckdist.cli.measured_machine` adds the exchange between ranks and the
 fixed costs of a step.
 """
 
@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from ckdist import native
 from ckdist.planning.kernel_speed import COLS, attention_rate, elementwise_rate, product_rate, product_rates
-from ckdist.planning.machine import MEASURED, MachineSpec
-from ckdist.planning.plan import SPINS
+from ckdist.planning.machine_spec import MEASURED, MachineSpec
+from ckdist.planning.rank_plan import SPINS
 from ckdist.topology import Machine
 from ckdist.topology.arithmetic import ARITHMETIC, arithmetic_rate
 from ckdist.topology.bandwidth import PASSES, node_cpus, read_bandwidth, read_node

@@ -24,12 +24,12 @@ import numpy as np
 
 from ckdist import __version__, native
 from ckdist.comm.host_name import machine_name
-from ckdist.comm.protocol import World
 from ckdist.comm.user_cache import cache_path
+from ckdist.comm.world_protocol import World
 from ckdist.planning.paired_test import FASTER, LOOKS, NO_FASTER, NOISY, look, median_within
-from ckdist.planning.plan import Plan
-from ckdist.program.batch import BLOCK_TOKENS, Batch, own_slots
+from ckdist.planning.rank_plan import Plan
 from ckdist.program.executable import DECODE, PREFILL, Executable
+from ckdist.program.step_batch import BLOCK_TOKENS, Batch, own_slots
 from ckdist.topology import this_machine
 from ckdist.topology.binding import times_preempted
 

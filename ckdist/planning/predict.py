@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ckdist import native
-from ckdist.config.engine import EngineConfig
+from ckdist.config.engine_config import EngineConfig
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, Layout
 from ckdist.mesh import Mesh
@@ -17,15 +17,15 @@ from ckdist.models.decoder import forward, main_forward
 from ckdist.planning.cluster import Cluster, PlannedWorld
 from ckdist.planning.cost import CostModel, RankPlace, Times
 from ckdist.planning.layouts import layouts_for
-from ckdist.planning.memory import cache_types
+from ckdist.planning.memory_sizes import cache_types
 from ckdist.planning.rank_memory import RankMemory, Wanted, rank_memory
-from ckdist.planning.stages import check_stages, divide_layers, product_work, stage_costs
+from ckdist.planning.stage_plan import check_stages, divide_layers, product_work, stage_costs
 from ckdist.planning.step_cost import StepTotals
 from ckdist.planning.step_shape import Chunks, StepShape
 from ckdist.program.lower import lower, stored_dims
 from ckdist.program.lowered import Lowered
 from ckdist.program.program import Program
-from ckdist.program.stages import Stage
+from ckdist.program.stage_slice import Stage
 from ckdist.program.tracer import trace
 from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.loader import planned_type
@@ -149,7 +149,7 @@ class Predictor:
             yield Stage(number, count, own), places[number * each : (number + 1) * each]
 
     def _stage(self, stage: Stage, places: list[RankPlace]) -> StageModel:
-        """The model of a stage's first rank, with programs as `ckdist.engine.stages` traces them."""
+        """The model of a stage's first rank, with programs as `ckdist.engine.rank_stage` traces them."""
         spec, hosts = self.checkpoint.spec, len({place.host for place in places})
         config = EngineConfig(
             prefill=self.way.prefill, experts=self.way.experts, pipeline_parallel_size=stage.count,

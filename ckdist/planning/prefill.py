@@ -10,8 +10,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ckdist.comm.protocol import World
-from ckdist.config.engine import EngineConfig
+from ckdist.comm.world_protocol import World
+from ckdist.config.engine_config import EngineConfig
 from ckdist.planning.cost import CostModel
 from ckdist.planning.measured_cost import LayerCosts, load_costs, measure, save_costs, sizes_of
 from ckdist.planning.paired_test import LEAST_GAIN, NOISY, UNSEEN

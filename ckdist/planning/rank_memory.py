@@ -1,6 +1,6 @@
 """Predicts the memory of one serving rank by purpose, from its lowered programs and the caches of the spec.
 
-It does not depend on this machine. `ckdist.planning.memory` has the parts that a real start uses too.
+It does not depend on this machine. `ckdist.planning.memory_sizes` has the parts that a real start uses too.
 """
 
 import dataclasses
@@ -12,10 +12,10 @@ from ckdist.layout import Layout
 from ckdist.mesh import Mesh
 from ckdist.models.blocks.moe import is_expert
 from ckdist.models.spec import ModelSpec
-from ckdist.planning.memory import RESERVE, cache_bytes_per_block, rope_bytes_per_position, state_bytes
-from ckdist.program.batch import BLOCK_TOKENS
+from ckdist.planning.memory_sizes import RESERVE, cache_bytes_per_block, rope_bytes_per_position, state_bytes
 from ckdist.program.lowered import SLOTS, Lowered
 from ckdist.program.program import Program
+from ckdist.program.step_batch import BLOCK_TOKENS
 
 TILE_ROWS = 16
 REPLICATED_ROWS = 2  # rows of activations that each thread makes for itself, as in native/runtime/inference.h

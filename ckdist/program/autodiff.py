@@ -16,7 +16,7 @@ from itertools import pairwise
 from ckdist.errors import LayoutError
 from ckdist.program.emitter import Emitter
 from ckdist.program.ops import OPS
-from ckdist.program.ops.stages import received_dims
+from ckdist.program.ops.stage_transfer import received_dims
 from ckdist.program.program import Instr, Program, Value, Weight
 
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ckdist import native
-from ckdist.program.batch import BLOCK_TOKENS, Batch
 from ckdist.program.lowered import LayerAttention, LayerState, Lowered
 from ckdist.program.model_shape import ModelShape
 from ckdist.program.pool import ThreadPool
 from ckdist.program.rotations import ROPE_TABLES, rope_fields
 from ckdist.program.stage_costs import StageCosts
+from ckdist.program.step_batch import BLOCK_TOKENS, Batch
 
 if TYPE_CHECKING:  # a program does not need the modules that open a communicator
     from ckdist.comm.communicator import Communicator

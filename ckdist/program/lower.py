@@ -24,7 +24,7 @@ from ckdist import native
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim, Range
 from ckdist.mesh import LOCAL, Mesh
-from ckdist.program.arena import first_fit
+from ckdist.program.arena_offsets import first_fit
 from ckdist.program.fusion import Graph, Group, fuse, normed, residual
 from ckdist.program.lowered import SLOTS, Buffer, LayerAttention, LayerState, Lowered, MatrixKey, VectorKey
 from ckdist.program.ops import OPS

@@ -25,7 +25,7 @@ from typing import Any
 
 from ckdist.errors import LayoutError
 from ckdist.mesh import Mesh
-from ckdist.program.arena import first_fit
+from ckdist.program.arena_offsets import first_fit
 from ckdist.program.lowered_training import (
     ALIGNMENT,
     ChunkPrograms,

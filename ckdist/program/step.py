@@ -1,6 +1,6 @@
 """A step: the work of the executor between two barriers.
 
-Each kind of step is a struct in native/api/steps_inference.h or steps_training.h, with the same field names.
+Each kind of step is a struct in native/api/steps_inference_api.h or steps_training_api.h, with the same field names.
 """
 
 from collections.abc import Iterator

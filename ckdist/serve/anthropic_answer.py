@@ -5,9 +5,9 @@ import secrets
 from collections.abc import AsyncGenerator
 from typing import Any
 
+from ckdist.serve.answer_choice import Piece
 from ckdist.serve.blocks import Block, Blocks, Moment
 from ckdist.serve.chat_message import ChatParser
-from ckdist.serve.choice import Piece
 from ckdist.serve.encoding import to_json
 from ckdist.serve.openai_answer import Source
 from ckdist.serve.run import Run

@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ckdist.config.serve import ServeConfig
+from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
 from ckdist.text_file import read_text_file
 

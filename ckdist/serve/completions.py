@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from ckdist.serve.choice import Piece
+from ckdist.serve.answer_choice import Piece
 from ckdist.serve.encoding import each
 from ckdist.serve.openai_answer import Source, end_of, events, new_head, usage_event
 from ckdist.serve.run import Run

@@ -10,7 +10,7 @@ from ckdist.serve.encoding import Turns
 from ckdist.serve.engine_client import EngineClient, Generation
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.problems import Problem
-from ckdist.serve.requests.embedding import EmbeddingWork
+from ckdist.serve.requests.embedding_request import EmbeddingWork
 from ckdist.serve.requests.prepared import TOKEN_BYTES
 
 

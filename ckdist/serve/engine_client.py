@@ -17,7 +17,7 @@ import zmq
 
 from ckdist.engine import messages
 from ckdist.engine.block_pool import ONE_TENANT
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_params import SamplingParams
 from ckdist.serve.accounts import Account
 from ckdist.serve.encoding import TURN_SECONDS
 from ckdist.serve.problems import Problem

@@ -3,8 +3,8 @@
 from typing import Any
 
 from ckdist.config.samplers import SAMPLERS
-from ckdist.engine.sampling import PARAMETERS, SamplingParams
-from ckdist.serve.requests.sampling import LLAMA_RANDOM_SEED
+from ckdist.engine.sampling_params import PARAMETERS, SamplingParams
+from ckdist.serve.requests.sampling_fields import LLAMA_RANDOM_SEED
 
 
 def llama_settings(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckdist.serve.answer import event, event_in_turns
-from ckdist.serve.choice import Piece
+from ckdist.serve.answer_choice import Piece
 from ckdist.serve.encoding import TURN_ITEMS
 from ckdist.serve.run import Run
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Collection
 
-from ckdist.config.serve import ServeConfig
+from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError, EngineError
 from ckdist.overrides import metadata_overrides
 from ckdist.python_words import module_words

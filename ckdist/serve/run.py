@@ -5,13 +5,13 @@ import time
 from typing import Any
 
 from ckdist.serve.accounts import Account
-from ckdist.serve.choice import Choice, Growth, Piece
+from ckdist.serve.answer_choice import Choice, Growth, Piece
 from ckdist.serve.encoding import Turns
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.prepared import TOKEN_BYTES, Prepared, unpack_tokens
-from ckdist.serve.requests.sampling import for_choice
+from ckdist.serve.requests.sampling_fields import for_choice
 from ckdist.serve.scores import score_prompt
 from ckdist.serve.timings import timings_of
 from ckdist.tokens.vocabulary import Vocabulary

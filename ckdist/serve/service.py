@@ -18,12 +18,12 @@ from ckdist.serve.body import read_body
 from ckdist.serve.embedding_run import EmbeddingRun
 from ckdist.serve.encoding import to_json_in_turns
 from ckdist.serve.engine_client import EngineClient
-from ckdist.serve.machine import Machine
+from ckdist.serve.machine_events import Machine
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.openai_answer import Source
 from ckdist.serve.problems import Problem
 from ckdist.serve.request_log import MAX_PROMPT_TOKENS, note_run
-from ckdist.serve.requests.embedding import EmbeddingWork
+from ckdist.serve.requests.embedding_request import EmbeddingWork
 from ckdist.serve.requests.prepared import ModelFacts, Prepared, unpack_tokens
 from ckdist.serve.run import Run
 from ckdist.serve.settings import HttpSettings

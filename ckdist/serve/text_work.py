@@ -17,13 +17,13 @@ from typing import Any
 from ckdist.errors import EngineError
 from ckdist.serve.encoding import Turns
 from ckdist.serve.problems import Problem
-from ckdist.serve.requests.embedding import EmbeddingWork
+from ckdist.serve.requests.embedding_request import EmbeddingWork
 from ckdist.serve.requests.prepared import ModelFacts, Prepared
 from ckdist.serve.requests.task import MAX_ANSWER, too_much
 from ckdist.serve.settings import LOG_FORMAT
-from ckdist.tokens import frames
+from ckdist.tokens import worker_frames
 from ckdist.tokens.confined import Overrides, Zygote
-from ckdist.tokens.limits import Limits
+from ckdist.tokens.process_limits import Limits
 from ckdist.tokens.vocabulary import Vocabulary
 
 HANDLER = "ckdist.serve.requests.task:run"
@@ -58,13 +58,13 @@ class Worker:
         Raises EOFError or OSError if the worker ends before it has answered.
         """
         loop = asyncio.get_running_loop()
-        await loop.sock_sendall(self.connection, frames.pack(head, len(body)))
+        await loop.sock_sendall(self.connection, worker_frames.pack(head, len(body)))
         if body:
             await loop.sock_sendall(self.connection, body)
-        head_size, body_size = frames.SIZES.unpack(await self._receive(frames.SIZES.size))
+        head_size, body_size = worker_frames.SIZES.unpack(await self._receive(worker_frames.SIZES.size))
         if head_size + body_size > 2 * MAX_ANSWER:
             raise EOFError(f"an answer of {head_size + body_size} bytes")
-        answer = frames.unpack_head(await self._receive(head_size))
+        answer = worker_frames.unpack_head(await self._receive(head_size))
         return answer, [part async for part in self._parts(body_size)]
 
     async def _receive(self, size: int) -> bytes:

@@ -7,7 +7,7 @@ import numpy as np
 
 from ckdist.figure import new_figure, plain_ticks, save_figure
 from ckdist.simulate.observed import FINISHED, Observed
-from ckdist.simulate.report import Objective, Rows
+from ckdist.simulate.serving_report import Objective, Rows
 
 PERIODS = 60  # of the time axis
 

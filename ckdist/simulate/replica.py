@@ -16,13 +16,13 @@ from typing import NamedTuple
 import numpy as np
 
 from ckdist.engine.block_pool import BlockPool
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.scheduler import EngineBusy, Scheduler
 from ckdist.engine.sequence import Sequence as EngineSequence
 from ckdist.engine.step_builder import Step
 from ckdist.planning.step_cost import StepCost, StepTotals
-from ckdist.program.batch import BLOCK_TOKENS
 from ckdist.program.stage_costs import StageCosts
+from ckdist.program.step_batch import BLOCK_TOKENS
 from ckdist.simulate.load import NO_PREFIX
 from ckdist.simulate.observed import FAILED, FINISHED, REFUSED, Observed
 

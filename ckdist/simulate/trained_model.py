@@ -9,7 +9,7 @@ from ckdist.models.spec import Attention, LatentAttention, ModelSpec
 from ckdist.planning.cost import PRODUCTS
 from ckdist.program.program import Weight
 from ckdist.program.tracer import trace
-from ckdist.simulate.training import TrainedModel
+from ckdist.simulate.simulated_training import TrainedModel
 
 
 def trained_model(spec: ModelSpec) -> TrainedModel:

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from ckdist.errors import ConfigError
-from ckdist.planning.memory import gigabytes
-from ckdist.simulate.report import in_columns
-from ckdist.simulate.training import (
+from ckdist.planning.memory_sizes import gigabytes
+from ckdist.simulate.serving_report import in_columns
+from ckdist.simulate.simulated_training import (
     PipelineTimes,
     Reliability,
     TrainingCost,

@@ -20,11 +20,11 @@ import msgpack
 
 from ckdist.errors import EngineError, ModelFileError
 from ckdist.python_words import module_words
-from ckdist.tokens.folder import RANKS, tokenizer_file
-from ckdist.tokens.limits import Limits
 from ckdist.tokens.probe import REMEDY
-from ckdist.tokens.source import tokenizer_of
+from ckdist.tokens.process_limits import Limits
 from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.tokens.tokenizer_folder import RANKS, tokenizer_file
+from ckdist.tokens.tokenizer_source import tokenizer_of
 from ckdist.tokens.tried import remember, was_tried
 from ckdist.tokens.vocabulary import MAX_PIECES_BYTES, Vocabulary
 

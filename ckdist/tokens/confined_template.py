@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ckdist.errors import RequestError
-from ckdist.tokens.chat import ChatTemplate
+from ckdist.tokens.chat_template import ChatTemplate
 from ckdist.tokens.confined import Overrides
 from ckdist.tokens.text_process import TOO_MUCH, TextProcess
 from ckdist.tokens.tokenizer import Tokenizer

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 # Imported late by Python, jinja2 and this package; a worker cannot open their files.
 LATE_MODULES = ("ckdist.tokens.sandbox", "jinja2.debug", "textwrap", "unicodedata", "linecache", "_strptime")
 LATE_CODECS = ("unicode_escape", "raw_unicode_escape", "latin_1", "ascii", "utf_8", "utf_16", "utf_32", "idna")
-LATE_FOR_GGUF = ("ckdist.tokens.gguf", "ckdist.weights.gguf")
+LATE_FOR_GGUF = ("ckdist.tokens.tokenizer_from_gguf", "ckdist.weights.gguf")
 SYSTEM = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib", "/usr/share/zoneinfo")
 SYSTEM_FILES = ("/etc/ld.so.cache", "/etc/localtime", "/dev/null")
 

@@ -5,9 +5,9 @@ from dataclasses import astuple
 from pathlib import Path
 
 from ckdist.errors import EngineError, RequestError
-from ckdist.tokens import frames
+from ckdist.tokens import worker_frames
 from ckdist.tokens.confined import Overrides, Zygote
-from ckdist.tokens.limits import Limits
+from ckdist.tokens.process_limits import Limits
 
 CPU_SECONDS, CPU_SECONDS_PER_BYTE = 0.25, 1.5e-6  # a chat takes 1 ms
 MEMORY, MEMORY_PER_BYTE = 256 << 20, 320
@@ -40,8 +40,8 @@ class TextProcess:
         zygote, (number, connection) = self._started()
         try:
             connection.settimeout(limits.wall + GRACE_SECONDS)
-            frames.send(connection, {"limits": astuple(limits)}, body)
-            answer = frames.receive(connection)
+            worker_frames.send(connection, {"limits": astuple(limits)}, body)
+            answer = worker_frames.receive(connection)
         except OSError:  # the worker was killed, or its time is up
             answer = None
         if answer is None:

@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 
 from ckdist.errors import RequestError
-from ckdist.tokens.chat import ChatTemplate
+from ckdist.tokens.chat_template import ChatTemplate
 from ckdist.tokens.control_text import ControlText
 from ckdist.tokens.density import most_bytes_per_token
 from ckdist.tokens.literal_text import LiteralText

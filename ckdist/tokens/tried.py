@@ -9,7 +9,7 @@ import tokenizers
 from ckdist import __version__
 from ckdist.comm.user_cache import cache_path
 from ckdist.regular_file import read_regular
-from ckdist.tokens.folder import MAX_TOKENIZER_BYTES, tokenizer_file
+from ckdist.tokens.tokenizer_folder import MAX_TOKENIZER_BYTES, tokenizer_file
 
 BESIDE = ("tokenizer_config.json", "config.json", "generation_config.json")  # read besides the vocabulary's file
 

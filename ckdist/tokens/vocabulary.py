@@ -13,8 +13,8 @@ from itertools import accumulate
 import msgpack
 
 from ckdist.errors import EngineError
-from ckdist.tokens.frames import packed
 from ckdist.tokens.stream import StreamDecoder
+from ckdist.tokens.worker_frames import packed
 
 MAX_VOCAB = 4 << 20  # tokens
 MAX_PIECES_BYTES = 256 << 20

@@ -22,13 +22,13 @@ from typing import Any
 
 from ckdist.errors import UserError
 from ckdist.prctl import die_with_parent
-from ckdist.tokens import frames
-from ckdist.tokens.chat import ChatTemplate, with_template
+from ckdist.tokens import worker_frames
+from ckdist.tokens.chat_template import ChatTemplate, with_template
 from ckdist.tokens.confining import confine_loading, confine_working
-from ckdist.tokens.limits import Confinement, Limits, LogHandler, give_up_privileges, start_nothing
 from ckdist.tokens.probe import REMEDY, probe
-from ckdist.tokens.source import tokenizer_of
+from ckdist.tokens.process_limits import Confinement, Limits, LogHandler, give_up_privileges, start_nothing
 from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.tokens.tokenizer_source import tokenizer_of
 from ckdist.tokens.tool_format import ToolFormat
 from ckdist.tokens.traits import Traits
 
@@ -87,7 +87,7 @@ def _load(model: str, overrides: dict[str, Any], limits: Limits, status: FileIO)
         probe(tokenizer, model)
         # Computed once here, so that workers have them.
         _ = tokenizer.most_bytes_per_token, tokenizer.control_text, tokenizer.encode("", parse_special=False)
-        return frames.packed({"vocabulary": tokenizer.to_bytes()}), tokenizer
+        return worker_frames.packed({"vocabulary": tokenizer.to_bytes()}), tokenizer
     except UserError as error:
         refused = str(error)
     except BaseException as error:  # a panic in the library is a BaseException
@@ -95,7 +95,7 @@ def _load(model: str, overrides: dict[str, Any], limits: Limits, status: FileIO)
         refused = f"the tokenizer of {model} does not load ({why}); {REMEDY}"
     finally:
         confinement.disarm()
-    return frames.packed({"refused": refused}), None  # without limits: memory may have run out
+    return worker_frames.packed({"refused": refused}), None  # without limits: memory may have run out
 
 
 def _try_templates(template: ChatTemplate, status: FileIO) -> None:
@@ -196,13 +196,13 @@ def _work(connection: socket.socket, tokenizer: Tokenizer, handler: Handler, con
     connection.setblocking(True)
     start_nothing()
     confine_working()
-    while (task := frames.receive(connection)) is not None:
+    while (task := worker_frames.receive(connection)) is not None:
         head, body = task
         confinement.arm(Limits(*head.pop("limits")))
         answer = handler(tokenizer, head, body)
         confinement.disarm()
         del task, head, body
-        frames.send(connection, *answer)
+        worker_frames.send(connection, *answer)
         del answer
 
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 from ckdist import native
 from ckdist.comm.host_name import machine_name
-from ckdist.comm.protocol import World
 from ckdist.comm.user_cache import cache_path
+from ckdist.comm.world_protocol import World
 from ckdist.errors import CkdistError
 from ckdist.topology.binding import times_preempted
 from ckdist.topology.machine import Machine, this_machine

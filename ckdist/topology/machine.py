@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from ckdist import native
 from ckdist.topology.binding import Binding, own_cpus, read_binding
 from ckdist.topology.control_group import ControlGroup, read_control_group
+from ckdist.topology.cpu_model import model_name
 from ckdist.topology.cpus import Cpu, cache_bytes, offline_cpus, read_cpus
 from ckdist.topology.devices import DsaDevice, RdmaPort, read_dsa, read_rdma
 from ckdist.topology.memory import Memory, Node, read_memory, read_nodes
-from ckdist.topology.model import model_name
 from ckdist.topology.tree import Tree
 
 # CPU features that kernels could use, by their names in /proc/cpuinfo (x86 `flags`, ARM `Features`).

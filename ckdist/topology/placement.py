@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ckdist.comm.protocol import World
+from ckdist.comm.world_protocol import World
 from ckdist.topology.binding import own_cpus
 from ckdist.topology.machine import Machine, this_machine
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ckdist.train.batch_source import BatchSource
     from ckdist.train.config import TrainConfig
     from ckdist.train.report import StepReport
-    from ckdist.train.source import BatchSource
 
 
 class _Training(types.ModuleType):

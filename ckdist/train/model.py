@@ -20,10 +20,9 @@ from ckdist.models.spec import ModelSpec, MoeFfn
 from ckdist.program.program import Program, Weight
 from ckdist.program.training_tracer import TrainingTracer, trace_loss
 from ckdist.tokens.confined import load_tried
-from ckdist.tokens.source import tokenizer_of
 from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.tokens.tokenizer_source import tokenizer_of
 from ckdist.train.arena import shape_of
-from ckdist.train.checkpoint import write_synced
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.documents import find_files, read_documents
 from ckdist.train.data.records import BadLine
@@ -31,7 +30,8 @@ from ckdist.train.initial import initial_matrix, initial_weight
 from ckdist.train.loss_program import LossProgram, lower_model, trace_model, trainable
 from ckdist.train.shards import Shards
 from ckdist.train.stage import TrainingStage, product_operations
-from ckdist.train.tokenizer import tokenizer_config, train_tokenizer
+from ckdist.train.tokenizer_training import tokenizer_config, train_tokenizer
+from ckdist.train.training_checkpoint import write_synced
 from ckdist.weights.adapter_file import Lora
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.dequantize import read_tensor

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ckdist.train.batch import PackedBatch
-from ckdist.train.executable import TrainingExecutable
+from ckdist.train.executable_protocol import TrainingExecutable
 from ckdist.train.one_f_one_b import passes
 from ckdist.train.stage import TrainingStage
 

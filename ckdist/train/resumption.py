@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from ckdist.errors import ConfigError
-from ckdist.train.checkpoint import TrainState
 from ckdist.train.config import TrainConfig
 from ckdist.train.schedule import Schedule
+from ckdist.train.training_checkpoint import TrainState
 
 # After such a change, the learned weights or the position in the data would have another meaning.
 REFUSED = {

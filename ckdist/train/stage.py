@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from ckdist.errors import ConfigError
 from ckdist.layout import Range
 from ckdist.mesh import Mesh
-from ckdist.planning.stages import even_slices
+from ckdist.planning.stage_plan import even_slices
 from ckdist.program.program import Instr, Program, Weight
-from ckdist.program.stages import Stage
+from ckdist.program.stage_slice import Stage
 from ckdist.train.arena import shape_of
 from ckdist.train.one_f_one_b import most_waiting, passes
 

@@ -15,27 +15,27 @@ import numpy as np
 
 from ckdist.comm.agreement import agree_on_start
 from ckdist.comm.communicator import ARENA_BYTES, Communicator, open_communicator
-from ckdist.comm.protocol import World
 from ckdist.comm.world import start_world, together
+from ckdist.comm.world_protocol import World
 from ckdist.errors import CommError, ConfigError
 from ckdist.hub.resolve import resolve
 from ckdist.mesh import Mesh
-from ckdist.planning.memory import require
-from ckdist.planning.plan import SPINS_QUOTA
-from ckdist.planning.training import memory_line, training_bytes
+from ckdist.planning.memory_sizes import require
+from ckdist.planning.rank_plan import SPINS_QUOTA
+from ckdist.planning.training_memory import memory_line, training_bytes
 from ckdist.program.pool import ThreadPool
 from ckdist.topology import bind_memory, default_threads, place
 from ckdist.topology.arithmetic import arithmetic_rate
-from ckdist.train import checkpoint as saved
+from ckdist.train import training_checkpoint as saved
 from ckdist.train.arena import Arena
-from ckdist.train.checkpoint import Folder, SavedTensors, TrainState
+from ckdist.train.batch_source import BatchSource, share_source
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.batches import FileBatches, OwnBatches, Position, validation_batches
 from ckdist.train.divergence import LostSteps
-from ckdist.train.executable import TrainingExecutable
-from ckdist.train.folder import write_folder
+from ckdist.train.executable_protocol import TrainingExecutable
 from ckdist.train.loss_program import LossProgram
 from ckdist.train.model import TrainedModel, open_model, open_tokenizer
+from ckdist.train.model_folder import write_folder
 from ckdist.train.native_executable import NativeExecutable
 from ckdist.train.one_f_one_b import bubble
 from ckdist.train.optimizer import STATES, Optimizer
@@ -45,9 +45,9 @@ from ckdist.train.reference import ReferenceExecutable
 from ckdist.train.report import Report, StepReport, check_report_to
 from ckdist.train.resumption import changed_settings, check_settings, settings_of
 from ckdist.train.schedule import Schedule
-from ckdist.train.source import BatchSource, share_source
-from ckdist.train.step_cost import TrainingStepCost, cluster_of
+from ckdist.train.training_checkpoint import Folder, SavedTensors, TrainState
 from ckdist.train.training_data import EVAL_ROWS, open_data
+from ckdist.train.training_step_cost import TrainingStepCost, cluster_of
 from ckdist.weights.adapter_file import save_adapter
 from ckdist.weights.copies import compare_samples
 from ckdist.weights.model_files import model_files

@@ -9,18 +9,18 @@ from pathlib import Path
 import numpy as np
 
 from ckdist.comm.agreement import agree
-from ckdist.comm.protocol import World
+from ckdist.comm.world_protocol import World
 from ckdist.errors import ConfigError
 from ckdist.mesh import Mesh
 from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.train.batch_source import BatchSource
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.batches import FileBatches, OwnBatches
-from ckdist.train.data.cache import TokenCache, open_cache
 from ckdist.train.data.chats import ChatProcess
 from ckdist.train.data.documents import find_files
-from ckdist.train.data.rows import Rows, split
+from ckdist.train.data.token_cache import TokenCache, open_cache
+from ckdist.train.data.token_rows import Rows, split
 from ckdist.train.data.truncation import count_truncated, describe_truncation
-from ckdist.train.source import BatchSource
 
 log = logging.getLogger(__name__)
 

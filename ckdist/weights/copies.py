@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ckdist.comm.agreement import odd_one, rank_on_host
-from ckdist.comm.protocol import World
 from ckdist.comm.world import together
+from ckdist.comm.world_protocol import World
 from ckdist.errors import ModelFileError
 from ckdist.layout import Range
 from ckdist.weights.model_files import BLOCK, ModelFile

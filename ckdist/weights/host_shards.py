@@ -8,7 +8,7 @@ the others from their own mappings of the files.
 from collections.abc import Mapping
 from typing import Any
 
-from ckdist.comm.protocol import World
+from ckdist.comm.world_protocol import World
 from ckdist.native import address
 from ckdist.program.lowered import MatrixKey, VectorKey
 from ckdist.weights.handles import MatrixHandle, VectorHandle

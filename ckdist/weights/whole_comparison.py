@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from ckdist.comm.agreement import odd_one
-from ckdist.comm.protocol import World
 from ckdist.comm.world import together
+from ckdist.comm.world_protocol import World
 from ckdist.layout import Range
 from ckdist.weights.copies import Copies, differing_block
 from ckdist.weights.model_files import ModelFile

@@ -11,11 +11,11 @@ from ckdist.cli.arguments import parse_arguments
 from ckdist.cli.bench_machine import Bounds
 from ckdist.cli.bench_sweep import fewest_threads
 from ckdist.comm.world import SingleWorld
-from ckdist.config.bench import BenchConfig
-from ckdist.config.engine import EngineConfig
-from ckdist.engine.launch import load_model
+from ckdist.config.bench_config import BenchConfig
+from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.single import SingleSequence
+from ckdist.engine.start_up import load_model
 from ckdist.errors import CapacityError, ConfigError
 from ckdist.planning.step_cost import StepTotals, read_step_cost
 from tests.support.paths import GOLDEN

@@ -14,7 +14,7 @@ import pytest
 
 from ckdist.cli.chat import Chat, answer, obey
 from ckdist.cli.chat_server import ServerChat, request_fields
-from ckdist.config.chat import ChatConfig
+from ckdist.config.chat_config import ChatConfig
 from ckdist.errors import ConfigError, EngineError, RequestError
 
 COMMAND = [sys.executable, "-m", "ckdist.cli.main", "chat"]

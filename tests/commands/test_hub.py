@@ -10,11 +10,11 @@ import sys
 
 import pytest
 
-from ckdist.config.generate import GenerateConfig
+from ckdist.config.generate_config import GenerateConfig
 from ckdist.errors import ConfigError, FetchError
 from ckdist.hub.catalogue import CATALOGUE, NamedModel, Wheel
-from ckdist.hub.choice import choose_files
 from ckdist.hub.fetch import fetch
+from ckdist.hub.file_choice import choose_files
 from ckdist.hub.resolve import find, resolve
 from ckdist.hub.store import Store
 from ckdist.weights.gguf import read_gguf

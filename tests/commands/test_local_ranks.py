@@ -13,11 +13,11 @@ import httpx
 import psutil
 import pytest
 
-from ckdist.cli.local_ranks import run_ranks, wanted_ranks
-from ckdist.config.bench import BenchConfig
-from ckdist.config.chat import ChatConfig
+from ckdist.cli.command_ranks import run_ranks, wanted_ranks
+from ckdist.config.bench_config import BenchConfig
+from ckdist.config.chat_config import ChatConfig
 from ckdist.config.commands import TrainCommand
-from ckdist.config.generate import GenerateConfig
+from ckdist.config.generate_config import GenerateConfig
 from ckdist.topology import read_machine
 from tests.support.generated import GENERATE, tokens_of_one_process
 from tests.support.launched import ranks_of, wait_ended
@@ -43,7 +43,7 @@ def test_a_rank_for_each_node(name, nodes, tmp_path, monkeypatch):
     assert machine.nodes_in_use() == nodes
     first = tuple(machine.nodes[0].cpus)
     assert read_machine(LAYOUTS[name][0].write(tmp_path), environment={}, cpus=first).nodes_in_use() == 1
-    monkeypatch.setattr("ckdist.cli.local_ranks.this_machine", lambda: machine)
+    monkeypatch.setattr("ckdist.cli.command_ranks.this_machine", lambda: machine)
     assert wanted_ranks(GenerateConfig()) == nodes and wanted_ranks(BenchConfig(target="comm")) == 1
     assert wanted_ranks(GenerateConfig(tensor_parallel_size=3)) == 3
     assert wanted_ranks(GenerateConfig(tensor_parallel_size=3, pipeline_parallel_size=2)) == 6

@@ -9,8 +9,8 @@ import pytest
 
 from ckdist import native
 from ckdist.cli.main import main
-from ckdist.engine.launch import BUNDLED
-from ckdist.planning.machine import machine_named
+from ckdist.engine.start_up import BUNDLED
+from ckdist.planning.machine_spec import machine_named
 
 
 def plan(*words, capsys=None):

@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckdist.cli.arguments import parse_arguments, parser_for
-from ckdist.config.bench import BenchConfig
-from ckdist.config.engine import EngineConfig
-from ckdist.config.generate import GenerateConfig
+from ckdist.config.bench_config import BenchConfig
+from ckdist.config.engine_config import EngineConfig
+from ckdist.config.generate_config import GenerateConfig
 from ckdist.config.options import byte_size, present_names
-from ckdist.config.perplexity import PerplexityConfig
-from ckdist.config.serve import ServeConfig
+from ckdist.config.perplexity_config import PerplexityConfig
+from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
 
 COMMANDS = (ServeConfig, GenerateConfig, PerplexityConfig, BenchConfig)

@@ -7,7 +7,7 @@ import pytest
 
 from ckdist.cli import main as program
 from ckdist.cli.arguments import parse_arguments
-from ckdist.config.simulate import SimulateConfig
+from ckdist.config.simulate_config import SimulateConfig
 from ckdist.errors import ConfigError
 from ckdist.planning.step_cost import StepTotals, step_row
 

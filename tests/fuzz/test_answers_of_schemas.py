@@ -10,11 +10,11 @@ from llguidance import LLMatcher, LLTokenizer
 
 from ckdist.engine.engine import Engine
 from ckdist.engine.grammars import Grammars
-from ckdist.engine.launch import BUNDLED
 from ckdist.engine.sampler import Sampler
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_params import SamplingParams
+from ckdist.engine.start_up import BUNDLED
 from ckdist.tokens.grammar import check_grammar, json_schema_grammar
-from ckdist.tokens.source import tokenizer_of
+from ckdist.tokens.tokenizer_source import tokenizer_of
 from tests.support.paged_executable import PagedExecutable
 
 KEYS = ["a", "b c", "é", "id", 'x"y', "a long name", "n"]

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 
 from ckdist.engine.engine import Engine
 from ckdist.engine.grammars import Grammars
-from ckdist.engine.launch import BUNDLED
 from ckdist.engine.sampler import Sampler
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_params import SamplingParams
+from ckdist.engine.start_up import BUNDLED
 from ckdist.errors import CkdistError
 from ckdist.serve.requests.prepare import prepare
 from ckdist.serve.requests.prepared import ModelFacts, Prepared
-from ckdist.tokens.chat import with_template
-from ckdist.tokens.folder import load_tokenizer
-from ckdist.tokens.source import tokenizer_of
+from ckdist.tokens.chat_template import with_template
+from ckdist.tokens.tokenizer_folder import load_tokenizer
+from ckdist.tokens.tokenizer_source import tokenizer_of
 from tests.server.test_tools import TOOLS
 from tests.support import tool_templates as templates
 from tests.support.hostile_grammars import REFUSED, TAKEN

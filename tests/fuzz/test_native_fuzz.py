@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from ckdist import native
 from ckdist.comm.world import start_world
-from ckdist.config.engine import EngineConfig
-from ckdist.engine.launch import load_model
+from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.single import SingleSequence
+from ckdist.engine.start_up import load_model
 from ckdist.errors import NativeError, UserError
 from ckdist.weights.gguf import read_gguf
 from tests.support.paths import GOLDEN

@@ -15,7 +15,7 @@ from ckdist.comm.bootstrap.connection import BootstrapConnection, receive
 from ckdist.comm.bootstrap.handshake import Listener, Purpose, connect
 from ckdist.comm.bootstrap.star_world import StarWorld
 from ckdist.errors import CommError
-from ckdist.launcher.frames import FrameReader
+from ckdist.launcher.agent_frames import FrameReader
 
 EXAMPLES = int(os.environ.get("CKDIST_FUZZ_EXAMPLES", "150"))
 FUZZ = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}

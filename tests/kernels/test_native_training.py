@@ -16,7 +16,7 @@ from ckdist.layout import DATA
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import loss as loss_of
 from ckdist.models.spec import MoeFfn
-from ckdist.planning.training import training_bytes
+from ckdist.planning.training_memory import training_bytes
 from ckdist.program.autodiff import backward
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.pool import ThreadPool

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ckdist import errors
 from ckdist.engine.sampler import Sample, Sampler, SampleRow
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.sampling_state import SamplingState
 
 F32 = np.float32

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from ckdist.comm.world import SingleWorld
-from ckdist.config.engine import EngineConfig
-from ckdist.engine.launch import load_model
+from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.single import SingleSequence
+from ckdist.engine.start_up import load_model
 from tests.support.paths import GOLDEN
 from tests.support.thread_ranks import run_threads
 

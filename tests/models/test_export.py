@@ -16,17 +16,17 @@ from tokenizers import decoders, models, normalizers, trainers
 from ckdist import LLM, SamplingParams
 from ckdist.cli.export import export_gguf
 from ckdist.comm.world import SingleWorld
-from ckdist.config.engine import EngineConfig
-from ckdist.engine.launch import BUNDLED, load_model
+from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.single import SingleSequence
+from ckdist.engine.start_up import BUNDLED, load_model
 from ckdist.errors import ArchitectureError, ConfigError, EngineError, ModelFileError
 from ckdist.models.decoder import weight_shapes
 from ckdist.models.registry import family as family_of
 from ckdist.models.registry import spec_from_config
-from ckdist.tokens.folder import load_tokenizer
-from ckdist.tokens.gguf import tokenizer_from_gguf
-from ckdist.tokens.source import tokenizer_of
-from ckdist.tokens.to_gguf import PROBES, tokenizer_metadata
+from ckdist.tokens.tokenizer_folder import load_tokenizer
+from ckdist.tokens.tokenizer_from_gguf import tokenizer_from_gguf
+from ckdist.tokens.tokenizer_source import tokenizer_of
+from ckdist.tokens.tokenizer_to_gguf import PROBES, tokenizer_metadata
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.gguf_writer import write_gguf

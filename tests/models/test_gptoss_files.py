@@ -10,9 +10,9 @@ from safetensors.numpy import load_file, save_file
 
 from ckdist.cli.export import export_gguf
 from ckdist.comm.world import SingleWorld
-from ckdist.config.engine import EngineConfig
-from ckdist.engine.launch import load_model
+from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.single import SingleSequence
+from ckdist.engine.start_up import load_model
 from ckdist.errors import ModelFileError
 from ckdist.models.families import gptoss
 from ckdist.models.registry import spec_from_config

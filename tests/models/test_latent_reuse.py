@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ckdist.comm.world import SingleWorld
-from ckdist.config.engine import EngineConfig
-from ckdist.engine.launch import load_model
+from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.start_up import load_model
 from tests.support.paths import GOLDEN
 from tests.support.situations import answers
 

@@ -15,12 +15,12 @@ import types
 
 import pytest
 
-from ckdist.config.engine import EngineConfig
-from ckdist.engine.launch import load_model
+from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.start_up import load_model
 from ckdist.planning import measured_cost, prefill
 from ckdist.planning.measured_cost import LayerCosts, load_costs, path_of, save_costs
 from ckdist.planning.paired_test import FASTER, NO_FASTER, NOISY, UNSEEN, median_within, signed_rank
-from ckdist.planning.plan import Plan
+from ckdist.planning.rank_plan import Plan
 from ckdist.program.executable import DECODE, PREFILL
 from tests.support.launcher import run_ranks
 from tests.support.paths import GOLDEN

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from ckdist.comm.world import SingleWorld
-from ckdist.config.engine import EngineConfig
-from ckdist.engine import launch
+from ckdist.config.engine_config import EngineConfig
+from ckdist.engine import start_up
 from ckdist.errors import CapacityError, ConfigError, ModelFileError
 from ckdist.native import lib
 from ckdist.weights.loader import ShardLoader
@@ -192,11 +192,11 @@ def test_what_cannot_be_is_refused(caplog):
         EngineConfig(repack="on")
     if not os.path.exists("/dev/dsa"):
         with pytest.raises(ConfigError, match="no DSA queue can be used"):
-            launch.load_model(
+            start_up.load_model(
                 EngineConfig(model=str(GOLDEN / "llama3"), threads=1, ctx_size=64, repack="dsa"), SingleWorld()
             )
     caplog.set_level("DEBUG")
-    model = launch.load_model(
+    model = start_up.load_model(
         EngineConfig(model=str(GOLDEN / "llama3"), threads=1, ctx_size=64, quantize="q8_0"), SingleWorld()
     )
     assert "--quantize changes the weights, so all of them are packed before anything runs" in caplog.text
@@ -213,7 +213,7 @@ def test_held_it_stands_still(tmp_path):
         stack.enter_context(loader.held())
 
     with contextlib.ExitStack() as stack:
-        model = launch.load_model(
+        model = start_up.load_model(
             EngineConfig(model=str(tmp_path), threads=1, ctx_size=96, repack="threads"), SingleWorld(), fill=fill
         )
 
@@ -234,7 +234,7 @@ def test_what_is_packed_is_told(caplog):
     config = EngineConfig(model=str(TYPES[0]), threads=1, ctx_size=96, prefill="token", repack="threads")
 
     def rank(world):
-        model = launch.load_model(config, world)
+        model = start_up.load_model(config, world)
         model.loader.wait()
         stats = model.loader.filled.stats()
         assert (

@@ -11,20 +11,20 @@ import pytest
 
 from ckdist.comm.transports.link import Link
 from ckdist.comm.world import SingleWorld
-from ckdist.config.engine import EngineConfig
+from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.engine import Engine
-from ckdist.engine.launch import load_model
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.sampler import Sampler
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.single import SingleSequence
+from ckdist.engine.start_up import load_model
 from ckdist.errors import ConfigError, ModelFileError
 from ckdist.layout import SINGLE, TENSOR
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward
-from ckdist.planning.stages import even_in_both, even_slices, exchange_line, stage_rank
+from ckdist.planning.stage_plan import even_in_both, even_slices, exchange_line, stage_rank
 from ckdist.program.interpreter import Interpreter
-from ckdist.program.stages import Stage
+from ckdist.program.stage_slice import Stage
 from ckdist.program.tracer import trace
 from ckdist.weights.adapter_file import MODULES, Lora, save_adapter
 from ckdist.weights.checkpoint import open_checkpoint

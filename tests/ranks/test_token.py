@@ -10,11 +10,11 @@ import pytest
 
 from ckdist.comm.thresholds import Thresholds, save_thresholds
 from ckdist.comm.world import SingleWorld
-from ckdist.config.engine import EngineConfig
+from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.engine import Engine
-from ckdist.engine.launch import load_model
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.single import SingleSequence
+from ckdist.engine.start_up import load_model
 from ckdist.errors import ConfigError
 from ckdist.layout import TENSOR, TOKEN, TOKEN_IN_HOSTS
 from ckdist.planning.layouts import layouts_for

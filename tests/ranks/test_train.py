@@ -18,13 +18,13 @@ import pytest
 
 import ckdist
 from ckdist.comm.world import SingleWorld
-from ckdist.engine.launch import BUNDLED
+from ckdist.engine.start_up import BUNDLED
 from ckdist.errors import CapacityError, CommError, ConfigError, EngineError, ModelFileError
-from ckdist.train import checkpoint as saved
+from ckdist.train import training_checkpoint as saved
 from ckdist.train.arena import Arena
 from ckdist.train.batch import PackedBatch
-from ckdist.train.checkpoint import SavedTensors, TrainState, verify
 from ckdist.train.trainer import reference_executable, train
+from ckdist.train.training_checkpoint import SavedTensors, TrainState, verify
 from ckdist.weights.checkpoint import open_checkpoint
 from tests.support.launcher import environment, mpirun, run_ranks
 from tests.support.thread_ranks import run_threads
@@ -457,7 +457,7 @@ def test_memory_is_asked_before_loading_and_bound_as_in_serving(tmp_path, monkey
     events = []
     monkeypatch.setattr("ckdist.train.trainer.bind_memory", lambda placement: events.append("bound"))
     made = lambda *_: events.append("loaded") or pytest.fail("nothing fits")
-    monkeypatch.setattr("ckdist.planning.memory.free_memory", lambda ranks: 50_000)
+    monkeypatch.setattr("ckdist.planning.memory_sizes.free_memory", lambda ranks: 50_000)
     with pytest.raises(
         CapacityError,
         match=r"training needs 1.9 MiB on each rank \(.* of trained weights, .*1.2 MiB of activations, "

@@ -9,7 +9,7 @@ import pytest
 
 from ckdist.comm.world import SingleWorld
 from ckdist.errors import ConfigError
-from ckdist.train import checkpoint as saved
+from ckdist.train import training_checkpoint as saved
 from ckdist.train.trainer import train
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor

@@ -9,7 +9,7 @@ import pytest
 
 from ckdist.comm.bootstrap.tcp_world import TcpWorld
 from ckdist.errors import CommError
-from ckdist.train.source import share_source
+from ckdist.train.batch_source import share_source
 
 SECRET = b"s" * 32
 

@@ -14,8 +14,8 @@ import pytest
 from ckdist.comm.world import SingleWorld
 from ckdist.errors import ConfigError
 from ckdist.mesh import Mesh
-from ckdist.planning.training import training_bytes
-from ckdist.train import checkpoint as saved
+from ckdist.planning.training_memory import training_bytes
+from ckdist.train import training_checkpoint as saved
 from ckdist.train.batch import PackedBatch
 from ckdist.train.loss_program import lower_model, trace_model, trainable
 from ckdist.train.native_executable import NativeExecutable

@@ -8,7 +8,7 @@ import time
 import httpx
 import pytest
 
-from ckdist.config.serve import ServeConfig
+from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
 from ckdist.serve import accounts, failed_keys
 from ckdist.serve.accounts import Account, Accounts

@@ -15,7 +15,7 @@ from ckdist.engine import coordinator
 from ckdist.engine.coordinator import HTTP_ROUTING_ID, Coordinator
 from ckdist.engine.engine import Engine
 from ckdist.engine.messages import PromptScores, decode, encode
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.socket_directory import socket_directory
 from ckdist.errors import CommError, ConfigError, EngineError, NativeError
 from ckdist.serve.requests.prepared import pack_tokens as ids

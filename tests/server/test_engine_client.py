@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_params import SamplingParams
 from ckdist.serve import engine_client
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.problems import Problem

@@ -7,10 +7,10 @@ import pytest
 
 from ckdist.errors import RequestError
 from ckdist.serve.requests.field_table import RULES, Harmless, Honoured, Neutral
-from ckdist.serve.requests.fields import Fields
 from ckdist.serve.requests.prepare import prepare
 from ckdist.serve.requests.prepared import ModelFacts
-from ckdist.tokens.source import tokenizer_of
+from ckdist.serve.requests.request_fields import Fields
+from ckdist.tokens.tokenizer_source import tokenizer_of
 from tests.support.served import TEMPLATE, VOCAB, write_tokenizer
 
 CHAT = {"messages": [{"role": "user", "content": "ab"}]}

@@ -7,7 +7,7 @@ import time
 import httpx
 import pytest
 
-from ckdist.serve.machine import MAX_WATCHERS
+from ckdist.serve.machine_events import MAX_WATCHERS
 from ckdist.serve.static_files import FOLDER, static_files
 from tests.support.served import serving
 

@@ -7,11 +7,11 @@ import json
 import pytest
 
 from ckdist.errors import RequestError
-from ckdist.serve.requests.fields import Fields
 from ckdist.serve.requests.prepare import prepare
 from ckdist.serve.requests.prepared import ModelFacts
+from ckdist.serve.requests.request_fields import Fields
 from ckdist.tokens.grammar import check_grammar
-from ckdist.tokens.source import tokenizer_of
+from ckdist.tokens.tokenizer_source import tokenizer_of
 from tests.support.served import VOCAB, write_tokenizer
 
 BODIES = {
@@ -304,7 +304,7 @@ TEMPLATE_VARIABLES = [
 
 @pytest.mark.parametrize("fields, expected", TEMPLATE_VARIABLES, ids=[str(fields) for fields, _ in TEMPLATE_VARIABLES])
 def test_variables_of_the_template(prepared, tokenizer, fields, expected):
-    from ckdist.serve.requests.chat import parse_chat
+    from ckdist.serve.requests.chat_request import parse_chat
 
     facts = ModelFacts("m", VOCAB, 256, True)
     assert parse_chat({**BODIES["chat"], **fields}, tokenizer, facts).template_kwargs == expected

@@ -6,7 +6,7 @@ import json
 import httpx
 import pytest
 
-from ckdist.config.serve import ServeConfig
+from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
 from ckdist.serve.process import HttpProcess, listen
 from tests.support.served import serving, wait_for

@@ -18,8 +18,8 @@ import httpx
 import pytest
 
 from ckdist.cli.serve import open_line, open_listeners
-from ckdist.config.serve import ServeConfig
-from ckdist.engine.sampling import SamplingParams
+from ckdist.config.serve_config import ServeConfig
+from ckdist.engine.sampling_params import SamplingParams
 from ckdist.errors import ConfigError, EngineError, RequestError
 from ckdist.serve import body, heartbeat
 from ckdist.serve.api_keys import ApiKey
@@ -181,7 +181,7 @@ def test_stopping_what_already_drains_is_no_second_word():
 
 RANK0 = """
 import sys
-from ckdist.config.serve import ServeConfig
+from ckdist.config.serve_config import ServeConfig
 from ckdist.serve.process import HttpProcess, listen
 from tests.support.fake_engine import FakeEngine
 endpoint, folder, vocab = sys.argv[1:]

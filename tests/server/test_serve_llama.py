@@ -6,7 +6,7 @@ import re
 import httpx
 import pytest
 
-from ckdist.config.serve import ServeConfig
+from ckdist.config.serve_config import ServeConfig
 from ckdist.serve.process import HttpProcess, listen
 from tests.support.fake_engine import FakeEngine
 from tests.support.served import VOCAB, serving, wait_for, write_tokenizer

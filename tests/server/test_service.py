@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from ckdist.serve.answer import EventStream
-from ckdist.serve.chat import ChatAnswer
+from ckdist.serve.chat_answer import ChatAnswer
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.problems import Problem
 from ckdist.serve.service import Service

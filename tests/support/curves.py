@@ -6,8 +6,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from ckdist.train.checkpoint import SavedTensors
 from ckdist.train.trainer import train
+from ckdist.train.training_checkpoint import SavedTensors
 from tests.support.thread_ranks import run_threads
 from tests.support.tiny_training import MODEL, config
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from ckdist.program.batch import BLOCK_TOKENS, Batch
 from ckdist.program.stage_costs import StageCosts
+from ckdist.program.step_batch import BLOCK_TOKENS, Batch
 
 
 class PagedExecutable:

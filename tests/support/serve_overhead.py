@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-from ckdist.config.serve import ServeConfig
+from ckdist.config.serve_config import ServeConfig
 from ckdist.serve.process import HttpProcess, listen
 from tests.support.served import VOCAB, wait_for, write_tokenizer
 

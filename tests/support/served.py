@@ -10,7 +10,7 @@ import httpx
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from ckdist.config.serve import ServeConfig
+from ckdist.config.serve_config import ServeConfig
 from ckdist.serve.process import HttpProcess, listen
 from tests.support.fake_engine import FakeEngine
 

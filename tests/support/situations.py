@@ -4,9 +4,9 @@ import numpy as np
 
 from ckdist.engine.engine import Engine
 from ckdist.engine.sampler import Sampler
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.single import SingleSequence
-from ckdist.program.batch import Batch
+from ckdist.program.step_batch import Batch
 
 
 def driven(world, executable, body):

@@ -8,7 +8,7 @@ ARENA_BYTES = 1 << 26
 
 
 class Steps:
-    """The steps of `communicator`; a collective call. Sizes as in native/api/step_communicator.h."""
+    """The steps of `communicator`; a collective call. Sizes as in native/api/step_communicator_api.h."""
 
     def __init__(self, communicator: Communicator, floats=16, rows=1, vocab=1, first_column=0, columns=0, ints=1):
         out = ffi.new("struct ckdist_steps **")

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from ckdist.config.engine import EngineConfig
-from ckdist.engine import launch
+from ckdist.config.engine_config import EngineConfig
+from ckdist.engine import start_up
 from ckdist.engine.single import SingleSequence
 from tests.support.paths import GOLDEN
 
@@ -35,8 +35,8 @@ def loaded(world, path, until, threads=1):
         repack="off" if until is BEFORE else "threads",
     )
     if until is BEFORE:
-        return launch.load_model(config, world)
-    return launch.load_model(config, world, fill=lambda loader: loader.repack("threads", until))
+        return start_up.load_model(config, world)
+    return start_up.load_model(config, world, fill=lambda loader: loader.repack("threads", until))
 
 
 def logits(world, path, until, threads=1, settled=True):

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckdist.engine.block_pool import ONE_TENANT, ROOT, BlockPool
-from ckdist.program.batch import BLOCK_TOKENS
+from ckdist.program.step_batch import BLOCK_TOKENS
 
 
 def tokens_of(*values: int) -> np.ndarray:

@@ -25,19 +25,19 @@ from ckdist.cli.made_models import (
 from ckdist.cli.traced_steps import TracedSteps
 from ckdist.cli.training_speed import MOST_KEYS, UPDATE, fitted, other_keys
 from ckdist.comm.world import SingleWorld
-from ckdist.config.engine import EngineConfig
-from ckdist.engine.launch import load_model
+from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.start_up import load_model
 from ckdist.errors import NativeError
 from ckdist.mesh import Mesh
 from ckdist.models.registry import spec_from_config
 from ckdist.planning.cluster import Cluster
 from ckdist.planning.cost import ATTENTION, OTHERS, PRODUCT
 from ckdist.planning.kernel_speed import attention_rate, elementwise_rate, product_rate
-from ckdist.planning.machine import MachineSpec
+from ckdist.planning.machine_spec import MachineSpec
 from ckdist.planning.predict import Predictor, Way
 from ckdist.planning.step_shape import StepShape
 from ckdist.train.loss_program import lower_model
-from ckdist.train.step_cost import ATTENTION_KINDS, PRODUCT_KINDS, WAITING_KINDS, TrainingStepCost
+from ckdist.train.training_step_cost import ATTENTION_KINDS, PRODUCT_KINDS, WAITING_KINDS, TrainingStepCost
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.described import describe_config
 from ckdist.weights.dtypes import BF16, Q4_K

@@ -8,7 +8,7 @@ import pytest
 
 from ckdist.errors import ModelFileError, RequestError
 from ckdist.tokens import ChatTemplate
-from ckdist.tokens.chat import CHATML
+from ckdist.tokens.chat_template import CHATML
 
 CALLS = [{"id": "call00001", "type": "function", "function": {"name": "f", "arguments": '{"x": "é"}'}}]
 HISTORY = [

@@ -23,10 +23,10 @@ import ckdist
 from ckdist.engine.messages import PromptScores, pack_scores
 from ckdist.errors import EngineError, RequestError
 from ckdist.serve.text_work import WORKERS, TextWork
-from ckdist.tokens import confined, frames, load_tokenizer, system_calls
+from ckdist.tokens import confined, load_tokenizer, system_calls, worker_frames
 from ckdist.tokens.confined import load_tried, load_vocabulary
 from ckdist.tokens.confined_template import ConfinedTemplate
-from ckdist.tokens.gguf import tokenizer_from_gguf
+from ckdist.tokens.tokenizer_from_gguf import tokenizer_from_gguf
 from ckdist.tokens.vocabulary import Vocabulary
 from tests.support.paths import GOLDEN as GOLDEN_FILES
 from tests.support.paths import ROOT
@@ -167,8 +167,8 @@ def escaped(tmp_path_factory):
         with confined.Zygote(BUNDLED, handler="tests.support.programs.escape:run") as zygote:
             zygote.load()
             _, connection = zygote.fork()
-            frames.send(connection, {"limits": [5, 256 << 20]}, b"")
-            answer = frames.receive(connection)
+            worker_frames.send(connection, {"limits": [5, 256 << 20]}, b"")
+            answer = worker_frames.receive(connection)
             connection.close()
     finally:
         patch.undo()

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, models, pre_tokenizers
 
 from ckdist.errors import RequestError
-from ckdist.serve.requests.embedding import EmbeddingWork
+from ckdist.serve.requests.embedding_request import EmbeddingWork
 from ckdist.serve.requests.prepare import prepare
 from ckdist.serve.requests.prepared import ModelFacts, Prepared, unpack_tokens
-from ckdist.tokens.chat import CHATML, ChatTemplate
+from ckdist.tokens.chat_template import CHATML, ChatTemplate
 from ckdist.tokens.control_text import ControlText
-from ckdist.tokens.folder import load_tokenizer
 from ckdist.tokens.literal_text import LiteralText
+from ckdist.tokens.tokenizer_folder import load_tokenizer
 from tests.support import reasoning_templates, tool_templates
 from tests.support.served import TEMPLATE, write_tokenizer
 from tests.unit.test_harmony import TEMPLATE as HARMONY

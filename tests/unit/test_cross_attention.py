@@ -13,7 +13,7 @@ from ckdist.models.decoder import encode, forward
 from ckdist.models.registry import spec_from_config
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.tracer import trace
-from ckdist.tokens.folder import load_tokenizer
+from ckdist.tokens.tokenizer_folder import load_tokenizer
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from tests.support.paths import GOLDEN

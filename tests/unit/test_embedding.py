@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ckdist.engine.engine import Engine
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_params import SamplingParams
 from ckdist.errors import RequestError
 from tests.support.paged_executable import PagedExecutable, prefix_logits
 from tests.unit.test_engine import PlainSampler

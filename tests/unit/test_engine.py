@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckdist.engine.engine import Engine
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.scheduler import EngineBusy
 from ckdist.errors import NativeError, RequestError
 from ckdist.program.stage_costs import StageCosts

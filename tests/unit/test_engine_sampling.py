@@ -6,17 +6,17 @@ import threading
 import numpy as np
 import pytest
 
-from ckdist.config.generate import GenerateConfig
+from ckdist.config.generate_config import GenerateConfig
 from ckdist.engine.dry_breakers import MAX_BREAKERS, MAX_KEPT, DryBreakers, check_breakers
 from ckdist.engine.engine import Engine
-from ckdist.engine.launch import BUNDLED
 from ckdist.engine.request import check_sampling, parse_submit
 from ckdist.engine.sampler import Sampler, SampleRow
-from ckdist.engine.sampling import PARAMETERS, SamplingParams
+from ckdist.engine.sampling_params import PARAMETERS, SamplingParams
 from ckdist.engine.sampling_state import sampling_state
 from ckdist.engine.scheduler import EngineBusy
+from ckdist.engine.start_up import BUNDLED
 from ckdist.errors import ConfigError, RequestError
-from ckdist.tokens.source import tokenizer_of
+from ckdist.tokens.tokenizer_source import tokenizer_of
 from tests.support.paged_executable import PagedExecutable, prefix_logits
 
 STATEFUL = [

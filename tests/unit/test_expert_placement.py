@@ -1,7 +1,7 @@
 """Where experts live: by the bytes that are read and sent, and by the latency of what joins the hosts."""
 
-from ckdist.comm.transports.choice import LARGE, SMALL
 from ckdist.comm.transports.link import Link
+from ckdist.comm.transports.transport_choice import LARGE, SMALL
 from ckdist.models.spec import MoeFfn
 from ckdist.planning.expert_placement import choose_placement, dispatch_from, dispatched, summed
 from ckdist.program.routing import Routing

@@ -11,10 +11,10 @@ from ckdist.engine import grammars as compiling
 from ckdist.engine.constraint import Constraint
 from ckdist.engine.engine import Engine
 from ckdist.engine.grammars import Grammars
-from ckdist.engine.launch import BUNDLED
 from ckdist.engine.sampler import Sampler
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.side_thread import SideThread
+from ckdist.engine.start_up import BUNDLED
 from ckdist.errors import RequestError
 from ckdist.tokens.grammar import (
     check_grammar,
@@ -24,7 +24,7 @@ from ckdist.tokens.grammar import (
     regex_grammar,
     text_grammar,
 )
-from ckdist.tokens.source import tokenizer_of
+from ckdist.tokens.tokenizer_source import tokenizer_of
 from tests.support.paged_executable import PagedExecutable
 
 SCHEMA = {

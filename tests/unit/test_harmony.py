@@ -12,10 +12,10 @@ from ckdist.engine.grammars import Grammars
 from ckdist.serve.parsers.form import AnswerForm
 from ckdist.serve.requests.answer_form import answer_form, answer_grammar
 from ckdist.serve.requests.tools import Tools
-from ckdist.tokens.folder import load_tokenizer
 from ckdist.tokens.grammar import check_grammar, json_schema_grammar, quoted
 from ckdist.tokens.harmony import MARKS, is_harmony
 from ckdist.tokens.harmony_grammar import harmony_grammar
+from ckdist.tokens.tokenizer_folder import load_tokenizer
 from ckdist.tokens.tool_format import ToolFormat
 from tests.support.answers import SCHEMAS, TYPES, always, read, written
 

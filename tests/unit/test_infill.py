@@ -11,7 +11,7 @@ from ckdist.errors import RequestError
 from ckdist.serve.requests.infill import infill_tokens, read_gap
 from ckdist.serve.requests.prepare import completion, infill
 from ckdist.serve.requests.prepared import ModelFacts, unpack_tokens
-from ckdist.tokens.folder import load_tokenizer
+from ckdist.tokens.tokenizer_folder import load_tokenizer
 from tests.support.served import write_tokenizer
 
 FACTS = ModelFacts("m", 300, 64)

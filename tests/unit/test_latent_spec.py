@@ -12,7 +12,7 @@ from ckdist.layout import SINGLE
 from ckdist.mesh import Mesh
 from ckdist.models.registry import spec_from_config
 from ckdist.models.spec import DenseFfn, LatentAttention, MoeFfn
-from ckdist.planning.memory import cache_bytes_per_block
+from ckdist.planning.memory_sizes import cache_bytes_per_block
 from ckdist.program.routing import Routing
 
 YARN = {

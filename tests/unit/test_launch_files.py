@@ -11,7 +11,7 @@ import pytest
 
 from ckdist.cli.arguments import parse_arguments
 from ckdist.cli.serve import open_listeners
-from ckdist.config.serve import ServeConfig
+from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError
 from ckdist.serve.notify import notify
 from ckdist.serve.process import HttpProcess, listen

@@ -4,11 +4,11 @@ import pytest
 
 from ckdist.comm.transports.link import Link
 from ckdist.comm.world import SingleWorld
-from ckdist.config.engine import EngineConfig
+from ckdist.config.engine_config import EngineConfig
 from ckdist.planning import layout_choice
 from ckdist.planning.cluster import Cluster, PlannedWorld
 from ckdist.planning.layout_choice import best_layout, choose_layout, measured_machine, stage_counts
-from ckdist.planning.machine import PRODUCT_ROWS, MachineSpec
+from ckdist.planning.machine_spec import PRODUCT_ROWS, MachineSpec
 from ckdist.weights.described import describe_config
 from ckdist.weights.dtypes import BY_NAME
 

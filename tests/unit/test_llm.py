@@ -5,7 +5,7 @@ import pytest
 
 from ckdist.engine.engine import Engine
 from ckdist.engine.llm import LLM
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_params import SamplingParams
 from ckdist.errors import EngineError, NativeError, RequestError
 from tests.support.paged_executable import PagedExecutable, PlainSampler, alone, prefix_logits
 

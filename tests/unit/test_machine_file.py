@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from ckdist.errors import ConfigError
-from ckdist.planning.machine import MachineSpec, catalogue_names, machine_named, machine_of, read_machine_file
+from ckdist.planning.machine_spec import MachineSpec, catalogue_names, machine_named, machine_of, read_machine_file
 
 MACHINE = MachineSpec(
     name='a "quoted" \\ name', isa="avx2", nodes=2, cores=8, memory=64e9, bandwidth=100e9, f32=40e9, bf16=40e9,

@@ -13,8 +13,8 @@ from tokenizers import decoders, models, pre_tokenizers
 from ckdist.serve.parsers.choose import parser_of
 from ckdist.serve.requests.answer_form import answer_form, answer_grammar
 from ckdist.serve.requests.tools import Tools
-from ckdist.tokens.chat import ChatTemplate
-from ckdist.tokens.folder import load_tokenizer
+from ckdist.tokens.chat_template import ChatTemplate
+from ckdist.tokens.tokenizer_folder import load_tokenizer
 from tests.support import reasoning_templates as templates
 from tests.support.answers import SCHEMAS, always, follows
 

@@ -3,15 +3,15 @@
 import pytest
 
 from ckdist.cli.arguments import parse_arguments
-from ckdist.config.bench import BenchConfig
-from ckdist.config.engine import EngineConfig
-from ckdist.config.generate import GenerateConfig
-from ckdist.config.perplexity import PerplexityConfig
-from ckdist.config.serve import ServeConfig
+from ckdist.config.bench_config import BenchConfig
+from ckdist.config.engine_config import EngineConfig
+from ckdist.config.generate_config import GenerateConfig
+from ckdist.config.perplexity_config import PerplexityConfig
+from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError, ModelFileError
 from ckdist.overrides import metadata_overrides
 from ckdist.serve.settings import HttpSettings
-from ckdist.tokens.source import tokenizer_of
+from ckdist.tokens.tokenizer_source import tokenizer_of
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.gguf import read_gguf
 from ckdist.weights.gguf_writer import write_gguf

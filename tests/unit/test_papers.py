@@ -13,10 +13,10 @@ from ckdist.models.decoder import forward
 from ckdist.planning.cluster import Cluster
 from ckdist.planning.compare import Question, answers, parameters, serial_share, speedup
 from ckdist.planning.expert_placement import one_sum
-from ckdist.planning.machine import MachineSpec, machine_named
-from ckdist.planning.memory import cache_bytes_per_block
+from ckdist.planning.machine_spec import MachineSpec, machine_named
+from ckdist.planning.memory_sizes import cache_bytes_per_block
 from ckdist.planning.predict import Predictor, Way
-from ckdist.program.batch import BLOCK_TOKENS
+from ckdist.program.step_batch import BLOCK_TOKENS
 from ckdist.program.tracer import trace
 from ckdist.weights.described import describe, describe_config, shape_path
 from tests.support.paths import ROOT

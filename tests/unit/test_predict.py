@@ -10,7 +10,7 @@ from ckdist.errors import ConfigError
 from ckdist.planning.cluster import Cluster
 from ckdist.planning.cost import ATTENTION, OTHERS
 from ckdist.planning.expert_placement import experts_hit
-from ckdist.planning.machine import MachineSpec
+from ckdist.planning.machine_spec import MachineSpec
 from ckdist.planning.predict import PredictedStepCost, Predictor, Way, ways_for
 from ckdist.planning.step_cost import StepTotals
 from ckdist.planning.step_shape import Chunks, StepShape

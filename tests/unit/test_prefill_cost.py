@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from ckdist.engine.launch import BUNDLED
+from ckdist.engine.start_up import BUNDLED
 from ckdist.layout import TENSOR, TOKEN, TOKEN_IN_HOSTS
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward
@@ -14,7 +14,7 @@ from ckdist.models.spec import Attention, MoeFfn, Routing
 from ckdist.planning import cost as prefill_cost
 from ckdist.planning.alike_layers import layers_of
 from ckdist.planning.cost import CostModel, RankPlace, nominal, place_of
-from ckdist.planning.memory import state_bytes
+from ckdist.planning.memory_sizes import state_bytes
 from ckdist.planning.paired_test import LEAST_GAIN
 from ckdist.planning.prefill import MIXTURE_WORTH_MEASURING, WORTH_MEASURING, predicted_gains, promising
 from ckdist.program.cache import CacheArray

@@ -15,12 +15,12 @@ from ckdist.errors import CkdistError, ConfigError, ModelFileError
 from ckdist.regular_file import open_regular, read_regular
 from ckdist.text_file import read_text_file
 from ckdist.tokens.confined import load_vocabulary
-from ckdist.tokens.folder import load_tokenizer
+from ckdist.tokens.tokenizer_folder import load_tokenizer
 from ckdist.train.data.documents import read_documents
 from ckdist.weights.adapter_file import load_adapter
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.model_files import ModelFile
-from ckdist.weights.pooling import stored_pooling
+from ckdist.weights.stored_pooling import stored_pooling
 
 BUNDLED = Path(ckdist.__file__).parent / "models" / "bundled"
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckdist.planning.expert_placement import experts_hit
-from ckdist.planning.machine import machine_of, tomllib
+from ckdist.planning.machine_spec import machine_of, tomllib
 from ckdist.planning.reuse import BytesRead, read_rates
 from ckdist.planning.step_shape import StepShape
 from tests.unit.test_predict import DENSE, MACHINE, MIXTURE, predictor

@@ -6,7 +6,7 @@ import pytest
 
 from ckdist.engine.block_pool import BlockPool
 from ckdist.engine.pooling import Pooling
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.scheduler import EngineBusy, Scheduler
 from ckdist.engine.sequence import Sequence, State
 

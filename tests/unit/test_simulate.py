@@ -17,7 +17,7 @@ from ckdist.simulate.lengths import parse_lengths
 from ckdist.simulate.load import NO_PREFIX, RequestKind, Requests, poisson, read_trace
 from ckdist.simulate.observed import Gaps
 from ckdist.simulate.replica import Journey, Replica, ServerShape
-from ckdist.simulate.report import Objective, Rows, report
+from ckdist.simulate.serving_report import Objective, Rows, report
 
 COST = LinearStepCost((1, 64, 512), (0.02, 0.05, 0.4), 1e-3, 1e-8, 1e-6)
 SERVER = ServerShape(max_tokens=64, max_sequences=4, context=256, cache_tokens=512, max_waiting=8)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckdist.comm.transports.link import Link
-from ckdist.config.simulate_training import SimulateTrainingConfig
+from ckdist.config.simulate_training_config import SimulateTrainingConfig
 from ckdist.errors import ConfigError
-from ckdist.simulate.training import (
+from ckdist.simulate.simulated_training import (
     Batches,
     Reliability,
     TrainedModel,

@@ -1,6 +1,6 @@
 """A server's late steps are priced when somebody asks, and by what was in them."""
 
-from ckdist.engine.launch import BUNDLED
+from ckdist.engine.start_up import BUNDLED
 from ckdist.engine.step_builder import SequenceChunk, Step
 from ckdist.engine.step_prediction import EVERY, StepPrediction
 from ckdist.layout import SINGLE

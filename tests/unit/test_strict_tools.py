@@ -10,16 +10,16 @@ from tokenizers import decoders, models, pre_tokenizers
 from ckdist.engine.constraint import Constraint
 from ckdist.engine.engine import Engine
 from ckdist.engine.grammars import Grammars
-from ckdist.engine.launch import BUNDLED
 from ckdist.engine.sampler import Sampler
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_params import SamplingParams
+from ckdist.engine.start_up import BUNDLED
 from ckdist.serve.parsers.form import AnswerForm
 from ckdist.serve.requests.answer_form import answer_form, answer_grammar
 from ckdist.serve.requests.tools import Tools
-from ckdist.tokens.chat import with_template
-from ckdist.tokens.folder import load_tokenizer
+from ckdist.tokens.chat_template import with_template
 from ckdist.tokens.grammar import quoted
-from ckdist.tokens.source import tokenizer_of
+from ckdist.tokens.tokenizer_folder import load_tokenizer
+from ckdist.tokens.tokenizer_source import tokenizer_of
 from ckdist.tokens.tool_format import HERMES
 from ckdist.tokens.tool_grammar import ToolGrammar
 from tests.support import tool_templates as templates

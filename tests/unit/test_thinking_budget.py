@@ -8,19 +8,19 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from ckdist.engine.engine import Engine
 from ckdist.engine.grammars import Grammars
-from ckdist.engine.launch import BUNDLED
 from ckdist.engine.sampler import Sampler
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_params import SamplingParams
+from ckdist.engine.start_up import BUNDLED
 from ckdist.errors import RequestError
 from ckdist.serve.requests.answer_form import answer_form, answer_grammar
 from ckdist.serve.requests.prepare import prepare
 from ckdist.serve.requests.prepared import ModelFacts
 from ckdist.serve.requests.tools import Tools
-from ckdist.tokens.chat import with_template
-from ckdist.tokens.folder import load_tokenizer
+from ckdist.tokens.chat_template import with_template
 from ckdist.tokens.grammar import json_schema_grammar, quoted
-from ckdist.tokens.source import tokenizer_of
 from ckdist.tokens.text_before_calls import text_after_thought
+from ckdist.tokens.tokenizer_folder import load_tokenizer
+from ckdist.tokens.tokenizer_source import tokenizer_of
 from tests.unit.test_harmony import TEMPLATE as CHANNELS
 from tests.unit.test_harmony import TOOLS as GIVEN
 from tests.unit.test_strict_tools import Reciting

@@ -6,11 +6,11 @@ import shutil
 import pytest
 
 from ckdist.errors import ModelFileError
-from ckdist.hub.choice import choose_files
+from ckdist.hub.file_choice import choose_files
 from ckdist.tokens.confined import load_vocabulary
-from ckdist.tokens.folder import load_tokenizer
-from ckdist.tokens.gguf import tokenizer_from_gguf
-from ckdist.tokens.to_gguf import tokenizer_metadata
+from ckdist.tokens.tokenizer_folder import load_tokenizer
+from ckdist.tokens.tokenizer_from_gguf import tokenizer_from_gguf
+from ckdist.tokens.tokenizer_to_gguf import tokenizer_metadata
 from tests.support.paths import GOLDEN
 
 RANKS = GOLDEN / "tiktoken" / "tiktoken.model"

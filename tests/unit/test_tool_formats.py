@@ -10,7 +10,7 @@ from ckdist.serve.parsers.choose import parser_of
 from ckdist.serve.parsers.form import AnswerForm
 from ckdist.serve.parsers.llama3 import python_call
 from ckdist.serve.requests.answer_form import NAMED
-from ckdist.tokens.chat import ChatTemplate
+from ckdist.tokens.chat_template import ChatTemplate
 from ckdist.tokens.grammar import check_grammar, quoted
 from ckdist.tokens.tool_format import HERMES, ToolFormat
 from ckdist.tokens.tool_grammar import ToolGrammar

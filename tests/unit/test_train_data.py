@@ -9,15 +9,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ckdist.engine.launch import BUNDLED
+from ckdist.engine.start_up import BUNDLED
 from ckdist.errors import ConfigError
-from ckdist.tokens.folder import load_tokenizer
+from ckdist.tokens.tokenizer_folder import load_tokenizer
 from ckdist.train.batch import PackedBatch
 from ckdist.train.data.batches import FileBatches, OwnBatches, Position
-from ckdist.train.data.cache import TokenCache, open_cache
 from ckdist.train.data.chats import ChatProcess
 from ckdist.train.data.documents import find_files
-from ckdist.train.data.rows import Rows, split
+from ckdist.train.data.token_cache import TokenCache, open_cache
+from ckdist.train.data.token_rows import Rows, split
 
 
 @pytest.fixture(scope="module")

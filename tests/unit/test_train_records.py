@@ -4,16 +4,16 @@ import json
 
 import pytest
 
-from ckdist.engine.launch import BUNDLED
+from ckdist.engine.start_up import BUNDLED
 from ckdist.errors import ConfigError, RequestError
 from ckdist.serve.requests.prepare import apply_template
 from ckdist.serve.requests.prepared import ModelFacts
-from ckdist.tokens.chat import ChatTemplate
-from ckdist.tokens.folder import load_tokenizer
-from ckdist.train.data.cache import open_cache
+from ckdist.tokens.chat_template import ChatTemplate
+from ckdist.tokens.tokenizer_folder import load_tokenizer
 from ckdist.train.data.chats import write_chat
 from ckdist.train.data.documents import find_files, read_documents
 from ckdist.train.data.records import BadLine, Document
+from ckdist.train.data.token_cache import open_cache
 
 USER, ANSWER = {"role": "user", "content": "Say yes."}, {"role": "assistant", "content": "yes"}
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from ckdist.errors import ConfigError
-from ckdist.train.data.cache import LINE_BITS, TokenCache
-from ckdist.train.data.rows import Rows
+from ckdist.train.data.token_cache import LINE_BITS, TokenCache
+from ckdist.train.data.token_rows import Rows
 from ckdist.train.data.truncation import count_truncated, describe_truncation
 
 

@@ -7,11 +7,11 @@ import pytest
 from ckdist.mesh import Mesh
 from ckdist.models.registry import spec_from_config
 from ckdist.planning.cluster import Cluster
-from ckdist.planning.machine import machine_named
+from ckdist.planning.machine_spec import machine_named
 from ckdist.train.loss_program import lower_model, trace_model
-from ckdist.train.plan import training_answers, training_meshes
 from ckdist.train.stage import TrainingStage
-from ckdist.train.step_cost import TrainingStepCost
+from ckdist.train.training_answer import training_answers, training_meshes
+from ckdist.train.training_step_cost import TrainingStepCost
 
 SPEC = spec_from_config(
     {"model_type": "llama", "vocab_size": 512, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "hidden_size": 64,

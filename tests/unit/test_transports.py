@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from ckdist.comm.communicator import open_communicator
-from ckdist.comm.transports import choice
-from ckdist.comm.transports.choice import choose_transport
+from ckdist.comm.transports import transport_choice
+from ckdist.comm.transports.transport_choice import choose_transport
 from ckdist.errors import ConfigError
 from tests.support.thread_ranks import run_threads
 
@@ -23,12 +23,12 @@ def test_mpi_must_allow_calls_from_several_threads(level):
 
 def test_every_transport_is_tried_for_any_communicator(monkeypatch):
     """Serving and training alike: `auto` is the same everywhere."""
-    tried, really = set(), choice.open_transport
+    tried, really = set(), transport_choice.open_transport
 
     def note(world, name, *more):
         tried.add(name)
         return really(world, name, *more)
 
-    monkeypatch.setattr(choice, "open_transport", note)
+    monkeypatch.setattr(transport_choice, "open_transport", note)
     kinds = run_threads("ab", lambda world: open_communicator(world, timeout=5, arena_bytes=1 << 22).transport)
     assert tried == {"verbs", "tcp"} and kinds == ["tcp", "tcp"]

@@ -10,9 +10,9 @@ import struct
 import sys
 
 from ckdist.comm.world import start_world
-from ckdist.config.engine import EngineConfig
-from ckdist.engine.launch import load_model
+from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.single import SingleSequence
+from ckdist.engine.start_up import load_model
 
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
 LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06  # of classic BPF: a word of seccomp_data, a comparison, the verdict

@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from ckdist.comm.protocol import Log, World
+from ckdist.comm.world_protocol import Log, World
 from ckdist.errors import CommError, ConfigError
 from ckdist.regular_file import open_regular
 

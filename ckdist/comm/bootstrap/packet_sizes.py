@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ckdist.comm.host_name import machine_name
-from ckdist.comm.protocol import World
+from ckdist.comm.world_protocol import World
 from ckdist.errors import CommError
 
 SMALL, LARGE, LARGEST = 64, 16 << 10, 256 << 10  # bytes; LARGEST only between the first ranks of two hosts

@@ -7,7 +7,7 @@ import time
 from ckdist.comm.bootstrap.handshake import Listener, Purpose, connect, job_secret
 from ckdist.comm.bootstrap.packet_sizes import check_packet_sizes
 from ckdist.comm.bootstrap.tcp_world import INTERFACE_VARIABLE, address_of
-from ckdist.comm.protocol import Log, World
+from ckdist.comm.world_protocol import Log, World
 from ckdist.errors import CommError, ConfigError
 
 MAX_LANES = 16

@@ -15,7 +15,7 @@ from ckdist.comm.bootstrap.connection import BootstrapConnection
 from ckdist.comm.bootstrap.handshake import Listener, Purpose, connect, read_secret
 from ckdist.comm.bootstrap.slurm import step_variables
 from ckdist.comm.bootstrap.star_world import StarWorld
-from ckdist.comm.protocol import Log
+from ckdist.comm.world_protocol import Log
 from ckdist.errors import CommError, ConfigError
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")

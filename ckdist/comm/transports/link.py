@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from ckdist import native
-from ckdist.comm.protocol import World
-from ckdist.comm.transports.choice import LARGE, SMALL, choose_transport, exchange_seconds
+from ckdist.comm.transports.transport_choice import LARGE, SMALL, choose_transport, exchange_seconds
+from ckdist.comm.world_protocol import World
 
 TINY = 1 << 10, 40  # bytes and calls of exchanges that are nearly all latency
 LEAST_SECONDS = 1e-6  # lower bound of a message: clocks and queues make short ones look free

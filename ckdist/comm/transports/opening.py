@@ -6,8 +6,8 @@ from collections.abc import Callable
 from ckdist import native
 from ckdist.comm.bootstrap.sockets import connect_ranks
 from ckdist.comm.host_name import machine_name
-from ckdist.comm.protocol import Log, MpiRanks, World, has_mpi
 from ckdist.comm.transports.verbs import open_verbs
+from ckdist.comm.world_protocol import Log, MpiRanks, World, has_mpi
 from ckdist.errors import ConfigError
 from ckdist.native import CData
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from ckdist import native
 from ckdist.comm.bootstrap.sockets import connect_ranks
-from ckdist.comm.protocol import World
+from ckdist.comm.world_protocol import World
 from ckdist.errors import CkdistError, ConfigError
 from ckdist.native import CData
 from ckdist.topology import this_machine

@@ -3,7 +3,7 @@
 
 #include "core/export.h"
 
-#include "api/attention.h"
+#include "api/attention_api.h"
 #include "bindings/isa_choice.h"
 
 namespace {

@@ -1,6 +1,6 @@
 #include "core/export.h"
 
-#include "api/communicator.h"
+#include "api/communicator_api.h"
 #include "bindings/verbs_handle.h"
 
 #include <numeric>

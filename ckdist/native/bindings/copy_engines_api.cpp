@@ -1,6 +1,6 @@
 #include "core/export.h"
 
-#include "api/copy_engines.h"
+#include "api/copy_engines_api.h"
 
 #include <cstdio>
 

@@ -1,6 +1,6 @@
 #include "core/export.h"
 
-#include "api/core.h"
+#include "api/core_api.h"
 #include "core/arena.h"
 #include "core/dtype.h"
 #include "core/error.h"

@@ -1,6 +1,6 @@
 #include "core/export.h"
 
-#include "api/elementwise.h"
+#include "api/elementwise_api.h"
 #include "bindings/isa_choice.h"
 
 using namespace ckdist;

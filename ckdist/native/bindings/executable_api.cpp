@@ -1,6 +1,6 @@
 #include "core/export.h"
 
-#include "api/executable.h"
+#include "api/executable_api.h"
 #include "bindings/communicator_handle.h"
 #include "bindings/loader_handle.h"
 #include "bindings/pool_handle.h"

@@ -1,6 +1,6 @@
 #include "core/export.h"
 
-#include "api/kernels.h"
+#include "api/kernels_api.h"
 #include "bindings/isa_choice.h"
 #include "core/dtype.h"
 #include "core/error.h"

@@ -1,6 +1,6 @@
 #include "core/export.h"
 
-#include "api/loader.h"
+#include "api/loader_api.h"
 
 #include <cstddef>
 #include <cstdio>

@@ -1,6 +1,6 @@
 #include "core/export.h"
 
-#include "api/machine.h"
+#include "api/machine_api.h"
 
 #include <algorithm>
 #include <atomic>

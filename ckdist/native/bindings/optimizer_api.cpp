@@ -1,12 +1,12 @@
 #include "core/export.h"
 
-#include "api/optimizer.h"
+#include "api/optimizer_api.h"
 
 #include <cmath>
 
 #include "bindings/isa_choice.h"
 #include "bindings/pool_handle.h"
-#include "runtime/optimizer.h"
+#include "runtime/optimizer_pass.h"
 
 using namespace ckdist;
 

@@ -1,6 +1,6 @@
 #include "core/export.h"
 
-#include "api/pool.h"
+#include "api/pool_api.h"
 #include "bindings/pool_handle.h"
 #include "core/error.h"
 

@@ -1,6 +1,6 @@
 #include "core/export.h"
 
-#include "api/step_communicator.h"
+#include "api/step_communicator_api.h"
 #include "bindings/communicator_handle.h"
 #include "core/error.h"
 

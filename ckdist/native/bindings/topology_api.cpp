@@ -1,6 +1,6 @@
 #include "core/export.h"
 
-#include "api/topology.h"
+#include "api/topology_api.h"
 #include "core/error.h"
 #include "core/numa.h"
 

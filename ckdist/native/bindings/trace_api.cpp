@@ -1,6 +1,6 @@
 #include "core/export.h"
 
-#include "api/trace.h"
+#include "api/trace_api.h"
 #include "bindings/trace_handle.h"
 #include "core/error.h"
 

@@ -1,6 +1,6 @@
 #include "core/export.h"
 
-#include "api/training.h"
+#include "api/training_api.h"
 #include "bindings/communicator_handle.h"
 #include "bindings/pool_handle.h"
 #include "core/error.h"

@@ -1,6 +1,6 @@
 #include "core/export.h"
 
-#include "api/verbs.h"
+#include "api/verbs_api.h"
 #include "bindings/verbs_handle.h"
 #include "core/error.h"
 

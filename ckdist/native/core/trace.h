@@ -11,7 +11,7 @@
 
 #include "core/export.h"
 
-#include "api/trace.h"
+#include "api/trace_api.h"
 
 namespace ckdist {
 

@@ -4,7 +4,7 @@
 
 #include "core/export.h"
 
-#include "api/executable.h"
+#include "api/executable_api.h"
 #include "core/error.h"
 
 namespace ckdist {

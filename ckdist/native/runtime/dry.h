@@ -6,7 +6,7 @@
 
 #include "core/export.h"
 
-#include "api/sampler.h"
+#include "api/sampler_api.h"
 
 namespace ckdist {
 

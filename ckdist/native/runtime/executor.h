@@ -10,8 +10,8 @@
 
 #include "core/export.h"
 
-#include "api/executable.h"
-#include "api/steps_training.h"
+#include "api/executable_api.h"
+#include "api/steps_training_api.h"
 #include "core/arena.h"
 #include "core/team.h"
 #include "core/trace.h"

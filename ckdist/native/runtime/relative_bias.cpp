@@ -1,6 +1,6 @@
 #include "runtime/relative_bias.h"
 
-#include "api/steps_inference.h"
+#include "api/steps_inference_api.h"
 
 namespace ckdist {
 

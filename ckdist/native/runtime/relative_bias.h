@@ -6,7 +6,7 @@
 
 #include "core/export.h"
 
-#include "api/executable.h"
+#include "api/executable_api.h"
 
 namespace ckdist {
 

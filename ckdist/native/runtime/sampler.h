@@ -20,7 +20,7 @@
 
 #include "core/export.h"
 
-#include "api/sampler.h"
+#include "api/sampler_api.h"
 #include "kernels/kernels.h"
 #include "runtime/dry.h"
 

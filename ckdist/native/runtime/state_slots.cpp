@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "api/steps_inference.h"
+#include "api/steps_inference_api.h"
 #include "core/error.h"
 #include "kernels/delta_rule.h"
 

@@ -8,7 +8,7 @@
 
 #include "core/export.h"
 
-#include "api/executable.h"
+#include "api/executable_api.h"
 #include "runtime/batch.h"
 
 namespace ckdist {

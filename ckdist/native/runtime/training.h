@@ -11,7 +11,7 @@
 
 #include "core/export.h"
 
-#include "api/training.h"
+#include "api/training_api.h"
 #include "comm/communicator.h"
 #include "kernels/kernels.h"
 #include "runtime/executor.h"

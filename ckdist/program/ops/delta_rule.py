@@ -12,8 +12,8 @@ from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.mesh import Mesh
 from ckdist.program.lowered import LayerState
-from ckdist.program.ops.norm import inverse_rms
 from ckdist.program.ops.op import Arrays, Attrs, Inferred, Values, Weights, lower, op, total, unchanged_whole, whole
+from ckdist.program.ops.rms_norm import inverse_rms
 from ckdist.program.program import Instr
 from ckdist.program.rank_context import RankContext
 

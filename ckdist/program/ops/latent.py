@@ -11,8 +11,7 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.lowered import latent_attention
-from ckdist.program.ops.attention import NO_ROPE, ROPE_TABLES
-from ckdist.program.ops.norm import inverse_rms, lower_norm_grad
+from ckdist.program.ops.attention_ops import NO_ROPE, ROPE_TABLES
 from ckdist.program.ops.op import (
     Arrays,
     Attrs,
@@ -27,6 +26,7 @@ from ckdist.program.ops.op import (
     vjp,
     whole,
 )
+from ckdist.program.ops.rms_norm import inverse_rms, lower_norm_grad
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 

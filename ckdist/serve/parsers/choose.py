@@ -3,7 +3,7 @@
 from ckdist.serve.parsers.calls import CallReader
 from ckdist.serve.parsers.delta import AnswerParser, Delta
 from ckdist.serve.parsers.form import AnswerForm
-from ckdist.serve.parsers.harmony import HarmonyParser
+from ckdist.serve.parsers.harmony_parser import HarmonyParser
 from ckdist.serve.parsers.kimi import KimiCallReader
 from ckdist.serve.parsers.llama3 import PythonTagCallReader
 from ckdist.serve.parsers.marked import MarkedParser

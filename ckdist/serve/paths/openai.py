@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ckdist.serve.answer import json_answer
-from ckdist.serve.chat import ChatAnswer
+from ckdist.serve.chat_answer import ChatAnswer
 from ckdist.serve.completions import CompletionAnswer
 from ckdist.serve.paths.path import Path
 from ckdist.serve.problems import Problem

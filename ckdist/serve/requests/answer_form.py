@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from ckdist.serve.parsers.form import AnswerForm
 from ckdist.serve.requests.tools import Tools
-from ckdist.tokens.chat import THOUGHTS, ChatTemplate
+from ckdist.tokens.chat_template import THOUGHTS, ChatTemplate
 from ckdist.tokens.grammar import check_grammar, quoted
 from ckdist.tokens.harmony import CHANNEL, END, MARKS, MESSAGE, begun, is_harmony
 from ckdist.tokens.harmony_grammar import harmony_grammar

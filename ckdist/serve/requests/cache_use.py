@@ -1,7 +1,7 @@
 """How a request uses the prefix cache: vLLM's `cache_salt`, and llama-server's `cache_prompt`."""
 
 from ckdist.errors import RequestError
-from ckdist.serve.requests.fields import Fields
+from ckdist.serve.requests.request_fields import Fields
 
 MAX_SALT_CHARS = 256
 

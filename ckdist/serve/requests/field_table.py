@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ckdist.engine.sampling import PARAMETERS
+from ckdist.engine.sampling_params import PARAMETERS
 from ckdist.errors import RequestError
 
 MAX_NAME = 64  # characters of a field's name that are shown

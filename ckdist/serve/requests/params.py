@@ -4,14 +4,14 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.text import check_stop
 from ckdist.errors import RequestError
 from ckdist.serve.requests.cache_use import read_cache_use
-from ckdist.serve.requests.fields import Fields
 from ckdist.serve.requests.prepared import ModelFacts, Prepared, pack_tokens
 from ckdist.serve.requests.prompt import fit_output
-from ckdist.serve.requests.sampling import read_sampling
+from ckdist.serve.requests.request_fields import Fields
+from ckdist.serve.requests.sampling_fields import read_sampling
 from ckdist.serve.requests.structure import read_structure
 from ckdist.tokens.tokenizer import Tokenizer
 

@@ -7,18 +7,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ckdist.serve.requests import anthropic, responses
+from ckdist.serve.requests import anthropic_request, responses
 from ckdist.serve.requests.answer_form import answer_form, answer_grammar
-from ckdist.serve.requests.chat import ChatRequest, parse_chat
-from ckdist.serve.requests.completion import encode_prompt, parse_completion, prompt_text
-from ckdist.serve.requests.embedding import EmbeddingWork, embedding, llama_embedding, rerank, score
+from ckdist.serve.requests.chat_request import ChatRequest, parse_chat
+from ckdist.serve.requests.completion_request import encode_prompt, parse_completion, prompt_text
+from ckdist.serve.requests.embedding_request import EmbeddingWork, embedding, llama_embedding, rerank, score
 from ckdist.serve.requests.field_table import RULES, check_fields
 from ckdist.serve.requests.infill import Gap, infill_tokens, read_gap
 from ckdist.serve.requests.json_body import parse_object
-from ckdist.serve.requests.llama_completion import parse_llama_completion
+from ckdist.serve.requests.llama_request import parse_llama_completion
 from ckdist.serve.requests.prepared import ModelFacts, Prepared
 from ckdist.serve.requests.prompt import render_chat, tokenise_chat
-from ckdist.serve.requests.tokens import detokenize, tokenize, tokenizer_facts
+from ckdist.serve.requests.tokenize_answer import detokenize, tokenize, tokenizer_facts
 from ckdist.tokens.control_text import RenderedChat
 from ckdist.tokens.tokenizer import Tokenizer
 
@@ -49,13 +49,13 @@ def chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepa
 
 def messages(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
     """Prepares a body of Anthropic's /v1/messages for the engine."""
-    request, skipped = anthropic.to_chat(body)
+    request, skipped = anthropic_request.to_chat(body)
     return replace(chat(request, tokenizer, facts), skipped=skipped)
 
 
 def count_tokens(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
     """Returns the number of tokens in the prompt of a body of /v1/messages."""
-    given, _ = anthropic.to_chat(body, needs_max_tokens=False)
+    given, _ = anthropic_request.to_chat(body, needs_max_tokens=False)
     request = parse_chat(given, tokenizer, facts)
     rendered = _rendered(request, tokenizer, facts)
     return {"input_tokens": len(tokenise_chat(tokenizer, rendered, request.add_special_tokens, facts))}

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from ckdist.errors import RequestError
 from ckdist.serve.requests.field_table import RULES
-from ckdist.serve.requests.fields import Fields
+from ckdist.serve.requests.request_fields import Fields
 from ckdist.tokens.chat_input import kind_of
 from ckdist.tokens.grammar import (
     check_grammar,

@@ -9,7 +9,7 @@ from typing import Any
 from ckdist.errors import CkdistError, RequestError
 from ckdist.serve.encoding import to_json
 from ckdist.serve.problems import Problem
-from ckdist.serve.requests.embedding import EmbeddingWork
+from ckdist.serve.requests.embedding_request import EmbeddingWork
 from ckdist.serve.requests.prepare import prepare
 from ckdist.serve.requests.prepared import ModelFacts, Prepared
 from ckdist.tokens.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ They come from chat_template_kwargs, and from many APIs' fields for thinking, ef
 from typing import Any
 
 from ckdist.errors import RequestError
-from ckdist.serve.requests.fields import Fields
+from ckdist.serve.requests.request_fields import Fields
 from ckdist.tokens.chat_input import kind_of
 
 RESERVED = frozenset(

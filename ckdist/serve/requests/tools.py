@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckdist.errors import RequestError
-from ckdist.serve.requests.fields import Fields
+from ckdist.serve.requests.request_fields import Fields
 from ckdist.tokens.chat_input import TEXT, custom_tools, read_tool_list
 
 CHOICES = ("none", "auto", "required", "any")

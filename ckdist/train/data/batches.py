@@ -11,7 +11,7 @@ import numpy as np
 from ckdist.errors import ConfigError
 from ckdist.layout import even_ranges
 from ckdist.train.batch import PackedBatch
-from ckdist.train.data.rows import Rows
+from ckdist.train.data.token_rows import Rows
 
 
 @dataclass(frozen=True)

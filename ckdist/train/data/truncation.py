@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ckdist.errors import ConfigError
-from ckdist.train.data.cache import TokenCache
+from ckdist.train.data.token_cache import TokenCache
 
 BLOCK = 512  # documents that are counted at once; bounds memory
 

@@ -5,11 +5,11 @@ import sys
 import numpy as np
 import pytest
 
-from ckdist.config.engine import EngineConfig
+from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.engine import Engine
-from ckdist.engine.launch import load_model
 from ckdist.engine.sampler import Sampler
-from ckdist.engine.sampling import SamplingParams
+from ckdist.engine.sampling_params import SamplingParams
+from ckdist.engine.start_up import load_model
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from tests.support.paths import GOLDEN
 

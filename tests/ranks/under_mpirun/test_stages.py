@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from ckdist.comm.world import SingleWorld
-from ckdist.config.engine import EngineConfig
+from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.engine import Engine
-from ckdist.engine.launch import load_model
 from ckdist.engine.sampler import Sampler
+from ckdist.engine.start_up import load_model
 from tests.support.paths import GOLDEN
 from tests.support.situations import situations, texts
 

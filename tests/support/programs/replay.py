@@ -7,7 +7,7 @@ import numpy as np
 from ckdist import native
 from ckdist.comm.communicator import open_communicator
 from ckdist.comm.world import start_world
-from ckdist.config.engine import EngineConfig
+from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.single import SingleSequence
 from ckdist.models.decoder import forward
 from ckdist.planning.layouts import can_dispatch, layouts_for

@@ -1,0 +1,59 @@
+"""Starts the ranks of a command without a launcher: `ckdist serve -tp 2`.
+
+The first process becomes the supervisor (`ckdist.launcher`) of the same command as several ranks. Rank 0 has the
+terminal.
+"""
+
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ckdist.comm.bootstrap.launchers import is_rank
+from ckdist.config.engine_config import EngineConfig
+from ckdist.launcher.hosts import MAX_RANKS, Host
+from ckdist.python_words import module_words
+from ckdist.topology import this_machine
+
+if TYPE_CHECKING:
+    from ckdist.config.commands import TrainCommand
+
+STOP_SECONDS = 86400.0  # practically none: a command limits its own end, as --drain-timeout does
+
+
+def wanted_ranks(settings: object) -> int:
+    """Returns the number of ranks that a command needs. Raises ConfigError if a training file is unreadable."""
+    if not isinstance(settings, EngineConfig):
+        from ckdist.config.commands import TrainCommand
+
+        return _training_ranks(settings) if isinstance(settings, TrainCommand) else 1
+    if not settings.runs_model:
+        return 1
+    stages = settings.pipeline_parallel_size or 1
+    return stages * (settings.tensor_parallel_size or max(1, min(this_machine().nodes_in_use(), MAX_RANKS) // stages))
+
+
+def _training_ranks(command: "TrainCommand") -> int:
+    from ckdist.train.config import load_config
+
+    if command.file is None:
+        return 1
+    config = load_config(command.file, command.overrides)
+    # One replica unless the file gives a number: batches depend on it.
+    return max(1, config.data_parallel_size) * config.pipeline_parallel_size * config.tensor_parallel_size
+
+
+def run_ranks(settings: object, arguments: Sequence[str]) -> int | None:
+    """Runs `ckdist arguments...` as the ranks that `settings` need.
+
+    Returns:
+        The exit code. None if the command must run in this process: it needs one rank, or this process is a rank.
+    """
+    if is_rank() or (count := wanted_ranks(settings)) == 1:
+        return None
+    from ckdist.launcher.job import Job
+    from ckdist.launcher.rank_output import Output
+    from ckdist.launcher.supervisor import Policy, Supervisor
+
+    words = tuple(module_words("ckdist.cli.main", *arguments))
+    job = Job(words, count, str(pathlib.Path.cwd()), captured=False)
+    return Supervisor(job, [Host("localhost", count)], Policy(stop_seconds=STOP_SECONDS), Output()).run()

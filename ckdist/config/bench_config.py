@@ -1,0 +1,109 @@
+"""`ckdist bench`."""
+
+from dataclasses import dataclass, fields
+
+from ckdist.config.engine_config import EngineConfig
+from ckdist.config.options import integer, integer_list, option
+from ckdist.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchConfig(EngineConfig):
+    """`ckdist bench`: measure a model's prefill and decode, the engine's steps, or the machine itself."""
+
+    target: str = option(
+        "model", "target", choices=("model", "steps", "machine", "comm"),
+        help="thing to measure; steps: steps of the engine by their content, for ckdist simulate",
+    )  # fmt: skip
+    tune: bool = option(
+        False,
+        "--tune",
+        help=("measure again and store for later runs; comm: the algorithm for each size; model: the prefill layout"),
+    )
+    save: str | None = option(
+        None, "--save", metavar="FILE.toml", help="machine: write the measured figures for `ckdist plan --machine FILE`"
+    )
+    n_prompt: tuple[int, ...] = option(
+        (512,),
+        "-p",
+        "--n-prompt",
+        parse=integer_list,
+        low=0,
+        high=1 << 24,
+        metavar="N",
+        help="prompt lengths, e.g. 512 or 128,512; 0: none",
+    )
+    n_gen: tuple[int, ...] = option(
+        (128,),
+        "-n",
+        "--n-gen",
+        parse=integer_list,
+        low=0,
+        high=1 << 24,
+        metavar="N",
+        help="generated lengths, e.g. 128 or 32,128; 0: none",
+    )
+    n_depth: tuple[int, ...] = option(
+        (0,),
+        "-d",
+        "--n-depth",
+        parse=integer_list,
+        low=0,
+        high=1 << 24,
+        metavar="N",
+        help="tokens of context before the measured ones, e.g. 0,8192",
+    )
+    n_parallel: tuple[int, ...] = option(
+        (1,),
+        "-npl",
+        "--n-parallel",
+        parse=integer_list,
+        low=1,
+        high=4096,
+        metavar="N",
+        help="sequences that are decoded together, e.g. 1,4,16",
+    )
+    sweep: str | None = option(
+        None,
+        "--sweep",
+        choices=("threads", "context"),
+        help=(
+            "threads: prefill and decode by number of threads, and the fewest that suffice; context: both over a "
+            "growing context up to --ctx-size, like llama.cpp's sweep-bench"
+        ),
+    )
+    repetitions: int = option(
+        5, "-r", "--repetitions", parse=integer, low=1, high=10000, metavar="N", help="measurements per row"
+    )
+    output: str = option("md", "-o", "--output", choices=("json", "md", "csv"), help="format of the rows")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.save is not None and self.target != "machine":
+            raise ConfigError(
+                f"--save writes a machine, but the target is {self.target}: use ckdist bench machine --save"
+            )
+        sized = [item for item in fields(self) if item.name in ("n_prompt", "n_gen", "n_depth", "n_parallel")]
+        given = [item.metadata["flags"][-1] for item in sized if getattr(self, item.name) != item.default]
+        if self.sweep is not None and self.target != "model":
+            raise ConfigError(f"--sweep {self.sweep} measures a model: leave {self.target!r} out")
+        if self.target == "steps" and given:
+            raise ConfigError(
+                f"steps are of sizes up to --ubatch-size, --parallel and --ctx-size: leave {given[0]} out"
+            )
+        if self.sweep == "context" and given:
+            raise ConfigError(f"--sweep context feeds --ubatch-size tokens at a time: leave {given[0]} out")
+        if self.sweep == "threads":
+            for item in sized:
+                if len(values := getattr(self, item.name)) > 1:
+                    flag = item.metadata["flags"][-1]
+                    raise ConfigError(f"--sweep threads takes one {flag}, not {len(values)}: use {flag} {values[0]}")
+            if not all((*self.n_prompt, *self.n_gen)):
+                raise ConfigError("--sweep threads measures prefill and decode: use --n-prompt and --n-gen above 0")
+        if self.target == "model" and not any((*self.n_prompt, *self.n_gen)):
+            raise ConfigError("--n-prompt 0 and --n-gen 0 leave nothing to measure: give one of them")
+
+    @property
+    def runs_model(self) -> bool:
+        """False if the machine is measured."""
+        return self.target in ("model", "steps")

@@ -1,0 +1,100 @@
+"""`ckdist plan`."""
+
+from dataclasses import dataclass, fields
+
+from ckdist.config.engine_config import CACHE_TYPES, QUANTIZE_TYPES
+from ckdist.config.options import check_field, integer, option
+from ckdist.errors import ConfigError
+
+MACHINE_HELP = "machine file (.toml), `this`, or a catalogue name, e.g. epyc-9755; an unknown name lists all"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanConfig:
+    """`ckdist plan`: predict memory and speed of a model on any machine, and compare improvements."""
+
+    model: str | None = option(
+        None,
+        "-m",
+        "--model",
+        metavar="MODEL",
+        help="GGUF file, folder, config.json, or the name of a shape, e.g. kimi-k2; an unknown name lists all",
+    )
+    type: str | None = option(
+        None, "--type", metavar="TYPE", help="type of the matrices of a model without weights, e.g. Q4_K or BF16"
+    )
+    quantize: str | None = option(
+        None,
+        "--quantize",
+        choices=QUANTIZE_TYPES,
+        help="plan as if a model without quantization were loaded with --quantize",
+    )
+    machine: str = option("this", "--machine", metavar="FILE|NAME", help=MACHINE_HELP)
+    hosts: int = option(1, "--hosts", parse=integer, low=1, high=4096, metavar="N", help="number of identical hosts")
+    threads: int = option(
+        0, "-t", "--threads", parse=integer, low=0, high=4096, metavar="N", help="cores of each node; 0: all"
+    )
+    context: int = option(
+        0,
+        "-c",
+        "--ctx-size",
+        "--context",
+        parse=integer,
+        low=0,
+        high=1 << 30,
+        metavar="N",
+        help="tokens of each sequence; 0: 8192, or the model's limit if it is smaller",
+    )
+    sequences: int = option(
+        1,
+        "-np",
+        "--parallel",
+        "--sequences",
+        parse=integer,
+        low=1,
+        high=1 << 20,
+        metavar="N",
+        help="sequences that are decoded at once",
+    )
+    n_prompt: int = option(
+        2048, "-p", "--n-prompt", parse=integer, low=1, high=1 << 30, metavar="N", help="tokens of a prompt"
+    )
+    ubatch_size: int = option(
+        512, "-ub", "--ubatch-size", parse=integer, low=1, high=1 << 20, metavar="N", help="most tokens of a step"
+    )
+    cache_type_k: str = option("i16", "-ctk", "--cache-type-k", choices=CACHE_TYPES, help="type of the cached keys")
+    cache_type_v: str = option("i16", "-ctv", "--cache-type-v", choices=CACHE_TYPES, help="type of the cached values")
+    train: str | None = option(
+        None, "--train", choices=("full", "lora"), help="plan a training; full: all weights; lora: adapters only"
+    )
+    batch_tokens: int = option(
+        2048,
+        "--batch-tokens",
+        parse=integer,
+        low=1,
+        high=1 << 24,
+        metavar="N",
+        help="tokens of each replica in a training step, or in one of its --batches",
+    )
+    batches: int = option(
+        1, "--batches", parse=integer, low=1, high=1 << 16, metavar="N",
+        help="batches of a training step, run one after the other so that all pipeline stages have work",
+    )  # fmt: skip
+    json: bool = option(False, "--json", help="print one JSON object")
+    plot: str | None = option(
+        None,
+        "--plot",
+        metavar="FILE.svg",
+        help="draw tokens/s by number of hosts, the roofline, and the memory of a rank",
+    )
+    verbose: bool = option(False, "-v", "--verbose", help="log more")
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            check_field(item, getattr(self, item.name))
+        if not self.model:
+            raise ConfigError("which model? ckdist plan -m MODEL, a config.json, or the name of a shape, e.g. kimi-k2")
+        if self.type and self.quantize:
+            raise ConfigError(
+                f"--type {self.type} and --quantize {self.quantize} both set the type of matrices: use one"
+            )

@@ -1,0 +1,37 @@
+#ifndef CKDIST_API_OPTIMIZER_H
+#define CKDIST_API_OPTIMIZER_H
+#include <stdint.h>
+#include "api/pool_api.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct ckdist_optimizer;
+
+/* Updates parameters with a pool's threads. `isa` names the kernels; null: those chosen at load. */
+CKDIST_EXPORT int ckdist_optimizer_new(const char* isa, struct ckdist_pool* pool, struct ckdist_optimizer** out);
+CKDIST_EXPORT void ckdist_optimizer_free(struct ckdist_optimizer* optimizer);
+
+/* Sum of x[i]^2 in double, in an order that depends only on n. Not finite if any x is not. */
+CKDIST_EXPORT int ckdist_optimizer_sum_squares(struct ckdist_optimizer* optimizer, const float* x, int64_t n,
+                                               double* out);
+
+/* Part i of the n parameters is [ends[i - 1], ends[i]); the last end is n. It has weight decay if decays[i] is not
+   0. Gradients are already multiplied by `gradient_scale`. `step` counts from 1. */
+struct ckdist_update {
+  const int64_t* ends;
+  const uint8_t* decays;
+  int64_t parts, n, step;
+  double gradient_scale, learning_rate, weight_decay;
+  float* parameters;
+  const float* gradients;
+};
+CKDIST_EXPORT int ckdist_optimizer_adamw(struct ckdist_optimizer* optimizer, const struct ckdist_update* update,
+                                         double beta1, double beta2, double eps, float* mean, float* square);
+CKDIST_EXPORT int ckdist_optimizer_sgd(struct ckdist_optimizer* optimizer, const struct ckdist_update* update,
+                                       double momentum, float* velocity);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif
+#endif

@@ -1,0 +1,233 @@
+#ifndef CKDIST_API_STEPS_INFERENCE_H
+#define CKDIST_API_STEPS_INFERENCE_H
+#include "api/steps_api.h"
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Steps of inference: a number and a struct for each kind. */
+
+enum ckdist_inference_step_kind {
+  ckdist_step_embed,
+  ckdist_step_norm_quantize,
+  ckdist_step_linear,
+  ckdist_step_attend,
+  ckdist_step_gather_rows,
+  ckdist_step_sum_squares,
+  ckdist_step_delta_rule,
+  ckdist_step_experts,
+  ckdist_step_linear_heads,
+  ckdist_step_attend_latent,
+  ckdist_step_output_rows,
+  ckdist_step_mean_rows,
+  ckdist_step_store_cross,
+  ckdist_step_attend_cross,
+  ckdist_step_recv,
+  ckdist_step_send,
+  ckdist_inference_step_kinds
+};
+
+/* How a token selects a row of a table. type: row 0, or row 1 for tokens of a second text. */
+enum ckdist_embed_by { ckdist_embed_by_id, ckdist_embed_by_position, ckdist_embed_by_type };
+
+/* out = scale * rows of the table's shards; zeros for ids of another rank's part of the vocabulary.
+   by: enum ckdist_embed_by.
+   added: a matrix whose row of the token's type is added; -1: none.
+   waves: enum ckdist_rope_table; instead of rows, the sines and then the cosines of the token's angles. */
+struct ckdist_embed_step {
+  struct ckdist_step step;
+  int32_t out, by, added, waves;
+  struct ckdist_span table; /* matrices */
+  int64_t first_row;        /* row of the vocabulary where the first shard begins */
+  float scale;
+};
+
+/* r = x + post_factor * rms_norm(sum of y's summands); absent operands are skipped. sum = r. activations = factor *
+   norm(r), in the formats that products read. normed = norm(r) in floats.
+   norm: rms_norm, or with `centred` the layer norm, plus norm_bias.
+   activations: values for each format, one for each shard of the columns; each takes the next floats.
+   gate: a value; y is multiplied by its sigmoid. Then y is the only other operand. */
+struct ckdist_norm_quantize_step {
+  struct ckdist_step step;
+  int32_t x, y, gate;
+  int32_t post_norm, norm, norm_bias; /* vectors */
+  float post_eps, eps, post_factor, factor;
+  int32_t centred;
+  int32_t sum, normed;
+  struct ckdist_span activations[3];
+  int32_t gather, gather_sum; /* if rows are sharded over hosts: gather all activations on every host; the sum too */
+};
+
+/* out = factor * norm(r) of the selected rows; both as in norm_quantize. */
+struct ckdist_output_rows_step {
+  struct ckdist_step step;
+  int32_t x, y;
+  int32_t post_norm, norm, norm_bias; /* vectors */
+  float post_eps, eps, post_factor, factor;
+  int32_t centred, out;
+};
+
+/* out = for each selected row the mean over its sequence's selected rows, which are computed as in output_rows. */
+struct ckdist_mean_rows_step {
+  struct ckdist_step step;
+  int32_t x, y;
+  int32_t post_norm, norm, norm_bias; /* vectors */
+  float post_eps, eps, post_factor, factor;
+  int32_t centred, out;
+};
+
+/* One matrix of a linear step: out = x * weight^T + bias (+ low * low_weight^T). */
+struct ckdist_product {
+  struct ckdist_span x;          /* activations: one, or one for each shard of the columns */
+  int32_t out;                   /* value */
+  struct ckdist_span weight;     /* matrices: shards of the rows, with results side by side, or of the columns */
+  int32_t bias;                  /* first of the vectors, one for each shard of the rows */
+  struct ckdist_span low;        /* values: products of x with low-rank matrices A, as x; count 0: none */
+  struct ckdist_span low_weight; /* matrices B, sharded as the rows */
+};
+
+/* All products of one input. */
+struct ckdist_linear_step {
+  struct ckdist_step step;
+  int32_t count;
+  const struct ckdist_product* products;
+  int32_t summed;     /* shards are of the columns; their products are added in order */
+  int32_t gate;       /* enum ckdist_gate: with two products, the first out = gate(first) * second */
+  int32_t activation; /* enum ckdist_gate, applied to each element of the results */
+  float soft_cap;     /* applied to the results; 0: none */
+};
+
+/* Normalizes and rotates q and k, stores k and v in the cache, out = attention. */
+struct ckdist_attend_step {
+  struct ckdist_step step;
+  int32_t q, k, v, out;
+  int32_t rotated;        /* value for rotated queries; -1: in place in q */
+  int32_t q_norm, k_norm; /* vectors of a head's width; with `squares`, of all local heads */
+  int32_t squares;        /* value of sum_squares, if one norm covers all heads of a token */
+  int32_t sinks;          /* vector of local heads: for each a score without a value */
+  int32_t layer, rope_table, window;
+  int32_t bidirectional; /* a token sees its whole sequence, whose tokens are all in the batch */
+  float eps, scale, soft_cap;
+  /* Biases of scores: relative is a vector (buckets, heads of all ranks), -1: none. buckets: the bucket of each
+     distance (key position - query position) from -reach to reach. */
+  int32_t relative, reach;
+  const int32_t* buckets;
+};
+
+/* Stores keys and values of all tokens in a layer's cache. */
+struct ckdist_store_cross_step {
+  struct ckdist_step step;
+  int32_t k, v, layer;
+};
+
+/* out = attention to the keys and values of store_cross: the tokens of the sequence's first text. */
+struct ckdist_attend_cross_step {
+  struct ckdist_step step;
+  int32_t q, out, layer;
+  float scale;
+};
+
+/* out, row i = x + post_factor * rms_norm(sum of y) of the i-th selected token; the rank that has the token writes
+   it. */
+struct ckdist_gather_rows_step {
+  struct ckdist_step step;
+  int32_t x, y, post_norm, out;
+  float post_eps, post_factor;
+};
+
+/* out = the sums of squares of each head of q, then of k. 0 for heads that are not local or that another rank
+   counts. */
+struct ckdist_sum_squares_step {
+  struct ckdist_step step;
+  int32_t q, k, out, layer;
+};
+
+/* Linear attention of local value heads. Weights are vectors.
+   q, k, v: SiLU of their short convolutions. q and k are divided by their lengths; q is multiplied by scale.
+   out = rms_norm(q applied to the updated state) * silu(z). */
+struct ckdist_delta_rule_step {
+  struct ckdist_step step;
+  int32_t q, k, v, z, b, a, out;
+  int32_t conv_q, conv_k, conv_v, a_log, dt_bias, norm;
+  int32_t layer;
+  int32_t exchanged; /* rows of q to a are in the slots of their tokens' ranks */
+  float eps, l2_eps, scale;
+};
+
+/* Matrices of LoRA, stacks if the other matrix is a stack: x * a^T * b^T is added to x * matrix^T. For gate and up,
+   b is sharded like the matrix; for down, a is. Spans of count 0: no LoRA. */
+struct ckdist_low_rank {
+  struct ckdist_span a, b;
+};
+
+/* Experts of one shape: stacks of matrices. A shard of the intermediate size has a part of each matrix. */
+struct ckdist_expert_set {
+  int32_t first, count;           /* experts of this rank; 0 and 1 for the set that all tokens use */
+  int32_t gate_x, up_x;           /* activations */
+  struct ckdist_span gate, up;    /* matrices: shards of the rows */
+  struct ckdist_span down;        /* matrices: shards of the columns; their products are added in order */
+  int32_t joined;                 /* value: gate * up, shards side by side; rows are grouped by expert */
+  struct ckdist_span activations; /* `joined` for each shard, in the format that down reads */
+  /* Vectors. Each expert of this rank has `bias_width` floats for gate and up, and the width of `out` for down. The
+     shards' part begins at bias_column. The shard `biased` adds down's bias to its products. */
+  int32_t gate_bias, up_bias, down_bias;
+  int32_t biased;
+  int64_t bias_width, bias_column;
+  int32_t low_x; /* activations that a of gate and up read; -1: none */
+  struct ckdist_low_rank gate_low, up_low, down_low;
+  struct ckdist_span low_activations; /* `joined` for each shard, in the format that a of down reads */
+  int32_t low;                        /* value: their products with a of down, shards side by side */
+};
+
+/* Chooses experts by logits. out = sum over a token's experts of share * expert(token). */
+struct ckdist_experts_step {
+  struct ckdist_step step;
+  int32_t logits, switches; /* switches: gate of the set that all tokens use; -1: its share is 1 */
+  int32_t correction;       /* vector */
+  struct ckdist_routing routing;
+  int32_t gate; /* enum ckdist_gate */
+  int32_t count;
+  const struct ckdist_expert_set* sets; /* the chosen experts, then the set that all tokens use */
+  const int32_t* host_experts;          /* (hosts + 1,) first expert of each host, if rows are sharded over hosts */
+  int32_t layer;                        /* layer for the counters of rows per expert */
+  int32_t out;
+};
+
+/* For each head of x, of x_width floats: out = (the first `columns` elements times the head's matrix of head_rows
+   rows, the other elements). */
+struct ckdist_linear_heads_step {
+  struct ckdist_step step;
+  int32_t x, out;
+  struct ckdist_span weight; /* matrices: one for each local head */
+  int32_t format;            /* enum ckdist_activation_format that the matrices read */
+  int64_t x_width, columns, head_rows;
+};
+
+/* Normalizes and rotates k, stores it in the cache, rotates q in place, out = attention. A head of q and k is a
+   latent vector followed by the rotated part. norm: for the latent vector. */
+struct ckdist_attend_latent_step {
+  struct ckdist_step step;
+  int32_t q, k, out;
+  int32_t norm; /* vector */
+  int32_t layer, rope_table;
+  float eps, scale;
+};
+
+/* out = the rows that the previous stage sends: all tokens, or this rank's own if the ranks of a stage shard tokens.
+   A summand (`place` slot) has zeros in the rows that other ranks of the stage receive. */
+struct ckdist_recv_step {
+  struct ckdist_step step;
+  int32_t out;
+};
+
+/* Sends this rank's rows of x + post_factor * rms_norm(sum of y) to the next stage. The last step of a stage. */
+struct ckdist_send_step {
+  struct ckdist_step step;
+  int32_t x, y, post_norm;
+  float post_eps, post_factor;
+};
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif
+#endif

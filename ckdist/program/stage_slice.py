@@ -1,0 +1,119 @@
+"""A pipeline stage: the slice of a program between two of its boundaries, with a receive and a send.
+
+The instructions after a boundary depend only on its value and on the batch. Each rank has the whole batch, so a stage
+receives only the value. A stage has the instructions of the whole program, without tracing again, so its bits are the
+same. A tally of experts covers all layers: each stage adds its own layers to the tally that it receives.
+"""
+
+from dataclasses import dataclass, replace
+
+from ckdist.errors import LayoutError
+from ckdist.layout import Range
+from ckdist.mesh import WHOLE, Mesh
+from ckdist.program.ops import OPS
+from ckdist.program.ops.op import axes
+from ckdist.program.ops.stage_transfer import received_dims
+from ckdist.program.ops.tally import layers_of
+from ckdist.program.program import Instr, Program, Value
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Stage `number` (from 0) of `count`, with layers [begin, end) of a model.
+
+    The first stage also has the embedding, the last one the head.
+    """
+
+    number: int
+    count: int
+    layers: Range
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the first stage."""
+        return self.number == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether this is the last stage."""
+        return self.number == self.count - 1
+
+    def program(self, whole: Program, mesh: Mesh) -> Program:
+        """This stage's part of the program `whole`, or `whole` itself if there is one stage.
+
+        `mesh` is that of the stage's ranks. Raises LayoutError if the program lacks these boundaries.
+        """
+        if self.count == 1:
+            return whole
+        begin, end = self.layers
+        if not 0 <= begin < end < len(whole.boundaries):
+            raise LayoutError(f"layers {begin} to {end} are no slice of the {len(whole.boundaries) - 1} of the program")
+        makers = {v.name: i for i, instr in enumerate(whole.instrs) for v in instr.outputs}
+        entry, exit_ = whole.boundaries[begin], whole.boundaries[end]
+        start = 0 if self.first else makers[entry.name] + 1
+        until = len(whole.instrs) if self.last else makers[exit_.name] + 1
+        tally = _StageTally.of(whole, start, until)
+        instrs = [] if self.first else _received(whole.inputs[0], entry, tally.received, self.number - 1, mesh)
+        for instr in whole.instrs[start:until]:
+            instrs += tally.adding if instr.op == "tally" else [instr]
+        outputs = whole.outputs
+        if not self.last:
+            sent, names = (exit_, *tally.total), ("sent", "sent_tally")
+            instrs += [*tally.adding, _instr("send", sent, names, to=self.number + 1, axis=_sharing(exit_, mesh))]
+            outputs = instrs[-1].outputs
+        return Program(whole.inputs, outputs, tuple(instrs), whole.boundaries[begin : end + 1])
+
+
+@dataclass(frozen=True)
+class _StageTally:
+    """A stage's part of a program's tally. Each field has one item or none."""
+
+    received: tuple[Value, ...] = ()  # the tally of the stages before
+    adding: tuple[Instr, ...] = ()  # the instruction that adds the stage's own layers
+    total: tuple[Value, ...] = ()  # the sum of both
+
+    @staticmethod
+    def of(whole: Program, start: int, until: int) -> "_StageTally":
+        """The tally of the stage that has instructions [start, until) of the program."""
+        found = next((instr for instr in whole.instrs if instr.op == "tally"), None)
+        if found is None:
+            return _StageTally()
+        made_at = {v: i for i, instr in enumerate(whole.instrs) for v in instr.outputs}
+        layers = [(made_at[logits], logits, chosen) for logits, chosen in layers_of(found.inputs)]
+        own = [v for at, *layer in layers if start <= at < until for v in layer]
+        before = [replace(v, name=f"{v.name}.before") for v in found.outputs if layers[0][0] < start]
+        if not own:  # the received tally is the total
+            total = found.outputs if before else ()
+            return _StageTally(total, (), total)
+        adding = replace(found, inputs=(found.inputs[0], *own, *before))
+        return _StageTally(tuple(before), (adding,), found.outputs)
+
+
+def _received(ids: Value, value: Value, tally: tuple[Value, ...], stage: int, mesh: Mesh) -> list[Instr]:
+    """The instructions that receive `value`, and a tally, from the previous stage.
+
+    If all ranks have all tokens, each receives a part of the rows, and an all_reduce completes them.
+    """
+    axis, names = _sharing(value, mesh), [value.name, *(v.name for v in tally)]
+    attrs = {"axis": axis, "stage": stage, **received_dims(value, *tally)}
+    if axis is None:
+        return [_instr("recv", (ids,), tuple(names), **attrs)]
+    recv = _instr("recv", (ids,), (f"{value.name}.rows", *names[1:]), **attrs)
+    return [recv, _instr("all_reduce", recv.outputs[:1], (value.name,), axis=axis)]
+
+
+def _sharing(value: Value, mesh: Mesh) -> str | None:
+    """The axis whose ranks each transfer a part of the rows; None if each rank transfers its own rows."""
+    return None if value.dims[0].axis == WHOLE or mesh.size(WHOLE) == 1 else WHOLE
+
+
+def _instr(op: str, inputs: tuple[Value, ...], names: tuple[str, ...], **attrs: object) -> Instr:
+    """An instruction whose outputs have these names. Names beyond the number of outputs are not used."""
+    inferred = OPS[op].infer(inputs, (), attrs)
+    outputs = tuple(
+        Value(name, dims, "f32", axes(partial)) for name, (dims, partial) in zip(names, inferred, strict=False)
+    )
+    return Instr(op, inputs, outputs, (), attrs)
+
+
+__all__ = ["Stage"]

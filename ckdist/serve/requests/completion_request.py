@@ -1,0 +1,99 @@
+"""Reads and checks a body of /v1/completions: prompts as text or token ids, echo and scores."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ckdist.engine.sampling_params import MAX_LOGPROBS
+from ckdist.errors import RequestError
+from ckdist.serve.requests.params import RequestParams, read_params
+from ckdist.serve.requests.prepared import ModelFacts
+from ckdist.serve.requests.prompt import tokenise
+from ckdist.serve.requests.request_fields import Fields, check_token_ids
+from ckdist.tokens.chat_input import kind_of
+from ckdist.tokens.tokenizer import Tokenizer
+
+DEFAULT_MAX_TOKENS = 16  # as OpenAI's
+MAX_PROMPTS = 1024
+
+Prompt = str | tuple[int | str, ...]  # llama-server allows texts between token ids
+
+
+@dataclass(frozen=True)
+class CompletionRequest:
+    """The contents of a body."""
+
+    params: RequestParams
+    prompts: tuple[Prompt, ...]  # each of them is continued
+    echo: bool
+    add_special: bool  # add the model's BOS and EOS to texts
+    suffix: str  # text after the completion; empty: none
+
+
+def parse_completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> CompletionRequest:
+    """Reads the body. Raises RequestError for invalid and unsupported values."""
+    fields = Fields(body)
+    prompts = read_prompts(fields, facts.vocab_size)
+    echo, add_special = fields.switch("echo"), fields.switch("add_special_tokens", True)
+    params = read_params(fields, tokenizer, facts, _logprobs(fields), default_tokens=DEFAULT_MAX_TOKENS)
+    suffix = fields.text("suffix", "")
+    if suffix and (echo or not all(isinstance(prompt, str) for prompt in prompts)):
+        raise RequestError("suffix needs prompts that are text, and no echo", "suffix", "invalid_value")
+    return CompletionRequest(params, prompts, echo, add_special, suffix)
+
+
+def read_prompts(fields: Fields, vocab_size: int) -> tuple[Prompt, ...]:
+    """Reads `prompt`: a text, a list of token ids (maybe with texts in between), or a list of such prompts."""
+    given = fields.value("prompt", str, list)
+    if isinstance(given, str):
+        return (given,)
+    if not given:
+        message = "prompt is needed: a string, a list of strings, token ids, or a list of token id lists"
+        raise RequestError(message, "prompt", "missing_required_parameter")
+    if any(type(part) is int for part in given):
+        return (_token_prompt(given, "prompt", vocab_size),)
+    if len(given) > MAX_PROMPTS:
+        message = f"prompt has {len(given)} prompts; at most {MAX_PROMPTS} are read at once"
+        raise RequestError(message, "prompt", "invalid_value")
+    return tuple(_prompt(prompt, f"prompt[{index}]", vocab_size) for index, prompt in enumerate(given))
+
+
+def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, add_special: bool, facts: ModelFacts) -> list[int]:
+    """Returns the token ids of one prompt. In a mixed prompt only a text at the start gets BOS."""
+    if isinstance(prompt, str):
+        return tokenise(tokenizer, prompt, add_special, facts, "prompt")
+    tokens: list[int] = []
+    for index, part in enumerate(prompt):
+        is_first = add_special and index == 0
+        tokens += tokenise(tokenizer, part, is_first, facts, "prompt") if isinstance(part, str) else [part]
+    return tokens
+
+
+def prompt_text(prompt: Prompt, tokens: list[int], tokenizer: Tokenizer) -> str:
+    """Returns the prompt as text."""
+    return prompt if isinstance(prompt, str) else tokenizer.decode(tokens)
+
+
+def _prompt(prompt: Any, name: str, vocab_size: int) -> Prompt:
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list):
+        return _token_prompt(prompt, name, vocab_size)
+    message = f"{name} must be a string or a list of token ids, not {kind_of(prompt)}"
+    raise RequestError(message, "prompt", "invalid_type")
+
+
+def _token_prompt(prompt: list[Any], name: str, vocab_size: int) -> Prompt:
+    check_token_ids([part for part in prompt if not isinstance(part, str)], name, vocab_size)
+    return tuple(prompt)
+
+
+def _logprobs(fields: Fields) -> int | None:
+    """Alternatives per token; None without log-probabilities.
+
+    The field is a number as in OpenAI's API, or a boolean together with `top_logprobs` or llama-server's `n_probs`.
+    """
+    wanted = fields.value("logprobs", bool, int, float)
+    other = max(fields.integer(name, 0, 0, MAX_LOGPROBS) for name in ("top_logprobs", "n_probs"))
+    if type(wanted) is bool:
+        return other if wanted else None
+    return fields.integer("logprobs", other or None, 0, MAX_LOGPROBS)

@@ -1,0 +1,236 @@
+"""Reads bodies of /v1/embeddings, /embedding, /v1/rerank and /score: texts or token ids, with a vector each."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ckdist.errors import RequestError
+from ckdist.serve.requests.cache_use import read_cache_use
+from ckdist.serve.requests.prepared import ModelFacts, pack_tokens
+from ckdist.serve.requests.prompt import tokenise, too_long
+from ckdist.serve.requests.request_fields import Fields, check_token_ids
+from ckdist.tokens.chat_input import kind_of
+from ckdist.tokens.tokenizer import Tokenizer
+
+MAX_INPUTS = 2048  # as OpenAI's
+MAX_DIMENSIONS = 1 << 20
+NO_NORM, EUCLIDEAN = -1, 2  # llama-server's embd_normalize
+
+Input = str | tuple[int | str, ...]  # llama-server allows texts between token ids
+
+
+@dataclass(frozen=True)
+class EmbeddingWork:
+    """A request for vectors, or for scores of texts."""
+
+    prompts: list[bytes]  # as in `Prepared`; for a cross-encoder each is a pair of texts
+    base64: bool = False
+    dimensions: int = 0  # keep this number of elements of each vector; 0: all
+    normalise: bool = True
+    queries: int = 0  # this number of prompts at the start is compared with the others
+    best: int = 0  # maximum number of documents in the answer
+    texts: tuple[str, ...] = ()  # the documents, if the answer contains them
+    first_texts: tuple[int, ...] = ()  # for a cross-encoder: tokens of the first text of each pair
+    sigmoid: bool = False  # for a cross-encoder: the score is the sigmoid of the output
+    plain: bool = False  # the answer is only a list of scores
+    cache_salt: str | None = None  # see `read_cache_use`
+    cache_prompt: bool = True
+    ignored: tuple[str, ...] = ()
+
+    def to_map(self) -> dict[str, Any]:
+        """Returns a map for msgpack."""
+        return asdict(self)
+
+    @classmethod
+    def from_map(cls, values: dict[str, Any]) -> EmbeddingWork:
+        """Inverse of `to_map`."""
+        tuples = {name: tuple(values[name]) for name in ("texts", "first_texts", "ignored")}
+        return cls(**{**values, **tuples})
+
+
+def embedding(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> EmbeddingWork:
+    """Reads a body of /v1/embeddings."""
+    fields = Fields(body)
+    _check_embeds(facts)
+    inputs = _inputs(fields, ("input",), facts)
+    form = fields.text("encoding_format", "float")
+    if form not in ("float", "base64"):
+        raise RequestError(f"encoding_format ({form[:32]!r}) must be float or base64", "encoding_format")
+    dimensions = fields.integer("dimensions", 0, 1, MAX_DIMENSIONS)
+    return _work(fields, inputs, tokenizer, facts, "input", base64=form == "base64", dimensions=dimensions)
+
+
+def llama_embedding(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> EmbeddingWork:
+    """Reads a body of llama-server's /embedding."""
+    fields = Fields(body)
+    _check_embeds(facts)
+    inputs = _inputs(fields, ("content", "input", "prompt"), facts)
+    norm = fields.integer("embd_normalize", EUCLIDEAN, NO_NORM, 1 << 16)
+    if norm not in (NO_NORM, EUCLIDEAN):
+        message = f"embd_normalize ({norm}) is not supported; {EUCLIDEAN} divides by the length, {NO_NORM} does nothing"
+        raise RequestError(message, "embd_normalize", "unsupported_value")
+    return _work(fields, inputs, tokenizer, facts, "content", normalise=norm == EUCLIDEAN)
+
+
+def rerank(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> EmbeddingWork:
+    """Reads a body of /v1/rerank: a query and documents."""
+    fields = Fields(body)
+    query = fields.text("query")
+    if not query:
+        raise RequestError("query is needed: a string", "query", "missing_required_parameter")
+    texts = fields.value("texts", list)  # text-embeddings-inference, whose answer is a plain list
+    name = "documents" if texts is None else "texts"
+    documents = [_document(item, name) for item in _list(fields, name)]
+    best = fields.integer("top_n", len(documents), 1, 1 << 31)
+    returned = tuple(documents) if fields.switch(("return_documents", "return_text")) else ()
+    more = {"best": best, "texts": returned, "plain": texts is not None}
+    if facts.scores:
+        pairs = [(query, document) for document in documents]
+        return _pairs(fields, pairs, tokenizer, facts, name, **more)
+    return _work(fields, (query, *documents), tokenizer, facts, name, queries=1, **more)
+
+
+def score(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> EmbeddingWork:
+    """Reads a body of vLLM's /score: pairs of `text_1` and `text_2`, or one `text_1` with every `text_2`."""
+    fields = Fields(body)
+    sides = [_side(fields, name) for name in ("text_1", "text_2")]
+    first, second = map(len, sides)
+    if first not in (1, second):
+        message = f"text_1 has {first} texts and text_2 has {second}; give one, or as many"
+        raise RequestError(message, "text_1", "invalid_value")
+    if facts.scores:
+        pairs = list(zip(sides[0] * (second // first), sides[1], strict=True))
+        return _pairs(fields, pairs, tokenizer, facts, "text_2")
+    return _work(fields, (*sides[0], *sides[1]), tokenizer, facts, "text_2", queries=first)
+
+
+def _check_embeds(facts: ModelFacts) -> None:
+    if facts.scores:
+        raise RequestError("the model is a cross-encoder, which has no embeddings; use /v1/rerank or /score", "model")
+
+
+def _side(fields: Fields, name: str) -> list[str]:
+    value = fields.value(name, str, list)
+    texts = [value] if isinstance(value, str) else value
+    if not texts:
+        raise RequestError(f"{name} is needed: a string or a list of strings", name, "missing_required_parameter")
+    return [_document(item, name) for item in texts]
+
+
+def _list(fields: Fields, name: str) -> list[Any]:
+    found = fields.value(name, list)
+    if not found:
+        raise RequestError(f"{name} is needed: a list of strings", name, "missing_required_parameter")
+    return found
+
+
+def _document(item: Any, name: str = "documents") -> str:
+    """Returns a text, which may be the `text` of an object."""
+    text = item.get("text") if isinstance(item, dict) else item
+    if not isinstance(text, str):
+        raise RequestError(f"{name} must hold strings, not {kind_of(item)}", name, "invalid_type")
+    return text
+
+
+def _inputs(fields: Fields, names: tuple[str, ...], facts: ModelFacts) -> tuple[Input, ...]:
+    """Reads a text, token ids, or a list of texts or of token ids. llama-server's object may replace a text."""
+    name, given = names[0], fields.value(names, str, list, dict)
+    if isinstance(given, str):
+        return (given,)
+    if isinstance(given, dict):
+        return (_input(given, name, facts),)
+    if not given:
+        message = f"{name} is needed: a string, a list of strings, token ids, or a list of token id lists"
+        raise RequestError(message, name, "missing_required_parameter")
+    if any(type(part) is int for part in given):
+        return (_token_input(given, name, facts),)
+    return tuple(_input(item, f"{name}[{index}]", facts) for index, item in enumerate(given[: MAX_INPUTS + 1]))
+
+
+def _input(item: Any, name: str, facts: ModelFacts) -> Input:
+    if isinstance(item, str):
+        return item
+    if isinstance(item, list):
+        return _token_input(item, name, facts)
+    if isinstance(item, dict) and isinstance(item.get("prompt_string"), str) and not item.get("multimodal_data"):
+        return item["prompt_string"]
+    message = f"{name} must be a string or a list of token ids, not {kind_of(item)}"
+    raise RequestError(message, name.partition("[")[0], "invalid_type")
+
+
+def _token_input(given: list[Any], name: str, facts: ModelFacts) -> Input:
+    check_token_ids([part for part in given if not isinstance(part, str)], name, facts.vocab_size)
+    return tuple(given)
+
+
+def _pairs(
+    fields: Fields, pairs: list[tuple[str, str]], tokenizer: Tokenizer, facts: ModelFacts, field: str, **more: Any
+) -> EmbeddingWork:
+    """Tokenizes pairs of texts. Raises RequestError for too many pairs, and for one that exceeds the context."""
+    if len(pairs) > MAX_INPUTS:
+        raise RequestError(f"{field} has more than {MAX_INPUTS} texts; send them in several requests", field)
+    limit = fields.integer("truncate_prompt_tokens", 0, -1, 1 << 31)
+    cut = facts.context_length if limit == -1 else min(limit, facts.context_length)
+    sigmoid = fields.switch(("use_activation", "activation"), True) and facts.scores == "sigmoid"
+    salt, reuse = read_cache_use(fields)
+    more |= {"cache_salt": salt, "cache_prompt": reuse}
+    known: dict[str, list[int]] = {}  # ids by text: queries repeat
+    prompts, first_texts = list[bytes](), list[int]()
+    for texts in pairs:
+        for text in texts:
+            known[text] = known.get(text) or tokenizer.encode(text, add_special=False)
+        tokens, first_text = _pair(known[texts[0]], known[texts[1]], tokenizer, facts, field, cut)
+        prompts.append(pack_tokens(tokens))
+        first_texts.append(first_text)
+    return EmbeddingWork(prompts, first_texts=tuple(first_texts), sigmoid=sigmoid, **more)
+
+
+def _pair(
+    first: list[int], second: list[int], tokenizer: Tokenizer, facts: ModelFacts, field: str, cut: int
+) -> tuple[list[int], int]:
+    """Returns the ids of a pair, and how many are the first text. `cut` (see `_tokens`) shortens the second text."""
+    around = len(tokenizer.prefix) + len(tokenizer.middle) + len(tokenizer.suffix)
+    if cut:
+        second = second[: max(0, cut - around - len(first))]
+    tokens, first_text = tokenizer.pair(first, second)
+    if len(tokens) > facts.context_length:
+        raise too_long(len(tokens), facts.context_length, facts.context_length, field)
+    return tokens, first_text
+
+
+def _work(
+    fields: Fields, inputs: tuple[Input, ...], tokenizer: Tokenizer, facts: ModelFacts, field: str, **more: Any
+) -> EmbeddingWork:
+    """Tokenizes the inputs. Raises RequestError for too many inputs, and for one that exceeds the context."""
+    if len(inputs) > MAX_INPUTS:
+        raise RequestError(f"{field} has more than {MAX_INPUTS} texts; send them in several requests", field)
+    limit = fields.integer("truncate_prompt_tokens", 0, -1, 1 << 31)
+    cut = facts.context_length if limit == -1 else min(limit, facts.context_length)
+    add_special = fields.switch("add_special_tokens", True)
+    salt, reuse = read_cache_use(fields)
+    more |= {"cache_salt": salt, "cache_prompt": reuse}
+    prompts = [pack_tokens(_tokens(item, tokenizer, facts, field, cut, add_special)) for item in inputs]
+    return EmbeddingWork(prompts, **more)
+
+
+def _tokens(item: Input, tokenizer: Tokenizer, facts: ModelFacts, field: str, cut: int, special: bool) -> list[int]:
+    """Returns the ids of one input.
+
+    `cut`: maximum number of ids, with the special tokens around a text; a longer text is cut. 0: a longer text is
+    refused.
+    """
+    if not isinstance(item, str):
+        parts = (tokenise(tokenizer, p, False, facts, field) if isinstance(p, str) else [p] for p in item)
+        tokens = [token for part in parts for token in part][: cut or None]
+    elif cut:
+        prefix, suffix = (tokenizer.prefix, tokenizer.suffix) if special else ((), ())
+        text = tokenizer.encode(item, add_special=False)
+        tokens = [*prefix, *text[: max(0, cut - len(prefix) - len(suffix))], *suffix]
+    else:
+        tokens = tokenise(tokenizer, item, special, facts, field)
+    if not tokens:
+        raise RequestError(f"{field} has an empty text; give at least one token", field, "invalid_value")
+    if len(tokens) > facts.context_length:
+        raise too_long(len(tokens), facts.context_length, facts.context_length, field)
+    return tokens
