@@ -164,6 +164,12 @@ def untyped_arguments(names: list[str]) -> int:
     return count
 
 
+def repeated_names(names: list[str]) -> int:
+    """Names that several files of the package have, `__init__.py` aside."""
+    counts = Counter(pathlib.Path(n).name for n in names if n.startswith("ckdist/"))
+    return sum(times > 1 for name, times in counts.items() if name != "__init__.py")
+
+
 def private_words(names: list[str]) -> dict[str, int]:
     """The number of each private word in code, comments and pages."""
     found: Counter[str] = Counter()
@@ -231,6 +237,7 @@ def count(quick: bool) -> tuple[dict[str, int], list[str]]:
         f"functions over {FUNCTION_LINES} lines": long_functions(names),
         "functions without a docstring": without_docstring(names),
         "arguments without a type": untyped_arguments(names),
+        "file names that occur twice": repeated_names(names),
         "private words": sum(words.values()),
         **{ENGLISH + kind: marked for kind, (marked, _) in plain_english.counts().items()},
     }
