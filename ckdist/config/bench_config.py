@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 
 from ckdist.config.engine_config import EngineConfig
-from ckdist.config.options import integer, integer_list, option
+from ckdist.config.options import integer_list, option
 from ckdist.errors import ConfigError
 
 
@@ -27,6 +27,7 @@ class BenchConfig(EngineConfig):
         (512,),
         "-p",
         "--n-prompt",
+        kind=int,
         parse=integer_list,
         low=0,
         high=1 << 24,
@@ -37,6 +38,7 @@ class BenchConfig(EngineConfig):
         (128,),
         "-n",
         "--n-gen",
+        kind=int,
         parse=integer_list,
         low=0,
         high=1 << 24,
@@ -47,6 +49,7 @@ class BenchConfig(EngineConfig):
         (0,),
         "-d",
         "--n-depth",
+        kind=int,
         parse=integer_list,
         low=0,
         high=1 << 24,
@@ -57,6 +60,7 @@ class BenchConfig(EngineConfig):
         (1,),
         "-npl",
         "--n-parallel",
+        kind=int,
         parse=integer_list,
         low=1,
         high=4096,
@@ -72,9 +76,7 @@ class BenchConfig(EngineConfig):
             "growing context up to --ctx-size, like llama.cpp's sweep-bench"
         ),
     )
-    repetitions: int = option(
-        5, "-r", "--repetitions", parse=integer, low=1, high=10000, metavar="N", help="measurements per row"
-    )
+    repetitions: int = option(5, "-r", "--repetitions", low=1, high=10000, metavar="N", help="measurements per row")
     output: str = option("md", "-o", "--output", choices=("json", "md", "csv"), help="format of the rows")
 
     def __post_init__(self) -> None:

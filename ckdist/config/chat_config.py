@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from ckdist.config.options import integer, option
+from ckdist.config.options import option
 from ckdist.config.sampling_config import SamplingConfig
 from ckdist.errors import ConfigError
 
@@ -13,7 +13,7 @@ class ChatConfig(SamplingConfig):
     """`ckdist chat`: chat on the terminal with a model in this process or on a server."""
 
     n_predict: int = option(
-        1024, "-n", "--n-predict", parse=integer, low=1, high=1 << 24, metavar="N", help="most tokens of an answer"
+        1024, "-n", "--n-predict", low=1, high=1 << 24, metavar="N", help="most tokens of an answer"
     )
     system: str | None = option(None, "--system", metavar="TEXT", help="system message before the chat")
     url: str | None = option(

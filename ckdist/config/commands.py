@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from ckdist.config.engine_config import NAMES_HELP
-from ckdist.config.options import integer, option
+from ckdist.config.options import Settings, option
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompletionCommand:
+class CompletionCommand(Settings):
     """`ckdist completion`: print a completion script for a shell."""
 
     shell: str | None = option(None, "shell", choices=("bash", "zsh", "fish"), help="shell that runs the script")
@@ -15,7 +15,7 @@ class CompletionCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainCommand:
+class TrainCommand(Settings):
     """`ckdist train`: train a model from scratch or fine-tune one, as configured in a TOML file."""
 
     file: str | None = option(
@@ -29,15 +29,15 @@ class TrainCommand:
         help="override a field of the configuration, e.g. learning_rate=1e-3; may be repeated",
     )
     tensor_parallel_size: int | None = option(
-        None, "-tp", "--tensor-parallel-size", parse=integer, low=1, high=1 << 16,
+        None, "-tp", "--tensor-parallel-size", kind=int, low=1, high=1 << 16,
         help="ranks that shard the tensors of each replica (default: the file's value, or 1)",
     )  # fmt: skip
     pipeline_parallel_size: int | None = option(
-        None, "-pp", "--pipeline-parallel-size", parse=integer, low=1, high=1 << 16,
+        None, "-pp", "--pipeline-parallel-size", kind=int, low=1, high=1 << 16,
         help="pipeline stages of each replica (default: the file's value, or 1)",
     )  # fmt: skip
     data_parallel_size: int | None = option(
-        None, "-dp", "--data-parallel-size", parse=integer, low=1, high=1 << 16,
+        None, "-dp", "--data-parallel-size", kind=int, low=1, high=1 << 16,
         help="replicas; started on this host if there is no launcher (default: the file's value, or the started ranks)",
     )  # fmt: skip
     verbose: bool = option(False, "-v", "--verbose", help="log more")
@@ -51,7 +51,7 @@ class TrainCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportCommand:
+class ExportCommand(Settings):
     """`ckdist export`: write a Hugging Face folder as one GGUF file."""
 
     gguf: bool = option(False, "--gguf", help="write GGUF, the only format")
@@ -64,7 +64,7 @@ class ExportCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PullCommand:
+class PullCommand(Settings):
     """`ckdist pull`: fetch a model by its name, verify it and store it."""
 
     name: str | None = option(None, "name", metavar="NAME", help=NAMES_HELP)
@@ -75,14 +75,14 @@ class PullCommand:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ListCommand:
+class ListCommand(Settings):
     """`ckdist list`: show the models that -m can name, and those already fetched."""
 
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DoctorConfig:
+class DoctorConfig(Settings):
     """`ckdist doctor`: show this machine, the features that work on it, its speed, and advice."""
 
     json: bool = option(False, "--json", help="print one JSON object")

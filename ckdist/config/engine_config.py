@@ -1,9 +1,9 @@
 """Settings of every command that runs a model."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from ckdist.comm.transports.names import CHOICES
-from ckdist.config.options import byte_size, check_field, integer, integer_or_auto, option, real
+from ckdist.config.options import Settings, byte_size, integer_or_auto, option
 from ckdist.errors import ConfigError
 from ckdist.overrides import metadata_overrides
 
@@ -16,7 +16,7 @@ QUANTIZE_TYPES = ("q8_0", "q4_k")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineConfig:
+class EngineConfig(Settings):
     """Settings of every command that runs a model."""
 
     model: str | None = option(None, "-m", "--model", metavar="MODEL", help=MODEL_HELP)
@@ -37,7 +37,6 @@ class EngineConfig:
         0,
         "-c",
         "--ctx-size",
-        parse=integer,
         low=0,
         high=1 << 24,
         metavar="N",
@@ -47,7 +46,6 @@ class EngineConfig:
         0,
         "-t",
         "--threads",
-        parse=integer,
         low=0,
         high=4096,
         metavar="N",
@@ -57,7 +55,6 @@ class EngineConfig:
         0,
         "-tb",
         "--threads-batch",
-        parse=integer,
         low=0,
         high=4096,
         metavar="N",
@@ -67,7 +64,6 @@ class EngineConfig:
         2048,
         "-b",
         "--batch-size",
-        parse=integer,
         low=1,
         high=1 << 20,
         metavar="N",
@@ -77,15 +73,12 @@ class EngineConfig:
         512,
         "-ub",
         "--ubatch-size",
-        parse=integer,
         low=1,
         high=1 << 20,
         metavar="N",
         help="most tokens computed at once",
     )
-    parallel: int = option(
-        8, "-np", "--parallel", parse=integer, low=1, high=4096, metavar="N", help="most sequences decoded at once"
-    )
+    parallel: int = option(8, "-np", "--parallel", low=1, high=4096, metavar="N", help="most sequences decoded at once")
     cache_type_k: str = option(
         "i16",
         "-ctk",
@@ -106,6 +99,7 @@ class EngineConfig:
     kv_memory: int | None = option(
         None,
         "--kv-memory",
+        kind=int,
         parse=byte_size,
         low=1 << 16,
         high=1 << 50,
@@ -115,7 +109,6 @@ class EngineConfig:
     comm_timeout: float = option(
         8.0,
         "--comm-timeout",
-        parse=real,
         low=0.1,
         high=86400,
         metavar="SECONDS",
@@ -144,7 +137,6 @@ class EngineConfig:
         0,
         "-pp",
         "--pipeline-parallel-size",
-        parse=integer,
         low=0,
         high=1024,
         metavar="N",
@@ -199,8 +191,7 @@ class EngineConfig:
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            check_field(item, getattr(self, item.name))
+        super().__post_init__()
         if self.model == "":
             remedy = "use a GGUF file, a folder or a name, or leave the flag out for the bundled model"
             raise ConfigError(f"--model is empty: {remedy}")

@@ -1,20 +1,20 @@
 """`ckdist launch`."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
-from ckdist.config.options import check_field, integer, option, real
+from ckdist.config.options import Settings, option
 from ckdist.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchCommand:
+class LaunchCommand(Settings):
     """`ckdist launch`: start a command as several ranks, here or on several hosts, and supervise them."""
 
     ranks: int | None = option(
         None,
         "-n",
         "--ranks",
-        parse=integer,
+        kind=int,
         low=1,
         high=256,
         metavar="N",
@@ -49,7 +49,6 @@ class LaunchCommand:
     restarts: int = option(
         0,
         "--restarts",
-        parse=integer,
         low=0,
         high=1 << 20,
         metavar="K",
@@ -58,7 +57,7 @@ class LaunchCommand:
     min_ranks: int | None = option(
         None,
         "--min-ranks",
-        parse=integer,
+        kind=int,
         low=1,
         high=256,
         metavar="M",
@@ -67,7 +66,6 @@ class LaunchCommand:
     stop_timeout: float = option(
         300.0,
         "--stop-timeout",
-        parse=real,
         low=0,
         high=86400,
         metavar="SECONDS",
@@ -80,8 +78,7 @@ class LaunchCommand:
     )
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            check_field(item, getattr(self, item.name))
+        super().__post_init__()
         if not self.command:
             raise ConfigError("which command? ckdist launch -n 2 ckdist serve")
         if self.hosts is not None and self.hostfile is not None:

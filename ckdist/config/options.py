@@ -1,9 +1,10 @@
-"""The options of a command: flags, help, parser and range of each field. This module knows no command."""
+"""The declaration of a setting, for flags, TOML files and machine files: its help, type, range and flags."""
 
 import math
+import os
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import Field, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, cast
 
 from ckdist.errors import ConfigError
@@ -11,6 +12,7 @@ from ckdist.errors import ConfigError
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "a table"}
 BYTE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -69,26 +71,30 @@ def option(
     secret: bool = False,
     former: str | None = None,
     rest: bool = False,
+    facets: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Returns a dataclass field with its flags. A bool field is a switch.
+    """Returns a dataclass field with its declaration. A bool field is a switch.
 
     Args:
+        default: The default; dict for an empty one; dataclasses.MISSING for a required setting.
         flags: The last one is the long form. A name without dashes is a positional argument.
         kind: The type of the value, or of an element, if the default does not show it.
         parse: Reads the value of a flag. Chosen by the type if None.
         low: Least allowed value (or element of a list).
-        high: Greatest allowed value.
+        high: Greatest allowed value. A setting has both limits or neither.
         repeat: Collect every use of the flag in a tuple.
         secret: Leave the value out of the configuration's repr.
         former: The flag's name in the last release. It is accepted, and not shown in the help.
         rest: A positional argument that takes the first word that is not a flag and all words after it.
+        facets: Further metadata.
     """
-    kind = kind or (str if type(default) in (tuple, type(None)) else type(default))
+    shown: Any = kind or (dict if default is dict else type(default))
+    shown = str if shown in (tuple, type(None)) else shown
     metadata = {
         "flags": flags,
         "help": help,
-        "kind": kind,
-        "parse": parse or {int: integer, float: real}.get(kind, str),
+        "kind": shown,
+        "parse": parse or {int: integer, float: real}.get(shown, str),
         "low": low,
         "high": high,
         "choices": choices,
@@ -96,8 +102,21 @@ def option(
         "repeat": repeat,
         "former": former,
         "rest": rest,
+        **(facets or {}),
     }
+    if default is dict:
+        return field(default_factory=dict[str, Any], metadata=metadata)
     return field(default=default, repr=not secret, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A configuration whose fields are made by `option`. They are checked and converted when it is made."""
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            name = item.metadata["flags"][-1] if item.metadata["flags"] else item.name
+            object.__setattr__(self, item.name, checked(item, getattr(self, item.name), name))
 
 
 def present_names(config_class: type["DataclassInstance"], settings: dict[str, Any]) -> dict[str, Any]:
@@ -110,20 +129,43 @@ def present_names(config_class: type["DataclassInstance"], settings: dict[str, A
     return {former.get(name, name): value for name, value in settings.items()}
 
 
-def check_field(item: Field[Any], value: Any) -> None:
-    """Raises ConfigError if `value` is outside the choices or the range of `item`, a field made by `option`."""
-    limits = item.metadata
-    name = limits["flags"][-1]
+def checked(item: Field[Any], value: Any, name: str) -> Any:
+    """Returns `value` in the type of `item`, a field made by `option`: a list as a tuple, a whole number as a float.
+
+    Raises ConfigError, which begins with `name`, if it has another type, or is outside the choices or the range.
+    """
     if value is None and item.default is None:
-        return
-    parts = cast("Sequence[Any]", value if isinstance(value, (tuple, list)) else (value,))
-    choices, low, high = limits["choices"], limits["low"], limits["high"]
-    for part in parts:
-        if choices is not None and part not in choices:
-            raise ConfigError(f"{name} ({part}) must be one of {', '.join(choices)}")
-        if low is None and high is None:
-            continue
-        if isinstance(part, bool) or not isinstance(part, (int, float)):
-            raise ConfigError(f"{name} ({part!r}) must be a number")
-        if not ((low is None or low <= part) and (high is None or part <= high)):
-            raise ConfigError(f"{name} ({part}) must be from {low} to {high}")
+        return None
+    is_list = isinstance(value, (tuple, list))
+    if not isinstance(item.default, tuple) and not (item.default is None and is_list):
+        return checked_value(item.metadata, value, name)
+    parts = cast("Sequence[Any]", value if is_list else (value,))
+    return tuple(checked_value(item.metadata, part, name) for part in parts)
+
+
+def checked_value(limits: Mapping[str, Any], value: Any, name: str) -> Any:
+    """Does the work of `checked` for one value. `limits` has its kind, low, high and choices, as a field's metadata."""
+    kind, low, high, choices = limits["kind"], limits["low"], limits["high"], limits.get("choices")
+    if kind is str and isinstance(value, os.PathLike):
+        value = os.fspath(cast("os.PathLike[str]", value))
+    elif kind is int and isinstance(value, float) and value.is_integer():
+        value = int(value)
+    accepted = (int, float) if kind is float else kind
+    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+        raise ConfigError(f"{name} ({_short(value)}) must be {KINDS[kind]}")
+    if choices is not None and value not in choices:
+        raise ConfigError(
+            f"{name} ({_short(value)[1:-1]}) must be {'one of ' * (len(choices) > 1)}{', '.join(choices)}"
+        )
+    if low is not None and not low <= value <= high:
+        raise ConfigError(f"{name} ({_short(value)}) must be from {low} to {high}")
+    return float(value) if kind is float else value
+
+
+def _short(value: Any) -> str:
+    """The value on one line of a message."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints no int of more than 4300 digits
+        text = "a huge number"
+    return text if len(text) <= 80 else f"{text[:78]}…{text[-1]}"

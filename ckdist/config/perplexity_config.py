@@ -15,6 +15,7 @@ class PerplexityConfig(EngineConfig):
     token_ids: tuple[int, ...] | None = option(
         None,
         "--token-ids",
+        kind=int,
         parse=integer_list,
         low=0,
         high=(1 << 31) - 1,

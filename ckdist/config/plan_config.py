@@ -1,16 +1,16 @@
 """`ckdist plan`."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from ckdist.config.engine_config import CACHE_TYPES, QUANTIZE_TYPES
-from ckdist.config.options import check_field, integer, option
+from ckdist.config.options import Settings, option
 from ckdist.errors import ConfigError
 
 MACHINE_HELP = "machine file (.toml), `this`, or a catalogue name, e.g. epyc-9755; an unknown name lists all"
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanConfig:
+class PlanConfig(Settings):
     """`ckdist plan`: predict memory and speed of a model on any machine, and compare improvements."""
 
     model: str | None = option(
@@ -30,16 +30,13 @@ class PlanConfig:
         help="plan as if a model without quantization were loaded with --quantize",
     )
     machine: str = option("this", "--machine", metavar="FILE|NAME", help=MACHINE_HELP)
-    hosts: int = option(1, "--hosts", parse=integer, low=1, high=4096, metavar="N", help="number of identical hosts")
-    threads: int = option(
-        0, "-t", "--threads", parse=integer, low=0, high=4096, metavar="N", help="cores of each node; 0: all"
-    )
+    hosts: int = option(1, "--hosts", low=1, high=4096, metavar="N", help="number of identical hosts")
+    threads: int = option(0, "-t", "--threads", low=0, high=4096, metavar="N", help="cores of each node; 0: all")
     context: int = option(
         0,
         "-c",
         "--ctx-size",
         "--context",
-        parse=integer,
         low=0,
         high=1 << 30,
         metavar="N",
@@ -50,17 +47,14 @@ class PlanConfig:
         "-np",
         "--parallel",
         "--sequences",
-        parse=integer,
         low=1,
         high=1 << 20,
         metavar="N",
         help="sequences that are decoded at once",
     )
-    n_prompt: int = option(
-        2048, "-p", "--n-prompt", parse=integer, low=1, high=1 << 30, metavar="N", help="tokens of a prompt"
-    )
+    n_prompt: int = option(2048, "-p", "--n-prompt", low=1, high=1 << 30, metavar="N", help="tokens of a prompt")
     ubatch_size: int = option(
-        512, "-ub", "--ubatch-size", parse=integer, low=1, high=1 << 20, metavar="N", help="most tokens of a step"
+        512, "-ub", "--ubatch-size", low=1, high=1 << 20, metavar="N", help="most tokens of a step"
     )
     cache_type_k: str = option("i16", "-ctk", "--cache-type-k", choices=CACHE_TYPES, help="type of the cached keys")
     cache_type_v: str = option("i16", "-ctv", "--cache-type-v", choices=CACHE_TYPES, help="type of the cached values")
@@ -70,14 +64,13 @@ class PlanConfig:
     batch_tokens: int = option(
         2048,
         "--batch-tokens",
-        parse=integer,
         low=1,
         high=1 << 24,
         metavar="N",
         help="tokens of each replica in a training step, or in one of its --batches",
     )
     batches: int = option(
-        1, "--batches", parse=integer, low=1, high=1 << 16, metavar="N",
+        1, "--batches", low=1, high=1 << 16, metavar="N",
         help="batches of a training step, run one after the other so that all pipeline stages have work",
     )  # fmt: skip
     json: bool = option(False, "--json", help="print one JSON object")
@@ -90,8 +83,7 @@ class PlanConfig:
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            check_field(item, getattr(self, item.name))
+        super().__post_init__()
         if not self.model:
             raise ConfigError("which model? ckdist plan -m MODEL, a config.json, or the name of a shape, e.g. kimi-k2")
         if self.type and self.quantize:

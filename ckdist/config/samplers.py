@@ -1,6 +1,6 @@
 """The samplers, and the sampling parameters: each is declared once, for flags, requests and the native sampler."""
 
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from ckdist.config.options import escaped, option
@@ -47,8 +47,7 @@ def parameter(
         limits: Further arguments of `option`.
     """
     facets = {"also": also, "props": props, "step": step, "native": native, "neutral": neutral}
-    declared: Field[Any] = option(default, *flags, help=help, **limits)
-    return field(default=default, metadata={**declared.metadata, **facets})
+    return option(default, *flags, help=help, facets=facets, **limits)
 
 
 def changed(kind: type, name: str, **changes: Any) -> Any:

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from ckdist.config.engine_config import EngineConfig
-from ckdist.config.options import byte_size, integer, option, real
+from ckdist.config.options import byte_size, option
 from ckdist.errors import ConfigError
 
 
@@ -13,9 +13,7 @@ class ServeConfig(EngineConfig):
     """`ckdist serve`: answer the OpenAI API over HTTP."""
 
     host: str = option("127.0.0.1", "--host", help="address to listen on")
-    port: int = option(
-        8080, "--port", parse=integer, low=0, high=65535, metavar="N", help="port to listen on; 0: any free port"
-    )
+    port: int = option(8080, "--port", low=0, high=65535, metavar="N", help="port to listen on; 0: any free port")
     alias: str | None = option(
         None,
         "-a",
@@ -24,7 +22,7 @@ class ServeConfig(EngineConfig):
         help="model name in answers (default: the name of the model's file or folder)",
     )
     metrics_port: int | None = option(
-        None, "--metrics-port", parse=integer, low=0, high=65535, metavar="N",
+        None, "--metrics-port", kind=int, low=0, high=65535, metavar="N",
         help="also serve /metrics, /livez and /readyz on this port, without an API key; 0: any free port",
     )  # fmt: skip
     no_auth: bool = option(
@@ -72,7 +70,6 @@ class ServeConfig(EngineConfig):
     max_queue: int = option(
         128,
         "--max-queue",
-        parse=integer,
         low=0,
         high=1 << 16,
         metavar="N",
@@ -105,7 +102,6 @@ class ServeConfig(EngineConfig):
     timeout: float = option(
         600.0,
         "--timeout",
-        parse=real,
         low=1,
         high=86400,
         metavar="SECONDS",
@@ -114,7 +110,6 @@ class ServeConfig(EngineConfig):
     drain_timeout: float = option(
         30.0,
         "--drain-timeout",
-        parse=real,
         low=0,
         high=86400,
         metavar="SECONDS",

@@ -10,13 +10,14 @@ import math
 import pathlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
 from ckdist.comm.thresholds import cache_folder
 from ckdist.comm.transports.link import Link
+from ckdist.config.options import checked, checked_value, option
 from ckdist.errors import ConfigError
 from ckdist.text_file import read_text_file
 from ckdist.topology.bandwidth import METHOD
@@ -38,15 +39,14 @@ MAX_REUSE = 64
 REUSE = "pairs (bytes between two uses, bytes/s): read rate of a node by reuse distance"
 
 
-def fact(section: str, about: str, low: float, high: float, default: Any = None, kind: type = float) -> Any:
+def fact(section: str, help: str, low: float, high: float, default: Any = MISSING, kind: type = float) -> Any:
     """A number in a section of the file, with its range. Without a default it is required."""
-    metadata = {"section": section, "about": about, "low": low, "high": high, "kind": kind}
-    return field(metadata=metadata) if default is None else field(default=default, metadata=metadata)
+    return option(default, help=help, low=low, high=high, kind=kind, facets={"section": section})
 
 
-def words(about: str, default: str = "") -> Any:
+def words(help: str, default: str = "") -> Any:
     """A text before the first section of the file."""
-    return field(default=default, metadata={"section": "", "about": about, "kind": str})
+    return option(default, help=help, facets={"section": ""})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class MachineSpec:
     core_bandwidth: float = fact("memory", "bytes per second that one core reads", 1e6, 1e15, 2e10)
     remote: float = fact("memory", "times longer that reading another node's memory takes", 1.0, 100.0, 2.0)
     reuse: tuple[tuple[float, float], ...] = field(
-        default=(), metadata={"section": "memory", "about": REUSE, "kind": tuple}
+        default=(), metadata={"section": "memory", "help": REUSE, "kind": tuple}
     )
 
     f32: float = fact("arithmetic", "operations per second of one core with float32", 1e6, 1e18)
@@ -130,7 +130,7 @@ class MachineSpec:
         activation_format(0, self.isa)  # ConfigError if the level is not known
         for item in fields(self):
             if item.metadata.get("kind") in (int, float):
-                _check_number(where, item.name, getattr(self, item.name), item.metadata)
+                checked(item, getattr(self, item.name), f"{where}: {item.name}")
         if self.nodes % self.sockets:
             raise ConfigError(f"{where}: host.nodes {self.nodes} is not a multiple of host.sockets {self.sockets}")
         _check_reuse(where, self.reuse)
@@ -143,7 +143,7 @@ class MachineSpec:
                     f"of products of {', '.join(map(str, PRODUCT_ROWS))} rows"
                 )
             for rate in rates:
-                _check_number(where, f"products.{name}", rate, {"low": 1e3, "high": 1e18, "kind": float, "section": ""})
+                checked_value({"low": 1e3, "high": 1e18, "kind": float}, rate, f"{where}: products.{name}")
 
     @property
     def link(self) -> Link:
@@ -261,7 +261,7 @@ class MachineSpec:
                 if item.metadata["kind"] is tuple
                 else value
             )
-            lines.append(f"{item.name} = {shown}  # {item.metadata['about']}")
+            lines.append(f"{item.name} = {shown}  # {item.metadata['help']}")
         if self.products:
             rows = ", ".join(map(str, PRODUCT_ROWS))
             lines += ["", f"[products]  # operations per second of one core, in products of {rows} rows"]
@@ -295,11 +295,11 @@ def machine_of(found: Mapping[str, Any], where: str) -> MachineSpec:
             values |= {key: _value(facts, name, key, each, where) for key, each in value.items()}
         else:
             values[name] = _value(facts, "", name, value, where)
-    missing = [i for i in facts.values() if i.name not in values and i.metadata["kind"] is not str and _needed(i)]
+    missing = [item for item in facts.values() if item.name not in values and item.default is MISSING]
     if missing:
         first = missing[0].metadata
         raise ConfigError(
-            f"{where} has no {first['section']}.{missing[0].name}: give the {first['about']}, "
+            f"{where} has no {first['section']}.{missing[0].name}: give the {first['help']}, "
             f"from {first['low']:g} to {first['high']:g}"
         )
     values.setdefault("name", pathlib.Path(where).stem)
@@ -346,11 +346,6 @@ def catalogue_names() -> list[str]:
     return sorted(path.stem for path in CATALOGUE.glob("*.toml"))
 
 
-def _needed(item: Any) -> bool:
-    """Whether a field has no default."""
-    return repr(item.default).startswith("<dataclasses._MISSING")
-
-
 def _value(facts: Mapping[str, Any], section: str, name: str, value: Any, where: str) -> Any:
     """Checks a value of the file and converts it to the kind of its field."""
     full = f"{section}.{name}" if section else name
@@ -369,8 +364,7 @@ def _value(facts: Mapping[str, Any], section: str, name: str, value: Any, where:
         pairs = tuple(tuple(pair[:3]) for pair in value[: MAX_REUSE + 1])
         _check_reuse(where, pairs)
         return pairs
-    _check_number(where, full, value, item.metadata)
-    return item.metadata["kind"](value)
+    return checked(item, value, f"{where}: {full}")
 
 
 def _check_reuse(where: str, pairs: Any) -> None:
@@ -379,23 +373,13 @@ def _check_reuse(where: str, pairs: Any) -> None:
         raise ConfigError(f"{where}: memory.reuse must be at most {MAX_REUSE} pairs of bytes and bytes per second")
     for pair in pairs:
         for value, low in zip(pair, (1, 1e6), strict=True):
-            _check_number(where, "memory.reuse", value, {"low": low, "high": 1e16, "kind": float})
+            checked_value({"low": low, "high": 1e16, "kind": float}, value, f"{where}: memory.reuse")
     for (size, rate), (larger, slower) in itertools.pairwise(pairs):
         if larger <= size or slower > rate:
             raise ConfigError(
                 f"{where}: memory.reuse has {rate:g} bytes/s at {size:g} and {slower:g} at {larger:g} bytes: sizes "
                 "must grow, and rates must not"
             )
-
-
-def _check_number(where: str, name: str, value: Any, limits: Mapping[str, Any]) -> None:
-    """Raises ConfigError if a value is not a number or out of range."""
-    wrong = isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value)
-    if wrong or not limits["low"] <= value <= limits["high"] or (limits["kind"] is int and value != int(value)):
-        kind = "a whole number" if limits["kind"] is int else "a number"
-        raise ConfigError(
-            f"{where}: {name} is {str(value)[:50]}; it must be {kind} from {limits['low']:g} to {limits['high']:g}"
-        )
 
 
 def _products(value: Any, where: str) -> dict[str, tuple[float, ...]]:

@@ -5,11 +5,12 @@ It checks each field and combinations of fields. The code that opens files and m
 
 import difflib
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import Field, asdict, dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from typing import Any, cast
 
 from ckdist.comm.transports.names import CHOICES
+from ckdist.config.options import Settings, option
 from ckdist.errors import ConfigError
 from ckdist.text_file import read_text_file
 
@@ -40,138 +41,122 @@ OTHER_NAMES = {
 }  # fmt: skip
 
 
-def setting(
-    default: Any,
-    help: str,
-    low: float | None = None,
-    high: float | None = None,
-    choices: tuple[str, ...] | None = None,
-    kind: type | None = None,
-) -> Any:
-    """A field with its help text and range. `kind` is the type of an item if the default does not show it."""
-    metadata = {"help": help, "low": low, "high": high, "choices": choices, "kind": kind or type(default)}
-    return (
-        field(default_factory=dict[str, Any], metadata=metadata)
-        if isinstance(default, dict)
-        else field(default=default, metadata=metadata)
-    )
-
-
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(Settings):
     """The settings of one training: of `model_name_or_path`, or of a new model that `model_config` describes."""
 
-    output_dir: str = setting("", "folder of the trained model, its checkpoints, metrics and token cache")
-    model_name_or_path: str = setting("", "model to continue from: a folder with safetensors, or hf:owner/repo")
-    model_config: dict[str, Any] = setting({}, "a new model: the fields of a Hugging Face config.json")
-    tokenizer_name: str = setting(
-        "", "folder of a tokenizer (default: the model's own; for a new model, one is trained on the data)"
+    output_dir: str = option("", help="folder of the trained model, its checkpoints, metrics and token cache")
+    model_name_or_path: str = option("", help="model to continue from: a folder with safetensors, or hf:owner/repo")
+    model_config: dict[str, Any] = option(dict, help="a new model: the fields of a Hugging Face config.json")
+    tokenizer_name: str = option(
+        "", help="folder of a tokenizer (default: the model's own; for a new model, one is trained on the data)"
     )
 
-    train_file: tuple[str, ...] = setting(
+    train_file: tuple[str, ...] = option(
         (),
-        "text, .jsonl, .json and .parquet files; * and ** match, {stdlib} is the folder of Python's library",
-        kind=str,
+        help="text, .jsonl, .json and .parquet files; * and ** match, {stdlib} is the folder of Python's library",
     )
-    validation_file: tuple[str, ...] = setting(
+    validation_file: tuple[str, ...] = option(
         (),
-        "files for the validation loss; at most 256 rows are used (default: a part of the training documents)",
-        kind=str,
+        help="files for the validation loss; at most 256 rows are used (default: a part of the training documents)",
     )
-    validation_split_percentage: float = setting(
-        2.0, "per cent of the training documents that are held out for validation", low=0, high=50
+    validation_split_percentage: float = option(
+        2.0, help="per cent of the training documents that are held out for validation", low=0, high=50
     )
-    text_column: str = setting("text", "field or column that holds the text of .jsonl, .json and .parquet")
-    bad_lines: str = setting(
-        "error", "at a line that cannot be used: stop (error), or count it and go on (skip)", choices=("error", "skip")
+    text_column: str = option("text", help="field or column that holds the text of .jsonl, .json and .parquet")
+    bad_lines: str = option(
+        "error",
+        help="at a line that cannot be used: stop (error), or count it and go on (skip)",
+        choices=("error", "skip"),
     )
-    cache_dir: str = setting("", "folder of the token cache (default: output_dir/cache)")
+    cache_dir: str = option("", help="folder of the token cache (default: output_dir/cache)")
 
-    max_length: int = setting(512, "longest sequence in tokens; longer chats are truncated", low=2, high=1 << 20)
-    per_device_train_batch_size: int = setting(
-        8, "sequences of max_length in one batch of a replica", low=1, high=1 << 16
+    max_length: int = option(512, help="longest sequence in tokens; longer chats are truncated", low=2, high=1 << 20)
+    per_device_train_batch_size: int = option(
+        8, help="sequences of max_length in one batch of a replica", low=1, high=1 << 16
     )
-    gradient_accumulation_steps: int = setting(1, "batches of every replica in one step", low=1, high=1 << 16)
-    num_train_epochs: float = setting(1.0, "passes over the data; max_steps has precedence", low=0, high=1e6)
-    max_steps: int = setting(-1, "total number of steps; -1: from num_train_epochs", low=-1, high=MAX_STEPS)
-    seed: int = setting(42, "seed of the shuffle and of new weights", low=0, high=(1 << 63) - 1)
+    gradient_accumulation_steps: int = option(1, help="batches of every replica in one step", low=1, high=1 << 16)
+    num_train_epochs: float = option(1.0, help="passes over the data; max_steps has precedence", low=0, high=1e6)
+    max_steps: int = option(-1, help="total number of steps; -1: from num_train_epochs", low=-1, high=MAX_STEPS)
+    seed: int = option(42, help="seed of the shuffle and of new weights", low=0, high=(1 << 63) - 1)
 
-    optim: str = setting(
-        "adamw", "adamw (weight decay decoupled, none on norms and biases) or sgd", choices=("adamw", "sgd")
+    optim: str = option(
+        "adamw", help="adamw (weight decay decoupled, none on norms and biases) or sgd", choices=("adamw", "sgd")
     )
-    learning_rate: float = setting(5e-5, "peak learning rate", low=0, high=1e3)
-    weight_decay: float = setting(
-        0.0, "each step multiplies weights by 1 - learning rate * weight_decay", low=0, high=1e3
+    learning_rate: float = option(5e-5, help="peak learning rate", low=0, high=1e3)
+    weight_decay: float = option(
+        0.0, help="each step multiplies weights by 1 - learning rate * weight_decay", low=0, high=1e3
     )
-    adam_beta1: float = setting(0.9, "decay of the running mean of gradients", low=0, high=0.999999)
-    adam_beta2: float = setting(0.999, "decay of the running mean of squared gradients", low=0, high=0.99999999)
-    adam_epsilon: float = setting(1e-8, "added to the root of the mean of squared gradients", low=0, high=1)
-    momentum: float = setting(0.9, "momentum of sgd", low=0, high=0.999999)
-    max_grad_norm: float = setting(1.0, "clip the gradient's global norm to this; 0: no clipping", low=0, high=1e9)
-    lr_scheduler_type: str = setting("linear", "shape of the learning rate after the warm-up", choices=SCHEDULES)
-    warmup_steps: int = setting(0, "steps of the learning rate's warm-up", low=0, high=MAX_STEPS)
-    warmup_ratio: float = setting(0.0, "warm-up as a fraction of all steps; warmup_steps has precedence", low=0, high=1)
-    num_decay_steps: int = setting(0, "wsd: steps of the decay at the end; 0: a tenth of all", low=0, high=MAX_STEPS)
-    min_lr_ratio: float = setting(
-        0.0, "final learning rate of linear, cosine and wsd, as a fraction of learning_rate", low=0, high=1
+    adam_beta1: float = option(0.9, help="decay of the running mean of gradients", low=0, high=0.999999)
+    adam_beta2: float = option(0.999, help="decay of the running mean of squared gradients", low=0, high=0.99999999)
+    adam_epsilon: float = option(1e-8, help="added to the root of the mean of squared gradients", low=0, high=1)
+    momentum: float = option(0.9, help="momentum of sgd", low=0, high=0.999999)
+    max_grad_norm: float = option(1.0, help="clip the gradient's global norm to this; 0: no clipping", low=0, high=1e9)
+    lr_scheduler_type: str = option("linear", help="shape of the learning rate after the warm-up", choices=SCHEDULES)
+    warmup_steps: int = option(0, help="steps of the learning rate's warm-up", low=0, high=MAX_STEPS)
+    warmup_ratio: float = option(
+        0.0, help="warm-up as a fraction of all steps; warmup_steps has precedence", low=0, high=1
+    )
+    num_decay_steps: int = option(
+        0, help="wsd: steps of the decay at the end; 0: a tenth of all", low=0, high=MAX_STEPS
+    )
+    min_lr_ratio: float = option(
+        0.0, help="final learning rate of linear, cosine and wsd, as a fraction of learning_rate", low=0, high=1
     )
 
-    router_aux_loss_coef: float = setting(
-        -1.0, "coefficient of the load-balancing loss of experts; 0: none; -1: the model's own", low=-1, high=1e6
+    router_aux_loss_coef: float = option(
+        -1.0, help="coefficient of the load-balancing loss of experts; 0: none; -1: the model's own", low=-1, high=1e6
     )
 
-    bf16: bool = setting(
-        True, "multiply in bfloat16 (sums, weights and optimizer state stay float32); false: all in float32"
+    bf16: bool = option(
+        True, help="multiply in bfloat16 (sums, weights and optimizer state stay float32); false: all in float32"
     )
-    activation_checkpointing: bool = setting(
-        False, "keep only the input of each layer and recompute the rest: less memory, a third more work"
+    activation_checkpointing: bool = option(
+        False, help="keep only the input of each layer and recompute the rest: less memory, a third more work"
     )
-    tensor_parallel_size: int = setting(
-        1, "ranks that shard each stage's heads, ffn and vocabulary", low=1, high=1 << 16
+    tensor_parallel_size: int = option(
+        1, help="ranks that shard each stage's heads, ffn and vocabulary", low=1, high=1 << 16
     )
-    data_parallel_size: int = setting(
-        0, "replicas, each with its part of every batch; 0: as many as the ranks allow", low=0, high=1 << 16
+    data_parallel_size: int = option(
+        0, help="replicas, each with its part of every batch; 0: as many as the ranks allow", low=0, high=1 << 16
     )
-    pipeline_parallel_size: int = setting(
+    pipeline_parallel_size: int = option(
         1,
-        "pipeline stages, each with a part of the layers; gradient_accumulation_steps batches fill them",
+        help="pipeline stages, each with a part of the layers; gradient_accumulation_steps batches fill them",
         low=1,
         high=1 << 16,
     )
-    virtual_pipeline_parallel_size: int = setting(
-        1, "chunks of layers of each stage; 2 or more: interleaved 1F1B", low=1, high=1 << 16
+    virtual_pipeline_parallel_size: int = option(
+        1, help="chunks of layers of each stage; 2 or more: interleaved 1F1B", low=1, high=1 << 16
     )
-    expert_parallel_size: int = setting(1, "ranks that shard experts; only 1 is supported", low=1, high=1 << 16)
-    zero_stage: int = setting(0, "1: shard the optimizer's state over replicas", low=0, high=1)
-    threads: int = setting(0, "compute threads of one rank; 0: its share of the cores", low=0, high=4096)
-    transport: str = setting("auto", "transport between hosts", choices=CHOICES)
-    ddp_timeout: float = setting(
-        1800.0, "seconds until a rank that is alive but does not respond counts as lost", low=1, high=1e6
-    )
-
-    lora_r: int = setting(
-        0, "rank of LoRA's matrices; only these are trained; 0: train all weights", low=0, high=1 << 14
-    )
-    lora_alpha: float = setting(16.0, "LoRA's product is scaled by alpha / rank", low=0, high=1e6)
-    lora_target_modules: tuple[str, ...] = setting(
-        ("q_proj", "v_proj"), "linear layers that get LoRA's matrices", kind=str
+    expert_parallel_size: int = option(1, help="ranks that shard experts; only 1 is supported", low=1, high=1 << 16)
+    zero_stage: int = option(0, help="1: shard the optimizer's state over replicas", low=0, high=1)
+    threads: int = option(0, help="compute threads of one rank; 0: its share of the cores", low=0, high=4096)
+    transport: str = option("auto", help="transport between hosts", choices=CHOICES)
+    ddp_timeout: float = option(
+        1800.0, help="seconds until a rank that is alive but does not respond counts as lost", low=1, high=1e6
     )
 
-    logging_steps: int = setting(10, "steps between lines of metrics.jsonl", low=1, high=MAX_STEPS)
-    eval_steps: int = setting(0, "steps between validation losses; 0: only at the end", low=0, high=MAX_STEPS)
-    save_steps: int = setting(500, "steps between checkpoints; 0: only at the end", low=0, high=MAX_STEPS)
-    save_total_limit: int = setting(2, "checkpoints that are kept; 0: all", low=0, high=1 << 20)
-    resume: str = setting(
-        "auto", "auto: from the latest checkpoint in output_dir; never; or the folder of a checkpoint"
+    lora_r: int = option(
+        0, help="rank of LoRA's matrices; only these are trained; 0: train all weights", low=0, high=1 << 14
     )
-    save_dtype: str = setting(
-        "bfloat16", "type of the weights in the finished model", choices=("bfloat16", "float16", "float32")
+    lora_alpha: float = option(16.0, help="LoRA's product is scaled by alpha / rank", low=0, high=1e6)
+    lora_target_modules: tuple[str, ...] = option(("q_proj", "v_proj"), help="linear layers that get LoRA's matrices")
+
+    logging_steps: int = option(10, help="steps between lines of metrics.jsonl", low=1, high=MAX_STEPS)
+    eval_steps: int = option(0, help="steps between validation losses; 0: only at the end", low=0, high=MAX_STEPS)
+    save_steps: int = option(500, help="steps between checkpoints; 0: only at the end", low=0, high=MAX_STEPS)
+    save_total_limit: int = option(2, help="checkpoints that are kept; 0: all", low=0, high=1 << 20)
+    resume: str = option(
+        "auto", help="auto: from the latest checkpoint in output_dir; never; or the folder of a checkpoint"
     )
-    report_to: tuple[str, ...] = setting((), "tensorboard: write its files too", choices=("tensorboard",), kind=str)
+    save_dtype: str = option(
+        "bfloat16", help="type of the weights in the finished model", choices=("bfloat16", "float16", "float32")
+    )
+    report_to: tuple[str, ...] = option((), help="tensorboard: write its files too", choices=("tensorboard",))
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            object.__setattr__(self, item.name, _checked(item, getattr(self, item.name)))
+        super().__post_init__()
         for name in ("output_dir", "train_file"):
             if not getattr(self, name):
                 raise ConfigError(f"{name} is missing: set it in the configuration, or with --set {name}=...")
@@ -189,43 +174,6 @@ class TrainConfig:
     def as_dict(self) -> dict[str, Any]:
         """The fields by name."""
         return asdict(self)
-
-
-def _checked(item: Field[Any], value: Any) -> Any:
-    """Returns `value` in the field's type: a whole number as a float, a list as a tuple.
-
-    Raises ConfigError if it has another type or is out of range.
-    """
-    meta, name, kind = item.metadata, item.name, item.metadata["kind"]
-    every: tuple[Any, ...] | None = None
-    if isinstance(item.default, tuple):
-        parts = _tuple(value)
-        if parts is None or not all(isinstance(part, kind) for part in parts):
-            raise ConfigError(f"{name} ({value!r}) must be a list of texts")
-        value = every = parts
-    elif kind is float and type(value) is int:
-        value = float(value)
-    elif type(value) is not kind:
-        raise ConfigError(f"{name} ({value!r}) must be {_KINDS[kind]}")
-    for part in (value,) if every is None else every:
-        if meta["choices"] and part not in meta["choices"]:
-            raise ConfigError(
-                f"{name} ({part}) must be {'one of ' if len(meta['choices']) > 1 else ''}{', '.join(meta['choices'])}"
-            )
-        if meta["low"] is not None and not meta["low"] <= part <= meta["high"]:
-            raise ConfigError(f"{name} ({part}) must be from {meta['low']} to {meta['high']}")
-    return value
-
-
-def _tuple(value: Any) -> tuple[Any, ...] | None:
-    if isinstance(value, str):
-        return (value,)
-    if not isinstance(value, (list, tuple)):
-        return None
-    return tuple(cast("Sequence[Any]", value))
-
-
-_KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "a table"}
 
 
 def from_mapping(values: Mapping[str, Any], where: str) -> TrainConfig:
@@ -256,7 +204,7 @@ def load_config(path: str, overrides: Iterable[str] = ()) -> TrainConfig:
     """Reads a TOML file and applies the `field=value` overrides. Raises ConfigError for a fault in either."""
     try:
         values: dict[str, Any] = tomllib.loads(read_text_file(path, path, MAX_CONFIG_BYTES))
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read {path}: {error}") from None
     for override in overrides:
         _override(values, override)

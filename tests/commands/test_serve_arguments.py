@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from ckdist.cli.arguments import parse_arguments, parser_for
 from ckdist.config.bench_config import BenchConfig
+from ckdist.config.commands import TrainCommand
 from ckdist.config.engine_config import EngineConfig
 from ckdist.config.generate_config import GenerateConfig
 from ckdist.config.options import byte_size, present_names
@@ -71,6 +72,7 @@ def test_lists_repeats_and_values_with_dashes():
         (PerplexityConfig, "-f a --token-ids 1", "both was given"),
         (PerplexityConfig, "--token-ids 1,-2", "--token-ids (-2) must be from 0"),
         (BenchConfig, "moon", "invalid choice: 'moon'"),
+        (TrainCommand, "a.toml -tp 0", "--tensor-parallel-size (0) must be from 1 to 65536"),
     ],
 )
 def test_refusals_are_one_line(config_class, line, words):
@@ -82,7 +84,7 @@ def test_refusals_are_one_line(config_class, line, words):
 def test_python_callers_get_the_same_ranges():
     with pytest.raises(ConfigError, match=r"--threads \(-1\) must be from 0"):
         EngineConfig(threads=-1)
-    with pytest.raises(ConfigError, match="must be a number"):
+    with pytest.raises(ConfigError, match=r"--threads \('2'\) must be a whole number"):
         EngineConfig(threads="2")
 
 
