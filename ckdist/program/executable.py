@@ -83,10 +83,6 @@ class StepStats:
     packed: int  # bytes of weights packed so far; -1 if all were packed at the start
 
 
-def _step_stats(struct: native.CData) -> StepStats:
-    return StepStats(*(getattr(struct, field.name) for field in fields(StepStats)))
-
-
 def block_bytes(key_type: str, value_type: str, key_width: int, value_width: int, latent: bool = False) -> int:
     """Bytes of a block of BLOCK_TOKENS positions for one kv-head of one layer.
 
@@ -377,7 +373,7 @@ class Executable:
         """Returns this rank's counters since the start or the last `reset`."""
         out = native.struct("ckdist_step_stats")
         native.lib.ckdist_executable_stats(self._handle, out, reset)
-        return _step_stats(out)
+        return StepStats(*(getattr(out, field.name) for field in fields(StepStats)))
 
     def expert_rows(self) -> dict[int, np.ndarray]:
         """By layer with experts: how many rows each expert has computed so far, int64 (experts,).
@@ -395,9 +391,9 @@ class Executable:
         Raises:
             CommError: A rank died or stalled.
         """
-        out = np.zeros(self.communicator.size, native.dtype("ckdist_step_stats")).view(np.recarray)
+        out = np.zeros(self.communicator.size, native.dtype("ckdist_step_stats"))
         native.call(native.lib.ckdist_executable_reports, self._handle, out)
-        return [_step_stats(row) for row in out]
+        return [StepStats(*(row[field.name].item() for field in fields(StepStats))) for row in out]
 
     def trace(self, handle: native.CData) -> None:
         """Makes each thread write its steps to the native trace `handle`, which must outlive the executable."""
