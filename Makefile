@@ -114,6 +114,8 @@ BEST_LEVEL := $(addprefix tests/unit/test_,autodiff.py vjp.py cross_attention.py
 CPU_TESTS := tests/unit tests/models tests/kernels
 AS_AVX2 = CKDIST_ISA=avx2 OPENBLAS_CORETYPE=Haswell
 test-avx2: setup
+	@$(CMAKE) -S . -B build/native -DCKDIST_WERROR=$(WERROR) -DCKDIST_LEVELS=all >/dev/null
+	@$(BIN)/cmake --build build/native --parallel $(JOBS)
 	$(AS_AVX2) $(BIN)/python -m pytest $(PARALLEL) -m "not alone" $(CPU_TESTS)
 
 # Lines that the tests execute, of Python and of C++ (a build of its own), by room.

@@ -26,7 +26,7 @@ from ckdist.train.batch import PackedBatch
 from ckdist.train.loss_program import lower_model, trainable
 from ckdist.train.native_executable import NativeExecutable
 from tests.support.golden_training import FAMILIES, GRADIENT_ERROR, LOSS_ERROR, batches, golden, model, split
-from tests.support.levels import each
+from tests.support.levels import HERE, each
 from tests.support.pairs import pairs
 from tests.support.specs import LINEAR, PIECES
 from tests.support.specs import spec as small_spec
@@ -193,7 +193,8 @@ def on_level(isa, dtype, folder, hidden=29):
 @pytest.mark.parametrize("isa", each(("avx2", "avx512", "avx512_bf16")))
 def test_levels(isa, dtype, tmp_path):
     plain, found = on_level("baseline", dtype, tmp_path), on_level(isa, dtype, tmp_path)
-    if isa == "avx512" or (isa == "avx512_bf16" and dtype == "float32"):  # sums are ordered alike
+    same_order = isa == "avx512" or (isa == "avx512_bf16" and dtype == "float32")  # of sums, as on AVX2
+    if same_order and "avx2" in HERE:
         np.testing.assert_array_equal(found, on_level("avx2", dtype, tmp_path))
     assert found[-1] == pytest.approx(plain[-1], rel=LOSS_ERROR[dtype])
     assert np.linalg.norm(found - plain) / np.linalg.norm(plain[:-1]) < GRADIENT_ERROR[dtype]
