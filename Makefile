@@ -161,7 +161,7 @@ test-tsan: setup
 	$(MAKE) -f tests/native/tsan.mk PYTHON=$(BIN)/python
 
 # Damaged sessions for what ranks and agents send each other, the native parser under sanitizers.
-FUZZ_SECONDS ?= 30
+FUZZ_SECONDS ?= 60
 fuzz: setup
 	CKDIST_FUZZ_SECONDS=$(FUZZ_SECONDS) CKDIST_FUZZ_EXAMPLES=1000 \
 		$(BIN)/python -m pytest -q tests/fuzz/test_frame_fuzz.py tests/fuzz/test_start_up_frames.py
