@@ -7,6 +7,7 @@ from ckdist.comm.transports.transport_choice import LARGE, SMALL, choose_transpo
 from ckdist.comm.world_protocol import World
 
 TINY = 1 << 10, 40  # bytes and calls of exchanges that are nearly all latency
+LEAST_SHARE = 0.25  # of a large exchange, for its bytes: two times that are nearly equal tell nothing about the rate
 LEAST_SECONDS = 1e-6  # lower bound of a message: clocks and queues make short ones look free
 
 
@@ -24,7 +25,7 @@ class Link:
     @staticmethod
     def of_exchanges(small: float, large: float, size: int = SMALL[0]) -> "Link":
         """The link whose exchanges of `size` and of `LARGE` bytes take `small` and `large` seconds."""
-        rate = (LARGE[0] - size) / max(large - small, LEAST_SECONDS)
+        rate = (LARGE[0] - size) / max(large - small, large * LEAST_SHARE, LEAST_SECONDS)
         return Link(max(small - size / rate, LEAST_SECONDS), rate)
 
     def __str__(self) -> str:

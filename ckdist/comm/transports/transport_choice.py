@@ -1,7 +1,7 @@
 """Chooses the transport between hosts: the named one, or the fastest that works on every rank.
 
-Score: seconds of a small exchange (decoding) × seconds of a large one (prompts), both medians of the slowest measured
-host. Lower is better. A transport must beat an earlier one of `ORDER` by more than the measurement's noise, so that a
+Score: seconds of a small exchange (decoding) × seconds of a large one (prompts), each the least of several calls, of the
+slowest measured host. Lower is better. A transport must beat an earlier one of `ORDER` by more than the measurement's noise, so that a
 job gets the same one in every run. Results never depend on the choice.
 """
 
@@ -143,7 +143,8 @@ def exchange_seconds(world: World, handle: CData, sizes: Sequence[tuple[int, int
     """Measures exchanges of rank 0 with the first ranks of other hosts.
 
     Returns:
-        Seconds of the slowest host for each of `sizes` (bytes, calls); zeros on ranks that take no part.
+        Least seconds of the slowest host for each of `sizes` (bytes, calls); zeros on ranks that take no part. Other
+        work on the hosts makes single calls slower, and never faster.
     """
     leaders = (
         [world.hosts.index(host) for host in dict.fromkeys(world.hosts)]

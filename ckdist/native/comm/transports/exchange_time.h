@@ -4,7 +4,8 @@
 
 namespace ckdist {
 
-// Seconds of one exchange of `bytes` with `peer`: the median of `calls` after one warm-up. Both ranks must call it.
+// Seconds of one exchange of `bytes` with `peer`: the least of `calls` after one warm-up. Both ranks must
+// call it.
 double time_exchange(Transport& transport, int peer, int64_t bytes, int calls);
 
 }  // namespace ckdist
