@@ -1,8 +1,8 @@
 """Chooses the transport between hosts: the named one, or the fastest that works on every rank.
 
-Score: seconds of a small exchange (decoding) × seconds of a large one (prompts), each the least of several calls, of the
-slowest measured host. Lower is better. A transport must beat an earlier one of `ORDER` by more than the measurement's noise, so that a
-job gets the same one in every run. Results never depend on the choice.
+Score: seconds of a small exchange (decoding) × seconds of a large one (prompts), each the least of several calls, with
+the slowest measured host. Lower is better. A transport must beat an earlier one of `ORDER` by more than the
+measurement's noise, so that a job gets the same one in every run. Results never depend on the choice.
 """
 
 import functools
