@@ -17,7 +17,7 @@ from tests.support.tiny_training import toml
 pytestmark = pytest.mark.skipif(bool(why_not() or why_no_ssh()), reason=f"no such hosts: {why_not() or why_no_ssh()}")
 
 TIMEOUT = 5.0  # --comm-timeout: four fifths of it is the silence after which a rank is lost
-LOST = r"rank 0: rank 1 \(on \w+\) has not been heard of"
+LOST = r"rank 0: rank 1 \(on \w+\) (?:has not been heard of|does not answer)"  # heartbeats, or the kernel, notice first
 URL = "http://127.0.0.1:8080"  # in the first host's network
 
 
