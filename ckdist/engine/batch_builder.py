@@ -43,7 +43,7 @@ class BatchBuilder:
 
     def _add(self, chunk: SequenceChunk, hidden: bool, begin: int, outputs: int, block: int) -> int:
         """Writes a chunk at these offsets. Returns its number of blocks."""
-        sequence, first, tokens, _, wanted = chunk
+        sequence, first, tokens, _, wanted, _ = chunk
         end, blocks = begin + tokens, -(-max(first + tokens, sequence.first_text) // BLOCK_TOKENS)
         ids = sequence.tokens if sequence.source is None or not hidden else sequence.source
         self._token_ids[begin:end] = ids[first : first + tokens]
@@ -59,8 +59,7 @@ class BatchBuilder:
         if self._states is None:
             return None
         states = self._states[: len(step.chunks)]
-        owned = [(chunk.sequence.state_slots, chunk.first) for chunk in step.chunks]
-        states[:] = [own.row(first) for own, first in owned if own is not None]
+        states[:] = [chunk.states for chunk in step.chunks]
         return states
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckdist.engine.compiled_grammar import CompiledGrammar
+from ckdist.engine.sequence import MAX_ROLLBACK
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -40,6 +41,8 @@ class Constraint:
         self._address, self._bytes = self.allowed.ctypes.data, self.allowed.nbytes
         self._matcher: LLMatcher | None = None
         self._stopped = False
+        # Tokens that the matcher had consumed after each of the last updates of `forced`. The last is its position.
+        self._stops: deque[int] = deque(maxlen=MAX_ROLLBACK + 2)
         self._seconds_left = FIRST_SECONDS
 
     @property
@@ -66,7 +69,7 @@ class Constraint:
         matcher = self._matcher
         if matcher is None:
             matcher = self._matcher = self.compiled.future.result(0).deep_copy()
-            self._find_forced(matcher)
+            self._find_forced(matcher, 0)
         if self.forced:
             self.allowed[:] = 0
             self.allowed[self.forced[0] // WORD_BITS] |= np.uint32(1 << self.forced[0] % WORD_BITS)
@@ -85,7 +88,26 @@ class Constraint:
         elif self.forced:
             self.forced.popleft()  # the matcher has consumed it already
         elif self._matcher is not None and self._matcher.consume_token(token):
-            self._find_forced(self._matcher)
+            self._find_forced(self._matcher, self._stops[-1] + 1)
+        self._count(begin)
+
+    def rollback(self, tokens: list[int]) -> None:
+        """Returns to the position before `tokens`, the last ones that were appended.
+
+        The rest of a run of forced tokens is forced again, because the grammar might allow its text in other tokens.
+        """
+        matcher = self._matcher
+        if matcher is None:
+            return
+        begin = time.thread_time()
+        ahead = [*tokens, *self.forced]
+        consumed = self._stops[-1]
+        position = consumed - len(ahead)
+        while len(self._stops) > 1 and self._stops[-2] >= position:
+            self._stops.pop()
+        self.forced = deque(ahead[: self._stops[-1] - position])
+        matcher.rollback(consumed - self._stops[-1])
+        self._stopped = matcher.is_stopped()
         self._count(begin)
 
     def take_forced(self) -> list[int]:
@@ -106,11 +128,12 @@ class Constraint:
         if kept.any():
             self.allowed[:] = kept
 
-    def _find_forced(self, matcher: "LLMatcher") -> None:
-        """Collects the tokens that must come next and moves the matcher past them."""
+    def _find_forced(self, matcher: "LLMatcher", consumed: int) -> None:
+        """Collects the tokens that must come next and moves the matcher past them, after `consumed` tokens."""
         tokens = matcher.compute_ff_tokens()
         if tokens and matcher.consume_tokens(tokens):
             self.forced.extend(tokens)
+        self._stops.append(consumed + len(self.forced))
         self._stopped = matcher.is_stopped()
 
     def _count(self, begin: float) -> None:

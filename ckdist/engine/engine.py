@@ -26,14 +26,14 @@ from ckdist.engine.request import Tokens, check_prompt, check_sampling
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.sampling_state import sampling_state
 from ckdist.engine.scheduler import EngineBusy, Scheduler
-from ckdist.engine.sequence import Sequence, State
-from ckdist.engine.state_pool import SequenceState, StatePool
+from ckdist.engine.sequence import MAX_ROLLBACK, Sequence, State
+from ckdist.engine.state_pool import StatePool
 from ckdist.engine.step_builder import SequenceChunk, Step
 from ckdist.engine.step_prediction import StepPrediction
 from ckdist.engine.trace import Lane
-from ckdist.errors import RequestError
+from ckdist.errors import ConfigError, RequestError
 from ckdist.native import lib
-from ckdist.program.step_batch import BLOCK_TOKENS, Batch
+from ckdist.program.step_batch import BLOCK_TOKENS, NO_SLOT, Batch, own_slots
 
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 NO_SAMPLING = SamplingParams(max_tokens=0)
@@ -52,6 +52,7 @@ class Engine:
         grammars: Grammars of the vocabulary. If None, requests with a grammar are refused.
         start_tokens: First tokens of decoding if an encoder reads the prompt.
         banned_tokens: Tokens that are never drawn.
+        max_rollback: Last tokens of a sequence that may be rolled back, at most MAX_ROLLBACK.
     """
 
     def __init__(
@@ -59,8 +60,11 @@ class Engine:
         max_waiting: int = 512, max_outputs: int | None = None, prefix_reuse: bool = True,
         more_stats: Callable[[], Mapping[str, float | str]] = dict, lane: Lane | None = None,
         dry_breakers: DryBreakers | None = None, grammars: Grammars | None = None, start_tokens: Tokens = (),
-        banned_tokens: Tokens = (),
+        banned_tokens: Tokens = (), max_rollback: int = 0,
     ) -> None:  # fmt: skip
+        if not 0 <= max_rollback <= MAX_ROLLBACK:
+            raise ConfigError(f"max_rollback is {max_rollback}; it must be from 0 to {MAX_ROLLBACK}")
+        self._max_rollback = max_rollback
         self.executable, self.vocab_size = executable, executable.vocab_size
         self._more_stats, self.lane, self._dry_breakers, self.grammars = more_stats, lane, dry_breakers, grammars
         self._start, self._banned = np.array(start_tokens, np.int32), np.array(banned_tokens, np.int32)
@@ -132,7 +136,8 @@ class Engine:
         )
         begin, source = (self._start, ids) if len(self._start) else (ids, None)
         capacity = min(len(begin) + params.max_tokens, self.max_positions)
-        sequence = Sequence(id, begin, params, seed, capacity, time.monotonic(), state, source=source, tenant=tenant)
+        places = {"source": source, "tenant": tenant, "max_rollback": self._max_rollback}
+        sequence = Sequence(id, begin, params, seed, capacity, time.monotonic(), state, **places)
         self._queue(sequence)
         if state is not None and state.constraint is not None:
             self._compiling.append(sequence)
@@ -349,7 +354,7 @@ class Engine:
             raise RequestError(
                 f"all {self.states.num_slots} slots of states are used; wait or raise --parallel", "prompt"
             )
-        own = SequenceState(self.states.allocate()) if self.states is not None else None
+        slot = NO_SLOT if self.states is None else self.states.allocate()
         table = self.pool.allocate(needed)
         try:
             chunk = min(self.scheduler.max_tokens, self.scheduler.max_outputs)
@@ -358,12 +363,12 @@ class Engine:
                 blocks = -(-(first + len(tokens)) // BLOCK_TOKENS)
                 runs = np.array([[len(tokens), first, blocks]], np.int32)
                 all_rows = np.arange(len(tokens), dtype=np.int32)
-                states = None if own is None else np.array([own.row(first)], np.int32)
+                states = own_slots(self.executable.state_slots, range(slot, slot + 1), first)
                 self.collect_all()
                 yield self.executable.run(Batch(tokens, runs, np.array(table[:blocks], np.int32), all_rows, states))
         finally:
-            if self.states is not None and own is not None:
-                self.states.release(own.slot)
+            if self.states is not None:
+                self.states.release(slot)
             self.pool.release(table)
 
 

@@ -159,19 +159,26 @@ class OutputProcessor:
         if constraint is not None and constraint.error is not None:
             return self.failed(sequence, constraint.error, 400)
         if state is not None:
-            self._keep_state(sequence, state, sample)
+            self._keep_state(sequence, state, sample, len(sequence.output) - len(taken))
         if logprobs is not None:
             logprobs = logprobs[: len(taken)]
         return replace(self.output(sequence, taken, logprobs, finish), stop_token=stop)
 
-    def _keep_state(self, sequence: Sequence, state: SamplingState, sample: Sample | None) -> None:
-        """Updates the sampling state after a token and drops the parts that are no longer needed."""
+    def _keep_state(self, sequence: Sequence, state: SamplingState, sample: Sample | None, before: int) -> None:
+        """Updates the sampling state after a token and drops the parts that are no longer needed.
+
+        Args:
+            before: Output tokens before that token.
+        """
         params = sequence.params
         if sample is not None and sample.mirostat_mu is not None:  # if `params.mirostat` is on
+            if sequence.max_rollback:
+                state.draws.append((before, state.mirostat_mu))
             state.mirostat_mu = sample.mirostat_mu
         if state.banned is not state.always and len(sequence.output) >= params.min_tokens:
             state.banned = state.always
-            if state.banned is None and state.breakers is None and state.constraint is None and not params.mirostat:
+            is_needed = state.banned is not None or state.breakers is not None or state.constraint is not None
+            if not is_needed and not params.mirostat and not sequence.max_rollback:
                 sequence.sampling_state = None
 
     def output(

@@ -14,7 +14,7 @@ from collections import deque
 
 from ckdist.engine.block_pool import ROOT, BlockPool
 from ckdist.engine.sequence import Sequence, State
-from ckdist.engine.state_pool import SequenceState
+from ckdist.engine.sequence_state import SequenceState
 from ckdist.engine.step_builder import Step, StepBuilder
 from ckdist.errors import RequestError
 from ckdist.program.stage_costs import PIECE_UNIT, StageCosts
@@ -22,7 +22,6 @@ from ckdist.program.step_batch import BLOCK_TOKENS, NO_SLOT
 
 # a prompt waits for a shared prefix that is being computed if that is this many blocks longer than the known one
 MIN_AWAITED_BLOCKS = 4
-SNAPSHOT_TOKENS = 1024  # within a prompt, a state is saved after each multiple of this
 
 
 class EngineBusy(RequestError):  # noqa: N818, a state and no fault
@@ -77,8 +76,19 @@ class Scheduler:
             )
 
     def add(self, sequence: Sequence) -> None:
-        """Queues a sequence. Raises EngineBusy if the queue is full."""
+        """Queues a sequence.
+
+        Raises:
+            EngineBusy: The queue is full.
+            RequestError: There are too few slots for the states that rolling it back needs.
+        """
         self.check_room()
+        states = self.pool.states
+        if states is not None and states.num_slots <= sequence.spare_states:
+            raise RequestError(
+                f"rolling back {sequence.max_rollback} tokens needs {1 + sequence.spare_states} slots of states, and "
+                f"there are {states.num_slots}; raise --parallel"
+            )
         self.waiting.append(sequence)
 
     def schedule(self) -> Step | None:
@@ -95,16 +105,16 @@ class Scheduler:
             if left > 1:  # a prompt, or tokens that a grammar has forced
                 prompts.append(sequence)
             elif len(step.chunks) < most_decoding:
-                self._take(step, sequence)
+                step.add(sequence)
         if self.costs.stages > 1:
             step.budget = self._piece_budget(step.tokens)
         # Chunks of running prompts, then of prompts from the queue.
         for sequence in prompts:
-            self._take(step, sequence)
+            step.add(sequence)
         while self.waiting and step.tokens < step.budget and self._admit(self.waiting[0]):
             sequence = self.running[-1]
             if sequence.wants_hidden is hidden:
-                self._take(step, sequence)
+                step.add(sequence)
         return Step(step.chunks, hidden) if step.chunks else None
 
     def _most_decoding(self) -> int:
@@ -145,33 +155,55 @@ class Scheduler:
         return self._last_hidden
 
     def commit(self, step: Step) -> None:
-        """Marks a step as issued: for later steps its positions are in the cache, and its full blocks are known."""
-        for sequence, first, tokens, _, _ in step.chunks:
+        """Marks a step as issued: for later steps its positions are in the cache.
+
+        Its full blocks are known from then on, unless a rollback could reach their tokens.
+        """
+        for sequence, first, tokens, _, _, states in step.chunks:
             if step.hidden and sequence.pooling is None:
                 sequence.encoded = True
                 self._hidden_running -= 1
                 continue
             sequence.computed = computed = first + tokens
+            own = sequence.state_slots
+            if own is not None:
+                own.commit(sequence, states)
             if (sequence.shared_blocks + 1) * BLOCK_TOKENS <= computed and not self.whole_prompts:
                 self.share_blocks(sequence)
-            if sequence.state_slots is not None:
-                self._keep_state(sequence, sequence.state_slots, decoded=tokens == 1)
+            if own is not None:
+                own.leave(sequence, states, decoded=tokens == 1)
+
+    def rollback(self, sequence: Sequence, count: int) -> None:
+        """Removes the last `count` tokens of a sequence, exactly: what it computes next has the bits of a sequence that
+        never had them.
+
+        If all tokens were computed, all that are left are, and the next one may be appended. A state may be saved some
+        tokens earlier. The next step then computes these again.
+
+        Raises EngineError if a step of the sequence is under way, or if so many tokens cannot be rolled back.
+        """
+        is_computed = sequence.computed == sequence.length
+        sequence.rollback(count)
+        computed = sequence.length if is_computed else sequence.length - 1
+        if computed < sequence.computed:
+            own = sequence.state_slots
+            sequence.computed = computed if own is None else own.rollback(computed)
+        kept = min(sequence.blocks, sequence.num_blocks)
+        self.pool.release(sequence.block_table[kept : sequence.num_blocks].tolist())
+        sequence.num_blocks = kept
 
     def remove(self, sequence: Sequence) -> None:
         """Ends a sequence in any state and frees its resources."""
         if sequence.state is State.RUNNING:
             self.running.remove(sequence)
+            if sequence.max_rollback and not sequence.in_flight and not self.whole_prompts:
+                sequence.settled = sequence.computed
+                self.share_blocks(sequence)
             self._hidden_running -= sequence.wants_hidden
             self._release(sequence)
         elif sequence.state is State.WAITING:
             self.waiting.remove(sequence)
         sequence.state = State.FINISHED
-
-    def _take(self, step: StepBuilder, sequence: Sequence) -> None:
-        """Adds the sequence's next tokens to a step, with a snapshot of its state if one is due."""
-        chunk = step.add(sequence)
-        if chunk is not None and sequence.state_slots is not None:
-            self._save_state(sequence, sequence.state_slots, chunk.first, chunk.tokens)
 
     def _extend(self, sequence: Sequence) -> bool:
         """Allocates blocks for the last tokens, preempting the latest arrivals if needed.
@@ -208,8 +240,11 @@ class Scheduler:
         ):
             return False
         tenant = sequence.tenant if self.prefix_reuse else None
-        prefix = [] if tenant is None else self.pool.match(sequence.tokens, sequence.reusable, tenant)
-        states, known, source = self.pool.states, len(prefix), NO_SLOT
+        states, limit, source = self.pool.states, sequence.reusable, NO_SLOT
+        if states is not None and sequence.max_rollback:
+            limit -= 1  # its first chunk saves a state before the last settled token
+        prefix = [] if tenant is None else self.pool.match(sequence.tokens, limit, tenant)
+        known = len(prefix)
         if states is not None:
             reused, source = states.latest(prefix)
             prefix = prefix[:reused]
@@ -219,8 +254,12 @@ class Scheduler:
         if blocks - len(prefix) + self.pool.idle_among(prefix) + len(self.running) > available:
             self._refused = (sequence, available)
             return False
-        if states is not None and not self._give_state(sequence, source, known * BLOCK_TOKENS):
-            return False
+        if states is not None:
+            spare = sequence.spare_states
+            own = SequenceState.claim(states, source, known * BLOCK_TOKENS, tenant is not None, spare)
+            if own is None:
+                return False
+            sequence.state_slots = own
         self._refused = None
         self.pool.hold(prefix)
         sequence.block_table[: len(prefix)] = prefix
@@ -243,10 +282,10 @@ class Scheduler:
         sequence.block_table[begin : begin + count] = self.pool.allocate(count)
 
     def share_blocks(self, sequence: Sequence) -> None:
-        """Makes the full, computed blocks of a sequence known to its tenant."""
-        if sequence.tenant is None:
+        """Makes the full, final blocks of a sequence known to its tenant."""
+        begin, end, table = sequence.shared_blocks, sequence.final // BLOCK_TOKENS, sequence.block_table
+        if sequence.tenant is None or end <= begin:
             return
-        begin, end, table = sequence.shared_blocks, sequence.computed // BLOCK_TOKENS, sequence.block_table
         tokens = sequence.tokens[begin * BLOCK_TOKENS : end * BLOCK_TOKENS].tobytes()
         parent = int(table[begin - 1]) if begin else ROOT
         table[begin:end] = self.pool.share(table[begin:end].tolist(), parent, tokens, sequence.tenant)
@@ -254,11 +293,8 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         """Frees all blocks of a sequence and its state slot. Its snapshots stay."""
-        states, own = self.pool.states, sequence.state_slots
-        if states is not None and own is not None:
-            if own.source not in (NO_SLOT, own.slot):
-                states.let_go(own.source)
-            states.release(own.slot)
+        if sequence.state_slots is not None:
+            sequence.state_slots.release(sequence)
             sequence.state_slots = None
         self.pool.release(sequence.block_table[: sequence.num_blocks].tolist(), sequence.length)
         sequence.num_blocks = sequence.shared_blocks = sequence.computed = 0
@@ -278,77 +314,6 @@ class Scheduler:
         if other.state_slots.wanted <= other.computed:
             other.state_slots.wanted = shared * BLOCK_TOKENS
         return True
-
-    def _give_state(self, sequence: Sequence, source: int, known: int) -> bool:
-        """Gives a sequence a slot that begins with the snapshot `source`. Returns False if no slot is available.
-
-        Args:
-            known: Tokens of its prefix in known blocks. If the snapshot has fewer, a new one is left there for the next
-                sequence with that prefix.
-        """
-        states = self.pool.states
-        assert states is not None  # layers keep states
-        if source != NO_SLOT and states.available == 1 and states.take(source):
-            sequence.state_slots = SequenceState(source, source)  # the last slot: the snapshot becomes the state
-            return True
-        if source != NO_SLOT:
-            states.hold(source)
-        if not states.available:
-            if source != NO_SLOT:
-                states.let_go(source)
-            return False
-        sequence.state_slots = SequenceState(states.allocate(), source, wanted=known)
-        return True
-
-    def _save_state(self, sequence: Sequence, own: SequenceState, first: int, tokens: int) -> None:
-        """Chooses the position of a chunk's snapshot, if any, and finds a slot for it."""
-        states = self.pool.states
-        own.saving, own.position = NO_SLOT, 0
-        reuses = self.prefix_reuse and sequence.tenant is not None
-        position = snapshot_position(first, tokens, sequence.length, own.wanted) if reuses else 0
-        if states is None or position == 0:
-            return
-        if tokens == 1 and own.last_block >= 0:
-            own.saving, own.last_block = states.take_behind(own.last_block), -1
-        if own.saving == NO_SLOT and states.available:
-            own.saving = states.allocate()
-        own.position = position if own.saving != NO_SLOT else 0
-
-    def _keep_state(self, sequence: Sequence, own: SequenceState, decoded: bool) -> None:
-        """Makes the snapshot of an issued step available to other sequences."""
-        states = self.pool.states
-        assert states is not None  # layers keep states
-        if own.source not in (NO_SLOT, own.slot):
-            states.let_go(own.source)
-        own.source = NO_SLOT
-        if own.saving == NO_SLOT:
-            return
-        block = int(sequence.block_table[own.position // BLOCK_TOKENS - 1])
-        own.last_block = block if states.keep(own.saving, block) and decoded else -1
-        own.saving, own.position = NO_SLOT, 0
-
-
-def snapshot_position(first: int, tokens: int, length: int, wanted: int) -> int:
-    """Number of tokens before the snapshot that a chunk leaves; 0 if it leaves none.
-
-    The first of these that lies in the chunk:
-
-    - `wanted`, where another sequence is known to branch off
-    - the last block boundary at which the same prompt could begin again (its last token is always computed)
-    - the end of a block that decoding fills, or within a prompt a multiple of SNAPSHOT_TOKENS
-
-    Args:
-        length: Tokens of the sequence.
-    """
-    end = first + tokens
-    if first < wanted <= end:
-        return wanted
-    last = (length - 1) // BLOCK_TOKENS * BLOCK_TOKENS
-    if first < last <= end:
-        return last
-    unit = BLOCK_TOKENS if end == length else SNAPSHOT_TOKENS
-    position = end // unit * unit
-    return position if position > first else 0
 
 
 def shared_blocks(sequence: Sequence, running: Sequence) -> int:

@@ -12,12 +12,16 @@ import numpy as np
 from ckdist.engine.block_pool import ONE_TENANT
 from ckdist.engine.pooling import Pooling
 from ckdist.engine.sampling_params import SamplingParams
-from ckdist.engine.state_pool import SequenceState
+from ckdist.engine.sequence_state import SequenceState
+from ckdist.errors import EngineError
 from ckdist.program.step_batch import BLOCK_TOKENS
 
 if TYPE_CHECKING:  # a simulation schedules sequences and needs neither grammars nor vocabularies
     from ckdist.engine.request import Tokens
     from ckdist.engine.sampling_state import SamplingState
+
+
+MAX_ROLLBACK = 16  # most tokens that can be rolled back
 
 
 class State(Enum):
@@ -38,6 +42,7 @@ class Sequence:
 
     Args:
         capacity: Most tokens, prompt and output together, that it may ever have.
+        max_rollback: Last tokens of the output that may be rolled back, at most MAX_ROLLBACK.
 
     Attributes:
         shared_blocks: Leading blocks that are full and known to the pool, so that others can reuse them.
@@ -49,6 +54,8 @@ class Sequence:
         first_text: Tokens of the first text if the prompt has two; with a source its tokens; else 0.
         tenant: Blocks are reused and left only within a tenant. None: neither.
         encoded: Whether the encoder has read the source.
+        settled: Leading positions that no rollback can reach: all tokens but one that will always stay. Kept up to date
+            if `max_rollback` is not 0.
     """
 
     __slots__ = (
@@ -62,6 +69,7 @@ class Sequence:
         "id",
         "in_flight",
         "length",
+        "max_rollback",
         "num_blocks",
         "params",
         "pooling",
@@ -70,6 +78,7 @@ class Sequence:
         "sampling_state",
         "scored",
         "seed",
+        "settled",
         "shared_blocks",
         "source",
         "state",
@@ -81,11 +90,11 @@ class Sequence:
     def __init__(
         self, id: Hashable, prompt: "Tokens", params: SamplingParams, seed: int, capacity: int, arrival: float,
         sampling_state: "SamplingState | None" = None, pooling: Pooling | None = None, first_text: int = 0,
-        source: np.ndarray | None = None, tenant: bytes | None = ONE_TENANT,
+        source: np.ndarray | None = None, tenant: bytes | None = ONE_TENANT, max_rollback: int = 0,
     ) -> None:  # fmt: skip
         self.id, self.params, self.seed, self.arrival = id, params, seed, arrival
         self.sampling_state, self.pooling, self.first_text = sampling_state, pooling, first_text
-        self.tenant = tenant
+        self.tenant, self.max_rollback, self.settled = tenant, max_rollback, len(prompt) - 1
         self.state = State.WAITING
         self.tokens = np.empty(capacity, np.int32)  # (capacity,) prompt, then output
         self.tokens[: len(prompt)] = prompt
@@ -109,6 +118,24 @@ class Sequence:
         """Adds a token to the output. There must be room for it."""
         self.tokens[self.length] = token
         self.length += 1
+        if self.max_rollback:
+            self.settled = max(self.settled, self.length - 1 - self.max_rollback)
+
+    def rollback(self, count: int) -> None:
+        """Removes the last `count` tokens and returns the sampling state to its value before them.
+
+        `Scheduler.rollback` also returns blocks and states. Raises EngineError like it.
+        """
+        if self.in_flight:
+            raise EngineError(f"{count} tokens cannot be rolled back while a step of the sequence is under way")
+        left = self.length - count
+        if not 0 <= count <= self.max_rollback or left <= self.settled:
+            most = min(self.max_rollback, self.length - 1 - self.settled)
+            raise EngineError(f"{count} tokens cannot be rolled back; this sequence allows 0 to {most}")
+        removed = self.tokens[left : self.length].tolist()
+        self.length = left
+        if self.sampling_state is not None:
+            self.sampling_state.rollback(removed, len(self.output), self.params.min_tokens)
 
     @property
     def wants_hidden(self) -> bool:
@@ -143,5 +170,21 @@ class Sequence:
 
     @property
     def reusable(self) -> int:
-        """Leading tokens that may come from the cache. The last token and tokens to be scored must be computed."""
-        return self.scored if self.scoring else self.length - 1
+        """Leading tokens that may come from the cache. The last token and tokens to be scored must be computed.
+
+        Tokens that may be rolled back are computed into blocks of its own.
+        """
+        limit = self.scored if self.scoring else self.length - 1
+        return min(limit, self.settled) if self.max_rollback else limit
+
+    @property
+    def final(self) -> int:
+        """Leading computed positions that are never computed again while it runs."""
+        if not self.max_rollback or self.computed <= self.settled:
+            return self.computed
+        return self.settled if self.state_slots is None else self.state_slots.base(self.settled)
+
+    @property
+    def spare_states(self) -> int:
+        """Slots for saved states, if layers keep states: one state before `settled`, and one per block after it."""
+        return self.max_rollback // BLOCK_TOKENS + 2 if self.max_rollback else 0

@@ -7,26 +7,8 @@ numbers.
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ckdist.program.step_batch import NO_SLOT
-
-
-@dataclass
-class SequenceState:
-    """The slots of a running sequence."""
-
-    slot: int  # its own
-    source: int = NO_SLOT  # the snapshot that its first step begins with
-    saving: int = NO_SLOT  # slot for the snapshot of the current step
-    position: int = 0  # number of tokens before that snapshot
-    last_block: int = -1  # decoding left a snapshot after it, which the next one replaces; -1: none
-    wanted: int = 0  # number of tokens after which others would begin, so that a snapshot is needed; 0: none
-
-    def row(self, first: int) -> tuple[int, int, int, int]:
-        """The fields of a `struct ckdist_state_slots` for a chunk that begins at position `first`."""
-        begin = self.source if self.source != NO_SLOT else self.slot if first else NO_SLOT
-        return begin, self.slot, self.saving, self.position
 
 
 class StatePool:

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from ckdist.engine.sequence import Sequence
+from ckdist.engine.sequence_state import NO_ROW, StateRow
 
 
 class SequenceChunk(NamedTuple):
@@ -16,6 +17,7 @@ class SequenceChunk(NamedTuple):
     tokens: int
     row: int
     rows: int
+    states: StateRow  # NO_ROW if no layer keeps states
 
     @property
     def samples(self) -> bool:
@@ -31,7 +33,7 @@ class Step(NamedTuple):
 
 
 class StepBuilder:
-    """Makes the chunks of one step within its budgets. It changes no sequence."""
+    """Makes the chunks of one step within its budgets. It takes slots for snapshots and changes no sequence else."""
 
     def __init__(self, budget: int, max_outputs: int, whole_prompts: bool) -> None:
         self.budget = budget  # most tokens of the step; the scheduler may change it between two chunks
@@ -41,14 +43,14 @@ class StepBuilder:
         self.tokens = 0  # of the chunks
         self.outputs = 0  # rows of the chunks
 
-    def add(self, sequence: Sequence) -> SequenceChunk | None:
-        """Adds the sequence's next tokens, as far as the budgets allow. Returns None if they allow none."""
+    def add(self, sequence: Sequence) -> None:
+        """Adds the sequence's next tokens, as far as the budgets allow."""
         first, row, budget = sequence.computed, self.outputs, self.budget - self.tokens
         tokens = min(sequence.length - first, budget)
         if sequence.source is not None and not sequence.encoded:
             tokens, rows = len(sequence.source), 0
             if tokens > budget:
-                return None  # an encoder reads its source whole
+                return  # an encoder reads its source whole
         elif sequence.scoring:
             begin = max(first, sequence.scored)
             tokens = min(tokens, begin - first + self.max_outputs - row)
@@ -60,9 +62,9 @@ class StepBuilder:
         else:  # no row is left for the logits of the last token
             tokens, rows = tokens - 1, 0
         if tokens <= 0 or (self.whole_prompts and sequence.pooling is not None and tokens < sequence.length):
-            return None  # a later step takes a whole prompt before later arrivals
-        chunk = SequenceChunk(sequence, first, tokens, row, rows)
-        self.chunks.append(chunk)
+            return  # a later step takes a whole prompt before later arrivals
+        own = sequence.state_slots
+        states = NO_ROW if own is None else own.row(sequence, first, tokens)
+        self.chunks.append(SequenceChunk(sequence, first, tokens, row, rows, states))
         self.tokens += tokens
         self.outputs += rows
-        return chunk

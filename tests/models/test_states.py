@@ -54,7 +54,7 @@ def test_a_state_is_never_gone_on_from_elsewhere(loaded):
         (20, (-1, 0, -1, 0), "slot -1, which holds 0 tokens"),
         (20, (0, 999, -1, 0), "slot 999 is not one of"),
         (20, (0, 0, 0, 32), "two sequences of a batch write state slot 0"),
-        (20, (0, 0, 1, 23), "saved at position 23"),
+        (20, (0, 0, 1, 25), "saved at position 25"),
     ):
         with pytest.raises(NativeError, match=said):
             run(first, slots)

@@ -89,7 +89,7 @@ struct ckdist_sequence_chunk {
 struct ckdist_state_slots {
   int32_t in;            /* state of the tokens before the chunk; -1: there are none */
   int32_t out;           /* state after all tokens of the chunk */
-  int32_t save;          /* state of the tokens before `save_position`, a multiple of the block size; -1: none */
+  int32_t save;          /* state of the tokens before `save_position`; -1: none */
   int32_t save_position; /* greater than the first position, at most the end */
 };
 enum { ckdist_block_tokens = 16 }; /* positions of one block of the cache */

@@ -67,8 +67,7 @@ void StateSlots::check(const BatchView& batch) const {
     write(slots.out);
     if (slots.save >= 0) {
       write(slots.save);
-      if (slots.save_position <= chunk.first_position || slots.save_position > chunk.first_position + chunk.tokens ||
-          slots.save_position % ckdist_block_tokens)
+      if (slots.save_position <= chunk.first_position || slots.save_position > chunk.first_position + chunk.tokens)
         fail(Status::native, "a state cannot be saved at position %d of a chunk of %d tokens from position %d",
              slots.save_position, chunk.tokens, chunk.first_position);
     }

@@ -10,8 +10,7 @@
 namespace ckdist {
 namespace {
 
-// Tokens of a head at a time. Tiles end at block boundaries, so states can be saved there.
-constexpr int kTile = kBlockTokens;
+constexpr int kTile = kBlockTokens;  // most tokens of a head at a time
 constexpr int kMaxTaps = 16;
 
 struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
@@ -85,11 +84,13 @@ struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
     }
     if (layer.value_width % kStateColumns)
       std::memset(item.room.v, 0, kTile * state_columns(layer.value_width) * sizeof(float));
+    const int64_t saved_tokens = slots.save < 0 ? 0 : slots.save_position - item.position;
     for (int64_t done = 0; done < item.tokens;) {
-      const int64_t count = std::min<int64_t>(kTile - (item.position + done) % kTile, item.tokens - done);
+      const int64_t end = done < saved_tokens ? saved_tokens : item.tokens;
+      const int64_t count = std::min<int64_t>(kTile, end - done);
       run_tile(item, done, int(count), state);
       done += count;
-      if (slots.save >= 0 && item.position + done == slots.save_position) {
+      if (done == saved_tokens) {
         float* const saved = layer.head(slots.save, head);
         std::memcpy(saved, state, layer.state_floats * sizeof(float));
         write_tail(item, done, layer.tail(saved));
