@@ -95,6 +95,7 @@ class SequenceState:
         """Leaves the snapshot of an issued chunk to other sequences. Call it after sharing the chunk's blocks."""
         if _crosses(sequence, sequence.computed):
             self._settle(sequence)
+            self._offer(sequence)
         elif row.save != NO_SLOT:
             self._keep(sequence, row.save_position, row.save, decoded)
 
@@ -110,19 +111,23 @@ class SequenceState:
         return first
 
     def release(self, sequence: "Sequence") -> None:
-        """Frees all slots. Snapshots stay."""
+        """Frees all slots. Snapshots stay, and the last settled state becomes one."""
         if self._snapshot != NO_SLOT:
             self._pool.let_go(self._snapshot)
         self._settle(sequence)
+        self._offer(sequence)
         while self._saved:
             self._drop_first()
         for slot in (self._slot, *self._spare):
             self._pool.release(slot)
 
     def _settle(self, sequence: "Sequence") -> None:
-        """Drops the saved states that no rollback needs any more. Others may then begin with the first one left."""
+        """Drops the saved states that no rollback needs any more."""
         while len(self._saved) > 1 and self._saved[1][0] <= sequence.settled:
             self._drop_first()
+
+    def _offer(self, sequence: "Sequence") -> None:
+        """Makes the first saved state a snapshot if it follows a shared block and there is a slot in exchange."""
         position, slot = self._saved[0]
         blocks, rest = divmod(position, BLOCK_TOKENS)
         if self._is_offered or not self._reuses or slot == NO_SLOT or rest or blocks > sequence.shared_blocks:
@@ -138,8 +143,6 @@ class SequenceState:
             known = slot
         self._pool.hold(known)
         self._saved[0], self._is_offered = (position, known), True
-        if self._begin == slot:  # after a rollback
-            self._begin = known
 
     def _drop_first(self) -> None:
         _, slot = self._saved.pop(0)

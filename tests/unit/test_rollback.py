@@ -42,10 +42,13 @@ class Drafting:
         self.under_way: deque = deque()
         self.sequences, self.texts, self.drafted = [], [], []
         prefix = [draw.randrange(50) for _ in range(40)]
+        prompts = [prefix[: draw.randrange(41)] + [draw.randrange(50)] * draw.randint(1, 9) for _ in range(3)]
+        whole = [prompt + alone(prompt, greedy(100 - len(prompt))) for prompt in prompts]
         for id in range(6):
-            prompt = prefix[: draw.randrange(41)] + [draw.randrange(50) for _ in range(draw.randint(1, 9))]
-            count = draw.randint(1, 110 - len(prompt))
-            self.texts.append(prompt + alone(prompt, greedy(count)))
+            which = draw.randrange(3)
+            prompt = prompts[which]
+            count = draw.randint(1, 100 - len(prompt))
+            self.texts.append(whole[which][: len(prompt) + count])
             reach = draw.choice([0, max_rollback])
             tenant, params = draw.choice(TENANTS), greedy(count)
             self.sequences.append(Sequence(id, prompt, params, 0, 110, 0.0, tenant=tenant, max_rollback=reach))
@@ -96,7 +99,9 @@ class Drafting:
         while drafted and accepted < sequence.length and sequence.tokens[accepted] == text[accepted]:
             accepted += 1
         self.scheduler.rollback(sequence, sequence.length - accepted)
-        assert sequence.state is State.WAITING or sequence.length - sequence.computed <= LONGEST_REPLAY
+        assert sequence.state is State.WAITING or sequence.length - sequence.computed <= LONGEST_REPLAY, (
+            sequence.length - sequence.computed
+        )
         if sequence.length == len(text):
             self.scheduler.remove(sequence)
             return
@@ -188,35 +193,39 @@ def grammars(tokenizer):
 @pytest.mark.parametrize("logprobs", [None, 0])
 def test_a_grammar_is_followed_again_from_every_token(tokenizer, grammars, logprobs):
     """Its forced tokens come in one step, or one by one with log probabilities."""
-    grammar = '%llguidance {}\nstart: "The answer to everything is " /[0-9]{12}/ ", or perhaps " /[a-z ]{9}/ "."'
-    params = SamplingParams(max_tokens=60, seed=3, grammar=grammar, logprobs=logprobs)
+    grammar = '%llguidance {}\nstart: "The answer to everything is " /[a-z]{110}/ ", or perhaps " /[0-9 ]{9}/ "."'
+    params = SamplingParams(max_tokens=90, seed=3, grammar=grammar, logprobs=logprobs)
     vocab = tokenizer.vocab_size
-    masks: dict[int, set[bytes]] = {}
+    seen: dict[int, set[tuple[tuple[int, ...], bytes]]] = {}  # by output tokens: forced tokens and mask
 
     def run(counts):
-        executable = PagedExecutable(vocab_size=vocab)
         engine = Engine(
-            executable, Sampler(vocab), tokenizer.eos_token_ids, grammars=grammars, max_rollback=16 if counts else 0
-        )
+            PagedExecutable(vocab_size=vocab), Sampler(vocab), tokenizer.eos_token_ids, grammars=grammars,
+            max_rollback=16,
+        )  # fmt: skip
         engine.add(0, [5], params)
         sequence = engine._sequences[0]
         constraint = sequence.sampling_state.constraint
+
+        def look():
+            constraint.fill(None)
+            seen.setdefault(len(sequence.output), set()).add((tuple(constraint.forced), constraint.allowed.tobytes()))
+
         while engine.has_work:
             engine.step()
-            if sequence.state is not State.FINISHED and not constraint.forced:
-                constraint.fill(None)
-                masks.setdefault(len(sequence.output), set()).add(constraint.allowed.tobytes())
+            if sequence.state is State.FINISHED:
+                break
+            look()
             for made in [made for made in counts if made <= len(sequence.output)][:1]:
-                most = sequence.length - 1 - sequence.settled
-                if sequence.state is not State.FINISHED:
-                    engine.scheduler.rollback(sequence, min(counts.pop(made), most))
+                engine.scheduler.rollback(sequence, min(counts.pop(made), sequence.length - 1 - sequence.settled))
+                look()
         return sequence.output.tolist()
 
     text = run({})
-    assert tokenizer.decode(text).endswith(".") and len(text) > 20
+    assert tokenizer.decode(text).endswith(".") and len(text) > 40
     for count in range(1, 17):
         assert run(dict.fromkeys(range(1, len(text), 3), count)) == text
-    assert all(len(found) == 1 for found in masks.values())
+    assert all(len(found) == 1 for found in seen.values())
 
 
 @pytest.mark.parametrize("slots", [0, 20])
@@ -241,6 +250,22 @@ def test_a_block_is_shared_when_no_rollback_can_reach_it_any_more(slots):
     assert all(other.output.tolist() == alone(other.prompt.tolist(), greedy(40)) for other in others)
     engine.add("third", [*text, 1], greedy(1))
     assert finish(engine)["third"][1].cached_tokens == 64  # the last token of 80 was never computed
+
+
+def test_a_preempted_sequence_takes_over_no_block_that_a_rollback_can_reach():
+    engine = Engine(PagedExecutable(), PlainSampler(), max_rollback=16)
+    for id in "ahead", "behind":
+        engine.add(id, list(range(20)), greedy(100))
+        while engine._sequences[id].length < 60:
+            engine.step()
+    ahead, behind = engine._sequences["ahead"], engine._sequences["behind"]
+    assert ahead.shared_blocks > 3
+    engine.scheduler._preempt()
+    engine.step()
+    assert behind.state is State.RUNNING and behind.shared_blocks == 2
+    engine.scheduler.rollback(behind, 16)
+    finish(engine)
+    assert behind.output.tolist() == ahead.output.tolist() == alone(range(20), greedy(100))
 
 
 def test_a_rollback_is_refused_beyond_its_limits_and_under_way():
