@@ -174,13 +174,12 @@ class Scheduler:
                 own.leave(sequence, states, decoded=tokens == 1)
 
     def rollback(self, sequence: Sequence, count: int) -> None:
-        """Removes the last `count` tokens of a sequence, exactly: what it computes next has the bits of a sequence that
-        never had them.
+        """Removes the last `count` tokens of a sequence. Its next logits have the bits of one that never had them.
 
-        If all tokens were computed, all that are left are, and the next one may be appended. A state may be saved some
-        tokens earlier. The next step then computes these again.
+        If all its tokens were computed, as in a step with drafts, the caller appends the next one. Else the next step
+        computes the last token left again. If layers keep states, it also computes the tokens since a saved state.
 
-        Raises EngineError if a step of the sequence is under way, or if so many tokens cannot be rolled back.
+        Raises EngineError if a step of the sequence is under way, or if the limits do not allow `count`.
         """
         is_computed = sequence.computed == sequence.length
         sequence.rollback(count)
