@@ -96,6 +96,8 @@ class Constraint:
 
         The rest of a run of forced tokens is forced again, because the grammar might allow its text in other tokens.
         """
+        if self.compiled.is_stuck:
+            self.give_up()
         matcher = self._matcher
         if matcher is None:
             return

@@ -33,7 +33,7 @@ class Step(NamedTuple):
 
 
 class StepBuilder:
-    """Makes the chunks of one step within its budgets. It takes slots for snapshots and changes no sequence else."""
+    """Makes the chunks of one step within its budgets. It changes no sequence, but takes slots for saved states."""
 
     def __init__(self, budget: int, max_outputs: int, whole_prompts: bool) -> None:
         self.budget = budget  # most tokens of the step; the scheduler may change it between two chunks

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ckdist.engine.batch_builder import BatchBuilder
 from ckdist.engine.block_pool import BlockPool
+from ckdist.engine.constraint import TOO_SLOW
 from ckdist.engine.engine import Engine
 from ckdist.engine.grammars import Grammars
 from ckdist.engine.sampler import Sampler
@@ -225,6 +226,20 @@ def test_a_grammar_is_followed_again_from_every_token(tokenizer, grammars, logpr
     for count in range(1, 17):
         assert run(dict.fromkeys(range(1, len(text), 3), count)) == text
     assert all(len(found) == 1 for found in seen.values())
+
+
+def test_a_matcher_that_an_abandoned_thread_holds_is_not_rolled_back(tokenizer, grammars, monkeypatch):
+    vocab = tokenizer.vocab_size
+    engine = Engine(PagedExecutable(vocab_size=vocab), Sampler(vocab), grammars=grammars, max_rollback=16)
+    engine.add(0, [5], SamplingParams(max_tokens=30, grammar="%llguidance {}\nstart: /[a-z]{200}/"))
+    sequence = engine._sequences[0]
+    while len(sequence.output) < 9:
+        engine.step()
+    constraint = sequence.sampling_state.constraint
+    constraint.compiled.is_stuck = True
+    monkeypatch.setattr(constraint, "_matcher", object())  # a use of it fails
+    engine.scheduler.rollback(sequence, 4)
+    assert finish(engine)[0][1].error == TOO_SLOW
 
 
 @pytest.mark.parametrize("slots", [0, 20])
