@@ -104,7 +104,7 @@ class SequenceState:
         return max(position for position, _ in self._saved if position <= settled)
 
     def rollback(self, position: int) -> int:
-        """Lets the next chunk begin with the last saved state at or before `position`. Returns that state's position."""
+        """Lets the next chunk begin with the last state saved at or before `position`. Returns its position."""
         while self._saved[-1][0] > position:
             self._spare.append(self._saved.pop()[1])
         first, self._begin = self._saved[-1]
