@@ -11,7 +11,8 @@ from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.single import SingleSequence
 from ckdist.models.decoder import forward
 from ckdist.planning.layouts import can_dispatch, layouts_for
-from ckdist.program.executable import CacheConfig, Executable, ExecutionPlan
+from ckdist.program.executable import CacheConfig, Executable
+from ckdist.program.execution_plan import ExecutionPlan
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.lower import lower, stored_dims
 from ckdist.program.tracer import trace
