@@ -37,6 +37,7 @@ class CacheConfig:
     key_type: str = "f16"
     value_type: str = "f16"
     state_slots: int = 0  # slots for states of sequences; 0 if no layer keeps a state
+    embedding_rows: int = 0  # rows of embeddings per step
 
 
 @dataclass(frozen=True)
@@ -215,6 +216,8 @@ class Executable:
             experts=experts,
             state_slots=config.state_slots,
             blocks=config.num_blocks,
+            embedding_rows=config.embedding_rows,
+            embedding_width=self.spec.hidden_size,
             loader=loader,
             in_flight=self.in_flight,
             **self._neighbours(),
@@ -298,8 +301,17 @@ class Executable:
             self.dispatched_tokens += tokens
         states = () if batch.states is None else (batch.states.reshape(-1),)
         firsts = () if batch.firsts is None else (batch.firsts,)
-        of_sequences = (3 + 4 * len(states) + len(firsts)) * sequences
-        size = _HEADER + tokens + of_sequences + len(batch.block_tables) + selected
+        embeddings = () if batch.embeddings is None else (batch.embeddings.reshape(-1).view(np.int32),)
+        arrays = (
+            batch.token_ids,
+            batch.chunks.reshape(-1),
+            batch.block_tables,
+            *states,
+            *firsts,
+            batch.logits_indices,
+            *embeddings,
+        )
+        size = _HEADER + sum(map(len, arrays))
         message = self._messages[0]
         if len(message.ints) < size:
             message.grow(2 * size)
@@ -308,11 +320,9 @@ class Executable:
         header.tokens, header.sequences, header.selected = tokens, sequences, selected
         header.blocks, header.plan, header.steps = len(batch.block_tables), plan, steps
         header.states, header.firsts = sequences * len(states), sequences * len(firsts)
+        header.embeddings = 0 if batch.embeddings is None else len(batch.embeddings)
         header.threads = self.threads if tokens == sequences else self.threads_batch
-        np.concatenate(
-            (batch.token_ids, batch.chunks.reshape(-1), batch.block_tables, *states, *firsts, batch.logits_indices),
-            out=message.ints[_HEADER:size],
-        )
+        np.concatenate(arrays, out=message.ints[_HEADER:size])
         self._check(native.lib.ckdist_executable_publish(self._handle, message.address, size))
         self._messages.rotate(-1)
         self._published.append((selected, batch.hidden))

@@ -96,8 +96,9 @@ struct ckdist_program {
   int32_t experts;                                /* maximum experts of a layer; 0: no layer has experts */
   int64_t state_slots; /* slots, each for all layers' states of one sequence; 0: no layer has a state */
   int64_t blocks;
-  struct ckdist_loader* loader; /* packs matrices that are not packed yet; null: all are packed */
-  int32_t previous, next;       /* ranks of the job in the neighbouring stages; -1: none */
+  int64_t embedding_rows, embedding_width; /* maximum rows of embeddings in a batch, and their floats */
+  struct ckdist_loader* loader;            /* packs matrices that are not packed yet; null: all are packed */
+  int32_t previous, next;                  /* ranks of the job in the neighbouring stages; -1: none */
 
   /* training */
   int64_t kept_bytes; /* of values that are kept between two passes */

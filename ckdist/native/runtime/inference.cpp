@@ -137,7 +137,7 @@ void Inference::reserve_exchange() {
       sizes.first_column = v->offset, sizes.columns = v->width, sizes.logit_rows = program.max_outputs;
   sizes.batch_ints = BatchView::kHeader + program.max_tokens + 3 * program.max_sequences +
                      program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs +
-                     5 * program.max_sequences;
+                     5 * program.max_sequences + program.embedding_rows * program.embedding_width;
   sizes.counters = int64_t{program.layers} * program.experts;
   for (int p = 0; p < program.plan_count; p++) {
     const ckdist_execution_plan& those = program.plans[p];
@@ -221,8 +221,7 @@ void Inference::receive_rows(float* rows, int64_t floats, int step) {
 }
 
 BatchView Inference::accepted(const int32_t* message, int64_t ints) {
-  const BatchView those = BatchView::parse(message, ints, program.max_tokens, program.max_sequences,
-                                           program.max_outputs, program.context_length, program.blocks, program.vocab);
+  const BatchView those = BatchView::parse(message, ints, program);
   if (those.plan < 0 || those.plan >= program.plan_count || those.steps < 0 ||
       those.steps > int(lists_[those.plan].steps.size()))
     fail(Status::native, "a batch asks for %d steps of plan %d of %d", those.steps, those.plan, program.plan_count);
