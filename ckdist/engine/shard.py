@@ -13,7 +13,7 @@ from ckdist.mesh import Mesh
 from ckdist.models.blocks.moe import is_expert
 from ckdist.planning.memory_sizes import WeightBytes
 from ckdist.planning.rank_plan import Plan, make_plan, step_tokens
-from ckdist.program.executable import ExecutionPlan
+from ckdist.program.execution_plan import ExecutionPlan
 from ckdist.program.lower import lower, stored_dims
 from ckdist.program.lowered import Lowered
 from ckdist.program.program import Program

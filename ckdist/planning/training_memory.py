@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from ckdist.planning.memory_sizes import gigabytes
-from ckdist.program.lowered_training import LoweredTraining
+from ckdist.program.lowered import Lowered
 from ckdist.program.step import PackIndex, Step
 
 TILE = 16  # rows and columns of packed matrices are padded to multiples of this
@@ -11,7 +11,7 @@ LOGIT_BYTES = 32 << 20  # gradients of logits in memory at once, as in native/ru
 
 
 def training_bytes(
-    lowered: LoweredTraining,
+    lowered: Lowered,
     tokens: int,
     operand_bytes: int,
     state_arrays: int,
@@ -47,7 +47,7 @@ def training_bytes(
         packs = step.operands(PackIndex)
         logits = 0
         if step.kind.startswith("grouped_experts"):
-            used, ffn = (lowered.values[step.fields[name]].width for name in ("chosen", "gate"))
+            used, ffn = (lowered.buffers[step.fields[name]].width for name in ("chosen", "gate"))
             return 4 * tokens * used * (2 + padded(ffn) // TILE)
         if step.kind == "cross_entropy":
             vocab = lowered.parameters[lowered.packs[packs[0]][1][0]].rows
@@ -60,8 +60,7 @@ def training_bytes(
         "gradients": trained,
         "optimizer state": trained * state_arrays // state_replicas,
         "frozen weights": 4 * lowered.floats - trained + sum(map(packed, frozen)),
-        "activations": lowered.arena_bytes
-        + sum(c.kept_bytes * n for c, n in zip(lowered.chunks, waiting, strict=True)),
+        "activations": lowered.arena_bytes + sum(kept * n for kept, n in zip(lowered.kept_bytes, waiting, strict=True)),
         "workspace": max(map(workspace, lowered.steps), default=0),
     }
 

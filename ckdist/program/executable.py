@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ckdist import native
-from ckdist.program.lowered import LayerAttention, LayerState, Lowered
+from ckdist.program.execution_plan import ExecutionPlan, native_program
+from ckdist.program.lowered import LayerAttention, LayerState
 from ckdist.program.model_shape import ModelShape
 from ckdist.program.pool import ThreadPool
-from ckdist.program.rotations import ROPE_TABLES, rope_fields
 from ckdist.program.stage_costs import StageCosts
 from ckdist.program.step_batch import BLOCK_TOKENS, Batch
 
@@ -37,15 +37,7 @@ class CacheConfig:
     key_type: str = "f16"
     value_type: str = "f16"
     state_slots: int = 0  # slots for states of sequences; 0 if no layer keeps a state
-
-
-@dataclass(frozen=True)
-class ExecutionPlan:
-    """A lowered program and the addresses of its weights. The loader that made the weights keeps them alive."""
-
-    lowered: Lowered
-    matrices: list[int]  # address of the native matrix for each of `lowered.matrices`
-    vectors: list[int]  # address of the float32 elements for each of `lowered.vectors`
+    embedding_rows: int = 0  # rows of embeddings per step
 
 
 @dataclass(frozen=True)
@@ -94,23 +86,6 @@ def block_bytes(key_type: str, value_type: str, key_width: int, value_width: int
 
 def _types(key_type: str, value_type: str) -> tuple[int, int]:
     return KV_TYPES[key_type], KV_TYPES[value_type]
-
-
-def _plan_fields(plan: ExecutionPlan) -> dict[str, Any]:
-    """The fields of a `struct ckdist_execution_plan`."""
-    lowered = plan.lowered
-    return {
-        "steps": [step.native() for step in lowered.steps],
-        "step_count": len(lowered.steps),
-        "values": [{name: value for name, value in vars(b).items() if name != "rows"} for b in lowered.buffers],
-        "value_count": len(lowered.buffers),
-        "matrices": plan.matrices,
-        "matrix_count": len(plan.matrices),
-        "vectors": plan.vectors,
-        "vector_count": len(plan.vectors),
-        "tokens_sharded": lowered.tokens_sharded,
-        "host_rows": lowered.host_rows,
-    }
 
 
 def _state_fields(s: LayerState | None) -> dict[str, Any]:
@@ -220,22 +195,19 @@ class Executable:
 
     def _make_program(self, plans: Sequence[ExecutionPlan], loader: native.CData | None) -> native.CData:
         """The `struct ckdist_program *` of the plans."""
-        spec, config = self.spec, self.config
-        lowered = plans[-1].lowered
+        config, lowered = self.config, plans[-1].lowered
         attention = {layer: a for plan in plans for layer, a in plan.lowered.attention.items()}
         count = max([*attention, *lowered.states, *lowered.experts]) + 1
         experts = max(lowered.experts.values(), default=0)
         self._expert_rows_shape = (count, experts)
-        return native.struct(
-            "ckdist_program",
-            plans=[_plan_fields(plan) for plan in plans],
-            plan_count=len(plans),
-            arena_bytes=max(plan.lowered.arena_bytes for plan in plans),
-            max_tokens=config.max_tokens,
+        return native_program(
+            plans,
+            self.spec,
+            config.max_tokens,
+            config.context_length,
             max_sequences=config.max_sequences,
             max_outputs=config.max_tokens,
             context_length=config.context_length,
-            vocab=spec.vocab_size,
             hidden=self._hidden_width,
             exchange_floats=max(plan.lowered.exchange_floats for plan in plans),
             layers=count,
@@ -244,7 +216,8 @@ class Executable:
             experts=experts,
             state_slots=config.state_slots,
             blocks=config.num_blocks,
-            ropes=[rope_fields(spec.ropes.get(table), config.context_length) for table in ROPE_TABLES],
+            embedding_rows=config.embedding_rows,
+            embedding_width=self.spec.hidden_size,
             loader=loader,
             in_flight=self.in_flight,
             **self._neighbours(),
@@ -328,8 +301,17 @@ class Executable:
             self.dispatched_tokens += tokens
         states = () if batch.states is None else (batch.states.reshape(-1),)
         firsts = () if batch.firsts is None else (batch.firsts,)
-        of_sequences = (3 + 4 * len(states) + len(firsts)) * sequences
-        size = _HEADER + tokens + of_sequences + len(batch.block_tables) + selected
+        embeddings = () if batch.embeddings is None else (batch.embeddings.reshape(-1).view(np.int32),)
+        arrays = (
+            batch.token_ids,
+            batch.chunks.reshape(-1),
+            batch.block_tables,
+            *states,
+            *firsts,
+            batch.logits_indices,
+            *embeddings,
+        )
+        size = _HEADER + sum(map(len, arrays))
         message = self._messages[0]
         if len(message.ints) < size:
             message.grow(2 * size)
@@ -338,11 +320,9 @@ class Executable:
         header.tokens, header.sequences, header.selected = tokens, sequences, selected
         header.blocks, header.plan, header.steps = len(batch.block_tables), plan, steps
         header.states, header.firsts = sequences * len(states), sequences * len(firsts)
+        header.embeddings = 0 if batch.embeddings is None else len(batch.embeddings)
         header.threads = self.threads if tokens == sequences else self.threads_batch
-        np.concatenate(
-            (batch.token_ids, batch.chunks.reshape(-1), batch.block_tables, *states, *firsts, batch.logits_indices),
-            out=message.ints[_HEADER:size],
-        )
+        np.concatenate(arrays, out=message.ints[_HEADER:size])
         self._check(native.lib.ckdist_executable_publish(self._handle, message.address, size))
         self._messages.rotate(-1)
         self._published.append((selected, batch.hidden))
@@ -424,7 +404,6 @@ __all__ = [
     "PREFILL",
     "CacheConfig",
     "Executable",
-    "ExecutionPlan",
     "StageRanks",
     "StepStats",
     "block_bytes",

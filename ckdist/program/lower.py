@@ -1,7 +1,7 @@
 """Lowering for inference: turns a program into the list of steps that the executor runs.
 
 `fusion` groups neighbouring instructions that one step computes. Each op's `lower` emits the step of its group, and
-calls `Lowering` for the indices of values, weights and activations. An all_reduce becomes no step: the following
+calls `ServingLowering` for the indices of values, weights and activations. An all_reduce becomes no step: the following
 `norm_quantize` reads the summands of all ranks in place. An instruction without a step that belongs to no group is an
 error here, before the first token.
 
@@ -17,22 +17,19 @@ experts, a row goes only to hosts that have one of its chosen experts. The progr
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from ckdist import native
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim, Range
 from ckdist.mesh import LOCAL, Mesh
-from ckdist.program.arena_offsets import first_fit
-from ckdist.program.fusion import Graph, Group, fuse, normed, residual
-from ckdist.program.lowered import SLOTS, Buffer, LayerAttention, LayerState, Lowered, MatrixKey, VectorKey
-from ckdist.program.ops import OPS
+from ckdist.program.fusion import fuse, normed, residual
+from ckdist.program.lowered import SLOTS, Buffer, LayerAttention, LayerState, Lowered, MatrixKey, StepList, VectorKey
+from ckdist.program.lowering import Lowering
 from ckdist.program.ops.experts import reads_input
 from ckdist.program.program import Instr, Program, Value, Weight
-from ckdist.program.step import ABSENT, NO_SPAN, MatrixIndex, Span, Step, ValueIndex, VectorIndex
-
-ROW_ALIGN = 64
+from ckdist.program.step import ABSENT, NO_SPAN, MatrixIndex, Span, ValueIndex, VectorIndex
 
 Key = TypeVar("Key", MatrixKey, VectorKey)
 
@@ -52,11 +49,10 @@ class Residual:
         return dict(vars(self))
 
 
-class Lowering:
-    """The state of one lowering: each op's `lower` looks up operands here and emits its steps here.
+class ServingLowering(Lowering):
+    """The lowering of a program that serves: shards of weights, exchanges between ranks, activations of products."""
 
-    `at` maps the name of each value in memory to its buffer.
-    """
+    step_set = "inference"
 
     def __init__(
         self,
@@ -68,21 +64,17 @@ class Lowering:
         stored: Mapping[Dim, Dim],
         host_rows: bool,
     ):
-        self.program, self.mesh, self.max_tokens, self.stored = program, mesh, max_tokens, stored
-        self.host_rows = host_rows
+        super().__init__(mesh, max_tokens)
+        self.begin(program)
+        self.stored, self.host_rows = stored, host_rows
         self.of_hosts: set[ValueIndex] = set()  # buffers with the rows of this host only
         self.by_host: set[str] = set()  # values whose activations have the rows of this host only
         self.formats, self.block_columns = formats, block_columns
         axis = program.inputs[0].dims[0].axis
         self.peers = mesh.along(axis) if axis else [mesh]  # the ranks that share the tokens
         self.local_tokens = -(-max_tokens // len(self.peers))
-        self.steps: list[Step] = []
-        self.buffers: list[Buffer] = []
         self.matrices: Numbering[MatrixKey] = Numbering()
         self.vectors: Numbering[VectorKey] = Numbering()
-        self.graph = Graph(program)
-        self.at: dict[str, ValueIndex] = {}
-        self.same: dict[str, Value] = {}  # alias -> the value that it is read from
         self.prepared: dict[str, dict[int, Span]] = {}  # value -> its activations by format
         self.slots = 0
         self.attention: dict[int, LayerAttention] = {}
@@ -97,64 +89,31 @@ class Lowering:
         layer_steps = 0
         for instr, group in zip(self.program.instrs, fuse(self.program, self.graph), strict=True):
             if group is not None:
-                self._lower(group)
+                self.rule(group.instr)(self, group)
             if first_layer in instr.outputs:
                 layer_steps = len(self.steps)
-        arena_bytes = self._place()
+        for b in self.buffers:
+            b.stride = 4 * b.width if b.place != "activations" else _activation_bytes(b.format, b.width)
         return Lowered(
-            self.steps,
+            [StepList(self.steps)],
             self.buffers,
-            self.matrices.keys,
-            self.vectors.keys,
-            arena_bytes,
-            self.exchange_floats,
-            self.attention,
-            self.states,
-            layer_steps,
-            len(self.peers) > 1,
-            self._host_rows(),
-            self.experts,
+            self.place(self.steps),
+            matrices=self.matrices.keys,
+            vectors=self.vectors.keys,
+            exchange_floats=self.exchange_floats,
+            attention=self.attention,
+            states=self.states,
+            layer_steps=layer_steps,
+            tokens_sharded=len(self.peers) > 1,
+            host_rows=self._host_rows(),
+            experts=self.experts,
         )
-
-    def _lower(self, group: Group) -> None:
-        """Emits the steps of a group. Raises LayoutError if its op has no step."""
-        lower = OPS[group.instr.op].lower.get("inference")
-        if lower is None:
-            raise LayoutError(f"cannot lower {group.instr.op}: {group.instr}")
-        lower(self, group)
-
-    def emit(self, kind: str, rows: str = "tokens", **fields: Any) -> None:
-        """Appends a step."""
-        self.steps.append(Step(kind, fields, rows))
 
     # Values
 
-    def stands_for(self, value: Value, source: Value) -> None:
-        """Makes `value` an alias of `source`: readers of `value` read the buffer of `source`."""
-        self.same[value.name] = source
-
-    def source(self, value: Value) -> Value:
-        """Follows aliases from `value` to the value that is in memory."""
-        while value.name in self.same:
-            value = self.same[value.name]
-        return value
-
-    def place_of(self, value: Value) -> ValueIndex:
-        """The buffer of a value. Raises LayoutError if it has none yet."""
-        found = self.at.get(self.source(value).name)
-        if found is None:
-            raise LayoutError(f"cannot lower %{value.name}: its reader needs it in memory")
-        return found
-
-    def buffer(self, place: str, width: int, **more: Any) -> ValueIndex:
-        """Adds a buffer; returns its index."""
-        self.buffers.append(Buffer(place, width, **more))
-        return ValueIndex(len(self.buffers) - 1)
-
     def shards(self, buffers: list[Buffer]) -> Span:
         """Adds buffers with consecutive indices."""
-        first = ValueIndex(len(self.buffers))
-        self.buffers += buffers
+        first, *_ = [self.add(buffer) for buffer in buffers]
         return Span(first, len(buffers))
 
     def slot(self, width: int, rows: int, most: int = 0, lead: int = 0, selected: bool = False) -> ValueIndex:
@@ -187,7 +146,7 @@ class Lowering:
             if self._host_rows() == "own":
                 return [self.buffer("arena", widths[0], rows=rows, sum=total)]
             part = self.slot(widths[0], rows)
-            self.buffers[part] = replace(self.buffers[part], sum=total)
+            self.buffers[part].sum = total
             self.next_slot()
             return [part]
         if first.partial and len(self.peers) > 1:  # partial over hosts; the ranks of a host share the tokens
@@ -398,33 +357,10 @@ class Lowering:
         width = last - first if begin < end else 0
         return Buffer("activations", width, 0, self.formats(w.name), begin - first, end - begin, rows, selected)
 
-    # Memory
 
-    def _place(self) -> int:
-        """Assigns offsets to arena buffers and activations; returns the bytes of the arena.
-
-        Time is counted in intervals between barriers. In a small batch, norm_quantize has no barrier of its own, so it
-        shares an interval with the following linear. A buffer written in an interval must not overlap one read in it.
-        """
-        uses, time = [], 0
-        for step in self.steps:
-            places = ("arena", "activations")
-            used = [int(b) for b in step.operands(ValueIndex)]
-            used += [self.buffers[b].sum for b in used]
-            uses += [(time, b) for b in used if b != ABSENT and self.buffers[b].place in places]
-            time += step.kind != "norm_quantize"
-        offsets, total = first_fit(uses, lambda b: self._bytes(self.buffers[b]))
-        for b, offset in offsets.items():
-            self.buffers[b] = replace(self.buffers[b], offset=offset)
-        return total
-
-    def _bytes(self, buffer: Buffer) -> int:
-        """Bytes of a buffer in the arena, rounded up to a multiple of ROW_ALIGN."""
-        if buffer.place == "arena":
-            row = 4 * buffer.width
-        else:
-            row = native.check(native.lib.ckdist_activation_bytes(buffer.format, buffer.width))
-        return -(-row * (buffer.rows or self.max_tokens) // ROW_ALIGN) * ROW_ALIGN
+def _activation_bytes(number: int, columns: int) -> int:
+    """Bytes of a row of activations in a format."""
+    return native.check(native.lib.ckdist_activation_bytes(number, columns))
 
 
 def _multiply(reader: Instr, value: Value) -> list[Weight]:
@@ -491,4 +427,4 @@ def lower(
     Raises:
         LayoutError: The executor has no step for an instruction.
     """
-    return Lowering(program, mesh, formats, block_columns, max_tokens, stored or {}, host_rows).run()
+    return ServingLowering(program, mesh, formats, block_columns, max_tokens, stored or {}, host_rows).run()

@@ -20,76 +20,58 @@ product reads together lie side by side.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ckdist.errors import LayoutError
 from ckdist.mesh import Mesh
-from ckdist.program.arena_offsets import first_fit
-from ckdist.program.lowered_training import (
-    ALIGNMENT,
-    ChunkPrograms,
-    LoweredChunk,
-    LoweredTraining,
-    Parameter,
-    PlacedValue,
-)
-from ckdist.program.ops import OPS
+from ckdist.program.lowered import ALIGNMENT, Buffer, Lowered, Parameter, StepList
+from ckdist.program.lowering import ROW_ALIGN, Lowering
 from ckdist.program.program import Instr, Program, Value, Weight
 from ckdist.program.step import ABSENT, GradientIndex, PackIndex, ParameterIndex, Step, ValueIndex
 
-ALIGN = 64
 TILE = 16  # columns that products read at once
 UNPLACED = -1  # index of a value in a row before the step that makes it is emitted
 BUCKET_BYTES = 1 << 20  # a shorter range of gradients waits for its neighbours
 # ops whose results are all float32; then, by op, the indices of results that are float32
 FLOAT_RESULTS = {"embed", "scale", "add", "cross_entropy_grad", "low_rank", "recv", "tally", "balance_loss_grad"}
 NO_OPERANDS = {"attend_packed": (1,), "route": (0, 1), "grouped_experts": (0,), "grouped_experts_grad": (0, 1)}
-FLOAT_READERS = {
-    "scale",
-    "add",
-    "embed_grad",
-    "all_reduce",
-    "route",
-    "route_grad",
-    "tally",
-    "tally_grad",
-    "balance_loss_grad",
-    "send",
-}  # low_rank reads the values that it adds to, but x as an operand
-PRODUCTS = (
-    "weight_grad",
-    "cross_entropy",
-    "grouped_experts_grad",
-    "latent_keys_weight_grad",
-)  # kinds of steps that can overwrite a gradient
+# low_rank reads the values that it adds to, but x as an operand
+FLOAT_READERS = {"scale", "add", "embed_grad", "all_reduce", "route", "route_grad", "send"}
+FLOAT_READERS |= {"tally", "tally_grad", "balance_loss_grad"}
+# kinds of steps that can overwrite a gradient
+PRODUCTS = ("weight_grad", "cross_entropy", "grouped_experts_grad", "latent_keys_weight_grad")
 
 
 @dataclass
 class Names:
     """Lookup tables for the values of the program that is being lowered."""
 
-    readers: dict[Value, list[Instr]] = field(default_factory=dict)
-    makers: dict[Value, Instr] = field(default_factory=dict)
     of_weight: dict[Value, int] = field(default_factory=dict)  # summand of a weight's gradient -> its parameter
     partial: dict[int, tuple[str, ...]] = field(default_factory=dict)  # parameter -> axes its gradient is summed over
-    at: dict[Value, ValueIndex] = field(default_factory=dict)
     residuals: dict[Value, Value] = field(default_factory=dict)  # a product's output -> the value that its step adds
     beside: dict[Value, tuple[list[int], int]] = field(default_factory=dict)  # value -> (its row, its index there)
     operands: dict[Value, ValueIndex] = field(default_factory=dict)  # value -> its copy in the form of an operand
 
 
-class TrainingLowering:
-    """The state of one lowering: each op's `lower` looks up operands here and emits its steps here."""
+class TrainingLowering(Lowering):
+    """The lowering of a training: parameters, gradients, and values that lie side by side or are kept."""
+
+    step_set = "training"
 
     def __init__(
-        self, wrt: Sequence[Weight], weights: Sequence[Weight], mesh: Mesh, operand_bytes: int, stored: frozenset[str]
+        self,
+        wrt: Sequence[Weight],
+        weights: Sequence[Weight],
+        mesh: Mesh,
+        max_tokens: int,
+        operand_bytes: int,
+        stored: frozenset[str],
     ):
-        self.mesh, self.operand_bytes = mesh, operand_bytes
+        super().__init__(mesh, max_tokens)
+        self.operand_bytes = operand_bytes
         self.chunk = 0  # number of the chunk whose program is being lowered
         self.packs: dict[tuple[bool, tuple[int, ...]], PackIndex] = {}
-        self.placed: list[PlacedValue] = []
-        self.rows: list[list[int]] = []  # values that lie side by side; most rows have one value
         self.parameters: dict[Weight, ParameterIndex] = {}
         self.places: list[Parameter] = []
         offset = 0
@@ -102,38 +84,27 @@ class TrainingLowering:
             self.places.append(place)
             offset = -(-self.places[-1].end // ALIGNMENT) * ALIGNMENT
         self.trained = len(dict.fromkeys(wrt))
-        self.emitted: list[Step] = []
         self.begun: set[int] = set()  # parameters whose gradients an earlier step writes
         self.names = Names()
 
-    def steps(self, program: Program, wrt: Sequence[Weight] = ()) -> list[Step]:
-        """The steps of one program, whose outputs after the first are the gradients by `wrt`.
-
-        Value indices continue from those of the programs lowered before.
-        """
-        self.emitted, self.begun, names = [], set(), Names()
-        self.names = names
-        for instr in program.instrs:
-            names.makers.update(dict.fromkeys(instr.outputs, instr))
-            for v in instr.inputs:
-                names.readers.setdefault(v, []).append(instr)
+    def lowered(self, program: Program, wrt: Sequence[Weight] = ()) -> list[Step]:
+        """The steps of one program, whose outputs after the first are the gradients by `wrt`."""
+        self.begin(program)
+        self.begun, self.names = set(), Names()
         for weight, output in zip(wrt, program.outputs[1:], strict=False):
             self._claim(output, self.parameters[weight])
         self._fuse_adds(program)
         self._lay_beside(program)
         for instr in program.instrs:
-            lower = OPS[instr.op].lower.get("training")
-            if lower is None:
-                raise LayoutError(f"training has no native step for {instr.op}: {instr}")
-            lower(self, instr)
-        return self.emitted
+            self.rule(instr)(self, instr)
+        return self.steps
 
     def _claim(self, value: Value, parameter: int, axes: tuple[str, ...] = ()) -> None:
         """Marks a value and its summands as parts of a parameter's gradient, which is summed over `axes`.
 
         Raises LayoutError if parts of one gradient are summed over different axes.
         """
-        instr = self.names.makers[value]
+        instr = self.graph.makers[value.name]
         self.names.of_weight[value] = parameter
         if instr.op == "all_reduce":
             axes = (instr.attrs["axis"], *axes)
@@ -157,8 +128,8 @@ class TrainingLowering:
                 continue
             a, b = instr.inputs
             for own, other in ((b, a), (a, b)):
-                maker = names.makers.get(own)
-                if a == b or maker is None or names.readers[own] != [instr] or own in names.residuals:
+                maker = self.graph.makers.get(own.name)
+                if a == b or maker is None or self.graph.readers(own) != [instr] or own in names.residuals:
                     continue
                 fits = maker.op == "rms_norm_grad" or (maker.op == "linear" and len(maker.outputs) == 1)
                 if fits and made_at[other] < made_at[own]:
@@ -171,82 +142,66 @@ class TrainingLowering:
         names = self.names
         for instr in program.instrs:
             together = instr.op == "linear_grad" and len(instr.inputs) > 1
-            if together and all(v not in names.beside and self._is_operand(v, names.makers[v]) for v in instr.inputs):
+            if together and all(v not in names.beside and self._is_operand(v) for v in instr.inputs):
                 self.rows.append([UNPLACED] * len(instr.inputs))
                 names.beside |= {v: (self.rows[-1], at) for at, v in enumerate(instr.inputs)}
 
     # Called by the ops' `lower`
 
-    def emit(self, kind: str, **fields: Any) -> None:
-        """Appends a step."""
-        self.emitted.append(Step(kind, fields))
-
-    def value(self, value: Value) -> ValueIndex:
-        """The index of a value, without a conversion."""
-        return self.names.at[value]
-
-    def width(self, index: ValueIndex) -> int:
-        """Elements in a row of a value."""
-        return self.placed[index].width
-
-    def stands_for(self, value: Value, source: Value) -> None:
-        """Makes `value` an alias of `source`."""
-        self.names.at[value] = self.names.at[source]
-
     def residual(self, output: Value) -> ValueIndex:
         """The value that the step of `output` adds to it, or ABSENT."""
         other = self.names.residuals.get(output)
-        return ValueIndex(ABSENT) if other is None else self.names.at[other]
+        return ValueIndex(ABSENT) if other is None else self.place_of(other)
 
     def is_for_loss_alone(self, value: Value) -> bool:
         """Whether only the load-balancing loss reads a value. Its gradient counts as another reader."""
-        return all(reader.op == "balance_loss" for reader in self.names.readers.get(value, ()))
+        return all(reader.op == "balance_loss" for reader in self.graph.readers(value))
 
     def is_fused(self, instr: Instr) -> bool:
         """Whether the step of one operand computes the add. The result is then an alias of that operand."""
         for own, other in (instr.inputs, instr.inputs[::-1]):
             if self.names.residuals.get(own) == other:
-                self.names.at[instr.outputs[0]] = self.names.at[own]
+                self.stands_for(instr.outputs[0], own)
                 return True
         return False
 
     def operand(self, value: Value) -> ValueIndex:
         """The value in the form that products read. The first call emits a conversion if it has another form."""
         if value not in self.names.operands:
-            self.names.operands[value] = self.converted(self.names.at[value])
+            self.names.operands[value] = self.converted(self.place_of(value))
         return self.names.operands[value]
 
     def converted(self, index: ValueIndex) -> ValueIndex:
         """`index` if that is an operand, else a new value: its conversion by a step."""
-        if self.placed[index].operand:
+        if self.buffers[index].is_operand:
             return index
-        made = self.like(index, True)
+        made = self.like(index, place="activations")
         self.emit("convert", x=index, out=made)
         return made
 
     def output(self, value: Value) -> ValueIndex:
         """Adds the value that the next step makes, and returns its index."""
-        names, width, rows = self.names, value.dims[-1].local(self.mesh), value.dims[0].width
+        width, rows = value.dims[-1].local(self.mesh), value.dims[0].width
         if len(value.dims) == 1:
-            names.at[value] = self.alone(width, False, 0)
-        elif value in names.beside:
-            row, at = names.beside[value]
-            names.at[value] = ValueIndex(self._place(width, True))
-            row[at] = names.at[value]
+            made = self.alone(width, False, 0)
+        elif value in self.names.beside:
+            row, at = self.names.beside[value]
+            made = row[at] = self._beside(width)
         else:
             head = value.dims[-1].width  # products read whole tiles, also of the last head
             room = width - head + -(-head // TILE) * TILE if head > 1 else 0
-            names.at[value] = self.alone(width, self._is_operand(value, names.makers[value]), rows, room)
-        return names.at[value]
+            made = self.alone(width, self._is_operand(value), rows, room)
+        self.at[value.name] = made
+        return made
 
     def side_by_side(self, values: Sequence[Value]) -> list[ValueIndex]:
         """The operands of `values`, side by side. If they are not, steps copy them to a new row first."""
-        row = [self.names.at[v] for v in values]
+        row = [self.place_of(v) for v in values]
         if len(row) == 1:
             return [self.operand(values[0])]
-        if [int(v) for v in row] not in self.rows:  # float32 values, or values in other rows
-            sources, row = row, [ValueIndex(self._place(self.placed[index].width, True)) for index in row]
-            self.rows.append([int(v) for v in row])
+        if row not in self.rows:  # float32 values, or values in other rows
+            sources, row = row, [self._beside(self.buffers[index].width) for index in row]
+            self.rows.append([*row])
             for source, made in zip(sources, row, strict=True):
                 self.emit("convert", x=source, out=made)
         return row
@@ -256,13 +211,17 @@ class TrainingLowering:
 
         `rows` is the number of rows per token; 0: one row per batch.
         """
-        self.rows.append([self._place(width, operand, rows, room)])
-        return ValueIndex(self.rows[-1][0])
+        place = "activations" if operand else "arena"
+        return self.buffer(place, width, rows=self.max_tokens * rows or 1, room=_padded(max(width, room)))
 
-    def like(self, index: ValueIndex, operand: bool) -> ValueIndex:
-        """A new value of the same size as `index`."""
-        placed = self.placed[index]
-        return self.alone(placed.width, operand, placed.rows, placed.room)
+    def _beside(self, width: int) -> ValueIndex:
+        """A new operand, for a row that it shares with others."""
+        buffer = Buffer("activations", width, rows=self.max_tokens, room=_padded(width))
+        return self.add(buffer, own_row=False)
+
+    def like(self, index: ValueIndex, **changes: Any) -> ValueIndex:
+        """A new value of the same size as `index`, and of the same form unless `changes` says otherwise."""
+        return self.add(replace(self.buffers[index], **changes))
 
     def parameter(self, weight: Weight | None) -> ParameterIndex:
         """The parameter index of a weight; ABSENT if it is None."""
@@ -292,18 +251,13 @@ class TrainingLowering:
         self.begun.add(parameter)
         return fresh
 
-    def _place(self, width: int, operand: bool, rows: int = 1, room: int = 0) -> int:
-        """Adds a value with `width` elements in a row; returns its index."""
-        self.placed.append(PlacedValue(width, -(-max(width, room) // TILE) * TILE, operand, rows))
-        return len(self.placed) - 1
-
-    def _is_operand(self, value: Value, made_by: Instr) -> bool:
+    def _is_operand(self, value: Value) -> bool:
         """Whether a value's rows are stored in the form that products read."""
+        made_by = self.graph.makers[value.name]
         if any(value is made_by.outputs[place] for place in NO_OPERANDS.get(made_by.op, ())):
             return False
         floats = made_by.op in FLOAT_RESULTS or any(
-            r.op in FLOAT_READERS or (r.op == "low_rank" and value in r.inputs[1:])
-            for r in self.names.readers.get(value, ())
+            r.op in FLOAT_READERS or (r.op == "low_rank" and value in r.inputs[1:]) for r in self.graph.readers(value)
         )
         return self.operand_bytes == 4 or not floats
 
@@ -340,62 +294,35 @@ class TrainingLowering:
 
     # Memory
 
-    def place(self, lists: Sequence[list[Step]], max_tokens: int) -> int:
-        """Assigns arena offsets to all values that are not kept; returns the bytes of the arena.
-
-        A row lives from the first to the last step that uses one of its values.
-        """
-        row_of = self._row_of()
-        steps = [step for steps in lists for step in steps]
-        uses = [(time, row_of[int(v)]) for time, step in enumerate(steps) for v in step.operands(ValueIndex)]
-        uses = [(time, row) for time, row in uses if not self._head(row).kept]
-        offsets, total = first_fit(uses, lambda row: self._row_bytes(row, max_tokens))
-        for row, begin in offsets.items():
-            self._put(row, begin)
-        return total
-
-    def keep(self, forward: list[Step], backward: list[Step], max_tokens: int) -> int:
+    def keep(self, forward: list[Step], backward: list[Step]) -> int:
         """Assigns offsets in the kept memory to values that both passes use; returns its bytes for one batch."""
-        row_of, total = self._row_of(), 0
+        row_of, total = self.row_of(), 0
         first, second = (
             {row_of[int(v)] for s in steps for v in s.operands(ValueIndex)} for steps in (forward, backward)
         )
         for row in sorted(first & second):
-            self._put(row, total)
+            self.move(row, total)
             for v in self.rows[row]:
-                self.placed[v].kept = True
-            total += self._row_bytes(row, max_tokens)
+                self.buffers[v].kept = True
+            total += self.row_bytes(row)
         return total
 
     def stride_rows(self) -> None:
-        """Sets the stride of each value. Called once all values are added."""
+        """Sets the stride of each value, and its offset in its row. Called once all values are added."""
         for row in self.rows:
-            values = [self.placed[v] for v in row]
+            values = [self.buffers[v] for v in row]
             values[-1].room += sum(v.room for v in values) % 32  # products read whole vectors of two bfloat16
-            used = sum(v.room * self._element_bytes(v) for v in values)
+            used = 0
+            for v in values:
+                v.offset = used
+                used += v.room * (self.operand_bytes if v.is_operand else 4)
             for v in values:
                 # an odd number of cache lines: with a large power of two, rows would share cache sets
-                v.stride = (-(-used // ALIGN) | 1) * ALIGN
+                v.stride = (-(-used // ROW_ALIGN) | 1) * ROW_ALIGN
 
-    def _row_of(self) -> dict[int, int]:
-        """Value index -> row number."""
-        return {v: r for r, row in enumerate(self.rows) for v in row}
 
-    def _head(self, row: int) -> PlacedValue:
-        return self.placed[self.rows[row][0]]
-
-    def _row_bytes(self, row: int, max_tokens: int) -> int:
-        """Bytes of a row's values for a whole batch."""
-        head = self._head(row)
-        return (max_tokens * head.rows or 1) * head.stride
-
-    def _element_bytes(self, value: PlacedValue) -> int:
-        return self.operand_bytes if value.operand else 4
-
-    def _put(self, row: int, offset: int) -> None:
-        for v in self.rows[row]:
-            self.placed[v].offset = offset
-            offset += self.placed[v].room * self._element_bytes(self.placed[v])
+def _padded(elements: int) -> int:
+    return -(-elements // TILE) * TILE
 
 
 def _stretches(numbers: set[int]) -> list[list[int]]:
@@ -409,13 +336,28 @@ def _stretches(numbers: set[int]) -> list[list[int]]:
     return runs[::-1]
 
 
+@dataclass(frozen=True)
+class ChunkPrograms:
+    """The programs of one chunk of a model's layers."""
+
+    forward: Program  # ends in the loss, or in a send to the next chunk
+    gradients: Program  # backward(forward, its output, wrt)
+    wrt: tuple[Weight, ...]
+    number: int = 0  # 0 also if one chunk has all layers
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the forward pass ends in the loss: this is the last chunk."""
+        return not self.forward.outputs[0].dims
+
+
 def lower_training(
     chunks: Sequence[ChunkPrograms],
     mesh: Mesh,
     max_tokens: int,
     operand_bytes: int,
     stored: frozenset[str] = frozenset(),
-) -> LoweredTraining:
+) -> Lowered:
     """Lowers the chunks of a rank. Their trained weights are the first parameters, in the order of the chunks.
 
     Args:
@@ -429,26 +371,29 @@ def lower_training(
         LayoutError: The executor has no step for an instruction.
     """
     trained, weights = ([w for c in chunks for w in some(c)] for some in (lambda c: c.wrt, lambda c: c.forward.weights))
-    lowering = TrainingLowering(trained, weights, mesh, operand_bytes, stored)
-    passes = [_lower_chunk(lowering, chunk) for chunk in chunks]
+    lowering = TrainingLowering(trained, weights, mesh, max_tokens, operand_bytes, stored)
+    passes = [_passes(lowering, chunk) for chunk in chunks]
     lowering.stride_rows()
     kept = [
-        0 if chunk.has_loss else lowering.keep(forward, backward, max_tokens)
-        for chunk, (forward, backward, _) in zip(chunks, passes, strict=True)
+        0 if chunk.has_loss else lowering.keep(forward.steps, backward.steps)
+        for chunk, (forward, backward) in zip(chunks, passes, strict=True)
     ]
-    lists = [steps for forward, backward, _ in passes for steps in (backward, forward)]
-    arena_bytes = lowering.place(lists, max_tokens)
-    trained_floats = -(-lowering.places[lowering.trained - 1].end // ALIGNMENT) * ALIGNMENT
-    lowered = [LoweredChunk(*lists, size) for lists, size in zip(passes, kept, strict=True)]
-    packs = list(lowering.packs)
-    return LoweredTraining(lowered, lowering.placed, lowering.places, packs, arena_bytes, trained_floats)
+    return Lowered(
+        [one for both in passes for one in both],
+        lowering.buffers,
+        lowering.place([step for forward, backward in passes for step in (*backward.steps, *forward.steps)]),
+        parameters=lowering.places,
+        packs=list(lowering.packs),
+        kept_bytes=kept,
+        trained_floats=-(-lowering.places[lowering.trained - 1].end // ALIGNMENT) * ALIGNMENT,
+    )
 
 
-def _lower_chunk(lowering: TrainingLowering, chunk: ChunkPrograms) -> tuple[list[Step], list[Step], frozenset[int]]:
-    """Returns the forward steps, the backward steps, and the parameters whose gradients the backward pass zeroes."""
+def _passes(lowering: TrainingLowering, chunk: ChunkPrograms) -> tuple[StepList, StepList]:
+    """The forward and the backward pass of a chunk. With the loss, the backward pass runs the forward pass too."""
     lowering.chunk = chunk.number
-    steps = lowering.steps(chunk.gradients, chunk.wrt)
+    steps = lowering.lowered(chunk.gradients, chunk.wrt)
     sends = 0 if chunk.has_loss else 1 + next(i for i, step in enumerate(steps) if step.kind == "send_rows")
     backward = lowering.reduced(steps[sends:])
-    forward = lowering.steps(chunk.forward) if chunk.has_loss else steps[:sends]
-    return forward, backward, lowering.cleared(backward)
+    forward = lowering.lowered(chunk.forward) if chunk.has_loss else steps[:sends]
+    return StepList(forward), StepList(backward, lowering.cleared(backward))

@@ -18,7 +18,7 @@ class Batch:
     the chunk to these blocks.
     """
 
-    token_ids: np.ndarray  # int32 (tokens,)
+    token_ids: np.ndarray  # int32 (tokens,); -1 - i: row i of `embeddings`
     chunks: np.ndarray  # int32 (sequences, 3), struct ckdist_sequence_chunk: tokens, first position, blocks
     block_tables: np.ndarray  # int32 (sum of blocks,): the tables of all chunks, concatenated
     logits_indices: np.ndarray  # int32 (selected,): indices into token_ids whose logits are needed, ascending
@@ -27,6 +27,8 @@ class Batch:
     # int32 (sequences,): tokens of the first text if a sequence is a pair of texts, else 0; None if none is a pair
     firsts: np.ndarray | None = None
     hidden: bool = False  # return hidden states in place of logits
+    # float32 (rows, hidden): inputs of the first layer in place of rows of the embedding table, e.g. of an image
+    embeddings: np.ndarray | None = None
 
 
 def own_slots(slots: int, sequences: range, length: int) -> np.ndarray | None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from ckdist.program.lowered_training import ALIGNMENT
+from ckdist.program.lowered import ALIGNMENT
 from ckdist.program.program import Weight
 
 

@@ -10,8 +10,8 @@ from ckdist.models.blocks.moe import is_correction
 from ckdist.models.decoder import loss as loss_of
 from ckdist.models.spec import ModelSpec
 from ckdist.program.autodiff import backward
-from ckdist.program.lower_training import lower_training
-from ckdist.program.lowered_training import ChunkPrograms, LoweredTraining
+from ckdist.program.lower_training import ChunkPrograms, lower_training
+from ckdist.program.lowered import Lowered
 from ckdist.program.program import Program, Weight
 from ckdist.program.step import ABSENT
 from ckdist.program.training_tracer import TrainingTracer, trace_loss
@@ -29,7 +29,7 @@ class LossProgram:
     max_tokens: int
     dtype: str
     stage: TrainingStage
-    lowered: LoweredTraining
+    lowered: Lowered
     trained: tuple[Weight, ...]
     trained_shards: Shards  # of `trained`, and the trained weights of other stages
     shards: Shards  # of all weights
@@ -48,7 +48,7 @@ class LossProgram:
     def message_floats(self) -> int:
         """Floats of a message: the rows of one rank of a stage, and the tally of experts after them."""
         tallies = [step.fields["tally"] for step in self.lowered.steps if step.kind == "send_rows"]
-        tally = max((self.lowered.values[v].width for v in tallies if v != ABSENT), default=0)
+        tally = max((self.lowered.buffers[v].width for v in tallies if v != ABSENT), default=0)
         return -(-self.max_tokens // self.shards.mesh.size("tp")) * self.spec.hidden_size + tally
 
 

@@ -2,19 +2,18 @@
 
 import itertools
 import mmap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from ckdist import native
 from ckdist.errors import ConfigError
 from ckdist.native import CData
-from ckdist.program.lowered_training import LoweredTraining, Parameter, PlacedValue
+from ckdist.program.execution_plan import ExecutionPlan, native_program
+from ckdist.program.lowered import Lowered
 from ckdist.program.pool import ThreadPool
-from ckdist.program.rotations import ROPE_TABLES, rope_fields
-from ckdist.program.step import ParameterIndex, Step
+from ckdist.program.step import ParameterIndex
 from ckdist.train.arena import Arena
 from ckdist.train.batch import PackedBatch
 from ckdist.train.loss_program import LossProgram
@@ -35,7 +34,7 @@ class TrainingBytes:
     packed: int  # frozen weights
 
 
-def _once_read(lowered: LoweredTraining) -> list[tuple[int, int]]:
+def _once_read(lowered: Lowered) -> list[tuple[int, int]]:
     """Page ranges, as bytes [begin, end), of frozen matrices that only packing reads."""
     read = {int(p) for step in lowered.steps if step.kind in READERS for p in step.operands(ParameterIndex)}
     for _, side in lowered.packs:
@@ -50,18 +49,6 @@ def _once_read(lowered: LoweredTraining) -> list[tuple[int, int]]:
         (-(-4 * p.offset // mmap.PAGESIZE) * mmap.PAGESIZE, 4 * p.end // mmap.PAGESIZE * mmap.PAGESIZE) for p in frozen
     ]
     return [(begin, end) for begin, end in pages if begin < end]
-
-
-def _list(steps: list[Step], cleared: Sequence[int] = ()) -> dict[str, Any]:
-    """The fields of a `struct ckdist_training_list`."""
-    steps_of = [step.native() for step in steps]
-    return {"steps": steps_of, "count": len(steps), "cleared": cleared, "cleared_count": len(cleared)}
-
-
-def _value(v: PlacedValue) -> dict[str, Any]:
-    """The fields of a `struct ckdist_value`."""
-    place = "activations" if v.operand else "arena"
-    return {"place": place} | {name: getattr(v, name) for name in ("offset", "width", "room", "stride", "kept")}
 
 
 class NativeExecutable:
@@ -107,40 +94,31 @@ class NativeExecutable:
         self.gradients = Arena(trained, shared.allocate(lowered.trained_floats) if shared else None)
         self.gradients.flat[:] = 0
         # Start of each chunk's kept activations, and the end of the last.
-        sizes = [c.kept_bytes * waiting for c, waiting in zip(lowered.chunks, program.stage.waiting, strict=True)]
+        sizes = [size * waiting for size, waiting in zip(lowered.kept_bytes, program.stage.waiting, strict=True)]
         self._kept = [0, *itertools.accumulate(sizes)]
         axes = (None if sharded else self.ranks.data, self.ranks.tensor, self.ranks.stages)
         handles = [communicator.handle if communicator else None for communicator in axes]
-        self._native = self._make_program(lowered)  # the native executable reads it while it lives
+        self._native = self._make_program()  # the native executable reads it while it lives
         self._handle = native.call(native.lib.ckdist_training_new, self._native, *handles, self.pool.handle)
-        self._fresh = [False] * len(lowered.chunks)  # by chunk: the next backward pass overwrites its gradients
+        self._fresh = [False] * len(lowered.kept_bytes)  # by chunk: the next backward pass overwrites its gradients
         self.balance = self.waited = 0.0
 
-    def _make_program(self, lowered: LoweredTraining) -> CData:
-        """The `struct ckdist_training_program *`."""
-        spec = self.program.spec
-        outgoing = self._outgoing()
-        return native.struct(
-            "ckdist_training_program",
-            lists=[of for c in lowered.chunks for of in (_list(c.forward), _list(c.backward, sorted(c.cleared)))],
-            list_count=2 * len(lowered.chunks),
-            values=[_value(v) for v in lowered.values],
-            value_count=len(lowered.values),
-            parameters=[self._parameter(p) for p in lowered.parameters],
-            parameter_count=len(lowered.parameters),
-            packs=[[transposed, len(parameters), parameters] for transposed, parameters in lowered.packs],
-            pack_count=len(lowered.packs),
-            arena_bytes=lowered.arena_bytes,
+    def _make_program(self) -> CData:
+        """The `struct ckdist_program *`."""
+        program, outgoing = self.program, self._outgoing()
+        stored = {name: matrix.address for name, matrix in self._stored.items()}
+        return native_program(
+            [ExecutionPlan(program.lowered, stored=stored)],
+            program.spec,
+            program.max_tokens,
+            program.max_tokens,
+            in_flight=len(outgoing),
+            outgoing=outgoing,
             kept_bytes=self._kept[-1],
-            max_tokens=self.program.max_tokens,
-            vocab=spec.vocab_size,
-            trained_floats=lowered.trained_floats,
-            bf16=self.program.dtype == "bfloat16",
-            ropes=[rope_fields(spec.ropes.get(table), self.program.max_tokens) for table in ROPE_TABLES],
+            trained_floats=program.lowered.trained_floats,
+            bf16=program.dtype == "bfloat16",
             parameter_arena=self._every.flat,
             gradient_arena=self.gradients.flat,
-            outgoing=outgoing,
-            outgoing_count=len(outgoing),
         )
 
     def _outgoing(self) -> list[np.ndarray]:
@@ -148,11 +126,6 @@ class NativeExecutable:
         if self.ranks.every is None:
             return []
         return [self.ranks.every.allocate(self.program.message_floats) for _ in range(self.program.messages)]
-
-    def _parameter(self, p: Parameter) -> dict[str, Any]:
-        """The fields of a `struct ckdist_training_parameter`."""
-        matrix = self._stored[p.name].address if p.stored else None
-        return {"offset": p.offset, "rows": p.rows, "cols": p.columns, "matrices": p.matrices, "matrix": matrix}
 
     def forward(self, batch: PackedBatch, chunk: int, slot: int) -> None:
         """Runs the forward pass of a chunk. A slot keeps the values that its backward pass reads.
@@ -172,7 +145,7 @@ class NativeExecutable:
 
     def loss(self, batch: PackedBatch) -> float:
         """Returns this rank's sum of losses without gradients; 0 if another stage computes the loss."""
-        return sum(self._run(batch, chunk) for chunk in range(len(self.program.lowered.chunks)))
+        return sum(self._run(batch, chunk) for chunk in range(len(self._fresh)))
 
     def _run(
         self, batch: PackedBatch, chunk: int, slot: int = 0, backward: bool = False, reduce: bool = False
@@ -192,7 +165,7 @@ class NativeExecutable:
         if self._handle is None:
             raise ConfigError("this executable is closed")
         given = [ids, targets, starts, len(ids), len(starts) - 1]
-        kept = self._kept[chunk] + slot * self.program.lowered.chunks[chunk].kept_bytes
+        kept = self._kept[chunk] + slot * self.program.lowered.kept_bytes[chunk]
         clear = backward and self._fresh[chunk]
         one_pass = [2 * chunk + backward, clear, reduce, kept]
         losses = np.empty(2)  # (the sum of losses, the loss of load balancing)

@@ -177,6 +177,7 @@ def test_messages_that_lie_are_refused(loaded, data):
         2,
         0,
         0,
+        0,
         *range(tokens),
         tokens,
         position,
@@ -222,18 +223,20 @@ def test_random_messages_are_refused(loaded, message):
         ({7: -1}, "plan -1"),
         ({8: 1 << 20}, "asks for 1048576 steps"),
         ({8: -1}, "asks for -1 steps"),
-        ({9: 1 << 20}, "outside the vocabulary"),
-        ({9: -1}, "outside the vocabulary"),
-        ({12: 48}, "in a context of 48"),
-        ({12: -1}, "in a context of 48"),
-        ({13: 0}, "has 0 blocks"),
-        ({14: 1 << 20}, "outside the cache"),
-        ({14: -1}, "outside the cache"),
-        ({15: 2}, "output 2 is outside the batch of 2"),
+        ({9: 1}, "1 embeddings exceeds 8, 2, 8, 0"),
+        ({9: -1}, "-1 embeddings exceeds"),
+        ({10: 1 << 20}, "outside the vocabulary"),
+        ({10: -1}, "outside the vocabulary"),
+        ({13: 48}, "in a context of 48"),
+        ({13: -1}, "in a context of 48"),
+        ({14: 0}, "has 0 blocks"),
+        ({15: 1 << 20}, "outside the cache"),
+        ({15: -1}, "outside the cache"),
+        ({16: 2}, "output 2 is outside the batch of 2"),
     ],
 )
 def test_every_lie_has_its_words(loaded, change, words):
-    message = [2, 1, 1, 1, 0, 0, 2, 0, 0, 5, 6, 2, 0, 1, 0, 1]
+    message = [2, 1, 1, 1, 0, 0, 2, 0, 0, 0, 5, 6, 2, 0, 1, 0, 1]
     send(loaded, message)
     for at, value in change.items():
         message[at] = value
@@ -243,7 +246,7 @@ def test_every_lie_has_its_words(loaded, change, words):
 
 @pytest.mark.parametrize("first", [-1, 17, 1 << 30])
 def test_the_first_of_two_texts_fits_its_blocks(loaded, first):
-    message = [2, 1, 1, 1, 0, 1, 2, 0, 0, 5, 6, 2, 0, 1, 0]
+    message = [2, 1, 1, 1, 0, 1, 2, 0, 0, 0, 5, 6, 2, 0, 1, 0]
     send(loaded, [*message, 1, 1])
     with pytest.raises(NativeError, match=f"first text of a sequence has {first} tokens, and its 1 blocks hold 16"):
         send(loaded, [*message, first, 1])
@@ -251,7 +254,7 @@ def test_the_first_of_two_texts_fits_its_blocks(loaded, first):
 
 @pytest.mark.parametrize("outputs", [[1, 0], [0, 0]])
 def test_outputs_ascend(loaded, outputs):
-    message = [2, 1, 1, 2, 0, 0, 2, 0, 0, 5, 6, 2, 0, 1, 0]
+    message = [2, 1, 1, 2, 0, 0, 2, 0, 0, 0, 5, 6, 2, 0, 1, 0]
     send(loaded, [*message, 0, 1])
     with pytest.raises(NativeError, match=f"output {outputs[1]} comes after output {outputs[0]}; they must ascend"):
         send(loaded, [*message, *outputs])

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from ckdist.engine.single import SingleSequence
+from ckdist.errors import NativeError
+from ckdist.program.step_batch import Batch
 from tests.support.levels import VECTORS, each
 from tests.support.programs.replay import build, check
 from tests.support.specs import LINEAR, PIECES
@@ -61,3 +63,37 @@ def test_long_contexts_shared_by_threads_keep_their_bits(kv_type):
         return run_threads(2, rank)[0]
 
     np.testing.assert_array_equal(run(3), run(1))
+
+
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])  # gemma2 scales the rows of its table
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_rows_of_embeddings_give_the_bits_of_their_token_ids(family, ranks):
+    """Some tokens or all, with sharded tensors and, from `prefill_from` tokens on, with sharded tokens."""
+    ids, blocks = np.arange(3, 43, dtype=np.int32), np.arange(3, dtype=np.int32)
+
+    def rank(world):
+        s, _, _, weights, executable, _keep = build(world, family, "auto", 2, 64, 8, "f16")
+        found = []
+        if world.rank == 0:
+            rows = weights["model.embed_tokens.weight"][ids] * np.float32(s.embedding_scale or 1)
+            tokens = np.array([[len(ids), 0, len(blocks)]], np.int32), blocks, np.arange(len(ids), dtype=np.int32)
+            some = ids.copy()
+            some[5:25] = -1 - np.arange(20)[::-1]
+            for executable.prefill_from in (0, 1000):
+                batches = (
+                    Batch(ids, *tokens),
+                    Batch(some, *tokens, embeddings=rows[5:25][::-1].copy()),
+                    Batch(-1 - np.arange(len(ids), dtype=np.int32), *tokens, embeddings=rows),
+                )
+                found.append([executable.run(batch).copy() for batch in batches])
+            with pytest.raises(NativeError, match="token id -41 is outside the vocabulary of 100 and 40 rows"):
+                executable.run(Batch(some * 0 - 41, *tokens, embeddings=rows))
+            executable.stop()
+        else:
+            executable.work()
+        executable.close()
+        return found
+
+    for by_ids, *by_rows in run_threads(ranks, rank)[0]:
+        for logits in by_rows:
+            np.testing.assert_array_equal(logits, by_ids)

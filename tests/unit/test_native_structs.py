@@ -20,9 +20,9 @@ class Part:
 def test_a_struct_keeps_alive_all_that_it_points_to() -> None:
     starts = np.array([3, 5], np.int32)
     batch = native.struct("ckdist_training_batch", token_ids=[7, 8, 9], starts=starts, tokens=3)
-    plan = native.struct("ckdist_execution_plan", steps=[], vectors=[starts.ctypes.data], host_rows="alike")
+    plan = native.struct("ckdist_execution_plan", lists=[], vectors=[starts.ctypes.data], host_rows="alike")
     step = native.struct("ckdist_tally_step", step={"kind": 4, "rows": "host"}, out=1)
-    lists = native.struct("ckdist_training_list", steps=[step], count=1)
+    lists = native.struct("ckdist_step_list", steps=[step], count=1)
     del starts, step
     gc.collect()
     junk = [np.full(2, 99, np.int32) for _ in range(100)]

@@ -63,7 +63,7 @@ struct ckdist_value {
   int64_t lead;     /* columns before the value's own */
   int64_t floats;   /* activations: their own columns */
   int64_t room;     /* training: elements per row with padding; zeros after the width */
-  int64_t stride;   /* training: bytes from row to row */
+  int64_t stride;   /* bytes from row to row */
   int64_t kept;     /* training: true if kept between two passes of a batch */
 };
 

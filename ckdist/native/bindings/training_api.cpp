@@ -14,7 +14,7 @@ struct ckdist_training : Training {
 
 extern "C" {
 
-int ckdist_training_new(const ckdist_training_program* program, ckdist_communicator* data, ckdist_communicator* tensor,
+int ckdist_training_new(const ckdist_program* program, ckdist_communicator* data, ckdist_communicator* tensor,
                         ckdist_communicator* stages, ckdist_pool* pool, ckdist_training** out) {
   const auto of = [](ckdist_communicator* handle) { return handle ? handle->communicator.get() : nullptr; };
   return guard([&] { *out = new ckdist_training(*program, of(data), of(tensor), of(stages), pool->pool); });

@@ -14,18 +14,21 @@ struct BatchView {
 
   int64_t tokens = 0, sequences = 0, selected = 0;
   int threads = 1, plan = 0, steps = 0;
-  const int32_t* token_ids = nullptr;          // (tokens,)
+  const int32_t* token_ids = nullptr;          // (tokens,); -1 - i: the i-th row of embeddings
   const Chunk* chunks = nullptr;               // (sequences,)
   const int32_t* block_tables = nullptr;       // the sequences' tables end to end
   const ckdist_state_slots* states = nullptr;  // (sequences,), or null
   const int32_t* firsts = nullptr;             // (sequences,): tokens of the first of a sequence's two texts; or null
   const int32_t* selected_tokens = nullptr;    // (selected,), ascending: tokens whose logits are computed
+  const float* embeddings = nullptr;           // (rows, width): inputs in place of rows of the embedding table
 
   static constexpr int kHeader = sizeof(ckdist_batch_header) / sizeof(int32_t);
 
   // Throws unless every count, token, position, block and index lies within the limits.
-  static BatchView parse(const int32_t* m, int64_t ints, int64_t max_tokens, int64_t max_sequences,
-                         int64_t max_selected, int64_t context, int64_t blocks, int64_t vocab) {
+  static BatchView parse(const int32_t* m, int64_t ints, const ckdist_program& program) {
+    const int64_t max_tokens = program.max_tokens, max_sequences = program.max_sequences;
+    const int64_t max_selected = program.max_outputs, context = program.context_length;
+    const int64_t blocks = program.blocks, vocab = program.vocab;
     BatchView b;
     if (ints < kHeader) fail(Status::native, "batch of %lld ints has no header", (long long)ints);
     const ckdist_batch_header& h = *reinterpret_cast<const ckdist_batch_header*>(m);
@@ -34,12 +37,14 @@ struct BatchView {
     b.threads = h.threads, b.plan = h.plan, b.steps = h.steps;
     if (b.tokens < 1 || b.tokens > max_tokens || b.sequences < 1 || b.sequences > max_sequences || b.selected < 0 ||
         b.selected > max_selected || table < 0 || (h.states != 0 && h.states != b.sequences) ||
-        (h.firsts != 0 && h.firsts != b.sequences) ||
-        ints != kHeader + b.tokens + 3 * b.sequences + table + 4 * int64_t{h.states} + h.firsts + b.selected)
+        (h.firsts != 0 && h.firsts != b.sequences) || h.embeddings < 0 || h.embeddings > program.embedding_rows ||
+        ints != kHeader + b.tokens + 3 * b.sequences + table + 4 * int64_t{h.states} + h.firsts + b.selected +
+                    h.embeddings * program.embedding_width)
       fail(Status::native,
-           "batch of %lld tokens, %lld sequences, %lld outputs exceeds %lld, %lld, %lld or has a wrong length",
-           (long long)b.tokens, (long long)b.sequences, (long long)b.selected, (long long)max_tokens,
-           (long long)max_sequences, (long long)max_selected);
+           "batch of %lld tokens, %lld sequences, %lld outputs, %d embeddings exceeds %lld, %lld, %lld, %lld or has a "
+           "wrong length",
+           (long long)b.tokens, (long long)b.sequences, (long long)b.selected, h.embeddings, (long long)max_tokens,
+           (long long)max_sequences, (long long)max_selected, (long long)program.embedding_rows);
     b.token_ids = m + kHeader;
     b.chunks = reinterpret_cast<const Chunk*>(b.token_ids + b.tokens);
     b.block_tables = b.token_ids + b.tokens + 3 * b.sequences;
@@ -48,9 +53,11 @@ struct BatchView {
     const int32_t* const firsts = states + 4 * h.states;
     if (h.firsts > 0) b.firsts = firsts;
     b.selected_tokens = firsts + h.firsts;
+    b.embeddings = reinterpret_cast<const float*>(b.selected_tokens + b.selected);
     for (int64_t i = 0; i < b.tokens; i++)
-      if (b.token_ids[i] < 0 || b.token_ids[i] >= vocab)
-        fail(Status::native, "token id %d is outside the vocabulary of %lld", b.token_ids[i], (long long)vocab);
+      if (b.token_ids[i] < -h.embeddings || b.token_ids[i] >= vocab)
+        fail(Status::native, "token id %d is outside the vocabulary of %lld and %d rows of embeddings", b.token_ids[i],
+             (long long)vocab, h.embeddings);
     int64_t tokens = 0, used = 0;
     for (int64_t r = 0; r < b.sequences; r++) {
       const Chunk& chunk = b.chunks[r];

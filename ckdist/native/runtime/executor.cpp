@@ -23,25 +23,33 @@ const StepKind& step_kind(int32_t kind) {
   return kinds()[kind];
 }
 
-Executor::StepList::StepList(const ckdist_step* const* those, int count, int number)
-    : steps(those, those + count), next_ahead(count), number(number) {
+Executor::StepList::StepList(const ckdist_step_list& list, int number)
+    : steps(list.steps, list.steps + list.count), next_ahead(list.count), number(number) {
   for (const ckdist_step* step : steps) kinds.push_back(&step_kind(step->kind));
-  for (int i = count - 1, next = -1; i >= 0; --i) {
+  for (int i = list.count - 1, next = -1; i >= 0; --i) {
     next_ahead[i] = next;
     if (kinds[i]->ahead != nullptr) next = i;
   }
 }
 
-Executor::Executor(std::shared_ptr<Pool> pool) : pool_(std::move(pool)), threads_(pool_->size()) {}
-
-void Executor::reserve(const StepList& list) {
-  for (size_t i = 0; i < list.steps.size(); ++i) {
-    memory_bytes_ = std::max(memory_bytes_, list.kinds[i]->thread_bytes(*this, *list.steps[i]));
-    workspace_bytes_ = std::max(workspace_bytes_, list.kinds[i]->workspace_bytes(*this, *list.steps[i]));
-  }
+Executor::Executor(const ckdist_program& that, std::shared_ptr<Pool> pool)
+    : program(that), plan(that.plans), pool_(std::move(pool)), threads_(pool_->size()) {
+  int64_t bytes = 64;
+  for (int p = 0; p < program.plan_count; p++) bytes = std::max(bytes, program.plans[p].arena_bytes);
+  arena_.emplace(bytes, "activations");
 }
 
-void Executor::make_room() {
+void Executor::make_lists() {
+  for (int p = 0; p < program.plan_count; p++) {
+    plan = &program.plans[p];  // so that kinds can read their values
+    for (int l = 0; l < plan->list_count; l++) {
+      const StepList& list = lists_.emplace_back(plan->lists[l], int(lists_.size()));
+      for (size_t i = 0; i < list.steps.size(); ++i) {
+        memory_bytes_ = std::max(memory_bytes_, list.kinds[i]->thread_bytes(*this, *list.steps[i]));
+        workspace_bytes_ = std::max(workspace_bytes_, list.kinds[i]->workspace_bytes(*this, *list.steps[i]));
+      }
+    }
+  }
   memory_bytes_ = (memory_bytes_ + 4095) / 4096 * 4096 + 64;  // not a multiple of a page: threads share no cache sets
   memory_.emplace(memory_bytes_ * threads(), "the threads' buffers");
   workspace_.emplace(std::max<int64_t>(workspace_bytes_, 64), "the steps' workspace");

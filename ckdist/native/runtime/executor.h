@@ -1,6 +1,6 @@
 // Runs a list of steps on one rank's threads: dispatches, synchronizes, times and traces the steps.
 //
-// `Inference` and `Training` hold the data that steps work on. A run of the list allocates no memory.
+// `Inference` and `Training` hold the other data that steps work on. A run of the list allocates no memory.
 #pragma once
 #include <array>
 #include <atomic>
@@ -11,6 +11,7 @@
 #include "core/export.h"
 
 #include "api/executable_api.h"
+#include "api/program_api.h"
 #include "api/steps_training_api.h"
 #include "core/arena.h"
 #include "core/team.h"
@@ -95,7 +96,12 @@ struct Carver {
 
 class Executor {
  public:
-  explicit Executor(std::shared_ptr<Pool> pool);
+  // Allocates the arena of the largest plan.
+  Executor(const ckdist_program& program, std::shared_ptr<Pool> pool);
+
+  const ckdist_program program;
+  const ckdist_execution_plan* plan;  // the plan that runs
+  const ckdist_value& value(int index) const { return plan->values[index]; }
 
   int threads() const { return pool_->size(); }
   int active() const { return active_; }  // threads that run the current list
@@ -149,11 +155,10 @@ class Executor {
     std::vector<const StepKind*> kinds;
     std::vector<int> next_ahead;  // for each step: index of the next step that reads ahead, or -1
     int number = 0;
-    StepList(const ckdist_step* const* steps, int count, int number);
+    StepList(const ckdist_step_list& list, int number);
   };
-  // Before the first run: reserve() every list, then make_room() allocates the threads' memory and the workspace.
-  void reserve(const StepList& list);
-  void make_room();
+  // Before the first run: reads the lists of all plans, and allocates the threads' memory and the workspace.
+  void make_lists();
   // Runs steps [0, count) of the list on one thread. `by_kind`: the first thread adds up the seconds of each kind.
   void walk(int thread, int count, bool by_kind = false);
 
@@ -163,6 +168,8 @@ class Executor {
   };
   std::shared_ptr<Pool> pool_;
   std::vector<Thread> threads_;
+  std::optional<Arena> arena_;
+  std::vector<StepList> lists_;     // of all plans, in order
   const StepList* list_ = nullptr;  // the list that runs
   int active_ = 1;
   ckdist_step_stats stats_{};

@@ -23,23 +23,21 @@ int step_counters(const ckdist_step& step) {
 
 Inference::Inference(const ckdist_program& that, Communicator& job, Communicator& stage, Repacker* repacker,
                      std::shared_ptr<Pool> pool)
-    : Executor(std::move(pool)),
-      program(that),
+    : Executor(that, std::move(pool)),
       communicator(job),
       kernels(ckdist::kernels()),
       states(that),
       stage_(stage),
       in_flight_(size_t(std::max(that.in_flight, 1))),
       outgoing_(in_flight_.size()),
-      plans_(that.plans, that.plans + that.plan_count),
       repacker_(repacker && !repacker->finished() ? repacker : nullptr),
       workers_(threads()) {
-  if (plans_.empty() || plans_.size() > kMaxPlans)
+  if (program.plan_count < 1 || program.plan_count > kMaxPlans)
     fail(Status::native, "%d plans; one to %d are possible", program.plan_count, kMaxPlans);
-  arena_.emplace(program.arena_bytes, "activations");
   make_cache();
   reserve_exchange();
   make_lists();
+  read_lists();
   make_workers();
   hidden_.resize(size_t(program.max_outputs * program.hidden));
 }
@@ -74,7 +72,7 @@ void Inference::make_cache() {
   kv_bytes_ = blocks_bytes + states.bytes();
   kv_arena_.emplace(kv_bytes_, "the KV cache");
   states.place(kv_arena_->data() + blocks_bytes);
-  states.read_kernels(plans_[0]);
+  states.read_kernels(program.plans[0]);
   uint8_t* blocks = kv_arena_->data();
   for (Layer& layer : layers) {
     layer.blocks = blocks;
@@ -82,35 +80,33 @@ void Inference::make_cache() {
   }
 }
 
-void Inference::make_lists() {
+void Inference::read_lists() {
   int counters = 0;
-  for (size_t p = 0; p < plans_.size(); p++) {
-    const ckdist_execution_plan& those = plans_[p];
-    plan = &those;  // so that kinds can read their values
-    most_steps_ = std::max(most_steps_, those.step_count);
-    lists_.emplace_back(those.steps, those.step_count, int(p));
+  for (int p = 0; p < program.plan_count; p++) {
+    plan = &program.plans[p];
+    const std::vector<const ckdist_step*>& steps = lists_[p].steps;
+    most_steps_ = std::max(most_steps_, int(steps.size()));
     if (p == 0) traffic_.read_plan(*this);
-    biases.read_plan(program, those);
-    needs_firsts_[p] = std::any_of(those.steps, those.steps + those.step_count,
+    biases.read_plan(program, *plan);
+    needs_firsts_[p] = std::any_of(steps.begin(), steps.end(),
                                    [](const ckdist_step* step) { return step->kind == ckdist_step_attend_cross; });
-    token_steps_[p] = 0;
-    const auto of_tokens = [](int32_t rows) { return rows == ckdist_rows_tokens || rows == ckdist_rows_host; };
-    while (token_steps_[p] < those.step_count && of_tokens(those.steps[token_steps_[p]]->rows)) token_steps_[p]++;
-    reserve(lists_.back());
-    for (const ckdist_step* step : lists_.back().steps) counters = std::max(counters, step_counters(*step));
+    const auto of_tokens = [](const ckdist_step* step) {
+      return step->rows == ckdist_rows_tokens || step->rows == ckdist_rows_host;
+    };
+    token_steps_[p] = int(std::find_if_not(steps.begin(), steps.end(), of_tokens) - steps.begin());
+    for (const ckdist_step* step : steps) counters = std::max(counters, step_counters(*step));
   }
-  make_room();
   step_counters_.reset(new Counter[counters]);
   counters_.reset(new std::atomic<int64_t>[threads() * most_steps_]);
 }
 
 void Inference::make_workers() {
   int64_t activation_bytes[3] = {64, 64, 64}, slice = 0;
-  for (size_t p = 0; p < plans_.size(); p++) {
-    plan = &plans_[p];
+  for (int p = 0; p < program.plan_count; p++) {
+    plan = &program.plans[p];
     for (const ckdist_value* v = plan->values; v != plan->values + plan->value_count; v++)
       if (v->place == ckdist_place_activations)
-        activation_bytes[v->format] = std::max(activation_bytes[v->format], activation_stride(*v));
+        activation_bytes[v->format] = std::max(activation_bytes[v->format], v->stride);
     plan_bytes_[p] = 0;
     for (int m = 0; m < plan->matrix_count; m++) {
       plan_bytes_[p] += matrix(m).tile_count() * matrix(m).tile_bytes;
@@ -135,21 +131,20 @@ void Inference::reserve_exchange() {
   StepSizes sizes{};
   sizes.partial_floats = program.exchange_floats;
   sizes.vocab = program.vocab;
-  for (const ckdist_value* v = plans_[0].values; v != plans_[0].values + plans_[0].value_count;
-       v++)  // the logits are the same in every plan
+  // The logits are the same in every plan.
+  for (const ckdist_value* v = plan->values; v != plan->values + plan->value_count; v++)
     if (v->place == ckdist_place_logits)
       sizes.first_column = v->offset, sizes.columns = v->width, sizes.logit_rows = program.max_outputs;
   sizes.batch_ints = BatchView::kHeader + program.max_tokens + 3 * program.max_sequences +
                      program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs +
-                     5 * program.max_sequences;
+                     5 * program.max_sequences + program.embedding_rows * program.embedding_width;
   sizes.counters = int64_t{program.layers} * program.experts;
-  for (const ckdist_execution_plan& those : plans_) {
+  for (int p = 0; p < program.plan_count; p++) {
+    const ckdist_execution_plan& those = program.plans[p];
     if (!those.host_rows) continue;
-    for (const ckdist_value* v = those.values; v != those.values + those.value_count; v++) {
-      const bool prepared = v->place == ckdist_place_activations, floats = v->place == ckdist_place_arena;
-      const int64_t bytes = prepared ? activation_stride(*v) : floats ? v->width * 4 : 0;
-      sizes.row_bytes = std::max(sizes.row_bytes, round_up(bytes, 64));
-    }
+    for (const ckdist_value* v = those.values; v != those.values + those.value_count; v++)
+      if (v->place == ckdist_place_activations || v->place == ckdist_place_arena)
+        sizes.row_bytes = std::max(sizes.row_bytes, round_up(v->stride, 64));
     if (those.host_rows == ckdist_host_rows_alike) sizes.rows = program.max_tokens;
   }
   ranks = stage_.steps(sizes);
@@ -226,11 +221,10 @@ void Inference::receive_rows(float* rows, int64_t floats, int step) {
 }
 
 BatchView Inference::accepted(const int32_t* message, int64_t ints) {
-  const BatchView those = BatchView::parse(message, ints, program.max_tokens, program.max_sequences,
-                                           program.max_outputs, program.context_length, program.blocks, program.vocab);
-  if (those.plan < 0 || those.plan >= int(plans_.size()) || those.steps < 0 ||
-      those.steps > plans_[those.plan].step_count)
-    fail(Status::native, "a batch asks for %d steps of plan %d of %zu", those.steps, those.plan, plans_.size());
+  const BatchView those = BatchView::parse(message, ints, program);
+  if (those.plan < 0 || those.plan >= program.plan_count || those.steps < 0 ||
+      those.steps > int(lists_[those.plan].steps.size()))
+    fail(Status::native, "a batch asks for %d steps of plan %d of %d", those.steps, those.plan, program.plan_count);
   if (needs_firsts_[those.plan] &&
       (those.firsts == nullptr || *std::min_element(those.firsts, those.firsts + those.sequences) < 1))
     fail(Status::native, "a batch of %lld sequences decodes without the output of an encoder",
@@ -295,7 +289,7 @@ void Inference::count_step(double seconds) {
 // Sets the members that steps read of the batch.
 void Inference::begin(const BatchView& those) {
   batch = those;
-  plan = &plans_[batch.plan];
+  plan = &program.plans[batch.plan];
   list_ = &lists_[batch.plan];
   first_token = plan->tokens_sharded ? first_token_of(ranks->local_rank) : 0;
   local_tokens = plan->tokens_sharded ? first_token_of(ranks->local_rank + 1) - first_token : batch.tokens;
@@ -308,7 +302,7 @@ void Inference::begin(const BatchView& those) {
   for (Thread& thread : threads_) thread.ahead.step = -1;
   const int owners = batch.tokens > batch.sequences || batch.tokens >= kThreadRows ? active_ : 1;
   for (int o = 0; o < owners; o++)
-    for (int i = 0; i < plan->step_count; i++) counters_[o * most_steps_ + i].store(0, std::memory_order_relaxed);
+    for (size_t i = 0; i < list_->steps.size(); i++) counters_[o * most_steps_ + i].store(0, std::memory_order_relaxed);
 }
 
 void Inference::work() {
@@ -365,10 +359,11 @@ void Inference::expert_rows(int64_t* out) const {
 }
 
 void Inference::replay(int thread) {
-  const int steps = batch.steps > 0 ? batch.steps : batch.selected > 0 ? plan->step_count : token_steps_[batch.plan];
+  const int all = int(list_->steps.size());
+  const int steps = batch.steps > 0 ? batch.steps : batch.selected > 0 ? all : token_steps_[batch.plan];
   const int64_t begin = lane(thread) ? now_ns() : 0;
   walk(thread, steps);
-  if (steps < plan->step_count) meet(thread, steps - 1, true, [&](Idle) { end_batch(0, steps); });
+  if (steps < all) meet(thread, steps - 1, true, [&](Idle) { end_batch(0, steps); });
   if (lane(thread)) trace_batch(thread, begin);
 }
 

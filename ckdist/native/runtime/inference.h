@@ -52,8 +52,7 @@ class Inference : public Executor {
   // wrote from its own caches.
   static constexpr int64_t kThreadRows = 64;
 
-  // State of the job and the program.
-  const ckdist_program program;
+  // State of the job.
   Communicator& communicator;               // all ranks of the job
   std::unique_ptr<StepCommunicator> ranks;  // the ranks of the stage
   const Kernels& kernels;
@@ -77,7 +76,6 @@ class Inference : public Executor {
 
   // State of the batch.
   BatchView batch;
-  const ckdist_execution_plan* plan = nullptr;
   int64_t first_token = 0, local_tokens = 0;       // this rank's tokens
   int64_t first_selected = 0, local_selected = 0;  // selected tokens among this rank's tokens
   bool packing = false;                            // the batch reads matrices that are not all packed
@@ -134,7 +132,6 @@ class Inference : public Executor {
   // After the last step: gathers the logits of `rows` rows.
   void end_batch(int64_t rows, int step);
 
-  const ckdist_value& value(int index) const { return plan->values[index]; }
   float* floats(int value, int64_t* stride);  // row 0 of a float value; stride in floats
   // A row of a value in the slot of the rank that has the token.
   const float* peer_row(int index, int64_t token) const {
@@ -143,14 +140,11 @@ class Inference : public Executor {
     return peers_[v.offset][rank] + (token - first_token_of(rank)) * v.width + v.lead;
   }
   const float* peer_slot(const ckdist_value& v, int rank) const { return peers_[v.offset][rank]; }
-  static int64_t activation_stride(const ckdist_value& v) {
-    return ActivationRow::bytes(ActivationFormat(v.format), v.width);
-  }
   // Row 0 of the activations that norm_quantize made for steps of the same rows.
   uint8_t* activations(int thread, const ckdist_step& step, int index) {
     const ckdist_value& a = value(index);
     if (replicated(step)) return workers_[thread].activations[a.format];
-    return arena_->data() + a.offset + first_row(step) * activation_stride(a);
+    return arena_->data() + a.offset + first_row(step) * a.stride;
   }
   const Weight& weight(int index) const { return *static_cast<const Weight*>(plan->matrices[index]); }
   const Matrix& matrix(int index) const { return weight(index).matrix; }
@@ -223,7 +217,7 @@ class Inference : public Executor {
     int64_t moved = 0;                   // bytes read from other ranks' memory in this batch
   };
 
-  void make_lists();
+  void read_lists();
   void make_cache();
   void make_workers();
   void reserve_exchange();
@@ -244,8 +238,6 @@ class Inference : public Executor {
   std::vector<BatchView> in_flight_;       // ring of published batches that have not run yet
   uint32_t published_ = 0;
   std::vector<Channel::Pending> outgoing_;  // ring of rows on their way to the next stage, which need progress
-  std::vector<ckdist_execution_plan> plans_;
-  std::vector<StepList> lists_;
   Repacker* const repacker_;
   int64_t plan_bytes_[kMaxPlans];  // bytes of the matrices that a step reads
   int token_steps_[kMaxPlans];     // steps before those of selected rows only
@@ -254,7 +246,7 @@ class Inference : public Executor {
   uint32_t runs_ = 0;              // number of batches so far
   std::unique_ptr<Counter[]> step_counters_;
   int64_t kv_bytes_ = 0;
-  std::optional<Arena> arena_, kv_arena_, worker_arena_;
+  std::optional<Arena> kv_arena_, worker_arena_;
   std::vector<Worker> workers_;
   std::vector<float> hidden_;                // (max_outputs, hidden)
   std::vector<const float*> peers_[kSlots];  // slots of the ranks that share memory

@@ -5,9 +5,10 @@
 namespace ckdist {
 
 void RelativeBiases::read_plan(const ckdist_program& program, const ckdist_execution_plan& plan) {
-  for (int i = 0; i < plan.step_count; i++) {
-    if (plan.steps[i]->kind != ckdist_step_attend) continue;
-    const auto& step = reinterpret_cast<const ckdist_attend_step&>(*plan.steps[i]);
+  for (int i = 0; i < plan.lists[0].count; i++) {
+    const ckdist_step* const those = plan.lists[0].steps[i];
+    if (those->kind != ckdist_step_attend) continue;
+    const auto& step = reinterpret_cast<const ckdist_attend_step&>(*those);
     if (step.relative < 0 || found_.count(plan.vectors[step.relative]) > 0) continue;
     const ckdist_layer_attention& a = program.attention[step.layer];
     const float* const weights = plan.vectors[step.relative];  // (buckets, heads of all ranks)

@@ -32,9 +32,10 @@ void StateSlots::place(uint8_t* memory) {
 }
 
 void StateSlots::read_kernels(const ckdist_execution_plan& plan) {
-  for (int i = 0; i < plan.step_count; i++) {
-    if (plan.steps[i]->kind != ckdist_step_delta_rule) continue;
-    const auto& step = *reinterpret_cast<const ckdist_delta_rule_step*>(plan.steps[i]);
+  for (int i = 0; i < plan.lists[0].count; i++) {
+    const ckdist_step* const those = plan.lists[0].steps[i];
+    if (those->kind != ckdist_step_delta_rule) continue;
+    const auto& step = *reinterpret_cast<const ckdist_delta_rule_step*>(those);
     Layer& layer = layers[step.layer];
     if (layer.value_heads == 0) continue;
     const int key_heads = *std::max_element(layer.key_head_of, layer.key_head_of + layer.value_heads) + 1;

@@ -7,8 +7,9 @@
 namespace ckdist {
 
 void Traffic::read_plan(const Inference& inference) {
-  for (int i = 0; i < inference.plan->step_count; i++) {
-    const ckdist_step* const step = inference.plan->steps[i];
+  const ckdist_step_list& list = inference.plan->lists[0];
+  for (int i = 0; i < list.count; i++) {
+    const ckdist_step* const step = list.steps[i];
     if (step->kind == ckdist_step_linear) {
       const auto& linear = reinterpret_cast<const ckdist_linear_step&>(*step);
       for (const ckdist_product* p = linear.products; p != linear.products + linear.count; p++) {

@@ -9,10 +9,9 @@
 
 namespace ckdist {
 
-Training::Training(const ckdist_training_program& that, Communicator* data, Communicator* tensor, Communicator* stages,
+Training::Training(const ckdist_program& that, Communicator* data, Communicator* tensor, Communicator* stages,
                    std::shared_ptr<Pool> pool)
-    : Executor(std::move(pool)),
-      program(that),
+    : Executor(that, std::move(pool)),
       kernels(ckdist::kernels()),
       narrow_values(that.bf16),
       packing(narrow_values ? kernels.pack.bf16 : kernels.pack.f32),
@@ -23,22 +22,19 @@ Training::Training(const ckdist_training_program& that, Communicator* data, Comm
       data_(data && data->size > 1 ? data : nullptr),
       tensor_(tensor && tensor->size > 1 ? tensor : nullptr),
       stages_(stages && stages->size > 1 ? stages : nullptr),
-      sent_(size_t(that.outgoing_count)) {
-  for (int i = 0; i < that.list_count; ++i) lists_.emplace_back(that.lists[i].steps, that.lists[i].count, i);
+      sent_(size_t(that.in_flight)) {
   active_ = threads();
-  for (int v = 0; v < program.value_count; ++v)
+  for (int v = 0; v < plan->value_count; ++v)
     // Rows are not 4096 bytes apart: with that distance loads would wait for stores.
     row_floats_ = std::max(row_floats_, (width(v) + 15) / 16 * 16 + 80);
   make_packs();
-  for (const StepList& list : lists_) reserve(list);
-  make_room();
-  arena_.emplace(std::max<int64_t>(program.arena_bytes, 64), "activations");
+  make_lists();
   kept_arena_.emplace(std::max<int64_t>(program.kept_bytes, 64), "activations of batches that wait");
 }
 
 void Training::make_packs() {
-  for (int index = 0; index < program.pack_count; ++index) {
-    const ckdist_training_pack& p = pack(index);
+  for (int index = 0; index < plan->pack_count; ++index) {
+    const ckdist_pack& p = pack(index);
     int64_t rows = shape(p.parameters[0]).rows, cols = shape(p.parameters[0]).cols;
     if (p.transposed) {
       rows = cols, cols = 0;
@@ -105,9 +101,9 @@ void Training::take(const ckdist_training_batch& b) {
 }
 
 double Training::run(const ckdist_training_batch& those, const ckdist_training_pass& pass) {
-  if (pass.list < 0 || pass.list >= program.list_count || pass.kept < 0 || pass.kept > program.kept_bytes)
+  if (pass.list < 0 || pass.list >= plan->list_count || pass.kept < 0 || pass.kept > program.kept_bytes)
     fail(Status::native, "a pass names list %d of %d, and kept values at byte %lld of %lld", pass.list,
-         program.list_count, static_cast<long long>(pass.kept), static_cast<long long>(program.kept_bytes));
+         plan->list_count, static_cast<long long>(pass.kept), static_cast<long long>(program.kept_bytes));
   check(those);
   take(those);
   pass_ = pass;
@@ -140,9 +136,9 @@ void Training::replay(int thread) {
 }
 
 void Training::clear(int thread) {
-  const ckdist_training_list& list = program.lists[pass_.list];
+  const ckdist_step_list& list = plan->lists[pass_.list];
   parallel_for(thread, 0, list.cleared_count, [&](int64_t item) {
-    const ckdist_training_parameter& of = shape(list.cleared[item]);
+    const ckdist_parameter& of = shape(list.cleared[item]);
     std::fill_n(gradient(list.cleared[item]), of.rows * of.cols, 0.f);
   });
 }
@@ -192,7 +188,7 @@ void Training::flush() {
 }
 
 const float* Training::parameter_rows(int index, int64_t begin, int64_t n, float* buffer) const {
-  const ckdist_training_parameter& w = shape(index);
+  const ckdist_parameter& w = shape(index);
   const Weight* const packed = packed_parameter(index);
   if (!packed) return parameter(index) + begin * w.cols;
   const Matrix& m = packed->matrix;

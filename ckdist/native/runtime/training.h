@@ -30,7 +30,7 @@ class Training : public Executor {
  public:
   // `data`: the replicas. `tensor`: the ranks that share the tensors. `stages`: one rank of each stage. Each may be
   // null.
-  Training(const ckdist_training_program& program, Communicator* data, Communicator* tensor, Communicator* stages,
+  Training(const ckdist_program& program, Communicator* data, Communicator* tensor, Communicator* stages,
            std::shared_ptr<Pool> pool);
 
   // Returns the sum of the losses.
@@ -39,7 +39,7 @@ class Training : public Executor {
   // Seconds by kind of step; the last element is packing.
   std::array<double, ckdist_step_kinds + 1> times() const;
   std::array<int64_t, 3> bytes() const {
-    return {program.arena_bytes + program.kept_bytes, workspace_bytes(), frozen_bytes_};
+    return {plan->arena_bytes + program.kept_bytes, workspace_bytes(), frozen_bytes_};
   }
 
   static constexpr int kRows = 16;       // tokens of one item of row-wise work
@@ -53,7 +53,6 @@ class Training : public Executor {
     int64_t tokens = 0;
   };
 
-  const ckdist_training_program program;
   const Kernels& kernels;
   const bool narrow_values;  // true if products read bfloat16
   const PackKernel& packing;
@@ -68,7 +67,6 @@ class Training : public Executor {
   int64_t learned(int64_t i) const { return all_learned() ? i : batch.learned[i]; }
   bool all_learned() const { return int64_t(batch.learned.size()) == batch.tokens; }
 
-  const ckdist_value& value(int index) const { return program.values[index]; }
   Operand operand(int index, int64_t token = 0) const {
     const ckdist_value& v = value(index);
     return {(v.kept ? kept_ : arena_->data()) + v.offset + token * v.stride, v.stride};
@@ -102,13 +100,13 @@ class Training : public Executor {
   void store(int index, int64_t token, int64_t column, const float* x, int64_t n) const;
   void pad(int index, int64_t token) const;  // writes zeros after the width of an operand
 
-  const ckdist_training_parameter& shape(int index) const { return program.parameters[index]; }
+  const ckdist_parameter& shape(int index) const { return plan->parameters[index]; }
   const Weight* packed_parameter(int index) const { return static_cast<const Weight*>(shape(index).matrix); }
   const float* parameter(int index) const { return program.parameter_arena + shape(index).offset; }
   // Rows [begin, begin + n) of a matrix: in place, or unpacked in `buffer`, (n, cols).
   const float* parameter_rows(int index, int64_t begin, int64_t n, float* buffer) const;
   float* gradient(int index) const { return program.gradient_arena + shape(index).offset; }
-  const ckdist_training_pack& pack(int index) const { return program.packs[index]; }
+  const ckdist_pack& pack(int index) const { return plan->packs[index]; }
   const Matrix& packed(int index) const { return packed_[index]; }  // without tiles if each step packs it
   // True if a product is added to the gradient, false if it overwrites the gradient.
   bool adds(bool fresh) const { return !(pass_.clear && fresh); }
@@ -160,12 +158,11 @@ class Training : public Executor {
   void clear(int thread);
 
   Communicator *const data_, *const tensor_, *const stages_;  // null if there are no other ranks
-  std::vector<StepList> lists_;
   std::vector<Matrix> packed_;
   // The packs that are made once. Packs of one parameter are consecutive, so that it is read from memory once.
   std::vector<int32_t> frozen_;
   int64_t frozen_bytes_ = 0, row_floats_ = 0;
-  std::optional<Arena> arena_, kept_arena_, frozen_arena_;
+  std::optional<Arena> kept_arena_, frozen_arena_;
   uint8_t* kept_ = nullptr;  // kept values of the batch
   ckdist_training_pass pass_{};
   bool frozen_packed_ = false;

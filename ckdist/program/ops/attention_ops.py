@@ -31,7 +31,7 @@ from ckdist.program.step import ABSENT, GradientIndex, ParameterIndex, ValueInde
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
-    from ckdist.program.lower import Lowering
+    from ckdist.program.lower import ServingLowering
     from ckdist.program.lower_training import TrainingLowering
 
 
@@ -48,7 +48,7 @@ def lower_rope(lowering: "TrainingLowering", instr: Instr) -> None:
 
 
 def _rotation(lowering: "TrainingLowering", instr: Instr, back: bool) -> None:
-    x, table = lowering.value(instr.inputs[0]), ROPE_TABLES[instr.attrs["table"]]
+    x, table = lowering.place_of(instr.inputs[0]), ROPE_TABLES[instr.attrs["table"]]
     fields = {"width": instr.inputs[0].dims[-1].width, "first": instr.attrs.get("first", 0)}
     lowering.emit("rope", x=x, out=lowering.output(instr.outputs[0]), table=table, back=back, **fields)
 
@@ -182,7 +182,7 @@ def attend(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None
 
 
 @lower("attend", "inference")
-def lower_attend(lowering: "Lowering", group: "Group") -> None:
+def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
     """Emits one step that also computes the norms and the rotation, and extends the cache."""
     instr, attrs = group.instr, group.instr.attrs
     rope, q_norm, k_norm = group["q_rope"], group["q_norm"], group["k_norm"]
@@ -352,5 +352,5 @@ def lower_attend_grad(lowering: "TrainingLowering", instr: Instr) -> None:
     sinks, gradient = ParameterIndex(ABSENT), GradientIndex(ABSENT)
     if instr.weights:
         sinks, gradient = lowering.parameter(instr.weights[0]), lowering.gradient(instr.outputs[3])
-    fields = {"log_sum_exp": lowering.value(lse), "dq": dq, "dk": dk, "dv": dv}
+    fields = {"log_sum_exp": lowering.place_of(lse), "dq": dq, "dk": dk, "dv": dv}
     lowering.emit("attend_grad", **inputs, **fields, sinks=sinks, sinks_gradient=gradient, **_scores(instr))

@@ -71,7 +71,7 @@ def lower_balance_loss_grad(lowering: "TrainingLowering", instr: Instr) -> None:
     """Emits one step."""
     lowering.emit(
         "balance_loss",
-        tally=lowering.value(instr.inputs[1]),
+        tally=lowering.place_of(instr.inputs[1]),
         d_tally=lowering.output(instr.outputs[0]),
         layers=instr.attrs["layers"],
         coefficient=instr.attrs["coefficient"],

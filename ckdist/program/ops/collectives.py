@@ -31,7 +31,7 @@ from ckdist.program.step import ABSENT, ValueIndex
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
-    from ckdist.program.lower import Lowering
+    from ckdist.program.lower import ServingLowering
     from ckdist.program.lower_training import TrainingLowering
 
 
@@ -50,7 +50,7 @@ def all_reduce(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Att
 
 
 @lower("all_reduce", "inference")
-def lower_all_reduce(lowering: "Lowering", group: "Group") -> None:
+def lower_all_reduce(lowering: "ServingLowering", group: "Group") -> None:
     """No step: readers read the summands of all ranks in place, or the producing step has a buffer for the sum."""
     (value,), (out,) = group.instr.inputs, group.instr.outputs
     place = lowering.at.get(lowering.source(value).name)
@@ -71,7 +71,7 @@ def lower_training_reduce(lowering: "TrainingLowering", instr: Instr) -> None:
         return
     if value in lowering.names.beside:
         raise LayoutError(f"all_reduce of a value that shares its row with others: {instr}")
-    lowering.emit("all_reduce", x=lowering.value(value))
+    lowering.emit("all_reduce", x=lowering.place_of(value))
     lowering.stands_for(out, value)
 
 
@@ -100,7 +100,7 @@ def all_gather(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Att
 
 
 @lower("all_gather", "inference")
-def lower_all_gather(lowering: "Lowering", group: "Group") -> None:
+def lower_all_gather(lowering: "ServingLowering", group: "Group") -> None:
     """If tokens are sharded, emits a step that copies the rows to memory that all ranks read.
 
     Else none: ranks write logits directly to the memory of rank 0.
@@ -184,7 +184,7 @@ def all_to_all(contexts: Sequence[RankContext], inputs: list[Arrays], attrs: Att
 
 
 @lower("all_to_all", "inference")
-def lower_all_to_all(lowering: "Lowering", group: "Group") -> None:
+def lower_all_to_all(lowering: "ServingLowering", group: "Group") -> None:
     """No step: each reader reads the rows in the slot of the rank that has them."""
     for x, y in zip(group.instr.inputs, group.instr.outputs, strict=True):
         slot = lowering.buffers[lowering.place_of(x)]

@@ -14,7 +14,7 @@ from ckdist.program.rank_context import RankContext
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
-    from ckdist.program.lower import Lowering
+    from ckdist.program.lower import ServingLowering
 
 
 def infer_store_cross(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -37,7 +37,7 @@ def store_cross(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 
 @lower("store_cross", "inference")
-def lower_store_cross(lowering: "Lowering", group: "Group") -> None:
+def lower_store_cross(lowering: "ServingLowering", group: "Group") -> None:
     """Emits one step."""
     instr = group.instr
     k, v = instr.inputs
@@ -72,7 +72,7 @@ def attend_cross(context: RankContext, inputs: Arrays, weights: Arrays, attrs: A
 
 
 @lower("attend_cross", "inference")
-def lower_attend_cross(lowering: "Lowering", group: "Group") -> None:
+def lower_attend_cross(lowering: "ServingLowering", group: "Group") -> None:
     """Emits one step."""
     instr, attrs = group.instr, group.instr.attrs
     (q,), (o,), layer = instr.inputs, instr.outputs, attrs["layer"]

@@ -19,7 +19,7 @@ from ckdist.program.rank_context import RankContext
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
-    from ckdist.program.lower import Lowering
+    from ckdist.program.lower import ServingLowering
 
 
 def silu(x: np.ndarray) -> np.ndarray:
@@ -157,7 +157,7 @@ def _parts(group: "Group") -> _Parts:
 
 
 @lower("delta_rule", "inference")
-def lower_delta_rule(lowering: "Lowering", group: "Group") -> None:
+def lower_delta_rule(lowering: "ServingLowering", group: "Group") -> None:
     """Emits one step that also computes convolutions, norms and gates, and updates the states."""
     instr, attrs, parts = group.instr, group.instr.attrs, _parts(group)
     (out,) = parts.norm.outputs

@@ -28,7 +28,7 @@ from ckdist.program.rank_context import RankContext
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
-    from ckdist.program.lower import Lowering
+    from ckdist.program.lower import ServingLowering
     from ckdist.program.lower_training import TrainingLowering
 
 GATES = native.numbers("ckdist_gate", "ckdist_gate_")
@@ -47,7 +47,7 @@ def scale(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
 def lower_scale(lowering: "TrainingLowering", instr: Instr) -> None:
     """Emits one step."""
     (x,), (out,) = instr.inputs, instr.outputs
-    lowering.emit("scale", x=lowering.value(x), out=lowering.output(out), factor=instr.attrs["factor"])
+    lowering.emit("scale", x=lowering.place_of(x), out=lowering.output(out), factor=instr.attrs["factor"])
 
 
 @vjp("scale")
@@ -112,7 +112,7 @@ def gated(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
 @lower("gated", "training")
 def lower_gated(lowering: "TrainingLowering", instr: Instr) -> None:
     """Emits one step."""
-    gate, up = map(lowering.value, instr.inputs)
+    gate, up = map(lowering.place_of, instr.inputs)
     function = GATES[instr.attrs["function"]]
     lowering.emit("gated", gate=gate, up=up, out=lowering.output(instr.outputs[0]), function=function)
 
@@ -152,7 +152,7 @@ def gated_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
 @lower("gated_grad", "training")
 def lower_gated_grad(lowering: "TrainingLowering", instr: Instr) -> None:
     """Emits one step."""
-    gate, up, dy = map(lowering.value, instr.inputs)
+    gate, up, dy = map(lowering.place_of, instr.inputs)
     d_gate, d_up = map(lowering.output, instr.outputs)
     function = GATES[instr.attrs["function"]]
     lowering.emit("gated_grad", gate=gate, up=up, dy=dy, d_gate=d_gate, d_up=d_up, function=function)
@@ -179,7 +179,7 @@ def lower_add(lowering: "TrainingLowering", instr: Instr) -> None:
     (out,) = instr.outputs
     if not out.dims or out in lowering.names.of_weight or lowering.is_fused(instr):
         return
-    x, y = map(lowering.value, instr.inputs)
+    x, y = map(lowering.place_of, instr.inputs)
     lowering.emit("add", x=x, y=y, out=lowering.output(out))
 
 
@@ -207,7 +207,7 @@ def select_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 
 @lower("select_rows", "inference")
-def lower_select_rows(lowering: "Lowering", group: "Group") -> None:
+def lower_select_rows(lowering: "ServingLowering", group: "Group") -> None:
     """No step: the reader selects the rows."""
     lowering.stands_for(group.instr.outputs[0], group.instr.inputs[0])
 

@@ -29,7 +29,7 @@ from ckdist.program.step import ABSENT, NO_SPAN, MatrixIndex
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
-    from ckdist.program.lower import Lowering
+    from ckdist.program.lower import ServingLowering
     from ckdist.program.lower_training import TrainingLowering
 
 
@@ -58,7 +58,7 @@ def embed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) -
 
 
 @lower("embed", "inference")
-def lower_embed(lowering: "Lowering", group: "Group") -> None:
+def lower_embed(lowering: "ServingLowering", group: "Group") -> None:
     """Emits one step, with the scale that follows."""
     instr, scale = group.instr, group["scale"]
     table, out = instr.weight(0), instr.outputs[0]
@@ -102,7 +102,7 @@ def embed_positions(
 
 
 @lower("embed_positions", "inference")
-def lower_embed_positions(lowering: "Lowering", group: "Group") -> None:
+def lower_embed_positions(lowering: "ServingLowering", group: "Group") -> None:
     """Emits one step of the kind `embed`."""
     positions: Weight | None = group.instr.weights[0]
     types: Weight | None = group.instr.weights[1]
@@ -140,7 +140,7 @@ def embed_waves(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 
 @lower("embed_waves", "inference")
-def lower_embed_waves(lowering: "Lowering", group: "Group") -> None:
+def lower_embed_waves(lowering: "ServingLowering", group: "Group") -> None:
     """Emits one step of the kind `embed`, without a table."""
     (out,) = group.instr.outputs
     (lowering.at[out.name],) = lowering.results([out])
@@ -195,5 +195,5 @@ def lower_embed_grad(lowering: "TrainingLowering", instr: Instr) -> None:
     table = instr.outputs[0]
     lowering.is_fresh(table)
     first, _ = instr.attrs["vocab"].span(lowering.mesh)
-    dy = lowering.value(instr.inputs[1])
+    dy = lowering.place_of(instr.inputs[1])
     lowering.emit("embed_grad", dy=dy, gradient=lowering.gradient(table), first_row=first)

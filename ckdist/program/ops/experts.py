@@ -20,7 +20,7 @@ from ckdist.program.step import ABSENT, NO_SPAN, GradientIndex, ValueIndex, Vect
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
-    from ckdist.program.lower import Lowering
+    from ckdist.program.lower import ServingLowering
 
 Part = TypeVar("Part", Weight, np.ndarray, GradientIndex)  # a weight, its array, or the index of its gradient
 
@@ -86,7 +86,7 @@ def routing(attrs: Attrs) -> dict[str, Any]:
 
 
 @lower("route", "inference")
-def lower_route(lowering: "Lowering", group: "Group") -> None:
+def lower_route(lowering: "ServingLowering", group: "Group") -> None:
     """No step: the step of the experts selects them."""
 
 
@@ -200,7 +200,7 @@ def adapted(x: np.ndarray, w: np.ndarray, pair: tuple[np.ndarray, np.ndarray] | 
 
 
 @lower("experts", "inference")
-def lower_experts(lowering: "Lowering", group: "Group") -> None:
+def lower_experts(lowering: "ServingLowering", group: "Group") -> None:
     """Emits one step, which also selects the experts."""
     instr = group.instr
     x, chosen, _ = instr.inputs
@@ -235,7 +235,7 @@ def lower_experts(lowering: "Lowering", group: "Group") -> None:
 NO_BIAS = {**dict.fromkeys(("gate_bias", "up_bias", "down_bias"), VectorIndex(ABSENT)), "biased": ABSENT}
 
 
-def _bias_fields(lowering: "Lowering", ffn: Dim, biases: Sequence[Weight]) -> dict[str, Any]:
+def _bias_fields(lowering: "ServingLowering", ffn: Dim, biases: Sequence[Weight]) -> dict[str, Any]:
     """The fields of a set's biases. The first shard of `ffn`, on the rank that has it, adds the bias of down."""
     if not biases:
         return NO_BIAS
@@ -251,7 +251,7 @@ def _bias_fields(lowering: "Lowering", ffn: Dim, biases: Sequence[Weight]) -> di
     }
 
 
-def _host_experts(lowering: "Lowering", experts: Dim) -> list[int]:
+def _host_experts(lowering: "ServingLowering", experts: Dim) -> list[int]:
     """The first expert of each host, then the end of the last; empty if each host has all experts."""
     if experts.axis is None:
         return []
@@ -259,7 +259,9 @@ def _host_experts(lowering: "Lowering", experts: Dim) -> list[int]:
     return [*(begin for begin, _ in held), held[-1][1]]
 
 
-def _set(lowering: "Lowering", instr: Instr, split: ExpertWeights[Weight], number: int, rows: int) -> dict[str, Any]:
+def _set(
+    lowering: "ServingLowering", instr: Instr, split: ExpertWeights[Weight], number: int, rows: int
+) -> dict[str, Any]:
     """The fields of a `struct ckdist_expert_set`: three matrices from index `number` on, and up to `rows` rows."""
     x = instr.inputs[0]
     gate, up, down = split.matrices[number : number + 3]
@@ -285,7 +287,7 @@ def _set(lowering: "Lowering", instr: Instr, split: ExpertWeights[Weight], numbe
 
 
 def _low_fields(
-    lowering: "Lowering",
+    lowering: "ServingLowering",
     x: Value,
     low: Sequence[tuple[Weight, Weight] | None],
     pieces: Sequence[Range],

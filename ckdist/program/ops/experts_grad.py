@@ -75,7 +75,7 @@ def route_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
 @lower("route", "training")
 def lower_route(lowering: "TrainingLowering", instr: Instr) -> None:
     """Emits one step."""
-    logits, correction = lowering.value(instr.inputs[0]), lowering.parameter(instr.weights[0])
+    logits, correction = lowering.place_of(instr.inputs[0]), lowering.parameter(instr.weights[0])
     chosen, shares = map(lowering.output, instr.outputs)
     fields = {"logits": logits, "correction": correction, "chosen": chosen, "shares": shares}
     lowering.emit("route", **fields, routing=routing(instr.attrs))
@@ -84,7 +84,7 @@ def lower_route(lowering: "TrainingLowering", instr: Instr) -> None:
 @lower("route_grad", "training")
 def lower_route_grad(lowering: "TrainingLowering", instr: Instr) -> None:
     """Emits one step."""
-    chosen, d_shares, logits = map(lowering.value, instr.inputs)
+    chosen, d_shares, logits = map(lowering.place_of, instr.inputs)
     fields = {"logits": logits, "chosen": chosen, "d_shares": d_shares}
     lowering.emit("route_grad", **fields, d_logits=lowering.output(instr.outputs[0]), routing=routing(instr.attrs))
 
@@ -235,7 +235,7 @@ def _experts(lowering: "TrainingLowering", instr: Instr, kept: Sequence[Value]) 
     biases: list[Weight | None] = list(split.biases) or [None] * len(STACKS)
     if ffn.axis is not None and lowering.mesh.index(ffn.axis):
         biases[DOWN] = None  # only the first rank adds it
-    lows = dict(zip(split.low, map(lowering.value, kept[DOWN:]), strict=True))
+    lows = dict(zip(split.low, map(lowering.place_of, kept[DOWN:]), strict=True))
     low = [
         {
             "a": lowering.parameter(split.low[at][0] if at in lows else None),
@@ -246,12 +246,12 @@ def _experts(lowering: "TrainingLowering", instr: Instr, kept: Sequence[Value]) 
     ]
     return {
         "x": lowering.operand(x),
-        "chosen": lowering.value(chosen),
-        "shares": lowering.value(shares),
+        "chosen": lowering.place_of(chosen),
+        "shares": lowering.place_of(shares),
         "experts": gate.dims[0].count,
         "function": GATES[instr.attrs["function"]],
-        "gate": lowering.value(kept[0]),
-        "up": lowering.value(kept[1]),
+        "gate": lowering.place_of(kept[0]),
+        "up": lowering.place_of(kept[1]),
         "low": low,
         "scale": instr.attrs.get("scale", 1.0),
         "bias_column": ffn.span(lowering.mesh)[0],
@@ -265,14 +265,13 @@ def lower_grouped_experts(lowering: "TrainingLowering", instr: Instr) -> None:
     """Emits one step."""
     out, gate, *_ = map(lowering.output, instr.outputs)
     fields = _experts(lowering, instr, instr.outputs[1:])
-    joined = lowering.like(gate, lowering.placed[gate].operand)
-    lowering.emit("grouped_experts", **fields, out=out, joined=joined)
+    lowering.emit("grouped_experts", **fields, out=out, joined=lowering.like(gate))
 
 
 @lower("grouped_experts_grad", "training")
 def lower_grouped_experts_grad(lowering: "TrainingLowering", instr: Instr) -> None:
     """Emits one step, which also adds to the gradients of the weights."""
-    fields, gate = _experts(lowering, instr, instr.inputs[3:-1]), lowering.value(instr.inputs[3])
+    fields, gate = _experts(lowering, instr, instr.inputs[3:-1]), lowering.place_of(instr.inputs[3])
     dy, (dx, d_shares, *d_weights) = lowering.operand(instr.inputs[-1]), instr.outputs
     found = iter(d_weights)
     gradients = [next(found) if wanted else None for wanted in instr.attrs["wanted"]]
@@ -280,7 +279,7 @@ def lower_grouped_experts_grad(lowering: "TrainingLowering", instr: Instr) -> No
     place = lambda of: GradientIndex(ABSENT) if of is None else lowering.gradient(of)
     split = split_weights([place(of) for of in gradients], instr.attrs)
     absent = GradientIndex(ABSENT)
-    like = lambda index: index if index == ABSENT else lowering.like(index, lowering.placed[index].operand)
+    like = lambda index: index if index == ABSENT else lowering.like(index)
     for at, low in enumerate(fields["low"]):
         of_a, of_b = split.low.get(at, (absent, absent))
         low |= {"a_gradient": of_a, "b_gradient": of_b, "d_low": like(low["low"]), "shared": ValueIndex(ABSENT)}
@@ -340,13 +339,13 @@ def switched_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 @lower("switched", "training")
 def lower_switched(lowering: "TrainingLowering", instr: Instr) -> None:
     """Emits one step."""
-    x, switch = map(lowering.value, instr.inputs)
+    x, switch = map(lowering.place_of, instr.inputs)
     lowering.emit("switched", x=x, by=switch, out=lowering.output(instr.outputs[0]))
 
 
 @lower("switched_grad", "training")
 def lower_switched_grad(lowering: "TrainingLowering", instr: Instr) -> None:
     """Emits one step."""
-    x, switch, dy = map(lowering.value, instr.inputs)
+    x, switch, dy = map(lowering.place_of, instr.inputs)
     dx, d_switch = map(lowering.output, instr.outputs)
     lowering.emit("switched_grad", x=x, by=switch, dy=dy, dx=dx, d_by=d_switch)

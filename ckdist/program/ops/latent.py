@@ -33,7 +33,7 @@ from ckdist.program.rank_context import RankContext
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
-    from ckdist.program.lower import Lowering
+    from ckdist.program.lower import ServingLowering
     from ckdist.program.lower_training import TrainingLowering
 
 
@@ -76,7 +76,7 @@ def infer_norm_latent_grad(inputs: Values, weights: Weights, attrs: Attrs) -> In
 @lower("norm_latent", "training")
 def lower_training_norm_latent(lowering: "TrainingLowering", instr: Instr) -> None:
     """Emits one step."""
-    x, w = lowering.value(instr.inputs[0]), instr.weight(0)
+    x, w = lowering.place_of(instr.inputs[0]), instr.weight(0)
     n, out = w.dims[0].elements, lowering.output(instr.outputs[0])
     lowering.emit("rms_norm", x=x, out=out, weight=lowering.parameter(w), size=n, normed=n, eps=instr.attrs["eps"])
 
@@ -127,13 +127,13 @@ def attend_latent(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 
 
 @lower("norm_latent", "inference")
-def lower_norm_latent(lowering: "Lowering", group: "Group") -> None:
+def lower_norm_latent(lowering: "ServingLowering", group: "Group") -> None:
     """Raises LayoutError: only attend_latent, which has the norm in its own step, may read a normed latent vector."""
     raise LayoutError(f"cannot lower {group.instr}: only attend_latent norms a latent vector")
 
 
 @lower("attend_latent", "inference")
-def lower_attend_latent(lowering: "Lowering", group: "Group") -> None:
+def lower_attend_latent(lowering: "ServingLowering", group: "Group") -> None:
     """Emits one step that also computes the norm and the rotations, and extends the cache."""
     instr, rope, norm = group.instr, group["k_rope"], group["k_norm"]
     q, k = instr.inputs

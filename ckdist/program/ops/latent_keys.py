@@ -148,7 +148,7 @@ def latent_values(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 @lower("latent_values", "training")
 def lower_latent_values(lowering: "TrainingLowering", instr: Instr) -> None:
     """Emits one step that copies."""
-    lowering.emit("convert", x=lowering.value(instr.inputs[0]), out=lowering.output(instr.outputs[0]))
+    lowering.emit("convert", x=lowering.place_of(instr.inputs[0]), out=lowering.output(instr.outputs[0]))
 
 
 @vjp("latent_values")
@@ -173,4 +173,4 @@ def latent_values_grad(context: RankContext, inputs: Arrays, weights: Arrays, at
 @lower("latent_values_grad", "training")
 def lower_latent_values_grad(lowering: "TrainingLowering", instr: Instr) -> None:
     """Emits one step that copies."""
-    lowering.emit("convert", x=lowering.value(instr.inputs[0]), out=lowering.output(instr.outputs[0]))
+    lowering.emit("convert", x=lowering.place_of(instr.inputs[0]), out=lowering.output(instr.outputs[0]))

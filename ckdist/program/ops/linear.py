@@ -16,7 +16,7 @@ from ckdist.program.step import ABSENT, NO_SPAN, ValueIndex, VectorIndex
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
-    from ckdist.program.lower import Lowering
+    from ckdist.program.lower import ServingLowering
     from ckdist.program.lower_training import TrainingLowering
 
 
@@ -50,7 +50,7 @@ def linear(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None
 
 
 @lower("linear", "inference")
-def lower_linear(lowering: "Lowering", group: "Group") -> None:
+def lower_linear(lowering: "ServingLowering", group: "Group") -> None:
     """Emits one step for all matrices, with a following low-rank addition, gate, activation or soft cap.
 
     The steps that make their input come before it.
@@ -96,7 +96,7 @@ def lower_linear(lowering: "Lowering", group: "Group") -> None:
     )
 
 
-def _results(lowering: "Lowering", group: "Group") -> list[ValueIndex]:
+def _results(lowering: "ServingLowering", group: "Group") -> list[ValueIndex]:
     """The buffers of the products. The linear's values and those of the rest of the group share them."""
     instr, low_rank = group.instr, group["low_rank"]
     adapted = dict(zip((v.name for v in low_rank.inputs[1:]), low_rank.outputs, strict=True)) if low_rank else {}
@@ -245,5 +245,5 @@ def bias_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attr
 @lower("bias_grad", "training")
 def lower_bias_grad(lowering: "TrainingLowering", instr: Instr) -> None:
     """Emits one step, which adds to the gradients of the biases."""
-    dys = [lowering.value(v) for v in instr.inputs]
+    dys = [lowering.place_of(v) for v in instr.inputs]
     lowering.emit("bias_grad", count=len(dys), gradients=_gradients(lowering, instr, dys))

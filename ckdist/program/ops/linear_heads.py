@@ -12,7 +12,7 @@ from ckdist.program.rank_context import RankContext
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
-    from ckdist.program.lower import Lowering
+    from ckdist.program.lower import ServingLowering
 
 
 def infer_linear_heads(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -39,7 +39,7 @@ def linear_heads(context: RankContext, inputs: Arrays, weights: Arrays, attrs: A
 
 
 @lower("linear_heads", "inference")
-def lower_linear_heads(lowering: "Lowering", group: "Group") -> None:
+def lower_linear_heads(lowering: "ServingLowering", group: "Group") -> None:
     """Emits one step, which also quantizes its input. It has one matrix for each head of this rank."""
     (x,), (out,), w = group.instr.inputs, group.instr.outputs, group.instr.weight(0)
     rows, columns = w.dims

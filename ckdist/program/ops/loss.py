@@ -91,7 +91,7 @@ def cap(logits: np.ndarray, soft_cap: float) -> np.ndarray:
 @lower("cross_entropy", "training")
 def lower_cross_entropy(lowering: "TrainingLowering", instr: Instr) -> None:
     """Emits one step. None if there is a gradient: its step computes the loss too."""
-    if instr.outputs[1] in lowering.names.readers:
+    if lowering.graph.readers(instr.outputs[1]):
         return
     lowering.emit(
         "cross_entropy",

@@ -16,7 +16,7 @@ from ckdist.program.step import ABSENT, NO_SPAN, ParameterIndex, Span, ValueInde
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
-    from ckdist.program.lower import Lowering
+    from ckdist.program.lower import ServingLowering
     from ckdist.program.lower_training import TrainingLowering
 
 
@@ -85,7 +85,7 @@ def lower_training_low_rank(lowering: "TrainingLowering", instr: Instr) -> None:
         low, scaled = (lowering.alone(a.dims[0].elements, lowering.operand_bytes == 4) for _ in range(2))
         _product(lowering, x, a, low, ValueIndex(ABSENT))
         lowering.emit("scale", x=low, out=scaled, factor=instr.attrs["scale"])
-        _product(lowering, lowering.converted(scaled), b, lowering.output(out), lowering.value(value))
+        _product(lowering, lowering.converted(scaled), b, lowering.output(out), lowering.place_of(value))
 
 
 def _product(
@@ -103,12 +103,12 @@ class Low:
     values: Span
     b: Weight
 
-    def matrices(self, lowering: "Lowering", rows: list[Range]) -> Span:
+    def matrices(self, lowering: "ServingLowering", rows: list[Range]) -> Span:
         """The shards of B, with the row ranges of the linear's matrix."""
         return lowering.matrix([MatrixKey(self.b.name, part, (0, padded(self.b.dims[1].elements))) for part in rows])
 
 
-def lower_low_rank(lowering: "Lowering", linear: Instr, instr: Instr) -> dict[str, Low]:
+def lower_low_rank(lowering: "ServingLowering", linear: Instr, instr: Instr) -> dict[str, Low]:
     """Emits one step for all A. The linear's step multiplies the results with B. Returns them by weight name."""
     x, count = instr.inputs[0], len(instr.outputs)
     weights = [instr.weight(index) for index in range(2 * count)]

@@ -9,7 +9,7 @@ from ckdist.program.rank_context import RankContext
 
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.fusion import Group
-    from ckdist.program.lower import Lowering
+    from ckdist.program.lower import ServingLowering
 
 
 @op("output_rows", unchanged_whole("output_rows"))
@@ -19,7 +19,7 @@ def output_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 
 @lower("output_rows", "inference")
-def lower_output_rows(lowering: "Lowering", group: "Group") -> None:
+def lower_output_rows(lowering: "ServingLowering", group: "Group") -> None:
     """Emits one step, which also computes the norm and the residual that make the rows."""
     (x,) = group.instr.inputs
     source, norm = lowering.normed(x)
@@ -34,7 +34,7 @@ def mean_rows(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attr
 
 
 @lower("mean_rows", "inference")
-def lower_mean_rows(lowering: "Lowering", group: "Group") -> None:
+def lower_mean_rows(lowering: "ServingLowering", group: "Group") -> None:
     """Emits one step, which also computes the norm and the residual that make the rows."""
     (x,), (mean,) = group.instr.inputs, group.instr.outputs
     source, norm = lowering.normed(x)

@@ -29,7 +29,7 @@ from ckdist.program.step import ABSENT, GradientIndex
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
-    from ckdist.program.lower import Lowering
+    from ckdist.program.lower import ServingLowering
     from ckdist.program.lower_training import TrainingLowering
 
 
@@ -62,9 +62,9 @@ def inverse_rms(rows: np.ndarray, eps: float) -> np.ndarray:
 @lower("rms_norm", "training")
 def lower_rms_norm(lowering: "TrainingLowering", instr: Instr) -> None:
     """Emits one step."""
-    (x,), w = map(lowering.value, instr.inputs), instr.weight(0)
+    (x,), w = map(lowering.place_of, instr.inputs), instr.weight(0)
     out, size = lowering.output(instr.outputs[0]), w.dims[0].elements
-    fields = {"size": size, "normed": lowering.width(out), "eps": instr.attrs["eps"]}
+    fields = {"size": size, "normed": lowering.buffers[out].width, "eps": instr.attrs["eps"]}
     lowering.emit("rms_norm", x=x, out=out, weight=lowering.parameter(w), **fields)
 
 
@@ -105,12 +105,12 @@ def rms_norm_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 @lower("rms_norm_grad", "training")
 def lower_rms_norm_grad(lowering: "TrainingLowering", instr: Instr) -> None:
     """Emits one step, which also adds to the gradient of the weight."""
-    lower_norm_grad(lowering, instr, lowering.width(lowering.value(instr.inputs[0])))
+    lower_norm_grad(lowering, instr, lowering.buffers[lowering.place_of(instr.inputs[0])].width)
 
 
 def lower_norm_grad(lowering: "TrainingLowering", instr: Instr, normed: int) -> None:
     """Emits the step for the gradient of a norm over the first `normed` elements of a row."""
-    (x, dy), w = map(lowering.value, instr.inputs), instr.weight(0)
+    (x, dy), w = map(lowering.place_of, instr.inputs), instr.weight(0)
     gradient = GradientIndex(ABSENT)
     for d_weight in instr.outputs[1:]:
         lowering.is_fresh(d_weight)
@@ -153,7 +153,7 @@ def sum_squares(context: RankContext, inputs: Arrays, weights: Arrays, attrs: At
 
 
 @lower("sum_squares", "inference")
-def lower_sum_squares(lowering: "Lowering", group: "Group") -> None:
+def lower_sum_squares(lowering: "ServingLowering", group: "Group") -> None:
     """Emits one step. If queries, keys and values are exchanged, its sums follow them in the same row."""
     q, k = map(lowering.place_of, group.instr.inputs)
     (squares,), keys = group.instr.outputs, group.instr.inputs[1].dims[-1]
@@ -199,7 +199,7 @@ def rms_norm_heads(context: RankContext, inputs: Arrays, weights: Arrays, attrs:
 
 
 @lower("rms_norm_heads", "inference")
-def lower_rms_norm_heads(lowering: "Lowering", group: "Group") -> None:
+def lower_rms_norm_heads(lowering: "ServingLowering", group: "Group") -> None:
     """No step: the step of attention computes the norm."""
     for x, y in zip(group.instr.inputs, group.instr.outputs, strict=False):
         lowering.stands_for(y, x)

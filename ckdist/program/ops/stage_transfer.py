@@ -18,7 +18,7 @@ from ckdist.program.step import ABSENT, ValueIndex
 if TYPE_CHECKING:  # these modules import the ops
     from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
-    from ckdist.program.lower import Lowering
+    from ckdist.program.lower import ServingLowering
     from ckdist.program.lower_training import TrainingLowering
 
 
@@ -53,7 +53,7 @@ def _own_rows(context: RankContext, axis: str, count: int) -> tuple[int, int]:
 
 
 @lower("recv", "inference")
-def lower_recv(lowering: "Lowering", group: "Group") -> None:
+def lower_recv(lowering: "ServingLowering", group: "Group") -> None:
     """Emits one step."""
     value = group.instr.outputs[0]
     (lowering.at[value.name],) = lowering.results([value])
@@ -92,7 +92,7 @@ def send(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Attrs) ->
 
 
 @lower("send", "inference")
-def lower_send(lowering: "Lowering", group: "Group") -> None:
+def lower_send(lowering: "ServingLowering", group: "Group") -> None:
     """Emits one step, which also computes the residual that it sends."""
     lowering.emit("send", **lowering.residual(group.instr.inputs[0]).fields())
 
@@ -102,7 +102,7 @@ def lower_send_rows(lowering: "TrainingLowering", instr: Instr) -> None:
     """Emits one step."""
     peer, tag = lowering.message(lowering.chunk, instr.attrs["to"])
     is_shared = instr.attrs["axis"] is not None
-    rows, *tally = map(lowering.value, instr.inputs)
+    rows, *tally = map(lowering.place_of, instr.inputs)
     of_tally = tally[0] if tally else ValueIndex(ABSENT)
     lowering.emit("send_rows", x=rows, tally=of_tally, peer=peer, tag=tag, shared=is_shared)
 

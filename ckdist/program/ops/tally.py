@@ -92,11 +92,11 @@ def lower_tally(lowering: "TrainingLowering", instr: Instr) -> None:
     if lowering.is_for_loss_alone(instr.outputs[0]):
         return
     layers = [
-        {"logits": lowering.value(logits), "chosen": lowering.value(chosen)}
+        {"logits": lowering.place_of(logits), "chosen": lowering.place_of(chosen)}
         for logits, chosen in layers_of(instr.inputs)
     ]
     before = before_of(instr.inputs)
-    of_before = ValueIndex(ABSENT) if before is None else lowering.value(before)
+    of_before = ValueIndex(ABSENT) if before is None else lowering.place_of(before)
     out = lowering.output(instr.outputs[0])
     lowering.emit("tally", out=out, before=of_before, count=len(layers), layers=layers)
 
@@ -106,7 +106,7 @@ def lower_tally_grad(lowering: "TrainingLowering", instr: Instr) -> None:
     """Emits one step."""
     _, *logits, d = instr.inputs
     layers = [
-        {"logits": lowering.value(of), "d_logits": lowering.output(out)}
+        {"logits": lowering.place_of(of), "d_logits": lowering.output(out)}
         for of, out in zip(logits, instr.outputs, strict=True)
     ]
-    lowering.emit("tally_grad", d_tally=lowering.value(d), count=len(layers), layers=layers)
+    lowering.emit("tally_grad", d_tally=lowering.place_of(d), count=len(layers), layers=layers)

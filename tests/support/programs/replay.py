@@ -11,7 +11,8 @@ from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.single import SingleSequence
 from ckdist.models.decoder import forward
 from ckdist.planning.layouts import can_dispatch, layouts_for
-from ckdist.program.executable import CacheConfig, Executable, ExecutionPlan
+from ckdist.program.executable import CacheConfig, Executable
+from ckdist.program.execution_plan import ExecutionPlan
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.lower import lower, stored_dims
 from ckdist.program.tracer import trace
@@ -97,7 +98,7 @@ def build(
     communicator = open_communicator(world, transport, timeout=10.0, spins=20, arena_bytes=ARENA_BYTES)
     key_type, _, value_type = kv_type.partition("/")
     slots = 9 if any(phase.lowered.states for phase, _ in phases) else 0
-    config = CacheConfig(chunk, 4, 16 * blocks, blocks, key_type, value_type or key_type, slots)
+    config = CacheConfig(chunk, 4, 16 * blocks, blocks, key_type, value_type or key_type, slots, chunk)
     executable = Executable([phase for phase, _ in phases], s, communicator, config, threads, threads, (), 20)
     return s, mesh, program, weights, executable, phases
 

@@ -34,6 +34,12 @@ struct Embed : StepRun<Inference, ckdist_embed_step> {
     std::copy_n(rope.cos + position * half, half, row + half);
   }
 
+  // A row of the batch in place of a row of the table. If ranks share the table, the first one has the row.
+  void write_embedding(int64_t embedding, float* row, int64_t width) const {
+    if (step.first_row == 0) std::copy_n(r.batch.embeddings + embedding * width, width, row);
+    else std::fill_n(row, width, 0.f);
+  }
+
   void run() {
     int64_t stride;
     float* const out = r.floats(step.out, &stride);  // (tokens, hidden)
@@ -43,6 +49,10 @@ struct Embed : StepRun<Inference, ckdist_embed_step> {
       const int64_t token = r.first_token + t;
       if (step.waves >= 0) {
         write_waves(place_of(token).position, row);
+        continue;
+      }
+      if (const int32_t id = r.batch.token_ids[token]; step.by == ckdist_embed_by_id && id < 0) {
+        write_embedding(-1 - id, row, stride);
         continue;
       }
       int64_t id = row_of(token) - step.first_row;

@@ -63,7 +63,7 @@ void ExpertExchange::dispatch(Team& team, Inference& r, const ckdist_experts_ste
   });
   for (int i = 0; i < kExpertInputs * step.count; i++)
     if (const int x = expert_input(step, i); x >= 0 && first_use(step, i))
-      hosts.dispatch(team, to, from, r.step_activations(x), Inference::activation_stride(r.value(x)), index);
+      hosts.dispatch(team, to, from, r.step_activations(x), r.value(x).stride, index);
 }
 
 void ExpertExchange::combine(Team& team, Inference& r, const ckdist_experts_step& step, int index) const {

@@ -37,7 +37,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     Room it{};
     int64_t row = 0;
     for (int i = 0; i < kExpertInputs * step.count; i++)
-      if (const int x = expert_input(step, i); x >= 0) row = std::max(row, Inference::activation_stride(r.value(x)));
+      if (const int x = expert_input(step, i); x >= 0) row = std::max(row, r.value(x).stride);
     it.gathered = c.bytes(std::max(kGatheredBytes, row));
     it.scratch = c.floats(kScratchFloats);
     it.sums =
@@ -235,7 +235,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
 
   // The activations of an expert's rows, consecutive: in place, or gathered.
   const uint8_t* inputs(const ExpertRows& g, int x, Range rows) {
-    const int64_t stride = Inference::activation_stride(r.value(x));
+    const int64_t stride = r.value(x).stride;
     const uint8_t* const from = shared_out ? r.step_activations(x) : r.activations(thread, step.step, x);
     if (g.set == 1) return from + rows.begin * stride;
     const int32_t* const tokens = grouping.tokens + g.first;
@@ -250,7 +250,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
   void join(const ExpertRows& g, int s, int64_t column, Range tiles) {
     const Set& set = set_of(g);
     const bool same = set.gate_x == set.up_x;  // the same format
-    const int64_t x_stride = Inference::activation_stride(r.value(set.gate_x));
+    const int64_t x_stride = r.value(set.gate_x).stride;
     const int64_t few_rows = set.low_x < 0 ? g.rows : std::min(g.rows, kLowRows);
     const int64_t most = g.set == 1 ? few_rows : std::min(few_rows, rows_gathered(set.gate_x));
     int64_t stride;
@@ -276,16 +276,14 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
   }
 
   // Number of rows that are gathered at a time.
-  int64_t rows_gathered(int x) const {
-    return std::max<int64_t>(kGatheredBytes / Inference::activation_stride(r.value(x)), 1);
-  }
+  int64_t rows_gathered(int x) const { return std::max<int64_t>(kGatheredBytes / r.value(x).stride, 1); }
 
   // Multiplies at most kLowRows rows of an expert by the matrices A of gate and up.
   void make_low(const ExpertRows& g, Range rows) {
     const Set& set = set_of(g);
     if (set.low_x < 0) return;
     const int64_t most = g.set == 1 ? kLowRows : rows_gathered(set.low_x), width = low_width(r, set),
-                  stride = Inference::activation_stride(r.value(set.low_x));
+                  stride = r.value(set.low_x).stride;
     for (int64_t row = rows.begin; row < rows.end; row += most) {
       const Range some = {row, std::min(row + most, rows.end)};
       const uint8_t* const x = inputs(g, set.low_x, some);
@@ -313,11 +311,11 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     const int64_t width = r.value(set.activations.first + s).floats;  // columns of the shard
     const int64_t from = tiles.begin * kTileRows, columns = std::min(tiles.end * kTileRows, width) - from,
                   scratch_stride = (tiles.end - tiles.begin) * kTileRows, count = rows.end - rows.begin;
-    const int64_t x_stride = Inference::activation_stride(r.value(set.gate_x));
+    const int64_t x_stride = r.value(set.gate_x).stride;
     float *const gate = own.scratch, *const up = gate + kScratchFloats / 2;  // (count, scratch_stride)
     product(g, set.gate.first + s, tiles, x, x_stride, count, gate, scratch_stride);
     if (set.up_x != set.gate_x) x = inputs(g, set.up_x, rows);
-    product(g, set.up.first + s, tiles, x, Inference::activation_stride(r.value(set.up_x)), count, up, scratch_stride);
+    product(g, set.up.first + s, tiles, x, r.value(set.up_x).stride, count, up, scratch_stride);
     if (set.low_x >= 0) {
       const int64_t low_stride = low_width(r, set), of_gate = a_columns(r, set, set.gate_low);
       const float* const low = own.low + low_row * low_stride;
@@ -361,7 +359,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     float* const low = r.floats(set.low, &stride) + g.first * stride;
     for (int s = 0; s < set.down_low.a.count; s++) {
       const int x = set.low_activations.first + s, a = set.down_low.a.first + s;
-      const int64_t bytes = Inference::activation_stride(r.value(x));
+      const int64_t bytes = r.value(x).stride;
       if (r.matrix(a).cols > 0)
         product(g, a, {0, tiles_each(set, a)}, r.step_activations(x) + g.first * bytes, bytes, g.rows,
                 low + s * a_columns(r, set, set.down_low), stride);
@@ -374,7 +372,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     const float* const joined = r.floats(set_of(g).joined, &stride) + g.first * stride;
     for (int x = shards.first; x < shards.first + shards.count; x++) {
       const ckdist_value& a = r.value(x);
-      const int64_t bytes = Inference::activation_stride(a);
+      const int64_t bytes = a.stride;
       uint8_t* const out = r.step_activations(x) + g.first * bytes;
       for (int64_t row = 0; a.width > 0 && row < g.rows; row++)
         r.kernels.elementwise.prepare(ActivationFormat(a.format), joined + row * stride + column, a.floats, a.lead,
@@ -410,7 +408,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     if (s >= set.down.count || r.matrix(set.down.first + s).cols == 0) return;
     r.wait_until([&] { return complete(group); });
     const int x = set.activations.first + s;
-    const int64_t x_stride = Inference::activation_stride(r.value(x)), width = (tiles.end - tiles.begin) * kTileRows;
+    const int64_t x_stride = r.value(x).stride, width = (tiles.end - tiles.begin) * kTileRows;
     const uint8_t* const in = r.step_activations(x) + g.first * x_stride;
     const int64_t rows_each = std::max<int64_t>(kScratchFloats / width, 1);
     for (int64_t row = 0; row < g.rows; row += rows_each) {

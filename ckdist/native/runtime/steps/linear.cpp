@@ -130,7 +130,7 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
 
   // Multiplies rows of the activations `x` by tiles of one shard. y[row][0] belongs to the first row of the first tile.
   void product(const Weight& weight, int x, Range tiles, Range rows, float* y, int64_t stride) {
-    const int64_t x_stride = Inference::activation_stride(r.value(x));
+    const int64_t x_stride = r.value(x).stride;
     const uint8_t* const at = r.activations(thread, step.step, x) + rows.begin * x_stride;
     each_packed(r, thread, weight, tiles.begin, tiles.end, [&](const Matrix& part, int64_t first) {
       r.kernels.linear[int(part.type)].multiply(part, 0, part.tile_count(), at, x_stride, rows.end - rows.begin,

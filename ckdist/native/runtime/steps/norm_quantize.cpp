@@ -29,7 +29,7 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
     for (const ckdist_span& shards : step.activations)
       for (int c = 0; c < shards.count; c++) {
         const ckdist_value& a = r.value(shards.first + c);
-        r.host_rows->all_gather(team, r.step_activations(shards.first + c), Inference::activation_stride(a), index);
+        r.host_rows->all_gather(team, r.step_activations(shards.first + c), a.stride, index);
       }
     if (!step.gather_sum) return;
     const int64_t row_bytes = r.value(step.sum).width * int64_t{sizeof(float)};
@@ -84,8 +84,7 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
 
   void quantize(const ckdist_value& a, const float* x, uint8_t* base, int64_t row) const {
     if (a.width > 0)
-      r.kernels.elementwise.prepare(ActivationFormat(a.format), x, a.floats, a.lead, a.width,
-                                    base + row * Inference::activation_stride(a));
+      r.kernels.elementwise.prepare(ActivationFormat(a.format), x, a.floats, a.lead, a.width, base + row * a.stride);
   }
 };
 

@@ -16,14 +16,14 @@ int64_t round16(int64_t n) { return (n + 15) / 16 * 16; }
 struct PackItem {
   Training& r;
   const int thread;
-  const ckdist_training_pack& pack;
+  const ckdist_pack& pack;
   const Matrix& matrix;
 
-  static bool by_rows(const Training& r, const ckdist_training_pack& p) {
+  static bool by_rows(const Training& r, const ckdist_pack& p) {
     return p.transposed && std::any_of(p.parameters, p.parameters + p.count,
                                        [&](int32_t w) { return r.packed_parameter(w) != nullptr; });
   }
-  static int64_t count(const Training& r, const ckdist_training_pack& p, const Matrix& m) {
+  static int64_t count(const Training& r, const ckdist_pack& p, const Matrix& m) {
     if (!by_rows(r, p)) return (m.tile_count() + kPackTiles - 1) / kPackTiles;
     int64_t items = 0;
     for (int part = 0; part < p.count; ++part) items += (r.shape(p.parameters[part]).rows + kPackRows - 1) / kPackRows;
