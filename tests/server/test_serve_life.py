@@ -19,6 +19,7 @@ import pytest
 
 from ckdist.cli.serve import open_line, open_listeners
 from ckdist.config.serve_config import ServeConfig
+from ckdist.engine.messages import pack_tokens
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.errors import ConfigError, EngineError, RequestError
 from ckdist.serve import body, heartbeat
@@ -26,7 +27,6 @@ from ckdist.serve.api_keys import ApiKey
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.problems import Problem
 from ckdist.serve.process import HttpProcess, listen
-from ckdist.serve.requests.prepared import pack_tokens
 from ckdist.serve.settings import HttpSettings
 from tests.support.clients import openai
 from tests.support.fake_engine import FakeEngine
@@ -572,7 +572,7 @@ def test_messages_that_make_no_sense_are_ignored(tmp_path, caplog):
                 )
                 found = []
                 while generation.running:
-                    found += [token for _, message in await generation.next() for token in message["tokens"]]
+                    found += [token for _, message in await generation.next() for token in message.tokens]
             assert found == [5, 6, 5] and client.state == "ready"
         finally:
             client.close()

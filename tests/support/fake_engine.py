@@ -6,10 +6,12 @@ The output of prompt p is p repeated from its start, one token per message; toke
 import threading
 import time
 
+import msgpack
 import numpy as np
 import zmq
 
 from ckdist.engine import messages
+from ckdist.engine.typed_map import to_map
 
 CONTEXT = 256
 
@@ -95,7 +97,7 @@ class FakeEngine:
                     },
                 )
             while socket.poll(0 if self._running and not self.silent else 10):
-                self._receive(socket, messages.decode(socket.recv_multipart()[1]))
+                self._receive(socket, messages.unpack(socket.recv_multipart()[1]))
             while self.said:
                 self._send(socket, self.said.pop(0))
             if not self.silent:
@@ -106,7 +108,7 @@ class FakeEngine:
         context.term()
 
     def _send(self, socket, message: dict) -> None:
-        socket.send_multipart([b"http", messages.encode(message)])
+        socket.send_multipart([b"http", msgpack.packb(message)])
 
     def _receive(self, socket, message: dict) -> None:
         if message["op"] == "submit":
@@ -122,7 +124,7 @@ class FakeEngine:
         elif message["op"] == "embed":
             prompt = list(memoryview(message["prompt"]).cast("i"))
             self.submitted.append({**message, "prompt": prompt})
-            counts = {"prompt_tokens": len(prompt), "cached_tokens": 0, "cached_from": 0}
+            counts = {"prompt_tokens": len(prompt), "cached_tokens": 0}
             vector = vector_of(prompt).tobytes()
             self._send(socket, {"op": "embedding", "id": message["id"], "vector": vector, **counts})
         elif message["op"] == "abort":
@@ -153,7 +155,7 @@ class FakeEngine:
             "logprobs": None if top is None else [score(token, top) for token in tokens],
             "prompt_logprobs": None
             if prompt_top is None or given
-            else messages.pack_scores([None] + [score(token, prompt_top) for token in prompt[1:]]),
+            else to_map(messages.pack_scores([None] + [score(token, prompt_top) for token in prompt[1:]])),
         }
         self._send(socket, message)
         sequence["given"] += 1

@@ -4,6 +4,7 @@ of a process.
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -94,7 +95,7 @@ def test_scores_of_prompts_survive_the_way():
     scores = PromptScores(pack_scores(entries))
     assert [scores[i] for i in range(len(scores))] == entries
     with pytest.raises(ValueError, match="alternatives"):
-        PromptScores({**pack_scores(entries), "width": 3})
+        PromptScores(dataclasses.replace(pack_scores(entries), width=3))
 
 
 def test_the_server_survives_the_end_of_the_process_that_has_the_tokenizer():

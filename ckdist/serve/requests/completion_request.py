@@ -1,12 +1,10 @@
-"""Reads and checks a body of /v1/completions: prompts as text or token ids, echo and scores."""
+"""Reads the prompts of /v1/completions, as text or token ids, and its scores."""
 
-from dataclasses import dataclass
 from typing import Any
 
 from ckdist.engine.sampling_params import MAX_LOGPROBS
 from ckdist.errors import RequestError
-from ckdist.serve.requests.params import RequestParams, read_params
-from ckdist.serve.requests.prepared import ModelFacts
+from ckdist.serve.records import ModelFacts
 from ckdist.serve.requests.prompt import tokenise
 from ckdist.serve.requests.request_fields import Fields, check_token_ids
 from ckdist.tokens.chat_input import kind_of
@@ -16,29 +14,6 @@ DEFAULT_MAX_TOKENS = 16  # as OpenAI's
 MAX_PROMPTS = 1024
 
 Prompt = str | tuple[int | str, ...]  # llama-server allows texts between token ids
-
-
-@dataclass(frozen=True)
-class CompletionRequest:
-    """The contents of a body."""
-
-    params: RequestParams
-    prompts: tuple[Prompt, ...]  # each of them is continued
-    echo: bool
-    add_special: bool  # add the model's BOS and EOS to texts
-    suffix: str  # text after the completion; empty: none
-
-
-def parse_completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> CompletionRequest:
-    """Reads the body. Raises RequestError for invalid and unsupported values."""
-    fields = Fields(body)
-    prompts = read_prompts(fields, facts.vocab_size)
-    echo, add_special = fields.switch("echo"), fields.switch("add_special_tokens", True)
-    params = read_params(fields, tokenizer, facts, _logprobs(fields), default_tokens=DEFAULT_MAX_TOKENS)
-    suffix = fields.text("suffix", "")
-    if suffix and (echo or not all(isinstance(prompt, str) for prompt in prompts)):
-        raise RequestError("suffix needs prompts that are text, and no echo", "suffix", "invalid_value")
-    return CompletionRequest(params, prompts, echo, add_special, suffix)
 
 
 def read_prompts(fields: Fields, vocab_size: int) -> tuple[Prompt, ...]:
@@ -73,6 +48,11 @@ def prompt_text(prompt: Prompt, tokens: list[int], tokenizer: Tokenizer) -> str:
     return prompt if isinstance(prompt, str) else tokenizer.decode(tokens)
 
 
+def prompt_texts(prompts: tuple[Prompt, ...], tokens: list[list[int]], tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Returns all prompts as texts."""
+    return tuple(prompt_text(prompt, ids, tokenizer) for prompt, ids in zip(prompts, tokens, strict=True))
+
+
 def _prompt(prompt: Any, name: str, vocab_size: int) -> Prompt:
     if isinstance(prompt, str):
         return prompt
@@ -87,7 +67,7 @@ def _token_prompt(prompt: list[Any], name: str, vocab_size: int) -> Prompt:
     return tuple(prompt)
 
 
-def _logprobs(fields: Fields) -> int | None:
+def read_logprobs(fields: Fields) -> int | None:
     """Alternatives per token; None without log-probabilities.
 
     The field is a number as in OpenAI's API, or a boolean together with `top_logprobs` or llama-server's `n_probs`.

@@ -7,19 +7,28 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from ckdist.errors import RequestError
+from ckdist.serve.records import EmbeddingWork, ModelFacts, Prepared
 from ckdist.serve.requests import anthropic_request, responses
 from ckdist.serve.requests.answer_form import answer_form, answer_grammar
-from ckdist.serve.requests.chat_request import ChatRequest, parse_chat
-from ckdist.serve.requests.completion_request import encode_prompt, parse_completion, prompt_text
-from ckdist.serve.requests.embedding_request import EmbeddingWork, embedding, llama_embedding, rerank, score
+from ckdist.serve.requests.chat_request import adds_special, read_chat, read_reasoning, render
+from ckdist.serve.requests.completion_request import (
+    DEFAULT_MAX_TOKENS,
+    encode_prompt,
+    prompt_text,
+    prompt_texts,
+    read_logprobs,
+    read_prompts,
+)
+from ckdist.serve.requests.embedding_request import embedding, llama_embedding, rerank, score
 from ckdist.serve.requests.field_table import RULES, check_fields
 from ckdist.serve.requests.infill import Gap, infill_tokens, read_gap
 from ckdist.serve.requests.json_body import parse_object
-from ckdist.serve.requests.llama_request import parse_llama_completion
-from ckdist.serve.requests.prepared import ModelFacts, Prepared
-from ckdist.serve.requests.prompt import render_chat, tokenise_chat
+from ckdist.serve.requests.llama_request import read_llama_params, read_response_fields
+from ckdist.serve.requests.params import read_params, with_prompts
+from ckdist.serve.requests.prompt import tokenise_chat
+from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.requests.tokenize_answer import detokenize, tokenize, tokenizer_facts
-from ckdist.tokens.control_text import RenderedChat
 from ckdist.tokens.tokenizer import Tokenizer
 
 
@@ -35,16 +44,18 @@ def prepare(
 
 def chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
     """Prepares a body of /v1/chat/completions for the engine."""
-    request = parse_chat(body, tokenizer, facts)
-    rendered = _rendered(request, tokenizer, facts)
-    tokens = tokenise_chat(tokenizer, rendered, request.add_special_tokens, facts)
-    form = answer_form(tokenizer, rendered.text, request.tools, request.split_reasoning)
-    sampling = request.params.sampling
-    most = min(request.params.max_tokens or facts.context_length, facts.context_length)
-    budget = request.thinking_budget if (request.thinking_budget or 0) < most else None
-    grammar = answer_grammar(tokenizer, form, request.tools, sampling.grammar, budget)
-    params = replace(request.params, sampling=replace(sampling, grammar=grammar))
-    return params.prepared([tokens], facts, "messages", answer=form)
+    fields = Fields(body)
+    tools, work = read_chat(fields, tokenizer, facts)
+    rendered = render(fields, tools, tokenizer, facts)
+    tokens = tokenise_chat(tokenizer, rendered, adds_special(fields), facts)
+    splits, budget = read_reasoning(fields)
+    form = answer_form(tokenizer, rendered.text, tools, splits)
+    sampling = work.sampling
+    if (budget or 0) >= min(sampling.max_tokens, facts.context_length):
+        budget = None
+    grammar = answer_grammar(tokenizer, form, tools, sampling.grammar, budget)
+    work = replace(work, sampling=replace(sampling, grammar=grammar), answer=form)
+    return with_prompts(work, [tokens], facts, "messages")
 
 
 def messages(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
@@ -56,9 +67,10 @@ def messages(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> P
 def count_tokens(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
     """Returns the number of tokens in the prompt of a body of /v1/messages."""
     given, _ = anthropic_request.to_chat(body, needs_max_tokens=False)
-    request = parse_chat(given, tokenizer, facts)
-    rendered = _rendered(request, tokenizer, facts)
-    return {"input_tokens": len(tokenise_chat(tokenizer, rendered, request.add_special_tokens, facts))}
+    fields = Fields(given)
+    tools, _ = read_chat(fields, tokenizer, facts)
+    rendered = render(fields, tools, tokenizer, facts)
+    return {"input_tokens": len(tokenise_chat(tokenizer, rendered, adds_special(fields), facts))}
 
 
 def response(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
@@ -69,27 +81,35 @@ def response(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> P
 
 def completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
     """Prepares a body of /v1/completions for the engine."""
-    request = parse_completion(body, tokenizer, facts)
-    if request.suffix:
+    fields = Fields(body)
+    given = read_prompts(fields, facts.vocab_size)
+    echo, add_special = fields.switch("echo"), fields.switch("add_special_tokens", True)
+    work = read_params(fields, tokenizer, facts, read_logprobs(fields), default_tokens=DEFAULT_MAX_TOKENS)
+    suffix = fields.text("suffix")
+    if suffix and (echo or not all(isinstance(prompt, str) for prompt in given)):
+        raise RequestError("suffix needs prompts that are text, and no echo", "suffix", "invalid_value")
+    if suffix:
         facts.check_continues("infill")
-        gaps = [Gap(prompt_text(prompt, [], tokenizer), request.suffix, "", ()) for prompt in request.prompts]
+        gaps = [Gap(prompt_text(prompt, [], tokenizer), suffix, "", ()) for prompt in given]
         prompts = [infill_tokens(gap, tokenizer, facts, "suffix") for gap in gaps]
     else:
-        prompts = [encode_prompt(prompt, tokenizer, request.add_special, facts) for prompt in request.prompts]
-    pairs = zip(request.prompts, prompts, strict=True)
-    texts = tuple(prompt_text(prompt, tokens, tokenizer) for prompt, tokens in pairs) if request.echo else ()
-    return request.params.prepared(prompts, facts, "prompt", echo=request.echo, texts=texts)
+        prompts = [encode_prompt(prompt, tokenizer, add_special, facts) for prompt in given]
+    if echo:
+        sampling = replace(work.sampling, prompt_logprobs=work.sampling.logprobs)
+        work = replace(work, sampling=sampling, echo=True, texts=prompt_texts(given, prompts, tokenizer))
+    return with_prompts(work, prompts, facts, "prompt")
 
 
 def llama_completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
     """Prepares a body of llama-server's /completion for the engine."""
-    request = parse_llama_completion(body, tokenizer, facts)
-    prompts = [encode_prompt(prompt, tokenizer, True, facts) for prompt in request.prompts]
-    texts = tuple(
-        prompt_text(prompt, tokens, tokenizer) for prompt, tokens in zip(request.prompts, prompts, strict=True)
-    )
-    prepared = request.params.prepared(prompts, facts, "prompt", texts=texts, response_fields=request.response_fields)
-    return replace(prepared, token_ids=prepared.token_ids or prepared.stream)  # streamed pieces always have them
+    fields = Fields(body)
+    given, wanted = read_prompts(fields, facts.vocab_size), read_response_fields(fields)
+    work = read_llama_params(fields, tokenizer, facts)
+    prompts = [encode_prompt(prompt, tokenizer, True, facts) for prompt in given]
+    texts = prompt_texts(given, prompts, tokenizer)
+    token_ids = work.token_ids or work.stream  # streamed pieces always have them
+    work = replace(work, texts=texts, response_fields=wanted, token_ids=token_ids)
+    return with_prompts(work, prompts, facts, "prompt")
 
 
 def infill(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
@@ -101,12 +121,9 @@ def infill(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Pre
 
 def apply_template(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
     """Renders a chat for llama-server's /apply-template, as the text that the model would continue."""
-    return {"prompt": _rendered(parse_chat(body, tokenizer, facts), tokenizer, facts).text}
-
-
-def _rendered(request: ChatRequest, tokenizer: Tokenizer, facts: ModelFacts) -> RenderedChat:
-    options = request.add_generation_prompt, request.template_kwargs, request.tools.given
-    return render_chat(tokenizer, request.messages, *options, facts)
+    fields = Fields(body)
+    tools, _ = read_chat(fields, tokenizer, facts)
+    return {"prompt": render(fields, tools, tokenizer, facts).text}
 
 
 KINDS: dict[str, Callable[[dict[str, Any], Tokenizer, ModelFacts], Prepared | EmbeddingWork | dict[str, Any]]] = {
