@@ -18,27 +18,9 @@ from typing import Any
 import numpy as np
 import zmq
 
+from ckdist.engine import messages
 from ckdist.engine.engine import Engine
-from ckdist.engine.messages import (
-    MAX_ID_CHARS,
-    MAX_MESSAGE_BYTES,
-    TO_RANK_0,
-    WATCH_SECONDS,
-    Abort,
-    Drain,
-    Embed,
-    Embedding,
-    Failure,
-    Hello,
-    Status,
-    Submit,
-    Tokens,
-    Watch,
-    encode,
-    pack_scores,
-    read,
-    unpack,
-)
+from ckdist.engine.messages import MAX_MESSAGE_BYTES, TO_RANK_0, WATCH_SECONDS, Embed, Submit, Tokens, encode
 from ckdist.engine.output import Output
 from ckdist.engine.rank_reports import RankReports
 from ckdist.engine.scheduler import EngineBusy
@@ -243,22 +225,22 @@ class Coordinator:
         try:
             if len(frames) != 1:
                 raise RequestError(f"a message has one frame, not {len(frames)}")
-            fields = unpack(frames[0])
+            fields = messages.unpack(frames[0])
             named = fields.get("id")
-            if isinstance(named, str) and len(named) <= MAX_ID_CHARS:
+            if isinstance(named, str) and len(named) <= messages.MAX_ID_CHARS:
                 request_id = named
-            match read(fields, TO_RANK_0):
+            match messages.read(fields, TO_RANK_0):
                 case Submit() | Embed() as request:
                     self._submit(peer, request)
-                case Abort(id=key):
+                case messages.Abort(id=key):
                     output = self._engine.abort((peer, key)) if self._engine is not None else None
                     if output is not None:
                         self._send_output(output)
-                case Drain():
+                case messages.Drain():
                     self._drain_requested = True
-                case Watch():
+                case messages.Watch():
                     self._watched_until = time.monotonic() + WATCH_SECONDS
-                case Hello():
+                case messages.Hello():
                     self._abandon(peer)
         except EngineBusy as error:
             self._send_error(peer, request_id, str(error), error.field, 429)
@@ -310,7 +292,7 @@ class Coordinator:
         stats = self._engine.stats() if self._engine is not None else {}
         is_watched = self._ranks is not None and time.monotonic() < self._watched_until
         ranks = self._ranks.rows() if self._ranks is not None and is_watched else []
-        return encode(Status(self.state, self.error, self._model, stats, ranks, time.monotonic()))
+        return encode(messages.Status(self.state, self.error, self._model, stats, ranks, time.monotonic()))
 
     def _fail(self, error: CkdistError) -> None:
         """Ends all requests with an error: status 503 if a rank is lost, else 500."""
@@ -333,9 +315,9 @@ class Coordinator:
             return
         if output.embedding is not None:
             vector = output.embedding.astype("<f4").tobytes()
-            self._send(peer, encode(Embedding(request_id, vector, output.prompt_tokens, output.cached_tokens)))
+            self._send(peer, encode(messages.Embedding(request_id, vector, output.prompt_tokens, output.cached_tokens)))
             return
-        scores = None if output.prompt_logprobs is None else pack_scores(output.prompt_logprobs)
+        scores = None if output.prompt_logprobs is None else messages.PromptScores.pack(output.prompt_logprobs)
         message = Tokens(
             request_id, output.tokens, output.finish_reason, output.prompt_tokens, output.cached_tokens,
             output.cached_from, output.logprobs, scores, output.stop_token,
@@ -343,7 +325,7 @@ class Coordinator:
         self._send(peer, encode(message))
 
     def _send_error(self, peer: bytes, request_id: str | None, message: str, field: str | None, status: int) -> None:
-        self._send(peer, encode(Failure(request_id, message, field, status)))
+        self._send(peer, encode(messages.Failure(request_id, message, field, status)))
 
     def _send(self, peer: bytes, data: bytes) -> None:
         """Sends to a peer. A peer that is gone or does not read is dropped, and its requests end."""

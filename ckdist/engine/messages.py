@@ -7,6 +7,7 @@ types; the engine checks sampling parameters, prompts and pooling against the mo
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, Any, TypeAlias
 
 import msgpack
@@ -92,17 +93,49 @@ class Status:
     clock: float  # seconds, when `stats` were read
 
 
-@dataclass(frozen=True, slots=True)
-class PackedScores:
+@dataclass(frozen=True)
+class PromptScores:
     """A prompt's log probabilities as blocks of numbers, since millions are too many to unpack at once.
 
-    All tokens but the first have a score and `width` alternatives.
+    All tokens but the first have a score and `width` alternatives. Raises ValueError if the sizes do not agree.
     """
 
     width: int
     chosen: bytes  # float64
     tokens: bytes  # int32
     logprobs: bytes  # float64
+
+    def __post_init__(self) -> None:
+        chosen, tokens, logprobs = self._columns
+        if not len(tokens) == len(logprobs) == self.width * len(chosen):
+            raise ValueError(f"{len(chosen)} scores with {len(tokens)} alternatives, not {self.width} each")
+
+    @classmethod
+    def pack(cls, entries: list[Any]) -> "PromptScores":
+        """Packs a LogprobsEntry per token, None for the first. All have equally many alternatives."""
+        scored = entries[1:]
+        width = len(scored[0][1]) if scored else 0
+        tops = [pair for _, top in scored for pair in top]
+        columns = (
+            array("d", [entry[0] for entry in scored]),
+            array("i", [i for i, _ in tops]),
+            array("d", [p for _, p in tops]),
+        )
+        return cls(width, *(column.tobytes() for column in columns))
+
+    @cached_property
+    def _columns(self) -> "tuple[memoryview[Any], memoryview[Any], memoryview[Any]]":
+        return memoryview(self.chosen).cast("d"), memoryview(self.tokens).cast("i"), memoryview(self.logprobs).cast("d")
+
+    def __len__(self) -> int:
+        return len(self._columns[0]) + 1
+
+    def __getitem__(self, index: int) -> LogprobsEntry | None:
+        if index == 0:
+            return None
+        chosen, tokens, logprobs = self._columns
+        begin, end = (index - 1) * self.width, index * self.width
+        return [chosen[index - 1], [list(pair) for pair in zip(tokens[begin:end], logprobs[begin:end], strict=True)]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +149,7 @@ class Tokens:
     cached_tokens: int = 0
     cached_from: int = 0  # length of the sequence that left the cached tokens; 0 if there are none
     logprobs: list[LogprobsEntry] | None = None  # one per token
-    prompt_logprobs: PackedScores | None = None  # with the first tokens
+    prompt_logprobs: PromptScores | None = None  # with the first tokens
     stop_token: int | None = None  # the one of `stop_token_ids` that ended the request
 
 
@@ -188,48 +221,3 @@ def pack_tokens(tokens: Iterable[int]) -> bytes:
 def unpack_tokens(prompt: bytes) -> Sequence[int]:
     """Inverse of `pack_tokens`, without a copy."""
     return memoryview(prompt).cast("i")
-
-
-def pack_scores(entries: list[Any]) -> PackedScores:
-    """Packs a prompt's log probabilities.
-
-    Args:
-        entries: A LogprobsEntry per token, None for the first. All have equally many alternatives.
-    """
-    scored = entries[1:]
-    width = len(scored[0][1]) if scored else 0
-    tops = [pair for _, top in scored for pair in top]
-    return PackedScores(
-        width,
-        array("d", [chosen for chosen, _ in scored]).tobytes(),
-        array("i", [token for token, _ in tops]).tobytes(),
-        array("d", [logprob for _, logprob in tops]).tobytes(),
-    )
-
-
-class PromptScores:
-    """Reads the result of `pack_scores` one entry at a time.
-
-    Raises ValueError if `packed` cannot come from `pack_scores`.
-    """
-
-    def __init__(self, packed: PackedScores) -> None:
-        self._width = packed.width
-        self._chosen, self._logprobs = memoryview(packed.chosen).cast("d"), memoryview(packed.logprobs).cast("d")
-        self._tokens = memoryview(packed.tokens).cast("i")
-        if not len(self._tokens) == len(self._logprobs) == self._width * len(self._chosen):
-            raise ValueError(
-                f"{len(self._chosen)} scores with {len(self._tokens)} alternatives, not {self._width} each"
-            )
-
-    def __len__(self) -> int:
-        return len(self._chosen) + 1
-
-    def __getitem__(self, index: int) -> LogprobsEntry | None:
-        if index == 0:
-            return None
-        begin, end = (index - 1) * self._width, index * self._width
-        return [
-            self._chosen[index - 1],
-            [list(pair) for pair in zip(self._tokens[begin:end], self._logprobs[begin:end], strict=True)],
-        ]

@@ -3,14 +3,13 @@
 It holds no state of sequences. A row and its logits give the same token, whatever other rows are in the call.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ckdist import errors, native
 from ckdist.engine.sampling_params import SamplingParams
-from ckdist.engine.sampling_state import SamplingState
+from ckdist.engine.sequence import Sequence
 from ckdist.native import CData
 
 MAX_TOP = 20  # most alternatives with log probabilities
@@ -29,40 +28,6 @@ _STEPS = {
     "min_p": native.lib.CKDIST_STEP_MIN_P,
     "xtc": native.lib.CKDIST_STEP_XTC,
 }
-
-
-class SampledSequence(Protocol):
-    """The sampler's view of a sequence (`ckdist.engine.sequence`)."""
-
-    @property
-    def params(self) -> SamplingParams:
-        """The parameters."""
-        ...
-
-    @property
-    def seed(self) -> int:
-        """The seed of all draws."""
-        ...
-
-    @property
-    def length(self) -> int:
-        """The position of the token to be drawn."""
-        ...
-
-    @property
-    def prompt(self) -> Sequence[int] | np.ndarray:
-        """Used by penalties and DRY alone. int32 arrays and `array.array("i")` are read without a copy."""
-        ...
-
-    @property
-    def output(self) -> Sequence[int] | np.ndarray:
-        """Tokens after the prompt, used like `prompt`."""
-        ...
-
-    @property
-    def sampling_state(self) -> SamplingState | None:
-        """None if the parameters need none."""
-        ...
 
 
 class Sample(NamedTuple):
@@ -94,8 +59,8 @@ class Sampler:
         self._handle = native.ffi.gc(handle, native.lib.ckdist_sampler_close)
         self._vocab_size = vocab_size
 
-    def sample(self, logits: np.ndarray, rows: Sequence[SampledSequence]) -> list[Sample]:
-        """Draws one token per row of float32 (rows, vocab) logits.
+    def sample(self, logits: np.ndarray, rows: list[Sequence]) -> list[Sample]:
+        """Draws the next token of one sequence per row of float32 (rows, vocab) logits.
 
         Raises:
             NativeError: Logits are not finite. Names the row.
@@ -147,14 +112,14 @@ class Sampler:
         return native.ffi.from_buffer("float *", logits[:1]), logits.strides[0] // 4
 
 
-def _fill(out: CData, row: SampledSequence) -> list[Any]:
+def _fill(out: CData, row: Sequence) -> list[Any]:
     """Adds a row to a struct ckdist_sampling with `native_fields`. Returns the owners of the memory it points to."""
     params, state = row.params, row.sampling_state
     out.top_logprobs = -1 if params.logprobs is None else params.logprobs
     out.seed, out.position = row.seed & 0xFFFF_FFFF_FFFF_FFFF, row.length
     alive: list[Any] = []
 
-    def tokens(values: Sequence[int] | np.ndarray) -> tuple[CData, int]:
+    def tokens(values: list[int] | np.ndarray) -> tuple[CData, int]:
         """Address and number of int32 values, which are kept alive."""
         array = np.ascontiguousarray(values, np.int32)
         alive.append(array)

@@ -6,7 +6,6 @@ A record is a dataclass. Its fields are plain values, tuples, lists and maps of 
 from collections.abc import Callable
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from operator import attrgetter
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -18,13 +17,14 @@ if TYPE_CHECKING:
 Record = TypeVar("Record", bound="DataclassInstance")
 Reader = Callable[[Any, str], Any]  # (value, name of its field) -> the checked value
 
-WORDS = {int: "an integer", float: "a number", str: "a string", bytes: "bytes", bool: "true or false", dict: "a map"}
-
-PLURALS = {int: "integers", float: "numbers", str: "strings"}
+WORDS = {
+    int: "an integer", float: "a number", str: "a string", bytes: "bytes", bool: "true or false", NoneType: "null",
+    dict: "a map",
+}  # fmt: skip
 
 
 class Rule(NamedTuple):
-    """A limit of a field besides its type, for Annotated. The error for a wrong value is "NAME must be WORDS"."""
+    """A limit of a plain field besides its type, for Annotated. The error for a wrong value is "NAME must be WORDS"."""
 
     words: str
     holds: Callable[[Any], bool]
@@ -33,17 +33,16 @@ class Rule(NamedTuple):
 class Shape(NamedTuple):
     """The fields of one kind of record."""
 
-    types: dict[str, frozenset[type]]  # allowed types of the fields that need no reader
+    types: dict[str, frozenset[type]]  # types of the values that need no reader
     readers: dict[str, Reader]  # of all fields
     needed: tuple[str, ...]  # fields without a default
     nested: tuple[str, ...]  # fields that hold a record, or None
-    values: Callable[[Any], tuple[Any, ...]]  # of all fields of a record
 
 
 def to_map(record: "DataclassInstance") -> dict[str, Any]:
     """Returns the fields of a record. Records in it become maps too."""
     shape = shape_of(type(record))
-    values = dict(zip(shape.readers, shape.values(record), strict=True))
+    values = {name: getattr(record, name) for name in shape.readers}
     for name in shape.nested:
         if values[name] is not None:
             values[name] = to_map(values[name])
@@ -51,22 +50,20 @@ def to_map(record: "DataclassInstance") -> dict[str, Any]:
 
 
 def from_map(kind: type[Record], values: Any, name: str) -> Record:
-    """Inverse of `to_map`, after msgpack. It changes `values`.
+    """Inverse of `to_map`, after msgpack. It changes `values`. `name` is the field or message that they are.
 
-    Raises RequestError if a field is unknown or absent, or has a wrong type or size. `name` is the field or message
-    that `values` are.
+    Raises RequestError if a field is unknown or absent, or has a wrong type or size.
     """
     if type(values) is not dict:
-        raise wrong(name, WORDS[dict])
-    types, readers, needed, *_ = shape_of(kind)
+        raise RequestError(f"{name} must be a map", name)
+    types, readers, needed, _ = shape_of(kind)
     for key, value in values.items():
         if type(value) in types.get(key, ()):
             continue
-        reader = readers.get(key)
-        if reader is None:
+        if key not in readers:
             known = ", ".join(sorted(readers)) or "none"
             raise RequestError(f"unknown {name} field {str(key)[:100]!r}; the known ones are {known}", name)
-        values[key] = reader(value, key)
+        values[key] = readers[key](value, key)
     if len(values) < len(readers):
         for key in needed:
             if key not in values:
@@ -75,7 +72,7 @@ def from_map(kind: type[Record], values: Any, name: str) -> Record:
 
 
 def check_types(record: "DataclassInstance") -> None:
-    """Raises RequestError that names the field if a field of a record has a wrong type or size."""
+    """Raises RequestError that names the field if a plain field, list or map has a wrong type or size."""
     for name, reader in shape_of(type(record)).readers.items():
         reader(getattr(record, name), name)
 
@@ -84,121 +81,79 @@ def check_types(record: "DataclassInstance") -> None:
 def shape_of(kind: type["DataclassInstance"]) -> Shape:
     """The shape of a kind of record, from its annotations."""
     hints = get_type_hints(kind, include_extras=True)
-    declared = fields(kind)
+    declared = {item.name: hints[item.name] for item in fields(kind)}
     return Shape(
-        {item.name: _types(hints[item.name]) for item in declared},
-        {item.name: _reader(hints[item.name]) for item in declared},
-        tuple(item.name for item in declared if item.default is MISSING and item.default_factory is MISSING),
-        tuple(
-            item.name for item in declared if any(map(is_dataclass, (hints[item.name], *get_args(hints[item.name]))))
-        ),
-        _getter([item.name for item in declared]),
+        {name: _types(hint) for name, hint in declared.items()},
+        {name: _reader(hint) for name, hint in declared.items()},
+        tuple(item.name for item in fields(kind) if item.default is MISSING and item.default_factory is MISSING),
+        tuple(name for name, hint in declared.items() if any(map(is_dataclass, (hint, *get_args(hint))))),
     )
 
 
-def _getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]]:
-    if len(names) < 2:  # attrgetter returns no tuple then
-        return lambda record: tuple(getattr(record, name) for name in names)
-    return attrgetter(*names)
+def _types(hint: Any) -> frozenset[type]:
+    """The types of the values that need no further check."""
+    if get_origin(hint) in (Union, UnionType):
+        return frozenset().union(*map(_types, get_args(hint)))
+    return frozenset({float: (int, float)}.get(hint, (hint,) if hint in WORDS else ()))
 
 
-def wrong(name: str, words: str) -> RequestError:
-    """The error for a field that is not what `words` say."""
-    return RequestError(f"{name} must be {words}", name)
-
-
-def _reader(hint: Any, words: str | None = None) -> Reader:
-    """Returns the reader of values of a type. `words` replace its own in errors."""
+def _words(hint: Any) -> str:
     origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(map(_words, args))
     if origin is Annotated:
-        return _ruled(args[0], args[1])
-    if origin in (Union, UnionType) and not all(arg in WORDS or arg is NoneType for arg in args):
-        inner = _reader(args[0], words)  # the other one is None
-        return lambda value, name: None if value is None else inner(value, name)
-    if origin is list:
-        return _list(args[0], words)
-    if origin is tuple and args[-1] is ...:
-        items = _list(args[0], words)
-        return lambda value, name: tuple(items(value, name))
-    if origin is tuple:
-        return _pair(tuple(map(_reader, args)))
-    if origin is dict:
-        return _dict(args, words)
+        return args[1].words
+    if origin in (list, tuple):
+        return f"a list, each item {_words(args[0])}"
+    return WORDS.get(origin or hint, "valid")
+
+
+def _reader(hint: Any, words: str = "") -> Reader:
+    """Returns the reader of values of a type. `words` replace its own in errors."""
+    origin, args, words = get_origin(hint), get_args(hint), words or _words(hint)
+    if hint is Any:
+        return lambda value, _name: value
     if is_dataclass(hint):
         return _nested(hint)
-    return _plain(hint, words) if hint is not Any else lambda value, _name: value
+    if origin in (list, tuple):
+        return _many(origin, _reader(args[0], words), 0 if origin is list or args[-1] is ... else len(args), words)
+    if origin is dict:
+        return _dict(_reader(args[0]), _reader(args[1]), words)
+    if origin in (Union, UnionType) and not _types(args[0]):
+        inner = _reader(args[0], words)  # the other one is None
+        return lambda value, name: None if value is None else inner(value, name)
+    rule = args[1] if origin is Annotated else Rule(words, lambda _: True)
+    return _plain(_types(args[0] if origin is Annotated else hint), rule)
+
+
+def _plain(types: frozenset[type], rule: Rule) -> Reader:
+    def read(value: Any, name: str) -> Any:
+        if type(value) not in types or not rule.holds(value):
+            raise RequestError(f"{name} must be {rule.words}", name)
+        return value
+
+    return read
 
 
 def _nested(kind: Any) -> Reader:
     return lambda value, name: from_map(kind, value, name)
 
 
-def _types(hint: Any) -> frozenset[type]:
-    """The types whose values need no further check."""
-    if get_origin(hint) in (Union, UnionType):
-        return frozenset().union(*map(_types, get_args(hint)))
-    if hint is float:
-        return frozenset((int, float))
-    return frozenset([hint]) if hint is NoneType or hint in WORDS else frozenset()
-
-
-def _plain(hint: Any, words: str | None) -> Reader:
-    types = _types(hint)
-    words = words or " or ".join(WORDS.get(kind, "null") for kind in get_args(hint) or (hint,))
+def _many(make: Callable[[list[Any]], Any], item: Reader, size: int, words: str) -> Reader:
+    """`size`: the number of items, 0 if there may be any number."""
 
     def read(value: Any, name: str) -> Any:
-        if type(value) not in types:
-            raise wrong(name, words)
-        return value
+        if type(value) not in (list, tuple) or (size and len(value) != size):
+            raise RequestError(f"{name} must be {words}", name)
+        return make([item(part, name) for part in value])
 
     return read
 
 
-def _ruled(hint: Any, rule: Rule) -> Reader:
-    types = _types(hint)  # only plain values have rules
-
-    def read(value: Any, name: str) -> Any:
-        if type(value) not in types or not rule.holds(value):
-            raise wrong(name, rule.words)
-        return value
-
-    return read
-
-
-def _list(hint: Any, words: str | None) -> Reader:
-    types, item = _types(hint), _reader(hint)
-    words = words or f"a list of {PLURALS.get(hint, 'values')}"
-
-    def read(value: Any, name: str) -> list[Any]:
-        if type(value) is not list and type(value) is not tuple:
-            raise wrong(name, words)
-        if types.issuperset(map(type, value)):
-            return list(value)
-        if hint in PLURALS:
-            raise wrong(name, words)
-        return [item(part, name) for part in value]
-
-    return read
-
-
-def _pair(items: tuple[Reader, ...]) -> Reader:
-    def read(value: Any, name: str) -> tuple[Any, ...]:
-        if type(value) not in (list, tuple) or len(value) != len(items):
-            raise wrong(name, f"a list of {len(items)}")
-        return tuple(item(part, name) for item, part in zip(items, value, strict=True))
-
-    return read
-
-
-def _dict(hint: tuple[Any, Any], words: str | None) -> Reader:
-    types, readers = tuple(map(_types, hint)), tuple(map(_reader, hint))
-
+def _dict(key: Reader, item: Reader, words: str) -> Reader:
     def read(value: Any, name: str) -> dict[Any, Any]:
         if type(value) is not dict:
-            raise wrong(name, words or WORDS[dict])
-        key, item = readers
-        if types[0].issuperset(map(type, value)) and types[1].issuperset(map(type, value.values())):
-            return value
+            raise RequestError(f"{name} must be {words}", name)
         return {key(index, name): item(part, name) for index, part in value.items()}
 
     return read

@@ -4,7 +4,7 @@ import dataclasses
 import time
 from typing import Any
 
-from ckdist.engine.messages import TOKEN_BYTES, PromptScores, Tokens, unpack_tokens
+from ckdist.engine.messages import TOKEN_BYTES, Tokens, unpack_tokens
 from ckdist.serve.accounts import Account
 from ckdist.serve.answer_choice import Choice, Growth, Piece
 from ckdist.serve.encoding import Turns
@@ -182,9 +182,8 @@ class Run:
         text = self.work.texts[prompt]
         piece.text = text + piece.text
         if message.prompt_logprobs is not None:
-            entries = PromptScores(message.prompt_logprobs)
-            tokens, decoder = unpack_tokens(self.work.prompts[prompt]), self._tokenizer.decoder()
-            piece.scores = await score_prompt(decoder, tokens, entries, len(text), list(piece.scores))
+            tokens, scores = unpack_tokens(self.work.prompts[prompt]), message.prompt_logprobs
+            piece.scores = await score_prompt(self._tokenizer.decoder(), tokens, scores, len(text), list(piece.scores))
 
     def _count(self, number: int, tokens: int, message: Tokens) -> None:
         self._last_at = time.monotonic()

@@ -11,23 +11,15 @@ import logging
 import re
 import signal
 from collections.abc import AsyncIterator
-from dataclasses import asdict, astuple
+from dataclasses import astuple
 from typing import Any
 
+from ckdist.engine.typed_map import to_map
 from ckdist.errors import EngineError
+from ckdist.serve import records
 from ckdist.serve.encoding import Turns
 from ckdist.serve.problems import Problem
-from ckdist.serve.records import (
-    EmbeddingWork,
-    JsonAnswer,
-    ModelFacts,
-    Prepared,
-    Refusal,
-    Task,
-    WorkerFault,
-    answer_map,
-    read_answer,
-)
+from ckdist.serve.records import EmbeddingWork, ModelFacts, Prepared, Refusal, Task
 from ckdist.serve.requests.task import MAX_ANSWER, too_much
 from ckdist.serve.settings import LOG_FORMAT
 from ckdist.tokens import worker_frames
@@ -160,12 +152,12 @@ class TextWork:
             if lane is self._long:
                 worker.zygote.kill(worker.number)
             raise
-        answer = read_answer(head)
+        answer = records.read_answer(head)
         if isinstance(answer, Refusal):
             raise Problem(**vars(answer))
-        if isinstance(answer, WorkerFault):
+        if isinstance(answer, records.WorkerFault):
             raise EngineError(f"a text worker has failed: {answer.message}")
-        return content if isinstance(answer, JsonAnswer) else answer
+        return content if isinstance(answer, records.JsonAnswer) else answer
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
@@ -176,7 +168,7 @@ class TextWork:
         self, worker: Worker, lane: Lane, kind: str, body: bytes, facts: ModelFacts
     ) -> tuple[dict[str, Any], list[bytes]]:
         limits = Limits(CPU_SECONDS + CPU_SECONDS_PER_MB * len(body) / 1e6, MEMORY + MEMORY_PER_BYTE * len(body))
-        head = {**asdict(Task(kind, facts)), "limits": astuple(limits)}
+        head = {**to_map(Task(kind, facts)), "limits": astuple(limits)}
         stays = False
         try:
             answer = await asyncio.wait_for(worker.ask(head, body), limits.wall + GRACE_SECONDS)
@@ -186,7 +178,7 @@ class TextWork:
             if not isinstance(error, asyncio.TimeoutError) and await self._was_killed(worker):
                 raise Problem(503, "the process that prepared the request was killed; try again") from None
             log.warning("a text worker was ended by its limits (%s, %d bytes)", kind, len(body))
-            return answer_map(Refusal(**vars(too_much(kind)))), []
+            return records.answer_map(Refusal(**vars(too_much(kind)))), []
         finally:
             if stays:
                 self._idle.put_nowait(worker)

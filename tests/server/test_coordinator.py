@@ -15,7 +15,7 @@ from msgpack import packb as encode
 from ckdist.engine import coordinator
 from ckdist.engine.coordinator import HTTP_ROUTING_ID, Coordinator
 from ckdist.engine.engine import Engine
-from ckdist.engine.messages import PackedScores, PromptScores
+from ckdist.engine.messages import PromptScores
 from ckdist.engine.messages import pack_tokens as ids
 from ckdist.engine.messages import unpack as decode
 from ckdist.engine.sampling_params import SamplingParams
@@ -137,10 +137,7 @@ def test_a_request_and_its_answer(server):
     server.submit("r", [1, 2, 3], logprobs=1, prompt_logprobs=0)
     first = server.of("r")
     assert first["prompt_tokens"] == 3 and first["cached_tokens"] == 0 and first["finish_reason"] is None
-    assert (
-        len(PromptScores(PackedScores(**first["prompt_logprobs"]))) == 3
-        and len(first["logprobs"]) == len(first["tokens"]) == 1
-    )
+    assert len(PromptScores(**first["prompt_logprobs"])) == 3 and len(first["logprobs"]) == len(first["tokens"]) == 1
     tokens, last = server.tokens("r")
     assert first["tokens"] + tokens == alone([1, 2, 3], SamplingParams(**GREEDY)) and last["finish_reason"] == "length"
     stats = server.stats()

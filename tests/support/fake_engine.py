@@ -155,7 +155,7 @@ class FakeEngine:
             "logprobs": None if top is None else [score(token, top) for token in tokens],
             "prompt_logprobs": None
             if prompt_top is None or given
-            else to_map(messages.pack_scores([None] + [score(token, prompt_top) for token in prompt[1:]])),
+            else to_map(messages.PromptScores.pack([None] + [score(token, prompt_top) for token in prompt[1:]])),
         }
         self._send(socket, message)
         sequence["given"] += 1

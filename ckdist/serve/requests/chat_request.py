@@ -1,11 +1,14 @@
-"""Reads and checks a body of /v1/chat/completions, and renders its prompt."""
+"""Prepares a body of /v1/chat/completions: reads its fields, and renders and tokenises its prompt."""
 
+from dataclasses import replace
 from typing import Any
 
 from ckdist.engine.sampling_params import MAX_LOGPROBS
 from ckdist.errors import RequestError
 from ckdist.serve.records import ModelFacts, Prepared
-from ckdist.serve.requests.params import read_params
+from ckdist.serve.requests.answer_form import answer_form, answer_grammar
+from ckdist.serve.requests.params import read_params, with_prompts
+from ckdist.serve.requests.prompt import tokenise_chat
 from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.requests.thinking import read_template_variables, read_thinking_budget
 from ckdist.serve.requests.tools import Tools, history_call, read_tools
@@ -17,15 +20,52 @@ MAX_MESSAGES = 4096
 REASONING_FORMATS = ("none", "auto", "deepseek")
 
 
-def read_chat(fields: Fields, tokenizer: Tokenizer, facts: ModelFacts) -> tuple[Tools, Prepared]:
+def chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
+    """Prepares a body of /v1/chat/completions for the engine."""
+    fields = Fields(body)
+    tools, work = _read(fields, tokenizer, facts)
+    rendered = _render(fields, tools, tokenizer, facts)
+    tokens = tokens_of_chat(fields, rendered, tokenizer, facts)
+    splits, budget = _reasoning(fields)
+    form = answer_form(tokenizer, rendered.text, tools, splits)
+    sampling = work.sampling
+    if (budget or 0) >= min(sampling.max_tokens, facts.context_length):
+        budget = None
+    grammar = answer_grammar(tokenizer, form, tools, sampling.grammar, budget)
+    work = replace(work, sampling=replace(sampling, grammar=grammar), answer=form)
+    return with_prompts(work, [tokens], facts, "messages")
+
+
+def apply_template(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
+    """Renders a chat for llama-server's /apply-template, as the text that the model would continue."""
+    return {"prompt": rendered_chat(Fields(body), tokenizer, facts).text}
+
+
+def rendered_chat(fields: Fields, tokenizer: Tokenizer, facts: ModelFacts) -> RenderedChat:
+    """Returns a chat as text. Raises RequestError for invalid fields, those of the answer too."""
+    tools, _ = _read(fields, tokenizer, facts)
+    return _render(fields, tools, tokenizer, facts)
+
+
+def tokens_of_chat(fields: Fields, rendered: RenderedChat, tokenizer: Tokenizer, facts: ModelFacts) -> list[int]:
+    """Returns the token ids of a rendered chat. Raises RequestError if they cannot fit the context."""
+    return tokenise_chat(tokenizer, rendered, fields.switch("add_special_tokens"), facts)
+
+
+def template_variables(fields: Fields) -> dict[str, Any]:
+    """Returns the variables of the template."""
+    return read_template_variables(fields) | _continuation(fields)
+
+
+def _read(fields: Fields, tokenizer: Tokenizer, facts: ModelFacts) -> tuple[Tools, Prepared]:
     """Reads all fields but those of the prompt. Raises RequestError for invalid and unsupported values."""
     facts.check_continues("chat")
     tools = read_tools(fields)
-    read_reasoning(fields)
+    _reasoning(fields)
     return tools, read_params(fields, tokenizer, facts, _logprobs(fields), least_tokens=1)
 
 
-def read_reasoning(fields: Fields) -> tuple[bool, int | None]:
+def _reasoning(fields: Fields) -> tuple[bool, int | None]:
     """Returns whether reasoning is separated from content, and the maximum number of its tokens, if any."""
     splits, budget = _splits_reasoning(fields), read_thinking_budget(fields)
     if budget is not None and not splits:
@@ -34,11 +74,7 @@ def read_reasoning(fields: Fields) -> tuple[bool, int | None]:
     return splits, budget
 
 
-def render(fields: Fields, tools: Tools, tokenizer: Tokenizer, facts: ModelFacts) -> RenderedChat:
-    """Returns a chat as text. The tokenizer must have a template (see `with_template`).
-
-    Raises RequestError for invalid messages, and if the template refuses them.
-    """
+def _render(fields: Fields, tools: Tools, tokenizer: Tokenizer, facts: ModelFacts) -> RenderedChat:
     template = tokenizer.chat_template
     assert template is not None, "with_template gives every served model one"
     return template.prompt(
@@ -48,16 +84,6 @@ def render(fields: Fields, tools: Tools, tokenizer: Tokenizer, facts: ModelFacts
         tools=tools.given,
         **template_variables(fields),
     )
-
-
-def adds_special(fields: Fields) -> bool:
-    """Whether the tokenizer adds BOS and the like to the rendered chat."""
-    return fields.switch("add_special_tokens")
-
-
-def template_variables(fields: Fields) -> dict[str, Any]:
-    """Returns the variables of the template."""
-    return read_template_variables(fields) | _continuation(fields)
 
 
 def _continuation(fields: Fields) -> dict[str, Any]:

@@ -1,10 +1,13 @@
-"""Reads the prompts of /v1/completions, as text or token ids, and its scores."""
+"""Prepares a body of /v1/completions, whose prompts are texts or token ids."""
 
+from dataclasses import replace
 from typing import Any
 
 from ckdist.engine.sampling_params import MAX_LOGPROBS
 from ckdist.errors import RequestError
-from ckdist.serve.records import ModelFacts
+from ckdist.serve.records import ModelFacts, Prepared
+from ckdist.serve.requests.infill import Gap, infill_tokens
+from ckdist.serve.requests.params import read_params, with_prompts
 from ckdist.serve.requests.prompt import tokenise
 from ckdist.serve.requests.request_fields import Fields, check_token_ids
 from ckdist.tokens.chat_input import kind_of
@@ -14,6 +17,27 @@ DEFAULT_MAX_TOKENS = 16  # as OpenAI's
 MAX_PROMPTS = 1024
 
 Prompt = str | tuple[int | str, ...]  # llama-server allows texts between token ids
+
+
+def completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
+    """Prepares a body of /v1/completions for the engine."""
+    fields = Fields(body)
+    given = read_prompts(fields, facts.vocab_size)
+    echo, add_special = fields.switch("echo"), fields.switch("add_special_tokens", True)
+    work = read_params(fields, tokenizer, facts, _logprobs(fields), default_tokens=DEFAULT_MAX_TOKENS)
+    suffix = fields.text("suffix")
+    if suffix and (echo or not all(isinstance(prompt, str) for prompt in given)):
+        raise RequestError("suffix needs prompts that are text, and no echo", "suffix", "invalid_value")
+    if suffix:
+        facts.check_continues("infill")
+        gaps = [Gap(_text(prompt, [], tokenizer), suffix, "", ()) for prompt in given]
+        prompts = [infill_tokens(gap, tokenizer, facts, "suffix") for gap in gaps]
+    else:
+        prompts = [encode_prompt(prompt, tokenizer, add_special, facts) for prompt in given]
+    if echo:
+        sampling = replace(work.sampling, prompt_logprobs=work.sampling.logprobs)
+        work = replace(work, sampling=sampling, echo=True, texts=prompt_texts(given, prompts, tokenizer))
+    return with_prompts(work, prompts, facts, "prompt")
 
 
 def read_prompts(fields: Fields, vocab_size: int) -> tuple[Prompt, ...]:
@@ -43,14 +67,13 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, add_special: bool, facts
     return tokens
 
 
-def prompt_text(prompt: Prompt, tokens: list[int], tokenizer: Tokenizer) -> str:
-    """Returns the prompt as text."""
-    return prompt if isinstance(prompt, str) else tokenizer.decode(tokens)
-
-
 def prompt_texts(prompts: tuple[Prompt, ...], tokens: list[list[int]], tokenizer: Tokenizer) -> tuple[str, ...]:
     """Returns all prompts as texts."""
-    return tuple(prompt_text(prompt, ids, tokenizer) for prompt, ids in zip(prompts, tokens, strict=True))
+    return tuple(_text(prompt, ids, tokenizer) for prompt, ids in zip(prompts, tokens, strict=True))
+
+
+def _text(prompt: Prompt, tokens: list[int], tokenizer: Tokenizer) -> str:
+    return prompt if isinstance(prompt, str) else tokenizer.decode(tokens)
 
 
 def _prompt(prompt: Any, name: str, vocab_size: int) -> Prompt:
@@ -67,7 +90,7 @@ def _token_prompt(prompt: list[Any], name: str, vocab_size: int) -> Prompt:
     return tuple(prompt)
 
 
-def read_logprobs(fields: Fields) -> int | None:
+def _logprobs(fields: Fields) -> int | None:
     """Alternatives per token; None without log-probabilities.
 
     The field is a number as in OpenAI's API, or a boolean together with `top_logprobs` or llama-server's `n_probs`.

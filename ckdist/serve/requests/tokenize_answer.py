@@ -4,7 +4,7 @@ from typing import Any
 
 from ckdist.errors import RequestError
 from ckdist.serve.records import ModelFacts
-from ckdist.serve.requests.chat_request import read_chat, render
+from ckdist.serve.requests.chat_request import rendered_chat
 from ckdist.serve.requests.request_fields import Fields
 from ckdist.tokens.tokenizer import Tokenizer
 
@@ -28,8 +28,7 @@ def tokenize(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> d
         raise RequestError(message, "content", "missing_required_parameter")
     if is_chat:
         chat = Fields({name: body[name] for name in body if name not in TOKENIZE_NAMES})
-        tools, _ = read_chat(chat, tokenizer, facts)
-        text, literal = render(chat, tools, tokenizer, facts)
+        text, literal = rendered_chat(chat, tokenizer, facts)
     else:
         text, literal = content if content is not None else prompt or "", ()
     if (with_pieces or with_texts) and len(text) > MAX_CHARACTERS_IN_PIECES:
