@@ -35,17 +35,19 @@ class Shape(NamedTuple):
 
     types: dict[str, frozenset[type]]  # types of the values that need no reader
     readers: dict[str, Reader]  # of all fields
-    needed: tuple[str, ...]  # fields without a default
+    defaults: dict[str, Any]  # of all fields; MISSING for those that are always sent
+    needed: tuple[str, ...]  # fields that have no default
     nested: tuple[str, ...]  # fields that hold a record, or None
 
 
 def to_map(record: "DataclassInstance") -> dict[str, Any]:
-    """Returns the fields of a record. Records in it become maps too."""
+    """Returns the fields of a record that differ from their defaults. Records in it become maps too."""
     shape = shape_of(type(record))
-    values = {name: getattr(record, name) for name in shape.readers}
-    for name in shape.nested:
-        if values[name] is not None:
-            values[name] = to_map(values[name])
+    values: dict[str, Any] = {}
+    for name, default in shape.defaults.items():
+        value = getattr(record, name)
+        if value != default:
+            values[name] = to_map(value) if name in shape.nested else value
     return values
 
 
@@ -56,7 +58,7 @@ def from_map(kind: type[Record], values: Any, name: str) -> Record:
     """
     if type(values) is not dict:
         raise RequestError(f"{name} must be a map", name)
-    types, readers, needed, _ = shape_of(kind)
+    types, readers, _, needed, _ = shape_of(kind)
     for key, value in values.items():
         if type(value) in types.get(key, ()):
             continue
@@ -64,10 +66,9 @@ def from_map(kind: type[Record], values: Any, name: str) -> Record:
             known = ", ".join(sorted(readers)) or "none"
             raise RequestError(f"unknown {name} field {str(key)[:100]!r}; the known ones are {known}", name)
         values[key] = readers[key](value, key)
-    if len(values) < len(readers):
-        for key in needed:
-            if key not in values:
-                values[key] = readers[key](None, key)
+    for key in needed:
+        if key not in values:
+            values[key] = readers[key](None, key)
     return kind(**values)
 
 
@@ -85,6 +86,7 @@ def shape_of(kind: type["DataclassInstance"]) -> Shape:
     return Shape(
         {name: _types(hint) for name, hint in declared.items()},
         {name: _reader(hint) for name, hint in declared.items()},
+        {item.name: item.default for item in fields(kind)},
         tuple(item.name for item in fields(kind) if item.default is MISSING and item.default_factory is MISSING),
         tuple(name for name, hint in declared.items() if any(map(is_dataclass, (hint, *get_args(hint))))),
     )

@@ -15,15 +15,19 @@ from msgpack import packb as encode
 from ckdist.engine import coordinator
 from ckdist.engine.coordinator import HTTP_ROUTING_ID, Coordinator
 from ckdist.engine.engine import Engine
-from ckdist.engine.messages import PromptScores
+from ckdist.engine.messages import FROM_RANK_0, PromptScores, read, unpack
 from ckdist.engine.messages import pack_tokens as ids
-from ckdist.engine.messages import unpack as decode
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.socket_directory import socket_directory
 from ckdist.errors import CommError, ConfigError, EngineError, NativeError
+from tests.support.fake_engine import plain
 from tests.support.paged_executable import PagedExecutable, PlainSampler, alone
 
 GREEDY = {"max_tokens": 6, "temperature": 0.0}
+
+
+def decode(data):
+    return plain(read(unpack(data), FROM_RANK_0))
 
 
 class SlowExecutable(PagedExecutable):
