@@ -190,8 +190,9 @@ def encode(message: ToRank0 | FromRank0) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, Any]:
-    """Unpacks a message, whose fields are not checked yet. Raises RequestError if it is not a map with a string `op`,
-    or too large.
+    """Unpacks a message, whose fields are not checked yet.
+
+    Raises RequestError if it is too large, or not a map with a string `op`.
     """
     try:
         if len(data) > MAX_MESSAGE_BYTES:
@@ -206,7 +207,10 @@ def unpack(data: bytes) -> dict[str, Any]:
 
 
 def read(message: dict[str, Any], kinds: Mapping[str, type[Record]]) -> Record:
-    """Returns an unpacked message as a record of one of `kinds`; it takes `message` apart. Raises RequestError that names a wrong field."""
+    """Returns an unpacked message, which it changes, as a record of one of `kinds`.
+
+    Raises RequestError that names a wrong field.
+    """
     op = message.pop("op")
     if op not in kinds:
         raise RequestError(f"unknown op {op[:40]!r}; the known ones are {', '.join(kinds)}", "op")

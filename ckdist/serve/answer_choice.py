@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from ckdist.engine.messages import Tokens
 from ckdist.engine.text import TextStream
-from ckdist.serve.records import Prepared
 from ckdist.serve.scores import EchoedScores, TokenScore, score
+from ckdist.serve.text_records import Prepared
 from ckdist.tokens.stream import StreamDecoder
 from ckdist.tokens.vocabulary import Vocabulary
 

@@ -11,7 +11,7 @@ from ckdist.serve.encoding import Turns
 from ckdist.serve.engine_client import EngineClient, Generation
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.problems import Problem
-from ckdist.serve.records import EmbeddingWork
+from ckdist.serve.text_records import EmbeddingWork
 
 
 class EmbeddingRun:

@@ -11,9 +11,9 @@ from ckdist.serve.encoding import Turns
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.problems import Problem
-from ckdist.serve.records import Prepared
 from ckdist.serve.requests.sampling_fields import for_choice
 from ckdist.serve.scores import score_prompt
+from ckdist.serve.text_records import Prepared
 from ckdist.serve.timings import timings_of
 from ckdist.tokens.vocabulary import Vocabulary
 

@@ -23,10 +23,10 @@ from ckdist.serve.machine_events import Machine
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.openai_answer import Source
 from ckdist.serve.problems import Problem
-from ckdist.serve.records import EmbeddingWork, ModelFacts, Prepared
 from ckdist.serve.request_log import MAX_PROMPT_TOKENS, note_run
 from ckdist.serve.run import Run
 from ckdist.serve.settings import HttpSettings
+from ckdist.serve.text_records import EmbeddingWork, ModelFacts, Prepared
 from ckdist.serve.text_work import TextWork
 from ckdist.tokens.vocabulary import Vocabulary
 

@@ -16,12 +16,12 @@ from typing import Any
 
 from ckdist.engine.typed_map import to_map
 from ckdist.errors import EngineError
-from ckdist.serve import records
+from ckdist.serve import text_records
 from ckdist.serve.encoding import Turns
 from ckdist.serve.problems import Problem
-from ckdist.serve.records import EmbeddingWork, ModelFacts, Prepared, Refusal, Task
 from ckdist.serve.requests.task import MAX_ANSWER, too_much
 from ckdist.serve.settings import LOG_FORMAT
+from ckdist.serve.text_records import EmbeddingWork, ModelFacts, Prepared, Refusal, Task
 from ckdist.tokens import worker_frames
 from ckdist.tokens.confined import Overrides, Zygote
 from ckdist.tokens.process_limits import Limits
@@ -152,12 +152,12 @@ class TextWork:
             if lane is self._long:
                 worker.zygote.kill(worker.number)
             raise
-        answer = records.read_answer(head)
+        answer = text_records.read_answer(head)
         if isinstance(answer, Refusal):
             raise Problem(**vars(answer))
-        if isinstance(answer, records.WorkerFault):
+        if isinstance(answer, text_records.WorkerFault):
             raise EngineError(f"a text worker has failed: {answer.message}")
-        return content if isinstance(answer, records.JsonAnswer) else answer
+        return content if isinstance(answer, text_records.JsonAnswer) else answer
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
@@ -178,7 +178,7 @@ class TextWork:
             if not isinstance(error, asyncio.TimeoutError) and await self._was_killed(worker):
                 raise Problem(503, "the process that prepared the request was killed; try again") from None
             log.warning("a text worker was ended by its limits (%s, %d bytes)", kind, len(body))
-            return records.answer_map(Refusal(**vars(too_much(kind)))), []
+            return text_records.answer_map(Refusal(**vars(too_much(kind)))), []
         finally:
             if stays:
                 self._idle.put_nowait(worker)

@@ -17,8 +17,8 @@ from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.start_up import BUNDLED
 from ckdist.errors import CkdistError
-from ckdist.serve.records import ModelFacts, Prepared, answer_map, read_answer
 from ckdist.serve.requests.prepare import prepare
+from ckdist.serve.text_records import ModelFacts, Prepared, answer_map, read_answer
 from ckdist.tokens.chat_template import with_template
 from ckdist.tokens.tokenizer_folder import load_tokenizer
 from ckdist.tokens.tokenizer_source import tokenizer_of

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from ckdist.errors import RequestError
-from ckdist.serve.records import ModelFacts
 from ckdist.serve.requests.chat_request import template_variables
 from ckdist.serve.requests.prepare import prepare
 from ckdist.serve.requests.request_fields import Fields
+from ckdist.serve.text_records import ModelFacts
 from ckdist.tokens.grammar import check_grammar
 from ckdist.tokens.tokenizer_source import tokenizer_of
 from tests.support.served import VOCAB, write_tokenizer

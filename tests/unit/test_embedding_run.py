@@ -10,7 +10,7 @@ from ckdist.serve import embedding_run
 from ckdist.serve.accounts import Account
 from ckdist.serve.embedding_run import EmbeddingRun
 from ckdist.serve.engine_client import Generation
-from ckdist.serve.records import EmbeddingWork
+from ckdist.serve.text_records import EmbeddingWork
 
 
 class Client:

@@ -5,13 +5,13 @@ from typing import Any
 
 from ckdist.engine.sampling_params import MAX_LOGPROBS
 from ckdist.errors import RequestError
-from ckdist.serve.records import ModelFacts, Prepared
 from ckdist.serve.requests.answer_form import answer_form, answer_grammar
 from ckdist.serve.requests.params import read_params, with_prompts
 from ckdist.serve.requests.prompt import tokenise_chat
 from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.requests.thinking import read_template_variables, read_thinking_budget
 from ckdist.serve.requests.tools import Tools, history_call, read_tools
+from ckdist.serve.text_records import ModelFacts, Prepared
 from ckdist.tokens.chat_input import read_message
 from ckdist.tokens.control_text import RenderedChat
 from ckdist.tokens.tokenizer import Tokenizer

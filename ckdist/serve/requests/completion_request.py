@@ -5,11 +5,11 @@ from typing import Any
 
 from ckdist.engine.sampling_params import MAX_LOGPROBS
 from ckdist.errors import RequestError
-from ckdist.serve.records import ModelFacts, Prepared
 from ckdist.serve.requests.infill import Gap, infill_tokens
 from ckdist.serve.requests.params import read_params, with_prompts
 from ckdist.serve.requests.prompt import tokenise
 from ckdist.serve.requests.request_fields import Fields, check_token_ids
+from ckdist.serve.text_records import ModelFacts, Prepared
 from ckdist.tokens.chat_input import kind_of
 from ckdist.tokens.tokenizer import Tokenizer
 

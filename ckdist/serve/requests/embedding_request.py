@@ -4,10 +4,10 @@ from typing import Any
 
 from ckdist.engine.messages import pack_tokens
 from ckdist.errors import RequestError
-from ckdist.serve.records import EmbeddingWork, ModelFacts
 from ckdist.serve.requests.cache_use import read_cache_use
 from ckdist.serve.requests.prompt import tokenise, too_long
 from ckdist.serve.requests.request_fields import Fields, check_token_ids
+from ckdist.serve.text_records import EmbeddingWork, ModelFacts
 from ckdist.tokens.chat_input import kind_of
 from ckdist.tokens.tokenizer import Tokenizer
 

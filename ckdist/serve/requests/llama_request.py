@@ -6,12 +6,12 @@ from typing import Any
 from ckdist.config.samplers import SAMPLERS
 from ckdist.engine.sampling_params import MAX_LOGPROBS
 from ckdist.errors import RequestError
-from ckdist.serve.records import ModelFacts, Prepared
 from ckdist.serve.requests.completion_request import encode_prompt, prompt_texts, read_prompts
 from ckdist.serve.requests.infill import infill_tokens, read_gap
 from ckdist.serve.requests.params import read_params, with_prompts
 from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.requests.sampling_fields import LLAMA_RANDOM_SEED
+from ckdist.serve.text_records import ModelFacts, Prepared
 from ckdist.tokens.tokenizer import Tokenizer
 
 SAMPLING_DEFAULTS = {

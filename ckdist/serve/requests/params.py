@@ -6,12 +6,12 @@ from typing import Any
 from ckdist.engine.messages import pack_tokens
 from ckdist.engine.text import check_stop
 from ckdist.errors import RequestError
-from ckdist.serve.records import ModelFacts, Prepared
 from ckdist.serve.requests.cache_use import read_cache_use
 from ckdist.serve.requests.prompt import fit_output
 from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.requests.sampling_fields import read_sampling
 from ckdist.serve.requests.structure import read_structure
+from ckdist.serve.text_records import ModelFacts, Prepared
 from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_CHOICES = 16

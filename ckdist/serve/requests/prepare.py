@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ckdist.serve.records import EmbeddingWork, ModelFacts, Prepared
 from ckdist.serve.requests import anthropic_request, responses
 from ckdist.serve.requests.chat_request import apply_template, chat, rendered_chat, tokens_of_chat
 from ckdist.serve.requests.completion_request import completion
@@ -17,6 +16,7 @@ from ckdist.serve.requests.json_body import parse_object
 from ckdist.serve.requests.llama_request import infill, llama_completion
 from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.requests.tokenize_answer import detokenize, tokenize, tokenizer_facts
+from ckdist.serve.text_records import EmbeddingWork, ModelFacts, Prepared
 from ckdist.tokens.tokenizer import Tokenizer
 
 

@@ -1,7 +1,7 @@
 """Converts the prompt of a request (text, messages) to token ids that fit the context."""
 
 from ckdist.errors import RequestError
-from ckdist.serve.records import ModelFacts
+from ckdist.serve.text_records import ModelFacts
 from ckdist.tokens.control_text import RenderedChat
 from ckdist.tokens.tokenizer import Tokenizer
 

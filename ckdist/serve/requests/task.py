@@ -10,8 +10,8 @@ from ckdist.engine.typed_map import from_map
 from ckdist.errors import CkdistError, RequestError
 from ckdist.serve.encoding import to_json
 from ckdist.serve.problems import Problem
-from ckdist.serve.records import JsonAnswer, Refusal, Task, WorkerFault, answer_map
 from ckdist.serve.requests.prepare import prepare
+from ckdist.serve.text_records import JsonAnswer, Refusal, Task, WorkerFault, answer_map
 from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_ANSWER = 64 << 20  # bytes

@@ -3,9 +3,9 @@
 from typing import Any
 
 from ckdist.errors import RequestError
-from ckdist.serve.records import ModelFacts
 from ckdist.serve.requests.chat_request import rendered_chat
 from ckdist.serve.requests.request_fields import Fields
+from ckdist.serve.text_records import ModelFacts
 from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_TOKENS = 1 << 20

@@ -23,8 +23,8 @@ from ckdist.engine.sampling_params import SamplingParams
 from ckdist.errors import EngineError, RequestError
 from ckdist.serve.api_keys import ApiKey, KeyLimits
 from ckdist.serve.parsers.form import AnswerForm
-from ckdist.serve.records import ANSWERS, EmbeddingWork, Prepared, Refusal, answer_map, read_answer
 from ckdist.serve.settings import HttpSettings
+from ckdist.serve.text_records import ANSWERS, EmbeddingWork, Prepared, Refusal, answer_map, read_answer
 from ckdist.tokens.tool_format import ToolFormat
 
 SAMPLING = SamplingParams(3, temperature=1, samplers=("top_k",), logit_bias={7: -1.5}, seed=1 << 63, grammar="g")
@@ -83,10 +83,17 @@ def test_a_wrong_field_is_refused_by_name(changes, text, field):
 
 
 values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=3) | st.binary(max_size=4),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3) | st.integers(0, 9), inner, max_size=2),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=3)
+    | st.binary(max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3) | st.integers(0, 9), inner, max_size=2)
+    ),
     max_leaves=4,
-)  # fmt: skip
+)
 names = st.sampled_from(sorted({item.name for kind in ANSWERS.values() for item in fields(kind)}))
 
 
