@@ -15,13 +15,14 @@ import time
 from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
+import numpy as np
 import zmq
 
+from ckdist.engine import messages
 from ckdist.engine.engine import Engine
-from ckdist.engine.messages import MAX_MESSAGE_BYTES, WATCH_SECONDS, decode, encode, pack_scores
+from ckdist.engine.messages import MAX_MESSAGE_BYTES, TO_RANK_0, WATCH_SECONDS, Embed, Submit, Tokens, encode
 from ckdist.engine.output import Output
 from ckdist.engine.rank_reports import RankReports
-from ckdist.engine.request import MAX_ID_CHARS, EmbedRequest, parse_embed, parse_submit
 from ckdist.engine.scheduler import EngineBusy
 from ckdist.engine.socket_directory import SOCKET
 from ckdist.errors import CkdistError, CommError, ConfigError, EngineError, RequestError, UserError
@@ -224,33 +225,23 @@ class Coordinator:
         try:
             if len(frames) != 1:
                 raise RequestError(f"a message has one frame, not {len(frames)}")
-            try:
-                message = decode(frames[0])
-            # msgpack's own errors are ValueErrors
-            except (ValueError, TypeError, RecursionError, MemoryError) as error:
-                raise RequestError(f"message is not valid: {str(error)[:200]}") from None
-            request_id = message.get("id")
-            if not isinstance(request_id, str) or len(request_id) > MAX_ID_CHARS:
-                request_id = None
-            match message["op"]:
-                case "submit" | "embed":
-                    self._submit(peer, message)
-                case "abort":
-                    if request_id is None:
-                        raise RequestError("abort needs the id of a request", "id")
-                    output = self._engine.abort((peer, request_id)) if self._engine is not None else None
+            fields = messages.unpack(frames[0])
+            named = fields.get("id")
+            if isinstance(named, str) and len(named) <= messages.MAX_ID_CHARS:
+                request_id = named
+            match messages.read(fields, TO_RANK_0):
+                case Submit() | Embed() as request:
+                    self._submit(peer, request)
+                case messages.Abort(id=key):
+                    output = self._engine.abort((peer, key)) if self._engine is not None else None
                     if output is not None:
                         self._send_output(output)
-                case "drain":
+                case messages.Drain():
                     self._drain_requested = True
-                case "watch":
+                case messages.Watch():
                     self._watched_until = time.monotonic() + WATCH_SECONDS
-                case "hello":
+                case messages.Hello():
                     self._abandon(peer)
-                case op:
-                    raise RequestError(
-                        f"unknown op {op[:40]!r}; the known ones are hello, submit, embed, abort, watch and drain", "op"
-                    )
         except EngineBusy as error:
             self._send_error(peer, request_id, str(error), error.field, 429)
         except RequestError as error:
@@ -265,9 +256,8 @@ class Coordinator:
                 500,
             )
 
-    def _submit(self, peer: bytes, message: dict[str, Any]) -> None:
+    def _submit(self, peer: bytes, request: Submit | Embed) -> None:
         """Queues a request. Raises RequestError or EngineBusy if that is not possible."""
-        request = parse_embed(message) if message["op"] == "embed" else parse_submit(message)
         if self._engine is None or self.state != "ready" or self._drain_requested:
             what = (
                 "is still loading; try again when /health says ready"
@@ -277,11 +267,12 @@ class Coordinator:
             self._send_error(peer, request.id, f"the server {what}", None, 503)
         elif peer not in self._peers:
             raise RequestError(f"{MAX_PEERS} clients are connected, of at most {MAX_PEERS}; close one")
-        elif isinstance(request, EmbedRequest):
-            key, pooling = (peer, request.id), request.pooling
-            self._engine.embed(key, request.prompt, pooling, request.first_text, request.tenant)
         else:
-            self._engine.add((peer, request.id), request.prompt, request.params, request.tenant)
+            key, prompt = (peer, request.id), np.frombuffer(request.prompt, "<i4")
+            if isinstance(request, Embed):
+                self._engine.embed(key, prompt, request.pooling, request.first_text, request.tenant)
+            else:
+                self._engine.add(key, prompt, request.sampling, request.tenant)
 
     def _enter(self, state: str, error: str | None = None) -> None:
         """Changes the state and sends it to every peer."""
@@ -300,16 +291,8 @@ class Coordinator:
     def _status(self) -> bytes:
         stats = self._engine.stats() if self._engine is not None else {}
         is_watched = self._ranks is not None and time.monotonic() < self._watched_until
-        status = {
-            "op": "status",
-            "state": self.state,
-            "error": self.error,
-            "model": self._model,
-            "stats": stats,
-            "ranks": self._ranks.rows() if self._ranks is not None and is_watched else [],
-            "clock": time.monotonic(),
-        }
-        return encode(status)
+        ranks = self._ranks.rows() if self._ranks is not None and is_watched else []
+        return encode(messages.Status(self.state, self.error, self._model, stats, ranks, time.monotonic()))
 
     def _fail(self, error: CkdistError) -> None:
         """Ends all requests with an error: status 503 if a rank is lost, else 500."""
@@ -332,23 +315,17 @@ class Coordinator:
             return
         if output.embedding is not None:
             vector = output.embedding.astype("<f4").tobytes()
-            counts = {"prompt_tokens": output.prompt_tokens, "cached_tokens": output.cached_tokens}
-            self._send(peer, encode({"op": "embedding", "id": request_id, "vector": vector, **counts}))
+            self._send(peer, encode(messages.Embedding(request_id, vector, output.prompt_tokens, output.cached_tokens)))
             return
-        message = {
-            "op": "tokens", "id": request_id, "tokens": output.tokens, "logprobs": output.logprobs,
-            "finish_reason": output.finish_reason,
-            "prompt_tokens": output.prompt_tokens, "cached_tokens": output.cached_tokens,
-            "cached_from": output.cached_from,
-            "prompt_logprobs": None if output.prompt_logprobs is None else pack_scores(output.prompt_logprobs),
-            "stop_token": output.stop_token,
-        }  # fmt: skip
+        scores = None if output.prompt_logprobs is None else messages.PromptScores.pack(output.prompt_logprobs)
+        message = Tokens(
+            request_id, output.tokens, output.finish_reason, output.prompt_tokens, output.cached_tokens,
+            output.cached_from, output.logprobs, scores, output.stop_token,
+        )  # fmt: skip
         self._send(peer, encode(message))
 
     def _send_error(self, peer: bytes, request_id: str | None, message: str, field: str | None, status: int) -> None:
-        self._send(
-            peer, encode({"op": "error", "id": request_id, "message": message, "field": field, "status": status})
-        )
+        self._send(peer, encode(messages.Failure(request_id, message, field, status)))
 
     def _send(self, peer: bytes, data: bytes) -> None:
         """Sends to a peer. A peer that is gone or does not read is dropped, and its requests end."""

@@ -5,7 +5,8 @@ from typing import Protocol
 
 import numpy as np
 
-from ckdist.engine.sampler import Sample, SampleRow
+from ckdist.engine import sequence
+from ckdist.engine.sampler import Sample
 from ckdist.program.stage_costs import StageCosts
 from ckdist.program.step_batch import Batch
 from ckdist.tokens.chat_template import ChatTemplate
@@ -84,7 +85,7 @@ class StepExecutable(Protocol):
 class TokenSampler(Protocol):
     """Chooses tokens (`ckdist.engine.sampler`)."""
 
-    def sample(self, logits: np.ndarray, rows: Sequence[SampleRow], /) -> list[Sample]:
+    def sample(self, logits: np.ndarray, rows: list[sequence.Sequence], /) -> list[Sample]:
         """Draws one token per row of float32 (rows, vocab) logits. Raises CkdistError for a row that allows none."""
         ...
 

@@ -11,7 +11,7 @@ from ckdist.engine.engine_protocols import TokenSampler
 from ckdist.engine.grammars import Grammars
 from ckdist.engine.histogram import Histogram
 from ckdist.engine.output import Output
-from ckdist.engine.sampler import Sample, SampleRow
+from ckdist.engine.sampler import Sample
 from ckdist.engine.sampling_state import SamplingState
 from ckdist.engine.sequence import Sequence, State
 from ckdist.engine.step_builder import SequenceChunk
@@ -45,7 +45,6 @@ class OutputProcessor:
         """Returns the outputs of a step with these logits, float32 (outputs, vocab)."""
         outputs: list[Output] = []
         sequences: list[Sequence] = []
-        rows: list[SampleRow] = []
         places: list[int] = []
         for chunk in chunks:
             sequence = chunk.sequence
@@ -60,10 +59,9 @@ class OutputProcessor:
             elif chunk.samples:
                 sequences.append(sequence)
                 places.append(chunk.row + chunk.rows - 1)
-                rows.append(_row(sequence))
-        if rows:
+        if sequences:
             chosen = logits if len(places) == len(logits) else logits[places]  # (rows, vocab)
-            samples = self._sample(chosen, rows)
+            samples = self._sample(chosen, sequences)
             self._advance_grammars(sequences, samples)
             for sequence, sample in zip(sequences, samples, strict=True):
                 outputs.append(self._extend(sequence, sample))
@@ -104,7 +102,7 @@ class OutputProcessor:
         """Whether a token is an EOS that ends the sequence."""
         return token in self.eos_token_ids and (not sequence.params.ignore_eos or sequence.params.grammar is not None)
 
-    def _sample(self, logits: np.ndarray, rows: list[SampleRow]) -> list[Sample] | list[Sample | CkdistError]:
+    def _sample(self, logits: np.ndarray, rows: list[Sequence]) -> list[Sample] | list[Sample | CkdistError]:
         """One sample per row, or the row's error, so that one bad row does not fail the others."""
         try:
             return self.sampler.sample(logits, rows)
@@ -227,11 +225,6 @@ class OutputProcessor:
             scores.extend(_entry(sample) for sample in samples)
             sequence.scored = end
         return None
-
-
-def _row(sequence: Sequence) -> SampleRow:
-    s = sequence
-    return SampleRow(s.params, s.seed, s.length, s.prompt, s.output, s.sampling_state)
 
 
 def _entry(sample: Sample) -> list[Any]:

@@ -3,14 +3,13 @@
 It holds no state of sequences. A row and its logits give the same token, whatever other rows are in the call.
 """
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ckdist import errors, native
 from ckdist.engine.sampling_params import SamplingParams
-from ckdist.engine.sampling_state import SamplingState
+from ckdist.engine.sequence import Sequence
 from ckdist.native import CData
 
 MAX_TOP = 20  # most alternatives with log probabilities
@@ -29,18 +28,6 @@ _STEPS = {
     "min_p": native.lib.CKDIST_STEP_MIN_P,
     "xtc": native.lib.CKDIST_STEP_XTC,
 }
-
-
-class SampleRow(NamedTuple):
-    """The inputs of one row's token besides its logits."""
-
-    params: SamplingParams
-    seed: int = 0
-    position: int = 0  # of the token to be drawn
-    # Used by penalties and DRY alone. int32 arrays and `array.array("i")` are read without a copy.
-    prompt_tokens: Sequence[int] | np.ndarray = ()
-    output_tokens: Sequence[int] | np.ndarray = ()
-    state: SamplingState | None = None  # if the parameters need one
 
 
 class Sample(NamedTuple):
@@ -72,15 +59,15 @@ class Sampler:
         self._handle = native.ffi.gc(handle, native.lib.ckdist_sampler_close)
         self._vocab_size = vocab_size
 
-    def sample(self, logits: np.ndarray, rows: Sequence[SampleRow]) -> list[Sample]:
-        """Draws one token per row of float32 (rows, vocab) logits.
+    def sample(self, logits: np.ndarray, rows: list[Sequence]) -> list[Sample]:
+        """Draws the next token of one sequence per row of float32 (rows, vocab) logits.
 
         Raises:
             NativeError: Logits are not finite. Names the row.
             ConfigError: A parameter is out of range. Names the row.
         """
         address, stride = self._address(logits, len(rows))
-        if all(row.params.is_greedy and row.state is None for row in rows):
+        if all(row.params.is_greedy and row.sampling_state is None for row in rows):
             tokens = native.ffi.new("int32_t[]", len(rows))
             native.check(native.lib.ckdist_sample_greedy(self._handle, address, stride, len(rows), tokens))
             return [Sample(token) for token in tokens]
@@ -125,14 +112,14 @@ class Sampler:
         return native.ffi.from_buffer("float *", logits[:1]), logits.strides[0] // 4
 
 
-def _fill(out: CData, row: SampleRow) -> list[Any]:
+def _fill(out: CData, row: Sequence) -> list[Any]:
     """Adds a row to a struct ckdist_sampling with `native_fields`. Returns the owners of the memory it points to."""
-    params, state = row.params, row.state
+    params, state = row.params, row.sampling_state
     out.top_logprobs = -1 if params.logprobs is None else params.logprobs
-    out.seed, out.position = row.seed & 0xFFFF_FFFF_FFFF_FFFF, row.position
+    out.seed, out.position = row.seed & 0xFFFF_FFFF_FFFF_FFFF, row.length
     alive: list[Any] = []
 
-    def tokens(values: Sequence[int] | np.ndarray) -> tuple[CData, int]:
+    def tokens(values: list[int] | np.ndarray) -> tuple[CData, int]:
         """Address and number of int32 values, which are kept alive."""
         array = np.ascontiguousarray(values, np.int32)
         alive.append(array)
@@ -148,8 +135,8 @@ def _fill(out: CData, row: SampleRow) -> list[Any]:
         out.dry_breakers = breakers
     if penalties or dry:
         if dry or params.repetition_penalty != 1 or params.repeat_last_n is not None:
-            out.prompt_tokens, out.prompt_count = tokens(row.prompt_tokens)
-        out.output_tokens, out.output_count = tokens(row.output_tokens)
+            out.prompt_tokens, out.prompt_count = tokens(row.prompt)
+        out.output_tokens, out.output_count = tokens(row.output)
     if params.logit_bias:
         out.bias_tokens, out.bias_count = tokens(list(params.logit_bias))
         values = np.array(list(params.logit_bias.values()), np.float32)

@@ -6,9 +6,9 @@ import math
 import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable
-from typing import Any
 
 from ckdist.engine.block_pool import ONE_TENANT
+from ckdist.engine.messages import Embed, Submit
 from ckdist.serve.api_keys import ApiKey, KeyLimits
 from ckdist.serve.problems import Problem
 
@@ -28,7 +28,7 @@ class Account:
     def __init__(self, name: str = NO_KEY, root: bytes = ONE_TENANT, limits: KeyLimits | None = None) -> None:
         self.name, self.root, self.limits = name, root, limits or KeyLimits()
         self.running = 0
-        self.held: OrderedDict[str, dict[str, Any]] = OrderedDict()
+        self.held: OrderedDict[str, Submit | Embed] = OrderedDict()
         self._used: deque[tuple[int, int]] = deque()  # (second, tokens) within the last WINDOW_SECONDS
 
     @property

@@ -3,11 +3,11 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from ckdist.engine.messages import Tokens
 from ckdist.engine.text import TextStream
-from ckdist.serve.requests.prepared import Prepared
 from ckdist.serve.scores import EchoedScores, TokenScore, score
+from ckdist.serve.text_records import Prepared
 from ckdist.tokens.stream import StreamDecoder
 from ckdist.tokens.vocabulary import Vocabulary
 
@@ -64,10 +64,10 @@ class Choice:
         self._waiting: deque[tuple[int, int, TokenScore]] = deque()  # (begin, end of the token's text, score)
         self.finish_reason: str | None = None
 
-    def take(self, message: dict[str, Any]) -> Piece:
+    def take(self, message: Tokens) -> Piece:
         """Returns the new part of the choice. The choice is complete once `finish_reason` is set."""
         text = ""
-        tokens, logprobs, taken = message["tokens"], message.get("logprobs"), self.tokens
+        tokens, logprobs, taken = message.tokens, message.logprobs, self.tokens
         for index, token in enumerate(tokens):
             begin = self._decoder.length
             text += (self._decoder if self.tokens < self._unstoppable else self._stream).step(token)
@@ -79,12 +79,12 @@ class Choice:
         stopped = self._stream.stopped is not None
         if stopped:
             self.finish_reason = "stop"
-        elif message["finish_reason"] is not None:
+        elif message.finish_reason is not None:
             text += self._stream.flush()
             stopped = self._stream.stopped is not None
-            self.finish_reason = "stop" if stopped else message["finish_reason"]
+            self.finish_reason = "stop" if stopped else message.finish_reason
         self._given += len(text)
-        reason = self._stream.stopped if stopped else message.get("stop_token")
+        reason = self._stream.stopped if stopped else message.stop_token
         scores, tokens = self._decided(stopped), tokens[: self.tokens - taken]
         return Piece(self.number, text, scores, self.finish_reason, reason, tokens)
 

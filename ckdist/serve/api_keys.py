@@ -60,11 +60,6 @@ class ApiKey:
         """Returns a key whose name is derived from its digest."""
         return cls(f"key-{hashlib.sha256(key.encode()).hexdigest()[:16]}", key)
 
-    @classmethod
-    def from_map(cls, values: dict[str, Any]) -> "ApiKey":
-        """Inverse of `dataclasses.asdict`."""
-        return cls(values["name"], values["key"], KeyLimits(**values["limits"]))
-
 
 def asks_for_key(config: ServeConfig) -> bool:
     """Whether the server refuses clients without a key."""

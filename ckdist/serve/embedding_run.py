@@ -4,14 +4,14 @@ from typing import Any
 
 import numpy as np
 
+from ckdist.engine.messages import TOKEN_BYTES, Embedding
 from ckdist.errors import EngineError
 from ckdist.serve.accounts import Account
 from ckdist.serve.encoding import Turns
 from ckdist.serve.engine_client import EngineClient, Generation
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.problems import Problem
-from ckdist.serve.requests.embedding_request import EmbeddingWork
-from ckdist.serve.requests.prepared import TOKEN_BYTES
+from ckdist.serve.text_records import EmbeddingWork
 
 
 class EmbeddingRun:
@@ -65,8 +65,9 @@ class EmbeddingRun:
             while received < count:
                 begun = self._submit(generation, begun)
                 for number, message in await generation.next():
-                    vector = np.frombuffer(message["vector"], "<f4")
-                    found[number] = vector if self._pools else vector.reshape(message["prompt_tokens"], -1)
+                    assert isinstance(message, Embedding), "only `submit` asks for tokens"
+                    vector = np.frombuffer(message.vector, "<f4")
+                    found[number] = vector if self._pools else vector.reshape(message.prompt_tokens, -1)
                     self._count(message)
                     received += 1
                     await turns.end()  # more vectors may arrive meanwhile
@@ -108,10 +109,10 @@ class EmbeddingRun:
             begun += 1
         return begun
 
-    def _count(self, message: dict[str, Any]) -> None:
-        self.prompt_tokens += message["prompt_tokens"]
-        self._metrics.prompt_tokens.inc(message["prompt_tokens"])
-        self._metrics.cached_tokens.inc(message["cached_tokens"])
+    def _count(self, message: Embedding) -> None:
+        self.prompt_tokens += message.prompt_tokens
+        self._metrics.prompt_tokens.inc(message.prompt_tokens)
+        self._metrics.cached_tokens.inc(message.cached_tokens)
 
     def _finished(self, vectors: np.ndarray) -> np.ndarray:
         """Truncates vectors to the wanted dimensions, and normalizes them to length 1 if the request asks for it."""

@@ -10,13 +10,13 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict
 from typing import Any
 
 import zmq
 
 from ckdist.engine import messages
 from ckdist.engine.block_pool import ONE_TENANT
+from ckdist.engine.messages import Abort, Drain, Embed, Embedding, Failure, Hello, Status, Submit, Tokens, Watch
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.serve.accounts import Account
 from ckdist.serve.encoding import TURN_SECONDS
@@ -25,9 +25,6 @@ from ckdist.serve.problems import Problem
 ROUTING_ID = b"http"  # fixed, so that rank 0 can send its status before it receives a message
 MAX_UNSENT = 10_000
 TICK_SECONDS = 0.25
-PROMPT_TOKEN_BYTES = 4  # a prompt is int32
-STATES = ("loading", "ready", "draining", "failed")
-FINISH_REASONS = (None, "stop", "length", "abort")
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +37,7 @@ class Generation:
         self._ids: dict[str, int] = {}  # numbers of the running sequences
         self._prompt_tokens: dict[int, int] = {}
         self._has_tokens = False
-        self._arrived: deque[tuple[int, dict[str, Any]]] = deque()
+        self._arrived: deque[tuple[int, Tokens | Embedding]] = deque()
         self._waiter: asyncio.Future[None] | None = None
         self._problem: Problem | None = None
         self.progress_at = time.monotonic()
@@ -60,9 +57,8 @@ class Generation:
 
     def submit(self, number: int, prompt: bytes, sampling: SamplingParams, tenant: bytes | None = ONE_TENANT) -> None:
         """Starts sequence `number`. Raises Problem 503 if the engine accepts nothing."""
-        self._prompt_tokens[number] = len(prompt) // PROMPT_TOKEN_BYTES
-        message = {"op": "submit", "prompt": prompt, "sampling": asdict(sampling), "tenant": tenant}
-        self._ids[self._client.submit(self, message)] = number
+        self._prompt_tokens[number] = len(prompt) // messages.TOKEN_BYTES
+        self._start(number, Submit(secrets.token_hex(8), prompt, sampling, tenant))
 
     def embed(
         self, number: int, prompt: bytes, pooling: str, first_text: int = 0, tenant: bytes | None = ONE_TENANT
@@ -71,9 +67,11 @@ class Generation:
 
         `first_text`: tokens of the first text, if the prompt is a pair of texts.
         """
-        more = {"first_text": first_text} if first_text else {}
-        message = {"op": "embed", "prompt": prompt, "pooling": pooling, "tenant": tenant, **more}
-        self._ids[self._client.submit(self, message)] = number
+        self._start(number, Embed(secrets.token_hex(8), prompt, pooling, first_text, tenant))
+
+    def _start(self, number: int, message: Submit | Embed) -> None:
+        self._client.submit(self, message)
+        self._ids[message.id] = number
 
     def abort(self, number: int) -> None:
         """Ends sequence `number`. Messages of it that arrive later are dropped."""
@@ -81,10 +79,10 @@ class Generation:
             del self._ids[sequence_id]
             self._client.abort(sequence_id)
 
-    async def next(self) -> list[tuple[int, dict[str, Any]]]:
+    async def next(self) -> list[tuple[int, Tokens | Embedding]]:
         """Waits for messages. Returns all that arrived since the last call, as (sequence number, message).
 
-        The messages carry tokens or a vector. Raises a Problem if the engine refused a sequence, failed or became
+        Raises a Problem if the engine refused a sequence, failed or became
         silent.
         """
         while not self._arrived:
@@ -97,12 +95,15 @@ class Generation:
         self.progress_at = time.monotonic()
         return arrived
 
-    def deliver(self, sequence_id: str, message: dict[str, Any]) -> None:
-        """Takes a message with tokens or a vector of one of the sequences."""
-        number = self._ids[sequence_id]
-        if message["op"] == "embedding" or message["finish_reason"] is not None:
-            del self._ids[sequence_id]
-        self._has_tokens = self._has_tokens or bool(message.get("tokens"))
+    def deliver(self, message: Tokens | Embedding) -> None:
+        """Takes a message of one of the sequences."""
+        number = self._ids[message.id]
+        if isinstance(message, Embedding):
+            del self._ids[message.id]
+        else:
+            if message.finish_reason is not None:
+                del self._ids[message.id]
+            self._has_tokens = self._has_tokens or bool(message.tokens)
         self._arrived.append((number, message))
         self._wake()
 
@@ -116,9 +117,7 @@ class Generation:
             return
         for sequence_id, number in list(self._ids.items()):
             self._client.abort(sequence_id)
-            counts = {"prompt_tokens": self._prompt_tokens[number], "cached_tokens": 0, "cached_from": 0}
-            message = {"op": "tokens", "tokens": [], "finish_reason": "length", **counts}
-            self._arrived.append((number, message))
+            self._arrived.append((number, Tokens(sequence_id, [], "length", self._prompt_tokens[number])))
         self._ids.clear()
         self._wake()
 
@@ -172,7 +171,7 @@ class EngineClient:
         self._socket.setsockopt(zmq.MAXMSGSIZE, messages.MAX_MESSAGE_BYTES)
         self._socket.connect(self.endpoint)
         self._loop.add_reader(self._socket.fileno(), self._drain_socket)
-        self._send({"op": "hello"})
+        self._send(Hello())
         self._ticker = self._loop.call_soon(self._tick)
 
     def close(self) -> None:
@@ -217,11 +216,11 @@ class EngineClient:
 
     def watch(self) -> None:
         """Requests the ranks' counters for the next WATCH_SECONDS."""
-        self._send({"op": "watch"})
+        self._send(Watch())
 
     def drain(self) -> None:
         """Makes rank 0 finish the running sequences and refuse new ones."""
-        self._drain_pending = not self._send({"op": "drain"})
+        self._drain_pending = not self._send(Drain())
 
     def end_early(self, reason: str) -> None:
         """Ends all requests with the tokens that they have; those without any token with 503 and `reason`."""
@@ -233,24 +232,22 @@ class EngineClient:
         self._lost = reason
         self._announce()
 
-    def submit(self, generation: Generation, message: dict[str, Any]) -> str:
-        """Starts a sequence of `generation` and returns its id. `message` has no id yet.
+    def submit(self, generation: Generation, message: Submit | Embed) -> None:
+        """Starts a sequence of `generation`.
 
         If the account is full, the sequence starts later. Raises Problem 503 if the engine accepts nothing.
         """
         problem = self.unavailable()
         if problem is not None:
             raise problem
-        sequence_id, account = secrets.token_hex(8), generation.account
-        message = {**message, "id": sequence_id}
+        account = generation.account
         if account.is_full:
-            account.held[sequence_id] = message
+            account.held[message.id] = message
         elif self._send(message):
             account.running += 1
         else:
             raise Problem(503, f"the engine has not read the last {MAX_UNSENT} messages; try again later")
-        self._generations[sequence_id] = generation
-        return sequence_id
+        self._generations[message.id] = generation
 
     def abort(self, sequence_id: str) -> None:
         """Ends a sequence, if it has not ended."""
@@ -258,13 +255,13 @@ class EngineClient:
         if generation is None:
             return
         if sequence_id not in generation.account.held:
-            self._send({"op": "abort", "id": sequence_id})
+            self._send(Abort(sequence_id))
         self._end(sequence_id)
 
-    def _end(self, sequence_id: str) -> Generation | None:
+    def _end(self, sequence_id: str | None) -> Generation | None:
         """Removes a sequence, and starts the next ones that its account holds. Returns its generation, if any."""
-        generation = self._generations.pop(sequence_id, None)
-        if generation is None:
+        generation = None if sequence_id is None else self._generations.pop(sequence_id, None)
+        if sequence_id is None or generation is None:
             return None
         account = generation.account
         if account.held.pop(sequence_id, None) is None:
@@ -278,7 +275,7 @@ class EngineClient:
                 self._generations.pop(held_id).fail(problem, held_id)
         return generation
 
-    def _send(self, message: dict[str, Any]) -> bool:
+    def _send(self, message: messages.ToRank0) -> bool:
         try:
             self._socket.send(messages.encode(message), zmq.NOBLOCK)
         except zmq.Again:
@@ -296,46 +293,30 @@ class EngineClient:
             except zmq.Again:
                 return
             try:
-                self._handle(messages.decode(data))
+                self._handle(messages.read(messages.unpack(data), messages.FROM_RANK_0))
             except Exception as error:  # unpacking raises many types; one bad message must not end the others
                 log.error("a message from rank 0 is ignored: %s: %s", type(error).__name__, error)
         self._loop.call_soon(self._drain_socket)
 
-    def _handle(self, message: dict[str, Any]) -> None:
+    def _handle(self, message: messages.FromRank0) -> None:
         self._heard_at = time.monotonic()
-        op = message["op"]
-        if op == "tokens":
-            generation = self._generations.get(message["id"])
-            if generation is None:
-                return  # it was aborted while this message was on its way
-            if message["finish_reason"] not in FINISH_REASONS or not isinstance(message["tokens"], list):
-                raise ValueError(f"tokens of sequence {message['id']} are malformed")
-            if message["finish_reason"] is not None:
-                self._end(message["id"])
-            generation.deliver(message["id"], message)
-        elif op == "embedding":
-            generation = self._end(message["id"])
-            if generation is not None:
-                if not isinstance(message["vector"], bytes) or not message["vector"]:
-                    raise ValueError(f"the vector of sequence {message['id']} is malformed")
-                generation.deliver(message["id"], message)
-        elif op == "status":
-            if message["state"] not in STATES:
-                raise ValueError(f"unknown state {message['state']!r}")
-            self._reported, self.error = message["state"], message.get("error")
-            self.model, self.stats = message.get("model") or {}, message.get("stats") or {}
-            self.ranks, self.clock = message.get("ranks") or [], message.get("clock") or 0.0
+        if isinstance(message, Status):
+            self._reported, self.error = message.state, message.error
+            self.model, self.stats = message.model, message.stats
+            self.ranks, self.clock = message.ranks, message.clock
             self._announce()
-        elif op == "error":
-            generation = self._end(message["id"])
-            if generation is not None:
-                status = message.get("status")
-                problem = Problem(
-                    status if status in (400, 429, 503) else 500, str(message["message"]), message.get("field")
-                )
-                generation.fail(problem, message["id"])
+            return
+        if isinstance(message, Tokens) and message.finish_reason is None:
+            generation = self._generations.get(message.id)
         else:
-            raise ValueError(f"unknown op {op!r}")
+            generation = self._end(message.id)
+        if generation is None:
+            return  # it was aborted while this message was on its way
+        if isinstance(message, Failure):
+            status = message.status if message.status in (400, 429, 503) else 500
+            generation.fail(Problem(status, message.message, message.field), message.id)
+        else:
+            generation.deliver(message)
 
     def _tick(self) -> None:
         self._drain_socket()  # first, since messages that arrived while the loop was busy are signs of life

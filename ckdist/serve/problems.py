@@ -61,10 +61,6 @@ class Problem(CkdistError):  # noqa: N818 - RFC 9457's word
             return cls(500, str(error))
         return cls(500, "internal error; the server's log has the details")
 
-    def to_map(self) -> dict[str, Any]:
-        """Returns a map for msgpack. `Problem(**map)` restores the problem."""
-        return dict(vars(self))
-
     def body_for(self, path: str) -> dict[str, Any]:
         """Returns the JSON of the answer: Anthropic's error object on Anthropic's paths, else OpenAI's."""
         if not path.startswith(ANTHROPIC):

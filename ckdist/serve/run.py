@@ -4,15 +4,16 @@ import dataclasses
 import time
 from typing import Any
 
+from ckdist.engine.messages import TOKEN_BYTES, Tokens, unpack_tokens
 from ckdist.serve.accounts import Account
 from ckdist.serve.answer_choice import Choice, Growth, Piece
 from ckdist.serve.encoding import Turns
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.metrics import Metrics
 from ckdist.serve.problems import Problem
-from ckdist.serve.requests.prepared import TOKEN_BYTES, Prepared, unpack_tokens
 from ckdist.serve.requests.sampling_fields import for_choice
 from ckdist.serve.scores import score_prompt
+from ckdist.serve.text_records import Prepared
 from ckdist.serve.timings import timings_of
 from ckdist.tokens.vocabulary import Vocabulary
 
@@ -105,6 +106,7 @@ class Run:
                 choice = self._choices.get(number)
                 if choice is None:
                     continue  # a stop string has ended it within this batch
+                assert isinstance(message, Tokens), "only `embed` asks for vectors"
                 piece = await self._grow(choice, message)
                 self._unseen.setdefault(number, Growth()).add(piece)
                 if piece.text or piece.scores or piece.finish_reason is not None or self.work.token_ids:
@@ -157,7 +159,7 @@ class Run:
             self._prompt_tokens, sum(self.cached_tokens), prompt_seconds, self._completion_tokens, seconds
         )
 
-    async def _grow(self, choice: Choice, message: dict[str, Any]) -> Piece:
+    async def _grow(self, choice: Choice, message: Tokens) -> Piece:
         before = choice.tokens
         piece = choice.take(message)
         self._count(choice.number, choice.tokens - before, message)
@@ -173,17 +175,17 @@ class Run:
             self._generation.abort(choice.number)  # has an effect only if a stop string ended it
         return piece
 
-    async def _prepend_prompt(self, piece: Piece, message: dict[str, Any]) -> None:
+    async def _prepend_prompt(self, piece: Piece, message: Tokens) -> None:
         if not self.work.echo:
             return
         prompt = piece.choice // self.work.n
         text = self.work.texts[prompt]
         piece.text = text + piece.text
-        if message.get("prompt_logprobs") is not None:
-            tokens, packed = unpack_tokens(self.work.prompts[prompt]), message["prompt_logprobs"]
-            piece.scores = await score_prompt(self._tokenizer.decoder(), tokens, packed, len(text), list(piece.scores))
+        if message.prompt_logprobs is not None:
+            tokens, scores = unpack_tokens(self.work.prompts[prompt]), message.prompt_logprobs
+            piece.scores = await score_prompt(self._tokenizer.decoder(), tokens, scores, len(text), list(piece.scores))
 
-    def _count(self, number: int, tokens: int, message: dict[str, Any]) -> None:
+    def _count(self, number: int, tokens: int, message: Tokens) -> None:
         self._last_at = time.monotonic()
         self._completion_tokens += tokens
         self._account.count_tokens(tokens)
@@ -198,8 +200,8 @@ class Run:
             self._first_at = self._last_at
             self._metrics.first_token_seconds.observe(self._first_at - self._begun_at)
         if number % self.work.n == 0:
-            self._prompt_tokens += message["prompt_tokens"]
-            self.cached_tokens[number // self.work.n] = message["cached_tokens"]
-            self._cached_from += message["cached_from"]
-            self._metrics.prompt_tokens.inc(message["prompt_tokens"])
-            self._metrics.cached_tokens.inc(message["cached_tokens"])
+            self._prompt_tokens += message.prompt_tokens
+            self.cached_tokens[number // self.work.n] = message.cached_tokens
+            self._cached_from += message.cached_from
+            self._metrics.prompt_tokens.inc(message.prompt_tokens)
+            self._metrics.cached_tokens.inc(message.cached_tokens)

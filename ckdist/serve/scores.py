@@ -71,14 +71,14 @@ def score(token: int, entry: list[Any] | None, offset: int) -> TokenScore:
 
 
 async def score_prompt(
-    decoder: StreamDecoder, prompt: Sequence[int], packed: dict[str, Any], length: int, following: list[TokenScore]
+    decoder: StreamDecoder, prompt: Sequence[int], entries: PromptScores, length: int, following: list[TokenScore]
 ) -> EchoedScores:
     """Returns the scores of a prompt's tokens, followed by `following`. Yields to the event loop in between.
 
     `decoder` must be a new one. Offsets do not exceed `length`, the characters of the prompt's text. Raises ValueError
     if the engine did not score each token.
     """
-    entries, offsets, turns, at = PromptScores(packed), array("Q"), Turns(), 0
+    offsets, turns, at = array("Q"), Turns(), 0
     if len(entries) != len(prompt):
         raise ValueError(f"{len(entries)} scores came for a prompt of {len(prompt)} tokens")
     for index, token in enumerate(prompt):

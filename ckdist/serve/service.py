@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ckdist import __version__
+from ckdist.engine.messages import unpack_tokens
 from ckdist.errors import EngineError
 from ckdist.serve.accounts import Account, Accounts
 from ckdist.serve.answer import END_OF_STREAM, EventStream, LongAnswer, while_connected
@@ -23,10 +24,9 @@ from ckdist.serve.metrics import Metrics
 from ckdist.serve.openai_answer import Source
 from ckdist.serve.problems import Problem
 from ckdist.serve.request_log import MAX_PROMPT_TOKENS, note_run
-from ckdist.serve.requests.embedding_request import EmbeddingWork
-from ckdist.serve.requests.prepared import ModelFacts, Prepared, unpack_tokens
 from ckdist.serve.run import Run
 from ckdist.serve.settings import HttpSettings
+from ckdist.serve.text_records import EmbeddingWork, ModelFacts, Prepared
 from ckdist.serve.text_work import TextWork
 from ckdist.tokens.vocabulary import Vocabulary
 

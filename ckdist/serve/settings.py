@@ -3,8 +3,8 @@
 import json
 import logging
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
+from ckdist.engine.typed_map import from_map
 from ckdist.errors import ConfigError
 from ckdist.serve.api_keys import ApiKey, read_key_file
 
@@ -60,13 +60,7 @@ class HttpSettings:
     @classmethod
     def from_json(cls, data: bytes) -> "HttpSettings":
         """Inverse of `to_json`."""
-        given: dict[str, Any] = json.loads(data)
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
-        }
-        for name in ("api_keys", "file_keys"):
-            values[name] = tuple(map(ApiKey.from_map, values[name]))
-        return cls(**values)
+        return from_map(cls, json.loads(data), "settings")
 
     def with_current_keys(self) -> "HttpSettings":
         """Returns the settings with the current keys of the key file. A wrong file changes nothing."""

@@ -14,13 +14,14 @@ from collections.abc import AsyncIterator
 from dataclasses import astuple
 from typing import Any
 
+from ckdist.engine.typed_map import to_map
 from ckdist.errors import EngineError
+from ckdist.serve import text_records
 from ckdist.serve.encoding import Turns
 from ckdist.serve.problems import Problem
-from ckdist.serve.requests.embedding_request import EmbeddingWork
-from ckdist.serve.requests.prepared import ModelFacts, Prepared
 from ckdist.serve.requests.task import MAX_ANSWER, too_much
 from ckdist.serve.settings import LOG_FORMAT
+from ckdist.serve.text_records import EmbeddingWork, ModelFacts, Prepared, Refusal, Task
 from ckdist.tokens import worker_frames
 from ckdist.tokens.confined import Overrides, Zygote
 from ckdist.tokens.process_limits import Limits
@@ -151,15 +152,12 @@ class TextWork:
             if lane is self._long:
                 worker.zygote.kill(worker.number)
             raise
-        if "prepared" in head:
-            return Prepared.from_map(head["prepared"])
-        if "embedding" in head:
-            return EmbeddingWork.from_map(head["embedding"])
-        if "problem" in head:
-            raise Problem(**head["problem"])
-        if "failed" in head:
-            raise EngineError(f"a text worker has failed: {head['failed']}")
-        return content
+        answer = text_records.read_answer(head)
+        if isinstance(answer, Refusal):
+            raise Problem(**vars(answer))
+        if isinstance(answer, text_records.WorkerFault):
+            raise EngineError(f"a text worker has failed: {answer.message}")
+        return content if isinstance(answer, text_records.JsonAnswer) else answer
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
@@ -170,7 +168,7 @@ class TextWork:
         self, worker: Worker, lane: Lane, kind: str, body: bytes, facts: ModelFacts
     ) -> tuple[dict[str, Any], list[bytes]]:
         limits = Limits(CPU_SECONDS + CPU_SECONDS_PER_MB * len(body) / 1e6, MEMORY + MEMORY_PER_BYTE * len(body))
-        head = {"kind": kind, "facts": astuple(facts), "limits": astuple(limits)}
+        head = {**to_map(Task(kind, facts)), "limits": astuple(limits)}
         stays = False
         try:
             answer = await asyncio.wait_for(worker.ask(head, body), limits.wall + GRACE_SECONDS)
@@ -180,7 +178,7 @@ class TextWork:
             if not isinstance(error, asyncio.TimeoutError) and await self._was_killed(worker):
                 raise Problem(503, "the process that prepared the request was killed; try again") from None
             log.warning("a text worker was ended by its limits (%s, %d bytes)", kind, len(body))
-            return {"problem": too_much(kind).to_map()}, []
+            return text_records.answer_map(Refusal(**vars(too_much(kind)))), []
         finally:
             if stays:
                 self._idle.put_nowait(worker)

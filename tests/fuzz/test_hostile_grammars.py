@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import msgpack
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,7 @@ from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.start_up import BUNDLED
 from ckdist.errors import CkdistError
 from ckdist.serve.requests.prepare import prepare
-from ckdist.serve.requests.prepared import ModelFacts, Prepared
+from ckdist.serve.text_records import ModelFacts, Prepared, answer_map, read_answer
 from ckdist.tokens.chat_template import with_template
 from ckdist.tokens.tokenizer_folder import load_tokenizer
 from ckdist.tokens.tokenizer_source import tokenizer_of
@@ -89,7 +90,8 @@ def prepared_or_refused(tokenizer, kind="chat", **fields):
     except CkdistError as error:
         assert str(error) and "\n" not in str(error)
         return None
-    assert isinstance(found, Prepared) and Prepared.from_map(found.to_map()) == found
+    assert isinstance(found, Prepared)
+    assert read_answer(msgpack.unpackb(msgpack.packb(answer_map(found)), strict_map_key=False)) == found
     return found
 
 

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckdist import errors
-from ckdist.engine.sampler import Sample, Sampler, SampleRow
+from ckdist.engine.sampler import Sample, Sampler
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.sampling_state import SamplingState
+from tests.support.sample_row import SampleRow
 
 F32 = np.float32
 MASK = (1 << 64) - 1
@@ -38,9 +39,9 @@ def modified(x, row):
     x, p = x.astype(float), row.params
     for token, bias in p.logit_bias.items():
         x[token] += bias
-    for token in {*row.prompt_tokens, *row.output_tokens}:
+    for token in {*row.prompt, *row.output}:
         x[token] = x[token] / p.repetition_penalty if x[token] > 0 else x[token] * p.repetition_penalty
-        count = list(row.output_tokens).count(token)
+        count = list(row.output).count(token)
         x[token] -= p.presence_penalty * (count > 0) + p.frequency_penalty * count
     return x
 
@@ -65,7 +66,7 @@ def kept_probabilities(x, row):
 def assert_draw(x, row, token):
     """The token is the one that the hash points at, give or take float32's rounding of a boundary."""
     cumulative = np.cumsum(kept_probabilities(x, row))
-    u = uniform(row.seed, row.position)
+    u = uniform(row.seed, row.length)
     before = cumulative[token - 1] if token else 0.0
     assert before - 2e-5 <= u <= cumulative[token] + 2e-5
 
@@ -134,7 +135,7 @@ CUTS = [
 @pytest.mark.parametrize("vocab", [3, 1000, 20_000])
 def test_draws_are_those_of_the_reference(cut, vocab):
     logits = logits_of(vocab, spread=2.0)
-    rows = [SampleRow(params(**{"temperature": 0.8, **cut}), seed=11, position=p) for p in range(60)]
+    rows = [SampleRow(params(**{"temperature": 0.8, **cut}), seed=11, length=p) for p in range(60)]
     many = np.broadcast_to(logits, (60, vocab))
     for row, sample in zip(rows, Sampler(vocab).sample(many, rows), strict=True):
         assert_draw(logits[0], row, sample.token)
@@ -166,7 +167,7 @@ def test_any_settings(vocab, seed, position, temperature, top_k, top_p, min_p, c
 
 def test_frequencies_follow_the_distribution():
     logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]], F32))
-    rows = [SampleRow(params(temperature=1.0), seed=s, position=p) for s in range(20) for p in range(500)]
+    rows = [SampleRow(params(temperature=1.0), seed=s, length=p) for s in range(20) for p in range(500)]
     got = Sampler(4).sample(np.broadcast_to(logits, (10_000, 4)), rows)
     share = np.bincount([s.token for s in got], minlength=4) / 10_000
     np.testing.assert_allclose(share, [0.5, 0.3, 0.15, 0.05], atol=0.015)
@@ -278,22 +279,24 @@ def test_a_mask_removes_what_it_does_not_allow(vocab):
         allowed = rng.random(vocab) < (0.02, 0.5, 0.98)[seed % 3]
         allowed[rng.integers(vocab)] = True
         logits = logits_of(vocab, seed=seed)
-        row = SampleRow(params(**changes), seed, 7, state=masked(allowed))
+        row = SampleRow(params(**changes), seed, 7, sampling_state=masked(allowed))
         (sample,) = Sampler(vocab).sample(logits, [row])
         assert allowed[sample.token]
         others = SamplingState(banned=np.flatnonzero(~allowed).astype(np.int32))
-        (wanted,) = Sampler(vocab).sample(logits, [row._replace(state=others)])
+        (wanted,) = Sampler(vocab).sample(logits, [row._replace(sampling_state=others)])
         assert sample == wanted, "a mask bans the others"
 
 
 def test_tokens_beyond_a_mask_are_not_drawn_and_an_empty_one_is_refused():
     logits = np.arange(100, dtype=F32)[None]
     assert (
-        Sampler(100).sample(logits, [SampleRow(params(temperature=0.0), state=masked(np.ones(64, bool)))])[0].token
+        Sampler(100)
+        .sample(logits, [SampleRow(params(temperature=0.0), sampling_state=masked(np.ones(64, bool)))])[0]
+        .token
         == 63
     )
     with pytest.raises(errors.ConfigError, match="the mask of row 0 allows no token"):
-        Sampler(100).sample(logits, [SampleRow(params(), state=masked(np.zeros(100, bool)))])
+        Sampler(100).sample(logits, [SampleRow(params(), sampling_state=masked(np.zeros(100, bool)))])
 
 
 def masked(allowed):

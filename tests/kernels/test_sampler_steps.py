@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from ckdist.config.samplers import SAMPLERS
 from ckdist.engine.dry_breakers import DryBreakers
-from ckdist.engine.sampler import Sampler, SampleRow
+from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.sampling_state import SamplingState, sampling_state
 from ckdist.engine.start_up import BUNDLED
 from ckdist.errors import ConfigError
 from ckdist.tokens.tokenizer_source import tokenizer_of
 from tests.support.paths import GOLDEN as GOLDEN_FILES
+from tests.support.sample_row import SampleRow
 
 F32 = np.float32
 SEED = 9
@@ -104,7 +105,7 @@ def test_mirostat_learns_from_the_probability_of_what_was_drawn(i):
     state = SamplingState(mirostat_mu=case["mu"])
     for position in range(20):
         (sample,) = Sampler(len(want)).sample(
-            GOLDEN[f"row{case['row']}"][None], [SampleRow(params, SEED, position, state=state)]
+            GOLDEN[f"row{case['row']}"][None], [SampleRow(params, SEED, position, sampling_state=state)]
         )
         mu = case["mu"] - params.mirostat_eta * (-np.log2(want[sample.token]) - params.mirostat_tau)
         assert sample.mirostat_mu == pytest.approx(mu, abs=1e-3)
@@ -199,7 +200,7 @@ def test_mirostat_keeps_the_surprise_near_its_target(version, tau):
     for position in range(600):
         logits = (-1.1 * np.log(np.arange(1, vocab + 1)) * rng.uniform(0.9, 1.2))[rng.permutation(vocab)].astype(F32)
         before = state.mirostat_mu
-        (sample,) = sampler.sample(logits[None], [SampleRow(params, SEED, position, state=state)])
+        (sample,) = sampler.sample(logits[None], [SampleRow(params, SEED, position, sampling_state=state)])
         surprise.append((before - sample.mirostat_mu) / params.mirostat_eta + tau)
         state.mirostat_mu = sample.mirostat_mu
     assert np.mean(surprise[100:]) == pytest.approx(tau, abs=0.05 * tau)
@@ -222,7 +223,7 @@ def test_banned_tokens_are_never_drawn():
         {"top_k": 39},
     ):
         params = SamplingParams(**fields, logit_bias={2: 100.0})
-        rows = [SampleRow(params, SEED, p, state=state) for p in range(200)]
+        rows = [SampleRow(params, SEED, p, sampling_state=state) for p in range(200)]
         assert min(s.token for s in Sampler(40).sample(np.broadcast_to(logits, (200, 40)), rows)) >= 5, fields
 
 

@@ -10,7 +10,7 @@ from ckdist.errors import RequestError
 from ckdist.serve.chat_message import custom_text
 from ckdist.serve.paths.absent import NAMES
 from ckdist.serve.requests.prepare import prepare
-from ckdist.serve.requests.prepared import ModelFacts
+from ckdist.serve.text_records import ModelFacts
 from ckdist.tokens.tokenizer_source import tokenizer_of
 from tests.server.test_tools import ANSWER, TEMPLATE, TOOLS
 from tests.support.clients import openai

@@ -10,18 +10,24 @@ import pytest
 import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgpack import packb as encode
 
 from ckdist.engine import coordinator
 from ckdist.engine.coordinator import HTTP_ROUTING_ID, Coordinator
 from ckdist.engine.engine import Engine
-from ckdist.engine.messages import PromptScores, decode, encode
+from ckdist.engine.messages import FROM_RANK_0, PromptScores, read, unpack
+from ckdist.engine.messages import pack_tokens as ids
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.socket_directory import socket_directory
 from ckdist.errors import CommError, ConfigError, EngineError, NativeError
-from ckdist.serve.requests.prepared import pack_tokens as ids
+from tests.support.fake_engine import plain
 from tests.support.paged_executable import PagedExecutable, PlainSampler, alone
 
 GREEDY = {"max_tokens": 6, "temperature": 0.0}
+
+
+def decode(data):
+    return plain(read(unpack(data), FROM_RANK_0))
 
 
 class SlowExecutable(PagedExecutable):
@@ -135,7 +141,7 @@ def test_a_request_and_its_answer(server):
     server.submit("r", [1, 2, 3], logprobs=1, prompt_logprobs=0)
     first = server.of("r")
     assert first["prompt_tokens"] == 3 and first["cached_tokens"] == 0 and first["finish_reason"] is None
-    assert len(PromptScores(first["prompt_logprobs"])) == 3 and len(first["logprobs"]) == len(first["tokens"]) == 1
+    assert len(PromptScores(**first["prompt_logprobs"])) == 3 and len(first["logprobs"]) == len(first["tokens"]) == 1
     tokens, last = server.tokens("r")
     assert first["tokens"] + tokens == alone([1, 2, 3], SamplingParams(**GREEDY)) and last["finish_reason"] == "length"
     stats = server.stats()
@@ -209,7 +215,7 @@ BAD_MESSAGES = [  # data, part of the error, its field
         "stop_token_ids must be",
         "stop_token_ids",
     ),
-    (encode({"op": "abort"}), "abort needs the id", "id"),
+    (encode({"op": "abort"}), "id must be a string", "id"),
 ]
 
 

@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
+from ckdist.engine.messages import pack_tokens
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.serve import engine_client
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.problems import Problem
-from ckdist.serve.requests.prepared import pack_tokens
 from tests.support.fake_engine import FakeEngine
 from tests.support.served import VOCAB
 

@@ -8,8 +8,8 @@ import pytest
 from ckdist.errors import RequestError
 from ckdist.serve.requests.field_table import RULES, Harmless, Honoured, Neutral
 from ckdist.serve.requests.prepare import prepare
-from ckdist.serve.requests.prepared import ModelFacts
 from ckdist.serve.requests.request_fields import Fields
+from ckdist.serve.text_records import ModelFacts
 from ckdist.tokens.tokenizer_source import tokenizer_of
 from tests.support.served import TEMPLATE, VOCAB, write_tokenizer
 

@@ -19,6 +19,7 @@ import pytest
 
 from ckdist.cli.serve import open_line, open_listeners
 from ckdist.config.serve_config import ServeConfig
+from ckdist.engine.messages import pack_tokens
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.errors import ConfigError, EngineError, RequestError
 from ckdist.serve import body, heartbeat
@@ -26,7 +27,6 @@ from ckdist.serve.api_keys import ApiKey
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.problems import Problem
 from ckdist.serve.process import HttpProcess, listen
-from ckdist.serve.requests.prepared import pack_tokens
 from ckdist.serve.settings import HttpSettings
 from tests.support.clients import openai
 from tests.support.fake_engine import FakeEngine
@@ -90,7 +90,7 @@ def test_a_silent_engine_is_stale_and_may_come_back(tmp_path):
             engine.delay = 0.02
             with client.generation() as generation:
                 generation.submit(0, pack_tokens([5, 6]), SamplingParams(max_tokens=1000))
-                assert (await generation.next())[0][1]["tokens"] == [5]
+                assert (await generation.next())[0][1].tokens == [5]
                 engine.silent = True
                 with pytest.raises(Problem, match=r"no sign of life for 0.3 seconds") as problem:
                     while True:
@@ -572,7 +572,7 @@ def test_messages_that_make_no_sense_are_ignored(tmp_path, caplog):
                 )
                 found = []
                 while generation.running:
-                    found += [token for _, message in await generation.next() for token in message["tokens"]]
+                    found += [token for _, message in await generation.next() for token in message.tokens]
             assert found == [5, 6, 5] and client.state == "ready"
         finally:
             client.close()
@@ -581,7 +581,7 @@ def test_messages_that_make_no_sense_are_ignored(tmp_path, caplog):
         engine.delay = 0.05
         asyncio.run(asyncio.wait_for(scenario(engine), 30))
     ignored = [record.getMessage() for record in caplog.records if "is ignored" in record.getMessage()]
-    assert len(ignored) == 4 and "unknown op 'fly'" in ignored[0] and "unknown state 'asleep'" in ignored[1]
+    assert len(ignored) == 4 and "unknown op 'fly'" in ignored[0] and "state must be one of" in ignored[1]
 
 
 def test_a_body_that_is_too_slow_is_408(monkeypatch):

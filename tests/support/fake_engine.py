@@ -5,7 +5,9 @@ The output of prompt p is p repeated from its start, one token per message; toke
 
 import threading
 import time
+from dataclasses import asdict
 
+import msgpack
 import numpy as np
 import zmq
 
@@ -95,7 +97,9 @@ class FakeEngine:
                     },
                 )
             while socket.poll(0 if self._running and not self.silent else 10):
-                self._receive(socket, messages.decode(socket.recv_multipart()[1]))
+                self._receive(
+                    socket, plain(messages.read(messages.unpack(socket.recv_multipart()[1]), messages.TO_RANK_0))
+                )
             while self.said:
                 self._send(socket, self.said.pop(0))
             if not self.silent:
@@ -106,7 +110,7 @@ class FakeEngine:
         context.term()
 
     def _send(self, socket, message: dict) -> None:
-        socket.send_multipart([b"http", messages.encode(message)])
+        socket.send_multipart([b"http", msgpack.packb(message)])
 
     def _receive(self, socket, message: dict) -> None:
         if message["op"] == "submit":
@@ -122,7 +126,7 @@ class FakeEngine:
         elif message["op"] == "embed":
             prompt = list(memoryview(message["prompt"]).cast("i"))
             self.submitted.append({**message, "prompt": prompt})
-            counts = {"prompt_tokens": len(prompt), "cached_tokens": 0, "cached_from": 0}
+            counts = {"prompt_tokens": len(prompt), "cached_tokens": 0}
             vector = vector_of(prompt).tobytes()
             self._send(socket, {"op": "embedding", "id": message["id"], "vector": vector, **counts})
         elif message["op"] == "abort":
@@ -153,12 +157,18 @@ class FakeEngine:
             "logprobs": None if top is None else [score(token, top) for token in tokens],
             "prompt_logprobs": None
             if prompt_top is None or given
-            else messages.pack_scores([None] + [score(token, prompt_top) for token in prompt[1:]]),
+            else asdict(messages.PromptScores.pack([None] + [score(token, prompt_top) for token in prompt[1:]])),
         }
         self._send(socket, message)
         sequence["given"] += 1
         if finish is not None:
             del self._running[sequence["id"]]
+
+
+def plain(record) -> dict:
+    """All fields of a message, and its `op`."""
+    kinds = messages.TO_RANK_0 | messages.FROM_RANK_0
+    return {"op": next(op for op, kind in kinds.items() if kind is type(record)), **asdict(record)}
 
 
 def vector_of(prompt: list[int]) -> np.ndarray:

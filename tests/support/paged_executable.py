@@ -129,8 +129,8 @@ class PlainSampler:
         assert len(logits) == len(rows)
         samples = []
         for values, row in zip(logits, rows, strict=True):
-            assert row.position == len(row.prompt_tokens) + len(row.output_tokens)
-            noise = np.random.default_rng((row.seed, row.position)).gumbel(size=len(values)) * row.params.temperature
+            assert row.length == len(row.prompt) + len(row.output)
+            noise = np.random.default_rng((row.seed, row.length)).gumbel(size=len(values)) * row.params.temperature
             token = int(np.argmax(values + noise))
             if row.params.logprobs is None:
                 samples.append(SimpleNamespace(token=token, logprob=None, top=[]))
@@ -152,9 +152,7 @@ def alone(prompt, params, seed=0, vocab_size=50, limit=512) -> list[int]:
     """The tokens that a sequence gets with the whole machine to itself; no EOS, no stop tokens."""
     sampler, output = PlainSampler(), []
     while len(output) < params.max_tokens and len(prompt) + len(output) < limit:
-        row = SimpleNamespace(
-            params=params, seed=seed, position=len(prompt) + len(output), prompt_tokens=prompt, output_tokens=output
-        )
+        row = SimpleNamespace(params=params, seed=seed, length=len(prompt) + len(output), prompt=prompt, output=output)
         (sample,) = sampler.sample(prefix_logits([*prompt, *output], vocab_size)[None], [row])
         output.append(sample.token)
     return output

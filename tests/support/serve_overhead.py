@@ -38,7 +38,7 @@ def read_stream(port: int, tokens: int, found: list[int]) -> None:
     body = b'{"prompt":"hello there ","max_tokens":%d,"stream":true}' % tokens
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+            b"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b"
             % (len(body), body)
         )
         data = bytearray()
@@ -78,7 +78,7 @@ def main() -> None:
 
 def ask(port: int) -> bytes:
     with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        connection.sendall(b"GET /health HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
         return connection.recv(4096)
 
 

@@ -4,6 +4,7 @@ of a process.
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import os
 import re
@@ -20,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ckdist
-from ckdist.engine.messages import PromptScores, pack_scores
+from ckdist.engine.messages import PromptScores
 from ckdist.errors import EngineError, RequestError
 from ckdist.serve.text_work import WORKERS, TextWork
 from ckdist.tokens import confined, load_tokenizer, system_calls, worker_frames
@@ -91,10 +92,10 @@ def test_what_drops_characters_has_no_such_rule(tokenizers_of_kinds):
 
 def test_scores_of_prompts_survive_the_way():
     entries = [None, [-0.5, [[7, -0.5], [8, -1.25]]], [float("-inf"), [[1, 0.0], [2, -3.0]]]]
-    scores = PromptScores(pack_scores(entries))
+    scores = PromptScores.pack(entries)
     assert [scores[i] for i in range(len(scores))] == entries
     with pytest.raises(ValueError, match="alternatives"):
-        PromptScores({**pack_scores(entries), "width": 3})
+        dataclasses.replace(scores, width=3)
 
 
 def test_the_server_survives_the_end_of_the_process_that_has_the_tokenizer():

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, models, pre_tokenizers
 
+from ckdist.engine.messages import unpack_tokens
 from ckdist.errors import RequestError
-from ckdist.serve.requests.embedding_request import EmbeddingWork
 from ckdist.serve.requests.prepare import prepare
-from ckdist.serve.requests.prepared import ModelFacts, Prepared, unpack_tokens
+from ckdist.serve.text_records import EmbeddingWork, ModelFacts, Prepared
 from ckdist.tokens.chat_template import CHATML, ChatTemplate
 from ckdist.tokens.control_text import ControlText
 from ckdist.tokens.literal_text import LiteralText

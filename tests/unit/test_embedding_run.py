@@ -1,16 +1,16 @@
 """The vectors of one HTTP request, however they arrive."""
 
 import asyncio
-import itertools
 from types import SimpleNamespace
 
 import numpy as np
 
+from ckdist.engine.messages import Embed, Embedding
 from ckdist.serve import embedding_run
 from ckdist.serve.accounts import Account
 from ckdist.serve.embedding_run import EmbeddingRun
 from ckdist.serve.engine_client import Generation
-from ckdist.serve.requests.embedding_request import EmbeddingWork
+from ckdist.serve.text_records import EmbeddingWork
 
 
 class Client:
@@ -20,21 +20,21 @@ class Client:
     active = 0
 
     def __init__(self):
-        self.ids, self.made = map(str, itertools.count()), None
+        self.ids: list[str] = []
+        self.made: Generation | None = None
 
     def generation(self, account: Account) -> Generation:
         self.made = Generation(self, account)
         return self.made
 
-    def submit(self, generation: Generation, message: dict) -> str:
-        sequence_id = next(self.ids)
-        if sequence_id == "1":
-            asyncio.get_running_loop().call_soon(self.deliver, "0", 1.0, 2.0)
-        return sequence_id
+    def submit(self, generation: Generation, message: Embed) -> None:
+        self.ids.append(message.id)
+        if len(self.ids) == 2:
+            asyncio.get_running_loop().call_soon(self.deliver, 0, 1.0, 2.0)
 
-    def deliver(self, sequence_id: str, *numbers: float) -> None:
+    def deliver(self, number: int, *numbers: float) -> None:
         vector = np.array(numbers, "<f4").tobytes()
-        self.made.deliver(sequence_id, {"op": "embedding", "vector": vector, "prompt_tokens": 1, "cached_tokens": 0})
+        self.made.deliver(Embedding(self.ids[number], vector, prompt_tokens=1, cached_tokens=0))
 
 
 def test_a_vector_that_arrives_while_another_is_read_is_waited_for(monkeypatch):
@@ -45,7 +45,7 @@ def test_a_vector_that_arrives_while_another_is_read_is_waited_for(monkeypatch):
 
         async def end(self) -> None:
             if client.made.running:
-                client.deliver("1", 3.0, 4.0)
+                client.deliver(1, 3.0, 4.0)
 
     monkeypatch.setattr(embedding_run, "Turns", Turns)
     work = EmbeddingWork([b"first", b"second"], normalise=False)

@@ -9,8 +9,9 @@ import pytest
 from ckdist.config.generate_config import GenerateConfig
 from ckdist.engine.dry_breakers import MAX_BREAKERS, MAX_KEPT, DryBreakers, check_breakers
 from ckdist.engine.engine import Engine
-from ckdist.engine.request import check_sampling, parse_submit
-from ckdist.engine.sampler import Sampler, SampleRow
+from ckdist.engine.messages import TO_RANK_0, read
+from ckdist.engine.request import check_sampling
+from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import PARAMETERS, SamplingParams
 from ckdist.engine.sampling_state import sampling_state
 from ckdist.engine.scheduler import EngineBusy
@@ -18,6 +19,7 @@ from ckdist.engine.start_up import BUNDLED
 from ckdist.errors import ConfigError, RequestError
 from ckdist.tokens.tokenizer_source import tokenizer_of
 from tests.support.paged_executable import PagedExecutable, prefix_logits
+from tests.support.sample_row import SampleRow
 
 STATEFUL = [
     {"mirostat": 2, "mirostat_tau": 2.0, "mirostat_eta": 0.5},
@@ -156,7 +158,8 @@ def test_refuses_what_is_wrong_by_name(fields, name):
 
 def test_a_message_brings_lists_as_tuples():
     sampling = {"samplers": ["top_k"], "dry_sequence_breakers": ["\n"], "stop_token_ids": [1]}
-    params = parse_submit({"id": "a", "prompt": bytes(4), "sampling": sampling}).params
+    message = {"op": "submit", "id": "a", "prompt": bytes(4), "sampling": sampling}
+    params = read(message, TO_RANK_0).sampling
     assert (params.samplers, params.dry_sequence_breakers, params.stop_token_ids) == (("top_k",), ("\n",), (1,))
 
 

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from tokenizers import AddedToken
 
+from ckdist.engine.messages import unpack_tokens
 from ckdist.errors import RequestError
 from ckdist.serve.requests.infill import infill_tokens, read_gap
 from ckdist.serve.requests.prepare import completion, infill
-from ckdist.serve.requests.prepared import ModelFacts, unpack_tokens
+from ckdist.serve.text_records import ModelFacts
 from ckdist.tokens.tokenizer_folder import load_tokenizer
 from tests.support.served import write_tokenizer
 

@@ -14,8 +14,8 @@ from ckdist.engine.start_up import BUNDLED
 from ckdist.errors import RequestError
 from ckdist.serve.requests.answer_form import answer_form, answer_grammar
 from ckdist.serve.requests.prepare import prepare
-from ckdist.serve.requests.prepared import ModelFacts
 from ckdist.serve.requests.tools import Tools
+from ckdist.serve.text_records import ModelFacts
 from ckdist.tokens.chat_template import with_template
 from ckdist.tokens.grammar import json_schema_grammar, quoted
 from ckdist.tokens.text_before_calls import text_after_thought

@@ -7,7 +7,7 @@ import pytest
 from ckdist.engine.start_up import BUNDLED
 from ckdist.errors import ConfigError, RequestError
 from ckdist.serve.requests.prepare import apply_template
-from ckdist.serve.requests.prepared import ModelFacts
+from ckdist.serve.text_records import ModelFacts
 from ckdist.tokens.chat_template import ChatTemplate
 from ckdist.tokens.tokenizer_folder import load_tokenizer
 from ckdist.train.data.chats import write_chat

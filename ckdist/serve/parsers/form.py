@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from ckdist.tokens.tool_format import ToolFormat
 
@@ -21,18 +20,3 @@ class AnswerForm:
     markers: tuple[int, ...] = ()  # special tokens that the parser must see
     channels: str | None = None  # start of an answer in harmony's channels, from the prompt; None for other formats
     custom: tuple[str, ...] = ()  # tools whose one argument is the text of the call
-
-    @classmethod
-    def from_map(cls, fields: dict[str, Any]) -> AnswerForm:
-        """Inverse of `dataclasses.asdict`, after msgpack."""
-        think, calls = fields["think"], fields["calls"]
-        return cls(
-            think=None if think is None else (think[0], think[1]),
-            in_thought=fields["in_thought"],
-            calls=None if calls is None else ToolFormat(**calls),
-            types=fields["types"],
-            custom=tuple(fields["custom"]),
-            most_calls=fields["most_calls"],
-            markers=tuple(fields["markers"]),
-            channels=fields["channels"],
-        )

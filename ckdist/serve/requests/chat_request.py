@@ -1,53 +1,89 @@
-"""Reads and checks a body of /v1/chat/completions. The prompt is rendered elsewhere."""
+"""Prepares a body of /v1/chat/completions: reads its fields, and renders and tokenises its prompt."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from ckdist.engine.sampling_params import MAX_LOGPROBS
 from ckdist.errors import RequestError
-from ckdist.serve.requests.params import RequestParams, read_params
-from ckdist.serve.requests.prepared import ModelFacts
+from ckdist.serve.requests.answer_form import answer_form, answer_grammar
+from ckdist.serve.requests.params import read_params, with_prompts
+from ckdist.serve.requests.prompt import tokenise_chat
 from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.requests.thinking import read_template_variables, read_thinking_budget
 from ckdist.serve.requests.tools import Tools, history_call, read_tools
+from ckdist.serve.text_records import ModelFacts, Prepared
 from ckdist.tokens.chat_input import read_message
+from ckdist.tokens.control_text import RenderedChat
 from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_MESSAGES = 4096
 REASONING_FORMATS = ("none", "auto", "deepseek")
 
 
-@dataclass(frozen=True)
-class ChatRequest:
-    """The contents of a body."""
-
-    params: RequestParams
-    messages: list[dict[str, Any]]  # ready for a chat template
-    template_kwargs: dict[str, Any]  # further variables of the template
-    add_generation_prompt: bool
-    add_special_tokens: bool
-    tools: Tools
-    split_reasoning: bool  # separate reasoning from the answer's content
-    thinking_budget: int | None  # maximum number of reasoning tokens; None: only the answer's length is limited
-
-
-def parse_chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> ChatRequest:
-    """Reads the body. Raises RequestError for invalid and unsupported values."""
-    facts.check_continues("chat")
+def chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
+    """Prepares a body of /v1/chat/completions for the engine."""
     fields = Fields(body)
+    tools, work = _read(fields, tokenizer, facts)
+    rendered = _render(fields, tools, tokenizer, facts)
+    tokens = tokens_of_chat(fields, rendered, tokenizer, facts)
+    splits, budget = _reasoning(fields)
+    form = answer_form(tokenizer, rendered.text, tools, splits)
+    sampling = work.sampling
+    if (budget or 0) >= min(sampling.max_tokens, facts.context_length):
+        budget = None
+    grammar = answer_grammar(tokenizer, form, tools, sampling.grammar, budget)
+    work = replace(work, sampling=replace(sampling, grammar=grammar), answer=form)
+    return with_prompts(work, [tokens], facts, "messages")
+
+
+def apply_template(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
+    """Renders a chat for llama-server's /apply-template, as the text that the model would continue."""
+    return {"prompt": rendered_chat(Fields(body), tokenizer, facts).text}
+
+
+def rendered_chat(fields: Fields, tokenizer: Tokenizer, facts: ModelFacts) -> RenderedChat:
+    """Returns a chat as text. Raises RequestError for invalid fields, those of the answer too."""
+    tools, _ = _read(fields, tokenizer, facts)
+    return _render(fields, tools, tokenizer, facts)
+
+
+def tokens_of_chat(fields: Fields, rendered: RenderedChat, tokenizer: Tokenizer, facts: ModelFacts) -> list[int]:
+    """Returns the token ids of a rendered chat. Raises RequestError if they cannot fit the context."""
+    return tokenise_chat(tokenizer, rendered, fields.switch("add_special_tokens"), facts)
+
+
+def template_variables(fields: Fields) -> dict[str, Any]:
+    """Returns the variables of the template."""
+    return read_template_variables(fields) | _continuation(fields)
+
+
+def _read(fields: Fields, tokenizer: Tokenizer, facts: ModelFacts) -> tuple[Tools, Prepared]:
+    """Reads all fields but those of the prompt. Raises RequestError for invalid and unsupported values."""
+    facts.check_continues("chat")
     tools = read_tools(fields)
-    messages = _messages(fields)
-    split_reasoning = _splits_reasoning(fields)
-    variables = read_template_variables(fields) | _continuation(fields)
-    budget = read_thinking_budget(fields)
-    if budget is not None and not split_reasoning:
+    _reasoning(fields)
+    return tools, read_params(fields, tokenizer, facts, _logprobs(fields), least_tokens=1)
+
+
+def _reasoning(fields: Fields) -> tuple[bool, int | None]:
+    """Returns whether reasoning is separated from content, and the maximum number of its tokens, if any."""
+    splits, budget = _splits_reasoning(fields), read_thinking_budget(fields)
+    if budget is not None and not splits:
         message = "a thinking budget needs reasoning that is separate from content; leave out reasoning_format"
         raise RequestError(message, "reasoning_format", "invalid_value")
-    add_generation_prompt = fields.switch("add_generation_prompt", True)
-    add_special_tokens = fields.switch("add_special_tokens")
-    params = read_params(fields, tokenizer, facts, _logprobs(fields), least_tokens=1)
-    more = (add_generation_prompt, add_special_tokens, tools, split_reasoning, budget)
-    return ChatRequest(params, messages, variables, *more)
+    return splits, budget
+
+
+def _render(fields: Fields, tools: Tools, tokenizer: Tokenizer, facts: ModelFacts) -> RenderedChat:
+    template = tokenizer.chat_template
+    assert template is not None, "with_template gives every served model one"
+    return template.prompt(
+        None if facts.special_in_text else tokenizer.control_text,
+        _messages(fields),
+        add_generation_prompt=fields.switch("add_generation_prompt", True),
+        tools=tools.given,
+        **template_variables(fields),
+    )
 
 
 def _continuation(fields: Fields) -> dict[str, Any]:

@@ -1,14 +1,15 @@
-"""Reads and checks a body of /v1/completions: prompts as text or token ids, echo and scores."""
+"""Prepares a body of /v1/completions, whose prompts are texts or token ids."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from ckdist.engine.sampling_params import MAX_LOGPROBS
 from ckdist.errors import RequestError
-from ckdist.serve.requests.params import RequestParams, read_params
-from ckdist.serve.requests.prepared import ModelFacts
+from ckdist.serve.requests.infill import Gap, infill_tokens
+from ckdist.serve.requests.params import read_params, with_prompts
 from ckdist.serve.requests.prompt import tokenise
 from ckdist.serve.requests.request_fields import Fields, check_token_ids
+from ckdist.serve.text_records import ModelFacts, Prepared
 from ckdist.tokens.chat_input import kind_of
 from ckdist.tokens.tokenizer import Tokenizer
 
@@ -18,27 +19,25 @@ MAX_PROMPTS = 1024
 Prompt = str | tuple[int | str, ...]  # llama-server allows texts between token ids
 
 
-@dataclass(frozen=True)
-class CompletionRequest:
-    """The contents of a body."""
-
-    params: RequestParams
-    prompts: tuple[Prompt, ...]  # each of them is continued
-    echo: bool
-    add_special: bool  # add the model's BOS and EOS to texts
-    suffix: str  # text after the completion; empty: none
-
-
-def parse_completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> CompletionRequest:
-    """Reads the body. Raises RequestError for invalid and unsupported values."""
+def completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
+    """Prepares a body of /v1/completions for the engine."""
     fields = Fields(body)
-    prompts = read_prompts(fields, facts.vocab_size)
+    given = read_prompts(fields, facts.vocab_size)
     echo, add_special = fields.switch("echo"), fields.switch("add_special_tokens", True)
-    params = read_params(fields, tokenizer, facts, _logprobs(fields), default_tokens=DEFAULT_MAX_TOKENS)
-    suffix = fields.text("suffix", "")
-    if suffix and (echo or not all(isinstance(prompt, str) for prompt in prompts)):
+    work = read_params(fields, tokenizer, facts, _logprobs(fields), default_tokens=DEFAULT_MAX_TOKENS)
+    suffix = fields.text("suffix")
+    if suffix and (echo or not all(isinstance(prompt, str) for prompt in given)):
         raise RequestError("suffix needs prompts that are text, and no echo", "suffix", "invalid_value")
-    return CompletionRequest(params, prompts, echo, add_special, suffix)
+    if suffix:
+        facts.check_continues("infill")
+        gaps = [Gap(_text(prompt, [], tokenizer), suffix, "", ()) for prompt in given]
+        prompts = [infill_tokens(gap, tokenizer, facts, "suffix") for gap in gaps]
+    else:
+        prompts = [encode_prompt(prompt, tokenizer, add_special, facts) for prompt in given]
+    if echo:
+        sampling = replace(work.sampling, prompt_logprobs=work.sampling.logprobs)
+        work = replace(work, sampling=sampling, echo=True, texts=prompt_texts(given, prompts, tokenizer))
+    return with_prompts(work, prompts, facts, "prompt")
 
 
 def read_prompts(fields: Fields, vocab_size: int) -> tuple[Prompt, ...]:
@@ -68,8 +67,12 @@ def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, add_special: bool, facts
     return tokens
 
 
-def prompt_text(prompt: Prompt, tokens: list[int], tokenizer: Tokenizer) -> str:
-    """Returns the prompt as text."""
+def prompt_texts(prompts: tuple[Prompt, ...], tokens: list[list[int]], tokenizer: Tokenizer) -> tuple[str, ...]:
+    """Returns all prompts as texts."""
+    return tuple(_text(prompt, ids, tokenizer) for prompt, ids in zip(prompts, tokens, strict=True))
+
+
+def _text(prompt: Prompt, tokens: list[int], tokenizer: Tokenizer) -> str:
     return prompt if isinstance(prompt, str) else tokenizer.decode(tokens)
 
 

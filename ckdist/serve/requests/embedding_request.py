@@ -1,15 +1,13 @@
 """Reads bodies of /v1/embeddings, /embedding, /v1/rerank and /score: texts or token ids, with a vector each."""
 
-from __future__ import annotations
-
-from dataclasses import asdict, dataclass
 from typing import Any
 
+from ckdist.engine.messages import pack_tokens
 from ckdist.errors import RequestError
 from ckdist.serve.requests.cache_use import read_cache_use
-from ckdist.serve.requests.prepared import ModelFacts, pack_tokens
 from ckdist.serve.requests.prompt import tokenise, too_long
 from ckdist.serve.requests.request_fields import Fields, check_token_ids
+from ckdist.serve.text_records import EmbeddingWork, ModelFacts
 from ckdist.tokens.chat_input import kind_of
 from ckdist.tokens.tokenizer import Tokenizer
 
@@ -18,35 +16,6 @@ MAX_DIMENSIONS = 1 << 20
 NO_NORM, EUCLIDEAN = -1, 2  # llama-server's embd_normalize
 
 Input = str | tuple[int | str, ...]  # llama-server allows texts between token ids
-
-
-@dataclass(frozen=True)
-class EmbeddingWork:
-    """A request for vectors, or for scores of texts."""
-
-    prompts: list[bytes]  # as in `Prepared`; for a cross-encoder each is a pair of texts
-    base64: bool = False
-    dimensions: int = 0  # keep this number of elements of each vector; 0: all
-    normalise: bool = True
-    queries: int = 0  # this number of prompts at the start is compared with the others
-    best: int = 0  # maximum number of documents in the answer
-    texts: tuple[str, ...] = ()  # the documents, if the answer contains them
-    first_texts: tuple[int, ...] = ()  # for a cross-encoder: tokens of the first text of each pair
-    sigmoid: bool = False  # for a cross-encoder: the score is the sigmoid of the output
-    plain: bool = False  # the answer is only a list of scores
-    cache_salt: str | None = None  # see `read_cache_use`
-    cache_prompt: bool = True
-    ignored: tuple[str, ...] = ()
-
-    def to_map(self) -> dict[str, Any]:
-        """Returns a map for msgpack."""
-        return asdict(self)
-
-    @classmethod
-    def from_map(cls, values: dict[str, Any]) -> EmbeddingWork:
-        """Inverse of `to_map`."""
-        tuples = {name: tuple(values[name]) for name in ("texts", "first_texts", "ignored")}
-        return cls(**{**values, **tuples})
 
 
 def embedding(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> EmbeddingWork:

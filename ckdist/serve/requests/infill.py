@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckdist.errors import RequestError
-from ckdist.serve.requests.prepared import ModelFacts
 from ckdist.serve.requests.prompt import check_length
 from ckdist.serve.requests.request_fields import Fields
+from ckdist.serve.text_records import ModelFacts
 from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_FILES = 256

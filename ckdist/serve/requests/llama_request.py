@@ -1,16 +1,17 @@
-"""Reads and checks a body of llama-server's /completion, with llama-server's sampling defaults."""
+"""Prepares bodies of llama-server's /completion and /infill, with llama-server's sampling defaults."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ckdist.config.samplers import SAMPLERS
 from ckdist.engine.sampling_params import MAX_LOGPROBS
 from ckdist.errors import RequestError
-from ckdist.serve.requests.completion_request import Prompt, read_prompts
-from ckdist.serve.requests.params import RequestParams, read_params
-from ckdist.serve.requests.prepared import ModelFacts
+from ckdist.serve.requests.completion_request import encode_prompt, prompt_texts, read_prompts
+from ckdist.serve.requests.infill import infill_tokens, read_gap
+from ckdist.serve.requests.params import read_params, with_prompts
 from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.requests.sampling_fields import LLAMA_RANDOM_SEED
+from ckdist.serve.text_records import ModelFacts, Prepared
 from ckdist.tokens.tokenizer import Tokenizer
 
 SAMPLING_DEFAULTS = {
@@ -25,28 +26,30 @@ MAX_RESPONSE_FIELDS = 64
 MAX_PATH_CHARS = 200
 
 
-@dataclass(frozen=True)
-class LlamaCompletionRequest:
-    """The contents of a body."""
-
-    params: RequestParams
-    prompts: tuple[Prompt, ...]
-    # Paths of the wanted parts of the answer, as `generation_settings/seed`; empty: all.
-    response_fields: tuple[str, ...]
-
-
-def parse_llama_completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> LlamaCompletionRequest:
-    """Reads the body. Raises RequestError for invalid and unsupported values."""
+def llama_completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
+    """Prepares a body of llama-server's /completion for the engine."""
     fields = Fields(body)
-    prompts, response_fields = read_prompts(fields, facts.vocab_size), _response_fields(fields)
+    given, wanted = read_prompts(fields, facts.vocab_size), _response_fields(fields)
     logprobs = fields.integer(("n_probs", "logprobs"), 0, 0, MAX_LOGPROBS) or None
-    params = read_params(fields, tokenizer, facts, logprobs, sampling_defaults=SAMPLING_DEFAULTS)
-    if params.sampling.seed == LLAMA_RANDOM_SEED:
-        params = replace(params, sampling=replace(params.sampling, seed=None))
-    return LlamaCompletionRequest(params, prompts, response_fields)
+    work = read_params(fields, tokenizer, facts, logprobs, sampling_defaults=SAMPLING_DEFAULTS)
+    if work.sampling.seed == LLAMA_RANDOM_SEED:
+        work = replace(work, sampling=replace(work.sampling, seed=None))
+    prompts = [encode_prompt(prompt, tokenizer, True, facts) for prompt in given]
+    texts = prompt_texts(given, prompts, tokenizer)
+    token_ids = work.token_ids or work.stream  # streamed pieces always have them
+    work = replace(work, texts=texts, response_fields=wanted, token_ids=token_ids)
+    return with_prompts(work, prompts, facts, "prompt")
+
+
+def infill(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
+    """Prepares a body of llama-server's /infill for the engine."""
+    facts.check_continues("infill")
+    gap, others = read_gap(body)
+    return llama_completion({**others, "prompt": infill_tokens(gap, tokenizer, facts)}, tokenizer, facts)
 
 
 def _response_fields(fields: Fields) -> tuple[str, ...]:
+    # Paths of the wanted parts of the answer, as `generation_settings/seed`; none: all.
     given = fields.value("response_fields", list) or []
     if len(given) > MAX_RESPONSE_FIELDS or not all(isinstance(x, str) and len(x) <= MAX_PATH_CHARS for x in given):
         message = f"response_fields must be a list of at most {MAX_RESPONSE_FIELDS} paths"

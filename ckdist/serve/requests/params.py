@@ -1,18 +1,17 @@
 """Parameters that all requests for text share: sampling, length and output."""
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any
 
-from ckdist.engine.sampling_params import SamplingParams
+from ckdist.engine.messages import pack_tokens
 from ckdist.engine.text import check_stop
 from ckdist.errors import RequestError
 from ckdist.serve.requests.cache_use import read_cache_use
-from ckdist.serve.requests.prepared import ModelFacts, Prepared, pack_tokens
 from ckdist.serve.requests.prompt import fit_output
 from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.requests.sampling_fields import read_sampling
 from ckdist.serve.requests.structure import read_structure
+from ckdist.serve.text_records import ModelFacts, Prepared
 from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_CHOICES = 16
@@ -21,37 +20,13 @@ MAX_TOKENS_NAMES = ("max_completion_tokens", "max_tokens", "n_predict", "num_pre
 UNLIMITED = (-1, -2)  # in llama.cpp and Ollama: until the context is full
 
 
-@dataclass(frozen=True)
-class RequestParams:
-    """The shared parameters."""
+def with_prompts(work: Prepared, prompts: list[list[int]], facts: ModelFacts, field: str) -> Prepared:
+    """Adds the token ids of the prompts, which are the request's `field`.
 
-    sampling: SamplingParams
-    max_tokens: int | None  # None: only the context is the limit
-    stops: tuple[str, ...]
-    n: int
-    stream: bool
-    include_usage: bool
-    continuous_usage: bool
-    logprobs: int | None  # alternatives per token; None: no log-probabilities
-    include_stop: bool
-    skip_special: bool
-    token_ids: bool
-    timings_per_token: bool
-    cache_salt: str | None
-    cache_prompt: bool
-
-    def prepared(self, prompts: list[list[int]], facts: ModelFacts, field: str, **more: Any) -> Prepared:
-        """Returns the prepared request for `prompts`, which are the request's `field`.
-
-        Raises RequestError for a prompt that does not fit.
-        """
-        rooms = [fit_output(tokens, self.max_tokens, facts.context_length, field) for tokens in prompts]
-        own = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
-        own |= {"max_tokens": rooms, "logprobs": self.logprobs is not None}
-        own["sampling"] = dataclasses.replace(
-            self.sampling, logprobs=self.logprobs, prompt_logprobs=self.logprobs if more.get("echo") else None
-        )
-        return Prepared(prompts=[pack_tokens(tokens) for tokens in prompts], **own, **more)
+    Raises RequestError for a prompt that does not fit.
+    """
+    rooms = [fit_output(tokens, work.sampling.max_tokens, facts.context_length, field) for tokens in prompts]
+    return dataclasses.replace(work, prompts=[pack_tokens(tokens) for tokens in prompts], max_tokens=rooms)
 
 
 def read_params(
@@ -62,10 +37,10 @@ def read_params(
     least_tokens: int = 0,
     default_tokens: int | None = None,
     sampling_defaults: dict[str, Any] | None = None,
-) -> RequestParams:
+) -> Prepared:
     """Reads the shared parameters. Raises RequestError for invalid values."""
     sampling = read_sampling(fields, tokenizer, facts.vocab_size, sampling_defaults or {})
-    sampling = dataclasses.replace(sampling, grammar=read_structure(fields))
+    grammar = read_structure(fields)
     max_tokens = _max_tokens(fields, least_tokens, default_tokens)
     if max_tokens is not None and sampling.min_tokens > max_tokens:
         message = f"min_tokens ({sampling.min_tokens}) is more than the {max_tokens} tokens that the answer may have"
@@ -74,15 +49,14 @@ def read_params(
     cache_salt, cache_prompt = read_cache_use(fields)
     options = fields.inner("stream_options")
     _check_adapters(fields)
-    return RequestParams(
-        sampling=sampling,
-        max_tokens=max_tokens,
+    limit = facts.context_length if max_tokens is None else max_tokens
+    return Prepared(
+        sampling=dataclasses.replace(sampling, max_tokens=limit, grammar=grammar, logprobs=logprobs),
         stops=_stops(fields),
         n=_choices(fields),
         stream=stream,
         include_usage=options.switch("include_usage") and stream,
         continuous_usage=options.switch("continuous_usage_stats") and stream,
-        logprobs=logprobs,
         include_stop=fields.switch("include_stop_str_in_output"),
         skip_special=fields.switch("skip_special_tokens", True),
         token_ids=fields.switch(("return_token_ids", "return_tokens")),

@@ -1,30 +1,9 @@
 """Converts the prompt of a request (text, messages) to token ids that fit the context."""
 
-from collections.abc import Sequence
-from typing import Any
-
 from ckdist.errors import RequestError
-from ckdist.serve.requests.prepared import ModelFacts
+from ckdist.serve.text_records import ModelFacts
 from ckdist.tokens.control_text import RenderedChat
 from ckdist.tokens.tokenizer import Tokenizer
-
-
-def render_chat(
-    tokenizer: Tokenizer,
-    messages: list[dict[str, Any]],
-    add_generation_prompt: bool,
-    kwargs: dict[str, Any],
-    tools: Sequence[dict[str, Any]],
-    facts: ModelFacts,
-) -> RenderedChat:
-    """Returns a chat as text. The tokenizer must have a template (see `with_template`).
-
-    Raises RequestError if the template refuses the messages.
-    """
-    template = tokenizer.chat_template
-    assert template is not None, "with_template gives every served model one"
-    control = None if facts.special_in_text else tokenizer.control_text
-    return template.prompt(control, messages, add_generation_prompt=add_generation_prompt, tools=tools, **kwargs)
 
 
 def tokenise(tokenizer: Tokenizer, text: str, add_special: bool, facts: ModelFacts, field: str) -> list[int]:
@@ -52,18 +31,17 @@ def check_length(tokenizer: Tokenizer, text: str, facts: ModelFacts, field: str)
             raise too_long(-(-size // most), facts.context_length, facts.context_length, field, "at least ")
 
 
-def fit_output(prompt: list[int], max_tokens: int | None, context_length: int, field: str) -> int:
+def fit_output(prompt: list[int], max_tokens: int, context_length: int, field: str) -> int:
     """Returns how many tokens may follow `prompt`: min(max_tokens, context_length - len(prompt)).
 
-    `max_tokens` None: all that the context leaves. Raises RequestError if the prompt is empty or leaves no room.
+    Raises RequestError if the prompt is empty or leaves no room.
     """
     if not prompt:
         raise RequestError(f"{field} is empty; give at least one token", field)
     most = context_length - (max_tokens != 0)
     if len(prompt) > most:
         raise too_long(len(prompt), most, context_length, field)
-    room = context_length - len(prompt)
-    return room if max_tokens is None else min(max_tokens, room)
+    return min(max_tokens, context_length - len(prompt))
 
 
 def too_long(tokens: int, most: int, context_length: int, field: str, about: str = "") -> RequestError:

@@ -6,12 +6,12 @@ a fault of the request's text.
 
 from typing import Any
 
+from ckdist.engine.typed_map import from_map
 from ckdist.errors import CkdistError, RequestError
 from ckdist.serve.encoding import to_json
 from ckdist.serve.problems import Problem
-from ckdist.serve.requests.embedding_request import EmbeddingWork
 from ckdist.serve.requests.prepare import prepare
-from ckdist.serve.requests.prepared import ModelFacts, Prepared
+from ckdist.serve.text_records import JsonAnswer, Refusal, Task, WorkerFault, answer_map
 from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_ANSWER = 64 << 20  # bytes
@@ -33,30 +33,25 @@ FIELDS = {
 
 
 def run(tokenizer: Tokenizer, head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
-    """Runs one request. `head` has its kind and facts.
-
-    Returns a body and a map with one of these keys: prepared (a `Prepared` as a map), embedding (an `EmbeddingWork` as
-    a map), problem, failed (a text), or json (the body is the answer).
-    """
+    """Runs the `Task` in `head`. Returns the head and the body of the frame with its answer."""
+    task = from_map(Task, head, "task")
     try:
-        result = prepare(head["kind"], body, tokenizer, ModelFacts(*head["facts"]))
-        if isinstance(result, Prepared):
-            return {"prepared": result.to_map()}, b""
-        if isinstance(result, EmbeddingWork):
-            return {"embedding": result.to_map()}, b""
+        result = prepare(task.kind, body, tokenizer, task.facts)
+        if not isinstance(result, dict):
+            return answer_map(result), b""
         answer = to_json(result)
         if len(answer) > MAX_ANSWER:
             raise RequestError(
                 f"the answer would have {len(answer)} bytes; at most {MAX_ANSWER} are sent: ask for less"
             )
-        return {"json": True}, answer
+        return answer_map(JsonAnswer()), answer
     except CkdistError as error:
         problem = Problem.of(error)
     except (MemoryError, RecursionError):
-        problem = too_much(head["kind"])
+        problem = too_much(task.kind)
     except Exception as error:
-        return {"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}, b""
-    return {"problem": problem.to_map()}, b""
+        return answer_map(WorkerFault(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")), b""
+    return answer_map(Refusal(**vars(problem))), b""
 
 
 def too_much(kind: str) -> Problem:

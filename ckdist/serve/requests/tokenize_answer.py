@@ -3,10 +3,9 @@
 from typing import Any
 
 from ckdist.errors import RequestError
-from ckdist.serve.requests.chat_request import parse_chat
-from ckdist.serve.requests.prepared import ModelFacts
-from ckdist.serve.requests.prompt import render_chat
+from ckdist.serve.requests.chat_request import rendered_chat
 from ckdist.serve.requests.request_fields import Fields
+from ckdist.serve.text_records import ModelFacts
 from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_TOKENS = 1 << 20
@@ -28,9 +27,8 @@ def tokenize(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> d
         message = "content is needed: the text to tokenise; or prompt, or messages, as in vLLM"
         raise RequestError(message, "content", "missing_required_parameter")
     if is_chat:
-        request = parse_chat({name: body[name] for name in body if name not in TOKENIZE_NAMES}, tokenizer, facts)
-        options = request.add_generation_prompt, request.template_kwargs, request.tools.given
-        text, literal = render_chat(tokenizer, request.messages, *options, facts)
+        chat = Fields({name: body[name] for name in body if name not in TOKENIZE_NAMES})
+        text, literal = rendered_chat(chat, tokenizer, facts)
     else:
         text, literal = content if content is not None else prompt or "", ()
     if (with_pieces or with_texts) and len(text) > MAX_CHARACTERS_IN_PIECES:

@@ -1,0 +1,149 @@
+"""Every message between the HTTP process and its text workers: records, as the heads of `ckdist.tokens.worker_frames`.
+
+A worker's answer is the map of a record's fields, and `op`, its name in ANSWERS. A worker may have been taken over by a
+hostile tokenizer or template, so `read_answer` checks all types. Rank 0 checks sampling parameters and prompts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ckdist.engine.messages import TOKEN_BYTES, TokenBytes, unpack_tokens
+from ckdist.engine.sampling_params import SamplingParams
+from ckdist.engine.typed_map import from_map, to_map
+from ckdist.errors import EngineError, RequestError
+from ckdist.serve.parsers.form import AnswerForm
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Facts about the model and the server."""
+
+    name: str
+    vocab_size: int  # rows of the embedding; a tokenizer may know fewer tokens
+    context_length: int  # maximum of prompt and output tokens together
+    strict_fields: bool = False  # refuse unknown fields
+    scores: str = ""  # a cross-encoder's function from its output to scores: sigmoid or identity; else ""
+    encodes: bool = False  # an encoder reads prompts, and the output does not continue them
+    special_in_text: bool = False  # control tokens in texts of messages count as such
+
+    def check_continues(self, what: str) -> None:
+        """Raises RequestError if the output does not continue the prompt, as the named feature needs."""
+        if self.encodes:
+            raise RequestError(f"the model has an encoder, and no {what}; use /v1/completions", "model")
+
+
+@dataclass(frozen=True)
+class Task:
+    """The task of a text worker, besides the body of the request."""
+
+    kind: str  # of `ckdist.serve.requests.prepare`
+    facts: ModelFacts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A request that is ready for the engine: `n` choices per prompt. Choice `i` continues prompt `i // n`.
+
+    It has no prompts until they are tokenised (see `with_prompts`).
+    """
+
+    prompts: list[TokenBytes] = field(default_factory=list[bytes])
+    max_tokens: list[int] = field(default_factory=list[int])  # per prompt
+    sampling: SamplingParams  # its max_tokens is the limit of all prompts
+    n: int
+    stops: tuple[str, ...]
+    stream: bool
+    include_usage: bool
+    echo: bool = False  # the text of each choice begins with its prompt
+    texts: tuple[str, ...] = ()  # the prompts as text, if the answer contains them
+    continuous_usage: bool = False  # every chunk has the usage
+    include_stop: bool = False  # return the stop string
+    skip_special: bool = True  # omit special tokens
+    token_ids: bool = False  # return token ids
+    timings_per_token: bool = False  # every chunk has the timings
+    response_fields: tuple[str, ...] = ()  # wanted parts of the answer; empty: all
+    ignored: tuple[str, ...] = ()  # names of unknown fields
+    skipped: tuple[str, ...] = ()  # types of tools that are left out
+    answer: AnswerForm | None = None  # format of a chat's answer; None: it is text alone
+    cache_salt: str | None = None  # see `read_cache_use`
+    cache_prompt: bool = True
+    echoed: dict[str, Any] = field(default_factory=dict[str, Any])  # fields of the request that the answer repeats
+
+    @property
+    def logprobs(self) -> bool:
+        """Whether the answer has log probabilities."""
+        return self.sampling.logprobs is not None
+
+    def prompt_tokens(self, choice: int) -> list[int]:
+        """Returns the token ids that choice number `choice` continues."""
+        return list(unpack_tokens(self.prompts[choice // self.n]))
+
+    def prompt_length(self, choice: int) -> int:
+        """Returns the number of tokens that choice number `choice` continues."""
+        return len(self.prompts[choice // self.n]) // TOKEN_BYTES
+
+
+@dataclass(frozen=True)
+class EmbeddingWork:
+    """A request for vectors, or for scores of texts."""
+
+    prompts: list[TokenBytes]  # for a cross-encoder each is a pair of texts
+    base64: bool = False
+    dimensions: int = 0  # keep this number of elements of each vector; 0: all
+    normalise: bool = True
+    queries: int = 0  # this number of prompts at the start is compared with the others
+    best: int = 0  # maximum number of documents in the answer
+    texts: tuple[str, ...] = ()  # the documents, if the answer contains them
+    first_texts: tuple[int, ...] = ()  # for a cross-encoder: tokens of the first text of each pair
+    sigmoid: bool = False  # for a cross-encoder: the score is the sigmoid of the output
+    plain: bool = False  # the answer is only a list of scores
+    cache_salt: str | None = None  # see `read_cache_use`
+    cache_prompt: bool = True
+    ignored: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The request is refused: the fields of a `Problem`."""
+
+    status: int
+    message: str
+    field: str | None = None
+    code: str | None = None
+    details: dict[str, int] | None = None
+    retry_after: int | None = None
+
+
+@dataclass(frozen=True)
+class WorkerFault:
+    """A bug in the worker."""
+
+    message: str
+
+
+@dataclass(frozen=True)
+class JsonAnswer:
+    """The body of the worker's frame is the answer, as JSON."""
+
+
+Answer: TypeAlias = Prepared | EmbeddingWork | Refusal | WorkerFault | JsonAnswer
+ANSWERS: dict[str, type[Answer]] = {
+    "prepared": Prepared, "embedding": EmbeddingWork, "problem": Refusal, "failed": WorkerFault, "json": JsonAnswer,
+}  # fmt: skip
+_OPS = {kind: op for op, kind in ANSWERS.items()}
+
+
+def answer_map(answer: Answer) -> dict[str, Any]:
+    """Returns the head of a frame with a worker's answer."""
+    return {"op": _OPS[type(answer)], **to_map(answer)}
+
+
+def read_answer(head: dict[str, Any]) -> Answer:
+    """Inverse of `answer_map`. Raises EngineError for a head that no worker of ours sends."""
+    try:
+        op = head.pop("op")
+        return from_map(ANSWERS[op], head, op)
+    except (RequestError, KeyError, TypeError, AttributeError) as error:
+        raise EngineError(f"a text worker has sent no answer: {type(error).__name__}: {error}") from None
