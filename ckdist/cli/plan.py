@@ -1,6 +1,6 @@
 """`ckdist plan`: whether a model fits a cluster, its speed in every layout, the limits, and the improvements.
 
-`ckdist.planning.compare` computes the answers. This module formats them as lines for people or as one JSON object.
+`ckdist.plan.compare` computes the answers. This module formats them as lines for people or as one JSON object.
 """
 
 import dataclasses
@@ -11,15 +11,16 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from ckdist.cli.measured_machine import this_machine_spec
 from ckdist.config.plan_config import PlanConfig
 from ckdist.errors import ConfigError
 from ckdist.figure import check_path
 from ckdist.hub.catalogue import CATALOGUE as PUBLISHED
 from ckdist.hub.model_url import is_url
 from ckdist.hub.resolve import find
-from ckdist.planning.cluster import Cluster
-from ckdist.planning.compare import (
+from ckdist.layouts.memory_sizes import gigabytes
+from ckdist.layouts.rank_plan import DEFAULT_CONTEXT
+from ckdist.plan.cluster import Cluster
+from ckdist.plan.compare import (
     Answer,
     Question,
     answers,
@@ -30,10 +31,9 @@ from ckdist.planning.compare import (
     parameters,
     serial_share,
 )
-from ckdist.planning.machine_spec import MachineSpec, machine_named
-from ckdist.planning.memory_sizes import gigabytes
-from ckdist.planning.rank_memory import RankMemory
-from ckdist.planning.rank_plan import DEFAULT_CONTEXT
+from ckdist.plan.machine_spec import MachineSpec, machine_named
+from ckdist.plan.rank_memory import RankMemory
+from ckdist.plan.this_machine import this_machine_spec
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.described import describe, shape_names, shape_path
 
@@ -64,7 +64,7 @@ def run(config: PlanConfig) -> int:
     else:
         print("\n".join(lines(question, found)))
     if config.plot:
-        from ckdist.planning.plots import draw
+        from ckdist.plan.plots import draw
 
         draw(question, found, config.plot)
     return 0

@@ -10,7 +10,7 @@ import pytest
 from ckdist import native
 from ckdist.cli.main import main
 from ckdist.engine.start_up import BUNDLED
-from ckdist.planning.machine_spec import machine_named
+from ckdist.plan.machine_spec import machine_named
 
 
 def plan(*words, capsys=None):

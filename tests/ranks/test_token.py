@@ -17,7 +17,7 @@ from ckdist.engine.single import SingleSequence
 from ckdist.engine.start_up import load_model
 from ckdist.errors import ConfigError
 from ckdist.layout import TENSOR, TOKEN, TOKEN_IN_HOSTS
-from ckdist.planning.layouts import layouts_for
+from ckdist.layouts.phase_layouts import layouts_for
 from tests.support import thread_ranks
 from tests.support.pairs import pairs
 from tests.support.paths import GOLDEN
