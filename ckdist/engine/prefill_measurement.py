@@ -4,6 +4,7 @@ import functools
 import hashlib
 import json
 import math
+import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -15,8 +16,8 @@ from ckdist import native
 from ckdist.comm.user_cache import read_kept, write_kept
 from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
-from ckdist.layouts.prefill_choice import Measured, PrefillChoice, choose, compare, only_tensor
-from ckdist.program.executable import DECODE, PREFILL, Executable
+from ckdist.layouts.prefill_choice import Measured, PrefillChoice, choose, compare
+from ckdist.program.executable import DECODE, PREFILL, Executable, StageRanks
 from ckdist.program.step_batch import BLOCK_TOKENS, Batch, own_slots
 
 LEAST_TOKENS = 8  # smallest measured step
@@ -36,7 +37,7 @@ def choose_prefill(
 
     Args:
         held: A context in which this rank does no other work.
-        key: Collects all that a kept result depends on, beside this library. A collective call.
+        key: Collects all that a kept result depends on, other than this library. A collective call.
         remeasure: Measure even if there is a kept result.
         unmeasured: The reason to measure nothing, such as threads that share cores, or "".
     """
@@ -103,7 +104,29 @@ def layer_seconds(executable: Executable, batch: Batch, phase: int) -> float:
 def sound(rows: Any) -> list[Measured] | None:
     """Rows of a file; None if they are invalid."""
     try:
-        found = [(int(size), float(ratio), bool(faster)) for size, ratio, faster in rows]
+        found: list[Measured] = [(int(size), float(ratio), bool(faster)) for size, ratio, faster in rows]
     except (ValueError, TypeError, OverflowError):
         return None
     return found if found and all(size > 0 and 0 < ratio < math.inf for size, ratio, _ in found) else None
+
+
+def prefill_stats(choice: PrefillChoice, executable: Executable) -> dict[str, float | str]:
+    """Values for metrics: reason, threshold (0: none), and tokens of steps with prompts by layout."""
+    counts = dict(enumerate(executable.prefill_tokens))
+    return {
+        "prefill_choice_info": choice.reason,
+        "prefill_by_token_from": 0 if choice.from_tokens == sys.maxsize else choice.from_tokens,
+        "prefill_by_token_tokens_total": counts.get(PREFILL, 0),
+        "prefill_by_tensor_tokens_total": counts.get(DECODE, 0),
+    }
+
+
+def only_tensor(config: EngineConfig, world: World, stages: StageRanks | None) -> str:
+    """The reason why there is no choice."""
+    if world.size == 1:
+        return "on one rank"
+    if stages is not None and stages.communicator.size == 1:
+        return "in stages of one rank each"
+    if config.prefill == "tensor":
+        return "tensor-parallel, as --prefill says"
+    return "tensor-parallel (token-parallel needs ranks that share memory, evenly over hosts)"

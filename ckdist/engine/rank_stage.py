@@ -15,13 +15,13 @@ from ckdist.comm.communicator import Communicator, open_communicator
 from ckdist.comm.transports.link import Link, measured_link
 from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
-from ckdist.engine.stage_ranks import StageRank, stage_lines
+from ckdist.engine.stage_ranks import StageRank, StageWork, stage_costs, stage_lines, stage_work
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, Layout, Range
 from ckdist.layouts.layout_choice import choose_layout
 from ckdist.layouts.phase_layouts import NOMINAL_LINK, can_dispatch, layouts_for, places_experts, uneven
 from ckdist.layouts.rank_plan import Plan
-from ckdist.layouts.stage_plan import StageWork, check_stages, divide_layers, stage_costs, stage_work
+from ckdist.layouts.stage_plan import check_stages, divide_layers
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward, hidden_forward, main_forward
 from ckdist.models.spec import ModelSpec

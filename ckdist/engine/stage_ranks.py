@@ -1,4 +1,4 @@
-"""The place of a rank in the pipeline stages of a job.
+"""The places of ranks in the pipeline stages of a job, and the costs of steps through the stages.
 
 The mesh of a job is pp x tp, with hosts outermost, so the ranks of a stage are consecutive and usually on one host.
 Rank 0 schedules and samples. Its stage is the last one, so logits are made on the rank that samples, and the next batch
@@ -9,15 +9,24 @@ carries the tokens to the first stage. Rank 0 sends batches to all ranks, and ea
     ranks 4, 5    second stage      rows from ranks 2, 3, and to ranks 0, 1
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckdist.comm.group_world import GroupWorld
 from ckdist.comm.world_protocol import World
 from ckdist.layout import Range
 from ckdist.layouts.memory_sizes import gigabytes
+from ckdist.layouts.rough_cost import ATTENTION, OPERATIONS, attended_width, work
+from ckdist.layouts.stage_plan import PROMPT
 from ckdist.mesh import Mesh
+from ckdist.program.program import Program
+from ckdist.program.stage_costs import StageCosts
 from ckdist.program.stage_slice import Stage
+from ckdist.weights.packed_type import WeightCost
+
+STEP_READ = 30e9  # bytes/s of weights in a step; most of the reading is hidden
 
 
 @dataclass(frozen=True)
@@ -45,6 +54,37 @@ def stage_rank(world: World, layers: Sequence[Range]) -> StageRank:
         -1 if stage.first else peers[at - 1],
         -1 if stage.last else peers[(at + 1) % count],
     )
+
+
+class StageWork(NamedTuple):
+    """The work of one rank of a stage."""
+
+    computed: float  # seconds of products per prompt token, without the head
+    attended: float  # seconds of attention per prompt token and token of context
+    read: float  # bytes of weights that a step with a prompt reads, without the head
+    decode_read: float  # bytes of weights that a decode step reads
+
+
+def stage_work(program: Program, mesh: Mesh, weight: Callable[[str], WeightCost], isa: str) -> StageWork:
+    """The work of one rank of a stage with this program. `weight`: the cost of a matrix per element."""
+    layers = [i for i in program.instrs if i.op not in ATTENTION and i.inputs and i.inputs[0].dims[0].name == "tokens"]
+    prompt = work(layers, mesh, weight, isa, PROMPT)
+    attends = [i for i in program.instrs if i.op in ATTENTION and not i.attrs.get("window")]
+    rate = OPERATIONS.get(isa, OPERATIONS["avx2"])[0]
+    attended = sum(2.0 * attended_width(i, mesh) / rate for i in attends)
+    return StageWork(prompt.computed / PROMPT, attended, prompt.read, work(program.instrs, mesh, weight, isa, 1).read)
+
+
+def stage_costs(works: Sequence[StageWork]) -> StageCosts:
+    """The costs of steps, from the work of one rank of each stage.
+
+    A step reads the weights of its layers for any number of tokens. For mixtures, it reads more experts than a token
+    uses.
+    """
+    computed, attended, read, decode_read = (list(each) for each in zip(*works, strict=True))
+    cost = sum(read) / STEP_READ / sum(computed)
+    doubling = sum(computed) / sum(attended) if any(attended) else math.inf
+    return StageCosts(len(works), cost, doubling, max(decode_read) / sum(decode_read))
 
 
 def stage_lines(ranks: Sequence[tuple[int, int, int, int]]) -> list[str]:

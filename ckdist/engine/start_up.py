@@ -23,7 +23,7 @@ from ckdist.engine.dry_breakers import DryBreakers
 from ckdist.engine.engine import Engine
 from ckdist.engine.expert_load import dispatch_stats, expert_stats
 from ckdist.engine.grammars import Grammars
-from ckdist.engine.prefill_measurement import choose_prefill
+from ckdist.engine.prefill_measurement import choose_prefill, prefill_stats
 from ckdist.engine.rank_stage import (
     layers_of_stages,
     open_communicators,
@@ -317,7 +317,7 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
     tokenizer = load_tried(model.checkpoint.path, model.checkpoint.overrides)
     executable = model.executable
     stats = lambda: {
-        **model.prefill.stats(executable),
+        **prefill_stats(model.prefill, executable),
         **model.loader.filled.stats(),
         **expert_stats(executable.expert_rows()),
         **(dispatch_stats(executable.dispatch_from, executable.dispatched_tokens) if executable.dispatching else {}),

@@ -1,1 +1,1 @@
-"""What every start decides: layouts, stages, placement of experts, prefill, and whether the memory suffices."""
+"""The decisions of every start: layouts, stages, placement of experts, prefill, and whether the memory suffices."""

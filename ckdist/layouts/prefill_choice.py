@@ -10,9 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ckdist.comm.world_protocol import World
-from ckdist.config.engine_config import EngineConfig
-from ckdist.program.executable import DECODE, PREFILL, Executable, StageRanks
+from ckdist.program.executable import DECODE, PREFILL
 
 PAIRS, AGREED = 31, 12  # most pairs of a size; equal signs that end it early (a chance of 1 in 4,096)
 CHANCE = 0.01  # of a wrong decision
@@ -27,16 +25,6 @@ class PrefillChoice:
     from_tokens: int = sys.maxsize  # steps with at least this number of tokens run token-parallel
     reason: str = ""  # the choice and its reason, in a few words
     ratios: tuple[tuple[int, float], ...] = ()  # measured (tokens, seconds token-parallel / seconds tensor-parallel)
-
-    def stats(self, executable: Executable) -> dict[str, float | str]:
-        """Values for metrics: reason, threshold (0: none), and tokens of steps with prompts by layout."""
-        counts = dict(enumerate(executable.prefill_tokens))
-        return {
-            "prefill_choice_info": self.reason,
-            "prefill_by_token_from": 0 if self.from_tokens == sys.maxsize else self.from_tokens,
-            "prefill_by_token_tokens_total": counts.get(PREFILL, 0),
-            "prefill_by_tensor_tokens_total": counts.get(DECODE, 0),
-        }
 
 
 def choose(rows: list[Measured], kept: bool = False) -> PrefillChoice:
@@ -56,7 +44,7 @@ def choose(rows: list[Measured], kept: bool = False) -> PrefillChoice:
 
 def compare(seconds_of: Callable[[int], float], limit: float, clock: Callable[[], float]) -> tuple[float, bool | None]:
     """(median ratio, whether token-parallel is at least LEAST_GAIN faster). None: neither is sure."""
-    ratios, end = [], clock() + limit
+    ratios, won, end = [], 0, clock() + limit
     while len(ratios) < PAIRS and (not ratios or clock() < end):
         order = (DECODE, PREFILL) if len(ratios) % 2 else (PREFILL, DECODE)
         took = {phase: seconds_of(phase) for phase in order}
@@ -75,15 +63,4 @@ def by_chance(count: int, least: int) -> float:
     return sum(math.comb(count, heads) for heads in range(least, count + 1)) / 2**count
 
 
-def only_tensor(config: EngineConfig, world: World, stages: StageRanks | None) -> str:
-    """The reason why there is no choice."""
-    if world.size == 1:
-        return "on one rank"
-    if stages is not None and stages.communicator.size == 1:
-        return "in stages of one rank each"
-    if config.prefill == "tensor":
-        return "tensor-parallel, as --prefill says"
-    return "tensor-parallel (token-parallel needs ranks that share memory, evenly over hosts)"
-
-
-__all__ = ["Measured", "PrefillChoice", "choose", "compare", "only_tensor"]
+__all__ = ["Measured", "PrefillChoice", "choose", "compare"]

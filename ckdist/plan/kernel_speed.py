@@ -79,7 +79,7 @@ def elementwise() -> Callable[[], object]:
 
 
 def product_rate(
-    cpus: Sequence[int], number: int, tokens: int, seconds: float, rows: int = ROWS, repeats: int = 3
+    cpus: Sequence[int], number: int, tokens: int, seconds: float, rows: int = ROWS, repeats: int = 5
 ) -> float:
     """Operations per second per CPU, all `cpus` at work, in products of (tokens, COLS) with weights (rows, COLS).
 

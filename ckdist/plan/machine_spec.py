@@ -34,7 +34,7 @@ MAX_TYPES = 256
 FORMATS = "F32", "BF16", "Q8_0"  # the weight type that stands for each activation format (float32, bfloat16, int8)
 MANY = 256  # rows of a product at its second rate
 SATURATING = 0.5  # of a node's cores reach its bandwidth
-UNCERTAINTY, UNMEASURED = 0.2, 0.35  # a predicted speed may be wrong by this share, either way
+UNCERTAINTY, UNMEASURED = 0.2, 0.35  # expected relative error of a predicted speed, either way
 MEASURED, DATA_SHEET = "measured", "data sheet, not measured"
 HALVINGS = 40
 
@@ -103,7 +103,7 @@ class MachineSpec:
 
     @property
     def uncertainty(self) -> float:
-        """The share by which a predicted speed may be wrong, either way."""
+        """The relative error of a predicted speed, either way, that is to be expected."""
         return UNCERTAINTY if self.source == MEASURED else UNMEASURED
 
     @property

@@ -1,6 +1,6 @@
 """Measures how fast each NUMA node reads memory and multiplies matrices. Prints one JSON line per measurement.
 
-`ckdist doctor` runs this module as a process, python -m ckdist.plan.node_speed SECONDS, and kills it after a time limit.
+`ckdist doctor` runs this module as a process, python -m ckdist.plan.node_speed SECONDS, and kills it after a limit.
 """
 
 import json

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 
 from ckdist import native
 from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.stage_ranks import stage_costs, stage_work
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, Layout
 from ckdist.layouts.memory_sizes import cache_types
 from ckdist.layouts.phase_layouts import layouts_for
-from ckdist.layouts.stage_plan import check_stages, divide_layers, stage_costs, stage_work
+from ckdist.layouts.stage_plan import check_stages, divide_layers
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward, main_forward
 from ckdist.plan.cluster import Cluster, PlannedWorld

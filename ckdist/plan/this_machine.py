@@ -27,7 +27,7 @@ from ckdist.weights import dtypes
 
 log = logging.getLogger(__name__)
 
-SECONDS = 0.01  # time of one measurement of a kernel; it is repeated
+SECONDS, PASSES = 0.01, 16  # of one measurement; the best counts, so a short time without other work is enough
 STREAMED = "BF16", "Q8_0", "Q4_K"  # types whose weights are read from memory and from the caches; the fastest counts
 LEAST_STREAMED = 96 << 20  # bytes of weights per thread, so that they come from memory
 CACHED = 0.5  # of the caches, for weights that come from these
@@ -105,7 +105,7 @@ def read_rate(cpus: list[int], size: int) -> float:
     for kind in (dtypes.BY_NAME[name] for name in STREAMED):
         element_bytes = kind.block_bytes / kind.block_elements
         rows = max(16, int(size / COLS / element_bytes) // 16 * 16)
-        operations = len(cpus) * product_rate(cpus, kind.number, 1, 5 * SECONDS, rows)
+        operations = len(cpus) * product_rate(cpus, kind.number, 1, SECONDS, rows, PASSES)
         found = max(found, operations / 2 * element_bytes)
     return found
 

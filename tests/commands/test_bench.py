@@ -161,7 +161,7 @@ def test_work_of_a_model():
     each, out = (sum(work(*count).operations.values()) for count in ((1, 0), (0, 1)))
     assert each == 2 * spec.hidden_size * (len(spec.layers) * (qkv + rest) - rest)
     assert out == 2 * spec.hidden_size * (spec.vocab_size + rest)
-    assert work(7, 1).read == work(1, 1).read == pytest.approx(model.total_weight_bytes, rel=0.05)
+    assert work(7, 1).read == work(1, 1).read == pytest.approx(model.total_weight_bytes, rel=0.1)
     lockstep, single = LockstepSequences(model.executable, 3), SingleSequence(model.executable)
     lockstep.fill(np.arange(20))
     (together,) = (part.copy() for part in lockstep.run([[5, 6, 7]]))

@@ -228,7 +228,7 @@ def test_layers_are_divided_by_what_they_cost():
 
 
 def test_layers_are_divided_for_decode_and_for_prompts():
-    """The head is a large part of decode, and of a prompt a small one: the last stage has fewer layers, not the least."""
+    """The head is a large part of decode and a small one of a prompt: the last stage has fewer layers."""
     costs = lambda _: WeightCost(1.0, 2)
     specs = [dataclasses.replace(spec(vocab=vocab), layers=spec().layers[:1] * 8) for vocab in (64, 4096)]
     small, large = (divide_layers(trace(forward, s, SINGLE, Mesh()), 2, "avx2", costs) for s in specs)
