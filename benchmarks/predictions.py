@@ -22,7 +22,7 @@ from ckdist.plan.predict import Predictor, Way
 from ckdist.plan.this_machine import measured
 
 CONTEXT, PROMPT, STEPS, SEQUENCES = 512, 512, 8, 4
-TURNS = 12
+TURNS = 6
 
 
 def seconds(model) -> list[float]:
