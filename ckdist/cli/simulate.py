@@ -59,10 +59,10 @@ def cost_of(config: SimulateConfig) -> tuple[StepCost, int]:
 def asked(config: SimulateConfig) -> Question:
     """Returns the question of `ckdist plan` about one replica."""
     plan = PlanConfig(
-        model=config.model, machine=config.machine or "this", type=config.type, hosts=config.hosts_per_replica,
+        model=config.model, machine=(config.machine or "this",), type=config.type, hosts=config.hosts_per_replica,
         context=config.ctx_size, sequences=config.parallel, ubatch_size=config.ubatch_size,
     )  # fmt: skip
-    return question_of(plan, open_model(plan), open_machine(plan))
+    return question_of(plan, open_model(plan), open_machine(plan.machine[0]))
 
 
 def fleet_of(config: SimulateConfig) -> Fleet:

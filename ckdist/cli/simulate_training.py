@@ -28,14 +28,14 @@ def host_of(machine: MachineSpec, disk: float) -> TrainingHost:
 
 def cost_of(config: SimulateTrainingConfig) -> TrainingCost:
     """Returns the cost of the training. Raises ConfigError if the model, the machine or the mesh cannot be used."""
-    asked = PlanConfig(model=config.model, machine=config.machine)
+    asked = PlanConfig(model=config.model)
     mesh = TrainingMesh(
         config.data_parallel_size,
         config.tensor_parallel_size,
         config.pipeline_parallel_size,
     )
     batches = Batches(config.batches or 4 * mesh.pp, config.batch_tokens, config.sequence_tokens)
-    host = host_of(open_machine(asked), config.disk_rate)
+    host = host_of(open_machine(config.machine), config.disk_rate)
     return TrainingCost(trained_model(open_model(asked).spec), host, mesh, batches)
 
 

@@ -19,13 +19,15 @@ from ckdist.plan.rank_memory import RankMemory
 from ckdist.program.tracer import trace
 from ckdist.weights.checkpoint import Checkpoint
 
-ANSWER = 256  # decoded tokens per prompt, for the comparison
 MORE = 2.0  # factor on a resource in `changes`
 
 
 @dataclass(frozen=True)
 class Question:
-    """A model and its load on a cluster: `sequences` of `context` tokens each, with prompts of `prompt` tokens."""
+    """A model and its load on a cluster: `sequences` of `context` tokens each.
+
+    Layouts are ordered by the time of a prompt of `prompt` tokens and of `generated` tokens, or of one of both.
+    """
 
     checkpoint: Checkpoint
     cluster: Cluster
@@ -35,6 +37,8 @@ class Question:
     ubatch_size: int = 512
     quantize: str | None = None
     cache: tuple[str, str] = ("i16", "i16")
+    generated: int = 256
+    objective: str = "total"  # or decode, or prefill
 
     def predictor(self, way: Way) -> Predictor:
         """The predictor for one way. Raises a UserError if the way is not possible."""
@@ -65,10 +69,14 @@ class Answer:
         return max(self.memory, key=lambda memory: memory.total)
 
     def seconds(self, question: Question) -> float:
-        """Seconds for the prompts and answers of all sequences; inf if the model does not fit."""
+        """Seconds of the objective for all sequences; inf if the model does not fit."""
         if self.decode is None or self.prefill is None:
             return math.inf
-        return question.sequences * (question.prompt / self.prefill.tokens + ANSWER / self.decode.tokens)
+        parts = {
+            "prefill": question.prompt / self.prefill.tokens,
+            "decode": question.generated / self.decode.tokens,
+        }
+        return question.sequences * parts.get(question.objective, sum(parts.values()))
 
 
 def answer(question: Question, way: Way) -> Answer:
@@ -130,10 +138,10 @@ def _change(name: str, way: Way, then: tuple[Rate | None, Rate | None], best: An
     return Change(name, way, *times)
 
 
-def over_hosts(question: Question, most: int) -> list[tuple[int, Answer]]:
-    """(hosts, best way) for 1, 2, 4, ... up to `most` hosts."""
+def over_hosts(question: Question, most: int) -> list[tuple[int, list[Answer]]]:
+    """(hosts, ways from the best on) for 1, 2, 4, ... up to `most` hosts."""
     counts = [1 << power for power in range(most.bit_length()) if 1 << power <= most]
-    return [(hosts, answers(question.on(replace(question.cluster, hosts=hosts)))[0]) for hosts in counts]
+    return [(hosts, answers(question.on(replace(question.cluster, hosts=hosts)))) for hosts in counts]
 
 
 def hosts_that_fit(question: Question, most: int = 256) -> int | None:

@@ -89,9 +89,10 @@ def product_rate(
     return native.call(native.lib.ckdist_product_rate, None, *numbers) / len(cpus)
 
 
-def product_rates(cpus: Sequence[int], number: int, seconds: float) -> tuple[float, float]:
+def product_rates(cpus: Sequence[int], number: int, seconds: float, repeats: int) -> tuple[float, float]:
     """`product_rate` for 1 and for MANY rows."""
-    return product_rate(cpus, number, 1, seconds), product_rate(cpus, number, MANY, seconds, LARGE_ROWS)
+    large = product_rate(cpus, number, MANY, seconds, LARGE_ROWS, repeats)
+    return product_rate(cpus, number, 1, seconds, ROWS, repeats), large
 
 
 def attention_rate(cpu: int, kind: str, seconds: float) -> float:

@@ -28,7 +28,7 @@ def draw(question: Question, found: Sequence[Answer], path: str) -> None:
 
 def _hosts(axes: Any, question: Question) -> None:
     """Tokens per second of the best way over hosts, with the range of uncertainty."""
-    rows = [(hosts, one) for hosts, one in over_hosts(question, MOST_HOSTS) if one.fits]
+    rows = [(hosts, ways[0]) for hosts, ways in over_hosts(question, MOST_HOSTS) if ways[0].fits]
     for name in ("decode", "prefill"):
         rates = [getattr(one, name) for _, one in rows]
         counts = [hosts for hosts, _ in rows]

@@ -95,7 +95,7 @@ def measure_machine(machine: Machine) -> MachineSpec:
         between=between_steps(len(cpus) * len(nodes)),
         barrier=tuple((count, barrier(cpus[:count])) for count in counts(len(cpus))),
         rank_rate=RANK_PART * bandwidth,
-        rates={kind.name: product_rates(cpus, kind.number, SECONDS) for kind in dtypes.KNOWN},
+        rates={kind.name: product_rates(cpus, kind.number, SECONDS / 2, PASSES) for kind in dtypes.KNOWN},
     )
 
 
