@@ -62,6 +62,7 @@ def choose_prefill(
                 executable.stop()
                 if all(faster is not None for *_, faster in rows):
                     write_kept(name, rows)
+        executable.stats(reset=True)  # measured steps do not count, on any rank
     choice = choose(world.broadcast(rows), bool(world.broadcast(kept)))
     executable.prefill_from = choice.from_tokens
     return choice
@@ -82,7 +83,6 @@ def measure(executable: Executable, clock: Callable[[], float] = time.monotonic)
         if not rows[-1][2]:
             break
         size //= 2
-    executable.stats(reset=True)
     return rows
 
 
