@@ -87,6 +87,3 @@ def choose_placement(
 def _mixtures(spec: ModelSpec) -> list[MoeFfn]:
     """The layers with experts."""
     return [layer.ffn for layer in spec.layers if isinstance(layer.ffn, MoeFfn)]
-
-
-__all__ = ["choose_placement", "dispatch_from", "whole_factor"]

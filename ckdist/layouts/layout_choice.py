@@ -41,17 +41,11 @@ class LayoutChoice:
 
 @dataclass(frozen=True)
 class RoughTimes:
-    """Seconds of steps over some hosts.
+    """Seconds of steps over some hosts."""
 
-    Attributes:
-        steps: Tokens of a step -> its seconds if all ranks share it evenly, without exchange.
-        width: Elements of a hidden state.
-        sums: Sums over ranks in a step.
-    """
-
-    steps: dict[int, float]
-    width: int
-    sums: int
+    steps: dict[int, float]  # tokens of a step -> its seconds if all ranks share it evenly, without exchange
+    width: int  # elements of a hidden state
+    sums: int  # sums over ranks in a step
     hosts: int
     link: Link
 
@@ -129,6 +123,3 @@ def best_layout(
 
 def _named(stages: int) -> str:
     return "tensors over all ranks" if stages == 1 else f"{stages} stages"
-
-
-__all__ = ["LayoutChoice", "best_layout", "choose_layout", "stage_counts"]

@@ -6,10 +6,10 @@ each other's shards. On several hosts it may be token-parallel inside each host 
 """
 
 import logging
-from typing import TYPE_CHECKING
 
 from ckdist.comm.thresholds import Thresholds
 from ckdist.comm.transports.link import Link
+from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, TENSOR, TOKEN, TOKEN_IN_HOSTS, Layout, with_whole_experts
@@ -17,16 +17,13 @@ from ckdist.layouts.expert_placement import choose_placement
 from ckdist.mesh import HOST, LOCAL, WHOLE, Mesh
 from ckdist.models.spec import Attention, LatentAttention, ModelSpec, MoeFfn
 
-if TYPE_CHECKING:
-    from ckdist.comm.world_protocol import World
-
 log = logging.getLogger(__name__)
 
 NOMINAL_LINK = Link(30e-6, 1e9)
 
 
 def layouts_for(
-    config: EngineConfig, world: "World", spec: ModelSpec | None = None, link: Link = NOMINAL_LINK
+    config: EngineConfig, world: World, spec: ModelSpec | None = None, link: Link = NOMINAL_LINK
 ) -> tuple[Layout, Layout, Mesh]:
     """The layouts of prefill and decode, and the mesh. All ranks run both.
 
@@ -60,22 +57,22 @@ def layouts_for(
     return by_experts if prefill is decode else with_whole_experts(prefill, in_hosts), by_experts, mesh
 
 
-def places_experts(world: "World", spec: ModelSpec) -> bool:
+def places_experts(world: World, spec: ModelSpec) -> bool:
     """Whether the placement of experts is a choice: the model has experts, and there are several hosts."""
     return len(set(world.hosts)) > 1 and any(isinstance(layer.ffn, MoeFfn) for layer in spec.layers)
 
 
-def can_dispatch(world: "World", prefill: Layout) -> bool:
+def can_dispatch(world: World, prefill: Layout) -> bool:
     """Whether rows can be dispatched to the hosts of their experts: whole experts, and equal hosts."""
     return "experts" in prefill.sharded_by and _are_equal_hosts(world)
 
 
-def _are_equal_hosts(world: "World") -> bool:
+def _are_equal_hosts(world: World) -> bool:
     """Whether all hosts have the same number of ranks, in consecutive order."""
     return world.size == len(set(world.hosts)) or not _apart(world)
 
 
-def _placement(config: EngineConfig, world: "World", spec: ModelSpec, link: Link) -> tuple[bool, str]:
+def _placement(config: EngineConfig, world: World, spec: ModelSpec, link: Link) -> tuple[bool, str]:
     """(whether hosts have whole experts, the reason): by --experts, or predicted with `link`."""
     if config.experts != "auto":
         named = {"tensor": "slices of every expert on every rank", "expert": "whole experts on each host"}
@@ -85,12 +82,12 @@ def _placement(config: EngineConfig, world: "World", spec: ModelSpec, link: Link
     return choose_placement(spec, world.size, len(set(world.hosts)), link, rows, direct_bytes, _are_equal_hosts(world))
 
 
-def _mesh_of_hosts(world: "World") -> Mesh:
+def _mesh_of_hosts(world: World) -> Mesh:
     """The mesh hosts x ranks of a host. All hosts have the same number of ranks."""
     return Mesh({HOST: len(set(world.hosts)), LOCAL: world.local_size}, world.rank)
 
 
-def _layouts(config: EngineConfig, world: "World", spec: ModelSpec | None) -> tuple[Layout, Layout, Mesh]:
+def _layouts(config: EngineConfig, world: World, spec: ModelSpec | None) -> tuple[Layout, Layout, Mesh]:
     """`layouts_for` with slices of each expert on all ranks."""
     mesh = Mesh({WHOLE: world.size}, world.rank)
     if world.size == 1:
@@ -121,7 +118,7 @@ def _layouts(config: EngineConfig, world: "World", spec: ModelSpec | None) -> tu
     return by_token, TENSOR, mesh
 
 
-def _apart(world: "World") -> str:
+def _apart(world: World) -> str:
     """The reason why ranks on several hosts cannot shard tokens inside each host; "" if they can."""
     hosts = list(dict.fromkeys(world.hosts))
     counts = [world.hosts.count(host) for host in hosts]
@@ -130,7 +127,7 @@ def _apart(world: "World") -> str:
     return uneven(world)
 
 
-def uneven(world: "World") -> str:
+def uneven(world: World) -> str:
     """The reason why hosts and ranks do not form a grid; "" if they do."""
     hosts = list(dict.fromkeys(world.hosts))
     counts = [world.hosts.count(host) for host in hosts]

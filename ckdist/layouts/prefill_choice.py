@@ -61,6 +61,3 @@ def compare(seconds_of: Callable[[int], float], limit: float, clock: Callable[[]
 def by_chance(count: int, least: int) -> float:
     """The chance that at least `least` of `count` fair coins show heads."""
     return sum(math.comb(count, heads) for heads in range(least, count + 1)) / 2**count
-
-
-__all__ = ["Measured", "PrefillChoice", "choose", "compare"]

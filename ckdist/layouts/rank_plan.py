@@ -5,9 +5,9 @@ The layouts come from `layouts`.
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ckdist import topology
+from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
 from ckdist.errors import CapacityError
 from ckdist.layout import Layout
@@ -17,9 +17,6 @@ from ckdist.models.cache_bytes import cache_bytes_per_block, rope_bytes_per_posi
 from ckdist.models.spec import ModelSpec
 from ckdist.program.executable import CacheConfig
 from ckdist.program.step_batch import BLOCK_TOKENS
-
-if TYPE_CHECKING:
-    from ckdist.comm.world_protocol import World
 
 DEFAULT_CONTEXT = 8192  # default tokens of one sequence, if the model allows more
 ENCODER_CONTEXT = 2048  # the same for an encoder, which needs buffers for a whole sequence
@@ -80,17 +77,10 @@ def step_tokens(config: EngineConfig, spec: ModelSpec) -> int:
     return max(most, config.ctx_size or min(spec.max_position, ENCODER_CONTEXT)) if spec.reads_whole else most
 
 
-def _remedy(longest: int, per_block: int) -> str:
-    """The remedy if the cache is too small for one sequence. `longest`: positions that would fit."""
-    if longest:
-        return f"--ctx-size {longest} would fit"
-    return f"give --kv-memory at least {per_block}, which holds {BLOCK_TOKENS} tokens"
-
-
 def make_plan(
     config: EngineConfig,
     spec: ModelSpec,
-    world: "World",
+    world: World,
     weights: WeightBytes,
     layouts: tuple[Layout, Layout, Mesh],
 ) -> Plan:
@@ -126,9 +116,10 @@ def make_plan(
     most, needed, there, *_ = min(rows)  # of the rank with the least memory
     longest, spins = min(row[3] for row in rows), min(row[4] for row in rows)
     if most < wanted:
+        least = f"give --kv-memory at least {per_block}, which holds {BLOCK_TOKENS} tokens"
         raise CapacityError(
             f"one sequence of --ctx-size {context} needs {gigabytes(needed)} for its {cache_name(types)} cache "
-            f"on each rank, and {gigabytes(there)} are free for it: {_remedy(longest, per_block)}"
+            f"on each rank, and {gigabytes(there)} are free for it: {f'--ctx-size {longest} would fit' if longest else least}"
         )
     # All sequences at full length, if memory allows. --kv-memory is always used as a whole.
     total = most if config.kv_memory else min(config.parallel * context, max(context, int(most * KV_SHARE)), most)
@@ -142,7 +133,7 @@ def make_plan(
     return Plan(mesh, prefill, layout, cache, threads, threads_batch, spins, placement, max(0, free))
 
 
-def _state_slots(config: EngineConfig, world: "World", each: int, room: int) -> int:
+def _state_slots(config: EngineConfig, world: World, each: int, room: int) -> int:
     """The number of slots for states of sequences, equal on all ranks; 0: no layer has states. A collective call.
 
     Each running sequence needs one, and so does a snapshot. Raises CapacityError if these do not fit.

@@ -84,16 +84,3 @@ def used_part(instr: Instr, matrix: Weight) -> float:
 def experts_hit(used: float, rows: float) -> float:
     """1 - (1 - used) ** rows: the expected fraction of experts that some row uses. `used`: the part for one row."""
     return 1 - (1 - min(1.0, used)) ** rows
-
-
-__all__ = [
-    "ATTENTION",
-    "OPERATIONS",
-    "PRODUCTS",
-    "Work",
-    "attended_width",
-    "experts_hit",
-    "matrices_of",
-    "used_part",
-    "work",
-]

@@ -64,6 +64,3 @@ def even_slices(costs: Sequence[float], count: int) -> list[Range]:
         return min(found)
 
     return list(pairwise((0, *best(0, count)[2])))
-
-
-__all__ = ["check_stages", "divide_layers", "even_slices"]
