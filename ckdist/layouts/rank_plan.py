@@ -117,9 +117,10 @@ def make_plan(
     longest, spins = min(row[3] for row in rows), min(row[4] for row in rows)
     if most < wanted:
         least = f"give --kv-memory at least {per_block}, which holds {BLOCK_TOKENS} tokens"
+        remedy = f"--ctx-size {longest} would fit" if longest else least
         raise CapacityError(
             f"one sequence of --ctx-size {context} needs {gigabytes(needed)} for its {cache_name(types)} cache "
-            f"on each rank, and {gigabytes(there)} are free for it: {f'--ctx-size {longest} would fit' if longest else least}"
+            f"on each rank, and {gigabytes(there)} are free for it: {remedy}"
         )
     # All sequences at full length, if memory allows. --kv-memory is always used as a whole.
     total = most if config.kv_memory else min(config.parallel * context, max(context, int(most * KV_SHARE)), most)
