@@ -108,7 +108,7 @@ test: setup test-native
 # Numbers of kernels, models and plans as on a CPU with AVX2 alone: the level and numpy's BLAS are pinned. BEST_LEVEL
 # are those that `make test` computes with this CPU's best level alone, and not with each level: CI adds them.
 BEST_LEVEL := $(addprefix tests/unit/test_,autodiff.py vjp.py cross_attention.py embedding.py engine_sampling.py \
-	layout_choice.py papers.py predict.py prefill_cost.py step_cost.py training_cost.py) \
+	layout_choice.py papers.py predict.py step_cost.py) \
 	$(addprefix tests/models/test_,cache_types.py gptoss_files.py latent_files.py minilm.py published_formats.py \
 	safetensors.py stacks.py states.py) tests/kernels/test_expert_training.py
 CPU_TESTS := tests/unit tests/models tests/kernels

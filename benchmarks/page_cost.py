@@ -16,8 +16,7 @@ from collections.abc import Iterator
 
 import httpx
 import psutil
-
-from ckdist.planning.paired_test import median_within
+from median_bounds import median_within
 
 SECONDS = 60.0
 WARM = 3  # answers before the first pair

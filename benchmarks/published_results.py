@@ -12,9 +12,9 @@ fastest.
 import dataclasses
 from dataclasses import dataclass
 
-from ckdist.planning.cluster import Cluster
-from ckdist.planning.machine_spec import MachineSpec, machine_named
-from ckdist.planning.predict import Predictor, Way
+from ckdist.plan.cluster import Cluster
+from ckdist.plan.machine_spec import MachineSpec, machine_named
+from ckdist.plan.predict import Predictor, Way
 from ckdist.weights.described import describe, describe_config, shape_path
 
 LLAMA_8B = describe(shape_path("llama-3.1-8b")).metadata
@@ -51,35 +51,45 @@ CONFIGS = {
 GIGABIT = {"link_rate": 0.125e9, "link_seconds": 6e-5}
 
 
+def memory(channels: int, transfers: float) -> float:
+    """Bytes per second that weights are read with: 0.8 of the peak."""
+    return 0.8 * channels * transfers * 8
+
+
+def rates(f32: float, bf16: float, int8: float) -> dict[str, tuple[float, float]]:
+    """Of the peaks of a core, as in the catalogue."""
+    return {"F32": (f32 / 11.4, 0.7 * f32), "BF16": (bf16 / 11.4, 0.7 * bf16), "Q8_0": (int8 / 11.4, 0.7 * int8)}
+
+
 def machines() -> dict[str, MachineSpec]:
     """Of the catalogue, and others by their data sheets."""
     epyc, xeon, desktop = (machine_named(name) for name in ("epyc-9175f", "xeon-6980p", "desktop"))
     graviton, old = machine_named("graviton4"), machine_named("xeon-8280")
-    zen4 = {"f32": desktop.f32, "bf16": desktop.bf16, "int8": desktop.int8}  # a core's, at a desktop's clock
+    zen4 = {"rates": desktop.rates, "attention": desktop.attention}  # a core's, at a desktop's clock
     pi = MachineSpec(
-        name="Raspberry Pi 5", isa="neon_dotprod", cores=4, memory=8e9, bandwidth=17.1e9, core_bandwidth=10e9,
-        f32=38e9, bf16=38e9, int8=154e9, **GIGABIT,
+        name="Raspberry Pi 5", isa="neon_dotprod", cores=4, memory=8e9, bandwidth=0.8 * 17.1e9, attention=27e9,
+        barrier=((4, 6e-7),), rates=rates(38e9, 38e9, 154e9), **GIGABIT,
     )  # fmt: skip
     return {
         "EPYC 9175F": epyc,
-        "EPYC 9135, DDR5-5600": dataclasses.replace(epyc, bandwidth=12 * 5600e6 * 8),
+        "EPYC 9135, DDR5-5600": dataclasses.replace(epyc, bandwidth=memory(12, 5600e6)),
         "2 x Xeon 6980P": xeon,
-        "Xeon 6980P": dataclasses.replace(xeon, sockets=1, nodes=3),
-        "Ryzen 7950X, DDR5-3600": dataclasses.replace(desktop, bandwidth=2 * 3600e6 * 8),
+        "Xeon 6980P": dataclasses.replace(xeon, nodes=3),
+        "Ryzen 7950X, DDR5-3600": dataclasses.replace(desktop, bandwidth=memory(2, 3600e6)),
         "Ryzen 5900X, DDR4-3600": dataclasses.replace(
-            desktop, isa="avx2", cores=12, bandwidth=2 * 3600e6 * 8, f32=134e9, bf16=134e9, int8=200e9
+            desktop, isa="avx2", cores=12, bandwidth=memory(2, 3600e6), rates=rates(134e9, 134e9, 200e9)
         ),
         "Raspberry Pi 5": pi,
         "Graviton 4": graviton,
-        "Graviton 3": dataclasses.replace(graviton, cores=64, bandwidth=8 * 4800e6 * 8),
-        "2 x EPYC 9175F, 8 x DDR5-6400 each": dataclasses.replace(epyc, sockets=2, nodes=2, bandwidth=8 * 6400e6 * 8),
-        "EPYC 9374F": dataclasses.replace(epyc, **zen4, cores=32, bandwidth=12 * 4800e6 * 8),
-        "EPYC 9554": dataclasses.replace(epyc, **zen4, cores=64, bandwidth=12 * 4800e6 * 8),
-        "Threadripper PRO 7965WX": dataclasses.replace(epyc, **zen4, cores=24, bandwidth=8 * 4800e6 * 8),
+        "Graviton 3": dataclasses.replace(graviton, cores=64, bandwidth=memory(8, 4800e6)),
+        "2 x EPYC 9175F, 8 x DDR5-6400 each": dataclasses.replace(epyc, nodes=2, bandwidth=memory(8, 6400e6)),
+        "EPYC 9374F": dataclasses.replace(epyc, **zen4, cores=32, bandwidth=memory(12, 4800e6)),
+        "EPYC 9554": dataclasses.replace(epyc, **zen4, cores=64, bandwidth=memory(12, 4800e6)),
+        "Threadripper PRO 7965WX": dataclasses.replace(epyc, **zen4, cores=24, bandwidth=memory(8, 4800e6)),
         "2 x Xeon Gold 6138": dataclasses.replace(
-            old, isa="avx512", cores=20, bandwidth=6 * 2666e6 * 8, f32=122e9, bf16=122e9, int8=243e9
+            old, isa="avx512", cores=20, bandwidth=memory(6, 2666e6), rates=rates(122e9, 122e9, 243e9)
         ),
-        "Ryzen 7950X, 64 GB/s": dataclasses.replace(desktop, bandwidth=64e9),
+        "Ryzen 7950X, 64 GB/s": dataclasses.replace(desktop, bandwidth=0.8 * 64e9),
     }
 
 

@@ -15,8 +15,7 @@ import time
 from typing import Any
 
 import httpx
-
-from ckdist.planning.paired_test import median_within
+from median_bounds import median_within
 
 SECONDS = 120.0
 WARM = 2  # rounds before the first that counts

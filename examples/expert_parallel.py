@@ -10,10 +10,10 @@ the link, which `--experts auto` measures. The sizes here are those of Qwen3-30B
 from ckdist.comm.thresholds import Thresholds
 from ckdist.comm.transports.link import Link
 from ckdist.layout import TENSOR, with_whole_experts
+from ckdist.layouts.expert_placement import choose_placement
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward
 from ckdist.models.registry import spec_from_config
-from ckdist.planning.expert_placement import choose_placement
 from ckdist.program.tracer import trace
 
 HOSTS = 2
@@ -47,8 +47,8 @@ def main() -> None:
     direct = Thresholds().transport_direct_bytes
     for name, link in (("1 Gbit/s", Link(50e-6, 0.118e9)), ("25 Gbit/s", Link(20e-6, 2.9e9))):
         for rows in (1, 512):
-            choice = choose_placement(spec, HOSTS, HOSTS, link, rows, direct, dispatches=True)
-            print(f"{name}: {choice.reason}")
+            _, reason = choose_placement(spec, HOSTS, HOSTS, link, rows, direct, dispatches=True)
+            print(f"{name}: {reason}")
 
 
 if __name__ == "__main__":

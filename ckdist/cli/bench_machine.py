@@ -16,7 +16,7 @@ from ckdist.comm.world import start_world
 from ckdist.comm.world_protocol import World
 from ckdist.config.bench_config import BenchConfig
 from ckdist.errors import ConfigError
-from ckdist.planning.rank_plan import SPINS
+from ckdist.layouts.rank_plan import SPINS
 from ckdist.topology import default_threads, place
 from ckdist.topology.arithmetic import ARITHMETIC, arithmetic_rate
 from ckdist.topology.bandwidth import read_bandwidth
@@ -98,7 +98,7 @@ def save(path: str, world: World) -> int:
     Raises:
         ConfigError: The file cannot be written.
     """
-    from ckdist.cli.measured_machine import measured
+    from ckdist.plan.this_machine import measured
 
     spec = measured(world)
     if spec is not None:

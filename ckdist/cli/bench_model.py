@@ -13,7 +13,7 @@ from ckdist.cli.rows import write_rows
 from ckdist.cli.session import model_session, packed_first
 from ckdist.comm.agreement import start_ranks
 from ckdist.config.bench_config import BenchConfig
-from ckdist.planning.memory_sizes import gigabytes
+from ckdist.layouts.memory_sizes import gigabytes
 from ckdist.progress import ProgressBar
 from ckdist.topology import default_threads, place
 from ckdist.topology.instructions import reason

@@ -7,11 +7,10 @@ Fields that llama-bench does not have:
     bound, bound_fraction: The machine's limit for the step, and the fraction of it that was reached. The limit is the
         larger of (bytes of weights and cache) / bandwidth and operations / peak arithmetic.
     read_of_ranks: Bytes that rank 0 reads from other ranks' memory per step and layer.
-    layers_predicted_ns: Predicted time of the layers in a prompt's steps, from the measurements that choose the prefill
-        layout; 0 if there were none. avg_ns also includes the output matrix and the context.
 """
 
 import dataclasses
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -27,12 +26,16 @@ from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.single import SingleSequence
 from ckdist.engine.start_up import Model
 from ckdist.errors import ConfigError
-from ckdist.mesh import WHOLE
-from ckdist.planning.memory_sizes import cache_bytes_per_block
-from ckdist.program.executable import DECODE, PREFILL
+from ckdist.layout import SINGLE
+from ckdist.layouts.rough_cost import work
+from ckdist.mesh import WHOLE, Mesh
+from ckdist.models.cache_bytes import cache_bytes_per_block
+from ckdist.models.decoder import main_forward
 from ckdist.program.step_batch import BLOCK_TOKENS
+from ckdist.program.tracer import trace
 from ckdist.progress import ProgressBar
 from ckdist.topology.instructions import reason
+from ckdist.weights.packed_type import weight_cost
 
 
 def measure(run: Callable[[], float | None], repetitions: int) -> list[float]:
@@ -57,6 +60,10 @@ class ModelBench:
         self.model, self.config, self.bounds, self.bar = model, config, bounds, bar
         self.executable = model.executable
         self.rng = np.random.default_rng(0)
+        spec = model.checkpoint.spec
+        program = trace(main_forward(spec), spec, SINGLE, Mesh())  # of the whole model
+        weight = functools.partial(weight_cost, model.loader)
+        self.work = functools.partial(work, program.instrs, Mesh(), weight, native.isa())
 
     def tokens(self, *shape: int) -> np.ndarray:
         """Returns random token ids, int32 of `shape`."""
@@ -113,9 +120,6 @@ class ModelBench:
         """Times `run` and returns its row: prefill if `n_prompt` is not 0, else decode."""
         self.executable.stats(reset=True)
         before = list(self.executable.prefill_tokens)
-        predicted = (
-            self.model.prefill.predicted(self.steps(n_prompt), len(self.model.spec.layers)) if n_prompt else None
-        )
         seconds = measure(run, self.config.repetitions)
         self.bar.update(1)
         times = self.executable.stats()
@@ -141,7 +145,6 @@ class ModelBench:
             "n_gen": n_gen,
             "n_depth": depth,
             "n_parallel": sequences,
-            "layers_predicted_ns": int((predicted or 0) * 1e9),
             "avg_ns": int(statistics.mean(seconds) * 1e9),
             "stddev_ns": int(statistics.pstdev(seconds) * 1e9),
             "avg_ts": statistics.mean(rates),
@@ -155,12 +158,6 @@ class ModelBench:
             "bound_fraction": least / statistics.median(seconds),
             "read_bandwidth": self.bounds.read_bandwidth,
         }
-
-    def steps(self, tokens: int) -> list[tuple[int, int]]:
-        """Returns (phase, tokens) of each step of a prompt."""
-        most = self.executable.max_tokens
-        sizes = [min(most, tokens - at) for at in range(0, tokens, most)]
-        return [(PREFILL if n >= self.executable.prefill_from else DECODE, n) for n in sizes]
 
     def layouts(self, before: list[int]) -> str:
         """Names the layouts that prefilled since `executable.prefill_tokens` was `before`, joined by "+".
@@ -176,21 +173,19 @@ class ModelBench:
 
     def bound(self, n_prompt: int, n_gen: int, depth: int, sequences: int) -> tuple[str, float]:
         """Returns the limit of the measured work, and the least seconds that it can take on this machine."""
-        work = self.model.work
         if n_prompt:
             most = self.executable.max_tokens
             chunks = -(-n_prompt // most)
             context = sum(depth + min(n_prompt, (i + 1) * most) for i in range(chunks))
-            weights = chunks * work.bytes_read(min(n_prompt, most))
-            return self.bounds.seconds(weights + self.kv_bytes_per_token * context, work.operations(n_prompt, 1))
+            weights = chunks * self.work(min(n_prompt, most), 1).read
+            operations = self.work(n_prompt, 1).operations
+            return self.bounds.seconds(weights + self.kv_bytes_per_token * context, operations)
         # Each step reads the weights that its tokens need, and the cache of each sequence: the context and, on average,
         # half of the generated tokens. A stage reads its weights once for each group of sequences.
         context, steps = sequences * (depth + (n_gen + 1) / 2), self.executable.costs.groups(sequences)
-        weights = steps * work.bytes_read(-(-sequences // steps))
-        return self.bounds.seconds(
-            n_gen * (weights + self.kv_bytes_per_token * context),
-            work.operations(n_gen * sequences, n_gen * sequences),
-        )
+        weights = steps * self.work(-(-sequences // steps), 1).read
+        operations = self.work(n_gen * sequences, n_gen * sequences).operations
+        return self.bounds.seconds(n_gen * (weights + self.kv_bytes_per_token * context), operations)
 
     @property
     def kv_bytes_per_token(self) -> float:

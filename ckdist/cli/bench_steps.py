@@ -1,6 +1,6 @@
 """`ckdist bench steps`: seconds of the engine's steps by their content, sampling and Python included.
 
-`ckdist simulate --steps` and `ckdist.planning.step_cost` read the rows. There are steps of one prompt of each size, and
+`ckdist simulate --steps` and `ckdist.plan.step_cost` read the rows. There are steps of one prompt of each size, and
 of prompts after a context. There are decode steps of each number of sequences after a short and a long context.
 """
 
@@ -17,7 +17,7 @@ from ckdist.engine.engine import Engine
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.errors import ConfigError, EngineError
-from ckdist.planning.step_cost import StepTotals, halves, step_row
+from ckdist.plan.step_cost import StepTotals, halves, step_row
 from ckdist.program.step_batch import BLOCK_TOKENS
 
 LEAST_CONTEXT = 64  # tokens before the decode steps

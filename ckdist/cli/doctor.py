@@ -21,8 +21,8 @@ import psutil
 from ckdist import __version__
 from ckdist.cli.capabilities import TIMEOUT, Capability, capabilities
 from ckdist.cli.main import launched_rank
-from ckdist.cli.node_speed import GEMM_TYPES
 from ckdist.config.commands import DoctorConfig
+from ckdist.plan.node_speed import GEMM_TYPES
 from ckdist.python_words import module_words
 from ckdist.topology import Machine, this_machine
 from ckdist.topology.advice import Advice, advise
@@ -42,8 +42,8 @@ def time_left() -> float:
 
 
 def measure(seconds: float = MEASURE_SECONDS, limit: float = MEASURE_LIMIT) -> list[dict[str, Any]]:
-    """Returns the rows that `ckdist.cli.node_speed` prints within `limit` seconds, start-up included."""
-    command = module_words("ckdist.cli.node_speed", str(seconds))
+    """Returns the rows that `ckdist.plan.node_speed` prints within `limit` seconds, start-up included."""
+    command = module_words("ckdist.plan.node_speed", str(seconds))
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True

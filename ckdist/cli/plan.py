@@ -1,6 +1,6 @@
 """`ckdist plan`: whether a model fits a cluster, its speed in every layout, the limits, and the improvements.
 
-`ckdist.planning.compare` computes the answers. This module formats them as lines for people or as one JSON object.
+`ckdist.plan.compare` computes the answers. This module formats them as lines for people or as one JSON object.
 """
 
 import dataclasses
@@ -11,15 +11,16 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from ckdist.cli.measured_machine import this_machine_spec
 from ckdist.config.plan_config import PlanConfig
 from ckdist.errors import ConfigError
 from ckdist.figure import check_path
 from ckdist.hub.catalogue import CATALOGUE as PUBLISHED
 from ckdist.hub.model_url import is_url
 from ckdist.hub.resolve import find
-from ckdist.planning.cluster import Cluster
-from ckdist.planning.compare import (
+from ckdist.layouts.memory_sizes import gigabytes
+from ckdist.layouts.rank_plan import DEFAULT_CONTEXT
+from ckdist.plan.cluster import Cluster
+from ckdist.plan.compare import (
     Answer,
     Question,
     answers,
@@ -30,10 +31,9 @@ from ckdist.planning.compare import (
     parameters,
     serial_share,
 )
-from ckdist.planning.machine_spec import MachineSpec, machine_named
-from ckdist.planning.memory_sizes import gigabytes
-from ckdist.planning.rank_memory import RankMemory
-from ckdist.planning.rank_plan import DEFAULT_CONTEXT
+from ckdist.plan.machine_spec import MachineSpec, machine_named
+from ckdist.plan.rank_memory import RankMemory
+from ckdist.plan.this_machine import this_machine_spec
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.described import describe, shape_names, shape_path
 
@@ -53,26 +53,34 @@ def run(config: PlanConfig) -> int:
     if config.plot is not None:
         check_path(config.plot)  # fails before the computation
     checkpoint = open_model(config)
-    question = question_of(config, checkpoint, open_machine(config))
+    questions = [question_of(config, checkpoint, open_machine(name)) for name in config.machine]
+    question = questions[0]
     if config.train:
         from ckdist.cli.plan_training import run_training
 
         return run_training(config, question)
+    if len(questions) > 1:
+        compared = [(question, answers(question)) for question in questions]
+        if config.json:
+            print(json.dumps([as_json(*one) for one in compared], indent=1))
+        else:
+            print("\n".join(machine_lines(compared)))
+        return 0
     found = answers(question)
     if config.json:
         print(json.dumps(as_json(question, found), indent=1))
     else:
         print("\n".join(lines(question, found)))
     if config.plot:
-        from ckdist.planning.plots import draw
+        from ckdist.plan.plots import draw
 
         draw(question, found, config.plot)
     return 0
 
 
-def open_machine(config: PlanConfig) -> MachineSpec:
+def open_machine(name: str) -> MachineSpec:
     """Returns the machine that --machine names."""
-    return this_machine_spec() if config.machine == "this" else machine_named(config.machine)
+    return this_machine_spec() if name == "this" else machine_named(name)
 
 
 def open_model(config: PlanConfig) -> Checkpoint:
@@ -122,6 +130,7 @@ def question_of(config: PlanConfig, checkpoint: Checkpoint, machine: MachineSpec
     return Question(
         checkpoint, Cluster(machine, config.hosts, config.threads), context, config.sequences,
         min(config.n_prompt, context), config.ubatch_size, config.quantize, (config.cache_type_k, config.cache_type_v),
+        config.n_gen, config.objective,
     )  # fmt: skip
 
 
@@ -209,22 +218,43 @@ def remedies(question: Question) -> Iterator[str]:
 
 
 def hosts_lines(question: Question) -> Iterator[str]:
-    """Yields the best layout by number of hosts, and marks the first number that is slower than fewer hosts."""
+    """Yields decode by number of hosts and layout. "*" marks the best layout by the objective."""
     rows = over_hosts(question, max(MOST_HOSTS, question.cluster.hosts))
-    yield f"{'hosts':<8s}{'best way':<20s}{'decode tok/s':<14s}prefill tok/s"
-    previous, told = 0.0, False
-    for hosts, one in rows:
-        if not (one.decode and one.prefill):
+    names = list(dict.fromkeys(one.way.name for _, ways in rows for one in ways))
+    yield f"{'hosts':<8s}" + "".join(f"{name:<12s}" for name in names) + "decode tok/s"
+    previous, told, fitting = 0.0, False, []
+    for hosts, ways in rows:
+        best, shown = ways[0], {one.way.name: number(one.decode.tokens) for one in ways if one.decode}
+        if best.decode is None:
             yield f"{hosts:<8d}does not fit"
             continue
-        note = "slower than with fewer" if one.decode.tokens < previous and not told else ""
-        told, previous = told or bool(note), max(previous, one.decode.tokens)
-        yield f"{hosts:<8d}{one.way!s:<20s}{one.decode.tokens:<14.1f}{one.prefill.tokens:<15.1f}{note}".rstrip()
-    fitting = [(hosts, one.decode.tokens) for hosts, one in rows if one.decode]
+        shown[best.way.name] += "*"
+        note = "slower than with fewer" if best.decode.tokens < previous and not told else ""
+        told, previous = told or bool(note), max(previous, best.decode.tokens)
+        yield (f"{hosts:<8d}" + "".join(f"{shown.get(name, '-'):<12s}" for name in names) + note).rstrip()
+        fitting.append((hosts, best.decode.tokens))
     if len(fitting) > 1 and fitting[0][0] == 1:
         hosts, tokens = fitting[1]
         serial = serial_share(tokens / fitting[0][1], hosts)
         yield f"a share of {min(1.0, max(0.0, serial)):.0%} of a decoded token is not shared by {hosts} hosts (Amdahl)"
+
+
+def machine_lines(compared: list[tuple[Question, list[Answer]]]) -> Iterator[str]:
+    """Yields one row per machine with its best layout, the best machine by the objective first."""
+    first = compared[0][0]
+    each = f"{first.sequences} x {first.prompt} + {first.generated}"
+    yield f"{'machine':<23s}{'best way':<20s}{'decode':<9s}{'prefill':<9s}{'seconds':<10s}range"
+    yield f"{f'hosts: {first.cluster.hosts}':<43s}{'tok/s':<9s}{'tok/s':<9s}{each}"
+    for question, found in sorted(compared, key=lambda one: one[1][0].seconds(one[0])):
+        best, machine = found[0], question.cluster.machine
+        name = f"{machine.name[:22]:<23s}"
+        if not (best.decode and best.prefill):
+            yield f"{name}does not fit"
+            continue
+        speeds = f"{number(best.decode.tokens):<9s}{number(best.prefill.tokens):<9s}"
+        total = dataclasses.replace(question, objective="total")
+        yield f"{name}{best.way!s:<20s}{speeds}{number(best.seconds(total)):<10s}+-{machine.uncertainty:.0%}"
+        yield from (f"  {line}" for line in money_lines(question, best))
 
 
 def money_lines(question: Question, best: Answer) -> Iterator[str]:
@@ -269,7 +299,10 @@ def count(elements: float) -> str:
 def as_json(question: Question, found: list[Answer]) -> dict[str, Any]:
     """Returns all numbers of the plan."""
     total, used = parameters(question.checkpoint)
-    asked = {name: getattr(question, name) for name in ("context", "sequences", "prompt", "ubatch_size", "cache")}
+    asked = {
+        name: getattr(question, name)
+        for name in ("context", "sequences", "prompt", "generated", "objective", "ubatch_size", "cache")
+    }
 
     def speed(one: Any) -> dict[str, Any] | None:
         """Returns the numbers of one rate."""

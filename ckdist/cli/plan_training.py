@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from ckdist.config.plan_config import PlanConfig
-from ckdist.planning.compare import Question, parameters
-from ckdist.planning.memory_sizes import gigabytes
-from ckdist.train.training_answer import TrainingAnswer, training_answers
+from ckdist.layouts.memory_sizes import gigabytes
+from ckdist.plan.compare import Question, parameters
+from ckdist.plan.simulated_training import UNCERTAINTY
+from ckdist.plan.training_answer import TrainingAnswer, training_answers
 
 COLUMNS = 80
 
@@ -31,6 +32,7 @@ def lines(config: PlanConfig, question: Question, found: list[TrainingAnswer]) -
     size = f"{total / 1e9:.2f} B parameters"
     heading = f"training of {trained} of {size}, {config.batch_tokens} tokens a step of each replica"
     yield from textwrap.wrap(heading, COLUMNS)
+    yield f"times may be wrong by {UNCERTAINTY:.0%} either way"
     if config.batches > 1:
         yield f"in {config.batches} batches, one after the other"
     yield from textwrap.wrap(f"{config.hosts} x {machine.name[:50]} ({machine.source[:30]})", COLUMNS)

@@ -13,17 +13,17 @@ from ckdist.config.plan_config import PlanConfig
 from ckdist.config.simulate_config import SimulateConfig
 from ckdist.errors import CapacityError, ConfigError
 from ckdist.figure import check_path
-from ckdist.planning.compare import Question, answer, answers
-from ckdist.planning.memory_sizes import gigabytes
-from ckdist.planning.predict import PredictedStepCost, Way
-from ckdist.planning.step_cost import StepCost, StepTotals, linear_step_cost, read_step_cost
-from ckdist.simulate.fleet import ClosedLoop, Fleet, simulate_clients, simulate_requests
-from ckdist.simulate.lengths import Lengths, parse_lengths
-from ckdist.simulate.load import RequestKind, Requests, poisson, read_trace
-from ckdist.simulate.observed import Observed
-from ckdist.simulate.plot import draw
-from ckdist.simulate.replica import ServerShape
-from ckdist.simulate.serving_report import Objective, lines, report
+from ckdist.layouts.memory_sizes import gigabytes
+from ckdist.plan.compare import Question, answer, answers
+from ckdist.plan.fleet import ClosedLoop, Fleet, simulate_clients, simulate_requests
+from ckdist.plan.lengths import Lengths, parse_lengths
+from ckdist.plan.load import RequestKind, Requests, poisson, read_trace
+from ckdist.plan.observed import Observed
+from ckdist.plan.predict import PredictedStepCost, Way
+from ckdist.plan.replica import ServerShape
+from ckdist.plan.serving_report import Objective, lines, report
+from ckdist.plan.simulation_plot import draw
+from ckdist.plan.step_cost import StepCost, StepTotals, linear_step_cost, read_step_cost
 
 log = logging.getLogger(__name__)
 MOST_FAILURES = 1_000_000
@@ -59,10 +59,10 @@ def cost_of(config: SimulateConfig) -> tuple[StepCost, int]:
 def asked(config: SimulateConfig) -> Question:
     """Returns the question of `ckdist plan` about one replica."""
     plan = PlanConfig(
-        model=config.model, machine=config.machine or "this", type=config.type, hosts=config.hosts_per_replica,
+        model=config.model, machine=(config.machine or "this",), type=config.type, hosts=config.hosts_per_replica,
         context=config.ctx_size, sequences=config.parallel, ubatch_size=config.ubatch_size,
     )  # fmt: skip
-    return question_of(plan, open_model(plan), open_machine(plan))
+    return question_of(plan, open_model(plan), open_machine(plan.machine[0]))
 
 
 def fleet_of(config: SimulateConfig) -> Fleet:

@@ -8,11 +8,11 @@ from ckdist.cli.plan import open_machine, open_model
 from ckdist.config.plan_config import PlanConfig
 from ckdist.config.simulate_training_config import SimulateTrainingConfig
 from ckdist.figure import check_path
-from ckdist.planning.machine_spec import MachineSpec
-from ckdist.simulate.plot import draw_training
-from ckdist.simulate.simulated_training import Batches, TrainingCost, TrainingHost, TrainingMesh
-from ckdist.simulate.trained_model import trained_model
-from ckdist.simulate.training_report import training_lines, training_report
+from ckdist.plan.machine_spec import MachineSpec
+from ckdist.plan.simulated_training import Batches, TrainingCost, TrainingHost, TrainingMesh, operations_of
+from ckdist.plan.simulation_plot import draw_training
+from ckdist.plan.trained_model import trained_model
+from ckdist.plan.training_report import training_lines, training_report
 
 
 def host_of(machine: MachineSpec, disk: float) -> TrainingHost:
@@ -21,21 +21,21 @@ def host_of(machine: MachineSpec, disk: float) -> TrainingHost:
     Args:
         disk: Bytes/s that it writes.
     """
-    operations = machine.total_cores * machine.bf16 * machine.achieved_arithmetic
-    bandwidth = machine.nodes * machine.bandwidth * machine.achieved_bandwidth
-    return TrainingHost(operations, machine.total_memory, bandwidth, machine.link, disk)
+    return TrainingHost(
+        operations_of(machine), machine.total_memory, machine.nodes * machine.bandwidth, machine.link, disk
+    )
 
 
 def cost_of(config: SimulateTrainingConfig) -> TrainingCost:
     """Returns the cost of the training. Raises ConfigError if the model, the machine or the mesh cannot be used."""
-    asked = PlanConfig(model=config.model, machine=config.machine)
+    asked = PlanConfig(model=config.model)
     mesh = TrainingMesh(
         config.data_parallel_size,
         config.tensor_parallel_size,
         config.pipeline_parallel_size,
     )
     batches = Batches(config.batches or 4 * mesh.pp, config.batch_tokens, config.sequence_tokens)
-    host = host_of(open_machine(asked), config.disk_rate)
+    host = host_of(open_machine(config.machine), config.disk_rate)
     return TrainingCost(trained_model(open_model(asked).spec), host, mesh, batches)
 
 

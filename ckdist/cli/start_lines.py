@@ -4,7 +4,7 @@ import math
 
 from ckdist import native
 from ckdist.engine.start_up import Model
-from ckdist.planning.memory_sizes import gigabytes
+from ckdist.layouts.memory_sizes import gigabytes
 from ckdist.program.step_batch import BLOCK_TOKENS
 from ckdist.topology import this_machine
 from ckdist.weights.dtypes import BY_NUMBER

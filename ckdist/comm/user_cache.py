@@ -1,9 +1,12 @@
 """Files of small results that are kept between starts: in the user's cache, else until the next boot."""
 
+import contextlib
+import json
 import os
 import pathlib
 import stat
 import tempfile
+from typing import Any
 
 from ckdist.comm.thresholds import cache_folder
 
@@ -39,3 +42,22 @@ def _can_write(folder: pathlib.Path) -> bool:
     """Whether a folder can be written, or created."""
     existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
     return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+
+
+def read_kept(name: str) -> Any:
+    """Returns the JSON value of a kept file; None if there is none."""
+    try:
+        with open(cache_path(name), encoding="utf-8") as file:
+            return json.loads(file.read(1 << 20))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def write_kept(name: str, value: object) -> None:
+    """Keeps a value as JSON. A cache that cannot be written is ignored."""
+    with contextlib.suppress(OSError):
+        path = cache_path(name, writing=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps(value), encoding="utf-8")
+        temporary.replace(path)

@@ -8,6 +8,8 @@ from ckdist.errors import ConfigError
 
 MACHINE_HELP = "machine file (.toml), `this`, or a catalogue name, e.g. epyc-9755; an unknown name lists all"
 
+OBJECTIVES = "total", "decode", "prefill"
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanConfig(Settings):
@@ -29,7 +31,9 @@ class PlanConfig(Settings):
         choices=QUANTIZE_TYPES,
         help="plan as if a model without quantization were loaded with --quantize",
     )
-    machine: str = option("this", "--machine", metavar="FILE|NAME", help=MACHINE_HELP)
+    machine: tuple[str, ...] = option(
+        ("this",), "--machine", metavar="FILE|NAME", repeat=True, help=f"{MACHINE_HELP}; several are compared"
+    )
     hosts: int = option(1, "--hosts", low=1, high=4096, metavar="N", help="number of identical hosts")
     threads: int = option(0, "-t", "--threads", low=0, high=4096, metavar="N", help="cores of each node; 0: all")
     context: int = option(
@@ -53,6 +57,13 @@ class PlanConfig(Settings):
         help="sequences that are decoded at once",
     )
     n_prompt: int = option(2048, "-p", "--n-prompt", low=1, high=1 << 30, metavar="N", help="tokens of a prompt")
+    n_gen: int = option(
+        256, "-n", "--n-gen", low=1, high=1 << 30, metavar="N", help="tokens to generate after a prompt"
+    )
+    objective: str = option(
+        "total", "--objective", choices=OBJECTIVES,
+        help="order of layouts and machines; total: time of a prompt and its generated tokens",
+    )  # fmt: skip
     ubatch_size: int = option(
         512, "-ub", "--ubatch-size", low=1, high=1 << 20, metavar="N", help="most tokens of a step"
     )
@@ -86,6 +97,9 @@ class PlanConfig(Settings):
         super().__post_init__()
         if not self.model:
             raise ConfigError("which model? ckdist plan -m MODEL, a config.json, or the name of a shape, e.g. kimi-k2")
+        if len(self.machine) > 1 and (self.train or self.plot):
+            flag = "--train" if self.train else "--plot"
+            raise ConfigError(f"{flag} is for one --machine, and there are {len(self.machine)}: use one")
         if self.type and self.quantize:
             raise ConfigError(
                 f"--type {self.type} and --quantize {self.quantize} both set the type of matrices: use one"

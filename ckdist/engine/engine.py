@@ -29,7 +29,6 @@ from ckdist.engine.scheduler import EngineBusy, Scheduler
 from ckdist.engine.sequence import MAX_ROLLBACK, Sequence, State
 from ckdist.engine.state_pool import StatePool
 from ckdist.engine.step_builder import SequenceChunk, Step
-from ckdist.engine.step_prediction import StepPrediction
 from ckdist.engine.trace import Lane
 from ckdist.errors import ConfigError, RequestError
 from ckdist.native import lib
@@ -90,7 +89,6 @@ class Engine:
         self._collected: list[Output] = []  # outside of `step`, which returns them
         self._requests = self._prompt_tokens = 0
         self._step_seconds = Histogram(STEP_SECONDS)
-        self.prediction: StepPrediction | None = None  # of step times
         self.outputs = OutputProcessor(sampler, eos_token_ids, grammars, self._finish)
 
     @property
@@ -241,8 +239,6 @@ class Engine:
         masks = None if step.hidden else self._begin_masks(step.chunks)
         logits = self.executable.collect()  # (outputs, vocab)
         ran = time.monotonic_ns()
-        if self.prediction is not None:
-            self.prediction.note(step, (ran - max(issued, self._sampled)) * 1e-9)
         if masks is not None and self.grammars is not None:
             self.grammars.finish_masks(masks)
         for chunk in step.chunks:
@@ -319,7 +315,6 @@ class Engine:
             **self._state_stats(),
             **self._step_seconds.numbers("step_seconds"),
             **self.outputs.first_token_seconds.numbers("first_token_seconds"),
-            **(self.prediction.stats() if self.prediction is not None else {}),
             **self._more_stats(),
         }
 

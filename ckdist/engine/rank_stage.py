@@ -15,29 +15,19 @@ from ckdist.comm.communicator import Communicator, open_communicator
 from ckdist.comm.transports.link import Link, measured_link
 from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.stage_ranks import StageRank, StageWork, stage_costs, stage_lines, stage_work
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, Layout, Range
+from ckdist.layouts.layout_choice import choose_layout
+from ckdist.layouts.phase_layouts import NOMINAL_LINK, can_dispatch, layouts_for, places_experts, uneven
+from ckdist.layouts.rank_plan import Plan
+from ckdist.layouts.stage_plan import check_stages, divide_layers
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward, hidden_forward, main_forward
 from ckdist.models.spec import ModelSpec
-from ckdist.planning.layout_choice import choose_layout
-from ckdist.planning.layouts import NOMINAL_LINK, can_dispatch, layouts_for, places_experts, uneven
-from ckdist.planning.rank_plan import Plan
-from ckdist.planning.stage_plan import (
-    ProductWork,
-    StageRank,
-    check_stages,
-    divide_layers,
-    exchange_line,
-    product_work,
-    prompt_machine,
-    stage_costs,
-    stage_lines,
-)
 from ckdist.program.executable import StageRanks
 from ckdist.program.program import Program
 from ckdist.program.tracer import Tracer, trace
-from ckdist.topology.binding import own_cpus
 from ckdist.weights.adapter import Adapter
 from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.loader import ShardLoader
@@ -166,32 +156,24 @@ def open_communicators(
     Args:
         weight: Returns the cost of a matrix.
     """
-    rank, hidden, decode = traced.rank, traced.spec.hidden_size, (traced.program, plan.mesh)
+    rank, hidden = traced.rank, traced.spec.hidden_size
     rows = StageRanks.arena_bytes(rank.stage.count, rank.world.size, plan.cache.max_tokens, hidden)
     communicator = open_communicator(
         world, config.transport, timeout=config.comm_timeout, spins=plan.spins, arena_bytes=ARENA_BYTES + rows
     )
     if rank.stage.count == 1:
         return communicator, None
-    machine = prompt_machine(traced.program, weight, plan.placement.cpus or own_cpus(), config.cache_type_k)
-    own_work = product_work(*decode, weight, machine)
+    own_work = stage_work(traced.program, plan.mesh, weight, native.isa())
     works = {number: work for number, *work in world.gather([rank.stage.number, *own_work])}
-    costs = stage_costs([ProductWork(*work) for work in works.values()])
+    costs = stage_costs([StageWork(*work) for work in works.values()])
     own = communicator.split(color=rank.stage.number)
     assert own is not None  # the color is not negative
     return communicator, StageRanks(own, costs, rank.previous, rank.next, hidden)
 
 
-def tell_stages(world: World, traced: Traced, communicator: Communicator, weight_bytes: int) -> None:
-    """Logs the layers of each stage. With one stage on several hosts, logs how stages would change the exchange.
-
-    A collective call.
-    """
-    stage, hosts, times = traced.rank.stage, len(set(world.hosts)), communicator.exchange_times
+def tell_stages(world: World, traced: Traced, weight_bytes: int) -> None:
+    """Logs the layers of each stage. A collective call."""
+    stage = traced.rank.stage
     rows = world.gather([stage.number, *stage.layers, weight_bytes])
-    if world.rank != 0:
-        return
-    for line in stage_lines(rows) if stage.count > 1 else ():
+    for line in stage_lines(rows) if world.rank == 0 and stage.count > 1 else ():
         log.debug("%s", line)
-    if stage.count == 1 and hosts > 1 and times is not None:
-        log.debug("%s", exchange_line(traced.program, hosts, Link.of_exchanges(*times)))

@@ -9,10 +9,10 @@ from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.rank_stage import Traced
 from ckdist.errors import ConfigError
 from ckdist.layout import Dim
+from ckdist.layouts.memory_sizes import WeightBytes
+from ckdist.layouts.rank_plan import Plan, make_plan, step_tokens
 from ckdist.mesh import Mesh
 from ckdist.models.blocks.moe import is_expert
-from ckdist.planning.memory_sizes import WeightBytes
-from ckdist.planning.rank_plan import Plan, make_plan, step_tokens
 from ckdist.program.execution_plan import ExecutionPlan
 from ckdist.program.lower import lower, stored_dims
 from ckdist.program.lowered import Lowered

@@ -23,6 +23,7 @@ from ckdist.engine.dry_breakers import DryBreakers
 from ckdist.engine.engine import Engine
 from ckdist.engine.expert_load import dispatch_stats, expert_stats
 from ckdist.engine.grammars import Grammars
+from ckdist.engine.prefill_measurement import choose_prefill, prefill_stats
 from ckdist.engine.rank_stage import (
     layers_of_stages,
     open_communicators,
@@ -32,25 +33,18 @@ from ckdist.engine.rank_stage import (
 )
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.shard import Shard, plan_and_open
-from ckdist.engine.step_prediction import StepPrediction
+from ckdist.engine.stage_ranks import stage_rank
 from ckdist.engine.trace import Labels, Trace
 from ckdist.errors import ConfigError
+from ckdist.layouts.expert_placement import dispatch_from
+from ckdist.layouts.memory_sizes import gigabytes
+from ckdist.layouts.prefill_choice import PrefillChoice
+from ckdist.layouts.rank_plan import Plan
 from ckdist.models.blocks.moe import is_expert
 from ckdist.models.spec import ModelSpec
 from ckdist.native import CData
 from ckdist.overrides import metadata_overrides
-from ckdist.planning.cost import CostModel, nominal, rank_places
-from ckdist.planning.expert_placement import dispatch_from
-from ckdist.planning.flops import FlopCounts, flops_of, total_flops
-from ckdist.planning.machine_spec import kept_machine
-from ckdist.planning.machine_speed import machine_title
-from ckdist.planning.measured_cost import key_of
-from ckdist.planning.memory_sizes import gigabytes
-from ckdist.planning.prefill import PrefillChoice, choose_prefill
-from ckdist.planning.rank_plan import Plan
-from ckdist.planning.stage_plan import stage_rank
 from ckdist.program.executable import Executable
-from ckdist.program.program import Program
 from ckdist.program.tracer import Tracer
 from ckdist.tokens.confined import load_tried
 from ckdist.tokens.tokenizer import Tokenizer
@@ -89,8 +83,6 @@ class Model:
     prefill: PrefillChoice
     weight_bytes: int  # of this rank
     total_weight_bytes: int  # of all ranks
-    work: FlopCounts  # of all ranks
-    prediction: StepPrediction | None  # of rank 0's steps; None with stages or for an encoder
     trace: Trace | None
 
     def placement_map(self) -> str:
@@ -241,9 +233,8 @@ def load_model(
 
 def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | None, measure: bool) -> Model:
     """Builds the executable over a filled or filling shard and chooses the sharding of prefill. A collective call."""
-    traced, loader, plan, lowered = shard.traced, shard.loader, shard.plan, shard.lowered
-    program, token_program = traced.program, traced.token_program
-    spec = traced.checkpoint.spec
+    traced, loader, plan = shard.traced, shard.loader, shard.plan
+    spec, group = traced.checkpoint.spec, traced.rank.world
     weight = functools.partial(weight_cost, loader)
     communicator, stages = open_communicators(config, world, traced, plan, weight)
     executable = Executable(
@@ -259,26 +250,22 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
         stages,
         shard.hidden_plans,
     )
-    tell_stages(world, traced, communicator, shard.weight_bytes)
+    tell_stages(world, traced, shard.weight_bytes)
     if world.rank == 0:
         log.debug("%s%s", "each stage: " if stages else "", plan)
     if world.local_rank == 0 and plan.placement.is_over_quota:
         log.warning("%s", plan.placement.note)
     with tracing.span(native.lib.ckdist_trace_choose) if tracing else contextlib.nullcontext():
-        types = [packed_type(loader, name) for name, *_ in lowered.matrices if "layers.0." in name]
-        group = traced.rank.world
-        costs = layer_models(group, plan, loader, [program, token_program]) if token_program is not None else []
-        key = lambda: key_of(world, plan, executable, program.digest(), types)
         why = "it is not measured with stages" if stages else "threads share cores" if plan.crowded else ""
-        measures_again = measure and stages is None
-        choice = choose_prefill(config, world, executable, costs, key, loader.held, measures_again, why)
+        key = functools.partial(prefill_key, world, shard, executable)
+        choice = choose_prefill(config, world, executable, loader.held, key, measure and stages is None, why)
     if executable.dispatching:
         executable.dispatch_from = choose_dispatch(world, len(set(group.hosts)), spec, loader, plan, traced.link)
     if world.rank == 0 and world.size > 1:
         log.debug("prefill: %s", choice.reason)
-        log.debug("%s", choice.details)
+    if world.rank == 0 and choice.ratios:
+        log.debug("seconds token-parallel / tensor-parallel by tokens of a step: %s", dict(choice.ratios))
     total_bytes = sum(world.gather(shard.weight_bytes))
-    work = total_flops(world, flops_of(lowered, shard.matrices))
     if tracing:
         executable.trace(tracing.handle)
     return Model(
@@ -293,8 +280,6 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
         choice,
         shard.weight_bytes,
         total_bytes,
-        work,
-        predict_steps(group, plan, loader, program) if stages is None and spec.generates else None,
         tracing,
     )
 
@@ -316,26 +301,15 @@ def choose_dispatch(world: World, hosts: int, spec: ModelSpec, loader: ShardLoad
     return sys.maxsize if tokens is None else tokens
 
 
-def layer_models(world: World, plan: Plan, loader: ShardLoader, programs: list[Program]) -> list[CostModel]:
-    """Cost models of this rank's layer in each program. A collective call."""
-    places = rank_places(world, plan.placement, plan.threads_batch)
-    weight = functools.partial(weight_cost, loader)
-    return [CostModel(program, plan.mesh, places, nominal(native.isa()), weight) for program in programs]
-
-
-def predict_steps(world: World, plan: Plan, loader: ShardLoader, program: Program) -> StepPrediction:
-    """Predicts the times of this rank's steps of the decode program. A collective call.
-
-    Uses an earlier measurement of this machine, or nominal figures if there is none.
-    """
-    places = rank_places(world, plan.placement, plan.threads_batch)
-    machine = kept_machine(machine_title(this_machine()), native.isa()) or nominal(native.isa())
-    types = plan.cache.key_type, plan.cache.value_type
-    weight = functools.partial(weight_cost, loader)
-    prediction = StepPrediction(CostModel(program, plan.mesh, places, machine, weight, types))
-    if world.rank == 0:
-        prediction.tell(min(512, plan.cache.context_length - 1))
-    return prediction
+def prefill_key(world: World, shard: Shard, executable: Executable) -> list[object]:
+    """All that the measured choice of prefill depends on: machines, placement, program, types. A collective call."""
+    plan, loader = shard.plan, shard.loader
+    types = [packed_type(loader, name) for name, *_ in shard.lowered.matrices if "layers.0." in name]
+    hosts = [machine_name(host) for host in world.hosts]
+    own = [this_machine().model, plan.threads_batch, list(plan.placement.cpus), list(plan.placement.memory)]
+    sizes = [plan.cache.max_tokens, plan.cache.context_length, plan.cache.key_type, plan.cache.value_type]
+    digest = shard.traced.program.digest()
+    return [hosts, world.gather(own), executable.communicator.transport, digest, types, sizes]
 
 
 def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer]:
@@ -343,7 +317,7 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
     tokenizer = load_tried(model.checkpoint.path, model.checkpoint.overrides)
     executable = model.executable
     stats = lambda: {
-        **model.prefill.stats(executable),
+        **prefill_stats(model.prefill, executable),
         **model.loader.filled.stats(),
         **expert_stats(executable.expert_rows()),
         **(dispatch_stats(executable.dispatch_from, executable.dispatched_tokens) if executable.dispatching else {}),
@@ -355,7 +329,6 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
         grammars=Grammars(tokenizer, model.spec.vocab_size), start_tokens=model.spec.start_tokens,
         banned_tokens=model.spec.banned_tokens,
     )  # fmt: skip
-    engine.prediction = model.prediction
     return engine, tokenizer
 
 

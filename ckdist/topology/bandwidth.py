@@ -6,13 +6,11 @@ The latter is measured once for each machine and placement, and stored in the us
 import contextlib
 import hashlib
 import json
-import os
-import pathlib
 from collections.abc import Sequence
 
 from ckdist import native
 from ckdist.comm.host_name import machine_name
-from ckdist.comm.user_cache import cache_path
+from ckdist.comm.user_cache import read_kept, write_kept
 from ckdist.comm.world_protocol import World
 from ckdist.errors import CkdistError
 from ckdist.topology.binding import times_preempted
@@ -80,26 +78,21 @@ def rank_bandwidths(world: World, placement: Placement, threads: int) -> list[fl
     return world.gather(measured)
 
 
-def _path(key: str, writing: bool = False) -> pathlib.Path:
-    return cache_path(f"bandwidth/{hashlib.sha256(key.encode()).hexdigest()[:32]}.json", writing)
+def _name(key: str) -> str:
+    return f"bandwidth/{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
 
 def _kept(key: str) -> tuple[float, int]:
     """(stored bandwidth, number of starts that should measure again); (0, TRIES) without a valid stored result."""
     try:
-        found = json.loads(_path(key).read_text(encoding="utf-8"))
+        found = read_kept(_name(key))
         best, tries = found["bandwidth"], found["tries"]
         if found["key"] == key and 0 < best < float("inf") and 0 <= tries < TRIES:
             return best, tries
-    except (OSError, ValueError, TypeError, KeyError):
+    except (TypeError, KeyError):
         pass
     return 0.0, TRIES
 
 
 def _keep(key: str, bandwidth: float, tries: int) -> None:
-    with contextlib.suppress(OSError):  # the cache is optional
-        path = _path(key, writing=True)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps({"key": key, "bandwidth": bandwidth, "tries": tries}), encoding="utf-8")
-        temporary.replace(path)
+    write_kept(_name(key), {"key": key, "bandwidth": bandwidth, "tries": tries})

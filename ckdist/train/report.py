@@ -45,7 +45,6 @@ class StepReport:
     eval_loss: float | None = None
     aux_loss: float | None = None  # load-balancing loss of experts, without its coefficient; not in `loss`
     bubble: float | None = None  # waiting time of stages / their computing time
-    predicted_seconds: float | None = None  # of a step of all_tokens tokens
     bubble_formula: float | None = None  # (S - 1) / (M V) for S stages, V chunks per stage, M batches
 
     @property
@@ -115,7 +114,6 @@ class Report:
             more = (("aux", r.aux_loss), ("eval", r.eval_loss))
             ahead = "".join(f" {name} loss {value:.4f}" for name, value in more if value is not None)
             stages = "" if r.bubble is None else f" bubble {r.bubble:.0%} ({r.bubble_formula:.0%} by formula)"
-            stages += "" if r.predicted_seconds is None else f" {r.seconds:.3g} s, predicted {r.predicted_seconds:.3g}"
             log.info(
                 "step %d of %d loss %.4f%s lr %.2e norm %.3f %s %.1f GFLOP/s%s%s",
                 r.step, r.steps, r.loss, ahead, r.learning_rate, r.grad_norm, _speed(r), r.gflops, _peak(r), stages,

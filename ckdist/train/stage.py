@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from ckdist.errors import ConfigError
 from ckdist.layout import Range
+from ckdist.layouts.stage_plan import even_slices
 from ckdist.mesh import Mesh
-from ckdist.planning.stage_plan import even_slices
 from ckdist.program.program import Instr, Program, Weight
 from ckdist.program.stage_slice import Stage
 from ckdist.train.arena import shape_of

@@ -19,10 +19,8 @@ from ckdist.comm.world import start_world, together
 from ckdist.comm.world_protocol import World
 from ckdist.errors import CommError, ConfigError
 from ckdist.hub.resolve import resolve
+from ckdist.layouts.rank_plan import SPINS_QUOTA
 from ckdist.mesh import Mesh
-from ckdist.planning.memory_sizes import require
-from ckdist.planning.rank_plan import SPINS_QUOTA
-from ckdist.planning.training_memory import memory_line, training_bytes
 from ckdist.program.pool import ThreadPool
 from ckdist.topology import bind_memory, default_threads, place
 from ckdist.topology.arithmetic import arithmetic_rate
@@ -47,7 +45,7 @@ from ckdist.train.resumption import changed_settings, check_settings, settings_o
 from ckdist.train.schedule import Schedule
 from ckdist.train.training_checkpoint import Folder, SavedTensors, TrainState
 from ckdist.train.training_data import EVAL_ROWS, open_data
-from ckdist.train.training_step_cost import TrainingStepCost, cluster_of
+from ckdist.train.training_memory import memory_line, require, training_bytes
 from ckdist.weights.adapter_file import save_adapter
 from ckdist.weights.copies import compare_samples
 from ckdist.weights.model_files import model_files
@@ -207,10 +205,6 @@ class Trainer:
         self.lost = LostSteps(config.learning_rate, self.state.skipped_steps)
         self.peak = self.ranks.sum(arithmetic_rate(self.threads, self.placement.cpus, PEAK_FORMATS[config.bf16]))[0]
         self._log_memory(mesh, needed)
-        self.cost = TrainingStepCost(
-            program, cluster_of(world, self.threads), config.max_length, config.activation_checkpointing,
-            self.model.tracer,
-        )  # fmt: skip
         if world.rank == 0:
             self.report = Report(self.output, self.state.step, self.state.steps, config.report_to)
 
@@ -381,15 +375,9 @@ class Trainer:
             result.skipped, int(tokens), int(every), seconds, every / seconds, tokens / seconds, gflops,
             peak, gflops / peak if gflops <= peak and peak else 0.0,
             aux_loss=balance / max(tokens, 1) if self.model.spec.balance_coefficient else None,
-            predicted_seconds=self._predicted(int(every), len(batches)), **waiting,
+            **waiting,
         )  # fmt: skip
         return report, bool(stops)
-
-    def _predicted(self, tokens: int, batches: int) -> float | None:
-        """Predicted seconds of a step of `tokens` tokens over all replicas, on rank 0."""
-        if self.world.rank or not tokens:
-            return None
-        return self.cost.step(-(-tokens // self.ranks.mesh.size("dp")), batches).total
 
     def _bubble(self, seconds: float, busy: float, batches: int) -> dict[str, float]:
         """The report's bubble fields of a step of `seconds`, in which this rank computed for `busy`. A

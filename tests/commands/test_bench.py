@@ -9,6 +9,7 @@ from ckdist import native
 from ckdist.cli import main as program
 from ckdist.cli.arguments import parse_arguments
 from ckdist.cli.bench_machine import Bounds
+from ckdist.cli.bench_rows import ModelBench
 from ckdist.cli.bench_sweep import fewest_threads
 from ckdist.comm.world import SingleWorld
 from ckdist.config.bench_config import BenchConfig
@@ -17,7 +18,8 @@ from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.single import SingleSequence
 from ckdist.engine.start_up import load_model
 from ckdist.errors import CapacityError, ConfigError
-from ckdist.planning.step_cost import StepTotals, read_step_cost
+from ckdist.plan.step_cost import StepTotals, read_step_cost
+from ckdist.progress import ProgressBar
 from tests.support.paths import GOLDEN
 
 FOLDER = GOLDEN / "llama3"
@@ -155,8 +157,11 @@ def test_work_of_a_model():
     a, ffn = spec.layers[0].mixer, spec.layers[0].ffn
     qkv = (a.num_heads + 2 * a.num_kv_heads) * a.head_dim
     rest = a.num_heads * a.head_dim + 3 * ffn.intermediate_size  # of the last layer's, made for outputs alone
-    assert sum(model.work.per_token.values()) == 2 * spec.hidden_size * (len(spec.layers) * (qkv + rest) - rest)
-    assert sum(model.work.per_output.values()) == 2 * spec.hidden_size * (spec.vocab_size + rest)
+    work = ModelBench(model, BenchConfig(), Bounds(1.0, {}), ProgressBar(0, "row", "measuring")).work
+    each, out = (sum(work(*count).operations.values()) for count in ((1, 0), (0, 1)))
+    assert each == 2 * spec.hidden_size * (len(spec.layers) * (qkv + rest) - rest)
+    assert out == 2 * spec.hidden_size * (spec.vocab_size + rest)
+    assert work(7, 1).read == work(1, 1).read == pytest.approx(model.total_weight_bytes, rel=0.1)
     lockstep, single = LockstepSequences(model.executable, 3), SingleSequence(model.executable)
     lockstep.fill(np.arange(20))
     (together,) = (part.copy() for part in lockstep.run([[5, 6, 7]]))

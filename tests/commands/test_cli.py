@@ -173,17 +173,17 @@ def test_contexts_that_do_not_fit(refused, ckdist, tmp_path, monkeypatch):
     assert ckdist(*score("-c", fits, "--kv-memory", "100K"))[0] == 0
 
     long = folder(tmp_path, max_position_embeddings=1 << 30)
-    monkeypatch.setattr("ckdist.planning.memory_sizes.native", Native(free=1 << 28))
+    monkeypatch.setattr("ckdist.layouts.memory_sizes.native", Native(free=1 << 28))
     words = ("perplexity", "-m", long, "--token-ids", "1,2,3", "-t", 1)
     said = refused(*words, "-c", 1 << 24)
     assert "GiB for its i16 cache on each rank, and 255." in said and "MiB are free for it" in said
     fits = int(said.split("--ctx-size ")[-1].split()[0])
     assert ckdist(*words, "-c", fits)[0] == 0
     assert f"--ctx-size {fits} would fit" in refused(*words, "-c", fits + 16)
-    monkeypatch.setattr("ckdist.planning.memory_sizes.native", Native(free=1 << 16))
+    monkeypatch.setattr("ckdist.layouts.memory_sizes.native", Native(free=1 << 16))
     assert "the weights of rank 0 take" in refused(*words)
     experts = ("perplexity", "-m", GOLDEN / "glm4moe", "--token-ids", "1,2,3", "-t", 1)
-    monkeypatch.setattr("ckdist.planning.memory_sizes.native", Native(free=1 << 19))
+    monkeypatch.setattr("ckdist.layouts.memory_sizes.native", Native(free=1 << 19))
     said = refused(*experts)
     assert re.search(r"take 1\.0 MiB \(experts 432\.0 KiB, others \d+\.\d KiB\), and its cache at least", said)
     assert (
@@ -196,7 +196,7 @@ class Native:
     """`ckdist.native` on a machine with `free` bytes of memory beside the planner's reserve."""
 
     def __init__(self, free: int):
-        from ckdist.planning.memory_sizes import RESERVE
+        from ckdist.layouts.memory_sizes import RESERVE
 
         self.lib = self
         self.free = free + RESERVE

@@ -10,9 +10,9 @@ import time
 import pytest
 
 from ckdist.cli import capabilities as tried
-from ckdist.cli import node_speed
 from ckdist.cli.doctor import measure, remote_penalty, speed_lines, text_of
-from ckdist.cli.node_speed import GEMM_TYPES, measurements, multiply_on, node_cpus
+from ckdist.plan import node_speed
+from ckdist.plan.node_speed import GEMM_TYPES, measurements, multiply_on, node_cpus
 from ckdist.topology import read_machine, this_machine
 from ckdist.topology.advice import advise
 from tests.support.launcher import environment

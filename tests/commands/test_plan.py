@@ -10,7 +10,7 @@ import pytest
 from ckdist import native
 from ckdist.cli.main import main
 from ckdist.engine.start_up import BUNDLED
-from ckdist.planning.machine_spec import machine_named
+from ckdist.plan.machine_spec import machine_named
 
 
 def plan(*words, capsys=None):
@@ -29,6 +29,37 @@ def test_a_trillion_parameters_need_no_file(capsys):
 def test_what_does_not_fit_has_no_speed(capsys):
     code, text, _ = plan("-m", "kimi-k2", "--type", "Q4_K", "--machine", "desktop", capsys=capsys)
     assert code == 0 and "does not fit: no speed" in text and "such hosts would hold it" in text
+
+
+def test_several_machines_are_compared(capsys):
+    """The best machine by the objective comes first."""
+    words = ["-m", "qwen3-0.6b", *(f"--machine={name}" for name in ("desktop", "epyc-9755", "xeon-8280")), "-n", "64"]
+    for objective in ("total", "decode", "prefill"):
+        code, text, err = plan(*words, "--objective", objective, "--json", capsys=capsys)
+        assert code == 0, err
+        found = {one["machine"]["name"]: one["ways"][0] for one in json.loads(text)}
+        speeds = {
+            name: (1 / way["decode"]["tokens_per_second"], 1 / way["prefill"]["tokens_per_second"])
+            for name, way in found.items()
+        }
+        weights = {"total": (64, 2048), "decode": (1, 0), "prefill": (0, 1)}[objective]
+        best = min(speeds, key=lambda name: sum(a * b for a, b in zip(speeds[name], weights, strict=True)))
+        code, text, _ = plan(*words, "--objective", objective, capsys=capsys)
+        rows = [line for line in text.splitlines()[2:] if not line.startswith(" ")]
+        assert len(rows) == 3 and rows[0].startswith(best[:22]) and max(map(len, text.splitlines())) <= 80
+
+
+def test_hosts_have_a_column_for_each_layout(capsys):
+    _, text, _ = plan("-m", "qwen3-30b-a3b", "--machine", "epyc-9755", capsys=capsys)
+    lines = text.splitlines()
+    head = next(i for i, line in enumerate(lines) if line.startswith("hosts ") and "tok/s" in line)
+    assert set(lines[head].split()[1:-2]) == {"tensor", "stages", "experts", "data"}
+    assert all(line.count("*") == 1 for line in lines[head + 1 : head + 6])
+
+
+def test_a_named_model_has_its_published_type(capsys):
+    _, text, _ = plan("-m", "kimi-k2", "--machine", "epyc-9755", "--hosts", "2", capsys=capsys)
+    assert 950 < float(text.partition("about ")[2].partition(" GiB")[0]) < 1000  # a byte for most parameters
 
 
 def test_json_has_every_way(capsys):
@@ -94,6 +125,8 @@ def test_a_training_is_planned(method, capsys):
         (["--machine", "absent.toml"], "cannot read absent.toml"),
         (["--threads", "64"], "more than the 16 cores of a node"),
         (["--type", "Q9"], "--type Q9 is not known"),
+        (["--machine", "desktop", "--machine", "epyc-9755", "--train", "full"], "--train is for one --machine"),
+        (["--objective", "cheap"], "--objective"),
         (["--plot", "plan.doc"], "a picture's file must end with .svg"),
         (["--hosts", "4096", "--machine", "xeon-6980p"], "a plan has from 1 to"),
     ],

@@ -9,7 +9,7 @@ from ckdist.cli import main as program
 from ckdist.cli.arguments import parse_arguments
 from ckdist.config.simulate_config import SimulateConfig
 from ckdist.errors import ConfigError
-from ckdist.planning.step_cost import StepTotals, step_row
+from ckdist.plan.step_cost import StepTotals, step_row
 
 
 @pytest.fixture

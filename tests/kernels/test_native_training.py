@@ -16,7 +16,6 @@ from ckdist.layout import DATA
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import loss as loss_of
 from ckdist.models.spec import MoeFfn
-from ckdist.planning.training_memory import training_bytes
 from ckdist.program.autodiff import backward
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.pool import ThreadPool
@@ -25,6 +24,7 @@ from ckdist.program.training_tracer import trace_loss
 from ckdist.train.batch import PackedBatch
 from ckdist.train.loss_program import lower_model, trainable
 from ckdist.train.native_executable import NativeExecutable
+from ckdist.train.training_memory import training_bytes
 from tests.support.golden_training import FAMILIES, GRADIENT_ERROR, LOSS_ERROR, batches, golden, model, split
 from tests.support.levels import HERE, each
 from tests.support.pairs import pairs

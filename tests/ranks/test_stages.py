@@ -2,6 +2,7 @@
 a stage has; and what is refused.
 """
 
+import dataclasses
 import itertools
 import re
 import sys
@@ -9,7 +10,6 @@ import sys
 import numpy as np
 import pytest
 
-from ckdist.comm.transports.link import Link
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.engine import Engine
@@ -17,17 +17,19 @@ from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.single import SingleSequence
+from ckdist.engine.stage_ranks import stage_rank
 from ckdist.engine.start_up import load_model
 from ckdist.errors import ConfigError, ModelFileError
 from ckdist.layout import SINGLE, TENSOR
+from ckdist.layouts.stage_plan import divide_layers, even_slices
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward
-from ckdist.planning.stage_plan import even_in_both, even_slices, exchange_line, stage_rank
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.stage_slice import Stage
 from ckdist.program.tracer import trace
 from ckdist.weights.adapter_file import MODULES, Lora, save_adapter
 from ckdist.weights.checkpoint import open_checkpoint
+from ckdist.weights.packed_type import WeightCost
 from tests.support.paths import GOLDEN
 from tests.support.situations import driven, situations, texts
 from tests.support.specs import FAMILIES, PIECES, spec, weights_of
@@ -226,19 +228,11 @@ def test_layers_are_divided_by_what_they_cost():
 
 
 def test_layers_are_divided_for_decode_and_for_prompts():
-    """Where the head is as much of decode as three layers, a last stage of fewer layers helps decode less than it harms
-    prompts.
-    """
-    assert even_in_both([1.0, 1, 1, 1, 1, 4], [1.0] * 6, 2) == [(0, 3), (3, 6)]
-    assert even_in_both([1.0, 1, 1, 1, 1, 30], [1.0] * 6, 2) == [(0, 3), (3, 6)]
-    assert even_in_both([1.0, 1, 1, 1, 1, 2], [1.0, 1, 1, 1, 1, 2], 2) == even_slices([1.0, 1, 1, 1, 1, 2], 2)
-
-
-def test_what_stages_would_save_between_hosts():
-    """Two layers have an embedding's sum and two each; a row of 64 floats takes 1 ms and 256 bytes at 1 MB/s."""
-    program = trace(forward, spec(), TENSOR, Mesh({"tp": 3}))
-    line = exchange_line(program, 3, Link(1e-3, 1e6))
-    assert "takes 5 sums over 3 hosts, 6.28 ms" in line and "with -pp 3 it takes 2 rows, 2.51 ms" in line
+    """The head is a large part of decode and a small one of a prompt: the last stage has fewer layers."""
+    costs = lambda _: WeightCost(1.0, 2)
+    specs = [dataclasses.replace(spec(vocab=vocab), layers=spec().layers[:1] * 8) for vocab in (64, 4096)]
+    small, large = (divide_layers(trace(forward, s, SINGLE, Mesh()), 2, "avx2", costs) for s in specs)
+    assert small == [(0, 4), (4, 8)] and 4 < large[0][1] < 8
 
 
 def test_rank_0_has_the_last_stage():

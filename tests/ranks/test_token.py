@@ -12,12 +12,13 @@ from ckdist.comm.thresholds import Thresholds, save_thresholds
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.engine import Engine
+from ckdist.engine.prefill_measurement import prefill_stats
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.single import SingleSequence
 from ckdist.engine.start_up import load_model
 from ckdist.errors import ConfigError
 from ckdist.layout import TENSOR, TOKEN, TOKEN_IN_HOSTS
-from ckdist.planning.layouts import layouts_for
+from ckdist.layouts.phase_layouts import layouts_for
 from tests.support import thread_ranks
 from tests.support.pairs import pairs
 from tests.support.paths import GOLDEN
@@ -139,7 +140,7 @@ def generated(world, folder, prefill: str, transport: str = "auto", experts: str
     )
     model = load_model(config, world)
     engine = lambda executable: Engine(
-        executable, Sampler(model.spec.vocab_size), more_stats=lambda: model.prefill.stats(executable)
+        executable, Sampler(model.spec.vocab_size), more_stats=lambda: prefill_stats(model.prefill, executable)
     )
     result = driven(world, model.executable, lambda executable: texts(engine(executable)))
     model.executable.close()
@@ -247,12 +248,8 @@ def test_what_is_measured_is_told(hosts, transport):
     results = thread_ranks.run_threads([f"host {h}" for h, count in enumerate(hosts) for _ in range(count)], rank)
     assert all(result == results[0] for result in results)
     choice, prefill_from = results[0]
-    assert prefill_from == choice.from_tokens and min(choice.costs.seconds[0] + choice.costs.seconds[1]) > 0
-    assert (
-        "at 96" in choice.reason
-        and "96 tokens" in choice.details
-        and "MB of weights read of other ranks token-parallel" in choice.details
-    )
+    assert prefill_from == choice.from_tokens and min(ratio for _, ratio in choice.ratios) > 0
+    assert "at 96" in choice.reason and choice.ratios[0][0] == 96
 
 
 def test_ranks_apart_cut_tensors_or_are_refused(caplog):

@@ -457,7 +457,7 @@ def test_memory_is_asked_before_loading_and_bound_as_in_serving(tmp_path, monkey
     events = []
     monkeypatch.setattr("ckdist.train.trainer.bind_memory", lambda placement: events.append("bound"))
     made = lambda *_: events.append("loaded") or pytest.fail("nothing fits")
-    monkeypatch.setattr("ckdist.planning.memory_sizes.free_memory", lambda ranks: 50_000)
+    monkeypatch.setattr("ckdist.train.training_memory.free_memory", lambda ranks: 50_000)
     with pytest.raises(
         CapacityError,
         match=r"training needs 1.9 MiB on each rank \(.* of trained weights, .*1.2 MiB of activations, "

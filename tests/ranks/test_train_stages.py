@@ -14,7 +14,6 @@ import pytest
 from ckdist.comm.world import SingleWorld
 from ckdist.errors import ConfigError
 from ckdist.mesh import Mesh
-from ckdist.planning.training_memory import training_bytes
 from ckdist.train import training_checkpoint as saved
 from ckdist.train.batch import PackedBatch
 from ckdist.train.loss_program import lower_model, trace_model, trainable
@@ -22,6 +21,7 @@ from ckdist.train.native_executable import NativeExecutable
 from ckdist.train.ranks import TrainingRanks
 from ckdist.train.stage import TrainingStage
 from ckdist.train.trainer import Trainer, native_executable, train
+from ckdist.train.training_memory import training_bytes
 from ckdist.weights.adapter_file import MODULES
 from tests.support.curves import WIDE, assert_same_curve, assert_same_tensors, curve, metrics, tensors, wide
 from tests.support.launcher import run_ranks

@@ -3,6 +3,8 @@
 import ast
 import pathlib
 import re
+import subprocess
+import sys
 
 from tests.support.paths import ROOT
 
@@ -29,13 +31,14 @@ FLOORS = {
     "weights": 3,
     "models": 3,
     "tokens": 3,
-    "planning": 4,
+    "layouts": 4,
     "engine": 5,
     "train": 5,
     "serve": 6,
-    "simulate": 6,
+    "plan": 7,
     "cli": 7,
 }
+ANNEX_USERS = "bench_machine", "bench_steps", "doctor", "plan", "plan_training", "simulate", "simulate_training"
 FILES = sorted(p for p in ROOT.rglob("*.py") if p.parent != ROOT or p.stem not in ("__init__", "__main__"))
 
 
@@ -68,6 +71,20 @@ def test_imports_go_down():
             if floor(name) > own
         ]
     assert len(FILES) > 300 and not above, "\n".join(above)
+
+
+def test_only_commands_import_the_annex():
+    """`serve` and `train` start without `ckdist.plan`. Their commands load no other command."""
+    users = {
+        p.relative_to(ROOT).as_posix()
+        for p in FILES
+        if any(f"{name}.".startswith("ckdist.plan.") for name in imported(p))
+    }
+    outside = {user for user in users if not user.startswith("plan/")}
+    assert outside == {f"cli/{name}.py" for name in ANNEX_USERS}
+    code = "import sys, ckdist.cli.serve, ckdist.cli.train, ckdist.serve.run, ckdist.train.trainer; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "ckdist.layouts.rank_plan" in loaded and "ckdist.plan" not in loaded
 
 
 # What each floor of the native code includes beside itself and api, which holds plain C declarations.

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from ckdist.errors import ArchitectureError, ModelFileError
 from ckdist.layout import SINGLE
 from ckdist.mesh import Mesh
+from ckdist.models.cache_bytes import cache_bytes_per_block
 from ckdist.models.registry import spec_from_config
 from ckdist.models.spec import DenseFfn, LatentAttention, MoeFfn
-from ckdist.planning.memory_sizes import cache_bytes_per_block
 from ckdist.program.routing import Routing
 
 YARN = {

@@ -7,17 +7,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckdist.errors import ConfigError
-from ckdist.planning.cluster import Cluster
-from ckdist.planning.cost import ATTENTION, OTHERS
-from ckdist.planning.expert_placement import experts_hit
-from ckdist.planning.machine_spec import MachineSpec
-from ckdist.planning.predict import PredictedStepCost, Predictor, Way, ways_for
-from ckdist.planning.step_cost import StepTotals
-from ckdist.planning.step_shape import Chunks, StepShape
+from ckdist.layouts.rough_cost import experts_hit
+from ckdist.plan.cluster import Cluster
+from ckdist.plan.machine_spec import MachineSpec
+from ckdist.plan.predict import PredictedStepCost, Predictor, Way, ways_for
+from ckdist.plan.step_cost import StepTotals
+from ckdist.plan.step_shape import Chunks, StepShape
 from ckdist.weights.described import describe_config
 
 MACHINE = MachineSpec(
-    isa="avx512_bf16", cores=8, nodes=2, memory=64e9, bandwidth=100e9, f32=40e9, bf16=80e9, int8=200e9
+    isa="avx512_bf16",
+    cores=8,
+    nodes=2,
+    memory=64e9,
+    bandwidth=100e9,
+    cache=64e6,
+    cache_bandwidth=3e11,
+    attention=3e10,
+    rates={"F32": (5e9, 4e10), "BF16": (1e10, 8e10), "Q8_0": (5e10, 2e11)},
+    barrier=((2, 1e-6), (8, 2e-6)),
 )
 DENSE = {
     "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 4,
@@ -29,18 +37,8 @@ MIXTURE = {
     "num_experts": 32, "num_experts_per_tok": 4, "num_hidden_layers": 4, "num_attention_heads": 16,
     "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 32000, "norm_topk_prob": True, "decoder_sparse_step": 1,
 }  # fmt: skip
-BETTER = (
-    "bandwidth",
-    "core_bandwidth",
-    "f32",
-    "bf16",
-    "int8",
-    "elementwise",
-    "rank_core_rate",
-    "rank_rate",
-    "link_rate",
-)
-SMALLER = ("overlap_loss", "barrier", "between", "rank_seconds", "link_seconds")
+BETTER = "bandwidth", "cache_bandwidth", "attention", "elementwise", "rank_rate", "link_rate"
+SMALLER = "between", "link_seconds"
 
 
 def predictor(config=None, hosts=1, way=None, machine=MACHINE, kind="Q4_K"):
@@ -136,48 +134,18 @@ def test_a_step_of_a_simulation_is_priced():
     assert cost.seconds(prompt) == p.seconds(StepShape.prompt(64, 100))
 
 
-def test_threads_share_out_rows_and_not_what_is_in_them():
+def test_threads_share_out_rows_and_not_their_elements():
     """One row is normed by each thread for itself; of 4 and of 512 rows each of 4 threads has its part."""
 
-    def rest(threads, shape):
-        machine = dataclasses.replace(MACHINE, nodes=1, cores=threads)
-        llama = DENSE | {"model_type": "llama"}  # which norms no heads
-        return predictor(llama, machine=machine).stages[0].costs[0].group_seconds(shape, OTHERS)
+    def norms(threads, shape):
+        machine = dataclasses.replace(MACHINE, nodes=1, cores=threads, elementwise=1e3, barrier=())
+        return predictor(machine=machine).stages[0].costs[0].step(shape).total  # nothing else takes as long
 
-    one, two = (rest(1, StepShape.decode(count, 0)) for count in (1, 2))
-    assert rest(4, StepShape.decode(1, 0)) == pytest.approx(one, rel=0.1)  # heads of the last token are each thread's
-    assert rest(4, StepShape.decode(4, 0)) == pytest.approx(two, rel=0.1)
-    assert rest(4, StepShape.prompt(512)) == pytest.approx(rest(1, StepShape.prompt(512)) / 4, rel=0.1)
-
-
-def test_attention_of_a_token_costs_once_and_by_what_it_reads():
-    shapes = [StepShape.decode(1, context) for context in (0, 1000, 2000)]
-
-    def took(**figures):
-        costs = predictor(machine=dataclasses.replace(MACHINE, **figures)).stages[0].costs[0]
-        return [costs.group_seconds(shape, ATTENTION) for shape in shapes]
-
-    free, once, slow = took(), took(attention_given=1e6), took(attention_read=0.5)
-    more = [longer - less for longer, less in zip(once, free, strict=True)]
-    numbers = (2 * 16 + 2 * 8) * 128 * DENSE["num_hidden_layers"]  # queries and what comes out, keys and values
-    assert more == pytest.approx([numbers / 2 / (MACHINE.cores * 1e6)] * 3)  # of one of two nodes
-    assert slow[2] - slow[1] == pytest.approx(2 * (free[2] - free[1]), rel=0.1)
+    one, two = (norms(1, StepShape.decode(count, 0)) for count in (1, 2))
+    assert norms(4, StepShape.decode(1, 0)) == pytest.approx(one, rel=0.2)  # heads are divided
+    assert norms(4, StepShape.decode(4, 0)) == pytest.approx(two, rel=0.2)
+    assert norms(4, StepShape.prompt(512)) == pytest.approx(norms(1, StepShape.prompt(512)) / 4, rel=0.1)
 
 
-def test_steps_that_read_more_are_farther_apart():
-    machine = dataclasses.replace(MACHINE, reuse=((1e6, 1e11), (1e8, 5e10)), between=1e-4, between_far=5e-4)
-    assert [machine.between_steps(read) for read in (0, 5e7, 1e8, 1e12)] == pytest.approx([1e-4, 3e-4, 5e-4, 5e-4])
-    assert MACHINE.between_steps(1e12) == MACHINE.between
-
-
-def test_products_of_few_rows_hide_as_much_as_is_between_one_and_four():
-    machine = dataclasses.replace(MACHINE, overlap_loss=0.2, rows_loss=1.0)
-    assert [machine.product_loss(rows) for rows in (1, 2, 4, 64)] == pytest.approx([0.2, 0.6, 1.0, 1.0])
-    assert MACHINE.product_loss(4) == MACHINE.overlap_loss
-
-
-def test_experts_that_are_chosen_alike_are_fewer():
-    by_chance = experts_hit(8 / 64, 4)
-    assert by_chance == pytest.approx(1 - (7 / 8) ** 4)
-    assert experts_hit(8 / 64, 4, 0.5) < by_chance and experts_hit(8 / 64, 4, 1.0) == pytest.approx(8 / 64)
-    assert experts_hit(8 / 64, 1, 0.5) == experts_hit(8 / 64, 1) and experts_hit(2.0, 3) == 1.0
+def test_experts_that_tokens_share():
+    assert experts_hit(8 / 64, 4) == pytest.approx(1 - (7 / 8) ** 4) and experts_hit(2.0, 3) == 1.0

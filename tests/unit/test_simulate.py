@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckdist.errors import ConfigError
-from ckdist.planning.step_cost import LinearStepCost, StepTotals
-from ckdist.simulate.fleet import ROUTERS, ClosedLoop, Fleet, route, simulate_clients, simulate_requests
-from ckdist.simulate.lengths import parse_lengths
-from ckdist.simulate.load import NO_PREFIX, RequestKind, Requests, poisson, read_trace
-from ckdist.simulate.observed import Gaps
-from ckdist.simulate.replica import Journey, Replica, ServerShape
-from ckdist.simulate.serving_report import Objective, Rows, report
+from ckdist.plan.fleet import ROUTERS, ClosedLoop, Fleet, route, simulate_clients, simulate_requests
+from ckdist.plan.lengths import parse_lengths
+from ckdist.plan.load import NO_PREFIX, RequestKind, Requests, poisson, read_trace
+from ckdist.plan.observed import Gaps
+from ckdist.plan.replica import Journey, Replica, ServerShape
+from ckdist.plan.serving_report import Objective, Rows, report
+from ckdist.plan.step_cost import LinearStepCost, StepTotals
 
 COST = LinearStepCost((1, 64, 512), (0.02, 0.05, 0.4), 1e-3, 1e-8, 1e-6)
 SERVER = ServerShape(max_tokens=64, max_sequences=4, context=256, cache_tokens=512, max_waiting=8)
@@ -75,7 +75,7 @@ def test_a_seed_decides_everything(router):
 
 
 def test_processes_change_nothing(monkeypatch):
-    monkeypatch.setattr("ckdist.simulate.fleet.LEAST_REQUESTS", 1)
+    monkeypatch.setattr("ckdist.plan.fleet.LEAST_REQUESTS", 1)
     alone, beside = (simulate_requests(replace(FLEET, jobs=jobs), requests(2.0), 60) for jobs in (1, 2))
     assert alone.rows == beside.rows and alone.busy == beside.busy
 
@@ -271,6 +271,6 @@ def test_traces_that_are_none(tmp_path, text, message):
 
 def test_a_simulation_needs_no_server():
     heavy = "zmq", "llguidance", "tokenizers", "uvicorn"
-    code = f"import sys, ckdist.simulate.fleet; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, ckdist.plan.fleet; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.strip() == "[]"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ckdist.comm.transports.link import Link
 from ckdist.config.simulate_training_config import SimulateTrainingConfig
 from ckdist.errors import ConfigError
-from ckdist.simulate.simulated_training import (
+from ckdist.plan.simulated_training import (
     Batches,
     Reliability,
     TrainedModel,
@@ -23,7 +23,7 @@ from ckdist.simulate.simulated_training import (
     ring,
     weeks,
 )
-from ckdist.simulate.training_report import training_lines, training_report
+from ckdist.plan.training_report import training_lines, training_report
 from ckdist.train.one_f_one_b import bubble
 
 # DeepSeek-V3's shape: 671 B parameters, 37 B of them for a token

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from ckdist.errors import ConfigError
-from ckdist.planning.step_cost import (
+from ckdist.plan.step_cost import (
     LinearStepCost,
     StepTotals,
     fit_step_cost,

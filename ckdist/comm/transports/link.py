@@ -1,6 +1,7 @@
-"""The cost of a message between hosts, measured before anything is loaded. All ranks get the same values."""
+"""The cost of messages and sums between hosts, measured before anything is loaded. All ranks get the same values."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ckdist import native
 from ckdist.comm.transports.transport_choice import LARGE, SMALL, choose_transport, exchange_seconds
@@ -8,6 +9,7 @@ from ckdist.comm.world_protocol import World
 
 TINY = 1 << 10, 40  # bytes and calls of exchanges that are nearly all latency
 LEAST_SHARE = 0.25  # of a large exchange, for its bytes: two times that are nearly equal tell nothing about the rate
+SUM_MESSAGES = 2  # sequential messages of a sum that is too large to go whole to each host
 LEAST_SECONDS = 1e-6  # lower bound of a message: clocks and queues make short ones look free
 
 
@@ -32,6 +34,28 @@ class Link:
         return f"{self.seconds * 1e6:.0f} µs and {self.rate / 1e9:.2f} GB/s between hosts"
 
 
+class Exchange(NamedTuple):
+    """An exchange between hosts."""
+
+    sent: float  # bytes that the busiest host sends
+    messages: int  # sequential messages
+
+    def seconds(self, link: Link) -> float:
+        """Returns messages * latency + bytes / bandwidth."""
+        return self.messages * link.seconds + self.sent / link.rate
+
+
+def one_sum(rows: int, width: int, hosts: int, direct_bytes: int) -> Exchange:
+    """The exchange of a sum of `rows` rows over all hosts.
+
+    With three or more hosts, sums of up to `direct_bytes` go whole to each host.
+    """
+    count = rows * width * 4
+    if hosts == 2 or count <= direct_bytes:
+        return Exchange(1.0 * (hosts - 1) * count, 1)
+    return Exchange(2.0 * (hosts - 1) / hosts * count, SUM_MESSAGES)
+
+
 def measured_link(world: World, transport: str, timeout: float) -> Link:
     """The link between rank 0 and the slowest of some hosts, over the transport that steps will use. A collective call.
 
@@ -45,4 +69,4 @@ def measured_link(world: World, transport: str, timeout: float) -> Link:
         native.ffi.release(chosen.handle)
 
 
-__all__ = ["Link", "measured_link"]
+__all__ = ["Exchange", "Link", "measured_link", "one_sum"]

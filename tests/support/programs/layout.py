@@ -4,7 +4,7 @@ import sys
 
 from ckdist.comm.world import start_world
 from ckdist.config.engine_config import EngineConfig
-from ckdist.planning.layout_choice import choose_layout
+from ckdist.layouts.layout_choice import choose_layout
 from ckdist.weights.described import describe_config
 
 MODEL = {

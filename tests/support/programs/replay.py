@@ -9,8 +9,8 @@ from ckdist.comm.communicator import open_communicator
 from ckdist.comm.world import start_world
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.single import SingleSequence
+from ckdist.layouts.phase_layouts import can_dispatch, layouts_for
 from ckdist.models.decoder import forward
-from ckdist.planning.layouts import can_dispatch, layouts_for
 from ckdist.program.executable import CacheConfig, Executable
 from ckdist.program.execution_plan import ExecutionPlan
 from ckdist.program.interpreter import Interpreter

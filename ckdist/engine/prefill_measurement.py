@@ -1,0 +1,132 @@
+"""Measures the first layer of a model in both forms of prefill, and sets the form."""
+
+import functools
+import hashlib
+import json
+import math
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from ckdist import native
+from ckdist.comm.user_cache import read_kept, write_kept
+from ckdist.comm.world_protocol import World
+from ckdist.config.engine_config import EngineConfig
+from ckdist.layouts.prefill_choice import Measured, PrefillChoice, choose, compare
+from ckdist.program.executable import DECODE, PREFILL, Executable, StageRanks
+from ckdist.program.step_batch import BLOCK_TOKENS, Batch, own_slots
+
+LEAST_TOKENS = 8  # smallest measured step
+SECONDS = 4.0  # limit of a measurement; the largest size gets half of it, the next one half of the rest
+
+
+def choose_prefill(
+    config: EngineConfig,
+    world: World,
+    executable: Executable,
+    held: Callable[[], AbstractContextManager[Any]],
+    key: Callable[[], object],
+    remeasure: bool = False,
+    unmeasured: str = "",
+) -> PrefillChoice:
+    """Sets the executable's `prefill_from`. A collective call, while the cache is empty.
+
+    Args:
+        held: A context in which this rank does no other work.
+        key: Collects all that a kept result depends on, other than this library. A collective call.
+        remeasure: Measure even if there is a kept result.
+        unmeasured: The reason to measure nothing, such as threads that share cores, or "".
+    """
+    if executable.plans == 1:
+        return PrefillChoice(reason=only_tensor(config, world, executable.stages))
+    if config.prefill == "token":
+        executable.prefill_from = 0
+        return PrefillChoice(0, "token-parallel, as --prefill says")
+    if unmeasured and not remeasure:
+        return PrefillChoice(reason=f"tensor-parallel ({unmeasured})")
+    built = hashlib.sha256(native.LIBRARY.read_bytes()).hexdigest()
+    whole = json.dumps([built, native.isa(), key()], sort_keys=True)
+    name = f"prefill/{hashlib.sha256(whole.encode()).hexdigest()[:32]}.json"
+    rows = sound(read_kept(name)) if world.rank == 0 and not remeasure else None
+    kept = rows is not None
+    if world.broadcast(rows is None):
+        with held():
+            if world.rank:
+                executable.work()
+            else:
+                rows = measure(executable)
+                executable.stop()
+                if all(faster is not None for *_, faster in rows):
+                    write_kept(name, rows)
+        executable.stats(reset=True)  # measured steps do not count, on any rank
+    choice = choose(world.broadcast(rows), bool(world.broadcast(kept)))
+    executable.prefill_from = choice.from_tokens
+    return choice
+
+
+def measure(executable: Executable, clock: Callable[[], float] = time.monotonic) -> list[Measured]:
+    """Rows for `choose`. Rank 0 calls it, while the other ranks are in `work()`.
+
+    Smaller sizes are measured only while token-parallel is faster, so several sizes have no higher chance of error.
+    """
+    size, rows = min(executable.max_tokens, executable.context_length, executable.num_blocks * BLOCK_TOKENS), []
+    end = clock() + SECONDS
+    for phase in (DECODE, PREFILL):  # packs the layer, and touches pages and caches
+        layer_seconds(executable, prompt(executable, size), phase)
+    while size >= LEAST_TOKENS:
+        seconds_of = functools.partial(layer_seconds, executable, prompt(executable, size))
+        rows.append((size, *compare(seconds_of, (end - clock()) / 2, clock)))
+        if not rows[-1][2]:
+            break
+        size //= 2
+    return rows
+
+
+def prompt(executable: Executable, size: int) -> Batch:
+    """A batch with one sequence of `size` tokens, without context and logits."""
+    ids = np.arange(size, dtype=np.int32) % executable.vocab_size
+    blocks = np.arange(-(-size // BLOCK_TOKENS), dtype=np.int32)
+    chunk = np.array([[size, 0, len(blocks)]], np.int32)
+    return Batch(ids, chunk, blocks, np.zeros(0, np.int32), own_slots(executable.state_slots, range(1), 0))
+
+
+def layer_seconds(executable: Executable, batch: Batch, phase: int) -> float:
+    """Seconds of the first layer."""
+    executable.stats(reset=True)
+    executable.run_layer(batch, phase)
+    return executable.stats().total
+
+
+def sound(rows: Any) -> list[Measured] | None:
+    """Rows of a file; None if they are invalid."""
+    try:
+        found: list[Measured] = [(int(size), float(ratio), bool(faster)) for size, ratio, faster in rows]
+    except (ValueError, TypeError, OverflowError):
+        return None
+    return found if found and all(size > 0 and 0 < ratio < math.inf for size, ratio, _ in found) else None
+
+
+def prefill_stats(choice: PrefillChoice, executable: Executable) -> dict[str, float | str]:
+    """Values for metrics: reason, threshold (0: none), and tokens of steps with prompts by layout."""
+    counts = dict(enumerate(executable.prefill_tokens))
+    return {
+        "prefill_choice_info": choice.reason,
+        "prefill_by_token_from": 0 if choice.from_tokens == sys.maxsize else choice.from_tokens,
+        "prefill_by_token_tokens_total": counts.get(PREFILL, 0),
+        "prefill_by_tensor_tokens_total": counts.get(DECODE, 0),
+    }
+
+
+def only_tensor(config: EngineConfig, world: World, stages: StageRanks | None) -> str:
+    """The reason why there is no choice."""
+    if world.size == 1:
+        return "on one rank"
+    if stages is not None and stages.communicator.size == 1:
+        return "in stages of one rank each"
+    if config.prefill == "tensor":
+        return "tensor-parallel, as --prefill says"
+    return "tensor-parallel (token-parallel needs ranks that share memory, evenly over hosts)"

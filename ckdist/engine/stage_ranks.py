@@ -1,0 +1,104 @@
+"""The places of ranks in the pipeline stages of a job, and the costs of steps through the stages.
+
+The mesh of a job is pp x tp, with hosts outermost, so the ranks of a stage are consecutive and usually on one host.
+Rank 0 schedules and samples. Its stage is the last one, so logits are made on the rank that samples, and the next batch
+carries the tokens to the first stage. Rank 0 sends batches to all ranks, and each stage sends rows to the next one:
+
+    ranks 0, 1    last stage        rows from ranks 4, 5
+    ranks 2, 3    first stage       rows to ranks 4, 5
+    ranks 4, 5    second stage      rows from ranks 2, 3, and to ranks 0, 1
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ckdist.comm.group_world import GroupWorld
+from ckdist.comm.world_protocol import World
+from ckdist.layout import Range
+from ckdist.layouts.memory_sizes import gigabytes
+from ckdist.layouts.rough_cost import ATTENTION, OPERATIONS, attended_width, work
+from ckdist.layouts.stage_plan import PROMPT
+from ckdist.mesh import Mesh
+from ckdist.program.program import Program
+from ckdist.program.stage_costs import StageCosts
+from ckdist.program.stage_slice import Stage
+from ckdist.weights.packed_type import WeightCost
+
+STEP_READ = 30e9  # bytes/s of weights in a step; most of the reading is hidden
+
+
+@dataclass(frozen=True)
+class StageRank:
+    """The place of a rank in the stages of a job."""
+
+    stage: Stage
+    world: World  # the ranks of the stage
+    previous: int = -1  # the job's rank that sends rows to this one; -1: none
+    next: int = -1  # the job's rank that receives rows from this one; -1: none
+
+
+def stage_rank(world: World, layers: Sequence[Range]) -> StageRank:
+    """The place of this rank in a job with one stage for each range in `layers`."""
+    count = len(layers)
+    if count == 1:
+        return StageRank(Stage(0, 1, layers[0]), world)
+    mesh = Mesh.of_job(world.size, world.rank, dp=1, pp=count, tp=world.size // count)
+    number = (mesh.index("pp") - 1) % count
+    peers = [place.rank for place in mesh.along("pp")]  # the rank with the same index in each stage
+    stage, at = Stage(number, count, layers[number]), mesh.index("pp")
+    return StageRank(
+        stage,
+        GroupWorld(world, mesh.group("tp")),
+        -1 if stage.first else peers[at - 1],
+        -1 if stage.last else peers[(at + 1) % count],
+    )
+
+
+class StageWork(NamedTuple):
+    """The work of one rank of a stage."""
+
+    computed: float  # seconds of products per prompt token, without the head
+    attended: float  # seconds of attention per prompt token and token of context
+    read: float  # bytes of weights that a step with a prompt reads, without the head
+    decode_read: float  # bytes of weights that a decode step reads
+
+
+def stage_work(program: Program, mesh: Mesh, weight: Callable[[str], WeightCost], isa: str) -> StageWork:
+    """The work of one rank of a stage with this program. `weight`: the cost of a matrix per element."""
+    layers = [i for i in program.instrs if i.op not in ATTENTION and i.inputs and i.inputs[0].dims[0].name == "tokens"]
+    prompt = work(layers, mesh, weight, isa, PROMPT)
+    attends = [i for i in program.instrs if i.op in ATTENTION and not i.attrs.get("window")]
+    rate = OPERATIONS.get(isa, OPERATIONS["avx2"])[0]
+    attended = sum(2.0 * attended_width(i, mesh) / rate for i in attends)
+    return StageWork(prompt.computed / PROMPT, attended, prompt.read, work(program.instrs, mesh, weight, isa, 1).read)
+
+
+def stage_costs(works: Sequence[StageWork]) -> StageCosts:
+    """The costs of steps, from the work of one rank of each stage.
+
+    A step reads the weights of its layers for any number of tokens. For mixtures, it reads more experts than a token
+    uses.
+    """
+    computed, attended, read, decode_read = (list(each) for each in zip(*works, strict=True))
+    cost = sum(read) / STEP_READ / sum(computed)
+    doubling = sum(computed) / sum(attended) if any(attended) else math.inf
+    return StageCosts(len(works), cost, doubling, max(decode_read) / sum(decode_read))
+
+
+def stage_lines(ranks: Sequence[tuple[int, int, int, int]]) -> list[str]:
+    """One line per stage: its parts and its ranks.
+
+    `ranks`: for each rank (number of its stage, first layer, end of the layers, bytes of weights).
+    """
+    count, lines = max(number for number, *_ in ranks) + 1, []
+    for number in range(count):
+        own = [rank for rank, (other, *_) in enumerate(ranks) if other == number]
+        _, begin, end, _ = ranks[own[0]]
+        layers = f"layer {begin}" if end == begin + 1 else f"layers {begin} to {end - 1}"
+        parts = [*(["embedding"] if number == 0 else []), layers, *(["head"] if number == count - 1 else [])]
+        names = f"rank{'s' * (len(own) > 1)} {', '.join(map(str, own))}"
+        size = gigabytes(sum(ranks[rank][3] for rank in own))
+        lines.append(f"stage {number} of {count}: {', '.join(parts)}, {size} of weights on {names}")
+    return lines

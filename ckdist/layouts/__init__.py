@@ -1,0 +1,1 @@
+"""The decisions of every start: layouts, stages, placement of experts, prefill, and whether the memory suffices."""

@@ -1,0 +1,161 @@
+"""Makes the plan of a rank from a model, a world and a machine: layouts, size of the cache, threads.
+
+The layouts come from `layouts`.
+"""
+
+import sys
+from dataclasses import dataclass
+
+from ckdist import topology
+from ckdist.comm.world_protocol import World
+from ckdist.config.engine_config import EngineConfig
+from ckdist.errors import CapacityError
+from ckdist.layout import Layout
+from ckdist.layouts.memory_sizes import WeightBytes, cache_name, cache_types, free_memory, gigabytes, too_large
+from ckdist.mesh import WHOLE, Mesh
+from ckdist.models.cache_bytes import cache_bytes_per_block, rope_bytes_per_position, state_bytes
+from ckdist.models.spec import ModelSpec
+from ckdist.program.executable import CacheConfig
+from ckdist.program.step_batch import BLOCK_TOKENS
+
+DEFAULT_CONTEXT = 8192  # default tokens of one sequence, if the model allows more
+ENCODER_CONTEXT = 2048  # the same for an encoder, which needs buffers for a whole sequence
+KV_SHARE = 0.5  # fraction of the memory without weights that caches of several sequences use by default
+STATE_SHARE = 0.25  # fraction of that memory for states of sequences,
+STATES_EACH = 4  # up to this number of states per running sequence
+
+# polls of a flag before a thread sleeps: about 100 µs, longer than a barrier of ranks with their own cores
+SPINS = 20000
+SPINS_QUOTA = 2000  # about 10 µs: waiting counts towards the quota of a control group
+SPINS_CROWDED = 20  # threads outnumber CPUs: a waiting thread must free its CPU
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of one rank. All fields are equal on all ranks, except `mesh.rank`, `placement` and `memory`."""
+
+    mesh: Mesh
+    prefill: Layout
+    decode: Layout
+    cache: CacheConfig
+    threads: int
+    threads_batch: int
+    spins: int
+    placement: topology.Placement
+    memory: int  # free bytes of this rank before the start
+
+    @property
+    def crowded(self) -> bool:
+        """Whether a rank of the job has more threads than CPUs."""
+        return self.spins == SPINS_CROWDED
+
+    def __str__(self) -> str:
+        ranks = self.mesh.size(WHOLE)
+        names = " and ".join(dict.fromkeys([self.decode.name, self.prefill.name]))
+        layout = f"layouts {names} over {ranks} ranks" if ranks > 1 else "one rank"
+        types = cache_name({"k": self.cache.key_type, "v": self.cache.value_type})
+        kv = f"{self.cache.num_blocks * BLOCK_TOKENS} tokens of {types} cache in blocks of {BLOCK_TOKENS}"
+        kv += f", {self.cache.state_slots} states" if self.cache.state_slots else ""
+        threads = f"{self.threads} threads ({self.threads_batch} with prompts)"
+        return f"{layout}; {threads}; {kv}; context {self.cache.context_length}"
+
+
+def _context(config: EngineConfig, spec: ModelSpec) -> int:
+    """The wanted positions of one sequence. Raises CapacityError if the model has fewer."""
+    context = config.ctx_size or min(spec.max_position, ENCODER_CONTEXT if spec.reads_whole else DEFAULT_CONTEXT)
+    if context > spec.max_position:
+        raise CapacityError(
+            f"--ctx-size {context} is more than the {spec.max_position} positions of the model: "
+            f"--ctx-size {spec.max_position} is its longest"
+        )
+    return context
+
+
+def step_tokens(config: EngineConfig, spec: ModelSpec) -> int:
+    """The most tokens of a step. An encoder computes each sequence in one step."""
+    most = min(config.ubatch_size, config.batch_size)
+    return max(most, config.ctx_size or min(spec.max_position, ENCODER_CONTEXT)) if spec.reads_whole else most
+
+
+def make_plan(
+    config: EngineConfig,
+    spec: ModelSpec,
+    world: World,
+    weights: WeightBytes,
+    layouts: tuple[Layout, Layout, Mesh],
+) -> Plan:
+    """Makes the plan of this rank, with `layouts` from `layouts_for`. A collective call: all get the same cache.
+
+    Raises CapacityError, with a remedy, if weights or cache do not fit the free memory.
+    """
+    prefill, layout, mesh = layouts
+    threads = config.threads or topology.default_threads(world)
+    threads_batch = config.threads_batch or threads
+    placement = topology.place(world, max(threads, threads_batch))
+    types = cache_types(config)
+    per_block = cache_bytes_per_block(spec, layout, mesh, types)
+    free = free_memory(world.local_size)
+    slots = _state_slots(config, world, state_bytes(spec, layout, mesh), free - weights.total)
+    room = free - weights.total - slots * state_bytes(spec, layout, mesh)
+    if room < per_block:
+        raise too_large(world.rank, (world.size, world.local_size), weights, per_block, free)
+    context = _context(config, spec)
+    rope = rope_bytes_per_position(spec)
+    limit = config.kv_memory or sys.maxsize
+    budget = max(0, min(room - context * rope, limit))
+    wanted = context if config.ctx_size or config.kv_memory else BLOCK_TOKENS
+    # the longest sequence in blocks; without kv-heads and rotations, memory does not limit it
+    each = per_block + BLOCK_TOKENS * rope
+    most_blocks = sys.maxsize // BLOCK_TOKENS
+    longest = min(room // each if each else most_blocks, limit // per_block if per_block else most_blocks)
+    needed = -(-context // BLOCK_TOKENS) * per_block
+    needed, there = (needed, limit) if needed > limit else (needed + context * rope, room)
+    most = budget // per_block * BLOCK_TOKENS if per_block else sys.maxsize
+    spins = SPINS_CROWDED if placement.crowded else SPINS if placement.quota is None else SPINS_QUOTA
+    rows = world.gather([most, needed, there, longest * BLOCK_TOKENS, spins])
+    most, needed, there, *_ = min(rows)  # of the rank with the least memory
+    longest, spins = min(row[3] for row in rows), min(row[4] for row in rows)
+    if most < wanted:
+        least = f"give --kv-memory at least {per_block}, which holds {BLOCK_TOKENS} tokens"
+        remedy = f"--ctx-size {longest} would fit" if longest else least
+        raise CapacityError(
+            f"one sequence of --ctx-size {context} needs {gigabytes(needed)} for its {cache_name(types)} cache "
+            f"on each rank, and {gigabytes(there)} are free for it: {remedy}"
+        )
+    # All sequences at full length, if memory allows. --kv-memory is always used as a whole.
+    total = most if config.kv_memory else min(config.parallel * context, max(context, int(most * KV_SHARE)), most)
+    most_tokens, sequences = step_tokens(config, spec), config.parallel
+    if not spec.generates:  # only the sequences of one step need a cache; they keep nothing for later steps
+        sequences = max(sequences, most_tokens // BLOCK_TOKENS)
+        total = min(total, most_tokens + sequences * BLOCK_TOKENS)
+    context = min(context, total)
+    blocks = -(-total // BLOCK_TOKENS)
+    cache = CacheConfig(most_tokens, sequences, context, blocks, types["k"], types["v"], slots)
+    return Plan(mesh, prefill, layout, cache, threads, threads_batch, spins, placement, max(0, free))
+
+
+def _state_slots(config: EngineConfig, world: World, each: int, room: int) -> int:
+    """The number of slots for states of sequences, equal on all ranks; 0: no layer has states. A collective call.
+
+    Each running sequence needs one, and so does a snapshot. Raises CapacityError if these do not fit.
+
+    Args:
+        config: The settings.
+        world: The ranks.
+        each: Bytes of one state on this rank.
+        room: Free bytes without the weights.
+    """
+    least = config.parallel + 1
+    rows = world.gather([each, room])
+    if not any(each for each, _ in rows):
+        return 0
+    most = min(int(room * STATE_SHARE) // each for each, room in rows if each)
+    if any(each * least > room for each, room in rows):
+        each, room = max(rows, key=lambda row: row[0] * least - row[1])
+        fits = max(0, room // each - 1)
+        remedy = f"--parallel {fits} would fit" if fits else "use more ranks on more hosts"
+        raise CapacityError(
+            f"the states of --parallel {config.parallel} sequences and a snapshot need {gigabytes(each * least)} on a "
+            f"rank, and {gigabytes(max(0, room))} are free after its weights: {remedy}"
+        )
+    return max(least, min(STATES_EACH * config.parallel, most))

@@ -1,0 +1,1 @@
+"""Annex: predicts, compares and simulates models on described machines. Only commands import it."""

@@ -1,0 +1,106 @@
+"""Predicts the memory of one serving rank by purpose, from its lowered programs and the caches of the spec.
+
+It does not depend on this machine. `ckdist.layouts.memory_sizes` has the parts that a real start uses too.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ckdist import native
+from ckdist.layout import Layout
+from ckdist.layouts.memory_sizes import RESERVE
+from ckdist.mesh import Mesh
+from ckdist.models.blocks.moe import is_expert
+from ckdist.models.cache_bytes import cache_bytes_per_block, rope_bytes_per_position, state_bytes
+from ckdist.models.spec import ModelSpec
+from ckdist.program.lowered import SLOTS, Lowered
+from ckdist.program.program import Program
+from ckdist.program.step_batch import BLOCK_TOKENS
+
+TILE_ROWS = 16
+REPLICATED_ROWS = 2  # rows of activations that each thread makes for itself, as in native/runtime/inference.h
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes of one rank."""
+
+    weights: int
+    experts: int  # part of `weights`
+    cache: int
+    states: int
+    activations: int
+    buffers: int
+    process: int = RESERVE  # Python, libraries and all small parts
+
+    @property
+    def total(self) -> int:
+        """The sum of all parts."""
+        return sum(getattr(self, field.name) for field in dataclasses.fields(self)) - self.experts
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The sizes of a job."""
+
+    context: int
+    sequences: int
+    step_tokens: int
+    cache: Mapping[str, str]  # types of keys and values, by the names of cached arrays
+
+
+def weights_bytes(
+    lowered: Lowered, program: Program, packed: Callable[[str], int], chosen: Callable[[str], bool] = lambda _: True
+) -> int:
+    """Bytes of this rank's packed matrices, in tiles of 16 rows, and vectors.
+
+    `packed(name)` is the ggml type of a matrix. Only weights with `chosen(name)` count.
+    """
+    stacks = {w.name: w.dims[0].count for w in program.weights if len(w.dims) > 2}
+    total, seen = 0, set()
+    for key in lowered.matrices:
+        rows, columns, kind = key.rows[1] - key.rows[0], key.columns, packed(key.name)
+        if key in seen or not chosen(key.name) or columns[1] <= columns[0]:
+            continue
+        seen.add(key)
+        block = native.lib.ckdist_type_undivided_columns(kind)
+        width = -(-columns[1] // block) * block - columns[0] // block * block
+        count = key.matrices[1] - key.matrices[0] if key.matrices else stacks.get(key.name, 1)
+        tiles = -(-rows // TILE_ROWS) * count
+        total += tiles * native.check(native.lib.ckdist_tile_bytes(native.ffi.NULL, kind, width))
+    return total + sum(4 * (end - begin) for name, (begin, end) in dict.fromkeys(lowered.vectors) if chosen(name))
+
+
+def rank_memory(
+    spec: ModelSpec,
+    place: tuple[Layout, Mesh],
+    plans: list[tuple[Program, Lowered]],
+    packed: Callable[[str], int],
+    wanted: Wanted,
+    threads: int,
+) -> RankMemory:
+    """The memory of a rank. `place`: decode's layout and the mesh. `plans`: programs and lowered forms."""
+    (program, lowered), (layout, mesh) = plans[0], place
+    blocks = -(-wanted.context // BLOCK_TOKENS) * wanted.sequences
+    slots = wanted.sequences + 1 if lowered.states else 0
+    rope = rope_bytes_per_position(spec) * wanted.context
+    exchanged = 4 * SLOTS * max(one.exchange_floats for _, one in plans)
+    logits = 4 * spec.vocab_size * wanted.sequences
+    widest = max((b.width for b in lowered.buffers if b.place == "activations"), default=0)
+    own = (
+        threads
+        * REPLICATED_ROWS
+        * sum(native.check(native.lib.ckdist_activation_bytes(form, widest)) for form in range(3))
+    )
+    return RankMemory(
+        weights=weights_bytes(lowered, program, packed),
+        experts=weights_bytes(lowered, program, packed, is_expert),
+        cache=cache_bytes_per_block(spec, layout, mesh, wanted.cache) * blocks,
+        states=state_bytes(spec, layout, mesh) * slots,
+        activations=max(one.arena_bytes for _, one in plans),
+        buffers=rope + exchanged + logits + own,
+    )
+
+
+__all__ = ["RankMemory", "Wanted", "rank_memory", "weights_bytes"]

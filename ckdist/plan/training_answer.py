@@ -1,0 +1,132 @@
+"""Predicts memory and step time of a training on a described cluster: `ckdist plan --train`.
+
+Memory is that of the lowered steps of a real start (`ckdist.train.training_memory`). Seconds are operations over the
+rate of products, and exchanges over the links.
+"""
+
+import functools
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ckdist.comm.transports.link import Link
+from ckdist.errors import ConfigError, LayoutError
+from ckdist.mesh import Mesh
+from ckdist.models.spec import ModelSpec
+from ckdist.plan.cluster import Cluster
+from ckdist.plan.cost import Times
+from ckdist.plan.simulated_training import (
+    BACKWARD,
+    FORWARD,
+    Batches,
+    TrainingCost,
+    TrainingHost,
+    TrainingMesh,
+    operations_of,
+)
+from ckdist.plan.trained_model import trained_model
+from ckdist.program.training_tracer import TrainingTracer
+from ckdist.train.loss_program import lower_model, trace_model, trainable
+from ckdist.train.optimizer import STATES
+from ckdist.train.stage import TrainingStage
+from ckdist.train.training_memory import training_bytes
+from ckdist.weights.adapter_file import Lora
+
+LORA = Lora(16, 32.0, ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"))
+MOST_MESHES = 256  # limit of the search
+
+
+@dataclass(frozen=True)
+class TrainingAnswer:
+    """The prediction for one mesh."""
+
+    mesh: Mesh
+    memory: Mapping[str, int]  # bytes of the first rank, by content
+    times: Times | None  # of a step; None if it does not fit
+    tokens: int  # of a step, over all replicas
+
+    @property
+    def total(self) -> int:
+        """Bytes of the first rank."""
+        return sum(self.memory.values())
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second; 0 if it does not fit."""
+        return self.tokens / self.times.total if self.times else 0.0
+
+
+def training_answers(
+    spec: ModelSpec, cluster: Cluster, tokens: int, method: str, batches: int = 1
+) -> list[TrainingAnswer]:
+    """Predictions for every possible mesh of the ranks, fastest first. Those that do not fit come last.
+
+    `tokens`: tokens of a step of each replica, in `batches` batches. `method`: full or lora. Raises ConfigError if the
+    model cannot be trained.
+    """
+    found, problem = [], None
+    for mesh in training_meshes(cluster, len(spec.layers)):
+        try:
+            found.append(_answer(spec, cluster, -(-tokens // batches), method, mesh, batches))
+        except (LayoutError, ConfigError) as error:
+            problem = problem or error
+    if not found:
+        raise ConfigError(f"this model cannot be trained: {problem}")
+    return sorted(found, key=lambda answer: (-answer.rate, answer.total))
+
+
+def training_meshes(cluster: Cluster, layers: int) -> list[Mesh]:
+    """The meshes of a cluster's ranks in which a replica fills whole hosts or lies within one."""
+    divisors = [n for n in range(1, cluster.size + 1) if cluster.size % n == 0]
+    whole = [n for n in divisors if n <= cluster.local_size or n % cluster.local_size == 0]
+    meshes = []
+    for each in whole:  # ranks of a replica
+        stages = [pp for pp in divisors if each % pp == 0 and pp <= layers and each // pp in whole]
+        meshes += [Mesh.of_job(cluster.size, 0, pp=pp, tp=each // pp) for pp in stages]
+    return meshes[:MOST_MESHES]
+
+
+def _answer(spec: ModelSpec, cluster: Cluster, tokens: int, method: str, mesh: Mesh, batches: int) -> TrainingAnswer:
+    """The prediction for one mesh with batches of `tokens` tokens. Memory is that of the first stage: there most
+    batches wait.
+    """
+    tracer = functools.partial(TrainingTracer, low_rank=LORA.low_rank()) if method == "lora" else TrainingTracer
+    whole = trace_model(spec, mesh, tracer)
+    names = [w.name for w in trainable(whole) if method == "full" or ".lora_" in w.name]
+    stage = TrainingStage.of(mesh, whole, [w for w in whole.weights if w.name in set(names)], 1, batches)
+    program = lower_model(spec, tokens, "bfloat16", mesh, names, True, tracer, stage=stage)
+    state = len(STATES["adamw"]), mesh.size("dp")
+    memory = training_bytes(program.lowered, tokens, program.operand_bytes, *state, stage.waiting)
+    memory["rows for other stages"] = 4 * program.messages * program.message_floats
+    if sum(memory.values()) > cluster.rank_memory:
+        return TrainingAnswer(mesh, memory, None, 0)
+    trained = sum(math.prod(dim.elements for dim in w.dims) for w in whole.weights if w.name in set(names))
+    cost = _cost(spec, cluster, mesh, Batches(batches, tokens, tokens), trained)
+    return TrainingAnswer(mesh, memory, _times(cost), tokens * batches * mesh.size("dp"))
+
+
+def _cost(spec: ModelSpec, cluster: Cluster, mesh: Mesh, batches: Batches, trained: float) -> TrainingCost:
+    """The cost with a rank in place of each host. The ranks of a replica may share a host's memory."""
+    machine, ranks = cluster.machine, cluster.local_size
+    size = TrainingMesh(*(mesh.size(axis) for axis in ("dp", "tp", "pp")))
+    within = size.tp * size.pp <= ranks
+    near = Link(machine.barrier_seconds(machine.total_cores), machine.rank_rate)
+    bandwidth = machine.nodes * machine.bandwidth / ranks
+    link = machine.link if cluster.hosts > 1 else near
+    inner = near if within else machine.link
+    host = TrainingHost(operations_of(machine) / ranks, cluster.rank_memory, bandwidth, link, inner=inner)
+    # layers are computed again in the backward pass; a frozen matrix has no gradient of its own
+    backward = BACKWARD + FORWARD if trained > 0.5 * trained_model(spec).parameters else BACKWARD
+    return TrainingCost(trained_model(spec), host, size, batches, backward, trained)
+
+
+def _times(cost: TrainingCost) -> Times:
+    """Seconds of a step, with the bubble of 1F1B: (stages - 1) batches of waiting."""
+    count, stages = cost.batches.count, cost.mesh.pp
+    batch = cost.forward() + cost.backward() + (2 * cost.hop() if stages > 1 else 0.0)
+    computed = count * (cost.forward() + cost.backward() - 2 * cost.sums())
+    sent = count * (batch - cost.forward() - cost.backward() + 2 * cost.sums()) + cost.gradients()
+    return Times(cost.update(), computed, link=sent, latency=(stages - 1) * batch)
+
+
+__all__ = ["TrainingAnswer", "training_answers", "training_meshes"]

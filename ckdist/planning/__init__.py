@@ -1,1 +1,0 @@
-"""Planning: memory (`memory`), cost of a step (`cost`, `measured_cost`), and sharding of work (`layouts`)."""

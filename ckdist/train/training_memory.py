@@ -1,0 +1,80 @@
+"""Predicts the memory of a training on one rank, from its lowered steps, before anything is loaded."""
+
+from collections.abc import Mapping, Sequence
+
+from ckdist.errors import CapacityError
+from ckdist.layouts.memory_sizes import free_memory, gigabytes, room
+from ckdist.program.lowered import Lowered
+from ckdist.program.step import PackIndex, Step
+
+TILE = 16  # rows and columns of packed matrices are padded to multiples of this
+LOGIT_BYTES = 32 << 20  # gradients of logits in memory at once, as in native/runtime/steps/cross_entropy.cpp
+
+
+def training_bytes(
+    lowered: Lowered,
+    tokens: int,
+    operand_bytes: int,
+    state_arrays: int,
+    state_replicas: int,
+    waiting: Sequence[int] = (0,),
+) -> dict[str, int]:
+    """Bytes on this rank by purpose, without quantised matrices, which keep the type of their file.
+
+    Args:
+        lowered: The lowered programs.
+        tokens: Tokens of a batch.
+        operand_bytes: Bytes per element of an operand.
+        state_arrays: Arrays of the optimizer's state, each of the size of the trained weights.
+        state_replicas: Replicas that share the optimizer's state.
+        waiting: For each chunk of layers: batches between their forward and backward passes.
+    """
+    padded = lambda n: -(-n // TILE) * TILE
+
+    def packed(pack: int) -> int:
+        """Bytes of one pack of matrices."""
+        _, parts = lowered.packs[pack]
+        shapes = [(lowered.parameters[p].rows, lowered.parameters[p].columns) for p in parts]
+        return operand_bytes * sum(padded(rows) * padded(columns) for rows, columns in shapes)
+
+    is_frozen = lambda p: lowered.parameters[p].offset >= lowered.trained_floats and not lowered.parameters[p].stored
+    frozen = [i for i, (_, parts) in enumerate(lowered.packs) if all(map(is_frozen, parts))]
+
+    def workspace(step: Step) -> int:
+        """Bytes of a step's temporary memory.
+
+        Packed matrices; for the loss also gradients of logits of some tokens; for experts only their rows and sums.
+        """
+        packs = step.operands(PackIndex)
+        logits = 0
+        if step.kind.startswith("grouped_experts"):
+            used, ffn = (lowered.buffers[step.fields[name]].width for name in ("chosen", "gate"))
+            return 4 * tokens * used * (2 + padded(ffn) // TILE)
+        if step.kind == "cross_entropy":
+            vocab = lowered.parameters[lowered.packs[packs[0]][1][0]].rows
+            logits = min(LOGIT_BYTES, tokens * padded(vocab) * operand_bytes)
+        return logits + sum(packed(i) for i in packs if i not in frozen)
+
+    trained = 4 * lowered.trained_floats
+    return {
+        "trained weights": trained,
+        "gradients": trained,
+        "optimizer state": trained * state_arrays // state_replicas,
+        "frozen weights": 4 * lowered.floats - trained + sum(map(packed, frozen)),
+        "activations": lowered.arena_bytes + sum(kept * n for kept, n in zip(lowered.kept_bytes, waiting, strict=True)),
+        "workspace": max(map(workspace, lowered.steps), default=0),
+    }
+
+
+def memory_line(of: str, needed: Mapping[str, int]) -> str:
+    """One line with the memory of a rank, by purpose. `of` is its beginning."""
+    parts = ", ".join(f"{gigabytes(size)} {name}" for name, size in needed.items() if size)
+    return f"{of}: {gigabytes(sum(needed.values()))} on each rank ({parts})"
+
+
+def require(needed: Mapping[str, int], ranks_on_host: int, remedy: str) -> None:
+    """Raises CapacityError, with the sum and its parts, if they exceed the free memory of this rank."""
+    free, total = free_memory(ranks_on_host), sum(needed.values())
+    if total > free:
+        parts = ", ".join(f"{gigabytes(size)} of {name}" for name, size in needed.items() if size)
+        raise CapacityError(f"training needs {gigabytes(total)} on each rank ({parts}), and {room(free)}: {remedy}")
