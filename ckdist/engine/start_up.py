@@ -50,6 +50,7 @@ from ckdist.planning.prefill import PrefillChoice, choose_prefill
 from ckdist.planning.rank_plan import Plan
 from ckdist.planning.stage_plan import stage_rank
 from ckdist.program.executable import Executable
+from ckdist.program.native_worker import NativeWorker
 from ckdist.program.program import Program
 from ckdist.program.tracer import Tracer
 from ckdist.tokens.confined import load_tried
@@ -160,6 +161,7 @@ class Model:
             self.executable.stop()
         if self.trace is not None:
             self.trace.save(self._labels())
+        self.executable.worker.close()
         self.executable.close()
         if self.executable.stages is not None:
             self.executable.stages.communicator.close()
@@ -246,6 +248,7 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
     spec = traced.checkpoint.spec
     weight = functools.partial(weight_cost, loader)
     communicator, stages = open_communicators(config, world, traced, plan, weight)
+    worker = NativeWorker(communicator, max(plan.threads, plan.threads_batch), plan.placement.cpus, plan.spins)
     executable = Executable(
         shard.plans,
         spec.at_context(plan.cache.context_length),
@@ -253,12 +256,12 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
         plan.cache,
         plan.threads,
         plan.threads_batch,
-        plan.placement.cpus,
-        plan.spins,
+        worker,
         loader.handle,
         stages,
         shard.hidden_plans,
     )
+    executable.join()
     tell_stages(world, traced, communicator, shard.weight_bytes)
     if world.rank == 0:
         log.debug("%s%s", "each stage: " if stages else "", plan)
@@ -281,6 +284,7 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
     work = total_flops(world, flops_of(lowered, shard.matrices))
     if tracing:
         executable.trace(tracing.handle)
+        worker.trace(tracing.handle)
     return Model(
         world,
         traced.checkpoint,

@@ -23,7 +23,8 @@ enum {
   ckdist_trace_send = 11,    /* tokens to clients: messages */
   ckdist_trace_load = 12,    /* reading and packing weights */
   ckdist_trace_choose = 13,  /* measuring how to shard prefill */
-  ckdist_trace_copy = 14     /* moving weights in the background: KiB */
+  ckdist_trace_copy = 14,    /* moving weights in the background: KiB */
+  ckdist_trace_copy_blocks = 15 /* blocks of a cache beside steps: blocks, 1 if into the cache */
 };
 
 struct ckdist_trace_event {
