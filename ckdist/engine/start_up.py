@@ -11,6 +11,7 @@ import pathlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from ckdist import native
 from ckdist.comm.host_name import machine_name
@@ -65,6 +66,7 @@ from ckdist.weights.loader import ShardLoader
 from ckdist.weights.model_files import ModelFile, model_files
 from ckdist.weights.packed_type import packed_type, weight_cost
 from ckdist.weights.whole_comparison import MAX_READERS, WholeComparison
+from ckdist.worker.rank_models import Beside
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +155,7 @@ class Model:
         return "\n".join([*lines, *sorted(notes)])
 
     def close(self) -> None:
-        """Frees the executable. Rank 0 first stops the other ranks.
+        """Frees the model and the job's worker. Rank 0 first stops the other ranks.
 
         If there is a trace, it is written, and all ranks must take part.
         """
@@ -161,12 +163,19 @@ class Model:
             self.executable.stop()
         if self.trace is not None:
             self.trace.save(self._labels())
-        self.executable.worker.close()
+        worker = self.executable.worker
+        worker.close()
+        self.free()
+        worker.communicator.close()
+
+    def free(self) -> None:
+        """Frees weights, cache and buffers. The worker must not know the model any longer."""
         self.executable.close()
         if self.executable.stages is not None:
             self.executable.stages.communicator.close()
-        self.executable.communicator.close()
-        self.loader.close()
+        if self.executable.communicator is not self.executable.worker.communicator:
+            self.executable.communicator.close()
+        self.loader.free()
 
     @contextlib.contextmanager
     def traced(self) -> Iterator[None]:
@@ -195,6 +204,7 @@ def load_model(
     measure: bool = False,
     fill: Callable[[ShardLoader], object] | None = None,
     embeddings: bool = False,
+    beside: Beside | None = None,
 ) -> Model:
     """Loads this rank's part of the model at `config.model` (None: the bundled one), ready to run.
 
@@ -202,6 +212,7 @@ def load_model(
         measure: Measure token-parallel prefill even if it was measured before.
         fill: Packs the planned weights, or starts to. None: as --repack says.
         embeddings: Hidden states are needed, so an encoder is accepted, which makes no text.
+        beside: The rank's worker, if it runs other models. The model may run after `executable.join`.
 
     Raises ModelFileError, ArchitectureError, CapacityError or ConfigError if the user can mend the cause, and CommError
     if ranks disagree.
@@ -238,17 +249,33 @@ def load_model(
     fill = fill or (lambda loader: fill_shard(loader, config, world, progress, tracing and tracing.handle))
     with tracing.span(native.lib.ckdist_trace_load) if tracing else contextlib.nullcontext():
         fill_and_compare(loader, files, world, fill)
-    return start(shard, config, world, tracing, measure)
+    return start(shard, config, world, tracing, measure, beside)
 
 
-def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | None, measure: bool) -> Model:
+def load_beside(request: dict[str, Any], world: World, beside: Beside) -> Model:
+    """Loads a model while steps of others run. `request`: fields of an EngineConfig. A collective call."""
+    return load_model(EngineConfig(**request), world, beside=beside)
+
+
+def start(
+    shard: Shard,
+    config: EngineConfig,
+    world: World,
+    tracing: Trace | None,
+    measure: bool,
+    beside: Beside | None = None,
+) -> Model:
     """Builds the executable over a filled or filling shard and chooses the sharding of prefill. A collective call."""
     traced, loader, plan, lowered = shard.traced, shard.loader, shard.plan, shard.lowered
     program, token_program = traced.program, traced.token_program
     spec = traced.checkpoint.spec
     weight = functools.partial(weight_cost, loader)
-    communicator, stages = open_communicators(config, world, traced, plan, weight)
-    worker = NativeWorker(communicator, max(plan.threads, plan.threads_batch), plan.placement.cpus, plan.spins)
+    communicator, stages = open_communicators(config, world, traced, plan, weight, beside and beside.communicator)
+    worker = (
+        beside.worker
+        if beside
+        else NativeWorker(communicator, max(plan.threads, plan.threads_batch), plan.placement.cpus, plan.spins)
+    )
     executable = Executable(
         shard.plans,
         spec.at_context(plan.cache.context_length),
@@ -260,8 +287,10 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
         loader.handle,
         stages,
         shard.hidden_plans,
+        beside.model if beside else 0,
     )
-    executable.join()
+    if beside is None:
+        executable.join()
     tell_stages(world, traced, communicator, shard.weight_bytes)
     if world.rank == 0:
         log.debug("%s%s", "each stage: " if stages else "", plan)
@@ -272,7 +301,8 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
         group = traced.rank.world
         costs = layer_models(group, plan, loader, [program, token_program]) if token_program is not None else []
         key = lambda: key_of(world, plan, executable, program.digest(), types)
-        why = "it is not measured with stages" if stages else "threads share cores" if plan.crowded else ""
+        why = "threads share cores" if plan.crowded else ""
+        why = "it is not measured with stages" if stages else "steps of other models run" if beside else why
         measures_again = measure and stages is None
         choice = choose_prefill(config, world, executable, costs, key, loader.held, measures_again, why)
     if executable.dispatching:
@@ -396,4 +426,4 @@ def loading_threads(config: EngineConfig, world: World) -> int:
     return min(max(config.threads or 0, config.threads_batch or 0), os.cpu_count() or 1) or default_threads(world)
 
 
-__all__ = ["BUNDLED", "Model", "load_model", "make_engine"]
+__all__ = ["BUNDLED", "Model", "load_beside", "load_model", "make_engine"]

@@ -152,6 +152,7 @@ class Executable:
         worker: The rank's loop of commands and its threads. `worker.add` makes the model one that may run.
         loader: The native loader if some matrices are not packed yet.
         hidden_plans: The same plans, but they make hidden states in place of logits.
+        model: Its number among the worker's models, the same on every rank.
     """
 
     def __init__(
@@ -166,6 +167,7 @@ class Executable:
         loader: native.CData | None = None,
         stages: StageRanks | None = None,
         hidden_plans: Sequence[ExecutionPlan] = (),
+        model: int = 0,
     ):
         self.spec, self.config, self.communicator, self.stages = spec, config, communicator, stages
         self.costs = StageCosts() if stages is None else stages.costs
@@ -195,7 +197,7 @@ class Executable:
         self._lowered = [plan.lowered for plan in plans]
         self.experts = plans[-1].lowered.experts
         stage = communicator if stages is None else stages.communicator
-        self.worker, self.model = worker, worker.number_model()
+        self.worker, self.model = worker, model
         self._program = self._make_program(plans, loader)  # the native executable reads it while it lives
         self._handle = native.call(
             native.lib.ckdist_executable_new, self._program, communicator.handle, stage.handle, worker.pool.handle

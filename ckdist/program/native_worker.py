@@ -7,6 +7,7 @@ import numpy as np
 
 from ckdist import native
 from ckdist.program.pool import ThreadPool
+from ckdist.topology.binding import own_cpus
 
 if TYPE_CHECKING:  # a program does not need the modules that open a communicator
     from ckdist.comm.communicator import Communicator
@@ -27,15 +28,11 @@ class NativeWorker:
 
     def __init__(self, communicator: "Communicator", threads: int, cpus: Sequence[int], spins: int) -> None:
         self.communicator = communicator
+        self.cpus = own_cpus()  # of the rank; the pool pins the calling thread to one of them
         self.pool = ThreadPool(threads, cpus, spins)
         self.handle = native.new(native.lib.ckdist_worker_new, communicator.handle)
         self.failed = False  # a command has failed; the other ranks have stopped as well
-        self._models = self._copies = 0
-
-    def number_model(self) -> int:
-        """The number of a new model. Ranks make their models in the same order, so it is the same on all."""
-        self._models += 1
-        return self._models - 1
+        self._copies = 0
 
     def add(self, model: int, executable: native.CData) -> None:
         """Adds a model, which may then run. A collective call while no step is in flight."""

@@ -30,6 +30,7 @@ FLOORS = {
     "models": 3,
     "tokens": 3,
     "planning": 4,
+    "worker": 4,
     "engine": 5,
     "train": 5,
     "serve": 6,

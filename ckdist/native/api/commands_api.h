@@ -15,8 +15,8 @@ enum ckdist_command_kind {
   /* The loop of the rank returns these to its caller, which then calls ckdist_worker_work again. */
   ckdist_command_load = 4, /* the rank begins to load a model, while steps of other models run */
   ckdist_command_add = 5,  /* every rank has loaded the model: ckdist_worker_add, after which it may run */
-  /* Every rank has loaded the model or failed to; or it has run for the last time. The worker no longer knows it, and
-     its memory is freed. */
+  /* The model has run for the last time, or a rank could not load it. The worker no longer knows it; the caller frees
+     its memory. */
   ckdist_command_unload = 6,
   ckdist_command_kinds = 7
 };

@@ -1,0 +1,103 @@
+"""A rank program: `two_models.py TRANSPORT STAGES` loads a second model beside the steps of the first, runs both in turn and
+unloads the first while the second goes on. Rank 0 compares all bits with those of each model alone.
+"""
+
+import sys
+import threading
+
+import numpy as np
+
+from ckdist.comm.world import start_world
+from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.single import SingleSequence
+from ckdist.engine.start_up import load_beside, load_model
+from ckdist.errors import ConfigError
+from ckdist.native import address
+from ckdist.worker.rank_models import RankModels
+from tests.support.paths import GOLDEN
+from tests.support.situations import driven
+
+FIRST, SECOND = "gemma3", "qwen3moe"
+TURNS = 24
+
+
+def request(name: str) -> dict:
+    return {
+        "model": str(GOLDEN / name), "threads": 2, "ctx_size": 96, "parallel": 1, "transport": sys.argv[1],
+        "comm_timeout": 30.0, "pipeline_parallel_size": int(sys.argv[2]),
+    }  # fmt: skip
+
+
+def streamed(executable):
+    """The logits of a prompt, then of one token in each turn."""
+    sequence = SingleSequence(executable)
+    yield sequence.feed(np.arange(40)).copy()
+    for turn in range(TURNS):
+        yield sequence.feed([turn * 7 % 90]).copy()
+
+
+def is_mapped(begin: int) -> bool:
+    with open("/proc/self/maps") as file:
+        return any(int(first, 16) <= begin < int(last, 16) for first, last in (r.split()[0].split("-") for r in file))
+
+
+def serve(models: RankModels, expected: dict[str, list[np.ndarray]]) -> None:
+    """Rank 0's part."""
+
+    def check(name: str, turn: int, logits) -> None:
+        assert np.array_equal(logits, expected[name][turn]), f"{name} has other bits in turn {turn}"
+
+    first = models.loaded[0]
+    missing = models.begin_load({**request(SECOND), "model": str(GOLDEN / "nothing")})
+    for turn, logits in enumerate(streamed(first.executable)):
+        check(FIRST, turn, logits)
+    try:
+        models.finish_load()
+    except ConfigError as error:
+        assert "nothing" in str(error) and "\n" not in str(error), error
+    else:
+        raise AssertionError("a model that is missing was loaded")
+
+    number, beside = models.begin_load(request(SECOND)), 0
+    while models.is_loading():
+        for turn, logits in enumerate(streamed(first.executable)):
+            check(FIRST, turn, logits)
+            beside += models.is_loading()
+    second = models.finish_load()
+    assert number == missing + 1 and beside > 0, "no step ran while the model was loaded"
+
+    for turn, both in enumerate(zip(streamed(first.executable), streamed(second.executable), strict=True)):
+        check(FIRST, turn, both[0])
+        check(SECOND, turn, both[1])
+    assert [row.runs > 0 for row in second.executable.reports()] == [True] * second.world.size
+
+    places = [address(first.executable.kv), address(first.loader.arena)]
+    assert all(map(is_mapped, places))
+    turns = enumerate(streamed(second.executable))
+    check(SECOND, *next(turns))
+    models.unload(0)
+    for turn, logits in turns:
+        check(SECOND, turn, logits)
+    while any(t.name == "freeing of model 0" for t in threading.enumerate()):
+        pass
+    assert not any(map(is_mapped, places)), "the memory of an unloaded model is still mapped"
+    print(f"two models, {beside} steps beside the load", flush=True)
+
+
+def main() -> None:
+    world, expected = start_world(), {}
+    for name in (FIRST, SECOND):
+        model = load_model(EngineConfig(**request(name)), world)
+        expected[name] = driven(world, model.executable, lambda executable: list(streamed(executable)))
+        model.close()
+    models = RankModels(load_model(EngineConfig(**request(FIRST)), world), world, load_beside)
+    if world.rank == 0:
+        serve(models, expected)
+    else:
+        models.work()
+    models.close()
+    world.close()
+
+
+if __name__ == "__main__":
+    main()
