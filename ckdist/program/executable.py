@@ -404,12 +404,15 @@ class Executable:
         Returns:
             The copy's number, for `copies` of a step.
         """
-        message = np.zeros(_COPY_HEADER + 2 * len(pairs), np.int32)
-        header = native.pointer(message, "struct ckdist_copy_blocks *")
-        header.command.kind, header.command.model = COMMANDS["copy_blocks"], self.model
-        header.into_cache, header.pairs = into_cache, len(pairs)
-        message[_COPY_HEADER:] = np.array(pairs, np.int32).reshape(-1)
-        return self.worker.publish_copy(native.pointer(message, "int32_t *"), len(message))
+        number, most = 0, native.lib.ckdist_copy_pairs
+        for some in (pairs[begin : begin + most] for begin in range(0, len(pairs), most)):
+            message = np.zeros(_COPY_HEADER + 2 * len(some), np.int32)
+            header = native.pointer(message, "struct ckdist_copy_blocks *")
+            header.command.kind, header.command.model = COMMANDS["copy_blocks"], self.model
+            header.into_cache, header.pairs = into_cache, len(some)
+            message[_COPY_HEADER:] = np.array(some, np.int32).reshape(-1)
+            number = self.worker.publish_copy(native.pointer(message, "int32_t *"), len(message))
+        return number
 
     def stats(self, reset: bool = False) -> StepStats:
         """Returns this rank's counters since the start or the last `reset`."""

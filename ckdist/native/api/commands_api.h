@@ -53,6 +53,7 @@ struct ckdist_copy_blocks {
   int32_t into_cache; /* 0: from the cache to the store; 1: from the store to the cache */
   int32_t pairs;
 };
+enum { ckdist_copy_pairs = 128 }; /* maximum of a command */
 struct ckdist_block_pair {
   int32_t block, stored; /* block of the cache, block of the store */
 };

@@ -163,9 +163,10 @@ void Inference::reserve_exchange() {
 }
 
 int64_t Inference::message_ints() const {
-  return BatchView::kHeader + program.max_tokens + 3 * program.max_sequences +
-         program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs +
-         5 * program.max_sequences;
+  const int64_t batch = BatchView::kHeader + program.max_tokens + 8 * program.max_sequences +
+                        program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs;
+  const int64_t copy = sizeof(ckdist_copy_blocks) + ckdist_copy_pairs * sizeof(ckdist_block_pair);
+  return std::max(batch, copy / int64_t{sizeof(int32_t)});
 }
 
 float* Inference::floats(int index, int64_t* stride) {

@@ -30,7 +30,7 @@ class Inference : public Executor {
             std::shared_ptr<Pool> pool);
 
   // The worker (runtime/worker.h) accepts every batch in its order, and runs it later in the same order.
-  int64_t message_ints() const;  // maximum of a batch
+  int64_t message_ints() const;  // maximum of a command
   int in_flight() const { return int(outgoing_.size()); }
   BatchView accept(const int32_t* message, int64_t ints);  // throws if this rank cannot run it
   void run(const BatchView& batch);

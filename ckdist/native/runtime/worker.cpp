@@ -82,8 +82,9 @@ void Worker::remove(int32_t id) {
 BlockCopier::Copy Worker::copy_of(const ckdist_command& command, const int32_t* message, int64_t ints) const {
   constexpr int64_t kHeader = sizeof(ckdist_copy_blocks) / sizeof(int32_t);
   const auto& copy = *reinterpret_cast<const ckdist_copy_blocks*>(message);
-  if (ints < kHeader || copy.pairs < 0 || ints != kHeader + 2 * int64_t{copy.pairs})
-    fail(Status::native, "a copy of blocks has %lld ints, which do not fit its pairs", (long long)ints);
+  if (ints < kHeader || copy.pairs < 0 || copy.pairs > ckdist_copy_pairs || ints != kHeader + 2 * int64_t{copy.pairs})
+    fail(Status::native, "a copy of blocks has %lld ints, which do not fit its pairs, or more than %d pairs",
+         (long long)ints, ckdist_copy_pairs);
   Inference& those = model(command.model);
   const auto* const pairs = reinterpret_cast<const ckdist_block_pair*>(message + kHeader);
   for (const ckdist_block_pair* pair = pairs; pair != pairs + copy.pairs; pair++)
