@@ -84,8 +84,9 @@ def state_bytes(spec: ModelSpec, layout: Layout, mesh: Mesh) -> int:
 
 
 def free_memory(ranks_on_host: int) -> int:
-    """Bytes of free memory per rank of this host."""
-    return native.lib.ckdist_available_memory() // ranks_on_host - RESERVE
+    """Bytes of free memory per rank of this host, without those that the rank's loaded models will still touch."""
+    promised = native.lib.ckdist_promised_memory()
+    return native.lib.ckdist_available_memory() // ranks_on_host - promised - RESERVE
 
 
 def require(needed: Mapping[str, int], ranks_on_host: int, remedy: str) -> None:

@@ -278,6 +278,7 @@ def test_outputs_ascend(loaded, outputs):
         ([COMMANDS["run"], 0, 1, 2, 1, 1, 1, 0, 0, 2, 0, 0, 5, 6, 2, 0, 1, 0, 1], "waits for copy 1 of 0"),
         ([COMMANDS["copy_blocks"], 0, 0, 0, 1], "do not fit its pairs"),
         ([COMMANDS["copy_blocks"], 0, 0, 0, -1], "do not fit its pairs"),
+        ([COMMANDS["copy_blocks"], 0, 0, 0, 129, *[0] * 258], "more than 128 pairs"),
         ([COMMANDS["copy_blocks"], 0, 0, 0, 1, 0, 0], "block 0 of a store of 0"),
     ],
 )

@@ -74,6 +74,7 @@ void Inference::make_cache() {
   const int64_t blocks_bytes = round_up(kv_bytes_, 64);
   kv_bytes_ = blocks_bytes + states.bytes();
   kv_arena_.emplace(kv_bytes_, "the KV cache");
+  kv_arena_->promise();
   states.place(kv_arena_->data() + blocks_bytes);
   states.read_kernels(plans_[0]);
   uint8_t* blocks = kv_arena_->data();
@@ -215,6 +216,7 @@ void Inference::finish_outgoing() {
 void Inference::make_store(int64_t blocks) {
   if (store_) fail(Status::native, "the model has a block store of %lld blocks", (long long)store_blocks_);
   store_.emplace(blocks * stored_bytes_, "the block store");
+  store_->promise();
   store_blocks_ = blocks;
 }
 
@@ -276,19 +278,21 @@ void Inference::trace_publish(const BatchView& those, int64_t begin) {
 void Inference::run(const BatchView& those) {
   begin(those);
   const int64_t start = now_ns();
+  Repacker::begin_step();
   packing = repacker_ && !repacker_->finished();
   if (packing) {
     const bool prompts =
         batch.tokens > batch.sequences || std::any_of(batch.chunks, batch.chunks + batch.sequences,
                                                       [](const BatchView::Chunk& c) { return c.first_position == 0; });
-    repacker_->begin_step(plan_bytes_[batch.plan] / (prompts ? 1 : kKeptShare));
+    repacker_->allow(plan_bytes_[batch.plan] / (prompts ? 1 : kKeptShare));
   }
   // The earlier message from the same buffer.
   Channel::Pending sent = std::exchange(outgoing_[turn()], Channel::Pending{0, 0});
   if (sent.request) everyone().wait(sent, 0);
   pool_->run(active_, [this](int thread) { replay(thread); });
-  if (packing) repacker_->end_step();
-  count_step(double(now_ns() - start) * 1e-9);
+  const int64_t end = now_ns();
+  Repacker::end_step(end);
+  count_step(double(end - start) * 1e-9);
 }
 
 void Inference::count_step(double seconds) {
