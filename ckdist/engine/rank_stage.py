@@ -170,7 +170,7 @@ def open_communicators(
 
     Args:
         weight: Returns the cost of a matrix.
-        communicator: All ranks, for a model beside others. None: it is opened.
+        communicator: All ranks, if the rank runs other models. None: it is opened.
     """
     rank, hidden, decode = traced.rank, traced.spec.hidden_size, (traced.program, plan.mesh)
     rows = StageRanks.arena_bytes(rank.stage.count, rank.world.size, plan.cache.max_tokens, hidden)

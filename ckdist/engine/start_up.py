@@ -66,7 +66,7 @@ from ckdist.weights.loader import ShardLoader
 from ckdist.weights.model_files import ModelFile, model_files
 from ckdist.weights.packed_type import packed_type, weight_cost
 from ckdist.weights.whole_comparison import MAX_READERS, WholeComparison
-from ckdist.worker.rank_models import Beside
+from ckdist.worker.rank_models import Colocation
 
 log = logging.getLogger(__name__)
 
@@ -204,7 +204,7 @@ def load_model(
     measure: bool = False,
     fill: Callable[[ShardLoader], object] | None = None,
     embeddings: bool = False,
-    beside: Beside | None = None,
+    colocation: Colocation | None = None,
 ) -> Model:
     """Loads this rank's part of the model at `config.model` (None: the bundled one), ready to run.
 
@@ -212,7 +212,7 @@ def load_model(
         measure: Measure token-parallel prefill even if it was measured before.
         fill: Packs the planned weights, or starts to. None: as --repack says.
         embeddings: Hidden states are needed, so an encoder is accepted, which makes no text.
-        beside: The rank's worker, if it runs other models. The model may run after `executable.join`.
+        colocation: The rank's worker, if it runs other models. The model may run after `executable.join`.
 
     Raises ModelFileError, ArchitectureError, CapacityError or ConfigError if the user can mend the cause, and CommError
     if ranks disagree.
@@ -249,12 +249,12 @@ def load_model(
     fill = fill or (lambda loader: fill_shard(loader, config, world, progress, tracing and tracing.handle))
     with tracing.span(native.lib.ckdist_trace_load) if tracing else contextlib.nullcontext():
         fill_and_compare(loader, files, world, fill)
-    return start(shard, config, world, tracing, measure, beside)
+    return start(shard, config, world, tracing, measure, colocation)
 
 
-def load_beside(request: dict[str, Any], world: World, beside: Beside) -> Model:
+def load_colocated(request: dict[str, Any], world: World, colocation: Colocation) -> Model:
     """Loads a model while steps of others run. `request`: fields of an EngineConfig. A collective call."""
-    return load_model(EngineConfig(**request), world, beside=beside)
+    return load_model(EngineConfig(**request), world, colocation=colocation)
 
 
 def start(
@@ -263,34 +263,14 @@ def start(
     world: World,
     tracing: Trace | None,
     measure: bool,
-    beside: Beside | None = None,
+    colocation: Colocation | None = None,
 ) -> Model:
     """Builds the executable over a filled or filling shard and chooses the sharding of prefill. A collective call."""
     traced, loader, plan, lowered = shard.traced, shard.loader, shard.plan, shard.lowered
     program, token_program = traced.program, traced.token_program
     spec = traced.checkpoint.spec
-    weight = functools.partial(weight_cost, loader)
-    communicator, stages = open_communicators(config, world, traced, plan, weight, beside and beside.communicator)
-    worker = (
-        beside.worker
-        if beside
-        else NativeWorker(communicator, max(plan.threads, plan.threads_batch), plan.placement.cpus, plan.spins)
-    )
-    executable = Executable(
-        shard.plans,
-        spec.at_context(plan.cache.context_length),
-        communicator,
-        plan.cache,
-        plan.threads,
-        plan.threads_batch,
-        worker,
-        loader.handle,
-        stages,
-        shard.hidden_plans,
-        beside.model if beside else 0,
-    )
-    if beside is None:
-        executable.join()
+    executable = bind(shard, config, world, colocation)
+    communicator, stages = executable.communicator, executable.stages
     tell_stages(world, traced, communicator, shard.weight_bytes)
     if world.rank == 0:
         log.debug("%s%s", "each stage: " if stages else "", plan)
@@ -302,7 +282,7 @@ def start(
         costs = layer_models(group, plan, loader, [program, token_program]) if token_program is not None else []
         key = lambda: key_of(world, plan, executable, program.digest(), types)
         why = "threads share cores" if plan.crowded else ""
-        why = "it is not measured with stages" if stages else "steps of other models run" if beside else why
+        why = "it is not measured with stages" if stages else "steps of other models run" if colocation else why
         measures_again = measure and stages is None
         choice = choose_prefill(config, world, executable, costs, key, loader.held, measures_again, why)
     if executable.dispatching:
@@ -314,7 +294,7 @@ def start(
     work = total_flops(world, flops_of(lowered, shard.matrices))
     if tracing:
         executable.trace(tracing.handle)
-        worker.trace(tracing.handle)
+        executable.worker.trace(tracing.handle)
     return Model(
         world,
         traced.checkpoint,
@@ -331,6 +311,32 @@ def start(
         predict_steps(group, plan, loader, program) if stages is None and spec.generates else None,
         tracing,
     )
+
+
+def bind(shard: Shard, config: EngineConfig, world: World, colocation: Colocation | None) -> Executable:
+    """Makes the executable of a shard, and the rank's worker if it has none yet. A collective call."""
+    traced, loader, plan = shard.traced, shard.loader, shard.plan
+    weight, job = functools.partial(weight_cost, loader), colocation and colocation.communicator
+    communicator, stages = open_communicators(config, world, traced, plan, weight, job)
+    if colocation is None:
+        threads = max(plan.threads, plan.threads_batch)
+        colocation = Colocation(NativeWorker(communicator, threads, plan.placement.cpus, plan.spins), communicator, 0)
+    executable = Executable(
+        shard.plans,
+        traced.checkpoint.spec.at_context(plan.cache.context_length),
+        communicator,
+        plan.cache,
+        plan.threads,
+        plan.threads_batch,
+        colocation.worker,
+        loader.handle,
+        stages,
+        shard.hidden_plans,
+        colocation.model,
+    )
+    if job is None:
+        executable.join()
+    return executable
 
 
 def choose_dispatch(world: World, hosts: int, spec: ModelSpec, loader: ShardLoader, plan: Plan, link: Link) -> int:
@@ -426,4 +432,4 @@ def loading_threads(config: EngineConfig, world: World) -> int:
     return min(max(config.threads or 0, config.threads_batch or 0), os.cpu_count() or 1) or default_threads(world)
 
 
-__all__ = ["BUNDLED", "Model", "load_beside", "load_model", "make_engine"]
+__all__ = ["BUNDLED", "Model", "load_colocated", "load_model", "make_engine"]

@@ -392,7 +392,7 @@ class Executable:
         native.call(native.lib.ckdist_executable_make_store, self._handle, blocks)
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]], into_cache: bool) -> int:
-        """Rank 0: begins to copy blocks between the cache and the block store on every rank, beside steps.
+        """Rank 0: begins to copy blocks between the cache and the block store on every rank, while steps run.
 
         Published steps run first. No later step may write these blocks, or read those copied into the cache, unless it
         waits for the copy.

@@ -37,36 +37,36 @@ class LoadedModel(Protocol):
 
 
 @dataclass(frozen=True)
-class Beside:
-    """The place of a model on a rank that runs others."""
+class Colocation:
+    """A model's place among the models of a rank."""
 
     worker: NativeWorker
     communicator: Communicator  # all ranks; the model's own
     model: int  # its number, the same on every rank
 
 
-Load = Callable[[Any, World, Beside], LoadedModel]
+Load = Callable[[Any, World, Colocation], LoadedModel]
 
 
 class _Loading:
     """A model on its way, in a thread of its own."""
 
-    def __init__(self, request: Any, world: World, beside: Beside, load: Load) -> None:
-        self.beside = beside
+    def __init__(self, request: Any, world: World, colocation: Colocation, load: Load) -> None:
+        self.colocation = colocation
         self.result: LoadedModel | None = None
         self.reason = ""  # why it failed
         self._arguments = request, LoadWorld(world), load
-        self._thread = threading.Thread(target=self._run, name=f"load of model {beside.model}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"load of model {colocation.model}", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         request, world, load = self._arguments
         with contextlib.suppress(OSError):  # a CPU went offline meanwhile
-            os.sched_setaffinity(0, self.beside.worker.cpus)
+            os.sched_setaffinity(0, self.colocation.worker.cpus)
         before = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_SECONDS)
         try:
-            result = load(world.broadcast(request), world, self.beside)
+            result = load(world.broadcast(request), world, self.colocation)
             world.gather(None)
             self.result = result
         except Exception as error:
@@ -130,7 +130,7 @@ class RankModels:
         return self._add()
 
     def unload(self, model: int) -> None:
-        """Rank 0: ends a model. Its memory is freed beside the steps of others."""
+        """Rank 0: ends a model. Its memory is freed while the others run."""
         self.worker.send("unload", model)
         self._drop(model)
 
@@ -165,7 +165,7 @@ class RankModels:
         communicator = self.worker.communicator.split(0)
         assert communicator is not None  # the color is not negative
         self._last = model
-        self._loading = _Loading(request, self._world, Beside(self.worker, communicator, model), self._load)
+        self._loading = _Loading(request, self._world, Colocation(self.worker, communicator, model), self._load)
 
     def _add(self) -> LoadedModel:
         loading, self._loading = self._loading, None
@@ -180,7 +180,7 @@ class RankModels:
         if number not in self.loaded:  # it was not loaded
             assert self._loading is not None
             self._loading.wait()
-            self._loading.beside.communicator.close()
+            self._loading.colocation.communicator.close()
             self._loading = None
             return
         thread = threading.Thread(target=self.loaded.pop(number).free, name=f"freeing of model {number}")

@@ -46,8 +46,8 @@ struct ckdist_state_slots {
 };
 enum { ckdist_block_tokens = 16 }; /* positions of one block of the cache */
 
-/* Copies blocks of all layers between the cache of each rank and its block store, beside steps. No step may write such
-   a block, or read one that is copied into the cache, before a command has waited for the copy. */
+/* Copies blocks of all layers between the cache of each rank and its block store, while steps run. No step may write
+   such a block, or read one that is copied into the cache, before a command has waited for the copy. */
 struct ckdist_copy_blocks {
   struct ckdist_command command;
   int32_t into_cache; /* 0: from the cache to the store; 1: from the store to the cache */

@@ -1,4 +1,4 @@
-// Copies blocks of caches to and from block stores beside steps, on a thread of its own.
+// Copies blocks of caches to and from block stores while steps run, on a thread of its own.
 //
 // The worker's thread begins copies and waits for them. The copier's thread alone touches the blocks in between: a step
 // that needs them has waited before.
@@ -24,7 +24,7 @@ class Inference;
 class BlockCopier {
  public:
   BlockCopier();
-  ~BlockCopier();  // finishes what was begun
+  ~BlockCopier();  // finishes the copies
 
   struct Copy {
     Inference* model;

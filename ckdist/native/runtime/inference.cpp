@@ -152,9 +152,7 @@ void Inference::reserve_exchange() {
     if (those.host_rows == ckdist_host_rows_alike) sizes.rows = program.max_tokens;
   }
   ranks = stage_.steps(sizes);
-  if (&stage_ != &communicator) {
-    job_ = communicator.steps(StepSizes{});
-  }
+  if (&stage_ != &communicator) { job_ = communicator.steps(StepSizes{}); }
   for (int slot = 0; slot < kSlots; slot++) {
     peers_[slot].resize(kMaxRanks);
     ranks->peers(slot, peers_[slot].data());

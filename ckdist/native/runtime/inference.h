@@ -46,8 +46,8 @@ class Inference : public Executor {
   ckdist_step_stats stats(bool reset);
   // Shows other ranks that this rank makes progress, so that they continue to wait for it.
   void count_step(int thread);
-  // The blocks of all layers' caches, outside the cache. Only the thread of BlockCopier writes them, and only the
-  // blocks of the cache that it is told to.
+  // The blocks of all layers' caches, outside the cache. Only the thread of BlockCopier touches them, and
+  // the blocks of the cache that its commands name.
   void make_store(int64_t blocks);
   int64_t store_blocks() const { return store_blocks_; }
   int64_t copied_block_bytes() const { return stored_bytes_; }
@@ -227,7 +227,7 @@ class Inference : public Executor {
   static constexpr int64_t kKeptShare = 16;
 
   struct alignas(64) ThreadBuffers {  // memory of one thread that lasts over steps
-    uint8_t* activations[3];   // kReplicatedRows rows for each format
+    uint8_t* activations[3];          // kReplicatedRows rows for each format
     uint8_t* slice;
     std::unique_ptr<CopyEngine> engine;  // writes slices that are kept; null if all are packed
     int64_t moved = 0;                   // bytes read from other ranks' memory in this batch

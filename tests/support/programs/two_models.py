@@ -1,4 +1,4 @@
-"""A rank program: `two_models.py TRANSPORT STAGES` loads a second model beside the steps of the first, runs both in turn and
+"""A rank program: `two_models.py TRANSPORT STAGES` loads a second model while the first runs, runs both in turn and
 unloads the first while the second goes on. Rank 0 compares all bits with those of each model alone.
 """
 
@@ -10,7 +10,7 @@ import numpy as np
 from ckdist.comm.world import start_world
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.single import SingleSequence
-from ckdist.engine.start_up import load_beside, load_model
+from ckdist.engine.start_up import load_colocated, load_model
 from ckdist.errors import ConfigError
 from ckdist.native import address
 from ckdist.worker.rank_models import RankModels
@@ -90,7 +90,7 @@ def main() -> None:
         model = load_model(EngineConfig(**request(name)), world)
         expected[name] = driven(world, model.executable, lambda executable: list(streamed(executable)))
         model.close()
-    models = RankModels(load_model(EngineConfig(**request(FIRST)), world), world, load_beside)
+    models = RankModels(load_model(EngineConfig(**request(FIRST)), world), world, load_colocated)
     if world.rank == 0:
         serve(models, expected)
     else:
