@@ -61,8 +61,9 @@ def overlapping(events) -> set[int]:
     }
 
 
-def main() -> None:
-    world, file = start_world(), pathlib.Path(sys.argv[1], "trace.json")
+def job(world, folder: str) -> None:
+    """Every rank's part."""
+    file = pathlib.Path(folder, "trace.json")
     config = EngineConfig(
         threads=1, ctx_size=512, parallel=1, comm_timeout=30.0, trace=str(file), cache_type_k="f32", cache_type_v="f32",
     )  # fmt: skip
@@ -74,6 +75,11 @@ def main() -> None:
         found = overlapping(json.loads(file.read_text())["traceEvents"])
         assert found == set(range(world.size)), f"copies ran beside steps on ranks {found} of {world.size}"
         print("blocks were copied beside steps", flush=True)
+
+
+def main() -> None:
+    world = start_world()
+    job(world, sys.argv[1])
     world.close()
 
 

@@ -21,10 +21,10 @@ FIRST, SECOND = "gemma3", "qwen3moe"
 TURNS = 24
 
 
-def request(name: str) -> dict:
+def request(name: str, transport: str = "auto", stages: int = 1) -> dict:
     return {
-        "model": str(GOLDEN / name), "threads": 2, "ctx_size": 96, "parallel": 1, "transport": sys.argv[1],
-        "comm_timeout": 30.0, "pipeline_parallel_size": int(sys.argv[2]),
+        "model": str(GOLDEN / name), "threads": 2, "ctx_size": 96, "parallel": 1, "transport": transport,
+        "comm_timeout": 30.0, "pipeline_parallel_size": stages,
     }  # fmt: skip
 
 
@@ -41,14 +41,14 @@ def is_mapped(begin: int) -> bool:
         return any(int(first, 16) <= begin < int(last, 16) for first, last in (r.split()[0].split("-") for r in file))
 
 
-def serve(models: RankModels, expected: dict[str, list[np.ndarray]]) -> None:
+def serve(models: RankModels, expected: dict[str, list[np.ndarray]], *words) -> None:
     """Rank 0's part."""
 
     def check(name: str, turn: int, logits) -> None:
         assert np.array_equal(logits, expected[name][turn]), f"{name} has other bits in turn {turn}"
 
     first = models.loaded[0]
-    missing = models.begin_load({**request(SECOND), "model": str(GOLDEN / "nothing")})
+    missing = models.begin_load({**request(SECOND, *words), "model": str(GOLDEN / "nothing")})
     for turn, logits in enumerate(streamed(first.executable)):
         check(FIRST, turn, logits)
     try:
@@ -58,7 +58,7 @@ def serve(models: RankModels, expected: dict[str, list[np.ndarray]]) -> None:
     else:
         raise AssertionError("a model that is missing was loaded")
 
-    number, beside = models.begin_load(request(SECOND)), 0
+    number, beside = models.begin_load(request(SECOND, *words)), 0
     while models.is_loading():
         for turn, logits in enumerate(streamed(first.executable)):
             check(FIRST, turn, logits)
@@ -84,18 +84,24 @@ def serve(models: RankModels, expected: dict[str, list[np.ndarray]]) -> None:
     print(f"two models, {beside} steps beside the load", flush=True)
 
 
-def main() -> None:
-    world, expected = start_world(), {}
+def job(world, *words) -> None:
+    """Every rank's part."""
+    expected = {}
     for name in (FIRST, SECOND):
-        model = load_model(EngineConfig(**request(name)), world)
+        model = load_model(EngineConfig(**request(name, *words)), world)
         expected[name] = driven(world, model.executable, lambda executable: list(streamed(executable)))
         model.close()
-    models = RankModels(load_model(EngineConfig(**request(FIRST)), world), world, load_colocated)
+    models = RankModels(load_model(EngineConfig(**request(FIRST, *words)), world), world, load_colocated)
     if world.rank == 0:
-        serve(models, expected)
+        serve(models, expected, *words)
     else:
         models.work()
     models.close()
+
+
+def main() -> None:
+    world = start_world()
+    job(world, sys.argv[1], int(sys.argv[2]))
     world.close()
 
 

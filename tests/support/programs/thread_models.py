@@ -1,0 +1,14 @@
+"""A program for ThreadSanitizer: ranks as threads, with two models that are loaded, run and unloaded in turn, and copies
+of blocks while steps run. `thread_models.py RANKS`.
+"""
+
+import sys
+import tempfile
+
+from tests.support.programs import copied_blocks, two_models
+from tests.support.thread_ranks import run_threads
+
+ranks = int(sys.argv[1])
+run_threads(ranks, two_models.job)
+with tempfile.TemporaryDirectory() as folder:
+    run_threads(ranks, lambda world: copied_blocks.job(world, folder))
