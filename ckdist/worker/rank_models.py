@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ckdist.comm.communicator import Communicator
-from ckdist.comm.world_protocol import World
+from ckdist.comm.world_protocol import World, has_mpi
 from ckdist.errors import ConfigError
 from ckdist.program.executable import Executable
 from ckdist.program.native_worker import NativeWorker
@@ -104,9 +104,18 @@ class RankModels:
         self._freeing: list[threading.Thread] = []
 
     def begin_load(self, request: Any) -> int:
-        """Rank 0: begins to load a model on every rank, and returns its number. `request` is msgpack-able."""
+        """Rank 0: begins to load a model on every rank, and returns its number. `request` is msgpack-able.
+
+        Raises:
+            ConfigError: A load is under way, or MPI allows no calls of another thread.
+        """
         if self._loading is not None:
-            raise ConfigError(f"model {self._last} is being loaded; another one may follow it")
+            raise ConfigError(f"model {self._last} is being loaded; load the next one after it")
+        if has_mpi(self._world) and (level := self._world.mpi.Query_thread()) < self._world.mpi.THREAD_MULTIPLE:
+            raise ConfigError(
+                f"this MPI allows thread level {level}, and {self._world.mpi.THREAD_MULTIPLE} (MPI_THREAD_MULTIPLE) is "
+                "needed to load a model while others run: use a build of MPI with it, or ckdist launch"
+            )
         self.worker.send("load", self._last + 1)
         self._begin(self._last + 1, request)
         return self._last

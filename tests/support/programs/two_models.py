@@ -23,7 +23,8 @@ TURNS = 24
 
 def request(name: str, transport: str = "auto", stages: int = 1) -> dict:
     return {
-        "model": str(GOLDEN / name), "threads": 2, "ctx_size": 96, "parallel": 1, "transport": transport,
+        "model": str(GOLDEN / name), "threads": 2 + (name == SECOND), "ctx_size": 96, "parallel": 1,
+        "ubatch_size": 32 if name == FIRST else 64, "transport": transport,
         "comm_timeout": 30.0, "pipeline_parallel_size": stages,
     }  # fmt: skip
 
