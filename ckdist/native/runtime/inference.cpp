@@ -152,7 +152,7 @@ void Inference::reserve_exchange() {
     if (those.host_rows == ckdist_host_rows_alike) sizes.rows = program.max_tokens;
   }
   ranks = stage_.steps(sizes);
-  if (&stage_ != &communicator) { job_ = communicator.steps(StepSizes{}); }
+  if (&stage_ != &communicator) job_ = communicator.steps(StepSizes{});
   for (int slot = 0; slot < kSlots; slot++) {
     peers_[slot].resize(kMaxRanks);
     ranks->peers(slot, peers_[slot].data());
@@ -276,7 +276,7 @@ void Inference::trace_publish(const BatchView& those, int64_t begin) {
 void Inference::run(const BatchView& those) {
   begin(those);
   const int64_t start = now_ns();
-  Repacker::begin_step();
+  const Repacker::Step step;
   packing = repacker_ && !repacker_->finished();
   if (packing) {
     const bool prompts =
@@ -288,9 +288,7 @@ void Inference::run(const BatchView& those) {
   Channel::Pending sent = std::exchange(outgoing_[turn()], Channel::Pending{0, 0});
   if (sent.request) everyone().wait(sent, 0);
   pool_->run(active_, [this](int thread) { replay(thread); });
-  const int64_t end = now_ns();
-  Repacker::end_step(end);
-  count_step(double(end - start) * 1e-9);
+  count_step(double(now_ns() - start) * 1e-9);
 }
 
 void Inference::count_step(double seconds) {

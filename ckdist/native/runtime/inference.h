@@ -46,11 +46,10 @@ class Inference : public Executor {
   ckdist_step_stats stats(bool reset);
   // Shows other ranks that this rank makes progress, so that they continue to wait for it.
   void count_step(int thread);
-  // The blocks of all layers' caches, outside the cache. Only the thread of BlockCopier touches them, and
-  // the blocks of the cache that its commands name.
+  // The blocks of all layers' caches, outside the cache. Only the thread of BlockCopier touches them, and the
+  // blocks of the cache that its commands name.
   void make_store(int64_t blocks);
   int64_t store_blocks() const { return store_blocks_; }
-  int64_t copied_block_bytes() const { return stored_bytes_; }
   void copy_block(const ckdist_block_pair& pair, bool into_cache);
   void expert_rows(int64_t* out) const;  // (layers, experts): counts of this host
 

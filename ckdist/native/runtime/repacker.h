@@ -15,6 +15,7 @@
 
 #include "copy_engines/copy_engine.h"
 #include "core/error.h"
+#include "core/futex.h"
 #include "core/trace.h"
 #include "runtime/sliced_matrix.h"
 
@@ -62,12 +63,14 @@ class Repacker {
 
   // Sets the bytes of slices that the next step may keep.
   void allow(int64_t bytes) { allowance_.store(bytes, std::memory_order_relaxed); }
-  // Mark the beginning and the end of a step of any model of this process: packing in the background makes room for it.
-  static void begin_step() { stepping_.store(true, std::memory_order_relaxed); }
-  static void end_step(int64_t now) {
-    last_step_ns_.store(now, std::memory_order_relaxed);
-    stepping_.store(false, std::memory_order_release);
-  }
+  // Lives during a step of any model of this process: packing in the background makes room for it.
+  struct Step {
+    Step() { stepping_.store(true, std::memory_order_relaxed); }
+    ~Step() {
+      last_step_ns_.store(now_ns(), std::memory_order_relaxed);
+      stepping_.store(false, std::memory_order_release);
+    }
+  };
   // For a computing thread that needs a slice: reads ahead from the disk. If true, the caller packs and keeps the
   // slice.
   bool claim(const SlicedMatrix& matrix, int64_t slice);
