@@ -1,5 +1,5 @@
-"""A program for ThreadSanitizer: ranks as threads, with two models that are loaded, run and unloaded in turn, and copies
-of blocks while steps run. `thread_models.py RANKS`.
+"""`thread_models.py RANKS`: ranks as threads of one process load, run and unload two models, and copy blocks while steps
+run. For ThreadSanitizer.
 """
 
 import sys
