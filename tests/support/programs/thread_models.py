@@ -1,5 +1,5 @@
-"""`thread_models.py RANKS`: ranks as threads of one process load, run and unload two models, and copy blocks while steps
-run. For ThreadSanitizer.
+"""`thread_models.py RANKS`: ranks as threads of one process load, run and unload two models, and copy blocks while
+steps run. For ThreadSanitizer.
 """
 
 import sys
