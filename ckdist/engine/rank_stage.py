@@ -149,16 +149,22 @@ def dispatch_alike(world: World, rank: StageRank, prefill: Layout) -> bool:
 
 
 def open_communicators(
-    config: EngineConfig, world: World, traced: Traced, plan: Plan, weight: Callable[[str], WeightCost]
+    config: EngineConfig,
+    world: World,
+    traced: Traced,
+    plan: Plan,
+    weight: Callable[[str], WeightCost],
+    communicator: Communicator | None = None,
 ) -> tuple[Communicator, StageRanks | None]:
     """Returns the job's communicator and, with several stages, this rank's StageRanks. A collective call.
 
     Args:
         weight: Returns the cost of a matrix.
+        communicator: All ranks, if the rank runs other models. None: it is opened.
     """
     rank, hidden = traced.rank, traced.spec.hidden_size
     rows = StageRanks.arena_bytes(rank.stage.count, rank.world.size, plan.cache.max_tokens, hidden)
-    communicator = open_communicator(
+    communicator = communicator or open_communicator(
         world, config.transport, timeout=config.comm_timeout, spins=plan.spins, arena_bytes=ARENA_BYTES + rows
     )
     if rank.stage.count == 1:

@@ -11,6 +11,7 @@ import pathlib
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from ckdist import native
 from ckdist.comm.host_name import machine_name
@@ -45,6 +46,7 @@ from ckdist.models.spec import ModelSpec
 from ckdist.native import CData
 from ckdist.overrides import metadata_overrides
 from ckdist.program.executable import Executable
+from ckdist.program.native_worker import NativeWorker
 from ckdist.program.tracer import Tracer
 from ckdist.tokens.confined import load_tried
 from ckdist.tokens.tokenizer import Tokenizer
@@ -58,6 +60,7 @@ from ckdist.weights.loader import ShardLoader
 from ckdist.weights.model_files import ModelFile, model_files
 from ckdist.weights.packed_type import packed_type, weight_cost
 from ckdist.weights.whole_comparison import MAX_READERS, WholeComparison
+from ckdist.worker.rank_models import Colocation
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +147,7 @@ class Model:
         return "\n".join([*lines, *sorted(notes)])
 
     def close(self) -> None:
-        """Frees the executable. Rank 0 first stops the other ranks.
+        """Frees the model and the job's worker. Rank 0 first stops the other ranks.
 
         If there is a trace, it is written, and all ranks must take part.
         """
@@ -152,11 +155,19 @@ class Model:
             self.executable.stop()
         if self.trace is not None:
             self.trace.save(self._labels())
+        worker = self.executable.worker
+        worker.close()
+        self.free()
+        worker.communicator.close()
+
+    def free(self) -> None:
+        """Frees weights, cache and buffers. The worker must not know the model any longer."""
         self.executable.close()
         if self.executable.stages is not None:
             self.executable.stages.communicator.close()
-        self.executable.communicator.close()
-        self.loader.close()
+        if self.executable.communicator is not self.executable.worker.communicator:
+            self.executable.communicator.close()
+        self.loader.free()
 
     @contextlib.contextmanager
     def traced(self) -> Iterator[None]:
@@ -185,6 +196,7 @@ def load_model(
     measure: bool = False,
     fill: Callable[[ShardLoader], object] | None = None,
     embeddings: bool = False,
+    colocation: Colocation | None = None,
 ) -> Model:
     """Loads this rank's part of the model at `config.model` (None: the bundled one), ready to run.
 
@@ -192,6 +204,7 @@ def load_model(
         measure: Measure token-parallel prefill even if it was measured before.
         fill: Packs the planned weights, or starts to. None: as --repack says.
         embeddings: Hidden states are needed, so an encoder is accepted, which makes no text.
+        colocation: The rank's worker, if it runs other models. The model may run after `executable.join`.
 
     Raises ModelFileError, ArchitectureError, CapacityError or ConfigError if the user can mend the cause, and CommError
     if ranks disagree.
@@ -228,35 +241,35 @@ def load_model(
     fill = fill or (lambda loader: fill_shard(loader, config, world, progress, tracing and tracing.handle))
     with tracing.span(native.lib.ckdist_trace_load) if tracing else contextlib.nullcontext():
         fill_and_compare(loader, files, world, fill)
-    return start(shard, config, world, tracing, measure)
+    return start(shard, config, world, tracing, measure, colocation)
 
 
-def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | None, measure: bool) -> Model:
+def load_colocated(request: dict[str, Any], world: World, colocation: Colocation) -> Model:
+    """Loads a model while steps of others run. `request`: fields of an EngineConfig. A collective call."""
+    return load_model(EngineConfig(**request), world, colocation=colocation)
+
+
+def start(
+    shard: Shard,
+    config: EngineConfig,
+    world: World,
+    tracing: Trace | None,
+    measure: bool,
+    colocation: Colocation | None = None,
+) -> Model:
     """Builds the executable over a filled or filling shard and chooses the sharding of prefill. A collective call."""
     traced, loader, plan = shard.traced, shard.loader, shard.plan
     spec, group = traced.checkpoint.spec, traced.rank.world
-    weight = functools.partial(weight_cost, loader)
-    communicator, stages = open_communicators(config, world, traced, plan, weight)
-    executable = Executable(
-        shard.plans,
-        spec.at_context(plan.cache.context_length),
-        communicator,
-        plan.cache,
-        plan.threads,
-        plan.threads_batch,
-        plan.placement.cpus,
-        plan.spins,
-        loader.handle,
-        stages,
-        shard.hidden_plans,
-    )
+    executable = bind(shard, config, world, colocation)
+    stages = executable.stages
     tell_stages(world, traced, shard.weight_bytes)
     if world.rank == 0:
         log.debug("%s%s", "each stage: " if stages else "", plan)
     if world.local_rank == 0 and plan.placement.is_over_quota:
         log.warning("%s", plan.placement.note)
     with tracing.span(native.lib.ckdist_trace_choose) if tracing else contextlib.nullcontext():
-        why = "it is not measured with stages" if stages else "threads share cores" if plan.crowded else ""
+        why = "threads share cores" if plan.crowded else ""
+        why = "it is not measured with stages" if stages else "steps of other models run" if colocation else why
         key = functools.partial(prefill_key, world, shard, executable)
         choice = choose_prefill(config, world, executable, loader.held, key, measure and stages is None, why)
     if executable.dispatching:
@@ -268,6 +281,7 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
     total_bytes = sum(world.gather(shard.weight_bytes))
     if tracing:
         executable.trace(tracing.handle)
+        executable.worker.trace(tracing.handle)
     return Model(
         world,
         traced.checkpoint,
@@ -282,6 +296,32 @@ def start(shard: Shard, config: EngineConfig, world: World, tracing: Trace | Non
         total_bytes,
         tracing,
     )
+
+
+def bind(shard: Shard, config: EngineConfig, world: World, colocation: Colocation | None) -> Executable:
+    """Makes the executable of a shard, and the rank's worker if it has none yet. A collective call."""
+    traced, loader, plan = shard.traced, shard.loader, shard.plan
+    weight, job = functools.partial(weight_cost, loader), colocation and colocation.communicator
+    communicator, stages = open_communicators(config, world, traced, plan, weight, job)
+    if colocation is None:
+        threads = max(plan.threads, plan.threads_batch)
+        colocation = Colocation(NativeWorker(communicator, threads, plan.placement.cpus, plan.spins), communicator, 0)
+    executable = Executable(
+        shard.plans,
+        traced.checkpoint.spec.at_context(plan.cache.context_length),
+        communicator,
+        plan.cache,
+        plan.threads,
+        plan.threads_batch,
+        colocation.worker,
+        loader.handle,
+        stages,
+        shard.hidden_plans,
+        colocation.model,
+    )
+    if job is None:
+        executable.join()
+    return executable
 
 
 def choose_dispatch(world: World, hosts: int, spec: ModelSpec, loader: ShardLoader, plan: Plan, link: Link) -> int:
@@ -365,4 +405,4 @@ def loading_threads(config: EngineConfig, world: World) -> int:
     return min(max(config.threads or 0, config.threads_batch or 0), os.cpu_count() or 1) or default_threads(world)
 
 
-__all__ = ["BUNDLED", "Model", "load_model", "make_engine"]
+__all__ = ["BUNDLED", "Model", "load_colocated", "load_model", "make_engine"]

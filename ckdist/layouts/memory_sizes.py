@@ -41,8 +41,9 @@ def cache_name(types: Mapping[str, str]) -> str:
 
 
 def free_memory(ranks_on_host: int) -> int:
-    """Bytes of free memory per rank of this host."""
-    return native.lib.ckdist_available_memory() // ranks_on_host - RESERVE
+    """Bytes of free memory per rank of this host, without those that the rank's loaded models will still touch."""
+    promised = native.lib.ckdist_promised_memory()
+    return native.lib.ckdist_available_memory() // ranks_on_host - promised - RESERVE
 
 
 def room(free: int) -> str:

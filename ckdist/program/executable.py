@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ckdist import native
+from ckdist.errors import NativeError
 from ckdist.program.execution_plan import ExecutionPlan, native_program
 from ckdist.program.lowered import LayerAttention, LayerState
 from ckdist.program.model_shape import ModelShape
-from ckdist.program.pool import ThreadPool
+from ckdist.program.native_worker import COMMANDS, NativeWorker
 from ckdist.program.stage_costs import StageCosts
 from ckdist.program.step_batch import BLOCK_TOKENS, Batch
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:  # a program does not need the modules that open a communicato
 
 KV_TYPES = native.numbers("ckdist_cache_type", "ckdist_cache_")
 _ALIGNMENT = 1 << 16  # bytes that the communicator's arena may lose to the alignment of one array
-_HEADER = native.ffi.sizeof("struct ckdist_batch_header") // 4  # int32 items of a message before its arrays
+_HEADER = native.ffi.sizeof("struct ckdist_run") // 4  # int32 items of a message before its arrays
+_COPY_HEADER = native.ffi.sizeof("struct ckdist_copy_blocks") // 4
 DECODE, PREFILL = 0, 1  # indices of execution plans
 
 
@@ -94,16 +96,18 @@ def _state_fields(s: LayerState | None) -> dict[str, Any]:
 
 
 class _Message:
-    """An int32 message that carries a batch: a header, then arrays."""
+    """An int32 message that carries a batch of a model: a header, then arrays."""
 
-    def __init__(self) -> None:
+    def __init__(self, model: int) -> None:
+        self._model = model
         self.grow(_HEADER)
 
     def grow(self, size: int) -> None:
         """Reallocates the message with `size` int32 items."""
         self.ints = np.zeros(size, np.int32)
         self.address = native.pointer(self.ints, "int32_t *")
-        self.header = native.pointer(self.ints, "struct ckdist_batch_header *")
+        self.header = native.pointer(self.ints, "struct ckdist_run *")
+        self.header.command.kind, self.header.command.model = COMMANDS["run"], self._model
 
 
 class Executable:
@@ -120,9 +124,10 @@ class Executable:
         plans: The plans that make logits. Empty for an encoder.
         threads: Threads of a step without prompts.
         threads_batch: Threads of a step with prompts.
-        cpus: CPUs to pin the threads to, one each. Empty: no pinning.
+        worker: The rank's loop of commands and its threads. `worker.add` makes the model one that may run.
         loader: The native loader if some matrices are not packed yet.
         hidden_plans: The same plans, but they make hidden states in place of logits.
+        model: Its number among the worker's models, the same on every rank.
     """
 
     def __init__(
@@ -133,11 +138,11 @@ class Executable:
         config: CacheConfig,
         threads: int,
         threads_batch: int,
-        cpus: Sequence[int],
-        spins: int,
+        worker: NativeWorker,
         loader: native.CData | None = None,
         stages: StageRanks | None = None,
         hidden_plans: Sequence[ExecutionPlan] = (),
+        model: int = 0,
     ):
         self.spec, self.config, self.communicator, self.stages = spec, config, communicator, stages
         self.costs = StageCosts() if stages is None else stages.costs
@@ -167,13 +172,12 @@ class Executable:
         self._lowered = [plan.lowered for plan in plans]
         self.experts = plans[-1].lowered.experts
         stage = communicator if stages is None else stages.communicator
-        self.pool = ThreadPool(max(threads, threads_batch), cpus, spins)
+        self.worker, self.model = worker, model
         self._program = self._make_program(plans, loader)  # the native executable reads it while it lives
         self._handle = native.call(
-            native.lib.ckdist_executable_new, self._program, communicator.handle, stage.handle, self.pool.handle
+            native.lib.ckdist_executable_new, self._program, communicator.handle, stage.handle, worker.pool.handle
         )
-        self.failed = False  # a step has failed; the other ranks have stopped as well
-        self._messages = deque(_Message() for _ in range(self.in_flight))  # the free one first
+        self._messages = deque(_Message(self.model) for _ in range(self.in_flight))  # the free one first
         # each batch in flight: its number of selected rows, and whether they are hidden states
         self._published: deque[tuple[int, bool]] = deque()
         self._logits: np.ndarray | None = None  # (max_tokens, vocab), gathered from all ranks
@@ -246,8 +250,21 @@ class Executable:
             "key_places": a.key_places or None,
         }
 
-    def run(self, batch: Batch) -> np.ndarray:
+    @property
+    def failed(self) -> bool:
+        """Whether a step has failed. Then the other ranks have stopped as well."""
+        return self.worker.failed
+
+    def join(self) -> None:
+        """Makes this a model that may run. A collective call while no step is in flight."""
+        self.worker.add(self.model, self._handle)
+
+    def run(self, batch: Batch, copies: int = 0) -> np.ndarray:
         """Rank 0: runs one step on all ranks while no other step is in flight.
+
+        Args:
+            batch: The step's tokens.
+            copies: Number of a `copy_blocks` that ends before the step begins on any rank. 0: none.
 
         Returns:
             Float32 logits (selected, vocab) or hidden states (selected, hidden), valid until the next run.
@@ -255,15 +272,18 @@ class Executable:
         Raises:
             CommError: A rank died or stalled. The message names it and the step.
         """
-        self.publish(batch)
+        self.publish(batch, copies)
         return self.collect()
 
-    def publish(self, batch: Batch) -> None:
-        """Rank 0: publishes a step to all ranks. At most `in_flight` steps may be published and not collected."""
+    def publish(self, batch: Batch, copies: int = 0) -> None:
+        """Rank 0: publishes a step to all ranks. At most `in_flight` steps may be published and not collected.
+
+        `copies`: as in `run`.
+        """
         tokens, prompts = len(batch.token_ids), len(batch.token_ids) > len(batch.chunks)
         plan = self.plans - 1 if prompts and tokens >= self.prefill_from else DECODE
         self.prefill_tokens[plan] += prompts * tokens
-        self._publish(batch, self._first_hidden + plan if batch.hidden else plan)
+        self._publish(batch, self._first_hidden + plan if batch.hidden else plan, copies=copies)
 
     def collect(self) -> np.ndarray:
         """Rank 0: runs its own part of the oldest published step.
@@ -293,7 +313,7 @@ class Executable:
         self._publish(batch, plan, self.layer_steps[plan])
         self._collect()
 
-    def _publish(self, batch: Batch, plan: int, steps: int = 0) -> None:
+    def _publish(self, batch: Batch, plan: int, steps: int = 0, copies: int = 0) -> None:
         """Publishes a batch for a plan, or for its first `steps` steps if `steps` is not 0."""
         tokens, sequences, selected = len(batch.token_ids), len(batch.chunks), len(batch.logits_indices)
         if tokens >= self.dispatch_from and plan in self.dispatching:
@@ -321,25 +341,23 @@ class Executable:
         header.blocks, header.plan, header.steps = len(batch.block_tables), plan, steps
         header.states, header.firsts = sequences * len(states), sequences * len(firsts)
         header.embeddings = 0 if batch.embeddings is None else len(batch.embeddings)
+        header.command.copies = copies
         header.threads = self.threads if tokens == sequences else self.threads_batch
         np.concatenate(arrays, out=message.ints[_HEADER:size])
-        self._check(native.lib.ckdist_executable_publish(self._handle, message.address, size))
+        self.worker.publish(message.address, size)
         self._messages.rotate(-1)
         self._published.append((selected, batch.hidden))
 
     def _collect(self) -> tuple[int, bool]:
         """Runs rank 0's part of the oldest step; returns its number of selected rows and Batch.hidden."""
-        self._check(native.lib.ckdist_executable_run(self._handle))
+        self.worker.run()
         return self._published.popleft()
 
-    def _check(self, status: int) -> None:
-        """Raises the error of a step and records that it failed."""
-        self.failed |= status < 0
-        native.check(status)
-
     def work(self) -> None:
-        """Ranks other than 0: runs each batch that rank 0 publishes. Returns when rank 0 stops."""
-        native.check(native.lib.ckdist_executable_work(self._handle))
+        """Ranks other than 0: executes rank 0's commands for the models that are loaded. Returns when rank 0 stops."""
+        kind, model = self.worker.work()
+        if kind != "stop":
+            raise NativeError(f"rank 0 sent {kind} for model {model}, which this loop does not execute")
 
     def check_peers(self) -> None:
         """Raises CommError if a peer is known to be dead. For the time between steps."""
@@ -347,7 +365,34 @@ class Executable:
 
     def stop(self) -> None:
         """Rank 0: makes the other ranks return from work()."""
-        native.check(native.lib.ckdist_executable_stop(self._handle))
+        self.worker.send("stop")
+
+    def make_store(self, blocks: int) -> None:
+        """Allocates this rank's block store, with room for `blocks` blocks of the cache. All ranks make equal ones."""
+        native.call(native.lib.ckdist_executable_make_store, self._handle, blocks)
+
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]], into_cache: bool) -> int:
+        """Rank 0: begins to copy blocks between the cache and the block store on every rank, while steps run.
+
+        Published steps run first. No later step may write these blocks, or read those copied into the cache, unless it
+        waits for the copy.
+
+        Args:
+            pairs: Block of the cache and block of the store.
+            into_cache: Copy from the store.
+
+        Returns:
+            The copy's number, for `copies` of a step.
+        """
+        number, most = 0, native.lib.ckdist_copy_pairs
+        for some in (pairs[begin : begin + most] for begin in range(0, len(pairs), most)):
+            message = np.zeros(_COPY_HEADER + 2 * len(some), np.int32)
+            header = native.pointer(message, "struct ckdist_copy_blocks *")
+            header.command.kind, header.command.model = COMMANDS["copy_blocks"], self.model
+            header.into_cache, header.pairs = into_cache, len(some)
+            message[_COPY_HEADER:] = np.array(some, np.int32).reshape(-1)
+            number = self.worker.publish_copy(native.pointer(message, "int32_t *"), len(message))
+        return number
 
     def stats(self, reset: bool = False) -> StepStats:
         """Returns this rank's counters since the start or the last `reset`."""
@@ -371,9 +416,8 @@ class Executable:
         Raises:
             CommError: A rank died or stalled.
         """
-        out = np.zeros(self.communicator.size, native.dtype("ckdist_step_stats"))
-        native.call(native.lib.ckdist_executable_reports, self._handle, out)
-        return [StepStats(*(row[field.name].item() for field in fields(StepStats))) for row in out]
+        rows = self.worker.report(self.model)
+        return [StepStats(*(row[field.name].item() for field in fields(StepStats))) for row in rows]
 
     def trace(self, handle: native.CData) -> None:
         """Makes each thread write its steps to the native trace `handle`, which must outlive the executable."""
@@ -390,11 +434,10 @@ class Executable:
         return native.lib.ckdist_executable_kv(self._handle)
 
     def close(self) -> None:
-        """Frees threads, buffers and cache. The weights belong to the loader."""
+        """Frees buffers and cache. The weights belong to the loader. The worker must not know the model any longer."""
         if self._handle is not None:
             native.lib.ckdist_executable_free(self._handle)
             self._handle = None
-            self.pool.close()
 
 
 __all__ = [

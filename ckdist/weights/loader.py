@@ -324,6 +324,11 @@ class ShardLoader:
         if self._reporter is not None:
             self._reporter.join()
 
+    def free(self) -> None:
+        """Stops packing and frees all parts. No handle is valid any longer."""
+        self.close()
+        ffi.release(self._native)
+
     @property
     def filled(self) -> Filled:
         """The progress of packing."""

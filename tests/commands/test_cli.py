@@ -204,6 +204,9 @@ class Native:
     def ckdist_available_memory(self) -> int:
         return self.free
 
+    def ckdist_promised_memory(self) -> int:
+        return 0
+
 
 def test_flags_that_do_not_fit_the_model(refused, tmp_path):
     assert "token id 210 is outside the vocabulary of 210" in refused(*score()[:3], "--token-ids", "1,210")

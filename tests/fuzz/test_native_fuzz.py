@@ -10,7 +10,7 @@ import os
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ckdist import native
@@ -19,6 +19,7 @@ from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.single import SingleSequence
 from ckdist.engine.start_up import load_model
 from ckdist.errors import NativeError, UserError
+from ckdist.program.native_worker import COMMANDS
 from ckdist.weights.gguf import read_gguf
 from tests.support.paths import GOLDEN
 
@@ -150,9 +151,13 @@ def loaded():
 
 def send(model, message) -> None:
     array = np.array(message, np.int32)
-    handle = model.executable._handle
-    native.check(native.lib.ckdist_executable_publish(handle, native.pointer(array, "int32_t *"), len(array)))
-    native.check(native.lib.ckdist_executable_run(handle))
+    worker = model.executable.worker
+    worker.publish(native.pointer(array, "int32_t *"), len(array))
+    worker.run()
+
+
+def send_step(model, step) -> None:
+    send(model, [COMMANDS["run"], model.executable.model, 0, *step])
 
 
 HOSTILE = st.sampled_from(
@@ -166,8 +171,11 @@ def test_messages_that_lie_are_refused(loaded, data):
     """A good message with up to three numbers replaced, or its end cut or grown."""
     tokens = data.draw(st.integers(1, 8))
     position = data.draw(st.integers(0, 48 - tokens))
-    blocks = -(-(position + tokens) // 16)
+    blocks, model = -(-(position + tokens) // 16), loaded.executable.model
     message = [
+        COMMANDS["run"],
+        model,
+        0,
         tokens,
         1,
         blocks,
@@ -193,6 +201,7 @@ def test_messages_that_lie_are_refused(loaded, data):
         if data.draw(st.booleans())
         else message
     )
+    assume(message[:1] != [COMMANDS["unload"]])
     try:
         send(loaded, message)
     except NativeError as error:
@@ -202,6 +211,7 @@ def test_messages_that_lie_are_refused(loaded, data):
 @settings(max_examples=2 * EXAMPLES, **FUZZ)
 @given(st.lists(HOSTILE, max_size=40))
 def test_random_messages_are_refused(loaded, message):
+    assume(message[:1] != [COMMANDS["unload"]])
     try:
         send(loaded, message)
     except NativeError as error:
@@ -237,24 +247,44 @@ def test_random_messages_are_refused(loaded, message):
 )
 def test_every_lie_has_its_words(loaded, change, words):
     message = [2, 1, 1, 1, 0, 0, 2, 0, 0, 0, 5, 6, 2, 0, 1, 0, 1]
-    send(loaded, message)
+    send_step(loaded, message)
     for at, value in change.items():
         message[at] = value
     with pytest.raises(NativeError, match=words):
-        send(loaded, message)
+        send_step(loaded, message)
 
 
 @pytest.mark.parametrize("first", [-1, 17, 1 << 30])
 def test_the_first_of_two_texts_fits_its_blocks(loaded, first):
     message = [2, 1, 1, 1, 0, 1, 2, 0, 0, 0, 5, 6, 2, 0, 1, 0]
-    send(loaded, [*message, 1, 1])
+    send_step(loaded, [*message, 1, 1])
     with pytest.raises(NativeError, match=f"first text of a sequence has {first} tokens, and its 1 blocks hold 16"):
-        send(loaded, [*message, first, 1])
+        send_step(loaded, [*message, first, 1])
 
 
 @pytest.mark.parametrize("outputs", [[1, 0], [0, 0]])
 def test_outputs_ascend(loaded, outputs):
     message = [2, 1, 1, 2, 0, 0, 2, 0, 0, 0, 5, 6, 2, 0, 1, 0]
-    send(loaded, [*message, 0, 1])
+    send_step(loaded, [*message, 0, 1])
     with pytest.raises(NativeError, match=f"output {outputs[1]} comes after output {outputs[0]}; they must ascend"):
-        send(loaded, [*message, *outputs])
+        send_step(loaded, [*message, *outputs])
+
+
+@pytest.mark.parametrize(
+    "message, words",
+    [
+        ([COMMANDS["run"], 0], "2 ints has no header"),
+        ([7, 0, 0], "unknown kind 7"),
+        ([-1, 0, 0], "unknown kind -1"),
+        ([COMMANDS["report"], 0, 0, 0], "has 4 ints, not 3"),
+        ([COMMANDS["run"], 1, 0, 2, 1, 1, 1, 0, 0, 2, 0, 0, 0, 5, 6, 2, 0, 1, 0, 1], "model 1 is not loaded"),
+        ([COMMANDS["run"], 0, 1, 2, 1, 1, 1, 0, 0, 2, 0, 0, 0, 5, 6, 2, 0, 1, 0, 1], "waits for copy 1 of 0"),
+        ([COMMANDS["copy_blocks"], 0, 0, 0, 1], "do not fit its pairs"),
+        ([COMMANDS["copy_blocks"], 0, 0, 0, -1], "do not fit its pairs"),
+        ([COMMANDS["copy_blocks"], 0, 0, 0, 129, *[0] * 258], "more than 128 pairs"),
+        ([COMMANDS["copy_blocks"], 0, 0, 0, 1, 0, 0], "block 0 of a store of 0"),
+    ],
+)
+def test_every_lie_of_a_command_has_its_words(loaded, message, words):
+    with pytest.raises(NativeError, match=words):
+        send(loaded, message)

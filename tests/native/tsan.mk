@@ -24,6 +24,7 @@ test: $(SIDE)/libckdist.so
 	$(RUN) $(PYTHON) tests/support/programs/thread_pieces.py 6 1
 	$(RUN) $(PYTHON) tests/support/programs/thread_weights.py 1 3
 	$(RUN) $(PYTHON) tests/support/programs/thread_weights.py 3 2
+	$(RUN) $(PYTHON) tests/support/programs/thread_models.py 2
 	$(RUN) $(PYTHON) tests/support/programs/thread_communicator.py 2
 	$(RUN) $(PYTHON) tests/support/programs/thread_communicator.py 3
 	$(RUN) $(PYTHON) tests/support/programs/thread_communicator.py 5

@@ -32,6 +32,7 @@ FLOORS = {
     "models": 3,
     "tokens": 3,
     "layouts": 4,
+    "worker": 4,
     "engine": 5,
     "train": 5,
     "serve": 6,

@@ -31,6 +31,8 @@ CKDIST_EXPORT const char* ckdist_type_name(int32_t type);
 
 /* Bytes that can be allocated without swapping: the minimum over the machine and the control groups of this process. */
 CKDIST_EXPORT int64_t ckdist_available_memory(void);
+/* Bytes that this process will still touch: of weights that are not packed and of caches. */
+CKDIST_EXPORT int64_t ckdist_promised_memory(void);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -1,6 +1,7 @@
 #ifndef CKDIST_API_EXECUTABLE_H
 #define CKDIST_API_EXECUTABLE_H
 #include <stdint.h>
+#include "api/commands_api.h"
 #include "api/communicator_api.h"
 #include "api/pool_api.h"
 #include "api/program_api.h"
@@ -11,27 +12,6 @@ extern "C" {
 
 struct ckdist_executable;
 
-struct ckdist_batch_header {
-  /* Lengths of the arrays that follow. blocks: of all sequences together. states, firsts: the number of sequences,
-     or 0. */
-  int32_t tokens, sequences, blocks, selected, states, firsts;
-  int32_t threads;     /* threads to use, at most those of the pool */
-  int32_t plan, steps; /* plan to run, number of its steps; 0: all */
-  int32_t embeddings;  /* rows of embeddings after the other arrays */
-};
-/* Consecutive tokens of one sequence. */
-struct ckdist_sequence_chunk {
-  int32_t tokens, first_position, blocks;
-};
-/* Slots of the states of a sequence's chunk. A slot that one sequence of a batch writes is used by no other. */
-struct ckdist_state_slots {
-  int32_t in;            /* state of the tokens before the chunk; -1: there are none */
-  int32_t out;           /* state after all tokens of the chunk */
-  int32_t save;          /* state of the tokens before `save_position`; -1: none */
-  int32_t save_position; /* greater than the first position, at most the end */
-};
-enum { ckdist_block_tokens = 16 }; /* positions of one block of the cache */
-
 /* The program's arrays must outlive the executable. `job`: all ranks. `stage`: the ranks of this rank's stage; `job`
    itself if there is one stage. */
 CKDIST_EXPORT int ckdist_executable_new(const struct ckdist_program* program, struct ckdist_communicator* job,
@@ -39,15 +19,8 @@ CKDIST_EXPORT int ckdist_executable_new(const struct ckdist_program* program, st
                                         struct ckdist_executable** out);
 CKDIST_EXPORT void ckdist_executable_free(struct ckdist_executable* executable);
 
-/* Rank 0: publishes a batch to all ranks. message: struct ckdist_batch_header, then the arrays of Batch in their
-   order, int32. It must not change until the batch has run. */
-CKDIST_EXPORT int ckdist_executable_publish(struct ckdist_executable* executable, const int32_t* message, int64_t ints);
-/* Rank 0: runs its own part of the oldest published batch that has not run. */
-CKDIST_EXPORT int ckdist_executable_run(struct ckdist_executable* executable);
-/* Other ranks: runs every batch that rank 0 publishes until ckdist_executable_stop. */
-CKDIST_EXPORT int ckdist_executable_work(struct ckdist_executable* executable);
-/* Rank 0: makes ckdist_executable_work return on the other ranks. */
-CKDIST_EXPORT int ckdist_executable_stop(struct ckdist_executable* executable);
+/* Allocates room for `blocks` blocks outside the cache (ckdist_command_copy_blocks). Once, before the first copy. */
+CKDIST_EXPORT int ckdist_executable_make_store(struct ckdist_executable* executable, int64_t blocks);
 CKDIST_EXPORT const float* ckdist_executable_logits(struct ckdist_executable* executable);
 /* (max_outputs, hidden): the rows of the last batch of a plan that returns hidden states. */
 CKDIST_EXPORT const float* ckdist_executable_hidden(struct ckdist_executable* executable);
@@ -68,9 +41,6 @@ struct ckdist_step_stats {
 };
 CKDIST_EXPORT void ckdist_executable_stats(struct ckdist_executable* executable, struct ckdist_step_stats* out,
                                            int32_t reset);
-/* Rank 0, between two batches: the statistics of every rank, (ranks,). */
-CKDIST_EXPORT int ckdist_executable_reports(struct ckdist_executable* executable, struct ckdist_step_stats* out);
-
 /* (layers, experts): rows of each expert so far, over all tokens that this rank's host computed. Not during a batch. */
 CKDIST_EXPORT void ckdist_executable_expert_rows(const struct ckdist_executable* executable, int64_t* out);
 

@@ -30,6 +30,7 @@ int ckdist_use_isa(const char* isa) {
 int64_t ckdist_type_block_elements(int32_t type) { return ckdist::type_traits(type).block_elements; }
 int64_t ckdist_type_block_bytes(int32_t type) { return ckdist::type_traits(type).block_bytes; }
 int64_t ckdist_available_memory(void) { return ckdist::available_memory(); }
+int64_t ckdist_promised_memory(void) { return ckdist::promised_memory(); }
 int64_t ckdist_type_undivided_columns(int32_t type) {
   return ckdist::undivided_columns(static_cast<ckdist::Type>(type));
 }

@@ -2,17 +2,13 @@
 
 #include "api/executable_api.h"
 #include "bindings/communicator_handle.h"
+#include "bindings/executable_handle.h"
 #include "bindings/loader_handle.h"
 #include "bindings/pool_handle.h"
 #include "bindings/trace_handle.h"
 #include "core/error.h"
-#include "runtime/inference.h"
 
 using namespace ckdist;
-
-struct ckdist_executable : Inference {
-  using Inference::Inference;
-};
 
 extern "C" {
 
@@ -24,17 +20,8 @@ int ckdist_executable_new(const ckdist_program* program, ckdist_communicator* jo
   });
 }
 void ckdist_executable_free(ckdist_executable* executable) { delete executable; }
-int ckdist_executable_publish(ckdist_executable* executable, const int32_t* message, int64_t ints) {
-  return guard([&] { executable->publish(message, ints); });
-}
-int ckdist_executable_run(ckdist_executable* executable) {
-  return guard([&] { executable->run(); });
-}
-int ckdist_executable_work(ckdist_executable* executable) {
-  return guard([&] { executable->work(); });
-}
-int ckdist_executable_stop(ckdist_executable* executable) {
-  return guard([&] { executable->stop(); });
+int ckdist_executable_make_store(ckdist_executable* executable, int64_t blocks) {
+  return guard([&] { executable->make_store(blocks); });
 }
 const float* ckdist_executable_logits(ckdist_executable* executable) { return executable->logits(); }
 const float* ckdist_executable_hidden(ckdist_executable* executable) { return executable->hidden(); }
@@ -44,9 +31,6 @@ void ckdist_executable_stats(ckdist_executable* executable, ckdist_step_stats* o
   *out = executable->stats(reset);
 }
 void ckdist_executable_expert_rows(const ckdist_executable* executable, int64_t* out) { executable->expert_rows(out); }
-int ckdist_executable_reports(ckdist_executable* executable, ckdist_step_stats* out) {
-  return guard([&] { executable->reports(out); });
-}
 int ckdist_executable_trace(ckdist_executable* executable, ckdist_trace* trace) {
   return guard([&] { executable->trace(*trace); });
 }

@@ -21,7 +21,7 @@ int ckdist_steps_new(ckdist_communicator* c, int64_t partial_floats, int64_t log
 }
 void ckdist_steps_free(ckdist_steps* s) { delete s; }
 int ckdist_steps_publish(ckdist_steps* s, const int32_t* batch, int64_t ints) {
-  return guard([&] { s->steps->publish(batch, ints); });
+  return guard([&] { s->steps->publish(batch, ints, ints == 0); });
 }
 int ckdist_steps_receive(ckdist_steps* s, const int32_t** batch, int64_t* ints) {
   return guard([&] { *batch = s->steps->receive(ints); });

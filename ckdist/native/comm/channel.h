@@ -46,6 +46,7 @@ class Channel {
     pending.clear();
   }
   const Patience& patience() const { return patience_; }
+  void count_step();  // shows the peers that this rank has made a step
 
   void expose(int window, void* base, int64_t bytes);
   Pending iput(int peer, int window, int64_t offset, const void* data, int64_t bytes);

@@ -155,7 +155,7 @@ void StepCommunicator::begin_receive(int peer, Tag tag, void* data, int64_t byte
 
 void StepCommunicator::wait() { parts_.channel->wait(pending_, call()); }
 
-void StepCommunicator::publish(const int32_t* batch, int64_t ints) {
+void StepCommunicator::publish(const int32_t* batch, int64_t ints, bool last) {
   if (ints > sizes_.batch_ints)
     fail(Status::native, "a batch of %lld ints is larger than the %lld reserved", (long long)ints,
          (long long)sizes_.batch_ints);
@@ -171,14 +171,14 @@ void StepCommunicator::publish(const int32_t* batch, int64_t ints) {
     }
   }
   put_into_mailbox(batch, ints);
-  // The next batch replaces the oldest one. After the last batch no other follows, so all are sent now.
-  const size_t count = outgoing_.size(), awaited = ints == 0 ? count : std::min<size_t>(count, 1);
+  // The next batch replaces the oldest one.
+  const size_t count = outgoing_.size(), awaited = last ? count : std::min<size_t>(count, 1);
   for (size_t i = 0; i < awaited; i++) parts_.channel->wait(outgoing_[(batches_ + i) % count].messages, call());
 }
 
 // A host's leader receives from rank 0; the other ranks receive from the leader.
-const int32_t* StepCommunicator::receive(int64_t* ints, std::vector<Channel::Pending>* outgoing) {
-  if (local_rank != 0) return take_from_mailbox(ints, outgoing);
+const int32_t* StepCommunicator::receive(int64_t* ints, const std::function<bool()>& progress) {
+  if (local_rank != 0) return take_from_mailbox(ints, progress);
   wait_for_batch();
   step_ = 0;
   *ints = batch_[0];
@@ -202,14 +202,12 @@ void StepCommunicator::put_into_mailbox(const int32_t* batch, int64_t ints) {
   mailbox_->batches.raise(batches_);
 }
 
-const int32_t* StepCommunicator::take_from_mailbox(int64_t* ints, std::vector<Channel::Pending>* outgoing) {
+const int32_t* StepCommunicator::take_from_mailbox(int64_t* ints, const std::function<bool()>& progress) {
   step_ = kBetween;
   parts_.rendezvous->name_call(call());
   batches_++;
-  if (outgoing)  // waiting in the rendezvous makes no progress on the transport
-    for (Channel::Pending& message : *outgoing)
-      while (!mailbox_->batches.reached(batches_) && !parts_.channel->test(message))
-        parts_.channel->idle(kBusyIdleNs, call());
+  // Waiting in the rendezvous makes no progress on the transport.
+  while (progress && !mailbox_->batches.reached(batches_) && progress()) parts_.channel->idle(kBusyIdleNs, call());
   parts_.rendezvous->await(mailbox_->batches, batches_, 0, ShmRendezvous::kForever);
   step_ = 0;
   const int32_t* const place = mailbox_->batch(local_size, batches_ - 1, sizes_);
@@ -366,6 +364,6 @@ void StepCommunicator::recv(int peer, void* data, int64_t bytes, int step) {
   wait(message, step);
 }
 
-void StepCommunicator::count_step() { parts_.channel->transport()->steps.fetch_add(1, std::memory_order_relaxed); }
+void StepCommunicator::count_step() { parts_.channel->count_step(); }
 
 }  // namespace ckdist

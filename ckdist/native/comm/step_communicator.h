@@ -14,6 +14,7 @@
 // keeps the sums of all hosts, and readers add them. Large values of three or more hosts are summed slice by slice,
 // which moves less data. Without shared memory, every rank counts as a host.
 #pragma once
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -63,9 +64,10 @@ class StepCommunicator {
 
   // Rank 0 publishes one batch to every other rank. The others wait for it without using a core, and may read it until
   // they receive the next. Batches may follow each other immediately; rank 0 waits if the ranks have no room for more.
-  // An empty batch is the last one. A waiting rank makes progress on its `outgoing` messages.
-  void publish(const int32_t* batch, int64_t ints);
-  const int32_t* receive(int64_t* ints, std::vector<Channel::Pending>* outgoing = nullptr);
+  // `last`: no other batch may follow, so this call waits until all have been sent. While a rank waits, it calls
+  // `progress()`, which continues messages that are on their way, until that returns false.
+  void publish(const int32_t* batch, int64_t ints, bool last = false);
+  const int32_t* receive(int64_t* ints, const std::function<bool()>& progress = {});
 
   // `step` is named in errors; `idle` is called between polls.
 
@@ -150,7 +152,7 @@ class StepCommunicator {
   void begin_receive(int peer, Tag tag, void* data, int64_t bytes);
   void wait();
   void put_into_mailbox(const int32_t* batch, int64_t ints);
-  const int32_t* take_from_mailbox(int64_t* ints, std::vector<Channel::Pending>* outgoing);
+  const int32_t* take_from_mailbox(int64_t* ints, const std::function<bool()>& progress);
   void wait_for_batch();
   // `folded`: this host's sum is already at host_partial().
   void sum_hosts(int slot, int64_t floats, int step, Idle idle, bool folded);

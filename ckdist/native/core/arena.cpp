@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <cstring>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -33,6 +35,20 @@ constexpr int64_t kPopulatePart = 256 << 20;  // bytes worth a thread of their o
 constexpr int64_t kPopulateThreads = 16;
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 std::atomic<int64_t> promised{0};
+std::mutex promised_lock;
+std::map<uint8_t*, int64_t> promised_arenas;  // address, bytes; guarded by promised_lock
+
+int64_t untouched(uint8_t* begin, int64_t bytes) {
+  constexpr int64_t kPage = 4096, kPages = 1 << 16;
+  std::vector<unsigned char> resident(kPages);
+  int64_t pages = 0;
+  for (int64_t at = 0; at < bytes; at += kPages * kPage) {
+    const int64_t part = std::min(kPages * kPage, bytes - at);
+    if (mincore(begin + at, size_t(part), resident.data()) != 0) continue;
+    pages += std::count_if(resident.begin(), resident.begin() + part / kPage, [](auto flags) { return !(flags & 1); });
+  }
+  return pages * kPage;
+}
 
 // Available bytes in the control group `group` of the hierarchy at `mount` and in its ancestors. Page cache counts as
 // available.
@@ -128,8 +144,22 @@ int64_t available_memory() {
 
 void promise_memory(int64_t bytes) { promised += bytes; }
 
+int64_t promised_memory() {
+  std::lock_guard<std::mutex> hold(promised_lock);
+  int64_t bytes = promised;
+  for (const auto& [begin, size] : promised_arenas) bytes += untouched(begin, size);
+  return bytes;
+}
+
+void Arena::promise() {
+  if (!data_ || promised_) return;
+  promised_ = true;
+  std::lock_guard<std::mutex> hold(promised_lock);
+  promised_arenas.emplace(data_, size_);
+}
+
 void require_memory(int64_t bytes, const char* purpose) {
-  const int64_t available = std::max<int64_t>(0, available_memory() - promised);
+  const int64_t available = std::max<int64_t>(0, available_memory() - promised_memory());
   if (bytes > available)
     fail(Status::capacity,
          "%s need %.2f GB of memory, and %.2f GB are available: use more ranks or hosts, or a smaller quantisation",
@@ -163,6 +193,10 @@ Arena::Arena(int64_t bytes, const char* purpose)
 
 Arena::~Arena() {
   if (!data_) return;
+  if (promised_) {
+    std::lock_guard<std::mutex> hold(promised_lock);
+    promised_arenas.erase(data_);
+  }
   ASAN_UNPOISON_MEMORY_REGION(data_, size_);
   munmap(data_, static_cast<size_t>(size_));
 }

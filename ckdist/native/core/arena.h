@@ -18,10 +18,13 @@ class Arena {
 
   uint8_t* data() const { return data_; }  // aligned to 2 MB
   int64_t size() const { return size_; }
+  // Announces that all of it will be touched. Its untouched pages count as promised memory while it lives.
+  void promise();
 
  private:
   uint8_t* data_;
   int64_t size_;
+  bool promised_ = false;
 };
 
 // Throws Error(capacity) as the constructor does. Promised memory that is not touched yet counts as used.
@@ -29,6 +32,8 @@ void require_memory(int64_t bytes, const char* purpose);
 
 // Announces that `bytes` of allocated memory will be touched later. A negative number takes a promise back.
 void promise_memory(int64_t bytes);
+// Promised bytes that are not touched yet.
+int64_t promised_memory();
 
 // Bytes of unclaimed explicit huge pages on the wanted nodes.
 int64_t unclaimed_huge_bytes();

@@ -1,10 +1,10 @@
-// A batch as rank 0 publishes it: a fixed header and int32 arrays. `parse` checks all of it once.
+// A step as rank 0 publishes it: struct ckdist_run and int32 arrays. `parse` checks all of it once.
 #pragma once
 #include <cstdint>
 
 #include "core/export.h"
 
-#include "api/executable_api.h"
+#include "api/commands_api.h"
 #include "core/error.h"
 
 namespace ckdist {
@@ -22,7 +22,7 @@ struct BatchView {
   const int32_t* selected_tokens = nullptr;    // (selected,), ascending: tokens whose logits are computed
   const float* embeddings = nullptr;           // (rows, width): inputs in place of rows of the embedding table
 
-  static constexpr int kHeader = sizeof(ckdist_batch_header) / sizeof(int32_t);
+  static constexpr int kHeader = sizeof(ckdist_run) / sizeof(int32_t);
 
   // Throws unless every count, token, position, block and index lies within the limits.
   static BatchView parse(const int32_t* m, int64_t ints, const ckdist_program& program) {
@@ -31,7 +31,7 @@ struct BatchView {
     const int64_t blocks = program.blocks, vocab = program.vocab;
     BatchView b;
     if (ints < kHeader) fail(Status::native, "batch of %lld ints has no header", (long long)ints);
-    const ckdist_batch_header& h = *reinterpret_cast<const ckdist_batch_header*>(m);
+    const ckdist_run& h = *reinterpret_cast<const ckdist_run*>(m);
     const int64_t table = h.blocks;
     b.tokens = h.tokens, b.sequences = h.sequences, b.selected = h.selected;
     b.threads = h.threads, b.plan = h.plan, b.steps = h.steps;

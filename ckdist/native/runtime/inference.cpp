@@ -1,6 +1,7 @@
 #include "runtime/inference.h"
 
 #include <cstddef>
+#include <cstring>
 #include <utility>
 
 #include "copy_engines/stream_engine.h"
@@ -28,17 +29,16 @@ Inference::Inference(const ckdist_program& that, Communicator& job, Communicator
       kernels(ckdist::kernels()),
       states(that),
       stage_(stage),
-      in_flight_(size_t(std::max(that.in_flight, 1))),
-      outgoing_(in_flight_.size()),
+      outgoing_(size_t(std::max(that.in_flight, 1))),
       repacker_(repacker && !repacker->finished() ? repacker : nullptr),
-      workers_(threads()) {
+      buffers_(threads()) {
   if (program.plan_count < 1 || program.plan_count > kMaxPlans)
     fail(Status::native, "%d plans; one to %d are possible", program.plan_count, kMaxPlans);
   make_cache();
   reserve_exchange();
   make_lists();
   read_lists();
-  make_workers();
+  make_buffers();
   hidden_.resize(size_t(program.max_outputs * program.hidden));
 }
 
@@ -66,11 +66,13 @@ void Inference::make_cache() {
     if (layer.cache.latent) layer.block_bytes = a.kv_heads ? layer.head_bytes : 0;  // of all groups of heads together
     else layer.block_bytes = layer.head_bytes * a.kv_heads;
     kv_bytes_ += layer.block_bytes * program.blocks;
+    stored_bytes_ += layer.block_bytes;
     layers.push_back(layer);
   }
   const int64_t blocks_bytes = round_up(kv_bytes_, 64);
   kv_bytes_ = blocks_bytes + states.bytes();
   kv_arena_.emplace(kv_bytes_, "the KV cache");
+  kv_arena_->promise();
   states.place(kv_arena_->data() + blocks_bytes);
   states.read_kernels(program.plans[0]);
   uint8_t* blocks = kv_arena_->data();
@@ -100,7 +102,7 @@ void Inference::read_lists() {
   counters_.reset(new std::atomic<int64_t>[threads() * most_steps_]);
 }
 
-void Inference::make_workers() {
+void Inference::make_buffers() {
   int64_t activation_bytes[3] = {64, 64, 64}, slice = 0;
   for (int p = 0; p < program.plan_count; p++) {
     plan = &program.plans[p];
@@ -116,9 +118,9 @@ void Inference::make_workers() {
   int64_t each = slice;
   for (const int64_t bytes : activation_bytes) each += kReplicatedRows * bytes;
   each = round_up(each, 4096);
-  worker_arena_.emplace(each * threads(), "the threads' activations");
-  uint8_t* at = worker_arena_->data();
-  for (Worker& w : workers_) {
+  buffer_arena_.emplace(each * threads(), "the threads' activations");
+  uint8_t* at = buffer_arena_->data();
+  for (ThreadBuffers& w : buffers_) {
     uint8_t* p = at;
     w.slice = p, p += slice;
     if (slice) w.engine = std::make_unique<StreamEngine>();
@@ -135,9 +137,6 @@ void Inference::reserve_exchange() {
   for (const ckdist_value* v = plan->values; v != plan->values + plan->value_count; v++)
     if (v->place == ckdist_place_logits)
       sizes.first_column = v->offset, sizes.columns = v->width, sizes.logit_rows = program.max_outputs;
-  sizes.batch_ints = BatchView::kHeader + program.max_tokens + 3 * program.max_sequences +
-                     program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs +
-                     5 * program.max_sequences + program.embedding_rows * program.embedding_width;
   sizes.counters = int64_t{program.layers} * program.experts;
   for (int p = 0; p < program.plan_count; p++) {
     const ckdist_execution_plan& those = program.plans[p];
@@ -148,17 +147,21 @@ void Inference::reserve_exchange() {
     if (those.host_rows == ckdist_host_rows_alike) sizes.rows = program.max_tokens;
   }
   ranks = stage_.steps(sizes);
-  if (&stage_ != &communicator) {
-    StepSizes batches{};
-    batches.batch_ints = sizes.batch_ints, batches.batches = int64_t(in_flight_.size());
-    job_ = communicator.steps(batches);
-  }
+  if (&stage_ != &communicator) job_ = communicator.steps(StepSizes{});
   for (int slot = 0; slot < kSlots; slot++) {
     peers_[slot].resize(kMaxRanks);
     ranks->peers(slot, peers_[slot].data());
   }
   if (sizes.row_bytes > 0)
     host_rows = std::make_unique<RowExchange>(*ranks, program.max_tokens, sizes.row_bytes, sizes.rows > 0, threads());
+}
+
+int64_t Inference::message_ints() const {
+  const int64_t batch = BatchView::kHeader + program.max_tokens + 8 * program.max_sequences +
+                        program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs +
+                        program.embedding_rows * program.embedding_width;
+  const int64_t copy = sizeof(ckdist_copy_blocks) + ckdist_copy_pairs * sizeof(ckdist_block_pair);
+  return std::max(batch, copy / int64_t{sizeof(int32_t)});
 }
 
 float* Inference::floats(int index, int64_t* stride) {
@@ -179,7 +182,6 @@ void Inference::end_batch(int64_t rows, int step) {
   ranks->gather_logits(rows, step);
 }
 
-// If a model file has changed, that is the cause, whichever rank noticed first. Then this throws.
 void Inference::give_up(const char* reason) {
   stage_.abandon(reason);
   communicator.abandon(reason);
@@ -190,8 +192,36 @@ void Inference::give_up(const char* reason) {
 void Inference::count_step(int thread) {
   if (thread != 0) return;
   everyone().count_step();
+  test_outgoing();
+}
+
+bool Inference::test_outgoing() {
+  bool under_way = false;
   for (Channel::Pending& sent : outgoing_)
-    if (sent.request) everyone().test(sent);
+    if (sent.request) under_way |= !everyone().test(sent);
+  return under_way;
+}
+
+void Inference::finish_outgoing() {
+  for (Channel::Pending& sent : outgoing_)
+    if (sent.request) everyone().wait(sent, 0), sent = {0, 0};
+}
+
+void Inference::make_store(int64_t blocks) {
+  if (store_) fail(Status::native, "the model has a block store of %lld blocks", (long long)store_blocks_);
+  store_.emplace(blocks * stored_bytes_, "the block store");
+  store_->promise();
+  store_blocks_ = blocks;
+}
+
+void Inference::copy_block(const ckdist_block_pair& pair, bool into_cache) {
+  uint8_t* stored = store_->data() + pair.stored * stored_bytes_;
+  for (const Layer& layer : layers) {
+    uint8_t* const cached = layer.blocks + pair.block * layer.block_bytes;
+    if (layer.block_bytes > 0)
+      std::memcpy(into_cache ? cached : stored, into_cache ? stored : cached, size_t(layer.block_bytes));
+    stored += layer.block_bytes;
+  }
 }
 
 void Inference::finish(int thread, int index, int out, int64_t rows) {
@@ -220,7 +250,7 @@ void Inference::receive_rows(float* rows, int64_t floats, int step) {
   if (floats > 0) everyone().recv(program.previous, rows, floats * 4, step);
 }
 
-BatchView Inference::accepted(const int32_t* message, int64_t ints) {
+BatchView Inference::accept(const int32_t* message, int64_t ints) {
   const BatchView those = BatchView::parse(message, ints, program);
   if (those.plan < 0 || those.plan >= program.plan_count || those.steps < 0 ||
       those.steps > int(lists_[those.plan].steps.size()))
@@ -233,44 +263,26 @@ BatchView Inference::accepted(const int32_t* message, int64_t ints) {
   return those;
 }
 
-void Inference::publish(const int32_t* message, int64_t ints) {
-  if (published_ - runs_ >= in_flight_.size())
-    fail(Status::native, "%zu batches are in flight, which is the maximum", in_flight_.size());
-  const BatchView those = accepted(message, ints);
-  in_flight_[published_++ % in_flight_.size()] = those;
-  if (communicator.size == 1) return;
-  TraceLane* const lane = this->lane(0);
-  const int64_t begin = lane ? now_ns() : 0;
-  everyone().publish(message, ints);
-  if (lane)
+void Inference::trace_publish(const BatchView& those, int64_t begin) {
+  if (TraceLane* const lane = this->lane(0))
     lane->add(ckdist_trace_publish, begin, now_ns(), int32_t(those.tokens), int32_t(those.sequences), those.plan);
-}
-
-void Inference::run() {
-  if (published_ == runs_) fail(Status::native, "every published batch has run");
-  run(in_flight_[turn()]);
 }
 
 void Inference::run(const BatchView& those) {
   begin(those);
   const int64_t start = now_ns();
+  const Repacker::Step step;
   packing = repacker_ && !repacker_->finished();
   if (packing) {
     const bool prompts =
         batch.tokens > batch.sequences || std::any_of(batch.chunks, batch.chunks + batch.sequences,
                                                       [](const BatchView::Chunk& c) { return c.first_position == 0; });
-    repacker_->begin_step(plan_bytes_[batch.plan] / (prompts ? 1 : kKeptShare));
+    repacker_->allow(plan_bytes_[batch.plan] / (prompts ? 1 : kKeptShare));
   }
-  try {
-    // The earlier message from the same buffer.
-    Channel::Pending sent = std::exchange(outgoing_[turn()], Channel::Pending{0, 0});
-    if (sent.request) everyone().wait(sent, 0);
-    pool_->run(active_, [this](int thread) { replay(thread); });
-    if (packing) repacker_->end_step();
-  } catch (const std::exception& e) {
-    give_up(e.what());
-    throw;
-  }
+  // The earlier message from the same buffer.
+  Channel::Pending sent = std::exchange(outgoing_[turn()], Channel::Pending{0, 0});
+  if (sent.request) everyone().wait(sent, 0);
+  pool_->run(active_, [this](int thread) { replay(thread); });
   count_step(double(now_ns() - start) * 1e-9);
 }
 
@@ -278,7 +290,7 @@ void Inference::count_step(double seconds) {
   stats_.total += seconds;
   stats_.runs++;
   runs_++;
-  for (Worker& w : workers_) stats_.moved += std::exchange(w.moved, 0);
+  for (ThreadBuffers& w : buffers_) stats_.moved += std::exchange(w.moved, 0);
   const int64_t experts = std::exchange(experts_read_, 0);
   if (batch.tokens != batch.sequences || batch.steps > 0) return;
   stats_.decode += seconds;
@@ -303,44 +315,6 @@ void Inference::begin(const BatchView& those) {
   const int owners = batch.tokens > batch.sequences || batch.tokens >= kThreadRows ? active_ : 1;
   for (int o = 0; o < owners; o++)
     for (size_t i = 0; i < list_->steps.size(); i++) counters_[o * most_steps_ + i].store(0, std::memory_order_relaxed);
-}
-
-void Inference::work() {
-  try {
-    for (;;) {
-      int64_t ints = 0;
-      const int32_t* message = everyone().receive(&ints, &outgoing_);
-      if (ints == 0) return;
-      if (ints == kReportInts) {
-        const ckdist_step_stats own = stats(false);
-        everyone().send(0, &own, sizeof own, 0);
-      } else {
-        run(accepted(message, ints));
-      }
-    }
-  } catch (const std::exception& e) {
-    give_up(e.what());
-    throw;
-  }
-}
-
-void Inference::stop() {
-  if (communicator.size > 1) everyone().publish(nullptr, 0);
-}
-
-void Inference::reports(ckdist_step_stats* out) {
-  if (published_ != runs_)
-    fail(Status::native, "%u batches are in flight; request reports when there are none", published_ - runs_);
-  out[0] = stats(false);
-  if (communicator.size == 1) return;
-  try {
-    const int32_t question[kReportInts] = {};
-    everyone().publish(question, kReportInts);
-    for (int rank = 1; rank < communicator.size; rank++) everyone().recv(rank, &out[rank], sizeof out[rank], 0);
-  } catch (const std::exception& e) {
-    give_up(e.what());
-    throw;
-  }
 }
 
 ckdist_step_stats Inference::stats(bool reset) {

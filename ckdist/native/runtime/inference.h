@@ -29,12 +29,16 @@ class Inference : public Executor {
   Inference(const ckdist_program& program, Communicator& job, Communicator& stage, Repacker* repacker,
             std::shared_ptr<Pool> pool);
 
-  void publish(const int32_t* message, int64_t ints);
-  void run();
-  void work();
-  void stop();
-  // Rank 0, while no batch is in flight: the stats() of every rank.
-  void reports(ckdist_step_stats* out);
+  // The worker (runtime/worker.h) accepts every batch in its order, and runs it later in the same order.
+  int64_t message_ints() const;  // maximum of a command
+  int in_flight() const { return int(outgoing_.size()); }
+  BatchView accept(const int32_t* message, int64_t ints);  // throws if this rank cannot run it
+  void run(const BatchView& batch);
+  void trace_publish(const BatchView& batch, int64_t begin);
+  bool test_outgoing();  // continues messages to the next stage; returns true if some are on their way
+  void finish_outgoing();
+  // Stops the model's ranks. Throws if a model file has changed: that is the cause, whichever rank noticed first.
+  void give_up(const char* reason);
   const float* logits() { return ranks->gathered(); }
   const float* hidden() const { return hidden_.data(); }
   const uint8_t* kv_data() const { return kv_arena_->data(); }
@@ -42,6 +46,11 @@ class Inference : public Executor {
   ckdist_step_stats stats(bool reset);
   // Shows other ranks that this rank makes progress, so that they continue to wait for it.
   void count_step(int thread);
+  // The blocks of all layers' caches, outside the cache. Only the thread of BlockCopier touches them, and the
+  // blocks of the cache that its commands name.
+  void make_store(int64_t blocks);
+  int64_t store_blocks() const { return store_blocks_; }
+  void copy_block(const ckdist_block_pair& pair, bool into_cache);
   void expert_rows(int64_t* out) const;  // (layers, experts): counts of this host
 
   // In batches of at most this many rows every thread quantizes all rows itself, which saves a barrier. In larger
@@ -143,16 +152,16 @@ class Inference : public Executor {
   // Row 0 of the activations that norm_quantize made for steps of the same rows.
   uint8_t* activations(int thread, const ckdist_step& step, int index) {
     const ckdist_value& a = value(index);
-    if (replicated(step)) return workers_[thread].activations[a.format];
+    if (replicated(step)) return buffers_[thread].activations[a.format];
     return arena_->data() + a.offset + first_row(step) * a.stride;
   }
   const Weight& weight(int index) const { return *static_cast<const Weight*>(plan->matrices[index]); }
   const Matrix& matrix(int index) const { return weight(index).matrix; }
   const float* vector(int index) const { return plan->vectors[index]; }
 
-  uint8_t* slice(int thread) { return workers_[thread].slice; }  // room for a slice that is not packed yet
-  CopyEngine& engine(int thread) { return *workers_[thread].engine; }
-  void count_moved(int thread, int64_t bytes) { workers_[thread].moved += bytes; }
+  uint8_t* slice(int thread) { return buffers_[thread].slice; }  // room for a slice that is not packed yet
+  CopyEngine& engine(int thread) { return *buffers_[thread].engine; }
+  void count_moved(int thread, int64_t bytes) { buffers_[thread].moved += bytes; }
   // Adds the bytes of the experts that a step chose. Only the step's first thread calls it.
   void count_experts(int64_t bytes) { experts_read_ += bytes; }
 
@@ -210,8 +219,8 @@ class Inference : public Executor {
   // keeps all slices that it packs.
   static constexpr int64_t kKeptShare = 16;
 
-  struct alignas(64) Worker {  // memory of one thread that lasts over steps
-    uint8_t* activations[3];   // kReplicatedRows rows for each format
+  struct alignas(64) ThreadBuffers {  // memory of one thread that lasts over steps
+    uint8_t* activations[3];          // kReplicatedRows rows for each format
     uint8_t* slice;
     std::unique_ptr<CopyEngine> engine;  // writes slices that are kept; null if all are packed
     int64_t moved = 0;                   // bytes read from other ranks' memory in this batch
@@ -219,25 +228,19 @@ class Inference : public Executor {
 
   void read_lists();
   void make_cache();
-  void make_workers();
+  void make_buffers();
   void reserve_exchange();
-  BatchView accepted(const int32_t* message, int64_t ints);
-  void run(const BatchView& batch);
   void begin(const BatchView& batch);
   void count_step(double seconds);
   void replay(int thread);
   void trace_batch(int thread, int64_t begin);
-  void give_up(const char* reason);
   StepCommunicator& everyone() const { return job_ ? *job_ : *ranks; }
-  size_t turn() const { return runs_ % in_flight_.size(); }
-
-  static constexpr int64_t kReportInts = 1;  // length of a message that requests stats; a batch is longer
+  size_t turn() const { return runs_ % outgoing_.size(); }
 
   Communicator& stage_;
   std::unique_ptr<StepCommunicator> job_;  // all ranks; null if `ranks` are all ranks
-  std::vector<BatchView> in_flight_;       // ring of published batches that have not run yet
-  uint32_t published_ = 0;
-  std::vector<Channel::Pending> outgoing_;  // ring of rows on their way to the next stage, which need progress
+  // For each batch that may be in flight, rows on their way to the next stage, which need progress.
+  std::vector<Channel::Pending> outgoing_;
   Repacker* const repacker_;
   int64_t plan_bytes_[kMaxPlans];  // bytes of the matrices that a step reads
   int token_steps_[kMaxPlans];     // steps before those of selected rows only
@@ -246,8 +249,9 @@ class Inference : public Executor {
   uint32_t runs_ = 0;              // number of batches so far
   std::unique_ptr<Counter[]> step_counters_;
   int64_t kv_bytes_ = 0;
-  std::optional<Arena> kv_arena_, worker_arena_;
-  std::vector<Worker> workers_;
+  std::optional<Arena> kv_arena_, buffer_arena_, store_;
+  int64_t store_blocks_ = 0, stored_bytes_ = 0;  // blocks of the store; bytes of one block of all layers
+  std::vector<ThreadBuffers> buffers_;
   std::vector<float> hidden_;                // (max_outputs, hidden)
   std::vector<const float*> peers_[kSlots];  // slots of the ranks that share memory
   // (threads, most_steps): next item of each step that shares its items dynamically. A step with one counter uses row

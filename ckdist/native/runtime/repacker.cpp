@@ -105,16 +105,6 @@ std::string Repacker::trouble() const {
   return trouble_;
 }
 
-void Repacker::begin_step(int64_t allowance) {
-  allowance_.store(allowance, std::memory_order_relaxed);
-  stepping_.store(true, std::memory_order_relaxed);
-}
-
-void Repacker::end_step() {
-  last_step_ns_.store(now_ns(), std::memory_order_relaxed);
-  stepping_.store(false, std::memory_order_release);
-}
-
 bool Repacker::steps_run() const {
   return stepping_.load(std::memory_order_acquire) ||
          now_ns() - last_step_ns_.load(std::memory_order_relaxed) < kQuietNs;

@@ -15,6 +15,7 @@
 
 #include "copy_engines/copy_engine.h"
 #include "core/error.h"
+#include "core/futex.h"
 #include "core/trace.h"
 #include "runtime/sliced_matrix.h"
 
@@ -60,9 +61,16 @@ class Repacker {
   const std::string& engine() const { return engine_; }  // name of the copy engine of its own threads
   std::string trouble() const;                           // why a device was given up during packing, or empty
 
-  // Marks the beginning of a step, with the bytes of slices that it may keep, and its end.
-  void begin_step(int64_t allowance);
-  void end_step();
+  // Sets the bytes of slices that the next step may keep.
+  void allow(int64_t bytes) { allowance_.store(bytes, std::memory_order_relaxed); }
+  // Lives during a step of any model of this process: packing in the background makes room for it.
+  struct Step {
+    Step() { stepping_.store(true, std::memory_order_relaxed); }
+    ~Step() {
+      last_step_ns_.store(now_ns(), std::memory_order_relaxed);
+      stepping_.store(false, std::memory_order_release);
+    }
+  };
   // For a computing thread that needs a slice: reads ahead from the disk. If true, the caller packs and keeps the
   // slice.
   bool claim(const SlicedMatrix& matrix, int64_t slice);
@@ -96,8 +104,9 @@ class Repacker {
   std::atomic<size_t> next_{0}, read_{0};  // next slice to pack, next slice to read ahead
   std::atomic<int64_t> allowance_{0}, kept_{0}, stored_done_{0};
   std::atomic<int64_t> claimed_{0};  // bytes, counted only if there is a limit
-  std::atomic<int64_t> last_step_ns_{0};
-  std::atomic<bool> stepping_{false}, stop_{false}, finished_{false}, held_{false};
+  static inline std::atomic<int64_t> last_step_ns_{0};
+  static inline std::atomic<bool> stepping_{false};
+  std::atomic<bool> stop_{false}, finished_{false}, held_{false};
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   int working_ = 0;               // threads that are still working; guarded by mutex_

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "api/steps_api.h"
 #include "runtime/batch.h"
 
 namespace ckdist {

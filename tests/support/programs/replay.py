@@ -15,6 +15,7 @@ from ckdist.program.executable import CacheConfig, Executable
 from ckdist.program.execution_plan import ExecutionPlan
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.lower import lower, stored_dims
+from ckdist.program.native_worker import NativeWorker
 from ckdist.program.tracer import trace
 from tests.support.specs import FAMILIES, LINEAR, PIECES, spec, weights_of
 from tests.support.steps import ARENA_BYTES
@@ -99,7 +100,9 @@ def build(
     key_type, _, value_type = kv_type.partition("/")
     slots = 9 if any(phase.lowered.states for phase, _ in phases) else 0
     config = CacheConfig(chunk, 4, 16 * blocks, blocks, key_type, value_type or key_type, slots, chunk)
-    executable = Executable([phase for phase, _ in phases], s, communicator, config, threads, threads, (), 20)
+    worker = NativeWorker(communicator, threads, (), 20)
+    executable = Executable([phase for phase, _ in phases], s, communicator, config, threads, threads, worker)
+    executable.join()
     return s, mesh, program, weights, executable, phases
 
 

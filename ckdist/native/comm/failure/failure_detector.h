@@ -32,6 +32,7 @@ class FailureDetector {
   void check(const CallName& call = {}) const {
     if (lost()) fail_with_reason(call);
   }
+  void count_step() { transport_->steps.fetch_add(1, std::memory_order_relaxed); }
   bool lost() const { return lost_.load(std::memory_order_acquire); }
   const char* reason() const { return reason_.c_str(); }  // valid if lost()
   uint64_t moved(int rank) const { return peers_[rank].moved.load(std::memory_order_relaxed); }

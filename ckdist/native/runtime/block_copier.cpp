@@ -1,0 +1,59 @@
+#include "runtime/block_copier.h"
+
+#include <utility>
+
+#include "core/futex.h"
+#include "runtime/inference.h"
+
+namespace ckdist {
+
+namespace {
+CpuMask own_cpus() {
+  CpuMask mask;
+  mask.read();
+  return mask;
+}
+}  // namespace
+
+BlockCopier::BlockCopier() : cpus_(own_cpus()) {}
+
+BlockCopier::~BlockCopier() {
+  {
+    std::lock_guard<std::mutex> hold(mutex_);
+    ends_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+}
+
+void BlockCopier::begin(Copy copy) {
+  std::lock_guard<std::mutex> hold(mutex_);
+  queue_.push_back(std::move(copy));
+  if (!thread_.joinable()) thread_ = std::thread([this] { work(); });
+  changed_.notify_all();
+}
+
+void BlockCopier::sleep_until(uint32_t count) {
+  std::unique_lock<std::mutex> hold(mutex_);
+  changed_.wait(hold, [&] { return int32_t(done_.load(std::memory_order_acquire) - count) >= 0; });
+}
+
+void BlockCopier::work() {
+  cpus_.apply();  // if it fails, the thread shares the first thread's CPU
+  std::unique_lock<std::mutex> hold(mutex_);
+  for (;;) {
+    changed_.wait(hold, [&] { return ends_ || !queue_.empty(); });
+    if (queue_.empty()) return;
+    const Copy copy = std::move(queue_.front());
+    queue_.pop_front();
+    hold.unlock();
+    const int64_t begin = now_ns();
+    for (const ckdist_block_pair& pair : copy.pairs) copy.model->copy_block(pair, copy.into_cache);
+    if (lane_) lane_->add(ckdist_trace_copy_blocks, begin, now_ns(), int32_t(copy.pairs.size()), copy.into_cache);
+    hold.lock();
+    done_.fetch_add(1, std::memory_order_release);
+    changed_.notify_all();
+  }
+}
+
+}  // namespace ckdist

@@ -1,0 +1,55 @@
+// Copies blocks of caches to and from block stores while steps run, on a thread of its own.
+//
+// The worker's thread begins copies and waits for them. The copier's thread alone touches the blocks in between: a step
+// that needs them has waited before.
+#pragma once
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "core/export.h"
+
+#include "api/commands_api.h"
+#include "core/cpu_mask.h"
+#include "core/trace.h"
+
+namespace ckdist {
+
+class Inference;
+
+class BlockCopier {
+ public:
+  BlockCopier();
+  ~BlockCopier();  // finishes the copies
+
+  struct Copy {
+    Inference* model;
+    bool into_cache;
+    std::vector<ckdist_block_pair> pairs;
+  };
+  void begin(Copy copy);
+  // Returns when `count` copies have ended since the start. Costs one load if they have.
+  void wait(uint32_t count) {
+    if (int32_t(done_.load(std::memory_order_acquire) - count) < 0) sleep_until(count);
+  }
+  void trace(Trace& trace) { lane_ = trace.lane("block copies"); }
+
+ private:
+  void work();
+  void sleep_until(uint32_t count);
+
+  TraceLane* lane_ = nullptr;
+  const CpuMask cpus_;             // the CPUs of the rank, not the one that the pool pins its first thread to
+  std::atomic<uint32_t> done_{0};  // ended copies; written by the copier's thread
+  std::mutex mutex_;               // protects the members below
+  std::condition_variable changed_;
+  std::deque<Copy> queue_;
+  bool ends_ = false;
+  std::thread thread_;  // from the first copy on
+};
+
+}  // namespace ckdist

@@ -1,0 +1,87 @@
+"""A rank program: `copied_blocks.py FOLDER` copies blocks of the cache out and, to other places, in again. Rank 0
+compares the logits with those of blocks that stayed, and the trace must show copies beside steps on every rank.
+"""
+
+import json
+import pathlib
+import sys
+from collections import defaultdict
+
+import numpy as np
+
+from ckdist.comm.world import start_world
+from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.start_up import load_model
+from ckdist.program.step_batch import BLOCK_TOKENS, Batch
+from tests.support.situations import driven
+
+PROMPT, STORE = 40, 256
+GARBAGE, PLACES = range(100, 100 + PROMPT), ((0, 1, 2), (9, 7, 8))
+
+
+def run(executable, ids, first: int, table, copies: int = 0) -> np.ndarray:
+    """The logits of the last of some tokens, whose sequence has its blocks in `table`."""
+    blocks = -(-(first + len(ids)) // BLOCK_TOKENS)
+    batch = Batch(
+        np.array(ids, np.int32),
+        np.array([[len(ids), first, blocks]], np.int32),
+        np.array(table[:blocks], np.int32),
+        np.array([len(ids) - 1], np.int32),
+    )
+    return executable.run(batch, copies).copy()
+
+
+def body(executable) -> None:
+    before, after = PLACES
+    run(executable, range(PROMPT), 0, before)
+    expected = run(executable, [3], PROMPT, before)
+    out = executable.copy_blocks([(block, 20 + i) for i, block in enumerate(before)], into_cache=False)
+    run(executable, GARBAGE, 0, before, out)
+    assert not np.array_equal(run(executable, [3], PROMPT, before), expected)
+    back = executable.copy_blocks([(block, 20 + i) for i, block in enumerate(after)], into_cache=True)
+    assert np.array_equal(run(executable, [3], PROMPT, after, back), expected)
+    many = [(block % 3 + 12, block) for block in range(STORE)] * 4
+    for _ in range(10):  # of blocks that no step uses
+        executable.copy_blocks(many, into_cache=False)
+        run(executable, GARBAGE, 0, range(16, 32))
+    assert np.array_equal(run(executable, [3], PROMPT, after), expected)
+
+
+def overlapping(events) -> set[int]:
+    """The ranks on which a copy ran beside a step."""
+    steps, copies = defaultdict(list), defaultdict(list)
+    for event in events:
+        if event.get("cat") in ("batch", "cache") and event["name"] != "publish":
+            which = copies if event["cat"] == "cache" else steps
+            which[event["pid"]].append((event["ts"], event["ts"] + event["dur"]))
+    return {
+        rank
+        for rank, those in copies.items()
+        if any(begin < end and first < last for first, end in those for begin, last in steps[rank])
+    }
+
+
+def job(world, folder: str) -> None:
+    """Every rank's part."""
+    file = pathlib.Path(folder, "trace.json")
+    config = EngineConfig(
+        threads=1, ctx_size=512, parallel=1, comm_timeout=30.0, trace=str(file), cache_type_k="f32", cache_type_v="f32",
+    )  # fmt: skip
+    model = load_model(config, world)
+    model.executable.make_store(STORE)
+    driven(world, model.executable, body)
+    model.close()
+    if world.rank == 0:
+        found = overlapping(json.loads(file.read_text())["traceEvents"])
+        assert found == set(range(world.size)), f"copies ran beside steps on ranks {found} of {world.size}"
+        print("blocks were copied beside steps", flush=True)
+
+
+def main() -> None:
+    world = start_world()
+    job(world, sys.argv[1])
+    world.close()
+
+
+if __name__ == "__main__":
+    main()
