@@ -32,6 +32,7 @@ struct ckdist_run {
   int32_t tokens, sequences, blocks, selected, states, firsts;
   int32_t threads;     /* threads to use, at most those of the pool */
   int32_t plan, steps; /* plan to run, number of its steps; 0: all */
+  int32_t embeddings;  /* rows of embeddings after the other arrays */
 };
 /* Consecutive tokens of one sequence. */
 struct ckdist_sequence_chunk {

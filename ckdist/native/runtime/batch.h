@@ -5,6 +5,7 @@
 #include "core/export.h"
 
 #include "api/commands_api.h"
+#include "api/program_api.h"
 #include "core/error.h"
 
 namespace ckdist {
