@@ -57,7 +57,7 @@ def test_a_lost_host_ends_in_one_line(hosts, fault):
 
 
 def test_v_says_where_experts_live_and_why(hosts):
-    words = ["generate", "-m", str(GOLDEN / "qwen3moe"), "-p", "", "-n", "1", "-t", "1", "--comm-timeout", "5", "-v"]
+    words = ["generate", "-m", str(GOLDEN / "qwen3moe"), "-p", "", "-n", "1", "-t", "1", "-tp", "2", "-v"]
     code, output = hosts.run(1, "-m", "ckdist.cli.main", *words)
     assert code == 2 and "tokenizer" in output, output  # the model has none; it was placed by then
     assert re.search(r"experts: (whole|slices) .* predicted to take .* ms .* µs and .* GB/s between hosts", output), (
