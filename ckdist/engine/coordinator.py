@@ -225,12 +225,11 @@ class Coordinator:
         try:
             if len(frames) != 1:
                 raise RequestError(f"a message has one frame, not {len(frames)}")
-            fields = messages.unpack(frames[0])
-            named = fields.get("id")
-            if isinstance(named, str) and len(named) <= messages.MAX_ID_CHARS:
-                request_id = named
-            match messages.read(fields, TO_RANK_0):
+            envelope = messages.read(frames[0], messages.ENVELOPE)
+            request_id = envelope.request
+            match messages.read(frames[0], TO_RANK_0):
                 case Submit() | Embed() as request:
+                    envelope.check_sampling()
                     self._submit(peer, request)
                 case messages.Abort(id=key):
                     output = self._engine.abort((peer, key)) if self._engine is not None else None

@@ -1,20 +1,20 @@
 """Every message between the HTTP process and rank 0: records, as msgpack maps over pyzmq.
 
-A message is a map: `op`, the record's name in TO_RANK_0 or FROM_RANK_0, and the fields that differ from their
-defaults. `read` checks sizes and types; the engine checks sampling parameters, prompts and pooling against the model.
+`read` checks sizes and types. The engine checks sampling parameters, prompts and pooling against the model.
 """
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from functools import cached_property
 from typing import Annotated, Any, TypeAlias
 
-import msgpack
+from msgspec import Meta, field
+from msgspec.msgpack import Decoder, Encoder
 
 from ckdist.engine.block_pool import ONE_TENANT
 from ckdist.engine.sampling_params import SamplingParams
-from ckdist.engine.typed_map import Record, Rule, from_map, to_map
+from ckdist.engine.typed_records import Kind, Message, Record, decode
 from ckdist.errors import RequestError
 
 MAX_MESSAGE_BYTES = 64 << 20
@@ -23,78 +23,69 @@ WATCH_SECONDS = 3.0  # after the last `watch`
 MAX_ID_CHARS = 200
 MAX_TENANT_BYTES = 64
 TOKEN_BYTES = 4
-STATES = ("loading", "ready", "draining", "failed")
-FINISH_REASONS = (None, "stop", "length", "abort")
 
-Id = Annotated[str, Rule(f"a string of 1 to {MAX_ID_CHARS} characters", lambda text: 1 <= len(text) <= MAX_ID_CHARS)]
-TokenBytes = Annotated[bytes, Rule("token ids as int32 bytes", lambda data: len(data) % TOKEN_BYTES == 0)]
-Tenant = Annotated[
-    bytes | None,
-    Rule(f"at most {MAX_TENANT_BYTES} bytes, or null", lambda name: name is None or len(name) <= MAX_TENANT_BYTES),
-]
-State = Annotated[str, Rule(f"one of {', '.join(STATES)}", lambda state: state in STATES)]
-FinishReason = Annotated[str | None, Rule("null, stop, length or abort", lambda reason: reason in FINISH_REASONS)]
-Vector = Annotated[bytes, Rule("float32 bytes", lambda data: len(data) > 0 and len(data) % 4 == 0)]
+Id = Annotated[str, Meta(min_length=1, max_length=MAX_ID_CHARS)]
+Tenant = Annotated[bytes, Meta(max_length=MAX_TENANT_BYTES)] | None
+State = Annotated[str, Meta(pattern=r"\A(loading|ready|draining|failed)\Z")]
+FinishReason = Annotated[str, Meta(pattern=r"\A(stop|length|abort)\Z")] | None
 LogprobsEntry: TypeAlias = list[Any]  # [chosen_logprob, [[token, logprob], ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(Message, frozen=True):
     """The first message of a process: earlier requests under its name end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Submit:
+class Submit(Message, frozen=True):
     """Continue a prompt. EOS and stop tokens are not among the tokens that come back. The client finds stop strings."""
 
     id: Id
-    prompt: TokenBytes  # little-endian
+    prompt: bytes  # see `pack_tokens`
     sampling: SamplingParams = field(default_factory=SamplingParams)
     tenant: Tenant = ONE_TENANT  # only cached blocks of this tenant are reused; null: none are reused or left
 
+    def __post_init__(self) -> None:
+        check_tokens(self.prompt)
 
-@dataclass(frozen=True, slots=True)
-class Embed:
+
+class Embed(Message, frozen=True):
     """Return the vector of a prompt."""
 
     id: Id
-    prompt: TokenBytes
+    prompt: bytes
     pooling: str  # of `ckdist.engine.pooling`
     first_text: int = 0  # tokens of the first text if the prompt has two
     tenant: Tenant = ONE_TENANT
 
+    def __post_init__(self) -> None:
+        check_tokens(self.prompt)
 
-@dataclass(frozen=True, slots=True)
-class Abort:
+
+class Abort(Message, frozen=True):
     """End a request."""
 
     id: Id
 
 
-@dataclass(frozen=True, slots=True)
-class Watch:
+class Watch(Message, frozen=True):
     """A client watches the machine: for WATCH_SECONDS the status has `ranks`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drain:
+class Drain(Message, frozen=True):
     """Finish accepted requests, refuse new ones, then end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(Message, frozen=True):
     """Sent on every change and at least once a second. Its absence for STALE_SECONDS means that the engine is stuck."""
 
     state: State
     error: str | None = None
     model: dict[str, Any] = field(default_factory=dict[str, Any])  # vocab_size and context_length once ready
-    stats: dict[str, float | str] = field(default_factory=dict[str, float | str])
+    stats: dict[str, int | float | str] = field(default_factory=dict[str, int | float | str])
     ranks: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])  # one per rank while a client watches
     clock: float = 0.0  # seconds, when `stats` were read
 
 
-@dataclass(frozen=True)
-class PromptScores:
+class PromptScores(Record, frozen=True, dict=True):  # dict: for the cached property
     """A prompt's log probabilities as blocks of numbers, since millions are too many to unpack at once.
 
     All tokens but the first have a score and `width` alternatives. Raises ValueError if the sizes do not agree.
@@ -138,8 +129,7 @@ class PromptScores:
         return [chosen[index - 1], [list(pair) for pair in zip(tokens[begin:end], logprobs[begin:end], strict=True)]]
 
 
-@dataclass(slots=True)  # not frozen: that takes 0.5 us more for each token
-class Tokens:
+class Tokens(Message, frozen=True):
     """New tokens of a request."""
 
     id: str
@@ -153,18 +143,20 @@ class Tokens:
     stop_token: int | None = None  # the one of `stop_token_ids` that ended the request
 
 
-@dataclass(frozen=True, slots=True)
-class Embedding:
+class Embedding(Message, frozen=True):
     """The vector of a prompt."""
 
     id: str
-    vector: Vector  # little-endian
+    vector: bytes  # float32, little-endian
     prompt_tokens: int
     cached_tokens: int
 
+    def __post_init__(self) -> None:
+        if not self.vector or len(self.vector) % 4:
+            raise RequestError("vector must be float32 bytes", "vector")
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+
+class Failure(Message, frozen=True, tag="error"):
     """A request has failed, or a message was wrong, which then may have no id."""
 
     id: str | None
@@ -173,48 +165,44 @@ class Failure:
     status: int = 500  # an HTTP status: 400, 429, 500, 503
 
 
-TO_RANK_0 = {"hello": Hello, "submit": Submit, "embed": Embed, "abort": Abort, "watch": Watch, "drain": Drain}
-FROM_RANK_0 = {"status": Status, "tokens": Tokens, "embedding": Embedding, "error": Failure}
+class Envelope(Record, frozen=True, forbid_unknown_fields=False):
+    """Fields of a message to rank 0 that are read first: the id of a wrong message, and names that msgspec skips."""
+
+    id: Any = None
+    sampling: Any = None
+
+    @property
+    def request(self) -> str | None:
+        """The id of the request, if it is valid."""
+        return self.id if isinstance(self.id, str) and 1 <= len(self.id) <= MAX_ID_CHARS else None
+
+    def check_sampling(self) -> None:
+        """Raises RequestError if a sampling parameter is unknown. `read` skips unknown fields of a dataclass."""
+        for name in self.sampling or ():
+            if name not in SAMPLING_FIELDS:
+                raise RequestError(f"unknown sampling field {name[:100]!r}", "sampling")
+
+
 ToRank0: TypeAlias = Hello | Submit | Embed | Abort | Watch | Drain
 FromRank0: TypeAlias = Status | Tokens | Embedding | Failure
-_OPS = {kind: op for op, kind in (TO_RANK_0 | FROM_RANK_0).items()}
+SAMPLING_FIELDS = frozenset(item.name for item in fields(SamplingParams))
+ENVELOPE = Decoder(Envelope)
+TO_RANK_0 = Decoder[ToRank0](ToRank0)
+FROM_RANK_0 = Decoder[FromRank0](FromRank0)
+encode = Encoder().encode
 
 
-def encode(message: ToRank0 | FromRank0) -> bytes:
-    """Encodes a message."""
-    fields = to_map(message)
-    fields["op"] = _OPS[type(message)]
-    data = msgpack.packb(fields, use_bin_type=True)
-    assert data is not None  # a Packer that flushes itself returns bytes
-    return data
+def read(data: bytes, decoder: Decoder[Kind]) -> Kind:
+    """Decodes a message. Raises RequestError that names a wrong field."""
+    if len(data) > MAX_MESSAGE_BYTES:
+        raise RequestError(f"message of {len(data)} bytes is larger than {MAX_MESSAGE_BYTES}")
+    return decode(decoder, data)
 
 
-def unpack(data: bytes) -> dict[str, Any]:
-    """Unpacks a message, whose fields are not checked yet.
-
-    Raises RequestError if it is too large, or not a map with a string `op`.
-    """
-    try:
-        if len(data) > MAX_MESSAGE_BYTES:
-            raise ValueError(f"message of {len(data)} bytes is larger than {MAX_MESSAGE_BYTES}")
-        message = msgpack.unpackb(data, raw=False, strict_map_key=False)
-        if not isinstance(message, dict) or not isinstance(message.get("op"), str):
-            raise ValueError("a message is a map with a string 'op'")
-    # msgpack's own errors are ValueErrors
-    except (ValueError, TypeError, RecursionError, MemoryError) as error:
-        raise RequestError(f"message is not valid: {str(error)[:200]}") from None
-    return message
-
-
-def read(message: dict[str, Any], kinds: Mapping[str, type[Record]]) -> Record:
-    """Returns an unpacked message, which it changes, as a record of one of `kinds`.
-
-    Raises RequestError that names a wrong field.
-    """
-    op = message.pop("op")
-    if op not in kinds:
-        raise RequestError(f"unknown op {op[:40]!r}; the known ones are {', '.join(kinds)}", "op")
-    return from_map(kinds[op], message, op)
+def check_tokens(*prompts: bytes) -> None:
+    """Raises RequestError if a prompt is not as `pack_tokens` returns it."""
+    if any(len(prompt) % TOKEN_BYTES for prompt in prompts):
+        raise RequestError("prompt must be token ids as int32 bytes", "prompt")
 
 
 def pack_tokens(tokens: Iterable[int]) -> bytes:

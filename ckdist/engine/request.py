@@ -8,7 +8,7 @@ import numpy as np
 from ckdist.config.samplers import MAX_BREAKERS, SAMPLERS
 from ckdist.engine.dry_breakers import check_breakers
 from ckdist.engine.sampling_params import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKENS, PARAMETERS, SamplingParams
-from ckdist.engine.typed_map import WORDS, check_types
+from ckdist.engine.typed_records import WORDS, converted
 from ckdist.errors import RequestError
 
 MAX_SAMPLERS = 32
@@ -34,11 +34,11 @@ def check_prompt(prompt: Tokens, vocab_size: int) -> np.ndarray:
 
 def check_sampling(params: SamplingParams, vocab_size: int) -> None:
     """Raises RequestError if a field has a wrong type or is out of range."""
-    check_types(params)
+    converted(SamplingParams, vars(params))
     for item in PARAMETERS:
         value, kind = getattr(params, item.name), item.metadata["kind"]
         if value is not None and kind in (int, float):
-            _range(item.name, value, item.metadata["low"], item.metadata["high"], WORDS[kind])
+            _range(item.name, value, item.metadata["low"], item.metadata["high"], WORDS[kind.__name__])
     if params.min_tokens > params.max_tokens:
         message = f"min_tokens ({params.min_tokens}) is more than max_tokens ({params.max_tokens}); lower it"
         raise RequestError(message, "min_tokens")
@@ -53,7 +53,7 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
         _range("stop_token_ids", token, 0, vocab_size - 1)
     for token, bias in params.logit_bias.items():
         _range("logit_bias", token, 0, vocab_size - 1)
-        _range("logit_bias", bias, -100, 100, WORDS[float])
+        _range("logit_bias", bias, -100, 100, WORDS["float"])
     check_breakers(params.dry_sequence_breakers)
     for name in params.samplers or ():
         if name not in SAMPLERS:
@@ -61,7 +61,7 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
             raise RequestError(f"samplers has an unknown name {name[:40]!r}; known are {known}", "samplers")
 
 
-def _range(name: str, value: float, low: float, high: float, kind: str = WORDS[int]) -> None:
+def _range(name: str, value: float, low: float, high: float, kind: str = WORDS["int"]) -> None:
     if not low <= value <= high:
         raise RequestError(f"{name} must be {kind} from {low} to {high}, not {str(value)[:40]}", name)
 

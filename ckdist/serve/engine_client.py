@@ -147,7 +147,7 @@ class EngineClient:
     def __init__(self, endpoint: str, stale_seconds: float = messages.STALE_SECONDS):
         self.endpoint, self.stale_seconds = endpoint, stale_seconds
         self.model: dict[str, Any] = {}
-        self.stats: dict[str, float | str] = {}
+        self.stats: dict[str, int | float | str] = {}
         self.ranks: list[dict[str, Any]] = []
         self.clock = 0.0
         self.error: str | None = None
@@ -293,7 +293,7 @@ class EngineClient:
             except zmq.Again:
                 return
             try:
-                self._handle(messages.read(messages.unpack(data), messages.FROM_RANK_0))
+                self._handle(messages.read(data, messages.FROM_RANK_0))
             except Exception as error:  # unpacking raises many types; one bad message must not end the others
                 log.error("a message from rank 0 is ignored: %s: %s", type(error).__name__, error)
         self._loop.call_soon(self._drain_socket)

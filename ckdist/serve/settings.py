@@ -4,7 +4,7 @@ import json
 import logging
 from dataclasses import asdict, dataclass, field, replace
 
-from ckdist.engine.typed_map import from_map
+from ckdist.engine.typed_records import converted
 from ckdist.errors import ConfigError
 from ckdist.serve.api_keys import ApiKey, read_key_file
 
@@ -60,7 +60,7 @@ class HttpSettings:
     @classmethod
     def from_json(cls, data: bytes) -> "HttpSettings":
         """Inverse of `to_json`."""
-        return from_map(cls, json.loads(data), "settings")
+        return converted(cls, json.loads(data))
 
     def with_current_keys(self) -> "HttpSettings":
         """Returns the settings with the current keys of the key file. A wrong file changes nothing."""

@@ -1,23 +1,24 @@
-"""Every message between the HTTP process and its text workers: records, as the heads of `ckdist.tokens.worker_frames`.
+"""Every message between the HTTP process and its text workers: records in the heads of `ckdist.tokens.worker_frames`.
 
-A worker's answer is the map of a record's fields, and `op`, its name in ANSWERS. A worker may have been taken over by a
-hostile tokenizer or template, so `read_answer` checks all types. Rank 0 checks sampling parameters and prompts.
+A worker may have been taken over by a hostile tokenizer or template, so `read_answer` checks all types. Rank 0 checks
+sampling parameters and prompts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from ckdist.engine.messages import TOKEN_BYTES, TokenBytes, unpack_tokens
+from msgspec import field
+from msgspec.msgpack import Decoder
+
+from ckdist.engine.messages import TOKEN_BYTES, check_tokens, unpack_tokens
 from ckdist.engine.sampling_params import SamplingParams
-from ckdist.engine.typed_map import from_map, to_map
+from ckdist.engine.typed_records import Message, Record, decode
 from ckdist.errors import EngineError, RequestError
 from ckdist.serve.parsers.form import AnswerForm
 
 
-@dataclass(frozen=True)
-class ModelFacts:
+class ModelFacts(Record, frozen=True):
     """Facts about the model and the server."""
 
     name: str
@@ -34,22 +35,20 @@ class ModelFacts:
             raise RequestError(f"the model has an encoder, and no {what}; use /v1/completions", "model")
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(Record, frozen=True):
     """The task of a text worker, besides the body of the request."""
 
     kind: str  # of `ckdist.serve.requests.prepare`
     facts: ModelFacts
 
 
-@dataclass(frozen=True, kw_only=True)
-class Prepared:
+class Prepared(Message, frozen=True, kw_only=True):
     """A request that is ready for the engine: `n` choices per prompt. Choice `i` continues prompt `i // n`.
 
     It has no prompts until they are tokenised (see `with_prompts`).
     """
 
-    prompts: list[TokenBytes] = field(default_factory=list[bytes])
+    prompts: list[bytes] = field(default_factory=list[bytes])
     max_tokens: list[int] = field(default_factory=list[int])  # per prompt
     sampling: SamplingParams  # its max_tokens is the limit of all prompts
     n: int
@@ -71,6 +70,9 @@ class Prepared:
     cache_prompt: bool = True
     echoed: dict[str, Any] = field(default_factory=dict[str, Any])  # fields of the request that the answer repeats
 
+    def __post_init__(self) -> None:
+        check_tokens(*self.prompts)
+
     @property
     def logprobs(self) -> bool:
         """Whether the answer has log probabilities."""
@@ -85,11 +87,10 @@ class Prepared:
         return len(self.prompts[choice // self.n]) // TOKEN_BYTES
 
 
-@dataclass(frozen=True)
-class EmbeddingWork:
+class EmbeddingWork(Message, frozen=True):
     """A request for vectors, or for scores of texts."""
 
-    prompts: list[TokenBytes]  # for a cross-encoder each is a pair of texts
+    prompts: list[bytes]  # for a cross-encoder each is a pair of texts
     base64: bool = False
     dimensions: int = 0  # keep this number of elements of each vector; 0: all
     normalise: bool = True
@@ -103,9 +104,11 @@ class EmbeddingWork:
     cache_prompt: bool = True
     ignored: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        check_tokens(*self.prompts)
 
-@dataclass(frozen=True)
-class Refusal:
+
+class Refusal(Message, frozen=True):
     """The request is refused: the fields of a `Problem`."""
 
     status: int
@@ -116,34 +119,23 @@ class Refusal:
     retry_after: int | None = None
 
 
-@dataclass(frozen=True)
-class WorkerFault:
+class WorkerFault(Message, frozen=True):
     """A bug in the worker."""
 
     message: str
 
 
-@dataclass(frozen=True)
-class JsonAnswer:
+class JsonAnswer(Message, frozen=True):
     """The body of the worker's frame is the answer, as JSON."""
 
 
 Answer: TypeAlias = Prepared | EmbeddingWork | Refusal | WorkerFault | JsonAnswer
-ANSWERS: dict[str, type[Answer]] = {
-    "prepared": Prepared, "embedding": EmbeddingWork, "problem": Refusal, "failed": WorkerFault, "json": JsonAnswer,
-}  # fmt: skip
-_OPS = {kind: op for op, kind in ANSWERS.items()}
+_ANSWERS = Decoder[Answer](Answer)
 
 
-def answer_map(answer: Answer) -> dict[str, Any]:
-    """Returns the head of a frame with a worker's answer."""
-    return {"op": _OPS[type(answer)], **to_map(answer)}
-
-
-def read_answer(head: dict[str, Any]) -> Answer:
-    """Inverse of `answer_map`. Raises EngineError for a head that no worker of ours sends."""
+def read_answer(head: bytes) -> Answer:
+    """Decodes the head of a worker's frame. Raises EngineError for a head that no worker of ours sends."""
     try:
-        op = head.pop("op")
-        return from_map(ANSWERS[op], head, op)
-    except (RequestError, KeyError, TypeError, AttributeError) as error:
-        raise EngineError(f"a text worker has sent no answer: {type(error).__name__}: {error}") from None
+        return decode(_ANSWERS, head)
+    except RequestError as error:
+        raise EngineError(f"a text worker has sent no answer: {error}") from None

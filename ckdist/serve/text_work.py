@@ -14,14 +14,24 @@ from collections.abc import AsyncIterator
 from dataclasses import astuple
 from typing import Any
 
-from ckdist.engine.typed_map import to_map
+from msgspec import structs
+
 from ckdist.errors import EngineError
-from ckdist.serve import text_records
 from ckdist.serve.encoding import Turns
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.task import MAX_ANSWER, too_much
 from ckdist.serve.settings import LOG_FORMAT
-from ckdist.serve.text_records import EmbeddingWork, ModelFacts, Prepared, Refusal, Task
+from ckdist.serve.text_records import (
+    Answer,
+    EmbeddingWork,
+    JsonAnswer,
+    ModelFacts,
+    Prepared,
+    Refusal,
+    Task,
+    WorkerFault,
+    read_answer,
+)
 from ckdist.tokens import worker_frames
 from ckdist.tokens.confined import Overrides, Zygote
 from ckdist.tokens.process_limits import Limits
@@ -53,10 +63,10 @@ class Worker:
         self.number, self.connection = zygote.fork()
         self.connection.setblocking(False)
 
-    async def ask(self, head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], list[bytes]]:
-        """Sends a request. Returns the answer's map, and its body in parts.
+    async def ask(self, head: dict[str, Any], body: bytes) -> tuple[Answer, list[bytes]]:
+        """Sends a request. Returns the answer, and its body in parts.
 
-        Raises EOFError or OSError if the worker ends before it has answered.
+        Raises EOFError or OSError if the worker ends before it has answered, EngineError if the answer is not valid.
         """
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(self.connection, worker_frames.pack(head, len(body)))
@@ -65,7 +75,7 @@ class Worker:
         head_size, body_size = worker_frames.SIZES.unpack(await self._receive(worker_frames.SIZES.size))
         if head_size + body_size > 2 * MAX_ANSWER:
             raise EOFError(f"an answer of {head_size + body_size} bytes")
-        answer = worker_frames.unpack_head(await self._receive(head_size))
+        answer = read_answer(await self._receive(head_size))
         return answer, [part async for part in self._parts(body_size)]
 
     async def _receive(self, size: int) -> bytes:
@@ -147,17 +157,16 @@ class TextWork:
         self._running.add(task)
         task.add_done_callback(self._finished)
         try:
-            head, content = await asyncio.shield(task)
+            answer, content = await asyncio.shield(task)
         except asyncio.CancelledError:
             if lane is self._long:
                 worker.zygote.kill(worker.number)
             raise
-        answer = text_records.read_answer(head)
         if isinstance(answer, Refusal):
-            raise Problem(**vars(answer))
-        if isinstance(answer, text_records.WorkerFault):
+            raise Problem(**structs.asdict(answer))
+        if isinstance(answer, WorkerFault):
             raise EngineError(f"a text worker has failed: {answer.message}")
-        return content if isinstance(answer, text_records.JsonAnswer) else answer
+        return content if isinstance(answer, JsonAnswer) else answer
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
@@ -166,9 +175,9 @@ class TextWork:
 
     async def _work(
         self, worker: Worker, lane: Lane, kind: str, body: bytes, facts: ModelFacts
-    ) -> tuple[dict[str, Any], list[bytes]]:
+    ) -> tuple[Answer, list[bytes]]:
         limits = Limits(CPU_SECONDS + CPU_SECONDS_PER_MB * len(body) / 1e6, MEMORY + MEMORY_PER_BYTE * len(body))
-        head = {**to_map(Task(kind, facts)), "limits": astuple(limits)}
+        head = {"limits": astuple(limits), "task": Task(kind, facts)}
         stays = False
         try:
             answer = await asyncio.wait_for(worker.ask(head, body), limits.wall + GRACE_SECONDS)
@@ -178,7 +187,7 @@ class TextWork:
             if not isinstance(error, asyncio.TimeoutError) and await self._was_killed(worker):
                 raise Problem(503, "the process that prepared the request was killed; try again") from None
             log.warning("a text worker was ended by its limits (%s, %d bytes)", kind, len(body))
-            return text_records.answer_map(Refusal(**vars(too_much(kind)))), []
+            return Refusal(**vars(too_much(kind))), []
         finally:
             if stays:
                 self._idle.put_nowait(worker)

@@ -1,15 +1,15 @@
-"""Messages between a worker with limits and its owner: two sizes, a map as msgpack, and a body of bytes."""
+"""Messages between a worker with limits and its owner: two sizes, a map or record as msgpack, and a body of bytes."""
 
 import socket
 import struct
-from typing import Any, cast
+from typing import Any
 
-import msgpack
+from msgspec import msgpack
 
 SIZES = struct.Struct("<IQ")  # of the map and of the body
 
 
-def pack(head: dict[str, Any], body_size: int) -> bytes:
+def pack(head: Any, body_size: int) -> bytes:
     """Returns the bytes before the body."""
     data = packed(head)
     return SIZES.pack(len(data), body_size) + data
@@ -17,16 +17,11 @@ def pack(head: dict[str, Any], body_size: int) -> bytes:
 
 def packed(value: Any) -> bytes:
     """Encodes `value` with msgpack."""
-    return cast("bytes", msgpack.packb(value))  # the library has no types
+    return msgpack.encode(value)
 
 
-def unpack_head(data: bytes | bytearray) -> dict[str, Any]:
-    """Decodes the map."""
-    return msgpack.unpackb(data, strict_map_key=False)
-
-
-def send(connection: socket.socket, head: dict[str, Any], body: bytes) -> None:
-    """Sends a map and a body."""
+def send(connection: socket.socket, head: Any, body: bytes) -> None:
+    """Sends a map or record and a body."""
     connection.sendall(pack(head, len(body)))
     connection.sendall(body)
 
@@ -38,7 +33,7 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any], bytes] | None:
         return None
     head_size, body_size = SIZES.unpack(sizes)
     head, body = _exactly(connection, head_size), _exactly(connection, body_size)
-    return None if head is None or body is None else (unpack_head(head), bytes(body))
+    return None if head is None or body is None else (msgpack.decode(head), bytes(body))
 
 
 def _exactly(connection: socket.socket, size: int) -> bytearray | None:

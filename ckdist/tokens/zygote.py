@@ -34,7 +34,7 @@ from ckdist.tokens.traits import Traits
 
 log = logging.getLogger(__name__)
 
-Handler = Callable[[Tokenizer, dict[str, Any], bytes], tuple[dict[str, Any], bytes]]
+Handler = Callable[[Tokenizer, dict[str, Any], bytes], tuple[Any, bytes]]
 
 REAP_SECONDS = 0.5
 TRYING = Limits(cpu=1.0, memory=512 << 20)  # for a chat template: published ones take a tenth

@@ -6,7 +6,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-import msgpack
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,10 +17,11 @@ from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.start_up import BUNDLED
 from ckdist.errors import CkdistError
 from ckdist.serve.requests.prepare import prepare
-from ckdist.serve.text_records import ModelFacts, Prepared, answer_map, read_answer
+from ckdist.serve.text_records import ModelFacts, Prepared, read_answer
 from ckdist.tokens.chat_template import with_template
 from ckdist.tokens.tokenizer_folder import load_tokenizer
 from ckdist.tokens.tokenizer_source import tokenizer_of
+from ckdist.tokens.worker_frames import packed
 from tests.server.test_tools import TOOLS
 from tests.support import tool_templates as templates
 from tests.support.hostile_grammars import REFUSED, TAKEN
@@ -91,7 +91,7 @@ def prepared_or_refused(tokenizer, kind="chat", **fields):
         assert str(error) and "\n" not in str(error)
         return None
     assert isinstance(found, Prepared)
-    assert read_answer(msgpack.unpackb(msgpack.packb(answer_map(found)), strict_map_key=False)) == found
+    assert read_answer(packed(found)) == found
     return found
 
 

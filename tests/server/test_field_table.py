@@ -1,9 +1,9 @@
 """The table of fields: each row holds on each of its faces, and what is read has a row. No server."""
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from ckdist.errors import RequestError
 from ckdist.serve.requests.field_table import RULES, Harmless, Honoured, Neutral
@@ -146,7 +146,7 @@ def outcome(prepared, face, **fields):
     """What comes of a request, without what the answer repeats of it, or the field that its refusal names."""
     try:
         result = prepared(face, **{**FACES[face], **fields})
-        return result if face != "response" else replace(result, echoed={"metadata": result.echoed["metadata"]})
+        return result if face != "response" else structs.replace(result, echoed={"metadata": result.echoed["metadata"]})
     except RequestError as error:
         return f"refused: {error.field} {error}"
 

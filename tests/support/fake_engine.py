@@ -10,8 +10,10 @@ from dataclasses import asdict
 import msgpack
 import numpy as np
 import zmq
+from msgspec import Struct, structs
 
 from ckdist.engine import messages
+from ckdist.engine.sampling_params import SamplingParams
 
 CONTEXT = 256
 
@@ -97,9 +99,7 @@ class FakeEngine:
                     },
                 )
             while socket.poll(0 if self._running and not self.silent else 10):
-                self._receive(
-                    socket, plain(messages.read(messages.unpack(socket.recv_multipart()[1]), messages.TO_RANK_0))
-                )
+                self._receive(socket, plain(messages.read(socket.recv_multipart()[1], messages.TO_RANK_0)))
             while self.said:
                 self._send(socket, self.said.pop(0))
             if not self.silent:
@@ -157,7 +157,9 @@ class FakeEngine:
             "logprobs": None if top is None else [score(token, top) for token in tokens],
             "prompt_logprobs": None
             if prompt_top is None or given
-            else asdict(messages.PromptScores.pack([None] + [score(token, prompt_top) for token in prompt[1:]])),
+            else structs.asdict(
+                messages.PromptScores.pack([None] + [score(token, prompt_top) for token in prompt[1:]])
+            ),
         }
         self._send(socket, message)
         sequence["given"] += 1
@@ -167,8 +169,11 @@ class FakeEngine:
 
 def plain(record) -> dict:
     """All fields of a message, and its `op`."""
-    kinds = messages.TO_RANK_0 | messages.FROM_RANK_0
-    return {"op": next(op for op, kind in kinds.items() if kind is type(record)), **asdict(record)}
+    fields = {"op": record.__struct_config__.tag, **structs.asdict(record)}
+    for name, value in fields.items():
+        if isinstance(value, SamplingParams | Struct):
+            fields[name] = asdict(value) if isinstance(value, SamplingParams) else structs.asdict(value)
+    return fields
 
 
 def vector_of(prompt: list[int]) -> np.ndarray:

@@ -4,7 +4,6 @@ of a process.
 
 import asyncio
 import contextlib
-import dataclasses
 import json
 import os
 import re
@@ -19,6 +18,7 @@ import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 import ckdist
 from ckdist.engine.messages import PromptScores
@@ -95,7 +95,7 @@ def test_scores_of_prompts_survive_the_way():
     scores = PromptScores.pack(entries)
     assert [scores[i] for i in range(len(scores))] == entries
     with pytest.raises(ValueError, match="alternatives"):
-        dataclasses.replace(scores, width=3)
+        structs.replace(scores, width=3)
 
 
 def test_the_server_survives_the_end_of_the_process_that_has_the_tokenizer():

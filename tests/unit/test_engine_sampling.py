@@ -3,6 +3,7 @@
 import dataclasses
 import threading
 
+import msgpack
 import numpy as np
 import pytest
 
@@ -125,7 +126,7 @@ def test_a_state_that_is_no_longer_needed_is_dropped():
         ({"dry_allowed_length": -1}, "dry_allowed_length must be"),
         ({"dry_penalty_last_n": -2}, "dry_penalty_last_n must be"),
         ({"dry_sequence_breakers": "x"}, "dry_sequence_breakers must be a list"),
-        ({"dry_sequence_breakers": (1,)}, "dry_sequence_breakers must be a list"),
+        ({"dry_sequence_breakers": (1,)}, "dry_sequence_breakers[0] must be a string"),
         ({"dry_sequence_breakers": ("",)}, "dry_sequence_breakers has a string of 0 bytes"),
         ({"dry_sequence_breakers": ("x" * 41,)}, "dry_sequence_breakers has a string of 41 bytes"),
         (
@@ -159,7 +160,7 @@ def test_refuses_what_is_wrong_by_name(fields, name):
 def test_a_message_brings_lists_as_tuples():
     sampling = {"samplers": ["top_k"], "dry_sequence_breakers": ["\n"], "stop_token_ids": [1]}
     message = {"op": "submit", "id": "a", "prompt": bytes(4), "sampling": sampling}
-    params = read(message, TO_RANK_0).sampling
+    params = read(msgpack.packb(message), TO_RANK_0).sampling
     assert (params.samplers, params.dry_sequence_breakers, params.stop_token_ids) == (("top_k",), ("\n",), (1,))
 
 

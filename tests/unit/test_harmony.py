@@ -4,13 +4,12 @@ import json
 import random
 
 import jsonschema
-import msgpack
 import pytest
 import tokenizers
+from msgspec import msgpack
 from tokenizers import decoders, models, pre_tokenizers
 
 from ckdist.engine.grammars import Grammars
-from ckdist.engine.typed_map import from_map, to_map
 from ckdist.serve.parsers.form import AnswerForm
 from ckdist.serve.requests.answer_form import answer_form, answer_grammar
 from ckdist.serve.requests.tools import Tools
@@ -116,7 +115,7 @@ def test_the_form_is_found_by_the_template(tokenizer):
     form = answer_form(tokenizer, "…<|start|>assistant", TOOLS, True)
     assert form is not None and form.channels == "" and form.calls == ToolFormat("harmony")
     assert {tokenizer.token_text(token) for token in form.markers} == set(MARKS)
-    assert from_map(AnswerForm, msgpack.unpackb(msgpack.packb(to_map(form))), "answer") == form
+    assert msgpack.decode(msgpack.encode(form), type=AnswerForm) == form
     begun = answer_form(tokenizer, "…<|start|>assistant<|channel|>final<|message|>Y", Tools(), False)
     assert begun is not None and begun.channels == "<|channel|>final<|message|>Y" and begun.think is begun.calls is None
 

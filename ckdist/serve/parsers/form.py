@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import field
 
+from ckdist.engine.typed_records import Record
 from ckdist.tokens.tool_format import ToolFormat
 
 
-@dataclass(frozen=True)
-class AnswerForm:
+class AnswerForm(Record, frozen=True):
     """The format of one answer, for its parser."""
 
     think: tuple[str, str] | None = None  # marks around reasoning; None: no reasoning is separated

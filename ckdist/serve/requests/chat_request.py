@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from ckdist.engine.sampling_params import MAX_LOGPROBS
 from ckdist.errors import RequestError
 from ckdist.serve.requests.answer_form import answer_form, answer_grammar
@@ -32,7 +34,7 @@ def chat(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepa
     if (budget or 0) >= min(sampling.max_tokens, facts.context_length):
         budget = None
     grammar = answer_grammar(tokenizer, form, tools, sampling.grammar, budget)
-    work = replace(work, sampling=replace(sampling, grammar=grammar), answer=form)
+    work = structs.replace(work, sampling=replace(sampling, grammar=grammar), answer=form)
     return with_prompts(work, [tokens], facts, "messages")
 
 

@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from ckdist.engine.sampling_params import MAX_LOGPROBS
 from ckdist.errors import RequestError
 from ckdist.serve.requests.infill import Gap, infill_tokens
@@ -36,7 +38,7 @@ def completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) ->
         prompts = [encode_prompt(prompt, tokenizer, add_special, facts) for prompt in given]
     if echo:
         sampling = replace(work.sampling, prompt_logprobs=work.sampling.logprobs)
-        work = replace(work, sampling=sampling, echo=True, texts=prompt_texts(given, prompts, tokenizer))
+        work = structs.replace(work, sampling=sampling, echo=True, texts=prompt_texts(given, prompts, tokenizer))
     return with_prompts(work, prompts, facts, "prompt")
 
 

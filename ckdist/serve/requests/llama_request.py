@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from msgspec import structs
+
 from ckdist.config.samplers import SAMPLERS
 from ckdist.engine.sampling_params import MAX_LOGPROBS
 from ckdist.errors import RequestError
@@ -33,11 +35,11 @@ def llama_completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFac
     logprobs = fields.integer(("n_probs", "logprobs"), 0, 0, MAX_LOGPROBS) or None
     work = read_params(fields, tokenizer, facts, logprobs, sampling_defaults=SAMPLING_DEFAULTS)
     if work.sampling.seed == LLAMA_RANDOM_SEED:
-        work = replace(work, sampling=replace(work.sampling, seed=None))
+        work = structs.replace(work, sampling=replace(work.sampling, seed=None))
     prompts = [encode_prompt(prompt, tokenizer, True, facts) for prompt in given]
     texts = prompt_texts(given, prompts, tokenizer)
     token_ids = work.token_ids or work.stream  # streamed pieces always have them
-    work = replace(work, texts=texts, response_fields=wanted, token_ids=token_ids)
+    work = structs.replace(work, texts=texts, response_fields=wanted, token_ids=token_ids)
     return with_prompts(work, prompts, facts, "prompt")
 
 

@@ -3,6 +3,8 @@
 import dataclasses
 from typing import Any
 
+from msgspec import structs
+
 from ckdist.engine.messages import pack_tokens
 from ckdist.engine.text import check_stop
 from ckdist.errors import RequestError
@@ -26,7 +28,7 @@ def with_prompts(work: Prepared, prompts: list[list[int]], facts: ModelFacts, fi
     Raises RequestError for a prompt that does not fit.
     """
     rooms = [fit_output(tokens, work.sampling.max_tokens, facts.context_length, field) for tokens in prompts]
-    return dataclasses.replace(work, prompts=[pack_tokens(tokens) for tokens in prompts], max_tokens=rooms)
+    return structs.replace(work, prompts=[pack_tokens(tokens) for tokens in prompts], max_tokens=rooms)
 
 
 def read_params(

@@ -4,8 +4,9 @@ It converts the bytes of a body to a `Prepared` for the engine, to texts that be
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
+
+from msgspec import structs
 
 from ckdist.serve.requests import anthropic_request, responses
 from ckdist.serve.requests.chat_request import apply_template, chat, rendered_chat, tokens_of_chat
@@ -27,13 +28,13 @@ def prepare(
     fields = parse_object(body)
     ignored = check_fields(kind, fields, facts.strict_fields) if kind in RULES else ()
     result = KINDS[kind](fields, tokenizer, facts)
-    return result if isinstance(result, dict) else replace(result, ignored=ignored)
+    return result if isinstance(result, dict) else structs.replace(result, ignored=ignored)
 
 
 def messages(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
     """Prepares a body of Anthropic's /v1/messages for the engine."""
     request, skipped = anthropic_request.to_chat(body)
-    return replace(chat(request, tokenizer, facts), skipped=skipped)
+    return structs.replace(chat(request, tokenizer, facts), skipped=skipped)
 
 
 def count_tokens(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def count_tokens(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) 
 def response(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFacts) -> Prepared:
     """Prepares a body of /v1/responses for the engine."""
     request, skipped = responses.to_chat(body)
-    return replace(chat(request, tokenizer, facts), skipped=skipped, echoed=responses.echoed(body))
+    return structs.replace(chat(request, tokenizer, facts), skipped=skipped, echoed=responses.echoed(body))
 
 
 KINDS: dict[str, Callable[[dict[str, Any], Tokenizer, ModelFacts], Prepared | EmbeddingWork | dict[str, Any]]] = {

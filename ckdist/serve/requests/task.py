@@ -6,12 +6,12 @@ a fault of the request's text.
 
 from typing import Any
 
-from ckdist.engine.typed_map import from_map
+from ckdist.engine.typed_records import converted
 from ckdist.errors import CkdistError, RequestError
 from ckdist.serve.encoding import to_json
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.prepare import prepare
-from ckdist.serve.text_records import JsonAnswer, Refusal, Task, WorkerFault, answer_map
+from ckdist.serve.text_records import Answer, JsonAnswer, Refusal, Task, WorkerFault
 from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_ANSWER = 64 << 20  # bytes
@@ -32,26 +32,26 @@ FIELDS = {
 }  # kind of request -> field with its text
 
 
-def run(tokenizer: Tokenizer, head: dict[str, Any], body: bytes) -> tuple[dict[str, Any], bytes]:
+def run(tokenizer: Tokenizer, head: dict[str, Any], body: bytes) -> tuple[Answer, bytes]:
     """Runs the `Task` in `head`. Returns the head and the body of the frame with its answer."""
-    task = from_map(Task, head, "task")
+    task = converted(Task, head["task"])
     try:
         result = prepare(task.kind, body, tokenizer, task.facts)
         if not isinstance(result, dict):
-            return answer_map(result), b""
+            return result, b""
         answer = to_json(result)
         if len(answer) > MAX_ANSWER:
             raise RequestError(
                 f"the answer would have {len(answer)} bytes; at most {MAX_ANSWER} are sent: ask for less"
             )
-        return answer_map(JsonAnswer()), answer
+        return JsonAnswer(), answer
     except CkdistError as error:
         problem = Problem.of(error)
     except (MemoryError, RecursionError):
         problem = too_much(task.kind)
     except Exception as error:
-        return answer_map(WorkerFault(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}")), b""
-    return answer_map(Refusal(**vars(problem))), b""
+        return WorkerFault(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"), b""
+    return Refusal(**vars(problem)), b""
 
 
 def too_much(kind: str) -> Problem:
