@@ -212,7 +212,7 @@ BAD_MESSAGES = [  # data, part of the error, its field
     ),
     (
         encode({"op": "submit", "id": "r", "prompt": ids([1]), "sampling": {"stop_token_ids": [[]]}}),
-        "stop_token_ids must be",
+        "stop_token_ids[0] must be an integer",
         "stop_token_ids",
     ),
     (encode({"op": "abort"}), "id is not valid", "id"),

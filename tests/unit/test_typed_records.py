@@ -1,11 +1,23 @@
 """Records between processes: what comes back, and which bytes are refused."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import msgpack, structs
 
-from ckdist.engine.messages import FROM_RANK_0, TO_RANK_0, Embed, Failure, PromptScores, Submit, Tokens, encode, read
+from ckdist.engine.messages import (
+    FROM_RANK_0,
+    TO_RANK_0,
+    Embed,
+    Failure,
+    PromptScores,
+    Status,
+    Submit,
+    Tokens,
+    encode,
+    read,
+)
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.errors import EngineError, RequestError
 from ckdist.serve.api_keys import ApiKey, KeyLimits
@@ -37,6 +49,11 @@ def test_a_message_comes_back_and_defaults_are_left_out(message):
     assert read(data, TO_RANK_0 if isinstance(message, Submit | Embed) else FROM_RANK_0) == message
     defaults = {item.name for item in structs.fields(message) if getattr(message, item.name) == item.default}
     assert not defaults & {*msgpack.decode(data)}
+
+
+def test_scalars_of_numpy_are_numbers():
+    stats = {"a": np.float64(0.5), "b": np.int64(3), "c": 3}
+    assert repr(read(encode(Status("ready", stats=stats)), FROM_RANK_0).stats) == "{'a': 0.5, 'b': 3, 'c': 3}"
 
 
 @pytest.mark.parametrize("answer", ANSWERED, ids=lambda answer: type(answer).__name__)

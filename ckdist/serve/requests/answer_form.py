@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Callable
 
+from msgspec import structs
+
 from ckdist.serve.parsers.form import AnswerForm
 from ckdist.serve.requests.tools import Tools
 from ckdist.tokens.chat_template import THOUGHTS, ChatTemplate
@@ -51,7 +53,7 @@ def answer_form(tokenizer: Tokenizer, prompt: str, tools: Tools, split_reasoning
         custom=tuple(sorted(tools.custom)),
         most_calls=None if tools.parallel else 1,
     )
-    return dataclasses.replace(form, markers=_markers(tokenizer, form))
+    return structs.replace(form, markers=_markers(tokenizer, form))
 
 
 def _in_channels(tokenizer: Tokenizer, prompt: str, tools: Tools, split_reasoning: bool) -> AnswerForm:
