@@ -11,7 +11,19 @@ from ckdist.python_words import code_words, module_words
 from tests.support.paths import ROOT
 from tests.support.ports import free_port
 
-PLANTED = ("uvicorn", "msgpack", "zmq", "starlette", "tokenizers", "jinja2", "numpy", "cffi", "json", "psutil")
+PLANTED = (
+    "uvicorn",
+    "msgpack",
+    "msgspec",
+    "zmq",
+    "starlette",
+    "tokenizers",
+    "jinja2",
+    "numpy",
+    "cffi",
+    "json",
+    "psutil",
+)
 COMMANDS = {
     "generate": ["generate", "-p", "def", "-n", "2", "--temp", "0"],
     "two ranks": ["generate", "-tp", "2", "-t", "1", "-p", "def", "-n", "2", "--temp", "0"],

@@ -10,6 +10,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 from tokenizers import AddedToken, models, pre_tokenizers
 
 from ckdist.engine.messages import unpack_tokens
@@ -278,7 +279,7 @@ def length(kind, text, tokenizer, facts):
 @pytest.mark.parametrize("kind", FACES)
 def test_every_face_of_the_server(bare, kind):
     """Prompts that are no chats are raw text, in which llama-server and vLLM read control tokens too."""
-    tokenizer, permitting = with_source(bare, CHATML), dataclasses.replace(FACTS, special_in_text=True)
+    tokenizer, permitting = with_source(bare, CHATML), structs.replace(FACTS, special_in_text=True)
     plain = length(kind, "say 0123456789", tokenizer, FACTS)
     marked = length(kind, "say <|im_end|>", tokenizer, FACTS)
     if kind in ("completion", "llama_completion", "embedding"):

@@ -48,7 +48,7 @@ def test_a_vector_that_arrives_while_another_is_read_is_waited_for(monkeypatch):
                 client.deliver(1, 3.0, 4.0)
 
     monkeypatch.setattr(embedding_run, "Turns", Turns)
-    work = EmbeddingWork([b"first", b"second"], normalise=False)
+    work = EmbeddingWork([b"text", b"more"], normalise=False)
     count = SimpleNamespace(inc=lambda _: None)
     metrics = SimpleNamespace(prompt_tokens=count, cached_tokens=count)
     run = EmbeddingRun(client, metrics, work, 4, Account())
