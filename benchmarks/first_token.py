@@ -30,8 +30,8 @@ def rank_program(model_path: str, repack: str, threads: int, prompt_tokens: int,
 
     from ckdist.comm.world import start_world
     from ckdist.config.engine_config import EngineConfig
+    from ckdist.engine.load_model import load_model
     from ckdist.engine.single import SingleSequence
-    from ckdist.engine.start_up import load_model
 
     world = start_world()
     primed = prime(pathlib.Path(model_path).stat().st_size * 5 // 4 // world.size)

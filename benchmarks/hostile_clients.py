@@ -30,7 +30,7 @@ from concurrent.futures import Executor, ProcessPoolExecutor
 import httpx
 import psutil
 
-from ckdist.engine.start_up import BUNDLED
+from ckdist.engine.load_model import BUNDLED
 
 KEY = "the-key-of-the-ordinary-client"
 START_SECONDS, STOP_SECONDS = 120.0, 40.0

@@ -29,8 +29,8 @@ def replay(quantize: str, tokens: int, chunk: int) -> None:
     """What is counted: `tokens` tokens in chunks of `chunk`, by one thread."""
     from ckdist.comm.world import SingleWorld
     from ckdist.config.engine_config import EngineConfig
+    from ckdist.engine.load_model import load_model
     from ckdist.engine.single import SingleSequence
-    from ckdist.engine.start_up import load_model
 
     config = EngineConfig(threads=1, ctx_size=256, quantize=None if quantize == "bf16" else quantize, repack="off")
     model = load_model(config, SingleWorld())

@@ -13,9 +13,9 @@ import numpy as np
 
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.load_model import load_model
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.single import SingleSequence
-from ckdist.engine.start_up import load_model
 from ckdist.plan.cluster import Cluster
 from ckdist.plan.machine_spec import MachineSpec, machine_named
 from ckdist.plan.predict import Predictor, Way

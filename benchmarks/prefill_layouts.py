@@ -23,8 +23,8 @@ import numpy as np
 
 from ckdist.comm.world import start_world
 from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.load_model import load_model
 from ckdist.engine.single import SingleSequence
-from ckdist.engine.start_up import load_model
 from ckdist.engine.trace import Trace
 
 DECODED, TURNS, PROMPT = 9, 12, 64  # of what is traced

@@ -18,8 +18,8 @@ import numpy as np
 
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.load_model import load_model
 from ckdist.engine.single import SingleSequence
-from ckdist.engine.start_up import load_model
 from ckdist.program.executable import DECODE
 from ckdist.program.step_batch import BLOCK_TOKENS, Batch, own_slots
 from ckdist.topology.bandwidth import read_bandwidth

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from dataclasses import replace
 
-from ckdist.engine.start_up import BUNDLED
+from ckdist.engine.load_model import BUNDLED
 from ckdist.models.families import llama
 from ckdist.models.fields import Fields
 from ckdist.models.spec import ModelSpec

@@ -8,7 +8,7 @@ partial sum, the trace has an `all_reduce`.
 """
 
 from ckdist import LLM
-from ckdist.engine.start_up import BUNDLED
+from ckdist.engine.load_model import BUNDLED
 from ckdist.layout import SINGLE, TENSOR, Layout
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward

@@ -22,9 +22,9 @@ from ckdist import __version__, native
 from ckdist.cli.bench_machine import Bounds
 from ckdist.cli.session import longer_context
 from ckdist.config.bench_config import BenchConfig
+from ckdist.engine.loaded_model import Model
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.single import SingleSequence
-from ckdist.engine.start_up import Model
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE
 from ckdist.layouts.rough_cost import work

@@ -14,7 +14,7 @@ from ckdist.cli.line_input import LineInput
 from ckdist.cli.session import model_session
 from ckdist.config.chat_config import ChatConfig
 from ckdist.engine.llm import LLM
-from ckdist.engine.start_up import make_engine
+from ckdist.engine.model_engine import make_engine
 from ckdist.errors import ConfigError, RequestError
 from ckdist.terminal import is_terminal, styled
 from ckdist.tokens.confined_template import ConfinedTemplate

@@ -8,8 +8,8 @@ from ckdist.cli.session import model_session
 from ckdist.config.generate_config import GenerateConfig
 from ckdist.config.sampling_config import SamplingConfig
 from ckdist.engine.llm import LLM
+from ckdist.engine.model_engine import make_engine
 from ckdist.engine.sampling_params import SamplingParams
-from ckdist.engine.start_up import make_engine
 
 
 def sampling_of(config: SamplingConfig) -> SamplingParams:

@@ -4,16 +4,15 @@ Exit codes: 0 success, 1 failure at run time, 2 user's mistake, 130 interrupted,
 """
 
 import contextlib
-import gc
 import importlib
 import logging
 import os
 import sys
 import time
-from types import ModuleType
 
 from ckdist import __version__, native
 from ckdist.cli.arguments import parse_arguments
+from ckdist.cli.frozen_import import frozen_import
 from ckdist.errors import CkdistError, ConfigError, EngineError, FetchError, UserError
 from ckdist.terminal import styled
 
@@ -87,15 +86,6 @@ def report(error: BaseException, rank: int | None) -> None:
             print(f"{styled('ckdist:', 'error', sys.stderr)} {name}{error}", file=sys.stderr, flush=True)
 
 
-def load(command: str) -> ModuleType:
-    """Imports a command's module. Its objects stay, so they are frozen: the garbage collector never scans them."""
-    gc.disable()
-    module = importlib.import_module(f"ckdist.cli.{command.replace('-', '_')}")
-    gc.freeze()
-    gc.enable()
-    return module
-
-
 def run(arguments: list[str], rank: int | None) -> int:
     """Runs the command in `arguments`. Returns the exit code."""
     if not arguments or arguments[0] in ("-h", "--help", "--version"):
@@ -107,7 +97,7 @@ def run(arguments: list[str], rank: int | None) -> int:
     settings = parse_arguments(settings_class(arguments[0]), arguments[1:], f"ckdist {arguments[0]}")
     level = logging.DEBUG if settings.verbose else logging.WARNING if rank else logging.INFO
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
-    command = load(arguments[0])
+    command = frozen_import(f"ckdist.cli.{arguments[0].replace('-', '_')}")
     native.isa()  # raises for a CKDIST_ISA that this CPU lacks, before anything starts
     from ckdist.cli.command_ranks import run_ranks
 

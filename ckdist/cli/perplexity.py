@@ -15,7 +15,7 @@ from ckdist.engine.single import SingleSequence
 from ckdist.errors import ConfigError
 from ckdist.program.executable import Executable
 from ckdist.text_file import read_text_file
-from ckdist.tokens.confined import load_tried
+from ckdist.tokens.tried import load_tried
 from ckdist.weights.checkpoint import Checkpoint
 
 MAX_TEXT_BYTES = 1 << 28

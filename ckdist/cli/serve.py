@@ -1,117 +1,21 @@
-"""`ckdist serve`: rank 0 runs the HTTP process and the engine's loop. The other ranks compute.
+"""`ckdist serve`: rank 0 runs the HTTP process and the engine's loop (`serve_rank_0`). The other ranks compute."""
 
-The port is bound before any expensive work. The HTTP process answers 503 while the model loads.
-"""
-
-import contextlib
 import dataclasses
-import json
-import logging
 import os
-import pathlib
 import signal
-import socket
-from typing import NamedTuple
 
-from ckdist.cli.session import dismissing
+from ckdist.cli.frozen_import import frozen_import
 from ckdist.cli.start_lines import start_lines
 from ckdist.comm.agreement import start_ranks
 from ckdist.comm.world import together
 from ckdist.comm.world_protocol import World
 from ckdist.config.serve_config import ServeConfig
-from ckdist.engine.coordinator import Coordinator
+from ckdist.engine.load_model import load_model
+from ckdist.engine.placement_map import placement_map
 from ckdist.engine.rank_reports import RankReports
-from ckdist.engine.socket_directory import socket_directory
-from ckdist.engine.start_up import BUNDLED, Model, load_model, make_engine
-from ckdist.errors import ConfigError
-from ckdist.hub.model_url import is_url
 from ckdist.hub.resolve import resolve
-from ckdist.models.spec import ModelSpec
-from ckdist.serve.api_keys import asks_for_key
-from ckdist.serve.notify import notify
-from ckdist.serve.origins import is_loopback
-from ckdist.serve.process import HttpProcess, listen
-from ckdist.weights.stored_pooling import stored_pooling
 
 DRAIN_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # mpirun forwards SIGUSR1 and keeps running
-DRAINED_VARIABLE = "CKDIST_DRAINED"  # launch/drained sets it: with it mpirun may get SIGTERM
-
-ANSWERING_SECONDS = 60.0  # then the address is printed even if the HTTP process still answers 503
-
-log = logging.getLogger(__name__)
-
-
-def model_name(config: ServeConfig) -> str:
-    """Returns the model's name for clients without --alias: its file or folder, also at a URL, or the name in -m."""
-    if not config.model:
-        return "ckdist-bundled"
-    if is_url(config.model) or pathlib.Path(config.model).exists():
-        return pathlib.Path(config.model.partition("?")[0]).stem
-    return config.model.removeprefix("hf:")
-
-
-def curl_line(url: str, config: ServeConfig, chats: bool, spec: ModelSpec | None = None) -> str:
-    """Returns a curl line to try the server: a question if the model `chats`, else a text to continue or embed."""
-    key = ' -H "Authorization: Bearer $API_KEY"' if asks_for_key(config) else ""
-    path, body = "completions", {"prompt": "def main(", "max_tokens": 32}
-    if chats and (spec is None or spec.encoder is None):
-        question = "Explain in two sentences why the sky is blue."
-        path, body = "chat/completions", {"messages": [{"role": "user", "content": question}], "max_tokens": 128}
-    body = {**body, "temperature": 0}
-    if spec is not None and not spec.generates:
-        path, body = "embeddings", {"input": "the sky is blue"}
-    if spec is not None and spec.scorer is not None:
-        path, body = "rerank", {"query": "why is the sky blue", "documents": ["light scatters in air", "it rains"]}
-    body = json.dumps(body)
-    return f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'"
-
-
-def embedding_facts(config: ServeConfig, model: Model) -> dict[str, str | int]:
-    """Returns the facts that the HTTP process needs in order to embed.
-
-    Returns:
-        pooling: The kind of pooling.
-        sequences: Most texts in a step.
-        scores: The function from a cross-encoder's output to a score; "" for other models.
-        encodes: Whether an encoder reads prompts.
-    """
-    scorer, sequences = model.spec.scorer, model.plan.cache.max_sequences
-    pooling = stored_pooling(model.checkpoint) if config.pooling == "auto" or scorer else config.pooling
-    scores = "" if scorer is None else "sigmoid" if scorer.sigmoid else "identity"
-    return {"pooling": pooling, "sequences": sequences, "scores": scores, "encodes": model.spec.encoder is not None}
-
-
-def open_line(config: ServeConfig, listener: socket.socket) -> str | None:
-    """Returns a warning if other hosts can reach the server and it requires no key."""
-    address, port = listener.getsockname()[:2]
-    if asks_for_key(config) or is_loopback(address):
-        return None
-    return (
-        f"any client that reaches {address} port {port} can use this server; --api-key-file or CKDIST_API_KEY "
-        "requires a key"
-    )
-
-
-class Listeners(NamedTuple):
-    """Rank 0's listening sockets."""
-
-    http: socket.socket
-    metrics: socket.socket | None  # of --metrics-port
-
-
-def open_listeners(config: ServeConfig) -> Listeners:
-    """Binds the ports before any expensive work.
-
-    Raises:
-        ConfigError: A port is in use, or other hosts can reach a server that requires no key.
-    """
-    http = listen(config.host, config.port)
-    line = open_line(config, http)
-    if line and not config.no_auth:
-        http.close()
-        raise ConfigError(f"{line}; --no-auth serves without one")
-    metrics = None if config.metrics_port is None else listen(config.host, config.metrics_port, "--metrics-port")
-    return Listeners(http, metrics)
 
 
 def host_cpus(world: World) -> set[int]:
@@ -120,27 +24,7 @@ def host_cpus(world: World) -> set[int]:
     return {cpu for host, mask in masks if host == world.hosts[world.rank] for cpu in mask}
 
 
-def launcher() -> int | None:
-    """Returns the process id of Open MPI's launcher of this rank; None without one."""
-    return os.getppid() if "OMPI_COMM_WORLD_SIZE" in os.environ else None
-
-
-def stop_line() -> str | None:
-    """Returns the advice on stopping a job of Open MPI without interrupting streams.
-
-    After SIGTERM, mpirun kills its ranks within half a second. Other launchers wait.
-    """
-    if "OMPI_COMM_WORLD_SIZE" not in os.environ or DRAINED_VARIABLE in os.environ:
-        return None
-    return f"To stop without cutting streams: kill -TERM {os.getpid()}"
-
-
-def keys_line(config: ServeConfig) -> str | None:
-    """Returns the advice on reloading the key file, if there is one."""
-    return None if config.api_key_file is None else f"To read the API keys again: kill -HUP {os.getpid()}"
-
-
-def work(config: ServeConfig, world: World) -> int:
+def work(config: ServeConfig, world: World) -> None:
     """Runs a rank other than 0.
 
     A signal from a launcher or a terminal reaches all ranks. These ranks ignore it: rank 0 drains and then ends them.
@@ -149,82 +33,24 @@ def work(config: ServeConfig, world: World) -> int:
         signal.signal(number, signal.SIG_IGN)
     model = load_model(config, world, embeddings=True)
     start_lines("", model)
-    model.placement_map()
+    placement_map(model)
     RankReports(model)
     model.executable.work()
     model.close()
     world.close()
-    return 0
-
-
-def handle_signals(config: ServeConfig, http: HttpProcess, coordinator: Coordinator) -> None:
-    """Installs handlers: DRAIN_SIGNALS drain the server, and SIGHUP reloads the key file if there is one."""
-
-    def drain(*_: object) -> None:
-        """Refuses new requests, and ends the server when the running ones are done."""
-        http.drain()
-        coordinator.request_drain()
-
-    for number in DRAIN_SIGNALS:
-        signal.signal(number, drain)
-    if config.api_key_file is not None:
-        signal.signal(signal.SIGHUP, lambda *_: http.read_keys_again())
 
 
 def run(config: ServeConfig) -> int:
     """Serves until it is stopped. Returns 0. Raises EngineError if the HTTP process fails."""
-    started_by = launcher()
+    parent = os.getppid()
     world = start_ranks(config)
-    listeners = together(world, lambda: open_listeners(config) if world.rank == 0 else None)
+    rank_0 = frozen_import("ckdist.cli.serve_rank_0") if world.rank == 0 else None
+    listeners = together(world, lambda: rank_0 and rank_0.open_listeners(config))
     cpus = host_cpus(world)
-    name = config.alias or model_name(config)
+    name = config.alias or (rank_0 and rank_0.model_name(config))
     config = dataclasses.replace(config, model=resolve(config.model, world))
-    if listeners is None:
-        return work(config, world)
-    with contextlib.ExitStack() as held:
-        directory = held.enter_context(socket_directory())
-        coordinator = held.enter_context(
-            Coordinator(directory, {"id": name}, step_limit=config.comm_timeout * 4, drain_seconds=config.drain_timeout)
-        )
-        http = HttpProcess.start(
-            config, coordinator.address, os.fspath(config.model or BUNDLED), name, *listeners, cpus
-        )
-        held.callback(http.stop)
-        if line := open_line(config, listeners.http):
-            log.warning("%s", line)
-        handle_signals(config, http, coordinator)
-        model = load_model(config, world, progress=True, embeddings=True)
-        with dismissing(model, world):
-            engine, tokenizer = make_engine(model, config.max_queue + config.parallel)
-            if engine.grammars is not None and tokenizer.eos_token_ids:
-                engine.grammars.prepare()
-        lines, advice = start_lines(name, model)
-        log.debug("%s", model.placement_map())
-        for line in advice[:1]:
-            log.warning("%s", line)
-        coordinator.begin(engine, RankReports(model), embedding_facts(config, model))
-        http.wait_answering(ANSWERING_SECONDS)
-        curl = curl_line(http.url, config, tokenizer.chat_template is not None, model.spec)
-        lines += [f"serving {name} at {http.url}  try: {curl}", *filter(None, [stop_line(), keys_line(config)])]
-        if listeners.metrics is not None:
-            lines.append(f"metrics at {http.url_of(listeners.metrics)}/metrics, without a key")
-        print(*lines, sep="\n", flush=True)
-        notify("READY=1", f"STATUS=serving {name} at {http.url}")
-
-        def watch() -> None:
-            """Checks the peers, the launcher, the loader and the HTTP process between two steps."""
-            model.executable.check_peers()
-            if launcher() != started_by:  # it was killed, and nothing else would end its ranks
-                coordinator.request_drain()
-            model.loader.check()
-            if failure := http.failure():
-                raise failure
-            if http.poll() == 0:  # it has drained
-                coordinator.request_drain()
-
-        with model.traced():
-            coordinator.run(check_peers=watch)
-        http.stop(config.drain_timeout)
-        model.close()
-    world.close()
+    if rank_0 is None:
+        work(config, world)
+    else:
+        rank_0.serve(config, world, listeners, name, cpus, parent)
     return 0

@@ -8,7 +8,8 @@ from typing import TypeVar
 from ckdist.comm.agreement import start_ranks
 from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
-from ckdist.engine.start_up import Model, load_model
+from ckdist.engine.load_model import load_model
+from ckdist.engine.loaded_model import Model
 from ckdist.errors import CkdistError, UserError
 from ckdist.hub.resolve import resolve
 from ckdist.models.spec import ModelSpec

@@ -3,7 +3,7 @@
 import math
 
 from ckdist import native
-from ckdist.engine.start_up import Model
+from ckdist.engine.loaded_model import Model
 from ckdist.layouts.memory_sizes import gigabytes
 from ckdist.program.step_batch import BLOCK_TOKENS
 from ckdist.topology import this_machine

@@ -11,9 +11,10 @@ from ckdist.config.engine_config import EngineConfig
 from ckdist.config.options import present_names
 from ckdist.engine.engine import Engine
 from ckdist.engine.engine_protocols import TextTokenizer
+from ckdist.engine.load_model import load_model
+from ckdist.engine.model_engine import make_engine
 from ckdist.engine.output import Output
 from ckdist.engine.sampling_params import SamplingParams
-from ckdist.engine.start_up import load_model, make_engine
 from ckdist.engine.text import TextStream, check_stop
 from ckdist.errors import EngineError, RequestError
 from ckdist.hub.resolve import resolve

@@ -6,7 +6,7 @@ Ranks are asked between two steps, and only while a client watches, so a step co
 from typing import Any
 
 from ckdist.comm.host_name import machine_name
-from ckdist.engine.start_up import Model
+from ckdist.engine.loaded_model import Model
 from ckdist.program.executable import Executable, StepStats
 from ckdist.topology.bandwidth import rank_bandwidths
 from ckdist.topology.tree import format_cpu_list

@@ -9,9 +9,10 @@ carries the tokens to the first stage. Rank 0 sends batches to all ranks, and ea
     ranks 4, 5    second stage      rows from ranks 2, 3, and to ranks 0, 1
 """
 
+import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ckdist.comm.group_world import GroupWorld
@@ -21,10 +22,13 @@ from ckdist.layouts.memory_sizes import gigabytes
 from ckdist.layouts.rough_cost import ATTENTION, OPERATIONS, attended_width, work
 from ckdist.layouts.stage_plan import PROMPT
 from ckdist.mesh import Mesh
+from ckdist.models.spec import ModelSpec
 from ckdist.program.program import Program
 from ckdist.program.stage_costs import StageCosts
 from ckdist.program.stage_slice import Stage
 from ckdist.weights.packed_type import WeightCost
+
+log = logging.getLogger(__name__)
 
 STEP_READ = 30e9  # bytes/s of weights in a step; most of the reading is hidden
 
@@ -37,6 +41,11 @@ class StageRank:
     world: World  # the ranks of the stage
     previous: int = -1  # the job's rank that sends rows to this one; -1: none
     next: int = -1  # the job's rank that receives rows from this one; -1: none
+
+    def part_of(self, spec: ModelSpec) -> ModelSpec:
+        """The model with the layers of this rank's stage."""
+        begin, end = self.stage.layers
+        return replace(spec, layers=spec.layers[begin:end])
 
 
 def stage_rank(world: World, layers: Sequence[Range]) -> StageRank:
@@ -102,3 +111,11 @@ def stage_lines(ranks: Sequence[tuple[int, int, int, int]]) -> list[str]:
         size = gigabytes(sum(ranks[rank][3] for rank in own))
         lines.append(f"stage {number} of {count}: {', '.join(parts)}, {size} of weights on {names}")
     return lines
+
+
+def tell_stages(world: World, rank: StageRank, weight_bytes: int) -> None:
+    """Logs the layers of each stage. A collective call."""
+    stage = rank.stage
+    rows = world.gather([stage.number, *stage.layers, weight_bytes])
+    for line in stage_lines(rows) if world.rank == 0 and stage.count > 1 else ():
+        log.debug("%s", line)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ckdist.errors import ConfigError, FetchError
 
+PREFIX = "hf:"  # of a repository of the Hugging Face Hub
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 WEB = ("https", "http")
 OBJECT_STORES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss")  # read with fsspec

@@ -12,16 +12,10 @@ import re
 from typing import Any
 
 from ckdist.errors import ConfigError, FetchError
+from ckdist.hub.folder_files import BESIDE, CONFIG, INDEX_FILE, SINGLE_FILE
 from ckdist.hub.model_url import NotThereError, fragment_of, scheme_of, shown
 from ckdist.hub.remote_file import fetch_ranges, make_remote, remote_folder
 
-CONFIG, SINGLE_FILE, INDEX_FILE = "config.json", "model.safetensors", "model.safetensors.index.json"
-BESIDE = (  # files of a folder that may be missing
-    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "tokenizer.model",
-    "tiktoken.model", "vocab.json", "merges.txt", "added_tokens.json", "chat_template.jinja", "chat_template.json",
-    "spiece.model", "source.spm", "target.spm", "modules.json", "1_Pooling/config.json",
-    "sentence_bert_config.json", INDEX_FILE,
-)  # fmt: skip
 MAX_SMALL_BYTES = 256 << 20  # largest file that is fetched whole
 MAX_FILES = 1 << 12
 SPLIT = re.compile(r"(?P<stem>.*)-\d{5}-of-(?P<count>\d{5})\.gguf")

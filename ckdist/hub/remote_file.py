@@ -14,9 +14,10 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 from ckdist.errors import CkdistError, ConfigError, FetchError
+from ckdist.hub.local_copy import has_parts, parts_path
 from ckdist.hub.lock import file_lock
 from ckdist.hub.model_url import WEB, NotThereError, fragment_of, scheme_of, shown
 from ckdist.hub.store import disk_problem, sha256_of, store_folder
@@ -27,12 +28,10 @@ from ckdist.regular_file import open_regular, read_regular
 
 log = logging.getLogger(__name__)
 
-SUFFIX = ".parts"
 BLOCK = 1 << 16  # bytes; only whole blocks are fetched
 MAX_BYTES = 1 << 50  # largest file
 REQUEST_BLOCKS = 256  # most blocks of one request
 REQUESTS = 4  # concurrent requests
-READ_AHEAD = 1 << 20  # bytes that a read from Python fetches
 RECORD_SECONDS = 2.0  # between two updates of the record
 MAX_RECORD_BYTES = 64 << 20
 ATTEMPTS = 4  # per request; the pause between them doubles
@@ -127,7 +126,7 @@ def _compare(path: pathlib.Path, digest: str) -> None:
             if found == digest:
                 _write(path, replace(_read(path) or parts, sha256=digest))
                 return
-            _parts_path(path).unlink(missing_ok=True)
+            parts_path(path).unlink(missing_ok=True)
             path.unlink(missing_ok=True)
     except OSError as error:
         raise FetchError(disk_problem(path.parent, error)) from None
@@ -165,22 +164,6 @@ def fetch_ranges(path: pathlib.Path, ranges: Iterable[Range], show_progress: boo
         ) from None
 
 
-def has_parts(path: pathlib.Path) -> bool:
-    """Whether `path` is the local copy of a file at a URL.
-
-    Raises:
-        FetchError: The copy is outside the store, since a model's folder must not name URLs.
-    """
-    if not _parts_path(path).exists():
-        return False
-    if remote_folder().resolve() not in path.resolve().parents:
-        raise FetchError(
-            f"{_parts_path(path)} marks {path.name} as incomplete, and it is not in {remote_folder()}: use the "
-            "model's URL, or remove that file if the model is complete"
-        )
-    return True
-
-
 def remote_folder() -> pathlib.Path:
     """Returns the folder of local copies."""
     return store_folder() / "remote"
@@ -192,14 +175,7 @@ def stamp_of(path: pathlib.Path) -> str:
     return json.dumps(parts.stamp, sort_keys=True) if parts else ""
 
 
-def open_file(path: pathlib.Path) -> BinaryIO:
-    """Opens `path` for reading bytes. Reads from a local copy fetch missing parts. Raises OSError as `open` does."""
-    if has_parts(path):
-        return cast("BinaryIO", io.BufferedReader(_FetchingFile(path), READ_AHEAD))
-    return open_regular(path)
-
-
-class _FetchingFile(io.RawIOBase):
+class FetchingFile(io.RawIOBase):
     """Fetches missing bytes when they are read."""
 
     def __init__(self, path: pathlib.Path):
@@ -349,13 +325,9 @@ class _Source:
         raise FetchError(f"{url} could not be read at byte {begin}: {why}; try again, the fetched data is kept")
 
 
-def _parts_path(path: pathlib.Path) -> pathlib.Path:
-    return path.with_name(path.name + SUFFIX)
-
-
 def _read(path: pathlib.Path) -> Parts | None:
     """Reads the record of a file; None for a complete file. Raises FetchError if the record is damaged."""
-    record = _parts_path(path)
+    record = parts_path(path)
     try:
         said = json.loads(read_regular(record, MAX_RECORD_BYTES))
         here = tuple((begin, end) for begin, end in said["here"])
@@ -369,7 +341,7 @@ def _read(path: pathlib.Path) -> Parts | None:
 
 def _write(path: pathlib.Path, parts: Parts) -> None:
     """Replaces the record atomically. Only its owner may read it, because URLs may contain a key."""
-    record = _parts_path(path)
+    record = parts_path(path)
     temporary = record.with_name(f"{record.name}.{os.getpid()}")
     said = asdict(parts)
     try:

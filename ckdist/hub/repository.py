@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ckdist.errors import ConfigError, FetchError
 from ckdist.hub.file_choice import choose_files, gguf_models
+from ckdist.hub.model_url import PREFIX
 from ckdist.hub.store import disk_problem, sha256_of
 from ckdist.progress import REDRAW_SECONDS, ProgressBar
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PREFIX = "hf:"
 NAME = re.compile(r"(?P<repository>[\w.-]{1,96}/[\w.-]{1,96})(?::(?P<wanted>[^:]{1,512}))?", re.ASCII)
 LIST_SECONDS = 15.0  # limit for the list of files
 Result = TypeVar("Result")

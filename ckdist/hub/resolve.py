@@ -8,11 +8,7 @@ from ckdist.comm.world import SingleWorld
 from ckdist.comm.world_protocol import World
 from ckdist.errors import CkdistError, ConfigError, FetchError, UserError
 from ckdist.hub.catalogue import CATALOGUE
-from ckdist.hub.fetch import fetch
-from ckdist.hub.model_url import is_url
-from ckdist.hub.remote import remote_model
-from ckdist.hub.repository import PREFIX, fetch_repository
-from ckdist.hub.store import Store
+from ckdist.hub.model_url import PREFIX, is_url
 
 
 def known_names() -> str:
@@ -30,13 +26,20 @@ def find(name: str, accept_license: bool = False, progress: bool = False) -> str
     if _exists(name):
         return name
     if is_url(name):
+        from ckdist.hub.remote import remote_model
+
         return remote_model(name)
     if name.startswith(PREFIX):
+        from ckdist.hub.repository import fetch_repository
+
         return str(fetch_repository(name, progress))
     if name not in CATALOGUE:
         raise ConfigError(
             f"{name!r} is neither a file or folder nor a known model: use a path, or one of {known_names()}"
         )
+    from ckdist.hub.fetch import fetch
+    from ckdist.hub.store import Store
+
     return str(fetch(CATALOGUE[name], Store(), accept_license, progress))
 
 

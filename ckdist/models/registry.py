@@ -2,7 +2,6 @@
 
 import functools
 import importlib
-import pkgutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,12 +19,14 @@ ENTRY_POINT = "ckdist.families"  # group of entry points; each names a Family
 
 
 @functools.cache
+def own_family(file: str) -> Family:
+    """The family in a file of `families`."""
+    return importlib.import_module(f"{families.__name__}.{file}").FAMILY
+
+
 def own_families() -> dict[str, Family]:
-    """The families of this package by their names."""
-    modules = [
-        importlib.import_module(f"{families.__name__}.{m.name}") for m in pkgutil.iter_modules(families.__path__)
-    ]
-    return {m.FAMILY.name: m.FAMILY for m in modules if hasattr(m, "FAMILY")}
+    """All families of this package by their names."""
+    return {one.name: one for one in map(own_family, families.NAMES)}
 
 
 @functools.cache
@@ -34,7 +35,7 @@ def other_families() -> dict[str, Family]:
 
     Raises ArchitectureError if an entry point cannot be loaded, or if its family has the name of another one.
     """
-    import importlib.metadata  # slow: it takes as long as loading all our families
+    import importlib.metadata  # slow
 
     found: dict[str, Family] = {}
     for point in sorted(importlib.metadata.entry_points(group=ENTRY_POINT), key=lambda point: point.name):
@@ -63,10 +64,11 @@ def family(name: str) -> Family:
 
 def _find(name: str, names_of: Callable[[Family], Iterable[str]], where: str) -> Family:
     """The first family with `name` in `names_of(family)`. Raises ArchitectureError if there is none."""
-    for some in (own_families, other_families):
-        for one in some().values():
-            if name in names_of(one):
-                return one
+    if (file := families.FILES.get(name)) and name in names_of(own := own_family(file)):
+        return own
+    for other in other_families().values():
+        if name in names_of(other):
+            return other
     known = dict.fromkeys(name for one in known_families().values() for name in names_of(one))
     raise ArchitectureError(f"{where}: architecture {name[:100]!r} is not known; the known ones are {', '.join(known)}")
 

@@ -148,7 +148,7 @@ class Predictor:
             yield Stage(number, count, own), places[number * each : (number + 1) * each]
 
     def _stage(self, stage: Stage, places: list[RankPlace]) -> StageModel:
-        """The model of a stage's first rank, with programs as `ckdist.engine.rank_stage` traces them."""
+        """The model of a stage's first rank, with programs as `ckdist.engine.stage_programs` traces them."""
         spec, hosts = self.checkpoint.spec, len({place.host for place in places})
         config = EngineConfig(
             prefill=self.way.prefill, experts=self.way.experts, pipeline_parallel_size=stage.count,

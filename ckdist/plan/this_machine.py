@@ -16,8 +16,8 @@ from ckdist.comm.transports.link import measured_link
 from ckdist.comm.world import SingleWorld
 from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.load_model import load_model
 from ckdist.engine.lockstep import LockstepSequences
-from ckdist.engine.start_up import load_model
 from ckdist.layouts.rank_plan import SPINS
 from ckdist.plan.kernel_speed import COLS, attention_rate, elementwise_rate, product_rate, product_rates
 from ckdist.plan.machine_spec import MEASURED, MachineSpec, kept_machine, kept_path

@@ -12,7 +12,7 @@ from typing import Any
 from ckdist.serve.parsers.choose import parser_of
 from ckdist.serve.parsers.delta import AnswerParser, Delta
 from ckdist.serve.parsers.form import AnswerForm
-from ckdist.serve.requests.tools import TEXT
+from ckdist.tokens.chat_input import TEXT
 
 LETTERS = string.ascii_letters + string.digits
 ID_CHARS = 9  # some templates refuse other lengths

@@ -19,8 +19,8 @@ from msgspec import structs
 from ckdist.errors import EngineError
 from ckdist.serve.encoding import Turns
 from ckdist.serve.problems import Problem
-from ckdist.serve.requests.task import MAX_ANSWER, too_much
 from ckdist.serve.settings import LOG_FORMAT
+from ckdist.serve.text_limits import MAX_ANSWER, too_much
 from ckdist.serve.text_records import (
     Answer,
     EmbeddingWork,

@@ -20,13 +20,9 @@ import msgpack
 
 from ckdist.errors import EngineError, ModelFileError
 from ckdist.python_words import module_words
-from ckdist.tokens.probe import REMEDY
-from ckdist.tokens.process_limits import Limits
-from ckdist.tokens.tokenizer import Tokenizer
-from ckdist.tokens.tokenizer_folder import RANKS, tokenizer_file
-from ckdist.tokens.tokenizer_source import tokenizer_of
-from ckdist.tokens.tried import remember, was_tried
+from ckdist.tokens.process_limits import REMEDY, Limits
 from ckdist.tokens.vocabulary import MAX_PIECES_BYTES, Vocabulary
+from ckdist.tokens.vocabulary_file import RANKS, vocabulary_file
 
 Overrides = Mapping[str, int | float | bool | str] | None  # of a GGUF file's metadata
 COMMAND_LOG_FORMAT = "%(message)s"  # the format of `ckdist`'s own log
@@ -41,7 +37,7 @@ def loading_limits(model: str | Path) -> Limits:
     A byte of tiktoken.model counts eightfold. The size of a GGUF file says nothing about its vocabulary, so a fixed
     size is assumed.
     """
-    path = tokenizer_file(Path(model))
+    path = vocabulary_file(Path(model))
     try:
         size = path.stat().st_size * (8 if path.name == RANKS else 1)
     except OSError:
@@ -165,15 +161,3 @@ def load_vocabulary(model: str | Path, overrides: Overrides = None) -> Vocabular
     """Loads the vocabulary of a model with an untrusted tokenizer. Raises ModelFileError like `Zygote.load`."""
     with Zygote(model, overrides) as zygote:
         return zygote.load()
-
-
-def load_tried(model: str | Path, overrides: Overrides = None) -> Tokenizer:
-    """A tokenizer for use in this process, after it has passed `probe` in a process with limits, now or earlier.
-
-    Raises ModelFileError if it does not pass.
-    """
-    folder = Path(model)
-    if folder.is_dir() and not was_tried(folder):  # a GGUF file has neither patterns nor normalisers of its own
-        load_vocabulary(folder)
-        remember(folder)
-    return tokenizer_of(model, overrides)

@@ -8,13 +8,13 @@ import time
 from typing import Any
 
 from ckdist.errors import ModelFileError, RequestError
+from ckdist.tokens.process_limits import REMEDY
 from ckdist.tokens.tokenizer import Tokenizer
 
 LENGTHS = (16, 64, 1024, 16384)  # characters
 COMMON = "aZ0 \n.-_\t\r日é😀'"
 MAX_OWN = 48  # number of characters to try from the file's own patterns
 GROWTH, SLACK = 32, 4096  # a normaliser may turn n characters into GROWTH * n + SLACK
-REMEDY = "it is broken or hostile: fetch the model's own"
 MAX_SECONDS = 2.0  # of CPU time for one text of at most 16384 characters
 
 

@@ -15,6 +15,7 @@ from ckdist.prctl import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, prctl
 
 UNLIMITED = resource.RLIM_INFINITY
 MAX_FILES = 16
+REMEDY = "it is broken or hostile: fetch the model's own"  # if a tokenizer exceeds its limits
 
 
 @dataclass(frozen=True)

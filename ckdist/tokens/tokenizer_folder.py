@@ -21,11 +21,9 @@ from ckdist.tokens.pieces import (
     text_bytes,
     wordpiece_bytes,
 )
-from ckdist.tokens.tiktoken import MAX_RANKS_BYTES, backend_of_ranks, split_of_type
 from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.tokens.vocabulary_file import MAX_TOKENIZER_BYTES, RANKS, vocabulary_file
 
-RANKS = "tiktoken.model"  # tiktoken's own format, used by Kimi-K2
-MAX_TOKENIZER_BYTES = 256 << 20
 MAX_CONFIG_BYTES = 32 << 20
 MAX_TEMPLATE_BYTES = 1 << 20
 MAX_VOCAB = 4 << 20
@@ -53,8 +51,10 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         )
     config = _read_json(folder / "tokenizer_config.json")
     model, generation = _read_json(folder / "config.json"), _read_json(folder / "generation_config.json")
-    source = tokenizer_file(folder)
+    source = vocabulary_file(folder)
     if source.name == RANKS:
+        from ckdist.tokens.tiktoken import MAX_RANKS_BYTES, backend_of_ranks, split_of_type
+
         split = split_of_type(model.get("model_type"), source)
         ranks = _read_bytes(source, MAX_RANKS_BYTES)
         backend = _guarded(source, lambda: backend_of_ranks(ranks, source, split, config.get("added_tokens_decoder")))
@@ -96,12 +96,6 @@ def _read_bytes(path: Path, limit: int) -> bytes:
         return read_regular(path, limit)
     except OSError as error:
         raise ModelFileError(f"{path} cannot be read: {error.strerror}; fetch the model's own {path.name}") from None
-
-
-def tokenizer_file(folder: Path) -> Path:
-    """The file with the vocabulary in `folder`: tokenizer.json, or tiktoken.model if that alone exists."""
-    whole = folder / "tokenizer.json"
-    return folder / RANKS if not whole.exists() and (folder / RANKS).exists() else whole
 
 
 def _read_backend(path: Path) -> tokenizers.Tokenizer:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ckdist.errors import ModelFileError
-from ckdist.tokens.confined import load_tried
 from ckdist.tokens.pieces import BYTE_TOKEN
 from ckdist.tokens.splits import SPLITS
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.tokens.tokenizer_from_gguf import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED, tokenizer_from_gguf
+from ckdist.tokens.tried import load_tried
 
 PROBES = (
     "Hello world, it's THE 3rd test: 1234567890 x86_64 (a+b)==c; don't, I'LL, we've",

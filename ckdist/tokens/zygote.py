@@ -25,8 +25,8 @@ from ckdist.prctl import die_with_parent
 from ckdist.tokens import worker_frames
 from ckdist.tokens.chat_template import ChatTemplate, with_template
 from ckdist.tokens.confining import confine_loading, confine_working
-from ckdist.tokens.probe import REMEDY, probe
-from ckdist.tokens.process_limits import Confinement, Limits, LogHandler, give_up_privileges, start_nothing
+from ckdist.tokens.probe import probe
+from ckdist.tokens.process_limits import REMEDY, Confinement, Limits, LogHandler, give_up_privileges, start_nothing
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.tokens.tokenizer_source import tokenizer_of
 from ckdist.tokens.tool_format import ToolFormat

@@ -19,9 +19,9 @@ from ckdist.models.registry import family, read_config
 from ckdist.models.spec import ModelSpec, MoeFfn
 from ckdist.program.program import Program, Weight
 from ckdist.program.training_tracer import TrainingTracer, trace_loss
-from ckdist.tokens.confined import load_tried
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.tokens.tokenizer_source import tokenizer_of
+from ckdist.tokens.tried import load_tried
 from ckdist.train.arena import shape_of
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.documents import find_files, read_documents

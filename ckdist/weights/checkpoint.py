@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ckdist.errors import ConfigError, ModelFileError
-from ckdist.hub.remote_file import open_file
+from ckdist.hub.local_copy import open_file
 from ckdist.layout import Range
 from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
 from ckdist.models.families.family import TensorNames, stack_of

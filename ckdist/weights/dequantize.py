@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from ckdist.errors import ModelFileError
-from ckdist.hub.remote_file import open_file
+from ckdist.hub.local_copy import open_file
 from ckdist.native import check, lib, pointer
 from ckdist.weights import dtypes
 from ckdist.weights.scales import E4M3_VALUES, Place

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ckdist.errors import ConfigError, ModelFileError
-from ckdist.hub.remote_file import open_file
+from ckdist.hub.local_copy import open_file
 from ckdist.overrides import FLAG
 from ckdist.weights import dtypes
 

@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 
 from ckdist.errors import ConfigError, LayoutError
-from ckdist.hub.remote_file import fetch_ranges, has_parts
+from ckdist.hub.local_copy import has_parts
 from ckdist.layout import Range
 from ckdist.models.blocks.moe import is_router
 from ckdist.models.decoder import EMBEDDING, OUTPUT
@@ -220,7 +220,10 @@ class ShardLoader:
     def _fetch(self) -> None:
         """Fetches the planned bytes of files at a URL."""
         for path, ranges in self.byte_ranges().items():
-            fetch_ranges(path, ranges, show_progress=True)
+            if has_parts(path):
+                from ckdist.hub.remote_file import fetch_ranges
+
+                fetch_ranges(path, ranges, show_progress=True)
 
     def add_peer(self, path: str, arena_bytes: int) -> int:
         """Maps the arena of another rank of this host; returns the number of the peer.

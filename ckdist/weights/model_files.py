@@ -15,12 +15,10 @@ import numpy as np
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from ckdist.errors import ModelFileError
-from ckdist.hub.remote import BESIDE, CONFIG
-from ckdist.hub.remote_file import fetch_ranges, has_parts, stamp_of
+from ckdist.hub.folder_files import BESIDE, CONFIG
+from ckdist.hub.local_copy import has_parts
 from ckdist.layout import Range
 from ckdist.regular_file import open_regular
-from ckdist.weights.adapter_config import CONFIG as ADAPTER_CONFIG
-from ckdist.weights.adapter_file import WEIGHTS as ADAPTER_WEIGHTS
 from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.gguf import MAX_HEADER_BYTES
 from ckdist.weights.safetensors import read_safetensors
@@ -70,7 +68,11 @@ class ModelFile:
     @property
     def version(self) -> str:
         """The server's version stamp for a file at a URL, else empty."""
-        return stamp_of(self.path) if self.is_partial else ""
+        if not self.is_partial:
+            return ""
+        from ckdist.hub.remote_file import stamp_of
+
+        return stamp_of(self.path)
 
     def identity(self) -> list[str | int]:
         """A key that is equal on two ranks only if they read the same file, on one machine or from one file server."""
@@ -103,6 +105,8 @@ class ModelFile:
     def digests(self, begins: np.ndarray) -> np.ndarray:
         """XXH3 of the blocks at `begins`, uint64 (n,). Raises ModelFileError if the file cannot be read."""
         if self.is_partial:
+            from ckdist.hub.remote_file import fetch_ranges
+
             fetch_ranges(self.path, [(0, self.tensors[0][0] if self.tensors else self.size)])
         with self.opened() as file, ThreadPoolExecutor(READERS, "sample") as pool:
             descriptor, slices = file.fileno(), np.array_split(begins, min(READERS, max(1, len(begins))))
@@ -153,6 +157,9 @@ def model_files(checkpoint: Checkpoint, adapter: pathlib.Path | None = None) -> 
         paths = [folder / name for name in (CONFIG, *BESIDE)] + sorted((folder / TEMPLATES).glob("*.jinja"))
         files += [ModelFile(str(p.relative_to(folder)), p) for p in paths if p.is_file()]
     if adapter is not None:
+        from ckdist.weights.adapter_config import CONFIG as ADAPTER_CONFIG
+        from ckdist.weights.adapter_file import WEIGHTS as ADAPTER_WEIGHTS
+
         weights = adapter / ADAPTER_WEIGHTS
         tensors = sorted((t.offset, t.name) for t in read_safetensors(weights).values())
         files.append(ModelFile(f"adapter {ADAPTER_CONFIG}", adapter / ADAPTER_CONFIG))

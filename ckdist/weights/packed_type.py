@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 from ckdist import native
-from ckdist.weights.adapter import PackedMatrix, is_low_rank
 from ckdist.weights.dtypes import BY_NUMBER
 from ckdist.weights.loader import ShardLoader
+from ckdist.weights.packed_matrix import PackedMatrix, is_low_rank
 
 
 class WeightCost(NamedTuple):

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ckdist.errors import ModelFileError
-from ckdist.hub.remote_file import open_file
+from ckdist.hub.local_copy import open_file
 from ckdist.weights import dtypes
 from ckdist.weights.safetensors import StoredTensor
 from ckdist.weights.scales import FORMS, Scales

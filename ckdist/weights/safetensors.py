@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from ckdist.errors import ModelFileError
-from ckdist.hub.remote_file import open_file
+from ckdist.hub.folder_files import INDEX_FILE, SINGLE_FILE
+from ckdist.hub.local_copy import open_file
 from ckdist.weights.json_file import parse_json_object, read_json_object
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
@@ -19,8 +20,6 @@ MAX_TENSORS = 1 << 16
 MAX_DIMENSIONS = 8
 MAX_DIMENSION = 1 << 40
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
 _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 
 _ITEM_BYTES = {

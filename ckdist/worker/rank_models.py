@@ -10,21 +10,19 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ckdist.comm.communicator import Communicator
 from ckdist.comm.world_protocol import World, has_mpi
 from ckdist.errors import ConfigError
 from ckdist.program.executable import Executable
-from ckdist.program.native_worker import NativeWorker
+from ckdist.worker.colocation import Colocation
 from ckdist.worker.load_world import LoadWorld
 
 SWITCH_SECONDS = 2e-4  # Python gives the GIL to rank 0's steps so often while a model loads; its default is 5 ms
 
 
 class LoadedModel(Protocol):
-    """One rank of a loaded model (`ckdist.engine.start_up.Model`)."""
+    """One rank of a loaded model (`ckdist.engine.loaded_model.Model`)."""
 
     @property
     def executable(self) -> Executable:
@@ -34,15 +32,6 @@ class LoadedModel(Protocol):
     def free(self) -> None:
         """Frees weights, cache and buffers."""
         ...
-
-
-@dataclass(frozen=True)
-class Colocation:
-    """A model's place among the models of a rank."""
-
-    worker: NativeWorker
-    communicator: Communicator  # all ranks; the model's own
-    model: int  # its number, the same on every rank
 
 
 Load = Callable[[Any, World, Colocation], LoadedModel]

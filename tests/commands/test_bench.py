@@ -14,9 +14,9 @@ from ckdist.cli.bench_sweep import fewest_threads
 from ckdist.comm.world import SingleWorld
 from ckdist.config.bench_config import BenchConfig
 from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.load_model import load_model
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.single import SingleSequence
-from ckdist.engine.start_up import load_model
 from ckdist.errors import CapacityError, ConfigError
 from ckdist.plan.step_cost import StepTotals, read_step_cost
 from ckdist.progress import ProgressBar

@@ -9,7 +9,7 @@ import pytest
 
 from ckdist import native
 from ckdist.cli.main import main
-from ckdist.engine.start_up import BUNDLED
+from ckdist.engine.load_model import BUNDLED
 from ckdist.plan.machine_spec import machine_named
 
 

@@ -10,9 +10,9 @@ from llguidance import LLMatcher, LLTokenizer
 
 from ckdist.engine.engine import Engine
 from ckdist.engine.grammars import Grammars
+from ckdist.engine.load_model import BUNDLED
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import SamplingParams
-from ckdist.engine.start_up import BUNDLED
 from ckdist.tokens.grammar import check_grammar, json_schema_grammar
 from ckdist.tokens.tokenizer_source import tokenizer_of
 from tests.support.paged_executable import PagedExecutable

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from ckdist.engine.engine import Engine
 from ckdist.engine.grammars import Grammars
+from ckdist.engine.load_model import BUNDLED
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import SamplingParams
-from ckdist.engine.start_up import BUNDLED
 from ckdist.errors import CkdistError
 from ckdist.serve.requests.prepare import prepare
 from ckdist.serve.text_records import ModelFacts, Prepared, read_answer

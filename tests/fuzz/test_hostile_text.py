@@ -20,8 +20,9 @@ from ckdist.errors import ModelFileError
 from ckdist.serve.process import listen
 from ckdist.serve.server import HttpServer
 from ckdist.serve.settings import HttpSettings
-from ckdist.tokens.confined import Zygote, load_tried, load_vocabulary
+from ckdist.tokens.confined import Zygote, load_vocabulary
 from ckdist.tokens.process_limits import Limits
+from ckdist.tokens.tried import load_tried
 from tests.support.served import TEMPLATE, serving, write_tokenizer
 
 # `k` is 1, so that nothing is computed while the template is compiled. What hung the server or took its memory before

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from ckdist import native
 from ckdist.comm.world import start_world
 from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.load_model import load_model
 from ckdist.engine.single import SingleSequence
-from ckdist.engine.start_up import load_model
 from ckdist.errors import NativeError, UserError
 from ckdist.program.native_worker import COMMANDS
 from ckdist.weights.gguf import read_gguf

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from ckdist.engine.start_up import BUNDLED
+from ckdist.engine.load_model import BUNDLED
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.model_files import BLOCK, model_files
 from tests.support.hosts import Hosts, start, why_not

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from ckdist.config.samplers import SAMPLERS
 from ckdist.engine.dry_breakers import DryBreakers
+from ckdist.engine.load_model import BUNDLED
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.sampling_state import SamplingState, sampling_state
-from ckdist.engine.start_up import BUNDLED
 from ckdist.errors import ConfigError
 from ckdist.tokens.tokenizer_source import tokenizer_of
 from tests.support.paths import GOLDEN as GOLDEN_FILES

@@ -17,8 +17,8 @@ from ckdist import LLM, SamplingParams
 from ckdist.cli.export import export_gguf
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.load_model import BUNDLED, load_model
 from ckdist.engine.single import SingleSequence
-from ckdist.engine.start_up import BUNDLED, load_model
 from ckdist.errors import ArchitectureError, ConfigError, EngineError, ModelFileError
 from ckdist.models.decoder import weight_shapes
 from ckdist.models.registry import family as family_of

@@ -23,7 +23,7 @@ import sys
 import numpy as np
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
-from ckdist.engine.start_up import load_model
+from ckdist.engine.load_model import load_model
 from ckdist.engine.single import SingleSequence
 model = load_model(EngineConfig(model=sys.argv[1], threads=1, cache_type_k="f32", cache_type_v="f32"), SingleWorld())
 np.save(sys.argv[2], SingleSequence(model.executable).feed(np.load(sys.argv[3])))

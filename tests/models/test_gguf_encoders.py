@@ -10,8 +10,8 @@ from safetensors.numpy import load_file
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.engine import Engine
+from ckdist.engine.load_model import load_model
 from ckdist.engine.sampler import Sampler
-from ckdist.engine.start_up import load_model
 from ckdist.errors import ModelFileError
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.stored_pooling import stored_pooling

@@ -11,8 +11,8 @@ from safetensors.numpy import load_file, save_file
 from ckdist.cli.export import export_gguf
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.load_model import load_model
 from ckdist.engine.single import SingleSequence
-from ckdist.engine.start_up import load_model
 from ckdist.errors import ModelFileError
 from ckdist.models.families import gptoss
 from ckdist.models.registry import spec_from_config

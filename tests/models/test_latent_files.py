@@ -9,8 +9,8 @@ from safetensors.numpy import load_file
 from ckdist.cli.export import TYPES, stored
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.load_model import load_model
 from ckdist.engine.single import SingleSequence
-from ckdist.engine.start_up import load_model
 from ckdist.errors import ModelFileError
 from ckdist.models.registry import family
 from ckdist.weights import dtypes

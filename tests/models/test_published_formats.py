@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from ckdist.comm.world import start_world
 from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.load_model import load_model
 from ckdist.engine.single import SingleSequence
-from ckdist.engine.start_up import load_model
 from ckdist.errors import ModelFileError, UserError
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_rows, read_tensor

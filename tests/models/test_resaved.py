@@ -7,10 +7,10 @@ import numpy as np
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.engine import Engine
+from ckdist.engine.load_model import load_model
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.single import SingleSequence
-from ckdist.engine.start_up import load_model
 from tests.support.paths import GOLDEN
 
 SAVED = json.loads((GOLDEN / "configs" / "golden.json").read_text())

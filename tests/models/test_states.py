@@ -5,8 +5,8 @@ import pytest
 
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.load_model import load_model
 from ckdist.engine.single import SingleSequence
-from ckdist.engine.start_up import load_model
 from ckdist.errors import CapacityError, NativeError
 from ckdist.program.step_batch import Batch
 from tests.support.paths import GOLDEN

@@ -13,7 +13,7 @@ import pytest
 from ckdist.comm.agreement import agree_fields, flag_values, shown_apart
 from ckdist.config.engine_config import EngineConfig
 from ckdist.config.serve_config import ServeConfig
-from ckdist.engine.start_up import BUNDLED
+from ckdist.engine.load_model import BUNDLED
 from ckdist.errors import ConfigError, ModelFileError
 from ckdist.weights import whole_comparison
 from ckdist.weights.checkpoint import open_checkpoint

@@ -8,7 +8,7 @@ import pytest
 
 from ckdist import LLM, SamplingParams
 from ckdist.cli.export import export_gguf
-from ckdist.engine.start_up import BUNDLED
+from ckdist.engine.load_model import BUNDLED
 from ckdist.errors import ConfigError, ModelFileError
 from ckdist.mesh import Mesh
 from ckdist.program.pool import ThreadPool

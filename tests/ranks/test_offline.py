@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from ckdist import LLM, SamplingParams
-from ckdist.engine.start_up import BUNDLED
+from ckdist.engine.load_model import BUNDLED
 from ckdist.weights.checkpoint import open_checkpoint
 from tests.support.launcher import run_ranks
 from tests.support.paths import GOLDEN

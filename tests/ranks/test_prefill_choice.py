@@ -11,8 +11,8 @@ import pytest
 from ckdist.comm.user_cache import read_kept, write_kept
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine import prefill_measurement
+from ckdist.engine.load_model import load_model
 from ckdist.engine.prefill_measurement import measure, sound
-from ckdist.engine.start_up import load_model
 from ckdist.layouts.prefill_choice import by_chance, choose
 from ckdist.layouts.rank_plan import Plan
 from ckdist.program.executable import DECODE, PREFILL

@@ -15,7 +15,8 @@ import pytest
 
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
-from ckdist.engine import start_up
+from ckdist.engine.load_model import load_model
+from ckdist.engine.placement_map import placement_map
 from ckdist.errors import CapacityError, ConfigError, ModelFileError
 from ckdist.native import lib
 from ckdist.weights.loader import ShardLoader
@@ -192,11 +193,9 @@ def test_what_cannot_be_is_refused(caplog):
         EngineConfig(repack="on")
     if not os.path.exists("/dev/dsa"):
         with pytest.raises(ConfigError, match="no DSA queue can be used"):
-            start_up.load_model(
-                EngineConfig(model=str(GOLDEN / "llama3"), threads=1, ctx_size=64, repack="dsa"), SingleWorld()
-            )
+            load_model(EngineConfig(model=str(GOLDEN / "llama3"), threads=1, ctx_size=64, repack="dsa"), SingleWorld())
     caplog.set_level("DEBUG")
-    model = start_up.load_model(
+    model = load_model(
         EngineConfig(model=str(GOLDEN / "llama3"), threads=1, ctx_size=64, quantize="q8_0"), SingleWorld()
     )
     assert "--quantize changes the weights, so all of them are packed before anything runs" in caplog.text
@@ -213,7 +212,7 @@ def test_held_it_stands_still(tmp_path):
         stack.enter_context(loader.held())
 
     with contextlib.ExitStack() as stack:
-        model = start_up.load_model(
+        model = load_model(
             EngineConfig(model=str(tmp_path), threads=1, ctx_size=96, repack="threads"), SingleWorld(), fill=fill
         )
 
@@ -234,7 +233,7 @@ def test_what_is_packed_is_told(caplog):
     config = EngineConfig(model=str(TYPES[0]), threads=1, ctx_size=96, prefill="token", repack="threads")
 
     def rank(world):
-        model = start_up.load_model(config, world)
+        model = load_model(config, world)
         model.loader.wait()
         stats = model.loader.filled.stats()
         assert (
@@ -251,5 +250,5 @@ def test_what_is_packed_is_told(caplog):
         and "by streaming stores" in line.message
     )
     model = loaded(SingleWorld(), TYPES[0], 0.0)
-    assert "\n0 % of the weights are packed so far; untouched pages are not in the map" in model.placement_map()
+    assert "\n0 % of the weights are packed so far; untouched pages are not in the map" in placement_map(model)
     model.close()

@@ -13,12 +13,12 @@ import pytest
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.engine import Engine
+from ckdist.engine.load_model import load_model
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.single import SingleSequence
 from ckdist.engine.stage_ranks import stage_rank
-from ckdist.engine.start_up import load_model
 from ckdist.errors import ConfigError, ModelFileError
 from ckdist.layout import SINGLE, TENSOR
 from ckdist.layouts.stage_plan import divide_layers, even_slices

@@ -12,10 +12,10 @@ from ckdist.comm.thresholds import Thresholds, save_thresholds
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.engine import Engine
+from ckdist.engine.load_model import load_model
 from ckdist.engine.prefill_measurement import prefill_stats
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.single import SingleSequence
-from ckdist.engine.start_up import load_model
 from ckdist.errors import ConfigError
 from ckdist.layout import TENSOR, TOKEN, TOKEN_IN_HOSTS
 from ckdist.layouts.phase_layouts import layouts_for

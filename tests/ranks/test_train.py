@@ -18,7 +18,7 @@ import pytest
 
 import ckdist
 from ckdist.comm.world import SingleWorld
-from ckdist.engine.start_up import BUNDLED
+from ckdist.engine.load_model import BUNDLED
 from ckdist.errors import CapacityError, CommError, ConfigError, EngineError, ModelFileError
 from ckdist.train import training_checkpoint as saved
 from ckdist.train.arena import Arena

@@ -5,7 +5,7 @@ import pytest
 from ckdist import native
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
-from ckdist.engine.start_up import load_model
+from ckdist.engine.load_model import load_model
 from tests.support.launcher import run_ranks
 
 

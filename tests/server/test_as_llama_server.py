@@ -11,7 +11,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from ckdist.engine.start_up import BUNDLED
+from ckdist.engine.load_model import BUNDLED
 from tests.support.adapters import random_adapter
 from tests.support.running import running
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from ckdist.config.engine_config import EngineConfig
-from ckdist.engine import start_up
+from ckdist.engine.load_model import load_model
 from ckdist.engine.single import SingleSequence
 from tests.support.paths import GOLDEN
 
@@ -35,8 +35,8 @@ def loaded(world, path, until, threads=1):
         repack="off" if until is BEFORE else "threads",
     )
     if until is BEFORE:
-        return start_up.load_model(config, world)
-    return start_up.load_model(config, world, fill=lambda loader: loader.repack("threads", until))
+        return load_model(config, world)
+    return load_model(config, world, fill=lambda loader: loader.repack("threads", until))
 
 
 def logits(world, path, until, threads=1, settled=True):

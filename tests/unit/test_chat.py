@@ -7,8 +7,7 @@ import json
 import pytest
 
 from ckdist.errors import ModelFileError, RequestError
-from ckdist.tokens import ChatTemplate
-from ckdist.tokens.chat_template import CHATML
+from ckdist.tokens.chat_template import CHATML, ChatTemplate
 
 CALLS = [{"id": "call00001", "type": "function", "function": {"name": "f", "arguments": '{"x": "é"}'}}]
 HISTORY = [

@@ -24,10 +24,13 @@ import ckdist
 from ckdist.engine.messages import PromptScores
 from ckdist.errors import EngineError, RequestError
 from ckdist.serve.text_work import WORKERS, TextWork
-from ckdist.tokens import confined, load_tokenizer, system_calls, worker_frames
-from ckdist.tokens.confined import load_tried, load_vocabulary
+from ckdist.tokens import confined, system_calls, worker_frames
+from ckdist.tokens import tried as tried_tokenizers
+from ckdist.tokens.confined import load_vocabulary
 from ckdist.tokens.confined_template import ConfinedTemplate
+from ckdist.tokens.tokenizer_folder import load_tokenizer
 from ckdist.tokens.tokenizer_from_gguf import tokenizer_from_gguf
+from ckdist.tokens.tried import load_tried
 from ckdist.tokens.vocabulary import Vocabulary
 from tests.support.paths import GOLDEN as GOLDEN_FILES
 from tests.support.paths import ROOT
@@ -64,7 +67,7 @@ def test_a_vocabulary_is_what_the_tokenizer_decodes_with():
 def test_a_tokenizer_is_tried_once_and_again_when_a_byte_changed(tmp_path, monkeypatch):
     tried, folder = [], tmp_path / "model"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(confined, "load_vocabulary", tried.append)
+    monkeypatch.setattr(tried_tokenizers, "load_vocabulary", tried.append)
     folder.mkdir()
     write_tokenizer(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):

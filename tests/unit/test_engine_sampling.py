@@ -10,13 +10,13 @@ import pytest
 from ckdist.config.generate_config import GenerateConfig
 from ckdist.engine.dry_breakers import MAX_BREAKERS, MAX_KEPT, DryBreakers, check_breakers
 from ckdist.engine.engine import Engine
+from ckdist.engine.load_model import BUNDLED
 from ckdist.engine.messages import TO_RANK_0, read
 from ckdist.engine.request import check_sampling
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import PARAMETERS, SamplingParams
 from ckdist.engine.sampling_state import sampling_state
 from ckdist.engine.scheduler import EngineBusy
-from ckdist.engine.start_up import BUNDLED
 from ckdist.errors import ConfigError, RequestError
 from ckdist.tokens.tokenizer_source import tokenizer_of
 from tests.support.paged_executable import PagedExecutable, prefix_logits

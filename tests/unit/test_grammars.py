@@ -11,10 +11,10 @@ from ckdist.engine import grammars as compiling
 from ckdist.engine.constraint import Constraint
 from ckdist.engine.engine import Engine
 from ckdist.engine.grammars import Grammars
+from ckdist.engine.load_model import BUNDLED
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.side_thread import SideThread
-from ckdist.engine.start_up import BUNDLED
 from ckdist.errors import RequestError
 from ckdist.tokens.grammar import (
     check_grammar,

@@ -12,11 +12,11 @@ from ckdist.engine.block_pool import BlockPool
 from ckdist.engine.constraint import TOO_SLOW
 from ckdist.engine.engine import Engine
 from ckdist.engine.grammars import Grammars
+from ckdist.engine.load_model import BUNDLED
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.scheduler import Scheduler
 from ckdist.engine.sequence import Sequence, State
-from ckdist.engine.start_up import BUNDLED
 from ckdist.engine.state_pool import StatePool
 from ckdist.errors import ConfigError, EngineError, RequestError
 from ckdist.program.step_batch import BLOCK_TOKENS

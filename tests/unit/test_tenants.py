@@ -6,8 +6,8 @@ import pytest
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.engine import Engine
+from ckdist.engine.load_model import load_model
 from ckdist.engine.sampling_params import SamplingParams
-from ckdist.engine.start_up import load_model
 from tests.support.paged_executable import PagedExecutable, PlainSampler
 from tests.support.paths import GOLDEN
 from tests.unit.test_engine import finish, greedy

@@ -8,9 +8,9 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from ckdist.engine.engine import Engine
 from ckdist.engine.grammars import Grammars
+from ckdist.engine.load_model import BUNDLED
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import SamplingParams
-from ckdist.engine.start_up import BUNDLED
 from ckdist.errors import RequestError
 from ckdist.serve.requests.answer_form import answer_form, answer_grammar
 from ckdist.serve.requests.prepare import prepare

@@ -13,8 +13,8 @@ from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers, proc
 
 import ckdist
 from ckdist.errors import CkdistError, ModelFileError, RequestError
-from ckdist.tokens import load_tokenizer
 from ckdist.tokens.splits import SPLITS
+from ckdist.tokens.tokenizer_folder import load_tokenizer
 from ckdist.tokens.tokenizer_from_gguf import tokenizer_from_gguf
 from tests.support.paths import GOLDEN as GOLDEN_FILES
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ckdist.engine.start_up import BUNDLED
+from ckdist.engine.load_model import BUNDLED
 from ckdist.errors import ConfigError
 from ckdist.tokens.tokenizer_folder import load_tokenizer
 from ckdist.train.batch import PackedBatch

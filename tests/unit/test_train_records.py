@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from ckdist.engine.start_up import BUNDLED
+from ckdist.engine.load_model import BUNDLED
 from ckdist.errors import ConfigError, RequestError
 from ckdist.serve.requests.prepare import apply_template
 from ckdist.serve.text_records import ModelFacts

@@ -13,8 +13,8 @@ import tokenizers
 from tokenizers import AddedToken, Regex, pre_tokenizers
 
 from ckdist.errors import ModelFileError
-from ckdist.tokens import load_tokenizer
 from ckdist.tokens.splits import SPLITS
+from ckdist.tokens.tokenizer_folder import load_tokenizer
 from ckdist.tokens.tokenizer_from_gguf import tokenizer_from_gguf
 from tests.support.paths import GOLDEN as GOLDEN_FILES
 

@@ -11,8 +11,9 @@ import sys
 
 from ckdist.comm.world import start_world
 from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.load_model import load_model
+from ckdist.engine.placement_map import placement_map
 from ckdist.engine.single import SingleSequence
-from ckdist.engine.start_up import load_model
 
 PR_SET_NO_NEW_PRIVS, PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 38, 22, 2
 LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06  # of classic BPF: a word of seccomp_data, a comparison, the verdict
@@ -49,7 +50,7 @@ if world.rank == 0:
 else:
     model.executable.work()
 model.loader.wait()
-text = model.placement_map()
+text = placement_map(model)
 if world.rank == 0:
     print(text, flush=True)
 model.executable.close()

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from ckdist import native
 from ckdist.comm.bootstrap.sockets import connect_ranks
 from ckdist.comm.host_name import machine_name
-from ckdist.comm.transports.verbs import open_verbs
 from ckdist.comm.world_protocol import Log, MpiRanks, World, has_mpi
 from ckdist.errors import ConfigError
 from ckdist.native import CData
@@ -19,6 +18,8 @@ def open_transport(
 ) -> CData:
     """Opens a native ckdist_transport between all ranks. A collective call; raises ConfigError or CommError."""
     if transport == "verbs":
+        from ckdist.comm.transports.verbs import open_verbs
+
         opened = open_verbs(world, interface, timeout)
     elif transport == "mpi":
         assert has_mpi(world)

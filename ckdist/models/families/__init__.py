@@ -1,1 +1,43 @@
-"""The families of models, one file each. `ckdist.models.registry` finds them."""
+"""One file per family, and the names by which a model's files name it."""
+
+# File -> the family's name, and its names in `architectures`, `model_type` and `general.architecture`. A start imports
+# only the file of its model's family. `tests/unit/test_family_names.py` compares this table with the files.
+NAMES = {
+    "bart": "bart BartForConditionalGeneration",
+    "bert": "bert BertModel BertForMaskedLM BertForSequenceClassification",
+    "deepseek_v2": "deepseek_v2 DeepseekV2ForCausalLM deepseek2",
+    "deepseek_v3": "deepseek_v3 DeepseekV3ForCausalLM",
+    "gemma2": "gemma2 Gemma2ForCausalLM",
+    "gemma3": "gemma3 Gemma3ForCausalLM Gemma3ForConditionalGeneration gemma3_text",
+    "glm4": "glm4 Glm4ForCausalLM",
+    "glm4moe": "glm4moe Glm4MoeForCausalLM glm4_moe",
+    "gptoss": "gpt-oss GptOssForCausalLM gpt_oss",
+    "granite": "granite GraniteForCausalLM",
+    "kimi_k2": "kimi_k2 KimiK2ForCausalLM KimiK25ForConditionalGeneration Kimi_K25ForConditionalGeneration kimi_k25",
+    "llama": "llama LlamaForCausalLM",
+    "marian": "marian MarianMTModel",
+    "minimax_m2": "minimax-m2 MiniMaxM2ForCausalLM minimax_m2",
+    "mistral": "mistral MistralForCausalLM",
+    "mixtral": "mixtral MixtralForCausalLM",
+    "modernbert": "modernbert ModernBertModel ModernBertForMaskedLM ModernBertForSequenceClassification",
+    "mt5": "mt5 MT5ForConditionalGeneration MT5EncoderModel",
+    "nomic_bert": "nomic_bert NomicBertModel nomic-bert",
+    "olmo2": "olmo2 Olmo2ForCausalLM",
+    "olmo3": "olmo3 Olmo3ForCausalLM",
+    "olmoe": "olmoe OlmoeForCausalLM",
+    "phi3": "phi3 Phi3ForCausalLM",
+    "qwen2": "qwen2 Qwen2ForCausalLM",
+    "qwen2moe": "qwen2moe Qwen2MoeForCausalLM qwen2_moe",
+    "qwen3": "qwen3 Qwen3ForCausalLM",
+    "qwen35": "qwen35 Qwen3_5ForConditionalGeneration Qwen3_5ForCausalLM qwen3_5 qwen3_5_text",
+    "qwen35moe": "qwen35moe Qwen3_5MoeForConditionalGeneration Qwen3_5MoeForCausalLM qwen3_5_moe qwen3_5_moe_text",
+    "qwen3moe": "qwen3moe Qwen3MoeForCausalLM qwen3_moe",
+    "qwen3next": "qwen3next Qwen3NextForCausalLM qwen3_next",
+    "roberta": (
+        "roberta RobertaModel XLMRobertaModel RobertaForMaskedLM XLMRobertaForMaskedLM "
+        "RobertaForSequenceClassification XLMRobertaForSequenceClassification xlm-roberta camembert"
+    ),
+    "smollm3": "smollm3 SmolLM3ForCausalLM",
+    "t5": "t5 T5ForConditionalGeneration T5WithLMHeadModel T5EncoderModel",
+}
+FILES = {name: file for file, names in NAMES.items() for name in names.split()}  # name -> file

@@ -11,7 +11,7 @@ from ckdist.serve.llama_answer import LlamaCompletionAnswer
 from ckdist.serve.llama_settings import llama_settings
 from ckdist.serve.paths.path import Path
 from ckdist.serve.problems import Problem
-from ckdist.serve.requests.llama_request import SAMPLING_DEFAULTS
+from ckdist.serve.requests.sampling_fields import LLAMA_DEFAULTS
 from ckdist.serve.service import Service
 
 NO_END = b""  # llama-server's own streams end with the last event
@@ -31,7 +31,7 @@ async def infill(service: Service, request: Request) -> Response:
 async def props(service: Service, request: Request) -> Response:
     """The server's settings. The model's name replaces its path, which stays private."""
     service.check_ready()
-    name, settings = service.settings.model_name, llama_settings(SamplingParams(**SAMPLING_DEFAULTS), -1)
+    name, settings = service.settings.model_name, llama_settings(SamplingParams(**LLAMA_DEFAULTS), -1)
     known = {
         "default_generation_settings": {"id": 0, "n_ctx": service.context_length, "params": settings},
         "total_slots": service.settings.parallel,

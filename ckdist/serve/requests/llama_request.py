@@ -5,25 +5,16 @@ from typing import Any
 
 from msgspec import structs
 
-from ckdist.config.samplers import SAMPLERS
 from ckdist.engine.sampling_params import MAX_LOGPROBS
 from ckdist.errors import RequestError
 from ckdist.serve.requests.completion_request import encode_prompt, prompt_texts, read_prompts
 from ckdist.serve.requests.infill import infill_tokens, read_gap
 from ckdist.serve.requests.params import read_params, with_prompts
 from ckdist.serve.requests.request_fields import Fields
-from ckdist.serve.requests.sampling_fields import LLAMA_RANDOM_SEED
+from ckdist.serve.requests.sampling_fields import LLAMA_DEFAULTS, LLAMA_RANDOM_SEED
 from ckdist.serve.text_records import ModelFacts, Prepared
 from ckdist.tokens.tokenizer import Tokenizer
 
-SAMPLING_DEFAULTS = {
-    "temperature": 0.8,
-    "top_k": 40,
-    "top_p": 0.95,
-    "min_p": 0.05,
-    "repeat_last_n": 64,
-    "samplers": SAMPLERS,
-}
 MAX_RESPONSE_FIELDS = 64
 MAX_PATH_CHARS = 200
 
@@ -33,7 +24,7 @@ def llama_completion(body: dict[str, Any], tokenizer: Tokenizer, facts: ModelFac
     fields = Fields(body)
     given, wanted = read_prompts(fields, facts.vocab_size), _response_fields(fields)
     logprobs = fields.integer(("n_probs", "logprobs"), 0, 0, MAX_LOGPROBS) or None
-    work = read_params(fields, tokenizer, facts, logprobs, sampling_defaults=SAMPLING_DEFAULTS)
+    work = read_params(fields, tokenizer, facts, logprobs, sampling_defaults=LLAMA_DEFAULTS)
     if work.sampling.seed == LLAMA_RANDOM_SEED:
         work = structs.replace(work, sampling=replace(work.sampling, seed=None))
     prompts = [encode_prompt(prompt, tokenizer, True, facts) for prompt in given]

@@ -6,14 +6,16 @@ Names of other servers are accepted if they mean the same.
 import dataclasses
 import hashlib
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ckdist.config.samplers import MAX_BREAKER_BYTES, MAX_BREAKERS, SAMPLERS
 from ckdist.engine.sampling_params import MAX_LOGIT_BIAS, MAX_STOP_TOKENS, PARAMETERS, SamplingParams
 from ckdist.errors import RequestError
 from ckdist.serve.requests.request_fields import Fields, in_range
 from ckdist.tokens.chat_input import kind_of
-from ckdist.tokens.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # the HTTP process has no tokenizer
+    from ckdist.tokens.tokenizer import Tokenizer
 
 MAX_BIAS = 100  # OpenAI's; a token with -100 is banned
 MAX_BIAS_CHARS = 256  # maximum of a text that gets a bias
@@ -21,6 +23,14 @@ MAX_DIGITS = 10
 NUMBER = re.compile("-?[0-9]+")
 RANDOM_SEED = -1  # llama.cpp's and Ollama's
 LLAMA_RANDOM_SEED = 0xFFFFFFFF  # the same in requests and answers of llama-server's own API
+LLAMA_DEFAULTS = {  # of llama-server's own API
+    "temperature": 0.8,
+    "top_k": 40,
+    "top_p": 0.95,
+    "min_p": 0.05,
+    "repeat_last_n": 64,
+    "samplers": SAMPLERS,
+}
 
 # The numbers among the sampling fields. `max_tokens` is read with the other limits of an answer.
 NUMBERS = tuple(item for item in PARAMETERS if item.metadata["kind"] in (int, float) and item.name != "max_tokens")
@@ -39,7 +49,7 @@ ALIASES = {
 CANONICAL_SAMPLERS = {alias: name for name, aliases in ALIASES.items() for alias in (name, *aliases)}
 
 
-def read_sampling(fields: Fields, tokenizer: Tokenizer, vocab_size: int, defaults: dict[str, Any]) -> SamplingParams:
+def read_sampling(fields: Fields, tokenizer: "Tokenizer", vocab_size: int, defaults: dict[str, Any]) -> SamplingParams:
     """Reads the sampling fields. `defaults`: fields of SamplingParams with other defaults in this kind of request.
 
     `max_tokens` and the fields about log-probabilities are read elsewhere.
@@ -79,7 +89,7 @@ def for_choice(sampling: SamplingParams, choice: int) -> SamplingParams:
     return dataclasses.replace(sampling, seed=seed)
 
 
-def _logit_bias(fields: Fields, tokenizer: Tokenizer, vocab_size: int) -> dict[int, float]:
+def _logit_bias(fields: Fields, tokenizer: "Tokenizer", vocab_size: int) -> dict[int, float]:
     """Reads OpenAI's map or llama-server's list of pairs. A key is a token, or a text whose tokens all get the bias."""
     given = fields.value("logit_bias", dict, list) or {}
     if len(given) > MAX_LOGIT_BIAS:
@@ -101,7 +111,7 @@ def _pair(item: Any) -> tuple[Any, Any]:
     return item[0], item[1]
 
 
-def _biased(key: Any, tokenizer: Tokenizer, vocab_size: int, may_be_number: bool) -> list[int]:
+def _biased(key: Any, tokenizer: "Tokenizer", vocab_size: int, may_be_number: bool) -> list[int]:
     tokens = [key]
     if isinstance(key, str):
         if may_be_number and NUMBER.fullmatch(key):

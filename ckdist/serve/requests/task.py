@@ -11,25 +11,9 @@ from ckdist.errors import CkdistError, RequestError
 from ckdist.serve.encoding import to_json
 from ckdist.serve.problems import Problem
 from ckdist.serve.requests.prepare import prepare
+from ckdist.serve.text_limits import MAX_ANSWER, too_much
 from ckdist.serve.text_records import Answer, JsonAnswer, Refusal, Task, WorkerFault
 from ckdist.tokens.tokenizer import Tokenizer
-
-MAX_ANSWER = 64 << 20  # bytes
-
-FIELDS = {
-    "chat": "messages",
-    "messages": "messages",
-    "count_tokens": "messages",
-    "response": "input",
-    "completion": "prompt",
-    "infill": "input_prefix",
-    "embedding": "input",
-    "llama_embedding": "content",
-    "rerank": "documents",
-    "score": "text_2",
-    "tokenize": "content",
-    "detokenize": "tokens",
-}  # kind of request -> field with its text
 
 
 def run(tokenizer: Tokenizer, head: dict[str, Any], body: bytes) -> tuple[Answer, bytes]:
@@ -52,14 +36,3 @@ def run(tokenizer: Tokenizer, head: dict[str, Any], body: bytes) -> tuple[Answer
     except Exception as error:
         return WorkerFault(f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"), b""
     return Refusal(**vars(problem)), b""
-
-
-def too_much(kind: str) -> Problem:
-    """Returns the answer if a worker exceeded its limits."""
-    field = FIELDS.get(kind)
-    return Problem(
-        400,
-        f"rendering and tokenising {field or 'the text'} takes too much time or memory; "
-        "send less text, or a simpler grammar or schema",
-        field,
-    )

@@ -7,9 +7,9 @@ import pytest
 
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.engine import Engine
+from ckdist.engine.load_model import load_model
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import SamplingParams
-from ckdist.engine.start_up import load_model
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from tests.support.paths import GOLDEN
 

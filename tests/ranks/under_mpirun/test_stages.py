@@ -6,8 +6,8 @@ import pytest
 from ckdist.comm.world import SingleWorld
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.engine import Engine
+from ckdist.engine.load_model import load_model
 from ckdist.engine.sampler import Sampler
-from ckdist.engine.start_up import load_model
 from tests.support.paths import GOLDEN
 from tests.support.situations import situations, texts
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ckdist.comm.world import start_world
 from ckdist.config.engine_config import EngineConfig
-from ckdist.engine.start_up import load_model
+from ckdist.engine.load_model import load_model
 from ckdist.program.step_batch import BLOCK_TOKENS, Batch
 from tests.support.situations import driven
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from ckdist.comm.world import start_world
 from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.load_model import load_model
 from ckdist.engine.single import SingleSequence
-from ckdist.engine.start_up import load_model
 from tests.support.paths import ROOT
 
 world = start_world()

@@ -12,8 +12,8 @@ import numpy as np
 
 from ckdist.comm.world import leave, start_world
 from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.load_model import load_model
 from ckdist.engine.single import SingleSequence
-from ckdist.engine.start_up import load_model
 from ckdist.errors import CommError
 
 NEVER, TOKENS = sys.maxsize, 24

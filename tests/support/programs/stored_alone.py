@@ -6,7 +6,7 @@ import functools
 import sys
 
 from ckdist.cli import main, session
-from ckdist.engine.start_up import load_model
+from ckdist.engine.load_model import load_model
 
 session.load_model = functools.partial(load_model, fill=lambda loader: loader.repack("threads", 0.0))
 sys.exit(main.main(sys.argv[1:]))

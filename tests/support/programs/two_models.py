@@ -9,8 +9,8 @@ import numpy as np
 
 from ckdist.comm.world import start_world
 from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.load_model import load_colocated, load_model
 from ckdist.engine.single import SingleSequence
-from ckdist.engine.start_up import load_colocated, load_model
 from ckdist.errors import ConfigError
 from ckdist.native import address
 from ckdist.worker.rank_models import RankModels

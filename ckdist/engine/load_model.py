@@ -1,0 +1,190 @@
+"""Loads a model, from its path to steps that can run.
+
+Every function here is called by all ranks of a world together.
+"""
+
+import contextlib
+import functools
+import logging
+import os
+import pathlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ckdist import native
+from ckdist.comm.world import together
+from ckdist.comm.world_protocol import World
+from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.loaded_model import Model
+from ckdist.engine.rank_executable import bind
+from ckdist.engine.rank_steps import lower_programs
+from ckdist.engine.rank_weights import RankWeights, check_quantize
+from ckdist.engine.stage_layers import layers_of_stages, with_chosen_layout
+from ckdist.engine.stage_programs import trace_programs
+from ckdist.engine.stage_ranks import stage_rank, tell_stages
+from ckdist.engine.step_choices import choose_steps
+from ckdist.errors import ConfigError
+from ckdist.layouts.rank_plan import make_plan, step_tokens
+from ckdist.native import CData
+from ckdist.overrides import metadata_overrides
+from ckdist.program.tracer import Tracer
+from ckdist.topology import default_threads
+from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
+from ckdist.weights.copies import compare_samples
+from ckdist.weights.loader import ShardLoader
+from ckdist.weights.model_files import ModelFile, model_files
+from ckdist.weights.whole_comparison import MAX_READERS, WholeComparison
+from ckdist.worker.colocation import Colocation
+
+if TYPE_CHECKING:
+    from ckdist.engine.trace import Trace
+    from ckdist.weights.adapter import Adapter
+
+log = logging.getLogger(__name__)
+
+BUNDLED = pathlib.Path(__file__).parent.parent / "models" / "bundled"
+
+
+def load_model(
+    config: EngineConfig,
+    world: World,
+    progress: bool = False,
+    measure: bool = False,
+    fill: Callable[[ShardLoader], object] | None = None,
+    embeddings: bool = False,
+    colocation: Colocation | None = None,
+) -> Model:
+    """Loads this rank's part of the model at `config.model` (None: the bundled one), ready to run.
+
+    Args:
+        measure: Measure token-parallel prefill even if it was measured before.
+        fill: Packs the planned weights, or starts to. None: as --repack says.
+        embeddings: Hidden states are needed, so an encoder is accepted, which makes no text.
+        colocation: The rank's worker, if it runs other models. The model may run after `executable.join`.
+
+    Raises ModelFileError, ArchitectureError, CapacityError or ConfigError if the user can mend the cause, and CommError
+    if ranks disagree.
+    """
+    # files
+    checkpoint = open_model(config, world, embeddings)
+    adapter, files = open_adapter(config, world, checkpoint)
+    # programs of this rank's stage
+    tracer = functools.partial(Tracer, low_rank=adapter.low_rank) if adapter else Tracer
+    loader = ShardLoader(checkpoint, loading_threads(config, world), config.quantize)
+    config = with_chosen_layout(config, world, checkpoint)
+    rank = stage_rank(world, layers_of_stages(config, world, loader, tracer))
+    programs = trace_programs(config, world, rank, checkpoint.spec, adapter, tracer, embeddings)
+    trace = open_trace(config, world)
+    # their steps, and the weights that these read
+    steps = lower_programs(programs, loader, step_tokens(config, checkpoint.spec))
+    weights = RankWeights(loader, adapter)
+    for lowered in (steps.main[0], *(steps.hidden if checkpoint.spec.encoder else [])):  # an encoder has its own
+        weights.add(lowered)
+    check_quantize(loader, steps.main[0], world)
+    sizes = weights.sizes()
+    plan = make_plan(config, rank.part_of(checkpoint.spec), world, sizes, programs.layouts)
+    weights.open(plan.placement, rank.world, shared=programs.prefill is not None)
+    fill = fill or (lambda loader: fill_shard(loader, config, world, progress, trace and trace.handle))
+    with trace.span(native.lib.ckdist_trace_load) if trace else contextlib.nullcontext():
+        fill_and_compare(loader, files, world, fill)
+    # steps bound to weights, cache and threads
+    executable = bind(config, world, rank, programs.decode, plan, steps, weights, colocation)
+    model = Model(world, checkpoint, plan, loader, weights.shards, adapter, executable, sizes.total, trace)
+    tell_stages(world, rank, sizes.total)
+    tell_plan(model)
+    choose_steps(model, config, programs, steps.main[0], measure, colocation is not None)
+    model.total_weight_bytes = sum(world.gather(sizes.total))
+    if trace:
+        executable.trace(trace.handle)
+        executable.worker.trace(trace.handle)
+    return model
+
+
+def load_colocated(request: dict[str, Any], world: World, colocation: Colocation) -> Model:
+    """Loads a model while steps of others run. `request`: fields of an EngineConfig. A collective call."""
+    return load_model(EngineConfig(**request), world, colocation=colocation)
+
+
+def open_model(config: EngineConfig, world: World, embeddings: bool) -> Checkpoint:
+    """Opens the model's files. Raises ConfigError if the model has not what is needed."""
+    checkpoint = together(
+        world, lambda: open_checkpoint(config.model or BUNDLED, metadata_overrides(config.override_kv))
+    )
+    if world.rank == 0:
+        checkpoint.warn(log)
+    if not (checkpoint.spec.generates or embeddings):
+        raise ConfigError(
+            f"{checkpoint.path} is an encoder ({checkpoint.spec.family}), which makes no text: "
+            "`ckdist serve` it and ask /v1/embeddings, or use LLM(...).embed"
+        )
+    if config.lora and checkpoint.spec.encoder is not None:
+        raise ConfigError(f"--lora is for decoders, and {checkpoint.path} has an encoder ({checkpoint.spec.family})")
+    return checkpoint
+
+
+def open_adapter(
+    config: EngineConfig, world: World, checkpoint: Checkpoint
+) -> tuple["Adapter | None", list[ModelFile]]:
+    """Compares samples of all files over hosts, and opens the adapter. Returns it, and the files to compare whole."""
+    folder = pathlib.Path(config.lora) if config.lora else None
+    files = together(world, lambda: model_files(checkpoint, folder)) if world.size > 1 else []
+    compare_samples(world, files)
+    if folder is None:
+        return None, files
+    from ckdist.weights.adapter import Adapter
+
+    adapter = Adapter(folder, checkpoint.spec)
+    for note in adapter.notes if world.rank == 0 else ():
+        log.warning("%s: %s", config.lora, note)
+    return adapter, files
+
+
+def open_trace(config: EngineConfig, world: World) -> "Trace | None":
+    """Makes the rank's trace if --trace wants one."""
+    if not config.trace:
+        return None
+    from ckdist.engine.trace import Trace
+
+    return Trace(config.trace, world, max(config.threads or default_threads(world), config.threads_batch))
+
+
+def tell_plan(model: Model) -> None:
+    """Logs the plan of the ranks, and warns of a quota that has too few CPUs."""
+    world, plan = model.world, model.plan
+    if world.rank == 0:
+        log.debug("%s%s", "each stage: " if model.executable.stages else "", plan)
+    if world.local_rank == 0 and plan.placement.is_over_quota:
+        log.warning("%s", plan.placement.note)
+
+
+def fill_and_compare(
+    loader: ShardLoader, files: list[ModelFile], world: World, fill: Callable[[ShardLoader], object]
+) -> None:
+    """Packs the weights, or starts to, and compares all their bytes over hosts. A collective call.
+
+    Raises ModelFileError if they differ.
+    """
+    threads = min(loader.threads, MAX_READERS)
+    comparison = WholeComparison(world, files, loader.byte_ranges() if files else {}, threads)
+    fill(loader)
+    # Background packing would free pages that the comparison must then read again, so it pauses.
+    with loader.held() if comparison.has_copies else contextlib.nullcontext():
+        comparison.finish()
+
+
+def fill_shard(loader: ShardLoader, config: EngineConfig, world: World, progress: bool, trace: CData | None) -> None:
+    """Packs all weights, or starts to, as --repack says."""
+    if config.repack != "off" and not config.quantize:
+        # Logged with -v alone, since it may come in the middle of a text, and only by rank 0, which reads the weights
+        # of all ranks of its host.
+        on_finished = (lambda filled: log.debug("%s", filled)) if world.rank == 0 else None
+        loader.repack(config.repack, trace=trace, on_finished=on_finished)
+        return
+    if config.repack != "off" and world.rank == 0:
+        log.debug("--quantize changes the weights, so all of them are packed before anything runs")
+    loader.load(progress, trace)
+
+
+def loading_threads(config: EngineConfig, world: World) -> int:
+    """Threads that read and pack weights: as many as will run, at most one per CPU."""
+    return min(max(config.threads or 0, config.threads_batch or 0), os.cpu_count() or 1) or default_threads(world)

@@ -1,0 +1,87 @@
+"""One rank of a loaded model."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ckdist.comm.world_protocol import World
+from ckdist.layouts.prefill_choice import PrefillChoice
+from ckdist.layouts.rank_plan import Plan
+from ckdist.models.spec import ModelSpec
+from ckdist.program.executable import Executable
+from ckdist.weights.checkpoint import Checkpoint
+from ckdist.weights.host_shards import HostShards
+from ckdist.weights.loader import ShardLoader
+
+if TYPE_CHECKING:
+    from ckdist.engine.trace import Labels, Trace
+    from ckdist.weights.adapter import Adapter
+
+
+@dataclass
+class Model:
+    """One rank of a loaded model.
+
+    `loader` and `adapter` own this rank's weights. `shards` finds weights of other ranks on the host. All must outlive
+    `executable`.
+    """
+
+    world: World
+    checkpoint: Checkpoint
+    plan: Plan
+    loader: ShardLoader
+    shards: HostShards | None
+    adapter: "Adapter | None"
+    executable: Executable
+    weight_bytes: int  # of this rank
+    trace: "Trace | None"
+    prefill: PrefillChoice = field(default_factory=PrefillChoice)
+    total_weight_bytes: int = 0  # of all ranks
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model, with the layers of all stages."""
+        return self.checkpoint.spec
+
+    def close(self) -> None:
+        """Frees the model and the job's worker. Rank 0 first stops the other ranks.
+
+        If there is a trace, it is written, and all ranks must take part.
+        """
+        if self.world.rank == 0:
+            self.executable.stop()
+        if self.trace is not None:
+            self.trace.save(self._labels())
+        worker = self.executable.worker
+        worker.close()
+        self.free()
+        worker.communicator.close()
+
+    def free(self) -> None:
+        """Frees weights, cache and buffers. The worker must not know the model any longer."""
+        self.executable.close()
+        if self.executable.stages is not None:
+            self.executable.stages.communicator.close()
+        if self.executable.communicator is not self.executable.worker.communicator:
+            self.executable.communicator.close()
+        self.loader.free()
+
+    @contextlib.contextmanager
+    def traced(self) -> Iterator[None]:
+        """Writes rank 0's part of a trace if the `with` block raises."""
+        try:
+            yield
+        except BaseException:
+            if self.trace is not None:
+                self.trace.save_own(self._labels())
+            raise
+
+    def _labels(self) -> "Labels":
+        """Per plan of the executable: its name in a trace, and the names and layers of its steps."""
+        names = ["prefill"] if self.world.size == 1 else ["prefill by tensors", "prefill by tokens"]
+        names = names[: self.executable.plans]
+        both = self.executable.has_logits and self.executable.has_hidden
+        hidden = [f"hidden states, {name}" for name in names] if both else []
+        by_host = ("rows by host" for _ in self.executable.dispatching)
+        return list(zip([*names, *by_host, *hidden], self.executable.labels, strict=True))

@@ -1,0 +1,31 @@
+"""Rank 0's engine over a loaded model."""
+
+from ckdist.engine.dry_breakers import DryBreakers
+from ckdist.engine.engine import Engine
+from ckdist.engine.expert_load import dispatch_stats, expert_stats
+from ckdist.engine.grammars import Grammars
+from ckdist.engine.loaded_model import Model
+from ckdist.engine.prefill_measurement import prefill_stats
+from ckdist.engine.sampler import Sampler
+from ckdist.tokens.tokenizer import Tokenizer
+from ckdist.tokens.tried import load_tried
+
+
+def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer]:
+    """Makes rank 0's engine over a loaded model, and the model's tokenizer."""
+    tokenizer = load_tried(model.checkpoint.path, model.checkpoint.overrides)
+    executable = model.executable
+    stats = lambda: {
+        **prefill_stats(model.prefill, executable),
+        **model.loader.filled.stats(),
+        **expert_stats(executable.expert_rows()),
+        **(dispatch_stats(executable.dispatch_from, executable.dispatched_tokens) if executable.dispatching else {}),
+    }
+    lane = model.trace and model.trace.main
+    engine = Engine(
+        model.executable, Sampler(model.spec.vocab_size), tokenizer.eos_token_ids,
+        max_waiting=max_waiting, more_stats=stats, lane=lane, dry_breakers=DryBreakers(tokenizer),
+        grammars=Grammars(tokenizer, model.spec.vocab_size), start_tokens=model.spec.start_tokens,
+        banned_tokens=model.spec.banned_tokens,
+    )  # fmt: skip
+    return engine, tokenizer

@@ -1,0 +1,64 @@
+"""The number of pipeline stages, and the layers of each.
+
+Every function here is called by all ranks of a world together.
+"""
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable
+
+from ckdist import native
+from ckdist.comm.agreement import agree
+from ckdist.comm.world_protocol import World
+from ckdist.config.engine_config import EngineConfig
+from ckdist.errors import ConfigError
+from ckdist.layout import SINGLE, Layout, Range
+from ckdist.layouts.stage_plan import check_stages, divide_layers
+from ckdist.mesh import Mesh
+from ckdist.models.decoder import forward
+from ckdist.program.tracer import Tracer, trace
+from ckdist.weights.checkpoint import Checkpoint
+from ckdist.weights.loader import ShardLoader
+from ckdist.weights.packed_type import weight_cost
+
+log = logging.getLogger(__name__)
+
+
+def with_chosen_layout(config: EngineConfig, world: World, checkpoint: Checkpoint) -> EngineConfig:
+    """The configuration with its number of stages. A collective call.
+
+    `--layout auto` chooses the number. It is the default over several hosts, unless a flag says how to divide the
+    model.
+    """
+    divided = config.pipeline_parallel_size or config.tensor_parallel_size or config.prefill != "auto"
+    chooses = config.layout == "auto" or not (len(set(world.hosts)) == 1 or divided or config.experts != "auto")
+    if not chooses or not checkpoint.spec.generates or checkpoint.spec.reads_whole:
+        return dataclasses.replace(config, pipeline_parallel_size=config.pipeline_parallel_size or 1)
+    from ckdist.layouts.layout_choice import choose_layout
+
+    choice = choose_layout(world, config, checkpoint)
+    if world.rank == 0:
+        log.info("layout: %s", choice.reason)
+    return dataclasses.replace(config, pipeline_parallel_size=choice.stages)
+
+
+def layers_of_stages(
+    config: EngineConfig, world: World, loader: ShardLoader, tracer: Callable[[Layout, Mesh], Tracer]
+) -> list[Range]:
+    """The layers of each stage, the same on every rank. A collective call.
+
+    Raises ConfigError if the model or the job cannot have that many stages.
+    """
+    spec, count = loader.checkpoint.spec, config.pipeline_parallel_size
+    check_stages(count, world.size, len(spec.layers))
+    if count == 1:
+        return [(0, len(spec.layers))]
+    if spec.reads_whole:
+        raise ConfigError(
+            f"{spec.family} has an encoder, which has no stages: leave --pipeline-parallel-size {count} out"
+        )
+    program = trace(forward, spec, SINGLE, Mesh(), tracer)
+    agree(world, "model", program.digest())  # each stage compares only its own part
+    layers = divide_layers(program, count, native.isa(), functools.partial(weight_cost, loader))
+    return [(begin, end) for begin, end in world.broadcast(layers)]

@@ -1,0 +1,76 @@
+"""Chooses the steps in which a model's plans run. All ranks call every function together."""
+
+import contextlib
+import functools
+import logging
+import sys
+
+from ckdist import native
+from ckdist.comm.host_name import machine_name
+from ckdist.comm.thresholds import load_thresholds
+from ckdist.comm.transports.link import Link
+from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.loaded_model import Model
+from ckdist.engine.prefill_measurement import choose_prefill
+from ckdist.engine.stage_programs import StagePrograms
+from ckdist.layouts.expert_placement import dispatch_from
+from ckdist.models.blocks.moe import is_expert
+from ckdist.program.lowered import Lowered
+from ckdist.program.program import Program
+from ckdist.topology import this_machine
+from ckdist.weights.packed_type import packed_type
+
+log = logging.getLogger(__name__)
+
+
+def choose_steps(
+    model: Model, config: EngineConfig, programs: StagePrograms, decode: Lowered, measure: bool, colocated: bool
+) -> None:
+    """Sets the model's form of prefill, and the tokens from which on rows go to the hosts of their experts.
+
+    Args:
+        measure: Measure token-parallel prefill even if it was measured before.
+        colocated: Steps of other models run.
+    """
+    world, executable = model.world, model.executable
+    stages = executable.stages
+    with model.trace.span(native.lib.ckdist_trace_choose) if model.trace else contextlib.nullcontext():
+        why = "threads share cores" if model.plan.crowded else ""
+        why = "it is not measured with stages" if stages else "steps of other models run" if colocated else why
+        key = functools.partial(prefill_key, model, programs.decode, decode)
+        choice = choose_prefill(config, world, executable, model.loader.held, key, measure and stages is None, why)
+    model.prefill = choice
+    if executable.dispatching:
+        executable.dispatch_from = dispatch_tokens(model, programs.dispatch_hosts, programs.link)
+    if world.rank == 0 and world.size > 1:
+        log.debug("prefill: %s", choice.reason)
+    if world.rank == 0 and choice.ratios:
+        log.debug("seconds token-parallel / tensor-parallel by tokens of a step: %s", dict(choice.ratios))
+
+
+def dispatch_tokens(model: Model, hosts: int, link: Link) -> int:
+    """Tokens from which on a step sends rows to the hosts of their experts; sys.maxsize: never. A collective call."""
+    world, loader, spec = model.world, model.loader, model.spec
+    names = [name for name in loader.checkpoint.tensors if is_expert(name)]
+    number = native.lib.ckdist_activation_format(native.ffi.NULL, packed_type(loader, names[0]))
+    element_bytes = native.check(native.lib.ckdist_activation_bytes(number, spec.hidden_size)) / spec.hidden_size
+    direct_bytes = world.broadcast(load_thresholds().transport_direct_bytes)
+    tokens = dispatch_from(spec, hosts, link, model.plan.cache.max_tokens, direct_bytes, element_bytes)
+    if world.rank == 0:
+        how = (
+            "are summed over all hosts in every step"
+            if tokens is None
+            else f"are sent in steps of {tokens} tokens or more"
+        )
+        log.debug("experts: rows for the hosts that have their experts %s; %s", how, link)
+    return sys.maxsize if tokens is None else tokens
+
+
+def prefill_key(model: Model, program: Program, decode: Lowered) -> list[object]:
+    """All that the measured choice of prefill depends on: machines, placement, program, types. A collective call."""
+    world, plan = model.world, model.plan
+    types = [packed_type(model.loader, name) for name, *_ in decode.matrices if "layers.0." in name]
+    hosts = [machine_name(host) for host in world.hosts]
+    own = [this_machine().model, plan.threads_batch, list(plan.placement.cpus), list(plan.placement.memory)]
+    sizes = [plan.cache.max_tokens, plan.cache.context_length, plan.cache.key_type, plan.cache.value_type]
+    return [hosts, world.gather(own), model.executable.communicator.transport, program.digest(), types, sizes]

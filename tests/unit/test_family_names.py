@@ -1,0 +1,28 @@
+"""The table of the families' names is the same as their files, and a start imports one of them."""
+
+import subprocess
+import sys
+
+from ckdist.models import families
+from ckdist.models.registry import own_family
+from tests.support.paths import ROOT
+
+FOLDER = ROOT / "ckdist" / "models" / "families"
+
+
+def test_the_table_has_every_family_and_its_names():
+    assert set(families.NAMES) == {path.stem for path in FOLDER.glob("*.py")} - {"__init__", "family"}
+    for file, names in families.NAMES.items():
+        own = own_family(file)
+        read = [own.gguf] if own.from_gguf else []
+        assert names.split() == list(dict.fromkeys([own.name, *own.architectures, *own.model_types, *read])), file
+    assert len(families.FILES) == sum(len(names.split()) for names in families.NAMES.values())
+
+
+def test_a_name_imports_the_file_of_its_family_alone():
+    script = (
+        "import sys; from ckdist.models.registry import family; family('granite');"
+        "print(*sorted(m.rpartition('.')[2] for m in sys.modules if m.startswith('ckdist.models.families.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["family", "granite", "llama"]
