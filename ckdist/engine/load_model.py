@@ -84,11 +84,12 @@ def load_model(
     sizes = weights.sizes()
     plan = make_plan(config, rank.part_of(checkpoint.spec), world, sizes, programs.layouts)
     weights.open(plan.placement, rank.world, shared=programs.prefill is not None)
+    plans, hidden_plans = ([weights.plan(lowered) for lowered in some] for some in steps)
     fill = fill or (lambda loader: fill_shard(loader, config, world, progress, trace and trace.handle))
     with trace.span(native.lib.ckdist_trace_load) if trace else contextlib.nullcontext():
         fill_and_compare(loader, files, world, fill)
     # steps bound to weights, cache and threads
-    executable = bind(config, world, rank, programs.decode, plan, steps, weights, colocation)
+    executable = bind(config, world, rank, programs.decode, plan, loader, plans, hidden_plans, colocation)
     model = Model(world, checkpoint, plan, loader, weights.shards, adapter, executable, sizes.total, trace)
     tell_stages(world, rank, sizes.total)
     tell_plan(model)

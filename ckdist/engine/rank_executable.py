@@ -9,11 +9,10 @@ from ckdist import native
 from ckdist.comm.communicator import Communicator, open_communicator
 from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
-from ckdist.engine.rank_steps import RankSteps
-from ckdist.engine.rank_weights import RankWeights
 from ckdist.engine.stage_ranks import StageRank, StageWork, stage_costs, stage_work
 from ckdist.layouts.rank_plan import Plan
 from ckdist.program.executable import Executable, StageRanks
+from ckdist.program.execution_plan import ExecutionPlan
 from ckdist.program.native_worker import NativeWorker
 from ckdist.program.program import Program
 from ckdist.weights.loader import ShardLoader
@@ -29,23 +28,22 @@ def bind(
     rank: StageRank,
     program: Program,
     plan: Plan,
-    steps: RankSteps,
-    weights: RankWeights,
+    loader: ShardLoader,
+    plans: list[ExecutionPlan],
+    hidden_plans: list[ExecutionPlan],
     colocation: Colocation | None,
 ) -> Executable:
     """Makes the executable of a rank, and the rank's worker if it has none yet. A collective call.
 
     `program`: decode.
     """
-    spec, loader = weights.loader.checkpoint.spec, weights.loader
-    job = colocation and colocation.communicator
+    spec, job = loader.checkpoint.spec, colocation and colocation.communicator
     communicator, stages = open_communicators(config, world, rank, program, plan, loader, job)
     if colocation is None:
         threads = max(plan.threads, plan.threads_batch)
         colocation = Colocation(NativeWorker(communicator, threads, plan.placement.cpus, plan.spins), communicator, 0)
-    main, hidden = ([weights.plan(lowered) for lowered in some] for some in steps)
     executable = Executable(
-        main if spec.generates else [],
+        plans if spec.generates else [],
         spec.at_context(plan.cache.context_length),
         communicator,
         plan.cache,
@@ -54,7 +52,7 @@ def bind(
         colocation.worker,
         loader.handle,
         stages,
-        hidden if spec.generates else main,
+        hidden_plans if spec.generates else plans,
         colocation.model,
     )
     if job is None:

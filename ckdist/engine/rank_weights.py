@@ -63,7 +63,10 @@ class RankWeights:
             self.shards = HostShards(stage, self.loader, own, self._vectors)
 
     def plan(self, lowered: Lowered) -> ExecutionPlan:
-        """The execution plan of a lowered program. Steps with sharded tokens read the weights of all ranks."""
+        """The execution plan of a lowered program, before weights are packed.
+
+        Steps with sharded tokens read the weights of all ranks.
+        """
         if self.shards is None or not lowered.tokens_sharded:
             matrices = [self._matrices[key].address for key in lowered.matrices]
             return ExecutionPlan(lowered, matrices, [self._vectors[key].address for key in lowered.vectors])
