@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from concurrent.futures import wait
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,10 +30,12 @@ from ckdist.engine.scheduler import EngineBusy, Scheduler
 from ckdist.engine.sequence import MAX_ROLLBACK, Sequence, State
 from ckdist.engine.state_pool import StatePool
 from ckdist.engine.step_builder import SequenceChunk, Step
-from ckdist.engine.trace import Lane
 from ckdist.errors import ConfigError, RequestError
 from ckdist.native import lib
 from ckdist.program.step_batch import BLOCK_TOKENS, NO_SLOT, Batch, own_slots
+
+if TYPE_CHECKING:
+    from ckdist.engine.trace import Lane
 
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 NO_SAMPLING = SamplingParams(max_tokens=0)
@@ -57,7 +60,7 @@ class Engine:
     def __init__(
         self, executable: StepExecutable, sampler: TokenSampler, eos_token_ids: Collection[int] = (), *,
         max_waiting: int = 512, max_outputs: int | None = None, prefix_reuse: bool = True,
-        more_stats: Callable[[], Mapping[str, float | str]] = dict, lane: Lane | None = None,
+        more_stats: Callable[[], Mapping[str, float | str]] = dict, lane: "Lane | None" = None,
         dry_breakers: DryBreakers | None = None, grammars: Grammars | None = None, start_tokens: Tokens = (),
         banned_tokens: Tokens = (), max_rollback: int = 0,
     ) -> None:  # fmt: skip

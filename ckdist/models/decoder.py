@@ -6,6 +6,7 @@ nothing in a layout that does not need them.
 """
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, Dim
@@ -21,7 +22,9 @@ from ckdist.models.blocks.scorer import scores
 from ckdist.models.spec import GatedDeltaNet, LatentAttention, ModelSpec, MoeFfn
 from ckdist.program.program import Value, Weight
 from ckdist.program.tracer import Tracer, trace
-from ckdist.program.training_tracer import TrainingTracer
+
+if TYPE_CHECKING:
+    from ckdist.program.training_tracer import TrainingTracer
 
 EMBEDDING = "model.embed_tokens.weight"
 OUTPUT = "lm_head.weight"
@@ -145,7 +148,7 @@ def main_forward(spec: ModelSpec) -> Callable[[Tracer, Value, ModelSpec], Value]
     return forward if spec.generates else hidden_rows
 
 
-def loss(g: TrainingTracer, ids: Value, targets: Value, spec: ModelSpec) -> Value:
+def loss(g: "TrainingTracer", ids: Value, targets: Value, spec: ModelSpec) -> Value:
     """(tokens,) ids and targets (-1: no target) -> the sum of losses over the tokens of all ranks.
 
     It includes the load-balancing loss of experts.

@@ -15,9 +15,11 @@ from itertools import pairwise
 
 from ckdist.errors import LayoutError
 from ckdist.program.emitter import Emitter
-from ckdist.program.ops import OPS
+from ckdist.program.ops import OPS, register_training_ops
 from ckdist.program.ops.stage_transfer import received_dims
 from ckdist.program.program import Instr, Program, Value, Weight
+
+register_training_ops()
 
 
 def backward(program: Program, loss: Value, wrt: Sequence[Weight], recompute: bool = False) -> Program:

@@ -12,7 +12,17 @@ import pkgutil
 
 from ckdist.program.ops.op import OPS, Op
 
-for _module in pkgutil.iter_modules(__path__):  # each file in this folder registers its ops
-    importlib.import_module(f"{__name__}.{_module.name}")
+TRAINING = ("balance_loss", "experts_grad", "loss")  # a rank that serves does not import them
 
-__all__ = ["OPS", "Op"]
+for _module in pkgutil.iter_modules(__path__):  # each file in this folder registers its ops
+    if _module.name not in TRAINING:
+        importlib.import_module(f"{__name__}.{_module.name}")
+
+
+def register_training_ops() -> None:
+    """Imports the ops that only training has."""
+    for name in TRAINING:
+        importlib.import_module(f"{__name__}.{name}")
+
+
+__all__ = ["OPS", "Op", "register_training_ops"]
