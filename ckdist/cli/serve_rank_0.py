@@ -149,12 +149,7 @@ def handle_signals(config: ServeConfig, http: HttpProcess, coordinator: Coordina
 
 
 def serve(
-    config: ServeConfig,
-    world: World,
-    listeners: Listeners,
-    name: str,
-    cpus: Collection[int],
-    parent: int,
+    config: ServeConfig, world: World, listeners: Listeners, name: str, cpus: Collection[int], parent: int
 ) -> None:
     """Serves until the server is stopped. Raises EngineError if the HTTP process fails.
 

@@ -107,7 +107,7 @@ def load_colocated(request: dict[str, Any], world: World, colocation: Colocation
 
 
 def open_model(config: EngineConfig, world: World, embeddings: bool) -> Checkpoint:
-    """Opens the model's files. Raises ConfigError if the model has not what is needed."""
+    """Opens the model's files. Raises ConfigError if the model does not suit the command or --lora."""
     checkpoint = together(
         world, lambda: open_checkpoint(config.model or BUNDLED, metadata_overrides(config.override_kv))
     )

@@ -83,7 +83,8 @@ def test_only_commands_import_the_annex():
     }
     outside = {user for user in users if not user.startswith("plan/")}
     assert outside == {f"cli/{name}.py" for name in ANNEX_USERS}
-    code = "import sys, ckdist.cli.serve_rank_0, ckdist.cli.train, ckdist.serve.run, ckdist.train.trainer; print(*sys.modules)"
+    started = "ckdist.cli.serve_rank_0, ckdist.cli.train, ckdist.serve.run, ckdist.train.trainer"
+    code = f"import sys, {started}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "ckdist.layouts.rank_plan" in loaded and "ckdist.plan" not in loaded
 

@@ -1,4 +1,4 @@
-"""One file per family, and the names by which a model's files name it."""
+"""One file per family. `NAMES` has the names of each in the files of models."""
 
 # File -> the family's name, and its names in `architectures`, `model_type` and `general.architecture`. A start imports
 # only the file of its model's family. `tests/unit/test_family_names.py` compares this table with the files.
