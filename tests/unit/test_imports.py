@@ -11,7 +11,7 @@ import pytest
     [
         (
             "ckdist.cli.serve",  # a rank other than 0
-            "ckdist.serve ckdist.tokens ckdist.train ckdist.engine.engine ckdist.weights.adapter ckdist.program.ops.loss",
+            "ckdist.serve ckdist.tokens ckdist.engine.engine ckdist.weights.adapter ckdist.program.ops.loss",
         ),
         ("ckdist.cli.serve_rank_0", "ckdist.serve.server ckdist.train ckdist.weights.adapter ckdist.hub.remote_file"),
         (
