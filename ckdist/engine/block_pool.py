@@ -14,10 +14,10 @@ from collections import OrderedDict
 import numpy as np
 
 from ckdist.engine.state_pool import StatePool
+from ckdist.engine.tenant import ONE_TENANT
 from ckdist.program.step_batch import BLOCK_TOKENS
 
 ROOT = -1  # the parent of a sequence's first block
-ONE_TENANT = b""  # the tenant of all requests that name none
 TOKEN_BYTES = 4  # of an int32
 
 

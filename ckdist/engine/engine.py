@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckdist.engine.batch_builder import BatchBuilder
-from ckdist.engine.block_pool import ONE_TENANT, BlockPool
+from ckdist.engine.block_pool import BlockPool
 from ckdist.engine.constraint import Constraint
 from ckdist.engine.dry_breakers import DryBreakers
 from ckdist.engine.engine_protocols import StepExecutable, TokenSampler
@@ -30,6 +30,7 @@ from ckdist.engine.scheduler import EngineBusy, Scheduler
 from ckdist.engine.sequence import MAX_ROLLBACK, Sequence, State
 from ckdist.engine.state_pool import StatePool
 from ckdist.engine.step_builder import SequenceChunk, Step
+from ckdist.engine.tenant import ONE_TENANT
 from ckdist.errors import ConfigError, RequestError
 from ckdist.native import lib
 from ckdist.program.step_batch import BLOCK_TOKENS, NO_SLOT, Batch, own_slots

@@ -13,8 +13,8 @@ import numpy as np
 from msgspec import Meta, field
 from msgspec.msgpack import Decoder, Encoder
 
-from ckdist.engine.block_pool import ONE_TENANT
 from ckdist.engine.sampling_params import SamplingParams
+from ckdist.engine.tenant import ONE_TENANT
 from ckdist.engine.typed_records import Kind, Message, Record, decode
 from ckdist.errors import RequestError
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckdist.engine.block_pool import ONE_TENANT
 from ckdist.engine.pooling import Pooling
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.sequence_state import SequenceState
+from ckdist.engine.tenant import ONE_TENANT
 from ckdist.errors import EngineError
 from ckdist.program.step_batch import BLOCK_TOKENS
 

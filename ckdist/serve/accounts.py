@@ -7,8 +7,8 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 
-from ckdist.engine.block_pool import ONE_TENANT
 from ckdist.engine.messages import Embed, Submit
+from ckdist.engine.tenant import ONE_TENANT
 from ckdist.serve.api_keys import ApiKey, KeyLimits
 from ckdist.serve.problems import Problem
 

@@ -15,9 +15,9 @@ from typing import Any
 import zmq
 
 from ckdist.engine import messages
-from ckdist.engine.block_pool import ONE_TENANT
 from ckdist.engine.messages import Abort, Drain, Embed, Embedding, Failure, Hello, Status, Submit, Tokens, Watch
 from ckdist.engine.sampling_params import SamplingParams
+from ckdist.engine.tenant import ONE_TENANT
 from ckdist.serve.accounts import Account
 from ckdist.serve.encoding import TURN_SECONDS
 from ckdist.serve.problems import Problem

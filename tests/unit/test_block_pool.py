@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckdist.engine.block_pool import ONE_TENANT, ROOT, BlockPool
+from ckdist.engine.block_pool import ROOT, BlockPool
+from ckdist.engine.tenant import ONE_TENANT
 from ckdist.program.step_batch import BLOCK_TOKENS
 
 
