@@ -58,7 +58,9 @@ def plan_and_open(traced: Traced, loader: ShardLoader, config: EngineConfig, wor
     weight_bytes = loader.planned_bytes + (adapter.bytes if adapter else 0)
     expert_handles = dict.fromkeys(h for key, h in zip(lowered.matrices, matrices, strict=True) if is_expert(key.name))
     experts = sum(BY_NUMBER[h.type].row_bytes(h.rows * h.cols) for h in expert_handles)
-    plan = make_plan(config, traced.spec, world, WeightBytes(weight_bytes, experts), traced.layouts)
+    caches = {n: cache for steps in (lowered, *lowered_encoders) for n, cache in steps.caches.items()}
+    sizes = WeightBytes(weight_bytes, experts)
+    plan = make_plan(config, traced.spec, world, sizes, traced.layouts, caches.values())
     plan.placement.enter()
     bind_memory(plan.placement)
     loader.open(shared=token_program is not None)

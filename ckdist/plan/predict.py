@@ -5,7 +5,7 @@ tensor is allocated, and only the headers of the model's files are read. `ckdist
 """
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from ckdist import native
@@ -13,7 +13,6 @@ from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.stage_ranks import stage_costs, stage_work
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, Layout
-from ckdist.layouts.memory_sizes import cache_types
 from ckdist.layouts.phase_layouts import layouts_for
 from ckdist.layouts.stage_plan import check_stages, divide_layers
 from ckdist.mesh import Mesh
@@ -249,14 +248,12 @@ class Predictor:
     def memory(self, context: int, sequences: int) -> list[RankMemory]:
         """Memory of the first rank of each stage, with caches for `sequences` sequences of the whole cluster."""
         each = -(-sequences // self.way.replicas)
-        names = dict(zip(("k", "v"), self.cache, strict=True))
-        types: Mapping[str, str] = cache_types(EngineConfig(cache_type_k=names["k"], cache_type_v=names["v"]))
-        wanted = Wanted(context, each, self.ubatch_size, types)
+        wanted = Wanted(context, each, self.ubatch_size, self.cache)
         spec, found = self.checkpoint.spec, []
         for stage, plans in zip(self.stages, self.lowered, strict=True):
             own = replace(spec, layers=spec.layers[slice(*stage.spec_layers)])
             threads = stage.costs[0].own.threads
-            found.append(rank_memory(own, (stage.decode, stage.mesh), plans, self.packed, wanted, threads))
+            found.append(rank_memory(own, plans, self.packed, wanted, threads))
         return found
 
 
