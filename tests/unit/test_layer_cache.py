@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from ckdist.errors import ConfigError
+from ckdist.errors import ConfigError, NativeError
 from ckdist.program.cache import CacheArray, LayerCache, block_bytes, slot_bytes
 from tests.support.caches import caches_of
 from tests.support.specs import LINEAR, spec
@@ -29,6 +29,8 @@ def test_keys_and_values_have_their_own_types():
     assert slot_bytes([both]) == 0
     with pytest.raises(ConfigError, match=r"the width of a head \(36\)"):
         block_bytes([LayerCache((keys, replace(values, width=36)))], ("f16", "f16"))
+    with pytest.raises(NativeError, match="a layer's cache of 1 arrays has no array 1"):
+        block_bytes([LayerCache((keys,))], ("f16", "f16"))
 
 
 def test_columns_of_a_state_are_whole_vectors():

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/error.h"
 #include "kernels/delta_rule.h"
 #include "kernels/kernels.h"
 
@@ -12,14 +13,20 @@ const ckdist_cache_array* CacheArrays::find(ckdist_array name) const {
   return found == arrays + count ? nullptr : found;
 }
 
+const ckdist_cache_array& CacheArrays::at(ckdist_array name) const {
+  const auto* const found = find(name);
+  if (found == nullptr) fail(Status::native, "a layer's cache of %d arrays has no array %d", count, int(name));
+  return *found;
+}
+
 std::optional<CacheShape> CacheArrays::shape() const {
   if (const auto* const keys = find(ckdist_array_keys)) {
-    const auto* const values = find(ckdist_array_values);
-    return CacheShape{KvType(keys->type), KvType(values->type), keys->width, values->width, false};
+    const ckdist_cache_array& values = at(ckdist_array_values);
+    return CacheShape{KvType(keys->type), KvType(values.type), keys->width, values.width, false};
   }
   if (const auto* const latent = find(ckdist_array_latent)) {
-    const auto* const rope = find(ckdist_array_rope);
-    return CacheShape{KvType(latent->type), KvType(latent->type), latent->width + rope->width, latent->width, true};
+    const auto type = KvType(latent->type);
+    return CacheShape{type, type, latent->width + at(ckdist_array_rope).width, latent->width, true};
   }
   return std::nullopt;
 }
@@ -35,9 +42,9 @@ int64_t CacheArrays::state_floats() const {
 }
 
 int64_t CacheArrays::head_floats() const {
-  const auto* const convolution = find(ckdist_array_convolution);
-  if (convolution == nullptr) return 0;
-  return (state_floats() + int64_t{convolution->rows} * convolution->width + 15) / 16 * 16;
+  if (find(ckdist_array_state) == nullptr) return 0;
+  const ckdist_cache_array& convolution = at(ckdist_array_convolution);
+  return (state_floats() + int64_t{convolution.rows} * convolution.width + 15) / 16 * 16;
 }
 
 int64_t CacheArrays::slot_bytes() const {

@@ -18,6 +18,7 @@ struct CacheArrays {
   int count = 0;
 
   const ckdist_cache_array* find(ckdist_array name) const;  // null: the layer does not have it
+  const ckdist_cache_array& at(ckdist_array name) const;    // throws if the layer does not have it
   std::optional<CacheShape> shape() const;  // of one head in a block; empty if the layer has nothing in blocks
   int64_t block_bytes() const;
   // Floats of one head in a slot: its state (see kernels/delta_rule.h), and all.

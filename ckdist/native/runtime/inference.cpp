@@ -43,15 +43,15 @@ Inference::Inference(const ckdist_program& that, Communicator& job, Communicator
 }
 
 void Inference::make_cache() {
-  for (const ckdist_layer* l = program.layers; l != program.layers + program.layer_count; l++) {
-    const CacheArrays arrays{l->arrays, l->array_count};
+  for (const ckdist_layer* own = program.layers; own != program.layers + program.layer_count; own++) {
+    const CacheArrays arrays{own->arrays, own->array_count};
     Layer& layer = layers.emplace_back();
     const std::optional<CacheShape> head = arrays.shape();
     if (!head) continue;
-    layer.cache = *head, layer.kv_heads = l->kv_heads, layer.heads_per_kv = l->heads_per_kv;
-    for (int h = 0, first = 0; h < l->kv_heads; first += l->heads_per_kv[h++]) {
+    layer.cache = *head, layer.kv_heads = own->kv_heads, layer.heads_per_kv = own->heads_per_kv;
+    for (int h = 0, first = 0; h < own->kv_heads; first += own->heads_per_kv[h++]) {
       layer.first_head.push_back(first);
-      layer.max_heads_per_kv = std::max(layer.max_heads_per_kv, int(l->heads_per_kv[h]));
+      layer.max_heads_per_kv = std::max(layer.max_heads_per_kv, int(own->heads_per_kv[h]));
     }
     layer.head_bytes = kernels.attention.block_bytes(layer.cache);
     layer.block_bytes = arrays.block_bytes();

@@ -10,13 +10,13 @@ namespace ckdist {
 
 StateSlots::StateSlots(const ckdist_program& program)
     : slots_(program.state_slots), positions_(program.state_slots, -1), written_(program.state_slots) {
-  for (const ckdist_layer* l = program.layers; l != program.layers + program.layer_count; l++) {
-    const CacheArrays arrays{l->arrays, l->array_count};
+  for (const ckdist_layer* own = program.layers; own != program.layers + program.layer_count; own++) {
+    const CacheArrays arrays{own->arrays, own->array_count};
     Layer& layer = layers.emplace_back();
     const ckdist_cache_array* const state = arrays.find(ckdist_array_state);
     if (state == nullptr) continue;
     layer.value_heads = state->heads, layer.key_width = state->rows, layer.value_width = state->width;
-    layer.taps = arrays.find(ckdist_array_convolution)->rows + 1, layer.key_head_of = l->key_head_of;
+    layer.taps = arrays.at(ckdist_array_convolution).rows + 1, layer.key_head_of = own->key_head_of;
     layer.state_floats = arrays.state_floats(), layer.head_floats = arrays.head_floats();
     bytes_ += slots_ * arrays.slot_bytes();
   }
