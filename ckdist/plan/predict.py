@@ -6,13 +6,13 @@ tensor is allocated, and only the headers of the model's files are read. `ckdist
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ckdist import native
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.stage_ranks import stage_costs, stage_work
 from ckdist.errors import ConfigError
-from ckdist.layout import SINGLE, Layout
+from ckdist.layout import SINGLE
 from ckdist.layouts.phase_layouts import layouts_for
 from ckdist.layouts.stage_plan import check_stages, divide_layers
 from ckdist.mesh import Mesh
@@ -82,9 +82,7 @@ class StageModel:
 
     programs: list[Program]  # decode's first
     costs: list[CostModel]  # for each program
-    decode: Layout
     mesh: Mesh
-    spec_layers: tuple[int, int]
 
     def step(self, shape: StepShape) -> Times:
         """The times of a step: of the faster program for a step with prompts, else of decode's program."""
@@ -158,7 +156,7 @@ class Predictor:
         layouts = [decode] if prefill is decode else [decode, prefill]
         programs = [stage.program(trace(main_forward(spec), spec, layout, mesh), mesh) for layout in layouts]
         costs = [CostModel(p, mesh, places, self.cluster.machine, self.weight, self.cache) for p in programs]
-        return StageModel(programs, costs, decode, mesh, stage.layers)
+        return StageModel(programs, costs, mesh)
 
     # Time
 
@@ -249,12 +247,10 @@ class Predictor:
         """Memory of the first rank of each stage, with caches for `sequences` sequences of the whole cluster."""
         each = -(-sequences // self.way.replicas)
         wanted = Wanted(context, each, self.ubatch_size, self.cache)
-        spec, found = self.checkpoint.spec, []
-        for stage, plans in zip(self.stages, self.lowered, strict=True):
-            own = replace(spec, layers=spec.layers[slice(*stage.spec_layers)])
-            threads = stage.costs[0].own.threads
-            found.append(rank_memory(own, plans, self.packed, wanted, threads))
-        return found
+        return [
+            rank_memory(self.checkpoint.spec, plans, self.packed, wanted, stage.costs[0].own.threads)
+            for stage, plans in zip(self.stages, self.lowered, strict=True)
+        ]
 
 
 @dataclass(frozen=True)

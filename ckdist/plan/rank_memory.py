@@ -11,6 +11,7 @@ from ckdist import native
 from ckdist.layouts.memory_sizes import RESERVE
 from ckdist.models.blocks.moe import is_expert
 from ckdist.models.spec import ModelSpec
+from ckdist.plan.cost import REPLICATED_ROWS
 from ckdist.program.cache import CacheTypes, block_bytes, slot_bytes
 from ckdist.program.lowered import SLOTS, Lowered
 from ckdist.program.program import Program
@@ -18,7 +19,6 @@ from ckdist.program.rotations import rope_bytes_per_position
 from ckdist.program.step_batch import BLOCK_TOKENS
 
 TILE_ROWS = 16
-REPLICATED_ROWS = 2  # rows of activations that each thread makes for itself, as in native/runtime/inference.h
 
 
 @dataclass(frozen=True)
