@@ -29,8 +29,8 @@ from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE
 from ckdist.layouts.rough_cost import work
 from ckdist.mesh import WHOLE, Mesh
-from ckdist.models.cache_bytes import cache_bytes_per_block
 from ckdist.models.decoder import main_forward
+from ckdist.program.cache import block_bytes
 from ckdist.program.step_batch import BLOCK_TOKENS
 from ckdist.program.tracer import trace
 from ckdist.progress import ProgressBar
@@ -191,8 +191,7 @@ class ModelBench:
     def kv_bytes_per_token(self) -> float:
         """Cache bytes of one token, summed over all ranks."""
         plan = self.model.plan
-        types = {"k": plan.cache.key_type, "v": plan.cache.value_type}
-        block = cache_bytes_per_block(self.model.spec, plan.decode, plan.mesh, types)
+        block = block_bytes(self.executable.caches.values(), plan.cache.types)
         return plan.mesh.size(WHOLE) * block / BLOCK_TOKENS  # a stage caches its own layers only
 
     def rows(self) -> list[dict[str, Any]]:

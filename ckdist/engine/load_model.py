@@ -78,11 +78,13 @@ def load_model(
     # their steps, and the weights that these read
     steps = lower_programs(programs, loader, step_tokens(config, checkpoint.spec))
     weights = RankWeights(loader, adapter)
-    for lowered in (steps.main[0], *(steps.hidden if checkpoint.spec.encoder else [])):  # an encoder has its own
+    own = [steps.main[0], *(steps.hidden if checkpoint.spec.encoder else [])]  # an encoder has weights of its own
+    for lowered in own:
         weights.add(lowered)
     check_quantize(loader, steps.main[0], world)
     sizes = weights.sizes()
-    plan = make_plan(config, rank.part_of(checkpoint.spec), world, sizes, programs.layouts)
+    caches = {layer: cache for lowered in own for layer, cache in lowered.caches.items()}
+    plan = make_plan(config, rank.part_of(checkpoint.spec), world, sizes, programs.layouts, caches.values())
     weights.open(plan.placement, rank.world, shared=programs.prefill is not None)
     plans, hidden_plans = ([weights.plan(lowered) for lowered in some] for some in steps)
     fill = fill or (lambda loader: fill_shard(loader, config, world, progress, trace and trace.handle))

@@ -1,12 +1,11 @@
 """The memory of a rank, and the error if a model does not fit."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ckdist import native
-from ckdist.config.engine_config import EngineConfig
 from ckdist.errors import CapacityError
+from ckdist.program.cache import CacheTypes
 
 RESERVE = 256 << 20  # bytes per rank for everything that is neither weights nor cache
 
@@ -30,14 +29,9 @@ def gigabytes(n: float) -> str:
     return f"{n / 2**30:.2f} GiB" if n >= 2**28 else f"{n / 2**20:.1f} MiB" if n >= 2**20 else f"{n / 2**10:.1f} KiB"
 
 
-def cache_types(config: EngineConfig) -> dict[str, str]:
-    """The types of keys and values, by the names of cached arrays."""
-    return {"k": config.cache_type_k, "v": config.cache_type_v}
-
-
-def cache_name(types: Mapping[str, str]) -> str:
+def cache_name(types: CacheTypes) -> str:
     """The types of keys and values as "K/V", or once if they are equal."""
-    return "/".join(dict.fromkeys(types.values()))
+    return "/".join(dict.fromkeys(types))
 
 
 def free_memory(ranks_on_host: int) -> int:

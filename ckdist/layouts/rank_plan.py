@@ -4,6 +4,7 @@ The layouts come from `layouts`.
 """
 
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ckdist import topology
@@ -11,11 +12,12 @@ from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
 from ckdist.errors import CapacityError
 from ckdist.layout import Layout
-from ckdist.layouts.memory_sizes import WeightBytes, cache_name, cache_types, free_memory, gigabytes, too_large
+from ckdist.layouts.memory_sizes import WeightBytes, cache_name, free_memory, gigabytes, too_large
 from ckdist.mesh import WHOLE, Mesh
-from ckdist.models.cache_bytes import cache_bytes_per_block, rope_bytes_per_position, state_bytes
 from ckdist.models.spec import ModelSpec
+from ckdist.program.cache import LayerCache, block_bytes, slot_bytes
 from ckdist.program.executable import CacheConfig
+from ckdist.program.rotations import rope_bytes_per_position
 from ckdist.program.step_batch import BLOCK_TOKENS
 
 DEFAULT_CONTEXT = 8192  # default tokens of one sequence, if the model allows more
@@ -53,7 +55,7 @@ class Plan:
         ranks = self.mesh.size(WHOLE)
         names = " and ".join(dict.fromkeys([self.decode.name, self.prefill.name]))
         layout = f"layouts {names} over {ranks} ranks" if ranks > 1 else "one rank"
-        types = cache_name({"k": self.cache.key_type, "v": self.cache.value_type})
+        types = cache_name(self.cache.types)
         kv = f"{self.cache.num_blocks * BLOCK_TOKENS} tokens of {types} cache in blocks of {BLOCK_TOKENS}"
         kv += f", {self.cache.state_slots} states" if self.cache.state_slots else ""
         threads = f"{self.threads} threads ({self.threads_batch} with prompts)"
@@ -83,8 +85,11 @@ def make_plan(
     world: World,
     weights: WeightBytes,
     layouts: tuple[Layout, Layout, Mesh],
+    caches: Collection[LayerCache],
 ) -> Plan:
     """Makes the plan of this rank, with `layouts` from `layouts_for`. A collective call: all get the same cache.
+
+    `caches`: those of this rank's layers.
 
     Raises CapacityError, with a remedy, if weights or cache do not fit the free memory.
     """
@@ -92,11 +97,11 @@ def make_plan(
     threads = config.threads or topology.default_threads(world)
     threads_batch = config.threads_batch or threads
     placement = topology.place(world, max(threads, threads_batch))
-    types = cache_types(config)
-    per_block = cache_bytes_per_block(spec, layout, mesh, types)
+    types = config.cache_type_k, config.cache_type_v
+    per_block, per_slot = block_bytes(caches, types), slot_bytes(caches)
     free = free_memory(world.local_size)
-    slots = _state_slots(config, world, state_bytes(spec, layout, mesh), free - weights.total)
-    room = free - weights.total - slots * state_bytes(spec, layout, mesh)
+    slots = _state_slots(config, world, per_slot, free - weights.total)
+    room = free - weights.total - slots * per_slot
     if room < per_block:
         raise too_large(world.rank, (world.size, world.local_size), weights, per_block, free)
     context = _context(config, spec)
@@ -130,7 +135,7 @@ def make_plan(
         total = min(total, most_tokens + sequences * BLOCK_TOKENS)
     context = min(context, total)
     blocks = -(-total // BLOCK_TOKENS)
-    cache = CacheConfig(most_tokens, sequences, context, blocks, types["k"], types["v"], slots)
+    cache = CacheConfig(most_tokens, sequences, context, blocks, *types, slots)
     return Plan(mesh, prefill, layout, cache, threads, threads_batch, spins, placement, max(0, free))
 
 

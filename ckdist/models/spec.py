@@ -11,7 +11,6 @@ import numpy as np
 
 from ckdist.errors import ArchitectureError
 from ckdist.layout import Dim, Sharding
-from ckdist.program.cache import CacheArray, CacheSpec
 from ckdist.program.routing import Routing
 
 
@@ -93,12 +92,6 @@ class Attention:
         """Elements of a value per head."""
         return self.value_dim or self.head_dim
 
-    def cache(self, sharding: Sharding) -> CacheSpec:
-        """The layer's cache: keys and values of each token."""
-        _, keys = sharding.heads(self.num_heads, self.num_kv_heads, self.head_dim)
-        values = replace(keys, width=self.value_width)
-        return CacheSpec(paged=(CacheArray("k", keys), CacheArray("v", values)))
-
 
 @dataclass(frozen=True)
 class GatedDeltaNet:
@@ -125,13 +118,6 @@ class GatedDeltaNet:
         return sharding.heads(self.num_value_heads, self.num_value_heads, width)[0], Dim(
             "kv_heads", self.num_key_heads, width
         )
-
-    def cache(self, sharding: Sharding) -> CacheSpec:
-        """The layer's cache for each sequence: states of value heads, and the last tokens for the convolutions."""
-        recurrent, _ = self.heads(sharding, self.key_dim * self.value_dim)
-        channels = 2 * self.key_dim + self.value_dim
-        tail = replace(recurrent, width=(self.conv_kernel - 1) * channels)
-        return CacheSpec(state=(CacheArray("recurrent", recurrent), CacheArray("conv", tail)))
 
 
 @dataclass(frozen=True)
@@ -161,11 +147,6 @@ class LatentAttention:
     def key_width(self) -> int:
         """Cached elements per token."""
         return self.kv_lora_rank + self.rope_dim
-
-    def cache(self, sharding: Sharding) -> CacheSpec:
-        """The layer's cache: latent vector and shared key of each token, on all ranks that have a head."""
-        _, keys = sharding.heads(self.num_heads, 1, self.key_width)
-        return CacheSpec(paged=(CacheArray("latent", keys, self.kv_lora_rank),))
 
 
 @dataclass(frozen=True)
@@ -229,11 +210,6 @@ class LayerSpec:
     norms: Norms = Norms()
     residual_scale: float = 1.0
     cross: CrossAttention | None = None
-
-    def caches(self, sharding: Sharding) -> list[CacheSpec]:
-        """The layer's caches: that of its mixer, and that of its cross-attention if there is one."""
-        mixers = [self.mixer, *([] if self.cross is None else [self.cross.attention])]
-        return [mixer.cache(sharding) for mixer in mixers]
 
     @property
     def attention(self) -> Attention:

@@ -18,7 +18,7 @@ from ckdist.layouts.rough_cost import ATTENTION, PRODUCTS, attended_width, exper
 from ckdist.mesh import Mesh
 from ckdist.plan.machine_spec import MachineSpec
 from ckdist.plan.step_shape import Chunks, StepShape
-from ckdist.program.executable import block_bytes
+from ckdist.program.cache import attention_cache, cache_bytes, latent_cache
 from ckdist.program.program import Instr, Program, Value, Weight
 from ckdist.program.step_batch import BLOCK_TOKENS
 from ckdist.weights.packed_type import WeightCost
@@ -168,11 +168,13 @@ class CostModel:
 
     def _cached(self, instr: Instr, chunk: Chunks) -> float:
         """Bytes of the cache that one attention reads for some sequences."""
-        keys, latent = instr.inputs[1].dims[1], instr.op == "attend_latent"
-        begin, end = keys.share(self.mesh)
-        width = instr.outputs[0].dims[1].width if latent else instr.inputs[2].dims[1].width
-        block = block_bytes(self.cache[0], self.cache[0] if latent else self.cache[1], keys.width, width, latent)
-        return chunk.count * chunk.read(instr.attrs.get("window", 0)) * (end - begin) * block / BLOCK_TOKENS
+        heads, keys, *values = (value.dims[1] for value in instr.inputs)
+        if values:
+            layer = attention_cache(heads, keys, values[0], self.mesh)
+        else:
+            layer = latent_cache(heads, keys.elements, instr.attrs["value_width"], self.mesh)
+        block = cache_bytes(layer, "token", self.cache)
+        return chunk.count * chunk.read(instr.attrs.get("window", 0)) * block / BLOCK_TOKENS
 
     def _product(self, instr: Instr, shape: StepShape) -> Times:
         axis = instr.inputs[0].dims[0].axis

@@ -12,6 +12,7 @@ import numpy as np
 
 from ckdist import native
 from ckdist.plan.machine_spec import MANY
+from ckdist.program.cache import KV_TYPES
 from ckdist.program.step_batch import BLOCK_TOKENS
 
 ROWS, COLS = 256, 2048  # a matrix that stays in a core's caches
@@ -19,7 +20,6 @@ LARGE_ROWS = 3072  # rows of the matrix of products of MANY rows, as in prompts
 POSITIONS, HEADS, HEAD_DIM, QUERIES = 512, 4, 128, 64  # attention: HEADS share a kv-head; QUERIES are the last tokens
 FLOATS = 1 << 15  # elements of a normed row
 GATE = native.numbers("ckdist_gate", "ckdist_gate_")["silu"]
-CACHE_TYPES = native.numbers("ckdist_cache_type", "ckdist_cache_")
 
 Work = Callable[[], Callable[[], object]]  # makes the function that is timed, on the CPU that runs it
 
@@ -30,7 +30,7 @@ def attention(kind: str) -> Work:
     def make() -> Callable[[], object]:
         """Makes a task over a cache of its own."""
         lib, pointer = native.lib, native.pointer
-        rng, number = np.random.default_rng(0), CACHE_TYPES[kind]
+        rng, number = np.random.default_rng(0), KV_TYPES[kind]
         shape = [number, number, HEAD_DIM, HEAD_DIM, False]
         stride = native.call(lib.ckdist_attention_block_bytes, None, [shape])
         cache = np.zeros(POSITIONS // BLOCK_TOKENS * stride, np.uint8)

@@ -5,15 +5,14 @@ tensor is allocated, and only the headers of the model's files are read. `ckdist
 """
 
 import functools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ckdist import native
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.stage_ranks import stage_costs, stage_work
 from ckdist.errors import ConfigError
-from ckdist.layout import SINGLE, Layout
-from ckdist.layouts.memory_sizes import cache_types
+from ckdist.layout import SINGLE
 from ckdist.layouts.phase_layouts import layouts_for
 from ckdist.layouts.stage_plan import check_stages, divide_layers
 from ckdist.mesh import Mesh
@@ -83,9 +82,7 @@ class StageModel:
 
     programs: list[Program]  # decode's first
     costs: list[CostModel]  # for each program
-    decode: Layout
     mesh: Mesh
-    spec_layers: tuple[int, int]
 
     def step(self, shape: StepShape) -> Times:
         """The times of a step: of the faster program for a step with prompts, else of decode's program."""
@@ -159,7 +156,7 @@ class Predictor:
         layouts = [decode] if prefill is decode else [decode, prefill]
         programs = [stage.program(trace(main_forward(spec), spec, layout, mesh), mesh) for layout in layouts]
         costs = [CostModel(p, mesh, places, self.cluster.machine, self.weight, self.cache) for p in programs]
-        return StageModel(programs, costs, decode, mesh, stage.layers)
+        return StageModel(programs, costs, mesh)
 
     # Time
 
@@ -249,15 +246,11 @@ class Predictor:
     def memory(self, context: int, sequences: int) -> list[RankMemory]:
         """Memory of the first rank of each stage, with caches for `sequences` sequences of the whole cluster."""
         each = -(-sequences // self.way.replicas)
-        names = dict(zip(("k", "v"), self.cache, strict=True))
-        types: Mapping[str, str] = cache_types(EngineConfig(cache_type_k=names["k"], cache_type_v=names["v"]))
-        wanted = Wanted(context, each, self.ubatch_size, types)
-        spec, found = self.checkpoint.spec, []
-        for stage, plans in zip(self.stages, self.lowered, strict=True):
-            own = replace(spec, layers=spec.layers[slice(*stage.spec_layers)])
-            threads = stage.costs[0].own.threads
-            found.append(rank_memory(own, (stage.decode, stage.mesh), plans, self.packed, wanted, threads))
-        return found
+        wanted = Wanted(context, each, self.ubatch_size, self.cache)
+        return [
+            rank_memory(self.checkpoint.spec, plans, self.packed, wanted, stage.costs[0].own.threads)
+            for stage, plans in zip(self.stages, self.lowered, strict=True)
+        ]
 
 
 @dataclass(frozen=True)

@@ -4,22 +4,21 @@ It does not depend on this machine. `ckdist.layouts.memory_sizes` has the parts 
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ckdist import native
-from ckdist.layout import Layout
 from ckdist.layouts.memory_sizes import RESERVE
-from ckdist.mesh import Mesh
 from ckdist.models.blocks.moe import is_expert
-from ckdist.models.cache_bytes import cache_bytes_per_block, rope_bytes_per_position, state_bytes
 from ckdist.models.spec import ModelSpec
+from ckdist.plan.cost import REPLICATED_ROWS
+from ckdist.program.cache import CacheTypes, block_bytes, slot_bytes
 from ckdist.program.lowered import SLOTS, Lowered
 from ckdist.program.program import Program
+from ckdist.program.rotations import rope_bytes_per_position
 from ckdist.program.step_batch import BLOCK_TOKENS
 
 TILE_ROWS = 16
-REPLICATED_ROWS = 2  # rows of activations that each thread makes for itself, as in native/runtime/inference.h
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class Wanted:
     context: int
     sequences: int
     step_tokens: int
-    cache: Mapping[str, str]  # types of keys and values, by the names of cached arrays
+    cache: CacheTypes
 
 
 def weights_bytes(
@@ -74,16 +73,15 @@ def weights_bytes(
 
 def rank_memory(
     spec: ModelSpec,
-    place: tuple[Layout, Mesh],
     plans: list[tuple[Program, Lowered]],
     packed: Callable[[str], int],
     wanted: Wanted,
     threads: int,
 ) -> RankMemory:
-    """The memory of a rank. `place`: decode's layout and the mesh. `plans`: programs and lowered forms."""
-    (program, lowered), (layout, mesh) = plans[0], place
+    """The memory of a rank. `plans`: programs and lowered forms, decode's first."""
+    program, lowered = plans[0]
+    caches = lowered.caches.values()
     blocks = -(-wanted.context // BLOCK_TOKENS) * wanted.sequences
-    slots = wanted.sequences + 1 if lowered.states else 0
     rope = rope_bytes_per_position(spec) * wanted.context
     exchanged = 4 * SLOTS * max(one.exchange_floats for _, one in plans)
     logits = 4 * spec.vocab_size * wanted.sequences
@@ -96,8 +94,8 @@ def rank_memory(
     return RankMemory(
         weights=weights_bytes(lowered, program, packed),
         experts=weights_bytes(lowered, program, packed, is_expert),
-        cache=cache_bytes_per_block(spec, layout, mesh, wanted.cache) * blocks,
-        states=state_bytes(spec, layout, mesh) * slots,
+        cache=block_bytes(caches, wanted.cache) * blocks,
+        states=slot_bytes(caches) * (wanted.sequences + 1),
         activations=max(one.arena_bytes for _, one in plans),
         buffers=rope + exchanged + logits + own,
     )

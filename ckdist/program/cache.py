@@ -1,26 +1,109 @@
-"""The cache of a layer, as its mixer describes it: paged arrays per token, and state arrays per sequence."""
+"""The cache of a layer on a rank: named arrays, with rows per token in blocks or rows per sequence in slots.
 
+The native executor places the same list (`struct ckdist_layer`), so it alone computes bytes.
+"""
+
+import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from ckdist.layout import Dim
+from ckdist import native
+from ckdist.layout import Dim, even_ranges
+from ckdist.mesh import Mesh
+
+KV_TYPES = native.numbers("ckdist_cache_type", "ckdist_cache_")
+LATENT_GROUP = 8  # heads that read a latent vector together
+
+CacheTypes: TypeAlias = tuple[str, str]  # of keys, of values
 
 
 @dataclass(frozen=True)
 class CacheArray:
-    """One array of a cache. It has the items of `dim`, of `dim.width` elements each, and is sharded as `dim` is.
+    """One array on a rank, (heads, rows, width) for each token or sequence: `struct ckdist_cache_array`."""
 
-    Attributes:
-        values: The first `values` elements of each key are also its value. 0 if values are an array of their own.
-    """
+    name: str  # of `enum ckdist_array`
+    heads: int
+    width: int
+    rows: int = 1
+    lifetime: str = "token"  # of `enum ckdist_lifetime`
 
-    name: str  # k, v, latent
-    dim: Dim
-    values: int = 0
+    def fields(self, types: CacheTypes) -> dict[str, Any]:
+        """The fields of a `struct ckdist_cache_array`. Arrays of sequences are in float32."""
+        kind = "f32" if self.lifetime == "sequence" else types[self.name == "values"]
+        return {**vars(self), "type": KV_TYPES[kind]}
 
 
 @dataclass(frozen=True)
-class CacheSpec:
-    """`paged` arrays have a row per token, in blocks; `state` arrays are one per sequence, in float32."""
+class LayerCache:
+    """The arrays of a layer's cache, and the heads that read them: `struct ckdist_layer`."""
 
-    paged: tuple[CacheArray, ...] = ()
-    state: tuple[CacheArray, ...] = ()
+    arrays: tuple[CacheArray, ...]
+
+    # Attention. For each kv-head of this rank: number of its query heads here. Latent attention has groups of heads
+    # that read the cached vectors together, in place of kv-heads.
+    heads_per_kv: tuple[int, ...] = ()
+    total_heads: int = 0  # on all ranks
+    total_kv_heads: int = 0  # on all ranks
+    first_head: int = 0
+    # index of each kv-head in the row of a token's rank; that row has a kv-head twice if ranks replicate it
+    key_places: tuple[int, ...] = ()
+
+    # Linear attention. For each value head: the local key head that it reads.
+    key_head_of: tuple[int, ...] = ()
+
+    def fields(self, types: CacheTypes) -> dict[str, Any]:
+        """The fields of a `struct ckdist_layer`."""
+        return {
+            **vars(self),
+            "arrays": [array.fields(types) for array in self.arrays],
+            "array_count": len(self.arrays),
+            "kv_heads": len(self.heads_per_kv),
+        }
+
+
+def attention_cache(heads: Dim, keys: Dim, values: Dim, mesh: Mesh) -> LayerCache:
+    """Keys and values of each token, for grouped-query attention on a rank of `mesh`."""
+    group, (begin, end), kv_heads = heads.count // keys.count, heads.share(mesh), range(*keys.share(mesh))
+    arrays = [CacheArray(name, len(kv_heads), dim.width) for name, dim in (("keys", keys), ("values", values))]
+    each = (min(end, (kv + 1) * group) - max(begin, kv * group) for kv in kv_heads)
+    return LayerCache(tuple(arrays), tuple(each), heads.count, keys.count, begin)
+
+
+def latent_cache(heads: Dim, key_width: int, rank: int, mesh: Mesh) -> LayerCache:
+    """The latent vector (`rank` elements) and the rotated key of each token, on all ranks that have a head.
+
+    A thread computes a group of heads.
+    """
+    begin, end = heads.share(mesh)
+    count = -(-(end - begin) // LATENT_GROUP)
+    groups = tuple(stop - start for start, stop in even_ranges(end - begin, count)) if count else ()
+    arrays = CacheArray("latent", min(count, 1), rank), CacheArray("rope", min(count, 1), key_width - rank)
+    return LayerCache(arrays, groups, heads.count, 1, begin)
+
+
+def state_cache(keys: Dim, values: Dim, taps: int, key_head_of: tuple[int, ...]) -> LayerCache:
+    """A state of each value head, and the inputs of its short convolutions of `taps` tokens, for each sequence."""
+    heads, channels = len(key_head_of), 2 * keys.width + values.width
+    arrays = (
+        CacheArray("state", heads, values.width, keys.width, "sequence"),
+        CacheArray("convolution", heads, channels, taps - 1, "sequence"),
+    )
+    return LayerCache(arrays, key_head_of=key_head_of)
+
+
+@functools.cache
+def cache_bytes(layer: LayerCache, lifetime: str, types: CacheTypes) -> int:
+    """Bytes of a layer's arrays in a block of BLOCK_TOKENS positions ("token"), or in a slot ("sequence")."""
+    arrays = [array.fields(types) for array in layer.arrays]
+    return native.call(native.lib.ckdist_cache_bytes, arrays, len(arrays), lifetime)
+
+
+def block_bytes(layers: Iterable[LayerCache], types: CacheTypes) -> int:
+    """Bytes of a block of BLOCK_TOKENS positions, for all layers."""
+    return sum(cache_bytes(layer, "token", types) for layer in layers)
+
+
+def slot_bytes(layers: Iterable[LayerCache]) -> int:
+    """Bytes of one sequence's states, for all layers."""
+    return sum(cache_bytes(layer, "sequence", ("f32", "f32")) for layer in layers)

@@ -11,8 +11,8 @@ import numpy as np
 
 from ckdist import native
 from ckdist.errors import NativeError
+from ckdist.program.cache import CacheTypes
 from ckdist.program.execution_plan import ExecutionPlan, native_program
-from ckdist.program.lowered import LayerAttention, LayerState
 from ckdist.program.model_shape import ModelShape
 from ckdist.program.native_worker import COMMANDS, NativeWorker
 from ckdist.program.stage_costs import StageCosts
@@ -21,7 +21,6 @@ from ckdist.program.step_batch import BLOCK_TOKENS, Batch
 if TYPE_CHECKING:  # a program does not need the modules that open a communicator
     from ckdist.comm.communicator import Communicator
 
-KV_TYPES = native.numbers("ckdist_cache_type", "ckdist_cache_")
 _ALIGNMENT = 1 << 16  # bytes that the communicator's arena may lose to the alignment of one array
 _HEADER = native.ffi.sizeof("struct ckdist_run") // 4  # int32 items of a message before its arrays
 _COPY_HEADER = native.ffi.sizeof("struct ckdist_copy_blocks") // 4
@@ -40,6 +39,11 @@ class CacheConfig:
     value_type: str = "f16"
     state_slots: int = 0  # slots for states of sequences; 0 if no layer keeps a state
     embedding_rows: int = 0  # rows of embeddings per step
+
+    @property
+    def types(self) -> CacheTypes:
+        """The types of keys and of values."""
+        return self.key_type, self.value_type
 
 
 @dataclass(frozen=True)
@@ -75,24 +79,6 @@ class StepStats:
     decode_runs: int  # steps without prompts
     decode_read: int  # bytes of weights and cache read in steps without prompts
     packed: int  # bytes of weights packed so far; -1 if all were packed at the start
-
-
-def block_bytes(key_type: str, value_type: str, key_width: int, value_width: int, latent: bool = False) -> int:
-    """Bytes of a block of BLOCK_TOKENS positions for one kv-head of one layer.
-
-    If `latent`, the cache has keys only, and the first elements of a key are its value.
-    """
-    shape = [*_types(key_type, value_type), key_width, value_width, latent]
-    return native.call(native.lib.ckdist_attention_block_bytes, None, [shape])
-
-
-def _types(key_type: str, value_type: str) -> tuple[int, int]:
-    return KV_TYPES[key_type], KV_TYPES[value_type]
-
-
-def _state_fields(s: LayerState | None) -> dict[str, Any]:
-    """The fields of a `struct ckdist_layer_state`; empty if the layer keeps no state."""
-    return {} if s is None else {**vars(s), "value_heads": len(s.key_head_of)}
 
 
 class _Message:
@@ -200,8 +186,9 @@ class Executable:
     def _make_program(self, plans: Sequence[ExecutionPlan], loader: native.CData | None) -> native.CData:
         """The `struct ckdist_program *` of the plans."""
         config, lowered = self.config, plans[-1].lowered
-        attention = {layer: a for plan in plans for layer, a in plan.lowered.attention.items()}
-        count = max([*attention, *lowered.states, *lowered.experts]) + 1
+        self.caches = caches = {layer: cache for plan in plans for layer, cache in plan.lowered.caches.items()}
+        count = max([*caches, *lowered.experts]) + 1
+        layers = [caches[layer].fields(config.types) if layer in caches else {} for layer in range(count)]
         experts = max(lowered.experts.values(), default=0)
         self._expert_rows_shape = (count, experts)
         return native_program(
@@ -214,9 +201,8 @@ class Executable:
             context_length=config.context_length,
             hidden=self._hidden_width,
             exchange_floats=max(plan.lowered.exchange_floats for plan in plans),
-            layers=count,
-            attention=[self._layer(attention.get(layer)) for layer in range(count)],
-            states=[_state_fields(lowered.states.get(layer)) for layer in range(count)],
+            layers=layers,
+            layer_count=count,
             experts=experts,
             state_slots=config.state_slots,
             blocks=config.num_blocks,
@@ -234,21 +220,6 @@ class Executable:
         rows, stages = -(-self.max_tokens // self.stages.communicator.size), self.stages
         places = [self.communicator.allocate((rows, stages.hidden)) for _ in range(self.in_flight)]
         return {"previous": stages.previous, "next": stages.next, "outgoing": places}
-
-    def _layer(self, a: LayerAttention | None) -> dict[str, Any]:
-        """The fields of a `struct ckdist_layer_attention`; empty if the layer has no attention."""
-        if a is None:
-            return {}
-        keys, values = self.config.key_type, self.config.value_type
-        return {
-            "cache": [*_types(keys, keys if a.latent else values), a.key_width, a.value_width, a.latent],
-            "kv_heads": len(a.heads_per_kv),
-            "heads_per_kv": a.heads_per_kv,
-            "total_heads": a.total_heads,
-            "total_kv_heads": a.total_kv_heads,
-            "first_head": a.first_head,
-            "key_places": a.key_places or None,
-        }
 
     @property
     def failed(self) -> bool:
@@ -443,11 +414,9 @@ class Executable:
 __all__ = [
     "BLOCK_TOKENS",
     "DECODE",
-    "KV_TYPES",
     "PREFILL",
     "CacheConfig",
     "Executable",
     "StageRanks",
     "StepStats",
-    "block_bytes",
 ]

@@ -24,8 +24,9 @@ from ckdist import native
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim, Range
 from ckdist.mesh import LOCAL, Mesh
+from ckdist.program.cache import LayerCache
 from ckdist.program.fusion import fuse, normed, residual
-from ckdist.program.lowered import SLOTS, Buffer, LayerAttention, LayerState, Lowered, MatrixKey, StepList, VectorKey
+from ckdist.program.lowered import SLOTS, Buffer, Lowered, MatrixKey, StepList, VectorKey
 from ckdist.program.lowering import Lowering
 from ckdist.program.ops.experts import reads_input
 from ckdist.program.program import Instr, Program, Value, Weight
@@ -77,10 +78,9 @@ class ServingLowering(Lowering):
         self.vectors: Numbering[VectorKey] = Numbering()
         self.prepared: dict[str, dict[int, Span]] = {}  # value -> its activations by format
         self.slots = 0
-        self.attention: dict[int, LayerAttention] = {}
-        self.states: dict[int, LayerState] = {}
+        self.caches: dict[int, LayerCache] = {}
         self.experts: dict[int, int] = {}
-        self.key_places: tuple[int, ...] = ()  # LayerAttention.key_places of the current layer
+        self.key_places: tuple[int, ...] = ()  # LayerCache.key_places of the current layer
         self.exchange_floats = 1
 
     def run(self) -> Lowered:
@@ -101,8 +101,7 @@ class ServingLowering(Lowering):
             matrices=self.matrices.keys,
             vectors=self.vectors.keys,
             exchange_floats=self.exchange_floats,
-            attention=self.attention,
-            states=self.states,
+            caches=self.caches,
             layer_steps=layer_steps,
             tokens_sharded=len(self.peers) > 1,
             host_rows=self._host_rows(),

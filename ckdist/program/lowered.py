@@ -4,15 +4,13 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
-from ckdist.layout import Range, even_ranges
-from ckdist.mesh import Mesh
-from ckdist.program.program import Instr
+from ckdist.layout import Range
+from ckdist.program.cache import LayerCache
 from ckdist.program.step import ABSENT, MatrixIndex, Step, VectorIndex
 
 RANK_UNIT = 16  # LoRA ranks are padded to whole tiles; the next matrix reads them from the start of a cache line
 ALIGNMENT = 16  # parameters begin at multiples of 16 floats: a cache line
 SLOTS = 2  # partial values alternate between this many exchange buffers
-LATENT_GROUP = 8  # heads that read a latent vector together
 
 
 class MatrixKey(NamedTuple):
@@ -72,58 +70,10 @@ class Parameter:
         return self.offset + (0 if self.stored else self.rows * self.columns)
 
 
-@dataclass(frozen=True)
-class LayerAttention:
-    """Attention of one layer on this rank."""
-
-    heads_per_kv: tuple[int, ...]  # for each kv-head of this rank: number of its query heads here
-    key_width: int
-    value_width: int
-    total_heads: int  # on all ranks
-    total_kv_heads: int  # on all ranks
-    first_head: int
-    # index of each kv-head in the row of a token's rank; that row has a kv-head twice if ranks replicate it
-    key_places: tuple[int, ...] = ()
-    # "kv-heads" are groups of heads that read one cached vector; its first elements are the value
-    latent: bool = False
-
-
 def layer_of(weight: str) -> int | None:
     """The layer number in a weight's name; None if it belongs to no layer."""
     found = re.search(r"layers\.(\d+)\.", weight)
     return int(found[1]) if found else None
-
-
-def layer_attention(attend: Instr, mesh: Mesh) -> LayerAttention:
-    """The attention that an `attend` computes on a rank of `mesh`."""
-    heads, keys, values = (x.dims[-1] for x in attend.inputs)
-    group = heads.count // keys.count
-    begin, end = heads.share(mesh)
-    each = (min(end, (kv + 1) * group) - max(begin, kv * group) for kv in range(*keys.share(mesh)))
-    return LayerAttention(tuple(each), keys.width, values.width, heads.count, keys.count, begin)
-
-
-def latent_attention(attend: Instr, mesh: Mesh) -> LayerAttention:
-    """The attention that an `attend_latent` computes on a rank of `mesh`. A thread computes a group of heads."""
-    heads, key = (x.dims[-1] for x in attend.inputs)
-    begin, end = heads.share(mesh)
-    groups = (
-        [stop - start for start, stop in even_ranges(end - begin, -(-(end - begin) // LATENT_GROUP))]
-        if end > begin
-        else []
-    )
-    width = attend.outputs[0].dims[-1].width
-    return LayerAttention(tuple(groups), key.elements, width, heads.count, 1, begin, latent=True)
-
-
-@dataclass(frozen=True)
-class LayerState:
-    """The state that one layer keeps for a sequence on this rank."""
-
-    key_head_of: tuple[int, ...]  # for each value head: the local key head that it reads
-    key_width: int
-    value_width: int
-    taps: int  # kernel length of the short convolutions, in tokens
 
 
 @dataclass(frozen=True)
@@ -149,8 +99,7 @@ class Lowered:
     matrices: list[MatrixKey] = field(default_factory=list)
     vectors: list[VectorKey] = field(default_factory=list)
     exchange_floats: int = 0  # floats of an exchange slot: the maximum over all ranks
-    attention: dict[int, LayerAttention] = field(default_factory=dict)  # a layer is in `attention` or in `states`
-    states: dict[int, LayerState] = field(default_factory=dict)
+    caches: dict[int, LayerCache] = field(default_factory=dict)  # by layer
     layer_steps: int = 0  # steps up to the end of the first layer
     tokens_sharded: bool = False  # each rank has a range of a step's tokens
     host_rows: str = "none"  # a name of `enum ckdist_host_rows`: whether hosts share out a rank's rows

@@ -5,11 +5,16 @@ from typing import Any
 import numpy as np
 
 from ckdist import native
-from ckdist.program.model_shape import Rotation
+from ckdist.program.model_shape import ModelShape, Rotation
 
 ROPE_TABLES = native.numbers("ckdist_rope_table", "ckdist_rope_")
 NO_ROPE = ROPE_TABLES.pop("none")
 _ROWS = 4096  # rows computed at a time, so that temporary arrays stay small for a long context
+
+
+def rope_bytes_per_position(spec: ModelShape) -> int:
+    """Bytes of cosines and sines for one position, in all tables of the model."""
+    return sum(8 * len(rope.inverse_frequencies) for rope in spec.ropes.values())
 
 
 def rope_fields(rope: Rotation | None, positions: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 
 from ckdist.engine.single import SingleSequence
 from ckdist.errors import NativeError
+from ckdist.program.cache import block_bytes, slot_bytes
 from ckdist.program.step_batch import Batch
 from tests.support.levels import VECTORS, each
 from tests.support.programs.replay import build, check
@@ -28,6 +29,24 @@ def test_hosts_with_whole_experts(family, hosts):
     """One rank each, unequal numbers, and two each, of which each has slices of its host's experts."""
     run = lambda world: check(world, family, "auto", 2, 16, experts="expert")
     assert run_threads(hosts, run)[0] < 5e-7
+
+
+@pytest.mark.parametrize("kv_type", ["f16", "i16/q8_0"])
+@pytest.mark.parametrize("family", ["qwen3", "unequal", *LINEAR])
+def test_a_cache_has_the_bytes_that_a_plan_counts(family, kv_type):
+    """Seven ranks: some of them share kv-heads, and some have none."""
+
+    def rank(world):
+        *_, executable, _keep = build(world, family, "auto", 1, 16, 8, kv_type)
+        config, caches = executable.config, executable.caches.values()
+        counted = config.num_blocks * block_bytes(caches, config.types), config.state_slots * slot_bytes(caches)
+        executable.stop() if world.rank == 0 else executable.work()
+        allocated = executable.kv_bytes
+        executable.close()
+        return allocated, -(-counted[0] // 64) * 64 + counted[1]
+
+    for allocated, counted in run_threads(7, rank):
+        assert allocated == counted
 
 
 @pytest.mark.parametrize("isa", each(VECTORS))

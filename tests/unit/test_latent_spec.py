@@ -8,12 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckdist.errors import ArchitectureError, ModelFileError
-from ckdist.layout import SINGLE
-from ckdist.mesh import Mesh
-from ckdist.models.cache_bytes import cache_bytes_per_block
 from ckdist.models.registry import spec_from_config
 from ckdist.models.spec import DenseFfn, LatentAttention, MoeFfn
+from ckdist.program.cache import block_bytes
 from ckdist.program.routing import Routing
+from tests.support.caches import caches_of
 
 YARN = {
     "beta_fast": 32, "beta_slow": 1, "factor": 40, "original_max_position_embeddings": 4096, "type": "yarn",
@@ -73,9 +72,7 @@ def test_kimi():
 @pytest.mark.parametrize("kind, each", [("f16", 1152), ("i16", 1160), ("q8_0", 612), ("f32", 2304)])
 def test_the_cache_holds_the_latent_vectors_alone(kind, each):
     spec = spec_from_config(V2_LITE, "lite")
-    types = {"k": kind, "v": "f32"}
-    whole = cache_bytes_per_block(spec, SINGLE, Mesh(), types)
-    assert whole == 27 * -(-16 * each // 64) * 64
+    assert block_bytes(caches_of(spec), (kind, "f32")) == 27 * -(-16 * each // 64) * 64
 
 
 DAMAGED = [

@@ -9,18 +9,18 @@ import pytest
 from ckdist.comm.transports.link import Link, one_sum
 from ckdist.layout import SINGLE
 from ckdist.mesh import Mesh
-from ckdist.models.cache_bytes import cache_bytes_per_block
 from ckdist.models.decoder import forward
 from ckdist.plan.cluster import Cluster
 from ckdist.plan.compare import Question, answers, parameters, serial_share, speedup
 from ckdist.plan.machine_spec import MachineSpec, machine_named
 from ckdist.plan.predict import Predictor, Way
+from ckdist.program.cache import block_bytes
 from ckdist.program.step_batch import BLOCK_TOKENS
 from ckdist.program.tracer import trace
 from ckdist.weights.described import describe, describe_config, shape_path
+from tests.support.caches import caches_of
 from tests.support.paths import ROOT
 
-F16 = {"k": "f16", "v": "f16"}
 QWEN = {  # the 0.5 B shape of a paper's table of activations
     "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
     "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True,
@@ -33,7 +33,7 @@ DENSE_250B = {
 
 def cached(spec) -> float:
     """Bytes of a token in all layers."""
-    return cache_bytes_per_block(spec, SINGLE, Mesh(), F16) / BLOCK_TOKENS
+    return block_bytes(caches_of(spec), ("f16", "f16")) / BLOCK_TOKENS
 
 
 def with_kv_heads(spec, count):

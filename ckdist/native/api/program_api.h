@@ -57,22 +57,40 @@ struct ckdist_execution_plan {
   int32_t pack_count;
 };
 
-/* Attention of one layer on this rank, and its cache per token. */
-struct ckdist_layer_attention {
-  struct ckdist_cache_shape cache;
+/* Arrays of a layer's cache. Values of latent attention are its latent vectors. */
+enum ckdist_array {
+  ckdist_array_keys,
+  ckdist_array_values,
+  ckdist_array_latent,
+  ckdist_array_rope, /* rotated keys that belong to the latent vectors */
+  ckdist_array_state,
+  ckdist_array_convolution /* the last inputs of a short convolution, oldest first */
+};
+/* token: an array has rows for each token, in blocks. sequence: rows for each sequence, in slots. */
+enum ckdist_lifetime { ckdist_lifetime_token, ckdist_lifetime_sequence };
+/* One array of a layer's cache on this rank: (heads, rows, width) for a token or for a sequence. */
+struct ckdist_cache_array {
+  enum ckdist_array name;
+  enum ckdist_lifetime lifetime;
+  int32_t type; /* number of a weight type */
+  int32_t heads, rows, width;
+};
+/* Bytes of the arrays of one layer in a block, or in a slot. */
+CKDIST_EXPORT int64_t ckdist_cache_bytes(const struct ckdist_cache_array* arrays, int32_t count,
+                                         enum ckdist_lifetime lifetime);
+
+/* One layer on this rank: the arrays of its cache, and the heads that read them. */
+struct ckdist_layer {
+  const struct ckdist_cache_array* arrays;
+  int32_t array_count;
+  /* attention: local kv-heads, or groups of heads that read the latent vectors together */
   int32_t kv_heads;
-  const int32_t* heads_per_kv; /* (kv_heads,) query heads that share each local kv-head */
+  const int32_t* heads_per_kv; /* (kv_heads,) query heads that share each of them */
   /* over all ranks, for sums over all heads */
   int32_t total_heads, total_kv_heads, first_head;
   /* (total_kv_heads,): if tokens are sharded, the position of each kv-head in a token's row */
   const int32_t* key_places;
-};
-
-/* Linear attention of one layer on this rank: its state per sequence. No value heads: the layer has no state. */
-struct ckdist_layer_state {
-  int32_t value_heads, key_width, value_width;
-  int32_t taps;               /* tokens of the short convolutions */
-  const int32_t* key_head_of; /* (value_heads,) local key head of each value head */
+  const int32_t* key_head_of; /* linear attention: (heads of the state,) local key head of each */
 };
 
 struct ckdist_program {
@@ -90,10 +108,9 @@ struct ckdist_program {
   int64_t max_sequences, max_outputs, context_length;
   int64_t hidden;          /* floats of a row of hidden states; 0: no plan returns them */
   int64_t exchange_floats; /* floats of one value that other ranks read, the same on every rank */
-  int32_t layers;
-  const struct ckdist_layer_attention* attention; /* (layers,); layers without heads have no attention */
-  const struct ckdist_layer_state* states;        /* (layers,) */
-  int32_t experts;                                /* maximum experts of a layer; 0: no layer has experts */
+  const struct ckdist_layer* layers;
+  int32_t layer_count;
+  int32_t experts;     /* maximum experts of a layer; 0: no layer has experts */
   int64_t state_slots; /* slots, each for all layers' states of one sequence; 0: no layer has a state */
   int64_t blocks;
   int64_t embedding_rows, embedding_width; /* maximum rows of embeddings in a batch, and their floats */

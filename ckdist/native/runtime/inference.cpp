@@ -43,31 +43,20 @@ Inference::Inference(const ckdist_program& that, Communicator& job, Communicator
 }
 
 void Inference::make_cache() {
-  for (int i = 0; i < program.layers; i++) {
-    const ckdist_layer_attention& a = program.attention[i];
-    if (a.total_heads == 0) {
-      layers.push_back({});
-      continue;
-    }
-    Layer layer{{KvType(a.cache.key_type), KvType(a.cache.value_type), a.cache.key_width, a.cache.value_width,
-                 a.cache.latent != 0},
-                a.kv_heads,
-                a.heads_per_kv,
-                {},
-                0,
-                0,
-                1,
-                nullptr};
-    for (int h = 0, head = 0; h < a.kv_heads; head += a.heads_per_kv[h++]) {
-      layer.first_head.push_back(head);
-      layer.max_heads_per_kv = std::max(layer.max_heads_per_kv, int(a.heads_per_kv[h]));
+  for (const ckdist_layer* own = program.layers; own != program.layers + program.layer_count; own++) {
+    const CacheArrays arrays{own->arrays, own->array_count};
+    Layer& layer = layers.emplace_back();
+    const std::optional<CacheShape> head = arrays.shape();
+    if (!head) continue;
+    layer.cache = *head, layer.kv_heads = own->kv_heads, layer.heads_per_kv = own->heads_per_kv;
+    for (int h = 0, first = 0; h < own->kv_heads; first += own->heads_per_kv[h++]) {
+      layer.first_head.push_back(first);
+      layer.max_heads_per_kv = std::max(layer.max_heads_per_kv, int(own->heads_per_kv[h]));
     }
     layer.head_bytes = kernels.attention.block_bytes(layer.cache);
-    if (layer.cache.latent) layer.block_bytes = a.kv_heads ? layer.head_bytes : 0;  // of all groups of heads together
-    else layer.block_bytes = layer.head_bytes * a.kv_heads;
+    layer.block_bytes = arrays.block_bytes();
     kv_bytes_ += layer.block_bytes * program.blocks;
     stored_bytes_ += layer.block_bytes;
-    layers.push_back(layer);
   }
   const int64_t blocks_bytes = round_up(kv_bytes_, 64);
   kv_bytes_ = blocks_bytes + states.bytes();
@@ -137,7 +126,7 @@ void Inference::reserve_exchange() {
   for (const ckdist_value* v = plan->values; v != plan->values + plan->value_count; v++)
     if (v->place == ckdist_place_logits)
       sizes.first_column = v->offset, sizes.columns = v->width, sizes.logit_rows = program.max_outputs;
-  sizes.counters = int64_t{program.layers} * program.experts;
+  sizes.counters = int64_t{program.layer_count} * program.experts;
   for (int p = 0; p < program.plan_count; p++) {
     const ckdist_execution_plan& those = program.plans[p];
     if (!those.host_rows) continue;
@@ -326,7 +315,7 @@ ckdist_step_stats Inference::stats(bool reset) {
 }
 
 void Inference::expert_rows(int64_t* out) const {
-  const int64_t count = int64_t{program.layers} * program.experts;
+  const int64_t count = int64_t{program.layer_count} * program.experts;
   std::fill(out, out + count, 0);
   for (int rank = 0; rank < ranks->local_size; rank++)
     for (int64_t i = 0; i < count; i++) out[i] += ranks->counters(rank)[i];

@@ -14,6 +14,7 @@
 #include "core/range.h"
 #include "kernels/kernels.h"
 #include "runtime/batch.h"
+#include "runtime/cache_arrays.h"
 #include "runtime/executor.h"
 #include "runtime/relative_bias.h"
 #include "runtime/repacker.h"
@@ -67,13 +68,13 @@ class Inference : public Executor {
   const Kernels& kernels;
   // This rank's part of one layer's attention and cache.
   struct Layer {
-    CacheShape cache;
-    int kv_heads;
-    const int32_t* heads_per_kv;
+    CacheShape cache{};
+    int kv_heads = 0;
+    const int32_t* heads_per_kv = nullptr;
     std::vector<int> first_head;  // query head, for each local kv-head
-    int64_t head_bytes, block_bytes;
-    int max_heads_per_kv;
-    uint8_t* blocks;  // blocks of kv-head 0
+    int64_t head_bytes = 0, block_bytes = 0;
+    int max_heads_per_kv = 1;
+    uint8_t* blocks = nullptr;  // blocks of kv-head 0
 
     uint8_t* kv(int kv_head) const { return cache.latent ? blocks : blocks + kv_head * head_bytes; }
     int64_t heads() const { return kv_heads ? first_head[kv_heads - 1] + heads_per_kv[kv_heads - 1] : 0; }

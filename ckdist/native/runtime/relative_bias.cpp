@@ -10,7 +10,7 @@ void RelativeBiases::read_plan(const ckdist_program& program, const ckdist_execu
     if (those->kind != ckdist_step_attend) continue;
     const auto& step = reinterpret_cast<const ckdist_attend_step&>(*those);
     if (step.relative < 0 || found_.count(plan.vectors[step.relative]) > 0) continue;
-    const ckdist_layer_attention& a = program.attention[step.layer];
+    const ckdist_layer& a = program.layers[step.layer];
     const float* const weights = plan.vectors[step.relative];  // (buckets, heads of all ranks)
     int heads = 0;
     for (int h = 0; h < a.kv_heads; h++) heads += a.heads_per_kv[h];

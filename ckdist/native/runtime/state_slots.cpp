@@ -4,23 +4,21 @@
 
 #include "api/steps_inference_api.h"
 #include "core/error.h"
-#include "kernels/delta_rule.h"
+#include "runtime/cache_arrays.h"
 
 namespace ckdist {
 
 StateSlots::StateSlots(const ckdist_program& program)
     : slots_(program.state_slots), positions_(program.state_slots, -1), written_(program.state_slots) {
-  for (int i = 0; i < program.layers; i++) {
-    const ckdist_layer_state& s = program.states[i];
-    Layer layer;
-    layer.value_heads = s.value_heads, layer.key_width = s.key_width, layer.value_width = s.value_width;
-    layer.taps = s.taps, layer.key_head_of = s.key_head_of;
-    if (s.value_heads > 0) {
-      layer.state_floats = s.key_width * state_columns(s.value_width);
-      layer.head_floats = (layer.state_floats + (s.taps - 1) * layer.channels() + 15) / 16 * 16;
-      bytes_ += slots_ * s.value_heads * layer.head_floats * int64_t{sizeof(float)};
-    }
-    layers.push_back(std::move(layer));
+  for (const ckdist_layer* own = program.layers; own != program.layers + program.layer_count; own++) {
+    const CacheArrays arrays{own->arrays, own->array_count};
+    Layer& layer = layers.emplace_back();
+    const ckdist_cache_array* const state = arrays.find(ckdist_array_state);
+    if (state == nullptr) continue;
+    layer.value_heads = state->heads, layer.key_width = state->rows, layer.value_width = state->width;
+    layer.taps = arrays.at(ckdist_array_convolution).rows + 1, layer.key_head_of = own->key_head_of;
+    layer.state_floats = arrays.state_floats(), layer.head_floats = arrays.head_floats();
+    bytes_ += slots_ * arrays.slot_bytes();
   }
 }
 

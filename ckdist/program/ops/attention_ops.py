@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ckdist.errors import LayoutError
+from ckdist.mesh import Mesh
+from ckdist.program.cache import LayerCache, attention_cache
 from ckdist.program.fusion import norm_over_heads
-from ckdist.program.lowered import layer_attention
 from ckdist.program.ops.op import (
     Arrays,
     Attrs,
@@ -231,8 +232,13 @@ def lower_attend(lowering: "ServingLowering", group: "Group") -> None:
         scale=attrs["scale"],
         soft_cap=attrs["soft_cap"],
     )
-    places = lowering.key_places if over_heads else ()
-    lowering.attention[attrs["layer"]] = replace(layer_attention(instr, lowering.mesh), key_places=places)
+    cache = _cache(instr, lowering.mesh)
+    lowering.caches[attrs["layer"]] = replace(cache, key_places=lowering.key_places if over_heads else ())
+
+
+def _cache(attend: Instr, mesh: Mesh) -> LayerCache:
+    heads, keys, values = (value.dims[-1] for value in attend.inputs[:3])
+    return attention_cache(heads, keys, values, mesh)
 
 
 def _first_operand(value: Value, *parts: Instr | None) -> Value:
@@ -271,7 +277,7 @@ def attend_packed(context: RankContext, inputs: Arrays, weights: Arrays, attrs: 
 @lower("attend_packed", "training")
 def lower_attend_packed(lowering: "TrainingLowering", instr: Instr) -> None:
     """Emits one step."""
-    if len(set(layer_attention(instr, lowering.mesh).heads_per_kv)) != 1:
+    if len(set(_cache(instr, lowering.mesh).heads_per_kv)) != 1:
         raise LayoutError(
             f"training needs equal numbers of query heads for each kv_head of a rank, at least 1: {instr}"
         )

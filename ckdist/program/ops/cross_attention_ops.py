@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.layout import Dim
-from ckdist.mesh import Mesh
-from ckdist.program.lowered import LayerAttention
+from ckdist.program.cache import attention_cache
 from ckdist.program.ops.op import Arrays, Attrs, Inferred, Values, Weights, lower, op, whole
 from ckdist.program.rank_context import RankContext
 
@@ -43,7 +41,7 @@ def lower_store_cross(lowering: "ServingLowering", group: "Group") -> None:
     k, v = instr.inputs
     layer = instr.attrs["layer"]
     lowering.emit("store_cross", k=lowering.place_of(k), v=lowering.place_of(v), layer=layer)
-    lowering.attention[layer] = layer_of(instr.attrs["queries"], k.dims[-1], v.dims[-1], lowering.mesh)
+    lowering.caches[layer] = attention_cache(instr.attrs["queries"], k.dims[-1], v.dims[-1], lowering.mesh)
 
 
 def infer_attend_cross(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
@@ -79,11 +77,4 @@ def lower_attend_cross(lowering: "ServingLowering", group: "Group") -> None:
     out = lowering.buffer("arena", o.dims[-1].local(lowering.mesh))
     lowering.at[o.name] = out
     lowering.emit("attend_cross", q=lowering.place_of(q), out=out, layer=layer, scale=attrs["scale"])
-    lowering.attention[layer] = layer_of(q.dims[-1], attrs["keys"], attrs["values"], lowering.mesh)
-
-
-def layer_of(heads: Dim, keys: Dim, values: Dim, mesh: Mesh) -> LayerAttention:
-    """The cross-attention of one layer on a rank."""
-    group, (begin, end) = heads.count // keys.count, heads.share(mesh)
-    each = (min(end, (kv + 1) * group) - max(begin, kv * group) for kv in range(*keys.share(mesh)))
-    return LayerAttention(tuple(each), keys.width, values.width, heads.count, keys.count, begin)
+    lowering.caches[layer] = attention_cache(q.dims[-1], attrs["keys"], attrs["values"], lowering.mesh)

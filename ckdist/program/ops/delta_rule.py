@@ -11,7 +11,7 @@ import numpy as np
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.mesh import Mesh
-from ckdist.program.lowered import LayerState
+from ckdist.program.cache import state_cache
 from ckdist.program.ops.op import Arrays, Attrs, Inferred, Values, Weights, lower, op, total, unchanged_whole, whole
 from ckdist.program.ops.rms_norm import inverse_rms
 from ckdist.program.program import Instr
@@ -197,4 +197,4 @@ def lower_delta_rule(lowering: "ServingLowering", group: "Group") -> None:
     )
     taps = parts.conv.weight(2).dims[0].width // heads.width
     of = tuple(key_heads(keys, heads, attrs["tiled"], lowering.mesh))
-    lowering.states[attrs["layer"]] = LayerState(of, keys.width, heads.width, taps)
+    lowering.caches[attrs["layer"]] = state_cache(keys, heads, taps, of)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.lowered import latent_attention
+from ckdist.program.cache import latent_cache
 from ckdist.program.ops.attention_ops import NO_ROPE, ROPE_TABLES
 from ckdist.program.ops.op import (
     Arrays,
@@ -154,4 +154,5 @@ def lower_attend_latent(lowering: "ServingLowering", group: "Group") -> None:
         eps=norm.attrs["eps"] if norm else 0.0,
         scale=instr.attrs["scale"],
     )
-    lowering.attention[instr.attrs["layer"]] = latent_attention(instr, lowering.mesh)
+    heads, key, rank = q.dims[-1], k.dims[-1], instr.attrs["value_width"]
+    lowering.caches[instr.attrs["layer"]] = latent_cache(heads, key.elements, rank, lowering.mesh)

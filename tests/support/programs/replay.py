@@ -98,7 +98,8 @@ def build(
         phases.append(phase_of(last[0], mesh, weights, chunk, last[1], host_rows=True))
     communicator = open_communicator(world, transport, timeout=10.0, spins=20, arena_bytes=ARENA_BYTES)
     key_type, _, value_type = kv_type.partition("/")
-    slots = 9 if any(phase.lowered.states for phase, _ in phases) else 0
+    arrays = [array for cache in phases[0][0].lowered.caches.values() for array in cache.arrays]
+    slots = 9 if any(array.lifetime == "sequence" for array in arrays) else 0  # also on ranks without heads
     config = CacheConfig(chunk, 4, 16 * blocks, blocks, key_type, value_type or key_type, slots, chunk)
     worker = NativeWorker(communicator, threads, (), 20)
     executable = Executable([phase for phase, _ in phases], s, communicator, config, threads, threads, worker)

@@ -40,7 +40,7 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
   // Factors of a token's queries and keys, without their norm weights, if one RMS norm covers all heads: 1 /
   // sqrt(mean(x^2) + eps).
   void inverse_norms(int64_t token, float* queries, float* keys) {
-    const ckdist_layer_attention& a = r.program.attention[step.layer];
+    const ckdist_layer& a = r.program.layers[step.layer];
     const ckdist_value& v = r.value(step.squares);
     // (total_heads + total_kv_heads,): sums of squares of the token's heads
     const float* row;

@@ -6,7 +6,7 @@ namespace {
 
 struct SumSquares : StepRun<Inference, ckdist_sum_squares_step> {
   void run() {
-    const ckdist_layer_attention& a = r.program.attention[step.layer];
+    const ckdist_layer& a = r.program.layers[step.layer];
     const Inference::Layer& layer = r.layers[step.layer];
     const int64_t width = layer.cache.key_width, group = a.total_heads / a.total_kv_heads;
     int64_t q_stride, k_stride, stride;

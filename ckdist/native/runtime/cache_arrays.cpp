@@ -1,0 +1,55 @@
+#include "runtime/cache_arrays.h"
+
+#include <algorithm>
+
+#include "core/error.h"
+#include "kernels/delta_rule.h"
+#include "kernels/kernels.h"
+
+namespace ckdist {
+
+const ckdist_cache_array* CacheArrays::find(ckdist_array name) const {
+  const auto* const found = std::find_if(arrays, arrays + count, [=](const auto& array) { return array.name == name; });
+  return found == arrays + count ? nullptr : found;
+}
+
+const ckdist_cache_array& CacheArrays::at(ckdist_array name) const {
+  const auto* const found = find(name);
+  if (found == nullptr) fail(Status::native, "a layer's cache of %d arrays has no array %d", count, int(name));
+  return *found;
+}
+
+std::optional<CacheShape> CacheArrays::shape() const {
+  if (const auto* const keys = find(ckdist_array_keys)) {
+    const ckdist_cache_array& values = at(ckdist_array_values);
+    return CacheShape{KvType(keys->type), KvType(values.type), keys->width, values.width, false};
+  }
+  if (const auto* const latent = find(ckdist_array_latent)) {
+    const auto type = KvType(latent->type);
+    return CacheShape{type, type, latent->width + at(ckdist_array_rope).width, latent->width, true};
+  }
+  return std::nullopt;
+}
+
+int64_t CacheArrays::block_bytes() const {
+  const std::optional<CacheShape> head = shape();
+  return head ? kernels().attention.block_bytes(*head) * arrays[0].heads : 0;
+}
+
+int64_t CacheArrays::state_floats() const {
+  const auto* const state = find(ckdist_array_state);
+  return state ? state->rows * state_columns(state->width) : 0;
+}
+
+int64_t CacheArrays::head_floats() const {
+  if (find(ckdist_array_state) == nullptr) return 0;
+  const ckdist_cache_array& convolution = at(ckdist_array_convolution);
+  return (state_floats() + int64_t{convolution.rows} * convolution.width + 15) / 16 * 16;
+}
+
+int64_t CacheArrays::slot_bytes() const {
+  const int64_t floats = head_floats();
+  return floats ? floats * arrays[0].heads * int64_t{sizeof(float)} : 0;
+}
+
+}  // namespace ckdist

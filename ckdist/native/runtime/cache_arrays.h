@@ -1,0 +1,30 @@
+// The arrays of one layer's cache on this rank, and their bytes in a block and in a slot.
+//
+// A block has, for each kv-head, its keys and values together (kernels/isa/attention_block.h). Latent vectors and their
+// rotated keys are the keys of one head. A slot has, for each head, its state and then its convolution's inputs.
+#pragma once
+#include <cstdint>
+#include <optional>
+
+#include "core/export.h"
+
+#include "api/program_api.h"
+#include "kernels/attention.h"
+
+namespace ckdist {
+
+struct CacheArrays {
+  const ckdist_cache_array* arrays = nullptr;
+  int count = 0;
+
+  const ckdist_cache_array* find(ckdist_array name) const;  // null: the layer does not have it
+  const ckdist_cache_array& at(ckdist_array name) const;    // throws if the layer does not have it
+  std::optional<CacheShape> shape() const;  // of one head in a block; empty if the layer has nothing in blocks
+  int64_t block_bytes() const;
+  // Floats of one head in a slot: its state (see kernels/delta_rule.h), and all.
+  int64_t state_floats() const;
+  int64_t head_floats() const;
+  int64_t slot_bytes() const;
+};
+
+}  // namespace ckdist
