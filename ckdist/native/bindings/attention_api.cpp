@@ -4,34 +4,12 @@
 #include "core/export.h"
 
 #include "api/attention_api.h"
+#include "bindings/checked_shape.h"
 #include "bindings/isa_choice.h"
-#include "runtime/cache_arrays.h"
 
 namespace {
 
 using namespace ckdist;
-
-void check_type(KvType kv_type) {
-  const int type = int(kv_type);
-  if (type != 0 && type != 1 && type != 8 && type != 25 && type != 30)
-    fail(Status::config, "KV type %d is not known; use 0 (f32), 1 (f16), 8 (q8_0), 25 (i16) or 30 (bf16)", type);
-}
-
-CacheShape checked_shape(const CacheShape& cache) {
-  for (const int32_t width : {cache.key_width, cache.value_width})
-    if (width <= 0 || width % 8 || width > 4096)
-      fail(Status::config, "the width of a head (%d) must be a multiple of 8 from 8 to 4096", width);
-  if (cache.latent && (cache.key_type != cache.value_type || cache.key_width < cache.value_width))
-    fail(Status::config, "latent values of type %d and width %d are not a part of keys of type %d and width %d",
-         int(cache.value_type), cache.value_width, int(cache.key_type), cache.key_width);
-  check_type(cache.key_type), check_type(cache.value_type);
-  return cache;
-}
-
-CacheShape checked_shape(const ckdist_cache_shape& cache) {
-  return checked_shape(
-      {KvType(cache.key_type), KvType(cache.value_type), cache.key_width, cache.value_width, cache.latent != 0});
-}
 
 AttentionTask checked_task(const ckdist_attention_task& t) {
   AttentionTask task{};
@@ -67,16 +45,6 @@ AttentionTask checked_task(const ckdist_attention_task& t) {
 }  // namespace
 
 extern "C" {
-
-int64_t ckdist_cache_bytes(const struct ckdist_cache_array* arrays, int32_t count, enum ckdist_lifetime lifetime) {
-  int64_t bytes = 0;
-  const int status = guard([&] {
-    const CacheArrays cache{arrays, count};
-    if (const std::optional<CacheShape> head = cache.shape()) checked_shape(*head);
-    bytes = lifetime == ckdist_lifetime_token ? cache.block_bytes() : cache.slot_bytes();
-  });
-  return status < 0 ? status : bytes;
-}
 
 int64_t ckdist_attention_block_bytes(const char* isa, const struct ckdist_cache_shape* cache) {
   int64_t bytes = 0;
