@@ -5,7 +5,6 @@ import pathlib
 import signal
 import sys
 from collections.abc import Generator
-from dataclasses import replace
 from types import FrameType
 
 from ckdist.cli.chat_engine import EngineChat
@@ -167,7 +166,7 @@ def run(config: ChatConfig) -> int:
         template = ConfinedTemplate(tokenizer.chat_template, checkpoint.path, checkpoint.overrides)
         with contextlib.closing(template):
             converse(
-                Chat(EngineChat(llm, replace(tokenizer, chat_template=template), config, name), config.system),
+                Chat(EngineChat(llm, tokenizer, template, config, name), config.system),
                 LineInput(),
             )
     return 0

@@ -181,7 +181,7 @@ def serve(
             log.warning("%s", line)
         coordinator.begin(engine, RankReports(model), embedding_facts(config, model))
         http.wait_answering(ANSWERING_SECONDS)
-        curl = curl_line(http.url, config, tokenizer.chat_template is not None, model.spec)
+        curl = curl_line(http.url, config, bool(tokenizer.templates), model.spec)
         lines += [f"serving {name} at {http.url}  try: {curl}", *filter(None, [stop_line(), keys_line(config)])]
         if listeners.metrics is not None:
             lines.append(f"metrics at {http.url_of(listeners.metrics)}/metrics, without a key")

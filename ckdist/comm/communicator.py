@@ -23,8 +23,6 @@ from ckdist.comm.collective_calls import Collectives, NativeCall, check_array
 from ckdist.comm.operation import Operation
 from ckdist.comm.thresholds import Thresholds, load_thresholds
 from ckdist.comm.transports.names import CHOICES
-from ckdist.comm.transports.opening import before_mpi_ends
-from ckdist.comm.transports.transport_choice import choose_transport
 from ckdist.comm.window import Window
 from ckdist.comm.world_protocol import Log, World, has_mpi
 from ckdist.errors import ConfigError
@@ -232,6 +230,8 @@ def open_communicator(
     if share:
         memory, rendezvous = _share(world, local, arena_bytes, spins, timeout)
     if not (share and one_host):
+        from ckdist.comm.transports.transport_choice import choose_transport
+
         chosen = choose_transport(world, transport, timeout, interface, lanes, log)
         if world.rank == 0:
             logger.debug("%s", chosen.reason)
@@ -246,6 +246,8 @@ def open_communicator(
     world.gather(None)  # the segments are open everywhere
     family = Family()
     if chosen and chosen.name == "mpi" and has_mpi(world):
+        from ckdist.comm.transports.opening import before_mpi_ends
+
         before_mpi_ends(world, lambda: [c.close() for c in list(family.members)])
     return Communicator(handle, family, chosen.times if chosen else None)
 

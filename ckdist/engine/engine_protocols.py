@@ -1,7 +1,7 @@
 """Interfaces of the parts that the engine joins: an executable, a sampler, a tokenizer."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -9,7 +9,9 @@ from ckdist.engine import sequence
 from ckdist.engine.sampler import Sample
 from ckdist.program.stage_costs import StageCosts
 from ckdist.program.step_batch import Batch
-from ckdist.tokens.chat_template import ChatTemplate
+
+if TYPE_CHECKING:
+    from ckdist.tokens.chat_template import ChatTemplate
 
 
 class StepExecutable(Protocol):
@@ -110,7 +112,7 @@ class TextTokenizer(Protocol):
     """Turns texts into tokens and back."""
 
     @property
-    def chat_template(self) -> ChatTemplate | None:
+    def chat_template(self) -> "ChatTemplate | None":
         """The model's chat template, or None."""
         ...
 

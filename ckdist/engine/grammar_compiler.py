@@ -3,7 +3,7 @@
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from ckdist.errors import RequestError
-from ckdist.tokens.grammar import limits
+from ckdist.tokens.grammar_limits import limits
 from ckdist.tokens.tokenizer import Tokenizer
 
 

@@ -73,7 +73,7 @@ class Grammars:
 
         Raises RequestError if llguidance refuses the grammar, here or in the grammar's future.
         """
-        from ckdist.tokens.grammar import MAX_WHOLE
+        from ckdist.tokens.grammar_limits import MAX_WHOLE
 
         if len(grammar) > MAX_WHOLE:
             raise RequestError(f"grammar has {len(grammar)} characters; at most {MAX_WHOLE} are allowed", _FIELD)

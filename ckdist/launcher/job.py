@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ckdist.comm.bootstrap.launched_world import CONNECTIONS_VARIABLE, describe
-from ckdist.comm.bootstrap.launchers import RANK_VARIABLES
+from ckdist.comm.bootstrap.launched_world import describe
+from ckdist.comm.bootstrap.launchers import CONNECTIONS_VARIABLE, RANK_VARIABLES
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,9 @@ from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, Dim
 from ckdist.mesh import Mesh
 from ckdist.models.blocks.attention import Rows, all_rows, attention
-from ckdist.models.blocks.cross_attention import cross_attention, store_cross
 from ckdist.models.blocks.ffn import dense_ffn
-from ckdist.models.blocks.gated_delta_net import gated_delta_net
-from ckdist.models.blocks.latent_attention import latent_attention
 from ckdist.models.blocks.moe import moe_ffn
 from ckdist.models.blocks.norm import RowNorm
-from ckdist.models.blocks.scorer import scores
 from ckdist.models.spec import GatedDeltaNet, LatentAttention, ModelSpec, MoeFfn
 from ckdist.program.program import Value, Weight
 from ckdist.program.tracer import Tracer, trace
@@ -50,14 +46,20 @@ def block(g: Tracer, x: Value, model: ModelSpec, layer: int, rows: Rows = all_ro
     normed, mixer, cross = norm(x, names.before_mixer), spec.mixer, spec.cross
     select_rows = rows if cross is None else all_rows  # the last attention of a layer selects rows
     if isinstance(mixer, GatedDeltaNet):
+        from ckdist.models.blocks.gated_delta_net import gated_delta_net
+
         mixed = gated_delta_net(g, normed, mixer, f"{path}.linear_attn", layer, eps, select_rows)
     elif isinstance(mixer, LatentAttention):
+        from ckdist.models.blocks.latent_attention import latent_attention
+
         mixed = latent_attention(g, normed, mixer, f"{path}.self_attn", layer, eps, select_rows)
     else:
         mixed = attention(g, normed, mixer, f"{path}.self_attn", layer, eps, select_rows)
     of_mixer, of_ffn = names.replaces_stream
     x = add(select_rows(normed if of_mixer else x), mixed, names.after_mixer)
     if cross is not None:
+        from ckdist.models.blocks.cross_attention import cross_attention
+
         normed, cache = norm(x, cross.norm), model.first_cross_cache + layer
         mixed = cross_attention(g, normed, cross.attention, f"{path}.cross_attn", cache, rows)
         x = add(rows(normed if cross.replaces_stream else x), mixed, None)
@@ -118,7 +120,11 @@ def hidden_rows(g: Tracer, ids: Value, spec: ModelSpec) -> Value:
     (outputs, 1) for a cross-encoder.
     """
     x = final_norm(g, g.gather(hidden(g, ids, spec, g.select_rows)), spec)
-    return g.output_rows(x if spec.scorer is None else scores(g, x, spec.scorer, spec.norm_eps))
+    if spec.scorer is not None:
+        from ckdist.models.blocks.scorer import scores
+
+        x = scores(g, x, spec.scorer, spec.norm_eps)
+    return g.output_rows(x)
 
 
 def encode(g: Tracer, ids: Value, spec: ModelSpec) -> Value:
@@ -126,6 +132,8 @@ def encode(g: Tracer, ids: Value, spec: ModelSpec) -> Value:
 
     It also caches the keys and values of each layer's cross-attention.
     """
+    from ckdist.models.blocks.cross_attention import store_cross
+
     encoder = spec.encoder
     if encoder is None:
         raise ConfigError(f"{spec.family} has no encoder")

@@ -15,11 +15,9 @@ from itertools import pairwise
 
 from ckdist.errors import LayoutError
 from ckdist.program.emitter import Emitter
-from ckdist.program.ops import OPS, register_training_ops
+from ckdist.program.ops import op_named
 from ckdist.program.ops.stage_transfer import received_dims
 from ckdist.program.program import Instr, Program, Value, Weight
-
-register_training_ops()
 
 
 def backward(program: Program, loss: Value, wrt: Sequence[Weight], recompute: bool = False) -> Program:
@@ -101,7 +99,7 @@ class _Backward:
         grads = [self._complete(o) if o in self.active else None for o in instr.outputs]
         if all(grad is None for grad in grads):
             return
-        vjp = OPS[instr.op].vjp
+        vjp = op_named(instr.op).vjp
         if vjp is None:
             raise LayoutError(
                 f"{instr.op} has no gradient: %{instr.outputs[0].name} = {instr.op}(...) cannot be trained through"

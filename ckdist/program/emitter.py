@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ckdist.program.ops import OPS
+from ckdist.program.ops import op_named
 from ckdist.program.ops.op import axes
 from ckdist.program.program import Instr, Value, Weight
 
@@ -35,11 +35,12 @@ class Emitter:
             LayoutError: The op's `infer` rejects the operands.
         """
         inputs, weights = tuple(inputs), tuple(weights)
-        inferred = OPS[op].infer(inputs, weights, attrs)
+        defined = op_named(op)
+        inferred = defined.infer(inputs, weights, attrs)
         outputs = tuple(
             Value(self._fresh(name), dims, dtype, axes(partial))
             for name, dtype, (dims, partial) in zip(
-                names or [op] * len(inferred), OPS[op].dtypes or ("f32",) * len(inferred), inferred, strict=True
+                names or [op] * len(inferred), defined.dtypes or ("f32",) * len(inferred), inferred, strict=True
             )
         )
         self.instrs.append(Instr(op, inputs, outputs, weights, attrs))

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, DTypeLike
 
 from ckdist.mesh import Mesh
 from ckdist.program.model_shape import ModelShape
-from ckdist.program.ops import OPS
+from ckdist.program.ops import op_named
 from ckdist.program.program import Program
 from ckdist.program.rank_context import RankContext
 
@@ -86,7 +86,7 @@ class Interpreter:
         """Runs the program. `inputs` and the result have one list per rank, in the program's order."""
         values = [dict(zip((i.name for i in self.program.inputs), own, strict=True)) for own in inputs]
         for instr in self.program.instrs:
-            op = OPS[instr.op]
+            op = op_named(instr.op)
             operands = [[v[i.name] for i in instr.inputs] for v in values]
             attrs = {**instr.attrs, "weights": instr.weights, "inputs": instr.inputs}
             arrays = [[None if w is None else own[w] for w in instr.weights] for own in self.weights]

@@ -28,7 +28,6 @@ from ckdist.program.cache import LayerCache
 from ckdist.program.fusion import fuse, normed, residual
 from ckdist.program.lowered import SLOTS, Buffer, Lowered, MatrixKey, StepList, VectorKey
 from ckdist.program.lowering import Lowering
-from ckdist.program.ops.experts import reads_input
 from ckdist.program.program import Instr, Program, Value, Weight
 from ckdist.program.step import ABSENT, NO_SPAN, MatrixIndex, Span, ValueIndex, VectorIndex
 
@@ -368,6 +367,8 @@ def _multiply(reader: Instr, value: Value) -> list[Weight]:
     if reader.op == "low_rank":
         weights = weights[::2]
     elif reader.op == "experts":
+        from ckdist.program.ops.experts import reads_input
+
         weights = reads_input([reader.weight(index) for index in range(len(weights))], reader.attrs)
     return [w for w in weights if w is not None and len(w.dims) > 1] if value == reader.inputs[0] else []
 

@@ -8,7 +8,7 @@ from ckdist.mesh import Mesh
 from ckdist.program.arena_offsets import first_fit
 from ckdist.program.fusion import Graph
 from ckdist.program.lowered import Buffer
-from ckdist.program.ops import OPS
+from ckdist.program.ops import op_named
 from ckdist.program.program import Instr, Program, Value
 from ckdist.program.step import ABSENT, Step, ValueIndex
 
@@ -44,7 +44,7 @@ class Lowering:
 
     def rule(self, instr: Instr) -> Callable[..., None]:
         """The function that emits the steps of an instruction. Raises LayoutError if there is none."""
-        if (rule := OPS[instr.op].lower.get(self.step_set)) is None:
+        if (rule := op_named(instr.op).lower.get(self.step_set)) is None:
             raise LayoutError(f"cannot lower {instr.op} for {self.step_set}: {instr}")
         return rule
 

@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 from ckdist.errors import LayoutError
 from ckdist.layout import Range
 from ckdist.mesh import WHOLE, Mesh
-from ckdist.program.ops import OPS
+from ckdist.program.ops import op_named
 from ckdist.program.ops.op import axes
-from ckdist.program.ops.stage_transfer import received_dims
-from ckdist.program.ops.tally import layers_of
 from ckdist.program.program import Instr, Program, Value
 
 
@@ -78,6 +76,8 @@ class _StageTally:
         found = next((instr for instr in whole.instrs if instr.op == "tally"), None)
         if found is None:
             return _StageTally()
+        from ckdist.program.ops.tally import layers_of
+
         made_at = {v: i for i, instr in enumerate(whole.instrs) for v in instr.outputs}
         layers = [(made_at[logits], logits, chosen) for logits, chosen in layers_of(found.inputs)]
         own = [v for at, *layer in layers if start <= at < until for v in layer]
@@ -94,6 +94,8 @@ def _received(ids: Value, value: Value, tally: tuple[Value, ...], stage: int, me
 
     If all ranks have all tokens, each receives a part of the rows, and an all_reduce completes them.
     """
+    from ckdist.program.ops.stage_transfer import received_dims
+
     axis, names = _sharing(value, mesh), [value.name, *(v.name for v in tally)]
     attrs = {"axis": axis, "stage": stage, **received_dims(value, *tally)}
     if axis is None:
@@ -109,7 +111,7 @@ def _sharing(value: Value, mesh: Mesh) -> str | None:
 
 def _instr(op: str, inputs: tuple[Value, ...], names: tuple[str, ...], **attrs: object) -> Instr:
     """An instruction whose outputs have these names. Names beyond the number of outputs are not used."""
-    inferred = OPS[op].infer(inputs, (), attrs)
+    inferred = op_named(op).infer(inputs, (), attrs)
     outputs = tuple(
         Value(name, dims, "f32", axes(partial)) for name, (dims, partial) in zip(names, inferred, strict=False)
     )

@@ -6,12 +6,9 @@ from typing import Any
 from ckdist.errors import ConfigError
 from ckdist.layout import Dim, Layout, Sharding
 from ckdist.mesh import Mesh
-from ckdist.program.ops import register_training_ops
 from ckdist.program.program import Program, Value, Weight
 from ckdist.program.routing import Routing
 from ckdist.program.tracer import LatentWeights, LowRank, Spec, Tracer
-
-register_training_ops()
 
 NOT_TRAINED = "models with linear attention or gated attention can be served, not trained: choose another model"
 WITH_GRADIENT = ("silu", "gelu_tanh", "clamped_swiglu")

@@ -275,7 +275,7 @@ def with_template(tokenizer: "Tokenizer") -> "Tokenizer":
         "" if known else ", whose control tokens it does not know",
     )
     bos = tokenizer.token_text(tokenizer.prefix[0]) if tokenizer.prefix else ""
-    return replace(tokenizer, chat_template=ChatTemplate(CHATML, {"bos_token": bos}))
+    return replace(tokenizer, templates={"default": CHATML}, special_texts={"bos_token": bos})
 
 
 def _with_tools_text(messages: list[dict[str, Any]], tools: Sequence[Mapping[str, object]]) -> list[dict[str, Any]]:

@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
 from ckdist.errors import RequestError
+from ckdist.tokens.grammar_limits import MAX_WHOLE, limits
 from ckdist.tokens.schema_patterns import with_exact_patterns
 
 MAX_GRAMMAR = 256 << 10  # characters, in llguidance's form
 REMEMBERED = 16  # grammars that have passed
-MAX_WHOLE = 512 << 10  # characters, with the tools around it
 MAX_CHOICES = 4096
 MAX_FORCED = 4096  # bytes
 WALKS = (48, 48, 48, 256)  # bytes; the long one finds costs that grow with the text
@@ -32,24 +32,6 @@ REASONS = {  # llguidance's names for why nothing can follow
 }
 # As Python's json.dumps writes, like most texts on which models were trained.
 SEPARATORS = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
-
-
-def limits() -> LLParserLimits:
-    """Limits of the work for one grammar and one token.
-
-    They allow objects of 250 optional keys, or texts of some 10,000 counted characters. llguidance then keeps at most
-    65 MB for one text.
-    """
-    return LLParserLimits(
-        max_items_in_row=1000,
-        initial_lexer_fuel=500_000,
-        step_lexer_fuel=100_000,
-        step_max_items=25_000,
-        max_lexer_states=50_000,
-        max_grammar_size=100_000,
-        precompute_large_lexemes=False,
-        verbose_errors=False,
-    )
 
 
 def json_schema_grammar(

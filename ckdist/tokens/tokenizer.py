@@ -6,16 +6,17 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
 from ckdist.errors import RequestError
-from ckdist.tokens.chat_template import ChatTemplate
-from ckdist.tokens.control_text import ControlText
-from ckdist.tokens.density import most_bytes_per_token
-from ckdist.tokens.literal_text import LiteralText
 from ckdist.tokens.vocabulary import Vocabulary
+
+if TYPE_CHECKING:  # rank 0 neither writes chats nor tokenises the text of strangers
+    from ckdist.tokens.chat_template import ChatTemplate
+    from ckdist.tokens.control_text import ControlText
+    from ckdist.tokens.literal_text import LiteralText
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +27,21 @@ class Tokenizer(Vocabulary):
     prefix: tuple[int, ...] = ()  # ids that `add_special` puts before a text
     suffix: tuple[int, ...] = ()  # ids that it puts after a text
     middle: tuple[int, ...] = ()  # ids between two texts
-    chat_template: ChatTemplate | None = field(default=None, repr=False)
+    templates: Mapping[str, str] = field(default_factory=dict, repr=False)  # chat templates by name
+    special_texts: Mapping[str, str] = field(default_factory=dict, repr=False)  # texts that templates call bos_token …
+
+    @cached_property
+    def chat_template(self) -> "ChatTemplate | None":
+        """The model's chat template, or None. Raises ModelFileError if it is too long."""
+        from ckdist.tokens.chat_template import ChatTemplate
+
+        return ChatTemplate(self.templates, self.special_texts) if self.templates else None
 
     @cached_property
     def most_bytes_per_token(self) -> int | None:
         """Tokens of a text >= its bytes / this. None if there is no such bound."""
+        from ckdist.tokens.density import most_bytes_per_token
+
         return most_bytes_per_token(self.backend, self.pieces)
 
     def encode(
@@ -74,20 +85,26 @@ class Tokenizer(Vocabulary):
         return [*prefix, *ids, *self.suffix]
 
     def chat_tokens(
-        self, messages: Sequence[Mapping[str, object]], special_in_text: bool = False, **options: Any
+        self,
+        messages: Sequence[Mapping[str, object]],
+        special_in_text: bool = False,
+        renderer: "ChatTemplate | None" = None,
+        **options: Any,
     ) -> list[int]:
         """The ids of a chat as the model's template writes it. The text of messages makes no control tokens.
 
         Args:
             special_in_text: The text of messages does make control tokens.
+            renderer: Renders in place of `chat_template`.
             options: Options of `ChatTemplate.prompt`.
 
         Raises:
             RequestError: The model has no template, or the template refuses the messages.
         """
-        if self.chat_template is None:
+        template = renderer or self.chat_template
+        if template is None:
             raise RequestError("the model has no chat template")
-        chat = self.chat_template.prompt(None if special_in_text else self.control_text, messages, **options)
+        chat = template.prompt(None if special_in_text else self.control_text, messages, **options)
         return self.encode(chat.text, add_special=False, literal=chat.literal)
 
     def pair(self, first: list[int], second: list[int]) -> tuple[list[int], int]:
@@ -96,11 +113,15 @@ class Tokenizer(Vocabulary):
         return [*begin, *second, *self.suffix], len(begin)
 
     @cached_property
-    def control_text(self) -> ControlText:
+    def control_text(self) -> "ControlText":
         """The texts of the control tokens."""
+        from ckdist.tokens.control_text import ControlText
+
         added = self.backend.get_added_tokens_decoder().values()
         return ControlText(token.content for token in added if token.special)
 
     @cached_property
-    def _literal(self) -> LiteralText:
+    def _literal(self) -> "LiteralText":
+        from ckdist.tokens.literal_text import LiteralText
+
         return LiteralText(self.backend)

@@ -12,7 +12,6 @@ import tokenizers
 
 from ckdist.errors import ModelFileError
 from ckdist.regular_file import read_regular
-from ckdist.tokens.chat_template import ChatTemplate
 from ckdist.tokens.pieces import (
     CONTINUES,
     SPACE,
@@ -74,7 +73,6 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
     pieces, strips = _pieces(backend, source)
     added = backend.get_added_tokens_decoder()
-    templates = _chat_templates(folder, config)
     return Tokenizer(
         backend=backend,
         pieces=pieces,
@@ -85,9 +83,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
         bos_token_id=bos,
         eos_token_ids=eos,
         strips_prefix_space=strips,
-        chat_template=ChatTemplate(templates, {name: text for name, text in named.items() if text})
-        if templates
-        else None,
+        templates=_chat_templates(folder, config),
+        special_texts={name: text for name, text in named.items() if text},
     )
 
 

@@ -14,7 +14,6 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from ckdist.errors import ModelFileError
-from ckdist.tokens.chat_template import ChatTemplate
 from ckdist.tokens.pieces import BYTE_TOKEN, SPACE, byte_level_bytes, sentencepiece_bytes, text_bytes
 from ckdist.tokens.splits import NAMING, Split, split_named
 from ckdist.tokens.tokenizer import Tokenizer
@@ -323,7 +322,6 @@ def _finish(
     control = v.of_type(CONTROL, UNKNOWN)
     ending = END_OF_TURN - {"<|end|>"} if any(names.issubset(v.tokens) for names in GOES_ON) else END_OF_TURN
     ends = {eos, v.token_id("eot_token_id"), v.token_id("eom_token_id")} | {i for i in control if v.tokens[i] in ending}
-    templates = _chat_templates(v.metadata)
     named = {
         "bos_token": bos,
         "eos_token": eos,
@@ -339,9 +337,8 @@ def _finish(
         bos_token_id=bos,
         eos_token_ids=frozenset(token for token in ends if token is not None),
         strips_prefix_space=strips_prefix_space,
-        chat_template=ChatTemplate(templates, {name: v.tokens[i] for name, i in named.items() if i is not None})
-        if templates
-        else None,
+        templates=_chat_templates(v.metadata),
+        special_texts={name: v.tokens[i] for name, i in named.items() if i is not None},
     )
 
 

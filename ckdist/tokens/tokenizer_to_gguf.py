@@ -41,8 +41,8 @@ def tokenizer_metadata(folder: Path, vocab_size: int) -> dict[str, object]:
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
     metadata: dict[str, object] = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
     metadata |= {f"tokenizer.ggml.{name}": value for name, value in _special(tokenizer).items()}
-    if tokenizer.chat_template and "default" in tokenizer.chat_template.sources:
-        metadata["tokenizer.chat_template"] = tokenizer.chat_template.sources["default"]
+    if "default" in tokenizer.templates:
+        metadata["tokenizer.chat_template"] = tokenizer.templates["default"]
     if byte_level:
         metadata = {
             "tokenizer.ggml.model": "gpt2",

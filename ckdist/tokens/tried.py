@@ -5,6 +5,7 @@ A digest of a folder's files in the user's cache records that they have passed.
 
 import contextlib
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import tokenizers
@@ -12,7 +13,6 @@ import tokenizers
 from ckdist import __version__
 from ckdist.comm.user_cache import cache_path
 from ckdist.regular_file import read_regular
-from ckdist.tokens.confined import Overrides, load_vocabulary
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.tokens.tokenizer_source import tokenizer_of
 from ckdist.tokens.vocabulary_file import MAX_TOKENIZER_BYTES, vocabulary_file
@@ -20,13 +20,15 @@ from ckdist.tokens.vocabulary_file import MAX_TOKENIZER_BYTES, vocabulary_file
 BESIDE = ("tokenizer_config.json", "config.json", "generation_config.json")  # read besides the vocabulary's file
 
 
-def load_tried(model: str | Path, overrides: Overrides = None) -> Tokenizer:
+def load_tried(model: str | Path, overrides: Mapping[str, int | float | bool | str] | None = None) -> Tokenizer:
     """A tokenizer for use in this process, after it has passed `probe` in a process with limits, now or earlier.
 
     Raises ModelFileError if it does not pass.
     """
     folder = Path(model)
     if folder.is_dir() and not was_tried(folder):  # a GGUF file has neither patterns nor normalisers of its own
+        from ckdist.tokens.confined import load_vocabulary
+
         load_vocabulary(folder)
         remember(folder)
     return tokenizer_of(model, overrides)

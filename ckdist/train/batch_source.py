@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from ckdist.comm.bootstrap.handshake import job_secret
 from ckdist.comm.bootstrap.star_world import StarWorld
-from ckdist.comm.world import MpiWorld
+from ckdist.comm.mpi_world import MpiWorld
 from ckdist.comm.world_protocol import World
 from ckdist.errors import CommError, ConfigError
 from ckdist.train.batch import PackedBatch

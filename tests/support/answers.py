@@ -6,7 +6,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from ckdist.serve.parsers.choose import parser_of
 from ckdist.serve.parsers.form import AnswerForm
-from ckdist.tokens.grammar import limits
+from ckdist.tokens.grammar_limits import limits
 
 TYPES = {"get": {"city": "string", "n": "integer"}, "f": {}}
 

@@ -17,7 +17,7 @@ from ckdist.engine.messages import unpack_tokens
 from ckdist.errors import RequestError
 from ckdist.serve.requests.prepare import prepare
 from ckdist.serve.text_records import EmbeddingWork, ModelFacts, Prepared
-from ckdist.tokens.chat_template import CHATML, ChatTemplate
+from ckdist.tokens.chat_template import CHATML
 from ckdist.tokens.control_text import ControlText
 from ckdist.tokens.literal_text import LiteralText
 from ckdist.tokens.tokenizer_folder import load_tokenizer
@@ -63,7 +63,7 @@ def tokenizer(request, bare):
 
 def with_source(tokenizer, source):
     texts = {"bos_token": "<s>", "eos_token": "</s>"}
-    return dataclasses.replace(tokenizer, chat_template=ChatTemplate(source, texts))
+    return dataclasses.replace(tokenizer, templates={"default": source}, special_texts=texts)
 
 
 def chat(say, key=None):

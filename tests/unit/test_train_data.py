@@ -121,7 +121,7 @@ def test_chats_without_a_template_are_refused(tmp_path, tokenizer, chats):
     messages = [{"role": "user", "content": "is it?"}, {"role": "assistant", "content": "yes"}]
     files = jsonl(tmp_path, {"messages": messages})
     with pytest.raises(ConfigError, match="the tokenizer has no chat template"):
-        open_cache(tmp_path, files, replace(tokenizer, chat_template=None), "text", "error", chats.write)
+        open_cache(tmp_path, files, replace(tokenizer, templates={}), "text", "error", chats.write)
 
 
 def test_parquet_rows(tmp_path, tokenizer, chats):

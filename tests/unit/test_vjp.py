@@ -1,6 +1,7 @@
 """Every op's gradient against finite differences in float64, along random directions, at odd shapes."""
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from ckdist.layout import Dim
 from ckdist.mesh import Mesh
 from ckdist.program.emitter import Emitter
 from ckdist.program.interpreter import Interpreter
-from ckdist.program.ops import OPS
+from ckdist.program.ops import FILES, op_named
 from ckdist.program.program import Program, Value, Weight
 from ckdist.program.routing import Routing
+from tests.support.paths import ROOT
 from tests.support.specs import rope, spec
 
 STARTS = np.array([0, 3, 4, 9])
@@ -185,7 +187,7 @@ def gradients(name, wanted=None):
     back = Emitter([*inputs, *outputs, *(c for c in cotangents if c)])
     operands = (*inputs, *weights)
     wanted = [o is not None and getattr(o, "dtype", "f32") == "f32" for o in operands] if wanted is None else wanted
-    results = OPS[op].vjp(back, g.instrs[0], cotangents, wanted)
+    results = op_named(op).vjp(back, g.instrs[0], cotangents, wanted)
     assert len(results) == len(operands)
     forward = Program(inputs, outputs[:1] if op in THROUGH_FIRST else outputs, tuple(g.instrs))
     backward = Program(
@@ -229,13 +231,22 @@ def test_gradient(name):
 
 def test_every_op_of_training_is_checked():
     """What has a vjp is in CASES; the collectives are checked in whole programs (test_autodiff)."""
-    assert {name for name, op in OPS.items() if op.vjp} == {case[0] for case in CASES.values()} | {
+    names = [name for listed in FILES.values() for name in listed.split()]
+    assert {name for name in names if op_named(name).vjp} == {case[0] for case in CASES.values()} | {
         "all_reduce",
         "all_gather",
         "recv",
         "send",
     }
-    assert len(OPS) <= 66
+    assert len(names) <= 66
+
+
+def test_the_table_of_ops_has_every_file_and_its_ops():
+    found = {
+        path.stem: re.findall(r'^@op\(\s*"(\w+)"', path.read_text(), re.MULTILINE)
+        for path in (ROOT / "ckdist/program/ops").glob("*.py")
+    }
+    assert {file: " ".join(names) for file, names in found.items() if names} == FILES
 
 
 @pytest.mark.parametrize(
@@ -275,4 +286,4 @@ def test_what_has_no_gradient_says_so():
     q = values(HEADS, HEADS, HEADS)
     _, lse = g.emit("attend_packed", q, scale=1.0, soft_cap=0.0, window=0)
     with pytest.raises(LayoutError, match="attend_packed has no gradient through its log-sum-exp"):
-        OPS["attend_packed"].vjp(g, g.instrs[0], (None, lse), [True] * 3)
+        op_named("attend_packed").vjp(g, g.instrs[0], (None, lse), [True] * 3)

@@ -11,16 +11,9 @@ import socket
 from collections.abc import Mapping
 
 from ckdist.comm.bootstrap.connection import BootstrapConnection
-from ckdist.comm.bootstrap.star_world import StarWorld
-from ckdist.comm.bootstrap.tcp_world import start_seconds
+from ckdist.comm.bootstrap.launchers import CONNECTIONS_VARIABLE
+from ckdist.comm.bootstrap.star_world import StarWorld, start_seconds
 from ckdist.errors import ConfigError
-
-CONNECTIONS_VARIABLE = "CKDIST_CONNECTIONS"
-
-
-def is_launched() -> bool:
-    """Whether ckdist started this process as one of several ranks."""
-    return bool(os.environ.get(CONNECTIONS_VARIABLE))
 
 
 def describe(descriptors: Mapping[int, int]) -> str:

@@ -2,6 +2,7 @@
 
 import os
 
+CONNECTIONS_VARIABLE = "CKDIST_CONNECTIONS"  # of `ckdist launch`: see `launched_world`
 # Set by the launchers of Open MPI, MPICH and Intel MPI, and by PMIx, such as Slurm's.
 MPI_VARIABLES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "PMIX_RANK", "MPI_LOCALNRANKS")
 # All variables that make a process a rank. A rank must not pass them on to jobs that it starts.
@@ -13,10 +14,10 @@ RANK_VARIABLES = frozenset(
         *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
         *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE", "GROUP_RANK", "ROLE_RANK"),
         *("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_LOCALID"),
-        "CKDIST_CONNECTIONS",
+        CONNECTIONS_VARIABLE,
     }
 )
-_SIGNS = (*MPI_VARIABLES, "RANK", "WORLD_SIZE", "CKDIST_CONNECTIONS")
+_SIGNS = (*MPI_VARIABLES, "RANK", "WORLD_SIZE", CONNECTIONS_VARIABLE)
 
 
 def is_rank() -> bool:

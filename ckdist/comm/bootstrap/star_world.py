@@ -5,6 +5,7 @@ the traffic of every step uses other connections. Ranks share a host if its boot
 """
 
 import contextlib
+import os
 import time
 from collections.abc import Collection
 from typing import Any
@@ -13,10 +14,25 @@ import msgpack
 
 from ckdist.comm.bootstrap.connection import BootstrapConnection, receive
 from ckdist.comm.host_name import host_name
-from ckdist.errors import CommError
+from ckdist.errors import CommError, ConfigError
 
 # Longest wait for the next message of a rank that sends heartbeats: it may load a large model from a slow disk.
 LOAD_SECONDS = 3600.0
+
+START_SECONDS = 120.0  # until all ranks have connected
+TIMEOUT_VARIABLE = "CKDIST_START_TIMEOUT"
+
+
+def start_seconds() -> float:
+    """Longest wait of ranks for each other at start-up. Raises ConfigError if the variable is not a number."""
+    text = os.environ.get(TIMEOUT_VARIABLE) or str(START_SECONDS)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 1e6:
+        raise ConfigError(f"{TIMEOUT_VARIABLE} ({text!r}) must be a number of seconds")
+    return seconds
 
 
 def packed(value: Any) -> bytes:

@@ -14,16 +14,14 @@ import time
 from ckdist.comm.bootstrap.connection import BootstrapConnection
 from ckdist.comm.bootstrap.handshake import Listener, Purpose, connect, read_secret
 from ckdist.comm.bootstrap.slurm import step_variables
-from ckdist.comm.bootstrap.star_world import StarWorld
+from ckdist.comm.bootstrap.star_world import START_SECONDS, TIMEOUT_VARIABLE, StarWorld, start_seconds
 from ckdist.comm.world_protocol import Log
 from ckdist.errors import CommError, ConfigError
 
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 INTERFACE_VARIABLE = "CKDIST_INTERFACE"
-TIMEOUT_VARIABLE = "CKDIST_START_TIMEOUT"
 AGENT_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"
 MAX_RANKS = 256
-START_SECONDS = 120.0  # until all ranks have connected
 _SIOCGIFADDR = 0x8915
 
 
@@ -81,18 +79,6 @@ def _environment() -> tuple[int, int, str, int]:
     # If this variable is set, torchrun's own agent listens at MASTER_PORT.
     offset = os.environ.get(AGENT_VARIABLE, "").lower() in ("1", "true")
     return int(values["RANK"]), int(values["WORLD_SIZE"]), values["MASTER_ADDR"], int(values["MASTER_PORT"]) + offset
-
-
-def start_seconds() -> float:
-    """Longest wait of ranks for each other at start-up. Raises ConfigError if the variable is not a number."""
-    text = os.environ.get(TIMEOUT_VARIABLE) or str(START_SECONDS)
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 1e6:
-        raise ConfigError(f"{TIMEOUT_VARIABLE} ({text!r}) must be a number of seconds")
-    return seconds
 
 
 class TcpWorld(StarWorld):

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ckdist import native
-from ckdist.comm.transports.transport_choice import LARGE, SMALL, choose_transport, exchange_seconds
 from ckdist.comm.world_protocol import World
 
-TINY = 1 << 10, 40  # bytes and calls of exchanges that are nearly all latency
+SMALL, LARGE = (16 << 10, 40), (1 << 20, 5)  # bytes and calls of a measured exchange
+TINY = 1 << 10, 40  # of exchanges that are nearly all latency
 LEAST_SHARE = 0.25  # of a large exchange, for its bytes: two times that are nearly equal tell nothing about the rate
 SUM_MESSAGES = 2  # sequential messages of a sum that is too large to go whole to each host
 LEAST_SECONDS = 1e-6  # lower bound of a message: clocks and queues make short ones look free
@@ -61,6 +61,8 @@ def measured_link(world: World, transport: str, timeout: float) -> Link:
 
     Raises ConfigError or CommError if no transport connects the hosts.
     """
+    from ckdist.comm.transports.transport_choice import choose_transport, exchange_seconds
+
     chosen = choose_transport(world, transport, timeout)
     try:
         small, large = world.broadcast(exchange_seconds(world, chosen.handle, (TINY, LARGE)))

@@ -13,13 +13,13 @@ from typing import TypeVar
 
 from ckdist import native
 from ckdist.comm.bootstrap.tcp_world import INTERFACE_VARIABLE
+from ckdist.comm.transports.link import LARGE, SMALL
 from ckdist.comm.transports.names import ORDER
 from ckdist.comm.transports.opening import open_transport
 from ckdist.comm.world_protocol import Log, World, has_mpi
 from ckdist.errors import CkdistError, CommError, ConfigError, UserError
 from ckdist.native import CData
 
-SMALL, LARGE = (16 << 10, 40), (1 << 20, 5)  # bytes and calls of a measured exchange
 NOISE = 0.1
 MEASURED_HOSTS = 8
 

@@ -1,4 +1,4 @@
-"""The ops, one file per op or per group of related ops.
+"""The ops, one file per op or per group of related ops. A process imports the files of the ops that its programs have.
 
 - `infer` computes dimensions and placement of the results: which are sharded, which are partial. It raises LayoutError
   if the forward lacks a collective.
@@ -7,22 +7,39 @@
 - `lower` emits the steps that the executor runs.
 """
 
+import functools
 import importlib
-import pkgutil
 
 from ckdist.program.ops.op import OPS, Op
 
-TRAINING = ("balance_loss", "experts_grad", "loss")  # a rank that serves does not import them
+# File -> the ops that it registers. `tests/unit/test_vjp.py` compares this table with the files.
+FILES = {
+    "attention_ops": "rope rope_grad attend attend_packed attend_grad",
+    "balance_loss": "balance_loss balance_loss_grad",
+    "collectives": "all_reduce all_gather shard all_to_all",
+    "cross_attention_ops": "store_cross attend_cross",
+    "delta_rule": "short_conv l2_norm delta_gates delta_rule gated_norm",
+    "elementwise": "scale soft_cap soft_cap_grad activate gated gated_grad add select_rows select_rows_grad",
+    "embedding": "embed embed_positions embed_waves embed_grad",
+    "experts": "route experts",
+    "experts_grad": "route_grad grouped_experts grouped_experts_grad switched switched_grad",
+    "latent": "norm_latent norm_latent_grad attend_latent",
+    "latent_keys": "latent_keys latent_keys_grad latent_keys_weight_grad latent_values latent_values_grad",
+    "layer_norm": "layer_norm",
+    "linear": "linear linear_grad linear_weight_grad bias_grad",
+    "linear_heads": "linear_heads",
+    "loss": "cross_entropy cross_entropy_grad one",
+    "low_rank": "low_rank",
+    "output_rows": "output_rows mean_rows",
+    "rms_norm": "rms_norm rms_norm_grad sum_squares rms_norm_heads",
+    "stage_transfer": "recv send",
+    "tally": "tally tally_grad",
+}
+FILE_OF = {name: file for file, names in FILES.items() for name in names.split()}
 
-for _module in pkgutil.iter_modules(__path__):  # each file in this folder registers its ops
-    if _module.name not in TRAINING:
-        importlib.import_module(f"{__name__}.{_module.name}")
 
-
-def register_training_ops() -> None:
-    """Imports the ops that only training has."""
-    for name in TRAINING:
-        importlib.import_module(f"{__name__}.{name}")
-
-
-__all__ = ["OPS", "Op", "register_training_ops"]
+@functools.cache
+def op_named(name: str) -> Op:
+    """The op of this name. Imports its file."""
+    importlib.import_module(f"{__name__}.{FILE_OF[name]}")
+    return OPS[name]

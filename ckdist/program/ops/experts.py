@@ -13,14 +13,29 @@ from ckdist.mesh import HOST, LOCAL, WHOLE
 from ckdist.program.lowered import MatrixKey, layer_of
 from ckdist.program.ops.elementwise import GATES, gated
 from ckdist.program.ops.low_rank import padded
-from ckdist.program.ops.op import Arrays, Attrs, Inferred, Values, Weights, lower, op, summed_over, unsharded, whole
+from ckdist.program.ops.op import (
+    Arrays,
+    Attrs,
+    Gradients,
+    Inferred,
+    Values,
+    Weights,
+    lower,
+    op,
+    summed_over,
+    unsharded,
+    vjp,
+    whole,
+)
 from ckdist.program.program import Instr, Value, Weight
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, NO_SPAN, GradientIndex, ValueIndex, VectorIndex
 
 if TYPE_CHECKING:  # these modules import the ops
+    from ckdist.program.emitter import Emitter
     from ckdist.program.fusion import Group
     from ckdist.program.lower import ServingLowering
+    from ckdist.program.lower_training import TrainingLowering
 
 Part = TypeVar("Part", Weight, np.ndarray, GradientIndex)  # a weight, its array, or the index of its gradient
 
@@ -88,6 +103,28 @@ def routing(attrs: Attrs) -> dict[str, Any]:
 @lower("route", "inference")
 def lower_route(lowering: "ServingLowering", group: "Group") -> None:
     """No step: the step of the experts selects them."""
+
+
+@lower("route", "training")
+def lower_route_training(lowering: "TrainingLowering", instr: Instr) -> None:
+    """Emits one step."""
+    logits, correction = lowering.place_of(instr.inputs[0]), lowering.parameter(instr.weights[0])
+    chosen, shares = map(lowering.output, instr.outputs)
+    fields = {"logits": logits, "correction": correction, "chosen": chosen, "shares": shares}
+    lowering.emit("route", **fields, routing=routing(instr.attrs))
+
+
+@vjp("route")
+def route_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
+    """The gradient of the logits; the correction has none. Raises LayoutError if the shares include a shared expert."""
+    chosen, d_shares = instr.outputs[0], grads[1]
+    if instr.attrs["shared"]:
+        raise LayoutError(f"route has no gradient if its shares include that of a shared expert: {instr}")
+    results: Gradients = [None] * len(wanted)
+    if d_shares is not None:
+        operands = (chosen, d_shares, instr.inputs[0])
+        (results[0],) = g.emit("route_grad", operands, names=["d_router"], **instr.attrs)
+    return results
 
 
 @dataclass(frozen=True)

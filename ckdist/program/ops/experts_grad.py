@@ -37,19 +37,6 @@ if TYPE_CHECKING:  # these modules import the ops
 STACKS = ("gate", "up", "down")
 
 
-@vjp("route")
-def route_vjp(g: "Emitter", instr: Instr, grads: Gradients, wanted: list[bool]) -> Gradients:
-    """The gradient of the logits; the correction has none. Raises LayoutError if the shares include a shared expert."""
-    chosen, d_shares = instr.outputs[0], grads[1]
-    if instr.attrs["shared"]:
-        raise LayoutError(f"route has no gradient if its shares include that of a shared expert: {instr}")
-    results: Gradients = [None] * len(wanted)
-    if d_shares is not None:
-        operands = (chosen, d_shares, instr.inputs[0])
-        (results[0],) = g.emit("route_grad", operands, names=["d_router"], **instr.attrs)
-    return results
-
-
 def infer_route_grad(inputs: Values, weights: Weights, attrs: Attrs) -> Inferred:
     """The dims of the logits."""
     whole("route_grad", *inputs)
@@ -70,15 +57,6 @@ def route_grad(context: RankContext, inputs: Arrays, weights: Arrays, attrs: Att
     if attrs["scores"] == "sigmoid":
         return [d_scores * scores * (1 - scores)]
     return [scores * (d_scores - (d_scores * scores).sum(axis=-1, keepdims=True))]
-
-
-@lower("route", "training")
-def lower_route(lowering: "TrainingLowering", instr: Instr) -> None:
-    """Emits one step."""
-    logits, correction = lowering.place_of(instr.inputs[0]), lowering.parameter(instr.weights[0])
-    chosen, shares = map(lowering.output, instr.outputs)
-    fields = {"logits": logits, "correction": correction, "chosen": chosen, "shares": shares}
-    lowering.emit("route", **fields, routing=routing(instr.attrs))
 
 
 @lower("route_grad", "training")

@@ -7,7 +7,6 @@ import numpy as np
 from ckdist.errors import LayoutError
 from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.elementwise import GATES
-from ckdist.program.ops.low_rank import lower_low_rank
 from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, lower, op, total, vjp, whole
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
@@ -62,7 +61,11 @@ def lower_linear(lowering: "ServingLowering", group: "Group") -> None:
     summed = len(columns) > 1  # the matrix is read through shards of its columns
     adds_bias = in_dim.axis is None or lowering.mesh.index(in_dim.axis) == 0
     activations = [lowering.activations(x, w.name) for w in instr.matrices]
-    low = lower_low_rank(lowering, instr, low_rank) if low_rank else {}
+    low = {}
+    if low_rank:
+        from ckdist.program.ops.low_rank import lower_low_rank
+
+        low = lower_low_rank(lowering, instr, low_rank)
     results = _results(lowering, group)
     products = []
     for w, bias, span, out in zip(

@@ -93,8 +93,14 @@ def open_cache(
 
 def cache_key(files: list[Path], tokenizer: Tokenizer, text_column: str, bad_lines: str) -> str:
     """A digest of the files (names, sizes, times), the tokenizer, and the rules of reading."""
-    template = tokenizer.chat_template.sources if tokenizer.chat_template else {}
-    rules = [VERSION, text_column, bad_lines, tokenizer.prefix, sorted(tokenizer.eos_token_ids), template]
+    rules = [
+        VERSION,
+        text_column,
+        bad_lines,
+        tokenizer.prefix,
+        sorted(tokenizer.eos_token_ids),
+        dict(tokenizer.templates),
+    ]
     digest = hashlib.sha256(json.dumps(rules).encode() + tokenizer.backend.to_str().encode())
     for file in files:
         stat = file.stat()
@@ -130,7 +136,7 @@ def _make(
     try:
         with _Writer(temporary, tokenizer.vocab_size) as writer:
             refuse = lambda bad: _refuse(bad, bad_lines, writer)
-            if tokenizer.chat_template is None:
+            if not tokenizer.templates:
                 write_chats = lambda chats: [RequestError("the tokenizer has no chat template")] * len(chats)
             for batch in _batches(_read(files, text_column, bad_lines, writer, progress)):
                 for where, ids, learned in _encode_batch(_written(batch, write_chats, refuse), tokenizer):

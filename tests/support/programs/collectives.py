@@ -13,7 +13,7 @@ import numpy as np
 
 from ckdist.comm.bootstrap.tcp_world import TcpWorld, is_started
 from ckdist.comm.communicator import open_communicator
-from ckdist.comm.world import MpiWorld
+from ckdist.comm.mpi_world import MpiWorld
 
 DTYPES = ("float32", "bfloat16", "float16", "int32", "int8")
 SIZES = (0, 1, 7, 64, 1023, 4099, 40_000, 300_001)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ckdist.comm.bootstrap.tcp_world import TcpWorld, is_started
 from ckdist.comm.communicator import open_communicator
-from ckdist.comm.world import MpiWorld
+from ckdist.comm.mpi_world import MpiWorld
 
 transport, size, timeout = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
 world = TcpWorld.from_environment() if is_started() else MpiWorld()

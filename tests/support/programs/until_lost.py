@@ -13,7 +13,7 @@ import numpy as np
 
 from ckdist.comm.bootstrap.tcp_world import TcpWorld, is_started
 from ckdist.comm.communicator import open_communicator
-from ckdist.comm.world import MpiWorld
+from ckdist.comm.mpi_world import MpiWorld
 from ckdist.errors import CommError
 
 transport, what, timeout = sys.argv[1], sys.argv[2], float(sys.argv[3]) if len(sys.argv) > 3 else 2.0

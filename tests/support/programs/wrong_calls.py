@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 from ckdist.comm.communicator import open_communicator
-from ckdist.comm.world import MpiWorld
+from ckdist.comm.mpi_world import MpiWorld
 from ckdist.errors import CommError
 from tests.support.collective_jobs import WRONG_CALLS
 
