@@ -20,18 +20,12 @@ from ckdist.models.registry import family
 from ckdist.progress import ProgressBar
 from ckdist.tokens.tokenizer_to_gguf import tokenizer_metadata
 from ckdist.weights import dtypes
-from ckdist.weights.checkpoint import (
-    Checkpoint,
-    TensorSource,
-    head_dim,
-    heads_of,
-    num_experts,
-    num_heads,
-    open_checkpoint,
-)
+from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.dequantize import read_rows, read_tensor
 from ckdist.weights.gguf_writer import GgufTensorToWrite, write_gguf
 from ckdist.weights.mxfp4 import block_rows, is_mxfp4
+from ckdist.weights.stored_weights import head_dim, heads_of, num_experts, num_heads
+from ckdist.weights.tensor_source import TensorSource
 
 log = logging.getLogger(__name__)
 FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7, "q4_k": 14, "bf16": 32}  # general.file_type

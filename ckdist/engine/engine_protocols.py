@@ -1,7 +1,7 @@
 """Interfaces of the parts that the engine joins: an executable, a sampler, a tokenizer."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -9,9 +9,6 @@ from ckdist.engine import sequence
 from ckdist.engine.sampler import Sample
 from ckdist.program.stage_costs import StageCosts
 from ckdist.program.step_batch import Batch
-
-if TYPE_CHECKING:
-    from ckdist.tokens.chat_template import ChatTemplate
 
 
 class StepExecutable(Protocol):
@@ -110,11 +107,6 @@ class TextDecoder(Protocol):
 
 class TextTokenizer(Protocol):
     """Turns texts into tokens and back."""
-
-    @property
-    def chat_template(self) -> "ChatTemplate | None":
-        """The model's chat template, or None."""
-        ...
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """The token ids of a text. `add_special` adds BOS and the like."""

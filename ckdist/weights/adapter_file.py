@@ -23,10 +23,10 @@ from ckdist.models.registry import family
 from ckdist.models.spec import ModelSpec, MoeFfn
 from ckdist.program.tracer import LowRank
 from ckdist.weights.adapter_config import CONFIG, MERGE, AdapterConfig
-from ckdist.weights.checkpoint import KNOWN_TYPES, SAFETENSORS_TYPES, heads_of, weights_of
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.safetensors import StoredTensor, read_safetensors
 from ckdist.weights.safetensors_writer import TensorToWrite, write_safetensors
+from ckdist.weights.stored_weights import KNOWN_TYPES, SAFETENSORS_TYPES, heads_of, weights_of
 from ckdist.weights.tensor_source import TensorSource
 
 LATENT = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa")

@@ -15,8 +15,8 @@ from ckdist.errors import ModelFileError
 from ckdist.hub.local_copy import open_file
 from ckdist.native import check, lib, pointer
 from ckdist.weights import dtypes
-from ckdist.weights.scales import E4M3_VALUES, Place
-from ckdist.weights.tensor_source import HeadPart, TensorSource
+from ckdist.weights.scales import E4M3_VALUES
+from ckdist.weights.tensor_source import HeadPart, Place, TensorSource
 
 FP4_VALUES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # E2M1 values times 2
 IQ4_VALUES = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)

@@ -14,9 +14,9 @@ from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
 from ckdist.models.registry import spec_from_config
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import Checkpoint
-from ckdist.weights.json_file import read_json_object
+from ckdist.weights.json_file import quantization_config, read_json_object
 from ckdist.weights.loader import quantized_type
-from ckdist.weights.published import check_method, quantization_config
+from ckdist.weights.published import check_method
 from ckdist.weights.tensor_source import TensorSource
 
 SHAPES = pathlib.Path(__file__).parent / "shapes"  # config.json of published models, by name

@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 from ckdist.errors import ModelFileError
@@ -52,3 +53,11 @@ def _integer(digits: str) -> int:
     if len(digits) > _MAX_DIGITS:
         raise ValueError(f"a number of {len(digits)} digits, more than the {_MAX_DIGITS} allowed")
     return int(digits)
+
+
+def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The quantization_config of config.json, or of its text_config; None if there is none."""
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict) and isinstance(part.get("quantization_config"), dict):
+            return part["quantization_config"]
+    return None

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -27,11 +27,12 @@ from ckdist.native import address, call, check, ffi, lib, new
 from ckdist.progress import ProgressBar
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import Checkpoint
-from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.filled import Filled, LoadReport
 from ckdist.weights.handles import MatrixHandle, VectorHandle
-from ckdist.weights.scales import Place, Scales
-from ckdist.weights.tensor_source import TensorSource
+from ckdist.weights.tensor_source import Place, TensorSource
+
+if TYPE_CHECKING:  # few files have scales apart from their codes
+    from ckdist.weights.scales import Scales
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +143,7 @@ class ShardLoader:
         files = np.array([self._files[path] for path, _ in places], np.int32)
         return files, np.array([offset for _, offset in places], np.int64)
 
-    def _scales(self, scales: Scales, chosen: range) -> dict[str, Any]:
+    def _scales(self, scales: "Scales", chosen: range) -> dict[str, Any]:
         """The fields of the native `struct ckdist_scales` of the matrices `chosen`."""
         files, offsets = self._places([scales.places[index] for index in chosen])
         zero_files, zero_offsets = self._places([scales.zeros[index] for index in chosen if scales.zeros])
@@ -364,10 +365,6 @@ class ShardLoader:
     def handle(self) -> Any:
         """The native loader, for an executable that runs while weights are packed."""
         return self._native
-
-    def dequantize(self, name: str) -> np.ndarray:
-        """Reads a whole tensor from its file as float32, (out, in) or (n,). For the reference and small models."""
-        return read_tensor(self.checkpoint.tensors[name])
 
 
 def planned_type(name: str, source: TensorSource, quantize: str | None = None) -> int:

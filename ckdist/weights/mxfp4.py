@@ -9,8 +9,7 @@ import numpy as np
 from ckdist.errors import ModelFileError
 from ckdist.weights import dtypes
 from ckdist.weights.dequantize import stored_bytes
-from ckdist.weights.scales import Place
-from ckdist.weights.tensor_source import TensorSource
+from ckdist.weights.tensor_source import Place, TensorSource
 
 NOT_A_NUMBER = 255  # exponent of a block without a value
 

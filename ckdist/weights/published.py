@@ -41,14 +41,6 @@ class JoinedTensor:
     scales: Scales
 
 
-def quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The quantization_config of config.json, or of its text_config; None if there is none."""
-    for part in (config, config.get("text_config")):
-        if isinstance(part, dict) and isinstance(part.get("quantization_config"), dict):
-            return part["quantization_config"]
-    return None
-
-
 def check_method(quantization: Mapping[str, Any], where: str) -> str:
     """The quantisation method. Raises ModelFileError, which begins with `where`, if it is not supported."""
     method = quantization.get("quant_method")

@@ -4,7 +4,6 @@ The runtime joins codes and scales to blocks when it packs (`native/runtime/join
 reference definition of the values, for tools that need float32.
 """
 
-import pathlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,8 +11,8 @@ import numpy as np
 
 from ckdist.errors import ModelFileError
 from ckdist.weights import dtypes
+from ckdist.weights.tensor_source import Place
 
-Place = tuple[pathlib.Path, int]  # a file and the offset in it
 Read = Callable[[Place, int], np.ndarray]  # reads a number of bytes at a place
 
 SYMMETRIC = 8  # zero point of 4-bit codes if none is stored

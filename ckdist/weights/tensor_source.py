@@ -4,12 +4,17 @@ import math
 import pathlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckdist.layout import Range
 from ckdist.weights import dtypes
-from ckdist.weights.scales import Place, Scales
+
+if TYPE_CHECKING:  # few files have scales apart from their codes
+    from ckdist.weights.scales import Scales
+
+Place = tuple[pathlib.Path, int]  # a file and the offset in it
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class TensorSource:
     minus_exp: bool = False  # weight = log(-stored)
     matrices: tuple[Place, ...] = ()  # for a stack: the file and offset of each matrix
     part: HeadPart | None = None  # if the tensor has rows of several weights for each head
-    scales: Scales | None = None  # if codes and scales are stored apart; the loader joins them to blocks of the type
+    scales: "Scales | None" = None  # if codes and scales are stored apart; the loader joins them to blocks of the type
 
     @property
     def files(self) -> set[pathlib.Path]:

@@ -1,0 +1,86 @@
+"""Opens a folder with config.json and safetensors files as a Checkpoint."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from ckdist.errors import ModelFileError
+from ckdist.hub.local_copy import open_file
+from ckdist.models.decoder import EMBEDDING, OUTPUT, weight_shapes
+from ckdist.models.families.family import TensorNames, stack_of
+from ckdist.models.registry import family, read_config
+from ckdist.weights.checkpoint import Checkpoint
+from ckdist.weights.generation import with_generation_rules
+from ckdist.weights.json_file import quantization_config, read_json_object
+from ckdist.weights.safetensors import read_folder
+from ckdist.weights.stored_weights import SAFETENSORS_TYPES, StoredWeights, notes_on, required, sources, weights_of
+from ckdist.weights.tensor_source import TensorSource
+
+
+def open_folder(path: pathlib.Path) -> Checkpoint:
+    """Opens a folder. Raises the errors of `open_checkpoint`."""
+    config_path = path / "config.json"
+    if not config_path.is_file():
+        raise ModelFileError(f"{path} is not a model: it has no config.json; give a folder with one, or a GGUF file")
+    config = with_generation_rules(read_json_object(config_path), path)
+    spec, unknown = read_config(config, str(config_path))
+    folder, joined = read_folder(path), []
+    tensors = folder.tensors
+    if quantization := quantization_config(config):
+        from ckdist.weights.published import join_tensors
+
+        joined, tensors = join_tensors(tensors, quantization, str(path))
+    stored = [
+        StoredWeights(t.name, t.type.number, t.shape, t.codes.file, t.codes.offset, t.codes.dtype, t.scales)
+        for t in joined
+    ]
+    stored += [
+        StoredWeights(
+            t.name,
+            SAFETENSORS_TYPES[t.dtype].number if t.dtype in SAFETENSORS_TYPES else -1,
+            t.shape,
+            t.file,
+            t.offset,
+            t.dtype,
+        )
+        for t in tensors.values()
+    ]
+    shapes, names = weight_shapes(spec), family(spec.family).safetensors
+    found, unread = sources(spec, names, stored, {OUTPUT: shapes[EMBEDDING], **shapes})
+    notes = [*folder.notes, *_naming_notes(names, stored, shapes)]
+    if spec.tie_embeddings and OUTPUT in found and EMBEDDING not in found:
+        found[EMBEDDING] = replace(found[OUTPUT], name=EMBEDDING)
+    elif spec.tie_embeddings and OUTPUT in found and not _has_same_bytes(found[OUTPUT], found[EMBEDDING]):
+        spec = replace(spec, tie_embeddings=False)
+        notes.append(
+            f"config.json ties {OUTPUT} to {EMBEDDING}, and the file has another one, which is used, "
+            "as in transformers: set tie_word_embeddings to false"
+        )
+    tensors = required(spec, found, str(path), unread)
+    predicting = config.get("num_nextn_predict_layers")
+    notes += [f"{field} in config.json and is ignored: {spec.family} has no such field" for field in unknown]
+    notes += notes_on(spec, unread, predicting, str(path))
+    return Checkpoint(path, "safetensors", spec, tensors, config, tuple(notes))
+
+
+def _naming_notes(
+    names: TensorNames, stored: Sequence[StoredWeights], shapes: Mapping[str, tuple[int, ...]]
+) -> list[str]:
+    """A note if tensors are read whose names lack `model.`."""
+    stacks = {stack_of(one.name)[0]: one.name for one in stored}
+    lacking = [
+        stacks[stack] for stack in stacks if weights_of(names, stack, shapes) not in ((), names.weights_of(stack))
+    ]
+    return [f"names of tensors lack 'model.', as {name!r:.100}: they are read with it" for name in lacking[:1]]
+
+
+def _has_same_bytes(a: TensorSource, b: TensorSource) -> bool:
+    if (a.type, a.shape) != (b.type, b.shape):
+        return False
+    chunk = 1 << 22
+    with open_file(a.file) as file, open_file(b.file) as other:
+        file.seek(a.offset)
+        other.seek(b.offset)
+        return all(
+            file.read(n) == other.read(n) for n in (min(chunk, a.nbytes - at) for at in range(0, a.nbytes, chunk))
+        )

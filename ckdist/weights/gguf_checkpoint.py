@@ -1,0 +1,69 @@
+"""Opens a GGUF file as a Checkpoint."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ckdist.errors import ModelFileError
+from ckdist.hub.local_copy import open_file
+from ckdist.models.decoder import weight_shapes
+from ckdist.models.registry import family, spec_from_gguf
+from ckdist.weights import dtypes
+from ckdist.weights.checkpoint import Checkpoint
+from ckdist.weights.gguf import MAGIC, GgufModel, read_gguf
+from ckdist.weights.stored_weights import StoredWeights, notes_on, required, sources
+
+MAX_VECTOR = 1 << 10  # elements of a tensor that the spec holds
+
+
+def open_gguf(path: pathlib.Path, overrides: Mapping[str, Any]) -> Checkpoint:
+    """Opens a GGUF file. Raises the errors of `open_checkpoint`."""
+    model = read_gguf(path, overrides)
+    where = str(path)
+    dims = {name: tensor.dims for name, tensor in model.tensors.items()}
+    held: set[str] = set()  # tensors that the spec holds
+
+    def vector(name: str) -> np.ndarray | None:
+        """A small tensor of this name, float32 (n,)."""
+        held.add(name)
+        return _vector(model, name)
+
+    spec = spec_from_gguf(model.metadata, dims, where, vector)
+    stored = [
+        StoredWeights(t.name, t.type.number, t.dims[::-1], t.file, t.offset)
+        for t in model.tensors.values()
+        if t.name not in held
+    ]
+    found, unread = sources(spec, family(spec.family).gguf_names, stored, weight_shapes(spec))
+    tensors = required(spec, found, where, unread)
+    predicting = model.metadata.get(f"{model.metadata['general.architecture']}.nextn_predict_layers", 0)
+    metadata = {name: value for name, value in model.metadata.items() if not _of_vocabulary(name, value)}
+    small = [model.tensors[name] for name in held if name in model.tensors]
+    spans = tuple((t.file, (t.offset, t.offset + t.nbytes)) for t in small)
+    return Checkpoint(
+        path, "gguf", spec, tensors, metadata, notes_on(spec, unread, predicting, where), overrides, spans
+    )
+
+
+def _of_vocabulary(name: str, value: object) -> bool:
+    """Whether metadata is an array of the tokenizer. It reads them itself; kept here, they take 10 MB in each rank."""
+    return name.startswith("tokenizer.") and isinstance(value, list | np.ndarray)
+
+
+def _vector(model: GgufModel, name: str) -> np.ndarray | None:
+    """Reads a small tensor, float32 (n,); None if it is absent. Raises ModelFileError for another type or shape."""
+    tensor = model.tensors.get(name)
+    if tensor is None:
+        return None
+    if tensor.type is not dtypes.F32 or len(tensor.dims) != 1 or tensor.dims[0] > MAX_VECTOR:
+        raise ModelFileError(
+            f"{tensor.file}: {name} is {tensor.type.name} {tensor.dims}; it must be F32 (head_dim / 2,)"
+        )
+    with open_file(tensor.file) as file:
+        file.seek(tensor.offset)
+        return np.frombuffer(file.read(tensor.nbytes), "<f4")
+
+
+__all__ = ["MAGIC", "open_gguf"]
