@@ -8,9 +8,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ckdist.comm.bootstrap.launchers import is_rank
+from ckdist.comm.bootstrap.launchers import MAX_RANKS, is_rank
 from ckdist.config.engine_config import EngineConfig
-from ckdist.launcher.hosts import MAX_RANKS, Host
 from ckdist.python_words import module_words
 from ckdist.topology import this_machine
 
@@ -50,6 +49,7 @@ def run_ranks(settings: object, arguments: Sequence[str]) -> int | None:
     """
     if is_rank() or (count := wanted_ranks(settings)) == 1:
         return None
+    from ckdist.launcher.hosts import Host
     from ckdist.launcher.job import Job
     from ckdist.launcher.rank_output import Output
     from ckdist.launcher.supervisor import Policy, Supervisor

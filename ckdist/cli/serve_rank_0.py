@@ -29,8 +29,8 @@ from ckdist.errors import ConfigError
 from ckdist.hub.model_url import is_url
 from ckdist.models.spec import ModelSpec
 from ckdist.serve.api_keys import asks_for_key
+from ckdist.serve.loopback import is_loopback
 from ckdist.serve.notify import notify
-from ckdist.serve.origins import is_loopback
 from ckdist.serve.process import HttpProcess, listen
 from ckdist.weights.stored_pooling import stored_pooling
 

@@ -13,7 +13,7 @@ import logging
 import os
 import weakref
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -23,10 +23,12 @@ from ckdist.comm.collective_calls import Collectives, NativeCall, check_array
 from ckdist.comm.operation import Operation
 from ckdist.comm.thresholds import Thresholds, load_thresholds
 from ckdist.comm.transports.names import CHOICES
-from ckdist.comm.window import Window
 from ckdist.comm.world_protocol import Log, World, has_mpi
 from ckdist.errors import ConfigError
 from ckdist.native import CData
+
+if TYPE_CHECKING:
+    from ckdist.comm.window import Window
 
 ARENA_BYTES = 4 << 30  # address space; memory is used as it is allocated
 _PATIENT_POLLS, _CROWDED_POLLS = 20000, 50
@@ -111,8 +113,10 @@ class Communicator(Collectives[np.ndarray, None]):
         check_array(x, x.size, x.dtype, "x")
         return self.begin(lambda out: lib.ckdist_irecv(self._handle, rank, tag, native.pointer(x), x.nbytes, out), x)
 
-    def window(self, array: np.ndarray) -> Window:
+    def window(self, array: np.ndarray) -> "Window":
         """Makes `array` accessible to all ranks. A collective call; sizes may differ between ranks."""
+        from ckdist.comm.window import Window
+
         self._windows += 1
         return Window(self, self._windows - 1, array)
 

@@ -30,15 +30,13 @@ from ckdist.overrides import metadata_overrides
 from ckdist.program.tracer import Tracer
 from ckdist.topology import default_threads
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
-from ckdist.weights.copies import compare_samples
 from ckdist.weights.loader import ShardLoader
-from ckdist.weights.model_files import ModelFile, model_files
-from ckdist.weights.whole_comparison import MAX_READERS, WholeComparison
 from ckdist.worker.colocation import Colocation
 
 if TYPE_CHECKING:
     from ckdist.engine.trace import Trace
     from ckdist.weights.adapter import Adapter
+    from ckdist.weights.model_files import ModelFile
 
 log = logging.getLogger(__name__)
 
@@ -127,11 +125,16 @@ def open_model(config: EngineConfig, world: World, embeddings: bool) -> Checkpoi
 
 def open_adapter(
     config: EngineConfig, world: World, checkpoint: Checkpoint
-) -> tuple["Adapter | None", list[ModelFile]]:
+) -> tuple["Adapter | None", "list[ModelFile]"]:
     """Compares samples of all files over hosts, and opens the adapter. Returns it, and the files to compare whole."""
     folder = pathlib.Path(config.lora) if config.lora else None
-    files = together(world, lambda: model_files(checkpoint, folder)) if world.size > 1 else []
-    compare_samples(world, files)
+    files: list[ModelFile] = []
+    if world.size > 1:
+        from ckdist.weights.copies import compare_samples
+        from ckdist.weights.model_files import model_files
+
+        files = together(world, lambda: model_files(checkpoint, folder))
+        compare_samples(world, files)
     if folder is None:
         return None, files
     from ckdist.weights.adapter import Adapter
@@ -161,14 +164,18 @@ def tell_plan(model: Model) -> None:
 
 
 def fill_and_compare(
-    loader: ShardLoader, files: list[ModelFile], world: World, fill: Callable[[ShardLoader], object]
+    loader: ShardLoader, files: "list[ModelFile]", world: World, fill: Callable[[ShardLoader], object]
 ) -> None:
-    """Packs the weights, or starts to, and compares all their bytes over hosts. A collective call.
+    """Packs the weights, or starts to, and compares the bytes of `files` over hosts. A collective call.
 
     Raises ModelFileError if they differ.
     """
-    threads = min(loader.threads, MAX_READERS)
-    comparison = WholeComparison(world, files, loader.byte_ranges() if files else {}, threads)
+    if not files:
+        fill(loader)
+        return
+    from ckdist.weights.whole_comparison import MAX_READERS, WholeComparison
+
+    comparison = WholeComparison(world, files, loader.byte_ranges(), min(loader.threads, MAX_READERS))
     fill(loader)
     # Background packing would free pages that the comparison must then read again, so it pauses.
     with loader.held() if comparison.has_copies else contextlib.nullcontext():

@@ -9,7 +9,7 @@ from ckdist import native
 from ckdist.comm.communicator import Communicator, open_communicator
 from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
-from ckdist.engine.stage_ranks import StageRank, StageWork, stage_costs, stage_work
+from ckdist.engine.stage_ranks import StageRank
 from ckdist.layouts.rank_plan import Plan
 from ckdist.program.executable import Executable, StageRanks
 from ckdist.program.execution_plan import ExecutionPlan
@@ -82,6 +82,8 @@ def open_communicators(
     )
     if rank.stage.count == 1:
         return communicator, None
+    from ckdist.engine.stage_work import StageWork, stage_costs, stage_work
+
     own_work = stage_work(program, plan.mesh, functools.partial(weight_cost, loader), native.isa())
     works = {number: work for number, *work in world.gather([rank.stage.number, *own_work])}
     costs = stage_costs([StageWork(*work) for work in works.values()])

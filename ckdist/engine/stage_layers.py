@@ -14,7 +14,6 @@ from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, Layout, Range
-from ckdist.layouts.stage_plan import check_stages, divide_layers
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward
 from ckdist.program.tracer import Tracer, trace
@@ -51,9 +50,11 @@ def layers_of_stages(
     Raises ConfigError if the model or the job cannot have that many stages.
     """
     spec, count = loader.checkpoint.spec, config.pipeline_parallel_size
-    check_stages(count, world.size, len(spec.layers))
     if count == 1:
         return [(0, len(spec.layers))]
+    from ckdist.layouts.stage_plan import check_stages, divide_layers
+
+    check_stages(count, world.size, len(spec.layers))
     if spec.reads_whole:
         raise ConfigError(
             f"{spec.family} has an encoder, which has no stages: leave --pipeline-parallel-size {count} out"

@@ -1,4 +1,4 @@
-"""The places of ranks in the pipeline stages of a job, and the costs of steps through the stages.
+"""The places of ranks in the pipeline stages of a job.
 
 The mesh of a job is pp x tp, with hosts outermost, so the ranks of a stage are consecutive and usually on one host.
 Rank 0 schedules and samples. Its stage is the last one, so logits are made on the rank that samples, and the next batch
@@ -10,27 +10,17 @@ carries the tokens to the first stage. Rank 0 sends batches to all ranks, and ea
 """
 
 import logging
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
-from ckdist.comm.group_world import GroupWorld
 from ckdist.comm.world_protocol import World
 from ckdist.layout import Range
 from ckdist.layouts.memory_sizes import gigabytes
-from ckdist.layouts.rough_cost import ATTENTION, OPERATIONS, attended_width, work
-from ckdist.layouts.stage_plan import PROMPT
 from ckdist.mesh import Mesh
 from ckdist.models.spec import ModelSpec
-from ckdist.program.program import Program
-from ckdist.program.stage_costs import StageCosts
 from ckdist.program.stage_slice import Stage
-from ckdist.weights.packed_type import WeightCost
 
 log = logging.getLogger(__name__)
-
-STEP_READ = 30e9  # bytes/s of weights in a step; most of the reading is hidden
 
 
 @dataclass(frozen=True)
@@ -53,6 +43,8 @@ def stage_rank(world: World, layers: Sequence[Range]) -> StageRank:
     count = len(layers)
     if count == 1:
         return StageRank(Stage(0, 1, layers[0]), world)
+    from ckdist.comm.group_world import GroupWorld
+
     mesh = Mesh.of_job(world.size, world.rank, dp=1, pp=count, tp=world.size // count)
     number = (mesh.index("pp") - 1) % count
     peers = [place.rank for place in mesh.along("pp")]  # the rank with the same index in each stage
@@ -63,37 +55,6 @@ def stage_rank(world: World, layers: Sequence[Range]) -> StageRank:
         -1 if stage.first else peers[at - 1],
         -1 if stage.last else peers[(at + 1) % count],
     )
-
-
-class StageWork(NamedTuple):
-    """The work of one rank of a stage."""
-
-    computed: float  # seconds of products per prompt token, without the head
-    attended: float  # seconds of attention per prompt token and token of context
-    read: float  # bytes of weights that a step with a prompt reads, without the head
-    decode_read: float  # bytes of weights that a decode step reads
-
-
-def stage_work(program: Program, mesh: Mesh, weight: Callable[[str], WeightCost], isa: str) -> StageWork:
-    """The work of one rank of a stage with this program. `weight`: the cost of a matrix per element."""
-    layers = [i for i in program.instrs if i.op not in ATTENTION and i.inputs and i.inputs[0].dims[0].name == "tokens"]
-    prompt = work(layers, mesh, weight, isa, PROMPT)
-    attends = [i for i in program.instrs if i.op in ATTENTION and not i.attrs.get("window")]
-    rate = OPERATIONS.get(isa, OPERATIONS["avx2"])[0]
-    attended = sum(2.0 * attended_width(i, mesh) / rate for i in attends)
-    return StageWork(prompt.computed / PROMPT, attended, prompt.read, work(program.instrs, mesh, weight, isa, 1).read)
-
-
-def stage_costs(works: Sequence[StageWork]) -> StageCosts:
-    """The costs of steps, from the work of one rank of each stage.
-
-    A step reads the weights of its layers for any number of tokens. For mixtures, it reads more experts than a token
-    uses.
-    """
-    computed, attended, read, decode_read = (list(each) for each in zip(*works, strict=True))
-    cost = sum(read) / STEP_READ / sum(computed)
-    doubling = sum(computed) / sum(attended) if any(attended) else math.inf
-    return StageCosts(len(works), cost, doubling, max(decode_read) / sum(decode_read))
 
 
 def stage_lines(ranks: Sequence[tuple[int, int, int, int]]) -> list[str]:

@@ -7,12 +7,13 @@ from ckdist.comm.host_name import machine_name
 from ckdist.comm.world import SingleWorld
 from ckdist.comm.world_protocol import World
 from ckdist.errors import CkdistError, ConfigError, FetchError, UserError
-from ckdist.hub.catalogue import CATALOGUE
 from ckdist.hub.model_url import PREFIX, is_url
 
 
 def known_names() -> str:
     """Lists the names that `-m` accepts, for a message."""
+    from ckdist.hub.catalogue import CATALOGUE
+
     return ", ".join([*CATALOGUE, f"{PREFIX}owner/repo[:quant]", "https://host/model.gguf"])
 
 
@@ -33,6 +34,8 @@ def find(name: str, accept_license: bool = False, progress: bool = False) -> str
         from ckdist.hub.repository import fetch_repository
 
         return str(fetch_repository(name, progress))
+    from ckdist.hub.catalogue import CATALOGUE
+
     if name not in CATALOGUE:
         raise ConfigError(
             f"{name!r} is neither a file or folder nor a known model: use a path, or one of {known_names()}"

@@ -5,10 +5,10 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ckdist.comm.bootstrap.launchers import MAX_RANKS
 from ckdist.errors import ConfigError
 from ckdist.text_file import read_text_file
 
-MAX_RANKS = 256
 MAX_HOSTFILE_BYTES = 1 << 20
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9_.\-]*"  # ssh would read a leading dash as a flag
 _ENTRY = re.compile(rf"(?P<name>(?:{_NAME}@)?{_NAME})(?::(?P<colon>\d{{1,4}}))?(?P<rest>(?:\s+[\w.-]+=\S+)*)")

@@ -5,11 +5,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ckdist.comm.bootstrap.launchers import MAX_RANKS
 from ckdist.errors import CommError
 from ckdist.launcher.attempt import REACH_SECONDS
 from ckdist.launcher.children import Children
 from ckdist.launcher.event_loop import EventLoop
-from ckdist.launcher.hosts import MAX_RANKS, Host
+from ckdist.launcher.hosts import Host
 from ckdist.launcher.local_ranks import nodes_here
 from ckdist.launcher.remote_ranks import SSH, RemoteRanks, agent_words
 

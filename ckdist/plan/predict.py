@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ckdist import native
 from ckdist.config.engine_config import EngineConfig
-from ckdist.engine.stage_ranks import stage_costs, stage_work
+from ckdist.engine.stage_work import stage_costs, stage_work
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE
 from ckdist.layouts.phase_layouts import layouts_for

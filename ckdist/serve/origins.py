@@ -119,11 +119,3 @@ def own_names() -> set[str]:
 def is_preflight(method: str, headers: dict[bytes, bytes]) -> bool:
     """Whether the request is a browser's question whether a page may send a request."""
     return method == "OPTIONS" and b"origin" in headers and b"access-control-request-method" in headers
-
-
-def is_loopback(host: str) -> bool:
-    """Whether the address `host` is a loopback address."""
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return False

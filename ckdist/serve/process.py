@@ -21,8 +21,7 @@ from ckdist.python_words import module_words
 from ckdist.serve.api_keys import VARIABLE, given_keys, read_key_file
 from ckdist.serve.error_output import ErrorOutput
 from ckdist.serve.heartbeat import STUCK_SECONDS, FailureDetector
-from ckdist.serve.origins import is_loopback
-from ckdist.serve.request_log import make_log_file
+from ckdist.serve.loopback import is_loopback
 from ckdist.serve.settings import BACKLOG, HttpSettings
 
 FEWEST_FILES = 128
@@ -282,3 +281,11 @@ class HttpProcess:
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def make_log_file(path: str) -> None:
+    """Creates --log-file if it does not exist. Raises ConfigError if it cannot be written."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o640))
+    except OSError as error:
+        raise ConfigError(f"--log-file ({path}) cannot be written: {error.strerror}") from None

@@ -3,7 +3,6 @@
 import json
 import logging
 import logging.handlers
-import os
 import re
 import secrets
 import sys
@@ -12,7 +11,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ckdist.errors import ConfigError
 from ckdist.serve.problems import Problem
 from ckdist.serve.settings import LOG_FORMAT, HttpSettings
 
@@ -125,14 +123,6 @@ def _word(value: Any) -> str:
     """A value as one word: texts that hold spaces, quotes or control characters are quoted."""
     text = str(value)
     return text if re.fullmatch(r"[!#-~]+", text) else json.dumps(text)
-
-
-def make_log_file(path: str) -> None:
-    """Creates --log-file if it does not exist. Raises ConfigError if it cannot be written."""
-    try:
-        os.close(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK, 0o640))
-    except OSError as error:
-        raise ConfigError(f"--log-file ({path}) cannot be written: {error.strerror}") from None
 
 
 def start_logging(settings: HttpSettings) -> None:

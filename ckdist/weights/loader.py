@@ -24,7 +24,6 @@ from ckdist.layout import Range
 from ckdist.models.blocks.moe import is_router
 from ckdist.models.decoder import EMBEDDING, OUTPUT
 from ckdist.native import address, call, check, ffi, lib, new
-from ckdist.progress import ProgressBar
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.filled import Filled, LoadReport
@@ -265,6 +264,8 @@ class ShardLoader:
             CapacityError: There is not enough memory.
             ModelFileError: A file has become shorter, or a value cannot be quantised.
         """
+        from ckdist.progress import ProgressBar
+
         began = time.perf_counter()
         if not self._open:
             self.open()

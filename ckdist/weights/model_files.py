@@ -20,10 +20,10 @@ from ckdist.hub.local_copy import has_parts
 from ckdist.layout import Range
 from ckdist.regular_file import open_regular
 from ckdist.weights.checkpoint import Checkpoint
-from ckdist.weights.gguf import MAX_HEADER_BYTES
 from ckdist.weights.safetensors import read_safetensors
 
 BLOCK = 4096  # bytes of one sampled block
+HEADER_BYTES = 128 << 20  # compared at most before the first tensor
 BLOCKS_OF_TENSOR = 64  # most blocks of one tensor, evenly from its first byte to its last
 SAMPLED_BLOCKS = 8192  # blocks of the tensors of all files; more only if each tensor has one block
 READERS = 16  # threads: a disk or a file server handles many small reads at once
@@ -93,7 +93,7 @@ class ModelFile:
         if not self.tensors:
             return np.arange(0, self.size, BLOCK)
         firsts = np.array([first for first, _ in self.tensors], np.int64)
-        parts = [np.arange(0, min(int(firsts[0]), MAX_HEADER_BYTES), BLOCK)]
+        parts = [np.arange(0, min(int(firsts[0]), HEADER_BYTES), BLOCK)]
         if not self.is_partial:
             count = max(1, min(BLOCKS_OF_TENSOR, SAMPLED_BLOCKS // (len(firsts) * files)))
             lasts = np.append(firsts[1:], self.size) - 1

@@ -13,6 +13,7 @@ import time
 
 from ckdist.comm.bootstrap.connection import BootstrapConnection
 from ckdist.comm.bootstrap.handshake import Listener, Purpose, connect, read_secret
+from ckdist.comm.bootstrap.launchers import MAX_RANKS
 from ckdist.comm.bootstrap.slurm import step_variables
 from ckdist.comm.bootstrap.star_world import START_SECONDS, TIMEOUT_VARIABLE, StarWorld, start_seconds
 from ckdist.comm.world_protocol import Log
@@ -21,7 +22,6 @@ from ckdist.errors import CommError, ConfigError
 VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 INTERFACE_VARIABLE = "CKDIST_INTERFACE"
 AGENT_VARIABLE = "TORCHELASTIC_USE_AGENT_STORE"
-MAX_RANKS = 256
 _SIOCGIFADDR = 0x8915
 
 

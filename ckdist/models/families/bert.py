@@ -7,7 +7,7 @@ layer is the first norm of the next layer.
 from dataclasses import replace
 
 from ckdist.errors import ArchitectureError, ModelFileError
-from ckdist.models import from_config, from_gguf, limits
+from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families.family import GGUF, Family, GgufForm, GgufHeader, TensorNames, in_layers
 from ckdist.models.fields import Fields
@@ -104,6 +104,8 @@ def rows(header: GgufHeader, name: str) -> int:
 
 def gguf_sizes(header: GgufHeader) -> from_config.Sizes:
     """Reads the sizes from a GGUF file. Raises ModelFileError for a cross-encoder or a decoder."""
+    from ckdist.models import from_gguf
+
     f = header.fields
     if f.integer("pooling_type", 0, low=-1) == RANK:
         raise f.error("pooling_type", RANK, "0 to 3: cross-encoders are read from folders of safetensors")
@@ -114,6 +116,8 @@ def gguf_sizes(header: GgufHeader) -> from_config.Sizes:
 
 def from_gguf_header(header: GgufHeader) -> ModelSpec:
     """Reads a GGUF file. In it, RoBERTa's table of positions lacks the rows before the first position."""
+    from ckdist.models import from_gguf
+
     n, positions = gguf_sizes(header), rows(header, "position_embd")
     ffn = DenseFfn(from_gguf.ffn_size(header), "gelu", bias=True, gated=False)
     spec = model(n, ffn, rows(header, "token_types"))

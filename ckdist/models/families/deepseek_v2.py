@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 from ckdist.errors import ArchitectureError
-from ckdist.models import from_config, from_gguf, limits, rope, to_gguf
+from ckdist.models import from_config, limits, rope
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
@@ -134,6 +134,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata, of files with attn_kv_b, or with attn_k_b and attn_v_b."""
+    from ckdist.models import from_gguf
+
     f = header.fields
     rotated = f.integer("rope.dimension_count", 64, high=limits.MAX_HEAD_DIM)
     # In older files these are the widths of heads; in newer files they are the widths of cached vectors.
@@ -177,6 +179,8 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
 
     Raises ArchitectureError for a rotation of halves, and for YaRN with two magnitudes.
     """
+    from ckdist.models import to_gguf
+
     a, r = spec.layers[0].mixer, spec.ropes["global"]
     assert isinstance(a, LatentAttention)
     if r.scaling.get("mscale_all_dim") and r.magnitude != 1.0:

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
@@ -73,6 +73,8 @@ def gguf_attention(header: GgufHeader, n: Sizes, layers_of_largest: int) -> Atte
 
     The 27B models of both generations scale by hidden_size / num_heads, all others by head_dim.
     """
+    from ckdist.models import from_gguf
+
     made = from_gguf.attention(header, n)
     if n.num_layers != layers_of_largest:
         return made
@@ -81,6 +83,8 @@ def gguf_attention(header: GgufHeader, n: Sizes, layers_of_largest: int) -> Atte
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata. Absent values are those of the published models."""
+    from ckdist.models import from_gguf
+
     f, n = header.fields, from_gguf.sizes(header)
     cap = lambda name, absent: f.number(name, absent, high=1e6)
     full = replace(gguf_attention(header, n, 46), soft_cap=cap("attn_logit_softcapping", 50.0))
@@ -112,6 +116,8 @@ def caps(spec: ModelSpec) -> dict[str, float]:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model."""
+    from ckdist.models import to_gguf
+
     return to_gguf.dense(NAME, spec, where, caps(spec))
 
 

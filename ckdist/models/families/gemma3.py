@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ckdist.models import from_config, from_gguf, rope, to_gguf
+from ckdist.models import from_config, rope
 from ckdist.models.families import gemma2
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
@@ -55,6 +55,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
     f, n = header.fields, from_gguf.sizes(header)
     cap = f.number("attn_logit_softcapping", 0.0, high=1e6)
     full = replace(gemma2.gguf_attention(header, n, 62), soft_cap=cap)
@@ -76,6 +78,8 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model."""
+    from ckdist.models import to_gguf
+
     more: dict[str, Any] = dict(gemma2.caps(spec))
     sliding = [layer.attention.window > 0 for layer in spec.layers]
     if any(sliding):

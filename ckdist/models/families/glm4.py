@@ -3,7 +3,7 @@
 Half of each head is rotated, in interleaved pairs.
 """
 
-from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
@@ -50,6 +50,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
     n = from_gguf.sizes(header)
     rope = from_gguf.rotation(header, n, partial=True, interleaved=True)
     return model(n, from_gguf.attention(header, n), rope, from_gguf.dense(header), from_gguf.tied(header))
@@ -57,6 +59,8 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model."""
+    from ckdist.models import to_gguf
+
     return to_gguf.dense(NAME, spec, where, {"rope.dimension_count": spec.ropes["global"].dims})
 
 

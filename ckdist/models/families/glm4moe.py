@@ -6,7 +6,7 @@ Layers that predict further tokens (MTP) are left out.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ckdist.models import from_config, from_gguf, limits, to_gguf
+from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
@@ -84,6 +84,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata. Its number of layers includes those that predict further tokens."""
+    from ckdist.models import from_gguf
+
     f, n = header.fields, from_gguf.sizes(header)
     predicting = f.integer("nextn_predict_layers", 0, low=0, high=n.num_layers - 1)
     n = replace(n, num_layers=n.num_layers - predicting)
@@ -98,6 +100,8 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model."""
+    from ckdist.models import to_gguf
+
     more = {"rope.dimension_count": spec.ropes["global"].dims, **to_gguf.experts(spec, where, GGUF_KEYS)}
     return to_gguf.dense(NAME, spec, where, more)
 

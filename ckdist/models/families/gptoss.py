@@ -7,7 +7,7 @@ as rows.
 from dataclasses import replace
 
 from ckdist.errors import ArchitectureError
-from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
@@ -75,6 +75,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata. This family's YaRN does not truncate the limits of its blend to whole dimensions."""
+    from ckdist.models import from_gguf
+
     n = from_gguf.sizes(header)
     attention = replace(from_gguf.attention(header, n), sinks=True)
     experts = replace(from_gguf.experts(header, ROUTING), activation=ACTIVATION, bias=True)
@@ -86,6 +88,8 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model. Raises ArchitectureError if the pattern of windows is not the usual one."""
+    from ckdist.models import to_gguf
+
     windows = {layer.attention.window for layer in spec.layers} - {0}
     if len(windows) != 1 or any(
         (layer.attention.window > 0) == ((i + 1) % PERIOD == 0) for i, layer in enumerate(spec.layers)

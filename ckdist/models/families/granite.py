@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models import from_config
 from ckdist.models.families import llama
 from ckdist.models.families.family import GgufForm, GgufHeader
 from ckdist.models.fields import Fields
@@ -36,6 +36,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
     f, n = header.fields, from_gguf.sizes(header)
     multiplier = lambda name: f.number(name, 1.0, high=1e6)
     ffn = from_gguf.dense(header)
@@ -52,6 +54,8 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model."""
+    from ckdist.models import to_gguf
+
     more = {
         "rope.dimension_count": spec.ropes["global"].dims,
         "attention.scale": float(spec.layers[0].attention.scale),

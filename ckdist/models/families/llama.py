@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
@@ -25,6 +25,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
     f, n = header.fields, from_gguf.sizes(header)
     window = f.integer("attention.sliding_window", 0, low=0)
     if from_gguf.is_mixture(header):
@@ -39,6 +41,8 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model."""
+    from ckdist.models import to_gguf
+
     return to_gguf.dense(NAME, spec, where, {"rope.dimension_count": spec.ropes["global"].dims}, factors=True)
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ckdist.models import from_config, from_gguf, limits, to_gguf
+from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family, mixtral
 from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
@@ -48,6 +48,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
     n = from_gguf.sizes(header)
     layer = LayerSpec(replace(from_gguf.attention(header, n), qk_norm="row"), from_gguf.experts(header, ROUTING))
     ropes = {"global": from_gguf.rotation(header, n, partial=True)}
@@ -56,6 +58,8 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model."""
+    from ckdist.models import to_gguf
+
     more = {"rope.dimension_count": spec.ropes["global"].dims}
     return to_gguf.dense(NAME, spec, where, {**more, **to_gguf.experts(spec, where, ["expert_gating_func"])})
 

@@ -1,6 +1,6 @@
 """Mistral: Llama with a sliding window. Its GGUF architecture is llama."""
 
-from ckdist.models import from_config, to_gguf
+from ckdist.models import from_config
 from ckdist.models.families import family, llama
 from ckdist.models.families.family import Family, GgufForm
 from ckdist.models.fields import Fields
@@ -24,6 +24,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model. Raises ArchitectureError for windows: the architecture llama has none."""
+    from ckdist.models import to_gguf
+
     what = "a Mistral with a sliding window ({window}) has no GGUF form that readers honour"
     to_gguf.refuse_windows(spec, where, what, "set sliding_window to null if sequences stay shorter")
     return llama.export(spec, where)

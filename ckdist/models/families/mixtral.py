@@ -1,6 +1,6 @@
 """Mixtral: Mistral with experts. Its GGUF architecture is llama."""
 
-from ckdist.models import from_config, to_gguf
+from ckdist.models import from_config
 from ckdist.models.families import family, llama
 from ckdist.models.families.family import Family, GgufForm, in_layers
 from ckdist.models.fields import Fields
@@ -36,6 +36,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model, as llama. Raises ArchitectureError for windows."""
+    from ckdist.models import to_gguf
+
     to_gguf.refuse_windows(
         spec, where, "a sliding window ({window}) of mixtral has no GGUF form", "set sliding_window to null"
     )

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ckdist.models import from_config, from_gguf, limits
+from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import bert
 from ckdist.models.families.family import Family, GgufHeader, TensorNames, in_layers
@@ -70,6 +70,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def from_gguf_header(header: GgufHeader) -> ModelSpec:
     """Reads a GGUF file."""
+    from ckdist.models import from_gguf
+
     n = bert.gguf_sizes(header)
     attention = Attention(n.num_heads, n.num_heads, n.head_dim, n.head_dim**-0.5, bidirectional=True)
     layers = (LayerSpec(attention, from_gguf.dense(header), bert.NORMS),) * n.num_layers

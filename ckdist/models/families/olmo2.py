@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufForm, GgufHeader, Target, in_layers
@@ -39,6 +39,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata. OLMo 3 has the same architecture name: it has a window, with an unscaled rotation."""
+    from ckdist.models import from_gguf
+
     f, n = header.fields, from_gguf.sizes(header)
     full = replace(from_gguf.attention(header, n), qk_norm="row")
     window = f.integer("attention.sliding_window", 0, low=0, high=1 << 30)
@@ -54,6 +56,8 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model."""
+    from ckdist.models import to_gguf
+
     return to_gguf.dense(NAME, spec, where)
 
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ckdist.errors import ArchitectureError
-from ckdist.models import from_config, rope, to_gguf
+from ckdist.models import from_config, rope
 from ckdist.models.families import family, olmo2
 from ckdist.models.families.family import Family, GgufForm
 from ckdist.models.fields import Fields
@@ -30,6 +30,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model. Raises ArchitectureError if the pattern of windows is not the usual one."""
+    from ckdist.models import to_gguf
+
     sliding = [layer.attention.rope == "local" for layer in spec.layers]
     window = max(layer.attention.window for layer in spec.layers)
     if sliding != [(i + 1) % PERIOD != 0 for i in range(len(sliding))] or not window:

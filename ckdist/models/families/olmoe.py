@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models import from_config
 from ckdist.models.families import family, olmo2
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
@@ -35,6 +35,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
     n = from_gguf.sizes(header)
     attention = replace(from_gguf.attention(header, n), qk_norm="row")
     layer = LayerSpec(attention, from_gguf.experts(header, ROUTING))
@@ -43,6 +45,8 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model. Raises ArchitectureError if shares are divided by their sum."""
+    from ckdist.models import to_gguf
+
     to_gguf.refuse_renormalised(spec, where, True)
     return to_gguf.dense(NAME, spec, where, to_gguf.experts(spec, where))
 

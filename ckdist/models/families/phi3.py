@@ -3,7 +3,7 @@
 One tensor has queries, keys and values, another one gate and up. Phi-3.5 MoE and the vision models are not included.
 """
 
-from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models import from_config
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
@@ -43,6 +43,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
     n = from_gguf.sizes(header)
     rope = from_gguf.rotation(header, n, partial=True, longrope=True)
     window = header.fields.integer("attention.sliding_window", 0, low=0, high=1 << 30)
@@ -51,6 +53,8 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model. llama.cpp reports that it ignores the window of this family."""
+    from ckdist.models import to_gguf
+
     more = {
         "rope.dimension_count": spec.ropes["global"].dims,
         "attention.sliding_window": spec.layers[0].attention.window,

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models import from_config
 from ckdist.models.families import family, llama
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
@@ -42,6 +42,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata, which has no windows for this family."""
+    from ckdist.models import from_gguf
+
     n = from_gguf.sizes(header)
     alike = [LayerSpec(from_gguf.attention(header, n), from_gguf.dense(header))] * n.num_layers
     return n.model(header.family, alike, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
@@ -49,6 +51,8 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model. Raises ArchitectureError for windows."""
+    from ckdist.models import to_gguf
+
     what = f"a sliding window ({{window}}) of {spec.family} has no GGUF form"
     to_gguf.refuse_windows(spec, where, what, "set use_sliding_window to false")
     return to_gguf.dense(spec.family, spec, where)

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ckdist.models import from_config, from_gguf, limits, to_gguf
+from ckdist.models import from_config, limits
 from ckdist.models.families import family, qwen3moe
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
@@ -43,6 +43,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
     n = from_gguf.sizes(header)
     layer = LayerSpec(from_gguf.attention(header, n), from_gguf.experts(header, ROUTING, shared=True))
     return n.model(NAME, [layer] * n.num_layers, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
@@ -50,6 +52,8 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model. Raises ArchitectureError if shares are divided by their sum."""
+    from ckdist.models import to_gguf
+
     to_gguf.refuse_renormalised(spec, where, True)
     return to_gguf.dense(NAME, spec, where, to_gguf.experts(spec, where, ["expert_shared_feed_forward_length"]))
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 
 from ckdist.errors import ArchitectureError
-from ckdist.models import from_config, from_gguf, limits, to_gguf
+from ckdist.models import from_config, limits
 from ckdist.models.families import family, llama
 from ckdist.models.families.family import Family, Form, GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
@@ -86,6 +86,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def gguf_sizes(header: GgufHeader) -> Sizes:
     """Reads the sizes from GGUF metadata, without layers that predict further tokens."""
+    from ckdist.models import from_gguf
+
     n = from_gguf.sizes(header)
     behind = header.fields.integer("nextn_predict_layers", 0, low=0, high=limits.MAX_LAYERS)
     if behind >= n.num_layers:
@@ -128,6 +130,8 @@ def gguf_linear_layers(f: Fields, num_layers: int) -> list[bool]:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
     n, ffn = gguf_sizes(header), from_gguf.dense(header)
     layers = [LayerSpec(mixer, ffn) for mixer in gguf_mixers(header, n, tiled=True)]
     rope = from_gguf.rotation(header, n, 1e7, partial=True)
@@ -160,6 +164,8 @@ def sections(frequencies: int) -> Sequence[int]:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model. Raises ArchitectureError for a model that GGUF cannot describe."""
+    from ckdist.models import to_gguf
+
     more = {**hybrid_metadata(spec, where), "rope.dimension_sections": sections(spec.ropes["global"].dims // 2)}
     return to_gguf.dense(NAME, spec, where, more)
 

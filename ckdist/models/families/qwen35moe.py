@@ -1,6 +1,6 @@
 """Qwen 3.5 with experts, the text part: all layers have experts and a gated shared expert."""
 
-from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models import from_config
 from ckdist.models.families import family, qwen2moe, qwen35
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
@@ -34,6 +34,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
     n, ffn = qwen35.gguf_sizes(header), from_gguf.experts(header, ROUTING, shared=True)
     layers = [LayerSpec(mixer, ffn) for mixer in qwen35.gguf_mixers(header, n, tiled=True)]
     rope = from_gguf.rotation(header, n, 1e7, partial=True)
@@ -42,6 +44,8 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model. Raises ArchitectureError for a model that GGUF cannot describe."""
+    from ckdist.models import to_gguf
+
     more = {
         **to_gguf.experts(spec, where, ("expert_shared_feed_forward_length",)),
         **qwen35.hybrid_metadata(spec, where),

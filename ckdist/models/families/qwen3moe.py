@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from ckdist.models import from_config, from_gguf, limits, to_gguf
+from ckdist.models import from_config, limits
 from ckdist.models.families import family, llama
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
@@ -67,6 +67,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
     n = from_gguf.sizes(header)
     layer = LayerSpec(from_gguf.attention(header, n), from_gguf.experts(header, ROUTING))
     return n.model(NAME, [layer] * n.num_layers, {"global": from_gguf.rotation(header, n)}, from_gguf.tied(header))
@@ -74,6 +76,8 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model. Raises ArchitectureError for windows, or if shares are not renormalised."""
+    from ckdist.models import to_gguf
+
     to_gguf.refuse_windows(
         spec, where, "a sliding window ({window}) of qwen3moe has no GGUF form", "set use_sliding_window to false"
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models import from_config
 from ckdist.models.families import family, qwen2moe, qwen3moe, qwen35, qwen35moe
 from ckdist.models.families.family import Family, GgufForm, GgufHeader, TensorNames, in_layers
 from ckdist.models.fields import Fields
@@ -43,6 +43,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
+    from ckdist.models import from_gguf
+
     n, ffn = qwen35.gguf_sizes(header), from_gguf.experts(header, ROUTING, shared=True)
     layers = [LayerSpec(mixer, ffn) for mixer in qwen35.gguf_mixers(header, n, tiled=False)]
     rope = from_gguf.rotation(header, n, 1e7, partial=True)
@@ -51,6 +53,8 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model. Raises ArchitectureError for a model that GGUF cannot describe."""
+    from ckdist.models import to_gguf
+
     experts = to_gguf.experts(spec, where, ("expert_shared_feed_forward_length",))
     return to_gguf.dense(NAME, spec, where, {**experts, **qwen35.hybrid_metadata(spec, where)})
 

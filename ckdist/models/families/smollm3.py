@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ckdist.errors import ArchitectureError
-from ckdist.models import from_config, from_gguf, to_gguf
+from ckdist.models import from_config
 from ckdist.models.families import llama
 from ckdist.models.families.family import GgufForm, GgufHeader
 from ckdist.models.fields import Fields
@@ -53,6 +53,8 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata. It implies that every fourth layer has no rotation."""
+    from ckdist.models import from_gguf
+
     n = from_gguf.sizes(header)
     attention = from_gguf.attention(header, n)
     ffn = from_gguf.dense(header)
@@ -64,6 +66,8 @@ def gguf(header: GgufHeader) -> ModelSpec:
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model. Raises ArchitectureError for windows, or other layers without rotation."""
+    from ckdist.models import to_gguf
+
     to_gguf.refuse_windows(
         spec, where, "a sliding window ({window}) has no GGUF form", "set use_sliding_window to false"
     )

@@ -5,7 +5,7 @@ Relative biases on scores replace position embeddings. Queries are not scaled. N
 
 from dataclasses import replace
 
-from ckdist.models import from_config, from_gguf, limits
+from ckdist.models import from_config, limits
 from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import bert
 from ckdist.models.families.family import Family, GgufHeader, TensorNames, in_layers
@@ -80,6 +80,8 @@ def from_gguf_header(header: GgufHeader) -> ModelSpec:
 
     As in llama.cpp, the function is that of version 1.1 if the feed-forward is gated. The largest distance is 128.
     """
+    from ckdist.models import from_gguf
+
     f, n = header.fields, from_gguf.sizes(header)
     buckets = f.integer("attention.relative_buckets_count", 32, low=4, high=DISTANCE)
     attention = Attention(
