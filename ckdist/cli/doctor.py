@@ -274,6 +274,14 @@ def text_of(
     return "\n".join([head, *(line for name, lines in sections for line in ("", name, *lines))])
 
 
+def machine_facts(machine: Machine) -> dict[str, Any]:
+    """Returns the machine for JSON."""
+    read = {name: value for name, value in dataclasses.asdict(machine).items() if name != "tree"}
+    devices = {"rdma": machine.rdma, "dsa": machine.dsa}
+    read |= {name: [dataclasses.asdict(device) for device in found] for name, found in devices.items()}
+    return {**read, "packages": len(machine.packages), "clusters": machine.cluster_name}
+
+
 def run(config: DoctorConfig) -> int:
     """Prints the report, or one JSON object. Returns 0."""
     if launched_rank():
@@ -290,11 +298,7 @@ def run(config: DoctorConfig) -> int:
                 {
                     "version": __version__,
                     "host": socket.gethostname(),
-                    "machine": {
-                        **dataclasses.asdict(machine),
-                        "packages": len(machine.packages),
-                        "clusters": machine.cluster_name,
-                    },
+                    "machine": machine_facts(machine),
                     "capabilities": [dataclasses.asdict(one) for one in found],
                     "speed": speed,
                     "remote_penalty": remote_penalty(reads),

@@ -9,15 +9,11 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from ckdist import native
-from ckdist.config.samplers import MAX_BREAKER_BYTES, MAX_BREAKERS
-from ckdist.errors import RequestError
+from ckdist.engine.request import check_breakers
 from ckdist.native import CData
 from ckdist.tokens.tokenizer import Tokenizer
 
-MAX_TOTAL_BYTES = 512
 MAX_KEPT = 32  # sets of breakers
-
-_FIELD = "dry_sequence_breakers"
 
 
 @dataclass(frozen=True)
@@ -98,27 +94,6 @@ class DryBreakers:
             ids = self._tokenizer.encode(end[begin:].decode(), add_special=False)
             tails.append([-1] if -1 in lead else [*lead, *ids])
         return tails
-
-
-def check_breakers(breakers: Sequence[str]) -> list[bytes]:
-    """Returns the breakers as UTF-8. Raises RequestError if they are too many, too long, empty or not Unicode."""
-    if len(breakers) > MAX_BREAKERS:
-        raise RequestError(f"{_FIELD} has {len(breakers)} strings, more than {MAX_BREAKERS}; give fewer", _FIELD)
-    try:
-        encoded = [breaker.encode() for breaker in breakers]
-    except UnicodeEncodeError:
-        raise RequestError(f"{_FIELD} has a string that is not valid Unicode", _FIELD) from None
-    for breaker in encoded:
-        if not 1 <= len(breaker) <= MAX_BREAKER_BYTES:
-            raise RequestError(
-                f"{_FIELD} has a string of {len(breaker)} bytes; each must have 1 to {MAX_BREAKER_BYTES}", _FIELD
-            )
-    total = sum(map(len, encoded))
-    if total > MAX_TOTAL_BYTES:
-        raise RequestError(
-            f"{_FIELD} has {total} bytes in all, more than {MAX_TOTAL_BYTES}; give fewer or shorter strings", _FIELD
-        )
-    return encoded
 
 
 def _join(parts: Sequence[Sequence[int]], dtype: DTypeLike) -> tuple[np.ndarray, np.ndarray]:

@@ -4,6 +4,7 @@ It owns the sequences from `add` until they finish, and joins scheduler, executa
 sockets, and reads the clock only for its counters. One thread uses it.
 """
 
+import functools
 import secrets
 import time
 from collections import deque
@@ -16,8 +17,6 @@ import numpy as np
 from ckdist.engine.batch_builder import BatchBuilder
 from ckdist.engine.block_pool import BlockPool
 from ckdist.engine.constraint import Constraint
-from ckdist.engine.dry_breakers import DryBreakers
-from ckdist.engine.engine_protocols import StepExecutable, TokenSampler
 from ckdist.engine.grammars import Grammars, GrammarsBusy, Masks
 from ckdist.engine.histogram import Histogram
 from ckdist.engine.output import Output
@@ -36,6 +35,8 @@ from ckdist.native import lib
 from ckdist.program.step_batch import BLOCK_TOKENS, NO_SLOT, Batch, own_slots
 
 if TYPE_CHECKING:
+    from ckdist.engine.dry_breakers import DryBreakers
+    from ckdist.engine.engine_protocols import StepExecutable, TokenSampler
     from ckdist.engine.trace import Lane
 
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -51,7 +52,7 @@ class Engine:
         max_outputs: Most rows of logits per step, if fewer than its tokens.
         more_stats: Returns numbers that `stats` adds to the engine's own.
         lane: Lane of a trace, or None.
-        dry_breakers: Breakers of the vocabulary. If None, DRY with sequence breakers is refused.
+        make_breakers: Makes the breakers of the vocabulary for the first request with DRY. If None, DRY with sequence breakers is refused.
         grammars: Grammars of the vocabulary. If None, requests with a grammar are refused.
         start_tokens: First tokens of decoding if an encoder reads the prompt.
         banned_tokens: Tokens that are never drawn.
@@ -59,17 +60,17 @@ class Engine:
     """
 
     def __init__(
-        self, executable: StepExecutable, sampler: TokenSampler, eos_token_ids: Collection[int] = (), *,
+        self, executable: "StepExecutable", sampler: "TokenSampler", eos_token_ids: Collection[int] = (), *,
         max_waiting: int = 512, max_outputs: int | None = None, prefix_reuse: bool = True,
         more_stats: Callable[[], Mapping[str, float | str]] = dict, lane: "Lane | None" = None,
-        dry_breakers: DryBreakers | None = None, grammars: Grammars | None = None, start_tokens: Tokens = (),
+        make_breakers: Callable[[], "DryBreakers"] | None = None, grammars: Grammars | None = None, start_tokens: Tokens = (),
         banned_tokens: Tokens = (), max_rollback: int = 0,
     ) -> None:  # fmt: skip
         if not 0 <= max_rollback <= MAX_ROLLBACK:
             raise ConfigError(f"max_rollback is {max_rollback}; it must be from 0 to {MAX_ROLLBACK}")
         self._max_rollback = max_rollback
         self.executable, self.vocab_size = executable, executable.vocab_size
-        self._more_stats, self.lane, self._dry_breakers, self.grammars = more_stats, lane, dry_breakers, grammars
+        self._more_stats, self.lane, self._make_breakers, self.grammars = more_stats, lane, make_breakers, grammars
         self._start, self._banned = np.array(start_tokens, np.int32), np.array(banned_tokens, np.int32)
         self._compiling: list[Sequence] = []  # with a grammar that is not compiled yet
         cache = executable.num_blocks * BLOCK_TOKENS
@@ -94,6 +95,10 @@ class Engine:
         self._requests = self._prompt_tokens = 0
         self._step_seconds = Histogram(STEP_SECONDS)
         self.outputs = OutputProcessor(sampler, eos_token_ids, grammars, self._finish)
+
+    @functools.cached_property
+    def _breakers(self) -> "DryBreakers | None":
+        return self._make_breakers and self._make_breakers()
 
     @property
     def has_work(self) -> bool:
@@ -128,13 +133,13 @@ class Engine:
         ids = self._check_prompt(id, prompt, params.max_tokens > 0 and not len(self._start))
         seed = secrets.randbits(63) if params.seed is None else params.seed % 2**64
         self.scheduler.check_room()
-        breakers = self._dry_breakers if "dry" in params.active_samplers else None
+        breakers = self._breakers if "dry" in params.active_samplers else None
         if breakers is not None and not breakers.has_room(params.dry_sequence_breakers):
             raise EngineBusy("too many sets of dry_sequence_breakers are being prepared; try again later")
         if params.grammar is not None and self.grammars is not None and not self.grammars.has_room(params.grammar):
             raise EngineBusy("too many grammars are being compiled; try again later")
         state = sampling_state(
-            params, self.outputs.eos_token_ids, self.vocab_size, self._dry_breakers, self.grammars, self._banned
+            params, self.outputs.eos_token_ids, self.vocab_size, breakers, self.grammars, self._banned
         )
         begin, source = (self._start, ids) if len(self._start) else (ids, None)
         capacity = min(len(begin) + params.max_tokens, self.max_positions)

@@ -134,7 +134,7 @@ def open_adapter(
         from ckdist.weights.model_files import model_files
 
         files = together(world, lambda: model_files(checkpoint, folder))
-        compare_samples(world, files)
+        files = files if compare_samples(world, files) else []
     if folder is None:
         return None, files
     from ckdist.weights.adapter import Adapter

@@ -1,6 +1,7 @@
 """Rank 0's engine over a loaded model."""
 
-from ckdist.engine.dry_breakers import DryBreakers
+from typing import TYPE_CHECKING
+
 from ckdist.engine.engine import Engine
 from ckdist.engine.expert_load import dispatch_stats, expert_stats
 from ckdist.engine.grammars import Grammars
@@ -9,6 +10,9 @@ from ckdist.engine.prefill_measurement import prefill_stats
 from ckdist.engine.sampler import Sampler
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.tokens.tried import load_tried
+
+if TYPE_CHECKING:
+    from ckdist.engine.dry_breakers import DryBreakers
 
 
 def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer]:
@@ -24,8 +28,14 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
     lane = model.trace and model.trace.main
     engine = Engine(
         model.executable, Sampler(model.spec.vocab_size), tokenizer.eos_token_ids,
-        max_waiting=max_waiting, more_stats=stats, lane=lane, dry_breakers=DryBreakers(tokenizer),
+        max_waiting=max_waiting, more_stats=stats, lane=lane, make_breakers=lambda: _breakers(tokenizer),
         grammars=Grammars(tokenizer, model.spec.vocab_size), start_tokens=model.spec.start_tokens,
         banned_tokens=model.spec.banned_tokens,
     )  # fmt: skip
     return engine, tokenizer
+
+
+def _breakers(tokenizer: Tokenizer) -> "DryBreakers":
+    from ckdist.engine.dry_breakers import DryBreakers
+
+    return DryBreakers(tokenizer)

@@ -5,13 +5,14 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ckdist.config.samplers import MAX_BREAKERS, SAMPLERS
-from ckdist.engine.dry_breakers import check_breakers
+from ckdist.config.samplers import MAX_BREAKER_BYTES, MAX_BREAKERS, SAMPLERS
 from ckdist.engine.sampling_params import MAX_LOGIT_BIAS, MAX_LOGPROBS, MAX_STOP_TOKENS, PARAMETERS, SamplingParams
 from ckdist.engine.typed_records import WORDS, converted
 from ckdist.errors import RequestError
 
 MAX_SAMPLERS = 32
+MAX_ALL_BREAKER_BYTES = 512
+BREAKERS = "dry_sequence_breakers"  # the field
 
 Tokens: TypeAlias = Sequence[int] | np.ndarray  # token ids, (tokens,)
 
@@ -59,6 +60,28 @@ def check_sampling(params: SamplingParams, vocab_size: int) -> None:
         if name not in SAMPLERS:
             known = ", ".join(SAMPLERS)
             raise RequestError(f"samplers has an unknown name {name[:40]!r}; known are {known}", "samplers")
+
+
+def check_breakers(breakers: Sequence[str]) -> list[bytes]:
+    """Returns the breakers as UTF-8. Raises RequestError if they are too many, too long, empty or not Unicode."""
+    if len(breakers) > MAX_BREAKERS:
+        raise RequestError(f"{BREAKERS} has {len(breakers)} strings, more than {MAX_BREAKERS}; give fewer", BREAKERS)
+    try:
+        encoded = [breaker.encode() for breaker in breakers]
+    except UnicodeEncodeError:
+        raise RequestError(f"{BREAKERS} has a string that is not valid Unicode", BREAKERS) from None
+    for breaker in encoded:
+        if not 1 <= len(breaker) <= MAX_BREAKER_BYTES:
+            raise RequestError(
+                f"{BREAKERS} has a string of {len(breaker)} bytes; each must have 1 to {MAX_BREAKER_BYTES}", BREAKERS
+            )
+    total = sum(map(len, encoded))
+    if total > MAX_ALL_BREAKER_BYTES:
+        raise RequestError(
+            f"{BREAKERS} has {total} bytes in all, more than {MAX_ALL_BREAKER_BYTES}; give fewer or shorter strings",
+            BREAKERS,
+        )
+    return encoded
 
 
 def _range(name: str, value: float, low: float, high: float, kind: str = WORDS["int"]) -> None:

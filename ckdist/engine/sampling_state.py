@@ -4,17 +4,19 @@ from collections import deque
 from collections.abc import Collection
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ckdist.engine.constraint import Constraint
-from ckdist.engine.dry_breakers import DryBreakers
 from ckdist.engine.grammars import Grammars
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.sequence import MAX_ROLLBACK
 from ckdist.errors import RequestError
 from ckdist.native import CData
+
+if TYPE_CHECKING:
+    from ckdist.engine.dry_breakers import DryBreakers
 
 
 @dataclass
@@ -55,7 +57,7 @@ def sampling_state(
     params: SamplingParams,
     eos_token_ids: Collection[int],
     vocab_size: int,
-    dry_breakers: DryBreakers | None,
+    dry_breakers: "DryBreakers | None",
     grammars: Grammars | None = None,
     always: np.ndarray | None = None,
 ) -> SamplingState | None:

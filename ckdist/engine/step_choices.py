@@ -13,7 +13,6 @@ from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.loaded_model import Model
 from ckdist.engine.prefill_measurement import choose_prefill
 from ckdist.engine.stage_programs import StagePrograms
-from ckdist.layouts.expert_placement import dispatch_from
 from ckdist.models.blocks.moe import is_expert
 from ckdist.program.lowered import Lowered
 from ckdist.program.program import Program
@@ -50,6 +49,8 @@ def choose_steps(
 
 def dispatch_tokens(model: Model, hosts: int, link: Link) -> int:
     """Tokens from which on a step sends rows to the hosts of their experts; sys.maxsize: never. A collective call."""
+    from ckdist.layouts.expert_placement import dispatch_from
+
     world, loader, spec = model.world, model.loader, model.spec
     names = [name for name in loader.checkpoint.tensors if is_expert(name)]
     number = native.lib.ckdist_activation_format(native.ffi.NULL, packed_type(loader, names[0]))

@@ -13,7 +13,6 @@ from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
 from ckdist.errors import ConfigError
 from ckdist.layout import SINGLE, TENSOR, TOKEN, TOKEN_IN_HOSTS, Layout, with_whole_experts
-from ckdist.layouts.expert_placement import choose_placement
 from ckdist.mesh import HOST, LOCAL, WHOLE, Mesh
 from ckdist.models.spec import Attention, LatentAttention, ModelSpec, MoeFfn
 
@@ -77,6 +76,8 @@ def _placement(config: EngineConfig, world: World, spec: ModelSpec, link: Link) 
     if config.experts != "auto":
         named = {"tensor": "slices of every expert on every rank", "expert": "whole experts on each host"}
         return config.experts == "expert", f"{named[config.experts]}, as --experts says"
+    from ckdist.layouts.expert_placement import choose_placement
+
     rows = min(config.ubatch_size, config.batch_size)
     direct_bytes = Thresholds().transport_direct_bytes
     return choose_placement(spec, world.size, len(set(world.hosts)), link, rows, direct_bytes, _are_equal_hosts(world))

@@ -25,7 +25,7 @@ from ckdist.plan.step_shape import Chunks, StepShape
 from ckdist.program.lower import lower, stored_dims
 from ckdist.program.lowered import Lowered
 from ckdist.program.program import Program
-from ckdist.program.stage_slice import Stage
+from ckdist.program.stage import Stage
 from ckdist.program.tracer import trace
 from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.loader import planned_type

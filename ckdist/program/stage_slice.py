@@ -8,58 +8,32 @@ same. A tally of experts covers all layers: each stage adds its own layers to th
 from dataclasses import dataclass, replace
 
 from ckdist.errors import LayoutError
-from ckdist.layout import Range
 from ckdist.mesh import WHOLE, Mesh
 from ckdist.program.ops import op_named
 from ckdist.program.ops.op import axes
 from ckdist.program.program import Instr, Program, Value
+from ckdist.program.stage import Stage
 
 
-@dataclass(frozen=True)
-class Stage:
-    """Stage `number` (from 0) of `count`, with layers [begin, end) of a model.
-
-    The first stage also has the embedding, the last one the head.
-    """
-
-    number: int
-    count: int
-    layers: Range
-
-    @property
-    def first(self) -> bool:
-        """Whether this is the first stage."""
-        return self.number == 0
-
-    @property
-    def last(self) -> bool:
-        """Whether this is the last stage."""
-        return self.number == self.count - 1
-
-    def program(self, whole: Program, mesh: Mesh) -> Program:
-        """This stage's part of the program `whole`, or `whole` itself if there is one stage.
-
-        `mesh` is that of the stage's ranks. Raises LayoutError if the program lacks these boundaries.
-        """
-        if self.count == 1:
-            return whole
-        begin, end = self.layers
-        if not 0 <= begin < end < len(whole.boundaries):
-            raise LayoutError(f"layers {begin} to {end} are no slice of the {len(whole.boundaries) - 1} of the program")
-        makers = {v.name: i for i, instr in enumerate(whole.instrs) for v in instr.outputs}
-        entry, exit_ = whole.boundaries[begin], whole.boundaries[end]
-        start = 0 if self.first else makers[entry.name] + 1
-        until = len(whole.instrs) if self.last else makers[exit_.name] + 1
-        tally = _StageTally.of(whole, start, until)
-        instrs = [] if self.first else _received(whole.inputs[0], entry, tally.received, self.number - 1, mesh)
-        for instr in whole.instrs[start:until]:
-            instrs += tally.adding if instr.op == "tally" else [instr]
-        outputs = whole.outputs
-        if not self.last:
-            sent, names = (exit_, *tally.total), ("sent", "sent_tally")
-            instrs += [*tally.adding, _instr("send", sent, names, to=self.number + 1, axis=_sharing(exit_, mesh))]
-            outputs = instrs[-1].outputs
-        return Program(whole.inputs, outputs, tuple(instrs), whole.boundaries[begin : end + 1])
+def stage_program(stage: Stage, whole: Program, mesh: Mesh) -> Program:
+    """`Stage.program` of a model with several stages."""
+    begin, end = stage.layers
+    if not 0 <= begin < end < len(whole.boundaries):
+        raise LayoutError(f"layers {begin} to {end} are no slice of the {len(whole.boundaries) - 1} of the program")
+    makers = {v.name: i for i, instr in enumerate(whole.instrs) for v in instr.outputs}
+    entry, exit_ = whole.boundaries[begin], whole.boundaries[end]
+    start = 0 if stage.first else makers[entry.name] + 1
+    until = len(whole.instrs) if stage.last else makers[exit_.name] + 1
+    tally = _StageTally.of(whole, start, until)
+    instrs = [] if stage.first else _received(whole.inputs[0], entry, tally.received, stage.number - 1, mesh)
+    for instr in whole.instrs[start:until]:
+        instrs += tally.adding if instr.op == "tally" else [instr]
+    outputs = whole.outputs
+    if not stage.last:
+        sent, names = (exit_, *tally.total), ("sent", "sent_tally")
+        instrs += [*tally.adding, _instr("send", sent, names, to=stage.number + 1, axis=_sharing(exit_, mesh))]
+        outputs = instrs[-1].outputs
+    return Program(whole.inputs, outputs, tuple(instrs), whole.boundaries[begin : end + 1])
 
 
 @dataclass(frozen=True)
@@ -116,6 +90,3 @@ def _instr(op: str, inputs: tuple[Value, ...], names: tuple[str, ...], **attrs: 
         Value(name, dims, "f32", axes(partial)) for name, (dims, partial) in zip(names, inferred, strict=False)
     )
     return Instr(op, inputs, outputs, (), attrs)
-
-
-__all__ = ["Stage"]

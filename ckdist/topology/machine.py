@@ -1,18 +1,21 @@
-"""One machine as the kernel describes it. `dataclasses.asdict` converts it for JSON."""
+"""One machine as the kernel describes it."""
 
 import functools
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ckdist import native
 from ckdist.topology.binding import Binding, own_cpus, read_binding
 from ckdist.topology.control_group import ControlGroup, read_control_group
 from ckdist.topology.cpu_model import model_name
 from ckdist.topology.cpus import Cpu, cache_bytes, offline_cpus, read_cpus
-from ckdist.topology.devices import DsaDevice, RdmaPort, read_dsa, read_rdma
 from ckdist.topology.memory import Memory, Node, read_memory, read_nodes
 from ckdist.topology.tree import Tree
+
+if TYPE_CHECKING:  # few processes look at the devices
+    from ckdist.topology.devices import DsaDevice, RdmaPort
 
 # CPU features that kernels could use, by their names in /proc/cpuinfo (x86 `flags`, ARM `Features`).
 FEATURES = [
@@ -66,9 +69,22 @@ class Machine:
     memory: Memory
     control_group: ControlGroup
     binding: Binding
-    rdma: tuple[RdmaPort, ...]
-    dsa: tuple[DsaDevice, ...]
     simple: str
+    tree: Tree = field(repr=False, compare=False)
+
+    @functools.cached_property
+    def rdma(self) -> "tuple[RdmaPort, ...]":
+        """The ports of all RDMA devices."""
+        from ckdist.topology.devices import read_rdma
+
+        return read_rdma(self.tree)
+
+    @functools.cached_property
+    def dsa(self) -> "tuple[DsaDevice, ...]":
+        """The copy engines."""
+        from ckdist.topology.devices import read_dsa
+
+        return read_dsa(self.tree)
 
     @functools.cached_property
     def by_number(self) -> dict[int, Cpu]:
@@ -164,9 +180,8 @@ def read_machine(
         memory=memory,
         control_group=read_control_group(tree),
         binding=binding,
-        rdma=read_rdma(tree),
-        dsa=read_dsa(tree),
         simple=simple,
+        tree=tree,
     )
 
 

@@ -60,15 +60,18 @@ class Copies:
         return [values[rank] for rank in self.readers]
 
 
-def compare_samples(world: World, files: Sequence[ModelFile]) -> None:
+def compare_samples(world: World, files: Sequence[ModelFile]) -> bool:
     """Compares names and sizes of the files, all bytes of small files and headers, and sampled blocks of each tensor.
+
+    Returns:
+        Whether there are several copies.
 
     Raises:
         ModelFileError: There is a difference. The message, equal on all ranks, names host, file and byte of the first.
     """
     copies = Copies.find(world, files, by_host=True)
     if len(copies.groups) == 1:
-        return
+        return False
     rows = copies.gather([[file.name, file.size, file.version, str(file.path)] for file in files])
     listed = [{name: more for name, *more in row} for row in rows]
     for name in dict.fromkeys(name for row in listed for name in row):
@@ -82,6 +85,7 @@ def compare_samples(world: World, files: Sequence[ModelFile]) -> None:
             found = copies.gather(digests[index].tobytes() if copies.reads else None)
             block = _first_difference([np.frombuffer(found[copy], np.uint64) for copy in pair])
             _refuse(copies, index, pair, int(begins[index][block]))
+    return True
 
 
 def _compare_names(copies: Copies, entries: list[list[Any] | None], name: str) -> None:

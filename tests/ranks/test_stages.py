@@ -25,7 +25,7 @@ from ckdist.layouts.stage_plan import divide_layers, even_slices
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward
 from ckdist.program.interpreter import Interpreter
-from ckdist.program.stage_slice import Stage
+from ckdist.program.stage import Stage
 from ckdist.program.tracer import trace
 from ckdist.weights.adapter_file import MODULES, Lora, save_adapter
 from ckdist.weights.checkpoint import open_checkpoint

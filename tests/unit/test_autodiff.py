@@ -12,7 +12,7 @@ from ckdist.models.decoder import forward, loss
 from ckdist.program.autodiff import backward
 from ckdist.program.interpreter import Interpreter
 from ckdist.program.program import Weight
-from ckdist.program.stage_slice import Stage
+from ckdist.program.stage import Stage
 from ckdist.program.tracer import trace
 from ckdist.program.training_tracer import trace_loss
 from ckdist.train.batch import PackedBatch

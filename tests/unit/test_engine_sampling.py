@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from ckdist.config.generate_config import GenerateConfig
-from ckdist.engine.dry_breakers import MAX_BREAKERS, MAX_KEPT, DryBreakers, check_breakers
+from ckdist.config.samplers import MAX_BREAKERS
+from ckdist.engine.dry_breakers import MAX_KEPT, DryBreakers
 from ckdist.engine.engine import Engine
 from ckdist.engine.load_model import BUNDLED
 from ckdist.engine.messages import TO_RANK_0, read
-from ckdist.engine.request import check_sampling
+from ckdist.engine.request import check_breakers, check_sampling
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import PARAMETERS, SamplingParams
 from ckdist.engine.sampling_state import sampling_state
@@ -173,7 +174,7 @@ def test_a_request_waits_for_its_breakers_and_nobody_else_does(tokenizer):
             return super()._open(breakers)
 
     vocab = tokenizer.vocab_size
-    engine = Engine(PagedExecutable(vocab_size=vocab), Sampler(vocab), dry_breakers=Slow(tokenizer))
+    engine = Engine(PagedExecutable(vocab_size=vocab), Sampler(vocab), make_breakers=lambda: Slow(tokenizer))
     params = SamplingParams(max_tokens=5, temperature=0.0, dry_multiplier=1.0)
     engine.add("before", [1], SamplingParams(max_tokens=5, temperature=0.0))
     engine.add("dry", [2], params)

@@ -11,9 +11,13 @@ import pytest
     [
         (
             "ckdist.cli.serve",  # a rank other than 0
-            "ckdist.serve ckdist.tokens ckdist.engine.engine ckdist.weights.adapter ckdist.program.ops.loss",
+            ("ckdist.serve ckdist.tokens ckdist.engine.engine ckdist.weights.gguf ckdist.program.ops.experts "
+            "ckdist.comm.bootstrap.handshake ckdist.weights.copies ckdist.weights.adapter"),
         ),
-        ("ckdist.cli.serve_rank_0", "ckdist.serve.server ckdist.train ckdist.weights.adapter ckdist.hub.remote_file"),
+        (
+            "ckdist.cli.serve_rank_0",
+            "ckdist.serve.server ckdist.train ckdist.tokens.chat_template ckdist.hub.remote_file",
+        ),
         (
             "ckdist.serve.server",
             "ckdist.engine.engine ckdist.native ckdist.models tokenizers jinja2 ckdist.serve.requests.task",
@@ -25,3 +29,21 @@ def test_a_process_imports_none_of(modules, rooms):
     code = f"import sys, {modules}; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not set(rooms.split()) & set(loaded)
+
+
+START = """
+import sys, pathlib, ckdist.cli.main, ckdist.cli.serve_rank_0 as rank_0
+from ckdist.comm.world import SingleWorld
+from ckdist.config.serve_config import ServeConfig
+model = rank_0.load_model(ServeConfig(threads=1), SingleWorld(), embeddings=True)
+rank_0.make_engine(model)[0].grammars.prepare()
+rank_0.RankReports(model), rank_0.embedding_facts(ServeConfig(), model), rank_0.placement_map(model)
+files = [m.__file__ for name, m in sys.modules.items() if f"{name}.".startswith("ckdist.")]
+print(sum(len(pathlib.Path(file).read_text().splitlines()) for file in files))
+"""
+
+
+def test_a_start_imports_at_most_20_000_lines():
+    """Of rank 0 of `ckdist serve`: see docs/how/loading.md."""
+    done = subprocess.run([sys.executable, "-c", START], capture_output=True, text=True, check=True)
+    assert 10_000 < int(done.stdout) <= 20_000

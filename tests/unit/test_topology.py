@@ -4,7 +4,6 @@ where they are.
 
 import dataclasses
 import gc
-import json
 import os
 import pathlib
 import random
@@ -78,7 +77,6 @@ class TestReading:
         assert machine.l2_bytes == 2 << 20 and machine.l3_bytes == 32 << 20
         assert {cpu.sibling for cpu in machine.cpus} == set(range(layout.smt))
         assert bool(machine.simple) == (not layout.nodes)
-        json.dumps(dataclasses.asdict(machine))
 
     def test_distances_and_a_node_without_cpus(self, recorded):
         machine = recorded("memory node")
