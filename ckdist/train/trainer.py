@@ -39,7 +39,6 @@ from ckdist.train.one_f_one_b import bubble
 from ckdist.train.optimizer import STATES, Optimizer
 from ckdist.train.pipeline import forward_backward
 from ckdist.train.ranks import TrainingRanks, training_mesh
-from ckdist.train.reference import ReferenceExecutable
 from ckdist.train.report import Report, StepReport, check_report_to
 from ckdist.train.resumption import changed_settings, check_settings, settings_of
 from ckdist.train.schedule import Schedule
@@ -109,20 +108,6 @@ def native_executable(
     """Makes the native executable."""
     stored = model.stored(program.shards, program.lowered.stored, pool.threads)
     return NativeExecutable(program, model.load, pool, ranks, stored, sharded=bool(config.zero_stage))
-
-
-def reference_executable(
-    model: TrainedModel,
-    config: TrainConfig,
-    program: LossProgram,  # noqa: ARG001, it runs model.program
-    ranks: TrainingRanks,
-    pool: ThreadPool,  # noqa: ARG001, numpy has its own threads
-) -> TrainingExecutable:
-    """Makes the numpy executable, the definition of training's results. It holds whole weights."""
-    data = None if config.zero_stage else ranks.data
-    return ReferenceExecutable(
-        model.program, model.spec, model.weights, model.load, data, config.activation_checkpointing
-    )
 
 
 class Trainer:

@@ -11,13 +11,11 @@ from ckdist.mesh import Mesh
 from ckdist.models.decoder import loss
 from ckdist.models.spec import LatentAttention, LayerSpec, MoeFfn
 from ckdist.program.autodiff import backward
-from ckdist.program.interpreter import Interpreter
 from ckdist.program.pool import ThreadPool
 from ckdist.program.routing import Routing
 from ckdist.program.training_tracer import trace_loss
 from ckdist.train.batch import PackedBatch
 from ckdist.train.loss_program import trainable
-from ckdist.train.reference import ReferenceExecutable
 from tests.support.golden_training import (
     FLOAT32_ERROR,
     GRADIENT_ERROR,
@@ -29,6 +27,8 @@ from tests.support.golden_training import (
     model,
     split,
 )
+from tests.support.interpreter import Interpreter
+from tests.support.reference_training import ReferenceExecutable
 from tests.support.specs import spec as small_spec
 from tests.support.specs import weights_of
 from tests.support.thread_ranks import run_threads

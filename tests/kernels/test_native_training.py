@@ -17,7 +17,6 @@ from ckdist.mesh import Mesh
 from ckdist.models.decoder import loss as loss_of
 from ckdist.models.spec import MoeFfn
 from ckdist.program.autodiff import backward
-from ckdist.program.interpreter import Interpreter
 from ckdist.program.pool import ThreadPool
 from ckdist.program.routing import Routing
 from ckdist.program.training_tracer import trace_loss
@@ -26,6 +25,7 @@ from ckdist.train.loss_program import lower_model, trainable
 from ckdist.train.native_executable import NativeExecutable
 from ckdist.train.training_memory import training_bytes
 from tests.support.golden_training import FAMILIES, GRADIENT_ERROR, LOSS_ERROR, batches, golden, model, split
+from tests.support.interpreter import Interpreter
 from tests.support.levels import HERE, each
 from tests.support.pairs import pairs
 from tests.support.specs import LINEAR, PIECES

@@ -20,13 +20,14 @@ from ckdist.train.batch import PackedBatch
 from ckdist.train.model import open_model
 from ckdist.train.ranks import TrainingRanks
 from ckdist.train.stored_tensors import stored_tensors
-from ckdist.train.trainer import native_executable, reference_executable, train
+from ckdist.train.trainer import native_executable, train
 from ckdist.weights.adapter_file import FEED_FORWARD, LATENT, MODULES, Lora, load_adapter, save_adapter
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.safetensors import read_folder
 from tests.support.launcher import run_ranks
 from tests.support.paths import GOLDEN
+from tests.support.reference_training import reference_executable
 from tests.support.thread_ranks import run_threads
 from tests.support.tiny_training import config
 

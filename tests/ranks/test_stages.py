@@ -24,12 +24,12 @@ from ckdist.layout import SINGLE, TENSOR
 from ckdist.layouts.stage_plan import divide_layers, even_slices
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward
-from ckdist.program.interpreter import Interpreter
 from ckdist.program.stage import Stage
 from ckdist.program.tracer import trace
 from ckdist.weights.adapter_file import MODULES, Lora, save_adapter
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.packed_type import WeightCost
+from tests.support.interpreter import Interpreter
 from tests.support.paths import GOLDEN
 from tests.support.situations import driven, situations, texts
 from tests.support.specs import FAMILIES, PIECES, spec, weights_of

@@ -23,10 +23,11 @@ from ckdist.errors import CapacityError, CommError, ConfigError, EngineError, Mo
 from ckdist.train import training_checkpoint as saved
 from ckdist.train.arena import Arena
 from ckdist.train.batch import PackedBatch
-from ckdist.train.trainer import reference_executable, train
+from ckdist.train.trainer import train
 from ckdist.train.training_checkpoint import SavedTensors, TrainState, verify
 from ckdist.weights.checkpoint import open_checkpoint
 from tests.support.launcher import environment, mpirun, run_ranks
+from tests.support.reference_training import reference_executable
 from tests.support.thread_ranks import run_threads
 from tests.support.tiny_training import config, toml
 

@@ -14,9 +14,10 @@ from ckdist.errors import ConfigError, EngineError
 from ckdist.train import trainer
 from ckdist.train.batch import PackedBatch
 from ckdist.train.divergence import MOST_IN_A_ROW
-from ckdist.train.trainer import reference_executable, train
+from ckdist.train.trainer import train
 from ckdist.train.training_checkpoint import STATE, verify
 from tests.support.launcher import run_ranks
+from tests.support.reference_training import reference_executable
 from tests.support.thread_ranks import run_threads
 from tests.support.tiny_training import config, toml
 

@@ -10,7 +10,6 @@ from ckdist.layout import DATA, SINGLE, TRAINING, Dim, Layout
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward, loss
 from ckdist.program.autodiff import backward
-from ckdist.program.interpreter import Interpreter
 from ckdist.program.program import Weight
 from ckdist.program.stage import Stage
 from ckdist.program.tracer import trace
@@ -19,6 +18,7 @@ from ckdist.train.batch import PackedBatch
 from ckdist.train.loss_program import trainable
 from tests.support import golden_training
 from tests.support.golden_training import AdamW, gradient_errors, split
+from tests.support.interpreter import Interpreter
 from tests.support.paths import GOLDEN as GOLDEN_FILES
 from tests.support.specs import FAMILIES, PIECES, dims, spec
 

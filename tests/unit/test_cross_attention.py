@@ -11,11 +11,11 @@ from ckdist.layout import TENSOR
 from ckdist.mesh import WHOLE, Mesh
 from ckdist.models.decoder import encode, forward
 from ckdist.models.registry import spec_from_config
-from ckdist.program.interpreter import Interpreter
 from ckdist.program.tracer import trace
 from ckdist.tokens.tokenizer_folder import load_tokenizer
 from ckdist.weights.checkpoint import open_checkpoint
 from ckdist.weights.dequantize import read_tensor
+from tests.support.interpreter import Interpreter
 from tests.support.paths import GOLDEN
 
 FOLDER = GOLDEN / "encoder_decoders"

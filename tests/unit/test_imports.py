@@ -11,8 +11,10 @@ import pytest
     [
         (
             "ckdist.cli.serve",  # a rank other than 0
-            ("ckdist.serve ckdist.tokens ckdist.engine.engine ckdist.weights.gguf ckdist.program.ops.experts "
-            "ckdist.comm.bootstrap.handshake ckdist.weights.copies ckdist.weights.adapter"),
+            (
+                "ckdist.serve ckdist.tokens ckdist.engine.engine ckdist.weights.gguf ckdist.program.ops.experts "
+                "ckdist.comm.bootstrap.handshake ckdist.weights.copies ckdist.weights.adapter"
+            ),
         ),
         (
             "ckdist.cli.serve_rank_0",

@@ -7,11 +7,11 @@ from ckdist.errors import LayoutError
 from ckdist.layout import SINGLE, TENSOR, TOKEN
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward, loss
-from ckdist.program.interpreter import Interpreter
 from ckdist.program.lower import lower, stored_dims
 from ckdist.program.step import ValueIndex
 from ckdist.program.tracer import trace
 from ckdist.program.training_tracer import trace_loss
+from tests.support.interpreter import Interpreter
 from tests.support.paths import GOLDEN as GOLDEN_FILES
 from tests.support.specs import FAMILIES, LINEAR, spec, weights_of
 

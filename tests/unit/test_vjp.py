@@ -10,10 +10,10 @@ from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.mesh import Mesh
 from ckdist.program.emitter import Emitter
-from ckdist.program.interpreter import Interpreter
 from ckdist.program.ops import FILES, op_named
 from ckdist.program.program import Program, Value, Weight
 from ckdist.program.routing import Routing
+from tests.support.interpreter import Interpreter
 from tests.support.paths import ROOT
 from tests.support.specs import rope, spec
 

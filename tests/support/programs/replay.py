@@ -13,10 +13,10 @@ from ckdist.layouts.phase_layouts import can_dispatch, layouts_for
 from ckdist.models.decoder import forward
 from ckdist.program.executable import CacheConfig, Executable
 from ckdist.program.execution_plan import ExecutionPlan
-from ckdist.program.interpreter import Interpreter
 from ckdist.program.lower import lower, stored_dims
 from ckdist.program.native_worker import NativeWorker
 from ckdist.program.tracer import trace
+from tests.support.interpreter import Interpreter
 from tests.support.specs import FAMILIES, LINEAR, PIECES, spec, weights_of
 from tests.support.steps import ARENA_BYTES
 

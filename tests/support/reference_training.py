@@ -8,10 +8,10 @@ from ckdist.comm.communicator import Communicator
 from ckdist.mesh import Mesh
 from ckdist.models.spec import ModelSpec
 from ckdist.program.autodiff import backward, needed
-from ckdist.program.interpreter import Interpreter
 from ckdist.program.program import Program, Weight
 from ckdist.train.arena import Arena, shape_of
 from ckdist.train.batch import PackedBatch
+from tests.support.interpreter import Interpreter
 
 
 class ReferenceExecutable:
@@ -82,3 +82,11 @@ class ReferenceExecutable:
     def zero_grad(self) -> None:
         """Sets the gradients to zero."""
         self.gradients.flat[:] = 0
+
+
+def reference_executable(model, config, program, ranks, pool) -> ReferenceExecutable:
+    """Makes the numpy executable, the definition of training's results. It holds whole weights."""
+    data = None if config.zero_stage else ranks.data
+    return ReferenceExecutable(
+        model.program, model.spec, model.weights, model.load, data, config.activation_checkpointing
+    )
