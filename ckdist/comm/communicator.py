@@ -61,17 +61,15 @@ class Communicator(Collectives[np.ndarray, None]):
     Args:
         handle: A native ckdist_communicator, which this object owns.
         family: The communicators of the same transport.
-        times: Measured seconds of exchanges between hosts, as in `ChosenTransport`.
     """
 
-    def __init__(self, handle: CData, family: "Family", times: tuple[float, float] | None = None) -> None:
+    def __init__(self, handle: CData, family: "Family") -> None:
         self._handle, self._family = handle, family
         family.members.add(self)
         self.under_way: set[Operation[Any]] = set()  # operations add and remove themselves
         self._windows = 0
         self.rank, self.size = lib.ckdist_communicator_rank(handle), lib.ckdist_communicator_size(handle)
         self.transport = ffi.string(lib.ckdist_communicator_transport(handle)).decode()
-        self.exchange_times = times
 
     @property
     def handle(self) -> CData:
@@ -253,7 +251,7 @@ def open_communicator(
         from ckdist.comm.transports.opening import before_mpi_ends
 
         before_mpi_ends(world, lambda: [c.close() for c in list(family.members)])
-    return Communicator(handle, family, chosen.times if chosen else None)
+    return Communicator(handle, family)
 
 
 def _share(world: World, local: list[int], arena_bytes: int, spins: int, timeout: float) -> tuple[CData, CData]:

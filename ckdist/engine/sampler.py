@@ -12,7 +12,6 @@ from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.sequence import Sequence
 from ckdist.native import CData
 
-MAX_TOP = 20  # most alternatives with log probabilities
 MAX_WINDOW = 2**31 - 1  # tokens
 BREAKERS_SECONDS = 30.0  # limit; it takes milliseconds
 

@@ -3,6 +3,7 @@
 Some of them also have the names that other servers' dashboards read.
 """
 
+import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -72,54 +73,38 @@ class Metrics(Collector):
         self.model, self._state, self._active, self._stats = model, state, active, stats
         registry = self.registry = CollectorRegistry()
 
-        self.requests = Counter("ckdist_requests", "Answered HTTP requests", ["path", "status"], registry=registry)
-        self.failed_keys = Counter("ckdist_failed_keys", "Requests with a wrong API key", registry=registry)
-        self.aborts = Counter(
-            "ckdist_aborted_requests", "Requests that ended before all their choices were complete", registry=registry
+        counter = functools.partial(Counter, registry=registry)
+        histogram = functools.partial(Histogram, registry=registry)
+        self.requests = counter("ckdist_requests", "Answered HTTP requests", ["path", "status"])
+        self.failed_keys = counter("ckdist_failed_keys", "Requests with a wrong API key")
+        self.aborts = counter("ckdist_aborted_requests", "Requests that ended before all their choices were complete")
+        self.prompt_tokens = counter("ckdist_prompt_tokens", "Prompt tokens of requests that got an answer")
+        self.cached_tokens = counter("ckdist_cached_tokens", "Prompt tokens found in the prefix cache")
+        self.generated_tokens = counter("ckdist_generated_tokens", "Generated tokens")
+        self.first_token_seconds = histogram(
+            "ckdist_time_to_first_token_seconds", "Time from submit to the first token", buckets=WAIT_SECONDS
         )
-        self.prompt_tokens = Counter(
-            "ckdist_prompt_tokens", "Prompt tokens of requests that got an answer", registry=registry
+        self.token_seconds = histogram(
+            "ckdist_time_per_output_token_seconds", "Mean time between tokens of a request", buckets=TOKEN_SECONDS
         )
-        self.cached_tokens = Counter(
-            "ckdist_cached_tokens", "Prompt tokens found in the prefix cache", registry=registry
+        self.request_seconds = histogram(
+            "ckdist_request_seconds", "Time of a whole request", ["path"], buckets=WAIT_SECONDS
         )
-        self.generated_tokens = Counter("ckdist_generated_tokens", "Generated tokens", registry=registry)
-        self.first_token_seconds = Histogram(
-            "ckdist_time_to_first_token_seconds",
-            "Time from submit to the first token",
-            buckets=WAIT_SECONDS,
-            registry=registry,
+        self.finished = counter("ckdist_finished_sequences", "Choices by how they ended", ["reason"])
+        self.generation_seconds = histogram(
+            "ckdist_generation_seconds", "Time from submit to the last token of a request", buckets=WAIT_SECONDS
         )
-        self.token_seconds = Histogram(
-            "ckdist_time_per_output_token_seconds",
-            "Mean time between tokens of a request",
-            buckets=TOKEN_SECONDS,
-            registry=registry,
+        self.decode_seconds = histogram(
+            "ckdist_decode_seconds", "Time from the first token of a request to its last", buckets=WAIT_SECONDS
         )
-        self.request_seconds = Histogram(
-            "ckdist_request_seconds", "Time of a whole request", ["path"], buckets=WAIT_SECONDS, registry=registry
+        self.inter_token_seconds = histogram(
+            "ckdist_inter_token_seconds", "Time between tokens of a choice", buckets=TOKEN_SECONDS
         )
-        self.finished = Counter("ckdist_finished_sequences", "Choices by how they ended", ["reason"], registry=registry)
-        self.generation_seconds = Histogram(
-            "ckdist_generation_seconds",
-            "Time from submit to the last token of a request",
-            buckets=WAIT_SECONDS,
-            registry=registry,
+        self.request_prompt_tokens = histogram(
+            "ckdist_request_prompt_tokens", "Prompt tokens of a request", buckets=TOKENS
         )
-        self.decode_seconds = Histogram(
-            "ckdist_decode_seconds",
-            "Time from the first token of a request to its last",
-            buckets=WAIT_SECONDS,
-            registry=registry,
-        )
-        self.inter_token_seconds = Histogram(
-            "ckdist_inter_token_seconds", "Time between tokens of a choice", buckets=TOKEN_SECONDS, registry=registry
-        )
-        self.request_prompt_tokens = Histogram(
-            "ckdist_request_prompt_tokens", "Prompt tokens of a request", buckets=TOKENS, registry=registry
-        )
-        self.request_generated_tokens = Histogram(
-            "ckdist_request_generated_tokens", "Generated tokens of a request", buckets=TOKENS, registry=registry
+        self.request_generated_tokens = histogram(
+            "ckdist_request_generated_tokens", "Generated tokens of a request", buckets=TOKENS
         )
         self.registry.register(self)
 

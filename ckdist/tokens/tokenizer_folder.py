@@ -12,14 +12,7 @@ import tokenizers
 
 from ckdist.errors import ModelFileError
 from ckdist.regular_file import read_regular
-from ckdist.tokens.pieces import (
-    CONTINUES,
-    SPACE,
-    byte_level_bytes,
-    sentencepiece_bytes,
-    text_bytes,
-    wordpiece_bytes,
-)
+from ckdist.tokens.pieces import CONTINUES, SPACE, byte_level_bytes, sentencepiece_bytes, text_bytes, wordpiece_bytes
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.tokens.vocabulary_file import MAX_TOKENIZER_BYTES, RANKS, vocabulary_file
 

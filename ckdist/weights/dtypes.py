@@ -40,7 +40,6 @@ F32, F16, BF16, Q4_0, Q8_0, Q4_K, MXFP4 = (
 )
 F8_E4M3, INT4_32, INT4_32Z, INT4_128Z = (BY_NAME[name] for name in ("F8_E4M3", "INT4_32", "INT4_32Z", "INT4_128Z"))
 FLOATS = (F32, F16, BF16)
-GRIDS = tuple(t for t in KNOWN if t.name.startswith(("IQ1", "IQ2", "IQ3")))  # types whose codes index a grid
 
 # GGUF types that are not supported, for the error message.
 _OTHER_NAMES = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 40: "NVFP4"}

@@ -13,6 +13,7 @@ import time
 
 import numpy as np
 
+from ckdist import native
 from ckdist.comm.transports import verbs
 from ckdist.errors import CommError
 
@@ -42,6 +43,30 @@ def exchange_over(end, rank):
     return exchange
 
 
+class OneSided(verbs.VerbsTransport):
+    """The one-sided calls, which native code makes elsewhere."""
+
+    def iput(self, peer: int, window: int, offset: int, data: np.ndarray) -> int:
+        """Starts to write `data` at byte `offset` of `peer`'s window. Returns a request for `wait`."""
+        return self._begin(native.lib.ckdist_verbs_iput, peer, window, offset, native.pointer(data), data.nbytes)
+
+    def iget(self, peer: int, window: int, offset: int, data: np.ndarray) -> int:
+        """Starts to read `data` from byte `offset` of `peer`'s window. Returns a request for `wait`."""
+        return self._begin(native.lib.ckdist_verbs_iget, peer, window, offset, native.pointer(data), data.nbytes)
+
+    def inotify(self, peer: int, window: int, slot: int) -> int:
+        """Starts to increment a slot of `peer`'s window, after all earlier puts. Returns a request for `wait`."""
+        return self._begin(native.lib.ckdist_verbs_inotify, peer, window, slot)
+
+    def notified(self, window: int, slot: int) -> int:
+        """How often peers have notified a slot of this rank's window."""
+        return native.call(native.lib.ckdist_verbs_notified, self.handle, window, slot)
+
+    def expose(self, window: int, data: np.ndarray) -> None:
+        """Makes `data` accessible to all ranks as window `window`."""
+        native.check(native.lib.ckdist_verbs_expose(self.handle, window, native.pointer(data), data.nbytes))
+
+
 devices = functools.cache(verbs.devices)  # soft-RoCE has 1024 addresses per device, and the machine is slow
 
 
@@ -49,7 +74,7 @@ def open_rank(rank, end, timeout=TIMEOUT):
     choice = verbs.choose(devices(), ADDRESSES[rank])
     assert choice.device == f"rxe{rank}" and choice.gid.version == "RoCE v2", choice
     exchange = exchange_over(end, rank)
-    transport = verbs.VerbsTransport(choice, rank, 2, timeout)
+    transport = OneSided(choice, rank, 2, timeout)
     transport.connect(exchange(transport.address()))
     exchange(b"")  # nobody writes before all are connected
     return transport, exchange

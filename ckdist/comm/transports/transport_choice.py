@@ -35,7 +35,6 @@ class ChosenTransport:
     name: str
     handle: CData  # belongs to the communicator that is made of it
     reason: str  # why it was chosen, in one line
-    times: tuple[float, float] | None = None  # of exchanges of SMALL and LARGE bytes, if several were compared
 
 
 def choose_transport(
@@ -79,9 +78,7 @@ def choose_transport(
     for name, handle in opened.items():
         if name != chosen:
             ffi.release(handle)
-    small, large = times.get(chosen, (0.0, 0.0))
-    measured = (small, large) if chosen in times else None
-    return ChosenTransport(chosen, opened[chosen], _reason(chosen, wanted, times, refused), measured)
+    return ChosenTransport(chosen, opened[chosen], _reason(chosen, wanted, times, refused))
 
 
 def _product(times: Sequence[float]) -> float:

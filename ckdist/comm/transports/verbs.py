@@ -288,29 +288,9 @@ class VerbsTransport:
         """Starts to receive a message of exactly `data`'s size from `peer`. Returns a request for `wait`."""
         return self._begin(native.lib.ckdist_verbs_irecv, peer, tag, native.pointer(data), data.nbytes)
 
-    def iput(self, peer: int, window: int, offset: int, data: np.ndarray) -> int:
-        """Starts to write `data` at byte `offset` of `peer`'s window. Returns a request for `wait`."""
-        return self._begin(native.lib.ckdist_verbs_iput, peer, window, offset, native.pointer(data), data.nbytes)
-
-    def iget(self, peer: int, window: int, offset: int, data: np.ndarray) -> int:
-        """Starts to read `data` from byte `offset` of `peer`'s window. Returns a request for `wait`."""
-        return self._begin(native.lib.ckdist_verbs_iget, peer, window, offset, native.pointer(data), data.nbytes)
-
-    def inotify(self, peer: int, window: int, slot: int) -> int:
-        """Starts to increment a slot of `peer`'s window, after all earlier puts. Returns a request for `wait`."""
-        return self._begin(native.lib.ckdist_verbs_inotify, peer, window, slot)
-
-    def notified(self, window: int, slot: int) -> int:
-        """How often peers have notified a slot of this rank's window."""
-        return native.call(native.lib.ckdist_verbs_notified, self.handle, window, slot)
-
     def register(self, data: np.ndarray) -> None:
         """Registers memory with the device, so that messages in it are not copied."""
         native.check(native.lib.ckdist_verbs_register(self.handle, native.pointer(data), data.nbytes))
-
-    def expose(self, window: int, data: np.ndarray) -> None:
-        """Makes `data` accessible to all ranks as window `window`."""
-        native.check(native.lib.ckdist_verbs_expose(self.handle, window, native.pointer(data), data.nbytes))
 
     def wait(self, request: int, peer: int, what: str = "wait") -> None:
         """Blocks until `request` is complete. Raises CommError if `peer` is lost or late."""

@@ -9,21 +9,8 @@ from ckdist.errors import LayoutError
 from ckdist.mesh import Mesh
 from ckdist.program.cache import LayerCache, attention_cache
 from ckdist.program.fusion import norm_over_heads
-from ckdist.program.ops.op import (
-    Arrays,
-    Attrs,
-    Gradients,
-    Inferred,
-    Values,
-    Weights,
-    lower,
-    op,
-    same,
-    summed_over,
-    unchanged_whole,
-    vjp,
-    whole,
-)
+from ckdist.program.ops.op import lower, op, same, summed_over, unchanged_whole, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 from ckdist.program.rotations import NO_ROPE, ROPE_TABLES

@@ -12,7 +12,8 @@ from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.mesh import Mesh
 from ckdist.program.cache import state_cache
-from ckdist.program.ops.op import Arrays, Attrs, Inferred, Values, Weights, lower, op, total, unchanged_whole, whole
+from ckdist.program.ops.op import lower, op, total, unchanged_whole, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms
 from ckdist.program.program import Instr
 from ckdist.program.rank_context import RankContext

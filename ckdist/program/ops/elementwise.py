@@ -7,21 +7,8 @@ import numpy as np
 
 from ckdist import native
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import (
-    Arrays,
-    Attrs,
-    Gradients,
-    Inferred,
-    Values,
-    Weights,
-    lower,
-    op,
-    same,
-    unchanged,
-    unchanged_whole,
-    vjp,
-    whole,
-)
+from ckdist.program.ops.op import lower, op, same, unchanged, unchanged_whole, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 

@@ -8,19 +8,8 @@ from ckdist import native
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
 from ckdist.program.lowered import MatrixKey
-from ckdist.program.ops.op import (
-    Arrays,
-    Attrs,
-    Gradients,
-    Inferred,
-    Values,
-    Weights,
-    lower,
-    op,
-    total,
-    vjp,
-    whole,
-)
+from ckdist.program.ops.op import lower, op, total, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value, Weight
 from ckdist.program.rank_context import RankContext
 from ckdist.program.rotations import NO_ROPE, ROPE_TABLES

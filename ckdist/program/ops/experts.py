@@ -13,20 +13,8 @@ from ckdist.mesh import HOST, LOCAL, WHOLE
 from ckdist.program.lowered import MatrixKey, layer_of
 from ckdist.program.ops.elementwise import GATES, gated
 from ckdist.program.ops.low_rank import padded
-from ckdist.program.ops.op import (
-    Arrays,
-    Attrs,
-    Gradients,
-    Inferred,
-    Values,
-    Weights,
-    lower,
-    op,
-    summed_over,
-    unsharded,
-    vjp,
-    whole,
-)
+from ckdist.program.ops.op import lower, op, summed_over, unsharded, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value, Weight
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, NO_SPAN, GradientIndex, ValueIndex, VectorIndex

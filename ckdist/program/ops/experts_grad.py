@@ -13,19 +13,8 @@ import numpy as np
 from ckdist.errors import LayoutError
 from ckdist.program.ops.elementwise import GATES, gated, gated_grad
 from ckdist.program.ops.experts import DOWN, infer_experts, routing, scores_of, split_weights
-from ckdist.program.ops.op import (
-    Arrays,
-    Attrs,
-    Gradients,
-    Inferred,
-    Values,
-    Weights,
-    lower,
-    op,
-    summed_over,
-    vjp,
-    whole,
-)
+from ckdist.program.ops.op import lower, op, summed_over, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value, Weight
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, GradientIndex, ValueIndex

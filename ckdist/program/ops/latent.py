@@ -12,20 +12,8 @@ import numpy as np
 from ckdist.errors import LayoutError
 from ckdist.program.cache import latent_cache
 from ckdist.program.ops.attention_ops import NO_ROPE, ROPE_TABLES
-from ckdist.program.ops.op import (
-    Arrays,
-    Attrs,
-    Gradients,
-    Inferred,
-    Values,
-    Weights,
-    lower,
-    op,
-    same,
-    unsharded,
-    vjp,
-    whole,
-)
+from ckdist.program.ops.op import lower, op, same, unsharded, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.ops.rms_norm import inverse_rms, lower_norm_grad
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext

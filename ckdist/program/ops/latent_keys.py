@@ -11,19 +11,8 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
-from ckdist.program.ops.op import (
-    Arrays,
-    Attrs,
-    Gradients,
-    Inferred,
-    Values,
-    Weights,
-    lower,
-    op,
-    unsharded,
-    vjp,
-    whole,
-)
+from ckdist.program.ops.op import lower, op, unsharded, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 

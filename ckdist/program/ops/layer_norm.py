@@ -3,7 +3,8 @@
 import numpy as np
 
 from ckdist.errors import LayoutError
-from ckdist.program.ops.op import Attrs, Inferred, Values, Weights, op, unsharded, whole
+from ckdist.program.ops.op import op, unsharded, whole
+from ckdist.program.ops.op_types import Attrs, Inferred, Values, Weights
 from ckdist.program.rank_context import RankContext
 
 

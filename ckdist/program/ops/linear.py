@@ -7,7 +7,8 @@ import numpy as np
 from ckdist.errors import LayoutError
 from ckdist.program.lowered import MatrixKey
 from ckdist.program.ops.elementwise import GATES
-from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, lower, op, total, vjp, whole
+from ckdist.program.ops.op import lower, op, total, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, NO_SPAN, ValueIndex, VectorIndex

@@ -7,7 +7,8 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.lowered import MatrixKey
-from ckdist.program.ops.op import Arrays, Attrs, Inferred, Values, Weights, lower, op, whole
+from ckdist.program.ops.op import lower, op, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Inferred, Values, Weights
 from ckdist.program.rank_context import RankContext
 
 if TYPE_CHECKING:  # these modules import the ops

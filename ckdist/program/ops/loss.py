@@ -7,19 +7,8 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.program.ops.collectives import in_groups
-from ckdist.program.ops.op import (
-    Arrays,
-    Attrs,
-    Gradients,
-    Inferred,
-    Values,
-    Weights,
-    lower,
-    op,
-    total,
-    vjp,
-    whole,
-)
+from ckdist.program.ops.op import lower, op, total, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, GradientIndex, PackIndex, ValueIndex

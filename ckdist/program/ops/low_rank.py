@@ -9,7 +9,8 @@ from ckdist.errors import LayoutError
 from ckdist.layout import Range
 from ckdist.program.lowered import RANK_UNIT, MatrixKey
 from ckdist.program.ops.elementwise import GATES
-from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, axes, lower, op, vjp, whole
+from ckdist.program.ops.op import axes, lower, op, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Weight
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, NO_SPAN, ParameterIndex, Span, ValueIndex, VectorIndex

@@ -2,21 +2,14 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
-from ckdist.program.program import Value, Weight
-
-Values: TypeAlias = tuple[Value, ...]
-Weights: TypeAlias = tuple[Weight, ...]  # a linear's biases, which may be absent, are not read by `infer`
-Attrs: TypeAlias = Mapping[str, Any]
-Partial: TypeAlias = str | tuple[str, ...] | None  # an axis, several, or none
-Inferred: TypeAlias = list[tuple[tuple[Dim, ...], Partial]]  # (dims, partial) of each output
-Arrays: TypeAlias = list[np.ndarray]
-Gradients: TypeAlias = list[Value | None]
+from ckdist.program.ops.op_types import Attrs, Gradients, Inferred, Partial, Values, Weights
+from ckdist.program.program import Value
 
 Reference = TypeVar("Reference", bound=Callable[..., Any])
 Vjp = TypeVar("Vjp", bound=Callable[..., Gradients])

@@ -4,7 +4,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ckdist.program.ops.op import Arrays, Attrs, lower, op, unchanged_whole
+from ckdist.program.ops.op import lower, op, unchanged_whole
+from ckdist.program.ops.op_types import Arrays, Attrs
 from ckdist.program.rank_context import RankContext
 
 if TYPE_CHECKING:  # these modules import the ops

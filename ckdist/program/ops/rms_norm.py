@@ -7,21 +7,8 @@ import numpy as np
 
 from ckdist.errors import LayoutError
 from ckdist.layout import Dim
-from ckdist.program.ops.op import (
-    Arrays,
-    Attrs,
-    Gradients,
-    Inferred,
-    Values,
-    Weights,
-    lower,
-    op,
-    same,
-    summed_over,
-    unsharded,
-    vjp,
-    whole,
-)
+from ckdist.program.ops.op import lower, op, same, summed_over, unsharded, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, GradientIndex

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckdist.layout import Dim, even_ranges
-from ckdist.program.ops.op import Arrays, Attrs, Gradients, Inferred, Values, Weights, lower, op, unsharded, vjp, whole
+from ckdist.program.ops.op import lower, op, unsharded, vjp, whole
+from ckdist.program.ops.op_types import Arrays, Attrs, Gradients, Inferred, Values, Weights
 from ckdist.program.program import Instr, Value
 from ckdist.program.rank_context import RankContext
 from ckdist.program.step import ABSENT, ValueIndex

@@ -11,13 +11,7 @@ from ckdist.errors import RequestError
 from ckdist.serve.requests.field_table import RULES
 from ckdist.serve.requests.request_fields import Fields
 from ckdist.tokens.chat_input import kind_of
-from ckdist.tokens.grammar import (
-    check_grammar,
-    choice_grammar,
-    json_schema_grammar,
-    regex_grammar,
-    text_grammar,
-)
+from ckdist.tokens.grammar import check_grammar, choice_grammar, json_schema_grammar, regex_grammar, text_grammar
 
 OBJECT = {"type": "object"}
 

@@ -1,0 +1,17 @@
+"""The types of the arguments and results of an op's functions."""
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from ckdist.layout import Dim
+from ckdist.program.program import Value, Weight
+
+Values: TypeAlias = tuple[Value, ...]
+Weights: TypeAlias = tuple[Weight, ...]  # a linear's biases, which may be absent, are not read by `infer`
+Attrs: TypeAlias = Mapping[str, Any]
+Partial: TypeAlias = str | tuple[str, ...] | None  # an axis, several, or none
+Inferred: TypeAlias = list[tuple[tuple[Dim, ...], Partial]]  # (dims, partial) of each output
+Arrays: TypeAlias = list[np.ndarray]
+Gradients: TypeAlias = list[Value | None]
