@@ -23,6 +23,7 @@ from ckdist.engine.output import Output
 from ckdist.engine.output_processor import OutputProcessor
 from ckdist.engine.pooling import POOLINGS, Pooling
 from ckdist.engine.request import Tokens, check_prompt, check_sampling
+from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.sampling_state import sampling_state
 from ckdist.engine.scheduler import EngineBusy, Scheduler
@@ -32,11 +33,11 @@ from ckdist.engine.step_builder import SequenceChunk, Step
 from ckdist.engine.tenant import ONE_TENANT
 from ckdist.errors import ConfigError, RequestError
 from ckdist.native import lib
+from ckdist.program.executable import Executable
 from ckdist.program.step_batch import BLOCK_TOKENS, NO_SLOT, Batch, own_slots
 
 if TYPE_CHECKING:
     from ckdist.engine.dry_breakers import DryBreakers
-    from ckdist.engine.engine_protocols import StepExecutable, TokenSampler
     from ckdist.engine.trace import Lane
 
 STEP_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -60,7 +61,7 @@ class Engine:
     """
 
     def __init__(
-        self, executable: "StepExecutable", sampler: "TokenSampler", eos_token_ids: Collection[int] = (), *,
+        self, executable: Executable, sampler: Sampler, eos_token_ids: Collection[int] = (), *,
         max_waiting: int = 512, max_outputs: int | None = None, prefix_reuse: bool = True,
         more_stats: Callable[[], Mapping[str, float | str]] = dict, lane: "Lane | None" = None,
         make_breakers: Callable[[], "DryBreakers"] | None = None, grammars: Grammars | None = None, start_tokens: Tokens = (),

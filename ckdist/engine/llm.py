@@ -10,7 +10,6 @@ from ckdist.comm.agreement import start_ranks
 from ckdist.config.engine_config import EngineConfig
 from ckdist.config.options import present_names
 from ckdist.engine.engine import Engine
-from ckdist.engine.engine_protocols import TextTokenizer
 from ckdist.engine.load_model import load_model
 from ckdist.engine.model_engine import make_engine
 from ckdist.engine.output import Output
@@ -18,6 +17,7 @@ from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.text import TextStream, check_stop
 from ckdist.errors import EngineError, RequestError
 from ckdist.hub.resolve import resolve
+from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.weights.stored_pooling import stored_pooling
 
 
@@ -77,7 +77,7 @@ class LLM:
         self.pooling = stored_pooling(model.checkpoint)
 
     @classmethod
-    def from_engine(cls, engine: Engine, tokenizer: TextTokenizer, close: Callable[[], None] | None = None) -> "LLM":
+    def from_engine(cls, engine: Engine, tokenizer: Tokenizer, close: Callable[[], None] | None = None) -> "LLM":
         """Makes an LLM over an existing engine.
 
         Args:
@@ -87,7 +87,7 @@ class LLM:
         llm._attach(engine, tokenizer, close)  # noqa: SLF001, its own
         return llm
 
-    def _attach(self, engine: Engine, tokenizer: TextTokenizer, close: Callable[[], None] | None) -> None:
+    def _attach(self, engine: Engine, tokenizer: Tokenizer, close: Callable[[], None] | None) -> None:
         self.engine, self.tokenizer, self._close = engine, tokenizer, close
         self._next_id, self.pooling = 0, "last"
 

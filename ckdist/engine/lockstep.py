@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ckdist.engine.engine_protocols import StepExecutable
 from ckdist.errors import CapacityError
 from ckdist.layout import even_ranges
+from ckdist.program.executable import Executable
 from ckdist.program.step_batch import BLOCK_TOKENS, Batch, own_slots
 
 
@@ -16,7 +16,7 @@ class LockstepSequences:
     Raises CapacityError if the executable's buffers are too small for `count` sequences.
     """
 
-    def __init__(self, executable: StepExecutable, count: int) -> None:
+    def __init__(self, executable: Executable, count: int) -> None:
         most = min(executable.max_sequences, executable.max_tokens)
         if count > most:
             raise CapacityError(

@@ -3,21 +3,18 @@
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ckdist.engine.grammars import Grammars
 from ckdist.engine.histogram import Histogram
 from ckdist.engine.output import Output
-from ckdist.engine.sampler import Sample
+from ckdist.engine.sampler import Sample, Sampler
 from ckdist.engine.sampling_state import SamplingState
 from ckdist.engine.sequence import Sequence, State
 from ckdist.engine.step_builder import SequenceChunk
 from ckdist.errors import CkdistError
-
-if TYPE_CHECKING:
-    from ckdist.engine.engine_protocols import TokenSampler
 
 FIRST_TOKEN_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0)
 
@@ -33,7 +30,7 @@ class OutputProcessor:
 
     def __init__(
         self,
-        sampler: "TokenSampler",
+        sampler: Sampler,
         eos_token_ids: Collection[int],
         grammars: Grammars | None,
         finish: Callable[[Sequence], None],

@@ -2,16 +2,16 @@
 
 import numpy as np
 
-from ckdist.engine.engine_protocols import StepExecutable
 from ckdist.engine.request import Tokens
 from ckdist.errors import CapacityError
+from ckdist.program.executable import Executable
 from ckdist.program.step_batch import BLOCK_TOKENS, Batch, own_slots
 
 
 class SingleSequence:
     """Owns the executable's whole cache while it lives: blocks 0, 1, 2 ... in order."""
 
-    def __init__(self, executable: StepExecutable) -> None:
+    def __init__(self, executable: Executable) -> None:
         self.executable = executable
         self.length = 0
         self._blocks = np.arange(executable.num_blocks, dtype=np.int32)

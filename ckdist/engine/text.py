@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ckdist.errors import RequestError
 
 if TYPE_CHECKING:  # processes of a server without an engine use this module too
-    from ckdist.engine.engine_protocols import TextDecoder
+    from ckdist.tokens.stream import StreamDecoder
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1024
@@ -61,7 +61,7 @@ class TextStream:
         include_stop: Whether the text includes that stop string.
     """
 
-    def __init__(self, decoder: "TextDecoder", stop: Sequence[str] = (), include_stop: bool = False) -> None:
+    def __init__(self, decoder: "StreamDecoder", stop: Sequence[str] = (), include_stop: bool = False) -> None:
         self._decoder, self._include_stop = decoder, include_stop
         self._stops = [StopString(string) for string in stop]
         self._held = ""

@@ -25,22 +25,18 @@ class Piece:
     tokens: list[int] = field(default_factory=list)
 
 
-class OffsetDecoder:
+class OffsetDecoder(StreamDecoder):
     """A decoder that counts the characters it has returned in `length`."""
 
-    def __init__(self, decoder: StreamDecoder):
-        self._decoder = decoder
-        self.length = 0
+    length = 0
 
-    def step(self, token: int) -> str:
-        """Returns the text that `token` completes."""
-        text = self._decoder.step(token)
+    def step(self, token_id: int) -> str:
+        text = super().step(token_id)
         self.length += len(text)
         return text
 
     def flush(self) -> str:
-        """Returns the remaining text at the end."""
-        text = self._decoder.flush()
+        text = super().flush()
         self.length += len(text)
         return text
 
@@ -56,9 +52,8 @@ class Choice:
         self.number, self.base = number, len(work.texts[number // work.n]) if work.echo else 0
         self.tokens = 0
         self._unstoppable = work.sampling.min_tokens  # the first tokens are not searched for stop strings, as in vLLM
-        self._decoder = OffsetDecoder(
-            tokenizer.decoder(work.skip_special, work.answer.markers if work.answer is not None else ())
-        )
+        kept = work.answer.markers if work.answer is not None else ()
+        self._decoder = OffsetDecoder(tokenizer, work.skip_special, kept)
         self._stream = TextStream(self._decoder, work.stops, work.include_stop)
         self._given = 0  # characters returned so far
         self._waiting: deque[tuple[int, int, TokenScore]] = deque()  # (begin, end of the token's text, score)

@@ -52,9 +52,11 @@ def _once_read(lowered: Lowered) -> list[tuple[int, int]]:
 
 
 class NativeExecutable:
-    """A TrainingExecutable that runs natively: a model's loss and gradients on this rank's batches.
+    """A model's loss and gradients on this rank's batches.
 
-    `parameters` and `gradients` hold this rank's shards of the trained weights. Master weights, gradients and sums over
+    `parameters` and `gradients` hold this rank's shards of the trained weights. Gradients are of the SUM of losses over
+    all tokens with a target and all batches since `zero_grad`. `balance` is the load-balancing loss of the last
+    `forward_backward`, times its targets, without the coefficient. Master weights, gradients and sums over
     ranks are float32, whatever type products read.
 
     Args:

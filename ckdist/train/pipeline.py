@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ckdist.train.batch import PackedBatch
-from ckdist.train.executable_protocol import TrainingExecutable
+from ckdist.train.native_executable import NativeExecutable
 from ckdist.train.one_f_one_b import passes
 from ckdist.train.stage import TrainingStage
 
@@ -21,7 +21,7 @@ class StepSums:
     busy: float  # seconds in which this rank did not wait for other stages
 
 
-def forward_backward(executable: TrainingExecutable, stage: TrainingStage, batches: Sequence[PackedBatch]) -> StepSums:
+def forward_backward(executable: NativeExecutable, stage: TrainingStage, batches: Sequence[PackedBatch]) -> StepSums:
     """Computes the losses and gradients of one step from zero. A collective call with the executable's errors."""
     executable.zero_grad()
     chunks = len(stage.chunks)

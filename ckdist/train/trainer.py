@@ -1,6 +1,6 @@
 """The training loop of one rank: batches, gradients summed over ranks, one update per step, checkpoints, the model.
 
-All ranks call every function here together. A TrainingExecutable computes the gradients.
+All ranks call every function here together. A NativeExecutable computes the gradients.
 """
 
 import logging
@@ -30,7 +30,6 @@ from ckdist.train.batch_source import BatchSource, share_source
 from ckdist.train.config import TrainConfig
 from ckdist.train.data.batches import FileBatches, OwnBatches, Position, validation_batches
 from ckdist.train.divergence import LostSteps
-from ckdist.train.executable_protocol import TrainingExecutable
 from ckdist.train.loss_program import LossProgram
 from ckdist.train.model import TrainedModel, open_model, open_tokenizer
 from ckdist.train.model_folder import write_folder
@@ -56,7 +55,7 @@ PEAK_FORMATS = {True: 1, False: 0}  # bf16 -> activation format of the products
 
 # (model, configuration, program, ranks, threads) -> executable
 MakeExecutable: TypeAlias = Callable[
-    [TrainedModel, TrainConfig, LossProgram, TrainingRanks, ThreadPool], TrainingExecutable
+    [TrainedModel, TrainConfig, LossProgram, TrainingRanks, ThreadPool], NativeExecutable
 ]
 OnStep: TypeAlias = Callable[[StepReport], None]
 ShouldStop: TypeAlias = Callable[[], bool]
@@ -104,7 +103,7 @@ def train(
 
 def native_executable(
     model: TrainedModel, config: TrainConfig, program: LossProgram, ranks: TrainingRanks, pool: ThreadPool
-) -> TrainingExecutable:
+) -> NativeExecutable:
     """Makes the native executable."""
     stored = model.stored(program.shards, program.lowered.stored, pool.threads)
     return NativeExecutable(program, model.load, pool, ranks, stored, sharded=bool(config.zero_stage))
@@ -193,7 +192,7 @@ class Trainer:
         if world.rank == 0:
             self.report = Report(self.output, self.state.step, self.state.steps, config.report_to)
 
-    def _loaded(self, make_executable: MakeExecutable, program: LossProgram) -> TrainingExecutable:
+    def _loaded(self, make_executable: MakeExecutable, program: LossProgram) -> NativeExecutable:
         """Makes the executable while other threads compare the base model's files over hosts. A collective call.
 
         Raises ModelFileError if the files differ.

@@ -1,4 +1,4 @@
-"""A TrainingExecutable over the numpy interpreter: the slow definition of training's results."""
+"""The calls of a NativeExecutable over the numpy interpreter: the slow definition of training's results."""
 
 from collections.abc import Callable, Sequence
 

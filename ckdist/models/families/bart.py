@@ -146,7 +146,6 @@ FAMILY = Family(
     keys=KEYS,
     gguf=NAME,
     from_config=config,
-    from_gguf=None,
     to_gguf=bert.export,
     safetensors=NAMES,
     gguf_names=NAMES,

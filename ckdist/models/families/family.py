@@ -165,6 +165,9 @@ class GgufForm:
     vectors: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
+SAFETENSORS = TensorNames(own_names=True)
+
+
 @dataclass(frozen=True)
 class Family:
     """One family of models.
@@ -184,16 +187,15 @@ class Family:
     model_types: tuple[str, ...]  # `model_type`, if `architectures` is absent
     gguf: str  # `general.architecture`
     from_config: Callable[[Fields, Fields], ModelSpec]
-    from_gguf: Callable[[GgufHeader], ModelSpec] | None
     to_gguf: Callable[[ModelSpec, str], GgufForm]
-    safetensors: TensorNames
     gguf_names: TensorNames
+    from_gguf: Callable[[GgufHeader], ModelSpec] | None = None
+    safetensors: TensorNames = SAFETENSORS
     keys: ConfigKeys = field(default_factory=ConfigKeys)  # fields of config.json
     ignored: tuple[str, ...] = ()
     gguf_values: Callable[[ModelSpec, str, np.ndarray], np.ndarray] | None = None
 
 
-SAFETENSORS = TensorNames(own_names=True)
 GGUF = TensorNames({
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",

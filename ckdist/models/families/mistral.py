@@ -38,9 +38,7 @@ FAMILY = Family(
     keys=KEYS,
     gguf="llama",
     from_config=config,
-    from_gguf=None,
     to_gguf=export,
-    safetensors=family.SAFETENSORS,
     gguf_names=llama.FAMILY.gguf_names,
     ignored=family.ROTATIONS,
 )

@@ -53,7 +53,6 @@ FAMILY = Family(
     keys=KEYS,
     gguf=llama.NAME,
     from_config=config,
-    from_gguf=None,
     to_gguf=export,
     safetensors=family.SAFETENSORS_EXPERTS.but(
         in_layers(

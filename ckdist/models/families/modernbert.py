@@ -109,7 +109,6 @@ FAMILY = Family(
     keys=KEYS,
     gguf="modern-bert",
     from_config=config,
-    from_gguf=None,
     to_gguf=bert.export,
     safetensors=NAMES,
     gguf_names=NAMES,

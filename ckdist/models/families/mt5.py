@@ -21,5 +21,4 @@ FAMILY = replace(
     architectures=("MT5ForConditionalGeneration", "MT5EncoderModel"),
     model_types=(NAME,),
     keys=KEYS,
-    from_gguf=None,
 )

@@ -70,7 +70,6 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    safetensors=family.SAFETENSORS,
     gguf_names=family.GGUF.but(in_layers("blk", GGUF_NORMS)),
     ignored=family.ROTATIONS,
 )

@@ -49,9 +49,7 @@ FAMILY = Family(
     keys=KEYS,
     gguf=olmo2.NAME,
     from_config=config,
-    from_gguf=None,
     to_gguf=export,
-    safetensors=family.SAFETENSORS,
     gguf_names=olmo2.FAMILY.gguf_names,
     ignored=family.ROTATIONS,
 )

@@ -67,7 +67,6 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    safetensors=family.SAFETENSORS,
     gguf_names=family.GGUF,
     ignored=family.ROTATIONS,
 )

@@ -31,7 +31,6 @@ FAMILY = Family(
     from_config=config,
     from_gguf=qwen2.gguf,
     to_gguf=qwen2.export,
-    safetensors=family.SAFETENSORS,
     gguf_names=family.GGUF,
     ignored=family.ROTATIONS,
 )
