@@ -25,7 +25,6 @@ from ckdist.engine.messages import PromptScores
 from ckdist.errors import EngineError, RequestError
 from ckdist.serve.text_work import WORKERS, TextWork
 from ckdist.tokens import confined, system_calls, worker_frames
-from ckdist.tokens import tried as tried_tokenizers
 from ckdist.tokens.confined import load_vocabulary
 from ckdist.tokens.confined_template import ConfinedTemplate
 from ckdist.tokens.tokenizer_folder import load_tokenizer
@@ -67,7 +66,7 @@ def test_a_vocabulary_is_what_the_tokenizer_decodes_with():
 def test_a_tokenizer_is_tried_once_and_again_when_a_byte_changed(tmp_path, monkeypatch):
     tried, folder = [], tmp_path / "model"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(tried_tokenizers, "load_vocabulary", tried.append)
+    monkeypatch.setattr(confined, "load_vocabulary", tried.append)
     folder.mkdir()
     write_tokenizer(folder)
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):

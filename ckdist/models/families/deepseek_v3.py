@@ -38,4 +38,5 @@ FAMILY = replace(
     model_types=("deepseek_v3",),
     keys=KEYS,
     from_config=config,
+    from_gguf=None,
 )

@@ -21,4 +21,5 @@ FAMILY = replace(
     architectures=("MT5ForConditionalGeneration", "MT5EncoderModel"),
     model_types=(NAME,),
     keys=KEYS,
+    from_gguf=None,
 )

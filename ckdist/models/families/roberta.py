@@ -17,6 +17,7 @@ FAMILY = replace(
     keys=KEYS,
     gguf=NAME,
     from_config=lambda f, outer: replace(bert.config(f, outer), family=NAME),
+    from_gguf=None,
     safetensors=NAMES,
     gguf_names=NAMES,
     ignored=(*bert.IGNORED, r"(roberta\.)?pooler\..+", r"(roberta\.)?embeddings\.position_ids"),
