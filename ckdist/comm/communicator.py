@@ -28,6 +28,7 @@ from ckdist.errors import ConfigError
 from ckdist.native import CData
 
 if TYPE_CHECKING:
+    from ckdist.comm.transports.transport_choice import ChosenTransport
     from ckdist.comm.window import Window
 
 ARENA_BYTES = 4 << 30  # address space; memory is used as it is allocated
@@ -232,11 +233,7 @@ def open_communicator(
     if share:
         memory, rendezvous = _share(world, local, arena_bytes, spins, timeout)
     if not (share and one_host):
-        from ckdist.comm.transports.transport_choice import choose_transport
-
-        chosen = choose_transport(world, transport, timeout, interface, lanes, log)
-        if world.rank == 0:
-            logger.debug("%s", chosen.reason)
+        chosen = _choose(world, transport, timeout, interface, lanes, log)
         if chosen.name == "verbs" and not share:
             memory = _own_memory(arena_bytes)
     sizes = world.broadcast(list(thresholds or load_thresholds()))
@@ -252,6 +249,18 @@ def open_communicator(
 
         before_mpi_ends(world, lambda: [c.close() for c in list(family.members)])
     return Communicator(handle, family)
+
+
+def _choose(
+    world: World, wanted: str, timeout: float, interface: str | None, lanes: int, log: Log | None
+) -> "ChosenTransport":
+    """Opens and logs the transport between hosts. Ranks of one host need none."""
+    from ckdist.comm.transports.transport_choice import choose_transport
+
+    chosen = choose_transport(world, wanted, timeout, interface, lanes, log)
+    if world.rank == 0:
+        logger.debug("%s", chosen.reason)
+    return chosen
 
 
 def _share(world: World, local: list[int], arena_bytes: int, spins: int, timeout: float) -> tuple[CData, CData]:

@@ -53,7 +53,8 @@ class Engine:
         max_outputs: Most rows of logits per step, if fewer than its tokens.
         more_stats: Returns numbers that `stats` adds to the engine's own.
         lane: Lane of a trace, or None.
-        make_breakers: Makes the breakers of the vocabulary for the first request with DRY. If None, DRY with sequence breakers is refused.
+        make_breakers: Makes the breakers of the vocabulary, for the first request with DRY. If None, DRY with sequence
+            breakers is refused.
         grammars: Grammars of the vocabulary. If None, requests with a grammar are refused.
         start_tokens: First tokens of decoding if an encoder reads the prompt.
         banned_tokens: Tokens that are never drawn.
@@ -64,8 +65,8 @@ class Engine:
         self, executable: Executable, sampler: Sampler, eos_token_ids: Collection[int] = (), *,
         max_waiting: int = 512, max_outputs: int | None = None, prefix_reuse: bool = True,
         more_stats: Callable[[], Mapping[str, float | str]] = dict, lane: "Lane | None" = None,
-        make_breakers: Callable[[], "DryBreakers"] | None = None, grammars: Grammars | None = None, start_tokens: Tokens = (),
-        banned_tokens: Tokens = (), max_rollback: int = 0,
+        make_breakers: Callable[[], "DryBreakers"] | None = None, grammars: Grammars | None = None,
+        start_tokens: Tokens = (), banned_tokens: Tokens = (), max_rollback: int = 0,
     ) -> None:  # fmt: skip
         if not 0 <= max_rollback <= MAX_ROLLBACK:
             raise ConfigError(f"max_rollback is {max_rollback}; it must be from 0 to {MAX_ROLLBACK}")

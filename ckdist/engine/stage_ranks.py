@@ -18,7 +18,7 @@ from ckdist.layout import Range
 from ckdist.layouts.memory_sizes import gigabytes
 from ckdist.mesh import Mesh
 from ckdist.models.spec import ModelSpec
-from ckdist.program.stage import Stage
+from ckdist.program.pipeline_stage import Stage
 
 log = logging.getLogger(__name__)
 

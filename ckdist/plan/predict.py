@@ -24,8 +24,8 @@ from ckdist.plan.step_cost import StepTotals
 from ckdist.plan.step_shape import Chunks, StepShape
 from ckdist.program.lower import lower, stored_dims
 from ckdist.program.lowered import Lowered
+from ckdist.program.pipeline_stage import Stage
 from ckdist.program.program import Program
-from ckdist.program.stage import Stage
 from ckdist.program.tracer import trace
 from ckdist.weights.checkpoint import Checkpoint
 from ckdist.weights.loader import planned_type

@@ -11,8 +11,8 @@ from ckdist.errors import LayoutError
 from ckdist.mesh import WHOLE, Mesh
 from ckdist.program.ops import op_named
 from ckdist.program.ops.op import axes
+from ckdist.program.pipeline_stage import Stage
 from ckdist.program.program import Instr, Program, Value
-from ckdist.program.stage import Stage
 
 
 def stage_program(stage: Stage, whole: Program, mesh: Mesh) -> Program:

@@ -11,8 +11,8 @@ from ckdist.errors import ConfigError
 from ckdist.layout import Range
 from ckdist.layouts.stage_plan import even_slices
 from ckdist.mesh import Mesh
+from ckdist.program.pipeline_stage import Stage
 from ckdist.program.program import Instr, Program, Weight
-from ckdist.program.stage import Stage
 from ckdist.train.arena import shape_of
 from ckdist.train.one_f_one_b import most_waiting, passes
 

@@ -24,7 +24,7 @@ from ckdist.layout import SINGLE, TENSOR
 from ckdist.layouts.stage_plan import divide_layers, even_slices
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward
-from ckdist.program.stage import Stage
+from ckdist.program.pipeline_stage import Stage
 from ckdist.program.tracer import trace
 from ckdist.weights.adapter_file import MODULES, Lora, save_adapter
 from ckdist.weights.checkpoint import open_checkpoint

@@ -10,8 +10,8 @@ from ckdist.layout import DATA, SINGLE, TRAINING, Dim, Layout
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import forward, loss
 from ckdist.program.autodiff import backward
+from ckdist.program.pipeline_stage import Stage
 from ckdist.program.program import Weight
-from ckdist.program.stage import Stage
 from ckdist.program.tracer import trace
 from ckdist.program.training_tracer import trace_loss
 from ckdist.train.batch import PackedBatch
