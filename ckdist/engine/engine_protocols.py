@@ -46,6 +46,11 @@ class StepExecutable(Protocol):
         ...
 
     @property
+    def splits_roles(self) -> bool:
+        """Whether a step has either prompts' tokens or generated ones."""
+        ...
+
+    @property
     def has_logits(self) -> bool:
         """Whether it computes logits. An encoder does not."""
         ...

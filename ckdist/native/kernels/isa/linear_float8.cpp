@@ -20,7 +20,7 @@ constexpr auto product = multiply<Float8Product>;
 
 extern const LinearKernel float8_kernel = {activation_format(kFormats, Type::f8_e4m3), Tiles<Type::f8_e4m3>::tile_bytes,
                                            CKDIST_VECTORS::pack_tile<Type::f8_e4m3>, Tiles<Type::f8_e4m3>::unpack_row,
-                                           product};
+                                           product, prompt_format(kFormats, Type::f8_e4m3), nullptr};
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist
