@@ -48,7 +48,7 @@ void tile_multiply(int type, int64_t rows, int64_t cols, const uint8_t* tiles, i
 
 void tile_multiply_prompt(int type, int64_t rows, int64_t cols, const uint8_t* tiles, int64_t begin, int64_t end,
                           const uint8_t* x, int64_t x_stride, int64_t tokens, float* y) {
-  static std::vector<uint8_t> room(kPanelBytes + 64);
+  static std::vector<uint8_t> room(kPromptBytes + 64);
   const KernelTable& table =
       is_interleaved(static_cast<Type>(type)) ? amx::interleaved_kernels : amx::ordered_kernels;
   const LinearKernel& kernel = table.of[type];

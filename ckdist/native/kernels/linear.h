@@ -20,8 +20,8 @@ namespace ckdist {
 constexpr int kTileRows = 16;
 constexpr int kColumnPad = 256;  // columns of activations are padded to this with zeros
 
-constexpr int kPanelTiles = 8, kPanelColumns = 4096;  // weights that are expanded at a time
-constexpr int64_t kPanelBytes = int64_t{kPanelTiles} * kTileRows * kPanelColumns * 2;
+constexpr int kPromptTiles = 8, kPromptColumns = 4096;  // weights that are expanded at a time
+constexpr int64_t kPromptBytes = int64_t{kPromptTiles} * kTileRows * kPromptColumns * 2;
 
 constexpr int kSums32Factor = 128, kSums16Factor = 32;
 
@@ -94,7 +94,7 @@ struct LinearKernel {
                    int64_t tokens, float* y, int64_t y_stride);
 
   // The product of prompts' rows, if the level has another for them: it expands weights to bfloat16 in `panel`
-  // (kPanelBytes), once for all tokens. x is in `prompt_activation`. Null: `multiply` takes prompts, too.
+  // (kPromptBytes), once for all tokens. x is in `prompt_activation`. Null: `multiply` takes prompts, too.
   ActivationFormat prompt_activation;
   void (*multiply_prompt)(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x,
                           int64_t x_stride, int64_t tokens, float* y, int64_t y_stride, uint8_t* panel);

@@ -54,7 +54,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
   }
   // Products of a block before they are joined or added.
   static int64_t scratch_floats(const Inference& r) {
-    return r.plan->prompts ? 2 * kPromptRows * kPanelTiles * kTileRows : kScratchFloats;
+    return r.plan->prompts ? 2 * kPromptRows * kPromptTiles * kTileRows : kScratchFloats;
   }
   static bool has_low(const Fields& step) {
     return std::any_of(step.sets, step.sets + step.count, [](const Set& set) { return set.down_low.a.count > 0; });

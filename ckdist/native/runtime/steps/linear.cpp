@@ -177,7 +177,7 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     const bool divided = rows.end - rows.begin > Inference::kFewRows && !r.packing;
     const int64_t pair_bytes = w.tile_bytes + r.matrix(up.weight.first + s).tile_bytes;
     const bool prompts = r.plan->prompts;
-    const int64_t tiles_each = prompts   ? kPanelTiles
+    const int64_t tiles_each = prompts   ? kPromptTiles
                                : divided ? tiles_at_once(kGatedBytes, pair_bytes, kLeastTiles)
                                          : tiles.end - tiles.begin;
     const int64_t rows_each = divided && !prompts ? kGatedRows : rows.end - rows.begin;
