@@ -42,8 +42,8 @@ class Scheduler:
         costs: Costs of stages that work on several steps at once.
         whole_prompts: For encoders: each prompt is computed in one step and has at most `max_tokens` tokens. No blocks
             are left for other sequences.
-        splits_roles: Prompts have other products than generated tokens. A step has tokens of one role, and the names of
-            blocks tell roles apart. So the bits of a token depend on its role alone.
+        splits_roles: Prompts have other products than generated tokens. A step has tokens of one role, and names of
+            blocks contain the role. So the bits of a token depend on its role alone.
     """
 
     def __init__(
@@ -99,11 +99,12 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def schedule(self) -> Step | None:
-        """Returns the next step, or None if there is nothing to do. Steps of both roles alternate if roles are split."""
+        """Returns the next step, or None if there is nothing to do. If roles are split, their steps alternate."""
         hidden = self._next_is_hidden()
         if not self.splits_roles or hidden:
             return self._schedule(hidden, None)
-        for prompts in (not self._last_prompts, self._last_prompts):
+        turn = not self._last_prompts
+        for prompts in (turn, not turn, turn):  # a turn of prompts may admit a sequence that goes on after its prompt
             if step := self._schedule(hidden, prompts):
                 self._last_prompts = prompts
                 return step

@@ -18,7 +18,7 @@ struct LevelFormats {
 
 constexpr LevelFormats kLevelFormats[] = {
     {"baseline", false, false},     {"avx2", false, false},      {"avx2_vnni", false, false}, {"avx512", false, false},
-    {"avx512_vnni", false, false},  {"avx512_bf16", true, true}, {"amx", true, true, true},         {"neon", false, false},
+    {"avx512_vnni", false, false},  {"avx512_bf16", true, true}, {"amx", true, true, true},   {"neon", false, false},
     {"neon_dotprod", false, false}, {"neon_i8mm", false, false}, {"neon_bf16", true, false},
 };
 

@@ -1,7 +1,7 @@
-// Products of prompts with AMX: weights of any byte type are expanded to a panel of bfloat16 tiles in the L2 cache, once
-// for all tokens, and multiplied as bfloat16. Scaling sums of 32 columns, as decode does, would cost more than the tiles.
-// A weight is (block scale * group scale) * code - minimum in float32, rounded once to bfloat16. Sums stay in tile
-// registers over up to kPromptColumns columns, and run over the columns in order. Private to isa/.
+// Products of prompts with AMX: weights of any byte type are expanded to a panel of bfloat16 tiles in the L2 cache,
+// once for all tokens, and multiplied as bfloat16. Scaling sums of 32 columns, as decode does, would cost more than the
+// tiles. A weight is (block scale * group scale) * code - minimum in float32, rounded once to bfloat16. Sums stay in
+// tile registers over up to kPromptColumns columns, and run over the columns in order. Private to isa/.
 //
 // A panel has pairs of tiles: [step of 32 columns][2 tiles][16 pairs of columns][16 rows][2].
 #pragma once
@@ -45,7 +45,8 @@ void expand_to_bf16(const Block<type>& block, uint8_t* out) {
     } else if constexpr (layout.minimum) {
       const __m512i four = load(block.byte_minima() + 64 * (unit / 4));
       const __m512i bytes = _mm512_srl_epi32(four, _mm_cvtsi32_si128(8 * (unit % 4)));
-      minimum = _mm512_mul_ps(block.block_minimum(), _mm512_cvtepi32_ps(_mm512_and_si512(bytes, _mm512_set1_epi32(255))));
+      minimum =
+          _mm512_mul_ps(block.block_minimum(), _mm512_cvtepi32_ps(_mm512_and_si512(bytes, _mm512_set1_epi32(255))));
     }
     const auto value = [&](__m512 code) { return _mm512_fmsub_ps(code, scale, minimum); };
 #pragma GCC unroll 8

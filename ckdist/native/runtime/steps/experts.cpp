@@ -16,13 +16,13 @@ namespace {
 
 constexpr int64_t kGatheredBytes = 512 << 10;  // bytes of activations whose rows are gathered
 constexpr int64_t kScratchFloats = 32 << 10;
-constexpr int64_t kBlockRows = 64;             // rows of a product at a time, if there are many
-constexpr int64_t kPromptRows = 256;           // the same for prompts, whose weights are expanded for each block
-constexpr int64_t kBlockBytes = 256 << 10;     // bytes of weights at a time, if there are many rows
-constexpr int64_t kBlockTiles = 6;             // minimum number of tiles for kBlockBytes
-constexpr int64_t kLeastRows = 4;              // fewer rows cost the same
-constexpr int64_t kDownTiles = 8;  // output tiles at a time for few rows: long runs of memory of each expert
-constexpr int64_t kLowRows = 256;  // rows at a time of products with matrices A of LoRA
+constexpr int64_t kBlockRows = 64;          // rows of a product at a time, if there are many
+constexpr int64_t kPromptRows = 256;        // the same for prompts, whose weights are expanded for each block
+constexpr int64_t kBlockBytes = 256 << 10;  // bytes of weights at a time, if there are many rows
+constexpr int64_t kBlockTiles = 6;          // minimum number of tiles for kBlockBytes
+constexpr int64_t kLeastRows = 4;           // fewer rows cost the same
+constexpr int64_t kDownTiles = 8;           // output tiles at a time for few rows: long runs of memory of each expert
+constexpr int64_t kLowRows = 256;           // rows at a time of products with matrices A of LoRA
 
 struct Experts : StepRun<Inference, ckdist_experts_step> {
   using Set = ckdist_expert_set;
