@@ -39,6 +39,7 @@ class BatchBuilder:
             self._state_rows(step),
             _firsts(step),
             step.hidden,
+            prompts=True if step.hidden else step.prompts,
         )
 
     def _add(self, chunk: SequenceChunk, hidden: bool, begin: int, outputs: int, block: int) -> int:

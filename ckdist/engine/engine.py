@@ -88,6 +88,7 @@ class Engine:
             self.pool, executable.max_tokens, executable.max_sequences,
             min(max_outputs or executable.max_tokens, executable.max_tokens), max_waiting, prefix_reuse,
             executable.costs, whole_prompts=not executable.has_logits or len(start_tokens) > 0,
+            splits_roles=executable.splits_roles,
         )  # fmt: skip
         self._builder = BatchBuilder(self.scheduler, self.max_positions)
         self._sequences: dict[Hashable, Sequence] = {}
@@ -371,7 +372,8 @@ class Engine:
                 all_rows = np.arange(len(tokens), dtype=np.int32)
                 states = own_slots(self.executable.state_slots, range(slot, slot + 1), first)
                 self.collect_all()
-                yield self.executable.run(Batch(tokens, runs, np.array(table[:blocks], np.int32), all_rows, states))
+                batch = Batch(tokens, runs, np.array(table[:blocks], np.int32), all_rows, states, prompts=True)
+                yield self.executable.run(batch)
         finally:
             if self.states is not None:
                 self.states.release(slot)

@@ -17,7 +17,7 @@ from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.loaded_model import Model
 from ckdist.engine.rank_executable import bind
-from ckdist.engine.rank_steps import lower_programs
+from ckdist.engine.rank_steps import has_prompt_products, lower_programs
 from ckdist.engine.rank_weights import RankWeights, check_quantize
 from ckdist.engine.stage_layers import layers_of_stages, with_chosen_layout
 from ckdist.engine.stage_programs import trace_programs
@@ -74,7 +74,8 @@ def load_model(
     programs = trace_programs(config, world, rank, checkpoint.spec, adapter, tracer, embeddings)
     trace = open_trace(config, world)
     # their steps, and the weights that these read
-    steps = lower_programs(programs, loader, step_tokens(config, checkpoint.spec))
+    splits_roles = has_prompt_products(loader, programs.decode, world, config.prompt_tiles == "auto")
+    steps = lower_programs(programs, loader, step_tokens(config, checkpoint.spec), splits_roles)
     weights = RankWeights(loader, adapter)
     own = [steps.main[0], *(steps.hidden if checkpoint.spec.encoder else [])]  # an encoder has weights of its own
     for lowered in own:

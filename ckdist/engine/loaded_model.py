@@ -79,9 +79,12 @@ class Model:
 
     def _labels(self) -> "Labels":
         """Per plan of the executable: its name in a trace, and the names and layers of its steps."""
-        names = ["prefill"] if self.world.size == 1 else ["prefill by tensors", "prefill by tokens"]
-        names = names[: self.executable.plans]
-        both = self.executable.has_logits and self.executable.has_hidden
-        hidden = [f"hidden states, {name}" for name in names] if both else []
-        by_host = ("rows by host" for _ in self.executable.dispatching)
-        return list(zip([*names, *by_host, *hidden], self.executable.labels, strict=True))
+        executable = self.executable
+        both = executable.has_logits and executable.has_hidden
+        names = [
+            ("hidden states, " if key.hidden and both else "")
+            + ("rows by host" if key.by_host else "prefill by tokens" if key.sharded else "prefill")
+            + (" by tensors" if self.world.size > 1 and not key.by_host and not key.sharded else "")
+            for key in executable.keys
+        ]
+        return list(zip(names, executable.labels, strict=True))

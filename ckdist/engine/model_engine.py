@@ -23,7 +23,7 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
         **prefill_stats(model.prefill, executable),
         **model.loader.filled.stats(),
         **expert_stats(executable.expert_rows()),
-        **(dispatch_stats(executable.dispatch_from, executable.dispatched_tokens) if executable.dispatching else {}),
+        **(dispatch_stats(executable.dispatch_from, executable.dispatched_tokens) if executable.dispatches else {}),
     }
     lane = model.trace and model.trace.main
     engine = Engine(

@@ -41,7 +41,7 @@ def choose_prefill(
         remeasure: Measure even if there is a kept result.
         unmeasured: The reason to measure nothing, such as threads that share cores, or "".
     """
-    if executable.plans == 1:
+    if executable.layouts == 1:
         return PrefillChoice(reason=only_tensor(config, world, executable.stages))
     if config.prefill == "token":
         executable.prefill_from = 0

@@ -1,10 +1,10 @@
 """This rank's native steps, lowered from the programs of its stage."""
 
-import functools
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from ckdist import native
+from ckdist.comm.world_protocol import World
 from ckdist.engine.stage_programs import StagePrograms
 from ckdist.layout import Dim
 from ckdist.mesh import Mesh
@@ -18,24 +18,45 @@ from ckdist.weights.packed_type import packed_type
 class RankSteps(NamedTuple):
     """The lowered programs of a rank."""
 
-    main: list[Lowered]  # decode, prefill if that shards tokens, and one whose rows go to the hosts of their experts
+    main: list[Lowered]  # decode, prompts if they have other products, prefill by tokens, and rows by host
     hidden: list[Lowered]  # with hidden states in place of logits
 
 
-def lower_programs(programs: StagePrograms, loader: ShardLoader, max_tokens: int) -> RankSteps:
-    """Lowers all programs of a stage. `max_tokens`: of a step."""
-    steps_of = functools.partial(_lower, loader, programs.layouts[2], max_tokens)
+def lower_programs(programs: StagePrograms, loader: ShardLoader, max_tokens: int, splits_roles: bool) -> RankSteps:
+    """Lowers all programs of a stage.
 
-    def stored(program: Program) -> dict[Dim, Dim] | None:
-        """The dimensions of weights as decode's shards have them, if the program shards tokens."""
+    Args:
+        max_tokens: Tokens of a step.
+        splits_roles: Prompts have other products than generated tokens: see `has_prompt_products`.
+    """
+    mesh = programs.layouts[2]
+
+    def steps_of(program: Program, prompts: bool, host_rows: bool = False) -> Lowered:
         is_whole = programs.prefill is not None and program.inputs[0].dims[0].axis is not None
-        return stored_dims(program, programs.decode) if is_whole else None
+        stored = stored_dims(program, programs.decode) if is_whole else None  # weights as decode's shards have them
+        return _lower(loader, mesh, max_tokens, program, stored, prompts and splits_roles, host_rows)
 
-    mains = [programs.decode] if programs.prefill is None else [programs.decode, programs.prefill]
-    main, hidden = ([steps_of(one, stored(one)) for one in some] for some in (mains, programs.hidden))
-    if programs.dispatch_hosts:
-        main.append(steps_of(mains[-1], stored(mains[-1]), host_rows=True))
-    return RankSteps(main, hidden)
+    roles = (False, True) if splits_roles else (False,)
+    generates = loader.checkpoint.spec.generates
+    main = [steps_of(programs.decode, prompts) for prompts in (roles if generates else (True,))]
+    if programs.prefill is not None:
+        main.append(steps_of(programs.prefill, prompts=True))
+    if programs.dispatch_hosts and programs.prefill is not None:
+        main.append(steps_of(programs.prefill, prompts=True, host_rows=True))
+    elif programs.dispatch_hosts:
+        main += [steps_of(programs.decode, prompts, host_rows=True) for prompts in roles]
+    return RankSteps(main, [steps_of(program, prompts=True) for program in programs.hidden])
+
+
+def has_prompt_products(loader: ShardLoader, program: Program, world: World, wanted: bool) -> bool:
+    """Whether the level of any rank has other products for the prompts' rows of the program's matrices.
+
+    A collective call. `wanted`: --prompt-tiles allows them.
+    """
+    lib, level = native.lib, native.ffi.NULL
+    types = {packed_type(loader, w.name) for w in program.weights if len(w.dims) > 1} if wanted else set()
+    own = any(lib.ckdist_prompt_format(level, t) != lib.ckdist_activation_format(level, t) for t in types)
+    return any(world.gather(own))
 
 
 def _lower(
@@ -44,15 +65,18 @@ def _lower(
     max_tokens: int,
     program: Program,
     stored: Mapping[Dim, Dim] | None,
-    host_rows: bool = False,
+    prompts: bool,
+    host_rows: bool,
 ) -> Lowered:
     """Lowers a program for weights in the types that the loader packs."""
+    format_of = native.lib.ckdist_prompt_format if prompts else native.lib.ckdist_activation_format
     return lower(
         program,
         mesh,
-        formats=lambda name: native.lib.ckdist_activation_format(native.ffi.NULL, packed_type(loader, name)),
+        formats=lambda name: format_of(native.ffi.NULL, packed_type(loader, name)),
         block_columns=lambda name: native.lib.ckdist_type_undivided_columns(packed_type(loader, name)),
         max_tokens=max_tokens,
         stored=stored,
         host_rows=host_rows,
+        prompts=prompts,
     )

@@ -12,6 +12,8 @@ sequences and a shorter piece of prompts, so that every stage has work.
 
 from collections import deque
 
+import numpy as np
+
 from ckdist.engine.block_pool import ROOT, BlockPool
 from ckdist.engine.sequence import Sequence, State
 from ckdist.engine.sequence_state import SequenceState
@@ -40,6 +42,8 @@ class Scheduler:
         costs: Costs of stages that work on several steps at once.
         whole_prompts: For encoders: each prompt is computed in one step and has at most `max_tokens` tokens. No blocks
             are left for other sequences.
+        splits_roles: Prompts have other products than generated tokens. A step has tokens of one role, and names of
+            blocks contain the role. So the bits of a token depend on its role alone.
     """
 
     def __init__(
@@ -52,18 +56,21 @@ class Scheduler:
         prefix_reuse: bool = True,
         costs: StageCosts | None = None,
         whole_prompts: bool = False,
+        splits_roles: bool = False,
     ) -> None:
         self.costs = costs or StageCosts()
         self.pool, self.max_tokens, self.max_outputs, self.max_waiting = pool, max_tokens, max_outputs, max_waiting
         self.max_sequences = min(
             max_sequences, max_tokens, max_outputs
         )  # so that a step can decode all running sequences
+        self.splits_roles = splits_roles
         self.prefix_reuse, self.whole_prompts = prefix_reuse and not whole_prompts, whole_prompts
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
         self._hidden_running = 0  # running sequences that want hidden states
         self._last_hidden = False  # whether the last step made hidden states
+        self._last_prompts = False  # whether the last step read prompts, if roles are split
         self._piece_work = 0.0  # work of a piece of prompts, until none is left
         # the head of the queue that found no room, and the blocks available then
         self._refused: tuple[Sequence, int] | None = None
@@ -92,15 +99,26 @@ class Scheduler:
         self.waiting.append(sequence)
 
     def schedule(self) -> Step | None:
-        """Returns the next step, or None if there is nothing to do."""
+        """Returns the next step, or None if there is nothing to do. If roles are split, their steps alternate."""
         hidden = self._next_is_hidden()
-        step = StepBuilder(self.max_tokens, self.max_outputs, self.whole_prompts)
+        if not self.splits_roles or hidden:
+            return self._schedule(hidden, None)
+        turn = not self._last_prompts
+        for prompts in (turn, not turn, turn):  # a turn of prompts may admit a sequence that goes on after its prompt
+            if step := self._schedule(hidden, prompts):
+                self._last_prompts = prompts
+                return step
+        return None
+
+    def _schedule(self, hidden: bool, role: bool | None) -> Step | None:
+        """The next step of a role: prompts, generated tokens (False) or both (None)."""
+        step = StepBuilder(self.max_tokens, self.max_outputs, self.whole_prompts, role)
         most_decoding = self._most_decoding()
         prompts: list[Sequence] = []
         # A token for each decoding sequence, oldest first. Preemption may shorten `running` in the loop, at its end.
         for sequence in self.running:
             left = sequence.length - sequence.computed
-            if left == 0 or sequence.wants_hidden is not hidden or not self._extend(sequence):
+            if left == 0 or not _fits(sequence, hidden, role) or not self._extend(sequence):
                 continue
             if left > 1:  # a prompt, or tokens that a grammar has forced
                 prompts.append(sequence)
@@ -111,11 +129,11 @@ class Scheduler:
         # Chunks of running prompts, then of prompts from the queue.
         for sequence in prompts:
             step.add(sequence)
-        while self.waiting and step.tokens < step.budget and self._admit(self.waiting[0]):
+        while role is not False and self.waiting and step.tokens < step.budget and self._admit(self.waiting[0]):
             sequence = self.running[-1]
-            if sequence.wants_hidden is hidden:
+            if _fits(sequence, hidden, role):
                 step.add(sequence)
-        return Step(step.chunks, hidden) if step.chunks else None
+        return Step(step.chunks, hidden, role) if step.chunks else None
 
     def _most_decoding(self) -> int:
         """Most sequences that a step decodes.
@@ -242,7 +260,7 @@ class Scheduler:
         states, limit, source = self.pool.states, sequence.reusable, NO_SLOT
         if states is not None and sequence.max_rollback:
             limit -= 1  # its first chunk saves a state before the last settled token
-        prefix = [] if tenant is None else self.pool.match(sequence.tokens, limit, tenant)
+        prefix = [] if tenant is None else self.pool.match(self._named(sequence, 0, limit), limit, tenant)
         known = len(prefix)
         if states is not None:
             reused, source = states.latest(prefix)
@@ -285,10 +303,14 @@ class Scheduler:
         begin, end, table = sequence.shared_blocks, sequence.final // BLOCK_TOKENS, sequence.block_table
         if sequence.tenant is None or end <= begin:
             return
-        tokens = sequence.tokens[begin * BLOCK_TOKENS : end * BLOCK_TOKENS].tobytes()
+        tokens = self._named(sequence, begin * BLOCK_TOKENS, end * BLOCK_TOKENS).tobytes()
         parent = int(table[begin - 1]) if begin else ROOT
         table[begin:end] = self.pool.share(table[begin:end].tolist(), parent, tokens, sequence.tenant)
         sequence.shared_blocks = end
+
+    def _named(self, sequence: Sequence, begin: int, end: int) -> np.ndarray:
+        """The tokens [begin, end) as names of blocks have them."""
+        return sequence.named(begin, end) if self.splits_roles else sequence.tokens[begin:end]
 
     def _release(self, sequence: Sequence) -> None:
         """Frees all blocks of a sequence and its state slot. Its snapshots stay."""
@@ -313,6 +335,11 @@ class Scheduler:
         if other.state_slots.wanted <= other.computed:
             other.state_slots.wanted = shared * BLOCK_TOKENS
         return True
+
+
+def _fits(sequence: Sequence, hidden: bool, role: bool | None) -> bool:
+    """Whether a sequence's next tokens suit a step."""
+    return sequence.wants_hidden is hidden and role in (None, sequence.reads_prompt)
 
 
 def shared_blocks(sequence: Sequence, running: Sequence) -> int:

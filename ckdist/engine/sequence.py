@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # a simulation schedules sequences and needs neither grammars
 
 
 MAX_ROLLBACK = 16  # most tokens that can be rolled back
+GENERATED = 1 << 30  # marks generated tokens in names of blocks; no vocabulary is so large
 
 
 class State(Enum):
@@ -136,6 +137,19 @@ class Sequence:
         self.length = left
         if self.sampling_state is not None:
             self.sampling_state.rollback(removed, len(self.output), self.params.min_tokens)
+
+    def named(self, begin: int, end: int) -> np.ndarray:
+        """The tokens [begin, end) as names of blocks have them: int32, with generated ones marked."""
+        tokens = self.tokens[begin:end]
+        if end > len(self.prompt):
+            tokens = tokens.copy()
+            tokens[max(len(self.prompt) - begin, 0) :] |= GENERATED
+        return tokens
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether its next token to compute belongs to the prompt."""
+        return self.computed < len(self.prompt)
 
     @property
     def wants_hidden(self) -> bool:

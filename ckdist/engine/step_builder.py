@@ -30,14 +30,16 @@ class Step(NamedTuple):
 
     chunks: list[SequenceChunk]
     hidden: bool  # hidden states are wanted in place of logits
+    prompts: bool | None = None  # the tokens are prompts', or generated; None: a step may have both
 
 
 class StepBuilder:
     """Makes the chunks of one step within its budgets. It changes no sequence, but takes slots for saved states."""
 
-    def __init__(self, budget: int, max_outputs: int, whole_prompts: bool) -> None:
+    def __init__(self, budget: int, max_outputs: int, whole_prompts: bool, prompts: bool | None = None) -> None:
         self.budget = budget  # most tokens of the step; the scheduler may change it between two chunks
         self.max_outputs = max_outputs  # most rows of logits or hidden states of the step
+        self.prompts = prompts  # as in Step
         self.whole_prompts = whole_prompts  # prompts whose hidden states are wanted are added whole or not at all
         self.chunks: list[SequenceChunk] = []
         self.tokens = 0  # of the chunks
@@ -46,7 +48,8 @@ class StepBuilder:
     def add(self, sequence: Sequence) -> None:
         """Adds the sequence's next tokens, as far as the budgets allow."""
         first, row, budget = sequence.computed, self.outputs, self.budget - self.tokens
-        tokens = min(sequence.length - first, budget)
+        end = len(sequence.prompt) if self.prompts else sequence.length
+        tokens = min(end - first, budget)
         if sequence.source is not None and not sequence.encoded:
             tokens, rows = len(sequence.source), 0
             if tokens > budget:

@@ -39,7 +39,7 @@ def choose_steps(
         key = functools.partial(prefill_key, model, programs.decode, decode)
         choice = choose_prefill(config, world, executable, model.loader.held, key, measure and stages is None, why)
     model.prefill = choice
-    if executable.dispatching:
+    if executable.dispatches:
         executable.dispatch_from = dispatch_tokens(model, programs.dispatch_hosts, programs.link)
     if world.rank == 0 and world.size > 1:
         log.debug("prefill: %s", choice.reason)

@@ -5,7 +5,7 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from ckdist import native
 from ckdist.errors import NativeError
 from ckdist.program.cache import CacheTypes
 from ckdist.program.execution_plan import ExecutionPlan, native_program
+from ckdist.program.lowered import Lowered
 from ckdist.program.model_shape import ModelShape
 from ckdist.program.native_worker import COMMANDS, NativeWorker
 from ckdist.program.stage_costs import StageCosts
@@ -24,7 +25,21 @@ if TYPE_CHECKING:  # a program does not need the modules that open a communicato
 _ALIGNMENT = 1 << 16  # bytes that the communicator's arena may lose to the alignment of one array
 _HEADER = native.ffi.sizeof("struct ckdist_run") // 4  # int32 items of a message before its arrays
 _COPY_HEADER = native.ffi.sizeof("struct ckdist_copy_blocks") // 4
-DECODE, PREFILL = 0, 1  # indices of execution plans
+DECODE, PREFILL = 0, 1  # layouts of plans: that of decode, and another for prefill
+
+
+class PlanKey(NamedTuple):
+    """The kind of an execution plan."""
+
+    hidden: bool = False  # it makes hidden states in place of logits
+    prompts: bool = False  # it has the products of prompts
+    sharded: bool = False  # each rank has a range of the tokens
+    by_host: bool = False  # hosts share out the rows
+
+    @staticmethod
+    def of(lowered: Lowered, hidden: bool) -> "PlanKey":
+        """The key of a lowered program."""
+        return PlanKey(hidden, lowered.prompts, lowered.tokens_sharded, lowered.host_rows != "none")
 
 
 @dataclass(frozen=True)
@@ -105,6 +120,8 @@ class Executable:
     There is a plan for decode, and one for prefill if that has another layout. Both use one cache, in the layout of
     decode, so a sequence may switch plans at each step. Steps with prompts of at least `prefill_from` tokens run the
     prefill plan. A plan may have a variant in which hosts share its rows out; it runs from `dispatch_from` tokens on.
+    If the level has other products for prompts (`splits_roles`), they have plans of their own, and a step has either
+    prompts' tokens or generated ones.
 
     Args:
         plans: The plans that make logits. Empty for an encoder.
@@ -141,20 +158,17 @@ class Executable:
         self.state_slots = config.state_slots
         self.threads, self.threads_batch = threads, threads_batch
         self.has_logits, self.has_hidden = bool(plans), bool(hidden_plans)
-        # number of plans that are no variant: 1 if decode and prefill share a plan, else 2
-        self.plans = sum(plan.lowered.host_rows == "none" for plan in plans or hidden_plans)
-        self.dispatching = {  # plan -> its variant in which hosts share rows out
-            [plan.lowered.tokens_sharded for plan in plans].index(other.lowered.tokens_sharded): number
-            for number, other in enumerate(plans)
-            if other.lowered.host_rows != "none"
-        }
-        self._first_hidden, plans = len(plans), [*plans, *hidden_plans]
+        first_hidden, plans = len(plans), [*plans, *hidden_plans]
+        self._numbers = {PlanKey.of(plan.lowered, n >= first_hidden): n for n, plan in enumerate(plans)}
+        assert len(self._numbers) == len(plans), "each kind of plan is there once"
+        self.layouts = 1 + any(key.sharded for key in self._numbers)  # 1: decode and prefill have the same
+        self.splits_roles = any(key.prompts for key in self._numbers)
+        self.dispatches = any(key.by_host for key in self._numbers)  # hosts may share rows out
         rows = [b.width for plan in hidden_plans for b in plan.lowered.buffers if b.place == "hidden"]
         self._hidden_width = max(rows, default=0)
         self.prefill_from, self.dispatch_from = 0, sys.maxsize
-        self.prefill_tokens = [0] * self.plans  # by plan: tokens of all steps with prompts
+        self.prefill_tokens = [0] * self.layouts  # by layout, DECODE or PREFILL: tokens of all steps with prompts
         self.dispatched_tokens = 0  # tokens of all steps in which hosts shared rows out
-        self.layer_steps = [plan.lowered.layer_steps for plan in plans]
         self._lowered = [plan.lowered for plan in plans]
         self.experts = plans[-1].lowered.experts
         stage = communicator if stages is None else stages.communicator
@@ -177,6 +191,11 @@ class Executable:
         next chunk of a prompt.
         """
         return self.costs.stages + (self.costs.stages > 1)
+
+    @property
+    def keys(self) -> list[PlanKey]:
+        """The kinds of the plans, by number."""
+        return list(self._numbers)
 
     @functools.cached_property
     def labels(self) -> list[list[tuple[str, int | None]]]:
@@ -251,10 +270,23 @@ class Executable:
 
         `copies`: as in `run`.
         """
-        tokens, prompts = len(batch.token_ids), len(batch.token_ids) > len(batch.chunks)
-        plan = self.plans - 1 if prompts and tokens >= self.prefill_from else DECODE
-        self.prefill_tokens[plan] += prompts * tokens
-        self._publish(batch, self._first_hidden + plan if batch.hidden else plan, copies=copies)
+        tokens = len(batch.token_ids)
+        several = tokens > len(batch.chunks)
+        prompts = several if batch.prompts is None else batch.prompts
+        is_sharded = (prompts if self.splits_roles else several) and tokens >= self.prefill_from
+        layout = PREFILL if is_sharded and self.layouts > 1 else DECODE
+        self.prefill_tokens[layout] += (prompts or several) * tokens
+        self._publish(batch, self._plan(batch, prompts, layout), copies=copies)
+
+    def _plan(self, batch: Batch, prompts: bool, layout: int) -> int:
+        """The number of the plan that a batch runs."""
+        hidden = batch.hidden or not self.has_logits  # only prompts' rows are wanted
+        key = PlanKey(hidden, (prompts or hidden) and self.splits_roles, layout == PREFILL)
+        by_host = key._replace(by_host=True)
+        if len(batch.token_ids) >= self.dispatch_from and by_host in self._numbers:
+            self.dispatched_tokens += len(batch.token_ids)
+            return self._numbers[by_host]
+        return self._numbers[key]
 
     def collect(self) -> np.ndarray:
         """Rank 0: runs its own part of the oldest published step.
@@ -279,17 +311,15 @@ class Executable:
         buffer = native.ffi.buffer(address, self.max_tokens * width * 4)
         return np.frombuffer(buffer, np.float32).reshape(self.max_tokens, width)
 
-    def run_layer(self, batch: Batch, plan: int) -> None:
+    def run_layer(self, batch: Batch, layout: int) -> None:
         """Runs a step up to the end of the first layer, to measure it. The batch's blocks hold no valid data then."""
-        self._publish(batch, plan, self.layer_steps[plan])
+        plan = self._plan(batch, len(batch.token_ids) > len(batch.chunks), layout)
+        self._publish(batch, plan, self._lowered[plan].layer_steps)
         self._collect()
 
     def _publish(self, batch: Batch, plan: int, steps: int = 0, copies: int = 0) -> None:
         """Publishes a batch for a plan, or for its first `steps` steps if `steps` is not 0."""
         tokens, sequences, selected = len(batch.token_ids), len(batch.chunks), len(batch.logits_indices)
-        if tokens >= self.dispatch_from and plan in self.dispatching:
-            plan = self.dispatching[plan]
-            self.dispatched_tokens += tokens
         states = () if batch.states is None else (batch.states.reshape(-1),)
         firsts = () if batch.firsts is None else (batch.firsts,)
         embeddings = () if batch.embeddings is None else (batch.embeddings.reshape(-1).view(np.int32),)

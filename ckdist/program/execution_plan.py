@@ -43,6 +43,7 @@ class ExecutionPlan:
             "vector_count": len(self.vectors),
             "tokens_sharded": lowered.tokens_sharded,
             "host_rows": lowered.host_rows,
+            "prompts": lowered.prompts,
             "parameters": [
                 [p.offset, p.rows, p.columns, p.matrices, self.stored[p.name] if p.stored else None]
                 for p in lowered.parameters

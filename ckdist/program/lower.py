@@ -49,6 +49,9 @@ class Residual:
         return dict(vars(self))
 
 
+MOST_FORMS = 3  # forms in which one norm_quantize writes a value
+
+
 class ServingLowering(Lowering):
     """The lowering of a program that serves: shards of weights, exchanges between ranks, activations of products."""
 
@@ -63,10 +66,11 @@ class ServingLowering(Lowering):
         max_tokens: int,
         stored: Mapping[Dim, Dim],
         host_rows: bool,
+        prompts: bool,
     ):
         super().__init__(mesh, max_tokens)
         self.begin(program)
-        self.stored, self.host_rows = stored, host_rows
+        self.stored, self.host_rows, self.prompts = stored, host_rows, prompts
         self.of_hosts: set[ValueIndex] = set()  # buffers with the rows of this host only
         self.by_host: set[str] = set()  # values whose activations have the rows of this host only
         self.formats, self.block_columns = formats, block_columns
@@ -75,7 +79,7 @@ class ServingLowering(Lowering):
         self.local_tokens = -(-max_tokens // len(self.peers))
         self.matrices: Numbering[MatrixKey] = Numbering()
         self.vectors: Numbering[VectorKey] = Numbering()
-        self.prepared: dict[str, dict[int, Span]] = {}  # value -> its activations by format
+        self.prepared: dict[str, dict[str, Span]] = {}  # value -> its activations by name of the matrix that reads them
         self.slots = 0
         self.caches: dict[int, LayerCache] = {}
         self.experts: dict[int, int] = {}
@@ -104,6 +108,7 @@ class ServingLowering(Lowering):
             layer_steps=layer_steps,
             tokens_sharded=len(self.peers) > 1,
             host_rows=self._host_rows(),
+            prompts=self.prompts,
             experts=self.experts,
         )
 
@@ -263,7 +268,7 @@ class ServingLowering(Lowering):
         """
         if value.name not in self.prepared:
             self._norm_quantize(value)
-        return self.prepared[value.name][self.formats(name)]
+        return self.prepared[value.name][name]
 
     def normed(self, value: Value) -> tuple[Residual, dict[str, Any]]:
         """The operand of the norm that makes `value`, and the fields of a step for that norm.
@@ -307,8 +312,7 @@ class ServingLowering(Lowering):
         gather = by_host and not all(self._routes(reader) for reader in self.graph.readers(value))
         if by_host and not gather:
             self.by_host.add(value.name)
-        activations = self._quantized(value)
-        self.prepared[value.name] = activations
+        self.prepared[value.name], spans = self._quantized(value)
         self.emit(
             "norm_quantize",
             "host" if by_host else value.rows,
@@ -317,7 +321,7 @@ class ServingLowering(Lowering):
             gate=self.place_of(gate.inputs[0]) if gate is not None else ValueIndex(ABSENT),
             sum=sum_,
             normed=kept,
-            activations=[activations.get(number, NO_SPAN) for number in range(3)],
+            activations=[*spans, *[NO_SPAN] * (MOST_FORMS - len(spans))],
             gather=gather,
             gather_sum=gather and by_host and selects and sum_ != ABSENT,
         )
@@ -333,20 +337,27 @@ class ServingLowering(Lowering):
         readers = [other for v in reader.outputs for other in self.graph.readers(v)]
         return reader.op == "linear" and bool(readers) and all(other.op == "route" for other in readers)
 
-    def _quantized(self, value: Value) -> dict[int, Span]:
-        """Activation buffers of `value` by format, in whole blocks of the types of its readers' matrices."""
-        found: dict[int, list[Buffer]] = {}
+    def _quantized(self, value: Value) -> tuple[dict[str, Span], list[Span]]:
+        """Activation buffers of `value`, in whole blocks of the types of its readers' matrices.
+
+        Returns the span that each matrix reads, by name, and all spans: one for each format and division of columns.
+        """
+        found: list[tuple[int, list[Buffer], list[str]]] = []  # (format, buffers, names of matrices)
         rows = self.most_rows(value)
         for reader in self.graph.readers(value):
             for w in _multiply(reader, value):
-                number = self.formats(w.name)
                 buffers = [self.as_activations(w, part, rows, value.selected) for part in self.columns(value)]
-                if found.setdefault(number, buffers) != buffers:
-                    raise LayoutError(f"matrices that read %{value.name} have different columns: {reader}")
-        spans = {}
-        for number, buffers in sorted(found.items()):
-            spans[number] = self.shards(buffers)
-        return spans
+                number = self.formats(w.name)
+                same = [names for *form, names in found if form == [number, buffers]]
+                if same:
+                    same[0].append(w.name)
+                else:
+                    found.append((number, buffers, [w.name]))
+        if len(found) > MOST_FORMS:
+            raise LayoutError(f"matrices that read %{value.name} have {len(found)} forms of columns, of {MOST_FORMS}")
+        found.sort(key=lambda form: form[0])
+        spans = [self.shards(buffers) for _, buffers, _ in found]
+        return {name: span for (*_, names), span in zip(found, spans, strict=True) for name in names}, spans
 
     def as_activations(self, w: Weight, columns: Range, rows: int, selected: bool) -> Buffer:
         """The activation buffer for `columns` of `w`: whole blocks of its type that contain these columns."""
@@ -412,6 +423,7 @@ def lower(
     max_tokens: int,
     stored: Mapping[Dim, Dim] | None = None,
     host_rows: bool = False,
+    prompts: bool = False,
 ) -> Lowered:
     """Lowers a program to the steps of this rank.
 
@@ -423,8 +435,9 @@ def lower(
         max_tokens: Tokens of a step.
         stored: Only if tokens are sharded: program dimension of a weight -> the dimension as the ranks hold it.
         host_rows: The hosts share out the rows of a rank. All hosts have the same number of ranks.
+        prompts: The rows are prompts' rows; `formats` are those of their products.
 
     Raises:
         LayoutError: The executor has no step for an instruction.
     """
-    return ServingLowering(program, mesh, formats, block_columns, max_tokens, stored or {}, host_rows).run()
+    return ServingLowering(program, mesh, formats, block_columns, max_tokens, stored or {}, host_rows, prompts).run()

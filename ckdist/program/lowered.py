@@ -103,6 +103,7 @@ class Lowered:
     layer_steps: int = 0  # steps up to the end of the first layer
     tokens_sharded: bool = False  # each rank has a range of a step's tokens
     host_rows: str = "none"  # a name of `enum ckdist_host_rows`: whether hosts share out a rank's rows
+    prompts: bool = False  # rows are prompts' rows, if the level has other products for them
     experts: dict[int, int] = field(default_factory=dict)  # layer -> number of experts
 
     # Training. The chunk with the loss runs its forward pass in the backward pass too.

@@ -29,6 +29,7 @@ class Batch:
     hidden: bool = False  # return hidden states in place of logits
     # float32 (rows, hidden): inputs of the first layer in place of rows of the embedding table, e.g. of an image
     embeddings: np.ndarray | None = None
+    prompts: bool | None = None  # whether the tokens are prompts', not generated; None: if a chunk has several
 
 
 def own_slots(slots: int, sequences: range, length: int) -> np.ndarray | None:

@@ -6,6 +6,7 @@ own.
 """
 
 import ctypes
+import functools
 import os
 import subprocess
 import sys
@@ -88,18 +89,24 @@ def tiles():
     return library
 
 
-def in_tiles(library, name, tiles, rows, cols, prepared, tile_range=None):
+def in_tiles(library, name, tiles, rows, cols, prepared, tile_range=None, product="tile_multiply"):
     """Y (tokens, rows), and how many rows of tiles products were added to."""
     begin, end = tile_range or (0, (rows + 15) // 16)
     y = np.full((len(prepared), rows), 7, np.float32)
     before = library.tile_row_products()
     as_pointer = lambda a: ctypes.c_void_p(a.ctypes.data)
     sizes = [ctypes.c_int64(n) for n in (rows, cols, begin, end, prepared.shape[1], len(prepared))]
-    library.tile_multiply(
+    getattr(library, product)(
         number(name), *sizes[:2], as_pointer(tiles), *sizes[2:4], as_pointer(prepared), *sizes[4:], as_pointer(y)
     )
     assert library.tile_faults() == b"" and not library.tile_is_live()
     return y, library.tile_row_products() - before
+
+
+def as_bfloat16(values):
+    """Float32 rounded to bfloat16, nearest even."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
 
 
 def assert_same_bits(ours, theirs):
@@ -125,6 +132,28 @@ def test_bytes_in_tiles_have_the_bits_of_avx512(tiles, name):
                 assert worked % tokens == 0  # tiles have as many rows as there are tokens, and read no others
             else:  # left to vectors, which the model has not
                 assert tokens <= 17 and (y == 7).all()
+
+
+@pytest.mark.parametrize("name", [*HALF_FIELDS, "INT4_32", "INT4_32Z", "INT4_128Z"])
+def test_prompts_are_products_of_weights_in_bfloat16(tiles, name):
+    wide = -(-4352 // block_of(name)[0]) * block_of(name)[0]  # more columns than are expanded at a time
+    for rows, cols in ((37, odd_columns(name)), (300, 512), (5, 256), (18, wide)):
+        data, values = random_rows(name, rows, cols, seed=rows)
+        packed = pack("avx512_bf16", name, data, rows, cols)
+        x = np.random.default_rng(rows).normal(size=(70, cols)).astype(np.float32)
+        prepared = prepare("avx512_bf16", 1, x)
+        run = functools.partial(in_tiles, tiles, name, packed, rows, cols, product="tile_multiply_prompt")
+        y, worked = run(prepared)
+        assert worked
+        near = lambda a: as_bfloat16(a).astype(np.float64)
+        exact = near(x) @ near(values).T
+        sizes = np.abs(near(x)) @ np.abs(near(values)).T
+        assert (np.abs(y - exact) <= 2e-5 * sizes + 1e-30).all()
+        for tokens in (1, 17, 33, 65):  # bits of any number of tokens, and of any division of rows
+            assert_same_bits(run(prepared[-tokens:])[0], y[-tokens:])
+        part, _ = run(prepared, tile_range=(1, (rows + 15) // 16))
+        assert (part[:, :16] == 7).all()
+        assert_same_bits(part[:, 16:], y[:, 16:])
 
 
 @pytest.mark.parametrize("name", HALF_FIELDS)

@@ -1,5 +1,7 @@
 // C functions for tests of the AMX products, compiled with the model of tiles, called from Python. Products of few
 // tokens, which the level below computes, leave y unchanged.
+#include <vector>
+
 #include "core/dtype.h"
 #include "kernels/interleaved.h"
 #include "kernels/linear.h"
@@ -16,7 +18,8 @@ namespace avx512_vnni {  // computes products of few tokens
 static void leave(const Matrix&, int64_t, int64_t, const uint8_t*, int64_t, int64_t, float*, int64_t) {}
 static KernelTable all_left() {
   KernelTable table;
-  for (LinearKernel& kernel : table.of) kernel = {ActivationFormat::f32, nullptr, nullptr, nullptr, leave};
+  for (LinearKernel& kernel : table.of)
+    kernel = {ActivationFormat::f32, nullptr, nullptr, nullptr, leave, ActivationFormat::f32, nullptr};
   return table;
 }
 extern const KernelTable ordered_kernels = all_left(), interleaved_kernels = all_left();
@@ -42,6 +45,15 @@ void tile_multiply(int type, int64_t rows, int64_t cols, const uint8_t* tiles, i
                                                                           : amx::ordered_kernels.of[type];
   kernel.multiply({static_cast<Type>(type), rows, cols, kernel.tile_bytes(cols), tiles}, begin, end, x, x_stride,
                   tokens, y, rows);
+}
+
+void tile_multiply_prompt(int type, int64_t rows, int64_t cols, const uint8_t* tiles, int64_t begin, int64_t end,
+                          const uint8_t* x, int64_t x_stride, int64_t tokens, float* y) {
+  static std::vector<uint8_t> room(kPromptBytes + 64);
+  const KernelTable& table = is_interleaved(static_cast<Type>(type)) ? amx::interleaved_kernels : amx::ordered_kernels;
+  const LinearKernel& kernel = table.of[type];
+  kernel.multiply_prompt({static_cast<Type>(type), rows, cols, kernel.tile_bytes(cols), tiles}, begin, end, x, x_stride,
+                         tokens, y, rows, room.data() + (-reinterpret_cast<uintptr_t>(room.data()) & 63));
 }
 
 int64_t tile_peak(int format, int64_t rounds) {

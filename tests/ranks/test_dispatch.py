@@ -19,7 +19,7 @@ def with_executable(hosts, family, threads, body, chunk=16, **numbers):
     def rank(world):
         built = build(world, family, "auto", threads, chunk, 12, "i16", experts="expert", **numbers)
         executable = built[4]
-        assert executable.dispatching
+        assert executable.dispatches
         result = driven(world, executable, body)
         executable.close()
         return result

@@ -116,7 +116,7 @@ def test_rows_go_to_the_hosts_of_their_experts_inside_a_stage(name, hosts, why_n
 
     def body(model):
         executable = model.executable
-        assert bool(executable.dispatching) != bool(why_not)
+        assert bool(executable.dispatches) != bool(why_not)
         executable.dispatch_from = sys.maxsize
         expected, text = logits(model), generated(model)
         assert executable.dispatched_tokens == 0

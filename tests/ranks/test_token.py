@@ -85,7 +85,7 @@ def test_bits_are_those_of_tensor_over_hosts(family, hosts, threads, numbers, le
 
     def rank(world):
         *_, executable, _keep = build(world, family, "tcp", threads, 16, 12, "i16", **numbers)
-        assert executable.plans == 2
+        assert executable.layouts == 2
 
         result = driven(world, executable, both_ways)
         executable.close()

@@ -11,13 +11,17 @@ from ckdist.engine.scheduler import EngineBusy, Scheduler
 from ckdist.engine.sequence import Sequence, State
 
 
-def make(num_blocks=64, max_tokens=32, max_sequences=4, max_outputs=32, max_waiting=8):
-    return Scheduler(BlockPool(num_blocks), max_tokens, max_sequences, max_outputs, max_waiting)
+def make(num_blocks=64, max_tokens=32, max_sequences=4, max_outputs=32, max_waiting=8, **more):
+    return Scheduler(BlockPool(num_blocks), max_tokens, max_sequences, max_outputs, max_waiting, **more)
 
 
 def sequence(id, prompt, **params):
     params = SamplingParams(**{"max_tokens": 100, **params})
     return Sequence(id, list(prompt), params, 0, min(len(prompt) + params.max_tokens, 512), 0.0)
+
+
+def roles_of(step):
+    return {chunk.first + i < len(chunk.sequence.prompt) for chunk in step.chunks for i in range(chunk.tokens)}
 
 
 def advance(scheduler):
@@ -157,10 +161,12 @@ def test_a_request_knows_the_length_of_the_sequence_whose_cache_it_takes_over():
     assert (second.cached_tokens, second.cached_from) == (16, 41)
 
 
+@pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("seed", range(20))
-def test_all_requests_end_and_every_step_keeps_to_its_budgets(seed):
+def test_all_requests_end_and_every_step_keeps_to_its_budgets(seed, split):
     draw = random.Random(seed)
-    scheduler = make(draw.randint(8, 14), draw.randint(8, 64), draw.randint(2, 8), draw.randint(2, 8), 30)
+    sizes = draw.randint(8, 14), draw.randint(8, 64), draw.randint(2, 8), draw.randint(2, 8), 30
+    scheduler = make(*sizes, splits_roles=split)
     for id in range(20):
         prompt = [draw.randrange(2)] * draw.choice([1, draw.randint(1, 80)])
         pooling = draw.choice([None, None, Pooling("mean")])
@@ -176,7 +182,12 @@ def test_all_requests_end_and_every_step_keeps_to_its_budgets(seed):
         assert prompts == sorted(prompts), "the oldest comes first"
         assert len(set(taken)) == len(taken) and {s.wants_hidden for s in taken} == {step.hidden}
         assert all(c.first == c.sequence.computed and c.sequence.num_blocks >= c.sequence.blocks for c in step.chunks)
-        assert step.hidden or all(s in taken or s.state is State.WAITING for s in decoding), "a prompt stalls nobody"
+        if split:
+            assert step.hidden or roles_of(step) == {step.prompts}
+        else:
+            assert step.hidden or all(s in taken or s.state is State.WAITING for s in decoding), (
+                "a prompt stalls nobody"
+            )
         scheduler.commit(step)
         for chunk in step.chunks:
             s = chunk.sequence
@@ -186,3 +197,46 @@ def test_all_requests_end_and_every_step_keeps_to_its_budgets(seed):
             elif chunk.samples:
                 scheduler.remove(s)
     assert scheduler.pool.available == scheduler.pool.num_blocks
+
+
+def test_steps_of_split_roles_alternate_and_have_one_role():
+    scheduler = make(max_sequences=8, splits_roles=True)
+    first = sequence(0, range(40))
+    scheduler.add(first)
+    steps = []
+    for number in range(12):
+        if number == 3:
+            scheduler.add(sequence(1, range(100, 190)))
+        step = scheduler.schedule()
+        scheduler.commit(step)
+        for chunk in step.chunks:
+            if chunk.samples:
+                chunk.sequence.append(7)
+        steps.append(step)
+    assert all(roles_of(step) == {step.prompts} for step in steps)
+    assert [step.prompts for step in steps[:3]] == [True, True, False]  # 40 tokens in steps of 32
+    assert [step.prompts for step in steps[3:9]] == [True, False] * 3
+
+
+def test_a_prompt_reuses_no_block_of_generated_tokens_and_a_resumed_sequence_does():
+    scheduler = make(max_sequences=8, splits_roles=True)
+    first = sequence(0, range(32))
+    scheduler.add(first)
+    while first.length < 70:
+        step = scheduler.schedule()
+        scheduler.commit(step)
+        for chunk in step.chunks:
+            if chunk.samples:
+                chunk.sequence.append(7)
+    scheduler.remove(first)
+    whole = Sequence(1, first.tokens[:70].tolist(), SamplingParams(), 0, 128, 0.0)
+    scheduler.add(whole)
+    step = scheduler.schedule()
+    assert whole.cached_tokens == 32 and roles_of(step) == {True}
+    scheduler.remove(whole)
+    again = Sequence(2, first.tokens[:32].tolist(), SamplingParams(), 0, 128, 0.0)
+    for token in first.tokens[32:70].tolist():
+        again.append(token)
+    scheduler.add(again)
+    step = scheduler.schedule()
+    assert again.cached_tokens == 64 and roles_of(step) == {False}

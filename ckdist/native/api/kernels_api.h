@@ -19,6 +19,8 @@ CKDIST_EXPORT int ckdist_unpack(const char* isa, int32_t type, int64_t rows, int
 /* The activation format of the type's product: 0 float32, 1 bfloat16, 2 int8 with a scale per 32 columns. The table has
    all levels of all architectures: this CPU and this build may lack the level. */
 CKDIST_EXPORT int ckdist_activation_format(const char* isa, int32_t type);
+/* The same for rows of prompts. It differs if the level has other products for them. */
+CKDIST_EXPORT int ckdist_prompt_format(const char* isa, int32_t type);
 CKDIST_EXPORT int64_t ckdist_activation_bytes(int32_t format, int64_t cols);
 /* x: float32 (tokens, n), columns [lead, lead + n) of cols. out: (tokens, ckdist_activation_bytes). */
 CKDIST_EXPORT int ckdist_prepare(const char* isa, int32_t format, const float* x, int64_t tokens, int64_t n,

@@ -50,6 +50,8 @@ struct ckdist_execution_plan {
      where rank and size count the host's ranks. */
   int32_t tokens_sharded;
   enum ckdist_host_rows host_rows;
+  /* Rows of products are prompts' rows, in the format of ckdist_prompt_format. */
+  int32_t prompts;
   /* training */
   const struct ckdist_parameter* parameters;
   int32_t parameter_count;

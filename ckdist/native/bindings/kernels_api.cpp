@@ -72,6 +72,16 @@ int64_t guarded_size(Body&& body) {
   return status < 0 ? status : size;
 }
 
+// The format that a level's `format` names for a type, or the error status.
+int format_of(const char* isa, int32_t type, ActivationFormat (*format)(const LevelFormats&, Type)) {
+  return static_cast<int>(guarded_size([&] {
+    checked_type(type, 0, 0);
+    const LevelFormats* level = level_formats(isa ? isa : kernels().name);
+    if (!level) fail(Status::config, "ISA %.32s is not known; use one of %s", isa, level_names().c_str());
+    return static_cast<int64_t>(format(*level, static_cast<Type>(type)));
+  }));
+}
+
 }  // namespace
 }  // namespace ckdist
 
@@ -111,14 +121,8 @@ int ckdist_unpack(const char* isa, int32_t type, int64_t rows, int64_t cols, con
   });
 }
 
-int ckdist_activation_format(const char* isa, int32_t type) {
-  return static_cast<int>(guarded_size([&] {
-    checked_type(type, 0, 0);
-    const LevelFormats* level = level_formats(isa ? isa : kernels().name);
-    if (!level) fail(Status::config, "ISA %.32s is not known; use one of %s", isa, level_names().c_str());
-    return static_cast<int64_t>(activation_format(*level, static_cast<Type>(type)));
-  }));
-}
+int ckdist_activation_format(const char* isa, int32_t type) { return format_of(isa, type, activation_format); }
+int ckdist_prompt_format(const char* isa, int32_t type) { return format_of(isa, type, prompt_format); }
 
 int64_t ckdist_activation_bytes(int32_t format, int64_t cols) {
   return guarded_size([&] {

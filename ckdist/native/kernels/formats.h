@@ -13,11 +13,12 @@ struct LevelFormats {
   const char* name;
   bool bf16_pairs;
   bool float8_pairs;
+  bool tiles = false;  // prompts are multiplied in tiles of bfloat16
 };
 
 constexpr LevelFormats kLevelFormats[] = {
     {"baseline", false, false},     {"avx2", false, false},      {"avx2_vnni", false, false}, {"avx512", false, false},
-    {"avx512_vnni", false, false},  {"avx512_bf16", true, true}, {"amx", true, true},         {"neon", false, false},
+    {"avx512_vnni", false, false},  {"avx512_bf16", true, true}, {"amx", true, true, true},   {"neon", false, false},
     {"neon_dotprod", false, false}, {"neon_i8mm", false, false}, {"neon_bf16", true, false},
 };
 
@@ -37,6 +38,12 @@ constexpr ActivationFormat activation_format(const LevelFormats& level, Type typ
   if (type == Type::bf16) return level.bf16_pairs ? ActivationFormat::bf16 : ActivationFormat::f32;
   if (is_float8(type)) return level.float8_pairs ? ActivationFormat::bf16 : ActivationFormat::f32;
   return layout_of(type).columns ? ActivationFormat::q8 : ActivationFormat::f32;
+}
+
+// The format for rows of prompts.
+constexpr ActivationFormat prompt_format(const LevelFormats& level, Type type) {
+  const ActivationFormat format = activation_format(level, type);
+  return level.tiles && format == ActivationFormat::q8 ? ActivationFormat::bf16 : format;
 }
 
 }  // namespace ckdist

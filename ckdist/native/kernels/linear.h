@@ -20,6 +20,9 @@ namespace ckdist {
 constexpr int kTileRows = 16;
 constexpr int kColumnPad = 256;  // columns of activations are padded to this with zeros
 
+constexpr int kPromptTiles = 8, kPromptColumns = 4096;  // weights that are expanded at a time
+constexpr int64_t kPromptBytes = int64_t{kPromptTiles} * kTileRows * kPromptColumns * 2;
+
 constexpr int kSums32Factor = 128, kSums16Factor = 32;
 
 enum class ActivationFormat : int32_t { f32 = 0, bf16 = 1, q8 = 2 };
@@ -89,6 +92,12 @@ struct LinearKernel {
   // blocks for the caches.
   void (*multiply)(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x, int64_t x_stride,
                    int64_t tokens, float* y, int64_t y_stride);
+
+  // The product of prompts' rows, if the level has another for them: it expands weights to bfloat16 in `panel`
+  // (kPromptBytes), once for all tokens. x is in `prompt_activation`. Null: `multiply` takes prompts, too.
+  ActivationFormat prompt_activation;
+  void (*multiply_prompt)(const Matrix& matrix, int64_t tile_begin, int64_t tile_end, const uint8_t* x,
+                          int64_t x_stride, int64_t tokens, float* y, int64_t y_stride, uint8_t* panel);
 };
 
 // Indexed by the number of the type. Functions are null if there is no kernel.

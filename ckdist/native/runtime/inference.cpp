@@ -92,7 +92,7 @@ void Inference::read_lists() {
 }
 
 void Inference::make_buffers() {
-  int64_t activation_bytes[3] = {64, 64, 64}, slice = 0;
+  int64_t activation_bytes[3] = {64, 64, 64}, slice = 0, panel = 0;
   for (int p = 0; p < program.plan_count; p++) {
     plan = &program.plans[p];
     for (const ckdist_value* v = plan->values; v != plan->values + plan->value_count; v++)
@@ -101,10 +101,11 @@ void Inference::make_buffers() {
     plan_bytes_[p] = 0;
     for (int m = 0; m < plan->matrix_count; m++) {
       plan_bytes_[p] += matrix(m).tile_count() * matrix(m).tile_bytes;
+      if (plan->prompts && kernels.linear[int(matrix(m).type)].multiply_prompt) panel = kPromptBytes;
       if (repacker_ && weight(m).sliced) slice = std::max(slice, round_up(weight(m).sliced->largest_bytes(), 4096));
     }
   }
-  int64_t each = slice;
+  int64_t each = slice + panel;
   for (const int64_t bytes : activation_bytes) each += kReplicatedRows * bytes;
   each = round_up(each, 4096);
   buffer_arena_.emplace(each * threads(), "the threads' activations");
@@ -112,6 +113,7 @@ void Inference::make_buffers() {
   for (ThreadBuffers& w : buffers_) {
     uint8_t* p = at;
     w.slice = p, p += slice;
+    w.panel = panel ? p : nullptr, p += panel;
     if (slice) w.engine = std::make_unique<StreamEngine>();
     for (int f = 0; f < 3; f++) w.activations[f] = p, p += kReplicatedRows * activation_bytes[f];
     at += each;

@@ -161,6 +161,14 @@ class Inference : public Executor {
   const float* vector(int index) const { return plan->vectors[index]; }
 
   uint8_t* slice(int thread) { return buffers_[thread].slice; }  // room for a slice that is not packed yet
+  // Multiplies `rows` rows of activations by all tiles of a matrix, as the plan's tokens are multiplied.
+  void multiply(int thread, const Matrix& matrix, const uint8_t* x, int64_t x_stride, int64_t rows, float* y,
+                int64_t y_stride) const {
+    const LinearKernel& kernel = kernels.linear[int(matrix.type)];
+    if (plan->prompts && kernel.multiply_prompt)
+      kernel.multiply_prompt(matrix, 0, matrix.tile_count(), x, x_stride, rows, y, y_stride, buffers_[thread].panel);
+    else kernel.multiply(matrix, 0, matrix.tile_count(), x, x_stride, rows, y, y_stride);
+  }
   CopyEngine& engine(int thread) { return *buffers_[thread].engine; }
   void count_moved(int thread, int64_t bytes) { buffers_[thread].moved += bytes; }
   // Adds the bytes of the experts that a step chose. Only the step's first thread calls it.
@@ -220,9 +228,9 @@ class Inference : public Executor {
   // keeps all slices that it packs.
   static constexpr int64_t kKeptShare = 16;
 
-  struct alignas(64) ThreadBuffers {  // memory of one thread that lasts over steps
-    uint8_t* activations[3];          // kReplicatedRows rows for each format
-    uint8_t* slice;
+  struct alignas(64) ThreadBuffers {     // memory of one thread that lasts over steps
+    uint8_t* activations[3];             // kReplicatedRows rows for each format
+    uint8_t *slice, *panel;              // panel: null if no plan expands weights
     std::unique_ptr<CopyEngine> engine;  // writes slices that are kept; null if all are packed
     int64_t moved = 0;                   // bytes read from other ranks' memory in this batch
   };

@@ -37,7 +37,7 @@ def every_way(executable) -> None:
     expected = np.load(folder / "greedy.npy")[:TOKENS].tolist()
     for name, *limits in (("tensor", NEVER, NEVER), ("token", 0, NEVER), ("dispatch", 0, 0)):
         executable.prefill_from, executable.dispatch_from = limits
-        if (name == "token" and executable.plans == 1) or (name == "dispatch" and not executable.dispatching):
+        if (name == "token" and executable.layouts == 1) or (name == "dispatch" and not executable.dispatches):
             continue
         executable.stats(reset=True)
         same = "equal" if greedy(executable) == expected else "DIFFERENT"

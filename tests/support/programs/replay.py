@@ -112,7 +112,7 @@ def check(world, family: str, transport: str, threads: int, chunk: int, experts:
     hosts that have theirs, in every step.
     """
     s, mesh, program, weights, executable, _keep = build(world, family, transport, threads, chunk, 8, "f32", experts)
-    if executable.dispatching:
+    if executable.dispatches:
         executable.dispatch_from = 0
     worst = 0.0
     if world.rank == 0:

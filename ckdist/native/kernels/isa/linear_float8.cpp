@@ -18,9 +18,13 @@ constexpr auto product = multiply<Float8Product>;
 
 }  // namespace
 
-extern const LinearKernel float8_kernel = {activation_format(kFormats, Type::f8_e4m3), Tiles<Type::f8_e4m3>::tile_bytes,
-                                           CKDIST_VECTORS::pack_tile<Type::f8_e4m3>, Tiles<Type::f8_e4m3>::unpack_row,
-                                           product};
+extern const LinearKernel float8_kernel = {activation_format(kFormats, Type::f8_e4m3),
+                                           Tiles<Type::f8_e4m3>::tile_bytes,
+                                           CKDIST_VECTORS::pack_tile<Type::f8_e4m3>,
+                                           Tiles<Type::f8_e4m3>::unpack_row,
+                                           product,
+                                           prompt_format(kFormats, Type::f8_e4m3),
+                                           nullptr};
 
 }  // namespace CKDIST_ISA
 }  // namespace ckdist

@@ -1,7 +1,7 @@
 // The row of a weight type in a level's table of products, made of the strips of the level. Private to isa/.
 #pragma once
 #if defined(__AMX_INT8__) && defined(__AMX_BF16__)
-#include "kernels/isa/linear_amx.h"
+#include "kernels/isa/prompt_panels.h"
 #elif defined(__AVX512F__)
 #include "kernels/isa/linear_avx512.h"
 #elif defined(__AVX2__)
@@ -19,13 +19,21 @@ namespace {
 
 template <Type type>
 constexpr LinearKernel kernel_of() {
+  LinearKernel kernel = {activation_format(kFormats, type),
+                         Tiles<type>::tile_bytes,
+                         CKDIST_VECTORS::pack_tile<type>,
+                         Tiles<type>::unpack_row,
+                         nullptr,
+                         prompt_format(kFormats, type),
+                         nullptr};
 #ifdef __AMX_INT8__
-  constexpr auto product = multiply_in_tiles<type>;
+  kernel.multiply = multiply_in_tiles<type>;
+  if constexpr (prompt_format(kFormats, type) != activation_format(kFormats, type))
+    kernel.multiply_prompt = multiply_prompt<type>;
 #else
-  constexpr auto product = multiply<Product<type>>;
+  kernel.multiply = multiply<Product<type>>;
 #endif
-  return {activation_format(kFormats, type), Tiles<type>::tile_bytes, CKDIST_VECTORS::pack_tile<type>,
-          Tiles<type>::unpack_row, product};
+  return kernel;
 }
 
 }  // namespace

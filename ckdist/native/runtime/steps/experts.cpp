@@ -15,13 +15,14 @@ namespace ckdist {
 namespace {
 
 constexpr int64_t kGatheredBytes = 512 << 10;  // bytes of activations whose rows are gathered
-constexpr int64_t kScratchFloats = 32 << 10;   // products before they are joined or added
-constexpr int64_t kBlockRows = 64;             // rows of a product at a time, if there are many
-constexpr int64_t kBlockBytes = 256 << 10;     // bytes of weights at a time, if there are many rows
-constexpr int64_t kBlockTiles = 6;             // minimum number of tiles for kBlockBytes
-constexpr int64_t kLeastRows = 4;              // fewer rows cost the same
-constexpr int64_t kDownTiles = 8;  // output tiles at a time for few rows: long runs of memory of each expert
-constexpr int64_t kLowRows = 256;  // rows at a time of products with matrices A of LoRA
+constexpr int64_t kScratchFloats = 32 << 10;
+constexpr int64_t kBlockRows = 64;          // rows of a product at a time, if there are many
+constexpr int64_t kPromptRows = 256;        // the same for prompts, whose weights are expanded for each block
+constexpr int64_t kBlockBytes = 256 << 10;  // bytes of weights at a time, if there are many rows
+constexpr int64_t kBlockTiles = 6;          // minimum number of tiles for kBlockBytes
+constexpr int64_t kLeastRows = 4;           // fewer rows cost the same
+constexpr int64_t kDownTiles = 8;           // output tiles at a time for few rows: long runs of memory of each expert
+constexpr int64_t kLowRows = 256;           // rows at a time of products with matrices A of LoRA
 
 struct Experts : StepRun<Inference, ckdist_experts_step> {
   using Set = ckdist_expert_set;
@@ -39,7 +40,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     for (int i = 0; i < kExpertInputs * step.count; i++)
       if (const int x = expert_input(step, i); x >= 0) row = std::max(row, r.value(x).stride);
     it.gathered = c.bytes(std::max(kGatheredBytes, row));
-    it.scratch = c.floats(kScratchFloats);
+    it.scratch = c.floats(scratch_floats(r));
     it.sums =
         step.sets[0].gate.count > 1 ? c.floats(r.program.max_tokens * sum_columns(r.program.max_tokens)) : nullptr;
     it.logits = c.floats(r.value(step.logits).width * 2 + 2 * step.routing.groups);
@@ -50,6 +51,10 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     if (low > 0) it.low = c.floats(kLowRows * low);
     if (low > 0 || has_low(step)) it.low_sum = LowRankSum::carve(c);
     return it;
+  }
+  // Products of a block before they are joined or added.
+  static int64_t scratch_floats(const Inference& r) {
+    return r.plan->prompts ? 2 * kPromptRows * kPromptTiles * kTileRows : kScratchFloats;
   }
   static bool has_low(const Fields& step) {
     return std::any_of(step.sets, step.sets + step.count, [](const Set& set) { return set.down_low.a.count > 0; });
@@ -260,9 +265,10 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
       const Range chunk = {row, std::min(row + most, g.rows)};
       make_low(g, chunk);
       const uint8_t* const x = same ? inputs(g, set.gate_x, chunk) : nullptr;
-      const int64_t rows_each = few ? chunk.end - chunk.begin : std::min(kBlockRows, chunk.end - chunk.begin);
+      const int64_t block_rows = r.plan->prompts ? kPromptRows : kBlockRows;
+      const int64_t rows_each = few ? chunk.end - chunk.begin : std::min(block_rows, chunk.end - chunk.begin);
       const int64_t pair_bytes = r.matrix(set.gate.first + s).tile_bytes + r.matrix(set.up.first + s).tile_bytes;
-      int64_t tiles_each = std::max<int64_t>(kScratchFloats / 2 / kTileRows / rows_each, 1);
+      int64_t tiles_each = std::max<int64_t>(scratch_floats(r) / 2 / kTileRows / rows_each, 1);
       if (!few) tiles_each = std::min(tiles_each, tiles_at_once(kBlockBytes, pair_bytes, kBlockTiles));
       for (int64_t tile = tiles.begin; tile < tiles.end; tile += tiles_each) {
         const Range some = {tile, std::min(tile + tiles_each, tiles.end)};
@@ -312,7 +318,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     const int64_t from = tiles.begin * kTileRows, columns = std::min(tiles.end * kTileRows, width) - from,
                   scratch_stride = (tiles.end - tiles.begin) * kTileRows, count = rows.end - rows.begin;
     const int64_t x_stride = r.value(set.gate_x).stride;
-    float *const gate = own.scratch, *const up = gate + kScratchFloats / 2;  // (count, scratch_stride)
+    float *const gate = own.scratch, *const up = gate + scratch_floats(r) / 2;  // (count, scratch_stride)
     product(g, set.gate.first + s, tiles, x, x_stride, count, gate, scratch_stride);
     if (set.up_x != set.gate_x) x = inputs(g, set.up_x, rows);
     product(g, set.up.first + s, tiles, x, r.value(set.up_x).stride, count, up, scratch_stride);
@@ -338,8 +344,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     const int64_t before = g.expert * tiles_each(set_of(g), matrix);
     each_packed(r, thread, r.weight(matrix), before + tiles.begin, before + tiles.end,
                 [&](const Matrix& part, int64_t first) {
-                  r.kernels.linear[int(part.type)].multiply(part, 0, part.tile_count(), x, x_stride, rows,
-                                                            y + (first - before - tiles.begin) * kTileRows, stride);
+                  r.multiply(thread, part, x, x_stride, rows, y + (first - before - tiles.begin) * kTileRows, stride);
                 });
   }
 
@@ -410,7 +415,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     const int x = set.activations.first + s;
     const int64_t x_stride = r.value(x).stride, width = (tiles.end - tiles.begin) * kTileRows;
     const uint8_t* const in = r.step_activations(x) + g.first * x_stride;
-    const int64_t rows_each = std::max<int64_t>(kScratchFloats / width, 1);
+    const int64_t rows_each = std::max<int64_t>(scratch_floats(r) / width, 1);
     for (int64_t row = 0; row < g.rows; row += rows_each) {
       const int64_t count = std::min(rows_each, g.rows - row);
       product(g, set.down.first + s, tiles, in + row * x_stride, x_stride, count, own.scratch, width);

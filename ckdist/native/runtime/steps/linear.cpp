@@ -14,22 +14,23 @@ constexpr int64_t kLeastTiles = 12;  // minimum tiles of a product at a time, be
 constexpr int64_t kGatedRows = 256, kGatedBytes = 512 << 10;
 constexpr int64_t kAheadBytes = 256 << 10;  // bytes of a product's weights that are prefetched
 // Tokens and tiles of a summed product at a time. The result stays in the L2 cache.
-constexpr int64_t kSummedTokens = 256, kSummedTiles = 8;
+constexpr int64_t kSummedTokens = 256, kSummedPrompts = 512, kSummedTiles = 8;
 
 struct Linear : StepRun<Inference, ckdist_linear_step> {
   using Product = ckdist_product;
   static constexpr bool kReadsAhead = true;
 
-  static int64_t thread_bytes(const Inference&, const Fields& step) {
+  static int64_t thread_bytes(const Inference& r, const Fields& step) {
     Carver c;
-    room(c, step);
+    room(c, r, step);
     return c.used;
   }
 
   void run() {
     const int64_t n = r.rows(step.step), bytes = weight_bytes(r, step);
     if (n > 0 && bytes > 0) {
-      if (n >= Inference::kThreadRows * r.active() && !r.packing) {  // else every thread would pack all weights
+      // If rows were divided, every thread would pack or expand all weights.
+      if (n >= Inference::kThreadRows * r.active() && !r.packing && !r.plan->prompts) {
         const int64_t each = std::max(kPieceBytes, kLeastTiles * longest_tile());
         const int64_t pieces = std::max((bytes + each - 1) / each, kLeastPieces);
         r.for_each_item(thread, index, pieces * r.active(), [&](int64_t item) {
@@ -133,8 +134,7 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     const int64_t x_stride = r.value(x).stride;
     const uint8_t* const at = r.activations(thread, step.step, x) + rows.begin * x_stride;
     each_packed(r, thread, weight, tiles.begin, tiles.end, [&](const Matrix& part, int64_t first) {
-      r.kernels.linear[int(part.type)].multiply(part, 0, part.tile_count(), at, x_stride, rows.end - rows.begin,
-                                                y + (first - tiles.begin) * kTileRows, stride);
+      r.multiply(thread, part, at, x_stride, rows.end - rows.begin, y + (first - tiles.begin) * kTileRows, stride);
     });
   }
 
@@ -166,18 +166,21 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     int64_t x_stride;
     const float* const x = r.floats(low, &x_stride) + rows.begin * x_stride;
     const int64_t columns = std::min(tiles.end * kTileRows, w.rows) - tiles.begin * kTileRows;
-    room(c, step).low.add(r.kernels, w, tiles, columns, x, x_stride, rows.end - rows.begin, y, stride);
+    room(c, r, step).low.add(r.kernels, w, tiles, columns, x, x_stride, rows.end - rows.begin, y, stride);
   }
 
   // Multiplies by tiles of gate and up and joins the results. Many rows are divided into blocks of rows and tiles. Few
-  // rows read long runs of weights. If weights are not packed, they are packed once for all rows.
+  // rows read long runs of weights. If weights are not packed, or expanded for prompts, that happens once for all rows.
   void multiply_gated(int s, int64_t column, Range tiles, Range rows) {
     const Product &gate = step.products[0], &up = step.products[1];
     const Matrix& w = r.matrix(gate.weight.first + s);
     const bool divided = rows.end - rows.begin > Inference::kFewRows && !r.packing;
     const int64_t pair_bytes = w.tile_bytes + r.matrix(up.weight.first + s).tile_bytes;
-    const int64_t tiles_each = divided ? tiles_at_once(kGatedBytes, pair_bytes, kLeastTiles) : tiles.end - tiles.begin;
-    const int64_t rows_each = divided ? kGatedRows : rows.end - rows.begin;
+    const bool prompts = r.plan->prompts;
+    const int64_t tiles_each = prompts   ? kPromptTiles
+                               : divided ? tiles_at_once(kGatedBytes, pair_bytes, kLeastTiles)
+                                         : tiles.end - tiles.begin;
+    const int64_t rows_each = divided && !prompts ? kGatedRows : rows.end - rows.begin;
     int64_t gate_stride, up_stride;
     float* const g = r.floats(gate.out, &gate_stride) + column;
     const float* const u = r.floats(up.out, &up_stride) + column;
@@ -198,15 +201,16 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
   // ranks.
   void multiply_summed(const Product& p, Range tiles, Range rows) {
     Carver c{r.memory(thread)};
-    float* const sum = room(c, step).product;
+    float* const sum = room(c, r, step).product;
     int64_t stride;
     float* const out = r.floats(p.out, &stride);
     for (int64_t tile = tiles.begin; tile < tiles.end; tile += kSummedTiles) {
       const Range some_tiles = {tile, std::min(tile + kSummedTiles, tiles.end)};
       const int64_t from = tile * kTileRows,
                     width = std::min(some_tiles.end * kTileRows, r.matrix(p.weight.first).rows) - from;
-      for (int64_t row = rows.begin; row < rows.end; row += kSummedTokens) {
-        const Range some_rows = {row, std::min(row + kSummedTokens, rows.end)};
+      const int64_t rows_each = summed_tokens(r);
+      for (int64_t row = rows.begin; row < rows.end; row += rows_each) {
+        const Range some_rows = {row, std::min(row + rows_each, rows.end)};
         float* const y = out + row * stride + from;
         bool first = true;
         for (int s = 0; s < p.weight.count; s++) {
@@ -226,13 +230,14 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
   }
 
   struct Room {
-    float* product;  // (kSummedTokens, kSummedTiles * kTileRows)
+    float* product;  // (summed_tokens, kSummedTiles * kTileRows)
     LowRankSum low;
   };
-  static Room room(Carver& c, const Fields& step) {
+  static int64_t summed_tokens(const Inference& r) { return r.plan->prompts ? kSummedPrompts : kSummedTokens; }
+  static Room room(Carver& c, const Inference& r, const Fields& step) {
     bool low = false;
     for (int m = 0; m < step.count; m++) low |= step.products[m].low.count > 0;
-    return {step.summed ? c.floats(kSummedTokens * kSummedTiles * kTileRows) : nullptr,
+    return {step.summed ? c.floats(summed_tokens(r) * kSummedTiles * kTileRows) : nullptr,
             low ? LowRankSum::carve(c) : LowRankSum{}};
   }
 };

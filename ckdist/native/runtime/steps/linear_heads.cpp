@@ -78,8 +78,7 @@ struct LinearHeads : StepRun<Inference, ckdist_linear_heads_step> {
       if (tiles.begin == 0) std::copy(x + step.columns, x + step.x_width, out + t * out_stride + step.head_rows);
     }
     each_packed(r, thread, weight, tiles.begin, tiles.end, [&](const Matrix& part, int64_t first) {
-      r.kernels.linear[int(part.type)].multiply(part, 0, part.tile_count(), activations, x_stride, n,
-                                                out + first * kTileRows, out_stride);
+      r.multiply(thread, part, activations, x_stride, n, out + first * kTileRows, out_stride);
     });
   }
 
