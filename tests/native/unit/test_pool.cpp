@@ -6,7 +6,6 @@
 #include <doctest/doctest.h>
 
 #include "runtime/pool.h"
-#include "runtime/shares.h"
 
 using namespace ckdist;
 
@@ -49,15 +48,4 @@ TEST_CASE("a failure ends those who wait, and is thrown again") {
                                pool.barrier();
                              }),
                     "this one fails");
-}
-
-TEST_CASE("shares cover every byte once, whatever their number") {
-  for (const int64_t bytes : {0, 1, 100, 65536, 10'000'019})
-    for (const int threads : {1, 2, 3, 16})
-      for (const bool few : {true, false}) {
-        const Shares shares(bytes, threads, few);
-        CHECK(shares.begin(0) == 0);
-        for (int64_t piece = 0; piece < shares.pieces(); piece++) CHECK(shares.begin(piece) <= shares.begin(piece + 1));
-        CHECK(shares.begin(shares.pieces()) == bytes);
-      }
 }

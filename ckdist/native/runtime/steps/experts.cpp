@@ -21,6 +21,7 @@ constexpr int64_t kBlockBytes = 256 << 10;     // bytes of weights at a time, if
 constexpr int64_t kBlockTiles = 6;             // minimum number of tiles for kBlockBytes
 constexpr int64_t kLeastRows = 4;              // fewer rows cost the same
 constexpr int64_t kDownTiles = 8;  // output tiles at a time for few rows: long runs of memory of each expert
+constexpr int64_t kLeastUnits = 8;  // units of output tiles for each thread, which has fewer tiles at a time else
 constexpr int64_t kLowRows = 256;  // rows at a time of products with matrices A of LoRA
 
 struct Experts : StepRun<Inference, ckdist_experts_step> {
@@ -91,14 +92,16 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
       few = n <= Inference::kFewRows;
       group();
       if (thread == 0) r.count_experts(bytes_read());
-      each_piece(up_cost(), 0, [&](int64_t from, int64_t to, int64_t piece) { multiply_up(from, to, piece); });
-      const int64_t tiles = down_tiles(), unit = few ? kDownTiles : 1, units = (tiles + unit - 1) / unit,
-                    cost = down_cost() * unit;
+      each_piece(up_cost(), longest_up(), 0,
+                 [&](int64_t from, int64_t to, int64_t piece) { multiply_up(from, to, piece); });
+      const int64_t tiles = down_tiles(),
+                    unit = few ? std::clamp<int64_t>(tiles / (kLeastUnits * r.active()), 1, kDownTiles) : 1,
+                    units = (tiles + unit - 1) / unit, cost = down_cost() * unit;
       const auto at = [&](int64_t cost_before, int64_t piece) {
         return std::min(boundary(cost_before, cost, units, piece) * unit, tiles);
       };
       if (cost > 0)
-        each_piece(cost * units, 1,
+        each_piece(cost * units, cost, 1,
                    [&](int64_t from, int64_t to, int64_t piece) { multiply_down({at(from, piece), at(to, piece)}); });
       else clear();
     }
@@ -155,10 +158,10 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     }
   }
 
-  // Runs work(from, to, bytes of a piece) for the pieces of a phase that this thread takes.
+  // Runs work(from, to, bytes of a piece) for the pieces of a phase that this thread takes. `tile`: cost of a tile.
   template <class Work>
-  void each_piece(int64_t cost, int phase, Work&& work) {
-    const Shares shares(cost, r.active(), few);
+  void each_piece(int64_t cost, int64_t tile, int phase, Work&& work) {
+    const Shares shares(cost, tile, r.active(), few);
     if (cost == 0) return;
     for (int64_t piece = thread; piece < shares.pieces();
          piece = r.active() + (phase == 0 ? r.next_item(index) : int64_t(r.counter(0).add(number, 1))))
@@ -191,6 +194,11 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
       for (int s = 0; s < set_of(g).gate.count; s++)
         cost += up_tile_cost(g, s) * tiles_each(set_of(g), set_of(g).gate.first + s);
     }
+    return cost;
+  }
+  int64_t longest_up() const {
+    int64_t cost = 0;
+    for (int64_t i = 0; i < *grouping.count; i++) cost = std::max(cost, up_tile_cost(grouping.groups[i], 0));
     return cost;
   }
   // Cost of one tile of the output, over all experts.
