@@ -135,7 +135,7 @@ void work(const Link& link, int rank, int ranks, int threads, int rounds) {
        std::make_unique<Channel>(link.transport, 1, all, all, rank, detector, Patience{1000, 1000, 100'000}), nullptr,
        Thresholds{}, every},
       link.memory, sizes_of(rank, ranks));
-  Pool pool(threads, {}, kSpins);
+  Pool pool(threads, {}, {}, kSpins);
   for (int round = 0; round < rounds; round++) {
     const bool late = round >= rounds / 2;
     for (int burst = 0; burst < 1 + round % 3; burst++) {
