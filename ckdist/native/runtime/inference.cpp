@@ -12,11 +12,11 @@ namespace ckdist {
 namespace {
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// Counters that a step needs: one for each expert, and one for the items that are left.
+// Counters that a step needs: one for each expert.
 int step_counters(const ckdist_step& step) {
   if (step.kind != ckdist_step_experts) return 0;
   const auto& experts = reinterpret_cast<const ckdist_experts_step&>(step);
-  int count = 1;
+  int count = 0;
   for (int set = 0; set < experts.count; set++) count += experts.sets[set].count;
   return count;
 }
@@ -88,7 +88,8 @@ void Inference::read_lists() {
     for (const ckdist_step* step : steps) counters = std::max(counters, step_counters(*step));
   }
   step_counters_.reset(new Counter[counters]);
-  counters_.reset(new std::atomic<int64_t>[threads() * most_steps_]);
+  most_steps_ = int(round_up(most_steps_, 8));
+  counters_.reset(new std::atomic<int64_t>[2 * threads() * most_steps_]);
 }
 
 void Inference::make_buffers() {
@@ -301,9 +302,13 @@ void Inference::begin(const BatchView& those) {
   if (plan->host_rows) host_rows->begin(local_tokens);
   active_ = std::min(std::max(batch.threads, 1), threads());
   for (Thread& thread : threads_) thread.ahead.step = -1;
-  const int owners = batch.tokens > batch.sequences || batch.tokens >= kThreadRows ? active_ : 1;
-  for (int o = 0; o < owners; o++)
-    for (size_t i = 0; i < list_->steps.size(); i++) counters_[o * most_steps_ + i].store(0, std::memory_order_relaxed);
+  const auto clear = [this](int rows, std::atomic<int64_t>* at) {
+    for (int row = 0; row < rows; row++)
+      for (size_t i = 0; i < list_->steps.size(); i++) at[row * most_steps_ + i].store(0, std::memory_order_relaxed);
+  };
+  pool_->activate(active_);
+  clear(batch.tokens > batch.sequences || batch.tokens >= kThreadRows ? active_ : groups(), counters_.get());
+  clear(groups(), counters_.get() + threads() * most_steps_);
 }
 
 ckdist_step_stats Inference::stats(bool reset) {

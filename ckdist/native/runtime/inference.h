@@ -198,8 +198,20 @@ class Inference : public Executor {
     return ranks->counters(ranks->local_rank) + int64_t{layer} * program.experts;
   }
 
-  // The next item of a step whose items are taken by the next free thread.
-  int64_t next_item(int index) { return counters_[index].fetch_add(1); }
+  // Runs work(item) for items that are divided evenly over the groups of threads (runtime/pool.h). The next free thread
+  // of a group takes the group's next item, then items that other groups have left. A step may do so in two phases.
+  template <class Work>
+  void take_items(int thread, int index, int64_t items, Work&& work, int phase = 0) {
+    const int groups = pool_->groups(), own = pool_->group_of(thread);
+    for (int o = 0; o < groups; o++) {
+      const int group = (own + o) % groups;
+      const int64_t begin = pool_->share_begin(group, items), count = pool_->share_begin(group + 1, items) - begin;
+      std::atomic<int64_t>& next = counters_[(phase * threads() + group) * most_steps_ + index];
+      if (o > 0 && next.load(std::memory_order_relaxed) >= count) continue;  // leaves the line to the other group
+      for (int64_t i; (i = next.fetch_add(1)) < count;) work(begin + i);
+    }
+  }
+  int groups() const { return pool_->groups(); }
   // Runs work(item) for items that are divided evenly over the threads. A thread that has finished takes items that
   // others have left.
   template <class Work>
@@ -246,7 +258,7 @@ class Inference : public Executor {
   int64_t plan_bytes_[kMaxPlans];  // bytes of the matrices that a step reads
   int token_steps_[kMaxPlans];     // steps before those of selected rows only
   bool needs_firsts_[kMaxPlans];   // the plan attends to an encoder's output
-  int most_steps_ = 0;             // largest number of steps of a plan
+  int most_steps_ = 0;             // largest number of steps of a plan, rounded up to whole cache lines of counters
   uint32_t runs_ = 0;              // number of batches so far
   std::unique_ptr<Counter[]> step_counters_;
   int64_t kv_bytes_ = 0;
@@ -255,8 +267,8 @@ class Inference : public Executor {
   std::vector<ThreadBuffers> buffers_;
   std::vector<float> hidden_;                // (max_outputs, hidden)
   std::vector<const float*> peers_[kSlots];  // slots of the ranks that share memory
-  // (threads, most_steps): next item of each step that shares its items dynamically. A step with one counter uses row
-  // 0.
+  // (2 phases, threads, most_steps): next item of each step that shares its items dynamically. Items that groups divide
+  // use the first rows of each phase.
   std::unique_ptr<std::atomic<int64_t>[]> counters_;
   int64_t sent_before_ = 0;   // bytes sent to other hosts before the counts were reset
   Traffic traffic_;           // traffic of plan 0, which decodes

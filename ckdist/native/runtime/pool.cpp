@@ -52,7 +52,7 @@ void Pool::run(int active, const std::function<void(int)>& job) {
     pinned_ = before_.read();
     pin(0);
   }
-  if (active != active_) activate(active);
+  activate(active);
   job_ = &job;
   done_.value.store(0, std::memory_order_relaxed);
   if (active > 1) job_signal_.set((job_signal_.value.load(std::memory_order_relaxed) + 1) & ~kEnd);
@@ -63,10 +63,13 @@ void Pool::run(int active, const std::function<void(int)>& job) {
 }
 
 void Pool::activate(int threads) {
+  if (threads == active_) return;
   active_ = threads;
   for (Group& group : groups_) group.active = 0;
   for (int t = 0; t < threads; t++) groups_[group_of_[t]].active++;
-  active_groups_ = int(std::count_if(groups_.begin(), groups_.end(), [](const Group& g) { return g.active > 0; }));
+  active_groups_ = 0;
+  for (int before = 0; before < threads; before += groups_[active_groups_++].active)
+    groups_[active_groups_].before = before;
 }
 
 void Pool::release(uint32_t generation) {

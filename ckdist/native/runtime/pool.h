@@ -38,6 +38,16 @@ class Pool {
   // pool cannot be used again.
   void run(int active, const std::function<void(int)>& job);
 
+  // Sets the number of active threads before run(), for share_begin(). Not while a job runs.
+  void activate(int threads);
+  // The groups of the active threads, and the group of an active thread. share_begin: the first of the items of a group
+  // if `items` items are divided evenly over the active threads.
+  int groups() const { return active_groups_; }
+  int group_of(int thread) const { return group_of_[thread]; }
+  int64_t share_begin(int group, int64_t items) const {
+    return group == active_groups_ ? items : items * groups_[group].before / active_;
+  }
+
   // Barrier over the active threads. The last to arrive runs `last()` first. Waiting threads call `idle()` between
   // polls. Throws Aborted once a thread has failed.
   template <class Last, class Idle>
@@ -82,7 +92,6 @@ class Pool {
   void work(int thread);
   void execute(int thread);
   void pin(int thread);
-  void activate(int threads);
   void release(uint32_t generation);
   void check() const {
     if (failed_.load(std::memory_order_acquire)) throw Aborted();
@@ -90,7 +99,7 @@ class Pool {
 
   struct Group {
     alignas(64) std::atomic<int> arrived{0};  // of the group's active threads
-    int active = 0;
+    int active = 0, before = 0;               // active threads of the group, and of those before it
     Signal generation;  // of the barrier
   };
 

@@ -163,9 +163,10 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
   void each_piece(int64_t cost, int64_t tile, int phase, Work&& work) {
     const Shares shares(cost, tile, r.active(), few);
     if (cost == 0) return;
-    for (int64_t piece = thread; piece < shares.pieces();
-         piece = r.active() + (phase == 0 ? r.next_item(index) : int64_t(r.counter(0).add(number, 1))))
-      work(shares.begin(piece), shares.begin(piece + 1), shares.first());
+    const auto take = [&](int64_t piece) { work(shares.begin(piece), shares.begin(piece + 1), shares.first()); };
+    take(thread);
+    r.take_items(
+        thread, index, shares.pieces() - r.active(), [&](int64_t i) { take(r.active() + i); }, phase);
   }
 
   const Set& set_of(const ExpertRows& g) const { return step.sets[g.set]; }
@@ -228,9 +229,9 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
         offset += cost * tiles;
         column += r.value(set.activations.first + s).floats;
       }
-      if (done > 0 && int64_t(r.counter(1 + int(i)).add(number, uint32_t(done))) + done == total) {
+      if (done > 0 && int64_t(r.counter(int(i)).add(number, uint32_t(done))) + done == total) {
         prepare(g);
-        r.counter(1 + int(i)).add(number, 1);
+        r.counter(int(i)).add(number, 1);
       }
     }
   }
@@ -238,7 +239,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     const ExpertRows& g = grouping.groups[group];
     int64_t total = 0;
     for (int s = 0; s < set_of(g).gate.count; s++) total += tiles_each(set_of(g), set_of(g).gate.first + s);
-    return total == 0 || r.counter(1 + int(group)).get(number) == total + 1;
+    return total == 0 || r.counter(int(group)).get(number) == total + 1;
   }
 
   // The activations of an expert's rows, consecutive: in place, or gathered.

@@ -38,8 +38,11 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
         });
       } else {
         const Shares shares(bytes, piece_tile(r, step), r.active(), n <= Inference::kFewRows);
-        for (int64_t piece = thread; piece < shares.pieces(); piece = r.active() + r.next_item(index))
+        const auto take = [&](int64_t piece) {
           multiply_bytes(shares.begin(piece), shares.begin(piece + 1), shares.first(), {0, n});
+        };
+        take(thread);
+        r.take_items(thread, index, shares.pieces() - r.active(), [&](int64_t i) { take(r.active() + i); });
       }
     }
     if (bytes == 0) clear(n);
