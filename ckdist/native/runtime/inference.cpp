@@ -93,12 +93,14 @@ void Inference::read_lists() {
 }
 
 void Inference::make_buffers() {
-  int64_t activation_bytes[3] = {64, 64, 64}, slice = 0;
+  int64_t activation_bytes[3] = {64, 64, 64}, slice = 0, widest = 0;
   for (int p = 0; p < program.plan_count; p++) {
     plan = &program.plans[p];
-    for (const ckdist_value* v = plan->values; v != plan->values + plan->value_count; v++)
+    for (const ckdist_value* v = plan->values; v != plan->values + plan->value_count; v++) {
       if (v->place == ckdist_place_activations)
         activation_bytes[v->format] = std::max(activation_bytes[v->format], v->stride);
+      if (v->place == ckdist_place_slot || v->place == ckdist_place_sums) widest = std::max<int64_t>(widest, v->width);
+    }
     plan_bytes_[p] = 0;
     for (int m = 0; m < plan->matrix_count; m++) {
       plan_bytes_[p] += matrix(m).tile_count() * matrix(m).tile_bytes;
@@ -108,8 +110,10 @@ void Inference::make_buffers() {
   int64_t each = slice;
   for (const int64_t bytes : activation_bytes) each += kReplicatedRows * bytes;
   each = round_up(each, 4096);
-  buffer_arena_.emplace(each * threads(), "the threads' activations");
+  const int64_t shared = round_up(kReplicatedRows * widest * 4, 4096);
+  buffer_arena_.emplace(each * threads() + 2 * shared, "the threads' activations");
   uint8_t* at = buffer_arena_->data();
+  for (float*& rows : shared_rows_) rows = reinterpret_cast<float*>(at), at += shared;
   for (ThreadBuffers& w : buffers_) {
     uint8_t* p = at;
     w.slice = p, p += slice;

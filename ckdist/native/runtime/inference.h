@@ -160,6 +160,9 @@ class Inference : public Executor {
   const Matrix& matrix(int index) const { return weight(index).matrix; }
   const float* vector(int index) const { return plan->vectors[index]; }
 
+  // Room for kReplicatedRows rows that all threads write together. Every thread calls it in the same steps: the room
+  // alternates, so that a thread may still read the rows of the call before.
+  float* next_shared_rows(int thread) { return shared_rows_[buffers_[thread].shared_turn ^= 1]; }
   uint8_t* slice(int thread) { return buffers_[thread].slice; }  // room for a slice that is not packed yet
   CopyEngine& engine(int thread) { return *buffers_[thread].engine; }
   void count_moved(int thread, int64_t bytes) { buffers_[thread].moved += bytes; }
@@ -236,6 +239,7 @@ class Inference : public Executor {
     uint8_t* activations[3];          // kReplicatedRows rows for each format
     uint8_t* slice;
     std::unique_ptr<CopyEngine> engine;  // writes slices that are kept; null if all are packed
+    int shared_turn = 0;
     int64_t moved = 0;                   // bytes read from other ranks' memory in this batch
   };
 
@@ -265,6 +269,7 @@ class Inference : public Executor {
   std::optional<Arena> kv_arena_, buffer_arena_, store_;
   int64_t store_blocks_ = 0, stored_bytes_ = 0;  // blocks of the store; bytes of one block of all layers
   std::vector<ThreadBuffers> buffers_;
+  float* shared_rows_[2] = {};
   std::vector<float> hidden_;                // (max_outputs, hidden)
   std::vector<const float*> peers_[kSlots];  // slots of the ranks that share memory
   // (2 phases, threads, most_steps): next item of each step that shares its items dynamically. Items that groups divide
