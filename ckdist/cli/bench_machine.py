@@ -20,8 +20,8 @@ from ckdist.layouts.rank_plan import SPINS
 from ckdist.topology import default_threads, place
 from ckdist.topology.arithmetic import ARITHMETIC, arithmetic_rate
 from ckdist.topology.bandwidth import read_bandwidth
-from ckdist.topology.machine import this_machine
 from ckdist.topology.instructions import reason
+from ckdist.topology.machine import this_machine
 
 
 @dataclass(frozen=True)

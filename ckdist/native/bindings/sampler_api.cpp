@@ -85,17 +85,16 @@ void ckdist_sampler_close(struct ckdist_sampler* sampler) { delete sampler; }
 int32_t ckdist_sample(struct ckdist_sampler* sampler, const float* logits, int64_t row_stride, int32_t rows,
                       const struct ckdist_sampling* sampling, struct ckdist_sampled_token* out) {
   return guard([&] {
-    sampler->each_row(rows, [&](Sampler& own, int32_t row) {
-      own.sample(logits + row * row_stride, row, sampling[row], out[row]);
-    });
+    sampler->each_row(
+        rows, [&](Sampler& own, int32_t row) { own.sample(logits + row * row_stride, row, sampling[row], out[row]); });
   });
 }
 
 int32_t ckdist_sample_greedy(struct ckdist_sampler* sampler, const float* logits, int64_t row_stride, int32_t rows,
                              int32_t* tokens) {
   return guard([&] {
-    sampler->each_row(
-        rows, [&](Sampler& own, int32_t row) { tokens[row] = own.greedy(logits + row * row_stride, row); });
+    sampler->each_row(rows,
+                      [&](Sampler& own, int32_t row) { tokens[row] = own.greedy(logits + row * row_stride, row); });
   });
 }
 

@@ -240,7 +240,7 @@ class Inference : public Executor {
     uint8_t* slice;
     std::unique_ptr<CopyEngine> engine;  // writes slices that are kept; null if all are packed
     int shared_turn = 0;
-    int64_t moved = 0;                   // bytes read from other ranks' memory in this batch
+    int64_t moved = 0;  // bytes read from other ranks' memory in this batch
   };
 
   void read_lists();

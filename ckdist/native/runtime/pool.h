@@ -23,8 +23,8 @@ struct Aborted : std::exception {};
 
 class Pool {
  public:
-  // `cpus`: one per thread, or empty for no pinning. `caches`: the last-level cache of each thread, or empty if it is not
-  // known. `spins`: polls before a waiting thread sleeps.
+  // `cpus`: one per thread, or empty for no pinning. `caches`: the last-level cache of each thread, or empty if it is
+  // not known. `spins`: polls before a waiting thread sleeps.
   Pool(int threads, std::vector<int> cpus, const std::vector<int>& caches, int spins);
   ~Pool();
   int size() const { return int(workers_.size()) + 1; }
@@ -100,20 +100,20 @@ class Pool {
   struct Group {
     alignas(64) std::atomic<int> arrived{0};  // of the group's active threads
     int active = 0, before = 0;               // active threads of the group, and of those before it
-    Signal generation;  // of the barrier
+    Signal generation;                        // of the barrier
   };
 
   std::vector<std::thread> workers_;
   std::vector<int> cpus_;
   int spins_;
   bool pinned_ = false;
-  CpuMask before_;  // the CPUs of the caller's thread before it was pinned
+  CpuMask before_;                   // the CPUs of the caller's thread before it was pinned
   const std::vector<int> group_of_;  // by thread
   std::vector<Group> groups_;
   int active_ = 0, active_groups_ = 0;  // the first groups are active
   const std::function<void(int)>* job_ = nullptr;
-  Signal job_signal_;  // number of jobs; the top bit stops the workers
-  Signal done_;        // workers that have finished the current job
+  Signal job_signal_;                        // number of jobs; the top bit stops the workers
+  Signal done_;                              // workers that have finished the current job
   alignas(64) std::atomic<int> arrived_{0};  // groups whose active threads have all arrived
   alignas(64) std::atomic<bool> failed_{false};
   std::mutex failure_lock_;

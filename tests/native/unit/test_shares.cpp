@@ -57,9 +57,7 @@ int64_t busiest(const Step& step, int threads) {
   const auto bytes_of = [&](int64_t piece) {
     int64_t sum = 0, offset = 0;
     for (const Product& p : step.products) {
-      const auto at = [&](int64_t byte) {
-        return boundary(byte - offset, p.tile_bytes(), p.tiles(), shares.first());
-      };
+      const auto at = [&](int64_t byte) { return boundary(byte - offset, p.tile_bytes(), p.tiles(), shares.first()); };
       sum += (at(shares.begin(piece + 1)) - at(shares.begin(piece))) * p.tile_bytes();
       offset += p.tiles() * p.tile_bytes();
     }

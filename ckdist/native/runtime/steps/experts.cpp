@@ -20,9 +20,9 @@ constexpr int64_t kBlockRows = 64;             // rows of a product at a time, i
 constexpr int64_t kBlockBytes = 256 << 10;     // bytes of weights at a time, if there are many rows
 constexpr int64_t kBlockTiles = 6;             // minimum number of tiles for kBlockBytes
 constexpr int64_t kLeastRows = 4;              // fewer rows cost the same
-constexpr int64_t kDownTiles = 8;  // output tiles at a time for few rows: long runs of memory of each expert
+constexpr int64_t kDownTiles = 8;   // output tiles at a time for few rows: long runs of memory of each expert
 constexpr int64_t kLeastUnits = 8;  // units of output tiles for each thread, which has fewer tiles at a time else
-constexpr int64_t kLowRows = 256;  // rows at a time of products with matrices A of LoRA
+constexpr int64_t kLowRows = 256;   // rows at a time of products with matrices A of LoRA
 
 struct Experts : StepRun<Inference, ckdist_experts_step> {
   using Set = ckdist_expert_set;
@@ -165,8 +165,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     if (cost == 0) return;
     const auto take = [&](int64_t piece) { work(shares.begin(piece), shares.begin(piece + 1), shares.first()); };
     take(thread);
-    r.take_items(
-        thread, index, shares.pieces() - r.active(), [&](int64_t i) { take(r.active() + i); }, phase);
+    r.take_items(thread, index, shares.pieces() - r.active(), [&](int64_t i) { take(r.active() + i); }, phase);
   }
 
   const Set& set_of(const ExpertRows& g) const { return step.sets[g.set]; }
