@@ -21,6 +21,7 @@ from ckdist.topology import default_threads, place
 from ckdist.topology.arithmetic import ARITHMETIC, arithmetic_rate
 from ckdist.topology.bandwidth import read_bandwidth
 from ckdist.topology.instructions import reason
+from ckdist.topology.machine import this_machine
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,9 @@ def run(config: BenchConfig) -> int:
         row |= {"read_bandwidth": bounds.read_bandwidth} | {
             name: bounds.arithmetic[form] for form, name in ARITHMETIC.items()
         }
-        row["barrier"] = _measured("ckdist_barrier_seconds", threads, _pins(cpus, threads), SPINS)
+        pins = _pins(cpus, threads)
+        caches = this_machine().caches(pins) if pins else None
+        row["barrier"] = _measured("ckdist_barrier_seconds", threads, pins, caches, SPINS)
         if threads > 1:
             row["line_round_trip"] = _measured("ckdist_line_round_trip", _pins(cpus, 2), 21)
         rows = [row]

@@ -137,7 +137,7 @@ class ModelBench:
             "ranks": world.size,
             "layout": self.layouts(before) if n_prompt else plan.decode.name,
             "layout_choice": dataclasses.asdict(self.model.prefill),
-            "n_threads": self.executable.threads_batch if n_prompt else self.executable.threads,
+            "n_threads": self.executable.threads_of(max(n_prompt, sequences), 0 if n_prompt else sequences),
             "n_ubatch": plan.cache.max_tokens,
             "type_k": plan.cache.key_type,
             "type_v": plan.cache.value_type,

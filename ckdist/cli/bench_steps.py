@@ -102,7 +102,7 @@ def run(config: BenchConfig) -> int:
             return 0
         if model.executable.in_flight > 1:
             raise ConfigError("bench steps times one step after the other: leave --pipeline-parallel-size out")
-        engine = Engine(model.executable, Sampler(model.spec.vocab_size))
+        engine = Engine(model.executable, Sampler(model.spec.vocab_size, model.executable.worker.pool))
         rows = [step_row(*step) for step in StepBench(engine, config.repetitions).steps()]
         write_rows(rows, config.output)
     return 0

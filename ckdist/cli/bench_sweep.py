@@ -46,7 +46,7 @@ def thread_sweep(bench: ModelBench) -> list[dict[str, Any]]:
     (prompt,), (generated,), (depth,), (sequences,) = config.n_prompt, config.n_gen, config.n_depth, config.n_parallel
     rows = []
     for threads in range(1, _most_threads(executable) + 1):
-        executable.threads = executable.threads_batch = threads
+        executable.threads = executable.threads_batch = executable.single_threads = threads
         row = {"n_threads": threads, "n_prompt": prompt, "n_gen": generated, "n_depth": depth, "n_parallel": sequences}
         row["pp t/s"] = bench.prompt(prompt, depth)["median_ts"]
         rows.append(row | {"tg t/s": bench.generate(generated, sequences, depth)["median_ts"]})

@@ -58,7 +58,9 @@ def start_lines(name: str, model: Model) -> tuple[list[str], list[str]]:
             f"tokens{states}, "
             f"of {gigabytes(min(row[2] for row in rows))} free"
         ),
-        f"{KERNELS.get(isa, isa)} kernels" + (f"; prefill: {model.prefill.reason}" if world.size > 1 else ""),
+        f"{KERNELS.get(isa, isa)} kernels"
+        + (f"; prefill: {model.prefill.reason}" if world.size > 1 else "")
+        + (f"; {model.decode_threads}" if model.decode_threads else ""),
     ]
     return lines, advice
 

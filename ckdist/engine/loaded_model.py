@@ -37,6 +37,7 @@ class Model:
     weight_bytes: int  # of this rank
     trace: "Trace | None"
     prefill: PrefillChoice = field(default_factory=PrefillChoice)
+    decode_threads: str = ""  # the choice of threads and its reason, in a few words; "": all are used
     total_weight_bytes: int = 0  # of all ranks
 
     @property

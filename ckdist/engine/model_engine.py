@@ -27,7 +27,7 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
     }
     lane = model.trace and model.trace.main
     engine = Engine(
-        model.executable, Sampler(model.spec.vocab_size), tokenizer.eos_token_ids,
+        model.executable, Sampler(model.spec.vocab_size, model.executable.worker.pool), tokenizer.eos_token_ids,
         max_waiting=max_waiting, more_stats=stats, lane=lane, make_breakers=lambda: _breakers(tokenizer),
         grammars=Grammars(tokenizer, model.spec.vocab_size), start_tokens=model.spec.start_tokens,
         banned_tokens=model.spec.banned_tokens,

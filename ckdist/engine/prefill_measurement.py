@@ -1,9 +1,6 @@
 """Measures the first layer of a model in both forms of prefill, and sets the form."""
 
 import functools
-import hashlib
-import json
-import math
 import sys
 import time
 from collections.abc import Callable
@@ -12,10 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from ckdist import native
-from ckdist.comm.user_cache import read_kept, write_kept
 from ckdist.comm.world_protocol import World
 from ckdist.config.engine_config import EngineConfig
+from ckdist.engine.start_measurement import kept_or_measured
 from ckdist.layouts.prefill_choice import Measured, PrefillChoice, choose, compare
 from ckdist.program.executable import DECODE, PREFILL, Executable, StageRanks
 from ckdist.program.step_batch import BLOCK_TOKENS, Batch, own_slots
@@ -36,9 +32,7 @@ def choose_prefill(
     """Sets the executable's `prefill_from`. A collective call, while the cache is empty.
 
     Args:
-        held: A context in which this rank does no other work.
-        key: Collects all that a kept result depends on, other than this library. A collective call.
-        remeasure: Measure even if there is a kept result.
+        held, key, remeasure: As for `kept_or_measured`.
         unmeasured: The reason to measure nothing, such as threads that share cores, or "".
     """
     if executable.layouts == 1:
@@ -48,22 +42,8 @@ def choose_prefill(
         return PrefillChoice(0, "token-parallel, as --prefill says")
     if unmeasured and not remeasure:
         return PrefillChoice(reason=f"tensor-parallel ({unmeasured})")
-    built = hashlib.sha256(native.LIBRARY.read_bytes()).hexdigest()
-    whole = json.dumps([built, native.isa(), key()], sort_keys=True)
-    name = f"prefill/{hashlib.sha256(whole.encode()).hexdigest()[:32]}.json"
-    rows = sound(read_kept(name)) if world.rank == 0 and not remeasure else None
-    kept = rows is not None
-    if world.broadcast(rows is None):
-        with held():
-            if world.rank:
-                executable.work()
-            else:
-                rows = measure(executable)
-                executable.stop()
-                if all(faster is not None for *_, faster in rows):
-                    write_kept(name, rows)
-        executable.stats(reset=True)  # measured steps do not count, on any rank
-    choice = choose(world.broadcast(rows), bool(world.broadcast(kept)))
+    rows, kept = kept_or_measured("prefill", world, executable, held, key, remeasure, lambda: measure(executable))
+    choice = choose(rows, kept)
     executable.prefill_from = choice.from_tokens
     return choice
 
@@ -99,15 +79,6 @@ def layer_seconds(executable: Executable, batch: Batch, phase: int) -> float:
     executable.stats(reset=True)
     executable.run_layer(batch, phase)
     return executable.stats().total
-
-
-def sound(rows: Any) -> list[Measured] | None:
-    """Rows of a file; None if they are invalid."""
-    try:
-        found: list[Measured] = [(int(size), float(ratio), bool(faster)) for size, ratio, faster in rows]
-    except (ValueError, TypeError, OverflowError):
-        return None
-    return found if found and all(size > 0 and 0 < ratio < math.inf for size, ratio, _ in found) else None
 
 
 def prefill_stats(choice: PrefillChoice, executable: Executable) -> dict[str, float | str]:

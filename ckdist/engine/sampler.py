@@ -11,6 +11,7 @@ from ckdist import errors, native
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.sequence import Sequence
 from ckdist.native import CData
+from ckdist.program.pool import ThreadPool
 
 MAX_WINDOW = 2**31 - 1  # tokens
 BREAKERS_SECONDS = 30.0  # limit; it takes milliseconds
@@ -46,13 +47,14 @@ class Sampler:
 
     Args:
         vocab_size: Columns of the logits.
+        pool: Threads that divide the rows of a call. No job of theirs runs during a call.
 
     Raises:
         NativeError: `vocab_size` is not between 1 and 2^28.
     """
 
-    def __init__(self, vocab_size: int) -> None:
-        handle = native.lib.ckdist_sampler_open(vocab_size)
+    def __init__(self, vocab_size: int, pool: ThreadPool | None = None) -> None:
+        handle = native.lib.ckdist_sampler_open(vocab_size, pool.handle if pool else native.ffi.NULL)
         if not handle:
             native.check(-5)
         self._handle = native.ffi.gc(handle, native.lib.ckdist_sampler_close)

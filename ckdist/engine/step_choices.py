@@ -4,6 +4,7 @@ import contextlib
 import functools
 import logging
 import sys
+from collections.abc import Callable
 
 from ckdist import native
 from ckdist.comm.host_name import machine_name
@@ -13,6 +14,7 @@ from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.loaded_model import Model
 from ckdist.engine.prefill_measurement import choose_prefill
 from ckdist.engine.stage_programs import StagePrograms
+from ckdist.engine.thread_measurement import choose_threads
 from ckdist.models.blocks.moe import is_expert
 from ckdist.program.lowered import Lowered
 from ckdist.program.program import Program
@@ -25,7 +27,9 @@ log = logging.getLogger(__name__)
 def choose_steps(
     model: Model, config: EngineConfig, programs: StagePrograms, decode: Lowered, measure: bool, colocated: bool
 ) -> None:
-    """Sets the model's form of prefill, and the tokens from which on rows go to the hosts of their experts.
+    """Sets the model's form of prefill, the threads of decode, and the tokens from which on rows go to other hosts.
+
+    These are the hosts that have the rows' experts.
 
     Args:
         measure: Measure token-parallel prefill even if it was measured before.
@@ -38,6 +42,9 @@ def choose_steps(
         why = "it is not measured with stages" if stages else "steps of other models run" if colocated else why
         key = functools.partial(prefill_key, model, programs.decode, decode)
         choice = choose_prefill(config, world, executable, model.loader.held, key, measure and stages is None, why)
+        if not why and model.spec.generates and model.spec.encoder is None:
+            own_key = functools.partial(thread_key, model, key)
+            model.decode_threads = choose_threads(config, world, executable, model.loader.held, own_key, measure)
     model.prefill = choice
     if executable.dispatches:
         executable.dispatch_from = dispatch_tokens(model, programs.dispatch_hosts, programs.link)
@@ -65,6 +72,11 @@ def dispatch_tokens(model: Model, hosts: int, link: Link) -> int:
         )
         log.debug("experts: rows for the hosts that have their experts %s; %s", how, link)
     return sys.maxsize if tokens is None else tokens
+
+
+def thread_key(model: Model, key: Callable[[], list[object]]) -> list[object]:
+    """All that the measured threads of decode depend on. A collective call."""
+    return [*key(), model.world.gather(model.plan.threads)]
 
 
 def prefill_key(model: Model, program: Program, decode: Lowered) -> list[object]:

@@ -14,6 +14,7 @@ from ckdist.program.executable import DECODE, PREFILL
 
 PAIRS, AGREED = 31, 12  # most pairs of a size; equal signs that end it early (a chance of 1 in 4,096)
 CHANCE = 0.01  # of a wrong decision
+FORMS = (DECODE, PREFILL)
 LEAST_GAIN = 0.03  # smallest useful gain, as a fraction of the time
 Measured = tuple[int, float, bool | None]  # tokens, ratio of seconds, whether token-parallel is faster (None: unsure)
 
@@ -42,13 +43,15 @@ def choose(rows: list[Measured], kept: bool = False) -> PrefillChoice:
     )
 
 
-def compare(seconds_of: Callable[[int], float], limit: float, clock: Callable[[], float]) -> tuple[float, bool | None]:
-    """(median ratio, whether token-parallel is at least LEAST_GAIN faster). None: neither is sure."""
+def compare(
+    seconds_of: Callable[[int], float], limit: float, clock: Callable[[], float], forms: tuple[int, int] = FORMS
+) -> tuple[float, bool | None]:
+    """(median ratio, whether the second form is at least LEAST_GAIN faster than the first). None: neither is sure."""
     ratios, won, end = [], 0, clock() + limit
     while len(ratios) < PAIRS and (not ratios or clock() < end):
-        order = (DECODE, PREFILL) if len(ratios) % 2 else (PREFILL, DECODE)
-        took = {phase: seconds_of(phase) for phase in order}
-        ratios.append(took[PREFILL] / took[DECODE])
+        order = forms if len(ratios) % 2 else forms[::-1]
+        took = {form: seconds_of(form) for form in order}
+        ratios.append(took[forms[1]] / took[forms[0]])
         won = sum(ratio < 1 - LEAST_GAIN for ratio in ratios)
         if len(ratios) >= AGREED and won in (0, len(ratios)):
             break

@@ -117,7 +117,8 @@ def counts(cores: int) -> list[int]:
 
 def barrier(cpus: list[int]) -> float:
     """Seconds of a barrier of one thread on each CPU."""
-    once = lambda: native.call(native.lib.ckdist_barrier_seconds, len(cpus), cpus, SPINS)
+    caches = this_machine().caches(cpus)
+    once = lambda: native.call(native.lib.ckdist_barrier_seconds, len(cpus), cpus, caches, SPINS)
     return min(once() for _ in range(PASSES))
 
 

@@ -26,6 +26,7 @@ _ALIGNMENT = 1 << 16  # bytes that the communicator's arena may lose to the alig
 _HEADER = native.ffi.sizeof("struct ckdist_run") // 4  # int32 items of a message before its arrays
 _COPY_HEADER = native.ffi.sizeof("struct ckdist_copy_blocks") // 4
 DECODE, PREFILL = 0, 1  # layouts of plans: that of decode, and another for prefill
+SINGLE_ROWS = 2  # most tokens of a step that waits for memory and barriers alone
 
 
 class PlanKey(NamedTuple):
@@ -157,6 +158,7 @@ class Executable:
         )
         self.state_slots = config.state_slots
         self.threads, self.threads_batch = threads, threads_batch
+        self.single_threads = threads  # of steps of at most SINGLE_ROWS tokens; at most `threads`
         self.has_logits, self.has_hidden = bool(plans), bool(hidden_plans)
         first_hidden, plans = len(plans), [*plans, *hidden_plans]
         self._numbers = {PlanKey.of(plan.lowered, n >= first_hidden): n for n, plan in enumerate(plans)}
@@ -343,11 +345,17 @@ class Executable:
         header.states, header.firsts = sequences * len(states), sequences * len(firsts)
         header.embeddings = 0 if batch.embeddings is None else len(batch.embeddings)
         header.command.copies = copies
-        header.threads = self.threads if tokens == sequences else self.threads_batch
+        header.threads = self.threads_of(tokens, sequences)
         np.concatenate(arrays, out=message.ints[_HEADER:size])
         self.worker.publish(message.address, size)
         self._messages.rotate(-1)
         self._published.append((selected, batch.hidden))
+
+    def threads_of(self, tokens: int, sequences: int) -> int:
+        """The threads of a step."""
+        if tokens > sequences:
+            return self.threads_batch
+        return self.single_threads if tokens <= SINGLE_ROWS else self.threads
 
     def _collect(self) -> tuple[int, bool]:
         """Runs rank 0's part of the oldest step; returns its number of selected rows and Batch.hidden."""

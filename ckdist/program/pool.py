@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from ckdist import native
+from ckdist.topology.machine import this_machine
 
 
 class ThreadPool:
@@ -17,7 +18,8 @@ class ThreadPool:
     def __init__(self, threads: int, cpus: Sequence[int] = (), spins: int = 2000):
         self.threads = threads
         pins = cpus[:threads] if len(cpus) >= threads else None
-        self.handle = native.new(native.lib.ckdist_pool_new, threads, pins, spins)
+        caches = this_machine().caches(pins) if pins else None
+        self.handle = native.new(native.lib.ckdist_pool_new, threads, pins, caches, spins)
 
     def close(self) -> None:
         """Ends the threads once no native object uses them. The calling thread then has its old CPU affinity."""

@@ -105,6 +105,10 @@ class Machine:
         """The physical cores of `cpus`; None: of all CPUs."""
         return tuple(sorted({cpu.core for cpu in self.cpus if cpus is None or cpu.number in cpus}))
 
+    def caches(self, cpus: Collection[int]) -> list[int]:
+        """The last-level cache of each of `cpus`; -1 if it is not known."""
+        return [self.by_number[cpu].l3 if cpu in self.by_number else -1 for cpu in cpus]
+
     def package_of(self, node: int) -> int | None:
         """The package of a node's CPUs; None if it has no CPUs, or CPUs of several packages."""
         packages = {cpu.package for cpu in self.cpus if cpu.node == node}

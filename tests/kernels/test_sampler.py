@@ -12,10 +12,12 @@ from ckdist import errors
 from ckdist.engine.sampler import Sample, Sampler
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.sampling_state import SamplingState
+from ckdist.program.pool import ThreadPool
 from tests.support.sample_row import SampleRow
 
 F32 = np.float32
 MASK = (1 << 64) - 1
+POOL = ThreadPool(3)
 
 
 def mix(x):
@@ -173,6 +175,21 @@ def test_frequencies_follow_the_distribution():
     np.testing.assert_allclose(share, [0.5, 0.3, 0.15, 0.05], atol=0.015)
 
 
+def test_threads_that_divide_the_rows_draw_the_tokens_of_one():
+    rng = np.random.default_rng(5)
+    logits = rng.normal(0, 3, (37, 3000)).astype(F32)
+    changes = [{}, {"temperature": 0.7}, {"top_k": 9, "logprobs": 2}, {"top_p": 0.9, "repetition_penalty": 1.2}]
+    rows = [
+        SampleRow(params(**{"temperature": 1.0, **changes[i % 4]}), i, i, rng.integers(0, 3000, i)) for i in range(37)
+    ]
+    one, many = Sampler(3000), Sampler(3000, POOL)
+    assert many.sample(logits, rows) == one.sample(logits, rows)
+    greedy = [SampleRow(params())] * 37
+    assert many.sample(logits, greedy) == one.sample(logits, greedy)
+    targets = rng.integers(0, 3000, 37).astype(np.int32)
+    assert many.logprobs(logits, targets, 3) == one.logprobs(logits, targets, 3)
+
+
 def test_a_row_does_not_depend_on_the_others():
     vocab = 5000
     logits = logits_of(vocab, 6)
@@ -229,12 +246,13 @@ def test_flat_and_extreme_distributions():
 def test_logits_that_are_not_finite_name_the_row(bad):
     logits = logits_of(1000, 4)
     logits[2, 999] = bad
-    sampler = Sampler(1000)
-    for row in (SampleRow(params()), SampleRow(params(temperature=1.0))):
-        with pytest.raises(errors.NativeError, match="row 2 are not finite"):
-            sampler.sample(logits, [row] * 4)
-    with pytest.raises(errors.NativeError, match="row 2"):
-        sampler.logprobs(logits, np.zeros(4, np.int32))
+    logits[3, 1] = bad
+    for sampler in (Sampler(1000), Sampler(1000, POOL)):
+        for row in (SampleRow(params()), SampleRow(params(temperature=1.0))):
+            with pytest.raises(errors.NativeError, match="row 2 are not finite"):
+                sampler.sample(logits, [row] * 4)
+        with pytest.raises(errors.NativeError, match="row 2"):
+            sampler.logprobs(logits, np.zeros(4, np.int32))
 
 
 @pytest.mark.parametrize(

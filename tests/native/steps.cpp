@@ -135,7 +135,7 @@ void work(const Link& link, int rank, int ranks, int threads, int rounds) {
        std::make_unique<Channel>(link.transport, 1, all, all, rank, detector, Patience{1000, 1000, 100'000}), nullptr,
        Thresholds{}, every},
       link.memory, sizes_of(rank, ranks));
-  Pool pool(threads, {}, kSpins);
+  Pool pool(threads, {}, {}, kSpins);
   for (int round = 0; round < rounds; round++) {
     const bool late = round >= rounds / 2;
     for (int burst = 0; burst < 1 + round % 3; burst++) {
@@ -158,7 +158,7 @@ void work(const Link& link, int rank, int ranks, int threads, int rounds) {
         const int slot = n % kSlots;
         const int64_t floats = 1 + mix(round, n, 5) % kFloats;
         for (int64_t i = thread; i < floats; i += active) steps.partial(slot)[i] = number(rank, round * 4 + n, i);
-        pool.barrier([&] { counted(late, [&] { steps.all_reduce(slot, floats, n); }); });
+        pool.barrier(thread, [&] { counted(late, [&] { steps.all_reduce(slot, floats, n); }); });
         const float* parts[kMaxRanks];
         const int count = steps.summands(slot, parts);
         for (int64_t i = (thread + 1) % active; i < floats; i += active) {
@@ -173,7 +173,7 @@ void work(const Link& link, int rank, int ranks, int threads, int rounds) {
       float* logits = steps.logits(&stride);
       for (int64_t t = thread; t < rows; t += active)
         for (int64_t c = 0; c < columns; c++) logits[t * stride + c] = number(round, t, begin + c);
-      pool.barrier([&] { counted(late, [&] { steps.gather_logits(rows, reduces); }); });
+      pool.barrier(thread, [&] { counted(late, [&] { steps.gather_logits(rows, reduces); }); });
     });
     pass_on(steps, round, late);
     const int64_t rows = 1 + mix(round, 6, 0) % kRows;
@@ -185,7 +185,7 @@ void work(const Link& link, int rank, int ranks, int threads, int rounds) {
   try {
     pool.run(threads, [&](int thread) {
       if (rank == ranks - 1 && thread == threads - 1) fail(Status::native, "meant to fail");
-      pool.barrier([&] { steps.all_reduce(0, 1, 0); });
+      pool.barrier(thread, [&] { steps.all_reduce(0, 1, 0); });
     });
     wrong("outcome of a failed step", rank, rounds);
   } catch (const Error& error) { detector->give_up(error.what()); }

@@ -17,6 +17,7 @@ RUN := LD_PRELOAD=$(shell realpath $$($(CXX) -print-file-name=libtsan.so)) TSAN_
 test: $(SIDE)/libckdist.so
 	@mkdir -p $(SIDE)/root && rm -rf $(SIDE)/root/ckdist && cp -r ckdist $(SIDE)/root/ && cp $< $(SIDE)/root/$(NATIVE)/
 	$(RUN) $(PYTHON) tests/support/programs/thread_ranks.py 1 3
+	$(RUN) $(PYTHON) tests/support/programs/thread_ranks.py 1 20
 	$(RUN) $(PYTHON) tests/support/programs/thread_ranks.py 3 2
 	$(RUN) $(PYTHON) tests/support/programs/thread_ranks.py 7 1
 	$(RUN) $(PYTHON) tests/support/programs/thread_pieces.py 2 3

@@ -12,7 +12,8 @@ from ckdist.comm.user_cache import read_kept, write_kept
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine import prefill_measurement
 from ckdist.engine.load_model import load_model
-from ckdist.engine.prefill_measurement import measure, sound
+from ckdist.engine.prefill_measurement import measure
+from ckdist.engine.start_measurement import sound
 from ckdist.layouts.prefill_choice import by_chance, choose
 from ckdist.layouts.rank_plan import Plan
 from ckdist.program.executable import DECODE, PREFILL

@@ -13,6 +13,7 @@ from ckdist.program.cache import block_bytes, slot_bytes
 from ckdist.program.step_batch import Batch
 from tests.support.levels import VECTORS, each
 from tests.support.programs.replay import build, check
+from tests.support.situations import driven, situations
 from tests.support.specs import LINEAR, PIECES
 from tests.support.thread_ranks import run_threads
 
@@ -82,6 +83,23 @@ def test_long_contexts_shared_by_threads_keep_their_bits(kv_type):
         return run_threads(2, rank)[0]
 
     np.testing.assert_array_equal(run(3), run(1))
+
+
+@pytest.mark.parametrize("family", ["llama", "experts", "latent", "sinks_and_biases"])
+def test_384_threads_on_few_cores_give_the_bits_of_one(family):
+    """They form groups of 16, which sleep in barriers and take items from each other."""
+
+    def run(threads):
+        def rank(world):
+            *_, executable, _keep = build(world, family, "auto", threads, 64, 16, "i16")
+            result = driven(world, executable, situations)
+            executable.close()
+            return result
+
+        return run_threads(1, rank)[0]
+
+    for many, one in zip(run(384), run(1), strict=True):
+        np.testing.assert_array_equal(many, one)
 
 
 @pytest.mark.parametrize("family", ["qwen3", "gemma2"])  # gemma2 scales the rows of its table

@@ -126,6 +126,30 @@ def test_bytes_moved_are_those_of_the_formula(ranks, tokens):
         assert by_tensor == (2 * layers - 1) * tokens * ranks * (ranks - 1) * spec.hidden_size * 4
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma2"])  # gemma2: a norm of the sum before it is added
+def test_threads_sum_a_wide_row_together_with_the_same_bits(family):
+    """Each thread reads its columns of the other ranks' summands, and not all of them. One thread sums alone."""
+    ranks, hidden, layers = 7, 3072, 2
+
+    def rank(world):
+        found = []
+        for threads in (1, 3):
+            *_, executable, _keep = build(
+                world, family, "auto", threads, 16, 4, "f32", hidden=hidden, ffn=112, kv_heads=7, heads=7
+            )
+            executable.stats(reset=True)
+            rows = driven(world, executable, lambda e: SingleSequence(e).feed(np.arange(1), outputs="all"))
+            found.append((rows, executable.stats().moved))
+            executable.close()
+        return found
+
+    results = run_threads(ranks, rank)
+    alone, together = results[0]
+    np.testing.assert_array_equal(alone[0], together[0])
+    for alone, together in results:
+        assert alone[1] == together[1] == (2 * layers + 1) * (ranks - 1) * hidden * 4
+
+
 def generated(world, folder, prefill: str, transport: str = "auto", experts: str = "tensor"):
     config = EngineConfig(
         model=str(folder),

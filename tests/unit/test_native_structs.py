@@ -68,20 +68,20 @@ def test_an_array_must_have_the_item_type_of_the_field() -> None:
 
 
 def test_a_call_returns_its_output_and_frees_what_it_made() -> None:
-    pool = native.new(native.lib.ckdist_pool_new, 2, None, 10)
+    pool = native.new(native.lib.ckdist_pool_new, 2, None, None, 10)
     assert native.ffi.typeof(pool).item.cname == "struct ckdist_pool"
-    assert native.call(native.lib.ckdist_barrier_seconds, 1, [0], 10) >= 0
+    assert native.call(native.lib.ckdist_barrier_seconds, 1, [0], [0], 10) >= 0
     assert native.call(native.lib.ckdist_tile_bytes, None, 0, 16) == 16 * 16 * 4
     native.ffi.release(pool)
     with pytest.raises(CkdistError):
-        native.new(native.lib.ckdist_pool_new, 0, None, 10)
+        native.new(native.lib.ckdist_pool_new, 0, None, None, 10)
 
 
 def test_a_pointer_of_another_type_is_refused() -> None:
     with pytest.raises(TypeError, match="ckdist_trace"):
         native.struct("ckdist_filling", trace=native.struct("ckdist_value"))
     with pytest.raises(TypeError, match="ckdist_trace"):
-        native.struct("ckdist_filling", trace=native.new(native.lib.ckdist_pool_new, 1, None, 10))
+        native.struct("ckdist_filling", trace=native.new(native.lib.ckdist_pool_new, 1, None, None, 10))
 
 
 def test_a_closed_object_is_an_error_of_one_line() -> None:

@@ -24,8 +24,9 @@ CKDIST_EXPORT int ckdist_arithmetic_rate(const char* isa, int32_t threads, const
 CKDIST_EXPORT int ckdist_product_rate(const char* isa, int32_t type, int32_t threads, const int32_t* cpus, int64_t rows,
                                       int64_t cols, int64_t tokens, double seconds, int32_t repeats, double* out);
 
-/* Seconds of one barrier of a rank's threads. */
-CKDIST_EXPORT int ckdist_barrier_seconds(int32_t threads, const int32_t* cpus, int32_t spins, double* out);
+/* Seconds of one barrier of a rank's threads. `caches`: as in pool_api.h. */
+CKDIST_EXPORT int ckdist_barrier_seconds(int32_t threads, const int32_t* cpus, const int32_t* caches, int32_t spins,
+                                         double* out);
 
 /* Seconds of a cache line's round trip between two threads: the median of `repeats` batches. */
 CKDIST_EXPORT int ckdist_line_round_trip(const int32_t* cpus, int32_t repeats, double* out);

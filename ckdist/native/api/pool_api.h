@@ -9,8 +9,10 @@ extern "C" {
    first thread. */
 struct ckdist_pool;
 
-/* `cpus`: one per thread, or null; `spins`: polls before a waiting thread sleeps. */
-CKDIST_EXPORT int ckdist_pool_new(int32_t threads, const int32_t* cpus, int32_t spins, struct ckdist_pool** out);
+/* `cpus`: one per thread, or null; `caches`: the number of each thread's last-level cache, or null; `spins`: polls
+   before a waiting thread sleeps. */
+CKDIST_EXPORT int ckdist_pool_new(int32_t threads, const int32_t* cpus, const int32_t* caches, int32_t spins,
+                                  struct ckdist_pool** out);
 CKDIST_EXPORT void ckdist_pool_free(struct ckdist_pool* pool);
 
 #ifdef __cplusplus

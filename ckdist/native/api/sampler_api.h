@@ -1,6 +1,7 @@
 #ifndef CKDIST_API_SAMPLER_H
 #define CKDIST_API_SAMPLER_H
 #include <stdint.h>
+#include "api/pool_api.h"
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -89,9 +90,10 @@ CKDIST_EXPORT void ckdist_dry_breakers_close(struct ckdist_dry_breakers* breaker
 CKDIST_EXPORT int64_t ckdist_dry_breakers_list(const struct ckdist_dry_breakers* breakers, int32_t* heads,
                                                int32_t* lengths, int64_t capacity);
 
-/* Scratch memory for one vocabulary, for one thread at a time. Returns null on failure. */
+/* Scratch memory for one vocabulary, for one thread at a time. `pool`: threads that divide many rows, or null. They may
+   end before the sampler does. No job of theirs may run during a call. Returns null on failure. */
 struct ckdist_sampler;
-CKDIST_EXPORT struct ckdist_sampler* ckdist_sampler_open(int64_t vocab);
+CKDIST_EXPORT struct ckdist_sampler* ckdist_sampler_open(int64_t vocab, const struct ckdist_pool* pool);
 CKDIST_EXPORT void ckdist_sampler_close(struct ckdist_sampler* sampler);
 
 /* logits: (rows, vocab), row_stride floats apart. NaN or infinity is an error that names the row. */

@@ -22,8 +22,8 @@ constexpr int kSpins = 10000;
 constexpr int64_t kMostProduct = 1 << 20;  // maximum rows, columns and tokens of a timed product
 constexpr uint8_t kNormalByte = 0x3C;      // gives a number of ordinary size in every type
 
-std::vector<int> pins(const int32_t* cpus, int threads) {
-  return cpus ? std::vector<int>(cpus, cpus + threads) : std::vector<int>();
+std::vector<int> pins(const int32_t* numbers, int threads) {
+  return numbers ? std::vector<int>(numbers, numbers + threads) : std::vector<int>();
 }
 
 void check_threads(int threads) {
@@ -44,7 +44,7 @@ extern "C" int ckdist_read_bandwidth(int32_t threads, const int32_t* cpus, int64
            (long long)unit);
     bytes_each = bytes_each / unit * unit;
     Arena memory(threads * bytes_each, "the bandwidth measurement");
-    Pool pool(threads, pins(cpus, threads), kSpins);
+    Pool pool(threads, pins(cpus, threads), {}, kSpins);
     pool.run(threads, [&](int t) { std::memset(memory.data() + t * bytes_each, t + 1, bytes_each); });
     double best = 0;
     volatile uint64_t sink = 0;
@@ -66,7 +66,7 @@ extern "C" int ckdist_arithmetic_rate(const char* isa, int32_t threads, const in
       fail(Status::config, "activation format %d: there are 0 to %d", format, int(ActivationFormat::q8));
     constexpr int64_t kRounds = 10000;
     const MachineKernel& machine = kernels_by_name(isa).machine;
-    Pool pool(threads, pins(cpus, threads), kSpins);
+    Pool pool(threads, pins(cpus, threads), {}, kSpins);
     std::atomic<uint64_t> needed{0};
     double best = 0;
     for (int i = 0; i < repeats; i++) {
@@ -101,7 +101,7 @@ extern "C" int ckdist_product_rate(const char* isa, int32_t type, int32_t thread
     const int64_t tiles = matrix.tile_count() * matrix.tile_bytes, floats = tokens * matrix.tile_count() * kTileRows;
     const int64_t each = (tiles + tokens * stride + floats * int64_t(sizeof(float)) + 4095) / 4096 * 4096;
     Arena memory(threads * each, "the measurement of products");
-    Pool pool(threads, pins(cpus, threads), kSpins);
+    Pool pool(threads, pins(cpus, threads), {}, kSpins);
     pool.run(threads, [&](int t) { std::memset(memory.data() + t * each, kNormalByte, each); });
     double best = 0;
     for (int i = 0; i < repeats; i++) {
@@ -125,16 +125,17 @@ extern "C" int ckdist_product_rate(const char* isa, int32_t type, int32_t thread
   });
 }
 
-extern "C" int ckdist_barrier_seconds(int32_t threads, const int32_t* cpus, int32_t spins, double* out) {
+extern "C" int ckdist_barrier_seconds(int32_t threads, const int32_t* cpus, const int32_t* caches, int32_t spins,
+                                      double* out) {
   return guard([&] {
     check_threads(threads);
     constexpr int kBarriers = 20000;
-    Pool pool(threads, pins(cpus, threads), spins);
+    Pool pool(threads, pins(cpus, threads), pins(caches, threads), spins);
     int64_t start = 0;
     pool.run(threads, [&](int t) {
-      for (int i = 0; i < 100; i++) pool.barrier();
+      for (int i = 0; i < 100; i++) pool.barrier(t);
       if (t == 0) start = now_ns();
-      for (int i = 0; i < kBarriers; i++) pool.barrier();
+      for (int i = 0; i < kBarriers; i++) pool.barrier(t);
     });
     *out = seconds_since(start) / kBarriers;
   });
@@ -144,7 +145,7 @@ extern "C" int ckdist_line_round_trip(const int32_t* cpus, int32_t repeats, doub
   return guard([&] {
     constexpr uint32_t kTrips = 2000;
     if (repeats < 1) fail(Status::config, "%d repeats: at least 1 is needed", repeats);
-    Pool pool(2, pins(cpus, 2), kSpins);
+    Pool pool(2, pins(cpus, 2), {}, kSpins);
     alignas(64) std::atomic<uint32_t> ball{0};
     std::vector<double> trips(repeats);
     for (double& trip : trips) {

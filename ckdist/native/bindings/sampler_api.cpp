@@ -1,5 +1,9 @@
 #include <algorithm>
+#include <atomic>
+#include <memory>
+#include <mutex>
 
+#include "bindings/pool_handle.h"
 #include "core/error.h"
 #include "runtime/sampler.h"
 
@@ -7,7 +11,42 @@ using ckdist::guard;
 using ckdist::Sampler;
 
 struct ckdist_sampler {
-  Sampler sampler;
+  static constexpr int kRowsEach = 2, kMostThreads = 16;  // a call of the pool takes as long as a greedy row
+
+  const int64_t vocab;
+  const std::weak_ptr<ckdist::Pool> pool;
+  std::vector<std::unique_ptr<Sampler>> samplers;  // of each thread that has sampled
+
+  ckdist_sampler(int64_t vocab, std::weak_ptr<ckdist::Pool> pool) : vocab(vocab), pool(std::move(pool)) { reserve(1); }
+  void reserve(size_t threads) {
+    while (samplers.size() < threads) samplers.push_back(std::make_unique<Sampler>(ckdist::kernels(), vocab));
+  }
+
+  // Runs body(sampler, row) for every row. If rows fail, throws the error of the first of them.
+  template <class Body>
+  void each_row(int32_t rows, Body&& body) {
+    const std::shared_ptr<ckdist::Pool> threads = pool.lock();
+    const int count = threads ? std::min({threads->size(), rows / kRowsEach, kMostThreads}) : 1;
+    if (count <= 1) {
+      for (int32_t row = 0; row < rows; ++row) body(*samplers[0], row);
+      return;
+    }
+    reserve(size_t(count));
+    std::atomic<int32_t> next{0};
+    std::mutex lock;
+    int32_t failed = rows;
+    std::exception_ptr failure;
+    threads->run(count, [&](int thread) {
+      for (int32_t row; (row = next++) < rows;) try {
+          body(*samplers[thread], row);
+        } catch (...) {  // the pool could not be used again
+          const std::lock_guard<std::mutex> hold(lock);
+          if (row < failed) failed = row, failure = std::current_exception();
+          next = rows;
+        }
+    });
+    if (failure) std::rethrow_exception(failure);
+  }
 };
 
 extern "C" {
@@ -35,9 +74,9 @@ int64_t ckdist_dry_breakers_list(const struct ckdist_dry_breakers* breakers, int
   return count;
 }
 
-struct ckdist_sampler* ckdist_sampler_open(int64_t vocab) {
+struct ckdist_sampler* ckdist_sampler_open(int64_t vocab, const struct ckdist_pool* pool) {
   ckdist_sampler* opened = nullptr;
-  guard([&] { opened = new ckdist_sampler{Sampler(ckdist::kernels(), vocab)}; });
+  guard([&] { opened = new ckdist_sampler(vocab, pool ? pool->pool : nullptr); });
   return opened;
 }
 
@@ -46,23 +85,25 @@ void ckdist_sampler_close(struct ckdist_sampler* sampler) { delete sampler; }
 int32_t ckdist_sample(struct ckdist_sampler* sampler, const float* logits, int64_t row_stride, int32_t rows,
                       const struct ckdist_sampling* sampling, struct ckdist_sampled_token* out) {
   return guard([&] {
-    for (int32_t row = 0; row < rows; ++row)
-      sampler->sampler.sample(logits + row * row_stride, row, sampling[row], out[row]);
+    sampler->each_row(
+        rows, [&](Sampler& own, int32_t row) { own.sample(logits + row * row_stride, row, sampling[row], out[row]); });
   });
 }
 
 int32_t ckdist_sample_greedy(struct ckdist_sampler* sampler, const float* logits, int64_t row_stride, int32_t rows,
                              int32_t* tokens) {
   return guard([&] {
-    for (int32_t row = 0; row < rows; ++row) tokens[row] = sampler->sampler.greedy(logits + row * row_stride, row);
+    sampler->each_row(rows,
+                      [&](Sampler& own, int32_t row) { tokens[row] = own.greedy(logits + row * row_stride, row); });
   });
 }
 
 int32_t ckdist_logprobs(struct ckdist_sampler* sampler, const float* logits, int64_t row_stride, int32_t rows,
                         const int32_t* targets, int32_t top, struct ckdist_sampled_token* out) {
   return guard([&] {
-    for (int32_t row = 0; row < rows; ++row)
-      sampler->sampler.logprobs(logits + row * row_stride, row, targets[row], top, out[row]);
+    sampler->each_row(rows, [&](Sampler& own, int32_t row) {
+      own.logprobs(logits + row * row_stride, row, targets[row], top, out[row]);
+    });
   });
 }
 

@@ -124,7 +124,7 @@ class Executor {
     const int64_t start = timed ? now_ns() : 0;
     find_ahead(thread, index);
     const Idle idle = {fetch_ahead, &own.ahead};
-    pool_->barrier([&] { last(idle); }, idle);
+    pool_->barrier(thread, [&] { last(idle); }, idle);
     if (!timed) return;
     const int64_t end = now_ns();
     if (thread == 0) (exchange ? stats_.exchange : stats_.barrier) += double(end - start) * 1e-9;

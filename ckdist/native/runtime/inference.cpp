@@ -12,11 +12,11 @@ namespace ckdist {
 namespace {
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// Counters that a step needs: one for each expert, and one for the items that are left.
+// Counters that a step needs: one for each expert.
 int step_counters(const ckdist_step& step) {
   if (step.kind != ckdist_step_experts) return 0;
   const auto& experts = reinterpret_cast<const ckdist_experts_step&>(step);
-  int count = 1;
+  int count = 0;
   for (int set = 0; set < experts.count; set++) count += experts.sets[set].count;
   return count;
 }
@@ -88,16 +88,19 @@ void Inference::read_lists() {
     for (const ckdist_step* step : steps) counters = std::max(counters, step_counters(*step));
   }
   step_counters_.reset(new Counter[counters]);
-  counters_.reset(new std::atomic<int64_t>[threads() * most_steps_]);
+  most_steps_ = int(round_up(most_steps_, 8));
+  counters_.reset(new std::atomic<int64_t>[2 * threads() * most_steps_]);
 }
 
 void Inference::make_buffers() {
-  int64_t activation_bytes[3] = {64, 64, 64}, slice = 0, panel = 0;
+  int64_t activation_bytes[3] = {64, 64, 64}, slice = 0, panel = 0, widest = 0;
   for (int p = 0; p < program.plan_count; p++) {
     plan = &program.plans[p];
-    for (const ckdist_value* v = plan->values; v != plan->values + plan->value_count; v++)
+    for (const ckdist_value* v = plan->values; v != plan->values + plan->value_count; v++) {
       if (v->place == ckdist_place_activations)
         activation_bytes[v->format] = std::max(activation_bytes[v->format], v->stride);
+      if (v->place == ckdist_place_slot || v->place == ckdist_place_sums) widest = std::max<int64_t>(widest, v->width);
+    }
     plan_bytes_[p] = 0;
     for (int m = 0; m < plan->matrix_count; m++) {
       plan_bytes_[p] += matrix(m).tile_count() * matrix(m).tile_bytes;
@@ -108,8 +111,10 @@ void Inference::make_buffers() {
   int64_t each = slice + panel;
   for (const int64_t bytes : activation_bytes) each += kReplicatedRows * bytes;
   each = round_up(each, 4096);
-  buffer_arena_.emplace(each * threads(), "the threads' activations");
+  const int64_t shared = round_up(kReplicatedRows * widest * 4, 4096);
+  buffer_arena_.emplace(each * threads() + 2 * shared, "the threads' activations");
   uint8_t* at = buffer_arena_->data();
+  for (float*& rows : shared_rows_) rows = reinterpret_cast<float*>(at), at += shared;
   for (ThreadBuffers& w : buffers_) {
     uint8_t* p = at;
     w.slice = p, p += slice;
@@ -303,9 +308,13 @@ void Inference::begin(const BatchView& those) {
   if (plan->host_rows) host_rows->begin(local_tokens);
   active_ = std::min(std::max(batch.threads, 1), threads());
   for (Thread& thread : threads_) thread.ahead.step = -1;
-  const int owners = batch.tokens > batch.sequences || batch.tokens >= kThreadRows ? active_ : 1;
-  for (int o = 0; o < owners; o++)
-    for (size_t i = 0; i < list_->steps.size(); i++) counters_[o * most_steps_ + i].store(0, std::memory_order_relaxed);
+  const auto clear = [this](int rows, std::atomic<int64_t>* at) {
+    for (int row = 0; row < rows; row++)
+      for (size_t i = 0; i < list_->steps.size(); i++) at[row * most_steps_ + i].store(0, std::memory_order_relaxed);
+  };
+  pool_->activate(active_);
+  clear(batch.tokens > batch.sequences || batch.tokens >= kThreadRows ? active_ : groups(), counters_.get());
+  clear(groups(), counters_.get() + threads() * most_steps_);
 }
 
 ckdist_step_stats Inference::stats(bool reset) {

@@ -160,6 +160,9 @@ class Inference : public Executor {
   const Matrix& matrix(int index) const { return weight(index).matrix; }
   const float* vector(int index) const { return plan->vectors[index]; }
 
+  // Room for kReplicatedRows rows that all threads write together. Every thread calls it in the same steps: the room
+  // alternates, so that a thread may still read the rows of the call before.
+  float* next_shared_rows(int thread) { return shared_rows_[buffers_[thread].shared_turn ^= 1]; }
   uint8_t* slice(int thread) { return buffers_[thread].slice; }  // room for a slice that is not packed yet
   // Multiplies `rows` rows of activations by all tiles of a matrix, as the plan's tokens are multiplied.
   void multiply(int thread, const Matrix& matrix, const uint8_t* x, int64_t x_stride, int64_t rows, float* y,
@@ -206,8 +209,20 @@ class Inference : public Executor {
     return ranks->counters(ranks->local_rank) + int64_t{layer} * program.experts;
   }
 
-  // The next item of a step whose items are taken by the next free thread.
-  int64_t next_item(int index) { return counters_[index].fetch_add(1); }
+  // Runs work(item) for items that are divided evenly over the groups of threads (runtime/pool.h). The next free thread
+  // of a group takes the group's next item, then items that other groups have left. A step may do so in two phases.
+  template <class Work>
+  void take_items(int thread, int index, int64_t items, Work&& work, int phase = 0) {
+    const int groups = pool_->groups(), own = pool_->group_of(thread);
+    for (int o = 0; o < groups; o++) {
+      const int group = (own + o) % groups;
+      const int64_t begin = pool_->share_begin(group, items), count = pool_->share_begin(group + 1, items) - begin;
+      std::atomic<int64_t>& next = counters_[(phase * threads() + group) * most_steps_ + index];
+      if (o > 0 && next.load(std::memory_order_relaxed) >= count) continue;  // leaves the line to the other group
+      for (int64_t i; (i = next.fetch_add(1)) < count;) work(begin + i);
+    }
+  }
+  int groups() const { return pool_->groups(); }
   // Runs work(item) for items that are divided evenly over the threads. A thread that has finished takes items that
   // others have left.
   template <class Work>
@@ -232,7 +247,8 @@ class Inference : public Executor {
     uint8_t* activations[3];             // kReplicatedRows rows for each format
     uint8_t *slice, *panel;              // panel: null if no plan expands weights
     std::unique_ptr<CopyEngine> engine;  // writes slices that are kept; null if all are packed
-    int64_t moved = 0;                   // bytes read from other ranks' memory in this batch
+    int shared_turn = 0;
+    int64_t moved = 0;  // bytes read from other ranks' memory in this batch
   };
 
   void read_lists();
@@ -254,17 +270,18 @@ class Inference : public Executor {
   int64_t plan_bytes_[kMaxPlans];  // bytes of the matrices that a step reads
   int token_steps_[kMaxPlans];     // steps before those of selected rows only
   bool needs_firsts_[kMaxPlans];   // the plan attends to an encoder's output
-  int most_steps_ = 0;             // largest number of steps of a plan
+  int most_steps_ = 0;             // largest number of steps of a plan, rounded up to whole cache lines of counters
   uint32_t runs_ = 0;              // number of batches so far
   std::unique_ptr<Counter[]> step_counters_;
   int64_t kv_bytes_ = 0;
   std::optional<Arena> kv_arena_, buffer_arena_, store_;
   int64_t store_blocks_ = 0, stored_bytes_ = 0;  // blocks of the store; bytes of one block of all layers
   std::vector<ThreadBuffers> buffers_;
+  float* shared_rows_[2] = {};
   std::vector<float> hidden_;                // (max_outputs, hidden)
   std::vector<const float*> peers_[kSlots];  // slots of the ranks that share memory
-  // (threads, most_steps): next item of each step that shares its items dynamically. A step with one counter uses row
-  // 0.
+  // (2 phases, threads, most_steps): next item of each step that shares its items dynamically. Items that groups divide
+  // use the first rows of each phase.
   std::unique_ptr<std::atomic<int64_t>[]> counters_;
   int64_t sent_before_ = 0;   // bytes sent to other hosts before the counts were reset
   Traffic traffic_;           // traffic of plan 0, which decodes

@@ -1,5 +1,5 @@
-// Chooses the next token from a row of logits, and computes log-probabilities. Single-threaded; has no state of
-// sequences.
+// Chooses the next token from a row of logits, and computes log-probabilities. One thread at a time uses it; it has no
+// state of sequences.
 //
 // Order: logit_bias, penalties, DRY -> temperature -> top_k -> top_p -> min_p -> draw. Bias and penalties come first,
 // as in llama-server and vLLM. Temperature precedes the cuts, as in vLLM and Hugging Face, so that top_p and min_p

@@ -6,15 +6,22 @@
 
 namespace ckdist {
 
+constexpr int kSixteen = 16;  // threads; more than these have smaller pieces
+
 class Shares {
  public:
   // Three quarters are divided in advance: long runs of memory are fast for few tokens, and rows in a thread's caches
-  // are fast for many tokens. The rest compensates for time that threads lost to other work. For few tokens a piece
-  // takes microseconds.
-  Shares(int64_t bytes, int threads, bool few_tokens) : threads_(threads), bytes_(bytes) {
-    first_ = threads == 1 ? bytes : bytes / threads / 4 * 3;
-    rest_ =
-        std::max<int64_t>((bytes - first_ * threads) / (threads * (few_tokens ? 4 : 2)), few_tokens ? kSmallBytes : 1);
+  // are fast for many tokens. The rest compensates for time that threads lost to other work. For few tokens a piece of
+  // kSmallBytes takes microseconds. On many threads a piece is at most an eighth of a thread's share, so that the last
+  // one delays the others little, but at least one tile of `tile` bytes. (Up to kSixteen threads small models lost a
+  // tenth of their speed by smaller pieces.)
+  Shares(int64_t bytes, int64_t tile, int threads, bool few_tokens) : threads_(threads), bytes_(bytes) {
+    const int64_t share = bytes / threads;
+    first_ = threads == 1 ? bytes : share / 4 * 3;
+    const int64_t small = threads > kSixteen ? std::min(kSmallBytes, share / 8) : kSmallBytes;
+    rest_ = few_tokens ? std::max(share / 16, small) : share / 8;
+    tile = std::max<int64_t>(tile, 1);
+    rest_ = std::max<int64_t>(rest_ / tile, 1) * tile;
   }
 
   int64_t first() const { return first_; }  // bytes of a thread's own piece
@@ -29,9 +36,9 @@ class Shares {
 };
 
 // The tile boundary nearest to byte `at` of a matrix that is divided into pieces of about `piece` bytes. Products read
-// two tiles at once, so a piece of 8 or more tiles has an even number of them.
-inline int64_t boundary(int64_t at, int64_t tile_bytes, int64_t tiles, int64_t piece) {
-  constexpr int64_t several = 8;
+// two tiles at once, so a piece of several tiles has an even number of them.
+inline int64_t boundary(int64_t at, int64_t tile_bytes, int64_t tiles, int64_t piece, int threads) {
+  const int64_t several = threads > kSixteen ? 16 : 8;
   if (tile_bytes == 0) return 0;
   const int64_t unit = piece < several * tile_bytes ? 1 : 2, bytes = unit * tile_bytes;
   return std::clamp<int64_t>((at + bytes / 2) / bytes * unit, 0, tiles);

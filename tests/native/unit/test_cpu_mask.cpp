@@ -22,7 +22,7 @@ TEST_CASE("a pool gives the calling thread its CPUs back, also if one that it pi
   CpuMask before, after;
   REQUIRE(before.read());
   for (const int cpu : {0, 5000}) {
-    Pool pool(1, {cpu}, 10);
+    Pool pool(1, {cpu}, {}, 10);
     pool.run(1, [](int) {});
   }
   REQUIRE(after.read());

@@ -153,8 +153,8 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
     if (r.batch.sequences == 1 && kv_heads % r.active() == 0) {  // even division: the next item is known
       const int64_t each = kv_heads / r.active(), end = (thread + 1) * each;
       for (int64_t i = thread * each; i < end; i++) attend_one(i, i + 1 < end ? i + 1 : items);
-    } else {  // threads usually take items in turn
-      for (int64_t i; (i = r.next_item(index)) < items;) attend_one(i, i + r.active());
+    } else {  // the threads of a group usually take items in turn
+      r.take_items(thread, index, items, [&](int64_t i) { attend_one(i, i + r.active() / r.groups()); });
     }
     r.finish(thread, index, step.out, r.batch.tokens);
   }

@@ -42,8 +42,9 @@ struct AttendLatent : AttentionRun<AttendLatent, ckdist_attend_latent_step> {
     const int groups = layer().kv_heads;
     if (!single) return attend_tiles();
     if (split.spans_each > 0) return attend_parts(split);
-    for (int64_t i; (i = r.next_item(index)) < r.batch.sequences * groups;)
+    r.take_items(thread, index, r.batch.sequences * groups, [&](int64_t i) {
       r.kernels.attention.attend(task_of({int(i / groups), 0, 1, int(i % groups)}), r.memory(thread));
+    });
   }
 
   void store_key(int sequence, int64_t token) {

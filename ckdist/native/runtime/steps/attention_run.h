@@ -161,24 +161,29 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     const int kv_heads = layer().kv_heads;
     Carver c{r.workspace()};
     const Parts own = parts(c, r, layer());
-    int64_t i = r.next_item(index), before = 0, count = 0;  // tasks of earlier items; parts of earlier items
-    for (int64_t item = 0; item < r.batch.sequences * kv_heads; item++) {
-      const int sequence = int(item / kv_heads), kv_head = int(item % kv_heads);
-      const AttentionTask task = task_of({sequence, 0, 1, kv_head});
-      const int64_t spans = task.last_span() - task.first_span(),
-                    tasks = (spans + split.spans_each - 1) / split.spans_each;
-      uint8_t* at = own.at + count * own.bytes_each;
-      for (; i < before + tasks; i = r.next_item(index)) {
-        const int64_t from = (i - before) * split.spans_each, to = std::min(from + split.spans_each, spans);
-        const int64_t bytes = r.kernels.attention.part_bytes(task.cache(), 1, task.heads);
-        r.kernels.attention.attend_spans(task, task.first_span() + from, task.first_span() + to, at + from * bytes,
-                                         r.memory(thread));
-        std::atomic<int64_t>& merged = own.merged[item];
-        if (merged.fetch_add(to - from, std::memory_order_acq_rel) + to - from < spans) continue;
-        r.kernels.attention.merge(task, at, r.memory(thread));
-      }
-      before += tasks, count += spans;
-    }
+    const auto spans_of = [&](int64_t item) {
+      const AttentionTask task = placed(int(item / kv_heads), 0, 1);
+      return task.last_span() - task.first_span();
+    };
+    const auto tasks_of = [&](int64_t spans) { return (spans + split.spans_each - 1) / split.spans_each; };
+    int64_t all = 0;
+    for (int64_t s = 0; s < r.batch.sequences; s++) all += tasks_of(spans_of(s * kv_heads)) * kv_heads;
+    int64_t item = 0, before = 0, count = 0;  // the item of a task; tasks, and spans, of earlier items
+    r.take_items(thread, index, all, [&](int64_t i) {
+      if (i < before) item = before = count = 0;  // the task of another group
+      int64_t spans = spans_of(item);
+      for (int64_t tasks; i >= before + (tasks = tasks_of(spans)); spans = spans_of(++item))
+        before += tasks, count += spans;
+      const AttentionTask task = task_of({int(item / kv_heads), 0, 1, int(item % kv_heads)});
+      uint8_t* const at = own.at + count * own.bytes_each;
+      const int64_t from = (i - before) * split.spans_each, to = std::min(from + split.spans_each, spans);
+      const int64_t bytes = r.kernels.attention.part_bytes(task.cache(), 1, task.heads);
+      r.kernels.attention.attend_spans(task, task.first_span() + from, task.first_span() + to, at + from * bytes,
+                                       r.memory(thread));
+      std::atomic<int64_t>& merged = own.merged[item];
+      if (merged.fetch_add(to - from, std::memory_order_acq_rel) + to - from < spans) return;
+      r.kernels.attention.merge(task, at, r.memory(thread));
+    });
   }
 
   // Calls store(sequence, token, kv_head) for this thread's part of the kv-heads and blocks of a batch. Heads, or parts

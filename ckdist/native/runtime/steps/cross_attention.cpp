@@ -44,8 +44,9 @@ struct AttendCross : AttentionRun<AttendCross, ckdist_attend_cross_step> {
       return attend_parts(split);
     }
     const int kv_heads = layer().kv_heads;
-    for (int64_t i; (i = r.next_item(index)) < r.batch.sequences * kv_heads;)
+    r.take_items(thread, index, r.batch.sequences * kv_heads, [&](int64_t i) {
       r.kernels.attention.attend(task_of({int(i / kv_heads), 0, 1, int(i % kv_heads)}), r.memory(thread));
+    });
   }
 };
 

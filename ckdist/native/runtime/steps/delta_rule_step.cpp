@@ -59,7 +59,7 @@ struct DeltaRule : StepRun<Inference, ckdist_delta_rule_step> {
     } else if (items % r.active() == 0) {
       for (int64_t i = items * thread / r.active(); i < items * (thread + 1) / r.active(); i++) run_head(layer, i);
     } else {
-      for (int64_t i; (i = r.next_item(index)) < items;) run_head(layer, i);
+      r.take_items(thread, index, items, [&](int64_t i) { run_head(layer, i); });
     }
     r.finish(thread, index, step.out, r.batch.tokens);
   }

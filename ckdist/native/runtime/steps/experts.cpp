@@ -22,6 +22,7 @@ constexpr int64_t kBlockBytes = 256 << 10;  // bytes of weights at a time, if th
 constexpr int64_t kBlockTiles = 6;          // minimum number of tiles for kBlockBytes
 constexpr int64_t kLeastRows = 4;           // fewer rows cost the same
 constexpr int64_t kDownTiles = 8;           // output tiles at a time for few rows: long runs of memory of each expert
+constexpr int64_t kLeastUnits = 8;          // units of output tiles for each thread, which has fewer tiles at a time else
 constexpr int64_t kLowRows = 256;           // rows at a time of products with matrices A of LoRA
 
 struct Experts : StepRun<Inference, ckdist_experts_step> {
@@ -96,14 +97,16 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
       few = n <= Inference::kFewRows;
       group();
       if (thread == 0) r.count_experts(bytes_read());
-      each_piece(up_cost(), 0, [&](int64_t from, int64_t to, int64_t piece) { multiply_up(from, to, piece); });
-      const int64_t tiles = down_tiles(), unit = few ? kDownTiles : 1, units = (tiles + unit - 1) / unit,
-                    cost = down_cost() * unit;
+      each_piece(up_cost(), longest_up(), 0,
+                 [&](int64_t from, int64_t to, int64_t piece) { multiply_up(from, to, piece); });
+      const int64_t tiles = down_tiles(),
+                    unit = few ? std::clamp<int64_t>(tiles / (kLeastUnits * r.active()), 1, kDownTiles) : 1,
+                    units = (tiles + unit - 1) / unit, cost = down_cost() * unit;
       const auto at = [&](int64_t cost_before, int64_t piece) {
-        return std::min(boundary(cost_before, cost, units, piece) * unit, tiles);
+        return std::min(boundary(cost_before, cost, units, piece, r.active()) * unit, tiles);
       };
       if (cost > 0)
-        each_piece(cost * units, 1,
+        each_piece(cost * units, cost, 1,
                    [&](int64_t from, int64_t to, int64_t piece) { multiply_down({at(from, piece), at(to, piece)}); });
       else clear();
     }
@@ -160,14 +163,14 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     }
   }
 
-  // Runs work(from, to, bytes of a piece) for the pieces of a phase that this thread takes.
+  // Runs work(from, to, bytes of a piece) for the pieces of a phase that this thread takes. `tile`: cost of a tile.
   template <class Work>
-  void each_piece(int64_t cost, int phase, Work&& work) {
-    const Shares shares(cost, r.active(), few);
+  void each_piece(int64_t cost, int64_t tile, int phase, Work&& work) {
+    const Shares shares(cost, tile, r.active(), few);
     if (cost == 0) return;
-    for (int64_t piece = thread; piece < shares.pieces();
-         piece = r.active() + (phase == 0 ? r.next_item(index) : int64_t(r.counter(0).add(number, 1))))
-      work(shares.begin(piece), shares.begin(piece + 1), shares.first());
+    const auto take = [&](int64_t piece) { work(shares.begin(piece), shares.begin(piece + 1), shares.first()); };
+    take(thread);
+    r.take_items(thread, index, shares.pieces() - r.active(), [&](int64_t i) { take(r.active() + i); }, phase);
   }
 
   const Set& set_of(const ExpertRows& g) const { return step.sets[g.set]; }
@@ -198,6 +201,11 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     }
     return cost;
   }
+  int64_t longest_up() const {
+    int64_t cost = 0;
+    for (int64_t i = 0; i < *grouping.count; i++) cost = std::max(cost, up_tile_cost(grouping.groups[i], 0));
+    return cost;
+  }
   // Cost of one tile of the output, over all experts.
   int64_t down_cost() const {
     int64_t cost = 0;
@@ -219,15 +227,16 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
       int64_t column = 0, done = 0, total = 0;
       for (int s = 0; s < set.gate.count; s++) {
         const int64_t cost = up_tile_cost(g, s), tiles = tiles_each(set, set.gate.first + s);
-        const Range part = {boundary(from - offset, cost, tiles, piece), boundary(to - offset, cost, tiles, piece)};
+        const Range part = {boundary(from - offset, cost, tiles, piece, r.active()),
+                            boundary(to - offset, cost, tiles, piece, r.active())};
         if (part.begin < part.end) join(g, s, column, part);
         done += part.end - part.begin, total += tiles;
         offset += cost * tiles;
         column += r.value(set.activations.first + s).floats;
       }
-      if (done > 0 && int64_t(r.counter(1 + int(i)).add(number, uint32_t(done))) + done == total) {
+      if (done > 0 && int64_t(r.counter(int(i)).add(number, uint32_t(done))) + done == total) {
         prepare(g);
-        r.counter(1 + int(i)).add(number, 1);
+        r.counter(int(i)).add(number, 1);
       }
     }
   }
@@ -235,7 +244,7 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
     const ExpertRows& g = grouping.groups[group];
     int64_t total = 0;
     for (int s = 0; s < set_of(g).gate.count; s++) total += tiles_each(set_of(g), set_of(g).gate.first + s);
-    return total == 0 || r.counter(1 + int(group)).get(number) == total + 1;
+    return total == 0 || r.counter(int(group)).get(number) == total + 1;
   }
 
   // The activations of an expert's rows, consecutive: in place, or gathered.

@@ -38,9 +38,12 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
                          r.rows_of(int(item / pieces), n));
         });
       } else {
-        const Shares shares(bytes, r.active(), n <= Inference::kFewRows);
-        for (int64_t piece = thread; piece < shares.pieces(); piece = r.active() + r.next_item(index))
+        const Shares shares(bytes, piece_tile(r, step), r.active(), n <= Inference::kFewRows);
+        const auto take = [&](int64_t piece) {
           multiply_bytes(shares.begin(piece), shares.begin(piece + 1), shares.first(), {0, n});
+        };
+        take(thread);
+        r.take_items(thread, index, shares.pieces() - r.active(), [&](int64_t i) { take(r.active() + i); });
       }
     }
     if (bytes == 0) clear(n);
@@ -74,6 +77,19 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     return bytes;
   }
 
+  // Bytes of the longest unit that `each_range` divides: a tile, or the tiles that lie side by side.
+  static int64_t piece_tile(const Inference& r, const Fields& step) {
+    int64_t longest = 0, together = 0;
+    for (int m = 0; m < step.count; m++) {
+      const ckdist_span& w = step.products[m].weight;
+      for (int s = 0; s < (step.summed ? w.count : 1); s++) {
+        const int64_t bytes = r.matrix(w.first + s).tile_bytes;
+        longest = std::max(longest, bytes), together += bytes;
+      }
+    }
+    return step.gate != ckdist_gate_none || step.summed ? together : longest;
+  }
+
   // Calls visit(m, s, column, first tile, end) for the tiles in bytes [from, to) of a step's matrices. The matrices are
   // laid end to end and divided into pieces of about `piece` bytes. Tiles of gate and up lie side by side, and so do
   // tiles of shards that are summed. `column`: number of rows of the shards before.
@@ -91,8 +107,8 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
         if (gated) tile_bytes += r.matrix(step.products[1].weight.first + s).tile_bytes;
         for (int more = 1; step.summed && more < shards.count; more++)
           tile_bytes += r.matrix(shards.first + more).tile_bytes;
-        const int64_t begin = boundary(from - offset, tile_bytes, w.tile_count(), piece),
-                      end = boundary(to - offset, tile_bytes, w.tile_count(), piece);
+        const int64_t begin = boundary(from - offset, tile_bytes, w.tile_count(), piece, r.active()),
+                      end = boundary(to - offset, tile_bytes, w.tile_count(), piece, r.active());
         if (begin < end) visit(m, s, column, begin, end);
         offset += tile_bytes * w.tile_count();
         column += w.rows;
@@ -106,7 +122,7 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     if (r.rows(step.step) > Inference::kFewRows) return;
     const int64_t bytes = weight_bytes(r, step);
     if (bytes == 0) return;  // this rank has no part of the matrices
-    const Shares shares(bytes, r.active(), true);
+    const Shares shares(bytes, piece_tile(r, step), r.active(), true);
     each_range(r, step, shares.begin(thread), shares.begin(thread + 1), shares.first(),
                [&](int m, int s, int64_t, int64_t begin, int64_t end) {
                  if (ahead.at != nullptr) return;

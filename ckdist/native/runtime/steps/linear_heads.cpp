@@ -53,8 +53,10 @@ struct LinearHeads : StepRun<Inference, ckdist_linear_heads_step> {
                {chunk * kItemRows, std::min((chunk + 1) * kItemRows, r.batch.tokens)});
     };
     if (r.batch.tokens > r.batch.sequences) r.for_each_item(thread, index, all, work);
-    else
-      for (int64_t i = thread; i < all; i = r.active() + r.next_item(index)) work(i);
+    else {
+      if (thread < all) work(thread);
+      r.take_items(thread, index, std::max<int64_t>(all - r.active(), 0), [&](int64_t i) { work(r.active() + i); });
+    }
     r.finish(thread, index, step.out, r.batch.tokens);
   }
 

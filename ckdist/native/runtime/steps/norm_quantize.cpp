@@ -14,6 +14,7 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
     const int64_t n = r.rows(step.step);
     if (r.replicated(step.step)) {
       // Every thread computes every row itself. One thread also stores the row's residual for later steps.
+      if (r.value(step.y).place != ckdist_place_columns) shared = residual().shared(n, step.step, index);
       for (int64_t row = 0; row < n; row++) make_row(row, row % r.active() == thread);
       return;
     }
@@ -36,6 +37,11 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
     r.host_rows->all_gather(team, r.step_activations(step.sum), row_bytes, index);
   }
 
+  Residual residual() const {
+    float* const room = reinterpret_cast<float*>(r.memory(thread));
+    return {r, thread, step.x, step.y, step.post_norm, step.post_eps, step.post_factor, room};
+  }
+
   void make_row(int64_t out_row, bool keep) {
     const ckdist_value& y = r.value(step.y);
     const int64_t in_row = r.token_row(step.step, out_row);
@@ -44,8 +50,8 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
     const float* const gate = step.gate >= 0 ? r.floats(step.gate, &gate_stride) + in_row * gate_stride : nullptr;
     if (y.place == ckdist_place_columns) return quantize_columns(y, out_row, in_row, gate, room);
     const ElementwiseKernel& k = r.kernels.elementwise;
-    const float* s = Residual{r, thread, step.x, step.y, step.post_norm, step.post_eps, step.post_factor, room}.read(
-        out_row, in_row);
+    const float* s = shared == nullptr ? residual().read(out_row, in_row) : shared + out_row * y.width;
+    if (shared != nullptr && step.post_norm >= 0) s = residual().added(s, out_row, in_row, {0, y.width});
     if (gate != nullptr) k.gated(GateFunction::sigmoid, gate, s, y.width, room), s = room;
     int64_t stride;
     const int64_t place = (r.first_row(step.step) + out_row) * y.width;  // offset in `sum` and `normed`
@@ -86,6 +92,8 @@ struct NormQuantize : StepRun<Inference, ckdist_norm_quantize_step> {
     if (a.width > 0)
       r.kernels.elementwise.prepare(ActivationFormat(a.format), x, a.floats, a.lead, a.width, base + row * a.stride);
   }
+
+  const float* shared = nullptr;  // rows that all threads have summed together
 };
 
 const RegisteredKind<NormQuantize> kKind(ckdist_step_norm_quantize);

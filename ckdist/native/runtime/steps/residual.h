@@ -33,11 +33,11 @@ struct Residual {
 
   static int64_t row_bytes(const Inference& r, int32_t y) { return r.value(y).width * int64_t{sizeof(float)}; }
 
-  // y at row `in_row` of the tokens, or at `out_row` if y has only selected rows. In place, or the sum of the ranks'
-  // rows in `row`.
-  const float* summed(int64_t out_row, int64_t in_row) const {
+  // `columns` of y at row `in_row` of the tokens, or at `out_row` if y has only selected rows. In place, or the sum of
+  // the ranks' rows in `row`.
+  const float* summed(int64_t out_row, int64_t in_row, Range columns) const {
     const ckdist_value& v = r.value(y);
-    const int64_t n = v.width;
+    const int64_t n = v.width, count_of = columns.end - columns.begin;
     const float* parts[kMaxRanks];
     int64_t stride;
     if (v.place == ckdist_place_slot || v.place == ckdist_place_sums) {
@@ -45,33 +45,66 @@ struct Residual {
       const int64_t at = v.place == ckdist_place_slot ? (v.selected ? out_row : in_row)
                          : v.selected                 ? r.first_selected + out_row
                                                       : r.first_token + in_row;
-      for (int p = 0; p < count; p++) parts[p] += at * n;
-      r.count_moved(thread, (count - 1) * n * 4);
+      for (int p = 0; p < count; p++) parts[p] += at * n + columns.begin;
+      r.count_moved(thread, (count - 1) * count_of * 4);
       if (count == 1) return parts[0];
-      r.kernels.elementwise.sum_parts(nullptr, parts, count, n, row);
+      r.kernels.elementwise.sum_parts(nullptr, parts, count, count_of, row);
       return row;
     }
     if (v.place == ckdist_place_outputs) {
       const int rank = r.rank_of(r.batch.selected_tokens[out_row]);
-      r.count_moved(thread, rank == r.ranks->local_rank ? 0 : n * 4);
-      return r.peer_slot(v, rank) + out_row * n;
+      r.count_moved(thread, rank == r.ranks->local_rank ? 0 : count_of * 4);
+      return r.peer_slot(v, rank) + out_row * n + columns.begin;
     }
-    return r.floats(y, &stride) + (v.selected ? out_row : in_row) * n;
+    return r.floats(y, &stride) + (v.selected ? out_row : in_row) * n + columns.begin;
   }
 
   const float* read(int64_t out_row, int64_t in_row) const {
+    const Range all = {0, r.value(y).width};
+    return added(summed(out_row, in_row, all), out_row, in_row, all);
+  }
+
+  // x + factor * norm(s), where `s` has `columns` of the sum: all of them if there is a norm.
+  const float* added(const float* s, int64_t out_row, int64_t in_row, Range columns) const {
     const ElementwiseKernel& k = r.kernels.elementwise;
-    const int64_t n = r.value(y).width;
-    const float* s = summed(out_row, in_row);  // (hidden,)
+    const int64_t n = columns.end - columns.begin;
     if (post_norm >= 0) k.rms_norm(s, r.vector(post_norm), post_eps, n, row), s = row;
     if (post_factor != 1.f) s = scaled(s, post_factor, n, row);
     if (x >= 0) {
       int64_t stride;
-      const float* const before = r.floats(x, &stride) + (r.value(x).selected ? out_row : in_row) * n;
+      const float* const before =
+          r.floats(x, &stride) + (r.value(x).selected ? out_row : in_row) * r.value(y).width + columns.begin;
       const float* two[] = {before, s};
       k.sum_parts(nullptr, two, 2, n, row), s = row;
     }
     return s;
+  }
+
+  // Rows [0, n) of the sum, which the threads of the rank compute together, each its columns: otherwise each thread
+  // would read the summands of all ranks. Every column is added in the same order. Null if they are so few bytes that
+  // the barrier takes longer. Without a norm, x is added already.
+  const float* shared(int64_t n, const ckdist_step& step, int index) const {
+    constexpr int64_t kSharedBytes = 64 << 10;  // a core reads them in 4 to 8 us from other NUMA nodes
+    constexpr int64_t kLineFloats = 16;
+    const ckdist_value& v = r.value(y);
+    if (r.active() == 1 || (v.place != ckdist_place_slot && v.place != ckdist_place_sums)) return nullptr;
+    const float* parts[kMaxRanks];
+    const int count = r.ranks->summands(int(v.offset), parts);
+    if ((count - 1 + (x >= 0)) * n * v.width * 4 < kSharedBytes) return nullptr;
+    const int64_t lines = (v.width + kLineFloats - 1) / kLineFloats;
+    const Range own = {lines * thread / r.active() * kLineFloats,
+                       std::min(lines * (thread + 1) / r.active() * kLineFloats, v.width)};
+    float* const rows = r.next_shared_rows(thread);
+    for (int64_t out_row = 0; out_row < n; out_row++) {
+      float* const to = rows + out_row * v.width + own.begin;
+      const int64_t in_row = r.token_row(step, out_row);
+      const Residual part = {r, thread, x, y, post_norm, post_eps, post_factor, to};
+      const float* s = part.summed(out_row, in_row, own);
+      if (post_norm < 0) s = part.added(s, out_row, in_row, own);
+      if (s != to) std::copy(s, s + (own.end - own.begin), to);
+    }
+    r.meet(thread, index);
+    return rows;
   }
 };
 

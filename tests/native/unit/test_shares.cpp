@@ -1,0 +1,110 @@
+// Division of a product's weights among threads: complete, and even on many threads.
+#include <algorithm>
+#include <functional>
+#include <queue>
+#include <string>
+#include <vector>
+
+#include <doctest/doctest.h>
+
+#include "runtime/shares.h"
+
+using namespace ckdist;
+
+namespace {
+
+struct Product {
+  int64_t rows, cols;
+  int64_t tiles() const { return (rows + 15) / 16; }
+  int64_t tile_bytes() const { return (cols + 255) / 256 * 16 * 144; }  // Q4_K: 144 bytes for 256 columns
+};
+// Products of one step are laid end to end. Tiles of gate and up lie side by side.
+struct Step {
+  std::string name;
+  std::vector<Product> products;
+};
+
+int64_t part(int64_t n, int ranks, int64_t unit) { return (n / unit + ranks - 1) / ranks * unit; }
+
+// The matrices of a rank with the largest shard.
+std::vector<Step> dense(const std::string& name, int ranks, int64_t hidden, int64_t heads, int64_t ffn, int64_t vocab) {
+  const int64_t q = part(heads * 128, ranks, 128), kv = part(8 * 128, ranks, 128), own_ffn = part(ffn, ranks, 256);
+  return {{name + " qkv", {{q, hidden}, {kv, hidden}, {kv, hidden}}},
+          {name + " o", {{hidden, q}}},
+          {name + " gate and up", {{own_ffn, 2 * hidden}}},
+          {name + " down", {{hidden, own_ffn}}},
+          {name + " logits", {{part(vocab, ranks, 16), hidden}}}};
+}
+
+std::vector<Step> kimi_k2(int ranks) {
+  const int64_t hidden = 7168, dense = part(18432, ranks, 256), shared = part(2048, ranks, 256);
+  return {{"K2 q_a and kv_a", {{1536, hidden}, {576, hidden}}},
+          {"K2 q_b", {{part(64 * 192, ranks, 192), 1536}}},
+          {"K2 o", {{hidden, part(64 * 128, ranks, 128)}}},
+          {"K2 gate and up", {{dense, 2 * hidden}}},
+          {"K2 down", {{hidden, dense}}},
+          {"K2 shared gate and up", {{shared, 2 * hidden}}},
+          {"K2 shared down", {{hidden, shared}}},
+          {"K2 router", {{384, 4 * hidden}}},
+          {"K2 logits", {{part(163840, ranks, 16), hidden}}}};
+}
+
+// Bytes of the busiest of `threads` equally fast threads, each of which takes the next piece when it is free.
+int64_t busiest(const Step& step, int threads) {
+  int64_t bytes = 0, tile = 0;
+  for (const Product& p : step.products) bytes += p.tiles() * p.tile_bytes(), tile = std::max(tile, p.tile_bytes());
+  const Shares shares(bytes, tile, threads, true);
+  const auto bytes_of = [&](int64_t piece) {
+    int64_t sum = 0, offset = 0;
+    for (const Product& p : step.products) {
+      const auto at = [&](int64_t byte) { return boundary(byte - offset, p.tile_bytes(), p.tiles(), shares.first(), threads); };
+      sum += (at(shares.begin(piece + 1)) - at(shares.begin(piece))) * p.tile_bytes();
+      offset += p.tiles() * p.tile_bytes();
+    }
+    return sum;
+  };
+  std::priority_queue<int64_t, std::vector<int64_t>, std::greater<>> busy_until;
+  for (int thread = 0; thread < threads; thread++) busy_until.push(bytes_of(thread));
+  int64_t most = 0, total = 0;
+  for (int64_t piece = threads; piece < shares.pieces(); piece++) {
+    const int64_t free = busy_until.top();
+    busy_until.pop();
+    busy_until.push(free + bytes_of(piece));
+  }
+  for (; !busy_until.empty(); busy_until.pop()) most = busy_until.top(), total += most;
+  CHECK(total == bytes);
+  return most;
+}
+
+}  // namespace
+
+TEST_CASE("shares cover every byte once, whatever their number") {
+  for (const int64_t bytes : {0, 1, 100, 65536, 10'000'019})
+    for (const int threads : {1, 2, 3, 16, 384})
+      for (const bool few : {true, false}) {
+        const Shares shares(bytes, 48, threads, few);
+        CHECK(shares.begin(0) == 0);
+        for (int64_t piece = 0; piece < shares.pieces(); piece++) CHECK(shares.begin(piece) <= shares.begin(piece + 1));
+        CHECK(shares.begin(shares.pieces()) == bytes);
+      }
+}
+
+TEST_CASE("the busiest of many threads has at most 1.15 of the mean, or one tile more than the others") {
+  constexpr int64_t enough = 8;  // tiles of each thread, from which on pieces of a tile are small
+  for (int ranks = 1; ranks <= 12; ranks++) {
+    std::vector<Step> steps = dense("8B", ranks, 4096, 32, 14336, 128256);
+    for (Step& step : dense("70B", ranks, 8192, 64, 28672, 128256)) steps.push_back(step);
+    for (Step& step : kimi_k2(ranks)) steps.push_back(step);
+    for (const Step& step : steps)
+      for (const int threads : {48, 96, 192, 384}) {
+        CAPTURE(step.name);
+        CAPTURE(ranks);
+        CAPTURE(threads);
+        int64_t tiles = 0, bytes = 0;
+        for (const Product& p : step.products) tiles += p.tiles(), bytes += p.tiles() * p.tile_bytes();
+        const double mean = double(bytes) / threads, most = double(busiest(step, threads));
+        if (tiles >= enough * threads) CHECK(most / mean <= 1.15);
+        else CHECK(most <= double((tiles + threads - 1) / threads) * double(step.products[0].tile_bytes()));
+      }
+  }
+}
