@@ -158,7 +158,7 @@ def open_model(config: PlanConfig) -> Checkpoint:
 
 
 def question_of(
-    config: PlanConfig, checkpoint: Checkpoint, machine: MachineSpec, report: Callable[[str], object]
+    config: PlanConfig, checkpoint: Checkpoint, machine: MachineSpec, report: Callable[[str], object] = len
 ) -> Question:
     """Returns the question that the flags ask.
 
