@@ -7,8 +7,10 @@ import dataclasses
 import difflib
 import json
 import pathlib
+import sys
 import textwrap
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ckdist.config.plan_config import PlanConfig
@@ -28,16 +30,20 @@ from ckdist.plan.compare import (
     context_that_fits,
     hosts_that_fit,
     over_hosts,
+    over_types,
+    over_users,
     parameters,
     serial_share,
 )
 from ckdist.plan.machine_spec import MachineSpec, machine_named
 from ckdist.plan.rank_memory import RankMemory
 from ckdist.plan.this_machine import this_machine_spec
+from ckdist.terminal import console, is_terminal
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
-from ckdist.weights.described import describe, shape_names, shape_path
+from ckdist.weights.described import describe, near_shape, shape_names, shape_path
 
 COLUMNS = 80
+SILENT_SECONDS = 1.0  # without progress
 MOST_HOSTS = 16  # in the table over hosts, unless --hosts is larger
 BOUNDS = {
     "bandwidth": "memory",
@@ -53,29 +59,63 @@ def run(config: PlanConfig) -> int:
     if config.plot is not None:
         check_path(config.plot)  # fails before the computation
     checkpoint = open_model(config)
-    questions = [question_of(config, checkpoint, open_machine(name)) for name in config.machine]
+    machines = [with_price(open_machine(name), config.price) for name in config.machine]
+    progress = PlanProgress()
+    questions = [question_of(config, checkpoint, machine, progress.finished) for machine in machines]
     question = questions[0]
     if config.train:
         from ckdist.cli.plan_training import run_training
 
         return run_training(config, question)
-    if len(questions) > 1:
-        compared = [(question, answers(question)) for question in questions]
-        if config.json:
-            print(json.dumps([as_json(*one) for one in compared], indent=1))
+    with progress:
+        if len(questions) > 1:
+            compared = [(each, answers(each)) for each in questions]
+            numbers: Any = [as_json(*each) for each in compared] if config.json else None
+            report = machine_lines(compared)
         else:
-            print("\n".join(machine_lines(compared)))
-        return 0
-    found = answers(question)
-    if config.json:
-        print(json.dumps(as_json(question, found), indent=1))
-    else:
-        print("\n".join(lines(question, found)))
+            found = answers(question)
+            numbers = as_json(question, found) if config.json else None
+            report = lines(question, found, not config.sequences)
+        text = json.dumps(numbers, indent=1) if config.json else "\n".join(report)
+    print(text)
     if config.plot:
         from ckdist.plan.plots import draw
 
-        draw(question, found, config.plot)
+        draw(question, answers(question), config.plot)
     return 0
+
+
+class PlanProgress:
+    """Names finished layouts on standard error, from the second second on. A context manager."""
+
+    def __init__(self) -> None:
+        self._shown_from = time.monotonic() + SILENT_SECONDS
+        self._status = console(sys.stderr).status("plan") if is_terminal(sys.stderr) else None
+        self._started = False
+
+    def finished(self, layout: str) -> None:
+        """Shows a layout: in place on a terminal, else as a line."""
+        if time.monotonic() < self._shown_from:
+            return
+        if self._status is None:
+            print(f"plan: {layout}", file=sys.stderr, flush=True)
+            return
+        self._status.update(f"plan: {layout}")
+        if not self._started:
+            self._started = True
+            self._status.start()
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *_: object) -> None:
+        if self._started and self._status is not None:
+            self._status.stop()
+
+
+def with_price(machine: MachineSpec, price: float) -> MachineSpec:
+    """Returns the machine with the price of --price, if that is given."""
+    return dataclasses.replace(machine, price_per_hour=price, price_source="--price") if price else machine
 
 
 def open_machine(name: str) -> MachineSpec:
@@ -93,6 +133,10 @@ def open_model(config: PlanConfig) -> Checkpoint:
     name = str(config.model)
     path = pathlib.Path(name)
     described = shape_path(name)
+    near = None if described or path.exists() or name in PUBLISHED else near_shape(name)
+    if near is not None:
+        print(f"{name[:100]} is planned as {near}", file=sys.stderr)
+        described = shape_path(near)
     if path.is_file() and path.suffix == ".json":
         described = path
     elif path.is_dir() and not any(path.glob("*.safetensors")) and (path / "config.json").is_file():
@@ -113,7 +157,9 @@ def open_model(config: PlanConfig) -> Checkpoint:
     return open_checkpoint(find(name))
 
 
-def question_of(config: PlanConfig, checkpoint: Checkpoint, machine: MachineSpec) -> Question:
+def question_of(
+    config: PlanConfig, checkpoint: Checkpoint, machine: MachineSpec, report: Callable[[str], object] = len
+) -> Question:
     """Returns the question that the flags ask.
 
     Raises:
@@ -128,14 +174,14 @@ def question_of(config: PlanConfig, checkpoint: Checkpoint, machine: MachineSpec
             f"--threads {config.threads} is more than the {machine.cores} cores of a node of {machine.name}: use fewer"
         )
     return Question(
-        checkpoint, Cluster(machine, config.hosts, config.threads), context, config.sequences,
+        checkpoint, Cluster(machine, config.hosts, config.threads), context, config.sequences or 1,
         min(config.n_prompt, context), config.ubatch_size, config.quantize, (config.cache_type_k, config.cache_type_v),
-        config.n_gen, config.objective,
+        config.n_gen, config.objective, report,
     )  # fmt: skip
 
 
-def lines(question: Question, found: list[Answer]) -> Iterator[str]:
-    """Yields the report for people, in lines of at most 80 columns."""
+def lines(question: Question, found: list[Answer], users: bool) -> Iterator[str]:
+    """Yields the report for people, in lines of at most 80 columns. `users`: with a table over numbers of users."""
     best = found[0]
     for line in heading(question, best):
         yield from textwrap.wrap(line, COLUMNS)
@@ -156,12 +202,16 @@ def lines(question: Question, found: list[Answer]) -> Iterator[str]:
     yield from verdict(question, found)
     yield from memory_lines(best.largest)
     yield ""
+    if users:
+        yield from users_lines(question, best)
+        yield ""
+    rows = over_hosts(question, max(MOST_HOSTS, question.cluster.hosts), found)
     yield f"{'twice the':<20s}{'decode':<10s}{'prefill':<10s}best way"
-    for change in changes(question, best):
+    for change in changes(question, best, rows):
         yield f"{change.name:<20s}{times(change.decode):<10s}{times(change.prefill):<10s}{change.way}"
     yield ""
-    yield from hosts_lines(question)
-    yield from money_lines(question, best)
+    yield from hosts_lines(rows)
+    yield from money_lines(question, found)
 
 
 def heading(question: Question, best: Answer) -> Iterator[str]:
@@ -180,7 +230,12 @@ def heading(question: Question, best: Answer) -> Iterator[str]:
     )
     yield (
         f"{question.sequences} sequence{'s' * (question.sequences > 1)} of {question.context} tokens, prompts of "
-        f"{question.prompt}; times may be wrong by {machine.uncertainty:.0%} either way"
+        f"{question.prompt}"
+    )
+    decode, prefill = machine.seen("decode"), machine.seen("prefill")
+    yield (
+        f"checked runs reached {decode[0]:g} to {decode[1]:g} of predicted decode, {prefill[0]:g} to {prefill[1]:g} of "
+        "predicted prefill"
     )
 
 
@@ -214,16 +269,37 @@ def remedies(question: Question) -> Iterator[str]:
         yield f"{hosts} such hosts would hold it"
     if context := context_that_fits(question):
         yield f"--context {context} would fit as it is"
-    yield "or take matrices of fewer bits (--type, --quantize), or a machine with more memory"
+    if question.checkpoint.format == "config":
+        yield from type_lines(question)
+    else:
+        yield "or take matrices of fewer bits (--quantize), or a machine with more memory"
 
 
-def hosts_lines(question: Question) -> Iterator[str]:
+def users_lines(question: Question, best: Answer) -> Iterator[str]:
+    """Yields decode of the best layout by number of users at once."""
+    price = question.cluster.machine.price_per_hour * question.cluster.hosts
+    yield f"{'users':<8s}{'decode tok/s':<16s}{'of each user':<16s}{'cost of 1M' if price else ''}".rstrip()
+    for users, rate in over_users(question, best.way):
+        cost = number(price / rate.tokens / 3600 * 1e6) if price else ""
+        yield f"{users:<8d}{number(rate.tokens):<16s}{number(rate.tokens / users):<16s}{cost}".rstrip()
+
+
+def type_lines(question: Question) -> Iterator[str]:
+    """Yields a table of smaller types for a model without weights."""
+    yield f"{'--type':<11s}{'way':<19s}{'GiB a rank':<12s}{'decode tok/s':<14s}prefill tok/s"
+    for kind, best in over_types(question):
+        speeds = "does not fit"
+        if best.decode and best.prefill:
+            speeds = f"{number(best.decode.tokens):<14s}{number(best.prefill.tokens)}"
+        yield f"{kind:<11s}{best.way!s:<19s}{best.largest.total / 2**30:<12.1f}{speeds}"
+
+
+def hosts_lines(rows: dict[int, list[Answer]]) -> Iterator[str]:
     """Yields decode by number of hosts and layout. "*" marks the best layout by the objective."""
-    rows = over_hosts(question, max(MOST_HOSTS, question.cluster.hosts))
-    names = list(dict.fromkeys(one.way.name for _, ways in rows for one in ways))
+    names = list(dict.fromkeys(one.way.name for ways in rows.values() for one in ways))
     yield f"{'hosts':<8s}" + "".join(f"{name:<12s}" for name in names) + "decode tok/s"
     previous, told, fitting = 0.0, False, []
-    for hosts, ways in rows:
+    for hosts, ways in rows.items():
         best, shown = ways[0], {one.way.name: number(one.decode.tokens) for one in ways if one.decode}
         if best.decode is None:
             yield f"{hosts:<8d}does not fit"
@@ -242,9 +318,9 @@ def hosts_lines(question: Question) -> Iterator[str]:
 def machine_lines(compared: list[tuple[Question, list[Answer]]]) -> Iterator[str]:
     """Yields one row per machine with its best layout, the best machine by the objective first."""
     first = compared[0][0]
-    each = f"{first.sequences} x {first.prompt} + {first.generated}"
-    yield f"{'machine':<23s}{'best way':<20s}{'decode':<9s}{'prefill':<9s}{'seconds':<10s}range"
-    yield f"{f'hosts: {first.cluster.hosts}':<43s}{'tok/s':<9s}{'tok/s':<9s}{each}"
+    asked = f"hosts: {first.cluster.hosts}, {first.sequences} x {first.prompt} + {first.generated} tokens"
+    yield f"{'machine':<23s}{'best way':<20s}{'decode':<9s}{'prefill':<9s}{'seconds':<10s}cost"
+    yield f"{asked[:42]:<43s}{'tok/s':<9s}{'tok/s':<19s}of 1M"
     for question, found in sorted(compared, key=lambda one: one[1][0].seconds(one[0])):
         best, machine = found[0], question.cluster.machine
         name = f"{machine.name[:22]:<23s}"
@@ -253,22 +329,30 @@ def machine_lines(compared: list[tuple[Question, list[Answer]]]) -> Iterator[str
             continue
         speeds = f"{number(best.decode.tokens):<9s}{number(best.prefill.tokens):<9s}"
         total = dataclasses.replace(question, objective="total")
-        yield f"{name}{best.way!s:<20s}{speeds}{number(best.seconds(total)):<10s}+-{machine.uncertainty:.0%}"
-        yield from (f"  {line}" for line in money_lines(question, best))
+        price = machine.price_per_hour * question.cluster.hosts
+        cost = number(price / best.decode.tokens / 3600 * 1e6) if price else "-"
+        yield f"{name}{best.way!s:<20s}{speeds}{number(best.seconds(total)):<10s}{cost}"
+        yield from (f"  {line}" for line in money_lines(question, found[:1]))
 
 
-def money_lines(question: Question, best: Answer) -> Iterator[str]:
-    """Yields power and price, if the machine has them."""
-    machine, hosts = question.cluster.machine, question.cluster.hosts
+def money_lines(question: Question, found: list[Answer]) -> Iterator[str]:
+    """Yields the power of the best layout, and the price of tokens by layout, if the machine has them."""
+    machine, hosts, best = question.cluster.machine, question.cluster.hosts, found[0]
     assert best.decode
-    each = 1e6 / best.decode.tokens / 3600  # hours per million tokens
     if machine.watts:
         watts = machine.watts * hosts
-        day, million = watts * 24e-3, watts * each * 1e-3
-        yield f"{watts:.0f} W: {day:.1f} kWh a day, {million:.2f} kWh for a million decoded tokens"
-    if machine.price_per_hour:
-        price = machine.price_per_hour * hosts
-        yield f"{price:.2f} an hour: {price * each:.2f} for a million decoded tokens"
+        million = watts * 1e3 / best.decode.tokens / 3600
+        yield f"{watts:.0f} W ({machine.watts_of}): {watts * 24e-3:.1f} kWh a day, {million:.2f} kWh for 1M decoded"
+    price = machine.price_per_hour * hosts
+    if not price:
+        yield "no price known: give --price, of a host per hour"
+        return
+    yield from textwrap.wrap(f"{price:.2f} an hour ({machine.price_source or 'the file of the machine'})", COLUMNS - 2)
+    yield f"{'cost of 1M tokens':<21s}{'of a prompt':<14s}{'generated':<14s}generated tokens for 1.00"
+    for one in found:
+        if one.decode and one.prefill:
+            prompt, generated = (price / each.tokens / 3600 * 1e6 for each in (one.prefill, one.decode))
+            yield f"{one.way!s:<21s}{number(prompt):<14s}{number(generated):<14s}{number(1e6 / generated)}"
 
 
 def rate(one: Any) -> str:
@@ -309,6 +393,9 @@ def as_json(question: Question, found: list[Answer]) -> dict[str, Any]:
         if one is None:
             return None
         numbers = {"tokens_per_second": one.tokens, "low": one.low, "high": one.high, "seconds": one.seconds}
+        price = question.cluster.machine.price_per_hour * question.cluster.hosts
+        if price:
+            numbers["cost_of_a_million"] = price / one.tokens / 3600 * 1e6
         return numbers | {"bound": one.bound, "parts": one.times._asdict()}
 
     ways = [
@@ -331,5 +418,6 @@ def as_json(question: Question, found: list[Answer]) -> dict[str, Any]:
         "question": asked,
         "ways": ways,
         "twice": more,
+        "users": {users: speed(one) for users, one in over_users(question, found[0].way)} if found[0].fits else {},
         "hosts_that_fit": None if found[0].fits else hosts_that_fit(question),
     }

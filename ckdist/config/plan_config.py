@@ -47,14 +47,14 @@ class PlanConfig(Settings):
         help="tokens of each sequence; 0: 8192, or the model's limit if it is smaller",
     )
     sequences: int = option(
-        1,
+        0,
         "-np",
         "--parallel",
         "--sequences",
-        low=1,
+        low=0,
         high=1 << 20,
         metavar="N",
-        help="sequences that are decoded at once",
+        help="sequences that are decoded at once; 0: one, and a table over 1 to 256 users",
     )
     n_prompt: int = option(2048, "-p", "--n-prompt", low=1, high=1 << 30, metavar="N", help="tokens of a prompt")
     n_gen: int = option(
@@ -64,6 +64,9 @@ class PlanConfig(Settings):
         "total", "--objective", choices=OBJECTIVES,
         help="order of layouts and machines; total: time of a prompt and its generated tokens",
     )  # fmt: skip
+    price: float = option(
+        0.0, "--price", low=0.0, high=1e6, metavar="P", help="price of a host per hour; 0: that of the machine's file"
+    )
     ubatch_size: int = option(
         512, "-ub", "--ubatch-size", low=1, high=1 << 20, metavar="N", help="most tokens of a step"
     )

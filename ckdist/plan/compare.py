@@ -4,8 +4,9 @@ It also predicts the gain from more hosts, bandwidth or cores, or from a faster 
 """
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ckdist.errors import UserError
 from ckdist.layout import SINGLE
@@ -18,8 +19,11 @@ from ckdist.plan.predict import Predictor, Rate, Way, ways_for
 from ckdist.plan.rank_memory import RankMemory
 from ckdist.program.tracer import trace
 from ckdist.weights.checkpoint import Checkpoint
+from ckdist.weights.described import describe_config
 
 MORE = 2.0  # factor on a resource in `changes`
+USERS = 1, 4, 16, 64, 256
+SMALLER_TYPES = "F8_E4M3", "Q8_0", "Q4_K"  # for a model that does not fit
 
 
 @dataclass(frozen=True)
@@ -39,10 +43,12 @@ class Question:
     cache: tuple[str, str] = ("i16", "i16")
     generated: int = 256
     objective: str = "total"  # or decode, or prefill
+    report: Callable[[str], object] = field(default=len, compare=False, repr=False)  # called with each finished layout
+    made: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)  # programs, traced once
 
     def predictor(self, way: Way) -> Predictor:
         """The predictor for one way. Raises a UserError if the way is not possible."""
-        return Predictor(self.checkpoint, self.cluster, way, self.ubatch_size, self.quantize, self.cache)
+        return Predictor(self.checkpoint, self.cluster, way, self.ubatch_size, self.quantize, self.cache, self.made)
 
     def on(self, cluster: Cluster) -> "Question":
         """The same question for another cluster."""
@@ -100,6 +106,7 @@ def answers(question: Question) -> list[Answer]:
     for way in ways_for(question.cluster, len(spec.layers), mixture):
         try:
             found.append(answer(question, way))
+            question.report(f"{question.cluster.hosts} x {question.cluster.machine.name}, {way}")
         except UserError:  # this layout is not possible for these ranks
             if way.name == "tensor":
                 raise
@@ -116,8 +123,12 @@ class Change:
     prefill: float
 
 
-def changes(question: Question, best: Answer) -> Iterator[Change]:
-    """The gain of the best way from twice as much of each resource. For hosts, with the best way for more hosts."""
+def changes(question: Question, best: Answer, rows: dict[int, list[Answer]] | None = None) -> Iterator[Change]:
+    """The gain of the best way from twice as much of each resource. For hosts, with the best way for more hosts.
+
+    Args:
+        rows: Answers by number of hosts, as far as they are known.
+    """
     machine, cluster = question.cluster.machine, question.cluster
     memory = replace(machine, bandwidth=MORE * machine.bandwidth)
     cores = replace(machine, cores=int(MORE * machine.cores))
@@ -128,7 +139,8 @@ def changes(question: Question, best: Answer) -> Iterator[Change]:
     for name, other in more.items():
         yield _change(name, best.way, _rates(question, question.on(other).predictor(best.way)), best)
     if MORE * cluster.size <= MAX_RANKS:
-        then = answers(question.on(replace(cluster, hosts=int(MORE * cluster.hosts))))[0]
+        hosts = int(MORE * cluster.hosts)
+        then = ((rows or {}).get(hosts) or answers(question.on(replace(cluster, hosts=hosts))))[0]
         yield _change("hosts", then.way, (then.decode, then.prefill), best)
 
 
@@ -138,10 +150,32 @@ def _change(name: str, way: Way, then: tuple[Rate | None, Rate | None], best: An
     return Change(name, way, *times)
 
 
-def over_hosts(question: Question, most: int) -> list[tuple[int, list[Answer]]]:
-    """(hosts, ways from the best on) for 1, 2, 4, ... up to `most` hosts."""
+def over_hosts(question: Question, most: int, found: Sequence[Answer] | None = None) -> dict[int, list[Answer]]:
+    """Number of hosts -> ways from the best on, for 1, 2, 4, ... up to `most` hosts.
+
+    Args:
+        found: Answers for the hosts of `question`, if they are known.
+    """
     counts = [1 << power for power in range(most.bit_length()) if 1 << power <= most]
-    return [(hosts, answers(question.on(replace(question.cluster, hosts=hosts)))) for hosts in counts]
+    known = {question.cluster.hosts: [*found]} if found else {}
+    ask = lambda hosts: answers(question.on(replace(question.cluster, hosts=hosts)))
+    return {hosts: known.get(hosts) or ask(hosts) for hosts in counts}
+
+
+def over_users(question: Question, way: Way) -> list[tuple[int, Rate]]:
+    """(sequences, rate of decode) for 1, 4, 16, 64 and 256 sequences, as far as their caches fit."""
+    predictor, room = question.predictor(way), question.cluster.rank_memory
+    fits = lambda count: max(one.total for one in predictor.memory(question.context, count)) <= room
+    return [(count, predictor.decode(count, question.context)) for count in USERS if fits(count)]
+
+
+def over_types(question: Question) -> list[tuple[str, Answer]]:
+    """(type of the matrices, best way) for a model without weights, in types of fewer bits."""
+    found = []
+    for kind in SMALLER_TYPES:
+        checkpoint = describe_config(question.checkpoint.metadata, str(question.checkpoint.path), kind)
+        found.append((kind, answers(replace(question, checkpoint=checkpoint, quantize=None, made={}))[0]))
+    return found
 
 
 def hosts_that_fit(question: Question, most: int = 256) -> int | None:
@@ -200,6 +234,8 @@ __all__ = [
     "context_that_fits",
     "hosts_that_fit",
     "over_hosts",
+    "over_types",
+    "over_users",
     "parameters",
     "serial_share",
     "speedup",

@@ -24,8 +24,9 @@ from ckdist.program.step_batch import BLOCK_TOKENS
 from ckdist.weights.packed_type import WeightCost
 
 COLLECTIVES = "all_reduce", "all_to_all", "all_gather"
-FREE = "rope", "norm_latent", "send", "recv"  # in the rate of attention; the caller prices the hops between stages
+FREE = "send", "recv"  # the caller prices the hops between stages
 HEADS_DIMS = "heads", "kv_heads"  # threads divide values with these dimensions by heads
+TILE_ROWS = 16  # rows of weights in a tile
 REPLICATED_ROWS = 2  # up to this number of rows, each thread norms all of them (kReplicatedRows in native/runtime)
 REMOTE = 2.0  # time to read another node's memory, relative to a rank's own
 OVERLAP_LOSS = 0.25  # of reading and computing, the fraction of the shorter that is not hidden
@@ -74,6 +75,7 @@ class ProductPart(NamedTuple):
     cost: WeightCost
     rows: float  # for a stack: mean rows of an expert
     elements: float
+    tiles: float  # of TILE_ROWS rows of weights, which threads do not divide
 
     @property
     def read(self) -> float:
@@ -142,7 +144,7 @@ class CostModel:
             return self._overlapped(8.0 * shape.sequences * size, computed, shape)
         if instr.op in COLLECTIVES:
             return self._exchange(instr, shape)
-        if instr.op in FREE or (instr.op == "rms_norm" and instr.outputs[0].dims[1].name in HEADS_DIMS):
+        if instr.op in FREE:
             return Times()
         floats = sum(self._rows_of_thread(v, shape) * v.dims[1].local(self.mesh) for v in instr.outputs)
         return Times(arithmetic=floats / machine.elementwise)
@@ -180,11 +182,13 @@ class CostModel:
         axis = instr.inputs[0].dims[0].axis
         sources = [self.places[m.rank] for m in self.mesh.along(axis)] if axis else [self.own]
         slower = sum(map(self.own.factor, sources)) / len(sources)
-        read = computed = 0.0
+        read = computed = tiles = 0.0
         for part in self.parts(instr, shape):
             read += slower * part.read
             computed += part.operations / self.machine.product_rate(part.cost.kind, part.cost.form, part.rows)
-        return self._overlapped(read, computed / self.own.threads, shape)
+            tiles += part.tiles
+        busiest = -(-tiles // self.own.threads)  # tiles of the thread that has most of them
+        return self._overlapped(read, computed * busiest / max(tiles, 1.0), shape)
 
     def parts(self, instr: Instr, shape: StepShape) -> Iterator[ProductPart]:
         """The work of each matrix of a product."""
@@ -192,8 +196,10 @@ class CostModel:
         for matrix in matrices_of(instr):
             used = used_part(instr, matrix)
             touched = self._touched(used, matrix, rows) if used < 1 else 1.0
-            elements = math.prod(dim.local(self.mesh) for dim in matrix.dims)
-            yield ProductPart(self.weight(matrix.name), rows * used / touched, elements * touched)
+            *stack, height, width = (dim.local(self.mesh) for dim in matrix.dims)
+            count = touched * math.prod(stack)
+            tiles = -(-height // TILE_ROWS) * count
+            yield ProductPart(self.weight(matrix.name), rows * used / touched, height * width * count, tiles)
 
     def _touched(self, used: float, stack: Weight, rows: int) -> float:
         """The fraction of this rank's experts that some row uses.

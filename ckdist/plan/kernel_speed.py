@@ -1,31 +1,33 @@
-"""Measures the kernels: products with each type of weights on several CPUs at once, attention and norms on one CPU.
+"""Measures the kernels as steps run them: on all CPUs at once, for long enough that clocks have fallen.
 
-`ckdist.topology.bandwidth` measures memory.
+A kernel alone is up to 1.7 times faster than on all cores. Rates are medians, because the best of many short runs is a
+speed that no step keeps. `ckdist.topology.bandwidth` measures memory.
 """
 
-import math
 import os
+import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from ckdist import native
-from ckdist.plan.machine_spec import MANY
 from ckdist.program.cache import KV_TYPES
 from ckdist.program.step_batch import BLOCK_TOKENS
 
 ROWS, COLS = 256, 2048  # a matrix that stays in a core's caches
-LARGE_ROWS = 3072  # rows of the matrix of products of MANY rows, as in prompts
-POSITIONS, HEADS, HEAD_DIM, QUERIES = 512, 4, 128, 64  # attention: HEADS share a kv-head; QUERIES are the last tokens
-FLOATS = 1 << 15  # elements of a normed row
+POSITIONS, QUERIES, HEADS, HEAD_DIM = 1024, 32, 4, 128  # attention: QUERIES tokens at a time, HEADS share a kv-head
+PYTHON_CPUS = 32  # CPUs that call kernels from Python at once: more would wait for its lock
+FLOATS = 1 << 18  # elements of a core's part of a prompt's hidden states
 GATE = native.numbers("ckdist_gate", "ckdist_gate_")["silu"]
 
 Work = Callable[[], Callable[[], object]]  # makes the function that is timed, on the CPU that runs it
 
 
 def attention(kind: str) -> Work:
-    """Attention of the last QUERIES of POSITIONS tokens. HEADS heads share keys and values of type `kind`."""
+    """Attention of a prompt of POSITIONS tokens. HEADS heads share keys and values of type `kind`."""
 
     def make() -> Callable[[], object]:
         """Makes a task over a cache of its own."""
@@ -40,27 +42,18 @@ def attention(kind: str) -> Work:
             native.call(lib.ckdist_attention_store, None, [shape], block, p % BLOCK_TOKENS, k[p], v[p])
         q = rng.standard_normal((QUERIES, HEADS, HEAD_DIM), np.float32)  # (tokens, heads, head_dim)
         out, table = np.zeros_like(q), np.arange(POSITIONS // BLOCK_TOKENS, dtype=np.int32)
-        task = native.struct(
-            "ckdist_attention_task",
-            cache=shape,
-            kv=cache,
-            block_stride=stride,
-            block_table=table,
-            first_position=POSITIONS - QUERIES,
-            tokens=QUERIES,
-            heads=HEADS,
-            scale=HEAD_DIM**-0.5,
-            q=q,
-            q_token_stride=HEADS * HEAD_DIM,
-            q_head_stride=HEAD_DIM,
-            out=out,
-            out_token_stride=HEADS * HEAD_DIM,
-            out_head_stride=HEAD_DIM,
-        )
+        common = {"cache": shape, "kv": cache, "block_stride": stride, "block_table": table}
+        common |= {"heads": HEADS, "scale": HEAD_DIM**-0.5, "q": q, "out": out, "tokens": QUERIES}
+        common |= {"q_token_stride": HEADS * HEAD_DIM, "q_head_stride": HEAD_DIM}
+        common |= {"out_token_stride": HEADS * HEAD_DIM, "out_head_stride": HEAD_DIM}
+        tasks = [
+            native.struct("ckdist_attention_task", first_position=first, **common)
+            for first in range(0, POSITIONS, QUERIES)
+        ]
         size = native.call(lib.ckdist_attention_scratch_bytes, None, [shape], QUERIES, HEADS)
         memory = np.zeros(size + 64, np.uint8)
         scratch = memory[-memory.ctypes.data % 64 :]  # aligned to a cache line
-        return lambda: lib.ckdist_attend(native.ffi.NULL, task, pointer(scratch, "uint8_t *"))
+        return lambda: [lib.ckdist_attend(native.ffi.NULL, task, pointer(scratch, "uint8_t *")) for task in tasks]
 
     return make
 
@@ -89,36 +82,36 @@ def product_rate(
     return native.call(native.lib.ckdist_product_rate, None, *numbers) / len(cpus)
 
 
-def product_rates(cpus: Sequence[int], number: int, seconds: float, repeats: int) -> tuple[float, float]:
-    """`product_rate` for 1 and for MANY rows."""
-    large = product_rate(cpus, number, MANY, seconds, LARGE_ROWS, repeats)
-    return product_rate(cpus, number, 1, seconds, ROWS, repeats), large
-
-
-def attention_rate(cpu: int, kind: str, seconds: float) -> float:
+def attention_rate(cpus: Sequence[int], kind: str, seconds: float) -> float:
     """Operations per second of a CPU in both products of attention, with keys and values of type `kind`."""
-    seen = QUERIES * (POSITIONS - QUERIES / 2)
-    return 4.0 * seen * HEADS * HEAD_DIM / call_seconds(cpu, attention(kind), seconds)
+    seen = POSITIONS * POSITIONS / 2
+    return 4.0 * seen * HEADS * HEAD_DIM / call_seconds(cpus, attention(kind), seconds)
 
 
-def elementwise_rate(cpu: int, seconds: float) -> float:
+def elementwise_rate(cpus: Sequence[int], seconds: float) -> float:
     """Numbers per second of a CPU in norms and gates."""
-    return 2.0 * FLOATS / call_seconds(cpu, elementwise, seconds)
+    return 2.0 * FLOATS / call_seconds(cpus, elementwise, seconds)
 
 
-def call_seconds(cpu: int, work: Work, seconds: float) -> float:
-    """The shortest time of one call on a CPU, over repeats for `seconds` seconds."""
-    before, found = os.sched_getaffinity(0), math.inf
-    os.sched_setaffinity(0, {cpu})
-    try:
-        once, end = work(), time.perf_counter() + seconds
-        while found == math.inf or time.perf_counter() < end:
+def call_seconds(cpus: Sequence[int], work: Work, seconds: float) -> float:
+    """The median time of a call, all `cpus` at work for `seconds` seconds, each on its own data."""
+    cpus = cpus[:PYTHON_CPUS]
+    ready = threading.Barrier(len(cpus))
+
+    def calls(cpu: int) -> list[float]:
+        """Times of the calls on one CPU."""
+        os.sched_setaffinity(0, {cpu})
+        once, found = work(), list[float]()
+        ready.wait()
+        end = time.perf_counter() + seconds
+        while not found or time.perf_counter() < end:
             began = time.perf_counter()
             once()
-            found = min(found, time.perf_counter() - began)
-    finally:
-        os.sched_setaffinity(0, before)
-    return found
+            found.append(time.perf_counter() - began)
+        return found
+
+    with ThreadPoolExecutor(len(cpus)) as pool:
+        return statistics.median(took for found in pool.map(calls, cpus) for took in found)
 
 
-__all__ = ["attention_rate", "call_seconds", "elementwise_rate", "product_rate", "product_rates"]
+__all__ = ["attention_rate", "elementwise_rate", "product_rate"]

@@ -20,7 +20,6 @@ from ckdist.comm.transports.link import Link
 from ckdist.config.options import checked, checked_value, option
 from ckdist.errors import ConfigError
 from ckdist.text_file import read_text_file
-from ckdist.topology.bandwidth import METHOD
 from ckdist.weights.packed_type import activation_format
 
 if sys.version_info >= (3, 11):
@@ -34,9 +33,17 @@ MAX_TYPES = 256
 FORMATS = "F32", "BF16", "Q8_0"  # the weight type that stands for each activation format (float32, bfloat16, int8)
 MANY = 256  # rows of a product at its second rate
 SATURATING = 0.5  # of a node's cores reach its bandwidth
-UNCERTAINTY, UNMEASURED = 0.2, 0.35  # expected relative error of a predicted speed, either way
 MEASURED, DATA_SHEET = "measured", "data sheet, not measured"
+# By source and phase, the smallest and the largest measured speed over its prediction, in all runs of
+# docs/performance/predictions.md and in all results of docs/papers.md.
+SEEN = {
+    (MEASURED, "decode"): (0.4, 1.24),
+    (MEASURED, "prefill"): (0.59, 1.43),
+    (DATA_SHEET, "decode"): (0.26, 1.17),
+    (DATA_SHEET, "prefill"): (0.11, 1.7),
+}
 HALVINGS = 40
+METHOD = 3  # version of the measurement: stored figures of other versions are not used
 
 
 def figure(section: str, help: str, low: float, high: float, default: Any = MISSING, kind: type = float) -> Any:
@@ -56,6 +63,8 @@ class MachineSpec:
     name: str = words("what it is")
     source: str = words(f"{MEASURED}, or {DATA_SHEET}", DATA_SHEET)
     isa: str = words("level of instructions whose kernels run")
+    watts_of: str = words("part of the host that takes the watts", "processors alone")
+    price_source: str = words("where the price is from, and its date")
 
     nodes: int = figure("host", "NUMA nodes, with a rank each", 1, 256, 1, int)
     cores: int = figure("host", "cores of a node", 1, 4096, kind=int)
@@ -101,10 +110,9 @@ class MachineSpec:
             for rate in pair:
                 checked_value({"low": 1e3, "high": 1e18, "kind": float}, rate, f"{where}: rates.{name}")
 
-    @property
-    def uncertainty(self) -> float:
-        """The relative error of a predicted speed, either way, that is to be expected."""
-        return UNCERTAINTY if self.source == MEASURED else UNMEASURED
+    def seen(self, phase: str) -> tuple[float, float]:
+        """The smallest and the largest measured speed over its prediction. `phase`: decode or prefill."""
+        return SEEN[MEASURED if self.source == MEASURED else DATA_SHEET, phase]
 
     @property
     def link(self) -> Link:

@@ -20,15 +20,15 @@ def draw(question: Question, found: Sequence[Answer], path: str) -> None:
     check_path(path)  # fail early: before the predictions
     figure = new_figure(15, 4.5)
     hosts, roofline, memory = figure.subplots(1, 3)
-    _hosts(hosts, question)
+    _hosts(hosts, question, found)
     _roofline(roofline, question)
     _memory(memory, question, found)
     save_figure(figure, path)
 
 
-def _hosts(axes: Any, question: Question) -> None:
-    """Tokens per second of the best way over hosts, with the range of uncertainty."""
-    rows = [(hosts, ways[0]) for hosts, ways in over_hosts(question, MOST_HOSTS) if ways[0].fits]
+def _hosts(axes: Any, question: Question, found: Sequence[Answer]) -> None:
+    """Tokens per second of the best way over hosts, with the range of measured speeds over predictions."""
+    rows = [(hosts, ways[0]) for hosts, ways in over_hosts(question, MOST_HOSTS, found).items() if ways[0].fits]
     for name in ("decode", "prefill"):
         rates = [getattr(one, name) for _, one in rows]
         counts = [hosts for hosts, _ in rows]

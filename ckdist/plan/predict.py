@@ -5,18 +5,19 @@ tensor is allocated, and only the headers of the model's files are read. `ckdist
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from ckdist import native
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.stage_work import stage_costs, stage_work
 from ckdist.errors import ConfigError
-from ckdist.layout import SINGLE
+from ckdist.layout import SINGLE, Layout
 from ckdist.layouts.phase_layouts import layouts_for
 from ckdist.layouts.stage_plan import check_stages, divide_layers
 from ckdist.mesh import Mesh
-from ckdist.models.decoder import forward, main_forward
+from ckdist.models.decoder import main_forward
 from ckdist.plan.cluster import Cluster, PlannedWorld
 from ckdist.plan.cost import CostModel, RankPlace, Times
 from ckdist.plan.rank_memory import RankMemory, Wanted, rank_memory
@@ -32,6 +33,7 @@ from ckdist.weights.loader import planned_type
 from ckdist.weights.packed_type import WeightCost, cost_of_type
 
 KEPT_STEPS = 1 << 14  # number of step shapes whose times are cached
+T = TypeVar("T")
 CHUNKS_SAMPLED = 17  # priced chunks of a long prompt; between these, time is linear in the context
 
 
@@ -58,17 +60,17 @@ class Rate:
     tokens: float  # tokens per second of the whole cluster
     seconds: float  # of one step or prompt
     times: Times  # the parts of `seconds`
-    spread: float  # relative uncertainty in both directions
+    seen: tuple[float, float]  # the smallest and the largest measured speed over its prediction
 
     @property
     def low(self) -> float:
-        """Lower bound on tokens per second."""
-        return self.tokens / (1 + self.spread)
+        """The least tokens per second, if this prediction is as wrong as any that was checked."""
+        return self.tokens * self.seen[0]
 
     @property
     def high(self) -> float:
-        """Upper bound on tokens per second."""
-        return self.tokens * (1 + self.spread)
+        """The most tokens per second, likewise."""
+        return self.tokens * self.seen[1]
 
     @property
     def bound(self) -> str:
@@ -100,6 +102,7 @@ class Predictor:
         ubatch_size: Most tokens of a step.
         quantize: As --quantize.
         cache: Types of keys and values.
+        made: Programs that predictors of the same checkpoint share.
     """
 
     def __init__(
@@ -110,9 +113,10 @@ class Predictor:
         ubatch_size: int = 512,
         quantize: str | None = None,
         cache: tuple[str, str] = ("i16", "i16"),
+        made: dict[Hashable, Any] | None = None,
     ) -> None:
         self.checkpoint, self.cluster, self.way, self.ubatch_size = checkpoint, cluster, way, ubatch_size
-        self.quantize, self.cache = quantize, cache
+        self.quantize, self.cache, self.made = quantize, cache, {} if made is None else made
         if cluster.hosts % way.replicas or (cluster.size // way.replicas) % way.stages:
             raise ConfigError(
                 f"{cluster.hosts} hosts of {cluster.local_size} ranks cannot be {way.replicas} replicas of "
@@ -122,6 +126,18 @@ class Predictor:
         works = [stage_work(s.programs[0], s.mesh, self.weight, cluster.machine.isa) for s in self.stages]
         self.costs = stage_costs(works)
         self.stage_times = functools.lru_cache(maxsize=KEPT_STEPS)(self._stage_times)
+
+    def _once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """Returns the result of `make`, which is kept for this key."""
+        if key not in self.made:
+            self.made[key] = make()
+        return self.made[key]
+
+    def _traced(self, layout: Layout, mesh: Mesh, stage: Stage) -> Program:
+        """The program of a stage."""
+        spec, key = self.checkpoint.spec, (*sorted(layout.sharded_by.items()), *mesh.axes.items(), mesh.rank)
+        whole = self._once(key, lambda: trace(main_forward(spec), spec, layout, mesh))
+        return self._once((*key, stage), lambda: stage.program(whole, mesh))
 
     def packed(self, name: str) -> int:
         """The ggml number of the type that a matrix is packed in."""
@@ -139,8 +155,11 @@ class Predictor:
         check_stages(count, len(places), len(spec.layers))
         layers = [(0, len(spec.layers))]
         if count > 1:
-            program = trace(forward, spec, SINGLE, Mesh())
-            layers = divide_layers(program, count, self.cluster.machine.isa, self.weight)
+            isa, single = self.cluster.machine.isa, Stage(0, 1, layers[0])
+            layers = self._once(
+                (count, isa, self.quantize),
+                lambda: divide_layers(self._traced(SINGLE, Mesh(), single), count, isa, self.weight),
+            )
         for number, own in enumerate(layers):
             yield Stage(number, count, own), places[number * each : (number + 1) * each]
 
@@ -154,7 +173,7 @@ class Predictor:
         world = PlannedWorld(hosts, len(places) // hosts)
         prefill, decode, mesh = layouts_for(config, world, spec, self.cluster.machine.link)
         layouts = [decode] if prefill is decode else [decode, prefill]
-        programs = [stage.program(trace(main_forward(spec), spec, layout, mesh), mesh) for layout in layouts]
+        programs = [self._traced(layout, mesh, stage) for layout in layouts]
         costs = [CostModel(p, mesh, places, self.cluster.machine, self.weight, self.cache) for p in programs]
         return StageModel(programs, costs, mesh)
 
@@ -199,7 +218,7 @@ class Predictor:
         batches = self.costs.groups(each)
         shape = StepShape.decode(-(-each // batches), context)
         seconds = max(self.seconds(shape), batches * self.interval(shape))
-        return Rate(sequences / seconds, seconds, self.step(shape), self.cluster.machine.uncertainty)
+        return Rate(sequences / seconds, seconds, self.step(shape), self.cluster.machine.seen("decode"))
 
     def prefill(self, tokens: int, context: int = 0, prompts: int = 1) -> Rate:
         """The speed of prompts of `tokens` tokens, after `context` tokens of context each. `seconds`: of one prompt."""
@@ -219,7 +238,7 @@ class Predictor:
         first = self.seconds(shapes[-1][0]) - self.interval(shapes[-1][0])  # time to fill the pipeline
         seconds = slowest + first
         replicas = min(prompts, self.way.replicas)
-        return Rate(replicas * tokens / seconds, seconds, times, self.cluster.machine.uncertainty)
+        return Rate(replicas * tokens / seconds, seconds, times, self.cluster.machine.seen("prefill"))
 
     # Memory
 
@@ -231,17 +250,21 @@ class Predictor:
     def _lowered(self, stage: StageModel) -> list[tuple[Program, Lowered]]:
         first, found = stage.programs[0], []
         for program in stage.programs:
-            stored = None if program is first else stored_dims(program, first)
-            steps = lower(
-                program,
-                stage.mesh,
-                formats=lambda name: self.weight(name).form,
-                block_columns=lambda name: native.lib.ckdist_type_undivided_columns(self.packed(name)),
-                max_tokens=self.ubatch_size,
-                stored=stored,
-            )
-            found.append((program, steps))
+            # programs are kept, so their ids stay theirs
+            key = id(program), id(first), self.cluster.machine.isa, self.quantize, self.ubatch_size
+            lowered = self._once(key, functools.partial(self._lower, program, first, stage.mesh))
+            found.append((program, lowered))
         return found
+
+    def _lower(self, program: Program, first: Program, mesh: Mesh) -> Lowered:
+        return lower(
+            program,
+            mesh,
+            formats=lambda name: self.weight(name).form,
+            block_columns=lambda name: native.lib.ckdist_type_undivided_columns(self.packed(name)),
+            max_tokens=self.ubatch_size,
+            stored=None if program is first else stored_dims(program, first),
+        )
 
     def memory(self, context: int, sequences: int) -> list[RankMemory]:
         """Memory of the first rank of each stage, with caches for `sequences` sequences of the whole cluster."""

@@ -11,14 +11,12 @@ from ckdist import native
 from ckdist.layouts.memory_sizes import RESERVE
 from ckdist.models.blocks.moe import is_expert
 from ckdist.models.spec import ModelSpec
-from ckdist.plan.cost import REPLICATED_ROWS
+from ckdist.plan.cost import REPLICATED_ROWS, TILE_ROWS
 from ckdist.program.cache import CacheTypes, block_bytes, slot_bytes
 from ckdist.program.lowered import SLOTS, Lowered
 from ckdist.program.program import Program
 from ckdist.program.rotations import rope_bytes_per_position
 from ckdist.program.step_batch import BLOCK_TOKENS
-
-TILE_ROWS = 16
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
 """The figures of this machine for plans: measured once and cached, or saved by `ckdist bench machine --save`.
 
-Memory, products, attention, norms and barriers are measured by kernels alone, on the first node with CPUs that this
-process may use. Other nodes are assumed to be equal. The bundled model gives the time between two steps. It takes about
-ten seconds.
+Memory, products, attention, norms and barriers are measured by kernels, on the first node with CPUs that this process
+may use. Its cores work at once, and medians count. Other nodes are assumed to be equal. The bundled model gives the
+time between two steps. It takes about twenty seconds.
 """
 
 import dataclasses
 import logging
+import statistics
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -19,15 +21,17 @@ from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.load_model import load_model
 from ckdist.engine.lockstep import LockstepSequences
 from ckdist.layouts.rank_plan import SPINS
-from ckdist.plan.kernel_speed import COLS, attention_rate, elementwise_rate, product_rate, product_rates
-from ckdist.plan.machine_spec import MEASURED, MachineSpec, kept_machine, kept_path
+from ckdist.plan.kernel_speed import COLS, ROWS, attention_rate, elementwise_rate, product_rate
+from ckdist.plan.machine_spec import MANY, MEASURED, MachineSpec, kept_machine, kept_path
 from ckdist.topology import Machine, this_machine
 from ckdist.topology.bandwidth import node_cpus
 from ckdist.weights import dtypes
 
 log = logging.getLogger(__name__)
 
-SECONDS, PASSES = 0.01, 16  # of one measurement; the best counts, so a short time without other work is enough
+SECONDS, PASSES = 0.01, 15  # of one measurement; the median counts
+LARGE_PASSES = 3  # of products of many rows, which take longer
+LEAST_LARGE = 4 << 20  # bytes of weights per thread in products of many rows
 STREAMED = "BF16", "Q8_0", "Q4_K"  # types whose weights are read from memory and from the caches; the fastest counts
 LEAST_STREAMED = 96 << 20  # bytes of weights per thread, so that they come from memory
 CACHED = 0.5  # of the caches, for weights that come from these
@@ -72,8 +76,8 @@ def measured(world: World) -> MachineSpec | None:
     return spec
 
 
-def measure_machine(machine: Machine) -> MachineSpec:
-    """Measures one node with kernels alone, and the time between two steps."""
+def measure_machine(machine: Machine, kinds: Sequence[dtypes.TensorType] = dtypes.KNOWN) -> MachineSpec:
+    """Measures one node by its kernels, and the time between two steps. `kinds`: types of weights in `rates`."""
     nodes = node_cpus(machine)
     first, cpus = next(iter(nodes.items()))
     place = [first] if len(machine.nodes) > 1 else []
@@ -90,24 +94,39 @@ def measure_machine(machine: Machine) -> MachineSpec:
         bandwidth=bandwidth,
         cache=cache,
         cache_bandwidth=max(bandwidth, read_rate(cpus, int(CACHED * cache / len(cpus)))) if cache else 0.0,
-        attention=attention_rate(cpus[0], "i16", 10 * SECONDS),
-        elementwise=elementwise_rate(cpus[0], 5 * SECONDS),
+        attention=attention_rate(cpus, "i16", 20 * SECONDS),
+        elementwise=elementwise_rate(cpus, 20 * SECONDS),
         between=between_steps(len(cpus) * len(nodes)),
         barrier=tuple((count, barrier(cpus[:count])) for count in counts(len(cpus))),
         rank_rate=RANK_PART * bandwidth,
-        rates={kind.name: product_rates(cpus, kind.number, SECONDS / 2, PASSES) for kind in dtypes.KNOWN},
+        rates={kind.name: product_rates(cpus, kind, cache) for kind in kinds},
     )
 
 
 def read_rate(cpus: list[int], size: int) -> float:
     """Bytes of weights per second in products of one row with matrices of `size` bytes for each CPU."""
-    size, found = min(size, native.lib.ckdist_available_memory() // (8 * len(cpus))), 0.0
+    found = 0.0
     for kind in (dtypes.BY_NAME[name] for name in STREAMED):
-        element_bytes = kind.block_bytes / kind.block_elements
-        rows = max(16, int(size / COLS / element_bytes) // 16 * 16)
-        operations = len(cpus) * product_rate(cpus, kind.number, 1, SECONDS, rows, PASSES)
-        found = max(found, operations / 2 * element_bytes)
+        operations = len(cpus) * product_rate(cpus, kind.number, 1, SECONDS, matrix_rows(cpus, kind, size), PASSES)
+        found = max(found, operations / 2 * kind.block_bytes / kind.block_elements)
     return found
+
+
+def product_rates(cpus: list[int], kind: dtypes.TensorType, cache: float) -> tuple[float, float]:
+    """Operations per second of a CPU in products of 1 and of MANY rows.
+
+    In products of one row, weights are in a core's caches: a step's bytes are priced separately. In products of many
+    rows they come from memory, as in a prompt.
+    """
+    rows = matrix_rows(cpus, kind, max(LEAST_LARGE, int(2 * cache / len(cpus))))
+    many = product_rate(cpus, kind.number, MANY, SECONDS, rows, LARGE_PASSES)
+    return product_rate(cpus, kind.number, 1, SECONDS / 2, ROWS, PASSES), many
+
+
+def matrix_rows(cpus: list[int], kind: dtypes.TensorType, size: int) -> int:
+    """Rows of a matrix of COLS columns with `size` bytes, or with this CPU's part of the available memory."""
+    size = min(size, native.lib.ckdist_available_memory() // (8 * len(cpus)))
+    return max(16, int(size / COLS / kind.block_bytes * kind.block_elements) // 16 * 16)
 
 
 def counts(cores: int) -> list[int]:
@@ -119,11 +138,11 @@ def barrier(cpus: list[int]) -> float:
     """Seconds of a barrier of one thread on each CPU."""
     caches = this_machine().caches(cpus)
     once = lambda: native.call(native.lib.ckdist_barrier_seconds, len(cpus), cpus, caches, SPINS)
-    return min(once() for _ in range(PASSES))
+    return statistics.median(once() for _ in range(PASSES))
 
 
 def between_steps(threads: int) -> float:
-    """Seconds outside the steps of a decode with the bundled model: the shortest mean of some repetitions."""
+    """Seconds outside the steps of a decode with the bundled model: the median of some repetitions."""
     model = load_model(EngineConfig(ctx_size=512, parallel=1, repack="off", threads=threads), SingleWorld())
     try:
         executable, ids = model.executable, np.zeros((STEPS, 1), np.int32)
@@ -139,7 +158,7 @@ def between_steps(threads: int) -> float:
             found.append((time.perf_counter() - began - stats.total) / stats.runs)
     finally:
         model.close()
-    return max(0.0, min(found))
+    return max(0.0, statistics.median(found))
 
 
-__all__ = ["measured", "this_machine_spec"]
+__all__ = ["measure_machine", "measured", "this_machine_spec"]

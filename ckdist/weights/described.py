@@ -5,6 +5,7 @@ No tensor is allocated, so a model with a trillion parameters takes no memory.
 
 import os
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,6 +64,17 @@ def shape_path(name: str) -> pathlib.Path | None:
     return SHAPES / f"{name}.json" if name in shape_names() else None
 
 
+def near_shape(name: str) -> str | None:
+    """The only bundled shape whose name differs by case, owner, a minor version, or the suffix of a tuned model.
+
+    So Llama-3-70B-Instruct is llama-3.1-70b. None if there is no such shape, or more than one.
+    """
+    plain = lambda text: re.sub(r"(\d)\.\d+(?=-|$)", r"\1", text)
+    asked = re.sub(r"-(instruct|chat|it|base)$", "", name.rpartition("/")[2].lower().replace("_", "-"))
+    near = [shape for shape in shape_names() if plain(shape) == plain(asked)]
+    return near[0] if len(near) == 1 else None
+
+
 def shape_names() -> list[str]:
     """Names of the bundled shapes."""
     return sorted(path.stem for path in SHAPES.glob("*.json"))
@@ -94,4 +106,4 @@ def _quantized(config: Mapping[str, Any], name: str, where: str) -> dtypes.Tenso
     return dtypes.INT4_32 if not only_experts or is_expert(name) else None
 
 
-__all__ = ["describe", "describe_config", "shape_names", "shape_path"]
+__all__ = ["describe", "describe_config", "near_shape", "shape_names", "shape_path"]

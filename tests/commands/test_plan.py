@@ -23,12 +23,44 @@ def test_a_trillion_parameters_need_no_file(capsys):
     code, text, _ = plan("-m", "kimi-k2", "--type", "Q4_K", "--machine", "epyc-9175f", capsys=capsys)
     assert code == 0 and max(map(len, text.splitlines())) <= 80
     assert "1.03 T parameters, 31.7 B of them for a token" in text and "best: tensor" in text
-    assert "data sheet, not measured" in text and "hosts" in text and "W: " in text
+    assert "data sheet, not measured" in text and "hosts" in text
+    assert "W (processors alone): " in text and "no price known" in text
+    assert [line.split()[0] for line in text.partition("users ")[2].splitlines()[1:6]] == ["1", "4", "16", "64", "256"]
 
 
-def test_what_does_not_fit_has_no_speed(capsys):
-    code, text, _ = plan("-m", "kimi-k2", "--type", "Q4_K", "--machine", "desktop", capsys=capsys)
+def test_what_does_not_fit_has_no_speed_but_smaller_types(capsys):
+    code, text, _ = plan("-m", "kimi-k2", "--machine", "graviton4", capsys=capsys)
     assert code == 0 and "does not fit: no speed" in text and "such hosts would hold it" in text
+    rows = {line.split()[0]: line for line in text.partition("--type")[2].splitlines()[1:]}
+    assert "does not fit" in rows["Q8_0"] and "does not fit" not in rows["Q4_K"]
+
+
+@pytest.mark.parametrize("name", ["llama-3-70b", "meta-llama/Llama-3.1-70B-Instruct"])
+def test_a_near_name_is_planned_and_said(name, capsys):
+    code, text, err = plan("-m", name, "--machine", "epyc-9755", "--json", capsys=capsys)
+    assert code == 0 and json.loads(text)["model"].endswith("llama-3.1-70b.json") and "as llama-3.1-70b" in err
+
+
+def test_a_price_gives_the_cost_of_tokens_in_every_layout(capsys):
+    words = ("-m", "qwen3-0.6b", "--machine", "epyc-9755", "--hosts", "2", "--price", "3.6")
+    found = json.loads(plan(*words, "--json", capsys=capsys)[1])
+    for phase in ("decode", "prefill"):
+        for way in found["ways"]:
+            speed = way[phase]["tokens_per_second"]
+            assert way[phase]["cost_of_a_million"] == pytest.approx(2 * 3.6 / 3600 * 1e6 / speed)
+    text = plan(*words, capsys=capsys)[1]
+    rows = text.partition("cost of 1M tokens")[2].splitlines()[1:]
+    assert len(rows) == len(found["ways"]) and "7.20 an hour (--price)" in text
+
+
+def test_a_long_plan_names_its_finished_layouts(capsys, monkeypatch):
+    monkeypatch.setattr("ckdist.cli.plan.SILENT_SECONDS", 0.0)
+    _, _, err = plan("-m", "qwen3-0.6b", "--machine", "xeon-8280", capsys=capsys)
+    lines = err.splitlines()
+    assert (
+        len(lines) == len(set(lines))
+        and "plan: 16 x Intel Xeon Platinum 8280, two sockets, data (16 replicas)" in lines
+    )
 
 
 def test_several_machines_are_compared(capsys):

@@ -5,8 +5,19 @@ import math
 
 import pytest
 
+from ckdist import topology
 from ckdist.errors import ConfigError
-from ckdist.plan.machine_spec import MachineSpec, catalogue_names, machine_named, machine_of, read_machine_file
+from ckdist.plan import this_machine
+from ckdist.plan.machine_spec import (
+    FORMATS,
+    MachineSpec,
+    catalogue_names,
+    machine_named,
+    machine_of,
+    read_machine_file,
+    tomllib,
+)
+from ckdist.weights import dtypes
 
 MACHINE = MachineSpec(
     name='a "quoted" \\ name', isa="avx2", nodes=2, cores=8, memory=64e9, bandwidth=100e9, cache=1e8,
@@ -42,7 +53,9 @@ def test_the_catalogue_says_that_it_is_not_measured():
     } < (set(names))
     for name in names:
         machine = machine_named(name)
-        assert machine.source == "data sheet, not measured" and machine.uncertainty >= 0.3
+        assert machine.source == "data sheet, not measured" and bool(machine.price_per_hour) == bool(
+            machine.price_source
+        )
     assert machine_named("epyc-9175f").bandwidth == pytest.approx(0.8 * 12 * 6400e6 * 8)
 
 
@@ -116,3 +129,18 @@ def test_what_fits_the_caches_is_read_from_them():
 
 def test_barriers_grow_with_threads():
     assert [MACHINE.barrier_seconds(n) for n in (1, 2, 5, 8, 16)] == pytest.approx([0, 1e-6, 1.5e-6, 2e-6, 4e-6])
+
+
+def test_a_measured_machine_has_all_figures(monkeypatch):
+    monkeypatch.setattr(this_machine, "SECONDS", 1e-4)
+    monkeypatch.setattr(this_machine, "PASSES", 1)
+    kinds = [dtypes.BY_NAME[name] for name in FORMATS]
+    spec = this_machine.measure_machine(topology.this_machine(), kinds)
+    assert machine_of(tomllib.loads(spec.toml()), "saved").rates.keys() == set(FORMATS)
+    figures = (
+        spec.bandwidth,
+        spec.attention,
+        spec.elementwise,
+        *(rate for pair in spec.rates.values() for rate in pair),
+    )
+    assert min(figures) > 1e6 and all(seconds > 0 for _, seconds in spec.barrier)

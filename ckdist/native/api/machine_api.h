@@ -19,8 +19,9 @@ CKDIST_EXPORT int ckdist_arithmetic_rate(const char* isa, int32_t threads, const
                                          double seconds, int32_t repeats, double* out);
 
 /* Operations per second of `threads` threads together, in products of `tokens` rows by (rows, cols) weights of
-   `type`: the best of `repeats` runs of about `seconds`. Each thread has its own weights, whose bytes are all the
-   same. Small matrices stay in a core's caches; for large ones memory bandwidth is the limit. */
+   `type`: the median of `repeats` runs of about `seconds`. Each thread has its own weights, whose bytes are all the
+   same. Small matrices stay in a core's caches, large ones come from memory. Threads wait for each other after equal
+   work, as in steps, so a rate is that of the slowest thread. */
 CKDIST_EXPORT int ckdist_product_rate(const char* isa, int32_t type, int32_t threads, const int32_t* cpus, int64_t rows,
                                       int64_t cols, int64_t tokens, double seconds, int32_t repeats, double* out);
 

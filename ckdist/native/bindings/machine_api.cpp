@@ -19,8 +19,9 @@ using namespace ckdist;
 namespace {
 
 constexpr int kSpins = 10000;
-constexpr int64_t kMostProduct = 1 << 20;  // maximum rows, columns and tokens of a timed product
-constexpr uint8_t kNormalByte = 0x3C;      // gives a number of ordinary size in every type
+constexpr int64_t kMostProduct = 1 << 20;      // maximum rows, columns and tokens of a timed product
+constexpr int64_t kBetweenBarriers = 1 << 28;  // multiply-adds of a thread between two barriers of a timed product
+constexpr uint8_t kNormalByte = 0x3C;          // gives a number of ordinary size in every type
 
 std::vector<int> pins(const int32_t* numbers, int threads) {
   return numbers ? std::vector<int>(numbers, numbers + threads) : std::vector<int>();
@@ -31,6 +32,11 @@ void check_threads(int threads) {
 }
 
 double seconds_since(int64_t start) { return double(now_ns() - start) * 1e-9; }
+
+double median(std::vector<double>& values) {
+  std::nth_element(values.begin(), values.begin() + values.size() / 2, values.end());
+  return values[values.size() / 2];
+}
 
 }  // namespace
 
@@ -89,6 +95,7 @@ extern "C" int ckdist_product_rate(const char* isa, int32_t type, int32_t thread
                                    int64_t cols, int64_t tokens, double seconds, int32_t repeats, double* out) {
   return guard([&] {
     check_threads(threads);
+    if (repeats < 1) fail(Status::config, "%d repeats: at least 1 is needed", repeats);
     const TypeTraits& traits = type_traits(type);
     if (traits.block_elements == 0) fail(Status::native, "weight type %d is not known", type);
     if (rows < 1 || cols < 1 || tokens < 1 || rows > kMostProduct || cols > kMostProduct || tokens > kMostProduct ||
@@ -103,25 +110,31 @@ extern "C" int ckdist_product_rate(const char* isa, int32_t type, int32_t thread
     Arena memory(threads * each, "the measurement of products");
     Pool pool(threads, pins(cpus, threads), {}, kSpins);
     pool.run(threads, [&](int t) { std::memset(memory.data() + t * each, kNormalByte, each); });
-    double best = 0;
+    // Threads meet as often as in steps: after tiles_each tiles, or after some rounds of a small matrix.
+    const int64_t tiles_each = std::max(kBetweenBarriers / (kTileRows * cols * tokens), int64_t{1});
+    const int64_t rounds = std::max(tiles_each / matrix.tile_count(), int64_t{1});
+    std::vector<double> rates;
     for (int i = 0; i < repeats; i++) {
-      std::atomic<int64_t> calls{0};
+      int64_t products = 0;  // of each thread
+      bool enough = false;
       const int64_t start = now_ns();
       pool.run(threads, [&](int t) {
         Matrix own = matrix;
         own.tiles = memory.data() + t * each;
         uint8_t* const x = memory.data() + t * each + tiles;
         const auto y = reinterpret_cast<float*>(x + tokens * stride);
-        int64_t done = 0;
-        do {
-          kernel.multiply(own, 0, own.tile_count(), x, stride, tokens, y, rows);
-          done++;
-        } while (seconds_since(start) < seconds);
-        calls += done;
+        while (!enough) {
+          for (int64_t round = 0; round < rounds; round++)
+            for (int64_t tile = 0; tile < own.tile_count(); tile += tiles_each) {
+              kernel.multiply(own, tile, std::min(tile + tiles_each, own.tile_count()), x, stride, tokens, y, rows);
+              if (rounds == 1) pool.barrier();
+            }
+          pool.barrier([&] { products += rounds, enough = seconds_since(start) >= seconds; });
+        }
       });
-      best = std::max(best, 2.0 * double(calls) * rows * cols * tokens / seconds_since(start));
+      rates.push_back(2.0 * double(products) * threads * rows * cols * tokens / seconds_since(start));
     }
-    *out = best;
+    *out = median(rates);
   });
 }
 
@@ -159,7 +172,6 @@ extern "C" int ckdist_line_round_trip(const int32_t* cpus, int32_t repeats, doub
       });
       trip = seconds_since(start) / kTrips;
     }
-    std::nth_element(trips.begin(), trips.begin() + repeats / 2, trips.end());
-    *out = trips[repeats / 2];
+    *out = median(trips);
   });
 }
