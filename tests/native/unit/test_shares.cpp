@@ -57,7 +57,9 @@ int64_t busiest(const Step& step, int threads) {
   const auto bytes_of = [&](int64_t piece) {
     int64_t sum = 0, offset = 0;
     for (const Product& p : step.products) {
-      const auto at = [&](int64_t byte) { return boundary(byte - offset, p.tile_bytes(), p.tiles(), shares.first(), threads); };
+      const auto at = [&](int64_t byte) {
+        return boundary(byte - offset, p.tile_bytes(), p.tiles(), shares.first(), threads);
+      };
       sum += (at(shares.begin(piece + 1)) - at(shares.begin(piece))) * p.tile_bytes();
       offset += p.tiles() * p.tile_bytes();
     }

@@ -22,8 +22,8 @@ constexpr int64_t kBlockBytes = 256 << 10;  // bytes of weights at a time, if th
 constexpr int64_t kBlockTiles = 6;          // minimum number of tiles for kBlockBytes
 constexpr int64_t kLeastRows = 4;           // fewer rows cost the same
 constexpr int64_t kDownTiles = 8;           // output tiles at a time for few rows: long runs of memory of each expert
-constexpr int64_t kLeastUnits = 8;          // units of output tiles for each thread, which has fewer tiles at a time else
-constexpr int64_t kLowRows = 256;           // rows at a time of products with matrices A of LoRA
+constexpr int64_t kLeastUnits = 8;  // units of output tiles for each thread, which has fewer tiles at a time else
+constexpr int64_t kLowRows = 256;   // rows at a time of products with matrices A of LoRA
 
 struct Experts : StepRun<Inference, ckdist_experts_step> {
   using Set = ckdist_expert_set;
