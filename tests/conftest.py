@@ -18,8 +18,11 @@ import tempfile
 
 import pytest
 
+from ckdist.comm import communicator
 from ckdist.hub.store import FOLDER_VARIABLE, store_folder
+from ckdist.layouts import rank_plan
 
+POLLS = 50  # of a flag before a thread sleeps
 MPIRUN_SESSIONS = "PRTE_MCA_prte_tmpdir_base"  # where each mpirun makes a folder, named by its process number
 
 
@@ -47,6 +50,17 @@ def certificates():
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ssl, "create_default_context", functools.cache(ssl.create_default_context))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def polls():
+    """Workers share the CPUs, and ranks in this process take more than this host has: those of pretended hosts count
+    the CPUs of each. A thread that polls for long holds up the one that it waits for.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_plan, "SPINS", POLLS)
+        patch.setattr(communicator, "_PATIENT_POLLS", POLLS)
         yield
 
 

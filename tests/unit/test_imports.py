@@ -16,9 +16,9 @@ import pytest
         ("ckdist.cli.serve_rank_0", "ckdist.serve.server ckdist.train ckdist.weights.adapter ckdist.hub.remote_file"),
         (
             "ckdist.serve.server",
-            "ckdist.engine.engine ckdist.native ckdist.models tokenizers jinja2 ckdist.serve.requests.task",
+            "ckdist.engine.engine ckdist.native ckdist.models numpy tokenizers jinja2 ckdist.serve.requests.task",
         ),
-        ("ckdist.tokens.zygote, ckdist.serve.requests.task", "ckdist.native ckdist.models ckdist.serve.server"),
+        ("ckdist.tokens.zygote, ckdist.serve.requests.task", "ckdist.native ckdist.models ckdist.serve.server numpy"),
     ],
 )
 def test_a_process_imports_none_of(modules, rooms):
