@@ -22,6 +22,7 @@ from ckdist.comm import communicator
 from ckdist.hub.store import FOLDER_VARIABLE, store_folder
 from ckdist.layouts import rank_plan
 
+LONGEST = ("test_under_mpirun.py", "test_link_down.py", "test_layout.py")  # files with tests of 20 s and more
 POLLS = 50  # of a flag before a thread sleeps
 MPIRUN_SESSIONS = "PRTE_MCA_prte_tmpdir_base"  # where each mpirun makes a folder, named by its process number
 
@@ -89,7 +90,7 @@ def pytest_collection_modifyitems(items) -> None:
     """
     for item in items:
         item.add_marker(room_of(item.nodeid))
-    items.sort(key=lambda item: item.path.name != "test_under_mpirun.py")
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 def pytest_collection_finish() -> None:
