@@ -18,8 +18,12 @@ import tempfile
 
 import pytest
 
+from ckdist.comm import communicator
 from ckdist.hub.store import FOLDER_VARIABLE, store_folder
+from ckdist.layouts import rank_plan
 
+LONGEST = ("test_under_mpirun.py", "test_link_down.py", "test_layout.py")  # files with tests of 20 s and more
+POLLS = 50  # of a flag before a thread sleeps
 MPIRUN_SESSIONS = "PRTE_MCA_prte_tmpdir_base"  # where each mpirun makes a folder, named by its process number
 
 
@@ -50,6 +54,17 @@ def certificates():
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def polls():
+    """Workers share the CPUs, and ranks in this process take more than this host has: those of pretended hosts count
+    the CPUs of each. A thread that polls for long holds up the one that it waits for.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rank_plan, "SPINS", POLLS)
+        patch.setattr(communicator, "_PATIENT_POLLS", POLLS)
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def cpus():
     """A rank that ran in this process has bound its thread, and what is started later would inherit that."""
@@ -75,7 +90,7 @@ def pytest_collection_modifyitems(items) -> None:
     """
     for item in items:
         item.add_marker(room_of(item.nodeid))
-    items.sort(key=lambda item: item.path.name != "test_under_mpirun.py")
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 def pytest_collection_finish() -> None:

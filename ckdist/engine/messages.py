@@ -3,13 +3,13 @@
 `read` checks sizes and types. The engine checks sampling parameters, prompts and pooling against the model.
 """
 
+import operator
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from functools import cached_property
 from typing import Annotated, Any, TypeAlias
 
-import numpy as np
 from msgspec import Meta, field
 from msgspec.msgpack import Decoder, Encoder
 
@@ -190,7 +190,7 @@ SAMPLING_FIELDS = frozenset(item.name for item in fields(SamplingParams))
 ENVELOPE = Decoder(Envelope)
 TO_RANK_0 = Decoder[ToRank0](ToRank0)
 FROM_RANK_0 = Decoder[FromRank0](FromRank0)
-encode = Encoder(enc_hook=np.generic.item).encode  # the hook: of NumPy's scalars
+encode = Encoder(enc_hook=operator.methodcaller("item")).encode  # the hook: of NumPy's scalars
 
 
 def read(data: bytes, decoder: Decoder[Kind]) -> Kind:

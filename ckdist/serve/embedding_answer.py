@@ -2,16 +2,18 @@
 
 import base64
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from ckdist.serve.embedding_run import EmbeddingRun
 from ckdist.serve.encoding import Turns, to_json
 from ckdist.serve.openai_answer import Source, new_head
 
+if TYPE_CHECKING:
+    import numpy as np
 
-async def embeddings(run: EmbeddingRun, source: Source) -> list[bytes]:
+    from ckdist.serve.embedding_run import EmbeddingRun
+
+
+async def embeddings(run: "EmbeddingRun", source: Source) -> list[bytes]:
     """Returns OpenAI's list of embeddings."""
     vectors = await run.vectors()
     form = _base64 if run.work.base64 else _floats
@@ -20,7 +22,7 @@ async def embeddings(run: EmbeddingRun, source: Source) -> list[bytes]:
     return await _list(begin, data, b"]}")
 
 
-async def llama_embeddings(run: EmbeddingRun, source: Source) -> list[bytes]:
+async def llama_embeddings(run: "EmbeddingRun", source: Source) -> list[bytes]:
     """Returns llama-server's list: for each input a list with one vector, or with one vector per token."""
     del source  # this answer does not name the model
     answer = [b"["]
@@ -30,10 +32,10 @@ async def llama_embeddings(run: EmbeddingRun, source: Source) -> list[bytes]:
     return [*answer, b"]"]
 
 
-async def ranking(run: EmbeddingRun, source: Source) -> list[bytes]:
+async def ranking(run: "EmbeddingRun", source: Source) -> list[bytes]:
     """Returns the documents of /v1/rerank, the most similar first. For text-embeddings-inference it is a plain list."""
     scores = await run.scores()
-    order = np.argsort(-scores, kind="stable")[: run.work.best]
+    order = (-scores).argsort(kind="stable")[: run.work.best]
     texts = run.work.texts
     if run.work.plain:
         shown = [
@@ -47,7 +49,7 @@ async def ranking(run: EmbeddingRun, source: Source) -> list[bytes]:
     return [to_json({**new_head("list", "rerank", source), "results": results, "usage": run.usage()})]
 
 
-async def scores(run: EmbeddingRun, source: Source) -> list[bytes]:
+async def scores(run: "EmbeddingRun", source: Source) -> list[bytes]:
     """Returns vLLM's list of scores."""
     found = (await run.scores()).tolist()
     data = [{"index": i, "object": "score", "score": one} for i, one in enumerate(found)]
@@ -63,10 +65,10 @@ async def _list(begin: bytes, items: Iterable[Any], end: bytes) -> list[bytes]:
     return [*parts, end]
 
 
-def _floats(vector: np.ndarray) -> list[float]:
+def _floats(vector: "np.ndarray") -> list[float]:
     return vector.tolist()
 
 
-def _base64(vector: np.ndarray) -> str:
+def _base64(vector: "np.ndarray") -> str:
     """Little-endian float32, which OpenAI's clients expect."""
     return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")

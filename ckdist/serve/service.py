@@ -1,11 +1,13 @@
 """The state that all paths of the HTTP application share: engine client, tokenizer, metrics and settings."""
 
+import asyncio
 import hashlib
+import importlib
 import json
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -16,7 +18,6 @@ from ckdist.errors import EngineError
 from ckdist.serve.accounts import Account, Accounts
 from ckdist.serve.answer import END_OF_STREAM, EventStream, LongAnswer, while_connected
 from ckdist.serve.body import read_body
-from ckdist.serve.embedding_run import EmbeddingRun
 from ckdist.serve.encoding import to_json_in_turns
 from ckdist.serve.engine_client import EngineClient
 from ckdist.serve.machine_events import Machine
@@ -29,6 +30,9 @@ from ckdist.serve.settings import HttpSettings
 from ckdist.serve.text_records import EmbeddingWork, ModelFacts, Prepared
 from ckdist.serve.text_work import TextWork
 from ckdist.tokens.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from ckdist.serve.embedding_run import EmbeddingRun
 
 MODEL_FACTS = ("architecture", "vocab_size", "context_length", "num_parameters", "size_bytes")
 MAX_NAMES = 1000  # unknown fields and types of tools that are remembered
@@ -142,14 +146,18 @@ class Service:
         return parts
 
     async def embed(
-        self, request: Request, kind: str, form: Callable[[EmbeddingRun, Source], Awaitable[list[bytes]]]
+        self, request: Request, kind: str, form: Callable[["EmbeddingRun", Source], Awaitable[list[bytes]]]
     ) -> list[bytes]:
         """Returns the answer to a request for vectors, as JSON in parts. `form` makes it from the vectors."""
         work = await self._text_work(kind, request, None)
         assert isinstance(work, EmbeddingWork), f"{kind} asks for no vectors"
         self._report(work.ignored)
         settings = self.settings
-        run = EmbeddingRun(self.client, self.metrics, work, settings.max_sequences, self._account(request))
+        # NumPy is a third of what this process would import. So only servers that embed have it, and a thread loads it.
+        module = await asyncio.to_thread(importlib.import_module, "ckdist.serve.embedding_run")
+        run: EmbeddingRun = module.EmbeddingRun(
+            self.client, self.metrics, work, settings.max_sequences, self._account(request)
+        )
         note_run(run)
         answer = form(run, self.source)
         return await while_connected(request.receive, answer, lambda: run.progress_at, settings.timeout)

@@ -10,7 +10,6 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.gbnf_to_lark import any_to_lark
 
@@ -117,13 +116,13 @@ def _walk(matcher: LLMatcher, size: int, choose: random.Random, field: str) -> N
         if forced > MAX_FORCED:
             message = f"it forces {forced} bytes in a row; at most {MAX_FORCED} are allowed"
             raise _refused(message, field)
-        allowed = np.frombuffer(matcher.compute_bitmask(), np.uint8)  # a bit for each byte and for the end
+        allowed = int.from_bytes(matcher.compute_bitmask()[:32], "little")  # a bit for each byte
         if matcher.is_error():
             raise _refused(matcher.get_error(), field)
-        found = np.flatnonzero(np.unpackbits(allowed, count=256, bitorder="little"))
-        if not len(found) and step == 0 and not matcher.is_accepting():
+        found = [byte for byte, bit in enumerate(reversed(f"{allowed:0256b}")) if bit == "1"]
+        if not found and step == 0 and not matcher.is_accepting():
             raise _refused("no text follows it", field)
-        if not len(found) or not matcher.consume_token(int(choose.choice(found))):
+        if not found or not matcher.consume_token(choose.choice(found)):
             return
 
 

@@ -9,7 +9,7 @@ import resource
 import signal
 from dataclasses import dataclass
 from io import FileIO
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from ckdist.prctl import PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, prctl
 
@@ -73,7 +73,11 @@ def give_up_privileges() -> None:
     _lower(resource.RLIMIT_FSIZE, 0)
 
 
-class LogHandler(logging.StreamHandler[TextIO]):
+# The standard library has the generic class from Python 3.11 on.
+StreamHandler = logging.StreamHandler[TextIO] if TYPE_CHECKING else logging.StreamHandler
+
+
+class LogHandler(StreamHandler):
     """Writes log lines even if standard error is a file, although no file may grow otherwise."""
 
     def emit(self, record: logging.LogRecord) -> None:

@@ -2,6 +2,7 @@
 it is chosen.
 """
 
+import functools
 import re
 import sys
 
@@ -171,12 +172,17 @@ def generated(world, folder, prefill: str, transport: str = "auto", experts: str
     return result
 
 
+@functools.cache
+def text_of_one_rank(folder):
+    return generated(SingleWorld(), folder, "auto")[0]
+
+
 @pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
 def test_one_text_over_hosts(folder):
     """Norms over all heads of a token are not summed over hosts in token-parallel prefill: OLMo and MiniMax are
     tensor-parallel.
     """
-    expected, _ = generated(SingleWorld(), folder, "auto")
+    expected = text_of_one_rank(folder)
     hosts, one, other = ["one", "one", "two", "two"], "token", "tensor"
     if folder.name.startswith(("olmo", "minimax", "deepseek")):
         why = "norms all heads of a token together|has latent attention, and each host caches all its tokens"
@@ -193,14 +199,14 @@ def test_one_text_over_hosts(folder):
 @pytest.mark.parametrize("hosts", [["one", "one", "two", "two"], ["one", "two", "three"]])
 def test_one_text_with_whole_experts_on_hosts(folder, hosts):
     """Two ranks share the experts of their host by slices; single ones have some experts each."""
-    expected, _ = generated(SingleWorld(), folder, "auto")
+    expected = text_of_one_rank(folder)
     run = lambda world: generated(world, folder, "auto", "tcp", "expert")
     assert thread_ranks.run_threads(hosts, run)[0][0] == expected
 
 
 @pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
 def test_one_text_whatever_is_cut(folder):
-    expected, stats = generated(SingleWorld(), folder, "auto")
+    expected = text_of_one_rank(folder)
     for ranks, prefill in ((2, "token"), (3, "tensor"), (4, "token")):
         found, stats = run_threads(ranks, lambda world: generated(world, folder, prefill))[0]
         assert found == expected, f"{prefill} with {ranks} ranks"

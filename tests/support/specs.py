@@ -1,5 +1,7 @@
 """Small model specs of every family, and random weights for their programs."""
 
+import functools
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -136,6 +138,18 @@ def dims(g, s):
     return {"tokens": make.tokens, "heads": heads, "kv_heads": keys, "vocab": make.vocab(s.vocab_size), **sizes}
 
 
+_one_at_a_time = threading.Lock()  # ranks are threads, and all but one wait for the weights that one draws
+
+
 def weights_of(program):
+    with _one_at_a_time:
+        return dict(_weights(tuple((w.name, tuple(d.elements for d in w.dims)) for w in program.weights)))
+
+
+@functools.lru_cache(4)
+def _weights(shapes):
     rng = np.random.default_rng(0)
-    return {w.name: rng.standard_normal([d.elements for d in w.dims]).astype(np.float32) * 0.1 for w in program.weights}
+    arrays = {name: rng.standard_normal(shape).astype(np.float32) * 0.1 for name, shape in shapes}
+    for array in arrays.values():
+        array.flags.writeable = False
+    return arrays

@@ -22,9 +22,9 @@ import pytest
         ),
         (
             "ckdist.serve.server",
-            "ckdist.engine.engine ckdist.native ckdist.models tokenizers jinja2 ckdist.serve.requests.task",
+            "ckdist.engine.engine ckdist.native ckdist.models numpy tokenizers jinja2 ckdist.serve.requests.task",
         ),
-        ("ckdist.tokens.zygote, ckdist.serve.requests.task", "ckdist.native ckdist.models ckdist.serve.server"),
+        ("ckdist.tokens.zygote, ckdist.serve.requests.task", "ckdist.native ckdist.models ckdist.serve.server numpy"),
     ],
 )
 def test_a_process_imports_none_of(modules, rooms):
