@@ -1,0 +1,49 @@
+"""Prompts' tokens and generated tokens in steps of their own, as where prompts have other products."""
+
+import numpy as np
+import pytest
+
+from ckdist.comm.world import SingleWorld
+from ckdist.config.engine_config import EngineConfig
+from ckdist.engine import load_model as loading
+from ckdist.engine.engine import Engine
+from ckdist.engine.sampler import Sampler
+from ckdist.engine.sampling_params import SamplingParams
+from tests.support.paths import GOLDEN
+
+
+def logits_of(model, prompts, **fields):
+    """The bytes of the logits that choose each token, by (prompt, length), and the plans' kinds."""
+    config = EngineConfig(model=str(GOLDEN / model), threads=2, ctx_size=256, parallel=4, **fields)
+    loaded = loading.load_model(config, SingleWorld())
+    try:
+        engine = Engine(loaded.executable, Sampler(loaded.executable.vocab_size))
+        process, found = engine.outputs.process, {}
+
+        def record(chunks, rows):
+            for chunk in chunks:
+                if chunk.samples:
+                    place = chunk.sequence.id, chunk.sequence.length
+                    found[place] = rows[chunk.row + chunk.rows - 1].tobytes()
+            return process(chunks, rows)
+
+        engine.outputs.process = record
+        for id, prompt in enumerate(prompts):
+            engine.add(id, prompt, SamplingParams(max_tokens=24, temperature=0.7, seed=id, ignore_eos=True))
+        while engine.has_work:
+            engine.step()
+        return found, loaded.executable.keys
+    finally:
+        loaded.close()
+
+
+@pytest.mark.parametrize("model", ["llama3", "qwen3moe", "deepseek_v3", "qwen3next"])
+def test_steps_of_one_role_have_the_bits_of_mixed_steps(model, monkeypatch):
+    """Where the products are the same, so must be the logits; chunks of prompts end where the prompt ends."""
+    rng = np.random.default_rng(0)
+    prompts = [rng.integers(3, 180, length).tolist() for length in (1, 90, 16, 45, 33)]
+    mixed, _ = logits_of(model, prompts, ubatch_size=24)
+    monkeypatch.setattr(loading, "has_prompt_products", lambda *_: True)
+    split, keys = logits_of(model, prompts, ubatch_size=40)
+    assert [key.prompts for key in keys] == [False, True]
+    assert split == mixed
