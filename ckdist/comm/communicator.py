@@ -24,13 +24,14 @@ from ckdist.comm.operation import Operation
 from ckdist.comm.thresholds import Thresholds, load_thresholds
 from ckdist.comm.transports.names import CHOICES
 from ckdist.comm.transports.opening import before_mpi_ends
-from ckdist.comm.transports.transport_choice import choose_transport
+from ckdist.comm.transports.transport_choice import LARGE, ChosenTransport, choose_transport, exchange_seconds
 from ckdist.comm.window import Window
 from ckdist.comm.world_protocol import Log, World, has_mpi
 from ckdist.errors import ConfigError
 from ckdist.native import CData
 
 ARENA_BYTES = 4 << 30  # address space; memory is used as it is allocated
+CHUNK_BYTES, CHUNK_SECONDS = 512 << 10, 4e-3  # minima of a chunk of a sum between hosts: its size, its time on the link
 _PATIENT_POLLS, _CROWDED_POLLS = 20000, 50
 
 Result = TypeVar("Result")
@@ -61,17 +62,15 @@ class Communicator(Collectives[np.ndarray, None]):
     Args:
         handle: A native ckdist_communicator, which this object owns.
         family: The communicators of the same transport.
-        times: Measured seconds of exchanges between hosts, as in `ChosenTransport`.
     """
 
-    def __init__(self, handle: CData, family: "Family", times: tuple[float, float] | None = None) -> None:
+    def __init__(self, handle: CData, family: "Family") -> None:
         self._handle, self._family = handle, family
         family.members.add(self)
         self.under_way: set[Operation[Any]] = set()  # operations add and remove themselves
         self._windows = 0
         self.rank, self.size = lib.ckdist_communicator_rank(handle), lib.ckdist_communicator_size(handle)
         self.transport = ffi.string(lib.ckdist_communicator_transport(handle)).decode()
-        self.exchange_times = times
 
     @property
     def handle(self) -> CData:
@@ -237,7 +236,7 @@ def open_communicator(
             logger.debug("%s", chosen.reason)
         if chosen.name == "verbs" and not share:
             memory = _own_memory(arena_bytes)
-    sizes = world.broadcast(list(thresholds or load_thresholds()))
+    sizes = [*world.broadcast(list(thresholds or load_thresholds())), _chunk_bytes(world, chosen)]
     host_of_rank = [world.hosts.index(host) for host in world.hosts]
     joined = memory, rendezvous, chosen.handle if chosen else None
     handle = native.new(
@@ -247,7 +246,15 @@ def open_communicator(
     family = Family()
     if chosen and chosen.name == "mpi" and has_mpi(world):
         before_mpi_ends(world, lambda: [c.close() for c in list(family.members)])
-    return Communicator(handle, family, chosen.times if chosen else None)
+    return Communicator(handle, family)
+
+
+def _chunk_bytes(world: World, chosen: ChosenTransport | None) -> int:
+    """Minimum size of a chunk of a sum between hosts: such a message takes at least CHUNK_SECONDS."""
+    if chosen is None or world.size == 1:
+        return CHUNK_BYTES
+    measured = chosen.times or world.broadcast(exchange_seconds(world, chosen.handle, [LARGE]))
+    return max(CHUNK_BYTES, int(CHUNK_SECONDS * LARGE[0] / measured[-1]))
 
 
 def _share(world: World, local: list[int], arena_bytes: int, spins: int, timeout: float) -> tuple[CData, CData]:

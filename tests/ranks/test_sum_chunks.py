@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ckdist import native
+from ckdist.comm import communicator
 from ckdist.engine.single import SingleSequence
 from ckdist.engine.trace import EVENT
 from tests.support.programs.replay import build
@@ -15,6 +16,12 @@ from tests.support.thread_ranks import run_threads
 lib, ffi = native.lib, native.ffi
 ROWS, FEW = 600, 40  # each rank sums so many rows in several chunks, and so few in one
 WIDE = {"hidden": 1024, "heads": 8, "kv_heads": 4, "changes": [{}] * 2}
+
+
+@pytest.fixture(autouse=True)
+def slow_link(monkeypatch):
+    """Sums go in chunks, although the link is fast."""
+    monkeypatch.setattr(communicator, "CHUNK_SECONDS", 0)
 
 
 def lanes(trace) -> dict[str, np.ndarray]:
@@ -71,6 +78,13 @@ def test_a_sum_begins_while_its_product_runs(hosts):
     for chunks in begun.values():
         assert [chunk["args"][2] for chunk in chunks] == list(range(len(chunks)))
         assert all(a["end"] <= b["begin"] for a, b in itertools.pairwise(chunks))
+
+
+def test_a_sum_that_a_fast_link_carries_soon_has_one_chunk(monkeypatch):
+    monkeypatch.setattr(communicator, "CHUNK_SECONDS", 60)
+    (pieces, whole), traced = prefilled("ab", 2)
+    np.testing.assert_array_equal(pieces, whole)
+    assert not traced["sums between hosts"]["args"][:, 2].any()
 
 
 def test_one_host_has_no_sums_between_hosts():

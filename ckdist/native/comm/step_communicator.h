@@ -95,6 +95,7 @@ class StepCommunicator {
     bool by_rank;
   };
   static constexpr int kMaxChunks = 8;
+  int64_t chunk_bytes() const { return parts_.thresholds.chunk_bytes; }
   // Begins to sum floats [begin, end), which the host's ranks have written. Ranks with the same local rank begin the
   // same chunks in the same order, at most kMaxChunks. Then they call wait_chunks, which returns when summands(slot)
   // may be read. test_chunks makes progress, and returns the number of chunks that have arrived, in order.

@@ -10,8 +10,6 @@
 namespace ckdist {
 
 namespace {
-constexpr int64_t kChunkBytes = 512 << 10;  // minimum bytes of a chunk of a sum over hosts
-
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 // Counters that a step needs: for a product, one for each group of rows; for experts, one for each, and one for the
@@ -245,7 +243,8 @@ Inference::SumChunks Inference::sum_chunks(int out) const {
   const bool by_rank = v.place == ckdist_place_sums;
   SumChunks chunks{1, v.selected ? by_rank ? local_selected : batch.selected : local_tokens};
   if (by_rank || (v.place == ckdist_place_slot && !plan->tokens_sharded && !plan->host_rows && ranks->host_count() > 1))
-    chunks.count = int(std::clamp<int64_t>(chunks.rows * v.width * 4 / kChunkBytes, 1, StepCommunicator::kMaxChunks));
+    chunks.count =
+        int(std::clamp<int64_t>(chunks.rows * v.width * 4 / ranks->chunk_bytes(), 1, StepCommunicator::kMaxChunks));
   return chunks;
 }
 
