@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ckdist.comm.window import Window
 
 ARENA_BYTES = 4 << 30  # address space; memory is used as it is allocated
+CHUNK_BYTES, CHUNK_SECONDS = 512 << 10, 4e-3  # minima of a chunk of a sum between hosts: its size, its time on the link
 _PATIENT_POLLS, _CROWDED_POLLS = 20000, 50
 
 Result = TypeVar("Result")
@@ -236,7 +237,7 @@ def open_communicator(
         chosen = _choose(world, transport, timeout, interface, lanes, log)
         if chosen.name == "verbs" and not share:
             memory = _own_memory(arena_bytes)
-    sizes = world.broadcast(list(thresholds or load_thresholds()))
+    sizes = [*world.broadcast(list(thresholds or load_thresholds())), _chunk_bytes(world, chosen)]
     host_of_rank = [world.hosts.index(host) for host in world.hosts]
     joined = memory, rendezvous, chosen.handle if chosen else None
     handle = native.new(
@@ -261,6 +262,16 @@ def _choose(
     if world.rank == 0:
         logger.debug("%s", chosen.reason)
     return chosen
+
+
+def _chunk_bytes(world: World, chosen: "ChosenTransport | None") -> int:
+    """Minimum size of a chunk of a sum between hosts: such a message takes at least CHUNK_SECONDS."""
+    if chosen is None or world.size == 1:
+        return CHUNK_BYTES
+    from ckdist.comm.transports.transport_choice import LARGE, exchange_seconds
+
+    measured = chosen.times or world.broadcast(exchange_seconds(world, chosen.handle, [LARGE]))
+    return max(CHUNK_BYTES, int(CHUNK_SECONDS * LARGE[0] / measured[-1]))
 
 
 def _share(world: World, local: list[int], arena_bytes: int, spins: int, timeout: float) -> tuple[CData, CData]:

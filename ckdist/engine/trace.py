@@ -52,6 +52,7 @@ KINDS = {
     lib.ckdist_trace_choose: ("choose prefill", "start", ()),
     lib.ckdist_trace_copy: ("copy", "repacker", ("KiB",)),
     lib.ckdist_trace_copy_blocks: ("copy blocks", "cache", ("blocks", "into_cache")),
+    lib.ckdist_trace_sum: ("sum", "exchange", ("step", "phase", "chunk")),
 }
 IN_STEP = (lib.ckdist_trace_step, lib.ckdist_trace_barrier, lib.ckdist_trace_exchange)
 

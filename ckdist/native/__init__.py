@@ -6,6 +6,7 @@ library and checks results. The environment variable CKDIST_LIBRARY selects anot
 sanitized one.
 """
 
+import contextlib
 import functools
 import importlib
 import itertools
@@ -28,6 +29,10 @@ def _load() -> tuple[CData, CData]:
         if not file.exists():
             raise errors.NativeError(f"{file} is missing: run `make setup`, or install ckdist with pip")
     declared = importlib.import_module("ckdist.native.declarations").ffi
+    # cffi completes a type at its first use, and aborts the process if two threads do so at once.
+    for name in declared.list_types()[1]:
+        with contextlib.suppress(declared.error):  # the type is opaque
+            declared.sizeof(f"struct {name}")
     return declared, declared.dlopen(str(LIBRARY))
 
 

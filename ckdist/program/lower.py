@@ -155,7 +155,8 @@ class ServingLowering(Lowering):
         if first.partial and len(self.peers) > 1:  # partial over hosts; the ranks of a host share the tokens
             place = {"offset": self.slots % SLOTS, "rows": self.max_tokens}
             results = [self.buffer("sums", widths[0], **place, selected=selected)]
-            self.exchange_floats = max(self.exchange_floats, self.max_tokens * widths[0])
+            # each rank sums the rows of its tokens, at most local_tokens
+            self.exchange_floats = max(self.exchange_floats, self.local_tokens * len(self.peers) * widths[0])
         elif first.partial:
             results = [self.slot(widths[0], rows, selected=selected)]
         elif (last := readers[-1]) is not None and last.op == "all_to_all" and self._is_shared(last):

@@ -121,6 +121,16 @@ void pass_on(StepCommunicator& steps, int round, bool late) {
   if (steps.rank + 1 < steps.size) counted(late, [&] { steps.send(steps.rank + 1, message, sizeof message, round); });
 }
 
+// Sums a value between hosts in chunks.
+void sum(StepCommunicator& steps, int slot, int64_t floats, int chunks, int step) {
+  if (steps.host_count() == 1) return steps.all_reduce(slot, floats, step);
+  for (int c = 0; c < chunks; c++) {
+    steps.begin_chunk({slot, floats, false}, {floats * c / chunks, floats * (c + 1) / chunks}, step);
+    steps.test_chunks();
+  }
+  steps.wait_chunks(step);
+}
+
 void work(const Link& link, int rank, int ranks, int threads, int rounds) {
   const auto all = numbered(ranks);
   const auto detector = std::make_shared<FailureDetector>(
@@ -158,7 +168,7 @@ void work(const Link& link, int rank, int ranks, int threads, int rounds) {
         const int slot = n % kSlots;
         const int64_t floats = 1 + mix(round, n, 5) % kFloats;
         for (int64_t i = thread; i < floats; i += active) steps.partial(slot)[i] = number(rank, round * 4 + n, i);
-        pool.barrier(thread, [&] { counted(late, [&] { steps.all_reduce(slot, floats, n); }); });
+        pool.barrier(thread, [&] { counted(late, [&] { sum(steps, slot, floats, 1 + int(mix(round, n, 6) % 8), n); }); });
         const float* parts[kMaxRanks];
         const int count = steps.summands(slot, parts);
         for (int64_t i = (thread + 1) % active; i < floats; i += active) {

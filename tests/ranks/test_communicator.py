@@ -425,9 +425,8 @@ class TestHandshake:
 
         def honest():
             world = TcpWorld(0, 2, "127.0.0.1", port, b"s" * 16, timeout=10)
-            c = open_communicator(world, "tcp", timeout=5)
             with pytest.raises(CommError, match="rank 1 sent something that is not a frame") as failure:
-                c.recv(np.empty(10, np.float32), 1)
+                open_communicator(world, "tcp", timeout=5)
             failures.append(failure)
             world.close()
 
@@ -437,8 +436,6 @@ class TestHandshake:
             (address, _) = world.gather(["127.0.0.1", 1])
             data, heartbeats = (connect(tuple(address), Purpose(b"data", 1, 0, lane), b"s" * 16, 5) for lane in (0, 1))
             world.gather(["", False])  # its transport is open
-            world.broadcast()
-            world.gather(None)
             data.sendall(os.urandom(4096))
             time.sleep(0.5)
             data.close()

@@ -10,6 +10,7 @@ import pytest
 
 from ckdist.comm.communicator import open_communicator
 from ckdist.comm.transports import opening
+from ckdist.comm.transports.transport_choice import LARGE
 from ckdist.comm.window import Window
 from ckdist.errors import CommError
 from tests.support.thread_ranks import run_threads
@@ -18,7 +19,7 @@ HEADER = struct.Struct("<IBBHiIQqqq")  # magic, kind, parts, pad, tag, mark, seq
 MAGIC = 0x31446B63
 MESSAGE, PART, PUT, GET, GOT, NOTIFY, GOODBYE, PLACED, TAKEN = range(1, 10)
 LONG = 1 << 20  # bytes of a message that takes all lanes
-NEXT = 1  # the sequence of rank 1's next message: exposing the window took one
+NEXT = 2 + LARGE[1]  # the sequence of rank 1's next message: the measured exchanges and the window took those before
 USER_TAG = 8  # the tag on the wire of a message with tag 0
 
 

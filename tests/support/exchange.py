@@ -62,7 +62,7 @@ def exchange(communicator, rounds: int, seed: int = 1, hosts=None) -> None:
             slot, exchanges = n % 2, exchanges + 1
             floats = int(np.exp(sizes.uniform(0, np.log(FLOATS))))
             view(lib.ckdist_steps_partial(handle, slot), floats)[:] = numbers(rank, exchanges, floats)
-            steps.all_reduce(slot, floats, n)
+            steps.all_reduce(slot, floats, n, chunks=int(sizes.integers(1, 9)))
             total = None
             for p in range(lib.ckdist_steps_summands(handle, slot, summands)):
                 part = view(summands[p], floats)

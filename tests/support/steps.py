@@ -15,8 +15,8 @@ class Steps:
         native.check(lib.ckdist_steps_new(communicator.handle, floats, rows, vocab, first_column, columns, ints, out))
         self.communicator, self.handle = communicator, ffi.gc(out[0], lib.ckdist_steps_free)
 
-    def all_reduce(self, slot: int, floats: int, step: int) -> None:
-        native.check(lib.ckdist_steps_all_reduce(self.handle, slot, floats, step))
+    def all_reduce(self, slot: int, floats: int, step: int, chunks: int = 1) -> None:
+        native.check(lib.ckdist_steps_all_reduce(self.handle, slot, floats, chunks, step))
 
     def gather_logits(self, rows: int, step: int) -> None:
         native.check(lib.ckdist_steps_gather_logits(self.handle, rows, step))

@@ -2,6 +2,8 @@
 
 import gc
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 from ckdist import native
 from ckdist.errors import CkdistError, NativeError
+from tests.support.paths import ROOT
 
 
 @dataclass
@@ -87,3 +90,23 @@ def test_a_pointer_of_another_type_is_refused() -> None:
 def test_a_closed_object_is_an_error_of_one_line() -> None:
     with pytest.raises(NativeError, match="this ckdist_communicator is closed"):
         native.call(native.lib.ckdist_communicator_allocate, None, 8)
+
+
+FIRST_USES = """
+import gc, threading, time
+from ckdist import native
+gc.callbacks.append(lambda *_: time.sleep(1e-5))  # another thread runs inside an allocation
+gc.set_threshold(1, 1, 1)
+start = threading.Barrier(4)
+def use():
+    start.wait()
+    for name in ("step_list", "layer", "program", "execution_plan", "linear_step", "experts_step", "matrix_plan"):
+        native.ffi.typeof(f"struct ckdist_{name}").fields
+threads = [threading.Thread(target=use) for _ in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+"""
+
+
+def test_threads_may_use_a_struct_at_once_for_the_first_time() -> None:
+    subprocess.run([sys.executable, "-c", FIRST_USES], cwd=ROOT, check=True, timeout=60)

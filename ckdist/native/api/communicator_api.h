@@ -22,7 +22,7 @@ struct ckdist_communicator;
 struct ckdist_operation;
 
 struct ckdist_thresholds {
-  int64_t direct_bytes, transport_direct_bytes, leaders_bytes;
+  int64_t direct_bytes, transport_direct_bytes, leaders_bytes, chunk_bytes;
 };
 
 /* Shared memory of the ranks of one host. The first rank passes a null path. The others pass the result of its

@@ -16,15 +16,18 @@ enum {
   ckdist_trace_publish = 5,  /* publishing a batch to the other ranks: tokens, sequences, phase */
   /* From the end of a token-parallel prefill to the beginning of the next decode step. */
   ckdist_trace_transition = 6,
-  ckdist_trace_schedule = 7,    /* rank 0 between steps: tokens, sequences of the next batch */
-  ckdist_trace_run = 8,         /* the step, as its caller measures it */
-  ckdist_trace_sample = 9,      /* logits to tokens: sequences */
-  ckdist_trace_receive = 10,    /* messages of clients */
-  ckdist_trace_send = 11,       /* tokens to clients: messages */
-  ckdist_trace_load = 12,       /* reading and packing weights */
-  ckdist_trace_choose = 13,     /* measuring how to shard prefill */
-  ckdist_trace_copy = 14,       /* moving weights in the background: KiB */
-  ckdist_trace_copy_blocks = 15 /* blocks of a cache beside steps: blocks, 1 if into the cache */
+  ckdist_trace_schedule = 7,     /* rank 0 between steps: tokens, sequences of the next batch */
+  ckdist_trace_run = 8,          /* the step, as its caller measures it */
+  ckdist_trace_sample = 9,       /* logits to tokens: sequences */
+  ckdist_trace_receive = 10,     /* messages of clients */
+  ckdist_trace_send = 11,        /* tokens to clients: messages */
+  ckdist_trace_load = 12,        /* reading and packing weights */
+  ckdist_trace_choose = 13,      /* measuring how to shard prefill */
+  ckdist_trace_copy = 14,        /* moving weights in the background: KiB */
+  ckdist_trace_copy_blocks = 15, /* blocks of a cache beside steps: blocks, 1 if into the cache */
+  /* A chunk of a sum between hosts, until its arrival is seen: index of the step, phase, number of the chunk. It begins
+     when this rank begins to send it, or when the chunk before has arrived. */
+  ckdist_trace_sum = 16
 };
 
 struct ckdist_trace_event {

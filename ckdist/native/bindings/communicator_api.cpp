@@ -143,7 +143,8 @@ int ckdist_communicator_new(int32_t rank, int32_t size, const int32_t* host_of, 
       parts.own_memory = memory->memory;
     }
     if (transport) parts.transport = transport->transport;
-    parts.thresholds = {thresholds->direct_bytes, thresholds->transport_direct_bytes, thresholds->leaders_bytes};
+    parts.thresholds = {thresholds->direct_bytes, thresholds->transport_direct_bytes, thresholds->leaders_bytes,
+                        thresholds->chunk_bytes};
     parts.spins = spins, parts.timeout_s = timeout_s;
     *out = new ckdist_communicator{std::make_unique<Communicator>(std::move(parts))};
   });

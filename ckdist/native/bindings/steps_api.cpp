@@ -27,8 +27,15 @@ int ckdist_steps_receive(ckdist_steps* s, const int32_t** batch, int64_t* ints) 
   return guard([&] { *batch = s->steps->receive(ints); });
 }
 float* ckdist_steps_partial(ckdist_steps* s, int32_t slot) { return s->steps->partial(slot); }
-int ckdist_steps_all_reduce(ckdist_steps* s, int32_t slot, int64_t floats, int32_t step) {
-  return guard([&] { s->steps->all_reduce(slot, floats, step); });
+int ckdist_steps_all_reduce(ckdist_steps* s, int32_t slot, int64_t floats, int32_t chunks, int32_t step) {
+  return guard([&] {
+    StepCommunicator& steps = *s->steps;
+    if (chunks == 1 || steps.host_count() == 1) return steps.all_reduce(slot, floats, step);
+    for (int chunk = 0; chunk < chunks; chunk++)
+      steps.begin_chunk({slot, floats, false}, {floats * chunk / chunks, floats * (chunk + 1) / chunks}, step);
+    while (steps.test_chunks() < chunks / 2) {}
+    steps.wait_chunks(step);
+  });
 }
 int ckdist_steps_summands(ckdist_steps* s, int32_t slot, const float** summands) {
   return s->steps->summands(slot, summands);

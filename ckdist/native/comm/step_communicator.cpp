@@ -61,7 +61,7 @@ struct StepCommunicator::Layout {
     const bool several = hosts > 1, many = hosts > 2;
     value = padded_slot(sizes.partial_floats);
     kept = many ? padded(std::min(sizes.partial_floats, thresholds.transport_direct_bytes / 4)) : several ? value : 0;
-    slice = many ? padded(sizes.partial_floats / smallest_host(order) / hosts + 2) : 0;
+    slice = many ? padded(sizes.partial_floats / smallest_host(order) / hosts + 2 * kMaxChunks) : 0;
     partials = local * kSlots * value;
     sums = kSlots * hosts * kept;
     totals = many ? kSlots * value : 0;
@@ -121,7 +121,8 @@ StepCommunicator::StepCommunicator(Parts parts, Segment memory, const StepSizes&
   std::memset(partial(0), 0, size_t(kSlots * padded_ * 4));  // first touch by the owner
   Segment::collapse(reinterpret_cast<uint8_t*>(partial(0)), kSlots * padded_ * 4);
   pending_.reserve(size_t(size) * (kRowsAtOnce + 4));
-  later_.reserve(size_t(size) * (kRowsAtOnce + 4));
+  for (Chunk& chunk : chunks_)
+    chunk.sums.reserve(size_t(2 * host_count_)), chunk.totals.reserve(size_t(2 * host_count_));
   meet(kStart, grace_ns_, {});
   step_ = kBetween;
 }
@@ -143,14 +144,14 @@ void StepCommunicator::meet(int step, int64_t grace_ns, Idle idle) {
   parts_.rendezvous->barrier(grace_ns, idle);
 }
 
-void StepCommunicator::begin_send(int peer, Tag tag, const void* data, int64_t bytes) {
+void StepCommunicator::begin_send(Messages& messages, int peer, Tag tag, const void* data, int64_t bytes) {
   if (bytes <= 0) return;
   sent_ += bytes;
-  pending_.push_back(parts_.channel->isend(peer, tag, data, bytes));
+  messages.push_back(parts_.channel->isend(peer, tag, data, bytes));
 }
 
-void StepCommunicator::begin_receive(int peer, Tag tag, void* data, int64_t bytes) {
-  if (bytes > 0) pending_.push_back(parts_.channel->irecv(peer, tag, data, bytes));
+void StepCommunicator::begin_receive(Messages& messages, int peer, Tag tag, void* data, int64_t bytes) {
+  if (bytes > 0) messages.push_back(parts_.channel->irecv(peer, tag, data, bytes));
 }
 
 void StepCommunicator::wait() { parts_.channel->wait(pending_, call()); }
@@ -185,7 +186,7 @@ const int32_t* StepCommunicator::receive(int64_t* ints, const std::function<bool
   if (*ints < 0 || *ints > sizes_.batch_ints)
     fail(Status::comm, "rank 0 announced a batch of %d ints; at most %lld are taken", batch_[0],
          (long long)sizes_.batch_ints);
-  begin_receive(0, kBody, batch_.data() + kHeadInts, (1 + *ints - kHeadInts) * 4);
+  begin_receive(pending_, 0, kBody, batch_.data() + kHeadInts, (1 + *ints - kHeadInts) * 4);
   wait();
   put_into_mailbox(&batch_[1], *ints);
   return &batch_[1];
@@ -249,61 +250,101 @@ int StepCommunicator::summands(int slot, const float** out) const {
 }
 
 void StepCommunicator::all_reduce(int slot, int64_t floats, int step, Idle idle) {
-  if (host_count_ == 1) meet(step, 0, idle);
-  else sum_hosts(slot, floats, step, idle, false);
+  if (host_count_ == 1) return meet(step, 0, idle);
+  begin_chunk({slot, floats, false}, {0, floats}, step, idle);
+  wait_chunks(step, idle);
 }
 
 float* StepCommunicator::host_partial(int slot, int64_t floats) {
   if (host_count_ == 1) fail(Status::native, "one host has no values that are partial over hosts");
+  return host_sum(slot, large(floats));
+}
+
+float* StepCommunicator::host_sum(int slot, bool in_slices) const {
   if (local_size == 1) return part(slot, 0);
-  return large(floats) ? folded_ : sum(slot, host_);
+  return in_slices ? folded_ : sum(slot, host_);
 }
 
-void StepCommunicator::all_reduce_hosts(int slot, int64_t floats, int step, Idle idle) {
-  if (host_count_ > 1) sum_hosts(slot, floats, step, idle, true);
+Range StepCommunicator::slice_of(const Chunk& chunk, int host) const {
+  const int64_t floats = chunk.floats.end - chunk.floats.begin;
+  return {chunk.floats.begin + slice_begin(floats, host, host_count_),
+          chunk.floats.begin + slice_begin(floats, host + 1, host_count_)};
 }
 
-void StepCommunicator::sum_hosts(int slot, int64_t floats, int step, Idle idle, bool folded) {
-  reduced_[slot] = large(floats);
-  const int leaders = floats * 4 <= parts_.thresholds.leaders_bytes ? 1 : leaders_;
-  const bool leads = local_rank < leaders;
-  const int64_t begin = slice_begin(floats, local_rank, leaders), end = slice_begin(floats, local_rank + 1, leaders);
+void StepCommunicator::begin_chunk(const HostSum& of, Range range, int step, Idle idle) {
+  if (begun_ == kMaxChunks) fail(Status::native, "a sum of more than %d chunks", kMaxChunks);
+  Chunk& chunk = chunks_[begun_++];
+  const int slot = of.slot, leaders = of.floats * 4 <= parts_.thresholds.leaders_bytes ? 1 : leaders_;
+  const bool leads = of.by_rank || local_rank < leaders, in_slices = reduced_[slot] = large(of.floats);
+  chunk.slot = slot, chunk.floats = range;
+  if (!of.by_rank && leads) {
+    const int64_t floats = range.end - range.begin;
+    chunk.floats = {range.begin + slice_begin(floats, local_rank, leaders),
+                    range.begin + slice_begin(floats, local_rank + 1, leaders)};
+  }
+  const auto [begin, end] = chunk.floats;
+  const auto bytes = [&](int host) { return (slice_of(chunk, host).end - slice_of(chunk, host).begin) * 4; };
+  chunk.slices = leads && in_slices ? slices_ + slices_used_ : nullptr;
+  if (chunk.slices) slices_used_ += bytes(host_) / 4;
   // All ranks of this host are in this exchange or in the one before. So no rank reads the slot's value from two
   // exchanges before.
-  for (int k = 1; leads && !reduced_[slot] && k < host_count_; k++)
-    begin_receive(same_place(other(k)), kSum, sum(slot, other(k)) + begin, (end - begin) * 4);
-  meet(step, 0, idle);
-  if (leads && reduced_[slot]) {
-    add_slices(slot, begin, end, folded);
-  } else if (leads) {
-    float* own = sum(slot, host_) + begin;
-    if (local_size > 1 && !folded) fold_local(slot, begin, end, own);
-    for (int k = 1; k < host_count_; k++) begin_send(same_place(other(k)), kSum, own, (end - begin) * 4);
-    wait();
+  for (int k = 1; leads && k < host_count_; k++) {
+    const int peer = same_place(other(k));
+    if (!in_slices) {
+      begin_receive(chunk.sums, peer, kSum, sum(slot, other(k)) + begin, (end - begin) * 4);
+      continue;
+    }
+    begin_receive(chunk.totals, peer, kTotal, total_[slot] + slice_of(chunk, other(k)).begin, bytes(other(k)));
+    begin_receive(chunk.sums, peer, kSlice, chunk.slices + other(k) * slice_floats_, bytes(host_));
   }
-  meet(step, grace_ns_, idle);
+  if (of.by_rank) step_ = step;
+  else meet(step, 0, idle);
+  if (!leads) return;
+  float* const own = host_sum(slot, in_slices);
+  if (local_size > 1 && !of.by_rank) fold_local(slot, begin, end, own + begin);
+  for (int k = 1; k < host_count_; k++) {
+    const int peer = same_place(other(k));
+    if (!in_slices) begin_send(chunk.sums, peer, kSum, own + begin, (end - begin) * 4);
+    else begin_send(chunk.sums, peer, kSlice, own + slice_of(chunk, other(k)).begin, bytes(other(k)));
+  }
 }
 
-// Each of the ranks with the same local rank adds one slice of [begin, end) and sends it to the others.
-void StepCommunicator::add_slices(int slot, int64_t begin, int64_t end, bool folded) {
-  const auto from = [&](int h) { return begin + slice_begin(end - begin, h, host_count_); };
-  const auto bytes = [&](int h) { return (from(h + 1) - from(h)) * 4; };
-  for (int k = 1; k < host_count_; k++)
-    begin_receive(same_place(other(k)), kTotal, total_[slot] + from(other(k)), bytes(other(k)));
-  std::swap(pending_, later_);  // they cannot send these before they have this host's slice
-  for (int k = 1; k < host_count_; k++)
-    begin_receive(same_place(other(k)), kSlice, slices_ + other(k) * slice_floats_, bytes(host_));
-  const float* own = local_size > 1 ? folded_ : part(slot, 0);
-  if (local_size > 1 && !folded) fold_local(slot, begin, end, folded_ + begin);
-  for (int k = 1; k < host_count_; k++) begin_send(same_place(other(k)), kSlice, own + from(other(k)), bytes(other(k)));
-  wait();
+// Adds this host's slice of a chunk after all summands have arrived, and begins to send the total to the other hosts.
+void StepCommunicator::add_slices(Chunk& chunk) {
+  const auto [begin, end] = slice_of(chunk, host_);
   const void* sums[kMaxRanks];
-  for (int h = 0; h < host_count_; h++) sums[h] = h == host_ ? own + from(h) : slices_ + h * slice_floats_;
-  void* out = total_[slot] + from(host_);
-  parts_.order.fold_hosts(Element::f32, ReduceOp::sum, &out, 1, sums, from(host_ + 1) - from(host_));
-  std::swap(pending_, later_);
-  for (int k = 1; k < host_count_; k++) begin_send(same_place(other(k)), kTotal, out, bytes(host_));
-  wait();
+  for (int h = 0; h < host_count_; h++)
+    sums[h] = h == host_ ? host_sum(chunk.slot, true) + begin : chunk.slices + h * slice_floats_;
+  void* out = total_[chunk.slot] + begin;
+  parts_.order.fold_hosts(Element::f32, ReduceOp::sum, &out, 1, sums, end - begin);
+  chunk.slices = nullptr;
+  for (int k = 1; k < host_count_; k++) begin_send(chunk.totals, same_place(other(k)), kTotal, out, (end - begin) * 4);
+}
+
+bool StepCommunicator::test(Messages& messages) {
+  return std::all_of(messages.begin(), messages.end(),
+                     [&](Channel::Pending& message) { return parts_.channel->test(message); });
+}
+
+int StepCommunicator::test_chunks() {
+  for (; arrived_ < begun_; arrived_++) {
+    Chunk& chunk = chunks_[arrived_];
+    if (!test(chunk.sums)) break;
+    if (chunk.slices) add_slices(chunk);
+    if (!test(chunk.totals)) break;
+  }
+  return arrived_;
+}
+
+void StepCommunicator::wait_chunks(int step, Idle idle) {
+  step_ = step;
+  for (Chunk* chunk = chunks_; chunk < chunks_ + begun_; chunk++) {
+    parts_.channel->wait(chunk->sums, call());
+    if (chunk->slices) add_slices(*chunk);
+  }
+  for (Chunk* chunk = chunks_; chunk < chunks_ + begun_; chunk++) parts_.channel->wait(chunk->totals, call());
+  begun_ = arrived_ = 0, slices_used_ = 0;
+  meet(step, grace_ns_, idle);
 }
 
 void StepCommunicator::fold_local(int slot, int64_t begin, int64_t end, float* out) const {
@@ -330,10 +371,10 @@ void StepCommunicator::gather_logits(int64_t rows, int step) {
   for (int64_t begin = 0; host_count_ > 1 && begin < rows; begin += kRowsAtOnce) {
     for (int64_t t = begin; t < std::min(rows, begin + kRowsAtOnce); t++) {
       float* row = logits_ + t * sizes_.vocab;
-      if (host_ != 0) begin_send(0, kLogits, row + sizes_.first_column, sizes_.columns * 4);
+      if (host_ != 0) begin_send(pending_, 0, kLogits, row + sizes_.first_column, sizes_.columns * 4);
       for (int r = 1; rank == 0 && r < size; r++)
         if (parts_.order.host_of(r) != 0)
-          begin_receive(r, kLogits, row + parts_.columns[r].first, parts_.columns[r].count * 4);
+          begin_receive(pending_, r, kLogits, row + parts_.columns[r].first, parts_.columns[r].count * 4);
     }
     wait();
   }

@@ -12,7 +12,8 @@
 // Between hosts, the hosts' sums are exchanged: small values by one rank of each host (the leader); large values by
 // every rank with the ranks of the same local rank, each for its own slice. With few hosts or small values every host
 // keeps the sums of all hosts, and readers add them. Large values of three or more hosts are summed slice by slice,
-// which moves less data. Without shared memory, every rank counts as a host.
+// which moves less data. Without shared memory, every rank counts as a host. A sum between hosts can be begun in chunks
+// and waited for later; its bits do not depend on the chunks.
 #pragma once
 #include <functional>
 #include <memory>
@@ -23,6 +24,7 @@
 #include "comm/bootstrap/segment.h"
 #include "comm/bootstrap/shm_rendezvous.h"
 #include "comm/channel.h"
+#include "core/range.h"
 
 namespace ckdist {
 
@@ -82,10 +84,24 @@ class StepCommunicator {
   void peers(int slot, const float** out) const;
   void all_gather(int step, Idle idle = {}) { meet(step, grace_ns_, idle); }
 
-  // For a value that is partial over hosts only. host_partial: the buffer that a host's ranks write together.
-  // all_reduce_hosts returns when summands(slot) may be read.
+  // For a value that is partial over hosts only: the buffer that a host's ranks write together.
   float* host_partial(int slot, int64_t floats);
-  void all_reduce_hosts(int slot, int64_t floats, int step, Idle idle = {});
+
+  // A sum over several hosts of the value in `slot`. by_rank: the value is partial over hosts only, and a rank begins
+  // and reads only its own floats. Else all ranks of a host begin the same chunks.
+  struct HostSum {
+    int slot;
+    int64_t floats;  // of the whole value
+    bool by_rank;
+  };
+  static constexpr int kMaxChunks = 8;
+  int64_t chunk_bytes() const { return parts_.thresholds.chunk_bytes; }
+  // Begins to sum floats [begin, end), which the host's ranks have written. Ranks with the same local rank begin the
+  // same chunks in the same order, at most kMaxChunks. Then they call wait_chunks, which returns when summands(slot)
+  // may be read. test_chunks makes progress, and returns the number of chunks that have arrived, in order.
+  void begin_chunk(const HostSum& sum, Range chunk, int step, Idle idle = {});
+  int test_chunks();
+  void wait_chunks(int step, Idle idle = {});
 
   // Buffer for this rank's columns of the logits. `stride` is in floats.
   float* logits(int64_t* stride);
@@ -139,24 +155,33 @@ class StepCommunicator {
     std::vector<int32_t> ints;                      // its length, then the batch
     std::vector<Channel::Pending> messages;
   };
+  struct Chunk {  // a part of a sum on its way: the floats that this rank exchanges
+    int slot;
+    Range floats;
+    float* slices;                               // other hosts' parts of this host's slice; null: sums are sent whole
+    std::vector<Channel::Pending> sums, totals;  // messages with summands, and with the total of each host's slice
+  };
 
   CallName call() const;
   int leader(int host) const { return hosts()[host][0]; }
   const std::vector<std::vector<int>>& hosts() const { return parts_.order.hosts(); }
   int other(int k) const { return (host_ + k) % host_count_; }  // the k-th host after this one
   float* part(int slot, int index) const { return partials_ + (index * kSlots + slot) * padded_; }
-  float* sum(int slot, int host) const;  // a host's sum, which this host's ranks read
-  bool large(int64_t floats) const;      // true if too large to send whole to every host
+  float* sum(int slot, int host) const;             // a host's sum, which this host's ranks read
+  float* host_sum(int slot, bool in_slices) const;  // this host's sum, from which it is sent
+  bool large(int64_t floats) const;                 // true if too large to send whole to every host
   void meet(int step, int64_t grace_ns, Idle idle);
-  void begin_send(int peer, Tag tag, const void* data, int64_t bytes);
-  void begin_receive(int peer, Tag tag, void* data, int64_t bytes);
+  using Messages = std::vector<Channel::Pending>;
+  void begin_send(Messages& messages, int peer, Tag tag, const void* data, int64_t bytes);
+  void begin_receive(Messages& messages, int peer, Tag tag, void* data, int64_t bytes);
   void wait();
+  bool test(Messages& messages);
   void put_into_mailbox(const int32_t* batch, int64_t ints);
   const int32_t* take_from_mailbox(int64_t* ints, const std::function<bool()>& progress);
   void wait_for_batch();
-  // `folded`: this host's sum is already at host_partial().
-  void sum_hosts(int slot, int64_t floats, int step, Idle idle, bool folded);
-  void add_slices(int slot, int64_t begin, int64_t end, bool folded);
+  // The part of a chunk that the ranks of a host carry between hosts.
+  Range slice_of(const Chunk& chunk, int host) const;
+  void add_slices(Chunk& chunk);
 
   Parts parts_;
   const int host_, host_count_;
@@ -164,7 +189,10 @@ class StepCommunicator {
   const int64_t grace_ns_;
   Segment memory_;
   StepSizes sizes_;
-  std::vector<Channel::Pending> pending_, later_;
+  Messages pending_;
+  Chunk chunks_[kMaxChunks];
+  int begun_ = 0, arrived_ = 0;  // number of chunks of the current sum
+  int64_t slices_used_ = 0;      // floats of each host's slices_
   int step_ = kStart;
   int64_t sent_ = 0;
 

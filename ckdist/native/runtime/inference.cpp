@@ -12,8 +12,9 @@ namespace ckdist {
 namespace {
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// Counters that a step needs: one for each expert.
+// Counters that a step needs: for a product, one for each group of rows; for experts, one for each.
 int step_counters(const ckdist_step& step) {
+  if (step.kind == ckdist_step_linear) return StepCommunicator::kMaxChunks;
   if (step.kind != ckdist_step_experts) return 0;
   const auto& experts = reinterpret_cast<const ckdist_experts_step&>(step);
   int count = 0;
@@ -229,13 +230,56 @@ void Inference::finish(int thread, int index, int out, int64_t rows) {
     host_rows->reduce_scatter(team, {floats(out, &stride), int(v.offset)}, floats(v.sum, &stride), v.width, index);
   } else if (v.place == ckdist_place_logits) meet(thread, index, true, [&](Idle) { end_batch(rows, index); });
   else if (v.place == ckdist_place_hidden) meet(thread, index, true, [&](Idle) { end_batch(0, index); });
-  else if (v.place == ckdist_place_sums)
+  else if (v.place != ckdist_place_slot && v.place != ckdist_place_sums) meet(thread, index);
+  else if (v.place == ckdist_place_slot && plan->tokens_sharded)
+    meet(thread, index, true, [&](Idle idle) { ranks->all_gather(index, idle); });
+  else if (ranks->host_count() == 1)
+    meet(thread, index, true, [&](Idle idle) { ranks->all_reduce(int(v.offset), rows * v.width, index, idle); });
+  else
     meet(thread, index, true, [&](Idle idle) {
-      ranks->all_reduce_hosts(int(v.offset), (v.selected ? batch.selected : batch.tokens) * v.width, index, idle);
+      begin_sum(index, out, sum_chunks(out).count, idle);
+      ranks->wait_chunks(index, idle);
+      trace_sum(index, begun_);
+      begun_ = arrived_ = 0;
     });
-  else if (v.place != ckdist_place_slot) meet(thread, index);
-  else if (plan->tokens_sharded) meet(thread, index, true, [&](Idle idle) { ranks->all_gather(index, idle); });
-  else meet(thread, index, true, [&](Idle idle) { ranks->all_reduce(int(v.offset), rows * v.width, index, idle); });
+}
+
+Inference::SumChunks Inference::sum_chunks(int out) const {
+  const ckdist_value& v = value(out);
+  const bool by_rank = v.place == ckdist_place_sums;
+  SumChunks chunks{1, v.selected ? by_rank ? local_selected : batch.selected : local_tokens};
+  if (by_rank || (v.place == ckdist_place_slot && !plan->tokens_sharded && !plan->host_rows && ranks->host_count() > 1))
+    chunks.count =
+        int(std::clamp<int64_t>(chunks.rows * v.width * 4 / ranks->chunk_bytes(), 1, StepCommunicator::kMaxChunks));
+  return chunks;
+}
+
+void Inference::begin_sum(int index, int out, int until, Idle idle) {
+  const ckdist_value& v = value(out);
+  const SumChunks chunks = sum_chunks(out);
+  const bool by_rank = v.place == ckdist_place_sums;
+  const int64_t first = !by_rank ? 0 : v.selected ? first_selected : first_token;
+  const int64_t rows = !by_rank ? chunks.rows : v.selected ? batch.selected : batch.tokens;
+  for (; begun_ < until; begun_++) {
+    if (sums_lane_) chunk_begin_[begun_] = now_ns();
+    const Range own = {(first + chunks.begin(begun_)) * v.width, (first + chunks.begin(begun_ + 1)) * v.width};
+    ranks->begin_chunk({int(v.offset), rows * v.width, by_rank}, own, index, idle);
+  }
+  trace_sum(index, ranks->test_chunks());
+}
+
+void Inference::trace_sum(int index, int arrived) {
+  for (; arrived_ < arrived; arrived_++) {
+    if (!sums_lane_) continue;
+    const int64_t begin = std::max(chunk_begin_[arrived_], chunk_end_);
+    chunk_end_ = now_ns();
+    sums_lane_->add(ckdist_trace_sum, begin, chunk_end_, index, list_->number, arrived_);
+  }
+}
+
+void Inference::trace(Trace& trace) {
+  Executor::trace(trace);
+  if (ranks->host_count() > 1) sums_lane_ = trace.lane("sums between hosts");
 }
 
 void Inference::send_rows(int64_t floats) {

@@ -35,6 +35,7 @@ class Inference : public Executor {
   int in_flight() const { return int(outgoing_.size()); }
   BatchView accept(const int32_t* message, int64_t ints);  // throws if this rank cannot run it
   void run(const BatchView& batch);
+  void trace(Trace& trace);  // also the sums between hosts, in a lane of their own
   void trace_publish(const BatchView& batch, int64_t begin);
   bool test_outgoing();  // continues messages to the next stage; returns true if some are on their way
   void finish_outgoing();
@@ -237,6 +238,19 @@ class Inference : public Executor {
   // this rank's threads.
   void finish(int thread, int index, int out, int64_t rows);
 
+  // Chunks of rows in which the sum of a value goes between hosts. They are the same on every host, so they do not
+  // depend on threads. The first thread begins chunks while the threads still compute later rows; `finish` begins the
+  // others and waits for all.
+  struct SumChunks {
+    int count;
+    int64_t rows;  // of the value that this rank computes
+    int64_t begin(int chunk) const { return chunk == count ? rows : rows * chunk / count / 16 * 16; }
+  };
+  // One chunk if the value is small, or not summed between hosts.
+  SumChunks sum_chunks(int out) const;
+  // Begins all chunks before `until`, and makes progress on those that travel. Not at the same time on two threads.
+  void begin_sum(int index, int out, int until, Idle idle = {});
+
  private:
   static constexpr int kMaxPlans = 8;
   // A step without prompts keeps at most 1 / kKeptShare of the bytes it reads as packed slices. A step with prompts
@@ -259,6 +273,7 @@ class Inference : public Executor {
   void count_step(double seconds);
   void replay(int thread);
   void trace_batch(int thread, int64_t begin);
+  void trace_sum(int index, int arrived);
   StepCommunicator& everyone() const { return job_ ? *job_ : *ranks; }
   size_t turn() const { return runs_ % outgoing_.size(); }
 
@@ -283,6 +298,9 @@ class Inference : public Executor {
   // (2 phases, threads, most_steps): next item of each step that shares its items dynamically. Items that groups divide
   // use the first rows of each phase.
   std::unique_ptr<std::atomic<int64_t>[]> counters_;
+  int begun_ = 0, arrived_ = 0;  // chunks of the current sum over hosts
+  int64_t chunk_begin_[StepCommunicator::kMaxChunks], chunk_end_ = 0;
+  TraceLane* sums_lane_ = nullptr;
   int64_t sent_before_ = 0;   // bytes sent to other hosts before the counts were reset
   Traffic traffic_;           // traffic of plan 0, which decodes
   int64_t experts_read_ = 0;  // bytes in this batch

@@ -16,6 +16,7 @@ struct Thresholds {
   int64_t direct_bytes = 8 << 10;             // shared memory, bytes * peers: every rank sends all to all peers
   int64_t transport_direct_bytes = 32 << 10;  // between hosts: every rank sends all to every other rank
   int64_t leaders_bytes = 32 << 10;           // several ranks on several hosts: only leaders exchange
+  int64_t chunk_bytes = 512 << 10;            // minimum size of a chunk of a sum between hosts
 };
 
 class Collectives {

@@ -6,6 +6,7 @@
 namespace ckdist {
 namespace {
 
+constexpr int64_t kExpandedRows = 256;  // minimum rows for which weights of prompts are expanded
 // Bytes of a product's weights that a thread takes at a time. It fits the L2 cache of CPUs with AMX, whose kernels are
 // fast for many rows. On other CPUs it made no difference.
 constexpr int64_t kPieceBytes = 1536 << 10, kLeastPieces = 4;
@@ -28,26 +29,63 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
 
   void run() {
     const int64_t n = r.rows(step.step), bytes = weight_bytes(r, step);
+    const Groups groups(r, step, n);
     if (n > 0 && bytes > 0) {
       // If rows were divided, every thread would pack or expand all weights.
       if (n >= Inference::kThreadRows * r.active() && !r.packing && !r.plan->prompts) {
         const int64_t each = std::max(kPieceBytes, kLeastTiles * longest_tile());
-        const int64_t pieces = std::max((bytes + each - 1) / each, kLeastPieces);
-        r.for_each_item(thread, index, pieces * r.active(), [&](int64_t item) {
-          multiply_bytes(bytes * (item % pieces) / pieces, bytes * (item % pieces + 1) / pieces, bytes / pieces,
-                         r.rows_of(int(item / pieces), n));
+        const int64_t pieces = std::max((bytes + each - 1) / each, kLeastPieces), own = pieces * groups.count;
+        r.for_each_item(thread, index, own * r.active(), [&](int64_t item) {
+          const int group = int(item % own / pieces);
+          const Range rows = groups.rows(group), part = r.rows_of(int(item / own), rows.end - rows.begin);
+          const int64_t piece = item % pieces;
+          multiply_bytes(bytes * piece / pieces, bytes * (piece + 1) / pieces, bytes / pieces,
+                         {rows.begin + part.begin, rows.begin + part.end});
+          end_item(groups, group, pieces * r.active());
         });
       } else {
         const Shares shares(bytes, piece_tile(r, step), r.active(), n <= Inference::kFewRows);
-        const auto take = [&](int64_t piece) {
-          multiply_bytes(shares.begin(piece), shares.begin(piece + 1), shares.first(), {0, n});
+        const int64_t pieces = shares.pieces();
+        const auto take = [&](int64_t item) {
+          const int64_t piece = item % pieces;
+          multiply_bytes(shares.begin(piece), shares.begin(piece + 1), shares.first(), groups.rows(int(item / pieces)));
+          end_item(groups, int(item / pieces), pieces);
         };
         take(thread);
-        r.take_items(thread, index, shares.pieces() - r.active(), [&](int64_t i) { take(r.active() + i); });
+        r.take_items(thread, index, pieces * groups.count - r.active(), [&](int64_t i) { take(r.active() + i); });
       }
     }
     if (bytes == 0) clear(n);
     r.finish(thread, index, step.products[0].out, n);
+  }
+
+  // Groups of rows that are computed one after another, so that the sum of a group travels between hosts while the
+  // next is computed. A group has one or more chunks of that sum, and enough rows for fast products.
+  struct Groups {
+    int count = 1;
+    Inference::SumChunks chunks;
+
+    Groups(const Inference& r, const Fields& step, int64_t n) : chunks(r.sum_chunks(step.products[0].out)) {
+      if (chunks.rows != n || r.packing) chunks = {1, n};
+      if (chunks.count == 1) return;
+      const int64_t least = r.plan->prompts                            ? kExpandedRows
+                            : n < Inference::kThreadRows * r.active() ? Inference::kThreadRows
+                                                                      : Inference::kThreadRows * r.active();
+      count = int(std::clamp<int64_t>(n / least, 1, chunks.count));
+    }
+    int first_chunk(int group) const { return chunks.count * group / count; }
+    Range rows(int group) const { return {chunks.begin(first_chunk(group)), chunks.begin(first_chunk(group + 1))}; }
+  };
+
+  // Counts an item of a group. The first thread begins to sum the groups that are complete.
+  void end_item(const Groups& groups, int group, int64_t items) {
+    if (groups.count == 1) return;
+    const uint32_t number = r.step_number(index);
+    r.counter(group).add(number, 1);
+    if (thread != 0) return;
+    int complete = 0;
+    while (complete < groups.count - 1 && r.counter(complete).get(number) == items) complete++;
+    r.begin_sum(index, step.products[0].out, groups.first_chunk(complete));
   }
 
   // Writes zeros as this rank's part of a sum, if it has no columns of the matrices.
