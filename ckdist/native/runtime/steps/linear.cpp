@@ -68,7 +68,7 @@ struct Linear : StepRun<Inference, ckdist_linear_step> {
     Groups(const Inference& r, const Fields& step, int64_t n) : chunks(r.sum_chunks(step.products[0].out)) {
       if (chunks.rows != n || r.packing) chunks = {1, n};
       if (chunks.count == 1) return;
-      const int64_t least = r.plan->prompts                            ? kExpandedRows
+      const int64_t least = r.plan->prompts                           ? kExpandedRows
                             : n < Inference::kThreadRows * r.active() ? Inference::kThreadRows
                                                                       : Inference::kThreadRows * r.active();
       count = int(std::clamp<int64_t>(n / least, 1, chunks.count));
