@@ -35,6 +35,7 @@ class ChosenTransport:
     name: str
     handle: CData  # belongs to the communicator that is made of it
     reason: str  # why it was chosen, in one line
+    times: list[float] | None = None  # seconds of exchanges of SMALL and LARGE, if several were compared
 
 
 def choose_transport(
@@ -78,7 +79,7 @@ def choose_transport(
     for name, handle in opened.items():
         if name != chosen:
             ffi.release(handle)
-    return ChosenTransport(chosen, opened[chosen], _reason(chosen, wanted, times, refused))
+    return ChosenTransport(chosen, opened[chosen], _reason(chosen, wanted, times, refused), times.get(chosen))
 
 
 def _product(times: Sequence[float]) -> float:
