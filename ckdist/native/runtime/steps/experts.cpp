@@ -22,8 +22,8 @@ constexpr int64_t kBlockBytes = 256 << 10;  // bytes of weights at a time, if th
 constexpr int64_t kBlockTiles = 6;          // minimum number of tiles for kBlockBytes
 constexpr int64_t kLeastRows = 4;           // fewer rows cost the same
 constexpr int64_t kDownTiles = 8;           // output tiles at a time for few rows: long runs of memory of each expert
-constexpr int64_t kLeastUnits = 8;  // units of output tiles for each thread, which has fewer tiles at a time else
-constexpr int64_t kLowRows = 256;   // rows at a time of products with matrices A of LoRA
+constexpr int64_t kLeastUnits = 8;          // units of output tiles for each of many threads; else a unit is smaller
+constexpr int64_t kLowRows = 256;           // rows at a time of products with matrices A of LoRA
 
 struct Experts : StepRun<Inference, ckdist_experts_step> {
   using Set = ckdist_expert_set;
@@ -99,8 +99,8 @@ struct Experts : StepRun<Inference, ckdist_experts_step> {
       if (thread == 0) r.count_experts(bytes_read());
       each_piece(up_cost(), longest_up(), 0,
                  [&](int64_t from, int64_t to, int64_t piece) { multiply_up(from, to, piece); });
-      const int64_t tiles = down_tiles(),
-                    unit = few ? std::clamp<int64_t>(tiles / (kLeastUnits * r.active()), 1, kDownTiles) : 1,
+      const int64_t least = r.active() > kSixteen ? kLeastUnits * r.active() : 1;
+      const int64_t tiles = down_tiles(), unit = few ? std::clamp<int64_t>(tiles / least, 1, kDownTiles) : 1,
                     units = (tiles + unit - 1) / unit, cost = down_cost() * unit;
       const auto at = [&](int64_t cost_before, int64_t piece) {
         return std::min(boundary(cost_before, cost, units, piece, r.active()) * unit, tiles);
