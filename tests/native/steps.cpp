@@ -168,7 +168,8 @@ void work(const Link& link, int rank, int ranks, int threads, int rounds) {
         const int slot = n % kSlots;
         const int64_t floats = 1 + mix(round, n, 5) % kFloats;
         for (int64_t i = thread; i < floats; i += active) steps.partial(slot)[i] = number(rank, round * 4 + n, i);
-        pool.barrier(thread, [&] { counted(late, [&] { sum(steps, slot, floats, 1 + int(mix(round, n, 6) % 8), n); }); });
+        pool.barrier(thread,
+                     [&] { counted(late, [&] { sum(steps, slot, floats, 1 + int(mix(round, n, 6) % 8), n); }); });
         const float* parts[kMaxRanks];
         const int count = steps.summands(slot, parts);
         for (int64_t i = (thread + 1) % active; i < floats; i += active) {
