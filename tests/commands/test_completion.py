@@ -37,7 +37,7 @@ def script(tmp_path):
     [
         ("ckdist per", ["perplexity"]),
         ("ckdist serve --transport ", ["auto", "verbs", "mpi", "tcp"]),
-        ("ckdist generate --pro", ["--prompt", "--prompt-tiles"]),
+        ("ckdist generate --pro", ["--prompt-tiles", "--prompt"]),
         ("ckdist completion f", ["fish"]),
         ("ckdist pull smol", ["smollm2"]),
     ],
