@@ -130,13 +130,18 @@ def test_blocks_mean_their_values(published):
     "hosts, experts", [("aa", "tensor"), ("aaa", "tensor"), ("aaaaa", "tensor"), ("ab", "tensor"), ("abb", "expert")]
 )
 def test_blocks_on_several_ranks(published, hosts, experts):
-    """96 columns of down are three blocks, which five ranks cannot share."""
-    one = logits_of(published / "quantised")
-    run = lambda world: logits_of(
-        published / "quantised", world, experts=experts, transport="auto" if "b" not in hosts else "tcp"
-    )
-    found = run_threads(list(hosts), run)[0]
-    assert np.abs(found - one).max() < 1e-4 * np.abs(one).max()
+    """96 columns of down are three blocks, which five ranks cannot share.
+
+    In tiles, a sum in another order may round an activation to the neighbouring bfloat16: in some rows, by 2^-8 of it.
+    """
+    transport = "auto" if "b" not in hosts else "tcp"
+    for tiles, most in (("off", 1e-4), ("auto", 2e-3)):
+        one = logits_of(published / "quantised", prompt_tiles=tiles)
+        run = lambda world, tiles=tiles: logits_of(
+            published / "quantised", world, experts=experts, transport=transport, prompt_tiles=tiles
+        )
+        rows = np.abs(run_threads(list(hosts), run)[0] - one).max(1) / np.abs(one).max()
+        assert rows.max() < most and np.median(rows) < 1e-4
 
 
 def test_blocks_stay_as_they_are_in_gguf(published, tmp_path, monkeypatch):
