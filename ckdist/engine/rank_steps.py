@@ -49,7 +49,7 @@ def lower_programs(programs: StagePrograms, loader: ShardLoader, max_tokens: int
 
 
 def has_prompt_products(loader: ShardLoader, program: Program, world: World, wanted: bool) -> bool:
-    """Whether the level of any rank has other products for the prompts' rows of the program's matrices.
+    """Whether the kernels of any rank have a separate product for prompts for one of the program's matrices.
 
     A collective call. `wanted`: --prompt-tiles allows them.
     """

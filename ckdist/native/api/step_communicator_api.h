@@ -23,7 +23,7 @@ CKDIST_EXPORT int ckdist_steps_publish(struct ckdist_steps* steps, const int32_t
 CKDIST_EXPORT int ckdist_steps_receive(struct ckdist_steps* steps, const int32_t** batch, int64_t* ints);
 /* Buffer for this rank's part of the value in slot 0 or 1; slots alternate. */
 CKDIST_EXPORT float* ckdist_steps_partial(struct ckdist_steps* steps, int32_t slot);
-/* `chunks`: the sum is begun in so many parts, and then waited for. */
+/* `chunks`: number of parts in which the sum is begun before it is waited for. */
 CKDIST_EXPORT int ckdist_steps_all_reduce(struct ckdist_steps* steps, int32_t slot, int64_t floats, int32_t chunks,
                                           int32_t step);
 /* The summands of the value in `slot`, in order, into summands[256]; returns their number. */
