@@ -115,9 +115,8 @@ StepCommunicator::StepCommunicator(Parts parts, Segment memory, const StepSizes&
   rows_ = reinterpret_cast<uint8_t*>(take(layout.rows));
   rows_bytes_ = rows_bytes(sizes, host_count_, local_size);
   mailbox_ = reinterpret_cast<Mailbox*>(at);
-  if (host_count_ > 1)
-    registered_ =
-        parts_.channel->register_memory(memory_.data(), (layout.floats() + layout.counters + layout.rows) * 4);
+  const int64_t sent_bytes = (layout.floats() + layout.counters + layout.rows) * 4;  // 0 if only commands are sent
+  if (host_count_ > 1 && sent_bytes > 0) registered_ = parts_.channel->register_memory(memory_.data(), sent_bytes);
   std::memset(partial(0), 0, size_t(kSlots * padded_ * 4));  // first touch by the owner
   Segment::collapse(reinterpret_cast<uint8_t*>(partial(0)), kSlots * padded_ * 4);
   pending_.reserve(size_t(size) * (kRowsAtOnce + 4));
