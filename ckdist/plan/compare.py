@@ -223,20 +223,3 @@ def parameters(checkpoint: Checkpoint) -> tuple[int, int]:
     for instr in program.instrs:
         used += sum(elements(w) * used_part(instr, w) for w in matrices_of(instr)) if instr.op in PRODUCTS else 0.0
     return sum(elements(w) for w in program.weights if len(w.dims) > 1), int(used)
-
-
-__all__ = [
-    "Answer",
-    "Change",
-    "Question",
-    "answers",
-    "changes",
-    "context_that_fits",
-    "hosts_that_fit",
-    "over_hosts",
-    "over_types",
-    "over_users",
-    "parameters",
-    "serial_share",
-    "speedup",
-]

@@ -319,8 +319,3 @@ def _check_barrier(where: str, pairs: Any) -> None:
 def _quoted(text: str) -> str:
     """A TOML string."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-__all__ = [
-    "MachineSpec", "catalogue_names", "kept_machine", "kept_path", "machine_named", "machine_of", "read_machine_file",
-]  # fmt: skip

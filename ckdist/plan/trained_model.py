@@ -38,6 +38,3 @@ def _attended(mixer: object) -> int:
     if isinstance(mixer, Attention):
         return mixer.num_heads * (mixer.head_dim + (mixer.value_dim or mixer.head_dim))
     return mixer.num_heads * (mixer.head_dim + mixer.v_dim) if isinstance(mixer, LatentAttention) else 0
-
-
-__all__ = ["trained_model"]

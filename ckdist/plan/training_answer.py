@@ -127,6 +127,3 @@ def _times(cost: TrainingCost) -> Times:
     computed = count * (cost.forward() + cost.backward() - 2 * cost.sums())
     sent = count * (batch - cost.forward() - cost.backward() + 2 * cost.sums()) + cost.gradients()
     return Times(cost.update(), computed, link=sent, latency=(stages - 1) * batch)
-
-
-__all__ = ["TrainingAnswer", "training_answers", "training_meshes"]

@@ -239,6 +239,3 @@ def _make_tokenizer(config: TrainConfig, folder: Path, vocab_size: int) -> None:
 def architecture_name(spec: ModelSpec) -> str:
     """The family's name in `architectures` of config.json."""
     return family(spec.family).architectures[0]
-
-
-__all__ = ["TrainedModel", "architecture_name", "open_model", "open_tokenizer"]
