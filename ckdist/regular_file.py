@@ -1,7 +1,11 @@
-"""Opens files from strangers: opening a FIFO would wait for its writer, and reading a device would never end."""
+"""Opens files from strangers: opening a FIFO would wait for its writer, and reading a device would never end.
+
+Writes files that others may read meanwhile.
+"""
 
 import errno
 import os
+import pathlib
 import stat
 from io import BufferedReader
 
@@ -32,6 +36,17 @@ def open_regular(path: str | os.PathLike[str], pipes: bool = False) -> BufferedR
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def replace_text(path: str | os.PathLike[str], text: str, mode: int = 0o666) -> None:
+    """Writes a file under another name, then replaces `path`: readers see the old text or the new. Raises OSError."""
+    temporary = pathlib.Path(f"{os.fspath(path)}.{os.getpid()}")
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
+            file.write(text)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def read_regular(path: str | os.PathLike[str], most_bytes: int) -> bytes:

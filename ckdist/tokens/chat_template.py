@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ckdist.errors import ModelFileError, RequestError
+from ckdist.errors import ModelFileError, RequestError, one_line
 from ckdist.tokens.control_text import ControlText, RenderedChat, new_mark
 from ckdist.tokens.harmony import adapted, described, is_harmony
 from ckdist.tokens.tool_format import HERMES, ToolFormat, find_tool_format
@@ -242,9 +242,9 @@ class ChatTemplate:
         except RequestError:
             raise
         except TemplateError as error:
-            raise RequestError(f"the chat template refuses the messages: {_one_line(error)}", "messages") from None
+            raise RequestError(f"the chat template refuses the messages: {one_line(error)}", "messages") from None
         except Exception as error:  # a template can raise any error of Python's types and jinja2's filters
-            raise RequestError(f"the chat template fails on the messages: {_one_line(error)}", "messages") from None
+            raise RequestError(f"the chat template fails on the messages: {one_line(error)}", "messages") from None
         return "".join(parts)
 
     @functools.cached_property
@@ -260,7 +260,7 @@ class ChatTemplate:
             try:
                 self._compiled[name] = self._environment.from_string(self.sources[name])
             except Exception as error:
-                self._refused[name] = f"the model's chat template is broken: {_one_line(error)}; use /v1/completions"
+                self._refused[name] = f"the model's chat template is broken: {one_line(error)}; use /v1/completions"
                 raise RequestError(self._refused[name], "messages") from None
         return self._compiled[name]
 
@@ -307,7 +307,3 @@ def _checked(message: Mapping[str, object], index: int) -> dict[str, object]:
         )
     role = "tool" if message["role"] == "function" else message["role"]
     return {**message, "role": role, "content": content}
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

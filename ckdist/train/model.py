@@ -15,7 +15,7 @@ from ckdist.errors import ConfigError, LayoutError
 from ckdist.layout import SINGLE
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import loss
-from ckdist.models.registry import family, read_config
+from ckdist.models.registry import read_config
 from ckdist.models.spec import ModelSpec, MoeFfn
 from ckdist.program.program import Program, Weight
 from ckdist.program.training_tracer import TrainingTracer, trace_loss
@@ -234,8 +234,3 @@ def _make_tokenizer(config: TrainConfig, folder: Path, vocab_size: int) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise ConfigError(f"the tokenizer could not be written to {folder}: {error.strerror}") from None
-
-
-def architecture_name(spec: ModelSpec) -> str:
-    """The family's name in `architectures` of config.json."""
-    return family(spec.family).architectures[0]

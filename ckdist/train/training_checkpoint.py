@@ -15,12 +15,12 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from ckdist.errors import ConfigError, EngineError, ModelFileError
-from ckdist.regular_file import open_regular
+from ckdist.hub.store import sha256_of
 from ckdist.train.arena import Arena
 from ckdist.weights.json_file import read_json_object
 from ckdist.weights.safetensors import StoredTensor, read_safetensors
@@ -203,8 +203,7 @@ def verify(checkpoint: Path) -> TrainState:
         raise ModelFileError(f"{checkpoint} is corrupt: {STATE} has no checksums")
     for name, expected in checksums.items():
         try:
-            with open_regular(checkpoint / Path(name).name) as file:
-                found = _digest(file)
+            found = sha256_of(checkpoint / Path(name).name)
         except OSError as error:
             raise ModelFileError(f"{checkpoint} is corrupt: {name} cannot be read ({error.strerror})") from None
         if found != expected:
@@ -220,13 +219,6 @@ def verify(checkpoint: Path) -> TrainState:
             f"{', '.join(sorted(set(values) ^ set(known))) or 'fields of other types'}"
         )
     return TrainState(**values)
-
-
-def _digest(file: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    while block := file.read(1 << 20):
-        digest.update(block)
-    return digest.hexdigest()
 
 
 class SavedTensors:

@@ -308,6 +308,18 @@ FILES = [
             "",
             ["config.json", "tokenizer.json", "model-1.safetensors"],
         ),
+        (
+            [
+                "model.safetensors",
+                "spiece.model",
+                "modules.json",
+                "config.json",
+                "1_Pooling/config.json",
+                "x/config.json",
+            ],
+            "",
+            ["config.json", "spiece.model", "modules.json", "1_Pooling/config.json", "model.safetensors"],
+        ),
     ],
 )
 def test_which_files_of_a_repository(names, wanted, chosen):
