@@ -135,15 +135,7 @@ class ChatTemplate:
     def traits(self, name: str = "default") -> Traits:
         """The forms of messages that template `name` accepts."""
         if name not in self._traits:
-
-            def render(messages: list[Message], tools: list[dict[str, Any]] | None) -> str | None:
-                """The prompt, or None if the template refuses."""
-                try:
-                    return self.written(name, messages, True, tools, {})
-                except RequestError:
-                    return None
-
-            self._traits[name] = find_traits(render, self.sources[name])
+            self._traits[name] = find_traits(functools.partial(self._tried, name), self.sources[name])
         return self._traits[name]
 
     def name_for(self, with_tools: bool) -> str:
@@ -153,16 +145,17 @@ class ChatTemplate:
     def tool_format(self, name: str = "default") -> ToolFormat:
         """The format of tool calls in template `name`."""
         if name not in self._tool_formats:
-
-            def render(messages: list[Message], tools: list[Any] | None, add_generation_prompt: bool) -> str | None:
-                """The prompt, or None if the template refuses."""
-                try:
-                    return self.written(name, messages, add_generation_prompt, tools, {})
-                except RequestError:
-                    return None
-
-            self._tool_formats[name] = find_tool_format(render)
+            self._tool_formats[name] = find_tool_format(functools.partial(self._tried, name))
         return self._tool_formats[name]
+
+    def _tried(
+        self, name: str, messages: list[Message], tools: list[Any] | None, add_generation_prompt: bool = True
+    ) -> str | None:
+        """The prompt, or None if the template refuses."""
+        try:
+            return self.written(name, messages, add_generation_prompt, tools, {})
+        except RequestError:
+            return None
 
     def adopt(self, name: str, traits: Traits | None, tool_format: ToolFormat = HERMES) -> None:
         """Sets the traits and the format of calls that another process has found.
