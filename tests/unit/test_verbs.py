@@ -86,11 +86,6 @@ def test_the_device_near_the_rank_is_preferred(roce):
     assert [verbs.choose(verbs.devices(roce), numa_node=node).device for node in (0, 1)] == ["mlx5_0", "mlx5_1"]
 
 
-def test_the_route_to_the_peer_chooses(roce, tmp_path):
-    add_port(tmp_path, "rxe9", {1: (ipv4(127, 0, 0, 1), "RoCE v2", "lo")})
-    assert verbs.choose(verbs.devices(roce), peer="127.0.0.9").device == "rxe9"
-
-
 def test_infiniband_has_no_versions(tmp_path):
     add_port(tmp_path, "ib0", {0: ("fe80:0000:0000:0000:0002:c903:0001:0203", "", "")}, link="InfiniBand")
     assert verbs.choose(verbs.devices(tmp_path)).gid.version == "InfiniBand"

@@ -6,14 +6,13 @@ Devices are read from sysfs, so they can be shown if libibverbs is missing. Nati
 
 import ipaddress
 import re
-import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from ckdist import native
-from ckdist.comm.bootstrap.sockets import connect_ranks
+from ckdist.comm.bootstrap.sockets import HEARTBEATS, connect_ranks
 from ckdist.comm.world_protocol import World
 from ckdist.errors import CkdistError, ConfigError
 from ckdist.native import CData
@@ -81,21 +80,17 @@ def _gids(tree: Tree, port: RdmaPort) -> Iterator[Gid]:
         yield Gid(index, version, str(gid.ipv4_mapped or gid), tree.text(f"{folder}/gid_attrs/ndevs/{index}"))
 
 
-def choose(
-    ports: tuple[Port, ...], interface: str | None = None, peer: str | None = None, numa_node: int | None = None
-) -> Choice:
+def choose(ports: tuple[Port, ...], interface: str | None = None, numa_node: int | None = None) -> Choice:
     """Chooses the best GID among active ports: RoCE v2 before InfiniBand before RoCE v1, IPv4 before IPv6.
 
     Args:
         ports: All ports.
         interface: Name or address of a network interface, or name of an RDMA device, that the GID must belong to.
-        peer: Without `interface`: the GID must have the address that routes to `peer`.
         numa_node: Ports near this node are preferred.
 
     Raises:
         ConfigError: There is no such port. The error lists the ports.
     """
-    wanted = interface or (source_address(peer) if peer else None)
     candidates = [
         (
             PREFERENCE.get(gid.version, 3),
@@ -109,7 +104,7 @@ def choose(
         for port in ports
         if port.active
         for gid in port.gids
-        if wanted in (None, gid.address, gid.interface, port.device)
+        if interface in (None, gid.address, gid.interface, port.device)
     ]
     if candidates:
         *_, device, number, _, gid = min(candidates, key=lambda c: c[:-1])
@@ -122,20 +117,10 @@ def choose(
         for p in ports
     )
     raise ConfigError(
-        f"no active RDMA port has the address or interface {wanted}; there is {have}"
-        if wanted
+        f"no active RDMA port has the address or interface {interface}; there is {have}"
+        if interface
         else f"no RDMA port is active; there is {have}"
     )
-
-
-def source_address(peer: str) -> str:
-    """This host's IPv4 address from which packets to `peer` leave. Nothing is sent."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((peer, 9))
-            return probe.getsockname()[0]
-    except OSError as error:
-        raise ConfigError(f"no route leads to {peer}: {error}") from None
 
 
 def own_choice(interface: str | None = None) -> Choice:
@@ -211,8 +196,8 @@ def open_verbs(world: World, interface: str | None = None, timeout: float = 30.0
 
     agreed(lambda: opened.connect(addresses))
     agreed(around)
-    heartbeat_sockets = connect_ranks(world, None, 0)
-    return native.new(native.lib.ckdist_transport_verbs, opened.handle, heartbeat_sockets)
+    (heartbeats,) = connect_ranks(world, None, [HEARTBEATS])
+    return native.new(native.lib.ckdist_transport_verbs, opened.handle, heartbeats)
 
 
 class VerbsTransport:
