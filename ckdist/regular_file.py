@@ -1,9 +1,10 @@
 """Opens files from strangers: opening a FIFO would wait for its writer, and reading a device would never end.
 
-Writes files that others may read meanwhile.
+Writes files that others may read meanwhile, and files that survive a loss of power.
 """
 
 import errno
+import hashlib
 import os
 import pathlib
 import stat
@@ -47,6 +48,25 @@ def replace_text(path: str | os.PathLike[str], text: str, mode: int = 0o666) -> 
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_synced(path: str | os.PathLike[str], data: bytes) -> str:
+    """Writes and syncs a file, and returns the hex SHA-256 of its bytes. Raises OSError."""
+    with open(path, "wb", buffering=0) as file:
+        view = memoryview(data)
+        while view:
+            view = view[file.write(view) :]
+        os.fsync(file.fileno())
+    return hashlib.sha256(data).hexdigest()
+
+
+def sync(path: str | os.PathLike[str]) -> None:
+    """Makes a file's bytes, or the names in a folder, survive a loss of power. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_regular(path: str | os.PathLike[str], most_bytes: int) -> bytes:

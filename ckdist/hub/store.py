@@ -19,7 +19,7 @@ from ckdist.comm.thresholds import cache_folder
 from ckdist.errors import ConfigError, FetchError
 from ckdist.hub.catalogue import NamedModel
 from ckdist.hub.lock import file_lock
-from ckdist.regular_file import open_regular, replace_text
+from ckdist.regular_file import open_regular, replace_text, sync
 
 log = logging.getLogger(__name__)
 
@@ -87,8 +87,7 @@ class Store:
                 f"{model.name} is damaged or another file: it {wrong}; nothing was kept; "
                 "try again, or from another index (PIP_INDEX_URL)"
             )
-        with open(file, "rb") as done:
-            os.fsync(done.fileno())
+        sync(file)
         file.replace(self.path(model))
         self._record(model)
 

@@ -19,6 +19,7 @@ from ckdist.models.registry import read_config
 from ckdist.models.spec import ModelSpec, MoeFfn
 from ckdist.program.program import Program, Weight
 from ckdist.program.training_tracer import TrainingTracer, trace_loss
+from ckdist.regular_file import write_synced
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.tokens.tokenizer_source import tokenizer_of
 from ckdist.tokens.tried import load_tried
@@ -31,7 +32,6 @@ from ckdist.train.loss_program import LossProgram, lower_model, trace_model, tra
 from ckdist.train.shards import Shards
 from ckdist.train.stage import TrainingStage, product_operations
 from ckdist.train.tokenizer_training import tokenizer_config, train_tokenizer
-from ckdist.train.training_checkpoint import write_synced
 from ckdist.weights.adapter_file import Lora
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.dequantize import read_tensor

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 
 from ckdist.models.registry import family
+from ckdist.regular_file import sync, write_synced
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.train.data.token_cache import end_of_text
 from ckdist.train.model import TrainedModel
 from ckdist.train.stored_tensors import stored_tensors
-from ckdist.train.training_checkpoint import sync_folder, write_synced
 from ckdist.weights.safetensors import SINGLE_FILE
 from ckdist.weights.safetensors_writer import TensorToWrite, as_stored, write_safetensors
 
@@ -58,4 +58,4 @@ def write_folder(
     (out / f"{SINGLE_FILE}.tmp").replace(out / SINGLE_FILE)
     write_synced(out / "config.json.tmp", (json.dumps(config, indent=2) + "\n").encode())
     (out / "config.json.tmp").replace(out / "config.json")
-    sync_folder(out)
+    sync(out)
