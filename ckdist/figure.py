@@ -50,6 +50,3 @@ def save_figure(figure: Any, path: str | os.PathLike[str]) -> None:
     except OSError as error:
         part.unlink(missing_ok=True)
         raise ConfigError(f"the picture {target} cannot be written: {error.strerror or error}") from None
-
-
-__all__ = ["ENDINGS", "check_path", "new_figure", "plain_ticks", "save_figure"]

@@ -1,7 +1,12 @@
-"""Opens files from strangers: opening a FIFO would wait for its writer, and reading a device would never end."""
+"""Opens files from strangers: opening a FIFO would wait for its writer, and reading a device would never end.
+
+Writes files that others may read meanwhile, and files that survive a loss of power.
+"""
 
 import errno
+import hashlib
 import os
+import pathlib
 import stat
 from io import BufferedReader
 
@@ -32,6 +37,36 @@ def open_regular(path: str | os.PathLike[str], pipes: bool = False) -> BufferedR
     except BaseException:
         os.close(descriptor)
         raise
+
+
+def replace_text(path: str | os.PathLike[str], text: str, mode: int = 0o666) -> None:
+    """Writes a file under another name, then replaces `path`: readers see the old text or the new. Raises OSError."""
+    temporary = pathlib.Path(f"{os.fspath(path)}.{os.getpid()}")
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "w", encoding="utf-8") as file:
+            file.write(text)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_synced(path: str | os.PathLike[str], data: bytes) -> str:
+    """Writes and syncs a file, and returns the hex SHA-256 of its bytes. Raises OSError."""
+    with open(path, "wb", buffering=0) as file:
+        view = memoryview(data)
+        while view:
+            view = view[file.write(view) :]
+        os.fsync(file.fileno())
+    return hashlib.sha256(data).hexdigest()
+
+
+def sync(path: str | os.PathLike[str]) -> None:
+    """Makes a file's bytes, or the names in a folder, survive a loss of power. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_regular(path: str | os.PathLike[str], most_bytes: int) -> bytes:

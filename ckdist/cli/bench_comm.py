@@ -115,32 +115,21 @@ def rows(communicator: Communicator, repetitions: int, progress: bool = False) -
     """
     watch = Stopwatch(communicator)
     shared = communicator.transport == "shared memory"
-    measured = list(cases(shared))
-    base = {"transport": communicator.transport, "ranks": communicator.size}
-    with ProgressBar(1 + len(measured), "row", "measuring", progress) as bar:
-        trip = watch.median(watch.round_trip, repetitions) if shared else None
-        result = [
-            {
-                **base,
-                "operation": "barrier",
-                "buffers": "",
-                "dtype": "",
-                "bytes": 0,
-                "median_us": watch.median(watch.barrier, repetitions) * 1e6,
-                "gb_per_s": 0.0,
-                "round_trip_us": trip and trip * 1e6,
-            }
-        ]
-        bar.update(1)
+    measured, result = [(0, "barrier", "", False), *cases(shared)], []
+    with ProgressBar(len(measured), "row", "measuring", progress) as bar:
         for size, operation, dtype, placed in measured:
-            given = buffers(communicator, operation, size, dtype, placed)
+            measure = watch.barrier
+            if size:
+                given = buffers(communicator, operation, size, dtype, placed)
+                measure = partial(watch.collective, operation, *given, dtype)
             trip = watch.median(watch.round_trip, 3) if shared else None
-            seconds = watch.median(partial(watch.collective, operation, *given, dtype), repetitions)
+            seconds = watch.median(measure, repetitions)
             result.append(
                 {
-                    **base,
+                    "transport": communicator.transport,
+                    "ranks": communicator.size,
                     "operation": operation,
-                    "buffers": "arena" if placed else "ordinary",
+                    "buffers": ("arena" if placed else "ordinary") if size else "",
                     "dtype": dtype,
                     "bytes": size,
                     "median_us": seconds * 1e6,

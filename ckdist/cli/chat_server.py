@@ -10,7 +10,7 @@ from typing import Any
 from ckdist.config.chat_config import ChatConfig
 from ckdist.config.sampling_config import SamplingConfig
 from ckdist.engine.sampling_params import SamplingParams
-from ckdist.errors import EngineError, RequestError
+from ckdist.errors import EngineError, RequestError, one_line
 
 CONNECT_SECONDS = 10.0
 SILENT_SECONDS = 600.0  # most seconds before an answer and between its pieces
@@ -115,4 +115,4 @@ def message_of(body: bytes) -> str:
         text = str(json.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):
         text = body.decode(errors="replace")
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())[:500]
+    return one_line(text, 500)

@@ -74,6 +74,3 @@ def parameters(model: Model) -> str:
         counts[kind] = counts.get(kind, 0) + math.prod(source.shape)
     total, most = sum(counts.values()), max(counts, key=lambda kind: counts[kind])
     return f"{total / 1e9:.2f} B parameters, {most}" if total >= 1e9 else f"{total / 1e6:.1f} M parameters, {most}"
-
-
-__all__ = ["parameters", "start_lines"]

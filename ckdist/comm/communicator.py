@@ -198,7 +198,6 @@ def open_communicator(
     spins: int | None = None,
     share: bool = True,
     arena_bytes: int = ARENA_BYTES,
-    lanes: int = 1,
     interface: str | None = None,
     thresholds: Thresholds | None = None,
     log: Log | None = None,
@@ -213,7 +212,6 @@ def open_communicator(
         spins: Polls of a flag before a waiting thread sleeps. Default: many; few if ranks outnumber CPUs.
         share: False: no shared memory at all.
         arena_bytes: Size of each rank's shared arena. The largest value of all ranks counts.
-        lanes: TCP connections between two ranks.
         interface: Name or address for tcp and verbs, or an RDMA device's name for verbs. Default: CKDIST_INTERFACE.
         thresholds: Sizes from which another algorithm is used. Rank 0's count; default: the measured ones.
         log: Receives lines about connections that were dropped.
@@ -234,7 +232,7 @@ def open_communicator(
     if share:
         memory, rendezvous = _share(world, local, arena_bytes, spins, timeout)
     if not (share and one_host):
-        chosen = _choose(world, transport, timeout, interface, lanes, log)
+        chosen = _choose(world, transport, timeout, interface, log)
         if chosen.name == "verbs" and not share:
             memory = _own_memory(arena_bytes)
     sizes = [*world.broadcast(list(thresholds or load_thresholds())), _chunk_bytes(world, chosen)]
@@ -252,13 +250,11 @@ def open_communicator(
     return Communicator(handle, family)
 
 
-def _choose(
-    world: World, wanted: str, timeout: float, interface: str | None, lanes: int, log: Log | None
-) -> "ChosenTransport":
+def _choose(world: World, wanted: str, timeout: float, interface: str | None, log: Log | None) -> "ChosenTransport":
     """Opens and logs the transport between hosts. Ranks of one host need none."""
     from ckdist.comm.transports.transport_choice import choose_transport
 
-    chosen = choose_transport(world, wanted, timeout, interface, lanes, log)
+    chosen = choose_transport(world, wanted, timeout, interface, log)
     if world.rank == 0:
         logger.debug("%s", chosen.reason)
     return chosen

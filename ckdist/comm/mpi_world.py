@@ -13,7 +13,7 @@ import numpy as np
 
 from ckdist.comm.bootstrap.connection import HEARTBEAT_SECONDS, BootstrapConnection
 from ckdist.comm.bootstrap.handshake import SECRET_VARIABLE, read_secret
-from ckdist.comm.bootstrap.sockets import connect_ranks
+from ckdist.comm.bootstrap.sockets import HEARTBEATS, connect_ranks
 from ckdist.comm.bootstrap.star_world import packed
 from ckdist.comm.bootstrap.tcp_world import INTERFACE_VARIABLE
 from ckdist.comm.host_name import host_name
@@ -61,10 +61,9 @@ class MpiWorld:
         sockets: list[socket.socket | None] = []
         problem = None
         try:
-            sockets = [
-                socket.socket(fileno=fd) if fd >= 0 else None
-                for fd in connect_ranks(self, os.environ.get(INTERFACE_VARIABLE), 0, seconds=WATCH_SECONDS)
-            ]
+            interface = os.environ.get(INTERFACE_VARIABLE)
+            (files,) = connect_ranks(self, interface, [HEARTBEATS], seconds=WATCH_SECONDS)
+            sockets = [socket.socket(fileno=fd) if fd >= 0 else None for fd in files]
         except CkdistError as error:
             problem = str(error)
         if problems := [p for p in self.gather_all(problem) if p]:

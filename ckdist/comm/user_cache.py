@@ -9,6 +9,7 @@ import tempfile
 from typing import Any
 
 from ckdist.comm.thresholds import cache_folder
+from ckdist.regular_file import replace_text
 
 
 def cache_path(name: str, writing: bool = False) -> pathlib.Path:
@@ -58,6 +59,4 @@ def write_kept(name: str, value: object) -> None:
     with contextlib.suppress(OSError):
         path = cache_path(name, writing=True)
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(value), encoding="utf-8")
-        temporary.replace(path)
+        replace_text(path, json.dumps(value))

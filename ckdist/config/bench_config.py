@@ -1,10 +1,16 @@
 """`ckdist bench`."""
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from ckdist.config.engine_config import EngineConfig
 from ckdist.config.options import integer_list, option
 from ckdist.errors import ConfigError
+
+
+def sizes(default: int, *flags: str, help: str, within: tuple[int, int] = (0, 1 << 24)) -> Any:
+    """Returns a field for a list of whole numbers."""
+    return option((default,), *flags, help=help, kind=int, parse=integer_list, within=within)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,49 +29,13 @@ class BenchConfig(EngineConfig):
     save: str | None = option(
         None, "--save", metavar="FILE.toml", help="machine: write the measured figures for `ckdist plan --machine FILE`"
     )
-    n_prompt: tuple[int, ...] = option(
-        (512,),
-        "-p",
-        "--n-prompt",
-        kind=int,
-        parse=integer_list,
-        low=0,
-        high=1 << 24,
-        metavar="N",
-        help="prompt lengths, e.g. 512 or 128,512; 0: none",
+    n_prompt: tuple[int, ...] = sizes(512, "-p", "--n-prompt", help="prompt lengths, e.g. 512 or 128,512; 0: none")
+    n_gen: tuple[int, ...] = sizes(128, "-n", "--n-gen", help="generated lengths, e.g. 128 or 32,128; 0: none")
+    n_depth: tuple[int, ...] = sizes(
+        0, "-d", "--n-depth", help="tokens of context before the measured ones, e.g. 0,8192"
     )
-    n_gen: tuple[int, ...] = option(
-        (128,),
-        "-n",
-        "--n-gen",
-        kind=int,
-        parse=integer_list,
-        low=0,
-        high=1 << 24,
-        metavar="N",
-        help="generated lengths, e.g. 128 or 32,128; 0: none",
-    )
-    n_depth: tuple[int, ...] = option(
-        (0,),
-        "-d",
-        "--n-depth",
-        kind=int,
-        parse=integer_list,
-        low=0,
-        high=1 << 24,
-        metavar="N",
-        help="tokens of context before the measured ones, e.g. 0,8192",
-    )
-    n_parallel: tuple[int, ...] = option(
-        (1,),
-        "-npl",
-        "--n-parallel",
-        kind=int,
-        parse=integer_list,
-        low=1,
-        high=4096,
-        metavar="N",
-        help="sequences that are decoded together, e.g. 1,4,16",
+    n_parallel: tuple[int, ...] = sizes(
+        1, "-npl", "--n-parallel", within=(1, 4096), help="sequences that are decoded together, e.g. 1,4,16"
     )
     sweep: str | None = option(
         None,
@@ -76,7 +46,7 @@ class BenchConfig(EngineConfig):
             "growing context up to --ctx-size, like llama.cpp's sweep-bench"
         ),
     )
-    repetitions: int = option(5, "-r", "--repetitions", low=1, high=10000, metavar="N", help="measurements per row")
+    repetitions: int = option(5, "-r", "--repetitions", within=(1, 10000), help="measurements per row")
     output: str = option("md", "-o", "--output", choices=("json", "md", "csv"), help="format of the rows")
 
     def __post_init__(self) -> None:

@@ -12,9 +12,7 @@ from ckdist.errors import ConfigError
 class ChatConfig(SamplingConfig):
     """`ckdist chat`: chat on the terminal with a model in this process or on a server."""
 
-    n_predict: int = option(
-        1024, "-n", "--n-predict", low=1, high=1 << 24, metavar="N", help="most tokens of an answer"
-    )
+    n_predict: int = option(1024, "-n", "--n-predict", within=(1, 1 << 24), help="most tokens of an answer")
     system: str | None = option(None, "--system", metavar="TEXT", help="system message before the chat")
     url: str | None = option(
         None, "--url", metavar="URL", help="use this server, e.g. http://127.0.0.1:8080, and load no model"

@@ -29,15 +29,15 @@ class TrainCommand(Settings):
         help="override a field of the configuration, e.g. learning_rate=1e-3; may be repeated",
     )
     tensor_parallel_size: int | None = option(
-        None, "-tp", "--tensor-parallel-size", kind=int, low=1, high=1 << 16,
+        None, "-tp", "--tensor-parallel-size", kind=int, within=(1, 1 << 16),
         help="ranks that shard the tensors of each replica (default: the file's value, or 1)",
     )  # fmt: skip
     pipeline_parallel_size: int | None = option(
-        None, "-pp", "--pipeline-parallel-size", kind=int, low=1, high=1 << 16,
+        None, "-pp", "--pipeline-parallel-size", kind=int, within=(1, 1 << 16),
         help="pipeline stages of each replica (default: the file's value, or 1)",
     )  # fmt: skip
     data_parallel_size: int | None = option(
-        None, "-dp", "--data-parallel-size", kind=int, low=1, high=1 << 16,
+        None, "-dp", "--data-parallel-size", kind=int, within=(1, 1 << 16),
         help="replicas; started on this host if there is no launcher (default: the file's value, or the started ranks)",
     )  # fmt: skip
     verbose: bool = option(False, "-v", "--verbose", help="log more")

@@ -37,48 +37,18 @@ class EngineConfig(Settings):
         0,
         "-c",
         "--ctx-size",
-        low=0,
-        high=1 << 24,
-        metavar="N",
+        within=(0, 1 << 24),
         help="longest sequence in tokens; 0: chosen from the model and the memory",
     )
     threads: int = option(
-        0,
-        "-t",
-        "--threads",
-        low=0,
-        high=4096,
-        metavar="N",
-        help="compute threads of one rank; 0: its share of the cores",
+        0, "-t", "--threads", within=(0, 4096), help="compute threads of one rank; 0: its share of the cores"
     )
     threads_batch: int = option(
-        0,
-        "-tb",
-        "--threads-batch",
-        low=0,
-        high=4096,
-        metavar="N",
-        help="threads for prompts; 0: same as --threads",
+        0, "-tb", "--threads-batch", within=(0, 4096), help="threads for prompts; 0: same as --threads"
     )
-    batch_size: int = option(
-        2048,
-        "-b",
-        "--batch-size",
-        low=1,
-        high=1 << 20,
-        metavar="N",
-        help="most tokens scheduled in one step",
-    )
-    ubatch_size: int = option(
-        512,
-        "-ub",
-        "--ubatch-size",
-        low=1,
-        high=1 << 20,
-        metavar="N",
-        help="most tokens computed at once",
-    )
-    parallel: int = option(8, "-np", "--parallel", low=1, high=4096, metavar="N", help="most sequences decoded at once")
+    batch_size: int = option(2048, "-b", "--batch-size", within=(1, 1 << 20), help="most tokens scheduled in one step")
+    ubatch_size: int = option(512, "-ub", "--ubatch-size", within=(1, 1 << 20), help="most tokens computed at once")
+    parallel: int = option(8, "-np", "--parallel", within=(1, 4096), help="most sequences decoded at once")
     cache_type_k: str = option(
         "i16",
         "-ctk",
@@ -101,16 +71,14 @@ class EngineConfig(Settings):
         "--kv-memory",
         kind=int,
         parse=byte_size,
-        low=1 << 16,
-        high=1 << 50,
+        within=(1 << 16, 1 << 50),
         metavar="SIZE",
         help="memory for keys and values on each rank, e.g. 4G (default: enough for the context)",
     )
     comm_timeout: float = option(
         8.0,
         "--comm-timeout",
-        low=0.1,
-        high=86400,
+        within=(0.1, 86400),
         metavar="SECONDS",
         help="a rank that does not respond for this long within a step is lost",
     )
@@ -125,9 +93,7 @@ class EngineConfig(Settings):
         "-tp",
         "--tensor-parallel-size",
         parse=integer_or_auto,
-        low=0,
-        high=256,
-        metavar="N",
+        within=(0, 256),
         help=(
             "ranks that shard each layer; started on this host if there is no launcher; 0 or auto: the started ranks, "
             "or one per NUMA node"
@@ -137,9 +103,7 @@ class EngineConfig(Settings):
         0,
         "-pp",
         "--pipeline-parallel-size",
-        low=0,
-        high=1024,
-        metavar="N",
+        within=(0, 1024),
         help=(
             "pipeline stages: groups of ranks that each hold consecutive layers; 1: every rank has a shard of every "
             "layer; 0: --layout chooses"

@@ -15,9 +15,7 @@ class LaunchCommand(Settings):
         "-n",
         "--ranks",
         kind=int,
-        low=1,
-        high=256,
-        metavar="N",
+        within=(1, 256),
         help="number of ranks (default: one per slot, or per NUMA node)",
     )
     hosts: str | None = option(
@@ -49,8 +47,7 @@ class LaunchCommand(Settings):
     restarts: int = option(
         0,
         "--restarts",
-        low=0,
-        high=1 << 20,
+        within=(0, 1 << 20),
         metavar="K",
         help="restart all ranks after a rank is lost, at most K times in a row; exit code 2 is never restarted",
     )
@@ -58,16 +55,14 @@ class LaunchCommand(Settings):
         None,
         "--min-ranks",
         kind=int,
-        low=1,
-        high=256,
+        within=(1, 256),
         metavar="M",
         help="continue with at least M ranks if hosts cannot be reached (default: all)",
     )
     stop_timeout: float = option(
         300.0,
         "--stop-timeout",
-        low=0,
-        high=86400,
+        within=(0, 86400),
         metavar="SECONDS",
         help="limit for ranks to end after SIGTERM, before they are killed",
     )

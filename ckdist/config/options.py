@@ -63,8 +63,7 @@ def option(
     help: str,
     kind: type | None = None,
     parse: Callable[[str], Any] | None = None,
-    low: float | None = None,
-    high: float | None = None,
+    within: tuple[float, float] | None = None,
     choices: tuple[str, ...] | None = None,
     metavar: str | None = None,
     repeat: bool = False,
@@ -80,8 +79,8 @@ def option(
         flags: The last one is the long form. A name without dashes is a positional argument.
         kind: The type of the value, or of an element, if the default does not show it.
         parse: Reads the value of a flag. Chosen by the type if None.
-        low: Least allowed value (or element of a list).
-        high: Greatest allowed value. A setting has both limits or neither.
+        within: Least and greatest allowed value (or element of a list).
+        metavar: Name of the value in the help. Default for whole numbers: N.
         repeat: Collect every use of the flag in a tuple.
         secret: Leave the value out of the configuration's repr.
         former: The flag's name in the last release. It is accepted, and not shown in the help.
@@ -90,6 +89,7 @@ def option(
     """
     shown: Any = kind or (dict if default is dict else type(default))
     shown = str if shown in (tuple, type(None)) else shown
+    low, high = within or (None, None)
     metadata = {
         "flags": flags,
         "help": help,
@@ -98,7 +98,7 @@ def option(
         "low": low,
         "high": high,
         "choices": choices,
-        "metavar": metavar,
+        "metavar": metavar or ("N" if shown is int else None),
         "repeat": repeat,
         "former": former,
         "rest": rest,

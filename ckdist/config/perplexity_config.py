@@ -17,8 +17,7 @@ class PerplexityConfig(EngineConfig):
         "--token-ids",
         kind=int,
         parse=integer_list,
-        low=0,
-        high=(1 << 31) - 1,
+        within=(0, (1 << 31) - 1),
         metavar="1,2,3",
         help="token ids to score instead of a text",
     )

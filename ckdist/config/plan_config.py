@@ -34,16 +34,14 @@ class PlanConfig(Settings):
     machine: tuple[str, ...] = option(
         ("this",), "--machine", metavar="FILE|NAME", repeat=True, help=f"{MACHINE_HELP}; several are compared"
     )
-    hosts: int = option(1, "--hosts", low=1, high=4096, metavar="N", help="number of identical hosts")
-    threads: int = option(0, "-t", "--threads", low=0, high=4096, metavar="N", help="cores of each node; 0: all")
+    hosts: int = option(1, "--hosts", within=(1, 4096), help="number of identical hosts")
+    threads: int = option(0, "-t", "--threads", within=(0, 4096), help="cores of each node; 0: all")
     context: int = option(
         0,
         "-c",
         "--ctx-size",
         "--context",
-        low=0,
-        high=1 << 30,
-        metavar="N",
+        within=(0, 1 << 30),
         help="tokens of each sequence; 0: 8192, or the model's limit if it is smaller",
     )
     sequences: int = option(
@@ -51,25 +49,19 @@ class PlanConfig(Settings):
         "-np",
         "--parallel",
         "--sequences",
-        low=0,
-        high=1 << 20,
-        metavar="N",
+        within=(0, 1 << 20),
         help="sequences that are decoded at once; 0: one, and a table over 1 to 256 users",
     )
-    n_prompt: int = option(2048, "-p", "--n-prompt", low=1, high=1 << 30, metavar="N", help="tokens of a prompt")
-    n_gen: int = option(
-        256, "-n", "--n-gen", low=1, high=1 << 30, metavar="N", help="tokens to generate after a prompt"
-    )
+    n_prompt: int = option(2048, "-p", "--n-prompt", within=(1, 1 << 30), help="tokens of a prompt")
+    n_gen: int = option(256, "-n", "--n-gen", within=(1, 1 << 30), help="tokens to generate after a prompt")
     objective: str = option(
         "total", "--objective", choices=OBJECTIVES,
         help="order of layouts and machines; total: time of a prompt and its generated tokens",
     )  # fmt: skip
     price: float = option(
-        0.0, "--price", low=0.0, high=1e6, metavar="P", help="price of a host per hour; 0: that of the machine's file"
+        0.0, "--price", within=(0.0, 1e6), metavar="P", help="price of a host per hour; 0: that of the machine's file"
     )
-    ubatch_size: int = option(
-        512, "-ub", "--ubatch-size", low=1, high=1 << 20, metavar="N", help="most tokens of a step"
-    )
+    ubatch_size: int = option(512, "-ub", "--ubatch-size", within=(1, 1 << 20), help="most tokens of a step")
     cache_type_k: str = option("i16", "-ctk", "--cache-type-k", choices=CACHE_TYPES, help="type of the cached keys")
     cache_type_v: str = option("i16", "-ctv", "--cache-type-v", choices=CACHE_TYPES, help="type of the cached values")
     train: str | None = option(
@@ -78,13 +70,11 @@ class PlanConfig(Settings):
     batch_tokens: int = option(
         2048,
         "--batch-tokens",
-        low=1,
-        high=1 << 24,
-        metavar="N",
+        within=(1, 1 << 24),
         help="tokens of each replica in a training step, or in one of its --batches",
     )
     batches: int = option(
-        1, "--batches", low=1, high=1 << 16, metavar="N",
+        1, "--batches", within=(1, 1 << 16),
         help="batches of a training step, run one after the other so that all pipeline stages have work",
     )  # fmt: skip
     json: bool = option(False, "--json", help="print one JSON object")

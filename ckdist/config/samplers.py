@@ -62,73 +62,73 @@ class SamplingFields:
 
     # fmt: off
     temperature: float = parameter(
-        1.0, "--temp", "--temperature", low=0, high=100, metavar="T", step="temperature", neutral=1.0,
+        1.0, "--temp", "--temperature", within=(0, 100), metavar="T", step="temperature", neutral=1.0,
         help="temperature; 0: always the most likely token",
     )
     top_k: int = parameter(
-        0, "--top-k", low=-1, high=MAX_INTEGER, metavar="K", step="top_k",
+        0, "--top-k", within=(-1, MAX_INTEGER), metavar="K", step="top_k",
         help="sample among the K most likely tokens; 0 or -1: off",
     )
     top_p: float = parameter(
-        1.0, "--top-p", low=0, high=1, metavar="P", step="top_p", neutral=1.0,
+        1.0, "--top-p", within=(0, 1), metavar="P", step="top_p", neutral=1.0,
         help="sample among the fewest tokens whose probabilities add up to P; 1: off",
     )
     min_p: float = parameter(
-        0.0, "--min-p", low=0, high=1, metavar="P", step="min_p",
+        0.0, "--min-p", within=(0, 1), metavar="P", step="min_p",
         help="drop tokens with less than P times the probability of the most likely one; 0: off",
     )
     typical_p: float = parameter(
-        1.0, "--typical", low=0, high=1, metavar="P", step="typ_p", also=("typ_p",),
+        1.0, "--typical", within=(0, 1), metavar="P", step="typ_p", also=("typ_p",),
         help="sample among the tokens whose surprise is nearest to the entropy, up to probability P; 1: off",
     )
     top_n_sigma: float = parameter(
-        -1.0, "--top-nsigma", low=-1, high=1000, metavar="N", step="top_n_sigma", also=("nsigma",),
+        -1.0, "--top-nsigma", within=(-1, 1000), step="top_n_sigma", also=("nsigma",),
         help="drop logits more than N standard deviations below the largest; 0 or less: off",
     )
     xtc_probability: float = parameter(
-        0.0, "--xtc-probability", low=0, high=1, metavar="P", step="xtc",
+        0.0, "--xtc-probability", within=(0, 1), metavar="P", step="xtc",
         help="probability of excluding the most likely tokens; 0: off",
     )
     xtc_threshold: float = parameter(
-        0.1, "--xtc-threshold", low=0, high=1, metavar="P", step="xtc",
+        0.1, "--xtc-threshold", within=(0, 1), metavar="P", step="xtc",
         help="XTC excludes all but the least likely of the tokens with at least this probability; above 0.5: off",
     )
     # The three penalties count tokens of `repeat_last_n`.
     repetition_penalty: float = parameter(
-        1.0, "--repeat-penalty", low=0.01, high=100, metavar="F", step="penalties", neutral=1.0,
+        1.0, "--repeat-penalty", within=(0.01, 100), metavar="F", step="penalties", neutral=1.0,
         also=("repeat_penalty",), props="repeat_penalty",
         help="divide positive logits of seen tokens by F, multiply negative ones; 1: off",
     )
     presence_penalty: float = parameter(
-        0.0, "--presence-penalty", low=-100, high=100, metavar="F", step="penalties",
+        0.0, "--presence-penalty", within=(-100, 100), metavar="F", step="penalties",
         help="subtract F from the logits of seen tokens; 0: off",
     )
     frequency_penalty: float = parameter(
-        0.0, "--frequency-penalty", low=-100, high=100, metavar="F", step="penalties",
+        0.0, "--frequency-penalty", within=(-100, 100), metavar="F", step="penalties",
         help="subtract F from the logits of seen tokens once per occurrence; 0: off",
     )
     # None: the repetition penalty counts prompt and output, the other two only the output, as in the OpenAI API and
     # vLLM.
     repeat_last_n: int | None = parameter(
-        None, "--repeat-last-n", kind=int, low=-1, high=MAX_INTEGER, metavar="N",
+        None, "--repeat-last-n", kind=int, within=(-1, MAX_INTEGER),
         help="number of last tokens that the penalties count; -1: all, 0: none (default: all for --repeat-penalty, "
         "the output for the others)",
     )
     # logit -= multiplier * base^(n - allowed_length) if a token continues a repetition of n tokens.
     dry_multiplier: float = parameter(
-        0.0, "--dry-multiplier", low=0, high=1000, metavar="F", step="dry",
+        0.0, "--dry-multiplier", within=(0, 1000), metavar="F", step="dry",
         help="penalty on tokens that continue a repetition; 0: off",
     )
     dry_base: float = parameter(
-        1.75, "--dry-base", low=1, high=1000, metavar="F", step="dry",
+        1.75, "--dry-base", within=(1, 1000), metavar="F", step="dry",
         help="growth of the DRY penalty with each token of the repetition",
     )
     dry_allowed_length: int = parameter(
-        2, "--dry-allowed-length", low=0, high=MAX_INTEGER, metavar="N", step="dry",
+        2, "--dry-allowed-length", within=(0, MAX_INTEGER), step="dry",
         help="longest repetition in tokens that DRY does not penalize",
     )
     dry_penalty_last_n: int = parameter(
-        -1, "--dry-penalty-last-n", low=-1, high=MAX_INTEGER, metavar="N", step="dry", native="dry_window",
+        -1, "--dry-penalty-last-n", within=(-1, MAX_INTEGER), step="dry", native="dry_window",
         help="number of last tokens that DRY searches for repetitions; -1: all, 0: off",
     )
     dry_sequence_breakers: tuple[str, ...] = parameter(
@@ -139,21 +139,21 @@ class SamplingFields:
     # Penalties, DRY and temperature come before mirostat (in llama.cpp only temperature). Truncating samplers, dynatemp
     # and `samplers` then have no effect.
     mirostat: int = parameter(
-        0, "--mirostat", low=0, high=2, metavar="V", step="mirostat", also=("mirostat_mode",),
+        0, "--mirostat", within=(0, 2), metavar="V", step="mirostat", also=("mirostat_mode",),
         help="keep the surprise of tokens at a target, with version 1 or 2, in place of other truncation; 0: off",
     )
     mirostat_eta: float = parameter(
-        0.1, "--mirostat-lr", low=0, high=1, metavar="F", step="mirostat", help="learning rate of mirostat"
+        0.1, "--mirostat-lr", within=(0, 1), metavar="F", step="mirostat", help="learning rate of mirostat"
     )
     mirostat_tau: float = parameter(
-        5.0, "--mirostat-ent", low=0, high=100, metavar="F", step="mirostat", help="target surprise of mirostat in bits"
+        5.0, "--mirostat-ent", within=(0, 100), metavar="F", step="mirostat", help="target surprise of mirostat in bits"
     )
     dynatemp_range: float = parameter(
-        0.0, "--dynatemp-range", low=0, high=100, metavar="F", step="dynatemp",
+        0.0, "--dynatemp-range", within=(0, 100), metavar="F", step="dynatemp",
         help="vary the temperature by up to this much with the entropy; 0: off",
     )
     dynatemp_exponent: float = parameter(
-        1.0, "--dynatemp-exp", low=0, high=100, metavar="F", step="dynatemp",
+        1.0, "--dynatemp-exp", within=(0, 100), metavar="F", step="dynatemp",
         help="exponent of the entropy in the dynamic temperature",
     )
     samplers: tuple[str, ...] | None = parameter(
@@ -163,7 +163,7 @@ class SamplingFields:
         "--dynatemp-range)",
     )
     seed: int | None = parameter(
-        None, "-s", "--seed", kind=int, low=-(1 << 63), high=(1 << 64) - 1, metavar="N",
+        None, "-s", "--seed", kind=int, within=(-(1 << 63), (1 << 64) - 1),
         help="seed; the same seed gives the same text (default: a new one)",
     )
     ignore_eos: bool = parameter(False, "--ignore-eos", help="continue after the end-of-sequence token")

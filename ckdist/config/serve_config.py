@@ -13,7 +13,7 @@ class ServeConfig(EngineConfig):
     """`ckdist serve`: answer the OpenAI API over HTTP."""
 
     host: str = option("127.0.0.1", "--host", help="address to listen on")
-    port: int = option(8080, "--port", low=0, high=65535, metavar="N", help="port to listen on; 0: any free port")
+    port: int = option(8080, "--port", within=(0, 65535), help="port to listen on; 0: any free port")
     alias: str | None = option(
         None,
         "-a",
@@ -22,7 +22,7 @@ class ServeConfig(EngineConfig):
         help="model name in answers (default: the name of the model's file or folder)",
     )
     metrics_port: int | None = option(
-        None, "--metrics-port", kind=int, low=0, high=65535, metavar="N",
+        None, "--metrics-port", kind=int, within=(0, 65535),
         help="also serve /metrics, /livez and /readyz on this port, without an API key; 0: any free port",
     )  # fmt: skip
     no_auth: bool = option(
@@ -68,15 +68,10 @@ class ServeConfig(EngineConfig):
         ),
     )
     max_queue: int = option(
-        128,
-        "--max-queue",
-        low=0,
-        high=1 << 16,
-        metavar="N",
-        help="most waiting sequences beyond --parallel; more get HTTP 429",
+        128, "--max-queue", within=(0, 1 << 16), help="most waiting sequences beyond --parallel; more get HTTP 429"
     )
     max_body: int = option(
-        8 << 20, "--max-body", parse=byte_size, low=1 << 10, high=1 << 30, metavar="SIZE", help="largest request body"
+        8 << 20, "--max-body", parse=byte_size, within=(1 << 10, 1 << 30), metavar="SIZE", help="largest request body"
     )
     pooling: str = option(
         "auto",
@@ -102,16 +97,14 @@ class ServeConfig(EngineConfig):
     timeout: float = option(
         600.0,
         "--timeout",
-        low=1,
-        high=86400,
+        within=(1, 86400),
         metavar="SECONDS",
         help="end requests that make no progress for this long",
     )
     drain_timeout: float = option(
         30.0,
         "--drain-timeout",
-        low=0,
-        high=86400,
+        within=(0, 86400),
         metavar="SECONDS",
         help="limit for running requests to finish after SIGTERM",
     )

@@ -28,10 +28,8 @@ class SimulateConfig(Settings):
     type: str | None = option(
         None, "--type", metavar="TYPE", help="type of the matrices of a model without weights, e.g. Q4_K or BF16"
     )
-    hosts: int = option(1, "--hosts", low=1, high=100_000, metavar="N", help="total number of hosts")
-    hosts_per_replica: int = option(
-        1, "--hosts-per-replica", low=1, high=100_000, metavar="N", help="hosts of one replica"
-    )
+    hosts: int = option(1, "--hosts", within=(1, 100_000), help="total number of hosts")
+    hosts_per_replica: int = option(1, "--hosts-per-replica", within=(1, 100_000), help="hosts of one replica")
     router: str = option(
         "round-robin", "--router", choices=("round-robin", "random", "least"),
         help="choice of the replica for a request; least: the one with the fewest requests",
@@ -40,8 +38,7 @@ class SimulateConfig(Settings):
         None,
         "--rate",
         kind=float,
-        low=1e-6,
-        high=1e6,
+        within=(1e-6, 1e6),
         metavar="R",
         help="mean requests per second, random arrivals (Poisson)",
     )
@@ -50,84 +47,61 @@ class SimulateConfig(Settings):
         help="requests from a file: arrival (seconds), prompt, output, optionally prefix and prefix_tokens",
     )  # fmt: skip
     clients: int | None = option(
-        None, "--clients", kind=int, low=1, high=10_000_000, metavar="N",
+        None, "--clients", kind=int, within=(1, 10_000_000),
         help="number of clients; each sends its next request after it has its answer",
     )  # fmt: skip
     think: float = option(
-        0.0,
-        "--think",
-        low=0,
-        high=1e6,
-        metavar="SECONDS",
-        help="mean pause of a client between answer and request",
+        0.0, "--think", within=(0, 1e6), metavar="SECONDS", help="mean pause of a client between answer and request"
     )
     duration: float = option(
-        3600.0, "--duration", low=1e-3, high=1e9, metavar="SECONDS", help="time in which requests arrive"
+        3600.0, "--duration", within=(1e-3, 1e9), metavar="SECONDS", help="time in which requests arrive"
     )
     prompt_tokens: str = option(
         "512", "--prompt-tokens", metavar="LENGTHS", help=f"length of prompts without their prefix, {LENGTHS_HELP}"
     )
     output_tokens: str = option("128", "--output-tokens", metavar="LENGTHS", help=f"length of outputs, {LENGTHS_HELP}")
-    prefix_tokens: int = option(
-        0,
-        "--prefix-tokens",
-        low=0,
-        high=1 << 24,
-        metavar="N",
-        help="length of a shared prefix of prompts",
-    )
-    prefixes: int = option(1, "--prefixes", low=1, high=1 << 24, metavar="N", help="number of different prefixes")
-    ctx_size: int = option(
-        8192, "-c", "--ctx-size", low=16, high=1 << 24, metavar="N", help="longest sequence in tokens"
-    )
-    ubatch_size: int = option(
-        512, "-ub", "--ubatch-size", low=1, high=1 << 20, metavar="N", help="most tokens of a step"
-    )
-    parallel: int = option(8, "-np", "--parallel", low=1, high=4096, metavar="N", help="most sequences at once")
+    prefix_tokens: int = option(0, "--prefix-tokens", within=(0, 1 << 24), help="length of a shared prefix of prompts")
+    prefixes: int = option(1, "--prefixes", within=(1, 1 << 24), help="number of different prefixes")
+    ctx_size: int = option(8192, "-c", "--ctx-size", within=(16, 1 << 24), help="longest sequence in tokens")
+    ubatch_size: int = option(512, "-ub", "--ubatch-size", within=(1, 1 << 20), help="most tokens of a step")
+    parallel: int = option(8, "-np", "--parallel", within=(1, 4096), help="most sequences at once")
     cache_tokens: int = option(
-        0, "--cache-tokens", low=0, high=1 << 31, metavar="N",
+        0, "--cache-tokens", within=(0, 1 << 31),
         help="positions of a replica's cache; 0: --parallel times --ctx-size",
     )  # fmt: skip
-    max_queue: int = option(
-        512, "--max-queue", low=0, high=1 << 20, metavar="N", help="most waiting requests of a replica"
-    )
+    max_queue: int = option(512, "--max-queue", within=(0, 1 << 20), help="most waiting requests of a replica")
     pipeline_parallel_size: int = option(
-        1, "-pp", "--pipeline-parallel-size", low=1, high=1024, metavar="N",
+        1, "-pp", "--pipeline-parallel-size", within=(1, 1024),
         help="pipeline stages of a replica, which share the cost of a step",
     )  # fmt: skip
     stage_hop: float = option(
-        0.0, "--stage-hop", low=0, high=10, metavar="SECONDS", help="delay from one stage to the next"
+        0.0, "--stage-hop", within=(0, 10), metavar="SECONDS", help="delay from one stage to the next"
     )
     front_end: float = option(
-        0.0, "--front-end", low=0, high=10, metavar="SECONDS",
+        0.0, "--front-end", within=(0, 10), metavar="SECONDS",
         help="time per request outside the engine's steps: HTTP, and to the scheduler and back",
     )  # fmt: skip
     host_mtbf: float | None = option(
-        None, "--host-mtbf", kind=float, low=1e-3, high=1e9, metavar="HOURS",
+        None, "--host-mtbf", kind=float, within=(1e-3, 1e9), metavar="HOURS",
         help="mean time between failures of a host; its replica fails with it (default: no failures)",
     )  # fmt: skip
     restart: float = option(
-        60.0,
-        "--restart",
-        low=0,
-        high=1e6,
-        metavar="SECONDS",
-        help="time until a failed replica serves again",
+        60.0, "--restart", within=(0, 1e6), metavar="SECONDS", help="time until a failed replica serves again"
     )
     first_token: float | None = option(
-        None, "--first-token", kind=float, low=0, high=1e6, metavar="SECONDS",
+        None, "--first-token", kind=float, within=(0, 1e6), metavar="SECONDS",
         help="goodput objective: most seconds to the first token",
     )  # fmt: skip
     per_token: float | None = option(
-        None, "--per-token", kind=float, low=0, high=1e6, metavar="SECONDS",
+        None, "--per-token", kind=float, within=(0, 1e6), metavar="SECONDS",
         help="goodput objective: most seconds per token, averaged over a request",
     )  # fmt: skip
-    seed: int = option(0, "--seed", low=0, high=1 << 62, metavar="N", help="seed of all random numbers")
+    seed: int = option(0, "--seed", within=(0, 1 << 62), help="seed of all random numbers")
     sample: int = option(
-        0, "--sample", low=0, high=100_000, metavar="N",
+        0, "--sample", within=(0, 100_000),
         help="simulate only N replicas and scale the result; 0: all",
     )  # fmt: skip
-    jobs: int = option(0, "-j", "--jobs", low=0, high=1024, metavar="N", help="processes; 0: one for each core")
+    jobs: int = option(0, "-j", "--jobs", within=(0, 1024), help="processes; 0: one for each core")
     json: bool = option(False, "--json", help="print one JSON object")
     plot: str | None = option(None, "--plot", metavar="FILE.svg", help="draw the waiting times (needs the plot extra)")
     verbose: bool = option(False, "-v", "--verbose", help="log more")

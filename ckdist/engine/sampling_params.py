@@ -21,16 +21,16 @@ class SamplingParams(SamplingFields):
     the same text in any batch. SamplingFields has the parameters that are flags of commands too.
     """
 
-    max_tokens: int = parameter(16, low=0, high=MAX_INTEGER)
+    max_tokens: int = parameter(16, within=(0, MAX_INTEGER))
     _: KW_ONLY
     logit_bias: dict[int, float] = field(default_factory=dict[int, float])
     stop_token_ids: tuple[int, ...] = ()
     logprobs: int | None = None  # most likely alternatives per token; 0: only the chosen token; None: off
     prompt_logprobs: int | None = None  # the same for the prompt's tokens
     # EOS and `stop_token_ids` are not drawn before this many tokens.
-    min_tokens: int = parameter(0, low=0, high=MAX_INTEGER)
+    min_tokens: int = parameter(0, within=(0, MAX_INTEGER))
     # Each truncating sampler leaves at least this many tokens.
-    min_keep: int = parameter(0, low=0, high=MAX_INTEGER, step="")
+    min_keep: int = parameter(0, within=(0, MAX_INTEGER), step="")
     # The output follows this grammar (`ckdist.tokens.grammar`) and ends with it, even with `ignore_eos`. None: free.
     grammar: str | None = None
 

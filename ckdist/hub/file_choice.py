@@ -4,30 +4,17 @@ import re
 from collections.abc import Sequence
 
 from ckdist.errors import ConfigError
+from ckdist.hub.folder_files import BESIDE, CONFIG
 
 DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")  # if none is requested, as in llama-server; else the first file
 NO_MODELS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")  # GGUF files that are no models
 SPLIT = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
-FOLDER_FILES = (
-    "config.json",
-    "generation_config.json",
-    "model.safetensors.index.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "chat_template.jinja",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "tokenizer.model",
-    "tiktoken.model",
-    "vocab.json",
-    "merges.txt",
-)
 
 
 def choose_files(names: Sequence[str], wanted: str, repository: str) -> list[str]:
     """Returns the files to fetch: a GGUF file with its further parts, or config.json with a tokenizer and safetensors.
 
-    Code and pickles are never fetched, nor are subfolders of a safetensors repository.
+    Code and pickles are never fetched, nor are weights in subfolders of a safetensors repository.
 
     Args:
         wanted: A file, a quantization (Q4_K_M, in upper or lower case), or "".
@@ -41,8 +28,8 @@ def choose_files(names: Sequence[str], wanted: str, repository: str) -> list[str
         found = [name for name in names if name.lower() == wanted.lower()]
     elif models:
         found = _by_quant(models, (wanted,) if wanted else DEFAULT_QUANTS) or ([] if wanted else models)
-    elif not wanted and "config.json" in names and (weights := _weights(names)):
-        return [*(name for name in FOLDER_FILES if name in names), *weights]
+    elif not wanted and CONFIG in names and (weights := _weights(names)):
+        return [*(name for name in (CONFIG, *BESIDE) if name in names), *weights]
     else:
         found = []
     if not found:
@@ -110,7 +97,7 @@ def _nothing(names: Sequence[str], models: Sequence[str], wanted: str, repositor
     if models:
         shown = ", ".join(models[:8]) + (f" and {len(models) - 8} more" if len(models) > 8 else "")
         return f"{repository} has no {wanted}: there are {shown}"
-    if wanted and "config.json" in names and _weights(names):
+    if wanted and CONFIG in names and _weights(names):
         return f"{repository} has no GGUF files, so no {wanted}: leave it out to load the safetensors files"
     return (
         f"{repository} has no GGUF files, and no config.json with safetensors: it is not a model that ckdist can read"

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from ckdist.errors import ConfigError, FetchError
+from ckdist.errors import ConfigError, FetchError, one_line
 
 PREFIX = "hf:"  # of a repository of the Hugging Face Hub
 SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
@@ -32,6 +32,11 @@ def is_url(name: str) -> bool:
 def shown(url: str) -> str:
     """Returns a URL for messages: without password, query and fragment."""
     return re.sub(r"//[^/@]*@", "//", re.split(r"[?#]", url, maxsplit=1)[0])
+
+
+def typed_line(error: BaseException) -> str:
+    """Returns a library's error for messages: its type, and its text on one line."""
+    return f"{type(error).__name__}: {one_line(error)}" if str(error) else type(error).__name__
 
 
 def scheme_of(url: str) -> str:

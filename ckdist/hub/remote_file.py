@@ -19,12 +19,12 @@ from typing import Any, cast
 from ckdist.errors import CkdistError, ConfigError, FetchError
 from ckdist.hub.local_copy import has_parts, parts_path
 from ckdist.hub.lock import file_lock
-from ckdist.hub.model_url import WEB, NotThereError, fragment_of, scheme_of, shown
+from ckdist.hub.model_url import WEB, NotThereError, fragment_of, scheme_of, shown, typed_line
 from ckdist.hub.store import disk_problem, sha256_of, store_folder
 from ckdist.hub.web_file import WebFile
 from ckdist.layout import Range
 from ckdist.progress import ProgressBar
-from ckdist.regular_file import open_regular, read_regular
+from ckdist.regular_file import open_regular, read_regular, replace_text
 
 log = logging.getLogger(__name__)
 
@@ -226,7 +226,7 @@ class _Stored:
         except ImportError as error:
             raise ConfigError(f"{shown(url)} cannot be read here: {error}; install that package") from None
         except ValueError as error:
-            raise ConfigError(f"{shown(url)} is not a URL that a model is read from: {_one_line(error)}") from None
+            raise ConfigError(f"{shown(url)} is not a URL that a model is read from: {typed_line(error)}") from None
 
     def describe(self) -> tuple[int, dict[str, str]]:
         """Does the same as `WebFile.describe`."""
@@ -255,7 +255,7 @@ def _described(url: str) -> tuple[int, dict[str, str]]:
     except FileNotFoundError:
         raise NotThereError(f"{shown(url)} does not exist: check its spelling") from None
     except Exception as error:  # of any file system
-        raise FetchError(f"{shown(url)} could not be read: {_one_line(error)}; try again") from None
+        raise FetchError(f"{shown(url)} could not be read: {typed_line(error)}; try again") from None
     if not 0 < size <= MAX_BYTES:
         raise FetchError(f"{shown(url)} does not say how large it is, so parts of it cannot be read: fetch it whole")
     return size, stamp
@@ -314,10 +314,10 @@ class _Source:
                 raise FetchError(f"{url} does not exist any more; the fetched data is kept") from None
             except ValueError as error:
                 raise FetchError(
-                    f"{url} cannot be read in parts ({_one_line(error)}): fetch it, and use its path"
+                    f"{url} cannot be read in parts ({typed_line(error)}): fetch it, and use its path"
                 ) from None
             except Exception as error:  # of any file system
-                why = _one_line(error)
+                why = typed_line(error)
                 continue
             if len(data) == end - begin:
                 return data
@@ -336,26 +336,15 @@ def _read(path: pathlib.Path) -> Parts | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise FetchError(f"{record} cannot be read ({_one_line(error)}): remove {path.parent}, and try again") from None
+        raise FetchError(
+            f"{record} cannot be read ({typed_line(error)}): remove {path.parent}, and try again"
+        ) from None
 
 
 def _write(path: pathlib.Path, parts: Parts) -> None:
     """Replaces the record atomically. Only its owner may read it, because URLs may contain a key."""
-    record = parts_path(path)
-    temporary = record.with_name(f"{record.name}.{os.getpid()}")
-    said = asdict(parts)
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(json.dumps(said) + "\n")
-        temporary.replace(record)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_text(parts_path(path), json.dumps(asdict(parts)) + "\n", 0o600)
 
 
 def _lock_path(path: pathlib.Path) -> pathlib.Path:
     return path.with_name(path.name + ".lock")
-
-
-def _one_line(error: BaseException) -> str:
-    text = "".join(c if c.isprintable() else " " for c in str(error))[:200]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ckdist.errors import ConfigError, FetchError
 from ckdist.hub.file_choice import choose_files, gguf_models
-from ckdist.hub.model_url import PREFIX
+from ckdist.hub.model_url import PREFIX, typed_line
 from ckdist.hub.store import disk_problem, sha256_of
 from ckdist.progress import REDRAW_SECONDS, ProgressBar
 
@@ -240,8 +240,7 @@ def _full_disk(error: BaseException) -> OSError | None:
 
 def _one_line(error: BaseException) -> str:
     *_, error = _causes(error)
-    text = "".join(c if c.isprintable() else " " for c in str(error))[:200]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return typed_line(error)
 
 
 def cached_models() -> list[tuple[str, int, str]]:

@@ -19,7 +19,7 @@ from ckdist.comm.thresholds import cache_folder
 from ckdist.errors import ConfigError, FetchError
 from ckdist.hub.catalogue import NamedModel
 from ckdist.hub.lock import file_lock
-from ckdist.regular_file import open_regular
+from ckdist.regular_file import open_regular, replace_text, sync
 
 log = logging.getLogger(__name__)
 
@@ -87,8 +87,7 @@ class Store:
                 f"{model.name} is damaged or another file: it {wrong}; nothing was kept; "
                 "try again, or from another index (PIP_INDEX_URL)"
             )
-        with open(file, "rb") as done:
-            os.fsync(done.fileno())
+        sync(file)
         file.replace(self.path(model))
         self._record(model)
 
@@ -123,14 +122,8 @@ class Store:
 
     def _record(self, model: NamedModel) -> None:
         now = self.path(model).stat()
-        temporary = self.folder / f"{model.name}.json.{os.getpid()}"
-        try:
-            temporary.write_text(
-                json.dumps({"sha256": model.sha256, "bytes": now.st_size, "mtime_ns": now.st_mtime_ns}) + "\n"
-            )
-            temporary.replace(self.folder / f"{model.name}.json")
-        finally:
-            temporary.unlink(missing_ok=True)
+        record = {"sha256": model.sha256, "bytes": now.st_size, "mtime_ns": now.st_mtime_ns}
+        replace_text(self.folder / f"{model.name}.json", json.dumps(record) + "\n")
 
 
 def sha256_of(path: pathlib.Path) -> str:

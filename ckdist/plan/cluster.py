@@ -74,6 +74,3 @@ class PlannedWorld:
 
     def close(self) -> None:
         """Does nothing."""
-
-
-__all__ = ["Cluster", "PlannedWorld"]

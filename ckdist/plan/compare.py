@@ -10,7 +10,7 @@ from typing import Any
 
 from ckdist.errors import UserError
 from ckdist.layout import SINGLE
-from ckdist.layouts.rough_cost import PRODUCTS, matrices_of, used_part
+from ckdist.layouts.rough_cost import active_elements
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import main_forward
 from ckdist.models.spec import MoeFfn
@@ -218,25 +218,4 @@ def parameters(checkpoint: Checkpoint) -> tuple[int, int]:
     """(elements of all matrices, elements that a token is multiplied with)."""
     spec = checkpoint.spec
     program = trace(main_forward(spec), spec, SINGLE, Mesh())
-    elements = lambda w: math.prod(dim.elements for dim in w.dims)
-    used = 0.0
-    for instr in program.instrs:
-        used += sum(elements(w) * used_part(instr, w) for w in matrices_of(instr)) if instr.op in PRODUCTS else 0.0
-    return sum(elements(w) for w in program.weights if len(w.dims) > 1), int(used)
-
-
-__all__ = [
-    "Answer",
-    "Change",
-    "Question",
-    "answers",
-    "changes",
-    "context_that_fits",
-    "hosts_that_fit",
-    "over_hosts",
-    "over_types",
-    "over_users",
-    "parameters",
-    "serial_share",
-    "speedup",
-]
+    return sum(w.elements for w in program.weights if len(w.dims) > 1), int(active_elements(program))

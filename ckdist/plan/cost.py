@@ -258,6 +258,3 @@ class CostModel:
         """This rank's rows of a value: its part of the step's tokens, or of the rows of logits."""
         rows = shape.tokens if dim.name == "tokens" else shape.outputs
         return -(-rows // self.mesh.size(dim.axis)) if dim.axis else rows
-
-
-__all__ = ["CostModel", "ProductPart", "RankPlace", "Times"]

@@ -227,6 +227,3 @@ def _least(fleet: Fleet, requests: Requests, seconds: float) -> Observed:
         _advance(replica, math.inf)
         total.add(replica.seen)
     return total
-
-
-__all__ = ["ROUTERS", "ClosedLoop", "Fleet", "route", "simulate_clients", "simulate_requests"]

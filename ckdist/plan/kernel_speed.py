@@ -112,6 +112,3 @@ def call_seconds(cpus: Sequence[int], work: Work, seconds: float) -> float:
 
     with ThreadPoolExecutor(len(cpus)) as pool:
         return statistics.median(took for found in pool.map(calls, cpus) for took in found)
-
-
-__all__ = ["attention_rate", "elementwise_rate", "product_rate"]

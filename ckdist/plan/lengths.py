@@ -65,6 +65,3 @@ def parse_lengths(text: str) -> Lengths:
     if name == "lognormal" and not 0 <= second <= MOST_SIGMA:
         raise ValueError(f"has a sigma of {second:g}; it is from 0 to {MOST_SIGMA:g}")
     return Lengths(name, first, second)
-
-
-__all__ = ["Lengths", "parse_lengths"]

@@ -127,6 +127,3 @@ def _whole(text: str, name: str) -> int:
         return int(text)
     except ValueError:
         raise ValueError(f"{name} is {text[:30]!r}; it must be a whole number") from None
-
-
-__all__ = ["NO_PREFIX", "RequestKind", "Requests", "check_count", "poisson", "read_trace"]

@@ -48,7 +48,7 @@ METHOD = 3  # version of the measurement: stored figures of other versions are n
 
 def figure(section: str, help: str, low: float, high: float, default: Any = MISSING, kind: type = float) -> Any:
     """A number in a section of the file, with its range. Without a default it is required."""
-    return option(default, help=help, low=low, high=high, kind=kind, facets={"section": section})
+    return option(default, help=help, within=(low, high), kind=kind, facets={"section": section})
 
 
 def words(help: str, default: str = "") -> Any:
@@ -319,8 +319,3 @@ def _check_barrier(where: str, pairs: Any) -> None:
 def _quoted(text: str) -> str:
     """A TOML string."""
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-__all__ = [
-    "MachineSpec", "catalogue_names", "kept_machine", "kept_path", "machine_named", "machine_of", "read_machine_file",
-]  # fmt: skip

@@ -67,6 +67,3 @@ class Observed:
         self.longest_queue, self.end = max(self.longest_queue, other.longest_queue), max(self.end, other.end)
         for name in ("steps", "preemptions", "failures", "busy", "waiting", "running"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-
-
-__all__ = ["FAILED", "FINISHED", "REFUSED", "Gaps", "Observed"]

@@ -88,6 +88,3 @@ def _memory(axes: Any, question: Question, found: Sequence[Answer]) -> None:
     axes.set(ylabel="GiB of the largest rank", title="memory", ylim=(0, 1.4 * top))
     axes.tick_params(axis="x", rotation=20)
     axes.legend(fontsize="small", ncols=3, loc="upper center")
-
-
-__all__ = ["draw", "intensity"]

@@ -305,6 +305,3 @@ def ways_for(cluster: Cluster, layers: int, mixture: bool) -> list[Way]:
             ways.append(Way("experts", experts="expert"))
         ways.append(Way("data", replicas=cluster.hosts))
     return ways
-
-
-__all__ = ["PredictedStepCost", "Predictor", "Rate", "Way", "ways_for"]

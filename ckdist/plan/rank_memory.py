@@ -97,6 +97,3 @@ def rank_memory(
         activations=max(one.arena_bytes for _, one in plans),
         buffers=rope + exchanged + logits + own,
     )
-
-
-__all__ = ["RankMemory", "Wanted", "rank_memory", "weights_bytes"]

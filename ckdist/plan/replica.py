@@ -323,6 +323,3 @@ def decode_together(scheduler: Scheduler, steps: int) -> None:
             scheduler.append_blocks(sequence, -(-sequence.computed // BLOCK_TOKENS) - sequence.num_blocks)
         if (sequence.shared_blocks + 1) * BLOCK_TOKENS <= sequence.computed:
             scheduler.share_blocks(sequence)
-
-
-__all__ = ["Journey", "Replica", "ServerShape", "Stretch", "decode_together", "totals_of"]

@@ -168,6 +168,3 @@ def _times(found: Mapping[str, float | None]) -> str:
 
 def _seconds(value: float) -> str:
     return f"{value * 1e3:.3g} ms" if value < 1 else f"{value:.4g} s"
-
-
-__all__ = ["Objective", "Rows", "in_columns", "lines", "quantiles", "report"]

@@ -290,9 +290,3 @@ def weeks(reliability: Reliability, seconds: float, rng: np.random.Generator) ->
 def step_seconds(cost: TrainingCost, times: Sequence[PipelineTimes]) -> float:
     """Returns the seconds of a step: passes of the slowest replica, sum of gradients, and update."""
     return max(one.seconds for one in times) + cost.gradients() + cost.update()
-
-
-__all__ = [
-    "Batches", "PipelineTimes", "Reliability", "TrainedModel", "TrainingCost", "TrainingHost", "TrainingMesh", "Weeks",
-    "best_interval", "pipeline", "ring", "step_seconds", "weeks",
-]  # fmt: skip

@@ -68,6 +68,3 @@ def over_time(arrival: np.ndarray, waits: np.ndarray, part: float) -> tuple[list
     used = [number for number in range(PERIODS) if (period == number).any()]
     middles = [float(edges[number] + edges[number + 1]) / 2 for number in used]
     return middles, [float(np.quantile(waits[period == number], part)) for number in used]
-
-
-__all__ = ["draw", "draw_training", "over_time"]

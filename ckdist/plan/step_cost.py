@@ -182,9 +182,3 @@ def _at_least_zero(rows: np.ndarray, wanted: np.ndarray) -> list[float]:
             return [float(found[used.index(i)]) if i in used else 0.0 for i in range(rows.shape[1])]
         del used[int((found * scale).argmin())]
     return [0.0] * rows.shape[1]
-
-
-__all__ = [
-    "LinearStepCost", "StepCost", "StepTotals", "fit_step_cost", "halves", "linear_step_cost", "read_step_cost",
-    "step_row",
-]  # fmt: skip

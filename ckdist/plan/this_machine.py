@@ -159,6 +159,3 @@ def between_steps(threads: int) -> float:
     finally:
         model.close()
     return max(0.0, statistics.median(found))
-
-
-__all__ = ["measure_machine", "measured", "this_machine_spec"]

@@ -5,7 +5,6 @@ rate of products, and exchanges over the links.
 """
 
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -100,7 +99,7 @@ def _answer(spec: ModelSpec, cluster: Cluster, tokens: int, method: str, mesh: M
     memory["rows for other stages"] = 4 * program.messages * program.message_floats
     if sum(memory.values()) > cluster.rank_memory:
         return TrainingAnswer(mesh, memory, None, 0)
-    trained = sum(math.prod(dim.elements for dim in w.dims) for w in whole.weights if w.name in set(names))
+    trained = sum(w.elements for w in whole.weights if w.name in set(names))
     cost = _cost(spec, cluster, mesh, Batches(batches, tokens, tokens), trained)
     return TrainingAnswer(mesh, memory, _times(cost), tokens * batches * mesh.size("dp"))
 
@@ -127,6 +126,3 @@ def _times(cost: TrainingCost) -> Times:
     computed = count * (cost.forward() + cost.backward() - 2 * cost.sums())
     sent = count * (batch - cost.forward() - cost.backward() + 2 * cost.sums()) + cost.gradients()
     return Times(cost.update(), computed, link=sent, latency=(stages - 1) * batch)
-
-
-__all__ = ["TrainingAnswer", "training_answers", "training_meshes"]

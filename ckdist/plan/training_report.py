@@ -122,6 +122,3 @@ def training_lines(found: Mapping[str, Any], cost: TrainingCost) -> list[str]:
         ]
     rows.append(("tokens", f"{found['tokens']:.4g} in {found['days']:g} days (goodput {found['goodput']:.1%})"))
     return in_columns(rows)
-
-
-__all__ = ["training_lines", "training_report"]

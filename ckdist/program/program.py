@@ -5,6 +5,7 @@ that they agree.
 """
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -46,6 +47,11 @@ class Weight:
 
     name: str
     dims: tuple[Dim, ...]
+
+    @property
+    def elements(self) -> int:
+        """Elements of the whole weight."""
+        return math.prod(dim.elements for dim in self.dims)
 
     @property
     def unsharded(self) -> "Weight":

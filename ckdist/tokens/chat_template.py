@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ckdist.errors import ModelFileError, RequestError
+from ckdist.errors import ModelFileError, RequestError, one_line
 from ckdist.tokens.control_text import ControlText, RenderedChat, new_mark
 from ckdist.tokens.harmony import adapted, described, is_harmony
 from ckdist.tokens.tool_format import HERMES, ToolFormat, find_tool_format
@@ -135,15 +135,7 @@ class ChatTemplate:
     def traits(self, name: str = "default") -> Traits:
         """The forms of messages that template `name` accepts."""
         if name not in self._traits:
-
-            def render(messages: list[Message], tools: list[dict[str, Any]] | None) -> str | None:
-                """The prompt, or None if the template refuses."""
-                try:
-                    return self.written(name, messages, True, tools, {})
-                except RequestError:
-                    return None
-
-            self._traits[name] = find_traits(render, self.sources[name])
+            self._traits[name] = find_traits(functools.partial(self._tried, name), self.sources[name])
         return self._traits[name]
 
     def name_for(self, with_tools: bool) -> str:
@@ -153,16 +145,17 @@ class ChatTemplate:
     def tool_format(self, name: str = "default") -> ToolFormat:
         """The format of tool calls in template `name`."""
         if name not in self._tool_formats:
-
-            def render(messages: list[Message], tools: list[Any] | None, add_generation_prompt: bool) -> str | None:
-                """The prompt, or None if the template refuses."""
-                try:
-                    return self.written(name, messages, add_generation_prompt, tools, {})
-                except RequestError:
-                    return None
-
-            self._tool_formats[name] = find_tool_format(render)
+            self._tool_formats[name] = find_tool_format(functools.partial(self._tried, name))
         return self._tool_formats[name]
+
+    def _tried(
+        self, name: str, messages: list[Message], tools: list[Any] | None, add_generation_prompt: bool = True
+    ) -> str | None:
+        """The prompt, or None if the template refuses."""
+        try:
+            return self.written(name, messages, add_generation_prompt, tools, {})
+        except RequestError:
+            return None
 
     def adopt(self, name: str, traits: Traits | None, tool_format: ToolFormat = HERMES) -> None:
         """Sets the traits and the format of calls that another process has found.
@@ -242,9 +235,9 @@ class ChatTemplate:
         except RequestError:
             raise
         except TemplateError as error:
-            raise RequestError(f"the chat template refuses the messages: {_one_line(error)}", "messages") from None
+            raise RequestError(f"the chat template refuses the messages: {one_line(error)}", "messages") from None
         except Exception as error:  # a template can raise any error of Python's types and jinja2's filters
-            raise RequestError(f"the chat template fails on the messages: {_one_line(error)}", "messages") from None
+            raise RequestError(f"the chat template fails on the messages: {one_line(error)}", "messages") from None
         return "".join(parts)
 
     @functools.cached_property
@@ -260,7 +253,7 @@ class ChatTemplate:
             try:
                 self._compiled[name] = self._environment.from_string(self.sources[name])
             except Exception as error:
-                self._refused[name] = f"the model's chat template is broken: {_one_line(error)}; use /v1/completions"
+                self._refused[name] = f"the model's chat template is broken: {one_line(error)}; use /v1/completions"
                 raise RequestError(self._refused[name], "messages") from None
         return self._compiled[name]
 
@@ -307,7 +300,3 @@ def _checked(message: Mapping[str, object], index: int) -> dict[str, object]:
         )
     role = "tool" if message["role"] == "function" else message["role"]
     return {**message, "role": role, "content": content}
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:300] or type(error).__name__

@@ -7,7 +7,7 @@ import json
 import time
 from typing import Any
 
-from ckdist.errors import ModelFileError, RequestError
+from ckdist.errors import ModelFileError, RequestError, one_line
 from ckdist.tokens.process_limits import REMEDY
 from ckdist.tokens.tokenizer import Tokenizer
 
@@ -41,7 +41,7 @@ def probe(tokenizer: Tokenizer, model: str) -> None:
         except (ModelFileError, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic in the library is a BaseException
-            raise _refusal(model, text, " ".join(str(error).split())[:200]) from None
+            raise _refusal(model, text, one_line(error)) from None
         seconds = time.process_time() - begun
         if seconds > MAX_SECONDS:
             raise _refusal(model, text, f"it takes {seconds:.1f} s")

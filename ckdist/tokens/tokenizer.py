@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from ckdist.errors import RequestError
+from ckdist.errors import RequestError, one_line
 from ckdist.tokens.vocabulary import Vocabulary
 
 if TYPE_CHECKING:  # rank 0 neither writes chats nor tokenises the text of strangers
@@ -78,7 +78,7 @@ class Tokenizer(Vocabulary):
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic in the library is a BaseException
-            raise RequestError(f"the tokenizer fails on this text: {' '.join(str(error).split())[:200]}") from None
+            raise RequestError(f"the tokenizer fails on this text: {one_line(error)}") from None
         if not add_special:
             return ids
         prefix = () if self.prefix and self.prefix == tuple(ids[: len(self.prefix)]) else self.prefix

@@ -10,7 +10,7 @@ from typing import Any
 
 import tokenizers
 
-from ckdist.errors import ModelFileError
+from ckdist.errors import ModelFileError, one_line
 from ckdist.regular_file import read_regular
 from ckdist.tokens.pieces import CONTINUES, SPACE, byte_level_bytes, sentencepiece_bytes, text_bytes, wordpiece_bytes
 from ckdist.tokens.tokenizer import Tokenizer
@@ -103,7 +103,7 @@ def _guarded(path: Path, make: Callable[[], tokenizers.Tokenizer]) -> tokenizers
         raise
     except BaseException as error:  # a panic in the library is a BaseException
         raise ModelFileError(
-            f"{path} is not a tokenizer: {_one_line(error)}; fetch the model's own {path.name}"
+            f"{path} is not a tokenizer: {one_line(error)}; fetch the model's own {path.name}"
         ) from None
 
 
@@ -113,14 +113,10 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(_read_bytes(path, MAX_CONFIG_BYTES))
     except (ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path} is not JSON: {_one_line(error)}") from None
+        raise ModelFileError(f"{path} is not JSON: {one_line(error)}") from None
     if not isinstance(value, dict):
         raise ModelFileError(f"{path} holds a {type(value).__name__}, not an object")
     return value
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
 
 
 def _token_text(value: object) -> str:

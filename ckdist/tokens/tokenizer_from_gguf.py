@@ -13,7 +13,7 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
-from ckdist.errors import ModelFileError
+from ckdist.errors import ModelFileError, one_line
 from ckdist.tokens.pieces import BYTE_TOKEN, SPACE, byte_level_bytes, sentencepiece_bytes, text_bytes
 from ckdist.tokens.splits import NAMING, Split, split_named
 from ckdist.tokens.tokenizer import Tokenizer
@@ -95,9 +95,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, object]) -> Tokenizer:
     except (ModelFileError, KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic in the library is a BaseException
-        raise ModelFileError(
-            f"the vocabulary of this file makes no tokenizer: {' '.join(str(error).split())[:200]}"
-        ) from None
+        raise ModelFileError(f"the vocabulary of this file makes no tokenizer: {one_line(error)}") from None
 
 
 def _read_vocabulary(metadata: Mapping[str, object], kind: str) -> _Vocabulary:

@@ -20,7 +20,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from ckdist.errors import UserError
+from ckdist.errors import UserError, one_line
 from ckdist.prctl import die_with_parent
 from ckdist.tokens import worker_frames
 from ckdist.tokens.chat_template import ChatTemplate, with_template
@@ -91,7 +91,7 @@ def _load(model: str, overrides: dict[str, Any], limits: Limits, status: FileIO)
     except UserError as error:
         refused = str(error)
     except BaseException as error:  # a panic in the library is a BaseException
-        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        why = f"{type(error).__name__}: {one_line(error)}"
         refused = f"the tokenizer of {model} does not load ({why}); {REMEDY}"
     finally:
         confinement.disarm()

@@ -61,7 +61,7 @@ class TrainConfig(Settings):
         help="files for the validation loss; at most 256 rows are used (default: a part of the training documents)",
     )
     validation_split_percentage: float = option(
-        2.0, help="per cent of the training documents that are held out for validation", low=0, high=50
+        2.0, help="per cent of the training documents that are held out for validation", within=(0, 50)
     )
     text_column: str = option("text", help="field or column that holds the text of .jsonl, .json and .parquet")
     bad_lines: str = option(
@@ -71,41 +71,41 @@ class TrainConfig(Settings):
     )
     cache_dir: str = option("", help="folder of the token cache (default: output_dir/cache)")
 
-    max_length: int = option(512, help="longest sequence in tokens; longer chats are truncated", low=2, high=1 << 20)
+    max_length: int = option(512, help="longest sequence in tokens; longer chats are truncated", within=(2, 1 << 20))
     per_device_train_batch_size: int = option(
-        8, help="sequences of max_length in one batch of a replica", low=1, high=1 << 16
+        8, help="sequences of max_length in one batch of a replica", within=(1, 1 << 16)
     )
-    gradient_accumulation_steps: int = option(1, help="batches of every replica in one step", low=1, high=1 << 16)
-    num_train_epochs: float = option(1.0, help="passes over the data; max_steps has precedence", low=0, high=1e6)
-    max_steps: int = option(-1, help="total number of steps; -1: from num_train_epochs", low=-1, high=MAX_STEPS)
-    seed: int = option(42, help="seed of the shuffle and of new weights", low=0, high=(1 << 63) - 1)
+    gradient_accumulation_steps: int = option(1, help="batches of every replica in one step", within=(1, 1 << 16))
+    num_train_epochs: float = option(1.0, help="passes over the data; max_steps has precedence", within=(0, 1e6))
+    max_steps: int = option(-1, help="total number of steps; -1: from num_train_epochs", within=(-1, MAX_STEPS))
+    seed: int = option(42, help="seed of the shuffle and of new weights", within=(0, (1 << 63) - 1))
 
     optim: str = option(
         "adamw", help="adamw (weight decay decoupled, none on norms and biases) or sgd", choices=("adamw", "sgd")
     )
-    learning_rate: float = option(5e-5, help="peak learning rate", low=0, high=1e3)
+    learning_rate: float = option(5e-5, help="peak learning rate", within=(0, 1e3))
     weight_decay: float = option(
-        0.0, help="each step multiplies weights by 1 - learning rate * weight_decay", low=0, high=1e3
+        0.0, help="each step multiplies weights by 1 - learning rate * weight_decay", within=(0, 1e3)
     )
-    adam_beta1: float = option(0.9, help="decay of the running mean of gradients", low=0, high=0.999999)
-    adam_beta2: float = option(0.999, help="decay of the running mean of squared gradients", low=0, high=0.99999999)
-    adam_epsilon: float = option(1e-8, help="added to the root of the mean of squared gradients", low=0, high=1)
-    momentum: float = option(0.9, help="momentum of sgd", low=0, high=0.999999)
-    max_grad_norm: float = option(1.0, help="clip the gradient's global norm to this; 0: no clipping", low=0, high=1e9)
+    adam_beta1: float = option(0.9, help="decay of the running mean of gradients", within=(0, 0.999999))
+    adam_beta2: float = option(0.999, help="decay of the running mean of squared gradients", within=(0, 0.99999999))
+    adam_epsilon: float = option(1e-8, help="added to the root of the mean of squared gradients", within=(0, 1))
+    momentum: float = option(0.9, help="momentum of sgd", within=(0, 0.999999))
+    max_grad_norm: float = option(1.0, help="clip the gradient's global norm to this; 0: no clipping", within=(0, 1e9))
     lr_scheduler_type: str = option("linear", help="shape of the learning rate after the warm-up", choices=SCHEDULES)
-    warmup_steps: int = option(0, help="steps of the learning rate's warm-up", low=0, high=MAX_STEPS)
+    warmup_steps: int = option(0, help="steps of the learning rate's warm-up", within=(0, MAX_STEPS))
     warmup_ratio: float = option(
-        0.0, help="warm-up as a fraction of all steps; warmup_steps has precedence", low=0, high=1
+        0.0, help="warm-up as a fraction of all steps; warmup_steps has precedence", within=(0, 1)
     )
     num_decay_steps: int = option(
-        0, help="wsd: steps of the decay at the end; 0: a tenth of all", low=0, high=MAX_STEPS
+        0, help="wsd: steps of the decay at the end; 0: a tenth of all", within=(0, MAX_STEPS)
     )
     min_lr_ratio: float = option(
-        0.0, help="final learning rate of linear, cosine and wsd, as a fraction of learning_rate", low=0, high=1
+        0.0, help="final learning rate of linear, cosine and wsd, as a fraction of learning_rate", within=(0, 1)
     )
 
     router_aux_loss_coef: float = option(
-        -1.0, help="coefficient of the load-balancing loss of experts; 0: none; -1: the model's own", low=-1, high=1e6
+        -1.0, help="coefficient of the load-balancing loss of experts; 0: none; -1: the model's own", within=(-1, 1e6)
     )
 
     bf16: bool = option(
@@ -115,38 +115,37 @@ class TrainConfig(Settings):
         False, help="keep only the input of each layer and recompute the rest: less memory, a third more work"
     )
     tensor_parallel_size: int = option(
-        1, help="ranks that shard each stage's heads, ffn and vocabulary", low=1, high=1 << 16
+        1, help="ranks that shard each stage's heads, ffn and vocabulary", within=(1, 1 << 16)
     )
     data_parallel_size: int = option(
-        0, help="replicas, each with its part of every batch; 0: as many as the ranks allow", low=0, high=1 << 16
+        0, help="replicas, each with its part of every batch; 0: as many as the ranks allow", within=(0, 1 << 16)
     )
     pipeline_parallel_size: int = option(
         1,
         help="pipeline stages, each with a part of the layers; gradient_accumulation_steps batches fill them",
-        low=1,
-        high=1 << 16,
+        within=(1, 1 << 16),
     )
     virtual_pipeline_parallel_size: int = option(
-        1, help="chunks of layers of each stage; 2 or more: interleaved 1F1B", low=1, high=1 << 16
+        1, help="chunks of layers of each stage; 2 or more: interleaved 1F1B", within=(1, 1 << 16)
     )
-    expert_parallel_size: int = option(1, help="ranks that shard experts; only 1 is supported", low=1, high=1 << 16)
-    zero_stage: int = option(0, help="1: shard the optimizer's state over replicas", low=0, high=1)
-    threads: int = option(0, help="compute threads of one rank; 0: its share of the cores", low=0, high=4096)
+    expert_parallel_size: int = option(1, help="ranks that shard experts; only 1 is supported", within=(1, 1 << 16))
+    zero_stage: int = option(0, help="1: shard the optimizer's state over replicas", within=(0, 1))
+    threads: int = option(0, help="compute threads of one rank; 0: its share of the cores", within=(0, 4096))
     transport: str = option("auto", help="transport between hosts", choices=CHOICES)
     ddp_timeout: float = option(
-        1800.0, help="seconds until a rank that is alive but does not respond counts as lost", low=1, high=1e6
+        1800.0, help="seconds until a rank that is alive but does not respond counts as lost", within=(1, 1e6)
     )
 
     lora_r: int = option(
-        0, help="rank of LoRA's matrices; only these are trained; 0: train all weights", low=0, high=1 << 14
+        0, help="rank of LoRA's matrices; only these are trained; 0: train all weights", within=(0, 1 << 14)
     )
-    lora_alpha: float = option(16.0, help="LoRA's product is scaled by alpha / rank", low=0, high=1e6)
+    lora_alpha: float = option(16.0, help="LoRA's product is scaled by alpha / rank", within=(0, 1e6))
     lora_target_modules: tuple[str, ...] = option(("q_proj", "v_proj"), help="linear layers that get LoRA's matrices")
 
-    logging_steps: int = option(10, help="steps between lines of metrics.jsonl", low=1, high=MAX_STEPS)
-    eval_steps: int = option(0, help="steps between validation losses; 0: only at the end", low=0, high=MAX_STEPS)
-    save_steps: int = option(500, help="steps between checkpoints; 0: only at the end", low=0, high=MAX_STEPS)
-    save_total_limit: int = option(2, help="checkpoints that are kept; 0: all", low=0, high=1 << 20)
+    logging_steps: int = option(10, help="steps between lines of metrics.jsonl", within=(1, MAX_STEPS))
+    eval_steps: int = option(0, help="steps between validation losses; 0: only at the end", within=(0, MAX_STEPS))
+    save_steps: int = option(500, help="steps between checkpoints; 0: only at the end", within=(0, MAX_STEPS))
+    save_total_limit: int = option(2, help="checkpoints that are kept; 0: all", within=(0, 1 << 20))
     resume: str = option(
         "auto", help="auto: from the latest checkpoint in output_dir; never; or the folder of a checkpoint"
     )

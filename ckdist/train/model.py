@@ -15,10 +15,11 @@ from ckdist.errors import ConfigError, LayoutError
 from ckdist.layout import SINGLE
 from ckdist.mesh import Mesh
 from ckdist.models.decoder import loss
-from ckdist.models.registry import family, read_config
+from ckdist.models.registry import read_config
 from ckdist.models.spec import ModelSpec, MoeFfn
 from ckdist.program.program import Program, Weight
 from ckdist.program.training_tracer import TrainingTracer, trace_loss
+from ckdist.regular_file import write_synced
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.tokens.tokenizer_source import tokenizer_of
 from ckdist.tokens.tried import load_tried
@@ -31,7 +32,6 @@ from ckdist.train.loss_program import LossProgram, lower_model, trace_model, tra
 from ckdist.train.shards import Shards
 from ckdist.train.stage import TrainingStage, product_operations
 from ckdist.train.tokenizer_training import tokenizer_config, train_tokenizer
-from ckdist.train.training_checkpoint import write_synced
 from ckdist.weights.adapter_file import Lora
 from ckdist.weights.checkpoint import Checkpoint, open_checkpoint
 from ckdist.weights.dequantize import read_tensor
@@ -234,11 +234,3 @@ def _make_tokenizer(config: TrainConfig, folder: Path, vocab_size: int) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
     except OSError as error:
         raise ConfigError(f"the tokenizer could not be written to {folder}: {error.strerror}") from None
-
-
-def architecture_name(spec: ModelSpec) -> str:
-    """The family's name in `architectures` of config.json."""
-    return family(spec.family).architectures[0]
-
-
-__all__ = ["TrainedModel", "architecture_name", "open_model", "open_tokenizer"]

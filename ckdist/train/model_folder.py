@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
+from ckdist.models.registry import family
+from ckdist.regular_file import sync, write_synced
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.train.data.token_cache import end_of_text
-from ckdist.train.model import TrainedModel, architecture_name
+from ckdist.train.model import TrainedModel
 from ckdist.train.stored_tensors import stored_tensors
-from ckdist.train.training_checkpoint import sync_folder, write_synced
 from ckdist.weights.safetensors import SINGLE_FILE
 from ckdist.weights.safetensors_writer import TensorToWrite, as_stored, write_safetensors
 
@@ -32,7 +33,7 @@ def write_folder(
     out.mkdir(parents=True, exist_ok=True)
     # Weights are saved as floats.
     own = {name: value for name, value in model.config.items() if name != "quantization_config"}
-    config = {"architectures": [architecture_name(model.spec)], **own, "torch_dtype": save_dtype}
+    config = {"architectures": [family(model.spec.family).architectures[0]], **own, "torch_dtype": save_dtype}
     config |= {"vocab_size": model.spec.vocab_size, "tie_word_embeddings": model.spec.tie_embeddings}
     if "eos_token_id" not in config:
         ends = sorted(
@@ -57,4 +58,4 @@ def write_folder(
     (out / f"{SINGLE_FILE}.tmp").replace(out / SINGLE_FILE)
     write_synced(out / "config.json.tmp", (json.dumps(config, indent=2) + "\n").encode())
     (out / "config.json.tmp").replace(out / "config.json")
-    sync_folder(out)
+    sync(out)

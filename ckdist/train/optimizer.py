@@ -210,6 +210,3 @@ class Optimizer:
     def restore(self, name: str, flat: np.ndarray) -> None:
         """Copies this rank's part of a saved state, which has the layout of the whole arena."""
         self.state[name][:] = flat[self.begin : self.end]
-
-
-__all__ = ["Optimizer", "StepResult", "is_decayed"]

@@ -13,6 +13,7 @@ from typing import Any
 from ckdist.errors import ConfigError
 from ckdist.figure import new_figure, save_figure
 from ckdist.progress import ProgressBar
+from ckdist.regular_file import replace_text
 
 log = logging.getLogger(__name__)
 
@@ -75,8 +76,7 @@ class Report:
     def __init__(self, output_dir: Path, start: int, steps: int, report_to: tuple[str, ...] = ()) -> None:
         self.folder = output_dir
         kept = [line for line in self._lines() if line.get("step", 0) <= start]
-        (output_dir / f"{METRICS}.tmp").write_text("".join(json.dumps(line) + "\n" for line in kept))
-        (output_dir / f"{METRICS}.tmp").replace(output_dir / METRICS)
+        replace_text(output_dir / METRICS, "".join(json.dumps(line) + "\n" for line in kept))
         self._file = open(output_dir / METRICS, "a", buffering=1)  # noqa: SIM115, until `close`
         self._board = _tensorboard(output_dir, start) if "tensorboard" in report_to else None
         self._bar = ProgressBar(steps, "step", "training", leave=True, start=start)

@@ -12,7 +12,8 @@ import numpy as np
 from ckdist.models.blocks.moe import is_expert
 from ckdist.models.families.family import TensorNames
 from ckdist.models.registry import family
-from ckdist.models.spec import LatentAttention, ModelSpec
+from ckdist.models.spec import ModelSpec
+from ckdist.weights.stored_weights import num_heads
 
 
 class StoredTensor(NamedTuple):
@@ -38,7 +39,7 @@ def stored_tensors(spec: ModelSpec, weights: Mapping[str, np.ndarray]) -> Iterat
         arrays = [weights[part] for part in parts]
         if names.has("keys_values", stored):
             shape = (sum(array.size for array in arrays) // arrays[1].shape[1], arrays[1].shape[1])
-            heads = _heads(spec, parts[0])
+            heads = num_heads(spec, parts[0])
             yield StoredTensor(stored, shape, lambda arrays=arrays, heads=heads: _kv_b(heads, *arrays))
         else:
             shape = (sum(array.shape[0] for array in arrays), *arrays[0].shape[1:])
@@ -64,13 +65,6 @@ def _rows(names: TensorNames, parts: list[tuple[str, np.ndarray]]) -> np.ndarray
     """Concatenates the rows of the parts. Stored norms do not include the 1 that the family adds."""
     arrays = [array - np.float32(1) if names.has("plus_one", name) else array for name, array in parts]
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-
-
-def _heads(spec: ModelSpec, weight: str) -> int:
-    """The heads of the latent attention that a weight belongs to."""
-    mixer = spec.layers[int(weight.split(".")[2])].mixer
-    assert isinstance(mixer, LatentAttention)  # only it has such weights
-    return mixer.num_heads
 
 
 def _kv_b(heads: int, k_b: np.ndarray, v_b: np.ndarray) -> np.ndarray:

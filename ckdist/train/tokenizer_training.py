@@ -68,6 +68,3 @@ def tokenizer_config(max_length: int) -> dict[str, Any]:
         "model_max_length": max_length,
         "chat_template": CHAT_TEMPLATE,
     }
-
-
-__all__ = ["END", "END_OF_TEXT", "SPECIAL_TOKENS", "tokenizer_config", "train_tokenizer"]

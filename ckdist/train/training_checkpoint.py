@@ -7,7 +7,6 @@ ranks.
 
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -15,12 +14,13 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from ckdist.errors import ConfigError, EngineError, ModelFileError
-from ckdist.regular_file import open_regular
+from ckdist.hub.store import sha256_of
+from ckdist.regular_file import sync, write_synced
 from ckdist.train.arena import Arena
 from ckdist.weights.json_file import read_json_object
 from ckdist.weights.safetensors import StoredTensor, read_safetensors
@@ -131,11 +131,11 @@ class Folder:
             temporary.mkdir()
             checksums = write(temporary)
             write_synced(temporary / STATE, json.dumps({**asdict(state), "sha256": checksums}, indent=2).encode())
-            sync_folder(temporary)
+            sync(temporary)
             if target.exists():  # a run that resumed from an earlier step reaches this one again
                 self._remove(target)
             temporary.rename(target)
-            sync_folder(self.path)
+            sync(self.path)
         except OSError as error:
             shutil.rmtree(temporary, ignore_errors=True)
             found = self.steps()
@@ -162,25 +162,6 @@ class Folder:
         shutil.rmtree(doomed, ignore_errors=True)
 
 
-def write_synced(path: Path, data: bytes) -> str:
-    """Writes and syncs a file, and returns the hex SHA-256 of its bytes."""
-    with open(path, "wb", buffering=0) as file:
-        view = memoryview(data)
-        while view:
-            view = view[file.write(view) :]
-        os.fsync(file.fileno())
-    return hashlib.sha256(data).hexdigest()
-
-
-def sync_folder(path: Path) -> None:
-    """Makes the names in a folder survive a loss of power. Raises OSError on failure."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def write_arena(path: Path, arenas: dict[str, Arena]) -> str:
     """Writes arenas to one file and returns its checksum. Each array is the tensor `prefix + name`."""
     tensors = [
@@ -203,8 +184,7 @@ def verify(checkpoint: Path) -> TrainState:
         raise ModelFileError(f"{checkpoint} is corrupt: {STATE} has no checksums")
     for name, expected in checksums.items():
         try:
-            with open_regular(checkpoint / Path(name).name) as file:
-                found = _digest(file)
+            found = sha256_of(checkpoint / Path(name).name)
         except OSError as error:
             raise ModelFileError(f"{checkpoint} is corrupt: {name} cannot be read ({error.strerror})") from None
         if found != expected:
@@ -220,13 +200,6 @@ def verify(checkpoint: Path) -> TrainState:
             f"{', '.join(sorted(set(values) ^ set(known))) or 'fields of other types'}"
         )
     return TrainState(**values)
-
-
-def _digest(file: BinaryIO) -> str:
-    digest = hashlib.sha256()
-    while block := file.read(1 << 20):
-        digest.update(block)
-    return digest.hexdigest()
 
 
 class SavedTensors:

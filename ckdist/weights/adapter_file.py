@@ -8,7 +8,6 @@ Matrices of experts have two forms:
 """
 
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from ckdist.models.families.family import TensorNames, stack_of
 from ckdist.models.registry import family
 from ckdist.models.spec import ModelSpec, MoeFfn
 from ckdist.program.tracer import LowRank
+from ckdist.regular_file import write_synced
 from ckdist.weights.adapter_config import CONFIG, MERGE, AdapterConfig
 from ckdist.weights.dequantize import read_tensor
 from ckdist.weights.safetensors import StoredTensor, read_safetensors
@@ -319,10 +319,7 @@ def save_adapter(folder: Path, lora: Lora, base: str, parameters: Mapping[str, n
     ]
     write_safetensors(folder / f"{WEIGHTS}.tmp", tensors, {"format": "pt"})
     (folder / f"{WEIGHTS}.tmp").replace(folder / WEIGHTS)
-    with open(folder / f"{CONFIG}.tmp", "wb") as file:
-        file.write((json.dumps(config, indent=2) + "\n").encode())
-        file.flush()
-        os.fsync(file.fileno())
+    write_synced(folder / f"{CONFIG}.tmp", (json.dumps(config, indent=2) + "\n").encode())
     (folder / f"{CONFIG}.tmp").replace(folder / CONFIG)
 
 

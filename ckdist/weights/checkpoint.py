@@ -76,7 +76,8 @@ def open_checkpoint(path: str | os.PathLike[str], overrides: Mapping[str, Any] |
             magic = file.read(4)
     except (OSError, ValueError) as e:  # ValueError: a null byte in the path
         raise ModelFileError(f"{path} cannot be opened: {getattr(e, 'strerror', None) or e}") from None
-    from ckdist.weights.gguf_checkpoint import MAGIC, open_gguf
+    from ckdist.weights.gguf import MAGIC
+    from ckdist.weights.gguf_checkpoint import open_gguf
 
     if magic != MAGIC:
         raise ModelFileError(

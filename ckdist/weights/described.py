@@ -104,6 +104,3 @@ def _quantized(config: Mapping[str, Any], name: str, where: str) -> dtypes.Tenso
     ignored = [str(entry) for entry in quantization.get("ignore") or ()]
     only_experts = any("self_attn" in entry for entry in ignored) or any("expert" in target for target in targets)
     return dtypes.INT4_32 if not only_experts or is_expert(name) else None
-
-
-__all__ = ["describe", "describe_config", "near_shape", "shape_names", "shape_path"]

@@ -24,16 +24,12 @@ def open_folder(path: pathlib.Path) -> Checkpoint:
         raise ModelFileError(f"{path} is not a model: it has no config.json; give a folder with one, or a GGUF file")
     config = with_generation_rules(read_json_object(config_path), path)
     spec, unknown = read_config(config, str(config_path))
-    folder, joined = read_folder(path), []
-    tensors = folder.tensors
+    folder = read_folder(path)
+    stored, tensors = [], folder.tensors
     if quantization := quantization_config(config):
         from ckdist.weights.published import join_tensors
 
-        joined, tensors = join_tensors(tensors, quantization, str(path))
-    stored = [
-        StoredWeights(t.name, t.type.number, t.shape, t.codes.file, t.codes.offset, t.codes.dtype, t.scales)
-        for t in joined
-    ]
+        stored, tensors = join_tensors(tensors, quantization, str(path))
     stored += [
         StoredWeights(
             t.name,

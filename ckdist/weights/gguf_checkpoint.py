@@ -12,7 +12,7 @@ from ckdist.models.decoder import weight_shapes
 from ckdist.models.registry import family, spec_from_gguf
 from ckdist.weights import dtypes
 from ckdist.weights.checkpoint import Checkpoint
-from ckdist.weights.gguf import MAGIC, GgufModel, read_gguf
+from ckdist.weights.gguf import GgufModel, read_gguf
 from ckdist.weights.stored_weights import StoredWeights, notes_on, required, sources
 
 MAX_VECTOR = 1 << 10  # elements of a tensor that the spec holds
@@ -64,6 +64,3 @@ def _vector(model: GgufModel, name: str) -> np.ndarray | None:
     with open_file(tensor.file) as file:
         file.seek(tensor.offset)
         return np.frombuffer(file.read(tensor.nbytes), "<f4")
-
-
-__all__ = ["MAGIC", "open_gguf"]

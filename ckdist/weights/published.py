@@ -13,7 +13,6 @@ A module that is not quantised is recognised by its tensor: for example, a weigh
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,22 +22,12 @@ from ckdist.hub.local_copy import open_file
 from ckdist.weights import dtypes
 from ckdist.weights.safetensors import StoredTensor
 from ckdist.weights.scales import FORMS, Scales
+from ckdist.weights.stored_weights import StoredWeights
 
 READ = "fp8, compressed-tensors (float-quantized, pack-quantized of 4 bits) and mxfp4"
 UNDIVIDED = 128  # the number of columns that share a scale of 8-bit floats is a multiple of this
 _PARTS = ("_packed", "_scale", "_scale_inv", "_zero_point", "_shape", "_g_idx")
 _FLOATS = ("F32", "F16", "BF16")
-
-
-@dataclass(frozen=True)
-class JoinedTensor:
-    """A quantised matrix or stack: one tensor of codes, and its scales."""
-
-    name: str
-    type: dtypes.TensorType
-    shape: tuple[int, ...]  # (out, in), or (matrices, out, in)
-    codes: StoredTensor
-    scales: Scales
 
 
 def check_method(quantization: Mapping[str, Any], where: str) -> str:
@@ -87,7 +76,7 @@ def _expect(settings: Mapping[str, Any], allowed: Mapping[str, tuple[Any, ...]],
 
 def join_tensors(
     stored: Mapping[str, StoredTensor], quantization: Mapping[str, Any], where: str
-) -> tuple[list[JoinedTensor], dict[str, StoredTensor]]:
+) -> tuple[list[StoredWeights], dict[str, StoredTensor]]:
     """Splits the tensors of a folder into quantised matrices and all other tensors.
 
     Raises:
@@ -137,7 +126,7 @@ def _fail_shape(part: StoredTensor, of: StoredTensor, needed: str) -> ModelFileE
     )
 
 
-Joined = tuple[Any, ...]  # a JoinedTensor, then the stored tensors of its parts
+Joined = tuple[Any, ...]  # StoredWeights, then the stored tensors of its parts
 
 
 def _float8(
@@ -163,7 +152,7 @@ def _float8(
         if part.shape != shape:
             raise _fail_shape(part, codes, f"{shape} of blocks of {each}")
     scales = Scales("bytes", FORMS[part.dtype], *each, shape, ((part.file, part.offset),))
-    return JoinedTensor(name, dtypes.F8_E4M3, codes.shape, codes, scales), codes, part
+    return _joined(name, dtypes.F8_E4M3, codes.shape, codes, scales), codes, part
 
 
 def _block_size(quantization: Mapping[str, Any], codes: StoredTensor) -> tuple[int, int]:
@@ -218,7 +207,7 @@ def _int4(
     each = _round_up(group, UNDIVIDED) if groups == 1 else group
     zero_places = ((zeros.file, zeros.offset),) if zeros else ()
     scales = Scales("nibbles", FORMS[part.dtype], 1, each, part.shape, ((part.file, part.offset),), zero_places)
-    return JoinedTensor(name, _int4_type(scales), (rows, cols), codes, scales), *parts
+    return _joined(name, _int4_type(scales), (rows, cols), codes, scales), *parts
 
 
 def _check_group(part: StoredTensor, group: int, cols: int, quantization: Mapping[str, Any]) -> None:
@@ -255,7 +244,13 @@ def _mxfp4(name: str, blocks: StoredTensor, stored: Mapping[str, StoredTensor]) 
     count = math.prod(stack)
     places = tuple((part.file, part.offset + i * rows * groups) for i in range(count))
     scales = Scales("nibbles", "exponent", 1, 32, (rows, groups), places)
-    return JoinedTensor(stem, dtypes.MXFP4, (*stack, rows, 32 * groups), blocks, scales), blocks, part
+    return _joined(stem, dtypes.MXFP4, (*stack, rows, 32 * groups), blocks, scales), blocks, part
+
+
+def _joined(
+    name: str, stored: dtypes.TensorType, shape: tuple[int, ...], codes: StoredTensor, scales: Scales
+) -> StoredWeights:
+    return StoredWeights(name, stored.number, shape, codes.file, codes.offset, codes.dtype, scales)
 
 
 def _round_up(n: int, multiple: int) -> int:

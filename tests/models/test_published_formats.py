@@ -64,7 +64,7 @@ def sources(path) -> list[TensorSource]:
     each = joined.scales.code_bytes(rows * cols)
     return [
         TensorSource(
-            WEIGHT, joined.type.number, (rows, cols), path, joined.codes.offset + i * each,
+            WEIGHT, joined.type, (rows, cols), path, joined.offset + i * each,
             scales=replace(joined.scales, places=(place,)),
         )
         for i, place in enumerate(joined.scales.places)

@@ -93,7 +93,7 @@ Link share(int rank, int ranks, const Link* first) {
 // sockets: (ranks, ranks), one for data or one for heartbeats.
 Link connect(int rank, int ranks, const std::vector<int>& data, const std::vector<int>& heartbeats) {
   const Order order(numbered(ranks));
-  const auto tcp = std::make_shared<TcpTransport>(rank, ranks, 1, data.data() + rank * ranks, kTimeout);
+  const auto tcp = std::make_shared<TcpTransport>(rank, ranks, data.data() + rank * ranks, kTimeout);
   tcp->heartbeat_sockets.assign(heartbeats.begin() + rank * ranks, heartbeats.begin() + (rank + 1) * ranks);
   return {order, nullptr, tcp,
           Segment(StepCommunicator::memory_bytes(order, rank, Thresholds{}, sizes_of(rank, ranks)))};

@@ -19,7 +19,7 @@ import pytest
 
 from ckdist.cli.bench_comm import Stopwatch
 from ckdist.comm.bootstrap.handshake import Listener, Purpose, connect, job_secret, read_secret
-from ckdist.comm.bootstrap.sockets import connect_ranks
+from ckdist.comm.bootstrap.sockets import DATA, HEARTBEATS, connect_ranks
 from ckdist.comm.bootstrap.tcp_world import TcpWorld
 from ckdist.comm.communicator import open_communicator
 from ckdist.errors import CommError, ConfigError
@@ -389,7 +389,7 @@ class TestHandshake:
                 if absent == 0
                 else "rank 1 did not join rank 0 in time",
             ):
-                connect_ranks(world, None, 1, seconds=1)
+                connect_ranks(world, None, [DATA, HEARTBEATS], seconds=1)
             assert time.monotonic() - start < 5
 
         run_threads(2, body)
@@ -434,7 +434,9 @@ class TestHandshake:
             world = TcpWorld(1, 2, "127.0.0.1", port, b"s" * 16, timeout=10)
             world.gather(0)  # the bytes of its arena
             (address, _) = world.gather(["127.0.0.1", 1])
-            data, heartbeats = (connect(tuple(address), Purpose(b"data", 1, 0, lane), b"s" * 16, 5) for lane in (0, 1))
+            data, heartbeats = (
+                connect(tuple(address), Purpose(kind, 1, 0), b"s" * 16, 5) for kind in (DATA, HEARTBEATS)
+            )
             world.gather(["", False])  # its transport is open
             data.sendall(os.urandom(4096))
             time.sleep(0.5)

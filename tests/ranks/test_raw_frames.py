@@ -15,16 +15,14 @@ from ckdist.comm.window import Window
 from ckdist.errors import CommError
 from tests.support.thread_ranks import run_threads
 
-HEADER = struct.Struct("<IBBHiIQqqq")  # magic, kind, parts, pad, tag, mark, sequence, offset, bytes, total
+HEADER = struct.Struct("<IB3siIQqqq")  # magic, kind, pad, tag, mark, sequence, offset, bytes, total
 MAGIC = 0x31446B63
-MESSAGE, PART, PUT, GET, GOT, NOTIFY, GOODBYE, PLACED, TAKEN = range(1, 10)
-LONG = 1 << 20  # bytes of a message that takes all lanes
+MESSAGE, PUT, GET, GOT, NOTIFY, GOODBYE, PLACED, TAKEN = range(1, 9)
 NEXT = 2 + LARGE[1]  # the sequence of rank 1's next message: the measured exchanges and the window took those before
-USER_TAG = 8  # the tag on the wire of a message with tag 0
 
 
-def frame(kind, size=0, *, parts=1, tag=0, sequence=0, offset=0, total=None, data=None, magic=MAGIC, mark=0, pad=0):
-    head = HEADER.pack(magic, kind, parts, pad, tag, mark, sequence, offset, size, size if total is None else total)
+def frame(kind, size=0, *, tag=0, sequence=0, offset=0, total=None, data=None, magic=MAGIC, mark=0, pad=b""):
+    head = HEADER.pack(magic, kind, pad, tag, mark, sequence, offset, size, size if total is None else total)
     return head + (b"A" * min(size, 1 << 20) if data is None else data)
 
 
@@ -41,27 +39,27 @@ def write(file: int, data: bytes) -> None:
 
 @pytest.fixture
 def refused(monkeypatch):
-    """A function: rank 1 writes frames, pairs of a lane and bytes, and rank 0 fails as a pattern says."""
+    """A function: rank 1 writes a frame, and rank 0 fails as a pattern says."""
     files, connect = {}, opening.connect_ranks
     monkeypatch.setattr(
         opening, "connect_ranks", lambda world, *more: files.setdefault(world.rank, connect(world, *more))
     )
 
-    def run(frames, pattern: str, lanes: int = 1) -> None:
+    def run(sent: bytes, pattern: str) -> None:
         files.clear()
         both = threading.Barrier(2)
 
         def body(world):
-            c = open_communicator(world, "tcp", timeout=5, arena_bytes=1 << 20, share=False, lanes=lanes)
+            c = open_communicator(world, "tcp", timeout=5, arena_bytes=1 << 20, share=False)
             memory = np.zeros(1 << 16, np.uint8)
             window = Window(c, 0, memory[:64])
             both.wait(20)
             if world.rank == 1:
-                for lane, data in frames:
-                    write(files[1][lane], data)
+                data, _ = files[1]
+                write(data[0], sent)
             else:
                 with pytest.raises(CommError, match=pattern) as failure:
-                    c.recv(np.zeros(LONG, np.uint8), 1)
+                    c.recv(np.zeros(1 << 20, np.uint8), 1)
                 assert "\n" not in str(failure.value)
                 assert not memory.any(), "something was stored"
             both.wait(20)
@@ -80,10 +78,7 @@ def refused(monkeypatch):
         (frame(PUT, 8, offset=60), "put.*beyond the window's end"),
         (frame(PUT, 8, tag=1), "put.*did not expose such a window"),
         (frame(PUT, 8, total=9), "put.*not all of its bytes"),
-        (
-            frame(NOTIFY, 5000, offset=3),
-            "notify, lane 0, tag 0, sequence 0, offset 3, 5000 of 5000 bytes.*out of bounds",
-        ),
+        (frame(NOTIFY, 5000, offset=3), "notify, tag 0, sequence 0, offset 3, 5000 of 5000 bytes.*out of bounds"),
         (frame(NOTIFY, offset=1 << 16), "notify.*a slot that no window has"),
         (frame(NOTIFY, tag=7), "notify.*did not expose such a window"),
         (frame(GET, 8), "get.*data where its kind has none"),
@@ -95,26 +90,15 @@ def refused(monkeypatch):
         (frame(TAKEN, 100), "taken.*out of bounds"),
         (frame(GOODBYE, 401), "goodbye.*out of bounds"),
         (frame(MESSAGE, 4, sequence=NEXT + 1), "message.*out of order"),
-        (frame(MESSAGE, 4, total=1 << 30, data=b""), "message.*other bytes than its lane carries"),
-        (frame(MESSAGE, 4, parts=2), "message.*another number of parts"),
-        (frame(MESSAGE, 4, pad=1), "message.*a field that must be 0 is not"),
-        (frame(PART, 4, parts=2), "part.*on a lane where its kind does not travel"),
+        (frame(MESSAGE, 4, total=1 << 30, data=b""), "message.*not all of its bytes"),
+        (frame(MESSAGE, 4, pad=b"\1"), "message.*a field that must be 0 is not"),
+        (frame(MESSAGE, 4, pad=b"\0\0\1"), "message.*a field that must be 0 is not"),
         (frame(MESSAGE, (1 << 40) + 1, data=b""), "message.*a size out of bounds"),
         (frame(MESSAGE, 1 << 40, data=b"", sequence=NEXT), "bytes that nobody receives"),
-        (frame(10), "something that is not a frame .magic 31446b63, kind 10, lane 0"),
-        (frame(MESSAGE, magic=1), "something that is not a frame .magic 00000001, kind 1, lane 0"),
+        (frame(9), "something that is not a frame .magic 31446b63, kind 9."),
+        (frame(MESSAGE, magic=1), "something that is not a frame .magic 00000001, kind 1."),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_frame_that_breaks_a_rule_is_refused_by_name(refused, sent, rule):
-    refused([(0, sent)], rf"rank 1 \(on b\) sent .*{rule}")
-
-
-def test_two_parts_of_one_lane_complete_no_message(refused):
-    """The other lane is in the middle of its part, and would write on into memory that the caller has back."""
-    half, quarter = LONG // 2, LONG // 4
-    to = {"parts": 2, "tag": USER_TAG, "total": LONG, "sequence": NEXT}
-    first, second = frame(MESSAGE, half, **to), frame(PART, half, offset=half, **to)
-    beyond = frame(PART, half, offset=half, **to)
-    refused([(0, first[: 48 + quarter]), (1, second), (1, beyond)], "part, lane 1.*it came already", lanes=2)
-    refused([(0, first), (0, second)], "part, lane 0.*on a lane where its kind does not travel", lanes=2)
+    refused(sent, rf"rank 1 \(on b\) sent .*{rule}")

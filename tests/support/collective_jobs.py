@@ -15,7 +15,7 @@ def options(transport: str, ranks: int):
     if transport == "shared":
         return "a" * ranks, {}
     if transport == "tcp":
-        return "a" * ranks, {"transport": "tcp", "lanes": 2}
+        return "a" * ranks, {"transport": "tcp"}
     hosts = HYBRID_HOSTS[ranks]
     return hosts, {"transport": "tcp", "share": transport == "hybrid"}
 

@@ -58,13 +58,7 @@ def roce(tmp_path):
 
 def test_ports_are_read(roce):
     first, second = verbs.devices(roce)
-    assert (first.device, first.number, first.active, first.numa_node, first.rate) == (
-        "mlx5_0",
-        1,
-        True,
-        0,
-        "100 Gb/sec (4X EDR)",
-    )
+    assert (first.device, first.number, first.active, first.numa_node) == ("mlx5_0", 1, True, 0)
     assert [(g.index, g.version, g.address, g.interface) for g in second.gids] == [
         (0, "RoCE v1", "fe80::ba59:9fff:fe01:203", "ens1f1"),
         (1, "RoCE v2", "fe80::ba59:9fff:fe01:203", "ens1f1"),
@@ -90,11 +84,6 @@ def test_version_2_and_ipv4_are_preferred(roce, interface, device, address):
 
 def test_the_device_near_the_rank_is_preferred(roce):
     assert [verbs.choose(verbs.devices(roce), numa_node=node).device for node in (0, 1)] == ["mlx5_0", "mlx5_1"]
-
-
-def test_the_route_to_the_peer_chooses(roce, tmp_path):
-    add_port(tmp_path, "rxe9", {1: (ipv4(127, 0, 0, 1), "RoCE v2", "lo")})
-    assert verbs.choose(verbs.devices(roce), peer="127.0.0.9").device == "rxe9"
 
 
 def test_infiniband_has_no_versions(tmp_path):

@@ -49,12 +49,12 @@ class _Probe:
         return write | (selectors.EVENT_READ if self.received < self.size else 0)
 
 
-def check_packet_sizes(world: World, connections: Mapping[tuple[int, int], socket.socket], seconds: float) -> None:
-    """Exchanges messages larger than a packet over every connection (peer, lane) to another host.
+def check_packet_sizes(world: World, connections: Mapping[int, socket.socket], seconds: float) -> None:
+    """Exchanges messages larger than a packet with every rank of another host.
 
     Args:
         world: The ranks, by host.
-        connections: This rank's connections. They block again afterwards.
+        connections: This rank's connection to each peer. They block again afterwards.
         seconds: Time limit.
 
     Raises:
@@ -74,11 +74,11 @@ def check_packet_sizes(world: World, connections: Mapping[tuple[int, int], socke
                 _check_time(world, key.data, deadline)
 
 
-def _probes(world: World, connections: Mapping[tuple[int, int], socket.socket]) -> Iterator[_Probe]:
-    for (peer, lane), connection in connections.items():
+def _probes(world: World, connections: Mapping[int, socket.socket]) -> Iterator[_Probe]:
+    for peer, connection in connections.items():
         if world.hosts[peer] == world.hosts[world.rank]:
             continue
-        first = lane == 0 and all(world.hosts.index(world.hosts[r]) == r for r in (peer, world.rank))
+        first = all(world.hosts.index(world.hosts[r]) == r for r in (peer, world.rank))
         yield _Probe(peer, connection, LARGEST if first else LARGE)
 
 

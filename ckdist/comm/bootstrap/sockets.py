@@ -3,6 +3,7 @@
 import ipaddress
 import socket as sockets
 import time
+from collections.abc import Sequence
 
 from ckdist.comm.bootstrap.handshake import Listener, Purpose, connect, job_secret
 from ckdist.comm.bootstrap.packet_sizes import check_packet_sizes
@@ -10,37 +11,39 @@ from ckdist.comm.bootstrap.tcp_world import INTERFACE_VARIABLE, address_of
 from ckdist.comm.world_protocol import Log, World
 from ckdist.errors import CommError, ConfigError
 
-MAX_LANES = 16
+DATA, HEARTBEATS = b"data", b"beat"  # what a connection carries
 # All ranks have started and reach this point soon. The timeout of later steps does not matter here.
 CONNECT_SECONDS = 30.0
 
 
 def connect_ranks(
-    world: World, interface: str | None, lanes: int, log: Log | None = None, seconds: float = CONNECT_SECONDS
-) -> list[int]:
+    world: World,
+    interface: str | None,
+    kinds: Sequence[bytes],
+    log: Log | None = None,
+    seconds: float = CONNECT_SECONDS,
+) -> list[list[int]]:
     """Connects every two ranks. A collective call.
 
     Args:
         world: The ranks.
         interface: Name or address to listen at. Default: the address that reached the master, else `common_address`.
-        lanes: Data connections between two ranks: several for fast links, 0 if another transport carries data.
+        kinds: The connections between two ranks: HEARTBEATS, and DATA unless another transport carries it.
         log: Receives lines about connections that were dropped.
         seconds: Time limit.
 
     Returns:
-        File descriptors (size * (lanes + 1)), -1 for this rank itself. Each rank's last one carries only heartbeats.
+        For each of `kinds` the ranks' file descriptors, -1 for this rank itself.
 
     Raises:
         ConfigError: A rank cannot listen. Every rank raises it.
         CommError: A rank is missing, or large messages do not pass between hosts (`packet_sizes`).
     """
-    if not 0 <= lanes <= MAX_LANES:
-        raise ConfigError(f"{lanes} connections between two ranks; use up to {MAX_LANES}")
     secret = job_secret(world)
     reached = getattr(world, "address", None)  # that the master used
     found = reached if interface or reached is not None else common_address(world)
     listener, address, problem = None, "", ""
-    connections: dict[tuple[int, int], sockets.socket] = {}
+    connections: dict[tuple[bytes, int], sockets.socket] = {}
     try:
         address = address_of(interface) if interface else str(found)
         listener = Listener(address, 0, world.rank, secret, log=log)
@@ -53,14 +56,13 @@ def connect_ranks(
         assert listener is not None  # otherwise this rank is among the refused
         deadline = time.monotonic() + seconds
         for peer in range(world.rank):
-            for lane in range(lanes + 1):
-                connections[peer, lane] = connect(
-                    tuple(listening[peer]), Purpose(b"data", world.rank, peer, lane), secret, seconds, address
-                )
+            for kind in kinds:
+                purpose = Purpose(kind, world.rank, peer)
+                connections[kind, peer] = connect(tuple(listening[peer]), purpose, secret, seconds, address)
         for peer in range(world.rank + 1, world.size):
-            for lane in range(lanes + 1):
-                connections[peer, lane] = listener.take(Purpose(b"data", peer, world.rank, lane), deadline)
-        data = {place: connection for place, connection in connections.items() if place[1] < lanes}
+            for kind in kinds:
+                connections[kind, peer] = listener.take(Purpose(kind, peer, world.rank), deadline)
+        data = {peer: connection for (kind, peer), connection in connections.items() if kind == DATA}
         check_packet_sizes(world, data, seconds)
     except CommError:
         for connection in connections.values():  # peers must not wait for this rank
@@ -70,9 +72,7 @@ def connect_ranks(
         if listener:
             listener.close()
     return [
-        connections[peer, lane].detach() if peer != world.rank else -1
-        for peer in range(world.size)
-        for lane in range(lanes + 1)
+        [connections[kind, peer].detach() if peer != world.rank else -1 for peer in range(world.size)] for kind in kinds
     ]
 
 

@@ -69,6 +69,3 @@ def measured_link(world: World, transport: str, timeout: float) -> Link:
         return Link.of_exchanges(small, large, TINY[0])
     finally:
         native.ffi.release(chosen.handle)
-
-
-__all__ = ["Exchange", "Link", "measured_link", "one_sum"]

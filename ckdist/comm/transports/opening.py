@@ -4,7 +4,7 @@ import ctypes
 from collections.abc import Callable
 
 from ckdist import native
-from ckdist.comm.bootstrap.sockets import connect_ranks
+from ckdist.comm.bootstrap.sockets import DATA, HEARTBEATS, connect_ranks
 from ckdist.comm.host_name import machine_name
 from ckdist.comm.world_protocol import Log, MpiRanks, World, has_mpi
 from ckdist.errors import ConfigError
@@ -13,9 +13,7 @@ from ckdist.native import CData
 lib = native.lib
 
 
-def open_transport(
-    world: World, transport: str, interface: str | None, lanes: int, timeout: float, log: Log | None
-) -> CData:
+def open_transport(world: World, transport: str, interface: str | None, timeout: float, log: Log | None) -> CData:
     """Opens a native ckdist_transport between all ranks. A collective call; raises ConfigError or CommError."""
     if transport == "verbs":
         from ckdist.comm.transports.verbs import open_verbs
@@ -25,15 +23,15 @@ def open_transport(
         assert has_mpi(world)
         opened = _open_mpi(world, timeout)
     else:
-        opened = _open_tcp(world, interface, lanes, timeout, log)
+        opened = _open_tcp(world, interface, timeout, log)
     if len(set(world.hosts)) > 1:
         native.call(lib.ckdist_transport_name_hosts, opened, [machine_name(host) for host in world.hosts])
     return opened
 
 
-def _open_tcp(world: World, interface: str | None, lanes: int, timeout: float, log: Log | None) -> CData:
-    sockets = connect_ranks(world, interface, lanes, log)
-    return native.new(lib.ckdist_transport_tcp, world.rank, world.size, lanes, sockets, timeout)
+def _open_tcp(world: World, interface: str | None, timeout: float, log: Log | None) -> CData:
+    sockets, heartbeats = connect_ranks(world, interface, (DATA, HEARTBEATS), log)
+    return native.new(lib.ckdist_transport_tcp, world.rank, world.size, sockets, heartbeats, timeout)
 
 
 def before_mpi_ends(world: MpiRanks, action: Callable[[], object]) -> None:

@@ -39,7 +39,7 @@ class ChosenTransport:
 
 
 def choose_transport(
-    world: World, wanted: str, timeout: float, interface: str | None = None, lanes: int = 1, log: Log | None = None
+    world: World, wanted: str, timeout: float, interface: str | None = None, log: Log | None = None
 ) -> ChosenTransport:
     """Opens the transport `wanted`, or with "auto" the fastest that works on every rank.
 
@@ -50,7 +50,7 @@ def choose_transport(
     opened: dict[str, CData] = {}
     refused: dict[str, CkdistError] = {}
     for name in candidates:
-        handle, error = _everywhere(world, functools.partial(_open, world, name, timeout, interface, lanes, log))
+        handle, error = _everywhere(world, functools.partial(_open, world, name, timeout, interface, log))
         if error is None:
             opened[name] = handle
         else:
@@ -130,11 +130,11 @@ def _everywhere(world: World, action: Callable[[], Result]) -> tuple[Result | No
     return None, (ConfigError if user else CommError)(text if is_same else f"rank {rank}: {text}")
 
 
-def _open(world: World, name: str, timeout: float, interface: str | None, lanes: int, log: Log | None) -> CData:
+def _open(world: World, name: str, timeout: float, interface: str | None, log: Log | None) -> CData:
     """Raises ConfigError or CommError if the transport does not work."""
     if name == "mpi" and not has_mpi(world):
         raise ConfigError("no MPI launcher started this process: use mpirun")
-    return open_transport(world, name, interface or os.environ.get(INTERFACE_VARIABLE), lanes, timeout, log)
+    return open_transport(world, name, interface or os.environ.get(INTERFACE_VARIABLE), timeout, log)
 
 
 def exchange_seconds(world: World, handle: CData, sizes: Sequence[tuple[int, int]] = (SMALL, LARGE)) -> list[float]:

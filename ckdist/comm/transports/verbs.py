@@ -5,22 +5,21 @@ Devices are read from sysfs, so they can be shown if libibverbs is missing. Nati
 """
 
 import ipaddress
-import os
-import pathlib
 import re
-import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from ckdist import native
-from ckdist.comm.bootstrap.sockets import connect_ranks
+from ckdist.comm.bootstrap.sockets import HEARTBEATS, connect_ranks
 from ckdist.comm.world_protocol import World
 from ckdist.errors import CkdistError, ConfigError
 from ckdist.native import CData
 from ckdist.topology import this_machine
 from ckdist.topology.binding import own_cpus
+from ckdist.topology.devices import RdmaPort, read_rdma
+from ckdist.topology.tree import Tree
 
 ROCE_V2, ROCE_V1, INFINIBAND = "RoCE v2", "RoCE v1", "InfiniBand"
 TRY_SECONDS = 1.0
@@ -41,13 +40,12 @@ class Gid:
 
 @dataclass(frozen=True)
 class Port:
-    """One port of an RDMA device. `rate` is the driver's text; `numa_node` is -1 if it is not known."""
+    """One port of an RDMA device, with its addresses. `numa_node` is None if it is not known."""
 
     device: str
     number: int
     active: bool
-    rate: str
-    numa_node: int
+    numa_node: int | None
     gids: tuple[Gid, ...]
 
 
@@ -63,67 +61,36 @@ class Choice:
         return f"{self.device} port {self.port}, GID {self.gid.index} ({self.gid.version}, {self.gid.address})"
 
 
-def _read(path: pathlib.Path, default: str = "") -> str:
-    """The text of a file of sysfs, or `default` if it cannot be read."""
-    try:
-        return path.read_text().strip()
-    except OSError:  # an empty table entry is a file that cannot be read
-        return default
-
-
 def devices(root: str = "/") -> tuple[Port, ...]:
     """All ports of all RDMA devices, ordered by name."""
-    found = []
-    for device in sorted(pathlib.Path(root, "sys/class/infiniband").glob("*")):
-        node = _read(device / "device/numa_node", "-1")
-        for port in sorted(device.glob("ports/*")):
-            gids = tuple(_gids(port, _read(port / "link_layer") == INFINIBAND))
-            active = _read(port / "state").endswith("ACTIVE")  # "4: ACTIVE"
-            found.append(Port(device.name, int(port.name), active, _read(port / "rate"), int(node), gids))
-    return tuple(found)
+    tree = Tree(root)
+    return tuple(Port(p.device, p.port, p.state == "ACTIVE", p.node, tuple(_gids(tree, p))) for p in read_rdma(tree))
 
 
-def _gids(port: pathlib.Path, infiniband: bool) -> Iterator[Gid]:
-    """The entries of a port's GID table that have an address."""
-    attributes = port / "gid_attrs"
-    for index in sorted(int(entry.name) for entry in (port / "gids").iterdir()):
-        text = _read_entry(f"{port}/gids/{index}")
+def _gids(tree: Tree, port: RdmaPort) -> Iterator[Gid]:
+    """The entries of a port's GID table that have an address. A table may have a thousand entries, nearly all empty."""
+    folder = f"sys/class/infiniband/{port.device}/ports/{port.port}"
+    for index in tree.numbered(f"{folder}/gids", ""):
+        text = tree.text(f"{folder}/gids/{index}")
         if _NO_INTERFACE.fullmatch(text):
             continue
         gid = ipaddress.IPv6Address(text)
-        version = INFINIBAND if infiniband else _read(attributes / "types" / str(index)).replace("IB/", "")
-        yield Gid(index, version, str(gid.ipv4_mapped or gid), _read(attributes / "ndevs" / str(index)))
+        kind = tree.text(f"{folder}/gid_attrs/types/{index}").replace("IB/", "")
+        version = INFINIBAND if port.link == INFINIBAND else kind
+        yield Gid(index, version, str(gid.ipv4_mapped or gid), tree.text(f"{folder}/gid_attrs/ndevs/{index}"))
 
 
-def _read_entry(path: str) -> str:
-    """Does the same as `_read` in a third of the time. A table may have a thousand entries, nearly all empty."""
-    try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return ""
-    try:
-        return os.read(file, 64).decode().strip()
-    except OSError:
-        return ""
-    finally:
-        os.close(file)
-
-
-def choose(
-    ports: tuple[Port, ...], interface: str | None = None, peer: str | None = None, numa_node: int = -1
-) -> Choice:
+def choose(ports: tuple[Port, ...], interface: str | None = None, numa_node: int | None = None) -> Choice:
     """Chooses the best GID among active ports: RoCE v2 before InfiniBand before RoCE v1, IPv4 before IPv6.
 
     Args:
         ports: All ports.
         interface: Name or address of a network interface, or name of an RDMA device, that the GID must belong to.
-        peer: Without `interface`: the GID must have the address that routes to `peer`.
         numa_node: Ports near this node are preferred.
 
     Raises:
         ConfigError: There is no such port. The error lists the ports.
     """
-    wanted = interface or (source_address(peer) if peer else None)
     candidates = [
         (
             PREFERENCE.get(gid.version, 3),
@@ -137,7 +104,7 @@ def choose(
         for port in ports
         if port.active
         for gid in port.gids
-        if wanted in (None, gid.address, gid.interface, port.device)
+        if interface in (None, gid.address, gid.interface, port.device)
     ]
     if candidates:
         *_, device, number, _, gid = min(candidates, key=lambda c: c[:-1])
@@ -150,20 +117,10 @@ def choose(
         for p in ports
     )
     raise ConfigError(
-        f"no active RDMA port has the address or interface {wanted}; there is {have}"
-        if wanted
+        f"no active RDMA port has the address or interface {interface}; there is {have}"
+        if interface
         else f"no RDMA port is active; there is {have}"
     )
-
-
-def source_address(peer: str) -> str:
-    """This host's IPv4 address from which packets to `peer` leave. Nothing is sent."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((peer, 9))
-            return probe.getsockname()[0]
-    except OSError as error:
-        raise ConfigError(f"no route leads to {peer}: {error}") from None
 
 
 def own_choice(interface: str | None = None) -> Choice:
@@ -174,7 +131,7 @@ def own_choice(interface: str | None = None) -> Choice:
     native.check(native.lib.ckdist_verbs_available())
     mine = own_cpus()
     nodes = {cpu.node for cpu in this_machine().cpus if cpu.number in mine}
-    return choose(devices(), interface, numa_node=nodes.pop() if len(nodes) == 1 else -1)
+    return choose(devices(), interface, numa_node=nodes.pop() if len(nodes) == 1 else None)
 
 
 def verbs_works(interface: str | None = None) -> tuple[bool, str]:
@@ -239,8 +196,8 @@ def open_verbs(world: World, interface: str | None = None, timeout: float = 30.0
 
     agreed(lambda: opened.connect(addresses))
     agreed(around)
-    heartbeat_sockets = connect_ranks(world, None, 0)
-    return native.new(native.lib.ckdist_transport_verbs, opened.handle, heartbeat_sockets)
+    (heartbeats,) = connect_ranks(world, None, [HEARTBEATS])
+    return native.new(native.lib.ckdist_transport_verbs, opened.handle, heartbeats)
 
 
 class VerbsTransport:

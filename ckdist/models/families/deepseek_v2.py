@@ -194,18 +194,10 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
         raise ArchitectureError(f"{where}: latent attention with rope_interleave false has no GGUF form")
     cached = Attention(a.num_heads, 1, a.rope_dim, a.scale)  # has the sizes that `dense` reads
     shaped = replace(spec, layers=tuple(replace(layer, mixer=cached) for layer in spec.layers))
-    names = [
-        "leading_dense_block_count",
-        "expert_shared_count",
-        "expert_gating_func",
-        "expert_weights_norm",
-        "expert_weights_scale",
-        "expert_group_count",
-        "expert_group_used_count",
-    ]
     mixed = any(isinstance(layer.ffn, MoeFfn) for layer in spec.layers)
     more = {
-        **(to_gguf.experts(spec, where, names) if mixed else NO_EXPERTS | {names[0]: len(spec.layers)}),
+        **(to_gguf.experts(spec, where, family.GROUPED_EXPERTS) if mixed else NO_EXPERTS),
+        **({} if mixed else {"leading_dense_block_count": len(spec.layers)}),
         "attention.kv_lora_rank": a.kv_lora_rank,
         "attention.key_length": a.key_width,
         "attention.value_length": a.kv_lora_rank,
@@ -223,9 +215,9 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     return form
 
 
-SHARED = {f"mlp.shared_experts.{part}_proj": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
 SAFETENSORS = family.SAFETENSORS_EXPERTS.but(
-    in_layers("model.layers", {**SHARED, "self_attn.kv_b_proj": KV_B}), (r".+\.kv_b_proj\.weight", "keys_values")
+    in_layers("model.layers", {**family.SHARED_EXPERTS, "self_attn.kv_b_proj": KV_B}),
+    (r".+\.kv_b_proj\.weight", "keys_values"),
 )
 GGUF_NAMES = family.GGUF_EXPERTS.but(
     in_layers(
@@ -256,5 +248,4 @@ FAMILY = Family(
     to_gguf=export,
     safetensors=SAFETENSORS,
     gguf_names=GGUF_NAMES,
-    ignored=family.ROTATIONS,
 )

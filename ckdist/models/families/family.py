@@ -166,6 +166,11 @@ class GgufForm:
 
 
 SAFETENSORS = TensorNames(own_names=True)
+ROTATIONS = (  # tensors of older conversions with the frequencies of the rotation
+    r".*\.rotary_emb\.inv_freq",
+    r"rope\.freqs",
+    r"blk\.\d+\.attn_rot_embd\.weight",
+)
 
 
 @dataclass(frozen=True)
@@ -192,7 +197,7 @@ class Family:
     from_gguf: Callable[[GgufHeader], ModelSpec] | None = None
     safetensors: TensorNames = SAFETENSORS
     keys: ConfigKeys = field(default_factory=ConfigKeys)  # fields of config.json
-    ignored: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ROTATIONS
     gguf_values: Callable[[ModelSpec, str, np.ndarray], np.ndarray] | None = None
 
 
@@ -228,14 +233,21 @@ EXPERTS = in_layers("blk", {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 })  # fmt: skip
 GGUF_EXPERTS = GGUF.but(EXPERTS)
+SHARED_EXPERTS = {
+    f"mlp.shared_experts.{part}_proj": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")
+}
+GROUPED_EXPERTS = (  # GGUF's values for layers with experts after dense ones, and for a choice of experts by groups
+    "leading_dense_block_count",
+    "expert_shared_count",
+    "expert_gating_func",
+    "expert_weights_norm",
+    "expert_weights_scale",
+    "expert_group_count",
+    "expert_group_used_count",
+)
 INTERLEAVED = (r".+\.self_attn\.[qk]_proj\..+", "interleaved")
 # for families that store the norm before the feed-forward under this name
 POST_ATTENTION_NORM = in_layers("blk", {"ffn_norm": (), "post_attention_norm": "post_attention_layernorm"})
-ROTATIONS = (  # tensors of older conversions with the frequencies of the rotation
-    r".*\.rotary_emb\.inv_freq",
-    r"rope\.freqs",
-    r"blk\.\d+\.attn_rot_embd\.weight",
-)
 GGUF_POST_NORMS = GGUF.but(  # norms before and after each part
     in_layers("blk", {
         "post_attention_norm": "post_attention_layernorm",

@@ -48,7 +48,7 @@ def soft_cap(f: Fields, name: str) -> float:
 def attention(f: Fields, n: Sizes) -> Attention:
     """Reads the attention of a layer without a window from a config.json, without the soft cap."""
     scale, bias = f.number("query_pre_attn_scalar") ** -0.5, f.flag("attention_bias")
-    return Attention(n.num_heads, n.num_kv_heads, n.head_dim, scale, qkv_bias=bias, o_bias=bias)
+    return n.attention(scale=scale, qkv_bias=bias, o_bias=bias)
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
@@ -132,5 +132,4 @@ FAMILY = Family(
     to_gguf=export,
     safetensors=family.SAFETENSORS.but({}, (r".*norm\.weight", "plus_one")),
     gguf_names=family.GGUF_POST_NORMS,
-    ignored=family.ROTATIONS,
 )

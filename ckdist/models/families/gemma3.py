@@ -99,5 +99,4 @@ FAMILY = Family(
     to_gguf=export,
     safetensors=gemma2.FAMILY.safetensors,
     gguf_names=gemma2.FAMILY.gguf_names,
-    ignored=gemma2.FAMILY.ignored,
 )

@@ -43,7 +43,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
     bias = f.flag("attention_bias")
-    attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=bias)
+    attention = n.attention(qkv_bias=bias)
     rope = from_config.rotations(f, n, from_config.part(f), interleaved=True)["global"]
     return model(n, attention, rope, from_config.dense(f), from_config.tied(f, outer))
 
@@ -75,5 +75,4 @@ FAMILY = Family(
     to_gguf=export,
     safetensors=family.SAFETENSORS.but(in_layers("model.layers", {"mlp.gate_up_proj": GATE_UP})),
     gguf_names=family.GGUF.but(in_layers("blk", GGUF_NAMES)),
-    ignored=family.ROTATIONS,
 )

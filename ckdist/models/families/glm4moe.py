@@ -34,16 +34,6 @@ KEYS = ConfigKeys(
     },
     aliases={"num_local_experts": "n_routed_experts", "num_mtp_layers": "num_nextn_predict_layers"},
 )
-SHARED = {f"mlp.shared_experts.{part}_proj": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
-GGUF_KEYS = (
-    "leading_dense_block_count",
-    "expert_shared_count",
-    "expert_gating_func",
-    "expert_weights_norm",
-    "expert_weights_scale",
-    "expert_group_count",
-    "expert_group_used_count",
-)
 
 
 def model(n: Sizes, attention: Attention, ffns: Sequence[DenseFfn | MoeFfn], rope: RopeSpec, tied: bool) -> ModelSpec:
@@ -55,14 +45,7 @@ def model(n: Sizes, attention: Attention, ffns: Sequence[DenseFfn | MoeFfn], rop
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
-    attention = Attention(
-        n.num_heads,
-        n.num_kv_heads,
-        n.head_dim,
-        n.head_dim**-0.5,
-        qkv_bias=f.flag("attention_bias"),
-        qk_norm="head" if f.flag("use_qk_norm") else "",
-    )
+    attention = n.attention(qkv_bias=f.flag("attention_bias"), qk_norm="head" if f.flag("use_qk_norm") else "")
     routing = Routing(
         used=8,
         scores="sigmoid",
@@ -102,7 +85,7 @@ def export(spec: ModelSpec, where: str) -> GgufForm:
     """Returns the GGUF metadata of a model."""
     from ckdist.models import to_gguf
 
-    more = {"rope.dimension_count": spec.ropes["global"].dims, **to_gguf.experts(spec, where, GGUF_KEYS)}
+    more = {"rope.dimension_count": spec.ropes["global"].dims, **to_gguf.experts(spec, where, family.GROUPED_EXPERTS)}
     return to_gguf.dense(NAME, spec, where, more)
 
 
@@ -115,7 +98,6 @@ FAMILY = Family(
     from_config=config,
     from_gguf=gguf,
     to_gguf=export,
-    safetensors=family.SAFETENSORS_EXPERTS.but(in_layers("model.layers", SHARED)),
+    safetensors=family.SAFETENSORS_EXPERTS.but(in_layers("model.layers", family.SHARED_EXPERTS)),
     gguf_names=family.GGUF_EXPERTS.but(family.POST_ATTENTION_NORM),
-    ignored=family.ROTATIONS,
 )

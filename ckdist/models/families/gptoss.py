@@ -59,9 +59,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         if f.number(name) != known:
             raise f.error(name, f.values[name], f"{known:g}")
     biased = f.flag("attention_bias")
-    attention = Attention(
-        n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=biased, o_bias=biased, sinks=True
-    )
+    attention = n.attention(qkv_bias=biased, o_bias=biased, sinks=True)
     experts = from_config.experts(f, "num_local_experts", "intermediate_size", ROUTING, bias=True)
     if experts.activation != "silu":
         raise f.error("hidden_act", f.text("hidden_act"), "silu: this family has only a clamped SwiGLU")
@@ -116,5 +114,4 @@ FAMILY = Family(
     gguf_names=family.GGUF_EXPERTS.but(
         {**family.POST_ATTENTION_NORM, "blk.{}.attn_sinks.weight": "model.layers.{}.self_attn.sinks"}
     ),
-    ignored=family.ROTATIONS,
 )

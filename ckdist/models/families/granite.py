@@ -6,7 +6,7 @@ from ckdist.models import from_config
 from ckdist.models.families import llama
 from ckdist.models.families.family import GgufForm, GgufHeader
 from ckdist.models.fields import Fields
-from ckdist.models.spec import Attention, LayerSpec, ModelSpec
+from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME = "granite"
 KEYS = llama.KEYS.but(
@@ -21,7 +21,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     n, bias = from_config.sizes(f), f.flag("attention_bias")
     multiplier = lambda name: f.number(name, high=1e6)
     scale = multiplier("attention_multiplier")
-    attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, scale, qkv_bias=bias, o_bias=bias)
+    attention = n.attention(scale=scale, qkv_bias=bias, o_bias=bias)
     ffn = from_config.dense(f, bias=f.flag("mlp_bias"))
     layers = [LayerSpec(attention, ffn, residual_scale=multiplier("residual_multiplier"))] * n.num_layers
     return n.model(

@@ -7,7 +7,7 @@ from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
-from ckdist.models.spec import Attention, LayerSpec, ModelSpec
+from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
 
 NAME = "llama"
@@ -17,7 +17,7 @@ KEYS = ConfigKeys({"hidden_act": "silu", "max_position_embeddings": 2048, "rms_n
 def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n, bias = from_config.sizes(f), f.flag("attention_bias")
-    attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=bias, o_bias=bias)
+    attention = n.attention(qkv_bias=bias, o_bias=bias)
     ffn = from_config.dense(f, bias=f.flag("mlp_bias"))
     layers = [LayerSpec(attention, ffn)] * n.num_layers
     return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
@@ -56,5 +56,4 @@ FAMILY = Family(
     from_gguf=gguf,
     to_gguf=export,
     gguf_names=family.GGUF.but({}, family.INTERLEAVED),
-    ignored=family.ROTATIONS,
 )

@@ -7,7 +7,7 @@ from ckdist.models.config_keys import ConfigKeys
 from ckdist.models.families import family, mixtral
 from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
-from ckdist.models.spec import Attention, LayerSpec, ModelSpec
+from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
 
 NAME = "minimax-m2"
@@ -36,7 +36,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
         raise f.error("scoring_func", f.text("scoring_func"), "sigmoid")
     if any(kind != 1 for kind in f.raw("attn_type_list") or ()):
         raise f.error("attn_type_list", f.raw("attn_type_list"), "1 for every layer: linear attention is not supported")
-    attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qk_norm="row")
+    attention = n.attention(qk_norm="row")
     ffn = from_config.experts(f, "num_local_experts", "intermediate_size", ROUTING, correction_bias=True)
     rotated = f.integer("rotary_dim", n.head_dim, high=limits.MAX_HEAD_DIM)
     part = f.number("partial_rotary_factor", min(1.0, rotated / n.head_dim), high=1.0)
@@ -77,5 +77,4 @@ FAMILY = Family(
         in_layers("model.layers", {"block_sparse_moe.e_score_correction": "mlp.gate.e_score_correction"})
     ),
     gguf_names=family.GGUF_EXPERTS,
-    ignored=family.ROTATIONS,
 )

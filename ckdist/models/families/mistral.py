@@ -1,10 +1,10 @@
 """Mistral: Llama with a sliding window. Its GGUF architecture is llama."""
 
 from ckdist.models import from_config
-from ckdist.models.families import family, llama
+from ckdist.models.families import llama
 from ckdist.models.families.family import Family, GgufForm
 from ckdist.models.fields import Fields
-from ckdist.models.spec import Attention, LayerSpec, ModelSpec
+from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME = "mistral"
 KEYS = llama.KEYS.but(
@@ -17,7 +17,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
     window = from_config.window(f)
-    attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, window=window)
+    attention = n.attention(window=window)
     layers = [LayerSpec(attention, from_config.dense(f))] * n.num_layers
     return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer))
 
@@ -40,5 +40,4 @@ FAMILY = Family(
     from_config=config,
     to_gguf=export,
     gguf_names=llama.FAMILY.gguf_names,
-    ignored=family.ROTATIONS,
 )

@@ -4,7 +4,7 @@ from ckdist.models import from_config
 from ckdist.models.families import family, llama
 from ckdist.models.families.family import Family, GgufForm, in_layers
 from ckdist.models.fields import Fields
-from ckdist.models.spec import Attention, LayerSpec, ModelSpec
+from ckdist.models.spec import LayerSpec, ModelSpec
 from ckdist.program.routing import Routing
 
 NAME = "mixtral"
@@ -26,7 +26,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
     window = from_config.window(f)
-    attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, window=window)
+    attention = n.attention(window=window)
     ffn = from_config.experts(f, "num_local_experts", "intermediate_size", Routing(used=2))
     ropes = from_config.rotations(f, n)
     return n.model(
@@ -64,5 +64,4 @@ FAMILY = Family(
         )
     ),
     gguf_names=family.GGUF_EXPERTS.but({}, family.INTERLEAVED),
-    ignored=family.ROTATIONS,
 )

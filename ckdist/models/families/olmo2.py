@@ -24,9 +24,7 @@ GGUF_NORMS: dict[str, Target] = {
 def attention(f: Fields, n: Sizes) -> Attention:
     """Reads the attention of a layer without a window from a config.json."""
     bias = f.flag("attention_bias")
-    return Attention(
-        n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=bias, o_bias=bias, qk_norm="row"
-    )
+    return n.attention(qkv_bias=bias, o_bias=bias, qk_norm="row")
 
 
 def config(f: Fields, outer: Fields) -> ModelSpec:
@@ -71,5 +69,4 @@ FAMILY = Family(
     from_gguf=gguf,
     to_gguf=export,
     gguf_names=family.GGUF.but(in_layers("blk", GGUF_NORMS)),
-    ignored=family.ROTATIONS,
 )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ckdist.errors import ArchitectureError
 from ckdist.models import from_config, rope
-from ckdist.models.families import family, olmo2
+from ckdist.models.families import olmo2
 from ckdist.models.families.family import Family, GgufForm
 from ckdist.models.fields import Fields
 from ckdist.models.spec import LayerSpec, ModelSpec
@@ -51,5 +51,4 @@ FAMILY = Family(
     from_config=config,
     to_gguf=export,
     gguf_names=olmo2.FAMILY.gguf_names,
-    ignored=family.ROTATIONS,
 )

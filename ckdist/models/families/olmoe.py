@@ -62,5 +62,4 @@ FAMILY = Family(
     to_gguf=export,
     safetensors=family.SAFETENSORS_EXPERTS,
     gguf_names=family.GGUF_EXPERTS,
-    ignored=family.ROTATIONS,
 )

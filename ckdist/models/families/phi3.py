@@ -9,7 +9,7 @@ from ckdist.models.families import family
 from ckdist.models.families.family import Family, GgufForm, GgufHeader, in_layers
 from ckdist.models.fields import Fields
 from ckdist.models.from_config import Sizes
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, RopeSpec
+from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, RopeSpec
 
 NAME = "phi3"
 KEYS = ConfigKeys(
@@ -29,7 +29,7 @@ QKV, GATE_UP = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("m
 
 def model(n: Sizes, rope: RopeSpec, window: int, ffn: DenseFfn, tied: bool) -> ModelSpec:
     """Makes a model with identical layers."""
-    attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, window=window)
+    attention = n.attention(window=window)
     layers = [LayerSpec(attention, ffn)] * n.num_layers
     return n.model(NAME, layers, {"global": rope}, tied)
 
@@ -75,5 +75,4 @@ FAMILY = Family(
         in_layers("model.layers", {"self_attn.qkv_proj": QKV, "mlp.gate_up_proj": GATE_UP})
     ),
     gguf_names=family.GGUF.but(in_layers("blk", {"attn_qkv": QKV, "ffn_up": GATE_UP})),
-    ignored=family.ROTATIONS,
 )

@@ -36,7 +36,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
     ropes = from_config.rotations(f, n)
-    attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=True)
+    attention = n.attention(qkv_bias=True)
     return n.model(NAME, layers(f, n, attention, "local" in ropes), ropes, from_config.tied(f, outer))
 
 
@@ -68,5 +68,4 @@ FAMILY = Family(
     from_gguf=gguf,
     to_gguf=export,
     gguf_names=family.GGUF,
-    ignored=family.ROTATIONS,
 )

@@ -6,7 +6,7 @@ from ckdist.models import from_config, limits
 from ckdist.models.families import family, qwen3moe
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
-from ckdist.models.spec import Attention, LayerSpec, ModelSpec, MoeFfn
+from ckdist.models.spec import LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 
 NAME = "qwen2moe"
@@ -35,7 +35,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     if f.flag("use_sliding_window") or any(from_config.sliding_layers(f, n.num_layers, [])):
         raise f.error("use_sliding_window", True, "false: windows of this family are not supported")
     bias = f.flag("qkv_bias")
-    attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=bias)
+    attention = n.attention(qkv_bias=bias)
     routing = replace(ROUTING, renormalise=f.flag("norm_topk_prob"))
     layers = [LayerSpec(attention, ffn) for ffn in qwen3moe.feed_forwards(f, n.num_layers, lambda: experts(f, routing))]
     return n.model(NAME, layers, from_config.rotations(f, n), from_config.tied(f, outer), **from_config.balance(f))
@@ -69,5 +69,4 @@ FAMILY = Family(
     to_gguf=export,
     safetensors=family.SAFETENSORS_EXPERTS,
     gguf_names=family.GGUF_EXPERTS,
-    ignored=family.ROTATIONS,
 )

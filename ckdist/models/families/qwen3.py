@@ -6,7 +6,7 @@ from ckdist.models import from_config
 from ckdist.models.families import family, qwen2
 from ckdist.models.families.family import Family
 from ckdist.models.fields import Fields
-from ckdist.models.spec import Attention, ModelSpec
+from ckdist.models.spec import ModelSpec
 
 NAME = "qwen3"
 KEYS = replace(qwen2.KEYS.but(defaults={"head_dim": 128}), unused=())
@@ -16,9 +16,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
     ropes, bias = from_config.rotations(f, n), f.flag("attention_bias")
-    attention = Attention(
-        n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=bias, o_bias=bias, qk_norm="head"
-    )
+    attention = n.attention(qkv_bias=bias, o_bias=bias, qk_norm="head")
     return n.model(NAME, qwen2.layers(f, n, attention, "local" in ropes), ropes, from_config.tied(f, outer))
 
 
@@ -32,5 +30,4 @@ FAMILY = Family(
     from_gguf=qwen2.gguf,
     to_gguf=qwen2.export,
     gguf_names=family.GGUF,
-    ignored=family.ROTATIONS,
 )

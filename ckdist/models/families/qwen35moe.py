@@ -32,14 +32,14 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     return n.model(NAME, layers, ropes, from_config.tied(f, outer))
 
 
-def gguf(header: GgufHeader) -> ModelSpec:
-    """Reads GGUF metadata."""
+def gguf(header: GgufHeader, name: str = NAME, routing: Routing = ROUTING, tiled: bool = True) -> ModelSpec:
+    """Reads GGUF metadata. `tiled`: value heads of linear attention have the order of tiles."""
     from ckdist.models import from_gguf
 
-    n, ffn = qwen35.gguf_sizes(header), from_gguf.experts(header, ROUTING, shared=True)
-    layers = [LayerSpec(mixer, ffn) for mixer in qwen35.gguf_mixers(header, n, tiled=True)]
+    n, ffn = qwen35.gguf_sizes(header), from_gguf.experts(header, routing, shared=True)
+    layers = [LayerSpec(mixer, ffn) for mixer in qwen35.gguf_mixers(header, n, tiled)]
     rope = from_gguf.rotation(header, n, 1e7, partial=True)
-    return n.model(NAME, layers, {"global": rope}, from_gguf.tied(header))
+    return n.model(name, layers, {"global": rope}, from_gguf.tied(header))
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
@@ -65,6 +65,5 @@ FAMILY = Family(
     to_gguf=export,
     safetensors=qwen35.SAFETENSORS.but(family.SAFETENSORS_EXPERTS.rules),
     gguf_names=qwen35.GGUF.but(family.EXPERTS),
-    ignored=family.ROTATIONS,
     gguf_values=qwen35.gguf_values,
 )

@@ -7,7 +7,7 @@ from ckdist.models import from_config, limits
 from ckdist.models.families import family, llama
 from ckdist.models.families.family import Family, GgufForm, GgufHeader
 from ckdist.models.fields import Fields
-from ckdist.models.spec import Attention, DenseFfn, LayerSpec, ModelSpec, MoeFfn
+from ckdist.models.spec import DenseFfn, LayerSpec, ModelSpec, MoeFfn
 from ckdist.program.routing import Routing
 
 NAME = "qwen3moe"
@@ -49,16 +49,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     """Reads a config.json."""
     n = from_config.sizes(f)
     bias, window = f.flag("attention_bias"), from_config.window(f) * f.flag("use_sliding_window")
-    attention = Attention(
-        n.num_heads,
-        n.num_kv_heads,
-        n.head_dim,
-        n.head_dim**-0.5,
-        window=window,
-        qkv_bias=bias,
-        o_bias=bias,
-        qk_norm="head",
-    )
+    attention = n.attention(window=window, qkv_bias=bias, o_bias=bias, qk_norm="head")
     routing = replace(ROUTING, renormalise=f.flag("norm_topk_prob"))
     experts = lambda: from_config.experts(f, "num_experts", "moe_intermediate_size", routing)
     layers = [LayerSpec(attention, ffn) for ffn in feed_forwards(f, n.num_layers, experts)]
@@ -96,5 +87,4 @@ FAMILY = Family(
     to_gguf=export,
     safetensors=family.SAFETENSORS_EXPERTS,
     gguf_names=family.GGUF_EXPERTS,
-    ignored=family.ROTATIONS,
 )

@@ -43,12 +43,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
 
 def gguf(header: GgufHeader) -> ModelSpec:
     """Reads GGUF metadata."""
-    from ckdist.models import from_gguf
-
-    n, ffn = qwen35.gguf_sizes(header), from_gguf.experts(header, ROUTING, shared=True)
-    layers = [LayerSpec(mixer, ffn) for mixer in qwen35.gguf_mixers(header, n, tiled=False)]
-    rope = from_gguf.rotation(header, n, 1e7, partial=True)
-    return n.model(NAME, layers, {"global": rope}, from_gguf.tied(header))
+    return qwen35moe.gguf(header, NAME, ROUTING, tiled=False)
 
 
 def export(spec: ModelSpec, where: str) -> GgufForm:
@@ -98,6 +93,5 @@ FAMILY = Family(
         },
         (*qwen35.GGUF.forms, (r".*\bssm_(in|ba)\.\w+", "joined")),
     ),
-    ignored=family.ROTATIONS,
     gguf_values=gguf_values,
 )

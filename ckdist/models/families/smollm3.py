@@ -7,7 +7,7 @@ from ckdist.models import from_config
 from ckdist.models.families import llama
 from ckdist.models.families.family import GgufForm, GgufHeader
 from ckdist.models.fields import Fields
-from ckdist.models.spec import Attention, LayerSpec, ModelSpec
+from ckdist.models.spec import LayerSpec, ModelSpec
 
 NAME = "smollm3"
 THETA, PERIOD = 2e6, 4
@@ -43,7 +43,7 @@ def config(f: Fields, outer: Fields) -> ModelSpec:
     window = from_config.window(f) * f.flag("use_sliding_window")
     sliding = from_config.sliding_layers(f, n.num_layers, [not rotates for rotates in rotated])
     ffn = from_config.dense(f, bias=f.flag("mlp_bias"))
-    attention = Attention(n.num_heads, n.num_kv_heads, n.head_dim, n.head_dim**-0.5, qkv_bias=bias, o_bias=bias)
+    attention = n.attention(qkv_bias=bias, o_bias=bias)
     layers = [
         LayerSpec(replace(attention, rope="global" if rotates else None, window=window * slides), ffn)
         for rotates, slides in zip(rotated, sliding, strict=True)

@@ -36,9 +36,9 @@ CKDIST_EXPORT int ckdist_rendezvous_new(const char* path, int32_t index, int32_t
 CKDIST_EXPORT const char* ckdist_rendezvous_path(struct ckdist_rendezvous* rendezvous);
 CKDIST_EXPORT void ckdist_rendezvous_free(struct ckdist_rendezvous* rendezvous);
 
-/* Transports between ranks of any hosts. sockets: (size, lanes + 1), connected and authenticated; the last one of
-   each row is only for heartbeats. The transport takes ownership. */
-CKDIST_EXPORT int ckdist_transport_tcp(int32_t rank, int32_t size, int32_t lanes, const int32_t* sockets,
+/* Transports between ranks of any hosts. sockets, heartbeats: a connected and authenticated one per rank. The transport
+   takes ownership. */
+CKDIST_EXPORT int ckdist_transport_tcp(int32_t rank, int32_t size, const int32_t* sockets, const int32_t* heartbeats,
                                        double timeout_s, struct ckdist_transport** out);
 /* Addresses of MPI_Isend, MPI_Irecv, MPI_Test, MPI_Iprobe and MPI_Get_count, and the values of MPI_BYTE and of a
  * communicator. */

@@ -89,13 +89,11 @@ int ckdist_rendezvous_new(const char* path, int32_t index, int32_t count, const 
 const char* ckdist_rendezvous_path(ckdist_rendezvous* rendezvous) { return rendezvous->rendezvous->path().c_str(); }
 void ckdist_rendezvous_free(ckdist_rendezvous* rendezvous) { delete rendezvous; }
 
-int ckdist_transport_tcp(int32_t rank, int32_t size, int32_t lanes, const int32_t* sockets, double timeout_s,
-                         ckdist_transport** out) {
+int ckdist_transport_tcp(int32_t rank, int32_t size, const int32_t* sockets, const int32_t* heartbeats,
+                         double timeout_s, ckdist_transport** out) {
   return guard([&] {
-    std::vector<int> data, heartbeats;
-    for (int i = 0; i < size * (lanes + 1); i++) (i % (lanes + 1) < lanes ? data : heartbeats).push_back(sockets[i]);
-    auto tcp = std::make_shared<TcpTransport>(rank, size, lanes, data.data(), timeout_s);
-    tcp->heartbeat_sockets = std::move(heartbeats);
+    auto tcp = std::make_shared<TcpTransport>(rank, size, sockets, timeout_s);
+    tcp->heartbeat_sockets.assign(heartbeats, heartbeats + size);
     *out = new ckdist_transport{std::move(tcp)};
   });
 }

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ckdist.errors import ConfigError
+from ckdist.errors import ConfigError, one_line
 from ckdist.regular_file import open_regular
 from ckdist.train.data.records import BadLine, Document, columns_of, no_text, read_record
 
@@ -185,7 +185,7 @@ def _parquet(path: Path, text_column: str) -> Iterator[Document | BadLine]:
                 number += 1
                 yield read_record(_without_nulls(record), f"{path}:{number}", text_column)
     except pa.ArrowException as error:
-        raise ConfigError(f"{path} is not Parquet that can be read: {' '.join(str(error).split())[:200]}") from None
+        raise ConfigError(f"{path} is not Parquet that can be read: {one_line(error)}") from None
 
 
 def _without_nulls(value: Any) -> Any:

@@ -6,7 +6,6 @@ A cache is a folder named by a digest of its inputs. It gets this name when it i
 import hashlib
 import json
 import logging
-import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
@@ -19,6 +18,7 @@ from numpy.typing import DTypeLike
 
 from ckdist.errors import ConfigError, EngineError, RequestError
 from ckdist.progress import ProgressBar
+from ckdist.regular_file import sync, write_synced
 from ckdist.tokens.tokenizer import Tokenizer
 from ckdist.train.data.chats import WriteChats
 from ckdist.train.data.documents import read_documents
@@ -219,12 +219,8 @@ class _Writer:
             "files": list(self.files),
         }
         for path in self.folder.iterdir():  # synced before the folder gets its name
-            with open(path, "rb") as file:
-                os.fsync(file.fileno())
-        with open(self.folder / "meta.json", "w") as file:
-            json.dump(meta | {"digest": self.digest.hexdigest()}, file)
-            file.flush()
-            os.fsync(file.fileno())
+            sync(path)
+        write_synced(self.folder / "meta.json", json.dumps(meta | {"digest": self.digest.hexdigest()}).encode())
 
 
 def _refuse(bad: BadLine, bad_lines: str, writer: _Writer) -> None:

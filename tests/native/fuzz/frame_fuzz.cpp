@@ -1,7 +1,7 @@
 // Damaged sessions for the stream transport's parser: frame_fuzz SECONDS [SEED [SESSION]]
 //
 // An honest rank 1 sends messages, puts, gets and notifications. Its frames are captured, damaged, and fed to rank 0 in
-// pieces, with lanes interleaved. Every buffer of rank 0 is a separate heap allocation and is freed as soon as rank 0
+// pieces. Every buffer of rank 0 is a separate heap allocation and is freed as soon as rank 0
 // may free it, so AddressSanitizer detects every byte that is stored outside. An undamaged session must arrive whole.
 // In a damaged session rank 0 may report that rank 1 broke a rule. Its memory must not exceed the size of the received
 // data.
@@ -13,7 +13,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <memory>
 #include <random>
 #include <string>
@@ -37,7 +36,7 @@ constexpr int kWindow = 3;
 
 struct Frame {
   uint32_t magic;
-  uint8_t kind, parts, pad[2];
+  uint8_t kind, pad[3];
   int32_t tag;
   uint32_t mark;
   uint64_t sequence;
@@ -45,10 +44,9 @@ struct Frame {
 };
 static_assert(sizeof(Frame) == kHeader);
 
-enum Kind : uint8_t { kMessage = 1, kPart, kPut, kGet, kGot, kNotify, kGoodbye, kPlaced, kTaken, kKinds };
+enum Kind : uint8_t { kMessage = 1, kPut, kGet, kGot, kNotify, kGoodbye, kPlaced, kTaken, kKinds };
 
 struct Sent {
-  int lane;
   Frame head;
   std::string data;
 };
@@ -73,33 +71,32 @@ void tell_session() {
                (unsigned long long)session.seed);
 }
 
-// One rank whose lanes are strings.
+// One rank whose connections are strings.
 class FedTransport : public StreamTransport {
  public:
-  FedTransport(int rank, int lanes, Random& random, std::vector<uint8_t>* arena)
-      : StreamTransport(rank, 2, lanes, 1), in(lanes), out(lanes), random_(random), arena_(arena), read_(lanes) {}
+  FedTransport(int rank, Random& random, std::vector<uint8_t>* arena)
+      : StreamTransport(rank, 2, 1), random_(random), arena_(arena) {}
 
   void idle(int64_t) override {}
   const char* name() const override { return "fed"; }
   using StreamTransport::progress;
 
-  std::vector<std::string> in, out;  // by lane; read bytes of `in` are removed
-  bool whole = true;                 // reads return all available bytes
-  bool stuck = false;                // writes accept nothing
+  std::string in, out;  // read bytes of `in` are removed
+  bool whole = true;    // reads return all available bytes
+  bool stuck = false;   // writes accept nothing
 
  private:
-  int64_t write(int, int lane, const void* data, int64_t bytes) override {
+  int64_t write(int, const void* data, int64_t bytes) override {
     if (stuck) return 0;
-    out[lane].append(static_cast<const char*>(data), size_t(bytes));
+    out.append(static_cast<const char*>(data), size_t(bytes));
     return bytes;
   }
-  int64_t read(int, int lane, void* data, int64_t bytes) override {
-    int64_t& at = read_[lane];
-    if (at > (1 << 20)) in[lane].erase(0, size_t(std::exchange(at, 0)));
-    int64_t n = std::min(bytes, int64_t(in[lane].size()) - at);
+  int64_t read(int, void* data, int64_t bytes) override {
+    if (read_ > (1 << 20)) in.erase(0, size_t(std::exchange(read_, 0)));
+    int64_t n = std::min(bytes, int64_t(in.size()) - read_);
     if (!whole && n > 1) n = random_.one_in(3) ? 1 : 1 + random_.below(n);
-    if (n) std::memcpy(data, in[lane].data() + at, size_t(n));
-    at += n;
+    if (n) std::memcpy(data, in.data() + read_, size_t(n));
+    read_ += n;
     return n;
   }
   int64_t placed(const void* data, int64_t bytes) const override {
@@ -111,7 +108,7 @@ class FedTransport : public StreamTransport {
   }
   Random& random_;
   std::vector<uint8_t>* arena_;
-  std::vector<int64_t> read_;
+  int64_t read_ = 0;
 };
 
 using Bytes = std::unique_ptr<uint8_t[]>;
@@ -131,11 +128,9 @@ class Run {
  public:
   explicit Run(uint64_t seed)
       : random_{std::mt19937_64(seed)},
-        lanes_(random_.one_in(2) ? 1 : 2 + int(random_.below(3))),
         arena_(random_.one_in(3) ? kArena : 0),
-        receiver_(0, lanes_, random_, &arena_),
-        sender_(1, lanes_, random_, &arena_),
-        rest_(lanes_) {}
+        receiver_(0, random_, &arena_),
+        sender_(1, random_, &arena_) {}
 
   // Returns false if rank 0 refused a frame.
   bool run() {
@@ -155,7 +150,7 @@ class Run {
     }
     for (const Message& message : messages_)
       if (honest_ && !message.arrived) wrong("a message did not arrive");
-    for (std::string& lane : receiver_.in) lane.clear(), lane.shrink_to_fit();
+    receiver_.in.clear(), receiver_.in.shrink_to_fit();
     const int64_t held = int64_t(__sanitizer_get_current_allocated_bytes()) - int64_t(before);
     // Rank 0's own buffers, received data (vectors double their size), and a record for each message or request.
     if (held > (8 << 20) + 4 * data_fed_ + 1024 * records_fed_) wrong("more memory is held than data came");
@@ -186,7 +181,7 @@ class Run {
         case 3:
           kept_.emplace_back(new uint8_t[some + 1]);
           receiver_.iget(1, kWindow, at, kept_.back().get(), some);
-          sender_.in[0] += std::exchange(receiver_.out[0], "");
+          sender_.in += std::exchange(receiver_.out, "");
           sender_.progress();
           break;
         default: send();
@@ -222,16 +217,15 @@ class Run {
 
   std::vector<Sent> caught() {
     std::vector<Sent> frames;
-    for (int lane = 0; lane < lanes_; lane++)
-      for (size_t at = 0; at < sender_.out[lane].size();) {
-        Sent sent{lane, {}, {}};
-        std::memcpy(&sent.head, sender_.out[lane].data() + at, size_t(kHeader));
-        at += size_t(kHeader);
-        const size_t bytes = sent.head.kind == kGet ? 0 : size_t(sent.head.bytes);
-        sent.data = sender_.out[lane].substr(at, bytes);
-        at += bytes;
-        frames.push_back(std::move(sent));
-      }
+    for (size_t at = 0; at < sender_.out.size();) {
+      Sent sent;
+      std::memcpy(&sent.head, sender_.out.data() + at, size_t(kHeader));
+      at += size_t(kHeader);
+      const size_t bytes = sent.head.kind == kGet ? 0 : size_t(sent.head.bytes);
+      sent.data = sender_.out.substr(at, bytes);
+      at += bytes;
+      frames.push_back(std::move(sent));
+    }
     return frames;
   }
 
@@ -264,15 +258,14 @@ class Run {
 
   void change_field(Sent& sent) {
     Frame& h = sent.head;
-    switch (random_.below(9)) {
+    switch (random_.below(8)) {
       case 0: h.kind = uint8_t(random_.below(kKinds + 2)); break;
-      case 1: h.parts = edge(h.parts); break;
-      case 2: h.tag = edge(h.tag); break;
-      case 3: h.mark = edge(h.mark); break;
-      case 4: h.sequence = edge(h.sequence); break;
-      case 5: h.offset = edge(h.offset); break;
-      case 6: h.total = edge(h.total); break;
-      case 7: h.bytes = edge(h.bytes); break;
+      case 1: h.tag = edge(h.tag); break;
+      case 2: h.mark = edge(h.mark); break;
+      case 3: h.sequence = edge(h.sequence); break;
+      case 4: h.offset = edge(h.offset); break;
+      case 5: h.total = edge(h.total); break;
+      case 6: h.bytes = edge(h.bytes); break;
       default: (random_.one_in(2) ? h.pad[0] : reinterpret_cast<uint8_t&>(h.magic)) ^= 1;
     }
     if (random_.one_in(2)) h.total = std::max(h.total, h.bytes);
@@ -284,20 +277,15 @@ class Run {
     const size_t which = size_t(random_.below(int64_t(frames.size())));
     Sent& sent = frames[which];
     const Sent copy = sent;
-    switch (random_.below(24)) {
+    switch (random_.below(22)) {
       case 0: frames.erase(frames.begin() + long(which)); break;
       case 1: std::swap(sent, frames[size_t(random_.below(int64_t(frames.size())))]); break;
       case 2:
-      case 3: sent.lane = int(random_.below(lanes_)); break;
+      case 3:
       case 4:
-      case 5:
-      case 6:
+      case 5: frames.insert(frames.begin() + long(which), copy); break;
+      case 6: sent.data.resize(size_t(random_.below(int64_t(sent.data.size()) + 1))); break;
       case 7:
-        frames.insert(frames.begin() + long(which), copy);
-        if (random_.one_in(2)) frames[which].lane = int(random_.below(lanes_));
-        break;
-      case 8: sent.data.resize(size_t(random_.below(int64_t(sent.data.size()) + 1))); break;
-      case 9:
         if (random_.one_in(40)) flood(frames);
         break;
       default: change_field(sent);
@@ -324,40 +312,36 @@ class Run {
   void feed(const std::vector<Sent>& frames) {
     receiver_.whole = random_.one_in(2);
     receiver_.stuck = random_.one_in(3);
-    std::vector<std::deque<const Sent*>> waiting(lanes_);
-    for (const Sent& sent : frames) waiting[sent.lane].push_back(&sent);
     const int64_t cut = !honest_ && random_.one_in(8) ? 1 + random_.below(200) : 0;  // of the last frame
-    for (size_t left = frames.size(); left > 0;) {
-      const int lane = int(random_.below(lanes_));
+    for (size_t next = 0; next < frames.size();) {
       const int64_t burst = frames.size() > 1000 ? 5000 : 1 + random_.below(3);
-      for (int64_t n = burst; n > 0 && !waiting[lane].empty(); n--, left--) {
-        receiver_.in[lane] += std::exchange(rest_[lane], "");
-        give(lane, *waiting[lane].front(), left == 1 ? cut : 0);
-        waiting[lane].pop_front();
+      for (int64_t n = burst; n > 0 && next < frames.size(); n--, next++) {
+        receiver_.in += std::exchange(rest_, "");
+        give(frames[next], next + 1 == frames.size() ? cut : 0);
       }
       if (random_.one_in(3) && !messages_.empty()) ask(messages_[size_t(random_.below(int64_t(messages_.size())))]);
     }
-    for (int lane = 0; lane < lanes_; lane++) receiver_.in[lane] += std::exchange(rest_[lane], "");
+    receiver_.in += std::exchange(rest_, "");
     for (int n = 0; n < 40; n++) turn();
     for (const Message& message : messages_) ask(message);
     for (int n = 0; n < 40; n++) turn();
   }
 
-  void give(int lane, const Sent& sent, int64_t cut) {
+  void give(const Sent& sent, int64_t cut) {
     std::string bytes(reinterpret_cast<const char*>(&sent.head), size_t(kHeader));
     bytes += sent.data;
     bytes.resize(bytes.size() - std::min(bytes.size(), size_t(cut)));
     const uint8_t kind = sent.head.kind;
-    records_fed_ += kind == kMessage || kind == kPart || kind == kPlaced || kind == kGet;
+    records_fed_ += kind == kMessage || kind == kPlaced || kind == kGet;
     data_fed_ += int64_t(sent.data.size());
-    if (bytes.size() > 1000 && random_.one_in(2)) {  // other lanes get on in the middle of it
+    if (bytes.size() > 1000 && random_.one_in(2)) {  // the rank polls in the middle of it
       const size_t half = size_t(random_.below(int64_t(bytes.size())));
-      receiver_.in[lane] += bytes.substr(0, half);
-      rest_[lane] = bytes.substr(half);
+      receiver_.in += bytes.substr(0, half);
+      rest_ = bytes.substr(half);
       turn();
       return;
     }
-    receiver_.in[lane] += bytes;
+    receiver_.in += bytes;
     if (!random_.one_in(4)) turn();
   }
 
@@ -384,10 +368,9 @@ class Run {
   }
 
   Random random_;
-  const int lanes_;
   std::vector<uint8_t> arena_;
   FedTransport receiver_, sender_;
-  std::vector<std::string> rest_;  // of a frame that is fed in two pieces, by lane
+  std::string rest_;  // of a frame that is fed in two pieces
   Bytes window_, there_;
   std::vector<Bytes> kept_;
   int64_t window_bytes_ = 0, data_fed_ = 0, records_fed_ = 0;

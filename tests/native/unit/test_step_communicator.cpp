@@ -67,7 +67,7 @@ std::vector<Communicator::Parts> parts_of(const std::vector<int>& host_of, bool 
       std::iota(own.arenas.begin(), own.arenas.end(), 0);
     }
     if (shared && order.hosts().size() == 1) continue;
-    const auto tcp = std::make_shared<TcpTransport>(rank, ranks, 1, data.data() + rank * ranks, kTimeout);
+    const auto tcp = std::make_shared<TcpTransport>(rank, ranks, data.data() + rank * ranks, kTimeout);
     tcp->heartbeat_sockets.assign(heartbeats.begin() + rank * ranks, heartbeats.begin() + (rank + 1) * ranks);
     own.transport = tcp;
   }

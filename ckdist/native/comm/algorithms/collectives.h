@@ -5,6 +5,7 @@
 // implementations reduce in the order of comm/algorithms/order.h.
 #pragma once
 #include <cstdint>
+#include <numeric>
 
 #include "kernels/reduce.h"
 
@@ -18,6 +19,8 @@ struct Thresholds {
   int64_t leaders_bytes = 32 << 10;           // several ranks on several hosts: only leaders exchange
   int64_t chunk_bytes = 512 << 10;            // minimum size of a chunk of a sum between hosts
 };
+
+inline int64_t sum_before(const int64_t* counts, int i) { return std::accumulate(counts, counts + i, int64_t(0)); }
 
 class Collectives {
  public:

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
+#include <utility>
 
 #include "comm/algorithms/signature.h"
 
@@ -16,8 +16,6 @@ constexpr int64_t kTwoRanks =
     256 << 10;  // up to this size two ranks exchange everything: slices would move the same bytes in two steps
 constexpr auto kTag = Channel::kCollective;
 
-int64_t sum_before(const int64_t* counts, int i) { return std::accumulate(counts, counts + i, int64_t(0)); }
-
 }  // namespace
 
 FlatCollectives::FlatCollectives(std::shared_ptr<Channel> channel, const Order& order, const Thresholds& thresholds)
@@ -27,6 +25,20 @@ CallName FlatCollectives::begin(const char* name, uint64_t signature) {
   channel_->mark(signature + calls_);
   pending_.clear();
   return {name, int64_t(++calls_)};
+}
+
+// Starts to receive from every other rank and to send to it. Both functions return the place and the bytes for a rank.
+template <class To, class From>
+void FlatCollectives::start(const To& to, const From& from) {
+  const int size = channel_->size, rank = channel_->rank;
+  for (int k = 1; k < size; k++) {
+    const auto [place, bytes] = to((rank + k) % size);
+    pending_.push_back(channel_->irecv((rank + k) % size, kTag, place, bytes));
+  }
+  for (int k = 1; k < size; k++) {
+    const auto [place, bytes] = from((rank + k) % size);
+    pending_.push_back(channel_->isend((rank + k) % size, kTag, place, bytes));
+  }
 }
 
 // Recursive doubling. blocks: (size, bytes), this rank's block first, then those of the following ranks, modulo size.
@@ -53,10 +65,7 @@ void FlatCollectives::all_reduce(const void* in, void* out, int64_t n, Element e
     if (size > kFewRanks) {
       gather_doubling(scratch_.data(), bytes, call);
     } else {
-      for (int k = 1; k < size; k++)
-        pending_.push_back(channel_->irecv((rank + k) % size, kTag, block((rank + k) % size), bytes));
-      for (int k = 1; k < size; k++)
-        pending_.push_back(channel_->isend((rank + k) % size, kTag, scratch_.data(), bytes));
+      start([&](int r) { return std::pair(block(r), bytes); }, [&](int) { return std::pair(scratch_.data(), bytes); });
       channel_->wait(pending_, call);
     }
     for (int r = 0; r < size; r++) parts_[r] = block(r);
@@ -68,28 +77,19 @@ void FlatCollectives::all_reduce(const void* in, void* out, int64_t n, Element e
     const uint8_t* from = static_cast<const uint8_t*>(in) + first * element;
     uint8_t* to = static_cast<uint8_t*>(out) + first * element;
     const auto begin_of = [&](int r) { return m * r / size; };
+    const auto slice = [&](auto* base, int r) {
+      return std::pair(base + begin_of(r) * element, (begin_of(r + 1) - begin_of(r)) * element);
+    };
     const int64_t mine = begin_of(rank + 1) - begin_of(rank);
     scratch_.resize(size_t(size * mine * element));
-    for (int k = 1; k < size; k++) {
-      const int r = (rank + k) % size;
-      pending_.push_back(channel_->irecv(r, kTag, scratch_.data() + r * mine * element, mine * element));
-    }
-    for (int k = 1; k < size; k++) {
-      const int r = (rank + k) % size;
-      pending_.push_back(
-          channel_->isend(r, kTag, from + begin_of(r) * element, (begin_of(r + 1) - begin_of(r)) * element));
-    }
+    start([&](int r) { return std::pair(scratch_.data() + r * mine * element, mine * element); },
+          [&](int r) { return slice(from, r); });
     channel_->wait(pending_, call);
     for (int r = 0; r < size; r++)
       parts_[r] = r == rank ? from + begin_of(rank) * element : scratch_.data() + r * mine * element;
     void* result = to + begin_of(rank) * element;
     order_.fold_ranks(e, op, &result, 1, parts_.data(), mine);
-    for (int k = 1; k < size; k++) {
-      const int r = (rank + k) % size;
-      pending_.push_back(
-          channel_->irecv(r, kTag, to + begin_of(r) * element, (begin_of(r + 1) - begin_of(r)) * element));
-    }
-    for (int k = 1; k < size; k++) pending_.push_back(channel_->isend((rank + k) % size, kTag, result, mine * element));
+    start([&](int r) { return slice(to, r); }, [&](int) { return slice(to, rank); });
     channel_->wait(pending_, call);
   }
 }
@@ -101,14 +101,8 @@ void FlatCollectives::reduce_scatter(const void* in, void* out, const int64_t* c
   const int64_t element = element_bytes(e), mine = counts[rank];
   const uint8_t* from = static_cast<const uint8_t*>(in);
   scratch_.resize(size_t(std::max<int64_t>(1, size * mine * element)));
-  for (int k = 1; k < size; k++) {
-    const int r = (rank + k) % size;
-    pending_.push_back(channel_->irecv(r, kTag, scratch_.data() + r * mine * element, mine * element));
-  }
-  for (int k = 1; k < size; k++) {
-    const int r = (rank + k) % size;
-    pending_.push_back(channel_->isend(r, kTag, from + sum_before(counts, r) * element, counts[r] * element));
-  }
+  start([&](int r) { return std::pair(scratch_.data() + r * mine * element, mine * element); },
+        [&](int r) { return std::pair(from + sum_before(counts, r) * element, counts[r] * element); });
   channel_->wait(pending_, call);
   for (int r = 0; r < size; r++) parts_[r] = scratch_.data() + r * mine * element;
   // `out` may be `in`, and this rank's part of `in` may lie at another offset.
@@ -120,15 +114,12 @@ void FlatCollectives::reduce_scatter(const void* in, void* out, const int64_t* c
 
 void FlatCollectives::all_gather(const void* in, void* out, const int64_t* bytes) {
   const CallName call = begin("all_gather", signature(Call::gather, sum_before(bytes, channel_->size)));
-  const int size = channel_->size, rank = channel_->rank;
+  const int rank = channel_->rank;
   uint8_t* to = static_cast<uint8_t*>(out);
   uint8_t* own = to + sum_before(bytes, rank);
   if (own != in && bytes[rank]) std::memmove(own, in, size_t(bytes[rank]));
-  for (int k = 1; k < size; k++) {
-    const int r = (rank + k) % size;
-    pending_.push_back(channel_->irecv(r, kTag, to + sum_before(bytes, r), bytes[r]));
-  }
-  for (int k = 1; k < size; k++) pending_.push_back(channel_->isend((rank + k) % size, kTag, own, bytes[rank]));
+  start([&](int r) { return std::pair(to + sum_before(bytes, r), bytes[r]); },
+        [&](int) { return std::pair(own, bytes[rank]); });
   channel_->wait(pending_, call);
 }
 
@@ -138,14 +129,8 @@ void FlatCollectives::all_to_all(const void* in, const int64_t* send_bytes, void
   const uint8_t* from = static_cast<const uint8_t*>(in);
   if (in == out) held_.assign(from, from + sum_before(send_bytes, size)), from = held_.data();
   uint8_t* to = static_cast<uint8_t*>(out);
-  for (int k = 1; k < size; k++) {
-    const int r = (rank + k) % size;
-    pending_.push_back(channel_->irecv(r, kTag, to + sum_before(recv_bytes, r), recv_bytes[r]));
-  }
-  for (int k = 1; k < size; k++) {
-    const int r = (rank + k) % size;
-    pending_.push_back(channel_->isend(r, kTag, from + sum_before(send_bytes, r), send_bytes[r]));
-  }
+  start([&](int r) { return std::pair(to + sum_before(recv_bytes, r), recv_bytes[r]); },
+        [&](int r) { return std::pair(from + sum_before(send_bytes, r), send_bytes[r]); });
   if (send_bytes[rank])
     std::memcpy(to + sum_before(recv_bytes, rank), from + sum_before(send_bytes, rank), size_t(send_bytes[rank]));
   channel_->wait(pending_, call);

@@ -35,6 +35,8 @@ class FlatCollectives : public Collectives {
   std::vector<const void*> parts_;
 
  private:
+  template <class To, class From>
+  void start(const To& to, const From& from);
   void gather_doubling(uint8_t* blocks, int64_t bytes, const CallName& call);
 
   uint64_t calls_ = 0;

@@ -2,16 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "comm/algorithms/signature.h"
 #include "core/error.h"
 
 namespace ckdist {
-
-namespace {
-int64_t sum_before(const int64_t* counts, int i) { return std::accumulate(counts, counts + i, int64_t(0)); }
-}  // namespace
 
 HierarchicalCollectives::HierarchicalCollectives(std::shared_ptr<Channel> channel, const Order& order,
                                                  const Thresholds& thresholds, ShmRendezvous& rendezvous,

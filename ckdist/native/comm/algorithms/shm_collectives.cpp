@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
 
 #include "comm/algorithms/signature.h"
 #include "core/error.h"
@@ -63,8 +62,6 @@ void prefetch_lines(const void* data, int64_t bytes) {
 }
 
 int64_t chunk_bytes(int64_t bytes) { return std::clamp(bytes / 4 / kLine * kLine, kLeastChunk, kMostChunk); }
-
-int64_t sum_before(const int64_t* counts, int i) { return std::accumulate(counts, counts + i, int64_t(0)); }
 
 }  // namespace
 

@@ -3,7 +3,6 @@
 // The library is not linked: the caller passes the addresses of the functions and the values of two handles. Handles
 // are ints in some implementations and pointers in others; both are passed in one register.
 #pragma once
-#include <cstdint>
 
 namespace ckdist {
 

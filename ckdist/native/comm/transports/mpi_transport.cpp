@@ -86,14 +86,10 @@ bool MpiTransport::done(Operation& operation) {
 void MpiTransport::take_head(int peer, const Head& head, int came) {
   const int64_t some = std::min(head.wanted_bytes, kWithHead);
   if (came < kHeadBytes) fail(Status::comm, "rank %d sent %d bytes that are no message of a collective", peer, came);
-  if (head.bytes != head.wanted_bytes || came != kHeadBytes + some)
-    fail(Status::comm, "rank %d sent %lld bytes where %lld were expected", peer, (long long)head.bytes,
-         (long long)head.wanted_bytes);
-  if (head.mark != head.wanted_mark)
-    fail(Status::comm,
-         "rank %d called another collective, or another dtype or operation, than this rank: all ranks must make the "
-         "same calls in the same order",
-         peer);
+  const std::string wrong = mismatch(head.bytes, head.mark, head.wanted_bytes, head.wanted_mark);
+  if (!wrong.empty()) fail(Status::comm, "%s %s", who(peer).c_str(), wrong.c_str());
+  if (came != kHeadBytes + some)
+    fail(Status::comm, "rank %d sent %d bytes where %lld were expected", peer, came, (long long)(kHeadBytes + some));
   if (some) std::memcpy(head.to, head.data, size_t(some));
 }
 

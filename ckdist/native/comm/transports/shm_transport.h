@@ -11,7 +11,7 @@ class ShmTransport : public StreamTransport {
  public:
   // memory: of this host's ranks, or null. arenas: for each rank of the rendezvous the index of its arena.
   ShmTransport(ShmRendezvous& rendezvous, std::shared_ptr<HostMemory> memory, std::vector<int> arenas, double timeout_s)
-      : StreamTransport(rendezvous.index, rendezvous.size, 1, timeout_s),
+      : StreamTransport(rendezvous.index, rendezvous.size, timeout_s),
         rendezvous_(rendezvous),
         memory_(std::move(memory)),
         arenas_(std::move(arenas)) {}
@@ -21,10 +21,10 @@ class ShmTransport : public StreamTransport {
 
  private:
   int name_of(int peer) const override { return rendezvous_.name(peer); }
-  int64_t write(int peer, int, const void* data, int64_t bytes) override {
+  int64_t write(int peer, const void* data, int64_t bytes) override {
     return rendezvous_.pipe_write(peer, data, bytes);
   }
-  int64_t read(int peer, int, void* data, int64_t bytes) override { return rendezvous_.pipe_read(peer, data, bytes); }
+  int64_t read(int peer, void* data, int64_t bytes) override { return rendezvous_.pipe_read(peer, data, bytes); }
   int64_t placed(const void* data, int64_t bytes) const override { return memory_ ? memory_->offset(data, bytes) : -1; }
   const uint8_t* in_place(int peer, int64_t offset, int64_t bytes) const override {
     return memory_ && offset <= memory_->arena_bytes() - bytes ? memory_->arena(arenas_[peer]) + offset : nullptr;

@@ -14,24 +14,21 @@ constexpr int64_t kMaxUnexpected = int64_t(2) << 30;  // bytes held for receives
 constexpr int kMaxGets = 1 << 16;                     // in flight to one rank
 }  // namespace
 
-StreamTransport::StreamTransport(int rank, int size, int lanes, double timeout_s)
-    : Transport(rank, size, timeout_s), lanes_(lanes), pool_({0, size_t(KeptBytes::kPooled)}) {
-  if (lanes < 1 || lanes > kMaxLanes)
-    fail(Status::config, "%d connections between two ranks; use 1 to %d", lanes, kMaxLanes);
-  for (int i = 0; i < size * lanes; i++) streams_.emplace_back(&pool_);
+StreamTransport::StreamTransport(int rank, int size, double timeout_s)
+    : Transport(rank, size, timeout_s), pool_({0, size_t(KeptBytes::kPooled)}) {
   for (int i = 0; i < size; i++) peers_.emplace_back(&pool_);
 }
 
 std::shared_ptr<StreamTransport::Message> StreamTransport::new_message(const FrameHeader& h) {
   auto message = std::allocate_shared<Message>(std::pmr::polymorphic_allocator<Message>(&pool_), &pool_);
-  message->bytes = h.total, message->parts = h.parts, message->tag = h.tag, message->mark = h.mark;
+  message->bytes = h.total, message->tag = h.tag, message->mark = h.mark;
   message->sequence = h.sequence;
   return message;
 }
 
 int64_t StreamTransport::Message::held() const {
   constexpr int64_t kOwn = 64;  // bytes of the pool and of the queue
-  return kOwn + int64_t(sizeof(Message)) + (place ? 0 : bytes + parts * int64_t(sizeof(KeptBytes)));
+  return kOwn + int64_t(sizeof(Message)) + (place ? 0 : bytes);
 }
 
 // Stops reading from a peer, so that no memory is written that callers reuse after this error. Later calls that need
@@ -48,10 +45,8 @@ void StreamTransport::cut_off(int peer, const char* format, ...) {
 }
 
 void StreamTransport::refuse(int peer, const FrameHeader& h, const char* rule) {
-  int lane = 0;
-  while (&streams_[peer * lanes_ + lane].header != &h) lane++;
-  if (rule == kNoFrame) cut_off(peer, "sent something that is not a frame (%s)", describe(h, lane).c_str());
-  cut_off(peer, "sent a bad frame (%s): %s", describe(h, lane).c_str(), rule);
+  if (rule == kNoFrame) cut_off(peer, "sent something that is not a frame (%s)", describe(h).c_str());
+  cut_off(peer, "sent a bad frame (%s): %s", describe(h).c_str(), rule);
 }
 
 void StreamTransport::lost(int peer, const char* how) const {
@@ -64,71 +59,55 @@ void StreamTransport::check_peer(int peer) const {
   if (peer < 0 || peer >= size || peer == rank)
     fail(Status::config, "rank %d cannot be reached from rank %d of %d", peer, rank, size);
   const Peer& p = peers_[peer];
-  if (!p.goodbye.empty() || p.lanes_ended || p.refused) lost(peer, p.end.c_str());
+  if (!p.goodbye.empty() || p.ended || p.refused) lost(peer, p.end.c_str());
 }
 
 // A peer that has finished may leave. It is lost only for ranks that still wait for it.
-void StreamTransport::ended(int peer, int lane, const char* how) {
-  Stream& stream = streams_[peer * lanes_ + lane];
-  if (!stream.ended) peers_[peer].lanes_ended++;
-  stream.ended = true;
+void StreamTransport::ended(int peer, const char* how) {
+  peers_[peer].ended = true;
   if (!peers_[peer].refused) peers_[peer].end = how;
 }
 
 bool StreamTransport::awaited(int peer) const {
   const Peer& p = peers_[peer];
-  if (!p.posted.empty() || !p.gets.empty() || !p.arriving.empty() || !p.lent.empty()) return true;
-  for (int lane = 0; lane < lanes_; lane++)
-    if (anything_to_write(peer, lane) || streams_[peer * lanes_ + lane].message) return true;
-  return false;
+  return !p.posted.empty() || !p.gets.empty() || !p.lent.empty() || !p.out.empty() || p.message;
 }
 
-uint32_t StreamTransport::begin(int parts) {
+uint32_t StreamTransport::begin() {
   if (idle_operations_.empty()) operations_.emplace_back(), idle_operations_.push_back(uint32_t(operations_.size()));
   const uint32_t request = idle_operations_.back();
   idle_operations_.pop_back();
-  Operation& o = operations_[request - 1];
-  o.left = parts, o.used = true;
+  operations_[request - 1].done = false;
   return request;
 }
 
 void StreamTransport::finish(uint32_t request) {
-  if (request) operations_[request - 1].left--;
+  if (request) operations_[request - 1].done = true;
 }
 
 Transport::Request StreamTransport::ticket(uint32_t request) const {
   return Request(operations_[request - 1].generation) << 32 | request;
 }
 
-void StreamTransport::push(int peer, int lane, const FrameHeader& header, const void* data, uint32_t request,
-                           std::string kept) {
-  Stream& stream = streams_[peer * lanes_ + lane];
-  stream.out.push_back({header, 0, static_cast<const uint8_t*>(data), request, std::move(kept)});
-  if (!stream.out.back().kept.empty())
-    stream.out.back().data = reinterpret_cast<const uint8_t*>(stream.out.back().kept.data());
-  if (stream.out.size() == 1) drain(peer, lane);
+void StreamTransport::push(int peer, const FrameHeader& header, const void* data, uint32_t request, std::string kept) {
+  auto& out = peers_[peer].out;
+  out.push_back({header, 0, static_cast<const uint8_t*>(data), request, std::move(kept)});
+  if (!out.back().kept.empty()) out.back().data = reinterpret_cast<const uint8_t*>(out.back().kept.data());
+  if (out.size() == 1) drain(peer);
 }
 
 Transport::Request StreamTransport::isend(int peer, int tag, const void* data, int64_t bytes) {
   check_peer(peer);
   if (bytes < 0 || bytes > kMaxMessage)
     fail(Status::config, "a message of %lld bytes; at most %lld can be sent", (long long)bytes, (long long)kMaxMessage);
-  if (const int64_t place = bytes >= kPlaceAt ? placed(data, bytes) : -1; place >= 0) {
-    const uint32_t request = begin(1);
-    const uint64_t sequence = peers_[peer].sent++;
-    peers_[peer].lent[sequence] = request;
-    push(peer, 0, {kFrameMagic, FrameKind::placed, 1, {}, tag, mark, sequence, place, 0, bytes}, nullptr, 0);
-    return ticket(request);
-  }
-  const int parts = parts_of(bytes, lanes_);
-  const uint32_t request = begin(parts);
+  const uint32_t request = begin();
   const Request result = ticket(request);
   const uint64_t sequence = peers_[peer].sent++;
-  for (int lane = 0; lane < parts; lane++) {
-    const int64_t first = first_of(bytes, lane, parts), last = first_of(bytes, lane + 1, parts);
-    const FrameKind kind = lane ? FrameKind::part : FrameKind::message;
-    push(peer, lane, {kFrameMagic, kind, uint8_t(parts), {}, tag, mark, sequence, first, last - first, bytes},
-         static_cast<const uint8_t*>(data) + first, request);
+  if (const int64_t place = bytes >= kPlaceAt ? placed(data, bytes) : -1; place >= 0) {
+    peers_[peer].lent[sequence] = request;
+    push(peer, {kFrameMagic, FrameKind::placed, {}, tag, mark, sequence, place, 0, bytes}, nullptr, 0);
+  } else {
+    push(peer, {kFrameMagic, FrameKind::message, {}, tag, mark, sequence, 0, bytes, bytes}, data, request);
   }
   return result;
 }
@@ -140,7 +119,7 @@ Transport::Request StreamTransport::irecv(int peer, int tag, void* data, int64_t
       std::find_if(from.unexpected.begin(), from.unexpected.end(), [&](const auto& m) { return m->tag == tag; });
   if (early == from.unexpected.end()) {
     check_peer(peer);
-    const uint32_t request = begin(1);
+    const uint32_t request = begin();
     from.posted.push_back({tag, static_cast<uint8_t*>(data), bytes, request, mark});
     return ticket(request);
   }
@@ -148,21 +127,17 @@ Transport::Request StreamTransport::irecv(int peer, int tag, void* data, int64_t
   check_match(peer, *message, bytes, mark);
   from.unexpected.erase(early);
   unexpected_bytes_ -= message->held();
-  const uint32_t request = begin(1);
+  const uint32_t request = begin();
   const Request result = ticket(request);
   message->request = request, message->data = static_cast<uint8_t*>(data);
-  if (message->place) take(peer, *message, data);
-  else if (message->complete()) deliver(*message), finish(request);
+  if (message->place) take(peer, *message);
+  else if (message->arrived) deliver(*message);
   return result;
 }
 
 void StreamTransport::check_match(int peer, const Message& message, int64_t bytes, uint32_t mark) {
-  if (message.bytes != bytes)
-    cut_off(peer, "sent %lld bytes where %lld were expected", (long long)message.bytes, (long long)bytes);
-  if (message.mark != mark)
-    cut_off(peer,
-            "called another collective, or another dtype or operation, than this rank: all ranks must make the same "
-            "calls in the same order");
+  const std::string wrong = mismatch(message.bytes, message.mark, bytes, mark);
+  if (!wrong.empty()) cut_off(peer, "%s", wrong.c_str());
 }
 
 void StreamTransport::hold(int peer, const std::shared_ptr<Message>& message) {
@@ -173,20 +148,17 @@ void StreamTransport::hold(int peer, const std::shared_ptr<Message>& message) {
   peers_[peer].unexpected.push_back(message);
 }
 
+// Hands a message that has arrived whole to its receiver.
 void StreamTransport::deliver(const Message& message) {
-  for (size_t part = 0; part < message.kept.size(); part++) {
-    const int64_t first = first_of(message.bytes, int(part), message.parts),
-                  last = first_of(message.bytes, int(part) + 1, message.parts);
-    // This part has no kept data if the receive was already posted.
-    if (message.kept[part].data()) std::memcpy(message.data + first, message.kept[part].data(), size_t(last - first));
-  }
+  if (message.kept.data()) std::memcpy(message.data, message.kept.data(), size_t(message.bytes));
+  finish(message.request);
 }
 
-void StreamTransport::take(int peer, const Message& message, void* to) {
-  std::memcpy(to, message.place, size_t(message.bytes));
+void StreamTransport::take(int peer, const Message& message) {
+  std::memcpy(message.data, message.place, size_t(message.bytes));
   add_moved(message.bytes);
   finish(message.request);
-  push(peer, 0, {kFrameMagic, FrameKind::taken, 1, {}, 0, 0, message.sequence, 0, 0, 0}, nullptr, 0);
+  push(peer, {kFrameMagic, FrameKind::taken, {}, 0, 0, message.sequence, 0, 0, 0}, nullptr, 0);
 }
 
 void StreamTransport::expose(int window, void* base, int64_t bytes) {
@@ -196,9 +168,9 @@ void StreamTransport::expose(int window, void* base, int64_t bytes) {
 
 Transport::Request StreamTransport::iput(int peer, int window, int64_t offset, const void* data, int64_t bytes) {
   check_peer(peer);
-  const uint32_t request = begin(1);
+  const uint32_t request = begin();
   const Request result = ticket(request);
-  push(peer, 0, {kFrameMagic, FrameKind::put, 1, {}, window, 0, 0, offset, bytes, bytes}, data, request);
+  push(peer, {kFrameMagic, FrameKind::put, {}, window, 0, 0, offset, bytes, bytes}, data, request);
   return result;
 }
 
@@ -206,19 +178,19 @@ Transport::Request StreamTransport::iget(int peer, int window, int64_t offset, v
   check_peer(peer);
   if (peers_[peer].gets.size() >= kMaxGets)
     fail(Status::config, "%d gets of rank %d are under way; wait for some before the next", kMaxGets, name_of(peer));
-  const uint32_t request = begin(1);
+  const uint32_t request = begin();
   const uint64_t number = ++get_count_;
   peers_[peer].gets[number] = {window, static_cast<uint8_t*>(data), bytes, request, 0};
-  push(peer, 0, {kFrameMagic, FrameKind::get, 1, {}, window, 0, number, offset, 0, bytes}, nullptr, 0);
+  push(peer, {kFrameMagic, FrameKind::get, {}, window, 0, number, offset, 0, bytes}, nullptr, 0);
   return ticket(request);
 }
 
 Transport::Request StreamTransport::inotify(int peer, int window, int slot) {
   check_peer(peer);
   check_slot(slot);
-  const uint32_t request = begin(1);
+  const uint32_t request = begin();
   const Request result = ticket(request);
-  push(peer, 0, {kFrameMagic, FrameKind::notify, 1, {}, window, 0, 0, slot, 0, 0}, nullptr, request);
+  push(peer, {kFrameMagic, FrameKind::notify, {}, window, 0, 0, slot, 0, 0}, nullptr, request);
   return result;
 }
 
@@ -232,10 +204,9 @@ bool StreamTransport::test(Request request) {
   const uint32_t index = uint32_t(request), generation = uint32_t(request >> 32);
   if (index == 0 || index > operations_.size() || operations_[index - 1].generation != generation)
     fail(Status::native, "a request that was complete already");
-  if (operations_[index - 1].left > 0) progress();
+  if (!operations_[index - 1].done) progress();
   Operation& o = operations_[index - 1];
-  if (o.left > 0) return false;
-  o.used = false;
+  if (!o.done) return false;
   if (++o.generation == 0) o.generation = 1;
   idle_operations_.push_back(index);
   return true;
@@ -246,99 +217,73 @@ void StreamTransport::progress() {
   look();
   for (int k = 1; k < size; k++) {
     const int peer = (rank + k) % size;
-    for (int lane = 0; lane < lanes_; lane++) {
-      drain(peer, lane);
-      while (fill(peer, lane)) {}
-    }
+    drain(peer);
+    while (fill(peer)) {}
     const Peer& p = peers_[peer];
-    if ((p.lanes_ended == lanes_ || p.refused) && awaited(peer)) lost(peer, p.end.c_str());
+    if ((p.ended || p.refused) && awaited(peer)) lost(peer, p.end.c_str());
   }
 }
 
-// Writes until the stream is full. Returns true if all is written.
-bool StreamTransport::drain(int peer, int lane) {
-  Stream& stream = streams_[peer * lanes_ + lane];
+// Writes until the stream is full.
+void StreamTransport::drain(int peer) {
+  Peer& to = peers_[peer];
   constexpr int64_t kHeader = sizeof(FrameHeader);
-  while (!stream.ended && !stream.out.empty()) {
-    Outgoing& o = stream.out.front();
+  while (!to.ended && !to.out.empty()) {
+    Outgoing& o = to.out.front();
     while (o.sent < kHeader + o.header.bytes) {
       const bool head = o.sent < kHeader;
       const void* from = head ? reinterpret_cast<const uint8_t*>(&o.header) + o.sent : o.data + (o.sent - kHeader);
-      const int64_t n = write(peer, lane, from, head ? kHeader - o.sent : o.header.bytes - (o.sent - kHeader));
-      if (n == 0) return false;
+      const int64_t n = write(peer, from, head ? kHeader - o.sent : o.header.bytes - (o.sent - kHeader));
+      if (n == 0) return;
       o.sent += n;
       add_moved(n);
     }
     finish(o.request);
-    peers_[peer].answers -= o.header.kind == FrameKind::got;
-    stream.out.pop_front();
+    to.answers -= o.header.kind == FrameKind::got;
+    to.out.pop_front();
   }
-  return true;
 }
 
 // Reads available data. Returns true if a frame is complete and more may follow.
-bool StreamTransport::fill(int peer, int lane) {
-  Stream& stream = streams_[peer * lanes_ + lane];
-  if (stream.ended || peers_[peer].refused) return false;
-  if (!stream.in_data) {
-    while (stream.got < int64_t(sizeof(FrameHeader))) {
-      const int64_t n = read(peer, lane, reinterpret_cast<uint8_t*>(&stream.header) + stream.got,
-                             int64_t(sizeof(FrameHeader)) - stream.got);
+bool StreamTransport::fill(int peer) {
+  Peer& from = peers_[peer];
+  if (from.ended || from.refused) return false;
+  if (!from.in_data) {
+    while (from.got < int64_t(sizeof(FrameHeader))) {
+      const int64_t n =
+          read(peer, reinterpret_cast<uint8_t*>(&from.header) + from.got, int64_t(sizeof(FrameHeader)) - from.got);
       if (n == 0) return false;
-      stream.got += n;
+      from.got += n;
       add_moved(n);
     }
-    if (!open_frame(peer, lane)) return false;
-    stream.in_data = true, stream.got = 0;
+    open_frame(peer);
+    from.in_data = true, from.got = 0;
   }
-  const int64_t bytes = stream.header.bytes;
-  while (stream.got < bytes) {
-    if (stream.got == stream.room) place_data(lane, stream);
-    const int64_t n = read(peer, lane, stream.to + stream.got, stream.room - stream.got);
+  const int64_t bytes = from.header.bytes;
+  while (from.got < bytes) {
+    if (from.got == from.room) place_data(from);
+    const int64_t n = read(peer, from.to + from.got, from.room - from.got);
     if (n == 0) return false;
-    stream.got += n;
+    from.got += n;
     add_moved(n);
   }
-  stream.in_data = false, stream.got = 0;
-  close_frame(peer, lane);
+  from.in_data = false, from.got = 0;
+  close_frame(peer);
   return true;
 }
 
 // Sets the destination of the next data of a message: the receiver's buffer, or else memory that grows.
-void StreamTransport::place_data(int lane, Stream& stream) {
-  const FrameHeader& h = stream.header;
-  Message& message = *stream.message;
-  const bool begun = !message.kept.empty() && message.kept[lane].data();
-  if (message.request && !begun) {
-    stream.to = message.data + h.offset;
-    stream.room = h.bytes;
+void StreamTransport::place_data(Peer& from) {
+  const int64_t bytes = from.header.bytes;
+  Message& message = *from.message;
+  if (message.request && !message.kept.data()) {
+    from.to = message.data;
+    from.room = bytes;
     return;
   }
-  message.kept[lane].grow(h.bytes);
-  stream.to = message.kept[lane].data();
-  stream.room = std::min(message.kept[lane].room(), h.bytes);
-}
-
-// A message that its receiver reads in place.
-void StreamTransport::open_placed(int peer, const FrameHeader& h) {
-  Peer& from = peers_[peer];
-  auto message = new_message(h);
-  message->place = in_place(peer, h.offset, h.total);
-  if (h.sequence != from.announced) refuse(peer, h, "out of order");
-  if (!message->place) refuse(peer, h, "beyond its sender's memory");
-  const auto posted =
-      std::find_if(from.posted.begin(), from.posted.end(), [&](const Posted& p) { return p.tag == h.tag; });
-  if (posted == from.posted.end()) {
-    hold(peer, message);
-    from.announced++;
-    return;
-  }
-  const Posted here = *posted;
-  check_match(peer, *message, here.bytes, here.mark);
-  from.announced++;
-  from.posted.erase(posted);
-  message->request = here.request;
-  take(peer, *message, here.data);
+  message.kept.grow(bytes);
+  from.to = message.kept.data();
+  from.room = std::min(message.kept.room(), bytes);
 }
 
 // The receiver has copied a placed message.
@@ -350,45 +295,35 @@ void StreamTransport::open_taken(int peer, const FrameHeader& h) {
   from.lent.erase(lent);
 }
 
-void StreamTransport::open_got(int peer, Stream& stream) {
-  const FrameHeader& h = stream.header;
-  const auto get = peers_[peer].gets.find(h.sequence);
-  if (get == peers_[peer].gets.end() || get->second.bytes != h.bytes || get->second.tag != h.tag)
+void StreamTransport::open_got(int peer, const FrameHeader& h) {
+  Peer& from = peers_[peer];
+  const auto get = from.gets.find(h.sequence);
+  if (get == from.gets.end() || get->second.bytes != h.bytes || get->second.tag != h.tag)
     refuse(peer, h, "it answers a request that was not made");
-  stream.to = get->second.data;
+  from.to = get->second.data;
 }
 
-void StreamTransport::announce(int peer, Stream& stream) {
-  const FrameHeader& h = stream.header;
+// A message whose data follows, or which its receiver reads in place.
+void StreamTransport::open_message(int peer, const FrameHeader& h) {
   Peer& from = peers_[peer];
-  if (h.sequence != from.announced) refuse(peer, h, "out of order");
+  const bool in_memory = h.kind == FrameKind::placed;
   auto message = new_message(h);
+  if (in_memory) message->place = in_place(peer, h.offset, h.total);
+  if (h.sequence != from.announced) refuse(peer, h, "out of order");
+  if (in_memory && !message->place) refuse(peer, h, "beyond its sender's memory");
   const auto posted =
       std::find_if(from.posted.begin(), from.posted.end(), [&](const Posted& p) { return p.tag == h.tag; });
-  if (posted != from.posted.end()) {
+  const bool wanted = posted != from.posted.end();
+  if (wanted) {
     check_match(peer, *message, posted->bytes, posted->mark);
     message->data = posted->data, message->request = posted->request;
     from.posted.erase(posted);
   } else {
     hold(peer, message);
-    for (int part = 0; part < h.parts; part++) message->kept.emplace_back(&pool_);
   }
   from.announced++;
-  if (h.parts > 1) from.arriving[h.sequence] = message;
-  stream.message = std::move(message);
-}
-
-bool StreamTransport::open_part(int peer, int lane, Stream& stream) {
-  const FrameHeader& h = stream.header;
-  Peer& from = peers_[peer];
-  if (h.sequence >= from.announced) return false;
-  const auto at = from.arriving.find(h.sequence);
-  if (at == from.arriving.end() || at->second->arrived >> lane & 1) refuse(peer, h, "it came already");
-  const Message& message = *at->second;
-  if (h.total != message.bytes || h.tag != message.tag || h.mark != message.mark)
-    refuse(peer, h, "it does not fit the message that it is a part of");
-  stream.message = at->second;
-  return true;
+  if (!in_memory) from.message = std::move(message);
+  else if (wanted) take(peer, *message);
 }
 
 StreamTransport::Window& StreamTransport::window_of(int peer, const FrameHeader& h) {
@@ -401,55 +336,45 @@ StreamTransport::Window& StreamTransport::window_of(int peer, const FrameHeader&
 }
 
 // Frames that break the table (stream_frames.cpp) are refused first.
-bool StreamTransport::open_frame(int peer, int lane) {
-  Stream& stream = streams_[peer * lanes_ + lane];
-  const FrameHeader& h = stream.header;
-  if (const char* const rule = broken_rule(h, lane, lanes_)) refuse(peer, h, rule);
-  stream.to = nullptr, stream.room = h.bytes;
-  switch (h.kind) {
-    case FrameKind::message: announce(peer, stream); break;
-    case FrameKind::part:
-      if (!open_part(peer, lane, stream)) return false;
-      break;
-    case FrameKind::put: stream.to = window_of(peer, h).base + h.offset; break;
-    case FrameKind::get:
-      window_of(peer, h);
-      if (peers_[peer].answers >= kMaxGets) refuse(peer, h, "too many requests before their answers were read");
-      break;
-    case FrameKind::got: open_got(peer, stream); break;
-    case FrameKind::notify: window_of(peer, h); break;
-    case FrameKind::goodbye:
-      stream.goodbye.resize(size_t(h.bytes));
-      stream.to = reinterpret_cast<uint8_t*>(stream.goodbye.data());
-      break;
-    case FrameKind::placed: open_placed(peer, h); break;
-    case FrameKind::taken: open_taken(peer, h); break;
-  }
-  if (stream.message && h.bytes) place_data(lane, stream);
-  return true;
-}
-
-void StreamTransport::close_message(int peer, int lane, Stream& stream) {
-  const std::shared_ptr<Message> message = std::move(stream.message);
-  message->arrived |= 1u << lane;
-  if (!message->complete()) return;
-  if (message->parts > 1) peers_[peer].arriving.erase(message->sequence);
-  if (!message->request) return;  // no receive is posted yet
-  deliver(*message);
-  finish(message->request);
-}
-
-void StreamTransport::close_frame(int peer, int lane) {
-  Stream& stream = streams_[peer * lanes_ + lane];
-  const FrameHeader h = stream.header;
+void StreamTransport::open_frame(int peer) {
   Peer& from = peers_[peer];
+  const FrameHeader& h = from.header;
+  if (const char* const rule = broken_rule(h)) refuse(peer, h, rule);
+  from.to = nullptr, from.room = h.bytes;
   switch (h.kind) {
     case FrameKind::message:
-    case FrameKind::part: close_message(peer, lane, stream); break;
+    case FrameKind::placed: open_message(peer, h); break;
+    case FrameKind::put: from.to = window_of(peer, h).base + h.offset; break;
+    case FrameKind::get:
+      window_of(peer, h);
+      if (from.answers >= kMaxGets) refuse(peer, h, "too many requests before their answers were read");
+      break;
+    case FrameKind::got: open_got(peer, h); break;
+    case FrameKind::notify: window_of(peer, h); break;
+    case FrameKind::goodbye:
+      from.reason.resize(size_t(h.bytes));
+      from.to = reinterpret_cast<uint8_t*>(from.reason.data());
+      break;
+    case FrameKind::taken: open_taken(peer, h); break;
+  }
+  if (from.message && h.bytes) place_data(from);
+}
+
+void StreamTransport::close_message(Peer& from) {
+  const std::shared_ptr<Message> message = std::move(from.message);
+  message->arrived = true;
+  if (message->request) deliver(*message);
+}
+
+void StreamTransport::close_frame(int peer) {
+  Peer& from = peers_[peer];
+  const FrameHeader h = from.header;
+  switch (h.kind) {
+    case FrameKind::message: close_message(from); break;
     case FrameKind::notify: windows_[h.tag].notified[int(h.offset)]++; break;
     case FrameKind::get:
       from.answers++;
-      push(peer, 0, {kFrameMagic, FrameKind::got, 1, {}, h.tag, 0, h.sequence, 0, h.total, h.total},
+      push(peer, {kFrameMagic, FrameKind::got, {}, h.tag, 0, h.sequence, 0, h.total, h.total},
            windows_[h.tag].base + h.offset, 0);
       break;
     case FrameKind::got:
@@ -457,9 +382,9 @@ void StreamTransport::close_frame(int peer, int lane) {
       from.gets.erase(h.sequence);
       break;
     case FrameKind::goodbye:
-      for (char& c : stream.goodbye)
+      for (char& c : from.reason)
         if (c < ' ' || c > '~') c = '?';
-      from.goodbye = stream.goodbye.empty() ? "no reason given" : stream.goodbye;
+      from.goodbye = from.reason.empty() ? "no reason given" : from.reason;
       cut_off(peer, "gave up");
     default: break;  // a put is already in place; other kinds were handled on arrival
   }
@@ -472,12 +397,11 @@ void StreamTransport::abandon(const char* reason) {
   for (int peer = 0; peer < size; peer++) {
     if (peer == rank) continue;
     try {
-      Stream& stream = streams_[peer * lanes_];
       // The goodbye must follow a complete frame. A peer in the middle of a frame notices the end of the stream.
-      while (stream.out.size() > 1) stream.out.pop_back();
-      push(peer, 0, {kFrameMagic, FrameKind::goodbye, 1, {}, 0, 0, 0, 0, int64_t(text.size()), int64_t(text.size())},
-           nullptr, 0, text);
-      drain(peer, 0);
+      while (peers_[peer].out.size() > 1) peers_[peer].out.pop_back();
+      push(peer, {kFrameMagic, FrameKind::goodbye, {}, 0, 0, 0, 0, int64_t(text.size()), int64_t(text.size())}, nullptr,
+           0, text);
+      drain(peer);
     } catch (const Error&) {
       // The peer is gone, too.
     }

@@ -29,15 +29,15 @@ bool info_of(int fd, tcp_info* info) {
 
 }  // namespace
 
-TcpTransport::TcpTransport(int rank, int size, int lanes, const int* sockets, double timeout_s)
-    : StreamTransport(rank, size, lanes, timeout_s),
-      sockets_(sockets, sockets + size_t(size) * lanes),
+TcpTransport::TcpTransport(int rank, int size, const int* sockets, double timeout_s)
+    : StreamTransport(rank, size, timeout_s),
+      sockets_(sockets, sockets + size),
       readable_(sockets_.size()),
       watched_(sockets_.size()),
       epoll_(epoll_create1(EPOLL_CLOEXEC)) {
   if (epoll_ < 0) fail(Status::native, "epoll_create1: %s", std::strerror(errno));
-  for (size_t i = 0; i < sockets_.size(); i++) {
-    if (int(i) / lanes == rank) continue;
+  for (int i = 0; i < size; i++) {
+    if (i == rank) continue;
     const int fd = sockets_[i], one = 1;
     // A peer whose host is gone does not answer. The kernel gives up on it as soon as a caller here would.
     const unsigned patience = unsigned(std::min(timeout_s, 2e6) * 1000);
@@ -47,18 +47,18 @@ TcpTransport::TcpTransport(int rank, int size, int lanes, const int* sockets, do
     epoll_event event{EPOLLIN, {}};
     event.data.u32 = uint32_t(i);
     if (epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event))
-      fail(Status::config, "socket %d of rank %d cannot be watched: %s", fd, int(i) / lanes, std::strerror(errno));
+      fail(Status::config, "socket %d of rank %d cannot be watched: %s", fd, i, std::strerror(errno));
   }
 }
 
 TcpTransport::~TcpTransport() {
-  for (size_t i = 0; i < sockets_.size(); i++)
-    if (int(i) / lanes_ != rank) close(sockets_[i]);
+  for (int i = 0; i < size; i++)
+    if (i != rank) close(sockets_[i]);
   close(epoll_);
 }
 
-int64_t TcpTransport::write(int peer, int lane, const void* data, int64_t bytes) {
-  const ssize_t n = send(sockets_[peer * lanes_ + lane], data, size_t(bytes), MSG_NOSIGNAL);
+int64_t TcpTransport::write(int peer, const void* data, int64_t bytes) {
+  const ssize_t n = send(sockets_[peer], data, size_t(bytes), MSG_NOSIGNAL);
   if (n >= 0) return n;
   if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return 0;
   // Data that the peer sent before its end must still be read. The reader finds the end, and a goodbye is more precise
@@ -66,16 +66,16 @@ int64_t TcpTransport::write(int peer, int lane, const void* data, int64_t bytes)
   return 0;
 }
 
-int64_t TcpTransport::read(int peer, int lane, void* data, int64_t bytes) {
-  if (!readable_[peer * lanes_ + lane]) return 0;
-  const ssize_t n = recv(sockets_[peer * lanes_ + lane], data, size_t(bytes), 0);
+int64_t TcpTransport::read(int peer, void* data, int64_t bytes) {
+  if (!readable_[peer]) return 0;
+  const ssize_t n = recv(sockets_[peer], data, size_t(bytes), 0);
   if (n > 0) return n;
-  readable_[peer * lanes_ + lane] = false;
+  readable_[peer] = false;
   if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return 0;
   const bool reset = n == 0 || errno == ECONNRESET;
   // A connection that times out without a route reports that instead (EHOSTUNREACH, ENETUNREACH).
-  ended(peer, lane,
-        loses_large_packets(peer, lane)
+  ended(peer,
+        loses_large_packets(peer)
             ? "does not answer: nothing large is acknowledged while heartbeats pass; check that the MTU is the same on "
               "both hosts and on all switches between them"
         : reset ? "closed the connection: it ended or died"
@@ -84,10 +84,10 @@ int64_t TcpTransport::read(int peer, int lane, void* data, int64_t bytes) {
 }
 
 // True if a packet of full size was not acknowledged for long, while packets of the heartbeats' connection were.
-bool TcpTransport::loses_large_packets(int peer, int lane) const {
+bool TcpTransport::loses_large_packets(int peer) const {
   tcp_info data, heartbeats;
   if (size_t(peer) >= heartbeat_sockets.size() || !info_of(heartbeat_sockets[peer], &heartbeats) ||
-      !info_of(sockets_[peer * lanes_ + lane], &data))
+      !info_of(sockets_[peer], &data))
     return false;
   return data.tcpi_last_ack_recv > uint64_t(timeout_ns / 2'000'000) &&
          data.tcpi_bytes_sent >= data.tcpi_bytes_retrans + data.tcpi_bytes_acked + data.tcpi_snd_mss &&
@@ -96,8 +96,8 @@ bool TcpTransport::loses_large_packets(int peer, int lane) const {
 }
 
 void TcpTransport::idle(int64_t ns) {
-  for (size_t i = 0; i < sockets_.size(); i++) {
-    const bool wanted = int(i) / lanes_ != rank && anything_to_write(int(i) / lanes_, int(i) % lanes_);
+  for (int i = 0; i < size; i++) {
+    const bool wanted = i != rank && anything_to_write(i);
     if (wanted == watched_[i]) continue;
     epoll_event event{wanted ? EPOLLIN | EPOLLOUT : EPOLLIN, {}};
     event.data.u32 = uint32_t(i);

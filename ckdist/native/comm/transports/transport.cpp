@@ -19,6 +19,14 @@ void Transport::check_slot(int slot) {
     fail(Status::config, "%d is not a slot of a window; use 0 to %d", slot, kWindowSlots - 1);
 }
 
+std::string Transport::mismatch(int64_t sent, uint32_t sent_mark, int64_t bytes, uint32_t mark) {
+  if (sent != bytes) return "sent " + std::to_string(sent) + " bytes where " + std::to_string(bytes) + " were expected";
+  if (sent_mark != mark)
+    return "called another collective, or another dtype or operation, than this rank: all ranks must make the same "
+           "calls in the same order";
+  return "";
+}
+
 void Transport::wait(Request request, int peer, const char* what) {
   for (int i = 0; i < kSpins; i++) {
     if (test(request)) return;

@@ -63,6 +63,9 @@ class Transport {
   // Sends the reason why this rank fails to its peers, if possible.
   virtual void abandon(const char*) {}
 
+  // What is wrong with a message for a receive of `bytes` bytes in the call `mark`, or "". It follows the peer's name.
+  static std::string mismatch(int64_t sent, uint32_t sent_mark, int64_t bytes, uint32_t mark);
+
   // Polls until complete. The last argument names the operation in the error, for example "all_reduce 17, step 2".
   void wait(Request request, int peer, const char* what);
 

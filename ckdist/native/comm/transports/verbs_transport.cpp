@@ -257,14 +257,8 @@ Transport::Request VerbsTransport::irecv(int peer, int tag, void* data, int64_t 
 }
 
 void VerbsTransport::check_match(int peer, int64_t sent, uint32_t sent_mark, int64_t bytes, uint32_t mark) const {
-  if (sent != bytes)
-    fail(Status::comm, "%s sent %lld bytes where %lld were expected", who(peer).c_str(), (long long)sent,
-         (long long)bytes);
-  if (sent_mark != mark)
-    fail(Status::comm,
-         "%s called another collective, or another dtype or operation, than this rank: all ranks must make the same "
-         "calls in the same order",
-         who(peer).c_str());
+  const std::string wrong = mismatch(sent, sent_mark, bytes, mark);
+  if (!wrong.empty()) fail(Status::comm, "%s %s", who(peer).c_str(), wrong.c_str());
 }
 
 void VerbsTransport::accept(int peer, uint32_t operation, uint32_t id) {
