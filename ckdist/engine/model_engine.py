@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from ckdist.engine.dry_breakers import DryBreakers
 
 
-def make_engine(
-    model: Model, max_waiting: int = 512, max_step_seconds: float = math.inf
-) -> tuple[Engine, Tokenizer]:
+def make_engine(model: Model, max_waiting: int = 512, max_step_seconds: float = math.inf) -> tuple[Engine, Tokenizer]:
     """Makes rank 0's engine over a loaded model, and the model's tokenizer."""
     tokenizer = load_tried(model.checkpoint.path, model.checkpoint.overrides)
     executable = model.executable

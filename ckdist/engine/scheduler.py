@@ -159,9 +159,7 @@ class Scheduler:
         """
         if role is False or not self.waiting or len(self.running) >= self.max_tokens:
             return
-        reading = {
-            s.place.client for s in self.running if s.length - s.computed > 1 and _fits(s, hidden, role)
-        }
+        reading = {s.place.client for s in self.running if s.length - s.computed > 1 and _fits(s, hidden, role)}
         while (sequence := self._admit_next(reading)) is not None:
             reading.add(sequence.place.client)
 

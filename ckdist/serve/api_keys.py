@@ -10,7 +10,7 @@ import pathlib
 import re
 import stat
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ckdist.config.serve_config import ServeConfig
@@ -40,6 +40,11 @@ class KeyLimits:
     max_running: int | None = None  # sequences in the engine at once
     max_waiting: int | None = None  # sequences that wait while `max_running` others run
     tokens_per_minute: int | None = None  # tokens of prompts and answers
+
+    def over(self, defaults: "KeyLimits") -> "KeyLimits":
+        """Returns these limits, with `defaults` for those that are None."""
+        own = {name: value for name, value in vars(self).items() if value is not None}
+        return replace(defaults, **own)
 
 
 @dataclass(frozen=True)

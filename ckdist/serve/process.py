@@ -18,7 +18,7 @@ from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError, EngineError
 from ckdist.overrides import metadata_overrides
 from ckdist.python_words import module_words
-from ckdist.serve.api_keys import VARIABLE, given_keys, read_key_file
+from ckdist.serve.api_keys import VARIABLE, KeyLimits, given_keys, read_key_file
 from ckdist.serve.error_output import ErrorOutput
 from ckdist.serve.heartbeat import STUCK_SECONDS, FailureDetector
 from ckdist.serve.loopback import is_loopback
@@ -124,6 +124,11 @@ class HttpProcess:
             api_keys=api_keys,
             file_keys=file_keys,
             api_key_file=None if path is None else os.path.abspath(path),  # noqa: PTH100 - links may change
+            key_limits=KeyLimits(
+                max_running=config.max_running_per_key,
+                max_waiting=config.max_waiting_per_key,
+                tokens_per_minute=config.tokens_per_minute_per_key,
+            ),
             shared_cache=config.shared_cache,
             special_in_text=config.special_tokens_in_text,
             cors_origins=config.cors_origin,
@@ -133,6 +138,7 @@ class HttpProcess:
             max_requests=max_sequences + REQUESTS_BESIDE_SEQUENCES,
             max_body=config.max_body,
             timeout=config.timeout,
+            stall_timeout=config.stall_timeout,
             drain_timeout=config.drain_timeout,
             strict_fields=config.strict_fields,
             webui=not config.no_webui,
