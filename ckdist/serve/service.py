@@ -169,7 +169,8 @@ class Service:
         self.check_ready()
         if body is None:
             body = await read_body(request, self.settings.max_body)
-        begun, work = time.monotonic(), self.text.prepare(kind, body, self.facts)
+        client = self._account(request).client
+        begun, work = time.monotonic(), self.text.prepare(kind, body, self.facts, client)
         return await while_connected(request.receive, work, lambda: begun, self.settings.timeout)
 
     async def answer(

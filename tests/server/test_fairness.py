@@ -17,6 +17,7 @@ from ckdist.serve.accounts import MAX_ADDRESSES, Account, Accounts, part_of
 from ckdist.serve.answer import ANTHROPIC_PING, KEEP_ALIVE, EventStream
 from ckdist.serve.api_keys import ApiKey, KeyLimits
 from ckdist.serve.problems import Problem
+from ckdist.serve.text_work import Lane
 from tests.server.test_tenant_faces import FACES, key_file
 from tests.support.served import serving
 
@@ -68,6 +69,25 @@ def test_every_client_finds_places_while_others_hold_as_many_as_they_may():
     accounts[0].under_way = 9
     with pytest.raises(Problem, match="9 requests of key 'a' are under way, of at most 9 of 10 now"):
         accounts[0].check_requests(10, 9)
+
+
+def test_bodies_of_one_client_leave_a_place_to_others():
+    async def crowd():
+        lane = Lane(1, 8)
+        await lane.wait("many")
+        tasks = [asyncio.ensure_future(lane.wait("many")) for _ in range(7)]
+        await asyncio.sleep(0)
+        words = "7 requests wait to be tokenised, 7 of them of this client, of at most 8; try again later"
+        with pytest.raises(Problem, match=words):
+            await lane.wait("many")
+        other = asyncio.ensure_future(lane.wait("other"))
+        await asyncio.sleep(0)
+        for _ in range(8):
+            lane.turn.release()
+        await asyncio.gather(*tasks, other)
+        assert not lane._waiting
+
+    asyncio.run(crowd())
 
 
 def test_without_keys_a_client_is_an_address_and_busy_ones_are_not_forgotten():
