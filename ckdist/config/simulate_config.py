@@ -91,6 +91,10 @@ class SimulateConfig(Settings):
     max_queue: int = option(
         512, "--max-queue", low=0, high=1 << 20, metavar="N", help="most waiting requests of a replica"
     )
+    max_step_ms: float = option(
+        200.0, "--max-step-ms", low=0, high=1e6, metavar="MS",
+        help="longest step with prompts while a sequence decodes; 0: no limit",
+    )  # fmt: skip
     pipeline_parallel_size: int = option(
         1, "-pp", "--pipeline-parallel-size", low=1, high=1024, metavar="N",
         help="pipeline stages of a replica, which share the cost of a step",

@@ -8,7 +8,7 @@ order of priority, then of arrival.
 
 import bisect
 import itertools
-from collections.abc import Collection, Iterable, Iterator, Sequence as List
+from collections.abc import Collection, Iterable, Iterator
 
 from ckdist.engine.sequence import Sequence
 
@@ -117,7 +117,7 @@ class RequestQueue:
         shares = {name: (self._share(client), client.number) for name, client in self._clients.items()}
         running.sort(key=lambda s: (s.place.batch, *shares[s.place.client], *_order(s)))
 
-    def yielding(self, sequence: Sequence, running: List[Sequence], gone: Collection[Sequence]) -> Sequence | None:
+    def yielding(self, sequence: Sequence, running: list[Sequence], gone: Collection[Sequence]) -> Sequence | None:
         """The running sequence that gives way to a waiting one, after those in `gone`. None: nobody does.
 
         Batch gives way to interactive, and a higher priority number of the same client to a lower one. A sequence of

@@ -13,7 +13,7 @@ sequences and a shorter piece of prompts, so that every stage has work.
 
 import math
 import time
-from collections.abc import Callable, Collection, Sequence as List
+from collections.abc import Callable, Collection
 
 import numpy as np
 
@@ -327,7 +327,7 @@ class Scheduler:
         victim.state = State.WAITING
         self.waiting.add(victim)
 
-    def _admit(self, sequence: Sequence, gone: List[Sequence] = ()) -> bool:
+    def _admit(self, sequence: Sequence, gone: Collection[Sequence] = ()) -> bool:
         """Runs a waiting sequence if there are blocks for all its tokens, and one spare block per running sequence.
 
         It also waits while a running prompt computes a long prefix of it, as with several choices of one request.

@@ -70,7 +70,7 @@ class Account:
     def check_places(self, count: int, total: int, active: int) -> None:
         """Raises Problem if `count` more sequences are too many of the server's.
 
-        400 if a client may never have so many, 429 if there is no place for them now.
+        400 if a client may never have that many, 429 if there is no place for them now.
 
         Args:
             total: The server's places for running and waiting sequences.

@@ -66,6 +66,12 @@ class ApiKey:
         return cls(f"key-{hashlib.sha256(key.encode()).hexdigest()[:16]}", key)
 
 
+def default_limits(config: ServeConfig) -> KeyLimits:
+    """Returns the limits of clients whose keys have none of their own."""
+    limits = config.max_running_per_key, config.max_waiting_per_key, config.tokens_per_minute_per_key
+    return KeyLimits(max_running=limits[0], max_waiting=limits[1], tokens_per_minute=limits[2])
+
+
 def asks_for_key(config: ServeConfig) -> bool:
     """Whether the server refuses clients without a key."""
     return bool(config.api_key or config.api_key_file or os.environ.get(VARIABLE))

@@ -28,7 +28,7 @@ class HttpSettings:
     api_keys: tuple[ApiKey, ...] = ()  # keys that are not in a file
     file_keys: tuple[ApiKey, ...] = ()  # keys of `api_key_file`, which may be read again
     api_key_file: str | None = None
-    key_limits: KeyLimits = KeyLimits()  # of clients whose key has none of its own
+    key_limits: KeyLimits = field(default_factory=KeyLimits)  # of clients whose key has none of its own
     shared_cache: bool = False  # all keys share one tenant of the prefix cache
     special_in_text: bool = False  # texts of messages may contain control tokens
     cors_origins: tuple[str, ...] = ()  # origins whose web pages may use the server

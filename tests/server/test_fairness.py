@@ -19,7 +19,7 @@ from ckdist.serve.api_keys import ApiKey, KeyLimits
 from ckdist.serve.problems import Problem
 from ckdist.serve.text_work import Lane
 from tests.server.test_tenant_faces import FACES, key_file
-from tests.support.served import serving
+from tests.support.served import serving, wait_for
 
 
 def test_two_hundred_connections_of_one_key_leave_places_for_others(tmp_path):
@@ -31,9 +31,9 @@ def test_two_hundred_connections_of_one_key_leave_places_for_others(tmp_path):
         async with httpx.AsyncClient(base_url=http.url, timeout=300, limits=limits) as client:
             post = lambda key: client.post("/v1/completions", json=body, headers={"x-api-key": key})
             many = [asyncio.ensure_future(post("ann1")) for _ in range(200)]
-            while engine.running < most or sum(task.done() for task in many) < 200 - most:
-                await asyncio.sleep(0.05)
-            assert engine.running == most
+            await asyncio.to_thread(
+                wait_for, lambda: engine.running == most and sum(task.done() for task in many) == 200 - most, 120, 0.05
+            )
             engine.delay = 0.0
             other = await post("bob1")
             answers = await asyncio.gather(*many)
@@ -186,8 +186,7 @@ def test_a_stream_without_events_shows_signs_of_life(monkeypatch, path, sign):
 
     async def events():
         for number in range(2):
-            while client.got.count(sign) < 2 * number + 2:
-                await asyncio.sleep(0.005)
+            await asyncio.to_thread(wait_for, lambda: client.got.count(sign) > 2 * number + 1)
             yield b"data: %d\n\n" % number
 
     stream_to(client, events(), path)

@@ -173,11 +173,11 @@ def test_priorities_give_a_client_nothing_of_another():
 
 def test_a_prompt_that_waits_for_a_prefix_is_passed():
     scheduler = make(max_tokens=64)
-    for name in "first", "twin":
+    for name in "first", "second":
         scheduler.add(Sequence(name, [5] * 600, SamplingParams(), 0, 616, 0.0))
     advance(scheduler)
     steps_until(scheduler, add(scheduler, "short", 8, 2, "b"))
-    assert [s.id for s in scheduler.running] == ["first"] and [s.id for s in scheduler.waiting] == ["twin"]
+    assert [s.id for s in scheduler.running] == ["first"] and [s.id for s in scheduler.waiting] == ["second"]
 
 
 @pytest.mark.parametrize("growth", [0.0, 1 / 3000])
