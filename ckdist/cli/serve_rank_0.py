@@ -6,6 +6,7 @@ The port is bound before any expensive work. The HTTP process answers 503 while 
 import contextlib
 import json
 import logging
+import math
 import os
 import pathlib
 import signal
@@ -172,7 +173,8 @@ def serve(
         handle_signals(config, http, coordinator)
         model = load_model(config, world, progress=True, embeddings=True)
         with dismissing(model, world):
-            engine, tokenizer = make_engine(model, config.max_queue + config.parallel)
+            limit = config.max_step_ms / 1000 or math.inf
+            engine, tokenizer = make_engine(model, config.max_queue + config.parallel, limit)
             if engine.grammars is not None and tokenizer.eos_token_ids:
                 engine.grammars.prepare()
         lines, advice = start_lines(name, model)

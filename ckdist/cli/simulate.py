@@ -79,6 +79,7 @@ def fleet_of(config: SimulateConfig) -> Fleet:
         context=config.ctx_size,
         cache_tokens=config.cache_tokens or config.parallel * config.ctx_size,
         max_waiting=config.max_queue + config.parallel,
+        max_step_seconds=config.max_step_ms / 1000 or math.inf,
         stages=stages,
         stage_hop=config.stage_hop,
         front_end=config.front_end,

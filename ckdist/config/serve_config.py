@@ -70,6 +70,22 @@ class ServeConfig(EngineConfig):
     max_queue: int = option(
         128, "--max-queue", within=(0, 1 << 16), help="most waiting sequences beyond --parallel; more get HTTP 429"
     )
+    max_running_per_key: int | None = option(
+        None, "--max-running-per-key", kind=int, within=(1, 1 << 31),
+        help="most sequences of one API key in the engine at once; without keys: of one client address",
+    )  # fmt: skip
+    max_waiting_per_key: int | None = option(
+        None, "--max-waiting-per-key", kind=int, within=(0, 1 << 31),
+        help="most sequences of one key that wait beyond --max-running-per-key; more get HTTP 429",
+    )  # fmt: skip
+    tokens_per_minute_per_key: int | None = option(
+        None, "--tokens-per-minute-per-key", kind=int, within=(1, 1 << 31),
+        help="most tokens of prompts and answers of one key within a minute; more get HTTP 429",
+    )  # fmt: skip
+    max_step_ms: float = option(
+        200.0, "--max-step-ms", within=(0, 1e6), metavar="MS",
+        help="longest step with prompts while a sequence decodes; smaller: smoother streams; 0: no limit",
+    )  # fmt: skip
     max_body: int = option(
         8 << 20, "--max-body", parse=byte_size, within=(1 << 10, 1 << 30), metavar="SIZE", help="largest request body"
     )
@@ -101,6 +117,10 @@ class ServeConfig(EngineConfig):
         metavar="SECONDS",
         help="end requests that make no progress for this long",
     )
+    stall_timeout: float = option(
+        60.0, "--stall-timeout", within=(1, 86400), metavar="SECONDS",
+        help="end streams whose client reads nothing for this long",
+    )  # fmt: skip
     drain_timeout: float = option(
         30.0,
         "--drain-timeout",
@@ -114,6 +134,9 @@ class ServeConfig(EngineConfig):
         if self.no_auth and (self.api_key or self.api_key_file):
             given = "--api-key" if self.api_key else f"--api-key-file {self.api_key_file}"
             raise ConfigError(f"--no-auth and {given} contradict each other: leave one out")
+        if self.max_waiting_per_key is not None and self.max_running_per_key is None:
+            given = f"--max-waiting-per-key ({self.max_waiting_per_key})"
+            raise ConfigError(f"{given} needs --max-running-per-key: give both")
         for origin in self.cors_origin:
             if origin not in ("*", "null") and not re.fullmatch(
                 r"[a-z][a-z0-9+.-]*://[^/\s]+/?", origin, re.IGNORECASE

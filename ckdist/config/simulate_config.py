@@ -70,6 +70,10 @@ class SimulateConfig(Settings):
         help="positions of a replica's cache; 0: --parallel times --ctx-size",
     )  # fmt: skip
     max_queue: int = option(512, "--max-queue", within=(0, 1 << 20), help="most waiting requests of a replica")
+    max_step_ms: float = option(
+        200.0, "--max-step-ms", within=(0, 1e6), metavar="MS",
+        help="longest step with prompts while a sequence decodes; 0: no limit",
+    )  # fmt: skip
     pipeline_parallel_size: int = option(
         1, "-pp", "--pipeline-parallel-size", within=(1, 1024),
         help="pipeline stages of a replica, which share the cost of a step",

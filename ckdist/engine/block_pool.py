@@ -9,7 +9,7 @@ also holds its parents, and blocks are released last first. So a child always co
 unreferenced blocks, and evicting the least recently used never orphans a child.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 import numpy as np
 
@@ -70,6 +70,15 @@ class BlockPool:
     def idle_among(self, blocks: list[int]) -> int:
         """Number of `blocks` without a holder. Holding them lowers `available` by this number."""
         return sum(self._references[block] == 0 for block in blocks)
+
+    def held_alone(self, tables: list[list[int]], kept: list[int]) -> int:
+        """Number of blocks that releasing all of `tables` would make available, without those in `kept`."""
+        if not tables:
+            return 0
+        holders = Counter(block for table in tables for block in table)
+        for block in kept:
+            del holders[block]
+        return sum(self._references[block] == count for block, count in holders.items())
 
     def hold(self, blocks: list[int]) -> None:
         """Adds a holder to each of these known blocks."""

@@ -269,9 +269,9 @@ class Coordinator:
         else:
             key, prompt = (peer, request.id), np.frombuffer(request.prompt, "<i4")
             if isinstance(request, Embed):
-                self._engine.embed(key, prompt, request.pooling, request.first_text, request.tenant)
+                self._engine.embed(key, prompt, request.pooling, request.first_text, request.tenant, request.place)
             else:
-                self._engine.add(key, prompt, request.sampling, request.tenant)
+                self._engine.add(key, prompt, request.sampling, request.tenant, request.place)
 
     def _enter(self, state: str, error: str | None = None) -> None:
         """Changes the state and sends it to every peer."""

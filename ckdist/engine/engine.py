@@ -5,6 +5,7 @@ sockets, and reads the clock only for its counters. One thread uses it.
 """
 
 import functools
+import math
 import secrets
 import time
 from collections import deque
@@ -22,6 +23,7 @@ from ckdist.engine.histogram import Histogram
 from ckdist.engine.output import Output
 from ckdist.engine.output_processor import OutputProcessor
 from ckdist.engine.pooling import POOLINGS, Pooling
+from ckdist.engine.queue_place import ANY_PLACE, QueuePlace
 from ckdist.engine.request import Tokens, check_prompt, check_sampling
 from ckdist.engine.sampler import Sampler
 from ckdist.engine.sampling_params import SamplingParams
@@ -59,6 +61,7 @@ class Engine:
         start_tokens: First tokens of decoding if an encoder reads the prompt.
         banned_tokens: Tokens that are never drawn.
         max_rollback: Last tokens of a sequence that may be rolled back, at most MAX_ROLLBACK.
+        max_step_seconds: Limit of a step with prompts while a sequence decodes.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Engine:
         more_stats: Callable[[], Mapping[str, float | str]] = dict, lane: "Lane | None" = None,
         make_breakers: Callable[[], "DryBreakers"] | None = None, grammars: Grammars | None = None,
         start_tokens: Tokens = (), banned_tokens: Tokens = (), max_rollback: int = 0,
+        max_step_seconds: float = math.inf,
     ) -> None:  # fmt: skip
         if not 0 <= max_rollback <= MAX_ROLLBACK:
             raise ConfigError(f"max_rollback is {max_rollback}; it must be from 0 to {MAX_ROLLBACK}")
@@ -88,7 +92,7 @@ class Engine:
             self.pool, executable.max_tokens, executable.max_sequences,
             min(max_outputs or executable.max_tokens, executable.max_tokens), max_waiting, prefix_reuse,
             executable.costs, whole_prompts=not executable.has_logits or len(start_tokens) > 0,
-            splits_roles=executable.splits_roles,
+            splits_roles=executable.splits_roles, max_step_seconds=max_step_seconds,
         )  # fmt: skip
         self._builder = BatchBuilder(self.scheduler, self.max_positions)
         self._sequences: dict[Hashable, Sequence] = {}
@@ -118,11 +122,19 @@ class Engine:
         """Ids of the unfinished sequences."""
         return list(self._sequences)
 
-    def add(self, id: Hashable, prompt: Tokens, params: SamplingParams, tenant: bytes | None = ONE_TENANT) -> None:
+    def add(
+        self,
+        id: Hashable,
+        prompt: Tokens,
+        params: SamplingParams,
+        tenant: bytes | None = ONE_TENANT,
+        place: QueuePlace = ANY_PLACE,
+    ) -> None:
         """Queues a request.
 
         Args:
             tenant: Cached blocks are reused and left only within a tenant. None: neither.
+            place: Its queue, and its order there.
 
         Raises:
             RequestError: A field is wrong, or the prompt cannot fit.
@@ -146,8 +158,8 @@ class Engine:
         )
         begin, source = (self._start, ids) if len(self._start) else (ids, None)
         capacity = min(len(begin) + params.max_tokens, self.max_positions)
-        places = {"source": source, "tenant": tenant, "max_rollback": self._max_rollback}
-        sequence = Sequence(id, begin, params, seed, capacity, time.monotonic(), state, **places)
+        more = {"source": source, "tenant": tenant, "max_rollback": self._max_rollback, "place": place}
+        sequence = Sequence(id, begin, params, seed, capacity, time.monotonic(), state, **more)
         self._queue(sequence)
         if state is not None and state.constraint is not None:
             self._compiling.append(sequence)
@@ -159,6 +171,7 @@ class Engine:
         pooling: str,
         first_text: int = 0,
         tenant: bytes | None = ONE_TENANT,
+        place: QueuePlace = ANY_PLACE,
     ) -> None:
         """Queues a prompt whose hidden states after the last norm become the `embedding` of its Output.
 
@@ -167,7 +180,7 @@ class Engine:
         Args:
             pooling: One of POOLINGS.
             first_text: Tokens of the first text if the prompt has two.
-            tenant: As in `add`.
+            tenant, place: As in `add`.
 
         Raises:
             RequestError: `pooling` is wrong, or the prompt cannot fit.
@@ -182,7 +195,7 @@ class Engine:
         ids = self._check_prompt(id, prompt, False)
         if not 0 <= first_text <= len(ids):
             raise RequestError(f"the first text has {first_text} of {len(ids)} tokens", "first_text")
-        pools = {"pooling": Pooling(pooling), "first_text": first_text, "tenant": tenant}
+        pools = {"pooling": Pooling(pooling), "first_text": first_text, "tenant": tenant, "place": place}
         self._queue(Sequence(id, ids, NO_SAMPLING, 0, len(ids), time.monotonic(), **pools))
 
     def _check_prompt(self, id: Hashable, prompt: Tokens, continues: bool) -> np.ndarray:
@@ -258,6 +271,7 @@ class Engine:
         make = self.outputs.pool if step.hidden else self.outputs.process
         outputs = make(step.chunks, logits)
         begin, self._sampled = max(issued, self._sampled), time.monotonic_ns()
+        self.scheduler.speed.observe(step.chunks, (ran - begin) * 1e-9)
         if self.lane is not None:
             tokens = sum(chunk.tokens for chunk in step.chunks)
             self.lane.add(lib.ckdist_trace_run, begin, ran, tokens, len(step.chunks))
@@ -270,11 +284,12 @@ class Engine:
             self._collected += self._collect()
 
     def _wait_for_state(self) -> None:
-        """Waits at most 10 ms for the sampling state of the first sequence in the queue."""
-        waiting = self.scheduler.waiting
-        state = waiting[0].sampling_state if waiting else None
-        if state is not None and state.awaited:
-            wait(state.awaited, timeout=0.01)
+        """Waits at most 10 ms for the sampling state of a waiting sequence."""
+        for sequence in self.scheduler.waiting:
+            state = sequence.sampling_state
+            if state is not None and state.awaited:
+                wait(state.awaited, timeout=0.01)
+                return
 
     def _refuse_grammars(self) -> list[Output]:
         """Ends the sequences whose grammars did not compile."""
@@ -319,6 +334,7 @@ class Engine:
             "generated_tokens_total": self.outputs.generated_tokens,
             "cached_tokens_total": self.outputs.cached_tokens,
             "preemptions_total": self.scheduler.preemptions,
+            "displaced_total": self.scheduler.displaced,
             "requests_running": len(self.scheduler.running),
             "requests_waiting": len(self.scheduler.waiting),
             "blocks": self.pool.num_blocks,

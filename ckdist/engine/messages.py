@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeAlias
 from msgspec import Meta, field
 from msgspec.msgpack import Decoder, Encoder
 
+from ckdist.engine.queue_place import ANY_PLACE, QueuePlace
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.tenant import ONE_TENANT
 from ckdist.engine.typed_records import Kind, Message, Record, decode
@@ -43,6 +44,7 @@ class Submit(Message, frozen=True):
     prompt: bytes  # see `pack_tokens`
     sampling: SamplingParams = field(default_factory=SamplingParams)
     tenant: Tenant = ONE_TENANT  # only cached blocks of this tenant are reused; null: none are reused or left
+    place: QueuePlace = ANY_PLACE
 
     def __post_init__(self) -> None:
         check_tokens(self.prompt)
@@ -56,6 +58,7 @@ class Embed(Message, frozen=True):
     pooling: str  # of `ckdist.engine.pooling`
     first_text: int = 0  # tokens of the first text if the prompt has two
     tenant: Tenant = ONE_TENANT
+    place: QueuePlace = ANY_PLACE
 
     def __post_init__(self) -> None:
         check_tokens(self.prompt)

@@ -1,5 +1,6 @@
 """Rank 0's engine over a loaded model."""
 
+import math
 from typing import TYPE_CHECKING
 
 from ckdist.engine.engine import Engine
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from ckdist.engine.dry_breakers import DryBreakers
 
 
-def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer]:
+def make_engine(model: Model, max_waiting: int = 512, max_step_seconds: float = math.inf) -> tuple[Engine, Tokenizer]:
     """Makes rank 0's engine over a loaded model, and the model's tokenizer."""
     tokenizer = load_tried(model.checkpoint.path, model.checkpoint.overrides)
     executable = model.executable
@@ -30,7 +31,7 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
         model.executable, Sampler(model.spec.vocab_size, model.executable.worker.pool), tokenizer.eos_token_ids,
         max_waiting=max_waiting, more_stats=stats, lane=lane, make_breakers=lambda: _breakers(tokenizer),
         grammars=Grammars(tokenizer, model.spec.vocab_size), start_tokens=model.spec.start_tokens,
-        banned_tokens=model.spec.banned_tokens,
+        banned_tokens=model.spec.banned_tokens, max_step_seconds=max_step_seconds,
     )  # fmt: skip
     return engine, tokenizer
 

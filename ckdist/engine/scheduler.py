@@ -1,29 +1,38 @@
 """Chooses the tokens of the next step: continuous batching over a pool of KV blocks.
 
 It knows no logits, text or arrays; `BatchBuilder` builds the arrays. Each step has a budget of tokens and of outputs.
-It takes first one token for every decoding sequence, then chunks of prompts, both oldest first. So a long prompt never
+It takes first one token for every decoding sequence, then chunks of prompts in the turns of their clients
+(`RequestQueue`). While a sequence decodes, the chunks also have a budget of predicted seconds. So a long prompt never
 stalls the running sequences. Steps with logits and steps with hidden states alternate if both are wanted. When the
-blocks run out, the latest arrival gives its blocks back. It is recomputed later, output included.
+blocks run out, the sequence that is last in rank gives its blocks back. It is recomputed later, output included.
 
 Ranks run steps in the order of issue, so later steps treat an issued step as computed. A sequence only waits for the
 token that its last chunk chooses. With several stages, several steps are under way. Each takes its part of the
 sequences and a shorter piece of prompts, so that every stage has work.
 """
 
-from collections import deque
+import math
+import time
+from collections.abc import Callable, Collection
 
 import numpy as np
 
 from ckdist.engine.block_pool import ROOT, BlockPool
+from ckdist.engine.request_queue import RequestQueue
 from ckdist.engine.sequence import Sequence, State
 from ckdist.engine.sequence_state import SequenceState
 from ckdist.engine.step_builder import Step, StepBuilder
+from ckdist.engine.step_speed import StepSpeed
 from ckdist.errors import RequestError
 from ckdist.program.stage_costs import PIECE_UNIT, StageCosts
 from ckdist.program.step_batch import BLOCK_TOKENS, NO_SLOT
 
 # a prompt waits for a shared prefix that is being computed if that is this many blocks longer than the known one
 MIN_AWAITED_BLOCKS = 4
+# After this time, no sequence of a client with as large a share passes a sequence that finds too few blocks.
+PASSING_SECONDS = 10.0
+# Prompts have at least this part of the limit of a step's seconds, even if decoding takes all of it.
+LEAST_PROMPT_PART = 0.25
 
 
 class EngineBusy(RequestError):  # noqa: N818, a state and no fault
@@ -33,7 +42,7 @@ class EngineBusy(RequestError):  # noqa: N818, a state and no fault
 class Scheduler:
     """Moves sequences from waiting to running to finished.
 
-    `running` is in order of arrival. All of it arrived before anything in `waiting`.
+    `running` is in the order of `RequestQueue.rank`.
 
     Args:
         max_tokens: Most tokens of a step.
@@ -44,6 +53,8 @@ class Scheduler:
             are left for other sequences.
         splits_roles: Prompts have other products than generated tokens. A step has tokens of one role, and names of
             blocks contain the role. So the bits of a token depend on its role alone.
+        max_step_seconds: Predicted seconds of a step with prompts while a sequence decodes.
+        clock: Seconds, for the time that a sequence waits.
     """
 
     def __init__(
@@ -57,6 +68,8 @@ class Scheduler:
         costs: StageCosts | None = None,
         whole_prompts: bool = False,
         splits_roles: bool = False,
+        max_step_seconds: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.costs = costs or StageCosts()
         self.pool, self.max_tokens, self.max_outputs, self.max_waiting = pool, max_tokens, max_outputs, max_waiting
@@ -65,15 +78,15 @@ class Scheduler:
         )  # so that a step can decode all running sequences
         self.splits_roles = splits_roles
         self.prefix_reuse, self.whole_prompts = prefix_reuse and not whole_prompts, whole_prompts
-        self.waiting: deque[Sequence] = deque()
+        self.max_step_seconds, self.speed, self._clock = max_step_seconds, StepSpeed(), clock
+        self.waiting = RequestQueue(self.max_sequences, pool.num_blocks)
         self.running: list[Sequence] = []
-        self.preemptions = 0
+        self.preemptions = 0  # for want of blocks
+        self.displaced = 0  # preempted in favour of waiting sequences
         self._hidden_running = 0  # running sequences that want hidden states
         self._last_hidden = False  # whether the last step made hidden states
         self._last_prompts = False  # whether the last step read prompts, if roles are split
         self._piece_work = 0.0  # work of a piece of prompts, until none is left
-        # the head of the queue that found no room, and the blocks available then
-        self._refused: tuple[Sequence, int] | None = None
 
     def check_room(self) -> None:
         """Raises EngineBusy if the queue is full."""
@@ -96,7 +109,7 @@ class Scheduler:
                 f"rolling back {sequence.max_rollback} tokens needs {1 + sequence.spare_states} slots of states, and "
                 f"there are {states.num_slots}; raise --parallel"
             )
-        self.waiting.append(sequence)
+        self.waiting.add(sequence)
 
     def schedule(self) -> Step | None:
         """Returns the next step, or None if there is nothing to do. If roles are split, their steps alternate."""
@@ -113,9 +126,11 @@ class Scheduler:
     def _schedule(self, hidden: bool, role: bool | None) -> Step | None:
         """The next step of a role: prompts, generated tokens (False) or both (None)."""
         step = StepBuilder(self.max_tokens, self.max_outputs, self.whole_prompts, role)
+        self._admit_in_turn(hidden, role)
+        self.waiting.rank(self.running)
         most_decoding = self._most_decoding()
         prompts: list[Sequence] = []
-        # A token for each decoding sequence, oldest first. Preemption may shorten `running` in the loop, at its end.
+        # A token for each decoding sequence. Preemption may shorten `running` in the loop, at its end.
         for sequence in self.running:
             left = sequence.length - sequence.computed
             if left == 0 or not _fits(sequence, hidden, role) or not self._extend(sequence):
@@ -126,14 +141,76 @@ class Scheduler:
                 step.add(sequence)
         if self.costs.stages > 1:
             step.budget = self._piece_budget(step.tokens)
+        if self._has_decoding and not self.whole_prompts:
+            left = self.max_step_seconds - self.speed.decode_seconds
+            step.seconds = max(left, LEAST_PROMPT_PART * self.max_step_seconds)
         # Chunks of running prompts, then of prompts from the queue.
-        for sequence in prompts:
-            step.add(sequence)
-        while role is not False and self.waiting and step.tokens < step.budget and self._admit(self.waiting[0]):
-            sequence = self.running[-1]
+        for sequence in self.waiting.order(prompts):
+            self._add_prompt(step, sequence)
+        while role is not False and step.has_room and (sequence := self._admit_next()) is not None:
             if _fits(sequence, hidden, role):
-                step.add(sequence)
+                self._add_prompt(step, sequence)
         return Step(step.chunks, hidden, role) if step.chunks else None
+
+    def _admit_in_turn(self, hidden: bool, role: bool | None) -> None:
+        """Runs a waiting sequence of each client that has no prompt for this step, so that clients share the step.
+
+        Running sequences give way if they must. They have no chunk of the step yet.
+        """
+        if role is False or not self.waiting or len(self.running) >= self.max_tokens:
+            return
+        reading = {s.place.client for s in self.running if s.length - s.computed > 1 and _fits(s, hidden, role)}
+        while (sequence := self._admit_next(reading)) is not None:
+            reading.add(sequence.place.client)
+
+    def _admit_next(self, reading: Collection[str] | None = None) -> Sequence | None:
+        """Runs the first waiting sequence that can run, in the order of turns. Returns None if there is none.
+
+        Others pass a sequence that does not fit, until it has waited for PASSING_SECONDS.
+
+        Args:
+            reading: Only consider interactive sequences of other clients, and let running sequences give way to them.
+        """
+        full = len(self.running) >= self.max_sequences
+        if full and reading is None:
+            return None
+        for sequence, is_first in self.waiting.in_turn():
+            if full and not is_first:
+                continue
+            if reading is not None and (sequence.place.client in reading or sequence.place.batch):
+                continue
+            if self._admit(sequence) or (reading is not None and is_first and self._displace(sequence)):
+                return sequence
+            if sequence.refused_at >= 0 and self._clock() - sequence.refused_since > PASSING_SECONDS:
+                return None
+        return None
+
+    def _displace(self, sequence: Sequence) -> bool:
+        """Runs a sequence in the places of running ones that give way to it. Returns False if they do not suffice."""
+        gone: list[Sequence] = []
+        while (other := self.waiting.yielding(sequence, self.running, gone)) is not None:
+            gone.append(other)
+            if self._admit(sequence, gone):
+                return True
+        return False
+
+    def _add_prompt(self, step: StepBuilder, sequence: Sequence) -> None:
+        """Adds tokens of a prompt, as far as the step's budgets of tokens and of seconds allow, and at least one."""
+        if step.seconds == math.inf:
+            step.add(sequence)
+            return
+        budget, before, first = step.budget, step.tokens, sequence.computed
+        least = all(chunk.decodes for chunk in step.chunks)
+        most = max(self.speed.prompt_tokens(step.seconds, first), int(least))
+        step.budget = min(budget, before + most)
+        step.add(sequence)
+        step.budget, tokens = budget, step.tokens - before
+        step.seconds = step.seconds - self.speed.prompt_seconds(first, tokens) if tokens < most else 0.0
+
+    @property
+    def _has_decoding(self) -> bool:
+        """Whether a running sequence decodes, in this step or in others."""
+        return any(not s.wants_hidden and s.length - s.computed <= 1 for s in self.running)
 
     def _most_decoding(self) -> int:
         """Most sequences that a step decodes.
@@ -165,7 +242,8 @@ class Scheduler:
     def _next_is_hidden(self) -> bool:
         """Whether the next step makes hidden states: all running sequences want them, or it is their turn."""
         if not self.running:
-            self._last_hidden = bool(self.waiting) and self.waiting[0].wants_hidden
+            first = next(self.waiting.in_turn(), None)
+            self._last_hidden = first is not None and first[0].wants_hidden
         elif 0 < self._hidden_running < len(self.running):
             self._last_hidden = not self._last_hidden
         else:
@@ -177,6 +255,7 @@ class Scheduler:
 
         Its full blocks are known from then on, unless a rollback could reach their tokens.
         """
+        self.waiting.charge((chunk.sequence for chunk in step.chunks), self.speed.seconds(step.chunks))
         for sequence, first, tokens, _, _, states in step.chunks:
             if step.hidden and sequence.pooling is None:
                 sequence.encoded = True
@@ -213,6 +292,7 @@ class Scheduler:
         """Ends a sequence in any state and frees its resources."""
         if sequence.state is State.RUNNING:
             self.running.remove(sequence)
+            self.waiting.stop(sequence)
             if sequence.max_rollback and not sequence.in_flight and not self.whole_prompts:
                 sequence.settled = sequence.computed
                 self.share_blocks(sequence)
@@ -230,31 +310,35 @@ class Scheduler:
         while sequence.num_blocks < sequence.blocks:
             if self.pool.available:
                 self.append_blocks(sequence, 1)
-            elif self._preempt() is sequence:
-                return False
+            else:
+                self.preemptions += 1
+                victim = self.running[-1]
+                self._preempt(victim)
+                if victim is sequence:
+                    return False
         return True
 
-    def _preempt(self) -> Sequence:
-        """Moves the latest arrival back to the head of the queue. It keeps its output and loses its blocks."""
-        victim = self.running.pop()
+    def _preempt(self, victim: Sequence) -> None:
+        """Moves a running sequence back to its queue. It keeps its output and loses its blocks."""
+        self.running.remove(victim)
+        self.waiting.stop(victim)
         self._hidden_running -= victim.wants_hidden
         self._release(victim)
         victim.state = State.WAITING
-        self.waiting.appendleft(victim)
-        self.preemptions += 1
-        return victim
+        self.waiting.add(victim)
 
-    def _admit(self, sequence: Sequence) -> bool:
-        """Runs the head of the queue if there are blocks for all its tokens, and one spare block per running sequence.
+    def _admit(self, sequence: Sequence, gone: Collection[Sequence] = ()) -> bool:
+        """Runs a waiting sequence if there are blocks for all its tokens, and one spare block per running sequence.
 
         It also waits while a running prompt computes a long prefix of it, as with several choices of one request.
+
+        Args:
+            gone: Running sequences that are preempted if their places and blocks are enough.
         """
         if not sequence.is_ready:
             return False
-        available = self.pool.available
-        if len(self.running) >= self.max_sequences or (
-            self._refused is not None and self._refused[0] is sequence and available <= self._refused[1]
-        ):
+        available, running = self.pool.available, len(self.running) - len(gone)
+        if running >= self.max_sequences or (not gone and available <= sequence.refused_at):
             return False
         tenant = sequence.tenant if self.prefix_reuse else None
         states, limit, source = self.pool.states, sequence.reusable, NO_SLOT
@@ -268,16 +352,24 @@ class Scheduler:
         if self.prefix_reuse and any(self._waits_for(sequence, len(prefix), other) for other in self.running):
             return False
         blocks = sequence.blocks
-        if blocks - len(prefix) + self.pool.idle_among(prefix) + len(self.running) > available:
-            self._refused = (sequence, available)
+        freed = self.pool.held_alone([other.block_table[: other.num_blocks].tolist() for other in gone], prefix)
+        if blocks - len(prefix) + self.pool.idle_among(prefix) + running > available + freed:
+            if sequence.refused_at < 0:
+                sequence.refused_since = self._clock()
+            sequence.refused_at = max(sequence.refused_at, available)
             return False
+        if gone:
+            for other in gone:
+                self._preempt(other)
+            self.displaced += len(gone)
+            return self._admit(sequence)
         if states is not None:
             spare = sequence.spare_states
             own = SequenceState.claim(states, source, known * BLOCK_TOKENS, tenant is not None, spare)
             if own is None:
                 return False
             sequence.state_slots = own
-        self._refused = None
+        sequence.refused_at = -1
         self.pool.hold(prefix)
         sequence.block_table[: len(prefix)] = prefix
         sequence.num_blocks = sequence.shared_blocks = len(prefix)
@@ -287,7 +379,7 @@ class Scheduler:
             sequence.cached_from = max(sequence.computed, self.pool.last_length(prefix[-1])) if prefix else 0
         self.append_blocks(sequence, blocks - sequence.num_blocks)
         sequence.state = State.RUNNING
-        self.waiting.popleft()
+        self.waiting.start(sequence)
         self.running.append(sequence)
         self._hidden_running += sequence.wants_hidden
         return True

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ckdist.engine.pooling import Pooling
+from ckdist.engine.queue_place import ANY_PLACE, QueuePlace
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.sequence_state import SequenceState
 from ckdist.engine.tenant import ONE_TENANT
@@ -44,6 +45,7 @@ class Sequence:
     Args:
         capacity: Most tokens, prompt and output together, that it may ever have.
         max_rollback: Last tokens of the output that may be rolled back, at most MAX_ROLLBACK.
+        place: Its queue, and its order there.
 
     Attributes:
         shared_blocks: Leading blocks that are full and known to the pool, so that others can reuse them.
@@ -57,6 +59,9 @@ class Sequence:
         encoded: Whether the encoder has read the source.
         settled: Leading positions that no rollback can reach: all tokens but one that will always stay. Kept up to date
             if `max_rollback` is not 0.
+        number: Its order of arrival in the queue; 0 before that.
+        refused_at: Blocks that were available when it was last refused for want of blocks; -1: it was not.
+        refused_since: Time of the first such refusal.
     """
 
     __slots__ = (
@@ -72,10 +77,14 @@ class Sequence:
         "length",
         "max_rollback",
         "num_blocks",
+        "number",
         "params",
+        "place",
         "pooling",
         "prompt",
         "prompt_logprobs",
+        "refused_at",
+        "refused_since",
         "sampling_state",
         "scored",
         "seed",
@@ -92,10 +101,13 @@ class Sequence:
         self, id: Hashable, prompt: "Tokens", params: SamplingParams, seed: int, capacity: int, arrival: float,
         sampling_state: "SamplingState | None" = None, pooling: Pooling | None = None, first_text: int = 0,
         source: np.ndarray | None = None, tenant: bytes | None = ONE_TENANT, max_rollback: int = 0,
+        place: QueuePlace = ANY_PLACE,
     ) -> None:  # fmt: skip
         self.id, self.params, self.seed, self.arrival = id, params, seed, arrival
         self.sampling_state, self.pooling, self.first_text = sampling_state, pooling, first_text
         self.tenant, self.max_rollback, self.settled = tenant, max_rollback, len(prompt) - 1
+        self.place, self.number = place, 0
+        self.refused_at, self.refused_since = -1, 0.0
         self.state = State.WAITING
         self.tokens = np.empty(capacity, np.int32)  # (capacity,) prompt, then output
         self.tokens[: len(prompt)] = prompt

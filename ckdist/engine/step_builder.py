@@ -1,5 +1,6 @@
 """A step and its builder, which keeps the step within its budgets of tokens and of rows of logits."""
 
+import math
 from typing import NamedTuple
 
 from ckdist.engine.sequence import Sequence
@@ -24,6 +25,11 @@ class SequenceChunk(NamedTuple):
         """Whether its last logits choose the sequence's next token."""
         return self.first + self.tokens == self.sequence.length
 
+    @property
+    def decodes(self) -> bool:
+        """Whether it computes one token in order to sample the next one."""
+        return self.tokens == 1 and self.rows == 1
+
 
 class Step(NamedTuple):
     """The chunks that a step computes, in this order."""
@@ -40,10 +46,16 @@ class StepBuilder:
         self.budget = budget  # most tokens of the step; the scheduler may change it between two chunks
         self.max_outputs = max_outputs  # most rows of logits or hidden states of the step
         self.prompts = prompts  # as in Step
+        self.seconds = math.inf  # predicted seconds that are left for prompts
         self.whole_prompts = whole_prompts  # prompts whose hidden states are wanted are added whole or not at all
         self.chunks: list[SequenceChunk] = []
         self.tokens = 0  # of the chunks
         self.outputs = 0  # rows of the chunks
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the step may have more tokens of prompts."""
+        return self.tokens < self.budget and self.seconds > 0
 
     def add(self, sequence: Sequence) -> None:
         """Adds the sequence's next tokens, as far as the budgets allow."""

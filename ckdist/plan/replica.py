@@ -39,6 +39,7 @@ class ServerShape:
     context: int = 8192  # positions of one sequence
     cache_tokens: int = 65536  # positions in the cache
     max_waiting: int = 512  # requests in the queue
+    max_step_seconds: float = math.inf  # of a step with prompts while a sequence decodes
     prefix_reuse: bool = True
     stages: int = 1
     stage_hop: float = 0.0  # seconds of a row from a stage to the next
@@ -102,7 +103,8 @@ class Replica:
         shape = self.shape
         self._scheduler = Scheduler(
             BlockPool(shape.cache_tokens // BLOCK_TOKENS), shape.max_tokens, shape.max_sequences, shape.max_tokens,
-            shape.max_waiting, shape.prefix_reuse, StageCosts(shape.stages),
+            shape.max_waiting, shape.prefix_reuse, StageCosts(shape.stages), max_step_seconds=shape.max_step_seconds,
+            clock=lambda: self.clock,
         )  # fmt: skip
         self._under_way: deque[tuple[Step, float]] = deque()  # (issued step, time of its end)
         self._stage_free = [self.clock] * shape.stages
@@ -189,6 +191,7 @@ class Replica:
             return False
         seconds = self.cost.seconds(totals_of(step))
         self._scheduler.commit(step)
+        self._scheduler.speed.observe(step.chunks, seconds)
         for chunk in step.chunks:
             chunk.sequence.in_flight += 1
         part, hop = seconds / self.shape.stages, self.shape.stage_hop

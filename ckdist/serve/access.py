@@ -57,18 +57,27 @@ class Access:
         account, problem = self._account(scope, path, headers)
         scope["ckdist.key"] = NO_KEY if account is None else account.name
         scope = {**scope, "path": known, "ckdist.account": account}
-        answer = self._answer(scope["method"], path, known, headers, problem)
-        self.under_way += 1
+        answer = self._answer(scope["method"], path, known, headers, problem, account)
+        counted = (self, account) if account is not None else (self,)
+        for counter in counted:
+            counter.under_way += 1
         try:
             await (answer or self.app)(scope, receive, watch)
         finally:
-            self.under_way -= 1
+            for counter in counted:
+                counter.under_way -= 1
             request_log.end(request, status, scope.get("ckdist.key", "-"), self.model)
             self.metrics.requests.labels(path, str(status)).inc()
             self.metrics.request_seconds.labels(path).observe(time.monotonic() - begun)
 
     def _answer(
-        self, method: str, path: str, known: str, headers: dict[bytes, bytes], no_key: Problem | None
+        self,
+        method: str,
+        path: str,
+        known: str,
+        headers: dict[bytes, bytes],
+        no_key: Problem | None,
+        account: Account | None,
     ) -> Response | None:
         """Returns the answer to a refused request or to a preflight; None for requests that `app` handles.
 
@@ -78,6 +87,7 @@ class Access:
             known: The path itself.
             headers: The request's headers.
             no_key: The reason why the client may not come in, or None.
+            account: The client's account, if it has one.
         """
         if b"content-length" in headers and b"transfer-encoding" in headers:
             # A proxy in front may use the other of the two, and take a part of the body for a new request.
@@ -89,23 +99,33 @@ class Access:
         if problem is not None and problem.status == 415 and path in NAMES:
             problem = None  # the application answers that the path does not exist, rather than that JSON is needed
         problem = problem or no_key
-        if problem is None and self.under_way >= self.max_requests and path not in EVER_ANSWERED:
-            problem = Problem(
-                429, f"{self.under_way} requests are under way, of at most {self.max_requests}; try again later"
-            )
+        if problem is None and path not in EVER_ANSWERED:
+            problem = self._overload(account)
         return None if problem is None else problem_answer(problem, known)
+
+    def _overload(self, account: Account | None) -> Problem | None:
+        """Returns the refusal of one more request if too many are under way, of all clients or of this one."""
+        if self.under_way >= self.max_requests:
+            message = f"{self.under_way} requests are under way, of at most {self.max_requests}; try again later"
+            return Problem(429, message)
+        try:
+            if account is not None:
+                account.check_requests(self.max_requests, self.under_way)
+        except Problem as problem:
+            return problem
+        return None
 
     def _account(self, scope: Scope, path: str, headers: dict[bytes, bytes]) -> tuple[Account | None, Problem | None]:
         """Returns the account of the request's key, or the refusal. Both may be None on a path that needs no key."""
+        host = (scope.get("client") or ("",))[0]
         if not self.accounts.ask_for_key:
-            return self.accounts.anyone, None
+            return self.accounts.at_address(host), None
         kind, _, key = headers.get(b"authorization", b"").partition(b" ")
         keys = [headers.get(b"x-api-key", b"")] + [key.strip()] * (kind.lower() == b"bearer")
         given = [key for key in keys if key]
         account = self.accounts.find(given)
         if path in OPEN_PATHS or is_preflight(scope["method"], headers):
             return account, None
-        host = (scope.get("client") or ("",))[0]
         wait = self.failed_keys.wait_seconds(host) if given else 0
         if account is not None and (not wait or self.failed_keys.has_accepted(host, account.name)):
             self.failed_keys.accept(host, account.name)

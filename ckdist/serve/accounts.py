@@ -1,4 +1,4 @@
-"""Accounts: the use and the limits of all clients whose keys have one name."""
+"""Accounts: the use and the limits of a client, which is all keys of one name, or an address without keys."""
 
 import hashlib
 import hmac
@@ -7,27 +7,43 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Iterable
 
+from msgspec import structs
+
 from ckdist.engine.messages import Embed, Submit
+from ckdist.engine.queue_place import QueuePlace
 from ckdist.engine.tenant import ONE_TENANT
 from ckdist.serve.api_keys import ApiKey, KeyLimits
+from ckdist.serve.failed_keys import network
 from ckdist.serve.problems import Problem
 
 WINDOW_SECONDS = 60
-NO_KEY = "-"  # name of the account of clients without keys
+NO_KEY = "-"  # name of the accounts of clients without keys
+MAX_ADDRESSES = 4096  # with accounts of their own; the least recently used are forgotten
+
+
+def part_of(total: int, others: int) -> int:
+    """The most of `total` places that a client may have while others have `others`: 7/8 of the rest, rounded up."""
+    return -(-7 * (total - others) // 8)
 
 
 class Account:
-    """The use and the limits of all clients whose keys have one name.
+    """The use and the limits of a client.
 
     Attributes:
+        client: The client's name in the queues of rank 0.
+        under_way: The number of HTTP requests.
         root: The tenant of requests without a cache salt.
         running: The number of sequences in the engine.
         held: Messages of waiting sequences by id. They are sent once fewer than `max_running` sequences run.
     """
 
-    def __init__(self, name: str = NO_KEY, root: bytes = ONE_TENANT, limits: KeyLimits | None = None) -> None:
+    def __init__(
+        self, name: str = NO_KEY, root: bytes = ONE_TENANT, limits: KeyLimits | None = None, address: str = ""
+    ) -> None:
         self.name, self.root, self.limits = name, root, limits or KeyLimits()
-        self.running = 0
+        self.client = address if name == NO_KEY else name
+        self._label = f"address {address}" if name == NO_KEY else f"key {name!r}"
+        self.running = self.under_way = 0
         self.held: OrderedDict[str, Submit | Embed] = OrderedDict()
         self._used: deque[tuple[int, int]] = deque()  # (second, tokens) within the last WINDOW_SECONDS
 
@@ -42,6 +58,41 @@ class Account:
         """The number of sequences that run or wait."""
         return self.running + len(self.held)
 
+    def place(self, wanted: QueuePlace) -> QueuePlace:
+        """Returns a request's place in the queues of rank 0."""
+        return structs.replace(wanted, client=self.client)
+
+    def next_held(self) -> Submit | Embed:
+        """Removes and returns the message that is sent next: interactive first, then by priority and arrival."""
+        order = lambda message: (message.place.batch, message.place.priority)
+        return self.held.pop(min(self.held.values(), key=order).id)
+
+    def check_places(self, count: int, total: int, active: int) -> None:
+        """Raises Problem if `count` more sequences are too many of the server's.
+
+        400 if a client may never have that many, 429 if there is no place for them now.
+
+        Args:
+            total: The server's places for running and waiting sequences.
+            active: Sequences of all clients.
+        """
+        most, flags = part_of(total, active - self.sequences), "--parallel and --max-queue"
+        if count > part_of(total, 0):
+            message = f"the request asks for {count} sequences; one client may have {part_of(total, 0)}"
+            raise Problem(400, f"{message} of the server's {total} ({flags})")
+        if active + count > total:
+            raise Problem(429, f"{active} sequences run or wait, of at most {total} ({flags}); try again later")
+        if self.sequences + count > most:
+            message = f"{self.sequences} sequences of {self._label} run or wait, and {count} more exceed the {most}"
+            raise Problem(429, f"{message} that one client may have of {total} now ({flags}); try again later")
+
+    def check_requests(self, total: int, active: int) -> None:
+        """Raises Problem 429 if one more HTTP request is too many. The arguments are as for `check_places`."""
+        most = part_of(total, active - self.under_way)
+        if self.under_way >= most:
+            message = f"{self.under_way} requests of {self._label} are under way, of at most {most} of {total} now"
+            raise Problem(429, f"{message}; try again later")
+
     def tenant(self, salt: str | None, reuse: bool) -> bytes | None:
         """Returns a request's tenant: one per account and salt. None if the request does not use the prefix cache."""
         if not reuse:
@@ -55,7 +106,7 @@ class Account:
         running, waiting = self.limits.max_running, self.limits.max_waiting
         if running is None or waiting is None or self.sequences + count <= running + waiting:
             return
-        most = f"max_running {running} and max_waiting {waiting} of key {self.name!r}"
+        most = f"max_running {running} and max_waiting {waiting} of {self._label}"
         if count > running + waiting:
             raise Problem(400, f"the request asks for {count} sequences, which exceeds {most}")
         raise Problem(429, f"{self.sequences} sequences run or wait, and {count} more exceed {most}; try again later")
@@ -66,13 +117,13 @@ class Account:
         if limit is None:
             return
         if count > limit:
-            raise Problem(400, f"{count} tokens exceed tokens_per_minute {limit} of key {self.name!r}")
+            raise Problem(400, f"{count} tokens exceed tokens_per_minute {limit} of {self._label}")
         self._forget()
         used = sum(tokens for _, tokens in self._used)
         if used + count > limit:
             message = f"{used} tokens were used within a minute, and {count} more exceed tokens_per_minute {limit}"
             wait = self._seconds_until(used + count - limit)
-            raise Problem(429, f"{message} of key {self.name!r}; try again in {wait} s", retry_after=wait)
+            raise Problem(429, f"{message} of {self._label}; try again in {wait} s", retry_after=wait)
         self.count_tokens(count)
 
     def count_tokens(self, count: int) -> None:
@@ -99,14 +150,18 @@ class Account:
 
 
 class Accounts:
-    """All accounts, by name. Without keys all clients share the account `anyone`."""
+    """All accounts: by the names of keys, or without keys by address.
 
-    def __init__(self, keys: Iterable[ApiKey], shared_cache: bool) -> None:
-        """`shared_cache`: all keys share one tenant of the prefix cache."""
-        self._shared_cache = shared_cache
+    Args:
+        shared_cache: All keys share one tenant of the prefix cache.
+        limits: Limits of a client whose key has none of its own.
+    """
+
+    def __init__(self, keys: Iterable[ApiKey], shared_cache: bool, limits: KeyLimits | None = None) -> None:
+        self._shared_cache, self._limits = shared_cache, limits or KeyLimits()
         self._by_name: dict[str, Account] = {}
+        self._by_address: OrderedDict[str, Account] = OrderedDict()
         self._keys: tuple[tuple[bytes, Account], ...] = ()
-        self.anyone = Account()
         self.replace(keys)
 
     @property
@@ -121,10 +176,20 @@ class Accounts:
         for item in keys:
             root = ONE_TENANT if self._shared_cache else item.tenant
             account = self._by_name.get(item.name) or known.get(item.name) or Account(item.name, root)
-            account.limits = item.limits
+            account.limits = item.limits.over(self._limits)
             self._by_name[item.name] = account
             found.append((item.key.encode(), account))
         self._keys = tuple(found)
+
+    def at_address(self, host: str) -> Account:
+        """Returns the account of an address, or of an IPv6 network, on a server without keys."""
+        address = network(host)
+        account = self._by_address.pop(address, None) or Account(limits=self._limits, address=address)
+        self._by_address[address] = account
+        if len(self._by_address) > MAX_ADDRESSES:
+            idle = (name for name, other in self._by_address.items() if not other.sequences and not other.under_way)
+            self._by_address.pop(next(idle, address))
+        return account
 
     def find(self, given: Iterable[bytes]) -> Account | None:
         """Returns the account of the first known key in `given`, or None."""

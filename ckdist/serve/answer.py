@@ -25,6 +25,10 @@ PROBLEM_HEADERS = {
 }
 CLIENT_GONE = Problem(499, "the client has closed the connection", code="client_gone")
 END_OF_STREAM = b"data: [DONE]\n\n"
+# What is sent on a stream without events, so that proxies do not close it.
+KEEP_ALIVE_SECONDS = 15.0
+KEEP_ALIVE = b": keep-alive\n\n"
+ANTHROPIC_PING = b'event: ping\ndata: {"type": "ping"}\n\n'
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +101,7 @@ async def while_connected(
     Args:
         receive: ASGI's receive, for the client's disconnect.
         work: The work.
-        progress_at: Returns the time of the last progress, in seconds of time.monotonic.
+        progress_at: Returns the time of the last progress, in seconds of time.monotonic, or raises a Problem.
         timeout: The limit in seconds without progress.
 
     Raises:
@@ -132,7 +136,14 @@ class EventStream(Response):
     """A stream of server-sent events.
 
     A failure before the first event becomes an error answer with its own status. A later failure becomes the last
-    event. `end` is sent after the last event: OpenAI's end mark, or nothing.
+    event. While there are no events, signs of life are sent, which are no progress.
+
+    Args:
+        events: The events.
+        progress_at: Returns the time of the work's last progress.
+        timeout: The limit in seconds without progress.
+        stall_timeout: The limit in seconds in which the client reads nothing.
+        end: Sent after the last event: OpenAI's end mark, or nothing.
     """
 
     def __init__(
@@ -140,19 +151,23 @@ class EventStream(Response):
         events: AsyncGenerator[bytes, None],
         progress_at: Callable[[], float],
         timeout: float,
+        stall_timeout: float,
         end: bytes = END_OF_STREAM,
     ):
         self.events, self.progress_at, self.timeout, self.end = events, progress_at, timeout, end
+        self.stall_timeout = stall_timeout
         self.background = None
-        self._sent_at = 0.0
+        self._sent_at = 0.0  # time of the last event
+        self._wrote_at = time.monotonic()  # time of the last event or sign of life
+        self._waits_since: float | None = None  # while the client reads too slowly
+        self._writing = asyncio.Lock()
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends the events, until the last one or until the client disconnects."""
         try:
-            await while_connected(
-                receive, self._send_all(send), lambda: max(self._sent_at, self.progress_at()), self.timeout
-            )
+            sign = ANTHROPIC_PING if scope["path"].startswith(ANTHROPIC) else KEEP_ALIVE
+            await while_connected(receive, self._send_all(send, sign), self._progress, self.timeout)
         except ClientGone:
             note_problem(CLIENT_GONE)
         except Exception as error:
@@ -167,19 +182,40 @@ class EventStream(Response):
                 with suppress(asyncio.TimeoutError):  # do not wait for a client that does not read
                     await asyncio.wait_for(last, CHECK_SECONDS)
 
-    async def _start(self, send: Send) -> None:
-        if not self._started:
-            self._started = True
-            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+    def _progress(self) -> float:
+        """Returns the time of the last progress. Raises Problem 408 if the client has read nothing for too long."""
+        if self._waits_since is not None and time.monotonic() - self._waits_since > self.stall_timeout:
+            raise Problem(408, f"the client has read nothing for {self.stall_timeout:g} seconds (--stall-timeout)")
+        return max(self._sent_at, self.progress_at())
 
-    async def _send_all(self, send: Send) -> None:
-        async with aclosing(self.events) as events:
-            async for data in events:
-                await self._start(send)
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-                self._sent_at = time.monotonic()
-        await self._start(send)  # in case there was no event, as in /v1/machine while the server drains
-        await send({"type": "http.response.body", "body": self.end, "more_body": False})
+    async def _write(self, send: Send, data: bytes, more: bool = True) -> None:
+        async with self._writing:
+            self._waits_since = time.monotonic()
+            if not self._started:
+                self._started = True
+                await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+            self._wrote_at, self._waits_since = time.monotonic(), None
+
+    async def _send_all(self, send: Send, sign: bytes) -> None:
+        signs = asyncio.ensure_future(self._send_signs(send, sign))
+        try:
+            async with aclosing(self.events) as events:
+                async for data in events:
+                    await self._write(send, data)
+                    self._sent_at = self._wrote_at
+        finally:
+            signs.cancel()
+        await self._write(send, self.end, more=False)
+
+    async def _send_signs(self, send: Send, sign: bytes) -> None:
+        """Sends a sign of life whenever nothing was sent for KEEP_ALIVE_SECONDS."""
+        while True:
+            idle = time.monotonic() - self._wrote_at
+            if idle >= KEEP_ALIVE_SECONDS:
+                await self._write(send, sign)
+            else:
+                await asyncio.sleep(KEEP_ALIVE_SECONDS - idle)
 
 
 HEADERS = [

@@ -10,7 +10,7 @@ import pathlib
 import re
 import stat
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from ckdist.config.serve_config import ServeConfig
@@ -41,6 +41,11 @@ class KeyLimits:
     max_waiting: int | None = None  # sequences that wait while `max_running` others run
     tokens_per_minute: int | None = None  # tokens of prompts and answers
 
+    def over(self, defaults: "KeyLimits") -> "KeyLimits":
+        """Returns these limits, with `defaults` for those that are None."""
+        own = {name: value for name, value in vars(self).items() if value is not None}
+        return replace(defaults, **own)
+
 
 @dataclass(frozen=True)
 class ApiKey:
@@ -59,6 +64,12 @@ class ApiKey:
     def without_name(cls, key: str) -> "ApiKey":
         """Returns a key whose name is derived from its digest."""
         return cls(f"key-{hashlib.sha256(key.encode()).hexdigest()[:16]}", key)
+
+
+def default_limits(config: ServeConfig) -> KeyLimits:
+    """Returns the limits of clients whose keys have none of their own."""
+    limits = config.max_running_per_key, config.max_waiting_per_key, config.tokens_per_minute_per_key
+    return KeyLimits(max_running=limits[0], max_waiting=limits[1], tokens_per_minute=limits[2])
 
 
 def asks_for_key(config: ServeConfig) -> bool:

@@ -24,7 +24,7 @@ class EmbeddingRun:
         self, client: EngineClient, metrics: Metrics, work: EmbeddingWork, max_sequences: int, account: Account
     ):
         self.work, self.prompt_tokens, self._account = work, 0, account
-        self._tenant = account.tenant(work.cache_salt, work.cache_prompt)
+        self._tenant, self._place = account.tenant(work.cache_salt, work.cache_prompt), account.place(work.place)
         self._client, self._metrics, self._max_sequences = client, metrics, max_sequences
         self._generation = client.generation(account)
 
@@ -97,15 +97,17 @@ class EmbeddingRun:
         if not isinstance(pooling, str) or type(sequences) is not int:
             raise EngineError("rank 0 has not sent its pooling and sequences")
         while begun < len(self.work.prompts) and generation.running < 2 * sequences:  # enough for two steps
-            if self._client.active >= self._max_sequences:
+            try:
+                self._account.check_places(1, self._max_sequences, self._client.active)
+            except Problem:
                 if generation.running:
                     break
-                raise Problem(429, f"{self._client.active} sequences run or wait, of at most {self._max_sequences}")
+                raise
             if generation.running and self._account.is_full:
                 break
             self._account.check_sequences(1)
             first_text = self.work.first_texts[begun] if self.work.first_texts else 0
-            generation.embed(begun, self.work.prompts[begun], pooling, first_text, self._tenant)
+            generation.embed(begun, self.work.prompts[begun], pooling, first_text, self._tenant, self._place)
             begun += 1
         return begun
 

@@ -16,6 +16,7 @@ import zmq
 
 from ckdist.engine import messages
 from ckdist.engine.messages import Abort, Drain, Embed, Embedding, Failure, Hello, Status, Submit, Tokens, Watch
+from ckdist.engine.queue_place import ANY_PLACE, QueuePlace
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.tenant import ONE_TENANT
 from ckdist.serve.accounts import Account
@@ -55,19 +56,32 @@ class Generation:
         """The number of unfinished sequences."""
         return len(self._ids)
 
-    def submit(self, number: int, prompt: bytes, sampling: SamplingParams, tenant: bytes | None = ONE_TENANT) -> None:
+    def submit(
+        self,
+        number: int,
+        prompt: bytes,
+        sampling: SamplingParams,
+        tenant: bytes | None = ONE_TENANT,
+        place: QueuePlace = ANY_PLACE,
+    ) -> None:
         """Starts sequence `number`. Raises Problem 503 if the engine accepts nothing."""
         self._prompt_tokens[number] = len(prompt) // messages.TOKEN_BYTES
-        self._start(number, Submit(secrets.token_hex(8), prompt, sampling, tenant))
+        self._start(number, Submit(secrets.token_hex(8), prompt, sampling, tenant, place))
 
     def embed(
-        self, number: int, prompt: bytes, pooling: str, first_text: int = 0, tenant: bytes | None = ONE_TENANT
+        self,
+        number: int,
+        prompt: bytes,
+        pooling: str,
+        first_text: int = 0,
+        tenant: bytes | None = ONE_TENANT,
+        place: QueuePlace = ANY_PLACE,
     ) -> None:
         """Requests the vector of prompt `number`. Raises Problem 503 if the engine accepts nothing.
 
         `first_text`: tokens of the first text, if the prompt is a pair of texts.
         """
-        self._start(number, Embed(secrets.token_hex(8), prompt, pooling, first_text, tenant))
+        self._start(number, Embed(secrets.token_hex(8), prompt, pooling, first_text, tenant, place))
 
     def _start(self, number: int, message: Submit | Embed) -> None:
         self._client.submit(self, message)
@@ -267,12 +281,12 @@ class EngineClient:
         if account.held.pop(sequence_id, None) is None:
             account.running -= 1
         while account.held and not account.is_full:
-            held_id, message = account.held.popitem(last=False)
+            message = account.next_held()
             account.running += 1
             if not self._send(message):
                 problem = Problem(503, f"the engine has not read the last {MAX_UNSENT} messages; try again later")
                 account.running -= 1
-                self._generations.pop(held_id).fail(problem, held_id)
+                self._generations.pop(message.id).fail(problem, message.id)
         return generation
 
     def _send(self, message: messages.ToRank0) -> bool:

@@ -37,6 +37,7 @@ MEANINGS = {  # help texts of rank 0's numbers; a newer rank 0 may send more num
     "blocks": "Blocks of the KV cache, of 16 tokens each",
     "blocks_cached": "Blocks that no sequence uses and that hold the beginning of an earlier prompt",
     "blocks_used": "Blocks that sequences use",
+    "displaced_total": "Running sequences that gave their places to other clients or to urgent requests",
     "expert_busiest": "The expert of a layer that had the most rows",
     "expert_busiest_rows": "Rows of that expert",
     "expert_dispatch_from": "Smallest number of tokens in a step whose rows go to the hosts of their experts; 0: never",

@@ -18,7 +18,7 @@ from ckdist.config.serve_config import ServeConfig
 from ckdist.errors import ConfigError, EngineError
 from ckdist.overrides import metadata_overrides
 from ckdist.python_words import module_words
-from ckdist.serve.api_keys import VARIABLE, given_keys, read_key_file
+from ckdist.serve.api_keys import VARIABLE, default_limits, given_keys, read_key_file
 from ckdist.serve.error_output import ErrorOutput
 from ckdist.serve.heartbeat import STUCK_SECONDS, FailureDetector
 from ckdist.serve.loopback import is_loopback
@@ -101,10 +101,7 @@ class HttpProcess:
         owns `listener` and `metrics` (for --metrics-port) from now on. `cpus` are the CPUs that the process may use;
         None: this process's. Raises ConfigError for unreadable keys, and if too few files may be open.
         """
-        if -1 < (limit := resource.getrlimit(resource.RLIMIT_NOFILE)[1]) < FEWEST_FILES:  # -1: there is no limit
-            raise ConfigError(
-                f"{limit} files may be open, and the server needs {FEWEST_FILES}: raise the hard limit with ulimit -Hn"
-            )
+        check_file_limit()
         if config.log_file is not None:
             make_log_file(config.log_file)
         api_keys, path = given_keys(config), config.api_key_file
@@ -124,6 +121,7 @@ class HttpProcess:
             api_keys=api_keys,
             file_keys=file_keys,
             api_key_file=None if path is None else os.path.abspath(path),  # noqa: PTH100 - links may change
+            key_limits=default_limits(config),
             shared_cache=config.shared_cache,
             special_in_text=config.special_tokens_in_text,
             cors_origins=config.cors_origin,
@@ -133,6 +131,7 @@ class HttpProcess:
             max_requests=max_sequences + REQUESTS_BESIDE_SEQUENCES,
             max_body=config.max_body,
             timeout=config.timeout,
+            stall_timeout=config.stall_timeout,
             drain_timeout=config.drain_timeout,
             strict_fields=config.strict_fields,
             webui=not config.no_webui,
@@ -281,6 +280,15 @@ class HttpProcess:
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def check_file_limit() -> None:
+    """Raises ConfigError if too few files may be open."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if -1 < limit < FEWEST_FILES:  # -1: there is no limit
+        raise ConfigError(
+            f"{limit} files may be open, and the server needs {FEWEST_FILES}: raise the hard limit with ulimit -Hn"
+        )
 
 
 def make_log_file(path: str) -> None:

@@ -57,24 +57,16 @@ class Run:
     def __enter__(self) -> "Run":
         work = self.work
         count = len(work.prompts) * work.n
-        if count > self.max_sequences:
-            raise Problem(
-                400,
-                f"the request asks for {count} sequences; the server takes {self.max_sequences} in all (--max-queue)",
-            )
-        if self._client.active + count > self.max_sequences:
-            raise Problem(
-                429, f"{self._client.active} sequences run or wait, of at most {self.max_sequences}; try again later"
-            )
+        self._account.check_places(count, self.max_sequences, self._client.active)
         self._account.check_sequences(count)
         self._account.take_tokens(sum(len(prompt) for prompt in work.prompts) // TOKEN_BYTES)
-        tenant = self._account.tenant(work.cache_salt, work.cache_prompt)
+        tenant, place = self._account.tenant(work.cache_salt, work.cache_prompt), self._account.place(work.place)
         try:
             for number in range(count):
                 prompt = number // work.n
                 room, sampling = work.max_tokens[prompt], for_choice(work.sampling, number % work.n)
                 sampling = dataclasses.replace(sampling, max_tokens=room, min_tokens=min(sampling.min_tokens, room))
-                self._generation.submit(number, work.prompts[prompt], sampling, tenant)
+                self._generation.submit(number, work.prompts[prompt], sampling, tenant, place)
                 self._choices[number] = Choice(number, self._tokenizer, work)
         except BaseException:
             self.__exit__()

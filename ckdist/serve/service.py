@@ -57,7 +57,8 @@ class Service:
 
     def __init__(self, settings: HttpSettings, client: EngineClient):
         self.settings, self.client = settings, client
-        self.accounts = Accounts((*settings.api_keys, *settings.file_keys), settings.shared_cache)
+        keys = (*settings.api_keys, *settings.file_keys)
+        self.accounts = Accounts(keys, settings.shared_cache, settings.key_limits)
         self.text = TextWork(settings.model, settings.overrides)
         self.tokenizer: Vocabulary | None = None
         self.draining = False
@@ -168,7 +169,8 @@ class Service:
         self.check_ready()
         if body is None:
             body = await read_body(request, self.settings.max_body)
-        begun, work = time.monotonic(), self.text.prepare(kind, body, self.facts)
+        client = self._account(request).client
+        begun, work = time.monotonic(), self.text.prepare(kind, body, self.facts, client)
         return await while_connected(request.receive, work, lambda: begun, self.settings.timeout)
 
     async def answer(
@@ -188,7 +190,7 @@ class Service:
         note_run(run, self._logged_prompt(tokenizer, prepared) if self.settings.log_prompts else None)
         answer, timeout = form(run, tokenizer, self.source), self.settings.timeout
         if prepared.stream:
-            return EventStream(answer.events(), lambda: run.progress_at, timeout, end)
+            return EventStream(answer.events(), lambda: run.progress_at, timeout, self.settings.stall_timeout, end)
         whole = await while_connected(request.receive, answer.whole(), lambda: run.progress_at, timeout)
         return LongAnswer([await to_json_in_turns(whole)])
 
@@ -198,7 +200,7 @@ class Service:
         return "".join(decoder.step(token) for token in unpack_tokens(prepared.prompts[0])[:MAX_PROMPT_TOKENS])
 
     def _account(self, request: Request) -> Account:
-        return request.scope.get("ckdist.account") or self.accounts.anyone
+        return request.scope["ckdist.account"]
 
     def _report(self, ignored: tuple[str, ...], skipped: tuple[str, ...] = ()) -> None:
         """Logs each unknown field and each skipped type of tools once."""

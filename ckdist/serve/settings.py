@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from ckdist.engine.typed_records import converted
 from ckdist.errors import ConfigError
-from ckdist.serve.api_keys import ApiKey, read_key_file
+from ckdist.serve.api_keys import ApiKey, KeyLimits, read_key_file
 
 BACKLOG = 4096  # connections that wait to be accepted
 LOG_FORMAT = "%(asctime)s http %(levelname)s: %(message)s"  # of this process and of its children
@@ -28,6 +28,7 @@ class HttpSettings:
     api_keys: tuple[ApiKey, ...] = ()  # keys that are not in a file
     file_keys: tuple[ApiKey, ...] = ()  # keys of `api_key_file`, which may be read again
     api_key_file: str | None = None
+    key_limits: KeyLimits = field(default_factory=KeyLimits)  # of clients whose key has none of its own
     shared_cache: bool = False  # all keys share one tenant of the prefix cache
     special_in_text: bool = False  # texts of messages may contain control tokens
     cors_origins: tuple[str, ...] = ()  # origins whose web pages may use the server
@@ -37,6 +38,7 @@ class HttpSettings:
     max_requests: int = 648  # requests under way at once
     max_body: int = 8 << 20
     timeout: float = 600.0
+    stall_timeout: float = 60.0  # maximum time in which a client reads nothing of a stream
     drain_timeout: float = 30.0
     silence: float = 30.0  # maximum time of a connection without a request
     first_request: float = 5.0  # maximum time of a new connection without a request

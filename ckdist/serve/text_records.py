@@ -12,6 +12,7 @@ from msgspec import field
 from msgspec.msgpack import Decoder
 
 from ckdist.engine.messages import TOKEN_BYTES, check_tokens, unpack_tokens
+from ckdist.engine.queue_place import ANY_PLACE, QueuePlace
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.typed_records import Message, Record, decode
 from ckdist.errors import EngineError, RequestError
@@ -68,6 +69,7 @@ class Prepared(Message, frozen=True, kw_only=True):
     answer: AnswerForm | None = None  # format of a chat's answer; None: it is text alone
     cache_salt: str | None = None  # see `read_cache_use`
     cache_prompt: bool = True
+    place: QueuePlace = ANY_PLACE  # without the client
     echoed: dict[str, Any] = field(default_factory=dict[str, Any])  # fields of the request that the answer repeats
 
     def __post_init__(self) -> None:
@@ -102,6 +104,7 @@ class EmbeddingWork(Message, frozen=True):
     plain: bool = False  # the answer is only a list of scores
     cache_salt: str | None = None  # see `read_cache_use`
     cache_prompt: bool = True
+    place: QueuePlace = ANY_PLACE  # without the client
     ignored: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

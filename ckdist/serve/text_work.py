@@ -10,6 +10,7 @@ import contextlib
 import logging
 import re
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import astuple
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 from msgspec import structs
 
 from ckdist.errors import EngineError
+from ckdist.serve.accounts import part_of
 from ckdist.serve.encoding import Turns
 from ckdist.serve.problems import Problem
 from ckdist.serve.settings import LOG_FORMAT
@@ -96,7 +98,23 @@ class Lane:
     """Requests of one size class: `at_once` of them have a worker, and `most_waiting` may wait for one."""
 
     def __init__(self, at_once: int, most_waiting: int):
-        self.turn, self.most_waiting, self.waiting = asyncio.Semaphore(at_once), most_waiting, 0
+        self.turn, self.most_waiting = asyncio.Semaphore(at_once), most_waiting
+        self._waiting = Counter[str]()  # requests by client
+
+    async def wait(self, client: str) -> None:
+        """Waits for a turn. Raises Problem 429 if too many requests wait, of all clients or of this one."""
+        total, own = self._waiting.total(), self._waiting[client]
+        if total >= self.most_waiting or own >= part_of(self.most_waiting, total - own):
+            raise Problem(
+                429,
+                f"{total} requests wait to be tokenised, {own} of them of this client, of at most {self.most_waiting}; "
+                "try again later",
+            )
+        self._waiting[client] += 1
+        try:
+            await self.turn.acquire()
+        finally:
+            self._waiting -= Counter([client])  # drops clients without requests
 
 
 class TextWork:
@@ -134,25 +152,21 @@ class TextWork:
         if self._zygote is not None:
             self._zygote.close()
 
-    async def prepare(self, kind: str, body: bytes, facts: ModelFacts) -> Prepared | EmbeddingWork | list[bytes]:
+    async def prepare(
+        self, kind: str, body: bytes, facts: ModelFacts, client: str
+    ) -> Prepared | EmbeddingWork | list[bytes]:
         """Runs `ckdist.serve.requests.prepare.prepare` in a worker. A finished answer is JSON in parts.
 
         Raises that function's errors as Problem, and Problem 429 if too many requests wait. If the caller is cancelled,
         work that has not begun is dropped, and work on a long body is killed.
         """
         lane = self._long if len(body) > LONG else self._structured if STRUCTURED.search(body) else self._short
-        if lane.waiting >= lane.most_waiting:
-            raise Problem(429, f"{lane.waiting} requests wait to be tokenised; try again later")
-        lane.waiting += 1
+        await lane.wait(client)
         try:
-            await lane.turn.acquire()
-            try:
-                worker = await self._idle.get()
-            except BaseException:
-                lane.turn.release()
-                raise
-        finally:
-            lane.waiting -= 1
+            worker = await self._idle.get()
+        except BaseException:
+            lane.turn.release()
+            raise
         task = asyncio.create_task(self._work(worker, lane, kind, body, facts))
         self._running.add(task)
         task.add_done_callback(self._finished)

@@ -35,7 +35,7 @@ def test_a_stream_without_events_is_an_answer_too():
 
     async def ask():
         """One request."""
-        stream = EventStream(none(), lambda: 0.0, timeout=1e9, end=b"end")
+        stream = EventStream(none(), lambda: 0.0, timeout=1e9, stall_timeout=1e9, end=b"end")
         await stream({"type": "http", "path": "/v1/machine"}, asyncio.Event().wait, send)
 
     asyncio.run(ask())

@@ -1,6 +1,7 @@
 """The engine over a simulated paged cache: every sequence gets exactly what it would get alone."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckdist.engine.engine import Engine
+from ckdist.engine.queue_place import QueuePlace
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.scheduler import EngineBusy
 from ckdist.errors import NativeError, RequestError
@@ -46,6 +48,7 @@ requests = st.lists(
         st.one_of(st.none(), st.integers(0, 3)),  # prompt_logprobs
         st.sampled_from([0.0, 1.0]),
         st.one_of(st.none(), st.integers(1, 30)),  # the step before which it is aborted
+        st.builds(QueuePlace, st.sampled_from("abc"), st.booleans(), st.integers(-1, 1)),
     ),
     min_size=1,
     max_size=10,
@@ -62,23 +65,25 @@ requests = st.lists(
     st.booleans(),
     st.one_of(st.none(), st.integers(0, 9)),  # slots of states beside one for each sequence
     st.integers(1, 3),  # steps that are under way
+    st.sampled_from([math.inf, 1e-3]),  # seconds of a step
 )
 def test_everyone_gets_what_they_would_get_alone(
-    requests, num_blocks, max_tokens, max_sequences, max_outputs, prefix_reuse, more_slots, in_flight
+    requests, num_blocks, max_tokens, max_sequences, max_outputs, prefix_reuse, more_slots, in_flight, seconds
 ):
     slots = 0 if more_slots is None else max_sequences + more_slots
     executable = PagedExecutable(num_blocks, max_tokens, max_sequences, 50, 110, slots, in_flight)
-    engine = Engine(executable, PlainSampler(), max_outputs=max_outputs, prefix_reuse=prefix_reuse)
+    more = {"prefix_reuse": prefix_reuse, "max_step_seconds": seconds}
+    engine = Engine(executable, PlainSampler(), max_outputs=max_outputs, **more)
     prefixes = np.random.default_rng(0).integers(0, 50, (4, 60)).tolist()
     pending, outputs, want = {}, {}, {}
-    for i, (arrival, which, length, end, tokens, scores, temperature, _) in enumerate(requests):
+    for i, (arrival, which, length, end, tokens, scores, temperature, *_) in enumerate(requests):
         params = SamplingParams(max_tokens=tokens, temperature=temperature, seed=i, prompt_logprobs=scores)
         pending[i] = arrival, prefixes[which][:length] + end, params
     want = dict(pending)
     for step in range(3000):
         for i, (arrival, prompt, params) in list(pending.items()):
             if arrival <= step:
-                engine.add(i, prompt, params)
+                engine.add(i, prompt, params, place=requests[i][8])
                 del pending[i]
         for i, request in enumerate(requests):
             if request[7] == step and (output := engine.abort(i)) is not None:

@@ -274,7 +274,7 @@ def test_a_preempted_sequence_takes_over_no_block_that_a_rollback_can_reach():
             engine.step()
     ahead, behind = engine._sequences["ahead"], engine._sequences["behind"]
     assert ahead.shared_blocks > 3
-    engine.scheduler._preempt()
+    engine.scheduler._preempt(behind)
     engine.step()
     assert behind.state is State.RUNNING and behind.shared_blocks == 2
     engine.scheduler.rollback(behind, 16)

@@ -7,7 +7,7 @@ import pytest
 from ckdist.engine.block_pool import BlockPool
 from ckdist.engine.pooling import Pooling
 from ckdist.engine.sampling_params import SamplingParams
-from ckdist.engine.scheduler import EngineBusy, Scheduler
+from ckdist.engine.scheduler import PASSING_SECONDS, EngineBusy, Scheduler
 from ckdist.engine.sequence import Sequence, State
 
 
@@ -92,20 +92,27 @@ def test_the_latest_arrival_gives_way_and_keeps_its_output():
     while not scheduler.preemptions:
         advance(scheduler)
     assert (first.state, second.state) == (State.RUNNING, State.WAITING)
-    assert len(second.output) > 0 and second.num_blocks == 0 and scheduler.waiting[0] is second
+    assert len(second.output) > 0 and second.num_blocks == 0 and list(scheduler.waiting) == [second]
     tokens = second.length
     scheduler.remove(first)
     (chunk,) = advance(scheduler)
     assert chunk[0] == "second" and chunk[1] + chunk[2] == tokens and chunk[3] == 1
 
 
-def test_a_waiting_head_is_not_overtaken():
-    scheduler = make(num_blocks=6, max_tokens=64)
+def test_a_head_that_does_not_fit_is_passed_until_it_has_waited_too_long():
+    now = [0.0]
+    scheduler = make(num_blocks=7, max_tokens=64, clock=lambda: now[0])
     scheduler.add(sequence("a", [1] * 60))
     advance(scheduler)
-    scheduler.add(sequence("big", [2] * 40))
+    scheduler.add(sequence("big", [2] * 50))
     scheduler.add(sequence("small", [3] * 4))
+    assert [chunk[0] for chunk in advance(scheduler)] == ["a", "small"]
+    scheduler.remove(scheduler.running[1])
+    now[0] = PASSING_SECONDS + 1
+    scheduler.add(sequence("late", [4] * 4))
     assert [chunk[0] for chunk in advance(scheduler)] == ["a"]
+    scheduler.remove(scheduler.running[0])
+    assert [chunk[0] for chunk in advance(scheduler)] == ["big", "late"]
 
 
 def test_prompt_logprobs_stay_within_the_output_budget():
@@ -113,7 +120,7 @@ def test_prompt_logprobs_stay_within_the_output_budget():
     scheduler.add(sequence("a", [1] * 3))
     advance(scheduler)
     scheduler.add(sequence("scored", range(12), prompt_logprobs=0))
-    scored = scheduler.waiting[0]
+    (scored,) = scheduler.waiting
     seen = []
     while not len(scored.output):
         chunks = advance(scheduler)
@@ -174,11 +181,12 @@ def test_all_requests_end_and_every_step_keeps_to_its_budgets(seed, split):
         scheduler.add(Sequence(id, prompt, SamplingParams(), 0, capacity, 0.0, pooling=pooling))
     while scheduler.waiting or scheduler.running:
         decoding = [s for s in scheduler.running if s.length - s.computed == 1 and not s.wants_hidden]
+        was_running = set(scheduler.running)
         step = scheduler.schedule()
         taken = [chunk.sequence for chunk in step.chunks]
         assert 0 < sum(chunk.tokens for chunk in step.chunks) <= scheduler.max_tokens
         assert sum(chunk.rows for chunk in step.chunks) <= scheduler.max_outputs
-        prompts = [chunk.sequence.id for chunk in step.chunks if chunk.tokens > 1]
+        prompts = [c.sequence.id for c in step.chunks if c.tokens > 1 and c.sequence in was_running]
         assert prompts == sorted(prompts), "the oldest comes first"
         assert len(set(taken)) == len(taken) and {s.wants_hidden for s in taken} == {step.hidden}
         assert all(c.first == c.sequence.computed and c.sequence.num_blocks >= c.sequence.blocks for c in step.chunks)

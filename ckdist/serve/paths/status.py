@@ -32,7 +32,8 @@ async def machine(service: Service, request: Request) -> Response:
     """Server-sent events with the state of the machine, two per second: rank 0's counters, and of every rank its host,
     memory, measured bandwidth and counters.
     """
-    return EventStream(service.machine.events(), lambda: 0.0, service.settings.silence, NO_END)
+    settings = service.settings
+    return EventStream(service.machine.events(), lambda: 0.0, settings.silence, settings.stall_timeout, NO_END)
 
 
 async def version(service: Service, request: Request) -> Response:

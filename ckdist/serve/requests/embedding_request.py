@@ -5,6 +5,7 @@ from typing import Any
 from ckdist.engine.messages import pack_tokens
 from ckdist.errors import RequestError
 from ckdist.serve.requests.cache_use import read_cache_use
+from ckdist.serve.requests.place_fields import read_place
 from ckdist.serve.requests.prompt import tokenise, too_long
 from ckdist.serve.requests.request_fields import Fields, check_token_ids
 from ckdist.serve.text_records import EmbeddingWork, ModelFacts
@@ -143,7 +144,7 @@ def _pairs(
     cut = facts.context_length if limit == -1 else min(limit, facts.context_length)
     sigmoid = fields.switch(("use_activation", "activation"), True) and facts.scores == "sigmoid"
     salt, reuse = read_cache_use(fields)
-    more |= {"cache_salt": salt, "cache_prompt": reuse}
+    more |= {"cache_salt": salt, "cache_prompt": reuse, "place": read_place(fields)}
     known: dict[str, list[int]] = {}  # ids by text: queries repeat
     prompts, first_texts = list[bytes](), list[int]()
     for texts in pairs:
@@ -178,7 +179,7 @@ def _work(
     cut = facts.context_length if limit == -1 else min(limit, facts.context_length)
     add_special = fields.switch("add_special_tokens", True)
     salt, reuse = read_cache_use(fields)
-    more |= {"cache_salt": salt, "cache_prompt": reuse}
+    more |= {"cache_salt": salt, "cache_prompt": reuse, "place": read_place(fields)}
     prompts = [pack_tokens(_tokens(item, tokenizer, facts, field, cut, add_special)) for item in inputs]
     return EmbeddingWork(prompts, **more)
 

@@ -99,6 +99,8 @@ def harmless(reason: str, *names: str, faces: frozenset[str] = EVERY) -> Row:
 HONOURED = (
     # The prefix cache.
     honoured("cache_use", EVERY - {"detokenize"}, "cache_salt", "cache_prompt"),
+    # The queue.
+    honoured("place_fields", EVERY - {"detokenize"}, "priority", "service_tier"),
     # Length, end and number of answers.
     honoured("params", GENERATES, "max_completion_tokens", "max_tokens", "n_predict", "num_predict", "max_new_tokens"),
     honoured("params", GENERATES, "stop", "stream", "lora", "include_stop_str_in_output", "skip_special_tokens"),
@@ -153,8 +155,6 @@ HONOURED = (
 
 # These fields would change the answer: constraints, ways of sampling, other models, further contents, tenants.
 REFUSED = (
-    # Priority.
-    refused("priority", 0, remedy="requests are served in their order"),
     # Constraints on the text.
     refused("grammar_lazy", False),
     refused("structured_outputs.disable_additional_properties", False, remedy="set it in the schema", faces=GENERATES),
@@ -225,7 +225,7 @@ LOADER = "it controls how Ollama loads a model; this model is already loaded"
 CHARGED = "it is about a provider's charges, storage or users"
 HARMLESS = (
     harmless("the server has one model, which answers under any name", "model", "models", "route", "provider"),
-    harmless(CHARGED, "user", "store", "service_tier", "safety_identifier", "session_id", "trace", "inference_geo"),
+    harmless(CHARGED, "user", "store", "safety_identifier", "session_id", "trace", "inference_geo"),
     harmless(CHARGED, "metadata", faces=EVERY - RESPONSES),
     harmless("keys are read from headers", "api_key"),
     harmless("it names the request or the client", "request_id", "client_metadata"),
@@ -254,7 +254,7 @@ HARMLESS = (
     harmless("the server runs no tools", "max_tool_calls", faces=RESPONSES),
     harmless("progress and speed are not part of the answer", "return_progress", "return_metrics", "usage"),
     harmless("every answer of this kind has its usage", *USAGE, faces=ITEMS),
-    harmless("this server sends no pings", "sse_ping_interval"),
+    harmless("signs of life on a stream are not part of the answer", "sse_ping_interval"),
     harmless("padding hides lengths; the text is the same", "stream_options.include_obfuscation", faces=GENERATES),
     harmless(
         "reasoning is always given in full",

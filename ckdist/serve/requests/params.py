@@ -9,6 +9,7 @@ from ckdist.engine.messages import pack_tokens
 from ckdist.engine.text import check_stop
 from ckdist.errors import RequestError
 from ckdist.serve.requests.cache_use import read_cache_use
+from ckdist.serve.requests.place_fields import read_place
 from ckdist.serve.requests.prompt import fit_output
 from ckdist.serve.requests.request_fields import Fields
 from ckdist.serve.requests.sampling_fields import read_sampling
@@ -65,6 +66,7 @@ def read_params(
         timings_per_token=fields.switch("timings_per_token"),
         cache_salt=cache_salt,
         cache_prompt=cache_prompt,
+        place=read_place(fields),
     )
 
 
