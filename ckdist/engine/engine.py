@@ -17,6 +17,7 @@ import numpy as np
 from ckdist.engine.batch_builder import BatchBuilder
 from ckdist.engine.block_pool import BlockPool
 from ckdist.engine.constraint import Constraint
+from ckdist.engine.disk_tier import DiskTier
 from ckdist.engine.grammars import Grammars, GrammarsBusy, Masks
 from ckdist.engine.histogram import Histogram
 from ckdist.engine.output import Output
@@ -37,6 +38,7 @@ from ckdist.program.executable import Executable
 from ckdist.program.step_batch import BLOCK_TOKENS, NO_SLOT, Batch, own_slots
 
 if TYPE_CHECKING:
+    from ckdist.engine.disk_cache import DiskCache
     from ckdist.engine.dry_breakers import DryBreakers
     from ckdist.engine.trace import Lane
 
@@ -59,6 +61,7 @@ class Engine:
         start_tokens: First tokens of decoding if an encoder reads the prompt.
         banned_tokens: Tokens that are never drawn.
         max_rollback: Last tokens of a sequence that may be rolled back, at most MAX_ROLLBACK.
+        disk: The cache on disk, or None.
     """
 
     def __init__(
@@ -66,7 +69,7 @@ class Engine:
         max_waiting: int = 512, max_outputs: int | None = None, prefix_reuse: bool = True,
         more_stats: Callable[[], Mapping[str, float | str]] = dict, lane: "Lane | None" = None,
         make_breakers: Callable[[], "DryBreakers"] | None = None, grammars: Grammars | None = None,
-        start_tokens: Tokens = (), banned_tokens: Tokens = (), max_rollback: int = 0,
+        start_tokens: Tokens = (), banned_tokens: Tokens = (), max_rollback: int = 0, disk: "DiskCache | None" = None,
     ) -> None:  # fmt: skip
         if not 0 <= max_rollback <= MAX_ROLLBACK:
             raise ConfigError(f"max_rollback is {max_rollback}; it must be from 0 to {MAX_ROLLBACK}")
@@ -90,6 +93,9 @@ class Engine:
             executable.costs, whole_prompts=not executable.has_logits or len(start_tokens) > 0,
             splits_roles=executable.splits_roles,
         )  # fmt: skip
+        self.tier: DiskTier | None = None
+        if disk is not None and self.scheduler.prefix_reuse:
+            self.tier = self.scheduler.tier = DiskTier(disk, executable, self.pool)
         self._builder = BatchBuilder(self.scheduler, self.max_positions)
         self._sequences: dict[Hashable, Sequence] = {}
         self._in_flight: deque[tuple[Step, int]] = deque()  # (issued step, ns), the oldest first
@@ -111,7 +117,7 @@ class Engine:
     @property
     def has_queue_room(self) -> bool:
         """Whether the queue has room for another request."""
-        return len(self.scheduler.waiting) < self.scheduler.max_waiting
+        return self.scheduler.queued < self.scheduler.max_waiting
 
     @property
     def ids(self) -> list[Hashable]:
@@ -216,6 +222,7 @@ class Engine:
 
         Raises EngineError if a rank is lost. The sequences are then lost as well.
         """
+        self.tend()
         outputs, self._collected = self._collected, []
         outputs += self._refuse_grammars() if self._compiling else []
         begin = time.monotonic_ns()
@@ -227,6 +234,22 @@ class Engine:
         outputs += self._collect()
         self._step_seconds.observe((time.monotonic_ns() - begin) * 1e-9)
         return outputs
+
+    @property
+    def is_storing(self) -> bool:
+        """Whether blocks are on their way to disk, for which `tend` must be called."""
+        return self.tier is not None and self.tier.is_busy
+
+    def tend(self) -> None:
+        """Continues copies to and from the disk."""
+        if self.tier is not None and self.tier.is_due():
+            self.collect_all()
+            self.scheduler.resume(self.tier.tend())
+
+    def finish_storing(self) -> None:
+        """Waits until all shared blocks are on disk. No sequence may wait or run."""
+        if self.tier is not None and not self.executable.failed:
+            self.tier.finish()
 
     def _issue(self) -> bool:
         """Issues the next batch. Returns False if there is none."""
@@ -257,6 +280,9 @@ class Engine:
             chunk.sequence.in_flight -= 1
         make = self.outputs.pool if step.hidden else self.outputs.process
         outputs = make(step.chunks, logits)
+        if self.tier is not None:
+            prompts = sum(chunk.tokens for chunk in step.chunks if chunk.tokens > 1)
+            self.tier.observe_step(prompts, (ran - max(issued, self._sampled)) * 1e-9)
         begin, self._sampled = max(issued, self._sampled), time.monotonic_ns()
         if self.lane is not None:
             tokens = sum(chunk.tokens for chunk in step.chunks)
@@ -270,7 +296,9 @@ class Engine:
             self._collected += self._collect()
 
     def _wait_for_state(self) -> None:
-        """Waits at most 10 ms for the sampling state of the first sequence in the queue."""
+        """Waits at most 10 ms for the sampling state of the first sequence in the queue, or 1 ms for the disk."""
+        if self.is_storing:
+            time.sleep(0.001)
         waiting = self.scheduler.waiting
         state = waiting[0].sampling_state if waiting else None
         if state is not None and state.awaited:
@@ -320,11 +348,12 @@ class Engine:
             "cached_tokens_total": self.outputs.cached_tokens,
             "preemptions_total": self.scheduler.preemptions,
             "requests_running": len(self.scheduler.running),
-            "requests_waiting": len(self.scheduler.waiting),
+            "requests_waiting": self.scheduler.queued,
             "blocks": self.pool.num_blocks,
             "blocks_used": self.pool.num_blocks - self.pool.available,
             "blocks_cached": self.pool.cached,
             **self._state_stats(),
+            **(self.tier.stats() if self.tier is not None else {}),
             **self._step_seconds.numbers("step_seconds"),
             **self.outputs.first_token_seconds.numbers("first_token_seconds"),
             **self._more_stats(),

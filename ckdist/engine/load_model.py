@@ -95,6 +95,10 @@ def load_model(
     tell_stages(world, rank, sizes.total)
     tell_plan(model)
     choose_steps(model, config, programs, steps.main[0], measure, colocation is not None)
+    if config.cache_disk is not None:
+        from ckdist.engine.disk_cache import open_disk_cache
+
+        model.disk = open_disk_cache(config.cache_disk, config, model)
     model.total_weight_bytes = sum(world.gather(sizes.total))
     if trace:
         executable.trace(trace.handle)

@@ -30,7 +30,7 @@ def make_engine(model: Model, max_waiting: int = 512) -> tuple[Engine, Tokenizer
         model.executable, Sampler(model.spec.vocab_size, model.executable.worker.pool), tokenizer.eos_token_ids,
         max_waiting=max_waiting, more_stats=stats, lane=lane, make_breakers=lambda: _breakers(tokenizer),
         grammars=Grammars(tokenizer, model.spec.vocab_size), start_tokens=model.spec.start_tokens,
-        banned_tokens=model.spec.banned_tokens,
+        banned_tokens=model.spec.banned_tokens, disk=model.disk,
     )  # fmt: skip
     return engine, tokenizer
 

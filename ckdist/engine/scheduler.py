@@ -11,16 +11,21 @@ sequences and a shorter piece of prompts, so that every stage has work.
 """
 
 from collections import deque
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ckdist.engine.block_pool import ROOT, BlockPool
+from ckdist.engine.cache_use import match_end
 from ckdist.engine.sequence import Sequence, State
 from ckdist.engine.sequence_state import SequenceState
 from ckdist.engine.step_builder import Step, StepBuilder
 from ckdist.errors import RequestError
 from ckdist.program.stage_costs import PIECE_UNIT, StageCosts
 from ckdist.program.step_batch import BLOCK_TOKENS, NO_SLOT
+
+if TYPE_CHECKING:
+    from ckdist.engine.disk_tier import DiskTier
 
 # a prompt waits for a shared prefix that is being computed if that is this many blocks longer than the known one
 MIN_AWAITED_BLOCKS = 4
@@ -68,6 +73,7 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
+        self.tier: DiskTier | None = None
         self._hidden_running = 0  # running sequences that want hidden states
         self._last_hidden = False  # whether the last step made hidden states
         self._last_prompts = False  # whether the last step read prompts, if roles are split
@@ -75,12 +81,15 @@ class Scheduler:
         # the head of the queue that found no room, and the blocks available then
         self._refused: tuple[Sequence, int] | None = None
 
+    @property
+    def queued(self) -> int:
+        """Sequences that wait for their turn or for the disk."""
+        return len(self.waiting) + (self.tier.loading if self.tier is not None else 0)
+
     def check_room(self) -> None:
         """Raises EngineBusy if the queue is full."""
-        if len(self.waiting) >= self.max_waiting:
-            raise EngineBusy(
-                f"{len(self.waiting)} requests are waiting, of at most {self.max_waiting}; try again later"
-            )
+        if self.queued >= self.max_waiting:
+            raise EngineBusy(f"{self.queued} requests are waiting, of at most {self.max_waiting}; try again later")
 
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence.
@@ -220,6 +229,8 @@ class Scheduler:
             self._release(sequence)
         elif sequence.state is State.WAITING:
             self.waiting.remove(sequence)
+        elif sequence.state is State.LOADING and self.tier is not None:
+            self.tier.cancel(sequence)
         sequence.state = State.FINISHED
 
     def _extend(self, sequence: Sequence) -> bool:
@@ -260,8 +271,9 @@ class Scheduler:
         states, limit, source = self.pool.states, sequence.reusable, NO_SLOT
         if states is not None and sequence.max_rollback:
             limit -= 1  # its first chunk saves a state before the last settled token
-        prefix = [] if tenant is None else self.pool.match(self._named(sequence, 0, limit), limit, tenant)
-        known = len(prefix)
+        named = self._named(sequence, 0, limit)
+        prefix = [] if tenant is None else self.pool.match(named, limit, tenant)
+        known, known_prefix = len(prefix), prefix
         if states is not None:
             reused, source = states.latest(prefix)
             prefix = prefix[:reused]
@@ -271,6 +283,12 @@ class Scheduler:
         if blocks - len(prefix) + self.pool.idle_among(prefix) + len(self.running) > available:
             self._refused = (sequence, available)
             return False
+        sequence.cache_use.end = match_end(tenant is not None, known, len(prefix), limit)
+        tier = None if tenant is None else self.tier
+        if tier is not None and tier.begin_load(sequence, named, known_prefix, len(prefix)):
+            sequence.state = State.LOADING
+            self.waiting.popleft()
+            return bool(self.waiting) and self._admit(self.waiting[0])
         if states is not None:
             spare = sequence.spare_states
             own = SequenceState.claim(states, source, known * BLOCK_TOKENS, tenant is not None, spare)
@@ -284,6 +302,7 @@ class Scheduler:
         sequence.computed = len(prefix) * BLOCK_TOKENS
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.computed
+            sequence.cache_use.matched = max(0, sequence.computed - sequence.cache_use.loaded)
             sequence.cached_from = max(sequence.computed, self.pool.last_length(prefix[-1])) if prefix else 0
         self.append_blocks(sequence, blocks - sequence.num_blocks)
         sequence.state = State.RUNNING
@@ -291,6 +310,12 @@ class Scheduler:
         self.running.append(sequence)
         self._hidden_running += sequence.wants_hidden
         return True
+
+    def resume(self, sequences: list[Sequence]) -> None:
+        """Puts sequences back at the head of the queue that need not wait for a load any longer."""
+        for sequence in sorted(sequences, key=lambda sequence: sequence.arrival, reverse=True):
+            sequence.state = State.WAITING
+            self.waiting.appendleft(sequence)
 
     def append_blocks(self, sequence: Sequence, count: int) -> None:
         """Gives a sequence `count` more blocks, which must be available."""
