@@ -117,7 +117,10 @@ class EngineConfig(Settings):
         low=1 << 16,
         high=1 << 50,
         metavar="SIZE",
-        help="memory for keys and values on each rank, e.g. 4G (default: enough for the context)",
+        help=(
+            "memory for keys and values on each rank, e.g. 4G (default: half of the memory that is free after the "
+            "weights, for at most 1048576 tokens or one sequence)"
+        ),
     )
     cache_disk: str | None = option(
         None,

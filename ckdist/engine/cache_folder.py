@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ckdist import native
+from ckdist.config.engine_config import cache_disk
 from ckdist.errors import ConfigError
 
 FORMAT = 1  # of the folder
@@ -25,6 +26,7 @@ HEADER = native.dtype("ckdist_slab_header")
 MAGIC = b"ckslab01"
 ABOUT, LOCK, SECRET = "about.json", "lock", "secret"
 SECRET_BYTES = 32
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -95,18 +97,17 @@ class CacheFolder:
         Raises:
             ConfigError: It is not a folder of this user alone.
         """
-        with _explained(directory):
-            pathlib.Path(directory).mkdir(0o700, parents=True, exist_ok=True)
-            base = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(key, 0o700, dir_fd=base)
-                own = os.open(key, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=base)
-            finally:
-                os.close(base)
         path = pathlib.Path(directory, key)
-        _check_owner(path, own)
-        return cls(path, own)
+        with open_directory(directory) as base, _explained(path):
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(key, 0o700, dir_fd=base)
+            folder = cls(path, os.open(key, FOLDER_FLAGS, dir_fd=base))
+        try:
+            _check_owner(path, folder.descriptor)
+        except ConfigError:
+            folder.close()
+            raise
+        return folder
 
     def add_slab(self, kind: str, rank: int, ranks: int, size: int) -> None:
         """Opens a rank's files of a kind, and locks them. `size`: bytes of one entry."""
@@ -148,8 +149,8 @@ class CacheFolder:
         return found
 
     def describe(self, about: Mapping[str, Any]) -> None:
-        """Writes the facts that `ckdist cache` shows."""
-        with _explained(self.path):
+        """Writes the facts that `ckdist cache` shows. On a full disk they are missing."""
+        with contextlib.suppress(OSError):
             temporary = f"{ABOUT}.{os.getpid()}"
             file = os.open(temporary, FLAGS | os.O_TRUNC, 0o600, dir_fd=self.descriptor)
             with os.fdopen(file, "w", encoding="utf-8") as text:
@@ -172,6 +173,24 @@ class CacheFolder:
                 os.close(file)
         self._open = []
         self.descriptor = -1
+
+
+@contextlib.contextmanager
+def open_directory(directory: str) -> Iterator[int]:
+    """Opens the directory of all folders, and makes it if it is missing. Raises ConfigError if that is not possible."""
+    with _explained(directory):
+        pathlib.Path(directory).mkdir(0o700, parents=True, exist_ok=True)
+        base = os.open(directory, FOLDER_FLAGS)
+    try:
+        yield base
+    finally:
+        os.close(base)
+
+
+def check_directory(place: str) -> None:
+    """Raises ConfigError if the directory in `place`, DIR[:SIZE], cannot be used."""
+    with open_directory(cache_disk(place)[0]):
+        pass
 
 
 def _read_all(file: int, size: int) -> bytes:

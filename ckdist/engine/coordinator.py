@@ -322,7 +322,7 @@ class Coordinator:
         scores = None if output.prompt_logprobs is None else messages.PromptScores.pack(output.prompt_logprobs)
         message = Tokens(
             request_id, output.tokens, output.finish_reason, output.prompt_tokens, output.cached_tokens,
-            output.cached_from, output.logprobs, scores, output.stop_token,
+            output.cached_from, output.logprobs, scores, output.stop_token, output.cache_use,
         )  # fmt: skip
         self._send(peer, encode(message))
 

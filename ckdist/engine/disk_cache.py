@@ -5,9 +5,12 @@ All ranks of a world call `open_disk_cache` together.
 
 import hashlib
 import json
+import logging
+import math
 import os
 import pathlib
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,6 +30,8 @@ from ckdist.layouts.memory_sizes import gigabytes
 from ckdist.program.executable import DECODE, SLABS
 from ckdist.program.step_batch import BLOCK_TOKENS
 from ckdist.weights.model_files import ModelFile, model_files
+
+log = logging.getLogger(__name__)
 
 STATES_SHARE = 0.5  # part of the size that states of sequences get, if layers keep states
 SAMPLE_SLOTS = 8  # slots that are read to measure the disk
@@ -85,17 +90,20 @@ def open_disk_cache(place: str, config: EngineConfig, model: Model) -> DiskCache
     world, executable = model.world, model.executable
     key = folder_key(config, model)
     own = {kind: executable.slab_bytes(kind) for kind in SLABS}
+    folder = together(world, lambda: CacheFolder.open(directory, key))
+    try:
+        return _filled(folder, size, own, model)
+    except BaseException:
+        folder.close()
+        raise
+
+
+def _filled(folder: CacheFolder, size: int | None, own: Mapping[str, int], model: Model) -> DiskCache:
+    """The cache in an open folder. `own`: by kind, bytes of an entry on this rank."""
+    world, executable = model.world, model.executable
     sizes: list[dict[str, int]] = world.gather(own)
     kinds = [kind for kind in SLABS if any(sizes_of[kind] for sizes_of in sizes)]
-
-    def open_folder() -> CacheFolder:
-        """Opens this rank's files."""
-        folder = CacheFolder.open(directory, key)
-        for kind in kinds:
-            folder.add_slab(kind, world.rank, world.size, own[kind])
-        return folder
-
-    folder = together(world, open_folder)
+    together(world, lambda: [folder.add_slab(kind, world.rank, world.size, own[kind]) for kind in kinds])
     slots = count_slots(world, folder, size)
     about = {
         "model": str(model.checkpoint.path),
@@ -120,7 +128,10 @@ def open_disk_cache(place: str, config: EngineConfig, model: Model) -> DiskCache
     found = {kind: agreed_entries(world, folder, kind) for kind in kinds}
     entry_bytes = {kind: sum(world.gather(folder.slabs[kind].bytes_on_disk)) for kind in kinds}
     seconds = {kind: max(world.gather(read_seconds(folder, kind))) for kind in kinds}
-    return DiskCache(folder, secret, slots, found, entry_bytes, seconds, token_seconds(model))
+    cache = DiskCache(folder, secret, slots, found, entry_bytes, seconds, token_seconds(model))
+    if world.rank == 0:
+        log.info("%s", cache)
+    return cache
 
 
 def folder_key(config: EngineConfig, model: Model) -> str:
@@ -189,7 +200,7 @@ def count_slots(world: World, folder: CacheFolder, size: int | None) -> dict[str
             if most == 0:
                 raise ConfigError(
                     f"--cache-disk: {gigabytes(limit)} on {host} hold no entry of {gigabytes(needed)}; "
-                    f"give at least {int(needed / share) + 1} bytes, e.g. {folder.path.parent}:10G"
+                    f"give at least {math.ceil(needed / share)} bytes, e.g. {folder.path.parent}:10G"
                 )
             slots[kind] = min(slots.get(kind, most), most, (1 << 31) - 1)
     return slots

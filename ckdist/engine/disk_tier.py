@@ -206,9 +206,10 @@ class DiskTier:
         if tokens >= MEASURED_TOKENS:
             self._token_seconds += SMOOTHING * (seconds / tokens - self._token_seconds)
 
-    def finish(self) -> None:
-        """Waits until everything is stored. No step may be in flight, and no sequence may wait."""
-        while self.is_busy:
+    def finish(self, seconds: float) -> None:
+        """Waits until everything is stored, or for `seconds`. No step may be in flight, and no sequence may wait."""
+        end = time.monotonic() + seconds
+        while self.is_busy and time.monotonic() < end:
             self.tend()
             time.sleep(LOAD_POLL)
 

@@ -246,10 +246,10 @@ class Engine:
             self.collect_all()
             self.scheduler.resume(self.tier.tend())
 
-    def finish_storing(self) -> None:
-        """Waits until all shared blocks are on disk. No sequence may wait or run."""
+    def finish_storing(self, seconds: float = 60.0) -> None:
+        """Waits until all shared blocks are on disk, at most for `seconds`. No sequence may wait or run."""
         if self.tier is not None and not self.executable.failed:
-            self.tier.finish()
+            self.tier.finish(seconds)
 
     def _issue(self) -> bool:
         """Issues the next batch. Returns False if there is none."""

@@ -64,6 +64,10 @@ def load_model(
     if ranks disagree.
     """
     # files
+    if config.cache_disk is not None:
+        from ckdist.engine.cache_folder import check_directory
+
+        together(world, functools.partial(check_directory, config.cache_disk))
     checkpoint = open_model(config, world, embeddings)
     adapter, files = open_adapter(config, world, checkpoint)
     # programs of this rank's stage
