@@ -11,7 +11,7 @@ import os
 import pathlib
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,9 +74,9 @@ class SlabFiles:
         address = native.pointer(head, "struct ckdist_slab_header *")
         return bool(native.lib.ckdist_slab_check(address, native.pointer(data), self.bytes))
 
-    def erase(self, slots: np.ndarray) -> None:
+    def erase(self, slots: Iterable[int]) -> None:
         """Empties slots, and gives their space back if the file system can."""
-        for slot in slots.tolist():
+        for slot in slots:
             os.pwrite(self.headers, bytes(HEADER.itemsize), slot * HEADER.itemsize)
             native.lib.ckdist_slab_punch(self.data, slot * self.stride, self.stride)
 
@@ -109,7 +109,7 @@ class CacheFolder:
             raise
         return folder
 
-    def add_slab(self, kind: str, rank: int, ranks: int, size: int) -> None:
+    def add_slab(self, kind: str, rank: int, ranks: int, size: int) -> SlabFiles:
         """Opens a rank's files of a kind, and locks them. `size`: bytes of one entry."""
         name = f"rank-{rank}-of-{ranks}.{kind}"
         headers, data = self.file(f"{name}.index"), self.file(name)
@@ -122,6 +122,7 @@ class CacheFolder:
                 f"--cache-disk: another job uses {self.path}; end it, or give this one another folder"
             ) from None
         self.slabs[kind] = SlabFiles(headers, data, size)
+        return self.slabs[kind]
 
     def cut(self, kind: str, slots: int) -> None:
         """Sets the number of slots of a kind. Raises ConfigError if the files cannot be shortened."""

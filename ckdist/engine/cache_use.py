@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from ckdist.program.step_batch import BLOCK_TOKENS
-
 
 @dataclass(slots=True)
 class CacheUse:
@@ -24,19 +22,3 @@ class CacheUse:
     load_seconds: float = 0.0
     end: str = ""
     has_loaded: bool = False
-
-
-def match_end(is_cached: bool, known: int, used: int, limit: int) -> str:
-    """Why a match in memory ended.
-
-    Args:
-        is_cached: The request uses the cache.
-        known: Blocks that were found.
-        used: Blocks that it can begin with; fewer if a state is missing.
-        limit: Tokens that may be reused.
-    """
-    if not is_cached:
-        return "not cached"
-    if used < known:
-        return "no state"
-    return "whole prompt" if (known + 1) * BLOCK_TOKENS > limit else "new tokens"

@@ -217,6 +217,11 @@ def agreed_entries(world: World, folder: CacheFolder, kind: str) -> list[FoundEn
         return []
     same = np.logical_and.reduce([np.frombuffer(row, np.uint64) == digests for row in rows])
     kept = same[slots] & (entries["kind"] == SLABS[kind]) & (entries["depth"] >= 0)
+    return found_entries(slots[kept], entries[kept])
+
+
+def found_entries(slots: np.ndarray, entries: np.ndarray) -> list[FoundEntry]:
+    """Entries from the headers in these slots."""
     return [
         FoundEntry(
             int(entry["depth"]),
@@ -225,7 +230,7 @@ def agreed_entries(world: World, folder: CacheFolder, kind: str) -> list[FoundEn
             entry["name"].tobytes(),
             entry["parent"].tobytes(),
         )
-        for slot, entry in zip(slots[kept].tolist(), entries[kept], strict=True)
+        for slot, entry in zip(slots.tolist(), entries, strict=True)
     ]
 
 

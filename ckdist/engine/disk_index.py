@@ -66,7 +66,7 @@ class DiskIndex:
         if slot == self._unused:
             if slot < self.capacity:
                 self._unused += 1
-            elif not self._evict():
+            elif self.evict() is None:
                 self._leave(parent)
                 return None
             else:
@@ -114,9 +114,14 @@ class DiskIndex:
         for name, entry in self._entries.items():
             self._clock = max(self._clock, entry.used)
             self._offer(name, entry)
-        used = {entry.slot for entry in self._entries.values()}
+        used = self.slots
         self._unused = max(used, default=-1) + 1
         self._free = [slot for slot in range(self._unused - 1, -1, -1) if slot not in used]
+
+    @property
+    def slots(self) -> set[int]:
+        """The slots of all entries."""
+        return {entry.slot for entry in self._entries.values()}
 
     def generation(self, name: bytes) -> int:
         """Number of the entry's last use, which orders entries after a restart."""
@@ -136,15 +141,16 @@ class DiskIndex:
                 ]
                 heapq.heapify(self._leaves)
 
-    def _evict(self) -> bool:
+    def evict(self) -> int | None:
+        """Removes the entry that has the least claim to stay. Returns its slot, or None if there is none."""
         while self._leaves:
             age, name = heapq.heappop(self._leaves)
             entry = self._entries.get(name)
             if entry is not None and entry.is_stored and not entry.children and self._age(entry) == age:
                 self._remove(name)
                 self.evicted += 1
-                return True
-        return False
+                return entry.slot
+        return None
 
     def _remove(self, name: bytes) -> None:
         entry = self._entries.pop(name)

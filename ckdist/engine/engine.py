@@ -17,7 +17,6 @@ import numpy as np
 from ckdist.engine.batch_builder import BatchBuilder
 from ckdist.engine.block_pool import BlockPool
 from ckdist.engine.constraint import Constraint
-from ckdist.engine.disk_tier import DiskTier
 from ckdist.engine.grammars import Grammars, GrammarsBusy, Masks
 from ckdist.engine.histogram import Histogram
 from ckdist.engine.output import Output
@@ -39,6 +38,7 @@ from ckdist.program.step_batch import BLOCK_TOKENS, NO_SLOT, Batch, own_slots
 
 if TYPE_CHECKING:
     from ckdist.engine.disk_cache import DiskCache
+    from ckdist.engine.disk_tier import DiskTier
     from ckdist.engine.dry_breakers import DryBreakers
     from ckdist.engine.trace import Lane
 
@@ -95,7 +95,9 @@ class Engine:
         )  # fmt: skip
         self.tier: DiskTier | None = None
         if disk is not None and self.scheduler.prefix_reuse:
-            self.tier = self.scheduler.tier = DiskTier(disk, executable, self.pool)
+            from ckdist.engine import disk_tier
+
+            self.tier = self.scheduler.tier = disk_tier.DiskTier(disk, executable, self.pool)
         self._builder = BatchBuilder(self.scheduler, self.max_positions)
         self._sequences: dict[Hashable, Sequence] = {}
         self._in_flight: deque[tuple[Step, int]] = deque()  # (issued step, ns), the oldest first

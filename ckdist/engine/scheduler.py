@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckdist.engine.block_pool import ROOT, BlockPool
-from ckdist.engine.cache_use import match_end
 from ckdist.engine.sequence import Sequence, State
 from ckdist.engine.sequence_state import SequenceState
 from ckdist.engine.step_builder import Step, StepBuilder
@@ -377,3 +376,19 @@ def shared_blocks(sequence: Sequence, running: Sequence) -> int:
     differs = sequence.tokens[:end] != running.tokens[:end]
     first = int(differs.argmax())
     return (first if differs[first] else end) // BLOCK_TOKENS
+
+
+def match_end(is_cached: bool, known: int, used: int, limit: int) -> str:
+    """Why a match in memory ended.
+
+    Args:
+        is_cached: The request uses the cache.
+        known: Blocks that were found.
+        used: Blocks that it can begin with; fewer if a state is missing.
+        limit: Tokens that may be reused.
+    """
+    if not is_cached:
+        return "not cached"
+    if used < known:
+        return "no state"
+    return "whole prompt" if (known + 1) * BLOCK_TOKENS > limit else "new tokens"

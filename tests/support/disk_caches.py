@@ -15,9 +15,7 @@ from tests.support.paths import GOLDEN
 def load(model: str, folder=None, world=None, **fields):
     """A golden model on one thread, with a cache on disk if there is a folder, whose loads are always worth it."""
     more = {"threads": 1, "ctx_size": 320, "parallel": 4, "ubatch_size": 64, "comm_timeout": 60.0, **fields}
-    config = EngineConfig(
-        model=str(GOLDEN / model), cache_disk=None if folder is None else str(folder), **more
-    )
+    config = EngineConfig(model=str(GOLDEN / model), cache_disk=None if folder is None else str(folder), **more)
     loaded = load_model(config, world or SingleWorld())
     if loaded.disk is not None:
         loaded.disk.token_seconds = 1.0
@@ -27,9 +25,7 @@ def load(model: str, folder=None, world=None, **fields):
 
 def engine_of(loaded, prefix_reuse: bool = True) -> Engine:
     """An engine over a loaded model."""
-    return Engine(
-        loaded.executable, Sampler(loaded.executable.vocab_size), disk=loaded.disk, prefix_reuse=prefix_reuse
-    )
+    return Engine(loaded.executable, Sampler(loaded.executable.vocab_size), disk=loaded.disk, prefix_reuse=prefix_reuse)
 
 
 def prompts() -> list[list[int]]:
