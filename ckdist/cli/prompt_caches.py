@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import sys
 import time
+from typing import Any
 
 from ckdist.config.commands import CacheCommand
 from ckdist.engine.cache_folder import ABOUT, FORMAT, CacheFolder, SlabFiles
@@ -142,9 +143,12 @@ def verify(caches: list[StoredCache]) -> int:
 
 
 def prune(caches: list[StoredCache], size: int | None, days: float | None) -> list[StoredCache]:
-    """Removes folders that are too old, then what was written first, until `size` bytes stay. Returns the others.
+    """Removes folders that are too old, then the oldest folders and entries, until `size` bytes stay.
 
     Folders in use stay as they are.
+
+    Returns:
+        The folders that stay.
     """
     kept = list[StoredCache]()
     excess = 0 if size is None else sum(cache.bytes for cache in caches) - size
@@ -164,7 +168,7 @@ def prune(caches: list[StoredCache], size: int | None, days: float | None) -> li
     return kept
 
 
-def _about(path: pathlib.Path) -> dict:
+def _about(path: pathlib.Path) -> dict[str, Any]:
     """The facts about a folder. Raises ConfigError if it is not a cache of this format."""
     try:
         with (path / ABOUT).open(encoding="utf-8") as file:

@@ -23,7 +23,7 @@ class CacheCommand(Settings):
         None,
         "action",
         choices=("list", "verify", "prune"),
-        help="list: show the folders; verify: read everything and compare checksums; prune: remove what is old",
+        help="list: show the folders; verify: read everything and compare checksums; prune: remove old entries",
     )
     directory: str | None = option(None, "directory", metavar="DIR", help="the folder of --cache-disk")
     size: int | None = option(
@@ -32,7 +32,7 @@ class CacheCommand(Settings):
     )  # fmt: skip
     days: float | None = option(
         None, "--days", kind=float, low=0, high=1e6, metavar="N",
-        help="prune: remove folders to which nothing was written for N days",
+        help="prune: remove folders that have not changed for N days",
     )  # fmt: skip
     verbose: bool = option(False, "-v", "--verbose", help="log more")
 

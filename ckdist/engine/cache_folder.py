@@ -49,8 +49,8 @@ class SlabFiles:
         """Bytes of one slot with its header."""
         return self.stride + HEADER.itemsize
 
-    def cut(self, slots: int) -> None:
-        """Sets the number of slots, and gives what lies behind them back to the file system."""
+    def resize(self, slots: int) -> None:
+        """Sets the number of slots, and gives the bytes after them back to the file system."""
         self.slots = slots
         for file, size in ((self.headers, slots * HEADER.itemsize), (self.data, slots * self.stride)):
             if os.fstat(file).st_size > size:
@@ -124,10 +124,10 @@ class CacheFolder:
         self.slabs[kind] = SlabFiles(headers, data, size)
         return self.slabs[kind]
 
-    def cut(self, kind: str, slots: int) -> None:
+    def resize(self, kind: str, slots: int) -> None:
         """Sets the number of slots of a kind. Raises ConfigError if the files cannot be shortened."""
         with _explained(self.path):
-            self.slabs[kind].cut(slots)
+            self.slabs[kind].resize(slots)
 
     def file(self, name: str) -> int:
         """Opens one of the folder's files, or makes it with mode 600. Raises ConfigError if it is not private."""

@@ -116,7 +116,7 @@ def _filled(folder: CacheFolder, size: int | None, own: Mapping[str, int], model
     def prepare() -> bytes:
         """Sets the sizes of the files and writes the facts. Returns the secret on rank 0."""
         for kind in kinds:
-            folder.cut(kind, slots[kind])
+            folder.resize(kind, slots[kind])
         if world.local_rank == 0:
             folder.describe(about)
         return folder.secret() if world.rank == 0 else b""
@@ -158,7 +158,7 @@ def folder_key(config: EngineConfig, model: Model) -> str:
 def content_digest(model: Model, config: EngineConfig) -> str:
     """A digest of all bytes of the model's files and of its adapter, which is computed once and then kept.
 
-    Of a file at a URL, of which this host may have parts, the version is used.
+    A file at a URL counts by its version, since this host may have parts of it alone.
     """
     digest = hashlib.blake2b(digest_size=16)
     for file in model_files(model.checkpoint, pathlib.Path(config.lora) if config.lora else None):
@@ -182,7 +182,7 @@ def count_slots(world: World, folder: CacheFolder, size: int | None) -> dict[str
     """Divides the size among the ranks of each host and the kinds of entries. A collective call.
 
     Args:
-        size: Most bytes of the folder on one host. None: half of what is free without it.
+        size: Most bytes of the folder on one host. None: half of the bytes that would be free without it.
 
     Raises:
         ConfigError: There is no room for one entry.
@@ -241,9 +241,10 @@ def read_seconds(folder: CacheFolder, kind: str) -> float:
     if not len(slots):
         return files.bytes / UNMEASURED_RATE
     sample = slots[:: max(1, len(slots) // SAMPLE_SLOTS)][:SAMPLE_SLOTS].tolist()
+    memory = [bytearray(files.bytes) for _ in sample]  # untouched, as blocks of the cache are at first
     begin = time.monotonic()
-    for slot in sample:
-        os.pread(files.data, files.bytes, slot * files.stride)
+    for slot, row in zip(sample, memory, strict=True):
+        os.preadv(files.data, [row], slot * files.stride)
     return (time.monotonic() - begin) / len(sample)
 
 

@@ -1,7 +1,7 @@
 """The prompt cache on disk, as rank 0 decides about it: it stores shared blocks, and loads prefixes of prompts.
 
 A block is stored once it is shared, in the background, so that its eviction from memory loses nothing. All ranks copy
-the same slots in the same order, beside running steps. An entry exists once every rank has confirmed it. A copy that
+the same slots in the same order, while steps run. An entry exists once every rank has confirmed it. A copy that
 fails on a rank is a miss for all.
 
 The name of a block is a hash of its parent's name and its tokens. The parent of a first block is the root of its
@@ -40,7 +40,6 @@ POOL_SHARE = 8  # at most 1 / POOL_SHARE of the pool's blocks is being stored
 LOAD_POLL, STORE_POLL = 0.001, 0.01  # seconds between two questions to the ranks
 STAGES_FACTOR = 20
 SMOOTHING = 0.3  # weight of a new measurement
-MOST_CORRECTION = 4.0  # of predicted seconds, by one command
 MEASURED_TOKENS = 64  # of a step with prompts whose seconds count
 
 
@@ -158,7 +157,7 @@ class DiskTier:
         """Begins to load the continuation of a sequence's prefix if that is predicted to be faster than computing it.
 
         Args:
-            tokens: Of the sequence as blocks are named, as far as they may be reused: int32 (n,).
+            tokens: The sequence as blocks are named, as far as it may be reused: int32 (n,).
             prefix: The known blocks at its beginning.
             used: Number of these that it can begin with: fewer than all if a state is missing.
 
@@ -202,7 +201,7 @@ class DiskTier:
                 load.sequences.remove(sequence)
 
     def observe_step(self, tokens: int, seconds: float) -> None:
-        """Takes the seconds of a step with `tokens` tokens of prompts."""
+        """Corrects the predicted seconds of a token by a step with `tokens` tokens of prompts."""
         if tokens >= MEASURED_TOKENS:
             self._token_seconds += SMOOTHING * (seconds / tokens - self._token_seconds)
 
@@ -313,7 +312,7 @@ class DiskTier:
         """Corrects the predicted seconds of an entry by a command's."""
         ratio = seconds / sum(self._seconds[copy.kind] for copy in copies)
         for kind in self._seconds:
-            self._seconds[kind] *= 1 + SMOOTHING * (min(ratio, MOST_CORRECTION) - 1)
+            self._seconds[kind] *= ratio**0.5  # half of the way, in powers: the first prediction may be far off
 
     # stores
 

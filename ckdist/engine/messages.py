@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeAlias
 from msgspec import Meta, field
 from msgspec.msgpack import Decoder, Encoder
 
-from ckdist.engine.cache_use import CacheUse
+from ckdist.engine.prefix_use import CacheUse
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.tenant import ONE_TENANT
 from ckdist.engine.typed_records import Kind, Message, Record, decode

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ckdist.engine.cache_use import CacheUse
+from ckdist.engine.prefix_use import CacheUse
 
 
 @dataclass(frozen=True)

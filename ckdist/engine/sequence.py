@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ckdist.engine.cache_use import CacheUse
 from ckdist.engine.pooling import Pooling
+from ckdist.engine.prefix_use import CacheUse
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.sequence_state import SequenceState
 from ckdist.engine.tenant import ONE_TENANT

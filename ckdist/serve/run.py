@@ -4,8 +4,8 @@ import dataclasses
 import time
 from typing import Any
 
-from ckdist.engine.cache_use import CacheUse
 from ckdist.engine.messages import TOKEN_BYTES, Tokens, unpack_tokens
+from ckdist.engine.prefix_use import CacheUse
 from ckdist.serve.accounts import Account
 from ckdist.serve.answer_choice import Choice, Growth, Piece
 from ckdist.serve.encoding import Turns

@@ -217,7 +217,7 @@ def test_folders_that_are_not_this_users_own_are_refused(folder, tmp_path):
 def test_a_read_only_folder_is_refused_and_a_full_file_system_is_not(tmp_path, alone):
     """The first as a user's mistake; on the second the prompts that have room are there after a restart."""
     small = f"mount -t tmpfs -o size=72k tmpfs {tmp_path}"
-    answer = f"{sys.executable} -m tests.support.programs.disk_cache {tmp_path}:1M {MODEL}"
+    answer = f"{sys.executable} -m tests.support.programs.disk_prompts {tmp_path}:1M {MODEL}"
     words = f"{small} && {answer} && {answer} && mount -o remount,ro {tmp_path} && {answer}"
     done = subprocess.run(
         ["unshare", "--mount", "bash", "-c", words], capture_output=True, text=True, timeout=100, env=environment()

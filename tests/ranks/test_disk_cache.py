@@ -14,7 +14,7 @@ from tests.support.paths import ROOT
 
 MODELS = ("llama3", "deepseek_v3", "qwen35")  # heads, latent vectors, states
 LOADED = 144 + 48 + 96  # tokens: all full blocks but the second prompt's first 6, which are then in memory
-PROGRAM = ("-m", "tests.support.programs.disk_cache")
+PROGRAM = ("-m", "tests.support.programs.disk_prompts")
 
 
 def rows(done) -> dict:

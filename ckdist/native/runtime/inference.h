@@ -57,7 +57,7 @@ class Inference : public Executor {
   // Throws unless this rank has both places.
   void check_copy(const ckdist_block_copy& copy) const;
   int copy_block(const ckdist_block_copy& copy, bool into_cache);  // returns 0 or an errno
-  void expert_rows(int64_t* out) const;  // (layers, experts): counts of this host
+  void expert_rows(int64_t* out) const;                            // (layers, experts): counts of this host
 
   // In batches of at most this many rows every thread quantizes all rows itself, which saves a barrier. In larger
   // batches the threads divide the rows.

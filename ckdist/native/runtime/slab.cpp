@@ -25,18 +25,18 @@ class Checksum {
   }
   uint64_t get() const {
     uint64_t sum = 0;
-    for (const uint64_t lane : lanes_) sum = turned((sum ^ lane) * kOdd);
+    for (const uint64_t lane : lanes_) sum = rotated((sum ^ lane) * kOdd);
     return sum;
   }
 
  private:
   static constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;
 
-  static uint64_t turned(uint64_t x) { return x << 31 | x >> 33; }
+  static uint64_t rotated(uint64_t x) { return x << 31 | x >> 33; }
   void mix(int lane, const uint8_t* from, int64_t bytes) {
     uint64_t word = 0;
     std::memcpy(&word, from, size_t(bytes));
-    lanes_[lane] = turned((lanes_[lane] ^ word) * kOdd);
+    lanes_[lane] = rotated((lanes_[lane] ^ word) * kOdd);
   }
 
   uint64_t lanes_[4] = {1, 2, 3, 4};

@@ -1,4 +1,4 @@
-"""A rank program: `disk_cache.py FOLDER [MODEL ...]` prints rank 0's answers and the tokens that came from disk.
+"""A rank program: `disk_prompts.py FOLDER [MODEL ...]` prints rank 0's answers and the tokens that came from disk.
 
 Without models: it answers for ever, until it is killed while it writes.
 """
