@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 STATES_SHARE = 0.5  # part of the size that states of sequences get, if layers keep states
 SAMPLE_SLOTS = 8  # slots that are read to measure the disk
 UNMEASURED_RATE = 500e6  # bytes/s on one rank, of a cache that is still empty
+UNMEASURED_TOKEN = 0.1  # seconds, until the first step with prompts in stages has been measured
 MEASURED_TOKENS = 256
 
 
@@ -254,6 +255,8 @@ def token_seconds(model: Model) -> float:
     A collective call while the cache is empty.
     """
     executable, world = model.executable, model.world
+    if executable.stages is not None:  # a layer cannot run alone
+        return UNMEASURED_TOKEN
     seconds = 0.0
     with model.loader.held():
         if world.rank:
@@ -262,8 +265,7 @@ def token_seconds(model: Model) -> float:
             size = min(executable.max_tokens, executable.context_length, MEASURED_TOKENS)
             size = min(size, executable.num_blocks * BLOCK_TOKENS)
             layer_seconds(executable, prompt(executable, size), DECODE)  # packs the layer
-            layers = len(model.spec.layers) / executable.costs.stages
-            seconds = layer_seconds(executable, prompt(executable, size), DECODE) * layers / size
+            seconds = layer_seconds(executable, prompt(executable, size), DECODE) * len(model.spec.layers) / size
             executable.stop()
     executable.stats(reset=True)  # measured steps do not count
     return seconds

@@ -1,4 +1,4 @@
-"""A rank program: `disk_prompts.py FOLDER [MODEL ...]` prints rank 0's answers and the tokens that came from disk.
+"""A rank program: `disk_prompts.py FOLDER [MODEL[/STAGES] ...]` prints rank 0's answers and the tokens from disk.
 
 Without models: it answers for ever, until it is killed while it writes.
 """
@@ -17,7 +17,8 @@ KILLED_MODEL = "llama3"
 
 def job(world, folder: str, model: str) -> None:
     """Every rank's part for one model."""
-    loaded = load(model, folder, world)
+    name, _, stages = model.partition("/")
+    loaded = load(name, folder, world, pipeline_parallel_size=int(stages or 1))
 
     def body(_) -> None:
         engine = engine_of(loaded)
