@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 STATES_SHARE = 0.5  # part of the size that states of sequences get, if layers keep states
 SAMPLE_SLOTS = 8  # slots that are read to measure the disk
 UNMEASURED_RATE = 500e6  # bytes/s on one rank, of a cache that is still empty
+SLOW_BYTES = 4 << 30  # a line announces that a larger file is read
 UNMEASURED_TOKEN = 0.1  # seconds, until the first step with prompts in stages has been measured
 MEASURED_TOKENS = 256
 
@@ -174,6 +175,8 @@ def _whole_digest(file: ModelFile) -> str:
     kept = read_kept(name)
     if isinstance(kept, str):
         return kept
+    if file.size > SLOW_BYTES:
+        log.info("--cache-disk: reading %s once, to know it again", file.path)
     found = f"{file.digest((0, file.size)):016x}"
     write_kept(name, found)
     return found
@@ -211,13 +214,13 @@ def agreed_entries(world: World, folder: CacheFolder, kind: str) -> list[FoundEn
     """The entries that every rank has in the same slot. A collective call."""
     slots, headers = folder.slabs[kind].entries()
     entries = headers["entry"]
-    digests = np.zeros(folder.slabs[kind].slots, np.uint64)
-    digests[slots] = [xxh3_64_intdigest(entry.tobytes()) for entry in entries]
-    rows = world.gather(digests.tobytes())
+    own = [(slot, xxh3_64_intdigest(entry.tobytes())) for slot, entry in zip(slots.tolist(), entries, strict=True)]
+    rows = world.gather(np.array(own, np.uint64).tobytes())
     if world.rank:
         return []
-    same = np.logical_and.reduce([np.frombuffer(row, np.uint64) == digests for row in rows])
-    kept = same[slots] & (entries["kind"] == SLABS[kind]) & (entries["depth"] >= 0)
+    pairs = [set(map(tuple, np.frombuffer(row, np.uint64).reshape(-1, 2).tolist())) for row in rows]
+    common = {slot for slot, _ in set.intersection(*pairs)}
+    kept = np.isin(slots, list(common)) & (entries["kind"] == SLABS[kind]) & (entries["depth"] >= 0)
     return found_entries(slots[kept], entries[kept])
 
 

@@ -286,6 +286,7 @@ class Scheduler:
         tier = None if tenant is None else self.tier
         if tier is not None and tier.begin_load(sequence, named, known_prefix, len(prefix)):
             sequence.state = State.LOADING
+            self._refused = None
             self.waiting.popleft()
             return bool(self.waiting) and self._admit(self.waiting[0])
         if states is not None:
