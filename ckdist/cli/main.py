@@ -24,6 +24,7 @@ COMMANDS = {
     "perplexity": ("perplexity_config:PerplexityConfig", "score a text, or save its logits"),
     "pull": ("commands:PullCommand", "fetch a model by its name"),
     "list": ("commands:ListCommand", "list named models, and those already fetched"),
+    "cache": ("commands:CacheCommand", "list, verify or prune the prompts that --cache-disk has kept"),
     "train": ("commands:TrainCommand", "train a model from scratch, or fine-tune one"),
     "launch": (
         "launch_config:LaunchCommand",
@@ -40,6 +41,7 @@ COMMANDS = {
     "doctor": ("commands:DoctorConfig", "show this machine, the features that work, its speed, and advice"),
     "completion": ("commands:CompletionCommand", "print a completion script for bash, zsh or fish"),
 }
+MODULES = {"cache": "prompt_caches"}  # of commands whose module has another name
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "RANK")
 
 
@@ -97,7 +99,7 @@ def run(arguments: list[str], rank: int | None) -> int:
     settings = parse_arguments(settings_class(arguments[0]), arguments[1:], f"ckdist {arguments[0]}")
     level = logging.DEBUG if settings.verbose else logging.WARNING if rank else logging.INFO
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
-    command = frozen_import(f"ckdist.cli.{arguments[0].replace('-', '_')}")
+    command = frozen_import(f"ckdist.cli.{MODULES.get(arguments[0], arguments[0].replace('-', '_'))}")
     native.isa()  # raises for a CKDIST_ISA that this CPU lacks, before anything starts
     from ckdist.cli.command_ranks import run_ranks
 

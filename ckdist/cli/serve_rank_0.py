@@ -37,6 +37,7 @@ from ckdist.weights.stored_pooling import stored_pooling
 
 DRAINED_VARIABLE = "CKDIST_DRAINED"  # launch/drained sets it: with it mpirun may get SIGTERM
 
+STORING_SECONDS = 5.0  # after a drain, for blocks that are not on disk yet
 ANSWERING_SECONDS = 60.0  # then the address is printed even if the HTTP process still answers 503
 
 log = logging.getLogger(__name__)
@@ -203,6 +204,7 @@ def serve(
 
         with model.traced():
             coordinator.run(check_peers=watch)
+            engine.finish_storing(STORING_SECONDS)
         http.stop(config.drain_timeout)
         model.close()
     world.close()

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from ckdist.config.engine_config import NAMES_HELP
-from ckdist.config.options import Settings, option
+from ckdist.config.options import Settings, byte_size, option
+from ckdist.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,6 +13,38 @@ class CompletionCommand(Settings):
 
     shell: str | None = option(None, "shell", choices=("bash", "zsh", "fish"), help="shell that runs the script")
     verbose: bool = option(False, "-v", "--verbose", help="log more")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheCommand(Settings):
+    """`ckdist cache`: show, check or shrink the prompts that --cache-disk has kept."""
+
+    action: str | None = option(
+        None,
+        "action",
+        choices=("list", "verify", "prune"),
+        help="list: show the folders; verify: read everything and compare checksums; prune: remove old entries",
+    )
+    directory: str | None = option(None, "directory", metavar="DIR", help="the folder of --cache-disk")
+    size: int | None = option(
+        None, "--size", kind=int, parse=byte_size, within=(0, 1 << 50), metavar="SIZE",
+        help="prune: most bytes that stay, e.g. 10G; folders and prompts that were not used for the longest time go",
+    )  # fmt: skip
+    days: float | None = option(
+        None, "--days", kind=float, within=(0, 1e6), metavar="N",
+        help="prune: remove folders that have not changed for N days",
+    )  # fmt: skip
+    verbose: bool = option(False, "-v", "--verbose", help="log more")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.action is None or self.directory is None:
+            raise ConfigError("ckdist cache needs list, verify or prune, and the folder: ckdist cache list DIR")
+        is_limited = self.size is not None or self.days is not None
+        if (self.action == "prune") != is_limited:
+            raise ConfigError(
+                "--size and --days are for prune, which needs one of them: ckdist cache prune DIR --size 10G"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

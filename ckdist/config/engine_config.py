@@ -11,6 +11,19 @@ NAMES_HELP = "smollm2, gemma3-270m, hf:owner/repo[:quant or file], or https://ho
 MODEL_HELP = f"GGUF file, folder with safetensors, or a name: {NAMES_HELP} (default: the bundled model)"
 
 
+def cache_disk(text: str) -> tuple[str, int | None]:
+    """Parses DIR[:SIZE]. Raises ConfigError if the size is wrong."""
+    directory, colon, size = text.rpartition(":")
+    if not colon or "/" in size:
+        directory, size = text, None
+    if not directory:
+        raise ConfigError(f"--cache-disk {text} names no folder: write DIR or DIR:SIZE, e.g. /var/cache/ckdist:100G")
+    try:
+        return directory, None if size is None else byte_size(size)
+    except ValueError as error:
+        raise ConfigError(f"--cache-disk {text}: the size {size} {error}") from None
+
+
 CACHE_TYPES = ("f32", "f16", "bf16", "i16", "q8_0")
 QUANTIZE_TYPES = ("q8_0", "q4_k")
 
@@ -73,7 +86,19 @@ class EngineConfig(Settings):
         parse=byte_size,
         within=(1 << 16, 1 << 50),
         metavar="SIZE",
-        help="memory for keys and values on each rank, e.g. 4G (default: enough for the context)",
+        help=(
+            "memory for keys and values on each rank, e.g. 4G (default: half of the memory that is free after the "
+            "weights, for at most 1048576 tokens or one sequence)"
+        ),
+    )
+    cache_disk: str | None = option(
+        None,
+        "--cache-disk",
+        metavar="DIR[:SIZE]",
+        help=(
+            "keep cached prompts in this folder, for later and after a restart; SIZE: most bytes on each host, e.g. "
+            "100G (default: half of the free space)"
+        ),
     )
     comm_timeout: float = option(
         8.0,
@@ -174,6 +199,8 @@ class EngineConfig(Settings):
             object.__setattr__(self, "model", f"hf:{self.hf_repo}")  # the rest of the code reads only `model`
             object.__setattr__(self, "hf_repo", None)
         metadata_overrides(self.override_kv)
+        if self.cache_disk is not None:
+            cache_disk(self.cache_disk)
         if self.quantize and self.repack in ("dsa", "threads"):
             raise ConfigError(
                 f"--repack {self.repack} serves weights as they are stored, and --quantize {self.quantize} "

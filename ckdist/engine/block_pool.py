@@ -10,6 +10,8 @@ unreferenced blocks, and evicting the least recently used never orphans a child.
 """
 
 from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,6 +21,8 @@ from ckdist.program.step_batch import BLOCK_TOKENS
 
 ROOT = -1  # the parent of a sequence's first block
 TOKEN_BYTES = 4  # of an int32
+# (consecutive blocks, the one before the first or ROOT, the tokens of each as bytes, tenant)
+OnShare: TypeAlias = Callable[[list[int], int, list[bytes], bytes], None]
 
 
 class BlockPool:
@@ -26,6 +30,9 @@ class BlockPool:
 
     Args:
         states: Slots of a model whose layers keep states. A snapshot is dropped with its block.
+
+    Attributes:
+        on_share: Called with the blocks that become known.
     """
 
     def __init__(self, num_blocks: int, states: StatePool | None = None) -> None:
@@ -38,6 +45,7 @@ class BlockPool:
         self._serials = [0] * num_blocks  # of shared blocks
         self._lengths = [0] * num_blocks  # tokens of the sequence that released the block last
         self._next_serial = 1
+        self.on_share: OnShare | None = None
 
     @property
     def available(self) -> int:
@@ -138,7 +146,13 @@ class BlockPool:
         for block, key, number in zip(new, added, own, strict=True):
             keys[block] = key
             serials[block] = number
+        if self.on_share is not None and new:
+            self.on_share(new, found[-1] if found else parent, block_tokens[len(found) :], tenant)
         return found + new
+
+    def is_known(self, block: int) -> bool:
+        """Whether the block holds a reusable prefix."""
+        return self._keys[block] is not None
 
     def last_length(self, block: int) -> int:
         """Tokens of the last sequence that held the block and has ended; 0 if there was none."""

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 HTTP_ROUTING_ID = b"http"  # the HTTP process's name on the socket; it gets the status before its first message
 BEAT_SECONDS = 0.5  # between two status messages
+STORING_SECONDS = 0.01  # between two looks at the blocks that go to disk, while no request runs
 EARLY_END_SECONDS = 2.0  # after the limit of a drain, for the HTTP process to end requests with the tokens so far
 MAX_PEERS = 64
 MESSAGES_PER_STEP = 64  # so that a flood of messages does not stop the running sequences
@@ -152,7 +153,9 @@ class Coordinator:
     def _turn(self, engine: Engine, check_peers: Callable[[], None] | None) -> bool:
         """Handles messages, then runs one step. Returns False once drained."""
         if not engine.has_work and self.state != "draining":
-            self._socket.poll(max(0, int(1000 * (self._last_beat + BEAT_SECONDS - time.monotonic()))))
+            idle = self._last_beat + BEAT_SECONDS - time.monotonic()
+            self._socket.poll(max(0, int(1000 * (min(idle, STORING_SECONDS) if engine.is_storing else idle))))
+            engine.tend()
             if check_peers is not None:
                 check_peers()
         begin = time.monotonic_ns()
@@ -319,7 +322,7 @@ class Coordinator:
         scores = None if output.prompt_logprobs is None else messages.PromptScores.pack(output.prompt_logprobs)
         message = Tokens(
             request_id, output.tokens, output.finish_reason, output.prompt_tokens, output.cached_tokens,
-            output.cached_from, output.logprobs, scores, output.stop_token,
+            output.cached_from, output.logprobs, scores, output.stop_token, output.cache_use,
         )  # fmt: skip
         self._send(peer, encode(message))
 

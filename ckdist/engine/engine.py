@@ -39,6 +39,8 @@ from ckdist.program.executable import Executable
 from ckdist.program.step_batch import BLOCK_TOKENS, NO_SLOT, Batch, own_slots
 
 if TYPE_CHECKING:
+    from ckdist.engine.disk_cache import DiskCache
+    from ckdist.engine.disk_tier import DiskTier
     from ckdist.engine.dry_breakers import DryBreakers
     from ckdist.engine.trace import Lane
 
@@ -62,6 +64,7 @@ class Engine:
         banned_tokens: Tokens that are never drawn.
         max_rollback: Last tokens of a sequence that may be rolled back, at most MAX_ROLLBACK.
         max_step_seconds: Limit of a step with prompts while a sequence decodes.
+        disk: The cache on disk, or None.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class Engine:
         more_stats: Callable[[], Mapping[str, float | str]] = dict, lane: "Lane | None" = None,
         make_breakers: Callable[[], "DryBreakers"] | None = None, grammars: Grammars | None = None,
         start_tokens: Tokens = (), banned_tokens: Tokens = (), max_rollback: int = 0,
-        max_step_seconds: float = math.inf,
+        max_step_seconds: float = math.inf, disk: "DiskCache | None" = None,
     ) -> None:  # fmt: skip
         if not 0 <= max_rollback <= MAX_ROLLBACK:
             raise ConfigError(f"max_rollback is {max_rollback}; it must be from 0 to {MAX_ROLLBACK}")
@@ -94,6 +97,11 @@ class Engine:
             executable.costs, whole_prompts=not executable.has_logits or len(start_tokens) > 0,
             splits_roles=executable.splits_roles, max_step_seconds=max_step_seconds,
         )  # fmt: skip
+        self.tier: DiskTier | None = None
+        if disk is not None and self.scheduler.prefix_reuse:
+            from ckdist.engine import disk_tier
+
+            self.tier = self.scheduler.tier = disk_tier.DiskTier(disk, executable, self.pool, self.scheduler.speed)
         self._builder = BatchBuilder(self.scheduler, self.max_positions)
         self._sequences: dict[Hashable, Sequence] = {}
         self._in_flight: deque[tuple[Step, int]] = deque()  # (issued step, ns), the oldest first
@@ -115,7 +123,7 @@ class Engine:
     @property
     def has_queue_room(self) -> bool:
         """Whether the queue has room for another request."""
-        return len(self.scheduler.waiting) < self.scheduler.max_waiting
+        return self.scheduler.queued < self.scheduler.max_waiting
 
     @property
     def ids(self) -> list[Hashable]:
@@ -229,6 +237,7 @@ class Engine:
 
         Raises EngineError if a rank is lost. The sequences are then lost as well.
         """
+        self.tend()
         outputs, self._collected = self._collected, []
         outputs += self._refuse_grammars() if self._compiling else []
         begin = time.monotonic_ns()
@@ -240,6 +249,22 @@ class Engine:
         outputs += self._collect()
         self._step_seconds.observe((time.monotonic_ns() - begin) * 1e-9)
         return outputs
+
+    @property
+    def is_storing(self) -> bool:
+        """Whether blocks are on their way to disk, for which `tend` must be called."""
+        return self.tier is not None and self.tier.is_busy
+
+    def tend(self) -> None:
+        """Continues copies to and from the disk."""
+        if self.tier is not None and self.tier.is_due():
+            self.collect_all()
+            self.scheduler.resume(self.tier.tend())
+
+    def finish_storing(self, seconds: float = 60.0) -> None:
+        """Waits until all shared blocks are on disk, at most for `seconds`. No sequence may wait or run."""
+        if self.tier is not None and not self.executable.failed:
+            self.tier.finish(seconds)
 
     def _issue(self) -> bool:
         """Issues the next batch. Returns False if there is none."""
@@ -284,7 +309,9 @@ class Engine:
             self._collected += self._collect()
 
     def _wait_for_state(self) -> None:
-        """Waits at most 10 ms for the sampling state of a waiting sequence."""
+        """Waits at most 10 ms for the sampling state of a waiting sequence, or 1 ms for the disk."""
+        if self.is_storing:
+            time.sleep(0.001)
         for sequence in self.scheduler.waiting:
             state = sequence.sampling_state
             if state is not None and state.awaited:
@@ -336,11 +363,12 @@ class Engine:
             "preemptions_total": self.scheduler.preemptions,
             "displaced_total": self.scheduler.displaced,
             "requests_running": len(self.scheduler.running),
-            "requests_waiting": len(self.scheduler.waiting),
+            "requests_waiting": self.scheduler.queued,
             "blocks": self.pool.num_blocks,
             "blocks_used": self.pool.num_blocks - self.pool.available,
             "blocks_cached": self.pool.cached,
             **self._state_stats(),
+            **(self.tier.stats() if self.tier is not None else {}),
             **self._step_seconds.numbers("step_seconds"),
             **self.outputs.first_token_seconds.numbers("first_token_seconds"),
             **self._more_stats(),

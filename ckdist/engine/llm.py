@@ -185,6 +185,7 @@ class LLM:
         """Frees the executable and ends the other ranks. A second call does nothing."""
         close, self._close = self._close, None
         if close is not None:
+            self.engine.finish_storing()
             close()
 
     def __enter__(self) -> "LLM":

@@ -34,6 +34,7 @@ from ckdist.weights.loader import ShardLoader
 from ckdist.worker.colocation import Colocation
 
 if TYPE_CHECKING:
+    from ckdist.engine.disk_cache import DiskCache
     from ckdist.engine.trace import Trace
     from ckdist.weights.adapter import Adapter
     from ckdist.weights.model_files import ModelFile
@@ -95,6 +96,7 @@ def load_model(
     tell_stages(world, rank, sizes.total)
     tell_plan(model)
     choose_steps(model, config, programs, steps.main[0], measure, colocation is not None)
+    model.disk = open_disk(config, model)
     model.total_weight_bytes = sum(world.gather(sizes.total))
     if trace:
         executable.trace(trace.handle)
@@ -109,6 +111,10 @@ def load_colocated(request: dict[str, Any], world: World, colocation: Colocation
 
 def open_model(config: EngineConfig, world: World, embeddings: bool) -> Checkpoint:
     """Opens the model's files. Raises ConfigError if the model does not suit the command or --lora."""
+    if config.cache_disk is not None:
+        from ckdist.engine.cache_folder import check_directory
+
+        together(world, functools.partial(check_directory, config.cache_disk))
     checkpoint = together(
         world, lambda: open_checkpoint(config.model or BUNDLED, metadata_overrides(config.override_kv))
     )
@@ -144,6 +150,15 @@ def open_adapter(
     for note in adapter.notes if world.rank == 0 else ():
         log.warning("%s: %s", config.lora, note)
     return adapter, files
+
+
+def open_disk(config: EngineConfig, model: Model) -> "DiskCache | None":
+    """Opens the cache that --cache-disk names. A collective call."""
+    if config.cache_disk is None:
+        return None
+    from ckdist.engine.disk_cache import open_disk_cache
+
+    return open_disk_cache(config.cache_disk, config, model)
 
 
 def open_trace(config: EngineConfig, world: World) -> "Trace | None":

@@ -15,6 +15,7 @@ from ckdist.weights.host_shards import HostShards
 from ckdist.weights.loader import ShardLoader
 
 if TYPE_CHECKING:
+    from ckdist.engine.disk_cache import DiskCache
     from ckdist.engine.trace import Labels, Trace
     from ckdist.weights.adapter import Adapter
 
@@ -39,6 +40,7 @@ class Model:
     prefill: PrefillChoice = field(default_factory=PrefillChoice)
     decode_threads: str = ""  # the choice of threads and its reason, in a few words; "": all are used
     total_weight_bytes: int = 0  # of all ranks
+    disk: "DiskCache | None" = None
 
     @property
     def spec(self) -> ModelSpec:
@@ -62,6 +64,8 @@ class Model:
     def free(self) -> None:
         """Frees weights, cache and buffers. The worker must not know the model any longer."""
         self.executable.close()
+        if self.disk is not None:
+            self.disk.folder.close()
         if self.executable.stages is not None:
             self.executable.stages.communicator.close()
         if self.executable.communicator is not self.executable.worker.communicator:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeAlias
 from msgspec import Meta, field
 from msgspec.msgpack import Decoder, Encoder
 
+from ckdist.engine.prefix_use import CacheUse
 from ckdist.engine.queue_place import ANY_PLACE, QueuePlace
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.tenant import ONE_TENANT
@@ -145,6 +146,7 @@ class Tokens(Message, frozen=True):
     logprobs: list[LogprobsEntry] | None = None  # one per token
     prompt_logprobs: PromptScores | None = None  # with the first tokens
     stop_token: int | None = None  # the one of `stop_token_ids` that ended the request
+    cache_use: CacheUse | None = None  # with the first tokens
 
 
 class Embedding(Message, frozen=True):

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from ckdist.engine.prefix_use import CacheUse
+
 
 @dataclass(frozen=True)
 class Output:
@@ -25,4 +27,5 @@ class Output:
     error_status: int = 500  # HTTP status; 400 if the request is at fault
     stop_token: int | None = None  # the one of `stop_token_ids` that ended the sequence; None for EOS
     cached_from: int = 0  # tokens of the earlier sequence that left the cached ones
+    cache_use: CacheUse | None = None  # with the first output only
     embedding: np.ndarray | None = None  # float32 (hidden,) or (tokens, hidden), from `Engine.embed`

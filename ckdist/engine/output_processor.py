@@ -188,10 +188,12 @@ class OutputProcessor:
     ) -> Output:
         """Makes an output of a sequence. With a `finish_reason` the sequence ends."""
         cached = sequence.cached_tokens or 0
+        use = None
         # This is the first output.
         if sequence.length - len(sequence.prompt) == len(tokens) and finish_reason not in ("abort", "error"):
             self.first_token_seconds.observe(time.monotonic() - sequence.arrival)
             self.cached_tokens += cached
+            use = sequence.cache_use
         prompt_logprobs = None
         if not sequence.scoring:
             prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs, None
@@ -199,7 +201,7 @@ class OutputProcessor:
             self._finish(sequence)
         return Output(
             sequence.id, tokens, logprobs, finish_reason, sequence.prompt_tokens, cached, prompt_logprobs, error,
-            cached_from=sequence.cached_from,
+            cached_from=sequence.cached_from, cache_use=use,
         )  # fmt: skip
 
     def failed(self, sequence: Sequence, error: str, status: int) -> Output:

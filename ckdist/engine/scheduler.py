@@ -14,6 +14,7 @@ sequences and a shorter piece of prompts, so that every stage has work.
 import math
 import time
 from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -26,6 +27,9 @@ from ckdist.engine.step_speed import StepSpeed
 from ckdist.errors import RequestError
 from ckdist.program.stage_costs import PIECE_UNIT, StageCosts
 from ckdist.program.step_batch import BLOCK_TOKENS, NO_SLOT
+
+if TYPE_CHECKING:
+    from ckdist.engine.disk_tier import DiskTier
 
 # a prompt waits for a shared prefix that is being computed if that is this many blocks longer than the known one
 MIN_AWAITED_BLOCKS = 4
@@ -83,17 +87,21 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.preemptions = 0  # for want of blocks
         self.displaced = 0  # preempted in favour of waiting sequences
+        self.tier: DiskTier | None = None
         self._hidden_running = 0  # running sequences that want hidden states
         self._last_hidden = False  # whether the last step made hidden states
         self._last_prompts = False  # whether the last step read prompts, if roles are split
         self._piece_work = 0.0  # work of a piece of prompts, until none is left
 
+    @property
+    def queued(self) -> int:
+        """Sequences that wait for their turn or for the disk."""
+        return len(self.waiting) + (self.tier.loading if self.tier is not None else 0)
+
     def check_room(self) -> None:
         """Raises EngineBusy if the queue is full."""
-        if len(self.waiting) >= self.max_waiting:
-            raise EngineBusy(
-                f"{len(self.waiting)} requests are waiting, of at most {self.max_waiting}; try again later"
-            )
+        if self.queued >= self.max_waiting:
+            raise EngineBusy(f"{self.queued} requests are waiting, of at most {self.max_waiting}; try again later")
 
     def add(self, sequence: Sequence) -> None:
         """Queues a sequence.
@@ -192,6 +200,8 @@ class Scheduler:
             gone.append(other)
             if self._admit(sequence, gone):
                 return True
+            if sequence.state is State.LOADING:
+                return False
         return False
 
     def _add_prompt(self, step: StepBuilder, sequence: Sequence) -> None:
@@ -300,6 +310,8 @@ class Scheduler:
             self._release(sequence)
         elif sequence.state is State.WAITING:
             self.waiting.remove(sequence)
+        elif sequence.state is State.LOADING and self.tier is not None:
+            self.tier.cancel(sequence)
         sequence.state = State.FINISHED
 
     def _extend(self, sequence: Sequence) -> bool:
@@ -344,8 +356,9 @@ class Scheduler:
         states, limit, source = self.pool.states, sequence.reusable, NO_SLOT
         if states is not None and sequence.max_rollback:
             limit -= 1  # its first chunk saves a state before the last settled token
-        prefix = [] if tenant is None else self.pool.match(self._named(sequence, 0, limit), limit, tenant)
-        known = len(prefix)
+        named = self._named(sequence, 0, limit)
+        prefix = [] if tenant is None else self.pool.match(named, limit, tenant)
+        known, known_prefix = len(prefix), prefix
         if states is not None:
             reused, source = states.latest(prefix)
             prefix = prefix[:reused]
@@ -363,6 +376,12 @@ class Scheduler:
                 self._preempt(other)
             self.displaced += len(gone)
             return self._admit(sequence)
+        sequence.cache_use.end = match_end(tenant is not None, known, len(prefix), limit)
+        tier = None if tenant is None else self.tier
+        if tier is not None and tier.begin_load(sequence, named, known_prefix, len(prefix)):
+            self.waiting.remove(sequence)
+            sequence.state, sequence.refused_at = State.LOADING, -1
+            return False
         if states is not None:
             spare = sequence.spare_states
             own = SequenceState.claim(states, source, known * BLOCK_TOKENS, tenant is not None, spare)
@@ -376,6 +395,7 @@ class Scheduler:
         sequence.computed = len(prefix) * BLOCK_TOKENS
         if sequence.cached_tokens is None:
             sequence.cached_tokens = sequence.computed
+            sequence.cache_use.matched = max(0, sequence.computed - sequence.cache_use.loaded)
             sequence.cached_from = max(sequence.computed, self.pool.last_length(prefix[-1])) if prefix else 0
         self.append_blocks(sequence, blocks - sequence.num_blocks)
         sequence.state = State.RUNNING
@@ -383,6 +403,12 @@ class Scheduler:
         self.running.append(sequence)
         self._hidden_running += sequence.wants_hidden
         return True
+
+    def resume(self, sequences: list[Sequence]) -> None:
+        """Puts sequences back into their queues that need not wait for a load any longer."""
+        for sequence in sequences:
+            sequence.state = State.WAITING
+            self.waiting.add(sequence)
 
     def append_blocks(self, sequence: Sequence, count: int) -> None:
         """Gives a sequence `count` more blocks, which must be available."""
@@ -444,3 +470,19 @@ def shared_blocks(sequence: Sequence, running: Sequence) -> int:
     differs = sequence.tokens[:end] != running.tokens[:end]
     first = int(differs.argmax())
     return (first if differs[first] else end) // BLOCK_TOKENS
+
+
+def match_end(is_cached: bool, known: int, used: int, limit: int) -> str:
+    """Why a match in memory ended.
+
+    Args:
+        is_cached: The request uses the cache.
+        known: Blocks that were found.
+        used: Blocks that it can begin with; fewer if a state is missing.
+        limit: Tokens that may be reused.
+    """
+    if not is_cached:
+        return "not cached"
+    if used < known:
+        return "no state"
+    return "whole prompt" if (known + 1) * BLOCK_TOKENS > limit else "new tokens"

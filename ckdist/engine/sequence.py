@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ckdist.engine.pooling import Pooling
+from ckdist.engine.prefix_use import CacheUse
 from ckdist.engine.queue_place import ANY_PLACE, QueuePlace
 from ckdist.engine.sampling_params import SamplingParams
 from ckdist.engine.sequence_state import SequenceState
@@ -30,6 +31,7 @@ class State(Enum):
     """The scheduler's state of a sequence."""
 
     WAITING = "waiting"
+    LOADING = "loading"  # a prefix of it is read from disk
     RUNNING = "running"
     FINISHED = "finished"
 
@@ -67,6 +69,7 @@ class Sequence:
     __slots__ = (
         "arrival",
         "block_table",
+        "cache_use",
         "cached_from",
         "cached_tokens",
         "computed",
@@ -123,6 +126,7 @@ class Sequence:
         self.state_slots: SequenceState | None = None  # while it runs, if layers keep states
         self.cached_tokens: int | None = None  # prompt tokens found in the cache when it was first admitted
         self.cached_from = 0  # tokens of the sequence that left them there
+        self.cache_use = CacheUse()
         scores = params.prompt_logprobs is not None
         self.scored = 0 if scores or (pooling is not None and pooling.needs_all) else len(prompt) - 1
         self.prompt_logprobs: list[Any] | None = [None] if scores else None  # nothing comes before the first token

@@ -6,7 +6,7 @@ numbers.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ckdist.program.step_batch import NO_SLOT
 
@@ -21,6 +21,7 @@ class StatePool:
         self._snapshots: OrderedDict[int, int] = OrderedDict()  # slot -> its block, least recently used first
         self._of_block: dict[int, int] = {}  # block -> the snapshot after it
         self._readers: dict[int, int] = {}  # slot -> sequences that are about to begin with it
+        self.on_keep: Callable[[int, int], None] | None = None  # called with slot and block of a new snapshot
 
     @property
     def available(self) -> int:
@@ -77,7 +78,13 @@ class StatePool:
         self._snapshots[slot] = block
         self._of_block[block] = slot
         self.saved += 1
+        if self.on_keep is not None:
+            self.on_keep(slot, block)
         return True
+
+    def slot_after(self, block: int) -> int:
+        """The snapshot after a known block, or NO_SLOT."""
+        return self._of_block.get(block, NO_SLOT)
 
     def take(self, slot: int) -> bool:
         """Makes the caller the owner of a snapshot's slot. Returns False if others read it."""
@@ -88,7 +95,7 @@ class StatePool:
 
     def take_behind(self, block: int) -> int:
         """Takes the snapshot after a block. Returns NO_SLOT if there is none, or if others read it."""
-        slot = self._of_block.get(block, NO_SLOT)
+        slot = self.slot_after(block)
         return slot if slot != NO_SLOT and self.take(slot) else NO_SLOT
 
     def drop(self, block: int) -> None:

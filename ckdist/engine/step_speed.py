@@ -7,7 +7,7 @@ from ckdist.program.stage_costs import PIECE_UNIT
 
 MEMORY = 0.7  # weight of all earlier steps against the last one
 BAND_TOKENS = 1024  # of context; attention makes a token's seconds grow with it
-NOMINAL_SECONDS = 1e-3  # of a token before the first measurement: shares are then in tokens
+NOMINAL_SECONDS = 1e-3  # of a token if nothing was measured: shares are then in tokens
 UNMEASURED_TOKENS = 64  # in a step with a limit of seconds, before the first measurement
 
 
@@ -18,10 +18,11 @@ class StepSpeed:
 
     Attributes:
         decode_seconds: Seconds of a step without prompts; 0 before the first one.
+        start_seconds: Seconds of a prompt token before the first step with prompts.
     """
 
     def __init__(self) -> None:
-        self.decode_seconds = 0.0
+        self.decode_seconds, self.start_seconds = 0.0, NOMINAL_SECONDS
         self._bands: dict[int, tuple[float, float]] = {}  # (tokens, seconds), faded
 
     def observe(self, chunks: Iterable[SequenceChunk], seconds: float) -> None:
@@ -60,7 +61,7 @@ class StepSpeed:
     def _token_seconds(self, context: int) -> float:
         """Seconds of a prompt token in the measured band that is nearest to `context`."""
         if not self._bands:
-            return NOMINAL_SECONDS
+            return self.start_seconds
         wanted = _band(context)
         tokens, seconds = self._bands[min(self._bands, key=lambda band: abs(band - wanted))]
         return seconds / tokens

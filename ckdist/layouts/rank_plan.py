@@ -22,7 +22,8 @@ from ckdist.program.step_batch import BLOCK_TOKENS
 
 DEFAULT_CONTEXT = 8192  # default tokens of one sequence, if the model allows more
 ENCODER_CONTEXT = 2048  # the same for an encoder, which needs buffers for a whole sequence
-KV_SHARE = 0.5  # fraction of the memory without weights that caches of several sequences use by default
+KV_SHARE = 0.5  # fraction of the memory without weights that the cache gets by default,
+KV_TOKENS = 1 << 20  # up to this number of tokens, or one sequence
 STATE_SHARE = 0.25  # fraction of that memory for states of sequences,
 STATES_EACH = 4  # up to this number of states per running sequence
 
@@ -127,8 +128,8 @@ def make_plan(
             f"one sequence of --ctx-size {context} needs {gigabytes(needed)} for its {cache_name(types)} cache "
             f"on each rank, and {gigabytes(there)} are free for it: {remedy}"
         )
-    # All sequences at full length, if memory allows. --kv-memory is always used as a whole.
-    total = most if config.kv_memory else min(config.parallel * context, max(context, int(most * KV_SHARE)), most)
+    # Memory is touched only when blocks are used, and more blocks keep more prompts.
+    total = most if config.kv_memory else min(max(context, min(int(most * KV_SHARE), KV_TOKENS)), most)
     most_tokens, sequences = step_tokens(config, spec), config.parallel
     if not spec.generates:  # only the sequences of one step need a cache; they keep nothing for later steps
         sequences = max(sequences, most_tokens // BLOCK_TOKENS)

@@ -79,13 +79,13 @@ def numbers(enum: str, prefix: str) -> dict[str, int]:
 
 @functools.cache
 def dtype(struct: str) -> np.dtype:
-    """The numpy dtype of a C struct of numbers and arrays of numbers."""
+    """The numpy dtype of a C struct of numbers, such structs, and arrays of these."""
     names, formats, offsets = [], [], []
     for name, field in ffi.typeof(f"struct {struct}").fields:
         item = field.type.item if field.type.kind == "array" else field.type
-        number = _number_type(item)
+        kind = dtype(item.cname.removeprefix("struct ")) if item.kind == "struct" else _number_type(item)
         names.append(name)
-        formats.append((number, (field.type.length,)) if field.type.kind == "array" else number)
+        formats.append((kind, (field.type.length,)) if field.type.kind == "array" else kind)
         offsets.append(field.offset)
     return np.dtype(
         {"names": names, "formats": formats, "offsets": offsets, "itemsize": ffi.sizeof(f"struct {struct}")}

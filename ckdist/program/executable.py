@@ -25,6 +25,8 @@ if TYPE_CHECKING:  # a program does not need the modules that open a communicato
 _ALIGNMENT = 1 << 16  # bytes that the communicator's arena may lose to the alignment of one array
 _HEADER = native.ffi.sizeof("struct ckdist_run") // 4  # int32 items of a message before its arrays
 _COPY_HEADER = native.ffi.sizeof("struct ckdist_copy_blocks") // 4
+SLABS = native.numbers("ckdist_slab_kind", "ckdist_slab_")  # kinds of entries on disk, by name
+SLABS.pop("kinds")
 DECODE, PREFILL = 0, 1  # layouts of plans: that of decode, and another for prefill
 SINGLE_ROWS = 2  # most tokens of a step that waits for memory and barriers alone
 
@@ -376,32 +378,34 @@ class Executable:
         """Rank 0: makes the other ranks return from work()."""
         self.worker.send("stop")
 
-    def make_store(self, blocks: int) -> None:
-        """Allocates this rank's block store, with room for `blocks` blocks of the cache. All ranks make equal ones."""
-        native.call(native.lib.ckdist_executable_make_store, self._handle, blocks)
+    def slab_bytes(self, kind: str) -> int:
+        """Bytes of one entry of a kind in SLABS on this rank; 0 if the cache has nothing of the kind."""
+        return native.lib.ckdist_executable_slab_bytes(self._handle, SLABS[kind])
 
-    def copy_blocks(self, pairs: Sequence[tuple[int, int]], into_cache: bool) -> int:
-        """Rank 0: begins to copy blocks between the cache and the block store on every rank, while steps run.
+    def set_slab(self, kind: str, headers_file: int, data_file: int, slots: int) -> None:
+        """Gives this rank the files of a slab, which must stay open. All ranks have equally many slots."""
+        native.call(native.lib.ckdist_executable_set_slab, self._handle, SLABS[kind], headers_file, data_file, slots)
+
+    def copy_blocks(self, blocks: np.ndarray, into_cache: bool) -> int:
+        """Rank 0: begins to copy between the cache and the slabs on every rank, while steps run.
 
         Published steps run first. No later step may write these blocks, or read those copied into the cache, unless it
-        waits for the copy.
+        waits for the copy. `worker.copy_results` returns how much succeeded.
 
         Args:
-            pairs: Block of the cache and block of the store.
-            into_cache: Copy from the store.
+            blocks: `struct ckdist_block_copy` (n,), at most `ckdist_copies_most`.
+            into_cache: Copy from the slabs.
 
         Returns:
             The copy's number, for `copies` of a step.
         """
-        number, most = 0, native.lib.ckdist_copy_pairs
-        for some in (pairs[begin : begin + most] for begin in range(0, len(pairs), most)):
-            message = np.zeros(_COPY_HEADER + 2 * len(some), np.int32)
-            header = native.pointer(message, "struct ckdist_copy_blocks *")
-            header.command.kind, header.command.model = COMMANDS["copy_blocks"], self.model
-            header.into_cache, header.pairs = into_cache, len(some)
-            message[_COPY_HEADER:] = np.array(some, np.int32).reshape(-1)
-            number = self.worker.publish_copy(native.pointer(message, "int32_t *"), len(message))
-        return number
+        data = blocks.view(np.int32).reshape(-1)
+        message = np.zeros(_COPY_HEADER + len(data), np.int32)
+        header = native.pointer(message, "struct ckdist_copy_blocks *")
+        header.command.kind, header.command.model = COMMANDS["copy_blocks"], self.model
+        header.into_cache, header.count = into_cache, len(blocks)
+        message[_COPY_HEADER:] = data
+        return self.worker.publish_copy(native.pointer(message, "int32_t *"), len(message))
 
     def stats(self, reset: bool = False) -> StepStats:
         """Returns this rank's counters since the start or the last `reset`."""

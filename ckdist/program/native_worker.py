@@ -73,6 +73,12 @@ class NativeWorker:
         native.call(native.lib.ckdist_worker_report, self.handle, model, out)
         return out
 
+    def copy_results(self) -> np.ndarray:
+        """Rank 0, while no step is in flight: `struct ckdist_copy_results` of each rank."""
+        out = np.zeros(self.communicator.size, native.dtype("ckdist_copy_results"))
+        native.call(native.lib.ckdist_worker_copy_results, self.handle, out)
+        return out
+
     def trace(self, handle: native.CData) -> None:
         """Writes the copies of blocks to the native trace `handle`, which must outlive the worker."""
         native.call(native.lib.ckdist_worker_trace, self.handle, handle)

@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 from ckdist.engine.messages import TOKEN_BYTES, Tokens, unpack_tokens
+from ckdist.engine.prefix_use import CacheUse
 from ckdist.serve.accounts import Account
 from ckdist.serve.answer_choice import Choice, Growth, Piece
 from ckdist.serve.encoding import Turns
@@ -42,6 +43,7 @@ class Run:
         self._prompt_tokens = 0
         self.cached_tokens = [0] * len(work.prompts)  # per prompt: tokens found in the prefix cache
         self._cached_from = 0  # tokens of the sequences that left these in the cache
+        self._cache_uses: list[CacheUse] = []  # of the prompts that have begun
         self._begun_at = self._first_at = self._last_at = time.monotonic()
 
     @property
@@ -128,14 +130,25 @@ class Run:
         """Token counts and speeds for the request's log line.
 
         `sim` is the share of the prompt that was cached. `f_keep` is the share of the earlier sequence, which left
-        the cached tokens, that this request reuses.
+        the cached tokens, that this request reuses. Cached tokens were matched in memory or loaded from disk, and
+        `cache_end` says why there were no more of them.
         """
         cached = sum(self.cached_tokens)
         fields: dict[str, int | float | str] = {"prompt_tokens": self._prompt_tokens, "cached_tokens": cached}
         if not self._heard:
             return fields
         seconds = self._last_at - self._first_at
+        uses = self._cache_uses
+        loaded = {
+            "loaded_tokens": sum(use.loaded for use in uses),
+            "loaded_bytes": sum(use.loaded_bytes for use in uses),
+            "load_ms": round(1000 * sum(use.load_seconds for use in uses), 1),
+        }
         return fields | {
+            "matched_tokens": sum(use.matched for use in uses),
+            **(loaded if loaded["loaded_tokens"] else {}),
+            "computed_tokens": self._prompt_tokens - cached,
+            "cache_end": ",".join(dict.fromkeys(use.end for use in uses)),
             "sim": round(cached / max(1, self._prompt_tokens), 3),
             "f_keep": round(cached / max(1, self._cached_from), 3),
             "generated_tokens": self._completion_tokens,
@@ -195,5 +208,7 @@ class Run:
             self._prompt_tokens += message.prompt_tokens
             self.cached_tokens[number // self.work.n] = message.cached_tokens
             self._cached_from += message.cached_from
+            if message.cache_use is not None:
+                self._cache_uses.append(message.cache_use)
             self._metrics.prompt_tokens.inc(message.prompt_tokens)
             self._metrics.cached_tokens.inc(message.cached_tokens)

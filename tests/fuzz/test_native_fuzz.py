@@ -270,19 +270,24 @@ def test_outputs_ascend(loaded, outputs):
         send_step(loaded, [*message, *outputs])
 
 
+COPY_INTS = native.ffi.sizeof("struct ckdist_block_copy") // 4
+
+
 @pytest.mark.parametrize(
     "message, words",
     [
         ([COMMANDS["run"], 0], "2 ints has no header"),
-        ([7, 0, 0], "unknown kind 7"),
+        ([8, 0, 0], "unknown kind 8"),
         ([-1, 0, 0], "unknown kind -1"),
         ([COMMANDS["report"], 0, 0, 0], "has 4 ints, not 3"),
         ([COMMANDS["run"], 1, 0, 2, 1, 1, 1, 0, 0, 2, 0, 0, 0, 5, 6, 2, 0, 1, 0, 1], "model 1 is not loaded"),
         ([COMMANDS["run"], 0, 1, 2, 1, 1, 1, 0, 0, 2, 0, 0, 0, 5, 6, 2, 0, 1, 0, 1], "waits for copy 1 of 0"),
-        ([COMMANDS["copy_blocks"], 0, 0, 0, 1], "do not fit its pairs"),
-        ([COMMANDS["copy_blocks"], 0, 0, 0, -1], "do not fit its pairs"),
-        ([COMMANDS["copy_blocks"], 0, 0, 0, 129, *[0] * 258], "more than 128 pairs"),
-        ([COMMANDS["copy_blocks"], 0, 0, 0, 1, 0, 0], "block 0 of a store of 0"),
+        ([COMMANDS["copy_results"], 0, 0, 0], "has 4 ints, not 3"),
+        ([COMMANDS["copy_blocks"], 0, 0, 0, 1], "do not fit its blocks"),
+        ([COMMANDS["copy_blocks"], 0, 0, 0, -1], "do not fit its blocks"),
+        ([COMMANDS["copy_blocks"], 0, 0, 0, 65, *[0] * COPY_INTS * 65], "more than 64 blocks"),
+        ([COMMANDS["copy_blocks"], 0, 0, 0, 1, *[0] * COPY_INTS], "names slab 0, which the model does not have"),
+        ([COMMANDS["copy_blocks"], 0, 0, 0, 1, *[0] * (COPY_INTS - 3), 7, 0, 0], "names slab 7"),
     ],
 )
 def test_every_lie_of_a_command_has_its_words(loaded, message, words):

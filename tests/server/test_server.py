@@ -207,7 +207,7 @@ def test_the_start_is_four_lines(server):
         r"ckdist-bundled: llama, 11\.0 M parameters, BF16; 2 ranks × 1 thread on 1 host \(shared memory\)\n", model
     )
     assert re.fullmatch(
-        r"memory per rank: [\d.]+ MiB of weights and [\d.]+ MiB of cache for 8192 tokens, of [\d.]+ [GM]iB free\n",
+        r"memory per rank: [\d.]+ MiB of weights and [\d.]+ [GM]iB of cache for \d+ tokens, of [\d.]+ [GM]iB free\n",
         memory,
     )
     assert re.fullmatch(

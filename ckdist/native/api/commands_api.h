@@ -11,14 +11,15 @@ enum ckdist_command_kind {
   ckdist_command_stop = 0,        /* ckdist_worker_work returns */
   ckdist_command_report = 1,      /* the rank sends the statistics of a model to rank 0 */
   ckdist_command_run = 2,         /* struct ckdist_run and its arrays: a step of a model */
-  ckdist_command_copy_blocks = 3, /* struct ckdist_copy_blocks and its pairs: blocks of a model's cache */
+  ckdist_command_copy_blocks = 3, /* struct ckdist_copy_blocks and its copies: blocks of a model's cache */
   /* The loop of the rank returns these to its caller, which then calls ckdist_worker_work again. */
   ckdist_command_load = 4, /* the rank begins to load a model, while steps of other models run */
   ckdist_command_add = 5,  /* every rank has loaded the model: ckdist_worker_add, after which it may run */
   /* The model has run for the last time, or a rank could not load it. The worker no longer knows it; the caller frees
      its memory. */
   ckdist_command_unload = 6,
-  ckdist_command_kinds = 7
+  ckdist_command_copy_results = 7, /* the rank sends the results of its copies to rank 0, without waiting for any */
+  ckdist_command_kinds = 8
 };
 struct ckdist_command {
   int32_t kind, model;
@@ -47,16 +48,58 @@ struct ckdist_state_slots {
 };
 enum { ckdist_block_tokens = 16 }; /* positions of one block of the cache */
 
-/* Copies blocks of all layers between the cache of each rank and its block store, while steps run. No step may write
-   such a block, or read one that is copied into the cache, before a command has waited for the copy. */
+/* A slab is a pair of files of a rank, with slots of equal size: the blocks of all layers' caches, or the states of a
+   sequence after a block. */
+enum ckdist_slab_kind { ckdist_slab_blocks = 0, ckdist_slab_states = 1, ckdist_slab_kinds = 2 };
+/* The identity of a stored block. It is stored with the block and compared at a load, so a load never returns other
+   data. */
+struct ckdist_slab_entry {
+  int32_t name[8], parent[8]; /* hashes of 32 bytes; the parent of a first block is its tenant's root */
+  int32_t tokens[ckdist_block_tokens];
+  int32_t depth;         /* blocks before it in its sequence */
+  int32_t kind;          /* of enum ckdist_slab_kind */
+  int32_t generation[2]; /* order of the stores, the lower half first */
+};
+/* The file of headers has one of these per slot. The other file has the data, at multiples of the stride. */
+struct ckdist_slab_header {
+  char magic[8];
+  struct ckdist_slab_entry entry;
+  uint64_t checksum; /* of magic, entry and data */
+  uint8_t reserved[96];
+};
+/* Bytes between the data of two slots. */
+CKDIST_EXPORT int64_t ckdist_slab_stride(int64_t bytes);
+/* 1 if a header and `bytes` of data belong together and are undamaged, else 0. */
+CKDIST_EXPORT int ckdist_slab_check(const struct ckdist_slab_header* header, const void* data, int64_t bytes);
+
+/* Gives the space of a range of a file back to the file system, and reads as zeros then. Returns 0 or an errno. */
+CKDIST_EXPORT int ckdist_slab_punch(int32_t file, int64_t at, int64_t bytes);
+
+/* Copies blocks of all layers, or states, between the cache of each rank and its slab, while steps run. No step may
+   write such a block, or read one that is copied into the cache, before a command has waited for the copy. A copy that
+   fails on a rank ends there; ckdist_command_copy_results returns how much of it succeeded. */
 struct ckdist_copy_blocks {
   struct ckdist_command command;
-  int32_t into_cache; /* 0: from the cache to the store; 1: from the store to the cache */
-  int32_t pairs;
+  int32_t into_cache; /* 0: from the cache to the slab; 1: from the slab to the cache */
+  int32_t count;
 };
-enum { ckdist_copy_pairs = 128 }; /* maximum of a command */
-struct ckdist_block_pair {
-  int32_t block, stored; /* block of the cache, block of the store */
+struct ckdist_block_copy {
+  int32_t place; /* block of the cache, or slot of states */
+  int32_t slot;  /* of the slab */
+  struct ckdist_slab_entry entry;
+};
+enum { ckdist_copies_most = 64 }; /* maximum of a command */
+
+/* The results of a rank's last commands of copies. The one with number n is results[n % ckdist_results_kept]. */
+enum { ckdist_results_kept = 32 };
+struct ckdist_copy_result {
+  int32_t good;  /* leading copies that succeeded */
+  int32_t error; /* errno of the first that failed; 0: none */
+  int64_t nanoseconds;
+};
+struct ckdist_copy_results {
+  int64_t ended; /* commands of copies that have ended */
+  struct ckdist_copy_result results[ckdist_results_kept];
 };
 
 /* A rank's loop of commands, with the job's channel of commands and a table of models. */
@@ -79,6 +122,8 @@ CKDIST_EXPORT int ckdist_worker_run(struct ckdist_worker* worker);
 CKDIST_EXPORT int ckdist_worker_work(struct ckdist_worker* worker, struct ckdist_command* out);
 /* Rank 0, while no step is in flight: the statistics of a model on every rank, (ranks,). */
 CKDIST_EXPORT int ckdist_worker_report(struct ckdist_worker* worker, int32_t model, struct ckdist_step_stats* out);
+/* Rank 0, while no step is in flight: the results of the copies on every rank, (ranks,). */
+CKDIST_EXPORT int ckdist_worker_copy_results(struct ckdist_worker* worker, struct ckdist_copy_results* out);
 /* Records copies of blocks in a lane of their own. Before the first copy. The trace must outlive the worker. */
 CKDIST_EXPORT int ckdist_worker_trace(struct ckdist_worker* worker, struct ckdist_trace* trace);
 

@@ -19,8 +19,13 @@ CKDIST_EXPORT int ckdist_executable_new(const struct ckdist_program* program, st
                                         struct ckdist_executable** out);
 CKDIST_EXPORT void ckdist_executable_free(struct ckdist_executable* executable);
 
-/* Allocates room for `blocks` blocks outside the cache (ckdist_command_copy_blocks). Once, before the first copy. */
-CKDIST_EXPORT int ckdist_executable_make_store(struct ckdist_executable* executable, int64_t blocks);
+/* Bytes of a slot of a slab, without its header; 0 if the cache has nothing of the kind. */
+CKDIST_EXPORT int64_t ckdist_executable_slab_bytes(const struct ckdist_executable* executable,
+                                                   enum ckdist_slab_kind kind);
+/* Gives the rank a slab of `slots` slots (ckdist_command_copy_blocks), once per kind and before the first copy. Its
+   files must stay open as long as copies run. */
+CKDIST_EXPORT int ckdist_executable_set_slab(struct ckdist_executable* executable, enum ckdist_slab_kind kind,
+                                             int32_t headers_file, int32_t data_file, int64_t slots);
 CKDIST_EXPORT const float* ckdist_executable_logits(struct ckdist_executable* executable);
 /* (max_outputs, hidden): the rows of the last batch of a plan that returns hidden states. */
 CKDIST_EXPORT const float* ckdist_executable_hidden(struct ckdist_executable* executable);

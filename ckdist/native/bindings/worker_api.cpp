@@ -34,6 +34,9 @@ int ckdist_worker_work(ckdist_worker* worker, ckdist_command* out) {
 int ckdist_worker_report(ckdist_worker* worker, int32_t model, ckdist_step_stats* out) {
   return guard([&] { worker->report(model, out); });
 }
+int ckdist_worker_copy_results(ckdist_worker* worker, ckdist_copy_results* out) {
+  return guard([&] { worker->copy_results(out); });
+}
 int ckdist_worker_trace(ckdist_worker* worker, ckdist_trace* trace) {
   return guard([&] { worker->trace(*trace); });
 }

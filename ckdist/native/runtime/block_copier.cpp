@@ -38,6 +38,25 @@ void BlockCopier::sleep_until(uint32_t count) {
   changed_.wait(hold, [&] { return int32_t(done_.load(std::memory_order_acquire) - count) >= 0; });
 }
 
+ckdist_copy_results BlockCopier::results() {
+  std::lock_guard<std::mutex> hold(mutex_);
+  return results_;
+}
+
+ckdist_copy_result BlockCopier::run(const Copy& copy) {
+  ckdist_copy_result result{};
+  const int64_t begin = now_ns();
+  if (copy.into_cache)
+    for (const ckdist_block_copy& block : copy.blocks) copy.model->slab(block.entry.kind)->read_ahead(block.slot);
+  for (const ckdist_block_copy& block : copy.blocks) {
+    result.error = copy.model->copy_block(block, copy.into_cache);
+    if (result.error != 0) break;
+    result.good++;
+  }
+  result.nanoseconds = now_ns() - begin;
+  return result;
+}
+
 void BlockCopier::work() {
   cpus_.apply();  // if it fails, the thread shares the first thread's CPU
   std::unique_lock<std::mutex> hold(mutex_);
@@ -48,9 +67,10 @@ void BlockCopier::work() {
     queue_.pop_front();
     hold.unlock();
     const int64_t begin = now_ns();
-    for (const ckdist_block_pair& pair : copy.pairs) copy.model->copy_block(pair, copy.into_cache);
-    if (lane_) lane_->add(ckdist_trace_copy_blocks, begin, now_ns(), int32_t(copy.pairs.size()), copy.into_cache);
+    const ckdist_copy_result result = run(copy);
+    if (lane_) lane_->add(ckdist_trace_copy_blocks, begin, now_ns(), int32_t(copy.blocks.size()), copy.into_cache);
     hold.lock();
+    results_.results[++results_.ended % ckdist_results_kept] = result;
     done_.fetch_add(1, std::memory_order_release);
     changed_.notify_all();
   }

@@ -1,4 +1,4 @@
-// Copies blocks of caches to and from block stores while steps run, on a thread of its own.
+// Copies blocks of caches to and from slabs while steps run, on a thread of its own.
 //
 // The worker's thread begins copies and waits for them. The copier's thread alone touches the blocks in between: a step
 // that needs them has waited before.
@@ -29,17 +29,19 @@ class BlockCopier {
   struct Copy {
     Inference* model;
     bool into_cache;
-    std::vector<ckdist_block_pair> pairs;
+    std::vector<ckdist_block_copy> blocks;
   };
   void begin(Copy copy);
   // Returns when `count` copies have ended since the start. Costs one load if they have.
   void wait(uint32_t count) {
     if (int32_t(done_.load(std::memory_order_acquire) - count) < 0) sleep_until(count);
   }
+  ckdist_copy_results results();
   void trace(Trace& trace) { lane_ = trace.lane("block copies"); }
 
  private:
   void work();
+  static ckdist_copy_result run(const Copy& copy);
   void sleep_until(uint32_t count);
 
   TraceLane* lane_ = nullptr;
@@ -48,6 +50,7 @@ class BlockCopier {
   std::mutex mutex_;               // protects the members below
   std::condition_variable changed_;
   std::deque<Copy> queue_;
+  ckdist_copy_results results_{};
   bool ends_ = false;
   std::thread thread_;  // from the first copy on
 };

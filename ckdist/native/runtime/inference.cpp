@@ -157,7 +157,7 @@ int64_t Inference::message_ints() const {
   const int64_t batch = BatchView::kHeader + program.max_tokens + 8 * program.max_sequences +
                         program.max_sequences * (program.context_length / kBlockTokens + 1) + program.max_outputs +
                         program.embedding_rows * program.embedding_width;
-  const int64_t copy = sizeof(ckdist_copy_blocks) + ckdist_copy_pairs * sizeof(ckdist_block_pair);
+  const int64_t copy = sizeof(ckdist_copy_blocks) + ckdist_copies_most * sizeof(ckdist_block_copy);
   return std::max(batch, copy / int64_t{sizeof(int32_t)});
 }
 
@@ -204,21 +204,37 @@ void Inference::finish_outgoing() {
     if (sent.request) everyone().wait(sent, 0), sent = {0, 0};
 }
 
-void Inference::make_store(int64_t blocks) {
-  if (store_) fail(Status::native, "the model has a block store of %lld blocks", (long long)store_blocks_);
-  store_.emplace(blocks * stored_bytes_, "the block store");
-  store_->promise();
-  store_blocks_ = blocks;
+void Inference::set_slab(int kind, int headers_file, int data_file, int64_t slots) {
+  if (kind < 0 || kind >= ckdist_slab_kinds || slabs_[kind])
+    fail(Status::native, "slab %d is unknown, or the model has it already", kind);
+  slabs_[kind] = std::make_unique<Slab>(headers_file, data_file, slab_bytes(kind), slots);
 }
 
-void Inference::copy_block(const ckdist_block_pair& pair, bool into_cache) {
-  uint8_t* stored = store_->data() + pair.stored * stored_bytes_;
-  for (const Layer& layer : layers) {
-    uint8_t* const cached = layer.blocks + pair.block * layer.block_bytes;
-    if (layer.block_bytes > 0)
-      std::memcpy(into_cache ? cached : stored, into_cache ? stored : cached, size_t(layer.block_bytes));
-    stored += layer.block_bytes;
-  }
+void Inference::check_copy(const ckdist_block_copy& copy) const {
+  const int kind = copy.entry.kind;
+  if (kind < 0 || kind >= ckdist_slab_kinds || !slabs_[kind])
+    fail(Status::native, "a copy of blocks names slab %d, which the model does not have", kind);
+  const int64_t places = kind == ckdist_slab_blocks ? program.blocks : program.state_slots;
+  if (copy.place < 0 || copy.place >= places || copy.slot < 0 || copy.slot >= slabs_[kind]->slots() ||
+      copy.entry.depth < 0 || copy.entry.depth >= program.context_length / kBlockTokens)
+    fail(Status::native, "place %d of %lld of a cache and slot %d of %lld of a slab cannot be copied at depth %d",
+         copy.place, (long long)places, copy.slot, (long long)slabs_[kind]->slots(), copy.entry.depth);
+}
+
+int Inference::copy_block(const ckdist_block_copy& copy, bool into_cache) {
+  Slab& slab = *slabs_[copy.entry.kind];
+  if (into_cache)
+    if (const int error = slab.read(copy.slot, copy.entry)) return error;
+  uint8_t* stored = slab.data();
+  const auto move = [&](void* cached, int64_t bytes) {
+    if (bytes > 0) std::memcpy(into_cache ? cached : stored, into_cache ? stored : cached, size_t(bytes));
+    stored += bytes;
+  };
+  if (copy.entry.kind == ckdist_slab_states)
+    for (const StateSlots::Layer& layer : states.layers) move(layer.slot(copy.place), layer.slot_bytes());
+  else
+    for (const Layer& layer : layers) move(layer.blocks + copy.place * layer.block_bytes, layer.block_bytes);
+  return into_cache ? 0 : slab.write(copy.slot, copy.entry);
 }
 
 void Inference::finish(int thread, int index, int out, int64_t rows) {

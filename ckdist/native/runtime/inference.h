@@ -18,6 +18,7 @@
 #include "runtime/executor.h"
 #include "runtime/relative_bias.h"
 #include "runtime/repacker.h"
+#include "runtime/slab.h"
 #include "runtime/state_slots.h"
 #include "runtime/traffic.h"
 
@@ -48,12 +49,15 @@ class Inference : public Executor {
   ckdist_step_stats stats(bool reset);
   // Shows other ranks that this rank makes progress, so that they continue to wait for it.
   void count_step(int thread);
-  // The blocks of all layers' caches, outside the cache. Only the thread of BlockCopier touches them, and the
-  // blocks of the cache that its commands name.
-  void make_store(int64_t blocks);
-  int64_t store_blocks() const { return store_blocks_; }
-  void copy_block(const ckdist_block_pair& pair, bool into_cache);
-  void expert_rows(int64_t* out) const;  // (layers, experts): counts of this host
+  // Files that keep blocks of the cache, or states. Only the thread of BlockCopier uses them, and the blocks and slots
+  // that its commands name.
+  int64_t slab_bytes(int kind) const { return kind == ckdist_slab_blocks ? stored_bytes_ : states.slot_bytes(); }
+  void set_slab(int kind, int headers_file, int data_file, int64_t slots);
+  const Slab* slab(int kind) const { return slabs_[kind].get(); }
+  // Throws unless this rank has both places.
+  void check_copy(const ckdist_block_copy& copy) const;
+  int copy_block(const ckdist_block_copy& copy, bool into_cache);  // returns 0 or an errno
+  void expert_rows(int64_t* out) const;                            // (layers, experts): counts of this host
 
   // In batches of at most this many rows every thread quantizes all rows itself, which saves a barrier. In larger
   // batches the threads divide the rows.
@@ -289,8 +293,9 @@ class Inference : public Executor {
   uint32_t runs_ = 0;              // number of batches so far
   std::unique_ptr<Counter[]> step_counters_;
   int64_t kv_bytes_ = 0;
-  std::optional<Arena> kv_arena_, buffer_arena_, store_;
-  int64_t store_blocks_ = 0, stored_bytes_ = 0;  // blocks of the store; bytes of one block of all layers
+  std::optional<Arena> kv_arena_, buffer_arena_;
+  int64_t stored_bytes_ = 0;  // bytes of one block of all layers
+  std::unique_ptr<Slab> slabs_[ckdist_slab_kinds];
   std::vector<ThreadBuffers> buffers_;
   float* shared_rows_[2] = {};
   std::vector<float> hidden_;                // (max_outputs, hidden)

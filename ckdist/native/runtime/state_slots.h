@@ -28,11 +28,14 @@ class StateSlots {
     int channels() const { return 2 * key_width + value_width; }
     float* head(int64_t slot, int head) const { return first + (slot * value_heads + head) * head_floats; }
     float* tail(float* head) const { return head + state_floats; }
+    float* slot(int64_t slot) const { return first + slot * value_heads * head_floats; }
+    int64_t slot_bytes() const { return value_heads * head_floats * int64_t{sizeof(float)}; }
   };
 
   explicit StateSlots(const ckdist_program& program);
 
   int64_t bytes() const { return bytes_; }
+  int64_t slot_bytes() const { return slots_ ? bytes_ / slots_ : 0; }
   void place(uint8_t* memory);  // bytes() zeros
   // Transposes the convolutions' weights, (channels, taps) in the file, to (taps, channels).
   void read_kernels(const ckdist_execution_plan& plan);
@@ -41,6 +44,8 @@ class StateSlots {
   // after it. Throws unless every chunk continues from a state of the tokens before it, and no chunk writes a slot that
   // another one uses.
   void accept(const BatchView& batch);
+  // The slot will hold the state after `tokens` tokens once a copy has ended.
+  void load(int32_t slot, int32_t tokens) { positions_[size_t(slot)] = tokens; }
 
   std::vector<Layer> layers;
 

@@ -83,17 +83,21 @@ void Worker::remove(int32_t id) {
 BlockCopier::Copy Worker::copy_of(const ckdist_command& command, const int32_t* message, int64_t ints) const {
   constexpr int64_t kHeader = sizeof(ckdist_copy_blocks) / sizeof(int32_t);
   const auto& copy = *reinterpret_cast<const ckdist_copy_blocks*>(message);
-  if (ints < kHeader || copy.pairs < 0 || copy.pairs > ckdist_copy_pairs || ints != kHeader + 2 * int64_t{copy.pairs})
-    fail(Status::native, "a copy of blocks has %lld ints, which do not fit its pairs, or more than %d pairs",
-         (long long)ints, ckdist_copy_pairs);
+  constexpr int64_t kEach = sizeof(ckdist_block_copy) / sizeof(int32_t);
+  if (ints < kHeader || copy.count < 0 || copy.count > ckdist_copies_most || ints != kHeader + kEach * copy.count)
+    fail(Status::native, "a copy of blocks has %lld ints, which do not fit its blocks, or more than %d blocks",
+         (long long)ints, ckdist_copies_most);
   Inference& those = model(command.model);
-  const auto* const pairs = reinterpret_cast<const ckdist_block_pair*>(message + kHeader);
-  for (const ckdist_block_pair* pair = pairs; pair != pairs + copy.pairs; pair++)
-    if (pair->block < 0 || pair->block >= those.program.blocks || pair->stored < 0 ||
-        pair->stored >= those.store_blocks())
-      fail(Status::native, "block %d of a cache of %lld cannot be copied to or from block %d of a store of %lld",
-           pair->block, (long long)those.program.blocks, pair->stored, (long long)those.store_blocks());
-  return {&those, copy.into_cache != 0, {pairs, pairs + copy.pairs}};
+  const auto* const blocks = reinterpret_cast<const ckdist_block_copy*>(message + kHeader);
+  for (const ckdist_block_copy* block = blocks; block != blocks + copy.count; block++) those.check_copy(*block);
+  return {&those, copy.into_cache != 0, {blocks, blocks + copy.count}};
+}
+
+// Steps that are accepted from now on may continue from the states that a copy brings.
+void Worker::place_states(const BlockCopier::Copy& copy) {
+  for (const ckdist_block_copy& block : copy.blocks)
+    if (copy.into_cache && block.entry.kind == ckdist_slab_states)
+      copy.model->states.load(block.place, (block.entry.depth + 1) * ckdist_block_tokens);
 }
 
 void Worker::publish(const int32_t* message, int64_t ints) {
@@ -119,6 +123,7 @@ void Worker::publish(const int32_t* message, int64_t ints) {
   if (begin != 0 && job_.size > 1) step.model->trace_publish(step.batch, begin);
   if (command.kind == ckdist_command_copy_blocks) {
     copies_++;
+    place_states(copy);
     if (published_ == runs_) copier_.begin(std::move(copy));
     else waiting_.push_back({published_, std::move(copy)});
   }
@@ -138,13 +143,23 @@ void Worker::run() {
     copier_.begin(std::move(waiting_.front().copy));
 }
 
-void Worker::report(int32_t id, ckdist_step_stats* out) {
-  const ckdist_command command{ckdist_command_report, id, 0};
-  out[0] = model(id).stats(false);
+template <class Answer>
+void Worker::ask(ckdist_command_kind kind, int32_t id, Answer* out) {
+  const ckdist_command command{kind, id, 0};
   publish(reinterpret_cast<const int32_t*>(&command), kCommandInts);
   guarded([&] {
     for (int rank = 1; rank < job_.size; rank++) channel_->recv(rank, &out[rank], sizeof out[rank], 0);
   });
+}
+
+void Worker::report(int32_t id, ckdist_step_stats* out) {
+  out[0] = model(id).stats(false);
+  ask(ckdist_command_report, id, out);
+}
+
+void Worker::copy_results(ckdist_copy_results* out) {
+  out[0] = copier_.results();
+  ask(ckdist_command_copy_results, 0, out);
 }
 
 ckdist_command Worker::work() {
@@ -160,9 +175,14 @@ ckdist_command Worker::work() {
         execute({&those, those.accept(message, ints), uint32_t(command.copies)});
       } else if (command.kind == ckdist_command_copy_blocks) {
         copies_++;
-        copier_.begin(copy_of(command, message, ints));
+        BlockCopier::Copy copy = copy_of(command, message, ints);
+        place_states(copy);
+        copier_.begin(std::move(copy));
       } else if (command.kind == ckdist_command_report) {
         const ckdist_step_stats own = model(command.model).stats(false);
+        channel_->send(0, &own, sizeof own, 0);
+      } else if (command.kind == ckdist_command_copy_results) {
+        const ckdist_copy_results own = copier_.results();
         channel_->send(0, &own, sizeof own, 0);
       } else {
         if (command.kind == ckdist_command_unload) remove(command.model);

@@ -31,6 +31,7 @@ class Worker {
   void publish(const int32_t* message, int64_t ints);
   void run();
   void report(int32_t id, ckdist_step_stats* out);
+  void copy_results(ckdist_copy_results* out);
   // Other ranks. Returns a command that the caller must execute; other commands are executed here.
   ckdist_command work();
   void trace(Trace& trace) { copier_.trace(trace); }
@@ -45,6 +46,10 @@ class Worker {
   Inference& model(int32_t id) const;
   void execute(const Step& step);
   BlockCopier::Copy copy_of(const ckdist_command& command, const int32_t* message, int64_t ints) const;
+  static void place_states(const BlockCopier::Copy& copy);
+  // Publishes a command without data and receives each other rank's answer.
+  template <class Answer>
+  void ask(ckdist_command_kind kind, int32_t id, Answer* out);
   void remove(int32_t id);
   void check_idle(const char* purpose) const;
   void check_copies(const ckdist_command& command) const;

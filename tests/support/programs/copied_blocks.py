@@ -1,22 +1,32 @@
-"""A rank program: `copied_blocks.py FOLDER` copies blocks of the cache out and, to other places, in again. Rank 0
-compares the logits with those of blocks that stayed, and the trace must show copies beside steps on every rank.
+"""A rank program: `copied_blocks.py FOLDER` copies blocks of the cache to a slab and, to other places, in again. Rank
+0 compares the logits with those of blocks that stayed, and the trace must show copies beside steps on every rank.
 """
 
 import json
+import os
 import pathlib
 import sys
 from collections import defaultdict
 
 import numpy as np
 
+from ckdist import native
 from ckdist.comm.world import start_world
 from ckdist.config.engine_config import EngineConfig
 from ckdist.engine.load_model import load_model
 from ckdist.program.step_batch import BLOCK_TOKENS, Batch
 from tests.support.situations import driven
 
-PROMPT, STORE = 40, 256
+PROMPT, STORE = 40, 64
 GARBAGE, PLACES = range(100, 100 + PROMPT), ((0, 1, 2), (9, 7, 8))
+
+
+def copy(executable, pairs, into_cache: bool) -> int:
+    """Copies pairs of a block and a slot, whose number is also its name."""
+    rows = np.zeros(len(pairs), native.dtype("ckdist_block_copy"))
+    rows["place"], rows["slot"] = np.array(pairs).T
+    rows["entry"]["name"][:, 0] = rows["slot"]
+    return executable.copy_blocks(rows, into_cache)
 
 
 def run(executable, ids, first: int, table, copies: int = 0) -> np.ndarray:
@@ -35,14 +45,17 @@ def body(executable) -> None:
     before, after = PLACES
     run(executable, range(PROMPT), 0, before)
     expected = run(executable, [3], PROMPT, before)
-    out = executable.copy_blocks([(block, 20 + i) for i, block in enumerate(before)], into_cache=False)
+    out = copy(executable, [(block, 20 + i) for i, block in enumerate(before)], into_cache=False)
     run(executable, GARBAGE, 0, before, out)
     assert not np.array_equal(run(executable, [3], PROMPT, before), expected)
-    back = executable.copy_blocks([(block, 20 + i) for i, block in enumerate(after)], into_cache=True)
+    back = copy(executable, [(block, 20 + i) for i, block in enumerate(after)], into_cache=True)
     assert np.array_equal(run(executable, [3], PROMPT, after, back), expected)
-    many = [(block % 3 + 12, block) for block in range(STORE)] * 4
+    results = executable.worker.copy_results()["results"][:, 1:3]
+    assert (results["good"] == len(before)).all() and (results["error"] == 0).all()
+    many = [(block % 3 + 12, block) for block in range(STORE)]
     for _ in range(10):  # of blocks that no step uses
-        executable.copy_blocks(many, into_cache=False)
+        for _ in range(16):
+            copy(executable, many, into_cache=False)
         run(executable, GARBAGE, 0, range(16, 32))
     assert np.array_equal(run(executable, [3], PROMPT, after), expected)
 
@@ -68,7 +81,8 @@ def job(world, folder: str) -> None:
         threads=1, ctx_size=512, parallel=1, comm_timeout=30.0, trace=str(file), cache_type_k="f32", cache_type_v="f32",
     )  # fmt: skip
     model = load_model(config, world)
-    model.executable.make_store(STORE)
+    files = [os.open(pathlib.Path(folder, f"{name}-{world.rank}"), os.O_RDWR | os.O_CREAT) for name in ("i", "d")]
+    model.executable.set_slab("blocks", *files, STORE)
     driven(world, model.executable, body)
     model.close()
     if world.rank == 0:
