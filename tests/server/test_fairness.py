@@ -40,7 +40,7 @@ def test_two_hundred_connections_of_one_key_leave_places_for_others(tmp_path):
         return other, answers
 
     with serving(api_key_file=str(key_file(tmp_path))) as (engine, http):
-        engine.delay = 3.0
+        engine.delay = 1.0
         other, answers = asyncio.run(crowd(http, engine))
     assert other.status_code == 200
     refused = [one for one in answers if one.status_code == 429]
