@@ -18,7 +18,7 @@ Each message is one line with the cause, both numbers, and the remedy.
 
 
 def one_line(error: object, most: int = 200) -> str:
-    """The text of another program's error for a message: at most `most` printable characters. Its type if it is empty."""
+    """The text of a foreign error for a message: at most `most` printable characters. Its type if it is empty."""
     text = "".join(c if c.isprintable() else " " for c in str(error))
     return " ".join(text.split())[:most] or type(error).__name__
 

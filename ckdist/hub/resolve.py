@@ -1,6 +1,7 @@
 """Resolves the value of `-m` to a path: an existing path, a URL, a name of the catalogue, or a repository of a hub."""
 
 import os
+from typing import overload
 
 from ckdist.comm.host_name import machine_name
 from ckdist.comm.world import SingleWorld
@@ -45,8 +46,14 @@ def find(name: str, accept_license: bool = False, progress: bool = False) -> str
     return str(fetch(CATALOGUE[name], Store(), accept_license, progress))
 
 
-def resolve(name: str, world: World | None = None) -> str:
-    """Returns the path of `name` on every rank. A collective call.
+@overload
+def resolve(name: str, world: World | None = None) -> str: ...
+@overload
+def resolve(name: None, world: World | None = None) -> None: ...
+@overload
+def resolve(name: str | None, world: World | None = None) -> str | None: ...
+def resolve(name: str | None, world: World | None = None) -> str | None:
+    """Returns the path of `name` on every rank; None stays None. A collective call.
 
     One process of each host looks and fetches while the others wait.
 
@@ -55,7 +62,7 @@ def resolve(name: str, world: World | None = None) -> str:
     """
     world = world or SingleWorld()
     path, problem = None, None
-    if world.local_rank == 0:
+    if name is not None and world.local_rank == 0:
         try:
             path = find(name, progress=True)
         except CkdistError as error:

@@ -34,8 +34,8 @@ class Sizes:
 
     def attention(self, scale: float | None = None, **more: Any) -> Attention:
         """The attention of a layer. `scale`: Default: head_dim**-0.5. `more` are further fields of Attention."""
-        scale = self.head_dim**-0.5 if scale is None else scale
-        return Attention(self.num_heads, self.num_kv_heads, self.head_dim, scale, **more)
+        usual = self.head_dim**-0.5
+        return Attention(self.num_heads, self.num_kv_heads, self.head_dim, usual if scale is None else scale, **more)
 
     def model(
         self, family: str, layers: Sequence[LayerSpec], ropes: Mapping[str, RopeSpec], tied: bool, **more: Any

@@ -269,7 +269,7 @@ class Predictor:
     def memory(self, context: int, sequences: int) -> list[RankMemory]:
         """Memory of the first rank of each stage, with caches for `sequences` sequences of the whole cluster."""
         each = -(-sequences // self.way.replicas)
-        wanted = Wanted(context, each, self.ubatch_size, self.cache)
+        wanted = Wanted(context, each, self.cache)
         return [
             rank_memory(self.checkpoint.spec, plans, self.packed, wanted, stage.costs[0].own.threads)
             for stage, plans in zip(self.stages, self.lowered, strict=True)

@@ -43,7 +43,6 @@ class Wanted:
 
     context: int
     sequences: int
-    step_tokens: int
     cache: CacheTypes
 
 

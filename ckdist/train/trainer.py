@@ -144,7 +144,7 @@ class Trainer:
         mesh = training_mesh(config, world.size, world.rank)
         self.folder = Folder(self.output) if world.rank == 0 else None
         resumed = world.broadcast(str(self.folder.choose(config.resume) or "") if self.folder is not None else None)
-        base = resolve(config.model_name_or_path, world) if config.model_name_or_path else ""
+        base = resolve(config.model_name_or_path or None, world) or ""
         self.model = open_model(replace(config, model_name_or_path=base))
         if self.model.checkpoint is not None and world.rank == 0:
             self.model.checkpoint.warn(log)

@@ -42,11 +42,6 @@ class Checkpoint:
         for note in self.notes:
             log.warning("%s: %s", self.path.name, note)
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all weights in the files. Tied weights count once."""
-        return sum({(source.file, source.offset): source.nbytes for source in self.tensors.values()}.values())
-
 
 def open_checkpoint(path: str | os.PathLike[str], overrides: Mapping[str, Any] | None = None) -> Checkpoint:
     """Opens the model at `path`: a GGUF file, or a folder with config.json and safetensors files.

@@ -226,7 +226,7 @@ def test_names(store, tmp_path, monkeypatch):
     assert GenerateConfig(hf_repo="owner/repo:Q4_0").model == "hf:owner/repo:Q4_0"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "smollm2").mkdir()
-    assert find("smollm2") == "smollm2"  # a path that exists is itself
+    assert find("smollm2") == "smollm2" and resolve(None) is None  # a path that exists is itself
 
 
 def test_the_list(store):

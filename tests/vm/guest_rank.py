@@ -43,8 +43,29 @@ def exchange_over(end, rank):
     return exchange
 
 
-class OneSided(verbs.VerbsTransport):
-    """The one-sided calls, which native code makes elsewhere."""
+class Transport(verbs.VerbsTransport):
+    """With the calls that native code makes elsewhere."""
+
+    def register(self, data: np.ndarray) -> None:
+        """Registers memory with the device, so that messages in it are not copied."""
+        native.check(native.lib.ckdist_verbs_register(self.handle, native.pointer(data), data.nbytes))
+
+    def send(self, peer: int, tag: int, data: np.ndarray) -> None:
+        """Sends `data` to `peer` and returns when it may change."""
+        self.wait(self.isend(peer, tag, data), peer, "send")
+
+    def recv(self, peer: int, tag: int, data: np.ndarray) -> np.ndarray:
+        """Receives a message of exactly `data`'s size from `peer` into `data`, and returns it."""
+        self.wait(self.irecv(peer, tag, data), peer, "recv")
+        return data
+
+    def abandon(self, reason: str) -> None:
+        """Sends to all ranks that this one gives up, and the reason."""
+        native.check(native.lib.ckdist_verbs_abandon(self.handle, reason.encode()))
+
+    def close(self) -> None:
+        """Closes the connections and the device."""
+        native.ffi.release(self.handle)
 
     def iput(self, peer: int, window: int, offset: int, data: np.ndarray) -> int:
         """Starts to write `data` at byte `offset` of `peer`'s window. Returns a request for `wait`."""
@@ -74,7 +95,7 @@ def open_rank(rank, end, timeout=TIMEOUT):
     choice = verbs.choose(devices(), ADDRESSES[rank])
     assert choice.device == f"rxe{rank}" and choice.gid.version == "RoCE v2", choice
     exchange = exchange_over(end, rank)
-    transport = OneSided(choice, rank, 2, timeout)
+    transport = Transport(choice, rank, 2, timeout)
     transport.connect(exchange(transport.address()))
     exchange(b"")  # nobody writes before all are connected
     return transport, exchange

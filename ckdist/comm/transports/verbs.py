@@ -191,7 +191,7 @@ def open_verbs(world: World, interface: str | None = None, timeout: float = 30.0
         after, before = (world.rank + 1) % world.size, (world.rank - 1) % world.size
         if world.size > 1:
             sending = opened.isend(after, START_TAG, np.ones(1, np.uint8))
-            opened.recv(before, START_TAG, np.empty(1, np.uint8))
+            opened.wait(opened.irecv(before, START_TAG, np.empty(1, np.uint8)), before, "start-up")
             opened.wait(sending, after, "start-up")
 
     agreed(lambda: opened.connect(addresses))
@@ -201,7 +201,7 @@ def open_verbs(world: World, interface: str | None = None, timeout: float = 30.0
 
 
 class VerbsTransport:
-    """Messages and one-sided windows between ranks over verbs. One thread uses it at a time.
+    """Messages between ranks over verbs. One thread uses it at a time.
 
     Every rank opens one, sends its `address` to all others by a world's `gather`, and calls `connect` with all
     addresses. All ranks must have connected before any uses it. Buffers are C-contiguous numpy arrays that live until
@@ -245,30 +245,9 @@ class VerbsTransport:
         """Starts to receive a message of exactly `data`'s size from `peer`. Returns a request for `wait`."""
         return self._begin(native.lib.ckdist_verbs_irecv, peer, tag, native.pointer(data), data.nbytes)
 
-    def register(self, data: np.ndarray) -> None:
-        """Registers memory with the device, so that messages in it are not copied."""
-        native.check(native.lib.ckdist_verbs_register(self.handle, native.pointer(data), data.nbytes))
-
     def wait(self, request: int, peer: int, what: str = "wait") -> None:
         """Blocks until `request` is complete. Raises CommError if `peer` is lost or late."""
         native.check(native.lib.ckdist_verbs_wait(self.handle, request, peer, what.encode()))
-
-    def send(self, peer: int, tag: int, data: np.ndarray) -> None:
-        """Sends `data` to `peer` and returns when it may change."""
-        self.wait(self.isend(peer, tag, data), peer, "send")
-
-    def recv(self, peer: int, tag: int, data: np.ndarray) -> np.ndarray:
-        """Receives a message of exactly `data`'s size from `peer` into `data`, and returns it."""
-        self.wait(self.irecv(peer, tag, data), peer, "recv")
-        return data
-
-    def abandon(self, reason: str) -> None:
-        """Sends to all ranks that this one gives up, and the reason."""
-        native.check(native.lib.ckdist_verbs_abandon(self.handle, reason.encode()))
-
-    def close(self) -> None:
-        """Closes the connections and the device."""
-        native.ffi.release(self.handle)
 
     def _begin(self, call: Callable[..., int], *arguments: object) -> int:
         """Makes a native call that starts a request, and returns the request's number."""

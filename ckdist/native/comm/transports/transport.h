@@ -63,7 +63,7 @@ class Transport {
   // Sends the reason why this rank fails to its peers, if possible.
   virtual void abandon(const char*) {}
 
-  // What is wrong with a message for a receive of `bytes` bytes in the call `mark`, or "". It follows the peer's name.
+  // The reason why a receive of `bytes` bytes in the call `mark` refuses a message, or "". It follows the peer's name.
   static std::string mismatch(int64_t sent, uint32_t sent_mark, int64_t bytes, uint32_t mark);
 
   // Polls until complete. The last argument names the operation in the error, for example "all_reduce 17, step 2".
