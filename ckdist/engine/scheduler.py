@@ -3,7 +3,8 @@
 It knows no logits, text or arrays; `BatchBuilder` builds the arrays. Each step has a budget of tokens and of outputs.
 It takes first one token for every decoding sequence, then chunks of prompts, both oldest first. So a long prompt never
 stalls the running sequences. Steps with logits and steps with hidden states alternate if both are wanted. When the
-blocks run out, the latest arrival gives its blocks back. It is recomputed later, output included.
+blocks run out, the latest arrival gives its blocks back. It is recomputed later, output included. A sequence whose
+prefix comes from disk is not in the queue until then, so others pass it.
 
 Ranks run steps in the order of issue, so later steps treat an issued step as computed. A sequence only waits for the
 token that its last chunk chooses. With several stages, several steps are under way. Each takes its part of the
