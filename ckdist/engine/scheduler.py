@@ -138,9 +138,11 @@ class Scheduler:
         # Chunks of running prompts, then of prompts from the queue.
         for sequence in prompts:
             step.add(sequence)
-        while role is not False and self.waiting and step.tokens < step.budget and self._admit(self.waiting[0]):
-            sequence = self.running[-1]
-            if _fits(sequence, hidden, role):
+        while role is not False and self.waiting and step.tokens < step.budget:
+            sequence = self.waiting[0]
+            if not self._admit(sequence):
+                break
+            if sequence.state is State.RUNNING and _fits(sequence, hidden, role):
                 step.add(sequence)
         return Step(step.chunks, hidden, role) if step.chunks else None
 
@@ -258,6 +260,7 @@ class Scheduler:
     def _admit(self, sequence: Sequence) -> bool:
         """Runs the head of the queue if there are blocks for all its tokens, and one spare block per running sequence.
 
+        If a prefix of it is on disk, it leaves the queue until that is loaded.
         It also waits while a running prompt computes a long prefix of it, as with several choices of one request.
         """
         if not sequence.is_ready:
@@ -289,7 +292,7 @@ class Scheduler:
             sequence.state = State.LOADING
             self._refused = None
             self.waiting.popleft()
-            return bool(self.waiting) and self._admit(self.waiting[0])
+            return True
         if states is not None:
             spare = sequence.spare_states
             own = SequenceState.claim(states, source, known * BLOCK_TOKENS, tenant is not None, spare)
