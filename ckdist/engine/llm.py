@@ -182,7 +182,7 @@ class LLM:
         return logits
 
     def close(self) -> None:
-        """Stores what belongs on disk, frees the executable and ends the other ranks. A second call does nothing."""
+        """Finishes storing, frees the executable and ends the other ranks. A second call does nothing."""
         self.engine.finish_storing()
         close, self._close = self._close, None
         if close is not None:

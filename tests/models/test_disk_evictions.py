@@ -10,8 +10,9 @@ LEAVES = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
 
 
 @pytest.mark.parametrize(
-    "model, memory, disk", [("llama3", 40 * 6912, "500K"), ("deepseek_v3", 60 * 4000, "600K"), ("qwen35", 60 * 2200, "1M")]
-)  # fmt: skip
+    "model, memory, disk",
+    [("llama3", 40 * 6912, "500K"), ("deepseek_v3", 60 * 4000, "600K"), ("qwen35", 60 * 2200, "1M")],
+)
 def test_answers_are_those_of_a_client_alone(model, memory, disk, tmp_path):
     rng, asked, loads, evictions = np.random.default_rng(1), [], 0, 0
     talks = [rng.integers(3, 180, 60).tolist() for _ in range(8)]
