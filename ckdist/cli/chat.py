@@ -169,4 +169,5 @@ def run(config: ChatConfig) -> int:
                 Chat(EngineChat(llm, tokenizer, template, config, name), config.system),
                 LineInput(),
             )
+        llm.close()
     return 0

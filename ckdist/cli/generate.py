@@ -47,4 +47,5 @@ def run(config: GenerateConfig) -> int:
             for piece in pieces:
                 print(piece, end="", flush=True)
             print()
+        llm.close()
     return 0

@@ -5,7 +5,7 @@ as if it had been used one whole filling of the cache later. So it outlives thos
 """
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -22,11 +22,16 @@ class DiskEntry:
 
 
 class DiskIndex:
-    """Slots from 0 to `capacity` - 1 and the entries in them."""
+    """Slots from 0 to `capacity` - 1 and the entries in them.
+
+    Attributes:
+        on_remove: Called with the name of an entry that is gone.
+    """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.evicted = 0  # entries, since the start
+        self.on_remove: Callable[[bytes], None] | None = None
         self._entries: dict[bytes, DiskEntry] = {}
         self._free: list[int] = []
         self._unused = 0  # the slots from here on were never used
@@ -84,16 +89,20 @@ class DiskIndex:
 
     def drop(self, name: bytes) -> None:
         """Removes an entry and all its descendants."""
-        if name not in self._entries:
+        entry = self._entries.get(name)
+        if entry is None:
+            return
+        if not entry.children:
+            self._remove(name)
             return
         below: dict[bytes, list[bytes]] = {}
-        for child, entry in self._entries.items():
-            below.setdefault(entry.parent, []).append(child)
+        for child, known in self._entries.items():
+            below.setdefault(known.parent, []).append(child)
         dropped = [name]
-        for known in dropped:  # it grows in the loop
-            dropped += below.get(known, [])
-        for known in reversed(dropped):
-            self._remove(known)
+        for above in dropped:  # it grows in the loop
+            dropped += below.get(above, [])
+        for below_name in reversed(dropped):
+            self._remove(below_name)
 
     def restore(self, found: Sequence[tuple[int, int, int, bytes, bytes]]) -> None:
         """Fills an empty index. An entry whose parent is missing is left out.
@@ -156,6 +165,8 @@ class DiskIndex:
         entry = self._entries.pop(name)
         self._free.append(entry.slot)
         self._leave(entry.parent)
+        if self.on_remove is not None:
+            self.on_remove(name)
 
     def _leave(self, parent: bytes) -> None:
         above = self._entries.get(parent)

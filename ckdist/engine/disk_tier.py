@@ -106,7 +106,9 @@ class DiskTier:
         speed.start_seconds = cache.token_seconds
         self._index, self._state_index = DiskIndex(cache.slots["blocks"]), DiskIndex(cache.slots.get("states", 0))
         self._index.restore(cache.found["blocks"])
-        self._state_index.restore([found._replace(depth=0, parent=b"") for found in cache.found.get("states", [])])
+        states = [found for found in cache.found.get("states", []) if found.name in self._index]
+        self._state_index.restore([found._replace(depth=0, parent=b"") for found in states])
+        self._index.on_remove = self._state_index.drop
         self._indices = {"blocks": self._index, "states": self._state_index}
         self._seconds = dict(cache.entry_seconds)
         self._roots: dict[bytes, bytes] = {}
@@ -306,7 +308,7 @@ class DiskTier:
 
     def _measure(self, copies: list[Copy], seconds: float) -> None:
         """Corrects the predicted seconds of an entry by a command's."""
-        ratio = seconds / sum(self._seconds[copy.kind] for copy in copies)
+        ratio = seconds / max(1e-9, sum(self._seconds[copy.kind] for copy in copies))
         for kind in self._seconds:
             self._seconds[kind] *= ratio**0.5  # half of the way, in powers: the first prediction may be far off
 

@@ -182,10 +182,10 @@ class LLM:
         return logits
 
     def close(self) -> None:
-        """Frees the executable and ends the other ranks. A second call does nothing."""
+        """Finishes storing, frees the executable and ends the other ranks. A second call does nothing."""
+        self.engine.finish_storing()
         close, self._close = self._close, None
         if close is not None:
-            self.engine.finish_storing()
             close()
 
     def __enter__(self) -> "LLM":

@@ -4,7 +4,8 @@ It knows no logits, text or arrays; `BatchBuilder` builds the arrays. Each step 
 It takes first one token for every decoding sequence, then chunks of prompts in the turns of their clients
 (`RequestQueue`). While a sequence decodes, the chunks also have a budget of predicted seconds. So a long prompt never
 stalls the running sequences. Steps with logits and steps with hidden states alternate if both are wanted. When the
-blocks run out, the sequence that is last in rank gives its blocks back. It is recomputed later, output included.
+blocks run out, the sequence that is last in rank gives its blocks back. It is recomputed later, output included. A
+sequence whose prefix comes from disk is in no queue until then, so others pass it.
 
 Ranks run steps in the order of issue, so later steps treat an issued step as computed. A sequence only waits for the
 token that its last chunk chooses. With several stages, several steps are under way. Each takes its part of the
@@ -187,7 +188,11 @@ class Scheduler:
                 continue
             if reading is not None and (sequence.place.client in reading or sequence.place.batch):
                 continue
-            if self._admit(sequence) or (reading is not None and is_first and self._displace(sequence)):
+            if self._admit(sequence):
+                return sequence
+            if sequence.state is State.LOADING:
+                continue  # it has left the queue
+            if reading is not None and is_first and self._displace(sequence):
                 return sequence
             if sequence.refused_at >= 0 and self._clock() - sequence.refused_since > PASSING_SECONDS:
                 return None
@@ -342,6 +347,7 @@ class Scheduler:
     def _admit(self, sequence: Sequence, gone: Collection[Sequence] = ()) -> bool:
         """Runs a waiting sequence if there are blocks for all its tokens, and one spare block per running sequence.
 
+        If a prefix of it is on disk, it leaves the queue until that is loaded.
         It also waits while a running prompt computes a long prefix of it, as with several choices of one request.
 
         Args:

@@ -144,11 +144,14 @@ class Run:
             "loaded_bytes": sum(use.loaded_bytes for use in uses),
             "load_ms": round(1000 * sum(use.load_seconds for use in uses), 1),
         }
-        return fields | {
+        used = {
             "matched_tokens": sum(use.matched for use in uses),
             **(loaded if loaded["loaded_tokens"] else {}),
             "computed_tokens": self._prompt_tokens - cached,
             "cache_end": ",".join(dict.fromkeys(use.end for use in uses)),
+        }
+        return fields | {
+            **(used if uses else {}),
             "sim": round(cached / max(1, self._prompt_tokens), 3),
             "f_keep": round(cached / max(1, self._cached_from), 3),
             "generated_tokens": self._completion_tokens,

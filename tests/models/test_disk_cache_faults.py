@@ -112,6 +112,18 @@ def test_damage_is_a_miss_and_is_mended(damage, folder, alone):
     assert found == alone and stats["disk_loaded_tokens_total"] == LOADED and stats["disk_damaged_total"] == 0
 
 
+def test_a_damaged_state_is_a_miss_too(tmp_path):
+    model, alone = "qwen35", ask("qwen35")[0]
+    ask(model, tmp_path)
+    path = file(tmp_path, "rank-0-of-1.states")
+    for at in range(50, path.stat().st_size, 4096):
+        flip(path, at)
+    found, stats = ask(model, tmp_path)
+    assert found == alone and stats["disk_damaged_total"] > 0
+    found, stats = ask(model, tmp_path)
+    assert found == alone and stats["disk_damaged_total"] == 0 and stats["disk_loaded_tokens_total"] > 0
+
+
 def test_a_disk_that_fails_while_it_serves_is_a_miss(folder, alone, caplog):
     loaded = load(MODEL, folder)
     try:

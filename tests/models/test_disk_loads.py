@@ -65,6 +65,22 @@ def test_clients_with_one_prompt_load_it_once(slow):
     assert engine.stats()["disk_loaded_bytes_total"] == 9 * (8192 + 256)
 
 
+def test_a_queue_of_thousands_waits_for_one_load(tmp_path):
+    ask(MODEL, tmp_path)
+    loaded = load(MODEL, tmp_path)
+    engine, disk = engine_of(loaded, max_waiting=3000), SlowDisk(loaded.executable.worker)
+    for id in range(2500):
+        engine.add(id, prompts()[0], SHORT)
+    steps(engine, 2)
+    assert engine.stats()["disk_requests_loading"] == engine.stats()["requests_waiting"] == 2500
+    disk.is_open = True
+    steps(engine, 5)
+    for id in engine.ids:
+        engine.abort(id)
+    assert engine.stats()["disk_loads_total"] == 1
+    loaded.close()
+
+
 def test_a_client_that_leaves_during_its_load_leaves_nothing_behind(slow):
     engine, disk = slow
     engine.add("gone", prompts()[0], SHORT)

@@ -23,9 +23,9 @@ def load(model: str, folder=None, world=None, **fields):
     return loaded
 
 
-def engine_of(loaded, prefix_reuse: bool = True) -> Engine:
+def engine_of(loaded, **more) -> Engine:
     """An engine over a loaded model."""
-    return Engine(loaded.executable, Sampler(loaded.executable.vocab_size), disk=loaded.disk, prefix_reuse=prefix_reuse)
+    return Engine(loaded.executable, Sampler(loaded.executable.vocab_size), disk=loaded.disk, **more)
 
 
 def prompts() -> list[list[int]]:
