@@ -83,6 +83,14 @@ class Inference : public Executor {
   std::vector<Layer> layers;
   StateSlots states;
   RelativeBiases biases;
+  // Cosines and sines of a token's rotation. `place`: the token's position in its sequence.
+  Rope rotation(int table, int64_t token, int64_t place) const {
+    const ckdist_rope& rope = program.ropes[table];
+    const int64_t half = rope.dims / 2;
+    const bool by_place = batch.positions == nullptr || rope.axes == nullptr;
+    const float* const cos = by_place ? rope.cos + place * half : axes_[table].data() + token * rope.dims;
+    return {cos, by_place ? rope.sin + place * half : cos + half, rope.dims, rope.interleaved != 0};
+  }
   std::unique_ptr<RowExchange> host_rows;  // for plans that shard rows over hosts; else null
 
   // State of the batch.
@@ -270,6 +278,7 @@ class Inference : public Executor {
   void make_buffers();
   void reserve_exchange();
   void begin(const BatchView& batch);
+  void read_positions();
   void count_step(double seconds);
   void replay(int thread);
   void trace_batch(int thread, int64_t begin);
@@ -294,6 +303,8 @@ class Inference : public Executor {
   std::vector<ThreadBuffers> buffers_;
   float* shared_rows_[2] = {};
   std::vector<float> hidden_;                // (max_outputs, hidden)
+  // For each rotation with axes: cosines, then sines, of the batch's tokens, (max_tokens, dims). Else empty.
+  std::vector<float> axes_[std::size(ckdist_program{}.ropes)];
   std::vector<const float*> peers_[kSlots];  // slots of the ranks that share memory
   // (2 phases, threads, most_steps): next item of each step that shares its items dynamically. Items that groups divide
   // use the first rows of each phase.

@@ -100,6 +100,7 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
     auto [q, key, value, rotated, rotated_key] = heads_of(token, kv_head);
     const Start start = start_of(sequence);
     const int64_t position = r.batch.chunks[sequence].first_position + token - start.token;
+    const Rope rope = rotation(token, position);
     uint8_t* const block =
         of.kv(kv_head) + r.batch.block_tables[start.block + position / kBlockTokens] * of.block_bytes;
     // Prefetches the key half of the block, because storing a key touches each of its cache lines. Later positions of
@@ -111,12 +112,12 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
       if (together)
         k.scale_weighted(x, q_factor, r.vector(step.q_norm) + head + h * width, width, rotated), x = rotated;
       else if (step.q_norm >= 0) k.rms_norm(x, r.vector(step.q_norm), step.eps, width, rotated), x = rotated;
-      rotate(x, position, width, rotated);
+      rotate(x, rope, width, rotated);
     }
     if (together)
       k.scale_weighted(key, k_factor, r.vector(step.k_norm) + key_column, width, rotated_key), key = rotated_key;
     else if (step.k_norm >= 0) k.rms_norm(key, r.vector(step.k_norm), step.eps, width, rotated_key), key = rotated_key;
-    rotate(key, position, width, rotated_key);
+    rotate(key, rope, width, rotated_key);
     r.kernels.attention.store(of.cache, block, int(position % kBlockTokens), rotated_key, value);
   }
 

@@ -65,7 +65,7 @@ struct AttendLatent : AttentionRun<AttendLatent, ckdist_attend_latent_step> {
     if (step.norm >= 0) r.kernels.elementwise.rms_norm(x, r.vector(step.norm), step.eps, latent, key);
     else std::copy(x, x + latent, key);
     std::copy(x + latent, x + width, key + latent);
-    rotate(key, position, width, key, latent);
+    rotate(key, rotation(token, position), width, key, latent);
     r.kernels.attention.store(of.cache, block, int(position % kBlockTokens), key, nullptr);
   }
 
@@ -86,12 +86,14 @@ struct AttendLatent : AttentionRun<AttendLatent, ckdist_attend_latent_step> {
     for (int64_t s = 0; s < r.batch.sequences; s++) {
       const BatchView::Chunk& chunk = r.batch.chunks[s];
       const int64_t first = token, end = token + chunk.tokens;
-      for (token = std::max(first, own.begin / heads); token < end && token * heads < own.end; token++)
+      for (token = std::max(first, own.begin / heads); token < end && token * heads < own.end; token++) {
+        const Rope rope = rotation(token, chunk.first_position + token - first);
         for (int64_t h = std::max<int64_t>(own.begin - token * heads, 0); h < std::min(own.end - token * heads, heads);
              h++) {
           float* const head = q + token * stride + h * width;
-          rotate(head, chunk.first_position + token - first, width, head, layer().cache.value_width);
+          rotate(head, rope, width, head, layer().cache.value_width);
         }
+      }
       token = end;
     }
   }

@@ -76,14 +76,16 @@ struct AttentionRun : StepRun<Inference, StepFields> {
     return start;
   }
 
-  // Rotates a head at a position, from its dimension `first` on. Dimensions outside the rotated ones are copied.
-  void rotate(const float* x, int64_t position, int64_t width, float* out, int first = 0) const {
-    const int64_t dims = step.rope_table < 0 ? 0 : r.program.ropes[step.rope_table].dims;
+  // The rotation of a token, whose position in its sequence is `place`; of no dimensions if the step has none.
+  Rope rotation(int64_t token, int64_t place) const {
+    return step.rope_table < 0 ? Rope{} : r.rotation(step.rope_table, token, place);
+  }
+  // Rotates a head from its dimension `first` on. Dimensions outside the rotated ones are copied.
+  void rotate(const float* x, const Rope& rope, int64_t width, float* out, int first = 0) const {
+    const int64_t dims = rope.dims;
     if (dims > 0) {
-      const ckdist_rope& rope = r.program.ropes[step.rope_table];
       const ElementwiseKernel& k = r.kernels.elementwise;
-      (rope.interleaved ? k.rope_pairs : k.rope)(x + first, rope.cos + position * (dims / 2),
-                                                 rope.sin + position * (dims / 2), dims, out + first);
+      (rope.interleaved ? k.rope_pairs : k.rope)(x + first, rope.cos, rope.sin, dims, out + first);
     }
     if (out == x) return;
     std::copy(x, x + first, out);
