@@ -15,6 +15,7 @@ class RankContext:
     def __init__(self, mesh: Mesh, spec: ModelShape):
         self.mesh, self.spec = mesh, spec
         self.cache: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # layer -> K, V: (positions, kv_heads, head_dim)
+        self.index: dict[int, np.ndarray] = {}  # layer -> keys that choose positions: (positions, width)
         self.states: dict[tuple[int, str], np.ndarray] = {}  # (layer, name) -> state of the sequence
         self.positions = np.zeros(0, np.int_)  # position in its sequence, for each token of the step
         self.axes: np.ndarray | None = None  # (tokens, 3): positions of three axes, for rotations; None: of one

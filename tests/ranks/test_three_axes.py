@@ -114,8 +114,8 @@ def test_an_image_within_text_gives_the_logits_of_transformers(name, ranks):
     def body(executable):
         found = []
         for executable.prefill_from in (0, 1000):
-            for pieces in ([TOKENS], [4, 3, 8, *[1] * DECODED], [1] * TOKENS):
-                found.append(feed(executable, arrays, pieces))
+            parts = ([TOKENS], [4, 3, 8, *[1] * DECODED], [1] * TOKENS)
+            found += [feed(executable, arrays, pieces) for pieces in parts]
         return found
 
     first, *others = on_ranks(ranks, s, arrays, body)

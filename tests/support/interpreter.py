@@ -59,9 +59,7 @@ class Interpreter:
         ]
         self.length = 0
 
-    def run(
-        self, token_ids: ArrayLike, outputs: ArrayLike | None = None, axes: np.ndarray | None = None
-    ) -> np.ndarray:
+    def run(self, token_ids: ArrayLike, outputs: ArrayLike | None = None, axes: np.ndarray | None = None) -> np.ndarray:
         """Appends `token_ids` to the sequence; returns the logits of rank 0, (outputs, vocab).
 
         `outputs` are the indices into `token_ids` whose logits are returned, by default all. `axes`: (tokens, 3),

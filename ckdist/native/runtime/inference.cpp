@@ -58,7 +58,8 @@ void Inference::make_cache() {
       layer.max_heads_per_kv = std::max(layer.max_heads_per_kv, int(own->heads_per_kv[h]));
     }
     layer.head_bytes = kernels.attention.block_bytes(layer.cache);
-    layer.block_bytes = arrays.block_bytes();
+    layer.block_bytes = arrays.block_bytes(), layer.index_offset = arrays.index_offset();
+    layer.index = arrays.index().value_or(CacheShape{});
     kv_bytes_ += layer.block_bytes * program.blocks;
     stored_bytes_ += layer.block_bytes;
   }

@@ -74,6 +74,8 @@ class Inference : public Executor {
     const int32_t* heads_per_kv = nullptr;
     std::vector<int> first_head;  // query head, for each local kv-head
     int64_t head_bytes = 0, block_bytes = 0;
+    CacheShape index{};        // keys that choose positions, if the layer has them
+    int64_t index_offset = 0;  // of the index in a block, after the bytes of all heads
     int max_heads_per_kv = 1;
     uint8_t* blocks = nullptr;  // blocks of kv-head 0
 
@@ -99,6 +101,14 @@ class Inference : public Executor {
   int64_t first_selected = 0, local_selected = 0;  // selected tokens among this rank's tokens
   bool packing = false;                            // the batch reads matrices that are not all packed
   Repacker* repacker() const { return repacker_; }
+
+  // A token's row of a value that each rank has whole, or that is in the slots of the tokens' ranks.
+  const float* row_of(int index, int64_t token) {
+    if (value(index).place == ckdist_place_tokens) return peer_row(index, token);
+    int64_t stride;
+    const float* const rows = floats(index, &stride);
+    return rows + token * stride;
+  }
 
   // If tokens are sharded: the first token of a local rank, and the local rank of a token.
   int64_t first_token_of(int rank) const { return (batch.tokens * rank + ranks->local_size - 1) / ranks->local_size; }

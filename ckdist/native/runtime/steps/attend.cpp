@@ -11,9 +11,10 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
     const int32_t q = step.rotated >= 0 ? step.rotated : step.q;
     const float* const sinks = step.sinks >= 0 ? r.vector(step.sinks) : nullptr;
     const RelativeBias* const relative = step.relative >= 0 ? &r.biases.of(r.vector(step.relative)) : nullptr;
-    return {step.layer, q,       step.out, step.window, step.scale, step.soft_cap, sinks, step.bidirectional != 0,
-            false,      relative};
+    return {step.layer, q,        step.out,   step.window, step.scale, step.soft_cap, sinks, step.bidirectional != 0,
+            false,      relative, step.listed};
   }
+  static int64_t workspace_bytes(const Inference& r, const Fields& step) { return listed_bytes(r, step, step.listed); }
 
   // Buffers of one thread: the kernel's scratch memory, a rotated key, and the squares of a token's heads.
   struct Room {
@@ -137,7 +138,7 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
 
   void run() {
     const int kv_heads = layer().kv_heads;
-    if (r.batch.tokens != r.batch.sequences) return attend_prompt();
+    if (r.batch.tokens != r.batch.sequences || step.listed >= 0) return attend_prompt();
     if (r.active() > 1 && kv_heads > 0) {
       const Split split = split_of();
       if (split.spans_each > 0) return attend_split(split);
@@ -185,7 +186,8 @@ struct Attend : AttentionRun<Attend, ckdist_attend_step> {
       rotate_and_store(sequence, token, kv_head);
     });
     r.meet(thread, index);
-    attend_tiles();
+    if (step.listed >= 0) attend_listed();
+    else attend_tiles();
     r.finish(thread, index, step.out, r.batch.tokens);
   }
 };
