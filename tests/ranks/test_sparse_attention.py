@@ -144,7 +144,7 @@ def test_up_to_top_k_positions_are_dense_attention_to_the_bit(kv_type):
 
 
 def deepseek(g, ids, s):
-    """x + attention(x) of DeepSeek-V3.2, without a norm before it, in place of logits."""
+    """The sum x + attention(x) of DeepSeek-V3.2, without a norm before it, in place of logits."""
     w = lambda name, *dims: g.weight(f"{name}.weight", *dims)
     x = g.reduce(g.embed(ids, table(g, s, EMBEDDING)))
     hidden, low, rank = x.dims[-1], Dim("q_lora", 36), Dim("kv_lora", 32)

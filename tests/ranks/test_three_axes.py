@@ -64,7 +64,7 @@ def on_ranks(ranks, s, weights, body, threads=2):
     return run_threads(ranks, rank)[0]
 
 
-def turned(name, x, positions, sections):
+def rotated(name, x, positions, sections):
     """Heads (tokens, heads, 16) rotated. Wang et al. 2024, arXiv:2409.12191, section 2.1."""
     time, height, width = (positions[:, axis, None].astype(float) for axis in range(3))
     pairs = np.arange(PAIRS)
@@ -93,7 +93,7 @@ def numpy_logits(name, arrays):
         for part in "qk":
             if name == "qwen3_vl":
                 heads[part] = norm(heads[part], own[f"self_attn.{part}_norm.weight"])
-            heads[part] = turned(name, heads[part], arrays["positions"], arrays["sections"])
+            heads[part] = rotated(name, heads[part], arrays["positions"], arrays["sections"])
         k, v = (np.repeat(heads[part], 2, axis=1) for part in "kv")
         scores = np.einsum("ihd,jhd->hij", heads["q"], k) / 4 + np.triu(np.full((tokens, tokens), -np.inf), 1)
         p = np.exp(scores - scores.max(-1, keepdims=True))

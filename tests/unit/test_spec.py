@@ -260,7 +260,7 @@ def test_gguf_that_is_not_such_a_model(tmp_path):
         ({"hidden_act": "relu"}, "hidden_act is 'relu'; it must be one of silu"),
         (
             {"rope_scaling": {"type": "ntk", "factor": 2.0}},
-            "RoPE scaling 'ntk' is not known; the known ones are default, mrope, linear, dynamic, llama3, yarn, longrope",
+            "scaling 'ntk' is not known; the known ones are default, mrope, linear, dynamic, llama3, yarn, longrope",
         ),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.short_factor is missing"),
         (

@@ -312,7 +312,7 @@ class Inference : public Executor {
   int64_t store_blocks_ = 0, stored_bytes_ = 0;  // blocks of the store; bytes of one block of all layers
   std::vector<ThreadBuffers> buffers_;
   float* shared_rows_[2] = {};
-  std::vector<float> hidden_;                // (max_outputs, hidden)
+  std::vector<float> hidden_;  // (max_outputs, hidden)
   // For each rotation with axes: cosines, then sines, of the batch's tokens, (max_tokens, dims). Else empty.
   std::vector<float> axes_[std::size(ckdist_program{}.ropes)];
   std::vector<const float*> peers_[kSlots];  // slots of the ranks that share memory

@@ -177,9 +177,9 @@ def bucket_of(distances: np.ndarray, attrs: Attrs) -> np.ndarray:
 def attend(context: RankContext, inputs: Arrays, weights: list[np.ndarray | None], attrs: Attrs) -> Arrays:
     """Grouped-query attention over the cache, which the call extends. Vaswani et al. 2017, arXiv:1706.03762.
 
-    It is causal unless `bidirectional`. A fourth input lists the positions that each token sees. The weights are optional: sinks, (heads,), and relative biases. A sink is a
-    score per head that adds to the sum of exponentials and has no value. Xiao et al. 2023, arXiv:2309.17453; learned
-    sinks: OpenAI 2025, arXiv:2508.10925.
+    It is causal unless `bidirectional`. A fourth input lists the positions that each token sees. The weights are
+    optional: sinks, (heads,), and relative biases. A sink is a score per head that adds to the sum of exponentials and
+    has no value. Xiao et al. 2023, arXiv:2309.17453; learned sinks: OpenAI 2025, arXiv:2508.10925.
     """
     sinks, biases = (*weights, None, None)[:2]
     heads = Heads(context, attrs, biases)

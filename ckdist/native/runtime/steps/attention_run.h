@@ -195,8 +195,8 @@ struct AttentionRun : StepRun<Inference, StepFields> {
       for (int64_t at = i % each * kBlockTokens, slot = 0; slot < kBlockTokens && at < top_k(); at++, slot++)
         for (int h = 0; h < heads; h++)
           r.kernels.attention.copy(layer.cache, layer.kv(h) + table[list[at] / kBlockTokens] * layer.block_bytes,
-                                   list[at] % kBlockTokens,
-                                   own.rows + i * layer.index_offset + h * layer.head_bytes, int(slot));
+                                   list[at] % kBlockTokens, own.rows + i * layer.index_offset + h * layer.head_bytes,
+                                   int(slot));
     }
   }
 

@@ -1,5 +1,5 @@
-// Chooses the positions that sparse attention reads: a lightning indexer scores all positions of a token. Those with the
-// largest scores are listed.
+// Chooses the positions that sparse attention reads: a lightning indexer scores all positions of a token. Those
+// with the largest scores are listed.
 #include <cstring>
 
 #include "runtime/steps/attention_run.h"
