@@ -48,14 +48,13 @@ TEST_CASE("a copied position has the bytes of one that was stored in its place")
   }
 }
 
-TEST_CASE("scores of the index are the same on every level, for any number of heads") {
+TEST_CASE("scores of the index are those of double precision, for any number of heads") {
   for (const KvType type : {KvType::f32, KvType::f16})
     for (const int heads : {1, 7, 64}) {
       const int width = 48;
       const CacheShape cache = {type, type, width, width, true};
       const std::vector<float> q = random_floats(size_t(heads * width)), weights = random_floats(size_t(heads));
       const std::vector<float> keys = random_floats(size_t(kBlockTokens * width));
-      std::vector<float> first;
       for (const Level& level : levels()) {
         if (!level.lacks.empty()) continue;
         const AttentionKernel& kernel = level.kernels->attention;
@@ -64,8 +63,6 @@ TEST_CASE("scores of the index are the same on every level, for any number of he
           kernel.store(cache, block.data(), slot, keys.data() + slot * width, nullptr);
         std::vector<float> scores(kBlockTokens);
         kernel.index_scores({type, width, heads, q.data(), weights.data()}, block.data(), scores.data());
-        if (first.empty()) first = scores;
-        CHECK(scores == first);
         for (int i = 0; i < kBlockTokens; i++) {
           double expected = 0;
           for (int h = 0; h < heads; h++) {
